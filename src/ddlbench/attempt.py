@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-import socket
 import sys
-import time
 import traceback
 from functools import partial
 
@@ -18,14 +16,16 @@ from ddlbench.faults import Board, Failure, Watch
 from ddlbench.job import Job, Place
 from ddlbench.launch import Launch, connect, disconnect, pick_device
 from ddlbench.loop import Run, train
+from ddlbench.measure.allocator import keep_freed_memory
 from ddlbench.measure.reduce import barrier, everyones, first_is_done
 from ddlbench.progress import Progress
 from ddlbench.recipe.losses import make_loss
 from ddlbench.recipe.optimizers import make_optimizer
 from ddlbench.recipe.recipe import learning_rate
-from ddlbench.results.content import intention, opening
-from ddlbench.results.record import Record, run_id, writable
+from ddlbench.results.content import intention
+from ddlbench.results.record import writable
 from ddlbench.results.recorder import FileRecorder, NoRecorder
+from ddlbench.start import Records, Spans, same_run_everywhere
 
 
 def attempt(config: Config, launch: Launch, started: float) -> int:
@@ -53,33 +53,19 @@ def attempt(config: Config, launch: Launch, started: float) -> int:
             spans.end("data_preparation_s")
             if refusal:
                 raise refusal
-            work(config, job, launch, records.record, watch, spans)
+            work(config, job, records, watch, spans)
             watch.leave()  # the rank that holds the store may now go first
             disconnect(clean=True)
         except Exception as error:  # every kind of failure becomes a row
             own = Failure.of(error, launch.rank)
             first = watch.first(own)
-            if not isinstance(error, UserError):
-                records.open()
-            records.close(first)
+            records.fail(first, begun=not isinstance(error, UserError))
             complain(error, first, launch.rank)
-            if launch.world_size == 1:  # with more, the others may still be in a collective: the program just ends
+            if job.world_size == 1:  # with more, the others may still be in a collective: the program just ends
                 disconnect(clean=False)
             return own.exit_code if own.status == first.status else PeerFailed.exit_code
     records.close(None)
     return 0
-
-
-class Spans:
-    """Seconds of the parts of a start, one after the other."""
-
-    def __init__(self, began: float) -> None:
-        self.last = began
-        self.seconds: dict[str, float] = {}
-
-    def end(self, name: str) -> None:
-        now = time.perf_counter()
-        self.seconds[name], self.last = now - self.last, now
 
 
 def check(config: Config, job: Job) -> Unsupported | Unavailable | None:
@@ -95,7 +81,7 @@ def check(config: Config, job: Job) -> Unsupported | Unavailable | None:
     return None
 
 
-def work(config: Config, job: Job, launch: Launch, record: Record | None, watch: Watch, spans: Spans) -> None:
+def work(config: Config, job: Job, records: Records, watch: Watch, spans: Spans) -> None:
     """The run itself, between connecting and disconnecting. It drops the model before it returns: process groups must
     not be destroyed while a wrapped model lives."""
     framework, feed = config.framework, None
@@ -115,14 +101,16 @@ def work(config: Config, job: Job, launch: Launch, record: Record | None, watch:
             learning_rate=learning_rate(config.recipe, job.global_batch, feed.steps_per_epoch, config.train.epochs),
             epochs=config.train.epochs,
             warmup_steps=config.train.warmup_steps,
-            recorder=FileRecorder(record, config, start, progress) if record else NoRecorder(),
+            recorder=FileRecorder(records.record, config, start, progress) if records.record else NoRecorder(),
             progress=progress,
             alive=watch.alive,
             validate=config.train.validate,
-            val_words=config.data.describe().get("val_words"),
+            val_words=records.dataset.get("val_words"),
         )
         del start
-        run.recorder.begin(run, spans.seconds, same_run_everywhere(config, launch))
+        run.recorder.begin(run, spans.seconds, same_run_everywhere(records))
+        if job.device.type == "cpu":
+            keep_freed_memory()
         watch.expect_steps(config.train.timeout_s, job.device)
         train(run)
         run.recorder.end(run, everyones(feed.facts()))
@@ -168,41 +156,6 @@ def open_feed(config: Config, job: Job, place: Place) -> Feed:
         channels_last=job.channels_last,
     )
     return config.loader.open(config.data, request)
-
-
-def same_run_everywhere(config: Config, launch: Launch) -> list[str]:
-    """Each rank's host. UserError on every rank where one reads other data or has another configuration."""
-    found = everyones((socket.gethostname(), identify(config, launch)))
-    for rank, (host, run) in enumerate(found):
-        if run != found[0][1]:
-            raise UserError(
-                f"rank {rank} on {host} has the data or configuration of {run}, the first rank on {found[0][0]} those "
-                f"of {found[0][1]}: give every node the same (data.root, stale file list in data.cache_dir)"
-            )
-    return [host for host, _ in found]
-
-
-def identify(config: Config, launch: Launch) -> str:
-    return run_id(config.identity(), launch.world_size, launch.nodes, str(config.data.describe()["hash"]))
-
-
-class Records:
-    """The record of this attempt, on the first rank alone. Its name needs the data's hash: so the first rank makes what
-    the program makes itself (sample sets, indices, token files) before it opens the record."""
-
-    def __init__(self, config: Config, launch: Launch, device: torch.device) -> None:
-        self.config, self.launch, self.device = config, launch, device
-        self.record: Record | None = None
-
-    def open(self) -> None:
-        if self.record is None and self.launch.rank == 0:
-            self.config.data.prepare()
-            content = opening(self.config, self.launch, self.device, self.config.data.describe())
-            self.record = Record.open(self.config.results_dir, identify(self.config, self.launch), content)
-
-    def close(self, failure: Failure | None) -> None:
-        if self.record is not None:
-            self.record.finish(*(("ok", None) if failure is None else (failure.status, failure.reason)))
 
 
 def complain(error: Exception, first: Failure, rank: int) -> None:

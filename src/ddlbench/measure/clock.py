@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
+from torch.profiler import record_function
 
 Item = TypeVar("Item")
 
@@ -58,7 +59,8 @@ class EpochClock:
             begin = self._mark()
             asked = time.perf_counter()
             try:
-                batch = next(source)
+                with record_function("ddlbench/data"):
+                    batch = next(source)
             except StopIteration:
                 return
             self.wait_s.append(time.perf_counter() - asked)

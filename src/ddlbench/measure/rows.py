@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -44,7 +45,8 @@ class EpochRow:
     updates: int
     warmup: bool  # left out of the headline
     epoch_time_s: float
-    epoch_time_min_s: float
+    epoch_time_fastest_rank_s: float
+    epoch_time_median_rank_s: float
     straggler_wait_s: float
     measured_steps: int
     measured_samples: int
@@ -94,7 +96,8 @@ def gather_epoch(epoch: int, epochs: int, rank: RankEpoch, global_batch: int, up
         updates=updates,
         warmup=epoch == 0 and epochs > 1,
         epoch_time_s=max(epoch_s),
-        epoch_time_min_s=min(epoch_s),
+        epoch_time_fastest_rank_s=min(epoch_s),
+        epoch_time_median_rank_s=statistics.median(epoch_s),
         straggler_wait_s=max(straggler_s),
         measured_steps=times.measured_steps,
         measured_samples=times.measured_steps * global_batch,

@@ -80,10 +80,10 @@ class FileRecorder:
         if rate is None or flops is None:
             return {}
         gpu = self.record.content["environment"].get("gpu_model") if run.job.device.type == "cuda" else None
+        tf32 = self.config.train.tf32 and run.job.precision == "fp32"  # the peaks of fp32 are those without TF32
         return {
             "model_flops_per_s_per_gpu": rate * flops,
-            # The peaks of fp32 are those without TF32.
-            "mfu": mfu(rate * flops, gpu, run.job.precision) if gpu and not self.config.train.tf32 else None,
+            "mfu": mfu(rate * flops, gpu, run.job.precision) if gpu and not tf32 else None,
         }
 
 

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pandas as pd
 
+from ddlbench.results.ledgers import differences
 from ddlbench.results.merge import Row, Run, measured_options, measurement_id, measurements
 from ddlbench.results.read import Attempt
 from ddlbench.results.scaling import scaling_rows
@@ -49,7 +50,7 @@ def make_tables(attempts: Sequence[Attempt]) -> Tables:
         runs=frame(RUNS, (run.row for run in runs)),
         epochs=frame(EPOCHS, epochs),
         scaling=frame(SCALING, scaling_rows(groups)),
-        warnings=[attempt.warning for attempt in attempts if attempt.warning],
+        warnings=[*(attempt.warning for attempt in attempts if attempt.warning), *differences(runs)],
     )
 
 

@@ -1,0 +1,80 @@
+"""From the program's start to the first step: how long each part took, and the record once it has a name."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from ddlbench.config import Config
+from ddlbench.errors import UserError
+from ddlbench.faults import Failure
+from ddlbench.launch import Launch
+from ddlbench.measure.reduce import everyones
+from ddlbench.results.content import opening
+from ddlbench.results.record import Record, run_id
+
+
+class Spans:
+    """Seconds of the parts of a start, one after the other."""
+
+    def __init__(self, began: float) -> None:
+        self.last = began
+        self.seconds: dict[str, float] = {}
+
+    def end(self, name: str) -> None:
+        now = time.perf_counter()
+        self.seconds[name], self.last = now - self.last, now
+
+
+class Records:
+    """The record of this attempt, on the first rank alone. Its name needs the data's hash: so the first rank makes what
+    the program makes itself (sample sets, indices, token files) before it opens the record."""
+
+    def __init__(self, config: Config, launch: Launch, device: torch.device) -> None:
+        self.config, self.launch, self.device = config, launch, device
+        self.record: Record | None = None
+
+    @cached_property
+    def dataset(self) -> dict[str, Any]:
+        """What the data say of themselves; known once the first rank has prepared them."""
+        return self.config.data.describe()
+
+    @cached_property
+    def run_id(self) -> str:
+        launch = self.launch
+        return run_id(self.config.identity(), launch.world_size, launch.nodes, str(self.dataset["hash"]))
+
+    def open(self) -> None:
+        if self.record is None and self.launch.rank == 0:
+            self.config.data.prepare()
+            content = opening(self.config, self.launch, self.device, self.dataset)
+            self.record = Record.open(self.config.results_dir, self.run_id, content)
+
+    def fail(self, failure: Failure, begun: bool) -> None:
+        """Close the record with a failure. `begun`: open it for that if it is not; if this fails too (there are no
+        data to name it by), the first failure is still the one to tell."""
+        if begun:
+            with contextlib.suppress(Exception):
+                self.open()
+        self.close(failure)
+
+    def close(self, failure: Failure | None) -> None:
+        if self.record is not None:
+            self.record.finish(*(("ok", None) if failure is None else (failure.status, failure.reason)))
+
+
+def same_run_everywhere(records: Records) -> list[str]:
+    """Each rank's host. UserError on every rank where one reads other data or has another configuration."""
+    found = everyones((socket.gethostname(), records.run_id))
+    for rank, (host, run) in enumerate(found):
+        if run != found[0][1]:
+            raise UserError(
+                f"rank {rank} on {host} has the data or configuration of {run}, the first rank on {found[0][0]} those "
+                f"of {found[0][1]}: give every node the same (data.root, stale file list in data.cache_dir)"
+            )
+    return [host for host, _ in found]
