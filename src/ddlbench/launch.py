@@ -108,13 +108,17 @@ def connect(launch: Launch, device: torch.device, timeout_s: float) -> None:
             store=HashStore() if alone else None,
             rank=launch.rank,
             world_size=launch.world_size,
-            # NCCL's own timeout ends the process without a record: faults.Watch must come before it.
-            timeout=timedelta(seconds=timeout_s + (60 if device.type == "cuda" else 0)),
+            timeout=group_timeout(device, timeout_s),
         )
     except RuntimeError as error:
         raise _unmet(launch, timeout_s, str(error)) from error
     if device.type == "cuda":
         _refuse_shared_gpus(launch, device)
+
+
+def group_timeout(device: torch.device, timeout_s: float) -> timedelta:
+    """For every process group. NCCL's own timeout ends the process without a record: faults.Watch must come first."""
+    return timedelta(seconds=timeout_s + (60 if device.type == "cuda" else 0))
 
 
 def _unmet(launch: Launch, timeout_s: float, error: str) -> RunError:

@@ -1,0 +1,222 @@
+"""FSDP2 (torch.distributed.fsdp.fully_shard): every rank keeps a slice of each parameter, its gradient and its
+optimizer state; a block's weights are gathered whole when it runs, its gradients reduce-scattered.
+
+Zhao et al. 2023, "PyTorch FSDP: experiences on scaling fully sharded data parallel"; ZeRO stage 3 of Rajbhandari et al.
+2020. With several replicas (hybrid sharding, HSDP) slices are shared among neighbours only, and gradients all-reduced
+between the replicas besides.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from ddlbench.errors import Unsupported, UserError
+from ddlbench.frameworks.common import (
+    Update,
+    accumulate,
+    average_statistics,
+    batch_norms,
+    check_alike,
+    checkpoint_blocks,
+    drop,
+    evaluate,
+)
+from ddlbench.job import Batch, Job, Place, type_of_dtype
+from ddlbench.launch import group_timeout
+
+SCHEMES = ("autocast", "policy")
+
+
+@dataclass
+class FSDP:
+    """The knobs of fully_shard; conf/framework/fsdp.yaml says what each means."""
+
+    name: str = "fsdp"
+    reshard_after_forward: bool | None = None
+    replicate: int = 1
+    mixed_precision: str = "autocast"
+
+    def __post_init__(self) -> None:
+        if self.mixed_precision not in SCHEMES:
+            raise UserError(
+                f"framework.mixed_precision={self.mixed_precision} is unknown: choose one of {', '.join(SCHEMES)}"
+            )
+        if self.replicate < 1:
+            raise UserError(f"framework.replicate={self.replicate} must be at least 1: 1 shards over all ranks")
+
+    def check(self, job: Job) -> None:
+        self._check_replicas(job.world_size)
+        if job.reduce_dtype == "bf16" and job.device.type != "cuda":
+            raise Unsupported("fsdp: gradients in bf16 need NCCL (gloo cannot sum them): use fp16 or fp32 on CPU")
+        if uses_fused_sgd(job):
+            raise Unsupported("fsdp: torch's fused SGD does not know shards: set recipe.optimizer.fused=null")
+        if self._casts(job) and has_batch_norm(job):
+            raise Unsupported(
+                f"fsdp: MixedPrecisionPolicy casts BatchNorm's weights to {job.precision} but not its running "
+                "statistics, which its kernels refuse: set framework.mixed_precision=autocast"
+            )
+        check_alike(job, job.world_size)
+
+    def _check_replicas(self, world: int) -> None:
+        if world % self.replicate:
+            fits = [count for count in range(1, world + 1) if world % count == 0]
+            nearest = min(fits, key=lambda count: abs(count - self.replicate))
+            raise UserError(
+                f"framework.replicate={self.replicate} does not divide {world} ranks (rest {world % self.replicate}): "
+                f"choose framework.replicate={nearest}"
+            )
+
+    def _casts(self, job: Job) -> bool:
+        """Whether FSDP itself casts weights and activations, in autocast's place."""
+        return self.mixed_precision == "policy" and job.precision != "fp32"
+
+    def setup(self, job: Job) -> Place:
+        self.job = job
+        # What the micro batches run under: no autocast where FSDP casts. The loss scale of fp16 is the update's.
+        self.compute = replace(job, precision="fp32") if self._casts(job) else job
+        self.model = job.build()
+        if job.channels_last:  # fully_shard takes contiguous weights only; channels-last inputs suffice to convolve so
+            self.model.to(memory_format=torch.contiguous_format)
+        if job.checkpoint_activations:
+            checkpoint_blocks(self.model)
+        shard(self.model, make_mesh(job, self.replicate), self.reshard_after_forward, self._policy(job))
+        if job.compile:
+            self.model.compile()
+        self.optimizer = job.optimizer(self.model.named_parameters())
+        self.update = Update(self.optimizer, job)
+        self.count = job.micro_batches(job.world_size)
+        self.settled = True
+        return Place(job.rank, job.world_size, coordinates={"dp": job.rank})
+
+    def _policy(self, job: Job) -> MixedPrecisionPolicy:
+        """Left alone, FSDP would reduce gradients in the type it computes in."""
+        return MixedPrecisionPolicy(
+            param_dtype=type_of_dtype[job.precision] if self._casts(job) else None,
+            reduce_dtype=type_of_dtype[job.reduce_dtype],
+        )
+
+    @property
+    def updates(self) -> int:
+        return self.update.count
+
+    def step(self, batch: Batch | None) -> Tensor | None:
+        assert batch is not None
+        loss = accumulate(self.model, batch, self.compute, self.count, self.update, self._no_sync)
+        self.update.apply(self.model.parameters())
+        self.settled = False
+        return loss
+
+    @contextmanager
+    def _no_sync(self) -> Generator[None]:
+        """A backward pass that adds up whole gradients on this rank, and leaves the sending to a later one."""
+        root = cast(FSDPModule, self.model)
+        root.set_requires_gradient_sync(False)
+        root.set_is_last_backward(False)
+        yield
+        root.set_requires_gradient_sync(True)
+        root.set_is_last_backward(True)
+
+    def evaluate(self, batch: Batch | None) -> Tensor | None:
+        assert batch is not None
+        self._settle()
+        return evaluate(self.model, self.model, batch, self.compute, self.count)
+
+    def _settle(self) -> None:
+        if not self.settled:
+            average_statistics(self.model)
+            self.settled = True
+
+    def flush(self) -> None:
+        """Nothing is in flight between steps."""
+
+    def state(self) -> dict[str, Tensor] | None:
+        self._settle()
+        return gathered_state(self.model)
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        self.model.load_state_dict(sharded_like(self.model, state))
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "staleness": 0,
+            "reshard_after_forward": self.reshard_after_forward,
+            "replicas": self.replicate,
+            "shards": self.job.world_size // self.replicate,
+            "mixed_precision": self.mixed_precision if self.job.precision != "fp32" else "none",
+            "reduce_dtype": self.job.reduce_dtype,
+        }
+
+    def close(self) -> None:
+        drop(self, "model", "optimizer", "update")
+
+
+def make_mesh(job: Job, replicas: int) -> DeviceMesh:
+    """All ranks in a row, or replicas x shards with neighbouring ranks sharing a replica."""
+    if replicas == 1:
+        return init_device_mesh(job.device.type, (job.world_size,), mesh_dim_names=("shard",))
+    grid = torch.arange(job.world_size).view(replicas, -1)
+    groups = [own_group(rows, job) for rows in (grid.T, grid)]
+    return DeviceMesh.from_group(groups, job.device.type, grid, mesh_dim_names=("replicate", "shard"))
+
+
+def own_group(rows: Tensor, job: Job) -> dist.ProcessGroup:
+    """Of the groups of ranks in `rows`, this rank's. A mesh that makes its own groups leaves them torch's timeout."""
+    group, _ = dist.new_subgroups_by_enumeration(rows.tolist(), group_timeout(job.device, job.timeout_s))
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
+def shard(model: nn.Sequential, mesh: DeviceMesh, reshard: bool | None, policy: MixedPrecisionPolicy) -> None:
+    """A group of parameters a named block. Blocks that share one (the tied embedding and head) must be in the same
+    group, so they stay with the root's."""
+    users = Counter(parameter for block in model.children() for parameter in block.parameters())
+    own = [block for block in model.children() if all(users[parameter] == 1 for parameter in block.parameters())]
+    for module in (*own, model):
+        fully_shard(module, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
+
+
+def gathered_state(model: nn.Module) -> dict[str, Tensor] | None:
+    """Whole tensors on the CPU of the first rank; None on the others, which must call it as well."""
+    first, whole = dist.get_rank() == 0, dict[str, Tensor]()
+    for name, tensor in model.state_dict().items():
+        gathered = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        if first:
+            whole[name] = gathered.detach().cpu().clone()
+    return whole if first else None
+
+
+def sharded_like(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Whole tensors, which every rank has, cut as the model's own are; nothing is sent."""
+    own = model.state_dict()
+    return {name: _cut(tensor, own.get(name)) for name, tensor in state.items()}
+
+
+def _cut(tensor: Tensor, own: Tensor | None) -> Tensor:
+    if not isinstance(own, DTensor):
+        return tensor
+    return distribute_tensor(tensor.to(own.device), own.device_mesh, own.placements, src_data_rank=None)
+
+
+def uses_fused_sgd(job: Job) -> bool:
+    """Asked of an optimizer over a single weight, for the job holds no recipe."""
+    optimizer = job.optimizer([("weight", nn.Parameter(torch.zeros(1, 1)))])
+    return isinstance(optimizer, torch.optim.SGD) and bool(optimizer.defaults["fused"])
+
+
+def has_batch_norm(job: Job) -> bool:
+    """Asked of a model of fake tensors: shapes without memory."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        return bool(batch_norms(job.model.build()))
