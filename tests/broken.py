@@ -11,7 +11,11 @@ from torch import Tensor
 
 from ddlbench.frameworks.common import accumulate
 from ddlbench.frameworks.ddp import DDP
+from ddlbench.frameworks.deepspeed import DeepSpeed
 from ddlbench.frameworks.fsdp import FSDP
+from ddlbench.frameworks.horovod import Horovod
+from ddlbench.frameworks.pipeline import Pipeline
+from ddlbench.frameworks.tensor import TensorParallel
 from ddlbench.job import Batch, Job, Place
 
 
@@ -59,6 +63,18 @@ class BrokenFSDP(Failing, FSDP): ...
 
 
 @dataclass
+class BrokenHorovod(Failing, Horovod): ...
+
+
+@dataclass
+class BrokenDeepSpeed(Failing, DeepSpeed): ...
+
+
+@dataclass
+class BrokenTensor(Failing, TensorParallel): ...
+
+
+@dataclass
 class Summed(DDP):
     """Gradients summed over ranks where they should be averaged."""
 
@@ -90,3 +106,34 @@ class Clipping(DDP):
 
     def setup(self, job: Job) -> Place:
         return super().setup(replace(job, clip_norm=0.1))
+
+
+@dataclass
+class BrokenStage(Pipeline):
+    """Raises at the last stage's third micro batch, while the other stages wait for it in the schedule."""
+
+    how: str = "raise"
+    steps: int = 0
+
+    def _loss(self, output: Tensor, targets: Tensor) -> Tensor:
+        self.steps += 1
+        if self.steps == 3:
+            raise RuntimeError("planted fault")
+        return super()._loss(output, targets)
+
+
+@dataclass
+class Untied(Pipeline):
+    """The tied embedding's two copies get their own gradients only."""
+
+    def setup(self, job: Job) -> Place:
+        place = super().setup(job)
+        self.shared = []
+        return place
+
+
+@dataclass
+class OwnTokens(TensorParallel):
+    """Sequence parallelism in which each rank trains the parameters that all have on its own tokens only."""
+
+    def _sum_over_tokens(self) -> None: ...

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache, partial
 
 import pytest
 import torch
 
-from ddlbench.frameworks.ddp import DDP
-from ddlbench.frameworks.fsdp import FSDP
-from ddlbench.frameworks.single import Single
-from ddlbench.job import Framework, Model
+from ddlbench.job import Model
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.resnet import ResNet
 from ddlbench.models.vgg import VGG
 from tests.equal import train_cases
 from tests.ranks import run_ranks
 from tests.reference import Case, Outcome, reference
+from tests.strategies import strategies
 
 MODELS: dict[str, Model] = {
     "resnet": ResNet(name="resnet", layers=[1, 1, 1, 1], width_per_group=8, image_size=64, num_classes=7),
@@ -60,20 +59,8 @@ TOLERANCES = {
 }
 
 
-# Every other case and more ranks are for the long tests.
-QUICK = {
-    "resnet-fp32-whole",
-    "resnet-checkpointed-clipped",
-    "vgg-fp32-whole",
-    "gpt2-fp32-whole",
-    "gpt2-bf16-accumulated",
-}
-
-
-def frameworks(world: int) -> dict[str, Framework]:
-    if world == 1:
-        return {"single": Single(), "ddp": DDP(), "fsdp": FSDP()}
-    return {"ddp": DDP(), "fsdp": FSDP(), **({"fsdp-replicas": FSDP(replicate=2)} if world == 4 else {})}
+# Of every framework. The other cases and more ranks are for the long tests.
+QUICK = {"resnet-fp32-whole", "vgg-fp32-whole", "gpt2-fp32-whole", "gpt2-bf16-accumulated"}
 
 
 def is_slow(world: int, case: Case) -> bool:
@@ -81,7 +68,7 @@ def is_slow(world: int, case: Case) -> bool:
 
 
 def at(world: int, case: Case) -> Case:
-    """Six samples a replica: they divide into the same micro batches at any number of ranks."""
+    """Six samples a rank: they divide into the same micro batches at any number of ranks."""
     return replace(case, global_batch=6 * world)
 
 
@@ -90,9 +77,10 @@ def outcomes(request: pytest.FixtureRequest) -> dict[tuple[str, str], Outcome]:
     """The quick or the slow cases of every framework at one world size, trained in one set of processes."""
     world, slow = request.param
     cases = [at(world, case) for case in CASES if is_slow(world, case) == slow]
-    names = [(case.name, name) for case in cases for name in frameworks(world)]
-    work = [(case, framework) for case in cases for framework in frameworks(world).values()]
-    return dict(zip(names, run_ranks(world, train_cases, work)[0], strict=True))
+    work = {
+        (case.name, strategy.name): (case, strategy.framework) for case in cases for strategy in strategies(world, case)
+    }
+    return dict(zip(work, run_ranks(world, train_cases, list(work.values()), timeout_s=600)[0], strict=True))
 
 
 TRAININGS = [
@@ -108,11 +96,23 @@ TRAININGS = [
 ]
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("outcomes", "world", "case"), TRAININGS, indirect=["outcomes"])
 def test_equals_one_plain_process(outcomes: dict[tuple[str, str], Outcome], world: int, case: Case) -> None:
-    expected = reference(at(world, case), world)
-    for name in frameworks(world):
-        assert_equal(outcomes[case.name, name], expected, TOLERANCES[case.model.name, case.precision])
+    plain = cache(partial(plain_process, at(world, case)))
+    unequal: dict[str, str] = {}
+    for strategy in strategies(world, case):
+        expected = plain(strategy.replicas, strategy.micro_batch)
+        try:
+            assert_equal(outcomes[case.name, strategy.name], expected, TOLERANCES[case.model.name, case.precision])
+        except AssertionError as error:
+            unequal[strategy.name] = str(error)
+    assert not unequal, "\n".join(f"{name}: {text}" for name, text in unequal.items())
+
+
+def plain_process(case: Case, replicas: int, micro_batch: int | None) -> Outcome:
+    """micro_batch counts where the case gives none."""
+    return reference(replace(case, micro_batch=case.micro_batch or micro_batch), replicas)
 
 
 def assert_equal(found: Outcome, expected: Outcome, tolerance: Tolerance) -> None:

@@ -16,6 +16,7 @@ import torch
 
 from ddlbench.errors import Diverged, Unavailable, Unsupported, UserError
 from ddlbench.faults import Failure
+from tests.libraries import needs_horovod
 from tests.ranks import free_port
 
 ROOT = Path(__file__).parents[1]
@@ -77,7 +78,16 @@ def test_the_first_failure_is_the_records(tmp_path: Path, how: str, status: str,
     assert content["times"]["end"] is not None
 
 
-@pytest.mark.parametrize(("framework", "target"), [("fsdp", "BrokenFSDP")])
+@pytest.mark.parametrize(
+    ("framework", "target"),
+    [
+        ("fsdp", "BrokenFSDP"),
+        ("zero2", "BrokenDeepSpeed"),
+        ("gpipe", "BrokenStage"),
+        ("tensor", "BrokenTensor"),
+        pytest.param("horovod", "BrokenHorovod", marks=needs_horovod),
+    ],
+)
 def test_no_framework_leaves_a_rank_waiting(tmp_path: Path, framework: str, target: str) -> None:
     codes, said = end(start(tmp_path, "raise", framework=framework, target=target))
     assert codes in ([1, 1], [6, 1]), said

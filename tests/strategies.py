@@ -1,0 +1,74 @@
+"""Every framework as the equality tests train it, and the plain training that it must equal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ddlbench.frameworks.ddp import DDP
+from ddlbench.frameworks.deepspeed import DeepSpeed
+from ddlbench.frameworks.fsdp import FSDP
+from ddlbench.frameworks.horovod import Horovod
+from ddlbench.frameworks.pipeline import Pipeline
+from ddlbench.frameworks.single import Single
+from ddlbench.frameworks.tensor import TensorParallel
+from ddlbench.job import Framework
+from tests.libraries import why_no_horovod
+from tests.reference import Case
+
+
+@dataclass(frozen=True)
+class Strategy:
+    """replicas: how many the ranks form. micro_batch: samples of one forward where the case leaves it to the framework;
+    None: the whole share of a replica."""
+
+    name: str
+    framework: Framework
+    replicas: int
+    micro_batch: int | None = None
+
+
+def strategies(world: int, case: Case) -> list[Strategy]:
+    return [*data_parallel(world), *sharded(world), *pipelines(world, case), *tensor_parallel(world, case)]
+
+
+def data_parallel(world: int) -> Iterator[Strategy]:
+    if world == 1:
+        yield Strategy("single", Single(), 1)
+    yield Strategy("ddp", DDP(), world)
+    if not why_no_horovod():
+        yield Strategy("horovod", Horovod(), world)
+
+
+def sharded(world: int) -> Iterator[Strategy]:
+    yield Strategy("fsdp", FSDP(), world)
+    if world == 4:
+        yield Strategy("fsdp-replicas", FSDP(replicate=2), world)
+    if world in (2, 4):
+        for stage in range(4):
+            # A threshold of 0: these models are so small that stage 3 would share nothing out.
+            yield Strategy(f"zero{stage}", DeepSpeed(zero_stage=stage, persistence_threshold=0), world)
+
+
+def pipelines(world: int, case: Case) -> Iterator[Strategy]:
+    """By itself a pipeline cuts 6 samples a rank into 3 micro batches a rank: 4 do not divide them."""
+    if world == 1:
+        return
+    for schedule in ("gpipe", "1f1b"):
+        yield Strategy(schedule, Pipeline(schedule=schedule), 1, micro_batch=2)
+    if world == 2:
+        yield Strategy("interleaved", Pipeline(schedule="interleaved", virtual_stages=2), 1, micro_batch=2)
+    if world == 4:
+        yield Strategy("1f1b-replicas", Pipeline(schedule="1f1b", dp=2), 2, micro_batch=2)
+    if not case.checkpoint_activations:
+        yield Strategy("zero_bubble", Pipeline(schedule="zero_bubble"), 1, micro_batch=2)
+
+
+def tensor_parallel(world: int, case: Case) -> Iterator[Strategy]:
+    if world not in (2, 4):  # 3 divides neither heads nor channels
+        return
+    yield Strategy("tensor", TensorParallel(), 1)
+    if case.model.kind == "text":
+        yield Strategy("tensor-tokens", TensorParallel(dp=world // 2, tp=2, sequence_parallel=True), world // 2)
+    elif world == 4:
+        yield Strategy("tensor-replicas", TensorParallel(dp=2, tp=2, parallel_loss=False), 2)
