@@ -1,0 +1,246 @@
+"""ZeRO's own knobs and refusals; that it trains what one process trains is tests/test_equal_training.py."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ddlbench.errors import Unavailable, Unsupported, UserError
+from ddlbench.frameworks.ddp import DDP
+from ddlbench.frameworks.deepspeed import DeepSpeed
+from ddlbench.job import Batch, Framework, Job
+from ddlbench.models.gpt2 import GPT2
+from ddlbench.models.resnet import ResNet
+from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
+from tests.equal import make_job, train_cases
+from tests.processes import PYTHON, run
+from tests.ranks import run_ranks
+from tests.reference import Case, reference
+from tests.test_common import job
+from tests.test_equal_training import TOLERANCES, distance, norm
+
+MODEL = GPT2("gpt2", n_layer=1, n_embd=32, n_head=4, vocab_size=61, seq_len=16, dropout=0.0)
+CASE = Case("gpt2", MODEL, lr=0.02)
+STAGES = (0, 1, 2, 3)
+TOLERANCE = TOLERANCES["gpt2", "fp32"].weights
+
+# name -> framework, how far its weights may be from those of plain training, as a share of the way they went
+KNOBS = {
+    "small buckets": (DeepSpeed(zero_stage=2, reduce_bucket_mb=0.01), TOLERANCE),
+    "overlap 1": (DeepSpeed(zero_stage=1, overlap_comm=True), TOLERANCE),
+    "overlap 2": (DeepSpeed(zero_stage=2, overlap_comm=True, reduce_bucket_mb=0.01), TOLERANCE),
+    "no overlap 3": (DeepSpeed(zero_stage=3, overlap_comm=False), TOLERANCE),
+    "persistent 3": (DeepSpeed(zero_stage=3, persistence_threshold=1000), TOLERANCE),
+    "offloaded optimizer 1": (DeepSpeed(zero_stage=1, offload_optimizer=True), TOLERANCE),
+    "offloaded optimizer 2": (DeepSpeed(zero_stage=2, offload_optimizer=True), TOLERANCE),
+    "offloaded optimizer 3": (DeepSpeed(zero_stage=3, offload_optimizer=True), TOLERANCE),
+    "all offloaded 3": (
+        DeepSpeed(zero_stage=3, offload_optimizer=True, offload_parameters=True, persistence_threshold=0),
+        TOLERANCE,
+    ),
+}
+
+
+def test_knobs_train_the_same() -> None:
+    micro = replace(CASE, micro_batch=3)
+    ranks = run_ranks(2, train_cases, [(micro, framework) for framework, _ in KNOBS.values()])
+    expected = reference(micro, 2)
+    found = {name: distance(outcome.weights, expected) for name, outcome in zip(KNOBS, ranks[0], strict=True)}
+    for name, (_, tolerance) in KNOBS.items():
+        assert found[name] <= tolerance, found
+
+
+@dataclass
+class Clipping(DeepSpeed):
+    """Gradients clipped though nobody asked, as DeepSpeed does by default."""
+
+    def config(self, job: Job) -> dict[str, Any]:
+        return super().config(job) | {"gradient_clipping": 0.1}
+
+
+@dataclass
+class Dropping(DeepSpeed):
+    """The last micro batch is a copy of the one before."""
+
+    def step(self, batch: Batch | None) -> Tensor | None:
+        assert batch is not None
+        size = len(batch.inputs) // self.count
+        inputs, targets = batch.inputs.clone(), batch.targets.clone()
+        inputs[-size:], targets[-size:] = inputs[-2 * size : -size], targets[-2 * size : -size]
+        return super().step(replace(batch, inputs=inputs, targets=targets))
+
+
+def test_the_central_test_notices_a_planted_fault() -> None:
+    case = replace(CASE, micro_batch=2)
+    faults = [cls(zero_stage=stage) for stage in (1, 3) for cls in (Clipping, Dropping)]
+    ranks = run_ranks(2, train_cases, [(case, framework) for framework in faults])
+    expected = reference(case, 2)
+    found = [distance(outcome.weights, expected) for outcome in ranks[0]]
+    assert all(off > 100 * TOLERANCE for off in found), found
+
+
+def adamw_job() -> Job:
+    """Two parameter groups: without weight decay and with it."""
+    config = OptimizerConfig("adamw", lr=0.01, weight_decay=0.1, decay_norm_and_bias=False)
+    return replace(make_job(CASE), optimizer=partial(make_optimizer, config))
+
+
+def samples(job: Job, seed: int = 0) -> Batch:
+    """This rank's slice of a global batch."""
+    generator = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(61, (job.global_batch, 17), generator=generator).chunk(job.world_size)[job.rank]
+    return Batch(tokens[:, :-1], tokens[:, 1:], torch.ones(len(tokens), dtype=torch.bool))
+
+
+def weights_of(framework: Framework) -> Tensor:
+    """On rank 0; empty elsewhere."""
+    state = framework.state() or {}
+    return torch.cat([tensor.double().flatten() for _, tensor in sorted(state.items())] or [torch.empty(0)])
+
+
+def train_adamw(frameworks: Sequence[Framework]) -> list[Tensor]:
+    found: list[Tensor] = []
+    for framework in frameworks:
+        job = adamw_job()
+        framework.check(job)
+        framework.setup(job)
+        for step in range(4):
+            for group in framework.optimizer.param_groups:
+                group["lr"] = 0.01 / (step + 1)
+            framework.step(samples(job, step))
+        found.append(weights_of(framework))
+        dist.barrier()
+        framework.close()
+    return found
+
+
+def test_adamw_with_two_groups_and_a_schedule_is_ddps() -> None:
+    frameworks = [DDP(), *(DeepSpeed(zero_stage=stage, persistence_threshold=0) for stage in STAGES)]
+    expected, *found = run_ranks(2, train_adamw, frameworks)[0]
+    for stage, weights in zip(STAGES, found, strict=True):
+        assert norm([weights - expected]) <= 1e-5 * norm([expected]), stage
+
+
+def rounds(frameworks: Sequence[DeepSpeed]) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """Weights at the start, after an update, loaded again, and after the same update from there."""
+    found: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
+    for framework in frameworks:
+        job = make_job(replace(CASE, lr=0.1))
+        job = replace(job, optimizer=partial(make_optimizer, OptimizerConfig("sgd", lr=0.1)))  # without a memory
+        framework.setup(job)
+        state = [framework.state()]
+        dist.broadcast_object_list(state)
+        weights = [weights_of(framework)]
+        framework.step(samples(job))
+        weights.append(weights_of(framework))
+        framework.load(state[0] or {})
+        weights.append(weights_of(framework))
+        framework.step(samples(job))
+        found.append((*weights, weights_of(framework)))  # pyright: ignore
+        dist.barrier()
+        framework.close()
+    return found
+
+
+def test_a_loaded_state_is_where_training_goes_on() -> None:
+    frameworks = [DeepSpeed(zero_stage=stage, persistence_threshold=0) for stage in STAGES]
+    first, second = run_ranks(2, rounds, frameworks)
+    for stage, (start, after, loaded, again) in zip(STAGES, first, strict=True):
+        assert norm([after - start]) > 1e-3, stage
+        assert torch.equal(loaded, start), stage
+        torch.testing.assert_close(again, after, rtol=1e-6, atol=1e-7)
+    assert all(not len(weights) for weights in second[0])  # the state is on the first rank only
+
+
+def overflow() -> tuple[list[int], list[Tensor]]:
+    """Updates counted and weights: at the start, after an overflow, after a finite step."""
+    job = replace(make_job(CASE), precision="fp16")
+    losses = iter([float("inf"), 1.0])
+    plain = job.loss
+    job = replace(job, loss=lambda output, targets: plain(output, targets) * next(losses))
+    framework = DeepSpeed(zero_stage=0)
+    framework.check(job)
+    framework.setup(job)
+    updates, weights = [framework.updates], [weights_of(framework)]
+    for _ in range(2):
+        framework.step(samples(job))
+        updates.append(framework.updates)
+        weights.append(weights_of(framework))
+    dist.barrier()
+    framework.close()
+    return updates, weights
+
+
+def test_an_overflow_in_fp16_is_no_update() -> None:
+    (updates, weights), _ = run_ranks(2, overflow)
+    assert updates == [0, 0, 1]
+    assert torch.equal(weights[0], weights[1])
+    assert norm([weights[2] - weights[1]]) > 1e-3
+
+
+def two_ranks(**changes: object) -> Job:
+    return replace(job(), world_size=2, micro_batch=None, **changes)  # pyright: ignore
+
+
+def test_what_it_cannot_do_is_said_before_anything_starts() -> None:
+    lamb = partial(make_optimizer, OptimizerConfig("lamb", lr=0.1))
+    with pytest.raises(Unsupported, match=r"Lamb with framework\.zero_stage=1: layer-wise norms need whole tensors"):
+        DeepSpeed().check(two_ranks(optimizer=lamb))
+    with pytest.raises(Unsupported, match="bf16 need NCCL"):
+        DeepSpeed(zero_stage=0).check(two_ranks(reduce_dtype="bf16"))
+    with pytest.raises(UserError, match=r"global_batch=5 does not divide over 2 replicas"):
+        DeepSpeed().check(two_ranks(global_batch=5))
+    DeepSpeed(zero_stage=0).check(two_ranks(optimizer=lamb))
+    for precision in ("fp32", "bf16"):
+        DeepSpeed(zero_stage=3).check(two_ranks(precision=precision))
+
+
+@pytest.mark.parametrize(
+    ("knobs", "message"),
+    [
+        ({"zero_stage": 4}, r"framework\.zero_stage=4 is unknown: choose 0, 1, 2 or 3"),
+        ({"reduce_bucket_mb": 0.0}, r"framework\.reduce_bucket_mb=0\.0 must be greater than 0 MiB"),
+        ({"persistence_threshold": -1}, r"framework\.persistence_threshold=-1 must not be negative"),
+        ({"zero_stage": 0, "offload_optimizer": True}, r"offload_optimizer=True needs framework\.zero_stage=1 or more"),
+        ({"zero_stage": 2, "offload_parameters": True}, r"offload_parameters=True needs .*=3 or more, not 2"),
+        ({"zero_stage": 0, "reduce_bucket_mb": 25.0}, r"reduce_bucket_mb=25\.0 needs framework\.zero_stage=1"),
+        ({"zero_stage": 0, "overlap_comm": True}, r"overlap_comm=True needs framework\.zero_stage=1"),
+    ],
+)
+def test_a_wrong_knob_names_itself(knobs: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        DeepSpeed(**knobs)
+
+
+def test_a_missing_library_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
+    with pytest.raises(Unavailable, match=r"pip install 'ddlbench\[deepspeed\]'"):
+        DeepSpeed().check(two_ranks())
+
+
+PROGRAM = [
+    "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "ddlbench", "+model=resnet50",
+    "model.layers=[1,1,1,1]", "model.width_per_group=8", "model.image_size=32", "loader=synthetic", "progress=false",
+    "train.global_batch=8", "train.micro_batch=2", "train.steps=2", "train.epochs=1", "data.val_limit=6",
+]  # fmt: skip
+
+
+def test_the_program_runs_it_under_torchrun(tmp_path: Path) -> None:
+    done = run(PYTHON, *PROGRAM, "+framework=zero3", "train.precision=bf16", cwd=tmp_path, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "DeepSpeed" not in done.stdout + done.stderr  # its log lines bear its name
+    (path,) = tmp_path.glob("results/*/attempt-1/run.json")
+    content = json.loads(path.read_text())
+    assert content["status"] == "ok"
+    assert content["ledger"]["updates"] == 2
+    assert content["framework"] | {"zero_stage": 3, "precision_scheme": "torch_autocast"} == content["framework"]
