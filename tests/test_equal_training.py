@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from ddlbench.frameworks.ddp import DDP
+from ddlbench.frameworks.deepspeed import DeepSpeed
 from ddlbench.frameworks.single import Single
 from ddlbench.job import Framework, Model
 from ddlbench.models.gpt2 import GPT2
@@ -62,6 +63,9 @@ TOLERANCES = {
 def frameworks(world: int) -> dict[str, Framework]:
     if world == 1:
         return {"single": Single(), "ddp": DDP()}
+    if world == 2:  # a threshold of 0: these models are so small that stage 3 would share nothing out
+        zero = {f"zero{stage}": DeepSpeed(zero_stage=stage, persistence_threshold=0) for stage in range(4)}
+        return {"ddp": DDP(), **zero}
     return {"ddp": DDP()}
 
 

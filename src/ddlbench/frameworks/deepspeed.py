@@ -37,8 +37,9 @@ BUCKET_MB = 25.0  # DDP's. DeepSpeed's own, 5e8 elements, takes 2 GB whatever th
 ELEMENTWISE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 
 
-def library() -> Any:
+def library(device: torch.device) -> Any:
     """The module, quiet; Unavailable where it cannot be imported."""
+    os.environ.setdefault("DS_ACCELERATOR", device.type)  # else it says aloud what it finds
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it uses what its own dependencies deprecate
@@ -82,21 +83,28 @@ class DeepSpeed:
         job.micro_batches(job.world_size)
         if job.reduce_dtype == "bf16" and job.device.type != "cuda":
             raise Unsupported("deepspeed: gradients in bf16 need NCCL (gloo cannot sum them): use fp16 or fp32 on CPU")
-        chosen = type(job.optimizer([("weight", nn.Parameter(torch.zeros(2, 2)))]))
-        if self.zero_stage and chosen not in ELEMENTWISE:
-            raise Unsupported(
-                f"deepspeed: {chosen.__name__} with framework.zero_stage={self.zero_stage}: layer-wise norms need whole "
-                "tensors, and ZeRO hands the optimizer flat shards: use zero_stage=0, or SGD, Adam or AdamW"
-            )
-        if self.zero_stage and job.precision == "fp16":
-            raise Unsupported(
-                f"deepspeed: fp16 with framework.zero_stage={self.zero_stage}: under autocast each rank would look for "
-                "overflows in its own shard only: use train.precision=bf16 or framework.zero_stage=0"
-            )
-        library()
+        if self.zero_stage:
+            self._check_shards(job)
+        library(job.device)
+
+    def _check_shards(self, job: Job) -> None:
+        optimizer = type(job.optimizer([("weight", nn.Parameter(torch.zeros(2, 2)))]))
+        refusals = [
+            (optimizer not in ELEMENTWISE, optimizer.__name__, "layer-wise norms need whole tensors, and ZeRO hands the "
+             "optimizer flat shards: use framework.zero_stage=0, or SGD, Adam or AdamW"),
+            (job.precision == "fp16", "train.precision=fp16", "under autocast each rank would look for overflows in its "
+             "own shard only: use train.precision=bf16 or framework.zero_stage=0"),
+            (job.reduce_dtype != "fp32" != job.precision, f"train.reduce_dtype={job.reduce_dtype}", "under autocast "
+             f"(train.precision={job.precision}) gradients travel in the weights' type: use train.reduce_dtype=fp32"),
+            (job.compile and self.zero_stage == 3, "train.compile", "hooks gather the parameters, and a compiled model "
+             "breaks at each: use framework.zero_stage=2"),
+        ]  # fmt: skip
+        for asked, what, reason in refusals:
+            if asked:
+                raise Unsupported(f"deepspeed: {what} with framework.zero_stage={self.zero_stage}: {reason}")
 
     def setup(self, job: Job) -> Place:
-        deepspeed = library()
+        deepspeed = library(job.device)
         self.job, self.count = job, job.micro_batches(job.world_size)
         model = job.build()
         if job.checkpoint_activations:
@@ -201,7 +209,7 @@ class DeepSpeed:
     def _gathered(self, block: nn.Module, modifier_rank: int | None) -> AbstractContextManager[None]:
         if self.zero_stage < 3:
             return nullcontext()
-        return library().zero.GatheredParameters(list(block.parameters()), modifier_rank=modifier_rank)
+        return library(self.job.device).zero.GatheredParameters(list(block.parameters()), modifier_rank=modifier_rank)
 
     def state(self) -> dict[str, Tensor] | None:
         self._settle()
