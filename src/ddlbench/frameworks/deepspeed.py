@@ -90,10 +90,10 @@ class DeepSpeed:
     def _check_shards(self, job: Job) -> None:
         optimizer = type(job.optimizer([("weight", nn.Parameter(torch.zeros(2, 2)))]))
         refusals = [
-            (optimizer not in ELEMENTWISE, optimizer.__name__, "layer-wise norms need whole tensors, and ZeRO hands the "
-             "optimizer flat shards: use framework.zero_stage=0, or SGD, Adam or AdamW"),
-            (job.precision == "fp16", "train.precision=fp16", "under autocast each rank would look for overflows in its "
-             "own shard only: use train.precision=bf16 or framework.zero_stage=0"),
+            (optimizer not in ELEMENTWISE, optimizer.__name__, "layer-wise norms need whole tensors, and ZeRO hands "
+             "the optimizer flat shards: use framework.zero_stage=0, or SGD, Adam or AdamW"),
+            (job.precision == "fp16", "train.precision=fp16", "under autocast each rank would look for overflows in "
+             "its own shard only: use train.precision=bf16 or framework.zero_stage=0"),
             (job.reduce_dtype != "fp32" != job.precision, f"train.reduce_dtype={job.reduce_dtype}", "under autocast "
              f"(train.precision={job.precision}) gradients travel in the weights' type: use train.reduce_dtype=fp32"),
             (job.compile and self.zero_stage == 3, "train.compile", "hooks gather the parameters, and a compiled model "
