@@ -18,6 +18,7 @@ from torch import Tensor
 from ddlbench.errors import Unavailable, Unsupported, UserError
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.deepspeed import DeepSpeed
+from ddlbench.frameworks.deepspeed_config import library
 from ddlbench.job import Batch, Framework, Job
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
@@ -26,7 +27,7 @@ from tests.processes import PYTHON, run
 from tests.ranks import run_ranks
 from tests.reference import Case, reference
 from tests.test_common import job
-from tests.test_equal_training import TOLERANCES, distance, norm
+from tests.test_equal_training import MODELS, TOLERANCES, distance, norm
 
 MODEL = GPT2("gpt2", n_layer=1, n_embd=32, n_head=4, vocab_size=61, seq_len=16, dropout=0.0)
 CASE = Case("gpt2", MODEL, lr=0.02)
@@ -35,7 +36,11 @@ TOLERANCE = TOLERANCES["gpt2", "fp32"].weights
 
 # name -> framework, how far its weights may be from those of plain training, as a share of the way they went
 KNOBS = {
-    "small buckets": (DeepSpeed(zero_stage=2, reduce_bucket_mb=0.01), TOLERANCE),
+    "small buckets 2": (DeepSpeed(zero_stage=2, reduce_bucket_mb=0.01, gather_bucket_mb=0.01), TOLERANCE),
+    "small buckets 3": (
+        DeepSpeed(zero_stage=3, reduce_bucket_mb=0.01, gather_bucket_mb=0.01, persistence_threshold=0),
+        TOLERANCE,
+    ),
     "overlap 1": (DeepSpeed(zero_stage=1, overlap_comm=True), TOLERANCE),
     "overlap 2": (DeepSpeed(zero_stage=2, overlap_comm=True, reduce_bucket_mb=0.01), TOLERANCE),
     "no overlap 3": (DeepSpeed(zero_stage=3, overlap_comm=False), TOLERANCE),
@@ -134,6 +139,75 @@ def test_adamw_with_two_groups_and_a_schedule_is_ddps() -> None:
     assert min(off[4:]) > max(off[:4]), off
 
 
+def own_loop(job: Job, stage: int) -> Tensor:
+    """The loop of DeepSpeed's "Getting Started" (deepspeed.ai/getting-started): its engine, its configuration file's
+    optimizer by name, a model that returns its loss. The weights after a few updates, in their names' order."""
+    deepspeed = library(job.device)
+
+    class WithLoss(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.model = job.build()
+
+        def forward(self, inputs: Tensor, targets: Tensor) -> Tensor:
+            return torch.nn.functional.cross_entropy(self.model(inputs).flatten(0, 1), targets.flatten())
+
+    model = WithLoss()
+    adamw = {"lr": 0.01, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.1, "torch_adam": True}
+    config = {
+        "train_batch_size": job.global_batch,
+        "gradient_accumulation_steps": 2,
+        "gradient_clipping": 0.5,
+        "optimizer": {"type": "AdamW", "params": adamw},
+        "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
+    }
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
+    for step in range(4):
+        batch = samples(job, step)
+        for inputs, targets in zip(batch.inputs.chunk(2), batch.targets.chunk(2), strict=True):
+            engine.backward(engine(inputs, targets))
+            engine.step()
+    with deepspeed.zero.GatheredParameters(list(model.parameters())):
+        weights = torch.cat([tensor.double().flatten() for _, tensor in sorted(model.model.state_dict().items())])
+    engine.destroy()
+    return weights
+
+
+def both_loops() -> list[tuple[Tensor, Tensor]]:
+    adamw = partial(make_optimizer, OptimizerConfig("adamw", lr=0.01, weight_decay=0.1))
+    job = replace(make_job(replace(CASE, micro_batch=3, clip_norm=0.5)), optimizer=adamw)
+    found: list[tuple[Tensor, Tensor]] = []
+    for stage in STAGES:
+        framework = DeepSpeed(zero_stage=stage, persistence_threshold=0)
+        framework.setup(job)
+        for step in range(4):
+            framework.step(samples(job, step))
+        found.append((weights_of(framework), own_loop(job, stage)))
+        dist.barrier()
+        framework.close()
+    return found
+
+
+def test_equals_deepspeeds_own_documented_loop() -> None:
+    for stage, (ours, theirs) in zip(STAGES, run_ranks(2, both_loops)[0], strict=True):
+        assert torch.equal(ours, theirs), (stage, norm([ours - theirs]))
+
+
+WEIGHTS = [
+    replace(CASE, name=f"{name}-{precision}", model=MODELS[name], precision=precision, lr=0.02, micro_batch=micro)
+    for name, precision, micro in (("gpt2", "bf16", 2), ("vgg", "bf16", None), ("gpt2", "fp16", None))
+]
+
+
+def test_its_own_mixed_precision_trains_the_same() -> None:
+    work = [(case, DeepSpeed(zero_stage=stage, mixed_precision="weights")) for case in WEIGHTS for stage in (1, 2, 3)]
+    for (case, framework), outcome in zip(work, run_ranks(2, train_cases, work)[0], strict=True):
+        off = distance(outcome.weights, reference(case, 2))
+        # Weights that are cast before use instead of in it, and gradients that are kept in 16 bits.
+        assert 1e-5 < off <= 0.05, (case.name, framework.zero_stage, off)
+        assert {tensor.dtype for tensor in outcome.weights.values()} == {torch.float32}
+
+
 def rounds(frameworks: Sequence[DeepSpeed]) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
     """Weights at the start, after an update, loaded again, and after the same update from there."""
     found: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
@@ -147,6 +221,7 @@ def rounds(frameworks: Sequence[DeepSpeed]) -> list[tuple[Tensor, Tensor, Tensor
         framework.step(samples(job))
         weights.append(weights_of(framework))
         framework.load(state[0] or {})
+        framework.evaluate(samples(job))  # between two updates, as between two epochs
         weights.append(weights_of(framework))
         framework.step(samples(job))
         found.append((*weights, weights_of(framework)))  # pyright: ignore
@@ -157,10 +232,11 @@ def rounds(frameworks: Sequence[DeepSpeed]) -> list[tuple[Tensor, Tensor, Tensor
 
 def test_a_loaded_state_is_where_training_goes_on() -> None:
     frameworks = [DeepSpeed(zero_stage=stage, persistence_threshold=0) for stage in STAGES]
+    frameworks += [DeepSpeed(zero_stage=3), DeepSpeed(zero_stage=3, offload_optimizer=True, offload_parameters=True)]
     first, second = run_ranks(2, rounds, frameworks)
-    for stage, (start, after, loaded, again) in zip(STAGES, first, strict=True):
-        assert norm([after - start]) > 1e-3, stage
-        assert torch.equal(loaded, start), stage
+    for framework, (start, after, loaded, again) in zip(frameworks, first, strict=True):
+        assert norm([after - start]) > 1e-3, framework
+        assert torch.equal(loaded, start), framework
         torch.testing.assert_close(again, after, rtol=1e-6, atol=1e-7)
     assert all(not len(weights) for weights in second[0])  # the state is on the first rank only
 
@@ -203,6 +279,12 @@ def test_what_it_cannot_do_is_said_before_anything_starts() -> None:
         DeepSpeed(zero_stage=2).check(two_ranks(precision="fp16"))
     with pytest.raises(Unsupported, match=r"reduce_dtype=fp16 with framework\.zero_stage=1: .*precision=bf16"):
         DeepSpeed().check(two_ranks(precision="bf16", reduce_dtype="fp16"))
+    own = DeepSpeed(zero_stage=3, mixed_precision="weights")
+    own.check(two_ranks(precision="fp16", reduce_dtype="fp16", model=MODEL))
+    with pytest.raises(Unsupported, match=r"mixed_precision=weights with framework\.zero_stage=3: BatchNorm"):
+        own.check(two_ranks(precision="bf16", model=MODELS["resnet"]))
+    with pytest.raises(Unsupported, match="do not go together"):
+        DeepSpeed().check(two_ranks(compile=True, checkpoint_activations=True))
     with pytest.raises(Unsupported, match=r"train\.compile with framework\.zero_stage=3"):
         DeepSpeed(zero_stage=3).check(two_ranks(compile=True))
     with pytest.raises(Unsupported, match="bf16 need NCCL"):
@@ -223,6 +305,9 @@ def test_what_it_cannot_do_is_said_before_anything_starts() -> None:
         ({"zero_stage": 0, "offload_optimizer": True}, r"offload_optimizer=True needs framework\.zero_stage=1 or more"),
         ({"zero_stage": 2, "offload_parameters": True}, r"offload_parameters=True needs .*=3 or more, not 2"),
         ({"zero_stage": 0, "reduce_bucket_mb": 25.0}, r"reduce_bucket_mb=25\.0 needs framework\.zero_stage=1"),
+        ({"gather_bucket_mb": -1.0}, r"framework\.gather_bucket_mb=-1\.0 must be greater than 0 MiB"),
+        ({"mixed_precision": "half"}, r"mixed_precision=half is unknown: choose one of autocast, weights"),
+        ({"zero_stage": 0, "mixed_precision": "weights"}, r"mixed_precision=weights needs framework\.zero_stage=1"),
         ({"zero_stage": 0, "overlap_comm": True}, r"overlap_comm=True needs framework\.zero_stage=1"),
     ],
 )

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -60,31 +60,63 @@ TOLERANCES = {
 }
 
 
+# Every other case and more ranks are for the long tests.
+QUICK = {
+    "resnet-fp32-whole",
+    "resnet-checkpointed-clipped",
+    "vgg-fp32-whole",
+    "gpt2-fp32-whole",
+    "gpt2-bf16-accumulated",
+}
+
+
+# A threshold of 0: these models are so small that stage 3 would share nothing out.
+ZERO = {f"zero{stage}": DeepSpeed(zero_stage=stage, persistence_threshold=0) for stage in range(4)}
+
+
 def frameworks(world: int) -> dict[str, Framework]:
     if world == 1:
         return {"single": Single(), "ddp": DDP()}
-    if world == 2:  # a threshold of 0: these models are so small that stage 3 would share nothing out
-        zero = {f"zero{stage}": DeepSpeed(zero_stage=stage, persistence_threshold=0) for stage in range(4)}
-        return {"ddp": DDP(), **zero}
-    return {"ddp": DDP()}
+    return {"ddp": DDP(), **(ZERO if world != 3 else {})}
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3], ids=lambda world: f"{world}-ranks")
-def outcomes(request: pytest.FixtureRequest) -> Iterator[tuple[int, dict[tuple[str, str], Outcome]]]:
-    """Every case of every framework at one world size, trained in one set of processes."""
-    world = request.param
-    names = [(case.name, name) for case in CASES for name in frameworks(world)]
-    work = [(case, framework) for case in CASES for framework in frameworks(world).values()]
-    ranks = run_ranks(world, train_cases, work)
-    return world, dict(zip(names, ranks[0], strict=True))
+def is_slow(world: int, case: Case) -> bool:
+    return world > 2 or case.name not in QUICK
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_equals_one_plain_process(case: Case, outcomes: tuple[int, dict[tuple[str, str], Outcome]]) -> None:
-    world, found = outcomes
-    expected = reference(case, world)
+def at(world: int, case: Case) -> Case:
+    """Six samples a replica: they divide into the same micro batches at any number of ranks."""
+    return replace(case, global_batch=6 * world)
+
+
+@pytest.fixture(scope="module")
+def outcomes(request: pytest.FixtureRequest) -> dict[tuple[str, str], Outcome]:
+    """The quick or the slow cases of every framework at one world size, trained in one set of processes."""
+    world, slow = request.param
+    cases = [at(world, case) for case in CASES if is_slow(world, case) == slow]
+    names = [(case.name, name) for case in cases for name in frameworks(world)]
+    work = [(case, framework) for case in cases for framework in frameworks(world).values()]
+    return dict(zip(names, run_ranks(world, train_cases, work)[0], strict=True))
+
+
+TRAININGS = [
+    pytest.param(
+        (world, is_slow(world, case)),
+        world,
+        case,
+        id=f"{world}-ranks-{case.name}",
+        marks=[pytest.mark.slow] if is_slow(world, case) else [],
+    )
+    for world in (1, 2, 3, 4)
+    for case in CASES
+]
+
+
+@pytest.mark.parametrize(("outcomes", "world", "case"), TRAININGS, indirect=["outcomes"])
+def test_equals_one_plain_process(outcomes: dict[tuple[str, str], Outcome], world: int, case: Case) -> None:
+    expected = reference(at(world, case), world)
     for name in frameworks(world):
-        assert_equal(found[case.name, name], expected, TOLERANCES[case.model.name, case.precision])
+        assert_equal(outcomes[case.name, name], expected, TOLERANCES[case.model.name, case.precision])
 
 
 def assert_equal(found: Outcome, expected: Outcome, tolerance: Tolerance) -> None:
