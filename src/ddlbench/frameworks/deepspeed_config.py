@@ -93,8 +93,9 @@ class Knobs:
         refusals = [
             (optimizer not in ELEMENTWISE, optimizer.__name__, "layer-wise norms need whole tensors, and ZeRO hands "
              "the optimizer flat shards: use framework.zero_stage=0, or SGD, Adam or AdamW"),
-            (precision == "fp16" and not casts, "train.precision=fp16", "under autocast each rank would look for "
-             "overflows in its own shard only: use bf16, framework.mixed_precision=weights or framework.zero_stage=0"),
+            (precision == "fp16" and not casts, "train.precision=fp16", "under autocast DeepSpeed skips "
+             "updates that overflow without lowering the scale, and clips before it unscales: use bf16, "
+             "framework.mixed_precision=weights or framework.zero_stage=0"),
             (job.reduce_dtype != "fp32" != precision and not casts, f"train.reduce_dtype={job.reduce_dtype}",
              f"under autocast (train.precision={precision}) gradients travel in the weights' type: use "
              "train.reduce_dtype=fp32 or framework.mixed_precision=weights"),
