@@ -21,7 +21,7 @@ from tests.ranks import run_ranks
 from tests.reference import reference
 from tests.test_common import job
 from tests.test_equal_training import MODELS, TOLERANCES, distance, norm
-from tests.zero import CASTS, KNOBS, MODEL, ROUNDS, STAGES, THREES, Found, everything
+from tests.zero import CASTS, KNOBS, MODEL, ROUNDS, SIXTEEN, STAGES, THREES, Found, everything
 
 TOLERANCE = TOLERANCES["gpt2", "fp32"].weights
 
@@ -59,11 +59,11 @@ def test_equals_deepspeeds_own_documented_loop(found: Found) -> None:
         assert torch.equal(ours, theirs), (stage, norm([ours - theirs]))
 
 
-def test_its_own_mixed_precision_trains_the_same(found: Found) -> None:
-    for (case, framework), outcome in zip(CASTS, found["casts"], strict=True):
-        off = distance(outcome.weights, reference(case, 2))
-        # Weights that are cast before use instead of in it, and gradients that are kept in 16 bits.
-        assert 1e-5 < off <= 0.05, (case.name, framework.zero_stage, off)
+def test_its_own_mixed_precision_trains_nearly_the_same(found: Found) -> None:
+    expected = reference(SIXTEEN, 2)
+    for framework, outcome in zip(CASTS, found["casts"], strict=True):
+        # The library rounds the first weights too, and keeps gradients in 16 bits.
+        assert 1e-3 < distance(outcome.weights, expected) <= 0.1, framework
         assert {tensor.dtype for tensor in outcome.weights.values()} == {torch.float32}
 
 
@@ -96,7 +96,9 @@ def test_what_it_cannot_do_is_said_before_anything_starts() -> None:
     with pytest.raises(Unsupported, match=r"reduce_dtype=fp16 with framework\.zero_stage=1: .*precision=bf16"):
         DeepSpeed().check(two_ranks(precision="bf16", reduce_dtype="fp16"))
     own = DeepSpeed(zero_stage=3, mixed_precision="weights")
-    own.check(two_ranks(precision="fp16", reduce_dtype="fp16", model=MODEL))
+    own.check(two_ranks(precision="bf16", reduce_dtype="fp16", model=MODEL))
+    with pytest.raises(Unsupported, match="has no weights in fp16 on CPU"):
+        own.check(two_ranks(precision="fp16", model=MODEL))
     with pytest.raises(Unsupported, match=r"mixed_precision=weights with framework\.zero_stage=3: BatchNorm"):
         own.check(two_ranks(precision="bf16", model=MODELS["resnet"]))
     with pytest.raises(Unsupported, match="do not go together"):

@@ -31,6 +31,7 @@ def library(device: torch.device) -> Any:
     except Exception as error:  # its import also looks for compilers and CUDA toolkits, and fails in many ways
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise Unavailable(f"deepspeed: {reason}: pip install 'ddlbench[deepspeed]'") from error
+    warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)  # names that torch 2.14 changed, every step
     if device.type == "cpu":
         # Its shared-memory all-reduce serves inference only, and would be compiled at the first start.
         deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
@@ -99,6 +100,8 @@ class Knobs:
             (job.reduce_dtype != "fp32" != precision and not casts, f"train.reduce_dtype={job.reduce_dtype}",
              f"under autocast (train.precision={precision}) gradients travel in the weights' type: use "
              "train.reduce_dtype=fp32 or framework.mixed_precision=weights"),
+            (casts and precision == "fp16" and job.device.type == "cpu", "train.precision=fp16 and "
+             "framework.mixed_precision=weights", "DeepSpeed has no weights in fp16 on CPU: use bf16"),
             (casts and has_batch_norm(job), f"train.precision={precision} and framework.mixed_precision=weights",
              "BatchNorm's weights would be cast but not its running statistics, which its kernels refuse: use "
              "framework.mixed_precision=autocast"),
