@@ -79,10 +79,7 @@ class Update:
         optimizer.register_step_post_hook(self._made)
 
     def _made(self, optimizer: Optimizer, *_: object) -> None:
-        # A fused optimizer is stepped in any case and looks for the overflow itself, on the device.
-        overflow = getattr(optimizer, "found_inf", None)
-        if overflow is None or not overflow.item():
-            self.count += 1
+        self.count += not overflowed(optimizer)
 
     def scale(self, loss: Tensor) -> Tensor:
         return self.scaler.scale(loss)
@@ -95,6 +92,13 @@ class Update:
             self.scaler.step(self.optimizer)
             self.scaler.update()
             self.optimizer.zero_grad()
+
+
+def overflowed(optimizer: Optimizer) -> bool:
+    """Whether the step just made changed nothing: the scaler steps a fused optimizer in any case, which looks for the
+    overflow itself, on the device."""
+    found = getattr(optimizer, "found_inf", None)
+    return found is not None and bool(found.item())
 
 
 def checkpoint_blocks(model: nn.Sequential) -> None:
@@ -127,6 +131,14 @@ def _frozen_statistics(block: nn.Module) -> Generator[None]:
 
 def batch_norms(model: nn.Module) -> list[_BatchNorm]:
     return [module for module in model.modules() if isinstance(module, _BatchNorm)]
+
+
+def has_batch_norm(job: Job) -> bool:
+    """Asked of a model of fake tensors: shapes without memory."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        return bool(batch_norms(job.model.build()))
 
 
 def average_statistics(model: nn.Module, group: dist.ProcessGroup | None = None) -> None:
