@@ -81,7 +81,9 @@ class Update:
         self.scaler = make_scaler(job, parts)
         self.agrees = parts is not None and job.precision == "fp16"
         self.count = 0
-        # The scaler skips `optimizer.step` when a gradient overflowed: the hook sees the updates really made.
+        # The scaler skips `optimizer.step` when a gradient overflowed: the hook sees the updates really made. A wrapped
+        # optimizer calls it more than once an update.
+        self.made = False
         optimizer.register_step_post_hook(self._made)
 
     def _made(self, optimizer: Optimizer, *_: object) -> None:
@@ -99,6 +101,7 @@ class Update:
                 clip(parameters, self.clip_norm)
             self.scaler.step(self.optimizer)
             self.scaler.update()
+            self.count += self.made
             self.optimizer.zero_grad()
 
 
