@@ -101,10 +101,10 @@ def page() -> str:
 
 HEAD = """# What runs under which framework
 
-Printed by `python -m ddlbench.support` (`make docs`), which asks each framework's own check, as every run does before it
-starts; nothing is written by hand. The models have their full size, a rank 16 samples, the devices are CPUs. "yes": in
-fp32, bf16 and fp16; else the precisions in which it runs, and the reasons why it does not in the others. That it then
-trains what one plain process trains is shown by `tests/test_equal_training.py`, on shrunk models."""
+Printed by `python -m ddlbench.support` (`make docs`), which asks each framework's own check, as every run does before
+it starts; nothing is written by hand. The models have their full size, a rank 16 samples, the devices are CPUs. "yes":
+in fp32, bf16 and fp16; else the precisions in which it runs, and the reasons why it does not in the others. That it
+then trains what one plain process trains is shown by `tests/test_equal_training.py`, on shrunk models."""
 
 
 def main() -> int:

@@ -87,7 +87,7 @@ class Update:
         optimizer.register_step_post_hook(self._made)
 
     def _made(self, optimizer: Optimizer, *_: object) -> None:
-        self.count += not overflowed(optimizer)
+        self.made = not overflowed(optimizer)
 
     def scale(self, loss: Tensor) -> Tensor:
         return self.scaler.scale(loss)
@@ -99,10 +99,21 @@ class Update:
                 self.scaler.unscale_(self.optimizer)
             if self.clip_norm is not None:
                 clip(parameters, self.clip_norm)
+            self.made = False
             self.scaler.step(self.optimizer)
             self.scaler.update()
             self.count += self.made
             self.optimizer.zero_grad()
+
+
+def make_scaler(job: Job, parts: dist.ProcessGroup | None = None) -> torch.amp.GradScaler:
+    """Loss scaling for fp16, off for other types."""
+    enabled = job.precision == "fp16"
+    if not enabled or parts is None:
+        return torch.amp.GradScaler(job.device.type, enabled=enabled)
+    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler  # takes a while to import
+
+    return ShardedGradScaler(job.device.type, process_group=parts)
 
 
 def overflowed(optimizer: Optimizer) -> bool:

@@ -26,11 +26,11 @@ from ddlbench.frameworks.common import (
     Update,
     accumulate,
     average_statistics,
-    batch_norms,
     check_alike,
     checkpoint_blocks,
     drop,
     evaluate,
+    has_batch_norm,
 )
 from ddlbench.job import Batch, Job, Place, type_of_dtype
 from ddlbench.launch import group_timeout
@@ -212,11 +212,3 @@ def uses_fused_sgd(job: Job) -> bool:
     """Asked of an optimizer over a single weight, for the job holds no recipe."""
     optimizer = job.optimizer([("weight", nn.Parameter(torch.zeros(1, 1)))])
     return isinstance(optimizer, torch.optim.SGD) and bool(optimizer.defaults["fused"])
-
-
-def has_batch_norm(job: Job) -> bool:
-    """Asked of a model of fake tensors: shapes without memory."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
-
-    with FakeTensorMode():
-        return bool(batch_norms(job.model.build()))

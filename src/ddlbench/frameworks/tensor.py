@@ -1,7 +1,7 @@
 """Tensor parallelism: tp ranks share every layer of a model, dp such groups are replicas.
 
 Transformers and classifiers as in Megatron-LM (Shoeybi et al. 2019), convolutions by filters (Kahira et al. 2021). What
-is split how stands beside each model; the parts are made in frameworks/tensor_layers.py (docs/adr/0006).
+is split how stands beside each model; the parts are made in frameworks/tensor_layers.py (docs/adr/0008).
 """
 
 from __future__ import annotations
