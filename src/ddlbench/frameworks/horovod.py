@@ -16,6 +16,7 @@ from torch.profiler import record_function
 
 from ddlbench.errors import Unavailable, Unsupported, UserError
 from ddlbench.frameworks.common import (
+    Clip,
     Update,
     accumulate,
     average_statistics,
@@ -192,12 +193,12 @@ class AveragedUpdate(Update):
         super().__init__(optimizer, job)
         self.stall_s = stall_seconds(job)
 
-    def apply(self, parameters: Iterable[nn.Parameter]) -> None:
+    def apply(self, parameters: Iterable[nn.Parameter], clip: Clip = nn.utils.clip_grad_norm_) -> None:
         optimizer: Any = self.optimizer
         with record_function("ddlbench/communicate"):
             self._synchronize(optimizer)
         with optimizer.skip_synchronize():
-            super().apply(parameters)
+            super().apply(parameters, clip)
 
     def _synchronize(self, optimizer: Any) -> None:
         """Horovod says the same of a rank that ended and of one that stays away: the time tells which."""
