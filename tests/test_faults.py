@@ -37,7 +37,7 @@ def start(
     processes: list[subprocess.Popen[str]] = []
     for rank in map(str, range(ranks)):
         places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "PYTHONPATH": str(ROOT)}
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "PYTHONPATH": f"{ROOT}/src:{ROOT}"}
         environment = {**os.environ, **places, **meeting}
         processes.append(subprocess.Popen(command, env=environment, text=True, stderr=subprocess.PIPE))
     return processes
