@@ -16,7 +16,9 @@ from ddlbench.models.vgg import VGG
 from tests.equal import train_cases
 from tests.ranks import run_ranks
 from tests.reference import Case, Outcome, reference
-from tests.strategies import strategies
+from tests.strategies import Strategy, strategies
+
+Outcomes = tuple[int, bool, dict[tuple[str, str], Outcome]]  # world size, quick, by case and strategy
 
 MODELS: dict[str, Model] = {
     "resnet": ResNet(name="resnet", layers=[1, 1, 1, 1], width_per_group=8, image_size=64, num_classes=7),
@@ -59,22 +61,19 @@ TOLERANCES = {
 }
 
 
-# Of every framework. The other cases and more ranks are for the long tests.
-QUICK = {"resnet-fp32-whole", "vgg-fp32-whole", "gpt2-fp32-whole", "gpt2-bf16-accumulated"}
+# The other cases and more ranks are for the long tests.
+QUICK = {"resnet-fp32-whole", "vgg-fp32-whole", "gpt2-fp32-whole"}
+QUICK_OF_ONE_A_FAMILY = {"gpt2-bf16-accumulated"}
+ONE_A_FAMILY = {"single", "ddp", "horovod", "fsdp", "zero2", "gpipe", "tensor"}
 
 
-# The stages share much of their code: beyond plain fp32 the quick tests try one of them a case.
-QUICK_ZERO = {("gpt2-bf16-accumulated", "zero3"), ("resnet-checkpointed-clipped", "zero2")}
+def is_quick(world: int, case: Case, strategy: Strategy) -> bool:
+    quick = QUICK | (QUICK_OF_ONE_A_FAMILY if strategy.name in ONE_A_FAMILY else set())
+    return world <= 2 and case.name in quick
 
 
-def is_slow(world: int, case: Case, name: str) -> bool:
-    if name in ZERO and not case.name.endswith("fp32-whole") and (case.name, name) not in QUICK_ZERO:
-        return True
-    return world > 2 or case.name not in QUICK
-
-
-def names(world: int, case: Case, slow: bool) -> list[str]:
-    return [name for name in frameworks(world) if is_slow(world, case, name) == slow]
+def strategies_of(world: int, case: Case, quick: bool) -> list[Strategy]:
+    return [strategy for strategy in strategies(world, case) if is_quick(world, case, strategy) == quick]
 
 
 def at(world: int, case: Case) -> Case:
@@ -83,41 +82,42 @@ def at(world: int, case: Case) -> Case:
 
 
 @pytest.fixture(scope="module")
-def outcomes(request: pytest.FixtureRequest) -> dict[tuple[str, str], Outcome]:
-    """The quick or the slow trainings at one world size, all in one set of processes."""
-    world, slow = request.param
-    cases = [at(world, case) for case in CASES if is_slow(world, case) == slow]
+def outcomes(request: pytest.FixtureRequest) -> Outcomes:
+    """The quick or the slow cases of every framework at one world size, trained in one set of processes."""
+    world, quick = request.param
     work = {
-        (case.name, strategy.name): (case, strategy.framework) for case in cases for strategy in strategies(world, case)
+        (case.name, strategy.name): (at(world, case), strategy.framework)
+        for case in CASES
+        for strategy in strategies_of(world, case, quick)
     }
-    return dict(zip(work, run_ranks(world, train_cases, list(work.values()), timeout_s=600)[0], strict=True))
+    found = run_ranks(world, train_cases, list(work.values()), timeout_s=600)[0]
+    return world, quick, dict(zip(work, found, strict=True))
 
 
 TRAININGS = [
     pytest.param(
-        (world, slow),
-        world,
-        slow,
+        (world, quick),
         case,
-        id=f"{world}-ranks-{case.name}{'-rest' if slow else ''}",
-        marks=[pytest.mark.slow, pytest.mark.timeout(1000)] if slow else [],
+        id=f"{world}-ranks-{case.name}-{'quick' if quick else 'rest'}",
+        marks=[] if quick else [pytest.mark.slow],
     )
     for world in (1, 2, 3, 4)
-    for slow in (False, True)
+    for quick in (True, False)
     for case in CASES
-    if names(world, case, slow)
+    if strategies_of(world, case, quick)
 ]
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("outcomes", "world", "case"), TRAININGS, indirect=["outcomes"])
-def test_equals_one_plain_process(outcomes: dict[tuple[str, str], Outcome], world: int, case: Case) -> None:
+@pytest.mark.parametrize(("outcomes", "case"), TRAININGS, indirect=["outcomes"])
+def test_equals_one_plain_process(outcomes: Outcomes, case: Case) -> None:
+    world, quick, found = outcomes
     plain = cache(partial(plain_process, at(world, case)))
     unequal: dict[str, str] = {}
-    for strategy in strategies(world, case):
+    for strategy in strategies_of(world, case, quick):
         expected = plain(strategy.replicas, strategy.micro_batch)
         try:
-            assert_equal(outcomes[case.name, strategy.name], expected, TOLERANCES[case.model.name, case.precision])
+            assert_equal(found[case.name, strategy.name], expected, TOLERANCES[case.model.name, case.precision])
         except AssertionError as error:
             unequal[strategy.name] = str(error)
     assert not unequal, "\n".join(f"{name}: {text}" for name, text in unequal.items())
