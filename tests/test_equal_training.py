@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
 
 import pytest
 import torch
 
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.single import Single
+from ddlbench.frameworks.tensor import TensorParallel
 from ddlbench.job import Framework, Model
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.resnet import ResNet
@@ -59,28 +61,74 @@ TOLERANCES = {
 }
 
 
-def frameworks(world: int) -> dict[str, Framework]:
+# Every other case and more ranks are for the long tests.
+QUICK = {
+    "resnet-fp32-whole",
+    "resnet-checkpointed-clipped",
+    "vgg-fp32-whole",
+    "gpt2-fp32-whole",
+    "gpt2-bf16-accumulated",
+}
+
+
+def frameworks(world: int, model: str) -> dict[str, Framework]:
     if world == 1:
         return {"single": Single(), "ddp": DDP()}
-    return {"ddp": DDP()}
+    return {"ddp": DDP(), **tensor_parallel(world, model)}
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3], ids=lambda world: f"{world}-ranks")
-def outcomes(request: pytest.FixtureRequest) -> Iterator[tuple[int, dict[tuple[str, str], Outcome]]]:
-    """Every case of every framework at one world size, trained in one set of processes."""
-    world = request.param
-    names = [(case.name, name) for case in CASES for name in frameworks(world)]
-    work = [(case, framework) for case in CASES for framework in frameworks(world).values()]
-    ranks = run_ranks(world, train_cases, work)
-    return world, dict(zip(names, ranks[0], strict=True))
+def tensor_parallel(world: int, model: str) -> dict[str, Framework]:
+    if world == 3:  # divides neither heads nor channels
+        return {}
+    found: dict[str, Framework] = {"tensor": TensorParallel()}
+    if model == "gpt2":
+        found["tensor-tokens"] = TensorParallel(dp=world // 2, tp=2, sequence_parallel=True)
+    elif world == 4:
+        found["tensor-replicas"] = TensorParallel(dp=2, tp=2, parallel_loss=False)
+    return found
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_equals_one_plain_process(case: Case, outcomes: tuple[int, dict[tuple[str, str], Outcome]]) -> None:
-    world, found = outcomes
-    expected = reference(case, world)
-    for name in frameworks(world):
-        assert_equal(found[case.name, name], expected, TOLERANCES[case.model.name, case.precision])
+def is_slow(world: int, case: Case) -> bool:
+    return world > 2 or case.name not in QUICK
+
+
+def at(world: int, case: Case) -> Case:
+    """Six samples a replica: they divide into the same micro batches at any number of ranks."""
+    return replace(case, global_batch=6 * world)
+
+
+@pytest.fixture(scope="module")
+def outcomes(request: pytest.FixtureRequest) -> dict[tuple[str, str], Outcome]:
+    """The quick or the slow cases of every framework at one world size, trained in one set of processes."""
+    world, slow = request.param
+    cases = [at(world, case) for case in CASES if is_slow(world, case) == slow]
+    work = {
+        (case.name, name): (case, framework)
+        for case in cases
+        for name, framework in frameworks(world, case.model.name).items()
+    }
+    return dict(zip(work, run_ranks(world, train_cases, list(work.values()))[0], strict=True))
+
+
+TRAININGS = [
+    pytest.param(
+        (world, is_slow(world, case)),
+        world,
+        case,
+        id=f"{world}-ranks-{case.name}",
+        marks=[pytest.mark.slow] if is_slow(world, case) else [],
+    )
+    for world in (1, 2, 3, 4)
+    for case in CASES
+]
+
+
+@pytest.mark.parametrize(("outcomes", "world", "case"), TRAININGS, indirect=["outcomes"])
+def test_equals_one_plain_process(outcomes: dict[tuple[str, str], Outcome], world: int, case: Case) -> None:
+    expected = cache(partial(reference, at(world, case)))
+    for name, framework in frameworks(world, case.model.name).items():
+        replicas = getattr(framework, "dp", world)  # as many as ranks where they share no replica
+        assert_equal(outcomes[case.name, name], expected(replicas), TOLERANCES[case.model.name, case.precision])
 
 
 def assert_equal(found: Outcome, expected: Outcome, tolerance: Tolerance) -> None:

@@ -79,6 +79,10 @@ class Model(Protocol):
         """Number of classes, or size of the vocabulary: the last dimension of the output."""
         ...
 
+    def tensor_plan(self) -> dict[str, str]:
+        """How ranks may share the layers: name of a module -> style, one of those of frameworks/tensor_layers.py."""
+        ...
+
 
 @dataclass(frozen=True)
 class Job:

@@ -100,6 +100,20 @@ class GPT2:
         """The vocabulary with its padding."""
         return -(-self.vocab_size // self.pad_vocab_to_multiple) * self.pad_vocab_to_multiple
 
+    def tensor_plan(self) -> dict[str, str]:
+        """Shoeybi et al. 2019, section 3: two sums a block forward and two backward."""
+        block = {
+            "attn": "heads",
+            "attn.c_attn": "qkv",
+            "attn.c_proj": "row",
+            "mlp.c_fc": "column",
+            "mlp.c_proj": "row",
+            "mlp.dropout": "token_dropout",
+        }
+        blocks = {f"h{i}.{name}": style for i in range(self.n_layer) for name, style in block.items()}
+        embed = {"embed.wte": "vocab", "embed.wpe": "positions", "embed.drop": "token_dropout"}
+        return {**embed, **blocks, "head": "logits"}
+
     def to_original(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A state of `build()` under the names of transformers' GPT2LMHeadModel."""
         return renamed(state, self._modules())

@@ -52,6 +52,15 @@ class ResNet:
     def outputs(self) -> int:
         return self.num_classes
 
+    def tensor_plan(self) -> dict[str, str]:
+        """Every convolution by its filters, BatchNorm with them: one all-gather a convolution forward."""
+        pairs = {"stem.conv1": "stem.bn1"}
+        for block in self._bottlenecks():
+            pairs |= {f"{block}.conv{i}": f"{block}.bn{i}" for i in (1, 2, 3)}
+            if block.endswith("_0"):
+                pairs |= {f"{block}.downsample.0": f"{block}.downsample.1"}
+        return dict.fromkeys(pairs, "filter") | dict.fromkeys(pairs.values(), "norm") | {"head.fc": "logits"}
+
     def to_original(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A state of `build()` under the names of torchvision.models.ResNet."""
         return renamed(state, self._modules())

@@ -57,6 +57,13 @@ class VGG:
     def outputs(self) -> int:
         return self.num_classes
 
+    def tensor_plan(self) -> dict[str, str]:
+        """Convolutions by their filters, joined after pooling; the classifier as in Shoeybi et al. 2019, section 3."""
+        convs = [name for name in self._modules() if name.startswith("conv")]
+        features = dict.fromkeys(convs, "filter") | {name.removesuffix(".conv"): "channels" for name in convs}
+        classifier = {"fc6.linear": "column", "fc6.dropout": "dropout", "fc7.linear": "row", "fc8": "logits"}
+        return features | classifier
+
     def to_original(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A state of `build()` under the names of torchvision.models.VGG."""
         return renamed(state, self._modules())

@@ -1,0 +1,85 @@
+"""What tensor parallelism cannot split, said before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from torch import nn
+
+from ddlbench.errors import Unsupported, UserError
+from ddlbench.frameworks.tensor_layers import is_transposed
+from ddlbench.job import Job
+
+ELEMENTWISE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
+
+
+def degree(world_size: int, dp: int, tp: int | None) -> int:
+    """Ranks that share a replica's layers."""
+    found, rest = divmod(world_size, dp)
+    if rest or tp not in (None, found):
+        fits = [f"framework.dp={world_size // n} framework.tp={n}" for n in divisors(world_size)]
+        raise UserError(
+            f"framework.dp={dp} x framework.tp={tp or 'null'} does not fill {world_size} ranks: "
+            f"choose {' or '.join(fits)}"
+        )
+    return found
+
+
+def divisors(number: int) -> list[int]:
+    """In ascending order."""
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
+def check_divides(job: Job, tp: int) -> None:
+    """Raise Unsupported for heads, features or channels that `tp` ranks cannot share evenly."""
+    with torch.device("meta"):
+        numbers = split_numbers(job.model.build(), job.model.tensor_plan())
+    uneven = next((what for what, number in numbers.items() if number % tp), None)
+    if uneven is not None:
+        fits = max(n for n in divisors(job.world_size) if n < tp and not any(count % n for count in numbers.values()))
+        raise Unsupported(
+            f"tensor: {tp} ranks cannot share the {numbers[uneven]} {uneven}: "
+            f"choose framework.tp={fits} framework.dp={job.world_size // fits}"
+        )
+    if job.model.outputs() < tp:
+        raise Unsupported(f"tensor: {tp} ranks cannot share the {job.model.outputs()} classes: give each at least one")
+
+
+def split_numbers(model: nn.Sequential, plan: Mapping[str, str]) -> dict[str, int]:
+    """What must divide over the ranks, and how many of it there are."""
+    found: dict[str, int] = {}
+    for name, style in plan.items():
+        module = cast(Any, model.get_submodule(name))
+        match style:
+            case "heads":
+                found[f"heads of {name}"] = module.num_heads
+            case "column":
+                found[f"features of {name}"] = module.nf if is_transposed(module) else module.out_features
+            case "filter":
+                found[f"filters of {name}"] = module.out_channels
+            case _:
+                pass
+    return found
+
+
+def check_elementwise(job: Job) -> None:
+    """Asked of an optimizer over a single weight, for the job holds no recipe."""
+    optimizer = job.optimizer([("weight", nn.Parameter(torch.zeros(1, 1)))])
+    if not isinstance(optimizer, ELEMENTWISE):
+        raise Unsupported(
+            f"tensor: {type(optimizer).__name__} takes the norm of whole layers, of which a rank has a part: "
+            f"choose recipe.optimizer.name={' or '.join(known.__name__.lower() for known in ELEMENTWISE)}"
+        )
+
+
+def check_sequence(job: Job, tp: int) -> None:
+    if job.model.kind != "text":
+        raise Unsupported(f"tensor: {job.model.name} has no sequence to split: set framework.sequence_parallel=false")
+    (length,) = job.model.input_shape()
+    if length % tp:
+        raise Unsupported(
+            f"tensor: {tp} ranks cannot share the {length} tokens of a sequence: choose "
+            f"model.seq_len={length - length % tp or tp} or framework.sequence_parallel=false"
+        )

@@ -1,0 +1,165 @@
+"""Collectives with gradients, over the ranks that share every layer of a model.
+
+Shoeybi et al. 2019, "Megatron-LM" (operators f and g, section 3); Korthikanti et al. 2022, "Reducing activation
+recomputation in large transformer models" (those of sequence parallelism, section 4.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.nn import functional as F
+
+from ddlbench.job import Batch, Job
+
+Change = Callable[[Tensor], Tensor]
+
+# torch 2.14 renamed both.
+all_gather = getattr(dist, "all_gather_single" if hasattr(dist, "all_gather_single") else "all_gather_into_tensor")
+reduce_scatter = getattr(
+    dist, "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
+)
+
+
+@dataclass(frozen=True)
+class Part:
+    """This rank's part among `size` ranks that share every layer.
+
+    sequence: between the parallel layers each rank has its slice of the tokens [B, T / size, E], not all of them
+    """
+
+    group: dist.ProcessGroup | None
+    rank: int
+    size: int
+    sequence: bool = False
+
+    def span(self, length: int, rank: int | None = None) -> tuple[int, int]:
+        """First index and count of a rank's slice of `length`; slices differ by one at most, the first are longer."""
+        rank = self.rank if rank is None else rank
+        count, longer = divmod(length, self.size)
+        return rank * count + min(rank, longer), count + (rank < longer)
+
+
+def copied(whole: Tensor, part: Part) -> Tensor:
+    """Before a layer of which this rank has a part: its gradient is a part of the sum (Megatron's f)."""
+    return _collective(whole, lambda x: x.view_as(x), lambda gradient: total(gradient, part))
+
+
+def summed(partial: Tensor, part: Part) -> Tensor:
+    """The sum over ranks of what each computed a part of (Megatron's g)."""
+    return _collective(partial, lambda x: total(x, part), lambda gradient: gradient)
+
+
+def gathered(own: Tensor, dim: int, length: int, part: Part) -> Tensor:
+    """All ranks' slices joined along `dim` to `length`, for what every rank computes alike from there on."""
+
+    def own_slice(gradient: Tensor) -> Tensor:
+        return gradient.narrow(dim, *part.span(length))
+
+    return _collective(own, lambda x: join(x, dim, length, part), own_slice)
+
+
+def collected(own: Tensor, dim: int, part: Part) -> Tensor:
+    """`copied` where each rank has its slice along `dim` only."""
+    length = own.shape[dim] * part.size
+    return _collective(own, lambda x: join(x, dim, length, part), lambda gradient: sum_slices(gradient, dim, part))
+
+
+def scattered(partial: Tensor, dim: int, part: Part) -> Tensor:
+    """`summed` where each rank keeps its slice along `dim` only."""
+    length = partial.shape[dim]
+    return _collective(partial, lambda x: sum_slices(x, dim, part), lambda gradient: join(gradient, dim, length, part))
+
+
+def total(tensor: Tensor, part: Part) -> Tensor:
+    """A new tensor: the sum over ranks."""
+    result = tensor.to(_sum_type(tensor), copy=True, memory_format=layout_of(tensor))
+    dist.all_reduce(dense(result), group=part.group)
+    return result.to(tensor.dtype)
+
+
+def sum_slices(tensor: Tensor, dim: int, part: Part) -> Tensor:
+    """This rank's slice along `dim`, which all ranks divide evenly, of the sum over ranks."""
+    slices = torch.stack(tensor.chunk(part.size, dim)).to(_sum_type(tensor))
+    result = torch.empty_like(slices[0])
+    reduce_scatter(result, slices, group=part.group)
+    return result.to(tensor.dtype)
+
+
+def join(own: Tensor, dim: int, length: int, part: Part) -> Tensor:
+    """Slices of all ranks joined along `dim`, in the same memory format. The longest slice sets what travels."""
+    missing = part.span(length, 0)[1] - own.shape[dim]
+    if missing:
+        own = F.pad(own, [0, 0] * (own.ndim - 1 - dim % own.ndim) + [0, missing])
+    own = own.contiguous(memory_format=layout_of(own))
+    flat = own.new_empty(part.size * own.numel())
+    all_gather(flat, dense(own), group=part.group)
+    slices = [each.as_strided(own.shape, own.stride()) for each in flat.chunk(part.size)]
+    return torch.cat([each.narrow(dim, 0, part.span(length, i)[1]) for i, each in enumerate(slices)], dim)
+
+
+def layout_of(tensor: Tensor) -> torch.memory_format:
+    last = tensor.ndim == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
+    return torch.channels_last if last and not tensor.is_contiguous() else torch.contiguous_format
+
+
+def dense(tensor: Tensor) -> Tensor:
+    """The memory of a tensor without gaps, as one row: collectives move it whatever its layout."""
+    assert tensor.is_contiguous(memory_format=layout_of(tensor))
+    return tensor.as_strided((tensor.numel(),), (1,))
+
+
+def share(batch: Batch | None, job: Job, size: int, part: Part) -> Batch:
+    """A replica's batch of `size` samples on all its ranks: the first read it, the others get inputs and targets."""
+    text, shape = job.model.kind == "text", (size, *job.model.input_shape())
+    layout = torch.channels_last if job.channels_last and not text else torch.contiguous_format
+    if batch is None:
+        integers, on = torch.int64, job.device
+        inputs = torch.empty(shape, dtype=integers if text else torch.float32, device=on, memory_format=layout)
+        targets = torch.empty(shape if text else shape[:1], dtype=integers, device=on)
+        batch = Batch(inputs, targets, torch.ones(size, dtype=torch.bool, device=on))
+    shared = replace(batch, inputs=batch.inputs.contiguous(memory_format=layout), targets=batch.targets.contiguous())
+    if part.size > 1:
+        for tensor in (shared.inputs, shared.targets):
+            dist.broadcast(dense(tensor), group=part.group, group_src=0)
+    return shared
+
+
+@contextmanager
+def apart(part: Part, device: torch.device) -> Generator[None]:
+    """Other random numbers on each rank, for units that only it has. Their seed comes from the stream that the ranks
+    share, so that a checkpointed block drops the same units when it runs again."""
+    seed = int(torch.randint(2**62, ()))
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed + part.rank)
+        yield
+
+
+def _sum_type(tensor: Tensor) -> torch.dtype:
+    """gloo cannot add bf16."""
+    wide = tensor.dtype == torch.bfloat16 and tensor.device.type == "cpu"
+    return torch.float32 if wide else tensor.dtype
+
+
+class _Collective(torch.autograd.Function):
+    """One collective forward, another one for the gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, ahead: Change, back: Change) -> Tensor:
+        ctx.back = back
+        return ahead(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (gradient,) = gradients
+        return ctx.back(gradient), None, None
+
+
+def _collective(tensor: Tensor, ahead: Change, back: Change) -> Tensor:
+    return cast(Tensor, _Collective.apply(tensor, ahead, back))
