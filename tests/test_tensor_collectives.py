@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -60,7 +61,11 @@ def layouts() -> tuple[bool, torch.dtype, list[float]]:
 def losses() -> list[tuple[Tensor, Tensor]]:
     here = part()
     return [
-        through(lambda x: parallel_cross_entropy(x, TARGETS, 7, smoothing, here), own, torch.ones(()))
+        through(
+            partial(parallel_cross_entropy, targets=TARGETS, classes=7, smoothing=smoothing, part=here),
+            own,
+            torch.ones(()),
+        )
         for own in (LOGITS.narrow(-1, *here.span(7)), LOGITS.narrow(-1, *here.span(7)).bfloat16())
         for smoothing in (0.0, 0.1)
     ]
