@@ -88,8 +88,9 @@ def work(config: Config, job: Job, records: Records, watch: Watch, spans: Spans)
     progress = Progress(config.progress and job.rank == 0)
     try:
         place = framework.setup(job)
-        # Building the model left every rank the same random stream: replicas would drop the same units.
-        torch.manual_seed((job.seed << 32) + place.data_rank + 1)
+        # Building the model left every rank the same random stream: replicas and stages would drop the same units.
+        part = place.data_rank + place.data_size * place.coordinates.get("pp", 0)
+        torch.manual_seed((job.seed << 32) + part + 1)
         feed = open_feed(config, job, place)
         spans.end("setup_s")
         start = framework.state()

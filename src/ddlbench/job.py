@@ -51,7 +51,7 @@ class Place:
     data_rank, data_size: which replica this rank belongs to, and how many there are
     reads_data: whether `step` and `evaluate` want the batch on this rank
     reports:    whether they return something here; exactly one rank of each replica reports
-    coordinates: position along dp, tp, pp; labels rows and decides nothing
+    coordinates: position along dp, tp, pp; labels rows, and stages of a pipeline draw other random numbers
     """
 
     data_rank: int
@@ -161,7 +161,7 @@ class Framework(Protocol):
         ...
 
     def state(self) -> dict[str, Tensor] | None:
-        """The whole model on the CPU under the original module's names, on the first reporting rank; else None."""
+        """The whole model on the CPU under the original module's names, on rank 0, else None; called on all ranks."""
         ...
 
     def load(self, state: Mapping[str, Tensor]) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
 from functools import partial
 from typing import cast
 
@@ -17,6 +18,8 @@ from torch.utils.checkpoint import checkpoint
 
 from ddlbench.errors import Unsupported
 from ddlbench.job import Batch, Job, type_of_dtype
+
+Clip = Callable[[Iterable[nn.Parameter], float], object]  # (parameters, largest norm), gradients in place
 
 
 def check_alike(job: Job, data_size: int) -> None:
@@ -87,11 +90,12 @@ class Update:
     def scale(self, loss: Tensor) -> Tensor:
         return self.scaler.scale(loss)
 
-    def apply(self, parameters: Iterable[nn.Parameter]) -> None:
+    def apply(self, parameters: Iterable[nn.Parameter], clip: Clip = nn.utils.clip_grad_norm_) -> None:
+        """clip: by the norm of the whole gradient, also where this rank has a part of it only."""
         with record_function("ddlbench/update"):
             if self.clip_norm is not None:
                 self.scaler.unscale_(self.optimizer)
-                nn.utils.clip_grad_norm_(parameters, self.clip_norm)
+                clip(parameters, self.clip_norm)
             self.scaler.step(self.optimizer)
             self.scaler.update()
             self.optimizer.zero_grad()
@@ -134,13 +138,17 @@ def average_statistics(model: nn.Module, group: dist.ProcessGroup | None = None)
     buffers = [
         buffer for norm in batch_norms(model) for buffer in (norm.running_mean, norm.running_var) if buffer is not None
     ]
-    if not buffers or dist.get_world_size(group) == 1:
-        return
-    flat = torch.cat([buffer.flatten() for buffer in buffers])
+    if buffers and dist.get_world_size(group) > 1:
+        average(buffers, group)
+
+
+def average(tensors: Sequence[Tensor], group: dist.ProcessGroup | None = None) -> None:
+    """Each tensor becomes its mean over the ranks of the group; one all-reduce for all of them."""
+    flat = torch.cat([tensor.flatten() for tensor in tensors])
     dist.all_reduce(flat, group=group)
     flat /= dist.get_world_size(group)
-    for buffer, mean in zip(buffers, flat.split([buffer.numel() for buffer in buffers]), strict=True):
-        buffer.copy_(mean.view_as(buffer))
+    for tensor, mean in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+        tensor.copy_(mean.view_as(tensor))
 
 
 def evaluate(model: nn.Module, forward: Callable[[Tensor], Tensor], batch: Batch, job: Job, count: int) -> Tensor:
@@ -158,3 +166,13 @@ def evaluate(model: nn.Module, forward: Callable[[Tensor], Tensor], batch: Batch
 def whole_state(model: nn.Module) -> dict[str, Tensor]:
     """A copy on the CPU, under the module's own names."""
     return {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
+
+
+def subgroup(lists: Sequence[Sequence[int]], job: Job) -> dist.ProcessGroup | None:
+    """This rank's group of those listed (disjoint lists of ranks), None where it is in none. Called on every rank with
+    the same lists."""
+    if len(lists) == 1 and len(lists[0]) == job.world_size:
+        return dist.group.WORLD
+    timeout = timedelta(seconds=job.timeout_s)
+    group, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in lists], timeout=timeout)
+    return group

@@ -66,7 +66,7 @@ def weights_hash(state: Mapping[str, Tensor]) -> str:
 def ledger(run: Run, config: Config, weights: str, steps: int) -> dict[str, Any]:
     """What two rows must share to be comparable, counted and not copied from the configuration where it can be."""
     job, data_size = run.job, run.place.data_size
-    updates = run.framework.updates
+    updates, facts = run.framework.updates, run.framework.facts()
     return {
         "samples": steps * job.global_batch,
         "updates": updates,
@@ -74,10 +74,10 @@ def ledger(run: Run, config: Config, weights: str, steps: int) -> dict[str, Any]
         "dropped_samples_per_epoch": run.feed.dropped_samples,
         "global_batch": job.global_batch,
         "replica_batch": job.replica_batch(data_size),
-        "micro_batches": job.micro_batches(data_size),
+        "micro_batches": facts.get("micro_batches", job.micro_batches(data_size)),
         "data_size": data_size,
         "precision": job.precision,
-        "reduce_dtype": run.framework.facts().get("reduce_dtype", job.reduce_dtype),
+        "reduce_dtype": facts.get("reduce_dtype", job.reduce_dtype),
         "clip_norm": job.clip_norm,
         "weight_decay": config.recipe.optimizer.weight_decay,
         "recipe": config.recipe.name,

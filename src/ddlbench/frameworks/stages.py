@@ -1,0 +1,94 @@
+"""How a sequence of blocks is cut into pipeline stages, and what one stage is. Nothing here communicates."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from functools import cache
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.profiler import record_function
+
+from ddlbench.frameworks.common import autocast
+from ddlbench.job import Job
+
+
+def balanced(costs: Sequence[float], stages: int) -> list[int]:
+    """Blocks in each of `stages` contiguous stages such that the costliest stage is as cheap as it can be.
+
+    Exact dynamic program over the last cut; of equally good ones the one with the fewest blocks in the first stages.
+    """
+    assert 1 <= stages <= len(costs)
+    upto = [0.0, *accumulate(costs)]
+
+    @cache
+    def best(blocks: int, stages: int) -> tuple[float, tuple[int, ...]]:
+        """Of the first `blocks` blocks: cost of the largest stage, sizes of the stages."""
+        if stages == 1:
+            return upto[blocks], (blocks,)
+        options: list[tuple[float, tuple[int, ...]]] = []
+        for cut in range(stages - 1, blocks):
+            largest, sizes = best(cut, stages - 1)
+            options.append((max(largest, upto[blocks] - upto[cut]), (*sizes, blocks - cut)))
+        return min(options)
+
+    return list(best(len(costs), stages)[1])
+
+
+def cut(model: nn.Sequential, sizes: Sequence[int]) -> list[nn.Sequential]:
+    """The stages' blocks under their own names, so that a stage's state is a part of the whole model's."""
+    named = list(model.named_children())
+    edges = pairwise([0, *accumulate(sizes)])
+    return [nn.Sequential(OrderedDict(named[start:end])) for start, end in edges]
+
+
+def stage_costs(costs: Sequence[float], sizes: Sequence[int]) -> list[float]:
+    """The cost of each stage: sums over its blocks."""
+    return [sum(costs[start:end]) for start, end in pairwise([0, *accumulate(sizes)])]
+
+
+class Stage(nn.Module):
+    """Consecutive blocks as one module. [B, ...] -> [B, ...].
+
+    Autocast is entered for each micro batch, as everywhere. What leaves is contiguous, for nothing else can be sent,
+    and of whatever type the last block gives: under bf16 the residual stream of GPT-2 stays fp32, as it does within
+    one process.
+    """
+
+    def __init__(self, blocks: nn.Sequential, job: Job) -> None:
+        super().__init__()
+        self.blocks = blocks
+        self.job = job
+
+    def forward(self, value: Tensor) -> Tensor:
+        if self.job.channels_last and value.dim() == 4:
+            value = value.contiguous(memory_format=torch.channels_last)
+        with record_function("ddlbench/forward"), autocast(self.job):
+            return self.blocks(value).contiguous()
+
+
+def borders(job: Job, sizes: Sequence[int], samples: int) -> list[Tensor]:
+    """What goes into the first stage, from each stage to the next, and out of the last, for a micro batch of `samples`:
+    tensors without data that have the shape and the type. Fake tensors: nothing is computed."""
+    with FakeTensorMode(), torch.no_grad(), job.device:
+        parts = [Stage(blocks, job).eval() for blocks in cut(job.model.build(), sizes)]
+        dtype = torch.int64 if job.model.kind == "text" else torch.float32
+        values = [torch.zeros(samples, *job.model.input_shape(), dtype=dtype)]
+        for part in parts:
+            values.append(part(values[-1]))
+        found = [(tuple(value.shape), value.dtype) for value in values]
+    return [
+        torch.empty(shape, dtype=dtype, device="meta", requires_grad=index > 0)
+        for index, (shape, dtype) in enumerate(found)
+    ]
+
+
+def tied_names(model: nn.Module) -> list[list[str]]:
+    """Names of parameters that are one and the same: GPT-2's token embedding and its head."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return [group for group in names.values() if len(group) > 1]
