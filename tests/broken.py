@@ -1,4 +1,4 @@
-"""DDP with planted faults: it fails on its last rank, or trains something else without saying so."""
+"""Frameworks with planted faults: they fail on one rank, or train something else without saying so."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ddlbench.frameworks.common import accumulate
 from ddlbench.frameworks.ddp import DDP
+from ddlbench.frameworks.pipeline import Pipeline
 from ddlbench.job import Batch, Job, Place
 
 
@@ -78,3 +79,26 @@ class Clipping(DDP):
 
     def setup(self, job: Job) -> Place:
         return super().setup(replace(job, clip_norm=0.1))
+
+
+@dataclass
+class BrokenStage(Pipeline):
+    """Raises at the last stage's third micro batch, while the other stages wait for it in the schedule."""
+
+    how: str = "raise"
+    steps: int = 0
+
+    def _loss(self, output: Tensor, targets: Tensor) -> Tensor:
+        self.steps += 1
+        if self.steps == 3:
+            raise RuntimeError("planted fault")
+        return super()._loss(output, targets)
+
+
+@dataclass
+class Untied(Pipeline):
+    """The tied embedding's two copies get their own gradients only."""
+
+    def _reduce(self) -> None:
+        self.shared = []
+        super()._reduce()

@@ -14,6 +14,7 @@ from ddlbench.frameworks.pipeline import Pipeline
 from ddlbench.job import Job, Place
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.resnet import ResNet
+from tests.broken import Untied
 from tests.equal import make_job, train_case, train_cases
 from tests.ranks import run_ranks
 from tests.reference import Case, Outcome, reference
@@ -46,10 +47,15 @@ def test_knobs_train_the_same() -> None:
 def test_replicas_of_a_pipeline_with_a_middle_stage_average_weights_and_statistics() -> None:
     cases = [(CASE, Pipeline(dp=2, schedule="1f1b")), (IMAGES, Pipeline(dp=2, balance=[2, 4]))]
     text, images = run_ranks(4, train_cases, cases)[0]
-    # 6 samples a replica: 4 x 2 micro batches, taken down to 6
+    # 6 samples a replica: 4 x 2 micro batches, taken down to 6 of one sample
     assert_equal(text, reference(replace(CASE, micro_batch=1), 2), TOLERANCES["gpt2", "fp32"])
     assert torch.equal(text.weights["embed.wte.weight"], text.weights["head.weight"])
     assert_equal(images, reference(IMAGES, 2), TOLERANCES["resnet", "fp32"])
+
+
+def test_the_central_test_notices_that_tied_copies_went_apart() -> None:
+    (found,) = run_ranks(2, train_cases, [(CASE, Untied())])[0]
+    assert distance(found.weights, reference(replace(CASE, micro_batch=2), 1)) > 0.01
 
 
 def layout(framework: Pipeline) -> tuple[Place, dict[str, Any], list[str]]:
@@ -119,11 +125,11 @@ def test_what_it_cannot_do_is_said_before_anything_starts() -> None:
     Pipeline().check(two)
     with pytest.raises(Unsupported, match="fp16 needs one loss scale"):
         Pipeline().check(replace(two, precision="fp16"))
-    with pytest.raises(Unsupported, match="averaged in fp32, not bf16"):
+    with pytest.raises(Unsupported, match=r"averaged in fp32, not bf16"):
         Pipeline().check(replace(two, reduce_dtype="bf16"))
-    with pytest.raises(Unsupported, match="7 stages .* the model has 6 blocks: put 6 ranks or fewer"):
+    with pytest.raises(Unsupported, match=r"7 stages .* the model has 6 blocks: put 6 ranks or fewer"):
         Pipeline().check(replace(two, world_size=7, global_batch=7))
-    with pytest.raises(Unsupported, match="interleaved needs 2 ranks"):
+    with pytest.raises(Unsupported, match=r"interleaved needs 2 ranks"):
         Pipeline(schedule="interleaved").check(replace(two, world_size=1))
     for key in ("checkpoint_activations", "compile", "channels_last"):
         with pytest.raises(Unsupported, match=f"two halves does not go with train.{key}=true"):

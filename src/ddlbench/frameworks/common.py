@@ -73,10 +73,13 @@ def accumulate(
 class Update:
     """One weight update from the gradients in place: unscale, clip, step, forget; and how many there were."""
 
-    def __init__(self, optimizer: Optimizer, job: Job) -> None:
+    def __init__(self, optimizer: Optimizer, job: Job, parts: dist.ProcessGroup | None = None) -> None:
+        """parts: the ranks with the other parts of the same model, which skip an update where one's gradient overflows
+        (where the library that shards does not see to it)."""
         self.optimizer = optimizer
         self.clip_norm = job.clip_norm
-        self.scaler = torch.amp.GradScaler(job.device.type, enabled=job.precision == "fp16")
+        self.scaler = make_scaler(job, parts)
+        self.agrees = parts is not None and job.precision == "fp16"
         self.count = 0
         # The scaler skips `optimizer.step` when a gradient overflowed: the hook sees the updates really made.
         optimizer.register_step_post_hook(self._made)
@@ -93,12 +96,23 @@ class Update:
     def apply(self, parameters: Iterable[nn.Parameter], clip: Clip = nn.utils.clip_grad_norm_) -> None:
         """clip: by the norm of the whole gradient, also where this rank has a part of it only."""
         with record_function("ddlbench/update"):
-            if self.clip_norm is not None:
+            if self.clip_norm is not None or self.agrees:
                 self.scaler.unscale_(self.optimizer)
+            if self.clip_norm is not None:
                 clip(parameters, self.clip_norm)
             self.scaler.step(self.optimizer)
             self.scaler.update()
             self.optimizer.zero_grad()
+
+
+def make_scaler(job: Job, parts: dist.ProcessGroup | None = None) -> torch.amp.GradScaler:
+    """Loss scaling for fp16, off for other types."""
+    enabled = job.precision == "fp16"
+    if not enabled or parts is None:
+        return torch.amp.GradScaler(job.device.type, enabled=enabled)
+    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler  # takes a while to import
+
+    return ShardedGradScaler(job.device.type, process_group=parts)
 
 
 def checkpoint_blocks(model: nn.Sequential) -> None:
@@ -175,4 +189,4 @@ def subgroup(lists: Sequence[Sequence[int]], job: Job) -> dist.ProcessGroup | No
         return dist.group.WORLD
     timeout = timedelta(seconds=job.timeout_s)
     group, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in lists], timeout=timeout)
-    return group
+    return group if isinstance(group, dist.ProcessGroup) else None
