@@ -1,4 +1,4 @@
-"""Frameworks with planted faults: they fail on one rank, or train something else without saying so."""
+"""Frameworks with planted faults: they fail on their last rank, or train something else without saying so."""
 
 from __future__ import annotations
 
@@ -99,6 +99,7 @@ class BrokenStage(Pipeline):
 class Untied(Pipeline):
     """The tied embedding's two copies get their own gradients only."""
 
-    def _reduce(self) -> None:
+    def setup(self, job: Job) -> Place:
+        place = super().setup(job)
         self.shared = []
-        super()._reduce()
+        return place

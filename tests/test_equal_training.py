@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
@@ -61,60 +61,75 @@ TOLERANCES = {
 }
 
 
-PIPELINES: dict[str, Framework] = {
-    "gpipe": Pipeline(),
-    "1f1b": Pipeline(schedule="1f1b"),
-    "interleaved": Pipeline(schedule="interleaved", virtual_stages=2),
-    "zero_bubble": Pipeline(schedule="zero_bubble"),
+# Every other case and more ranks are for the long tests.
+QUICK = {
+    "resnet-fp32-whole",
+    "resnet-checkpointed-clipped",
+    "vgg-fp32-whole",
+    "gpt2-fp32-whole",
+    "gpt2-bf16-accumulated",
 }
 
 
-def frameworks(world: int) -> dict[str, Framework]:
+def frameworks(world: int, case: Case) -> dict[str, Framework]:
     if world == 1:
         return {"single": Single(), "ddp": DDP()}
-    return {"ddp": DDP(), **(PIPELINES if world == 2 else {"gpipe": Pipeline()})}
+    return {"ddp": DDP(), **pipelines(world, case)}
 
 
-def supported(case: Case, name: str) -> bool:
-    return not (name == "zero_bubble" and case.checkpoint_activations)
+def pipelines(world: int, case: Case) -> dict[str, Framework]:
+    found: dict[str, Framework] = {"gpipe": Pipeline(), "1f1b": Pipeline(schedule="1f1b")}
+    if world == 2:
+        found["interleaved"] = Pipeline(schedule="interleaved", virtual_stages=2)
+    if world == 4:
+        found["1f1b-replicas"] = Pipeline(schedule="1f1b", dp=2)
+    if not case.checkpoint_activations:
+        found["zero_bubble"] = Pipeline(schedule="zero_bubble")
+    return found
 
 
-def work(world: int) -> list[tuple[str, str]]:
-    """Case and framework of each training."""
-    return [(case.name, name) for case in CASES for name in frameworks(world) if supported(case, name)]
+def is_slow(world: int, case: Case) -> bool:
+    return world > 2 or case.name not in QUICK
 
 
-@cache
-def expected(case_name: str, data_size: int, micro_batch: int | None) -> Outcome:
-    (case,) = (case for case in CASES if case.name == case_name)
-    return reference(replace(case, micro_batch=micro_batch), data_size)
+def at(world: int, case: Case) -> Case:
+    """Six samples a replica: they divide into the same micro batches at any number of ranks."""
+    return replace(case, global_batch=6 * world)
 
 
-def expected_of(framework: Framework, case: Case, world: int) -> Outcome:
-    """Data parallel: a replica a rank, its whole slice at once. A pipeline: one replica, cut into as many micro batches
-    as divide its 12 samples, at most 4 a rank."""
-    if isinstance(framework, Pipeline):
-        return expected(case.name, 1, case.micro_batch or {2: 2, 3: 1}[world])
-    return expected(case.name, world, case.micro_batch)
+@pytest.fixture(scope="module")
+def outcomes(request: pytest.FixtureRequest) -> dict[tuple[str, str], Outcome]:
+    """The quick or the slow cases of every framework at one world size, trained in one set of processes."""
+    world, slow = request.param
+    cases = [at(world, case) for case in CASES if is_slow(world, case) == slow]
+    work = {
+        (case.name, name): (case, framework) for case in cases for name, framework in frameworks(world, case).items()
+    }
+    return dict(zip(work, run_ranks(world, train_cases, list(work.values()))[0], strict=True))
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3], ids=lambda world: f"{world}-ranks")
-def outcomes(request: pytest.FixtureRequest) -> Iterator[tuple[int, dict[tuple[str, str], Outcome]]]:
-    """Every case of every framework at one world size, trained in one set of processes."""
-    world = request.param
-    cases = {case.name: case for case in CASES}
-    trainings = [(cases[case], frameworks(world)[name]) for case, name in work(world)]
-    ranks = run_ranks(world, train_cases, trainings)
-    return world, dict(zip(work(world), ranks[0], strict=True))
+TRAININGS = [
+    pytest.param(
+        (world, is_slow(world, case)),
+        world,
+        case,
+        id=f"{world}-ranks-{case.name}",
+        marks=[pytest.mark.slow] if is_slow(world, case) else [],
+    )
+    for world in (1, 2, 3, 4)
+    for case in CASES
+]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_equals_one_plain_process(case: Case, outcomes: tuple[int, dict[tuple[str, str], Outcome]]) -> None:
-    world, found = outcomes
-    for name, framework in frameworks(world).items():
-        if supported(case, name):
-            expected = expected_of(framework, case, world)
-            assert_equal(found[case.name, name], expected, TOLERANCES[case.model.name, case.precision])
+@pytest.mark.parametrize(("outcomes", "world", "case"), TRAININGS, indirect=["outcomes"])
+def test_equals_one_plain_process(outcomes: dict[tuple[str, str], Outcome], world: int, case: Case) -> None:
+    expected = cache(partial(reference, at(world, case)))
+    in_micro_batches = cache(partial(reference, replace(at(world, case), micro_batch=2)))
+    for name, framework in frameworks(world, case).items():
+        replicas = getattr(framework, "dp", world)  # as many as ranks where they share no replica
+        # By itself a pipeline cuts 6 samples a rank into 3 micro batches a rank: 4 do not divide them.
+        plain = (in_micro_batches if isinstance(framework, Pipeline) else expected)(replicas)
+        assert_equal(outcomes[case.name, name], plain, TOLERANCES[case.model.name, case.precision])
 
 
 def assert_equal(found: Outcome, expected: Outcome, tolerance: Tolerance) -> None:

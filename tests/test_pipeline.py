@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from ddlbench.errors import Unsupported, UserError
 from ddlbench.frameworks.pipeline import Pipeline
-from ddlbench.job import Job, Place
+from ddlbench.job import Batch, Job, Place
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.resnet import ResNet
 from tests.broken import Untied
@@ -64,6 +64,8 @@ def layout(framework: Pipeline) -> tuple[Place, dict[str, Any], list[str]]:
     place = framework.setup(here)
     names = [name for name, _ in framework.model.named_children()]
     facts = framework.facts()
+    framework.flush()
+    assert framework.bubble is None  # no step was made
     assert framework.state() is None or dist.get_rank() == 0
     framework.close()
     return place, facts, names
@@ -120,11 +122,29 @@ def test_a_state_can_be_loaded() -> None:
     assert_equal(run_ranks(2, loaded)[0], reference(replace(CASE, micro_batch=2), 1), TOLERANCES["gpt2", "fp32"])
 
 
+def out_of_memory() -> None:
+    framework = Pipeline()
+    framework.setup(make_job(CASE))
+
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("planted: out of memory")
+
+    framework.model[1].register_forward_pre_hook(fail)
+    tokens = torch.zeros(12, 16, dtype=torch.int64)
+    batch = Batch(tokens, tokens, torch.ones(12, dtype=torch.bool))
+    for run in (framework.step, framework.evaluate):
+        with pytest.raises(torch.OutOfMemoryError):
+            run(batch)
+    framework.close()
+
+
+def test_what_a_stage_raises_is_not_wrapped() -> None:
+    run_ranks(1, out_of_memory)
+
+
 def test_what_it_cannot_do_is_said_before_anything_starts() -> None:
     two = replace(job(), world_size=2, micro_batch=None)
     Pipeline().check(two)
-    with pytest.raises(Unsupported, match="fp16 needs one loss scale"):
-        Pipeline().check(replace(two, precision="fp16"))
     with pytest.raises(Unsupported, match=r"averaged in fp32, not bf16"):
         Pipeline().check(replace(two, reduce_dtype="bf16"))
     with pytest.raises(Unsupported, match=r"7 stages .* the model has 6 blocks: put 6 ranks or fewer"):
@@ -141,5 +161,7 @@ def test_wrong_knobs_are_named() -> None:
         Pipeline(schedule="zbv")
     with pytest.raises(UserError, match=r"framework\.dp=0"):
         Pipeline(dp=0)
+    with pytest.raises(UserError, match=r"framework\.flops_per_byte=-1 must be 0 or more"):
+        Pipeline(flops_per_byte=-1)
     with pytest.raises(UserError, match=r"virtual_stages=2 with framework\.schedule=gpipe"):
         Pipeline(virtual_stages=2)

@@ -8,7 +8,7 @@ from itertools import combinations, pairwise
 import pytest
 import torch
 
-from ddlbench.frameworks.stages import Stage, balanced, borders, cut, stage_costs, tied_names
+from ddlbench.frameworks.stages import Stage, balanced, borders, cut, size_bytes, stage_costs, tied_names
 from ddlbench.models.gpt2 import GPT2
 from tests.test_common import job
 
@@ -28,6 +28,19 @@ TINY = GPT2("gpt2", n_layer=2, n_embd=32, n_head=4, vocab_size=61, seq_len=16, d
 )
 def test_the_largest_stage_is_as_small_as_can_be(costs: list[float], stages: int, sizes: list[int]) -> None:
     assert balanced(costs, stages) == sizes
+
+
+@pytest.mark.parametrize(
+    ("sending", "sizes"),
+    [
+        ([0, 9, 0, 0], [1, 3]),  # in the middle 9, to its left and right 3: the fewest blocks first
+        ([9, 9, 1, 0], [3, 1]),
+        ([2, 2, 2, 9], [2, 2]),  # as fast as computing; what the last block gives is not sent
+        ([9, 3, 9, 0], [2, 2]),  # dear, but the other cuts are dearer
+    ],
+)
+def test_a_stage_is_as_slow_as_what_it_sends(sending: list[float], sizes: list[int]) -> None:
+    assert balanced([1, 1, 1, 1], 2, sending) == sizes
 
 
 def test_no_other_cuts_are_better() -> None:
@@ -58,16 +71,18 @@ def test_stages_have_the_whole_models_names_and_weights() -> None:
 
 def test_borders_are_what_really_passes() -> None:
     here = replace(job("bf16"), model=TINY)
-    found = borders(here, [1, 3, 1], samples=3)
+    found = borders(here, samples=3)
     value = torch.zeros(3, 16, dtype=torch.int64)
-    for part, before, after in zip(cut(TINY.build(), [1, 3, 1]), found, found[1:], strict=False):
+    for part, before, after in zip(cut(TINY.build(), [1] * 5), found, found[1:], strict=False):
         assert (value.shape, value.dtype) == (before.shape, before.dtype)
         value = Stage(part, here)(value)
         assert (value.shape, value.dtype) == (after.shape, after.dtype)
         assert after.requires_grad
+    assert len(found) == 6
     assert not found[0].requires_grad
     assert found[1].dtype == torch.float32  # embeddings are not cast
     assert found[-1].dtype == torch.bfloat16
+    assert size_bytes(found[1]) == 3 * 16 * 32 * 4
 
 
 def test_what_passes_can_be_sent() -> None:

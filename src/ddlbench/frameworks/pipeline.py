@@ -8,12 +8,14 @@ gradients over its copies once, after the schedule has run.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.profiler import record_function
 
@@ -21,12 +23,14 @@ from ddlbench.errors import Unsupported, UserError
 from ddlbench.frameworks.common import (
     Update,
     autocast,
-    average,
     average_statistics,
+    check_alike,
     checkpoint_blocks,
-    subgroup,
+    drop,
     whole_state,
 )
+from ddlbench.frameworks.pipeline_clock import BusyClock
+from ddlbench.frameworks.pipeline_groups import Groups
 from ddlbench.frameworks.pipeline_schedules import (
     LOOPED,
     SCHEDULES,
@@ -36,7 +40,7 @@ from ddlbench.frameworks.pipeline_schedules import (
     micro_batch_count,
     pipeline_ranks,
 )
-from ddlbench.frameworks.stages import Stage, balanced, borders, cut, stage_costs, tied_names
+from ddlbench.frameworks.stages import Stage, balanced, borders, cut, size_bytes, stage_costs, tied_names
 from ddlbench.job import Batch, Job, Place
 from ddlbench.measure.flops import forward_flops_per_block
 
@@ -51,6 +55,7 @@ class Pipeline:
     pp: int | None = None
     virtual_stages: int = 1
     balance: list[int] | None = None
+    flops_per_byte: float = 1000.0
 
     def __post_init__(self) -> None:
         if self.schedule not in SCHEDULES:
@@ -60,6 +65,8 @@ class Pipeline:
                 f"framework.dp={self.dp}, framework.pp={self.pp} and framework.virtual_stages={self.virtual_stages} "
                 "must be 1 or more"
             )
+        if self.flops_per_byte < 0:
+            raise UserError(f"framework.flops_per_byte={self.flops_per_byte:g} must be 0 or more")
         if self.virtual_stages > 1 and self.schedule not in LOOPED:
             raise UserError(
                 f"framework.virtual_stages={self.virtual_stages} with framework.schedule={self.schedule}: "
@@ -70,11 +77,6 @@ class Pipeline:
         ranks = pipeline_ranks(job.world_size, self.dp, self.pp)
         micro_batch_count(self.schedule, job, ranks, self.dp)
         check_stages(ranks, self.virtual_stages, len(forward_flops_per_block(job.model)), self.balance)
-        if job.precision == "fp16":
-            raise Unsupported(
-                f"{self.name}: fp16 needs one loss scale that all stages agree on at each overflow, and the schedules "
-                "have no place for it: use train.precision=bf16 or fp32"
-            )
         if job.reduce_dtype != "fp32":
             raise Unsupported(
                 f"{self.name}: gradients are averaged in fp32, not {job.reduce_dtype}: set train.reduce_dtype=fp32"
@@ -83,34 +85,29 @@ class Pipeline:
             raise Unsupported(f"{self.name}: {self.schedule} needs 2 ranks or more in a pipeline: use framework=gpipe")
         if self.schedule == "zero_bubble":
             check_split_backward(job)
+        check_alike(job, self.dp)
 
     def setup(self, job: Job) -> Place:
         self.job = job
         self.ranks = pipeline_ranks(job.world_size, self.dp, self.pp)
         self.count = micro_batch_count(self.schedule, job, self.ranks, self.dp)
+        self.groups = Groups.connect(job, self.dp, self.ranks)
+        self.clock, self.bubble = BusyClock(job.device), None
+        self.losses: list[Tensor] = []
         self._plan()
-        self._connect()
         self._build()
         self.settled = True
-        first, last = self.stage_rank == 0, self.stage_rank == self.ranks - 1
-        coordinates = {"dp": self.data_rank, "pp": self.stage_rank}
-        return Place(self.data_rank, self.dp, reads_data=first or last, reports=last, coordinates=coordinates)
+        return self.groups.place()
 
     def _plan(self) -> None:
         """Which blocks make a stage, and what passes between stages: the same on every rank."""
+        samples = self.job.replica_batch(self.dp) // self.count
         costs = list(forward_flops_per_block(self.job.model).values())
-        self.sizes = self.balance or balanced(costs, self.ranks * self.virtual_stages)
+        passed = borders(self.job, samples)
+        sending = [self.flops_per_byte * size_bytes(tensor) / samples for tensor in passed[1:]]
+        self.sizes = self.balance or balanced(costs, self.ranks * self.virtual_stages, sending)
         self.costs = stage_costs(costs, self.sizes)
-        self.borders = borders(self.job, self.sizes, self.job.replica_batch(self.dp) // self.count)
-
-    def _connect(self) -> None:
-        """Ranks r * dp to (r + 1) * dp - 1 hold copies of the same stages: neighbours average gradients."""
-        job = self.job
-        self.stage_rank, self.data_rank = divmod(job.rank, self.dp)
-        layout = torch.arange(job.world_size).view(self.ranks, self.dp)
-        self.pipeline = subgroup(layout.T.tolist(), job)
-        self.copies = subgroup(layout.tolist(), job) if self.dp > 1 else None
-        self.ends = subgroup(layout[[0, -1]].T.tolist(), job) if self.ranks > 1 else None
+        self.borders = [passed[block] for block in (0, *accumulate(self.sizes))]
 
     def _build(self) -> None:
         """Built whole on the CPU, for the same weights everywhere; only this rank's blocks go to the device."""
@@ -118,24 +115,15 @@ class Pipeline:
         parts = {
             index: blocks.to(self.job.device)
             for index, blocks in enumerate(cut(whole, self.sizes))
-            if index % self.ranks == self.stage_rank
+            if index % self.ranks == self.groups.stage_rank
         }
         self.model = nn.Sequential(OrderedDict(block for part in parts.values() for block in part.named_children()))
-        self.shared = self._shared(tied_names(whole))
+        self.shared = self.groups.shared(self.model, tied_names(whole))
         if self.job.checkpoint_activations:
             checkpoint_blocks(self.model)
         self.runner = self._runner(parts)
         self.optimizer = self.job.optimizer(self.model.named_parameters())
-        self.update = Update(self.optimizer, self.job)
-
-    def _shared(self, ties: Sequence[Sequence[str]]) -> list[nn.Parameter]:
-        """This rank's parameters of which the other end of the pipeline holds a copy. (Within one rank a tied parameter
-        is one tensor, and autograd sums.)"""
-        own = dict(self.model.named_parameters(remove_duplicate=False))
-        apart = [[name for name in names if name in own] for names in ties]
-        apart = [found for found, names in zip(apart, ties, strict=True) if 0 < len(found) < len(names)]
-        assert not apart or self.stage_rank in (0, self.ranks - 1), "only first and last stage may share a parameter"
-        return [own[found[0]] for found in apart]
+        self.update = Update(self.optimizer, self.job, self.groups.pipeline)
 
     def _runner(self, parts: Mapping[int, nn.Sequential]) -> Any:
         """torch's schedule over this rank's stages. Shapes are given, so that it need not run the model to find out."""
@@ -147,80 +135,65 @@ class Pipeline:
             if self.job.compile:
                 part.compile()
             before, after = self.borders[index : index + 2]
-            module = Stage(part, self.job)
-            stages.append(
-                PipelineStage(module, index, len(self.sizes), self.job.device, before, after, group=self.pipeline)
-            )
+            module, group = Stage(part, self.job), self.groups.pipeline
+            stage = PipelineStage(module, index, len(self.sizes), self.job.device, before, after, group=group)
+            for method in ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk"):
+                setattr(stage, method, self.clock.computing(getattr(stage, method)))
+            stages.append(stage)
         schedule: Any = get_schedule_class(SCHEDULES[self.schedule])
-        looped = self.schedule in LOOPED
-        return schedule(stages if looped else stages[0], self.count, loss_fn=self._loss, scale_grads=False)
+        one_or_more = stages if self.schedule in LOOPED else stages[0]
+        return schedule(one_or_more, self.count, loss_fn=self.clock.computing(self._loss), scale_grads=False)
 
     def _loss(self, output: Tensor, targets: Tensor) -> Tensor:
+        """Of one micro batch, as its share of the replica's."""
         with autocast(self.job):
-            return self.job.loss(output, targets) / self.count
+            loss = self.job.loss(output, targets) / self.count
+        self.losses.append(loss.detach())
+        return self.update.scale(loss)
 
     @property
     def updates(self) -> int:
         return self.update.count
 
     def step(self, batch: Batch | None) -> Tensor | None:
-        losses: list[Tensor] = []
+        self.losses.clear()
         inputs, targets = self._ends_of(batch)
-        self.runner.step(*inputs, target=targets, losses=losses, return_outputs=False)
+        with as_raised(), self.clock.schedule():
+            self.runner.step(*inputs, target=targets, return_outputs=False)
         with record_function("ddlbench/communicate"):
-            self._reduce()
-        self.update.apply(self.model.parameters(), self._clip)
+            self.groups.reduce(self.model.parameters(), self.shared)
+        self.update.apply(self.model.parameters(), partial(self.groups.clip, shared=self.shared))
         self.settled = False
-        return torch.stack(losses).sum().detach() if losses else None
+        return torch.stack(self.losses).sum() if self.losses else None
 
     def _ends_of(self, batch: Batch | None) -> tuple[tuple[Tensor, ...], Tensor | None]:
         """What torch's schedule takes: inputs on the first stage's rank, targets on the last one's."""
-        first, last = self.stage_rank == 0, self.stage_rank == self.ranks - 1
+        first, last = self.groups.first, self.groups.last
         assert batch is not None or not (first or last)
         inputs = (batch.inputs,) if first and batch is not None else ()
         return inputs, batch.targets if last and batch is not None else None
-
-    def _reduce(self) -> None:
-        """Averages over copies first, sums of tied parameters then: two numbers add up to the same on both ends, so the
-        two copies of a tied parameter stay equal to the last bit."""
-        if self.copies is not None:
-            average([gradient(parameter) for parameter in self.model.parameters()], self.copies)
-        for parameter in self.shared:
-            dist.all_reduce(gradient(parameter), group=self.ends)
-
-    def _clip(self, parameters: Iterable[nn.Parameter], max_norm: float) -> None:
-        """By the norm of the whole gradient, of which each rank has a part; what two ranks share counts once."""
-        parameters = list(parameters)
-        counted_elsewhere = {id(parameter) for parameter in self.shared if self.stage_rank > 0}
-        own = [gradient(parameter) for parameter in parameters if id(parameter) not in counted_elsewhere]
-        squared = nn.utils.get_total_norm(own).square()
-        dist.all_reduce(squared, group=self.pipeline)
-        nn.utils.clip_grads_with_norm_(parameters, max_norm, squared.sqrt())
 
     def evaluate(self, batch: Batch | None) -> Tensor | None:
         self._settle()
         inputs, targets = self._ends_of(batch)
         self.model.eval()
-        with torch.no_grad():
+        with as_raised(), torch.no_grad():
             output = self.runner.eval(*inputs, target=targets)
         self.model.train()
         return output
 
     def _settle(self) -> None:
-        if not self.settled and self.copies is not None:
-            average_statistics(self.model, self.copies)
+        if not self.settled and self.groups.copies is not None:
+            average_statistics(self.model, self.groups.copies)
         self.settled = True
 
     def flush(self) -> None:
-        """The schedules end with an empty pipeline."""
+        """The schedules end with an empty pipeline: only its clock is read."""
+        self.bubble = self.clock.bubble()
 
     def state(self) -> dict[str, Tensor] | None:
         self._settle()
-        if self.data_rank > 0:
-            return None
-        parts: list[Any] | None = [None] * self.ranks if self.job.rank == 0 else None
-        dist.gather_object(whole_state(self.model), parts, dst=0, group=self.pipeline)
-        return None if parts is None else {name: tensor for part in parts for name, tensor in part.items()}
+        return self.groups.gather(whole_state(self.model))
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         self.model.load_state_dict({name: state[name] for name in self.model.state_dict()})
@@ -236,17 +209,21 @@ class Pipeline:
             "flops_largest_over_mean_stage": max(self.costs) * len(self.costs) / sum(self.costs),
             "micro_batches": self.count,
             "micro_batches_rule": "4 a rank" if self.job.micro_batch is None else "train.micro_batch",
+            "bubble": self.bubble,
             "bubble_theoretical": bubble(self.schedule, self.count, self.ranks, self.virtual_stages),
             "activation_dtypes": [str(border.dtype).removeprefix("torch.") for border in between],
-            "activation_bytes": [border.numel() * border.element_size() for border in between],
+            "activation_bytes": [size_bytes(border) for border in between],
             "reduce_dtype": "fp32",
         }
 
     def close(self) -> None:
-        for name in ("runner", "model", "shared", "optimizer", "update"):
-            self.__dict__.pop(name, None)
+        drop(self, "runner", "model", "shared", "optimizer", "update")
 
 
-def gradient(parameter: nn.Parameter) -> Tensor:
-    assert parameter.grad is not None
-    return parameter.grad
+@contextmanager
+def as_raised() -> Generator[None]:
+    """torch wraps what a stage raises, but whoever records it wants to tell memory that ran out from other errors."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise (error.__cause__ or error) from None

@@ -16,23 +16,26 @@ from ddlbench.frameworks.common import autocast
 from ddlbench.job import Job
 
 
-def balanced(costs: Sequence[float], stages: int) -> list[int]:
-    """Blocks in each of `stages` contiguous stages such that the costliest stage is as cheap as it can be.
+def balanced(costs: Sequence[float], stages: int, sending: Sequence[float] | None = None) -> list[int]:
+    """Blocks in each of `stages` contiguous stages such that the slowest stage is as fast as it can be.
 
+    A stage is as slow as its computing or as its sending, whichever is slower, for both go on at once (Narayanan et al.
+    2019, section 3.1). costs: of computing each block; sending: of passing on what each block gives, null if None.
     Exact dynamic program over the last cut; of equally good ones the one with the fewest blocks in the first stages.
     """
     assert 1 <= stages <= len(costs)
     upto = [0.0, *accumulate(costs)]
+    passed = sending or [0.0] * len(costs)
 
     @cache
     def best(blocks: int, stages: int) -> tuple[float, tuple[int, ...]]:
-        """Of the first `blocks` blocks: cost of the largest stage, sizes of the stages."""
+        """Of the first `blocks` blocks: cost of the slowest stage, sizes of the stages."""
         if stages == 1:
             return upto[blocks], (blocks,)
         options: list[tuple[float, tuple[int, ...]]] = []
         for cut in range(stages - 1, blocks):
-            largest, sizes = best(cut, stages - 1)
-            options.append((max(largest, upto[blocks] - upto[cut]), (*sizes, blocks - cut)))
+            slowest, sizes = best(cut, stages - 1)
+            options.append((max(slowest, passed[cut - 1], upto[blocks] - upto[cut]), (*sizes, blocks - cut)))
         return min(options)
 
     return list(best(len(costs), stages)[1])
@@ -70,20 +73,24 @@ class Stage(nn.Module):
             return self.blocks(value).contiguous()
 
 
-def borders(job: Job, sizes: Sequence[int], samples: int) -> list[Tensor]:
-    """What goes into the first stage, from each stage to the next, and out of the last, for a micro batch of `samples`:
+def borders(job: Job, samples: int) -> list[Tensor]:
+    """What goes into the first block, from each block to the next, and out of the last, for a micro batch of `samples`:
     tensors without data that have the shape and the type. Fake tensors: nothing is computed."""
     with FakeTensorMode(), torch.no_grad(), job.device:
-        parts = [Stage(blocks, job).eval() for blocks in cut(job.model.build(), sizes)]
+        model = job.model.build().eval()
         dtype = torch.int64 if job.model.kind == "text" else torch.float32
         values = [torch.zeros(samples, *job.model.input_shape(), dtype=dtype)]
-        for part in parts:
-            values.append(part(values[-1]))
+        for block in model.children():
+            values.append(Stage(nn.Sequential(block), job)(values[-1]))
         found = [(tuple(value.shape), value.dtype) for value in values]
     return [
         torch.empty(shape, dtype=dtype, device="meta", requires_grad=index > 0)
         for index, (shape, dtype) in enumerate(found)
     ]
+
+
+def size_bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
 
 
 def tied_names(model: nn.Module) -> list[list[str]]:

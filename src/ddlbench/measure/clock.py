@@ -10,12 +10,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import torch
 from torch.profiler import record_function
 
 Item = TypeVar("Item")
+Mark: TypeAlias = torch.cuda.Event | float
 
 
 @dataclass(frozen=True)
@@ -48,15 +49,15 @@ class EpochClock:
         self.barrier = barrier
         self.warmup_steps = warmup_steps
         self.wait_s: list[float] = []
-        self.begins: list[torch.cuda.Event | float] = []
-        self.ends: list[torch.cuda.Event | float] = []
+        self.begins: list[Mark] = []
+        self.ends: list[Mark] = []
 
     def steps(self, batches: Iterable[Item]) -> Iterator[Item]:
         """The same batches; from asking for one to asking for the next is a step."""
         source = iter(batches)
         self.began = self.measured_from = self._together()
         while True:
-            begin = self._mark()
+            begin = mark(self.device)
             asked = time.perf_counter()
             try:
                 with record_function("ddlbench/data"):
@@ -66,7 +67,7 @@ class EpochClock:
             self.wait_s.append(time.perf_counter() - asked)
             self.begins.append(begin)
             yield batch
-            self.ends.append(self._mark())
+            self.ends.append(mark(self.device))
             if len(self.ends) == self.warmup_steps:
                 self.measured_from = self._together()
 
@@ -79,7 +80,7 @@ class EpochClock:
             measured_s=idle - self.measured_from,
             straggler_s=time.perf_counter() - idle,
             warmup_steps=self.warmup_steps,
-            step_s=[_seconds(begin, end) for begin, end in zip(self.begins, self.ends, strict=True)],
+            step_s=[seconds(begin, end) for begin, end in zip(self.begins, self.ends, strict=True)],
             wait_s=self.wait_s,
         )
 
@@ -93,15 +94,18 @@ class EpochClock:
         self.barrier()
         return time.perf_counter()
 
-    def _mark(self) -> torch.cuda.Event | float:
-        if self.device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+
+def mark(device: torch.device) -> Mark:
+    """Now, in the order of the device's work; nothing waits."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
 
 
-def _seconds(begin: torch.cuda.Event | float, end: torch.cuda.Event | float) -> float:
+def seconds(begin: Mark, end: Mark) -> float:
+    """Between two marks of one device, which must have passed both."""
     if isinstance(begin, torch.cuda.Event) and isinstance(end, torch.cuda.Event):
         return begin.elapsed_time(end) / 1e3
     assert isinstance(begin, float)

@@ -1,0 +1,43 @@
+"""Against an implementation of GPipe that shares nothing with ours: torchgpipe (Kim et al. 2020), on CPU devices."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ddlbench.frameworks.pipeline import Pipeline
+from tests.equal import train_cases
+from tests.ranks import run_ranks
+from tests.reference import Case, Outcome, cross_entropy, order, validate
+from tests.test_equal_training import CASES, TOLERANCES, assert_equal
+
+torchgpipe = pytest.importorskip("torchgpipe")
+
+BALANCES = {"resnet": [2, 4], "vgg": [9, 7], "gpt2": [2, 3]}
+MICRO_BATCHES = 6  # of two samples
+
+
+def trained(case: Case, balance: list[int]) -> Outcome:
+    torch.manual_seed(case.seed)
+    model = case.model.build().train()
+    start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    pipe = torchgpipe.GPipe(model, balance, devices=["cpu", "cpu"], chunks=MICRO_BATCHES, checkpoint="never")
+    optimizer = torch.optim.SGD(pipe.parameters(), lr=case.lr, momentum=0.9, weight_decay=1e-4)
+    samples = case.data.split(True, case.model, case.seed)
+    losses: list[float] = []
+    for chosen in order(case).split(case.global_batch)[: case.steps]:
+        loss = cross_entropy(pipe(samples.inputs[chosen]), samples.targets[chosen])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return Outcome(losses, model.state_dict(), validate(case, model), case.steps, start)
+
+
+def test_gpipe_trains_what_torchgpipe_trains() -> None:
+    cases = [case for case in CASES if case.name.endswith("fp32-accumulated")]
+    pipelines = [Pipeline(balance=BALANCES[case.name.split("-")[0]]) for case in cases]
+    found = run_ranks(2, train_cases, list(zip(cases, pipelines, strict=True)))[0]
+    for case, pipeline, outcome in zip(cases, pipelines, found, strict=True):
+        assert pipeline.balance is not None
+        assert_equal(outcome, trained(case, pipeline.balance), TOLERANCES[case.model.name, case.precision])
