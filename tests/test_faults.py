@@ -36,7 +36,8 @@ def start(
     processes: list[subprocess.Popen[str]] = []
     for rank in map(str, range(ranks)):
         places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "PYTHONPATH": str(ROOT)}
+        path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])  # this tree's package, wherever another is installed
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "PYTHONPATH": path}
         environment = {**os.environ, **places, **meeting}
         processes.append(subprocess.Popen(command, env=environment, text=True, stderr=subprocess.PIPE))
     return processes
