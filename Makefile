@@ -1,4 +1,4 @@
-.PHONY: setup run test test-all lint format bench docs
+.PHONY: setup horovod run test test-all lint format bench docs
 
 # What needs root (Slurm, Open MPI from Debian) the tests install themselves, or they say why they skip.
 # Two files at a time: most tests keep one core busy.
@@ -10,10 +10,14 @@ setup:
 run: setup
 	@scripts/demo.sh
 
-test: setup
+# Where it cannot be built, its tests skip and say so; everything else is tested all the same.
+horovod: setup
+	@scripts/install_horovod.sh gloo || echo "make: Horovod's tests will be skipped" >&2
+
+test: setup horovod
 	$(PYTEST) -m "not slow"
 
-test-all: setup
+test-all: setup horovod
 	$(PYTEST)
 
 lint: setup

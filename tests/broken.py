@@ -1,4 +1,4 @@
-"""DDP with planted faults: it fails on its last rank, or trains something else without saying so."""
+"""Frameworks with planted faults: they fail on their last rank, or train something else without saying so."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from torch import Tensor
 
 from ddlbench.frameworks.common import accumulate
 from ddlbench.frameworks.ddp import DDP
+from ddlbench.frameworks.horovod import Horovod
 from ddlbench.job import Batch, Job, Place
 
 
 @dataclass
-class Broken(DDP):
-    """how: raise | exit | hang | memory | nan, at the third step; slow, at every step; setup, before the first."""
+class Failing:
+    """Mixed into a framework.
+
+    how: raise | exit | hang | memory | nan, at the third step; slow, at every step; setup, before the first
+    """
 
     how: str = "raise"
     steps: int = 0
@@ -24,7 +28,7 @@ class Broken(DDP):
     def setup(self, job: Job) -> Place:
         if self.how == "setup" and job.rank == job.world_size - 1:
             raise torch.OutOfMemoryError("planted: too large")
-        return super().setup(job)
+        return super().setup(job)  # pyright: ignore
 
     def step(self, batch: Batch | None) -> Tensor | None:
         self.steps += 1
@@ -43,7 +47,15 @@ class Broken(DDP):
                     batch.inputs.fill_(float("nan"))
         if self.how == "slow":
             time.sleep(0.5)
-        return super().step(batch)
+        return super().step(batch)  # pyright: ignore
+
+
+@dataclass
+class Broken(Failing, DDP): ...
+
+
+@dataclass
+class BrokenHorovod(Failing, Horovod): ...
 
 
 @dataclass

@@ -26,6 +26,7 @@ LAUNCHERS = (
     "MPI_",
     "TORCHELASTIC",
     "DDLBENCH_",
+    "HOROVOD_",
 )
 
 

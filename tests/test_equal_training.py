@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
 from ddlbench.frameworks.ddp import DDP
+from ddlbench.frameworks.horovod import Horovod
 from ddlbench.frameworks.single import Single
 from ddlbench.job import Framework, Model
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.resnet import ResNet
 from ddlbench.models.vgg import VGG
 from tests.equal import train_cases
+from tests.libraries import why_no_horovod
 from tests.ranks import run_ranks
 from tests.reference import Case, Outcome, reference
 
@@ -59,28 +61,60 @@ TOLERANCES = {
 }
 
 
+# Every other case and more ranks are for the long tests.
+QUICK = {
+    "resnet-fp32-whole",
+    "resnet-checkpointed-clipped",
+    "vgg-fp32-whole",
+    "gpt2-fp32-whole",
+    "gpt2-bf16-accumulated",
+}
+
+
 def frameworks(world: int) -> dict[str, Framework]:
+    horovod = {} if why_no_horovod() else {"horovod": Horovod()}
     if world == 1:
-        return {"single": Single(), "ddp": DDP()}
-    return {"ddp": DDP()}
+        return {"single": Single(), "ddp": DDP(), **horovod}
+    return {"ddp": DDP(), **horovod}
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3], ids=lambda world: f"{world}-ranks")
-def outcomes(request: pytest.FixtureRequest) -> Iterator[tuple[int, dict[tuple[str, str], Outcome]]]:
-    """Every case of every framework at one world size, trained in one set of processes."""
-    world = request.param
-    names = [(case.name, name) for case in CASES for name in frameworks(world)]
-    work = [(case, framework) for case in CASES for framework in frameworks(world).values()]
-    ranks = run_ranks(world, train_cases, work)
-    return world, dict(zip(names, ranks[0], strict=True))
+def is_slow(world: int, case: Case) -> bool:
+    return world > 2 or case.name not in QUICK
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_equals_one_plain_process(case: Case, outcomes: tuple[int, dict[tuple[str, str], Outcome]]) -> None:
-    world, found = outcomes
-    expected = reference(case, world)
+def at(world: int, case: Case) -> Case:
+    """Six samples a replica: they divide into the same micro batches at any number of ranks."""
+    return replace(case, global_batch=6 * world)
+
+
+@pytest.fixture(scope="module")
+def outcomes(request: pytest.FixtureRequest) -> dict[tuple[str, str], Outcome]:
+    """The quick or the slow cases of every framework at one world size, trained in one set of processes."""
+    world, slow = request.param
+    cases = [at(world, case) for case in CASES if is_slow(world, case) == slow]
+    names = [(case.name, name) for case in cases for name in frameworks(world)]
+    work = [(case, framework) for case in cases for framework in frameworks(world).values()]
+    return dict(zip(names, run_ranks(world, train_cases, work)[0], strict=True))
+
+
+TRAININGS = [
+    pytest.param(
+        (world, is_slow(world, case)),
+        world,
+        case,
+        id=f"{world}-ranks-{case.name}",
+        marks=[pytest.mark.slow] if is_slow(world, case) else [],
+    )
+    for world in (1, 2, 3, 4)
+    for case in CASES
+]
+
+
+@pytest.mark.parametrize(("outcomes", "world", "case"), TRAININGS, indirect=["outcomes"])
+def test_equals_one_plain_process(outcomes: dict[tuple[str, str], Outcome], world: int, case: Case) -> None:
+    expected = reference(at(world, case), world)
     for name in frameworks(world):
-        assert_equal(found[case.name, name], expected, TOLERANCES[case.model.name, case.precision])
+        assert_equal(outcomes[case.name, name], expected, TOLERANCES[case.model.name, case.precision])
 
 
 def assert_equal(found: Outcome, expected: Outcome, tolerance: Tolerance) -> None:

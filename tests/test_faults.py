@@ -16,16 +16,19 @@ import torch
 
 from ddlbench.errors import Diverged, Unavailable, Unsupported, UserError
 from ddlbench.faults import Failure
+from tests.libraries import needs_horovod
 from tests.ranks import free_port
 
 ROOT = Path(__file__).parents[1]
 WITHIN_S = 60
 
 
-def start(folder: Path, how: str, *more: str, ranks: int = 2) -> list[subprocess.Popen[str]]:
+def start(
+    folder: Path, how: str, *more: str, ranks: int = 2, framework: str = "ddp", target: str = "Broken"
+) -> list[subprocess.Popen[str]]:
     """Ranks started by nobody who would end one when another fails."""
     command = [
-        sys.executable, "-m", "ddlbench", "+framework=ddp", "framework._target_=tests.broken.Broken",
+        sys.executable, "-m", "ddlbench", f"+framework={framework}", f"framework._target_=tests.broken.{target}",
         f"+framework.how={how}", "+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=8",
         "model.image_size=32", "loader=synthetic", "train.global_batch=4", "train.steps=20", "train.epochs=1",
         "train.validate=false", f"results_dir={folder}", *more,
@@ -73,6 +76,14 @@ def test_the_first_failure_is_the_records(tmp_path: Path, how: str, status: str,
     assert (content["status"], tuple(found)) in {(status, pair) for pair in codes}, said
     assert content["reason"].startswith(reason)
     assert content["times"]["end"] is not None
+
+
+@pytest.mark.parametrize(("framework", "target"), [pytest.param("horovod", "BrokenHorovod", marks=needs_horovod)])
+def test_no_framework_leaves_a_rank_waiting(tmp_path: Path, framework: str, target: str) -> None:
+    codes, said = end(start(tmp_path, "raise", framework=framework, target=target))
+    assert codes in ([1, 1], [6, 1]), said
+    content = record(tmp_path)
+    assert (content["status"], content["reason"]) == ("error", "rank 1: RuntimeError: planted fault")
 
 
 def test_a_rank_that_vanishes_does_not_leave_the_other_waiting(tmp_path: Path) -> None:

@@ -52,6 +52,16 @@ OPEN_MPI = {
     "PMIX_RANK": "1",
 }
 HYDRA = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+HOROVODRUN = {  # rank 3 of `horovodrun -np 4 -H node1:2,node2:2` (0.28.1)
+    "HOROVOD_RANK": "3",
+    "HOROVOD_SIZE": "4",
+    "HOROVOD_LOCAL_RANK": "1",
+    "HOROVOD_LOCAL_SIZE": "2",
+    "HOROVOD_CROSS_RANK": "1",
+    "HOROVOD_CROSS_SIZE": "2",
+    "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1",
+    "HOROVOD_GLOO_RENDEZVOUS_PORT": "13005",
+}
 DAEMON = SRUN | {  # what mpirun's daemon on node2, itself a task of srun, hands on to its ranks
     "SLURM_STEP_NUM_TASKS": "1",
     "SLURM_PROCID": "0",
@@ -81,6 +91,9 @@ DAEMON = SRUN | {  # what mpirun's daemon on node2, itself a task of srun, hands
             DAEMON | HYDRA | {"MASTER_ADDR": "node1", "MASTER_PORT": "9"},
             Launch("mpirun", 3, 4, 1, 2, 2, "node1", 9),
         ),
+        (HOROVODRUN, Launch("horovodrun", 3, 4, 1, 2, 2, "10.0.0.1", 20_000 + 1_005)),
+        (HOROVODRUN | {"HOROVOD_CROSS_SIZE": "1"}, Launch("horovodrun", 3, 4, 1, 2, 1, "localhost", 21_005)),
+        (HOROVODRUN | SRUN | {"MASTER_ADDR": "ib1"}, Launch("horovodrun", 3, 4, 1, 2, 2, "ib1", 21_005)),
         (OPEN_MPI | {"MASTER_PORT": "9"}, Launch("mpirun", 1, 2, 1, 2, 1, "localhost", 9)),
     ],
 )
@@ -104,6 +117,7 @@ def test_every_launcher_is_known_by_its_variables(env, expected):
         (OPEN_MPI | {"RANK": "0", "WORLD_SIZE": "2"}, "RANK=0 but OMPI_COMM_WORLD_RANK=1: unset RANK"),
         (SRUN | {"SLURM_STEP_TASKS_PER_NODE": "2(x2)"}, "SLURM_STEP_NUM_TASKS=3 and SLURM_NODEID=1 contradict"),
         (SRUN | {"SLURM_PROCID": ""}, "SLURM_PROCID is missing"),
+        ({"HOROVOD_RANK": "0", "HOROVOD_LOCAL_RANK": "0"}, "HOROVOD_SIZE is missing"),
         (DAEMON | HYDRA, r"4 ranks, 2 of them on this node, .* mpirun -x MASTER_ADDR="),
         (DAEMON | HYDRA | {"MASTER_ADDR": "node1"}, "-x MASTER_PORT="),
         (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, "-x MASTER_ADDR="),

@@ -1,4 +1,4 @@
-"""Who am I: rank, world and meeting place as torchrun, mpirun, srun or nobody says.
+"""Who am I: rank, world and meeting place as torchrun, horovodrun, mpirun, srun or nobody says.
 
 `detect` reads environment variables and imports no torch, so that a wrong start is known at once. Whoever started the
 ranks, they meet the same way: an own process group with an explicit timeout, also where there is one rank only.
@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from ddlbench.errors import RunError, UserError
-from ddlbench.launchers import HYDRA, OPEN_MPI, Launch, mpirun, srun, torchrun
+from ddlbench.launchers import HOROVOD, HYDRA, OPEN_MPI, Launch, horovodrun, mpirun, srun, torchrun
 
 if TYPE_CHECKING:
     import torch
@@ -43,6 +43,8 @@ def detect(env: Mapping[str, str] = os.environ) -> Launch:
     """
     if "RANK" in env and "WORLD_SIZE" in env:
         return torchrun(env)
+    if HOROVOD[0] in env:
+        return horovodrun(env)
     for names in (OPEN_MPI, HYDRA):
         if names[2] in env:
             return mpirun(env, *names)

@@ -1,7 +1,7 @@
 """What each launcher tells a rank in its environment: one reader a launcher, no torch.
 
-Variables: torchrun's documentation; Open MPI's and Hydra's own (seen under Open MPI 4.1, MPICH 4.0); srun(1), "OUTPUT
-ENVIRONMENT VARIABLES".
+Variables: torchrun's documentation; Open MPI's and Hydra's own (seen under Open MPI 4.1, MPICH 4.0); horovodrun's own
+(Horovod 0.28.1 over Gloo; over MPI it is mpirun); srun(1), "OUTPUT ENVIRONMENT VARIABLES".
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ FIRST_PORT, PORTS = 20_000, 12_000  # ends below 32768, from where Linux hands o
 STEPS = 16  # ports a Slurm job has to itself: the steps of one job and of the next 749 do not clash
 LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 OPEN_MPI = "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"
+HOROVOD = "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"
 HYDRA = "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"  # MPICH, Intel MPI, MVAPICH
 
 
@@ -29,7 +30,7 @@ class Launch:
     master_port: 0 where one rank has nobody to meet
     """
 
-    launcher: str  # torchrun | srun | mpirun | alone
+    launcher: str  # torchrun | srun | mpirun | horovodrun | alone
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
@@ -93,6 +94,15 @@ def _proxy() -> str:
         return str(psutil.Process(os.getsid(0)).ppid())
     except psutil.Error:  # the session began outside this container
         return str(os.getppid())
+
+
+def horovodrun(env: Mapping[str, str]) -> Launch:
+    """Over Gloo. horovodrun names its own address and port: rank 0 is taken to run on the same node."""
+    rank, world, local_rank, local_world = (_number(env, name) for name in HOROVOD)
+    nodes = _number(env, "HOROVOD_CROSS_SIZE")
+    address = "localhost" if nodes == 1 else _text(env, "HOROVOD_GLOO_RENDEZVOUS_ADDR")
+    port = _number(env, "MASTER_PORT", _port(_number(env, "HOROVOD_GLOO_RENDEZVOUS_PORT")))
+    return Launch("horovodrun", rank, world, local_rank, local_world, nodes, env.get("MASTER_ADDR") or address, port)
 
 
 def srun(env: Mapping[str, str]) -> Launch:

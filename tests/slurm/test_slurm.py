@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddlbench.launchers import first_host
+from tests.libraries import needs_horovod
 from tests.processes import MEET, PYTHON, met, need, run
 
 pytestmark = pytest.mark.slurm
@@ -115,9 +116,10 @@ def test_first_host_is_scontrols(slurm, hosts):
     assert first_host(hosts) == slurm.run("scontrol", "show", "hostnames", hosts).stdout.split()[0]
 
 
-def test_srun_runs_the_program_into_one_record(slurm, tmp_path):
-    command = (PYTHON, "-m", "ddlbench", *TINY, "train.global_batch=8", f"results_dir={tmp_path}")
-    done = slurm.run("srun", "-N2", "-n4", "--ntasks-per-node=2", *command, timeout=150)
+@pytest.mark.parametrize("framework", ["ddp", pytest.param("horovod", marks=needs_horovod)])
+def test_srun_runs_the_program_into_one_record(slurm, tmp_path, framework):
+    command = (PYTHON, "-m", "ddlbench", f"+framework={framework}", *TINY[1:], "train.global_batch=8")
+    done = slurm.run("srun", "-N2", "-n4", "--ntasks-per-node=2", *command, f"results_dir={tmp_path}", timeout=150)
     assert done.returncode == 0, done.stderr
     (record,) = records(tmp_path)
     assert (record["status"], record["reason"]) == ("ok", None)

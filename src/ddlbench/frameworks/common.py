@@ -75,14 +75,15 @@ class Update:
         self.clip_norm = job.clip_norm
         self.scaler = torch.amp.GradScaler(job.device.type, enabled=job.precision == "fp16")
         self.count = 0
-        # The scaler skips `optimizer.step` when a gradient overflowed: the hook sees the updates really made.
+        # The scaler skips `optimizer.step` when a gradient overflowed: the hook sees the updates really made. A wrapped
+        # optimizer calls it more than once an update.
+        self.made = False
         optimizer.register_step_post_hook(self._made)
 
     def _made(self, optimizer: Optimizer, *_: object) -> None:
         # A fused optimizer is stepped in any case and looks for the overflow itself, on the device.
         overflow = getattr(optimizer, "found_inf", None)
-        if overflow is None or not overflow.item():
-            self.count += 1
+        self.made = overflow is None or not overflow.item()
 
     def scale(self, loss: Tensor) -> Tensor:
         return self.scaler.scale(loss)
@@ -92,8 +93,10 @@ class Update:
             if self.clip_norm is not None:
                 self.scaler.unscale_(self.optimizer)
                 nn.utils.clip_grad_norm_(parameters, self.clip_norm)
+            self.made = False
             self.scaler.step(self.optimizer)
             self.scaler.update()
+            self.count += self.made
             self.optimizer.zero_grad()
 
 

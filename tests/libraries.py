@@ -1,0 +1,26 @@
+"""Which optional libraries are here. Tests of a missing one skip, with the reason and the remedy."""
+
+from __future__ import annotations
+
+import warnings
+from functools import cache
+
+import pytest
+
+from ddlbench.errors import Unavailable
+from ddlbench.frameworks import horovod
+
+
+@cache
+def why_no_horovod() -> str | None:
+    """Why Horovod cannot be used, or None."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # its own, of 2023
+            horovod.library()
+    except Unavailable as missing:
+        return str(missing)
+    return None
+
+
+needs_horovod = pytest.mark.skipif(why_no_horovod() is not None, reason=str(why_no_horovod()))
