@@ -4,12 +4,12 @@
 # gloo: CPUs, without MPI. mpi: CPUs under mpirun or srun --mpi=pmix; Adasum needs it. nccl: GPUs; needs the CUDA toolkit
 # that torch was built with, HOROVOD_NCCL_HOME where NCCL is not the one of torch's wheel, and takes
 # HOROVOD_BUILD_CUDA_CC_LIST=80,90 for the GPUs to build for. The build takes about three minutes on two cores; its wheel
-# is kept in ~/.cache/ddlbench, one a flavour, torch, Python and processor. DDLBENCH_WHEELS names another folder: take one
-# for each MPI or NCCL.
+# is kept below $DDLBENCH_HOME (else ~/.cache/ddlbench), one a flavour, torch, Python and processor. DDLBENCH_WHEELS names
+# another folder: take one for each MPI or NCCL.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 flavour=${1:-gloo} python=${PYTHON:-.venv/bin/python}
-wheels=${DDLBENCH_WHEELS:-${XDG_CACHE_HOME:-$HOME/.cache}/ddlbench}
+wheels=${DDLBENCH_WHEELS:-${DDLBENCH_HOME:-$HOME/.cache/ddlbench}/wheels}
 version=0.28.1 # of 2023, the last: nothing newer builds against torch 2.1 and above by itself
 sha256=92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0
 pip=("$python" -m pip --quiet --disable-pip-version-check)

@@ -23,4 +23,10 @@ def why_no_horovod() -> str | None:
     return None
 
 
+@cache
+def why_no_adasum() -> str | None:
+    built = why_no_horovod() is None and horovod.library().mpi_built()
+    return None if built else "needs Horovod with MPI: scripts/install_horovod.sh mpi"
+
+
 needs_horovod = pytest.mark.skipif(why_no_horovod() is not None, reason=str(why_no_horovod()))
