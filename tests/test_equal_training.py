@@ -14,7 +14,6 @@ from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.resnet import ResNet
 from ddlbench.models.vgg import VGG
 from tests.equal import train_cases
-from tests.libraries import why_no_horovod
 from tests.ranks import run_ranks
 from tests.reference import Case, Outcome, reference
 from tests.strategies import Strategy, strategies

@@ -61,7 +61,7 @@ KNOBS = {
     "tokens, checkpointed": (replace(CASE, checkpoint_activations=True), TensorParallel(sequence_parallel=True)),
     "gathered logits": (CASE, TensorParallel(parallel_loss=False)),
     "untied": (replace(CASE, model=replace(TEXT, tie_weights=False)), TensorParallel()),
-    "replicas only": (CASE, TensorParallel(dp=2)),
+    "replicas only": (replace(CASE, micro_batch=3), TensorParallel(dp=2)),
     "channels last": (
         Case("vgg", IMAGES, global_batch=6, steps=3),
         Told(changes={"channels_last": True}),
@@ -83,7 +83,8 @@ def train_knobs() -> list[Outcome]:
 
 def train_smoothed() -> list[Outcome]:
     """AdamW and label smoothing: two ranks of one replica, and two replicas."""
-    return train_cases([(CASE, Told(changes=SMOOTHED)), (CASE, ToldDDP(changes=SMOOTHED))])
+    case = replace(CASE, micro_batch=3)
+    return train_cases([(case, Told(changes=SMOOTHED)), (case, ToldDDP(changes=SMOOTHED))])
 
 
 def batch_of(model: Model, place: Place, size: int = 6) -> Batch | None:

@@ -40,7 +40,7 @@ from ddlbench.frameworks.pipeline_schedules import (
     micro_batch_count,
     pipeline_ranks,
 )
-from ddlbench.frameworks.stages import Stage, balanced, borders, cut, size_bytes, stage_costs, tied_names
+from ddlbench.frameworks.stages import Stage, balanced, block_count, borders, cut, size_bytes, stage_costs, tied_names
 from ddlbench.job import Batch, Job, Place
 from ddlbench.measure.flops import forward_flops_per_block
 
@@ -76,7 +76,7 @@ class Pipeline:
     def check(self, job: Job) -> None:
         ranks = pipeline_ranks(job.world_size, self.dp, self.pp)
         micro_batch_count(self.schedule, job, ranks, self.dp)
-        check_stages(ranks, self.virtual_stages, len(forward_flops_per_block(job.model)), self.balance)
+        check_stages(ranks, self.virtual_stages, block_count(job), self.balance)
         if job.reduce_dtype != "fp32":
             raise Unsupported(
                 f"{self.name}: gradients are averaged in fp32, not {job.reduce_dtype}: set train.reduce_dtype=fp32"

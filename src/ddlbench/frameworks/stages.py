@@ -48,6 +48,11 @@ def cut(model: nn.Sequential, sizes: Sequence[int]) -> list[nn.Sequential]:
     return [nn.Sequential(OrderedDict(named[start:end])) for start, end in edges]
 
 
+def block_count(job: Job) -> int:
+    with torch.device("meta"):
+        return len(job.model.build())
+
+
 def stage_costs(costs: Sequence[float], sizes: Sequence[int]) -> list[float]:
     """The cost of each stage: sums over its blocks."""
     return [sum(costs[start:end]) for start, end in pairwise([0, *accumulate(sizes)])]

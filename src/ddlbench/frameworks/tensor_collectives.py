@@ -87,8 +87,8 @@ def total(tensor: Tensor, part: Part) -> Tensor:
 def sum_slices(tensor: Tensor, dim: int, part: Part) -> Tensor:
     """This rank's slice along `dim`, which all ranks divide evenly, of the sum over ranks."""
     slices = torch.stack(tensor.chunk(part.size, dim)).to(_sum_type(tensor))
-    result = torch.empty_like(slices[0])
-    reduce_scatter(result, slices, group=part.group)
+    result = slices.new_empty(slices.shape[1:])
+    reduce_scatter(dense(result), slices.flatten(), group=part.group)
     return result.to(tensor.dtype)
 
 
