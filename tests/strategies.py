@@ -29,7 +29,11 @@ class Strategy:
 
 
 def strategies(world: int, case: Case) -> list[Strategy]:
-    return [*data_parallel(world), *sharded(world), *pipelines(world, case), *tensor_parallel(world, case)]
+    """On more than two ranks all of them in fp32, and DDP in every case."""
+    own = list(data_parallel(world))
+    if world > 2 and not case.name.endswith("fp32-whole"):
+        return own
+    return [*own, *sharded(world), *pipelines(world, case), *tensor_parallel(world, case)]
 
 
 def data_parallel(world: int) -> Iterator[Strategy]:

@@ -94,15 +94,17 @@ def outcomes(request: pytest.FixtureRequest) -> Outcomes:
     return world, quick, dict(zip(work, found, strict=True))
 
 
+# One object a set: pytest trains again where the parameter is another object than the test's before.
+SETS = [(world, quick) for world in (1, 2, 3, 4) for quick in (True, False)]
 TRAININGS = [
     pytest.param(
-        (world, quick),
+        each,
         case,
         id=f"{world}-ranks-{case.name}-{'quick' if quick else 'rest'}",
         marks=[] if quick else [pytest.mark.slow],
     )
-    for world in (1, 2, 3, 4)
-    for quick in (True, False)
+    for each in SETS
+    for world, quick in [each]
     for case in CASES
     if strategies_of(world, case, quick)
 ]

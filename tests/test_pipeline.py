@@ -44,6 +44,7 @@ def test_knobs_train_the_same() -> None:
         assert torch.equal(found.weights["embed.wte.weight"], found.weights["head.weight"]), name
 
 
+@pytest.mark.slow
 def test_replicas_of_a_pipeline_with_a_middle_stage_average_weights_and_statistics() -> None:
     cases = [(CASE, Pipeline(dp=2, schedule="1f1b")), (IMAGES, Pipeline(dp=2, balance=[2, 4]))]
     text, images = run_ranks(4, train_cases, cases)[0]
@@ -71,6 +72,7 @@ def layout(framework: Pipeline) -> tuple[Place, dict[str, Any], list[str]]:
     return place, facts, names
 
 
+@pytest.mark.slow
 def test_where_ranks_stand() -> None:
     ranks = run_ranks(4, layout, Pipeline(dp=2, virtual_stages=2, schedule="interleaved", balance=[1, 1, 2, 1]))
     places, facts, names = zip(*ranks, strict=True)

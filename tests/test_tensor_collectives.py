@@ -138,7 +138,7 @@ def test_layout_and_type_are_kept(found: list[dict[str, Any]]) -> None:
 
 def test_the_loss_is_that_of_whole_logits(found: list[dict[str, Any]]) -> None:
     for index, (dtype, smoothing) in enumerate((d, s) for d in (torch.float32, torch.bfloat16) for s in (0.0, 0.1)):
-        whole = LOGITS.to(dtype).requires_grad_()
+        whole = LOGITS.to(dtype, copy=True).requires_grad_()
         loss = F.cross_entropy(whole.float().flatten(0, -2), TARGETS.flatten(), label_smoothing=smoothing)
         loss.backward()
         gradient = torch.cat([each["losses"][index][1] for each in found], -1)
