@@ -32,5 +32,6 @@ format: setup
 bench: setup
 	.venv/bin/python benchmarks/overhead.py
 
-docs: setup
+docs: setup horovod
 	.venv/bin/python -m ddlbench.results.schema > docs/data-dictionary.md
+	.venv/bin/python -m ddlbench.support > docs/frameworks.md

@@ -14,6 +14,7 @@ from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.deepspeed import DeepSpeed
 from ddlbench.frameworks.fsdp import FSDP
 from ddlbench.frameworks.horovod import Horovod
+from ddlbench.frameworks.local_sgd import LocalSGD
 from ddlbench.frameworks.pipeline import Pipeline
 from ddlbench.frameworks.tensor import TensorParallel
 from ddlbench.job import Batch, Job, Place
@@ -60,6 +61,10 @@ class Broken(Failing, DDP): ...
 
 @dataclass
 class BrokenFSDP(Failing, FSDP): ...
+
+
+@dataclass
+class BrokenLocalSGD(Failing, LocalSGD): ...
 
 
 @dataclass

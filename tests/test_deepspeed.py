@@ -21,31 +21,38 @@ from tests.ranks import run_ranks
 from tests.reference import reference
 from tests.test_common import job
 from tests.test_equal_training import MODELS, TOLERANCES, distance, norm
-from tests.zero import CASTS, KNOBS, MODEL, ROUNDS, SIXTEEN, STAGES, THREES, Found, everything
+from tests.zero import CASTS, KNOBS, MODEL, ROUNDS, SIXTEEN, STAGES, THREES, Found, everything_else, quick
 
 TOLERANCE = TOLERANCES["gpt2", "fp32"].weights
 
 
 @pytest.fixture(scope="module")
+def quickly() -> Found:
+    return run_ranks(2, quick)[0]
+
+
+@pytest.fixture(scope="module")
 def found() -> Found:
     """What two ranks found, all in one pair of processes; rank 0's, and that rank 1 has no state."""
-    first, second = run_ranks(2, everything)
+    first, second = run_ranks(2, everything_else)
     assert not any(len(weights) for weights in second["adamw"])
     return first
 
 
+@pytest.mark.slow
 def test_knobs_train_the_same(found: Found) -> None:
     expected = reference(THREES, 2)
     off = {name: distance(outcome.weights, expected) for name, outcome in zip(KNOBS, found["knobs"], strict=True)}
     assert max(off.values()) <= TOLERANCE, off
 
 
-def test_the_central_test_notices_a_planted_fault(found: Found) -> None:
+def test_the_central_test_notices_a_planted_fault(quickly: Found) -> None:
     expected = reference(THREES, 2)
-    off = [distance(outcome.weights, expected) for outcome in found["faults"]]
+    off = [distance(outcome.weights, expected) for outcome in quickly["faults"]]
     assert min(off) > 100 * TOLERANCE, off
 
 
+@pytest.mark.slow
 def test_adamw_with_two_groups_and_a_schedule_is_ddps(found: Found) -> None:
     expected, *zero = found["adamw"]
     off = [norm([weights - expected]) / norm([expected]) for weights in zero]
@@ -54,11 +61,12 @@ def test_adamw_with_two_groups_and_a_schedule_is_ddps(found: Found) -> None:
     assert min(off[4:]) > max(off[:4]), off
 
 
-def test_equals_deepspeeds_own_documented_loop(found: Found) -> None:
-    for stage, (ours, theirs) in zip(STAGES, found["loops"], strict=True):
+def test_equals_deepspeeds_own_documented_loop(quickly: Found) -> None:
+    for stage, (ours, theirs) in zip(STAGES, quickly["loops"], strict=True):
         assert torch.equal(ours, theirs), (stage, norm([ours - theirs]))
 
 
+@pytest.mark.slow
 def test_its_own_mixed_precision_trains_nearly_the_same(found: Found) -> None:
     expected = reference(SIXTEEN, 2)
     for framework, outcome in zip(CASTS, found["casts"], strict=True):
@@ -67,6 +75,7 @@ def test_its_own_mixed_precision_trains_nearly_the_same(found: Found) -> None:
         assert {tensor.dtype for tensor in outcome.weights.values()} == {torch.float32}
 
 
+@pytest.mark.slow
 def test_a_loaded_state_is_where_training_goes_on(found: Found) -> None:
     for framework, (start, after, loaded, again) in zip(ROUNDS, found["rounds"], strict=True):
         assert norm([after - start]) > 1e-3, framework
@@ -74,6 +83,7 @@ def test_a_loaded_state_is_where_training_goes_on(found: Found) -> None:
         torch.testing.assert_close(again, after, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_an_overflow_in_fp16_is_no_update(found: Found) -> None:
     updates, weights = found["overflow"]
     assert updates == [0, 0, 1]

@@ -82,6 +82,7 @@ def test_the_first_failure_is_the_records(tmp_path: Path, how: str, status: str,
     ("framework", "target"),
     [
         ("fsdp", "BrokenFSDP"),
+        ("local_sgd", "BrokenLocalSGD"),
         ("zero2", "BrokenDeepSpeed"),
         ("gpipe", "BrokenStage"),
         ("tensor", "BrokenTensor"),

@@ -34,6 +34,7 @@ KNOBS = {
 }
 
 
+@pytest.mark.slow
 def test_knobs_train_the_same() -> None:
     """Clipped: the norm is that of the whole gradient, the tied embedding counted once."""
     ranks = run_ranks(2, train_cases, [(CASE, framework) for framework in KNOBS.values()])
@@ -102,6 +103,7 @@ def middle() -> tuple[bool, bool, int]:
     return reads, reports, shared
 
 
+@pytest.mark.slow
 def test_ends_of_the_pipeline_read_the_last_reports_and_both_share_the_embedding() -> None:
     assert run_ranks(3, middle) == [(True, False, 1), (False, False, 0), (True, True, 1)]
 
@@ -120,6 +122,7 @@ class Loading(Pipeline):
         return place
 
 
+@pytest.mark.slow
 def test_a_state_can_be_loaded() -> None:
     assert_equal(run_ranks(2, loaded)[0], reference(replace(CASE, micro_batch=2), 1), TOLERANCES["gpt2", "fp32"])
 
@@ -140,6 +143,7 @@ def out_of_memory() -> None:
     framework.close()
 
 
+@pytest.mark.slow
 def test_what_a_stage_raises_is_not_wrapped() -> None:
     run_ranks(1, out_of_memory)
 

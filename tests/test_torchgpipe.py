@@ -39,6 +39,7 @@ def trained(case: Case, balance: list[int]) -> Outcome:
     return Outcome(losses, model.state_dict(), validate(case, model), case.steps, start)
 
 
+@pytest.mark.slow
 def test_gpipe_trains_what_torchgpipe_trains() -> None:
     cases = [
         replace(case, model=GPT if case.model.name == "gpt2" else case.model)

@@ -6,7 +6,7 @@ import os
 import sys
 import warnings
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -41,6 +41,8 @@ def library(device: torch.device) -> Any:
 @dataclass
 class Knobs:
     """conf/framework/deepspeed.yaml says what each means."""
+
+    library: ClassVar[str] = "deepspeed"
 
     name: str = "deepspeed"
     zero_stage: int = 1

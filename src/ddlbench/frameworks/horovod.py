@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -49,6 +48,8 @@ def library() -> Any:
 @dataclass
 class Horovod:
     """The knobs of Horovod; conf/framework/horovod.yaml says what each means."""
+
+    library: ClassVar[str] = "horovod"
 
     name: str = "horovod"
     compression: str = "none"
@@ -179,11 +180,8 @@ class Horovod:
         }
 
     def close(self) -> None:
+        """Horovod lives on until the process ends: see `start`."""
         drop(self, "model", "optimizer", "update")
-        # On the way out with an error Horovod lives on until the process ends: shutting it down would make the other
-        # ranks fail too, and they might say so before this one has said why.
-        if sys.exc_info()[0] is None:
-            self.hvd.shutdown()
 
 
 class AveragedUpdate(Update):

@@ -29,9 +29,14 @@ def started_by_mpi() -> bool:
 
 
 def start(hvd: Any, job: Job, variables: Mapping[str, str]) -> None:
-    """`hvd.init()` with the environment `variables`; all ranks call it. Checks that it found the launch's ranks."""
+    """`hvd.init()` with the environment `variables`; all ranks call it. Checks that it found the launch's ranks.
+
+    Once a process: Horovod 0.28.1 crashes in a second `init` after `shutdown` (seen over Gloo), so it stays up until
+    the process ends, when it shuts itself down; what it read from the environment stays too."""
     found = "HOROVOD_RANK" in os.environ or (hvd.mpi_built() and started_by_mpi()) or job.world_size == 1
-    if found:  # by horovodrun, by MPI, or nobody to find
+    if hvd.is_initialized():
+        pass
+    elif found:  # by horovodrun, by MPI, or nobody to find
         with environment(variables):
             hvd.init()
     else:
