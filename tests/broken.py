@@ -14,6 +14,7 @@ from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.deepspeed import DeepSpeed
 from ddlbench.frameworks.fsdp import FSDP
 from ddlbench.frameworks.horovod import Horovod
+from ddlbench.frameworks.pipedream import PipeDream
 from ddlbench.frameworks.pipeline import Pipeline
 from ddlbench.frameworks.tensor import TensorParallel
 from ddlbench.job import Batch, Job, Place
@@ -72,6 +73,10 @@ class BrokenDeepSpeed(Failing, DeepSpeed): ...
 
 @dataclass
 class BrokenTensor(Failing, TensorParallel): ...
+
+
+@dataclass
+class BrokenPipeDream(Failing, PipeDream): ...
 
 
 @dataclass
@@ -137,3 +142,38 @@ class OwnTokens(TensorParallel):
     """Sequence parallelism in which each rank trains the parameters that all have on its own tokens only."""
 
     def _sum_over_tokens(self) -> None: ...
+
+
+@dataclass
+class Unstashed(PipeDream):
+    """Updates overwrite the weights that backward passes in flight still need."""
+
+    def setup(self, job: Job) -> Place:
+        place = super().setup(job)
+        self.flight.weights.part = lambda: None
+        return place
+
+
+@dataclass
+class Prompt(PipeDream):
+    """Updates at the loop's rate of the moment, not at their minibatch's."""
+
+    def step(self, batch: Batch | None) -> Tensor | None:
+        rate = self.optimizer.param_groups[0]["lr"]
+        for minibatch in {id(micro.minibatch): micro.minibatch for micro in self.flight.micros}.values():
+            minibatch.rate = rate
+        return super().step(batch)
+
+
+@dataclass
+class Emptied(PipeDream):
+    """Not broken: an epoch ends after three minibatches."""
+
+    steps: int = 0
+
+    def step(self, batch: Batch | None) -> Tensor | None:
+        loss = super().step(batch)
+        self.steps += 1
+        if self.steps == 3:
+            self.flush()
+        return loss
