@@ -15,6 +15,7 @@ from ddlbench.frameworks.deepspeed import DeepSpeed
 from ddlbench.frameworks.fsdp import FSDP
 from ddlbench.frameworks.horovod import Horovod
 from ddlbench.frameworks.local_sgd import LocalSGD
+from ddlbench.frameworks.pipedream import PipeDream
 from ddlbench.frameworks.pipeline import Pipeline
 from ddlbench.frameworks.tensor import TensorParallel
 from ddlbench.job import Batch, Job, Place
@@ -80,6 +81,10 @@ class BrokenTensor(Failing, TensorParallel): ...
 
 
 @dataclass
+class BrokenPipeDream(Failing, PipeDream): ...
+
+
+@dataclass
 class Summed(DDP):
     """Gradients summed over ranks where they should be averaged."""
 
@@ -142,3 +147,38 @@ class OwnTokens(TensorParallel):
     """Sequence parallelism in which each rank trains the parameters that all have on its own tokens only."""
 
     def _sum_over_tokens(self) -> None: ...
+
+
+@dataclass
+class Unstashed(PipeDream):
+    """Updates overwrite the weights that backward passes in flight still need."""
+
+    def setup(self, job: Job) -> Place:
+        place = super().setup(job)
+        self.flight.weights.part = lambda: None
+        return place
+
+
+@dataclass
+class Prompt(PipeDream):
+    """Updates at the loop's rate of the moment, not at their minibatch's."""
+
+    def step(self, batch: Batch | None) -> Tensor | None:
+        rate = self.optimizer.param_groups[0]["lr"]
+        for minibatch in {id(micro.minibatch): micro.minibatch for micro in self.flight.micros}.values():
+            minibatch.rate = rate
+        return super().step(batch)
+
+
+@dataclass
+class Emptied(PipeDream):
+    """Not broken: an epoch ends after three minibatches."""
+
+    steps: int = 0
+
+    def step(self, batch: Batch | None) -> Tensor | None:
+        loss = super().step(batch)
+        self.steps += 1
+        if self.steps == 3:
+            self.flush()
+        return loss

@@ -64,7 +64,7 @@ def train_case(case: Case, framework: Framework) -> Outcome:
     request = Request(case.model, place, job.device, job.seed, job.replica_batch(place.data_size))
     feed = loader().open(data, request)
     run = Run(
-        job, framework, place, feed, lambda _: case.lr, epochs=1, warmup_steps=1, recorder=recorder,
+        job, framework, place, feed, case.rate, epochs=1, warmup_steps=1, recorder=recorder,
         progress=Progress(False),
     )  # fmt: skip
     train(run)

@@ -33,6 +33,11 @@ class Case:
     seed: int = 3
     val_samples: int = 17
     framework: dict[str, Any] = field(default_factory=dict[str, Any])
+    rates: list[float] = field(default_factory=list[float])
+
+    def rate(self, update: int) -> float:
+        """Learning rate of an update: its own, where rates are given."""
+        return self.rates[update] if self.rates else self.lr
 
     @property
     def data(self) -> TinyData:

@@ -198,10 +198,11 @@ def whole_state(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
 
 
-def subgroup(lists: Sequence[Sequence[int]], job: Job) -> dist.ProcessGroup | None:
+def subgroup(lists: Sequence[Sequence[int]], job: Job, own: bool = False) -> dist.ProcessGroup | None:
     """This rank's group of those listed (disjoint lists of ranks), None where it is in none. Called on every rank with
-    the same lists."""
-    if len(lists) == 1 and len(lists[0]) == job.world_size:
+    the same lists. own: a new one also where the list is the whole world, so that what is sent in it keeps no order
+    with what others send."""
+    if not own and len(lists) == 1 and len(lists[0]) == job.world_size:
         return dist.group.WORLD
     timeout = timedelta(seconds=job.timeout_s)
     group, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in lists], timeout=timeout)

@@ -41,8 +41,9 @@ def check_stages(ranks: int, virtual_stages: int, blocks: int, balance: list[int
     """Raise Unsupported for more stages than blocks, UserError for a balance that is not one."""
     stages = ranks * virtual_stages
     if stages > blocks:
+        looped = f" x framework.virtual_stages={virtual_stages}" if virtual_stages > 1 else ""
         raise Unsupported(
-            f"{stages} stages ({ranks} ranks in a pipeline x framework.virtual_stages={virtual_stages}) but the model "
+            f"{stages} stages ({ranks} ranks in a pipeline{looped}) but the model "
             f"has {blocks} blocks: put {blocks // virtual_stages} ranks or fewer in a pipeline, with framework.dp "
             "pipelines side by side"
         )

@@ -1,0 +1,188 @@
+"""PipeDream: a pipeline that is never emptied within an epoch, at the price of gradients of older weights.
+
+PipeDream (Narayanan et al. 2019) and PipeDream-2BW (Narayanan et al. 2021). Each rank holds one stage of p and takes
+one micro batch forward, one backward in turn. Stage s (from 0) is p - 1 - s micro batches behind the last stage with
+its backward passes, so minibatches stay in flight between two calls of `step`. The last stage has nothing in flight:
+`step` returns there the loss of the minibatch it was called with, and no loss is left over for `flush`.
+
+With t counting the minibatches of an epoch, W(t) the weights after t updates, f the loss, every update is
+    pipedream:     W(t+1) = W(t) - lr(t) df/dW [W_s(t - n_s) on each stage s],  n_s = ceil((p - 1 - s) / micro batches)
+    pipedream_2bw: W(t+1) = W(t) - lr(t) df/dW [W(t - 1) on all stages]
+(no version before the epoch's first), where the forward and the backward pass of a minibatch see the same weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ddlbench.errors import Unsupported, UserError
+from ddlbench.frameworks.common import average_statistics, check_alike, checkpoint_blocks, drop, whole_state
+from ddlbench.frameworks.pipedream_flight import Flight
+from ddlbench.frameworks.pipeline_groups import Groups
+from ddlbench.frameworks.pipeline_schedules import check_stages, micro_batch_count, pipeline_ranks
+from ddlbench.frameworks.stages import balanced, block_count, borders, cut, size_bytes, stage_costs, tied_names
+from ddlbench.job import Batch, Job, Place
+from ddlbench.measure.flops import forward_flops_per_block
+
+
+@dataclass
+class PipeDream:
+    """One pipeline over all ranks, or `dp` of them; conf/framework/pipedream.yaml says what each knob means."""
+
+    name: str = "pipedream"
+    double_buffered: bool = False
+    dp: int = 1
+    pp: int | None = None
+    balance: list[int] | None = None
+    flops_per_byte: float = 1000.0
+
+    def __post_init__(self) -> None:
+        if min(self.dp, self.pp or 1) < 1:
+            raise UserError(f"framework.dp={self.dp} and framework.pp={self.pp} must be 1 or more")
+        if self.flops_per_byte < 0:
+            raise UserError(f"framework.flops_per_byte={self.flops_per_byte:g} must be 0 or more")
+
+    def check(self, job: Job) -> None:
+        ranks = pipeline_ranks(job.world_size, self.dp, self.pp)
+        self._micro_batches(job, ranks)
+        check_stages(ranks, 1, block_count(job), self.balance)
+        self._check_updates(job, ranks)
+        check_alike(job, self.dp)
+
+    def _micro_batches(self, job: Job, ranks: int) -> int:
+        """Two versions of the weights suffice only if a minibatch fills the pipeline (Narayanan et al. 2021)."""
+        return micro_batch_count(self.name, job, ranks, self.dp) if self.double_buffered else job.micro_batches(self.dp)
+
+    def _check_updates(self, job: Job, ranks: int) -> None:
+        """What does not go with stages that make the same update at different times."""
+        if job.reduce_dtype != "fp32":
+            raise Unsupported(
+                f"{self.name}: gradients are averaged in fp32, not {job.reduce_dtype}: set train.reduce_dtype=fp32"
+            )
+        if job.compile:
+            raise Unsupported(
+                f"{self.name}: a compiled stage would be compiled anew for each version of its weights: "
+                "set train.compile=false"
+            )
+        if job.precision == "fp16":
+            raise Unsupported(
+                f"{self.name}: gradients in flight have several loss scales, and the last stage makes its update "
+                "before the first knows of an overflow: use train.precision=bf16, or framework=1f1b"
+            )
+        if job.clip_norm is not None and ranks > 1:
+            raise Unsupported(
+                f"{self.name}: the norm of the whole gradient is known {ranks - 1} micro batches after the last of "
+                f"{ranks} stages has made its update: set train.clip_norm=null, or use framework=1f1b"
+            )
+        if ranks > 1 and not self.double_buffered and tied_names(on_meta(job)):
+            raise Unsupported(
+                f"{self.name}: the tied embedding would be {ranks - 1} updates older on the first stage than on the "
+                "last: set model.tie_weights=false, or use framework=pipedream_2bw (the same staleness everywhere)"
+            )
+
+    def setup(self, job: Job) -> Place:
+        self.job = job
+        self.ranks = pipeline_ranks(job.world_size, self.dp, self.pp)
+        self.count = self._micro_batches(job, self.ranks)
+        self.groups = Groups.connect(job, self.dp, self.ranks)
+        self.bubble: float | None = None
+        self._plan()
+        self._build()
+        self.settled = True
+        return self.groups.place()
+
+    def _plan(self) -> None:
+        """Which blocks make a stage, and what passes between stages: the same on every rank."""
+        samples = self.job.replica_batch(self.dp) // self.count
+        costs = list(forward_flops_per_block(self.job.model).values())
+        passed = borders(self.job, samples)
+        sending = [self.flops_per_byte * size_bytes(tensor) / samples for tensor in passed[1:]]
+        self.sizes = self.balance or balanced(costs, self.ranks, sending)
+        self.costs = stage_costs(costs, self.sizes)
+        self.borders = [passed[block] for block in accumulate(self.sizes[:-1])]
+
+    def _build(self) -> None:
+        """Built whole on the CPU, for the same weights everywhere; only this rank's blocks go to the device."""
+        whole = replace(self.job, device=torch.device("cpu")).build()
+        ties = tied_names(whole)
+        self.model = cut(whole, self.sizes)[self.groups.stage_rank].to(self.job.device)
+        if self.job.checkpoint_activations:
+            checkpoint_blocks(self.model)
+        apart = {id(parameter) for parameter in self.groups.shared(self.model, ties)}
+        shared = [name for name, parameter in self.model.named_parameters() if id(parameter) in apart]
+        self.flight = Flight(
+            self.job, self.groups, self.model, self.borders, self.count, wait=self.double_buffered, shared=shared
+        )
+
+    @property
+    def optimizer(self) -> Optimizer:
+        return self.flight.optimizer
+
+    @property
+    def updates(self) -> int:
+        return self.flight.update.count
+
+    def step(self, batch: Batch | None) -> Tensor | None:
+        self.settled = False
+        return self.flight.step(batch)
+
+    def flush(self) -> None:
+        self.flight.drain()
+        self.bubble = self.flight.clock.bubble()
+
+    def evaluate(self, batch: Batch | None) -> Tensor | None:
+        self._settle()
+        return self.flight.evaluate(batch)
+
+    def _settle(self) -> None:
+        assert not self.flight.micros, "flush first"
+        if not self.settled and self.groups.copies is not None:
+            average_statistics(self.model, self.groups.copies)
+        self.settled = True
+
+    def state(self) -> dict[str, Tensor] | None:
+        self._settle()
+        return self.groups.gather(whole_state(self.model))
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        self._settle()
+        self.model.load_state_dict({name: state[name] for name in self.model.state_dict()})
+
+    def facts(self) -> dict[str, Any]:
+        behind = [-(-(self.ranks - 1 - stage) // self.count) for stage in range(self.ranks)]  # minibatches in flight
+        return {
+            "staleness": [1] * self.ranks if self.double_buffered else behind,  # in updates, by stage
+            "weight_versions": [number + 1 for number in behind],
+            "schedule": "1f1b without flush",
+            "pp": self.ranks,
+            "blocks_per_stage": self.sizes,
+            "flops_largest_over_mean_stage": max(self.costs) * len(self.costs) / sum(self.costs),
+            "micro_batches": self.count,
+            "micro_batches_rule": self._rule(),
+            "bubble": self.bubble,
+            "bubble_theoretical": 0.0,  # but for filling and emptying it once an epoch
+            "activation_dtypes": [str(border.dtype).removeprefix("torch.") for border in self.borders],
+            "activation_bytes": [size_bytes(border) for border in self.borders],
+            "reduce_dtype": "fp32",
+        }
+
+    def _rule(self) -> str:
+        if self.job.micro_batch is not None:
+            return "train.micro_batch"
+        return "4 a rank" if self.double_buffered else "the whole minibatch"
+
+    def close(self) -> None:
+        drop(self, "flight", "model")
+
+
+def on_meta(job: Job) -> nn.Module:
+    """The model without its weights."""
+    with torch.device("meta"):
+        return job.model.build()
