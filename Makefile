@@ -32,6 +32,5 @@ format: setup
 bench: setup
 	.venv/bin/python benchmarks/overhead.py
 
-docs: setup horovod
+docs: setup
 	.venv/bin/python -m ddlbench.results.schema > docs/data-dictionary.md
-	.venv/bin/python -m ddlbench.support > docs/frameworks.md
