@@ -157,6 +157,7 @@ PROGRAM = [
 ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_program_runs_it_under_torchrun(tmp_path: Path) -> None:
     done = run(PYTHON, *PROGRAM, "+framework=zero3", "train.precision=bf16", cwd=tmp_path, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -18,8 +18,6 @@ from tests.ranks import run_ranks
 from tests.reference import Case, Outcome, reference
 from tests.strategies import Strategy, strategies
 
-Outcomes = tuple[int, bool, dict[tuple[str, str], Outcome]]  # world size, quick, by case and strategy
-
 MODELS: dict[str, Model] = {
     "resnet": ResNet(name="resnet", layers=[1, 1, 1, 1], width_per_group=8, image_size=64, num_classes=7),
     "vgg": VGG(name="vgg", channels=[8, 8, 16, 16, 16], hidden=32, image_size=32, num_classes=7, dropout=0.0),
@@ -81,39 +79,37 @@ def at(world: int, case: Case) -> Case:
     return replace(case, global_batch=6 * world)
 
 
-@pytest.fixture(scope="module")
-def outcomes(request: pytest.FixtureRequest) -> Outcomes:
+@cache
+def outcomes(world: int, quick: bool) -> dict[tuple[str, str], Outcome]:
     """The quick or the slow cases of every framework at one world size, trained in one set of processes."""
-    world, quick = request.param
     work = {
         (case.name, strategy.name): (at(world, case), strategy.framework)
         for case in CASES
         for strategy in strategies_of(world, case, quick)
     }
-    found = run_ranks(world, train_cases, list(work.values()), timeout_s=600)[0]
-    return world, quick, dict(zip(work, found, strict=True))
+    found = run_ranks(world, train_cases, list(work.values()), timeout_s=800)[0]
+    return dict(zip(work, found, strict=True))
 
 
-# One object a set: pytest trains again where the parameter is another object than the test's before.
-SETS = [(world, quick) for world in (1, 2, 3, 4) for quick in (True, False)]
 TRAININGS = [
     pytest.param(
-        each,
+        world,
+        quick,
         case,
         id=f"{world}-ranks-{case.name}-{'quick' if quick else 'rest'}",
         marks=[] if quick else [pytest.mark.slow],
     )
-    for each in SETS
-    for world, quick in [each]
+    for world in (1, 2, 3, 4)
+    for quick in (True, False)
     for case in CASES
     if strategies_of(world, case, quick)
 ]
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("outcomes", "case"), TRAININGS, indirect=["outcomes"])
-def test_equals_one_plain_process(outcomes: Outcomes, case: Case) -> None:
-    world, quick, found = outcomes
+@pytest.mark.parametrize(("world", "quick", "case"), TRAININGS)
+def test_equals_one_plain_process(world: int, quick: bool, case: Case) -> None:
+    found = outcomes(world, quick)
     plain = cache(partial(plain_process, at(world, case)))
     unequal: dict[str, str] = {}
     for strategy in strategies_of(world, case, quick):

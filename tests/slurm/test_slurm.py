@@ -116,7 +116,7 @@ def test_first_host_is_scontrols(slurm, hosts):
     assert first_host(hosts) == slurm.run("scontrol", "show", "hostnames", hosts).stdout.split()[0]
 
 
-@pytest.mark.parametrize("framework", ["ddp", pytest.param("horovod", marks=needs_horovod)])
+@pytest.mark.parametrize("framework", ["ddp", pytest.param("horovod", marks=[needs_horovod, pytest.mark.slow])])
 def test_srun_runs_the_program_into_one_record(slurm, tmp_path, framework):
     command = (PYTHON, "-m", "ddlbench", f"+framework={framework}", *TINY[1:], "train.global_batch=8")
     done = slurm.run("srun", "-N2", "-n4", "--ntasks-per-node=2", *command, f"results_dir={tmp_path}", timeout=150)
