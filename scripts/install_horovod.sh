@@ -3,7 +3,7 @@
 #   PYTHON=.venv/bin/python scripts/install_horovod.sh [gloo|mpi|nccl]
 # gloo: CPUs, without MPI. mpi: CPUs under mpirun or srun --mpi=pmix; Adasum needs it. nccl: GPUs; needs the CUDA toolkit
 # that torch was built with, HOROVOD_NCCL_HOME where NCCL is not the one of torch's wheel, and takes
-# HOROVOD_BUILD_CUDA_CC_LIST=80,90 for the GPUs to build for. The build takes about three minutes on two cores; its wheel
+# HOROVOD_BUILD_CUDA_CC_LIST=80,90 for the GPUs to build for. The build takes ten minutes of one core; its wheel
 # is kept below $DDLBENCH_HOME (else ~/.cache/ddlbench), one a flavour, torch, Python and processor. DDLBENCH_WHEELS names
 # another folder: take one for each MPI or NCCL.
 set -euo pipefail
