@@ -45,6 +45,8 @@ def data_parallel(world: int) -> Iterator[Strategy]:
 
 
 def sharded(world: int) -> Iterator[Strategy]:
+    if world == 1:
+        return
     yield Strategy("fsdp", FSDP(), world)
     if world == 4:
         yield Strategy("fsdp-replicas", FSDP(replicate=2), world)

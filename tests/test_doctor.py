@@ -151,6 +151,7 @@ def test_a_section_that_cannot_be_made_does_not_end_the_report(monkeypatch: pyte
     assert "\n  ddp  runs, torch" in text
 
 
+@pytest.mark.slow
 def test_the_program_names_every_choice_and_ends_well(tmp_path: Path) -> None:
     """In a shell that no run would accept, in any folder, without a GPU to be seen."""
     variables = environment(RANK="0", CUDA_VISIBLE_DEVICES="")

@@ -66,7 +66,7 @@ def record(folder: Path) -> dict[str, Any]:
         # Rank 0 fails in its collective (an error too, of its own) or is ended by its watch.
         ("raise", "error", "rank 1: RuntimeError: planted fault", {(1, 1), (6, 1)}),
         ("memory", "oom", "rank 1: OutOfMemoryError: planted: out of memory", {(6, 7)}),
-        ("setup", "oom", "rank 1: OutOfMemoryError: planted: too large", {(6, 7)}),
+        pytest.param("setup", "oom", "rank 1: OutOfMemoryError: planted: too large", {(6, 7)}, marks=pytest.mark.slow),
         ("nan", "diverged", "the loss is not finite at epoch 0, step 2", {(5, 5)}),
     ],
 )
@@ -132,7 +132,7 @@ def test_what_a_framework_cannot_do_is_a_row(tmp_path: Path) -> None:
     assert "static_graph" in record(tmp_path)["reason"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)])
 def test_a_signal_ends_the_run_as_killed(tmp_path: Path, number: signal.Signals) -> None:
     processes = start(tmp_path, "slow")
     deadline = time.monotonic() + WITHIN_S

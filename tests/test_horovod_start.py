@@ -63,6 +63,7 @@ def started() -> tuple[int, int, int]:
     return found
 
 
+@pytest.mark.slow
 def test_ranks_meet_where_they_met_before() -> None:
     ranks = run_ranks(2, meet)
     assert [meeting for _, _, meeting in ranks] == 2 * [
