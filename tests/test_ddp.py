@@ -31,6 +31,7 @@ KNOBS = {
 }
 
 
+@pytest.mark.slow
 def test_knobs_train_the_same_as_far_as_they_promise() -> None:
     ranks = run_ranks(2, train_cases, [(CASE, framework) for framework, _ in KNOBS.values()])
     expected = reference(CASE, 2)

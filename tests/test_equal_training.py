@@ -61,12 +61,12 @@ TOLERANCES = {
 
 # The other cases and more ranks are for the long tests.
 QUICK = {"resnet-fp32-whole", "vgg-fp32-whole", "gpt2-fp32-whole"}
-QUICK_OF_ONE_A_FAMILY = {"gpt2-bf16-accumulated"}
-ONE_A_FAMILY = {"single", "ddp", "horovod", "fsdp", "zero2", "gpipe", "tensor"}
+QUICK_OF_THE_BASES = {"gpt2-bf16-accumulated", "resnet-checkpointed-clipped"}
+BASES = {"single", "ddp"}
 
 
 def is_quick(world: int, case: Case, strategy: Strategy) -> bool:
-    quick = QUICK | (QUICK_OF_ONE_A_FAMILY if strategy.name in ONE_A_FAMILY else set())
+    quick = QUICK | (QUICK_OF_THE_BASES if strategy.name in BASES else set())
     return world <= 2 and case.name in quick
 
 

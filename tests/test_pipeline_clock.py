@@ -33,6 +33,7 @@ def two_ranks() -> float | None:
     return clock_of((10.0, [(0.0, 9.0 if dist.get_rank() else 6.0)])).bubble()
 
 
+@pytest.mark.slow
 def test_it_is_the_share_of_all_ranks_time() -> None:
     assert run_ranks(2, two_ranks) == [pytest.approx(0.25)] * 2
 
