@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from datetime import timedelta
 from functools import partial
 from typing import cast
 
@@ -18,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ddlbench.errors import Unsupported
 from ddlbench.job import Batch, Job, type_of_dtype
+from ddlbench.launch import group_timeout
 
 Clip = Callable[[Iterable[nn.Parameter], float], object]  # (parameters, largest norm), gradients in place
 
@@ -204,6 +204,6 @@ def subgroup(lists: Sequence[Sequence[int]], job: Job, own: bool = False) -> dis
     with what others send."""
     if not own and len(lists) == 1 and len(lists[0]) == job.world_size:
         return dist.group.WORLD
-    timeout = timedelta(seconds=job.timeout_s)
+    timeout = group_timeout(job.device, job.timeout_s)
     group, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in lists], timeout=timeout)
     return group if isinstance(group, dist.ProcessGroup) else None

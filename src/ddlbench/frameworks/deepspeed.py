@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,7 +28,7 @@ from ddlbench.frameworks.common import (
 )
 from ddlbench.frameworks.deepspeed_config import Knobs, library
 from ddlbench.job import Batch, Job, Place, type_of_dtype
-from ddlbench.launch import detect
+from ddlbench.launch import detect, group_timeout
 
 
 @dataclass
@@ -63,8 +62,8 @@ class DeepSpeed(Knobs):
         """The engine reduces in a group of its own, made with torch's default timeout. NCCL's must come after the
         watch, as in launch.connect."""
         if hasattr(dist, "set_timeout"):  # new in torch 2.14
-            seconds = self.job.timeout_s + (60 if self.job.device.type == "cuda" else 0)
-            dist.set_timeout(timedelta(seconds=seconds), self.engine.data_parallel_group)
+            timeout = group_timeout(self.job.device, self.job.timeout_s)
+            dist.set_timeout(timeout, self.engine.data_parallel_group)
 
     @property
     def updates(self) -> int:

@@ -31,9 +31,9 @@ from ddlbench.frameworks.common import (
     drop,
     evaluate,
     has_batch_norm,
+    subgroup,
 )
 from ddlbench.job import Batch, Job, Place, type_of_dtype
-from ddlbench.launch import group_timeout
 
 SCHEMES = ("autocast", "policy")
 
@@ -166,15 +166,9 @@ def make_mesh(job: Job, replicas: int) -> DeviceMesh:
     if replicas == 1:
         return init_device_mesh(job.device.type, (job.world_size,), mesh_dim_names=("shard",))
     grid = torch.arange(job.world_size).view(replicas, -1)
-    groups = [own_group(rows, job) for rows in (grid.T, grid)]
+    # A mesh that makes its own groups leaves them torch's timeout.
+    groups = [cast(dist.ProcessGroup, subgroup(rows.tolist(), job, own=True)) for rows in (grid.T, grid)]
     return DeviceMesh.from_group(groups, job.device.type, grid, mesh_dim_names=("replicate", "shard"))
-
-
-def own_group(rows: Tensor, job: Job) -> dist.ProcessGroup:
-    """Of the groups of ranks in `rows`, this rank's. A mesh that makes its own groups leaves them torch's timeout."""
-    group, _ = dist.new_subgroups_by_enumeration(rows.tolist(), group_timeout(job.device, job.timeout_s))
-    assert isinstance(group, dist.ProcessGroup)
-    return group
 
 
 def shard(model: nn.Sequential, mesh: DeviceMesh, reshard: bool | None, policy: MixedPrecisionPolicy) -> None:

@@ -15,11 +15,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from ddlbench.errors import Unsupported, UserError
@@ -27,9 +26,8 @@ from ddlbench.frameworks.common import average_statistics, check_alike, checkpoi
 from ddlbench.frameworks.pipedream_flight import Flight
 from ddlbench.frameworks.pipeline_groups import Groups
 from ddlbench.frameworks.pipeline_schedules import check_stages, micro_batch_count, pipeline_ranks
-from ddlbench.frameworks.stages import balanced, block_count, borders, cut, size_bytes, stage_costs, tied_names
+from ddlbench.frameworks.stages import Plan, block_count, cut, on_meta, tied_names
 from ddlbench.job import Batch, Job, Place
-from ddlbench.measure.flops import forward_flops_per_block
 
 
 @dataclass
@@ -93,32 +91,23 @@ class PipeDream:
         self.count = self._micro_batches(job, self.ranks)
         self.groups = Groups.connect(job, self.dp, self.ranks)
         self.bubble: float | None = None
-        self._plan()
+        samples = job.replica_batch(self.dp) // self.count
+        self.plan = Plan.of(job, self.ranks, samples, self.balance, self.flops_per_byte)
         self._build()
         self.settled = True
         return self.groups.place()
-
-    def _plan(self) -> None:
-        """Which blocks make a stage, and what passes between stages: the same on every rank."""
-        samples = self.job.replica_batch(self.dp) // self.count
-        costs = list(forward_flops_per_block(self.job.model).values())
-        passed = borders(self.job, samples)
-        sending = [self.flops_per_byte * size_bytes(tensor) / samples for tensor in passed[1:]]
-        self.sizes = self.balance or balanced(costs, self.ranks, sending)
-        self.costs = stage_costs(costs, self.sizes)
-        self.borders = [passed[block] for block in accumulate(self.sizes[:-1])]
 
     def _build(self) -> None:
         """Built whole on the CPU, for the same weights everywhere; only this rank's blocks go to the device."""
         whole = replace(self.job, device=torch.device("cpu")).build()
         ties = tied_names(whole)
-        self.model = cut(whole, self.sizes)[self.groups.stage_rank].to(self.job.device)
+        self.model = cut(whole, self.plan.sizes)[self.groups.stage_rank].to(self.job.device)
         if self.job.checkpoint_activations:
             checkpoint_blocks(self.model)
         apart = {id(parameter) for parameter in self.groups.shared(self.model, ties)}
         shared = [name for name, parameter in self.model.named_parameters() if id(parameter) in apart]
         self.flight = Flight(
-            self.job, self.groups, self.model, self.borders, self.count, wait=self.double_buffered, shared=shared
+            self.job, self.groups, self.model, self.plan.between, self.count, wait=self.double_buffered, shared=shared
         )
 
     @property
@@ -162,14 +151,11 @@ class PipeDream:
             "weight_versions": [number + 1 for number in behind],
             "schedule": "1f1b without flush",
             "pp": self.ranks,
-            "blocks_per_stage": self.sizes,
-            "flops_largest_over_mean_stage": max(self.costs) * len(self.costs) / sum(self.costs),
+            **self.plan.facts(),
             "micro_batches": self.count,
             "micro_batches_rule": self._rule(),
             "bubble": self.bubble,
             "bubble_theoretical": 0.0,  # but for filling and emptying it once an epoch
-            "activation_dtypes": [str(border.dtype).removeprefix("torch.") for border in self.borders],
-            "activation_bytes": [size_bytes(border) for border in self.borders],
             "reduce_dtype": "fp32",
         }
 
@@ -180,9 +166,3 @@ class PipeDream:
 
     def close(self) -> None:
         drop(self, "flight", "model")
-
-
-def on_meta(job: Job) -> nn.Module:
-    """The model without its weights."""
-    with torch.device("meta"):
-        return job.model.build()

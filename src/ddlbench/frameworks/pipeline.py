@@ -12,7 +12,6 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate
 from typing import Any
 
 import torch
@@ -40,9 +39,8 @@ from ddlbench.frameworks.pipeline_schedules import (
     micro_batch_count,
     pipeline_ranks,
 )
-from ddlbench.frameworks.stages import Stage, balanced, block_count, borders, cut, size_bytes, stage_costs, tied_names
+from ddlbench.frameworks.stages import Plan, Stage, block_count, cut, tied_names
 from ddlbench.job import Batch, Job, Place
-from ddlbench.measure.flops import forward_flops_per_block
 
 
 @dataclass
@@ -94,27 +92,18 @@ class Pipeline:
         self.groups = Groups.connect(job, self.dp, self.ranks)
         self.clock, self.bubble = BusyClock(job.device), None
         self.losses: list[Tensor] = []
-        self._plan()
+        samples = job.replica_batch(self.dp) // self.count
+        self.plan = Plan.of(job, self.ranks * self.virtual_stages, samples, self.balance, self.flops_per_byte)
         self._build()
         self.settled = True
         return self.groups.place()
-
-    def _plan(self) -> None:
-        """Which blocks make a stage, and what passes between stages: the same on every rank."""
-        samples = self.job.replica_batch(self.dp) // self.count
-        costs = list(forward_flops_per_block(self.job.model).values())
-        passed = borders(self.job, samples)
-        sending = [self.flops_per_byte * size_bytes(tensor) / samples for tensor in passed[1:]]
-        self.sizes = self.balance or balanced(costs, self.ranks * self.virtual_stages, sending)
-        self.costs = stage_costs(costs, self.sizes)
-        self.borders = [passed[block] for block in (0, *accumulate(self.sizes))]
 
     def _build(self) -> None:
         """Built whole on the CPU, for the same weights everywhere; only this rank's blocks go to the device."""
         whole = replace(self.job, device=torch.device("cpu")).build()
         parts = {
             index: blocks.to(self.job.device)
-            for index, blocks in enumerate(cut(whole, self.sizes))
+            for index, blocks in enumerate(cut(whole, self.plan.sizes))
             if index % self.ranks == self.groups.stage_rank
         }
         self.model = nn.Sequential(OrderedDict(block for part in parts.values() for block in part.named_children()))
@@ -134,9 +123,9 @@ class Pipeline:
         for index, part in parts.items():
             if self.job.compile:
                 part.compile()
-            before, after = self.borders[index : index + 2]
+            before, after = self.plan.edges[index : index + 2]
             module, group = Stage(part, self.job), self.groups.pipeline
-            stage = PipelineStage(module, index, len(self.sizes), self.job.device, before, after, group=group)
+            stage = PipelineStage(module, index, len(self.plan.sizes), self.job.device, before, after, group=group)
             for method in ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk"):
                 setattr(stage, method, self.clock.computing(getattr(stage, method)))
             stages.append(stage)
@@ -199,20 +188,16 @@ class Pipeline:
         self.model.load_state_dict({name: state[name] for name in self.model.state_dict()})
 
     def facts(self) -> dict[str, Any]:
-        between = self.borders[1:-1]
         return {
             "staleness": 0,
             "schedule": self.schedule,
             "pp": self.ranks,
             "virtual_stages": self.virtual_stages,
-            "blocks_per_stage": self.sizes,
-            "flops_largest_over_mean_stage": max(self.costs) * len(self.costs) / sum(self.costs),
+            **self.plan.facts(),
             "micro_batches": self.count,
             "micro_batches_rule": "4 a rank" if self.job.micro_batch is None else "train.micro_batch",
             "bubble": self.bubble,
             "bubble_theoretical": bubble(self.schedule, self.count, self.ranks, self.virtual_stages),
-            "activation_dtypes": [str(border.dtype).removeprefix("torch.") for border in between],
-            "activation_bytes": [size_bytes(border) for border in between],
             "reduce_dtype": "fp32",
         }
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +16,7 @@ from torch.profiler import record_function
 
 from ddlbench.frameworks.common import autocast
 from ddlbench.job import Job
+from ddlbench.measure.flops import forward_flops_per_block
 
 
 def balanced(costs: Sequence[float], stages: int, sending: Sequence[float] | None = None) -> list[int]:
@@ -48,9 +51,49 @@ def cut(model: nn.Sequential, sizes: Sequence[int]) -> list[nn.Sequential]:
     return [nn.Sequential(OrderedDict(named[start:end])) for start, end in edges]
 
 
-def block_count(job: Job) -> int:
+def on_meta(job: Job) -> nn.Sequential:
+    """The model without its weights."""
     with torch.device("meta"):
-        return len(job.model.build())
+        return job.model.build()
+
+
+def block_count(job: Job) -> int:
+    return len(on_meta(job))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which blocks make a stage, and what passes between stages: the same on every rank.
+
+    sizes, costs: blocks and FLOPs of each stage
+    edges: what goes into the first stage, from each to the next, and out of the last
+    """
+
+    sizes: list[int]
+    costs: list[float]
+    edges: list[Tensor]
+
+    @classmethod
+    def of(cls, job: Job, stages: int, samples: int, balance: list[int] | None, flops_per_byte: float) -> Plan:
+        """samples: of a micro batch; balance: the sizes where they are given by hand."""
+        costs = list(forward_flops_per_block(job.model).values())
+        passed = borders(job, samples)
+        sending = [flops_per_byte * size_bytes(tensor) / samples for tensor in passed[1:]]
+        sizes = balance or balanced(costs, stages, sending)
+        return cls(sizes, stage_costs(costs, sizes), [passed[block] for block in (0, *accumulate(sizes))])
+
+    @property
+    def between(self) -> list[Tensor]:
+        """What one stage sends to the next."""
+        return self.edges[1:-1]
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "blocks_per_stage": self.sizes,
+            "flops_largest_over_mean_stage": max(self.costs) * len(self.costs) / sum(self.costs),
+            "activation_dtypes": [str(tensor.dtype).removeprefix("torch.") for tensor in self.between],
+            "activation_bytes": [size_bytes(tensor) for tensor in self.between],
+        }
 
 
 def stage_costs(costs: Sequence[float], sizes: Sequence[int]) -> list[float]:
