@@ -10,6 +10,7 @@ from typing import cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
 from torch.optim import Optimizer
 from torch.profiler import record_function
@@ -179,6 +180,30 @@ def average(tensors: Sequence[Tensor], group: dist.ProcessGroup | None = None) -
     flat /= dist.get_world_size(group)
     for tensor, mean in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
         tensor.copy_(mean.view_as(tensor))
+
+
+def gradient(parameter: nn.Parameter) -> Tensor:
+    """In place: this rank's part of it where the parameter is in shards."""
+    assert parameter.grad is not None
+    return parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
+
+
+def clip_parts(
+    parameters: Iterable[nn.Parameter],
+    max_norm: float,
+    counted: Iterable[nn.Parameter],
+    group: dist.ProcessGroup | None,
+) -> None:
+    """Clip by the norm of the whole gradient, of which each rank of the group has a part (None: this rank has all).
+    counted: the parameters whose gradients no other rank counts."""
+    gradients = [gradient(parameter) for parameter in parameters]
+    own = nn.utils.get_total_norm([gradient(parameter) for parameter in counted])
+    squared = own.square().to(gradients[0].device)  # that of nothing is on the CPU
+    if group is not None:
+        dist.all_reduce(squared, group=group)
+    shrink = (max_norm / (squared.sqrt() + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_
+    for tensor in gradients:
+        tensor *= shrink
 
 
 def evaluate(model: nn.Module, forward: Callable[[Tensor], Tensor], batch: Batch, job: Job, count: int) -> Tensor:

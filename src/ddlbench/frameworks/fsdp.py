@@ -59,8 +59,7 @@ class FSDP:
         self._check_replicas(job.world_size)
         if job.reduce_dtype == "bf16" and job.device.type != "cuda":
             raise Unsupported("fsdp: gradients in bf16 need NCCL (gloo cannot sum them): use fp16 or fp32 on CPU")
-        if uses_fused_sgd(job):
-            raise Unsupported("fsdp: torch's fused SGD does not know shards: set recipe.optimizer.fused=null")
+        check_shards(self.name, job)
         if self._casts(job) and has_batch_norm(job):
             raise Unsupported(
                 f"fsdp: MixedPrecisionPolicy casts BatchNorm's weights to {job.precision} but not its running "
@@ -142,7 +141,9 @@ class FSDP:
 
     def state(self) -> dict[str, Tensor] | None:
         self._settle()
-        return gathered_state(self.model)
+        first = self.job.rank == 0
+        whole = gathered_state(self.model, keep=first)
+        return whole if first else None
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         self.model.load_state_dict(sharded_like(self.model, state))
@@ -180,14 +181,14 @@ def shard(model: nn.Sequential, mesh: DeviceMesh, reshard: bool | None, policy: 
         fully_shard(module, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
 
 
-def gathered_state(model: nn.Module) -> dict[str, Tensor] | None:
-    """Whole tensors on the CPU of the first rank; None on the others, which must call it as well."""
-    first, whole = dist.get_rank() == 0, dict[str, Tensor]()
+def gathered_state(model: nn.Module, keep: bool) -> dict[str, Tensor]:
+    """A copy of the whole tensors on the CPU; of nothing where they are not kept. Called on all ranks that share."""
+    whole: dict[str, Tensor] = {}
     for name, tensor in model.state_dict().items():
         gathered = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-        if first:
+        if keep:
             whole[name] = gathered.detach().cpu().clone()
-    return whole if first else None
+    return whole
 
 
 def sharded_like(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -202,7 +203,8 @@ def _cut(tensor: Tensor, own: Tensor | None) -> Tensor:
     return distribute_tensor(tensor.to(own.device), own.device_mesh, own.placements, src_data_rank=None)
 
 
-def uses_fused_sgd(job: Job) -> bool:
+def check_shards(name: str, job: Job) -> None:
     """Asked of an optimizer over a single weight, for the job holds no recipe."""
     optimizer = job.optimizer([("weight", nn.Parameter(torch.zeros(1, 1)))])
-    return isinstance(optimizer, torch.optim.SGD) and bool(optimizer.defaults["fused"])
+    if isinstance(optimizer, torch.optim.SGD) and optimizer.defaults["fused"]:
+        raise Unsupported(f"{name}: torch's fused SGD does not know shards: set recipe.optimizer.fused=null")

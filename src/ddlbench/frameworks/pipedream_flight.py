@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.profiler import record_function
 
-from ddlbench.frameworks.common import Update, autocast, micro_batches, subgroup
+from ddlbench.frameworks.common import Update, autocast, gradient, micro_batches, subgroup
 from ddlbench.frameworks.pipeline_clock import BusyClock
-from ddlbench.frameworks.pipeline_groups import Groups, gradient
+from ddlbench.frameworks.pipeline_groups import Groups
 from ddlbench.frameworks.stage_link import Link
 from ddlbench.frameworks.stages import Stage
 from ddlbench.frameworks.weight_versions import Version, Weights
@@ -150,7 +150,7 @@ class Flight:
         """Averages over copies of the stage. The sum over both ends only starts: the last stage has its share long
         before the first, and neither needs the sum at once."""
         with record_function("ddlbench/communicate"):
-            self.groups.reduce(minibatch.weights.values(), ())
+            self.groups.reduce([gradient(weight) for weight in minibatch.weights.values()], ())
             shares = [gradient(minibatch.weights[name]) for name in self.shared]
             minibatch.sums = [dist.all_reduce(share, group=self.ends, async_op=True) for share in shares]
 

@@ -1,8 +1,9 @@
-"""Where a rank stands among pipelines side by side, and what it does together with whom. No schedule is named here."""
+"""Where a rank stands among replicas, stages and parts of layers, and what it does together with whom. No schedule is
+named here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,35 +11,45 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ddlbench.frameworks.common import average, subgroup
+from ddlbench.frameworks.common import average, gradient, subgroup
+from ddlbench.frameworks.tensor_collectives import Part
 from ddlbench.job import Job, Place
 
 
 @dataclass(frozen=True)
 class Groups:
-    """Ranks r * dp to (r + 1) * dp - 1 hold copies of the same stages: neighbours average gradients.
+    """One mesh of `ranks` stages x `dp` replicas x `tp` parts: rank (stage * dp + replica) * tp + part. What is sent
+    most goes between neighbours: activations within a layer first, gradients of copies next.
 
-    pipeline: the ranks of this rank's pipeline, in order; copies: those with the same stages, None with one pipeline;
-    ends: first and last rank of this rank's pipeline, None between them
+    part: this rank's, among those that share every layer
+    pipeline: the ranks of this rank's pipeline, in order; copies: those with the same weights, None with one replica;
+    ends: first and last rank of this rank's pipeline, None between them; update: the ranks of which each has some of
+    the gradients of one update, those of a replica or with shards all
     """
 
     stage_rank: int
     ranks: int
     data_rank: int
     dp: int
+    part: Part
     pipeline: dist.ProcessGroup | None
     copies: dist.ProcessGroup | None
     ends: dist.ProcessGroup | None
+    update: dist.ProcessGroup | None
 
     @classmethod
-    def connect(cls, job: Job, dp: int, ranks: int) -> Groups:
-        """`dp` pipelines of `ranks` ranks each."""
-        stage_rank, data_rank = divmod(job.rank, dp)
-        layout = torch.arange(job.world_size).view(ranks, dp)
-        pipeline = subgroup(layout.T.tolist(), job)
-        copies = subgroup(layout.tolist(), job) if dp > 1 else None
-        ends = subgroup(layout[[0, -1]].T.tolist(), job) if ranks > 2 else pipeline
-        return cls(stage_rank, ranks, data_rank, dp, pipeline, copies, ends)
+    def connect(cls, job: Job, dp: int, ranks: int, tp: int = 1, sharded: bool = False) -> Groups:
+        """`dp` pipelines of `ranks` stages each, every stage shared by `tp` ranks."""
+        layout = torch.arange(job.world_size).view(ranks, dp, tp)
+        stage_rank, data_rank, part_rank = (int(index) for index in (layout == job.rank).nonzero()[0])
+        pipeline = subgroup(layout.permute(1, 2, 0).flatten(0, 1).tolist(), job)
+        copies = subgroup(layout.transpose(1, 2).flatten(0, 1).tolist(), job) if dp > 1 else None
+        ends = subgroup(layout[[0, -1]].permute(1, 2, 0).flatten(0, 1).tolist(), job) if ranks > 2 else pipeline
+        parts = subgroup(layout.flatten(0, 1).tolist(), job) if tp > 1 else None
+        replica = subgroup(layout.transpose(0, 1).flatten(1).tolist(), job) if tp > 1 else pipeline
+        update = dist.group.WORLD if sharded else replica
+        part = Part(parts, part_rank, tp)
+        return cls(stage_rank, ranks, data_rank, dp, part, pipeline, copies, ends, update)
 
     @property
     def first(self) -> bool:
@@ -50,8 +61,11 @@ class Groups:
 
     def place(self) -> Place:
         coordinates = {"dp": self.data_rank, "pp": self.stage_rank}
-        reads = self.first or self.last
-        return Place(self.data_rank, self.dp, reads_data=reads, reports=self.last, coordinates=coordinates)
+        if self.part.size > 1:
+            coordinates["tp"] = self.part.rank
+        leads = self.part.rank == 0
+        reads = leads and (self.first or self.last)
+        return Place(self.data_rank, self.dp, reads_data=reads, reports=leads and self.last, coordinates=coordinates)
 
     def shared(self, model: nn.Module, ties: Sequence[Sequence[str]]) -> list[nn.Parameter]:
         """This rank's parameters of which the other end of the pipeline holds a copy. (Within one rank a tied parameter
@@ -62,32 +76,18 @@ class Groups:
         assert not apart or self.first or self.last, "only first and last stage may share a parameter"
         return apart
 
-    def reduce(self, parameters: Iterable[nn.Parameter], shared: Sequence[nn.Parameter]) -> None:
+    def reduce(self, gradients: Sequence[Tensor], shared: Sequence[nn.Parameter]) -> None:
         """Averages over copies first, sums of tied parameters then: two numbers add up to the same on both ends, so the
-        two copies of a tied parameter stay equal to the last bit."""
-        if self.copies is not None:
-            average([gradient(parameter) for parameter in parameters], self.copies)
+        two copies of a tied parameter stay equal to the last bit. gradients: those that nobody has averaged yet."""
+        if self.copies is not None and gradients:
+            average(gradients, self.copies)
         for parameter in shared:
             dist.all_reduce(gradient(parameter), group=self.ends)
 
-    def clip(self, parameters: Iterable[nn.Parameter], max_norm: float, shared: Sequence[nn.Parameter]) -> None:
-        """By the norm of the whole gradient, of which each rank has a part; what two ranks share counts once."""
-        parameters = list(parameters)
-        counted_elsewhere = {id(parameter) for parameter in shared if not self.first}
-        own = [gradient(parameter) for parameter in parameters if id(parameter) not in counted_elsewhere]
-        squared = nn.utils.get_total_norm(own).square()
-        dist.all_reduce(squared, group=self.pipeline)
-        nn.utils.clip_grads_with_norm_(parameters, max_norm, squared.sqrt())
-
-    def gather(self, part: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-        """The parts of the first pipeline's ranks as one state, in their order, on rank 0; None elsewhere."""
-        if self.data_rank > 0:
+    def gather(self, own: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+        """The states of the first pipeline's ranks as one, in their order, on rank 0; None elsewhere."""
+        if self.data_rank > 0 or self.part.rank > 0:
             return None
         parts: list[Any] | None = [None] * self.ranks if self.first else None
-        dist.gather_object(part, parts, dst=0, group=self.pipeline)
+        dist.gather_object(own, parts, dst=0, group=self.pipeline)
         return None if parts is None else {name: tensor for each in parts for name, tensor in each.items()}
-
-
-def gradient(parameter: nn.Parameter) -> Tensor:
-    assert parameter.grad is not None
-    return parameter.grad

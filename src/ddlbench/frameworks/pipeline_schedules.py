@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import product
+from math import log2, prod
+
 from ddlbench.errors import Unsupported, UserError
 from ddlbench.job import Job
 
@@ -25,16 +29,27 @@ def accepts(schedule: str, count: int, ranks: int) -> bool:
     return schedule == "gpipe" or count >= ranks
 
 
-def pipeline_ranks(world_size: int, dp: int, pp: int | None) -> int:
-    """Ranks in one of `dp` pipelines."""
-    ranks, rest = divmod(world_size, dp)
+def pipeline_ranks(world_size: int, dp: int, pp: int | None, tp: int = 1) -> int:
+    """Stages of each of `dp` pipelines, where `tp` ranks share each."""
+    ranks, rest = divmod(world_size, dp * tp)
     if rest or pp not in (None, ranks):
-        fits = [f"framework.dp={n} framework.pp={world_size // n}" for n in divisors(world_size)]
-        raise UserError(
-            f"framework.dp={dp} x framework.pp={pp or 'null'} does not fill {world_size} ranks: "
-            f"choose {' or '.join(fits)}"
-        )
+        dims = ("dp", "pp") if tp == 1 else ("dp", "tp", "pp")
+        asked = {"dp": dp, "tp": tp, "pp": pp}
+        near = nearest_mesh(world_size, [asked[dim] for dim in dims])
+        mesh = " x ".join(f"framework.{dim}={asked[dim] or 'null'}" for dim in dims)
+        fits = " ".join(f"framework.{dim}={size}" for dim, size in zip(dims, near, strict=True))
+        raise UserError(f"{mesh} does not fill {world_size} ranks: choose {fits}")
     return ranks
+
+
+def nearest_mesh(world_size: int, asked: Sequence[int | None]) -> tuple[int, ...]:
+    """The sizes that fill the ranks with the least change of those asked for, in factors."""
+
+    def change(mesh: tuple[int, ...]) -> float:
+        return sum(abs(log2(size / wanted)) for size, wanted in zip(mesh, asked, strict=True) if wanted)
+
+    meshes = product(divisors(world_size), repeat=len(asked))
+    return min((mesh for mesh in meshes if prod(mesh) == world_size), key=change)
 
 
 def check_stages(ranks: int, virtual_stages: int, blocks: int, balance: list[int] | None) -> None:

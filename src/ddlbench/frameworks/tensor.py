@@ -6,13 +6,12 @@ is split how stands beside each model; the parts are made in frameworks/tensor_l
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -24,18 +23,19 @@ from ddlbench.frameworks.common import (
     average_statistics,
     check_alike,
     checkpoint_blocks,
+    clip_parts,
     drop,
     evaluate,
+    gradient,
     subgroup,
     whole_state,
 )
 from ddlbench.frameworks.ddp import NO_BUFFER_SYNC
-from ddlbench.frameworks.tensor_checks import check_divides, check_elementwise, check_sequence, degree
-from ddlbench.frameworks.tensor_collectives import Part, gathered, share
-from ddlbench.frameworks.tensor_layers import join_states, own_state, split_model
-from ddlbench.frameworks.tensor_loss import parallel_cross_entropy
+from ddlbench.frameworks.tensor_checks import check_compile, check_parts, check_sequence, degree
+from ddlbench.frameworks.tensor_collectives import Part, share
+from ddlbench.frameworks.tensor_layers import joined_state, own_state, split_model
+from ddlbench.frameworks.tensor_loss import loss_of_parts, whole_logits
 from ddlbench.job import Batch, Job, Place
-from ddlbench.recipe.losses import CrossEntropy
 
 
 @dataclass
@@ -55,15 +55,10 @@ class TensorParallel:
     def check(self, job: Job) -> None:
         tp = degree(job.world_size, self.dp, self.tp)
         if tp > 1:
-            check_divides(job, tp)
-            check_elementwise(job)
+            check_parts(self.name, job, tp)
+        check_compile(self.name, job)
         if self.sequence_parallel:
             check_sequence(job, tp)
-        if job.compile:
-            raise Unsupported(
-                "tensor: torch.compile would break the graph at every collective of every layer: "
-                "set train.compile=false"
-            )
         if job.reduce_dtype == "bf16" and job.device.type != "cuda":
             raise Unsupported("tensor: gradients in bf16 need NCCL (gloo cannot sum them): use fp16 or fp32 on CPU")
         check_alike(job, self.dp)
@@ -71,7 +66,7 @@ class TensorParallel:
     def setup(self, job: Job) -> Place:
         self.count = job.micro_batches(self.dp)
         self._connect(job)
-        self.job = replace(job, loss=self._loss(job))
+        self.job = replace(job, loss=loss_of_parts(job, self.part, self.parallel_loss))
         self._build()
         self.settled = True
         reads, coordinates = self.part.rank == 0, {"dp": self.data_rank, "tp": self.part.rank}
@@ -110,17 +105,6 @@ class TensorParallel:
             wrapped.register_comm_hook(self.replicas, hooks[self.job.reduce_dtype])
         return wrapped
 
-    def _loss(self, job: Job) -> Callable[[Tensor, Tensor], Tensor]:
-        """The job's loss of logits of which each rank has some classes."""
-        loss, classes, part = job.loss, job.model.outputs(), self.part
-        if part.size > 1 and self.parallel_loss:
-            assert isinstance(loss, CrossEntropy)
-            return lambda own, targets: parallel_cross_entropy(own, targets, classes, loss.label_smoothing, part)
-        return lambda own, targets: loss(self._whole(own), targets)
-
-    def _whole(self, logits: Tensor) -> Tensor:
-        return gathered(logits, -1, self.job.model.outputs(), self.part) if self.part.size > 1 else logits
-
     @property
     def updates(self) -> int:
         return self.update.count
@@ -151,20 +135,18 @@ class TensorParallel:
         return [parameter for name, parameter in self.model.named_parameters() if (name in self.splits) == split]
 
     def _clip(self, parameters: Iterable[nn.Parameter], max_norm: float) -> None:
-        """By the norm of the whole gradient: parts of all ranks, and once what every rank has."""
-        own, whole = (
-            nn.utils.get_total_norm([gradient(parameter) for parameter in self._parameters(split)]).square()
-            for split in (True, False)
-        )
-        if self.part.size > 1:
-            dist.all_reduce(own, group=self.part.group)
-        nn.utils.clip_grads_with_norm_(parameters, max_norm, (own + whole).sqrt())
+        """The first rank counts what every rank has."""
+        counted = [*self._parameters(split=True), *(self._parameters(split=False) if self.part.rank == 0 else [])]
+        clip_parts(parameters, max_norm, counted, self.part.group)
 
     def evaluate(self, batch: Batch | None) -> Tensor | None:
         self._settle()
         shared = self._shared(batch)
-        output = evaluate(self.model, lambda inputs: self._whole(self.model(inputs)), shared, self.job, self.count)
+        output = evaluate(self.model, self._whole_logits, shared, self.job, self.count)
         return output if batch is not None else None
+
+    def _whole_logits(self, inputs: Tensor) -> Tensor:
+        return whole_logits(self.model(inputs), self.job, self.part)
 
     def _settle(self) -> None:
         if not self.settled and self.replicas is not None:
@@ -176,12 +158,7 @@ class TensorParallel:
 
     def state(self) -> dict[str, Tensor] | None:
         self._settle()
-        own = whole_state(self.model)
-        if self.data_rank > 0 or self.part.size == 1:
-            return own if self.job.rank == 0 else None
-        parts: list[Any] | None = [None] * self.part.size if self.job.rank == 0 else None
-        dist.gather_object(own, parts, dst=0, group=self.part.group)
-        return None if parts is None else join_states(parts, self.splits)
+        return joined_state(whole_state(self.model), self.splits, self.part) if self.data_rank == 0 else None
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         self.model.load_state_dict(own_state(state, self.splits, self.part))
@@ -199,8 +176,3 @@ class TensorParallel:
 
     def close(self) -> None:
         drop(self, "trained", "model", "optimizer", "update")
-
-
-def gradient(parameter: nn.Parameter) -> Tensor:
-    assert parameter.grad is not None
-    return parameter.grad

@@ -32,19 +32,32 @@ def divisors(number: int) -> list[int]:
     return [n for n in range(1, number + 1) if number % n == 0]
 
 
-def check_divides(job: Job, tp: int) -> None:
-    """Raise Unsupported for heads, features or channels that `tp` ranks cannot share evenly."""
+def check_parts(name: str, job: Job, tp: int, pp: int = 1) -> None:
+    """Raise Unsupported for what `tp` ranks cannot share, beside pipelines of `pp` stages."""
+    check_divides(name, job, tp, pp)
+    check_elementwise(name, job)
+
+
+def check_compile(name: str, job: Job) -> None:
+    if job.compile:
+        raise Unsupported(
+            f"{name}: torch.compile would break the graph at every collective of every layer: set train.compile=false"
+        )
+
+
+def check_divides(name: str, job: Job, tp: int, pp: int) -> None:
+    """Heads, features and channels must be shared evenly."""
     with torch.device("meta"):
         numbers = split_numbers(job.model.build(), job.model.tensor_plan())
     uneven = next((what for what, number in numbers.items() if number % tp), None)
     if uneven is not None:
         fits = max(n for n in divisors(job.world_size) if n < tp and not any(count % n for count in numbers.values()))
         raise Unsupported(
-            f"tensor: {tp} ranks cannot share the {numbers[uneven]} {uneven}: "
-            f"choose framework.tp={fits} framework.dp={job.world_size // fits}"
+            f"{name}: {tp} ranks cannot share the {numbers[uneven]} {uneven}: "
+            f"choose framework.tp={fits} framework.dp={job.world_size // (fits * pp)}"
         )
     if job.model.outputs() < tp:
-        raise Unsupported(f"tensor: {tp} ranks cannot share the {job.model.outputs()} classes: give each at least one")
+        raise Unsupported(f"{name}: {tp} ranks cannot share the {job.model.outputs()} classes: give each at least one")
 
 
 def split_numbers(model: nn.Sequential, plan: Mapping[str, str]) -> dict[str, int]:
@@ -64,12 +77,12 @@ def split_numbers(model: nn.Sequential, plan: Mapping[str, str]) -> dict[str, in
     return found
 
 
-def check_elementwise(job: Job) -> None:
+def check_elementwise(name: str, job: Job) -> None:
     """Asked of an optimizer over a single weight, for the job holds no recipe."""
     optimizer = job.optimizer([("weight", nn.Parameter(torch.zeros(1, 1)))])
     if not isinstance(optimizer, ELEMENTWISE):
         raise Unsupported(
-            f"tensor: {type(optimizer).__name__} takes the norm of whole layers, of which a rank has a part: "
+            f"{name}: {type(optimizer).__name__} takes the norm of whole layers, of which a rank has a part: "
             f"choose recipe.optimizer.name={' or '.join(known.__name__.lower() for known in ELEMENTWISE)}"
         )
 

@@ -117,6 +117,7 @@ def dense(tensor: Tensor) -> Tensor:
 
 def share(batch: Batch | None, job: Job, size: int, part: Part) -> Batch:
     """A replica's batch of `size` samples on all its ranks: the first read it, the others get inputs and targets."""
+    assert batch is not None or part.rank > 0
     text, shape = job.model.kind == "text", (size, *job.model.input_shape())
     layout = torch.channels_last if job.channels_last and not text else torch.contiguous_format
     if batch is None:

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -223,6 +224,21 @@ def join_states(parts: Sequence[Mapping[str, Tensor]], splits: Splits) -> dict[s
         name: splits[name].join([part[name] for part in parts]) if name in splits else tensor
         for name, tensor in parts[0].items()
     }
+
+
+def gives_own_features(block: str, plan: Mapping[str, str]) -> bool:
+    """Whether what leaves a named block is this rank's slice of the features, the last dimension."""
+    styles = [style for name, style in plan.items() if name.split(".")[0] == block and "dropout" not in style]
+    return bool(styles) and styles[-1] in ("column", "logits")
+
+
+def joined_state(own: Mapping[str, Tensor], splits: Splits, part: Part) -> dict[str, Tensor] | None:
+    """The whole model's state on the first of the ranks that share it, None on the others; called on all of them."""
+    if part.size == 1:
+        return dict(own)
+    parts: list[Any] | None = [None] * part.size if part.rank == 0 else None
+    dist.gather_object(own, parts, group=part.group, group_dst=0)
+    return None if parts is None else join_states(parts, splits)
 
 
 def own_state(state: Mapping[str, Tensor], splits: Splits, part: Part) -> dict[str, Tensor]:

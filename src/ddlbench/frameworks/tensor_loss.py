@@ -5,14 +5,30 @@ Shoeybi et al. 2019, "Megatron-LM", section 3. Label smoothing and unscored targ
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ddlbench.frameworks.tensor_collectives import Part, total
-from ddlbench.recipe.losses import IGNORED
+from ddlbench.frameworks.tensor_collectives import Part, gathered, total
+from ddlbench.job import Job
+from ddlbench.recipe.losses import IGNORED, CrossEntropy
+
+
+def loss_of_parts(job: Job, part: Part, parallel: bool) -> Callable[[Tensor, Tensor], Tensor]:
+    """The job's loss of logits of which each rank has some classes. parallel: without gathering them."""
+    loss, classes = job.loss, job.model.outputs()
+    if part.size > 1 and parallel:
+        assert isinstance(loss, CrossEntropy)
+        return lambda own, targets: parallel_cross_entropy(own, targets, classes, loss.label_smoothing, part)
+    return lambda own, targets: loss(whole_logits(own, job, part), targets)
+
+
+def whole_logits(own: Tensor, job: Job, part: Part) -> Tensor:
+    """[..., classes], of this rank's slice of them."""
+    return gathered(own, -1, job.model.outputs(), part) if part.size > 1 else own
 
 
 def parallel_cross_entropy(logits: Tensor, targets: Tensor, classes: int, smoothing: float, part: Part) -> Tensor:
