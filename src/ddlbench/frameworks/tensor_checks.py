@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ddlbench.errors import Unsupported, UserError
+from ddlbench.frameworks.common import on_meta
 from ddlbench.frameworks.tensor_layers import is_transposed
 from ddlbench.job import Job
 
@@ -34,8 +35,7 @@ def divisors(number: int) -> list[int]:
 
 def check_divides(job: Job, tp: int) -> None:
     """Raise Unsupported for heads, features or channels that `tp` ranks cannot share evenly."""
-    with torch.device("meta"):
-        numbers = split_numbers(job.model.build(), job.model.tensor_plan())
+    numbers = split_numbers(on_meta(job), job.model.tensor_plan())
     uneven = next((what for what, number in numbers.items() if number % tp), None)
     if uneven is not None:
         fits = max(n for n in divisors(job.world_size) if n < tp and not any(count % n for count in numbers.values()))
