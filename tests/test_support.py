@@ -63,11 +63,11 @@ def test_the_page_is_what_the_frameworks_answer(survey: Survey) -> None:
 def test_a_framework_that_refuses_more_changes_the_page(survey: Survey) -> None:
     text = page(replace(survey, frameworks={"ddp": Picky()}))
     assert "Asked about 4 GPUs (`ddp`: 1):" in text
-    assert "| `ddp` | yes | yes | yes | yes | yes | fp32, bf16 [1] |\n" in text
+    assert "| `ddp` | yes | yes | yes | yes | yes | fp32, bf16 ([1]) |\n" in text
     own = section(text, "Each framework's own knobs")
-    assert "- `static_graph=true`: no [2]\n" in own
+    assert "- `static_graph=true`: no ([2])\n" in own
     assert "- `comm_hook=fp16`: also VGG in fp16\n" in own
-    assert "- `train.clip_norm=1`: `ddp` no [3]\n" in section(text, "On CPU")
+    assert "- `train.clip_norm=1`: `ddp` no ([3])\n" in section(text, "On CPU")
     messages = ("no VGG in fp16", "no static graphs", "clips on GPUs only")
     lines = [f'{number}. <a id="reason-{number}"></a>{message}' for number, message in enumerate(messages, start=1)]
     assert section(text, "Reasons").splitlines()[-7:] == [*lines, "", *(f"[{n}]: #reason-{n}" for n in (1, 2, 3))]
@@ -79,8 +79,8 @@ def test_a_library_that_is_not_installed_changes_nothing(survey: Survey, monkeyp
     own = replace(survey, frameworks={name: survey.frameworks[name] for name in ("horovod", "zero3")})
     rows = [line for line in page(own).splitlines() if line.startswith(("| `horovod`", "| `zero3`"))]
     assert len(rows) == 6
-    here = [line.partition("[")[0] for line in PAGE.read_text().splitlines()]
-    assert {row.partition("[")[0] for row in rows} <= set(here)
+    here = [line.partition(" (")[0] for line in PAGE.read_text().splitlines()]
+    assert {row.partition(" (")[0] for row in rows} <= set(here)
 
 
 def test_who_cannot_answer_without_a_library_leaves_no_page(survey: Survey) -> None:
@@ -113,12 +113,13 @@ def test_words_for_some_of_the_cases(some: list[Case], words: str) -> None:
 
 def test_a_cell_says_what_runs_and_why_not_the_rest() -> None:
     reasons = Reasons()
+    assert cell({}, reasons) == "-"
     assert cell(dict.fromkeys(ALL), reasons) == "yes"
-    assert cell(dict.fromkeys(ALL, "ddp: 3 are too many"), reasons) == "no [1]"
+    assert cell(dict.fromkeys(ALL, "ddp: 3 are too many"), reasons) == "no ([1])"
     other = {case: "too few" if case.precision == "fp16" else None for case in ALL}
-    assert cell(other, reasons) == "fp32, bf16 [2]"
+    assert cell(other, reasons) == "fp32, bf16 ([2])"
     mixed = {case: "fsdp: 4 are too many" if case.model == "GPT2" else reason for case, reason in other.items()}
-    assert cell(mixed, reasons) == "ResNet in fp32, bf16 [1], [2]"
+    assert cell(mixed, reasons) == "ResNet in fp32, bf16 ([1], [2])"
     assert list(reasons.messages.values()) == ["3 are too many", "too few"]
 
 

@@ -26,12 +26,13 @@ any one run. Whether a library is installed is not asked here: `python -m ddlben
 """
 COMPUTE = """## Knobs of computing
 
-Keys of `train.`; those without a value are switched on. `both`: the two before it together.
+Keys of `train.`, asked of all that runs without them; those without a value are switched on. `both`: the two before it
+together.
 
 """
 UPDATE = """## Knobs of the update
 
-Keys of `train.`, and the recipes whose optimizers look at whole layers.
+Keys of `train.`, and the recipes whose optimizers look at whole layers, asked of all that runs without them.
 
 """
 OWN = """## Each framework's own knobs

@@ -30,7 +30,7 @@ class Reasons:
 
     def notes(self, reasons: Iterable[str | None]) -> str:
         numbers = sorted({self._number(reason) for reason in reasons if reason is not None})
-        return ", ".join(f"[{number}]" for number in numbers)
+        return f"({', '.join(f'[{number}]' for number in numbers)})" if numbers else ""
 
     def _number(self, reason: str) -> int:
         text = re.sub(r"^\w+: ", "", reason)
@@ -47,7 +47,9 @@ class Reasons:
 
 
 def cell(answers: Answers, reasons: Reasons) -> str:
-    """ "yes", "no", or what runs of it, with the numbers of the reasons."""
+    """Yes, no, or what runs of it, with the numbers of the reasons; a dash where nothing was asked."""
+    if not answers:
+        return "-"
     runs = [case for case, reason in answers.items() if reason is None]
     words = (scope(runs, answers) or "yes") if runs else "no"
     return f"{words} {reasons.notes(answers.values())}".rstrip()
