@@ -34,3 +34,4 @@ bench: setup
 
 docs: setup
 	.venv/bin/python -m ddlbench.results.schema > docs/data-dictionary.md
+	.venv/bin/python -m ddlbench.support > docs/frameworks.md

@@ -138,7 +138,17 @@ class Untied(Pipeline):
 
     def setup(self, job: Job) -> Place:
         place = super().setup(job)
-        self.shared = []
+        self.blocks.shared = []
+        return place
+
+
+@dataclass
+class CountedTwice(Pipeline):
+    """Clipped by a norm in which what all parts of a layer have counts once a part."""
+
+    def setup(self, job: Job) -> Place:
+        place = super().setup(job)
+        self.blocks._counted = lambda: list(self.model.parameters())
         return place
 
 

@@ -33,7 +33,7 @@ def strategies(world: int, case: Case) -> list[Strategy]:
     own = list(data_parallel(world))
     if world > 2 and not case.name.endswith("fp32-whole"):
         return own
-    return [*own, *sharded(world), *pipelines(world, case), *tensor_parallel(world, case)]
+    return [*own, *sharded(world), *pipelines(world, case), *tensor_parallel(world, case), *hybrids(world)]
 
 
 def data_parallel(world: int) -> Iterator[Strategy]:
@@ -68,6 +68,20 @@ def pipelines(world: int, case: Case) -> Iterator[Strategy]:
         yield Strategy("1f1b-replicas", Pipeline(schedule="1f1b", dp=2), 2, micro_batch=2)
     if not case.checkpoint_activations:
         yield Strategy("zero_bubble", Pipeline(schedule="zero_bubble"), 1, micro_batch=2)
+
+
+def hybrids(world: int) -> Iterator[Strategy]:
+    """Where ranks share layers, a pipeline has fewer stages and so fewer and larger micro batches."""
+    match world:
+        case 2:
+            yield Strategy("hybrid-tp", Pipeline(tp=2), 1, micro_batch=3)
+            yield Strategy("hybrid-shards", Pipeline(dp=2, sharded=True), 2, micro_batch=2)
+        case 4:
+            yield Strategy("hybrid-tp-pp", Pipeline(schedule="1f1b", tp=2), 1, micro_batch=3)
+            yield Strategy("hybrid-shards-pp", Pipeline(schedule="1f1b", dp=2, sharded=True), 2, micro_batch=2)
+            yield Strategy("hybrid-shards-tp", Pipeline(dp=2, tp=2, sharded=True), 2, micro_batch=3)
+        case _:
+            pass
 
 
 def tensor_parallel(world: int, case: Case) -> Iterator[Strategy]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -14,6 +16,7 @@ from ddlbench.frameworks.common import (
     checkpoint_blocks,
     evaluate,
     micro_batches,
+    on_meta,
 )
 from ddlbench.job import Batch, Job
 from ddlbench.models.resnet import ResNet
@@ -43,6 +46,13 @@ def batch(samples: int = 4) -> Batch:
     generator = torch.Generator().manual_seed(0)
     inputs, targets = torch.randn(samples, 3, generator=generator), torch.randn(samples, 2, generator=generator)
     return Batch(inputs, targets, torch.ones(samples, dtype=torch.bool))
+
+
+def test_a_model_without_weights_is_built_once() -> None:
+    first = on_meta(job())
+    assert all(parameter.is_meta for parameter in first.parameters())
+    assert on_meta(replace(job(), model=replace(MODEL))) is first
+    assert on_meta(replace(job(), model=replace(MODEL, num_classes=6))) is not first
 
 
 def test_micro_batches_are_contiguous_slices() -> None:

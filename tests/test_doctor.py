@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 
 from ddlbench import doctor
 from ddlbench.__main__ import choices, conf_dir
+from ddlbench.asking import configurations, quiet
 from ddlbench.data.synthetic import Synthetic
 from ddlbench.doctor import framework, loader, table
 from ddlbench.errors import Unavailable, Unsupported
@@ -73,7 +74,7 @@ class Lost(Synthetic):
 def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the configuration, to which choices can be added."""
     subprocess.run(["cp", "-r", str(conf_dir()), str(tmp_path / "conf")], check=True)
-    monkeypatch.setattr("ddlbench.doctor.conf_dir", lambda: tmp_path / "conf")
+    monkeypatch.setattr("ddlbench.asking.conf_dir", lambda: tmp_path / "conf")
     return tmp_path / "conf"
 
 
@@ -96,14 +97,14 @@ def test_a_framework_says_itself_whether_it_runs(
     conf: Path, capsys: pytest.CaptureFixture[str], target: str, value: str, remark: str
 ) -> None:
     add(conf, "framework", "ddp", target)
-    with doctor._hydra(), doctor._quiet():
+    with configurations(), quiet():
         assert framework("added", ALONE, CPU) == ("added", value, remark)
     assert capsys.readouterr().out == ""
 
 
 def test_the_ranks_of_the_launch_are_those_that_count(conf: Path) -> None:
     add(conf, "framework", "ddp", "Never")
-    with doctor._hydra():
+    with configurations():
         assert framework("added", Launch("srun", world_size=8), CPU)[2] == "not on 8 ranks"
         assert framework("single", Launch("srun", world_size=8), CPU)[1] == "unsupported here"
         assert framework("ddp", Launch("srun", world_size=8), CPU)[1] == f"runs, torch {torch.__version__}"
@@ -111,14 +112,14 @@ def test_the_ranks_of_the_launch_are_those_that_count(conf: Path) -> None:
 
 def test_a_yaml_that_names_nothing_is_broken(conf: Path) -> None:
     add(conf, "framework", "ddp", "Nobody")
-    with doctor._hydra():
+    with configurations():
         assert framework("added", ALONE, CPU)[1] == "broken"
         assert "Nobody" in framework("added", ALONE, CPU)[2]
 
 
 def test_what_a_loader_reads(conf: Path) -> None:
     torch_version = f"torch {torch.__version__}"
-    with doctor._hydra():
+    with configurations():
         assert loader("native") == ("native", f"reads images and text, {torch_version}", "")
         add(conf, "loader", "synthetic", "Pictures")
         assert loader("added") == ("added", f"reads images, {torch_version}", "pictures only")

@@ -266,7 +266,7 @@ def test_facts_name_the_scheme(found: list[dict[str, Any]]) -> None:
 def placements() -> tuple[list[str], tuple[int, int, int]]:
     """Where two replicas of two shards put a weight, and what plain shards hold."""
     framework = FSDP(replicate=2)
-    framework.setup(make_job(CASE))
+    framework.setup(make_job(replace(CASE, global_batch=24)))
     weight = next(framework.model.parameters())
     assert isinstance(weight, DTensor)
     groups = [weight.device_mesh.get_group(axis) for axis in ("replicate", "shard")]

@@ -98,7 +98,7 @@ def middle() -> tuple[bool, bool, int]:
     state = framework.state()
     if state is not None:
         assert state.keys() == GPT.build().state_dict().keys()
-    reads, reports, shared = place.reads_data, place.reports, len(framework.shared)
+    reads, reports, shared = place.reads_data, place.reports, len(framework.blocks.shared)
     framework.close()
     return reads, reports, shared
 

@@ -60,10 +60,20 @@ def test_a_refused_number_comes_with_the_nearest_choice() -> None:
 def test_ranks_are_divided_over_pipelines() -> None:
     assert pipeline_ranks(8, 2, None) == 4
     assert pipeline_ranks(8, 2, 4) == 4
-    with pytest.raises(UserError, match=r"framework\.dp=3 x framework\.pp=null does not fill 4 ranks: choose .*dp=2 "):
+    with pytest.raises(
+        UserError, match=r"framework\.dp=3 x framework\.pp=null does not fill 4 ranks: choose .*dp=4 .*pp=1"
+    ):
         pipeline_ranks(4, 3, None)
     with pytest.raises(UserError, match=r"framework\.dp=1 x framework\.pp=3 does not fill 4 ranks: .* framework\.pp=4"):
         pipeline_ranks(4, 1, 3)
+
+
+def test_ranks_are_divided_over_parts_too() -> None:
+    assert pipeline_ranks(8, 2, None, 2) == 2
+    assert pipeline_ranks(8, 2, 1, 4) == 1
+    refused = r"framework\.dp=2 x framework\.tp=2 x framework\.pp=3 does not fill 8 ranks: choose .*dp=2 .*tp=2 .*pp=2"
+    with pytest.raises(UserError, match=refused):
+        pipeline_ranks(8, 2, 3, 2)
 
 
 def test_stages_need_blocks() -> None:

@@ -8,23 +8,20 @@ its version is found.
 from __future__ import annotations
 
 import argparse
-import io
 import sys
-import warnings
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from hydra import compose, initialize_config_dir
 
 import ddlbench
-from ddlbench.__main__ import choices, conf_dir
+from ddlbench.__main__ import choices
+from ddlbench.asking import configuration, configurations, quiet, refusal
 from ddlbench.attempt import make_job
-from ddlbench.config import Config, resolve
+from ddlbench.config import Config
 from ddlbench.errors import RunError, Unavailable, Unsupported
 from ddlbench.launch import Launch, detect, pick_device
 from ddlbench.measure.environment import environment, gpu, known
@@ -73,15 +70,15 @@ def table(rows: Sequence[Row]) -> str:
 
 
 def frameworks(launch: Launch, device: torch.device) -> list[Row]:
-    with _hydra(), _quiet():
+    with configurations(), quiet():
         return [framework(name, launch, device) for name in choices("framework")]
 
 
 def framework(name: str, launch: Launch, device: torch.device) -> Row:
     """Whether its check accepts the probe, at the ranks of this launch or else at some."""
     try:
-        config = resolve(compose("config", [f"+framework={name}", *PROBE]))
-        refusals = [refusal(config, ranks, launch, device) for ranks in worlds(launch)]
+        config = configuration(f"+framework={name}", *PROBE)
+        refusals = [refused(config, ranks, launch, device) for ranks in worlds(launch)]
         if None not in refusals:
             return name, "unsupported here", str(refusals[0])
         return name, f"runs, {version(config.framework)}" + (", on more ranks than one" if refusals[0] else ""), ""
@@ -95,19 +92,13 @@ def worlds(launch: Launch) -> Sequence[int]:
     return RANKS if launch.world_size == 1 else (launch.world_size,)
 
 
-def refusal(config: Config, ranks: int, launch: Launch, device: torch.device) -> str | None:
-    """Why so many ranks cannot run it, None where they can; Unavailable, where no number can, is raised."""
-    try:
-        config.framework.check(make_job(config, replace(launch, world_size=ranks), device))
-    except Unavailable:
-        raise
-    except RunError as error:
-        return str(error)
-    return None
+def refused(config: Config, ranks: int, launch: Launch, device: torch.device) -> str | None:
+    """Why so many ranks cannot run it, None where they can."""
+    return refusal(lambda: config.framework.check(make_job(config, replace(launch, world_size=ranks), device)))
 
 
 def loaders() -> list[Row]:
-    with _hydra(), _quiet():
+    with configurations(), quiet():
         return [loader(name) for name in choices("loader")]
 
 
@@ -116,7 +107,7 @@ def loader(name: str) -> Row:
     reads, refusals = list[str](), list[str]()
     try:
         configs = {
-            kind: resolve(compose("config", ["+framework=single", f"+model={model}", f"loader={name}"]))
+            kind: configuration("+framework=single", f"+model={model}", f"loader={name}")
             for kind, model in MODELS.items()
         }
         for kind, config in configs.items():
@@ -136,20 +127,6 @@ def version(made: object) -> str:
     """The library behind a framework or loader, with its version."""
     library: str = getattr(type(made), "library", "torch")
     return f"{library} {known(lambda: import_module(library).__version__) or 'of unknown version'}"
-
-
-@contextmanager
-def _hydra() -> Generator[None]:
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        yield
-
-
-@contextmanager
-def _quiet() -> Generator[None]:
-    """Some libraries talk while they are imported."""
-    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def devices(facts: Mapping[str, Any]) -> list[Row]:

@@ -22,6 +22,8 @@ from ddlbench.launch import group_timeout
 
 Clip = Callable[[Iterable[nn.Parameter], float], object]  # (parameters, largest norm), gradients in place
 
+_on_meta: dict[tuple[type, str], nn.Sequential] = {}
+
 
 def check_alike(job: Job, data_size: int) -> None:
     """What no framework here can do."""
@@ -157,11 +159,16 @@ def batch_norms(model: nn.Module) -> list[_BatchNorm]:
 
 
 def has_batch_norm(job: Job) -> bool:
-    """Asked of a model of fake tensors: shapes without memory."""
-    from torch._subclasses.fake_tensor import FakeTensorMode
+    return bool(batch_norms(on_meta(job)))
 
-    with FakeTensorMode():
-        return bool(batch_norms(job.model.build()))
+
+def on_meta(job: Job) -> nn.Sequential:
+    """The model without its weights. Built once for everybody who asks: look at it, change nothing."""
+    key = type(job.model), repr(job.model)  # a dataclass, so this says all of it
+    if key not in _on_meta:
+        with torch.device("meta"):
+            _on_meta[key] = job.model.build()
+    return _on_meta[key]
 
 
 def average_statistics(model: nn.Module, group: dist.ProcessGroup | None = None) -> None:

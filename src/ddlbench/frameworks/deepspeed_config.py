@@ -83,12 +83,16 @@ class Knobs:
         return self.mixed_precision == "weights" and job.precision != "fp32"
 
     def check(self, job: Job) -> None:
+        self.supports(job)
+        library(job.device)
+
+    def supports(self, job: Job) -> None:
+        """What `check` refuses wherever the library is installed."""
         if job.reduce_dtype == "bf16" and job.device.type != "cuda":
             raise Unsupported("deepspeed: gradients in bf16 need NCCL (gloo cannot sum them): use fp16 or fp32 on CPU")
         if self.zero_stage:
             self._check_shards(job)
         check_alike(job, job.world_size)
-        library(job.device)
 
     def _check_shards(self, job: Job) -> None:
         optimizer = type(job.optimizer([("weight", nn.Parameter(torch.zeros(2, 2)))]))

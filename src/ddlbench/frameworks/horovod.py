@@ -69,12 +69,7 @@ class Horovod:
             )
 
     def check(self, job: Job) -> None:
-        self._compression(job)
-        check_alike(job, job.world_size)
-        if job.channels_last:
-            raise Unsupported("horovod takes contiguous gradients only: set train.channels_last=false")
-        if self.adasum:
-            self._check_adasum(job)
+        self.supports(job)
         hvd = library()
         if job.device.type == "cuda" and not hvd.nccl_built():
             raise Unavailable("this Horovod is built for the CPU: scripts/install_horovod.sh nccl")
@@ -82,6 +77,15 @@ class Horovod:
             raise Unavailable("this Horovod is built without MPI, which adasum needs: scripts/install_horovod.sh mpi")
         if self.adasum and not started_by_mpi():
             raise Unsupported("horovod: adasum works over MPI only: start with mpirun or srun --mpi=pmix")
+
+    def supports(self, job: Job) -> None:
+        """What `check` refuses however the library is built and started."""
+        self._compression(job)
+        check_alike(job, job.world_size)
+        if job.channels_last:
+            raise Unsupported("horovod takes contiguous gradients only: set train.channels_last=false")
+        if self.adasum:
+            self._check_adasum(job)
 
     def _check_adasum(self, job: Job) -> None:
         """Adasum adds up updates, not gradients: each is computed as its gradient arrives, during backward."""

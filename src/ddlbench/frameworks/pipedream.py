@@ -22,11 +22,18 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ddlbench.errors import Unsupported, UserError
-from ddlbench.frameworks.common import average_statistics, check_alike, checkpoint_blocks, drop, whole_state
+from ddlbench.frameworks.common import (
+    average_statistics,
+    check_alike,
+    checkpoint_blocks,
+    drop,
+    on_meta,
+    whole_state,
+)
 from ddlbench.frameworks.pipedream_flight import Flight
 from ddlbench.frameworks.pipeline_groups import Groups
 from ddlbench.frameworks.pipeline_schedules import check_stages, micro_batch_count, pipeline_ranks
-from ddlbench.frameworks.stages import Plan, block_count, cut, on_meta, tied_names
+from ddlbench.frameworks.stages import Plan, block_count, cut, tied_names
 from ddlbench.job import Batch, Job, Place
 
 

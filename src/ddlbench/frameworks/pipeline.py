@@ -87,19 +87,11 @@ class Pipeline:
         if self.schedule == "zero_bubble":
             check_split_backward(job)
         if self.tp > 1:
-            self._check_parts(job, ranks)
+            check_parts(self.name, job, self.tp, ranks)
+            check_compile(self.name, job)
         if self.sharded:
             check_shards(self.name, job)
         check_alike(job, self.dp)
-
-    def _check_parts(self, job: Job, ranks: int) -> None:
-        check_parts(self.name, job, self.tp, ranks)
-        check_compile(self.name, job)
-        if self.schedule == "zero_bubble":
-            raise Unsupported(
-                f"{self.name}: a backward pass in two halves does not go with the collectives within a layer of "
-                f"framework.tp={self.tp}: set framework.schedule=interleaved"
-            )
 
     def setup(self, job: Job) -> Place:
         self.ranks = pipeline_ranks(job.world_size, self.dp, self.pp, self.tp)

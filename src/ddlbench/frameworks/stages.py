@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import record_function
 
-from ddlbench.frameworks.common import autocast
+from ddlbench.frameworks.common import autocast, on_meta
 from ddlbench.job import Job
 from ddlbench.measure.flops import forward_flops_per_block
 
@@ -49,12 +49,6 @@ def cut(model: nn.Sequential, sizes: Sequence[int]) -> list[nn.Sequential]:
     named = list(model.named_children())
     edges = pairwise([0, *accumulate(sizes)])
     return [nn.Sequential(OrderedDict(named[start:end])) for start, end in edges]
-
-
-def on_meta(job: Job) -> nn.Sequential:
-    """The model without its weights."""
-    with torch.device("meta"):
-        return job.model.build()
 
 
 def block_count(job: Job) -> int:

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ddlbench.errors import Unsupported, UserError
+from ddlbench.frameworks.common import on_meta
 from ddlbench.frameworks.tensor_layers import is_transposed
 from ddlbench.job import Job
 
@@ -47,11 +48,11 @@ def check_compile(name: str, job: Job) -> None:
 
 def check_divides(name: str, job: Job, tp: int, pp: int) -> None:
     """Heads, features and channels must be shared evenly."""
-    with torch.device("meta"):
-        numbers = split_numbers(job.model.build(), job.model.tensor_plan())
+    numbers = split_numbers(on_meta(job), job.model.tensor_plan())
     uneven = next((what for what, number in numbers.items() if number % tp), None)
     if uneven is not None:
-        fits = max(n for n in divisors(job.world_size) if n < tp and not any(count % n for count in numbers.values()))
+        replica = divisors(job.world_size // pp)
+        fits = max(n for n in replica if n < tp and not any(count % n for count in numbers.values()))
         raise Unsupported(
             f"{name}: {tp} ranks cannot share the {numbers[uneven]} {uneven}: "
             f"choose framework.tp={fits} framework.dp={job.world_size // (fits * pp)}"
