@@ -133,6 +133,11 @@ class BrokenStage(Pipeline):
 
 
 @dataclass
+class BrokenHybrid(Failing, Pipeline):
+    """With framework.tp=2 two ranks share every layer of one stage: the other waits for its part of a sum."""
+
+
+@dataclass
 class Untied(Pipeline):
     """The tied embedding's two copies get their own gradients only."""
 

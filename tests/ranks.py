@@ -23,7 +23,8 @@ def free_port() -> int:
 
 def run_ranks(world: int, work: Callable[..., Any], *args: Any, timeout_s: float = 180.0) -> list[Any]:
     """`work(*args)` in `world` processes that have met over gloo; what each returned, by rank."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.preload"])
     with TemporaryDirectory() as folder:
         port = free_port()
         processes = [

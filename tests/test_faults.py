@@ -85,6 +85,7 @@ def test_the_first_failure_is_the_records(tmp_path: Path, how: str, status: str,
         pytest.param("local_sgd", "BrokenLocalSGD", marks=pytest.mark.slow),
         ("zero2", "BrokenDeepSpeed"),
         pytest.param("gpipe", "BrokenStage", marks=pytest.mark.slow),
+        pytest.param("hybrid", "BrokenHybrid", marks=pytest.mark.slow),
         pytest.param("pipedream", "BrokenPipeDream", marks=pytest.mark.slow),
         pytest.param("tensor", "BrokenTensor", marks=pytest.mark.slow),
         pytest.param("horovod", "BrokenHorovod", marks=[needs_horovod, pytest.mark.slow]),
@@ -92,8 +93,8 @@ def test_the_first_failure_is_the_records(tmp_path: Path, how: str, status: str,
 )
 def test_no_framework_leaves_a_rank_waiting(tmp_path: Path, framework: str, target: str) -> None:
     # One sample a micro batch would be too few for BatchNorm where a pipeline cuts the batch by itself.
-    batch = "train.global_batch=16"
-    codes, said = end(start(tmp_path, "raise", batch, framework=framework, target=target))
+    more = ["train.global_batch=16"] + ["framework.tp=2"] * (framework == "hybrid")
+    codes, said = end(start(tmp_path, "raise", *more, framework=framework, target=target))
     assert codes in ([1, 1], [6, 1]), said
     content = record(tmp_path)
     assert (content["status"], content["reason"]) == ("error", "rank 1: RuntimeError: planted fault")
