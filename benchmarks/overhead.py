@@ -1,4 +1,4 @@
-"""What the harness costs: the same work through ddlbench and through benchmarks/bare.py, turn by turn.
+"""What the harness costs: the same work through ddlbench and through a script of benchmarks/bare/, turn by turn.
 
 python benchmarks/overhead.py [--pairs 25] [--only ddp-resnet50]
 
@@ -32,7 +32,8 @@ from ddlbench.measure.stats import confidence, median, median_interval
 
 ROOT = Path(__file__).parents[1]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-# A GPT-2 whose step is as short as ResNet-50's at this size; as in bare.py.
+HOROVODRUN = [str(Path(sys.executable).with_name("horovodrun")), "-np", "2", sys.executable, "-m"]
+# A GPT-2 whose step is as short as ResNet-50's at this size; as in benchmarks/bare/work.py.
 SHAPES = {
     "resnet50": [],
     "gpt2_small": [
@@ -61,14 +62,25 @@ class Work:
         return f"{self.framework}-{self.model}"
 
     def start(self) -> list[str]:
-        return [sys.executable] if self.framework == "single" else TORCHRUN
+        """What starts a module in all ranks."""
+        return [sys.executable, "-m"] if self.framework == "single" else [*TORCHRUN, "-m"]
+
+    def bare(self) -> list[str]:
+        """The script that does the same with the library alone, as its documentation starts it."""
+        script = {"single": "ddp", "zero1": "deepspeed"}.get(self.framework, self.framework)
+        return [*(HOROVODRUN if script == "horovod" else self.start()), f"benchmarks.bare.{script}"]
 
 
 WORKS = [
     Work("single", "resnet50", 2, 64),
     Work("ddp", "resnet50", 2, 64),
+    Work("horovod", "resnet50", 2, 64),
     Work("single", "gpt2_small", 2, 64),
     Work("ddp", "gpt2_small", 2, 64),
+    Work("zero1", "gpt2_small", 2, 64),
+    Work("fsdp", "gpt2_small", 2, 64),
+    Work("tensor", "gpt2_small", 2, 64),
+    Work("gpipe", "gpt2_small", 4, 64),
 ]
 
 
@@ -79,7 +91,7 @@ class Side:
         self.folder, self.command = folder, command
         folder.mkdir()
         with (folder / "out").open("w") as out, (folder / "err").open("w") as err:
-            self.process = subprocess.Popen(command, stdout=out, stderr=err, start_new_session=True)
+            self.process = subprocess.Popen(command, stdout=out, stderr=err, start_new_session=True, cwd=ROOT)
 
     def signal(self, number: int) -> None:
         family = psutil.Process(self.process.pid)
@@ -116,8 +128,8 @@ class Side:
         return (self.folder / "err").read_text()
 
     def printed(self, word: str) -> list[float] | None:
-        """The numbers behind `word` in a line of the output."""
-        lines = (self.folder / "out").read_text().splitlines()
+        """The numbers behind `word` in a line of the output. horovodrun puts "[rank]<stdout>:" before it."""
+        lines = [line.rpartition(">:")[2] for line in (self.folder / "out").read_text().splitlines()]
         return next(([float(number) for number in line.split()[1:]] for line in lines if line.startswith(word)), None)
 
     def record(self) -> dict[str, Any] | None:
@@ -132,15 +144,14 @@ class Side:
 
 
 def start_bare(work: Work, folder: Path, steps: int) -> Side:
-    command = [*work.start(), str(ROOT / "benchmarks" / "bare.py"), work.model]
-    return Side(folder, [*command, *map(str, (work.batch, steps, work.size))])
+    return Side(folder, [*work.bare(), work.model, *map(str, (work.batch, steps, work.size))])
 
 
 def start_ddlbench(work: Work, folder: Path, steps: int) -> Side:
     return Side(
         folder,
         [
-            *work.start(), "-m", "ddlbench", f"+framework={work.framework}", f"+model={work.model}",
+            *work.start(), "ddlbench", f"+framework={work.framework}", f"+model={work.model}",
             *SHAPES[work.model],
             f"model.{'image_size' if work.model == 'resnet50' else 'seq_len'}={work.size}",
             "loader=synthetic", f"train.batch_per_gpu={work.batch}", "train.epochs=1", "train.warmup_steps=0",
