@@ -44,30 +44,34 @@ SHAPES = {
         "model.dropout=0.1",
     ],
 }
+SCRIPTS = {"single": "ddp", "zero1": "deepspeed"}  # of benchmarks/bare/; others have the framework's name
 STEPS_A_TURN = 4
 LIMIT_S = 600
 
 
 @dataclass(frozen=True)
 class Work:
-    """One comparison: batch is samples a rank; size is the images' side or the sequence's length."""
+    """One comparison: batch is samples a rank; size is the images' side or the sequence's length.
+
+    script: of benchmarks/bare/, where the framework has more than one"""
 
     framework: str
     model: str
     batch: int
     size: int
+    script: str | None = None
 
     @property
     def name(self) -> str:
-        return f"{self.framework}-{self.model}"
+        return "-".join(filter(None, (self.framework, self.model, self.script)))
 
     def start(self) -> list[str]:
         """What starts a module in all ranks."""
         return [sys.executable, "-m"] if self.framework == "single" else [*TORCHRUN, "-m"]
 
     def bare(self) -> list[str]:
-        """The script that does the same with the library alone, as its documentation starts it."""
-        script = {"single": "ddp", "zero1": "deepspeed"}.get(self.framework, self.framework)
+        """What starts the script that does the same with the library alone."""
+        script = self.script or SCRIPTS.get(self.framework, self.framework)
         return [*(HOROVODRUN if script == "horovod" else self.start()), f"benchmarks.bare.{script}"]
 
 
@@ -80,6 +84,7 @@ WORKS = [
     Work("zero1", "gpt2_small", 2, 64),
     Work("fsdp", "gpt2_small", 2, 64),
     Work("tensor", "gpt2_small", 2, 64),
+    Work("tensor", "gpt2_small", 2, 64, "megatron"),
     Work("gpipe", "gpt2_small", 4, 64),
 ]
 
@@ -193,7 +198,7 @@ def compare(work: Work, pairs: int, folder: Path) -> None:
     interval = median_interval(ratios)
     shown = f"{interval.low:.3f} .. {interval.high:.3f}, " if interval else ""
     shown += confidence(len(ratios), interval)
-    print(f"{work.name:20s} ratio {median(ratios):.3f} ({shown}), start-up {startup_s:.1f} s", flush=True)
+    print(f"{work.name:27s} ratio {median(ratios):.3f} ({shown}), start-up {startup_s:.1f} s", flush=True)
 
 
 def main() -> None:
