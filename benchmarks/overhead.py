@@ -209,7 +209,11 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"  # a rank stands for a device
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of `finally`: a stopped process would stay
     for work in WORKS:
-        if arguments.only in (None, work.name):
+        if arguments.only not in (None, work.name):
+            continue
+        if work.framework == "horovod" and not Path(HOROVODRUN[0]).exists():
+            print(f"{work.name:27s} not compared: build Horovod first (make horovod)")
+        else:
             with tempfile.TemporaryDirectory() as folder:
                 compare(work, arguments.pairs, Path(folder))
 

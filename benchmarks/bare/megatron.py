@@ -72,6 +72,7 @@ class GPT2(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.wte, self.wpe, self.drop = nn.Embedding(OWN, WIDTH), nn.Embedding(size, WIDTH), nn.Dropout(DROPOUT)
+        nn.init.normal_(self.wte.weight, std=0.02)
         self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
         self.ln_f = nn.LayerNorm(WIDTH)
 

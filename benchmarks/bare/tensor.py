@@ -39,6 +39,7 @@ class GPT2(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.wte, self.wpe, self.drop = nn.Embedding(VOCAB, WIDTH), nn.Embedding(size, WIDTH), nn.Dropout(DROPOUT)
+        nn.init.normal_(self.wte.weight, std=0.02)
         self.blocks = nn.Sequential(*(Block() for _ in range(LAYERS)))
         self.ln_f, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, VOCAB, bias=False)
 
