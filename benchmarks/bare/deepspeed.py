@@ -14,7 +14,9 @@ deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # for inference 
 config = {
     "train_micro_batch_size_per_gpu": batch,
     "gradient_clipping": 0.0,
+    "communication_data_type": "fp32",
     "steps_per_print": sys.maxsize,
+    "timers": {"throughput": {"enabled": False}},
     "zero_allow_untested_optimizer": True,
     "zero_force_ds_cpu_optimizer": False,
     "zero_optimization": {"stage": 1, "reduce_bucket_size": 25 * 2**20 // 4},
