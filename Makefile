@@ -29,7 +29,7 @@ format: setup
 	.venv/bin/ruff check --fix .
 	.venv/bin/ruff format .
 
-bench: setup
+bench: setup horovod
 	.venv/bin/python benchmarks/overhead.py
 
 docs: setup

@@ -1,4 +1,4 @@
-"""What the harness costs: the same work through ddlbench and through benchmarks/bare.py, turn by turn.
+"""What the harness costs: the same work through ddlbench and through a script of benchmarks/bare/, turn by turn.
 
 python benchmarks/overhead.py [--pairs 25] [--only ddp-resnet50]
 
@@ -32,7 +32,8 @@ from ddlbench.measure.stats import confidence, median, median_interval
 
 ROOT = Path(__file__).parents[1]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-# A GPT-2 whose step is as short as ResNet-50's at this size; as in bare.py.
+HOROVODRUN = [str(Path(sys.executable).with_name("horovodrun")), "-np", "2", sys.executable, "-m"]
+# A GPT-2 whose step is as short as ResNet-50's at this size; as in benchmarks/bare/work.py.
 SHAPES = {
     "resnet50": [],
     "gpt2_small": [
@@ -43,32 +44,48 @@ SHAPES = {
         "model.dropout=0.1",
     ],
 }
+SCRIPTS = {"single": "ddp", "zero1": "deepspeed"}  # of benchmarks/bare/; others have the framework's name
 STEPS_A_TURN = 4
 LIMIT_S = 600
 
 
 @dataclass(frozen=True)
 class Work:
-    """One comparison: batch is samples a rank; size is the images' side or the sequence's length."""
+    """One comparison: batch is samples a rank; size is the images' side or the sequence's length.
+
+    script: of benchmarks/bare/, where the framework has more than one"""
 
     framework: str
     model: str
     batch: int
     size: int
+    script: str | None = None
 
     @property
     def name(self) -> str:
-        return f"{self.framework}-{self.model}"
+        return "-".join(filter(None, (self.framework, self.model, self.script)))
 
     def start(self) -> list[str]:
-        return [sys.executable] if self.framework == "single" else TORCHRUN
+        """What starts a module in all ranks."""
+        return [sys.executable, "-m"] if self.framework == "single" else [*TORCHRUN, "-m"]
+
+    def bare(self) -> list[str]:
+        """What starts the script that does the same with the library alone."""
+        script = self.script or SCRIPTS.get(self.framework, self.framework)
+        return [*(HOROVODRUN if script == "horovod" else self.start()), f"benchmarks.bare.{script}"]
 
 
 WORKS = [
     Work("single", "resnet50", 2, 64),
     Work("ddp", "resnet50", 2, 64),
+    Work("horovod", "resnet50", 2, 64),
     Work("single", "gpt2_small", 2, 64),
     Work("ddp", "gpt2_small", 2, 64),
+    Work("zero1", "gpt2_small", 2, 64),
+    Work("fsdp", "gpt2_small", 2, 64),
+    Work("tensor", "gpt2_small", 2, 64),
+    Work("tensor", "gpt2_small", 2, 64, "megatron"),
+    Work("gpipe", "gpt2_small", 4, 64),
 ]
 
 
@@ -79,7 +96,7 @@ class Side:
         self.folder, self.command = folder, command
         folder.mkdir()
         with (folder / "out").open("w") as out, (folder / "err").open("w") as err:
-            self.process = subprocess.Popen(command, stdout=out, stderr=err, start_new_session=True)
+            self.process = subprocess.Popen(command, stdout=out, stderr=err, start_new_session=True, cwd=ROOT)
 
     def signal(self, number: int) -> None:
         family = psutil.Process(self.process.pid)
@@ -116,8 +133,8 @@ class Side:
         return (self.folder / "err").read_text()
 
     def printed(self, word: str) -> list[float] | None:
-        """The numbers behind `word` in a line of the output."""
-        lines = (self.folder / "out").read_text().splitlines()
+        """The numbers behind `word` in a line of the output. horovodrun puts "[rank]<stdout>:" before it."""
+        lines = [line.rpartition(">:")[2] for line in (self.folder / "out").read_text().splitlines()]
         return next(([float(number) for number in line.split()[1:]] for line in lines if line.startswith(word)), None)
 
     def record(self) -> dict[str, Any] | None:
@@ -132,15 +149,14 @@ class Side:
 
 
 def start_bare(work: Work, folder: Path, steps: int) -> Side:
-    command = [*work.start(), str(ROOT / "benchmarks" / "bare.py"), work.model]
-    return Side(folder, [*command, *map(str, (work.batch, steps, work.size))])
+    return Side(folder, [*work.bare(), work.model, *map(str, (work.batch, steps, work.size))])
 
 
 def start_ddlbench(work: Work, folder: Path, steps: int) -> Side:
     return Side(
         folder,
         [
-            *work.start(), "-m", "ddlbench", f"+framework={work.framework}", f"+model={work.model}",
+            *work.start(), "ddlbench", f"+framework={work.framework}", f"+model={work.model}",
             *SHAPES[work.model],
             f"model.{'image_size' if work.model == 'resnet50' else 'seq_len'}={work.size}",
             "loader=synthetic", f"train.batch_per_gpu={work.batch}", "train.epochs=1", "train.warmup_steps=0",
@@ -182,7 +198,7 @@ def compare(work: Work, pairs: int, folder: Path) -> None:
     interval = median_interval(ratios)
     shown = f"{interval.low:.3f} .. {interval.high:.3f}, " if interval else ""
     shown += confidence(len(ratios), interval)
-    print(f"{work.name:20s} ratio {median(ratios):.3f} ({shown}), start-up {startup_s:.1f} s", flush=True)
+    print(f"{work.name:27s} ratio {median(ratios):.3f} ({shown}), start-up {startup_s:.1f} s", flush=True)
 
 
 def main() -> None:
@@ -193,7 +209,11 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"  # a rank stands for a device
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of `finally`: a stopped process would stay
     for work in WORKS:
-        if arguments.only in (None, work.name):
+        if arguments.only not in (None, work.name):
+            continue
+        if work.framework == "horovod" and not Path(HOROVODRUN[0]).exists():
+            print(f"{work.name:27s} not compared: build Horovod first (make horovod)")
+        else:
             with tempfile.TemporaryDirectory() as folder:
                 compare(work, arguments.pairs, Path(folder))
 

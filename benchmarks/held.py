@@ -1,0 +1,109 @@
+"""What a process holds: tensors that are alive, by the storages they lie in, and what malloc lent, by its own count."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from ddlbench.frameworks.deepspeed import DeepSpeed
+from ddlbench.job import Framework
+
+LARGE = 2**14  # bytes
+Storages = dict[int, int]  # address -> bytes
+
+
+class Info(ctypes.Structure):
+    """struct mallinfo2 of glibc 2.33 and later."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in (
+        "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"
+    )]  # fmt: skip
+
+
+def map_large_blocks() -> None:
+    """From now on malloc takes every block of LARGE bytes or more from the system by itself, and so counts them apart
+    from the many small ones of Python."""
+    threshold = -3  # M_MMAP_THRESHOLD of malloc.h
+    assert ctypes.CDLL(None).mallopt(threshold, LARGE) == 1
+
+
+def large_blocks() -> int:
+    """Bytes in such blocks that were asked for and not given back, whoever asked."""
+    mallinfo = ctypes.CDLL(None).mallinfo2
+    mallinfo.restype = Info
+    return mallinfo().hblkhd
+
+
+def live_tensors() -> Iterator[Tensor]:
+    """All that Python knows of."""
+    gc.collect()
+    return (each for each in gc.get_objects() if issubclass(type(each), Tensor))
+
+
+def storages(tensors: Iterable[Tensor]) -> Storages:
+    """Of CPU tensors that have memory; of a DTensor, of this rank's slice."""
+    found: Storages = {}
+    for tensor in tensors:
+        own = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+        if type(own) in (Tensor, nn.Parameter) and own.device.type == "cpu":
+            memory = own.untyped_storage()
+            found[memory.data_ptr()] = memory.nbytes()
+    return found
+
+
+def total(found: Storages, *counted: Storages) -> int:
+    """Bytes of those that are not counted already."""
+    return sum(size for address, size in found.items() if not any(address in each for each in counted))
+
+
+def model_of(framework: Any) -> nn.Module:
+    return framework.engine.module if isinstance(framework, DeepSpeed) else framework.model
+
+
+def parameters(framework: Framework) -> Storages:
+    own = list(model_of(framework).parameters())
+    return storages([*own, *(each.ds_tensor for each in own if hasattr(each, "ds_tensor"))])
+
+
+def gradients(framework: Any) -> Storages:
+    found = [each.grad for each in live_tensors() if each.is_leaf and each.grad is not None]
+    if isinstance(framework, DeepSpeed):
+        groups = framework.engine.optimizer.averaged_gradients.values()
+        found += [part for parts in groups if parts is not None for part in parts]
+    return storages(found)
+
+
+def optimizer(framework: Any) -> Storages:
+    """DeepSpeed's stage 3 shows the optimizer its copy of the weights during the update only."""
+    kept = [each for state in framework.optimizer.state.values() for each in state.values()]
+    kept += [each for group in framework.optimizer.param_groups for each in group["params"]]
+    if isinstance(framework, DeepSpeed):
+        kept += getattr(framework.engine.optimizer, "fp32_partitioned_groups_flat", [])
+    return storages(each for each in kept if isinstance(each, Tensor))
+
+
+def before_update(framework: Any, act: Callable[[], None]) -> None:
+    """`act` when the gradients are ready and the weights still old."""
+    owner, name = (framework.engine, "step") if isinstance(framework, DeepSpeed) else (framework.update, "apply")
+    update = getattr(owner, name)
+
+    def first(*args: Any, **kwargs: Any) -> Any:
+        act()
+        return update(*args, **kwargs)
+
+    setattr(owner, name, first)
+
+
+def watch_gradients(model: nn.Module, most: list[int]) -> None:
+    """Notes what the gradients take whenever one has arrived."""
+
+    def note(_: Tensor) -> None:
+        most.append(total(storages(each.grad for each in model.parameters() if each.grad is not None)))
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(note)

@@ -1,0 +1,220 @@
+"""Bytes of parameters, gradients and optimizer state on each rank, measured and beside the formula.
+
+torchrun --nproc-per-node=4 -m benchmarks.memory
+
+Every framework makes two updates; the third is looked at when its gradients are complete and averaged and nothing is
+updated yet, for afterwards the gradients are forgotten. A storage counts once, whole, whoever looks into it:
+
+parameters  what the model's parameters lie in: slices under FSDP and ZeRO stage 3
+gradients   what any tensor has as its `.grad`, and what DeepSpeed keeps for its update
+optimizer   what is in the optimizer's state, and tensors of its own that it updates in place of the model's
+other       what else there is since before `setup`, in tensors that Python knows: buckets, buffers, activations kept
+
+Two numbers come from elsewhere. `malloc` is by how much the C library's blocks of 16 KiB or more have grown since
+before `setup`: all of the above, and what C++ alone holds, whoever keeps books of it. `most` is the most that the
+gradients of the model's own parameters took as they arrived, before a library dropped other ranks' shares. Neither sees
+what was lent and returned in between: gathered weights, activations.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from benchmarks.held import (
+    Storages,
+    before_update,
+    gradients,
+    large_blocks,
+    live_tensors,
+    map_large_blocks,
+    model_of,
+    optimizer,
+    parameters,
+    storages,
+    total,
+    watch_gradients,
+)
+from ddlbench.frameworks.ddp import DDP
+from ddlbench.frameworks.deepspeed import DeepSpeed
+from ddlbench.frameworks.fsdp import FSDP
+from ddlbench.frameworks.pipeline import Pipeline
+from ddlbench.frameworks.stages import on_meta
+from ddlbench.frameworks.tensor import TensorParallel
+from ddlbench.job import Batch, Framework, Job, Place
+from ddlbench.launch import connect, detect, disconnect
+from ddlbench.measure.memory_formula import Bytes, data_parallel, in_fp32, stage_counts, tensor_count, touched
+from ddlbench.measure.reduce import everyones
+from ddlbench.models.gpt2 import GPT2
+from ddlbench.recipe.losses import make_loss
+from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
+
+MODEL = GPT2("gpt2", n_layer=4, n_embd=256, n_head=4, vocab_size=1024, seq_len=64, dropout=0.0)
+OPTIMIZERS = {
+    "sgd": OptimizerConfig("sgd", lr=0.01, momentum=0.9),
+    "adamw": OptimizerConfig("adamw", lr=0.001),
+}
+# Buckets of 1 MiB: the usual 25 would hold this model twice. Threshold 0: every parameter in slices, also small ones.
+ZERO = {f"zero{stage}": DeepSpeed(zero_stage=stage, reduce_bucket_mb=1, persistence_threshold=0) for stage in (1, 2, 3)}
+FRAMEWORKS: dict[str, Framework] = {
+    "ddp": DDP(),
+    **ZERO,
+    "fsdp": FSDP(),
+    "tensor": TensorParallel(),
+    "gpipe": Pipeline(schedule="gpipe"),
+    "1f1b": Pipeline(schedule="1f1b"),
+}
+
+
+@dataclass(frozen=True)
+class Held:
+    """Bytes on one rank; the module's text says of what."""
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    other: int
+    malloc: int
+    most: int
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The formula's bytes. most: None where shares are dropped while gradients arrive, bucket by bucket."""
+
+    held: Bytes
+    most: float | None
+
+
+def measure_all() -> dict[tuple[str, str], tuple[Held, Expected]]:
+    """(optimizer, framework) -> what this rank held, and what it should hold."""
+    map_large_blocks()
+    measure(replace(ZERO["zero1"]), make_job("sgd"), "sgd")  # what is imported and made once must not count
+    return {
+        (kind, name): measure(replace(framework), make_job(kind), kind)
+        for kind in OPTIMIZERS
+        for name, framework in FRAMEWORKS.items()
+    }
+
+
+def measure(framework: Framework, job: Job, kind: str) -> tuple[Held, Expected]:
+    """One framework on this rank, set up, trained for three updates and closed."""
+    framework.check(job)
+    batch = samples(job)
+    before, lent = storages(live_tensors()), large_blocks()
+    place = framework.setup(job)
+    share = part(batch, place) if place.reads_data else None
+    for _ in range(2):
+        framework.step(share)
+    seen: dict[str, int] = {}
+    most: list[int] = []
+    watch_gradients(model_of(framework), most)
+    before_update(framework, lambda: seen.update(look(framework, before, lent)))
+    framework.step(share)
+    formula = expected(framework, job, kind)
+    dist.barrier()
+    framework.close()
+    return Held(**seen, most=max(most, default=0)), formula
+
+
+def look(framework: Framework, before: Storages, lent: int) -> dict[str, int]:
+    """What is there now. before, lent: what was there before `setup`."""
+    own, grads, state = parameters(framework), gradients(framework), optimizer(framework)
+    return {
+        "malloc": large_blocks() - lent,
+        "parameters": total(own),
+        "gradients": total(grads, own),
+        "optimizer": total(state, own, grads),
+        "other": total(storages(live_tensors()), before, own, grads, state),
+    }
+
+
+def expected(framework: Any, job: Job, kind: str) -> Expected:
+    model, each, ranks = on_meta(job), in_fp32(kind), job.world_size
+    sizes = [parameter.numel() for parameter in model.parameters()]
+    match framework:
+        case DeepSpeed():
+            return expected_of_zero(framework.zero_stage, sizes, kind, job)
+        case FSDP():
+            return Expected(data_parallel(sum(sizes), each, 3, ranks), None)
+        case TensorParallel():
+            own = tensor_count(model, job.model.tensor_plan(), ranks)
+        case Pipeline():
+            own = stage_counts(model, framework.plan.sizes)[job.rank]
+        case _:  # DDP copies a gradient that has arrived into its bucket: the largest is there twice for a moment
+            return Expected(data_parallel(sum(sizes), each, 0, ranks), each.gradients * (sum(sizes) + max(sizes)))
+    return Expected(each.times(own), each.gradients * own)
+
+
+def expected_of_zero(stage: int, sizes: Sequence[int], kind: str, job: Job) -> Expected:
+    """DeepSpeed drops other ranks' gradients once they are averaged, at stage 1 too, but at stages 1 and 2 keeps those
+    whole that a border between shards cuts."""
+    each = in_fp32(kind, own_copy=True)
+    held = data_parallel(sum(sizes), each, stage, job.world_size)
+    if stage < 3:
+        held = replace(held, gradients=each.gradients * touched(sizes, job.world_size, job.rank))
+    return Expected(held, each.gradients * sum(sizes) if stage == 1 else None)
+
+
+def make_job(kind: str) -> Job:
+    return Job(
+        model=MODEL,
+        loss=make_loss(0.0),
+        optimizer=partial(make_optimizer, OPTIMIZERS[kind]),
+        device=torch.device("cpu"),
+        rank=dist.get_rank(),
+        world_size=dist.get_world_size(),
+        seed=0,
+        global_batch=16,
+        micro_batch=None,
+        timeout_s=120.0,
+    )
+
+
+def samples(job: Job) -> Batch:
+    tokens = torch.randint(MODEL.outputs(), (job.global_batch, MODEL.seq_len + 1))
+    return Batch(tokens[:, :-1], tokens[:, 1:], torch.ones(len(tokens), dtype=torch.bool))
+
+
+def part(batch: Batch, place: Place) -> Batch:
+    cut = [tensor.chunk(place.data_size)[place.data_rank] for tensor in (batch.inputs, batch.targets, batch.valid)]
+    return Batch(*cut)
+
+
+def table(ranks: Sequence[dict[tuple[str, str], tuple[Held, Expected]]]) -> str:
+    """Markdown, in MB, measured / formula; of each framework the rank that holds most."""
+    columns = ("optimizer", "framework", "rank", *(field.name for field in fields(Held)))
+    lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
+    for kind, name in ranks[0]:
+        rank = max(range(len(ranks)), key=lambda rank: ranks[rank][kind, name][0].malloc)
+        held, formula = ranks[rank][kind, name]
+        beside = {**vars(formula.held), "most": formula.most}
+        cells = [cell(column, value, beside.get(column)) for column, value in vars(held).items()]
+        lines.append(f"| {' | '.join([kind, name, str(rank), *cells])} |")
+    return "\n".join(lines)
+
+
+def cell(column: str, measured: int, formula: float | None) -> str:
+    if formula is None:
+        return "" if column == "most" else f"{measured / 1e6:.2f}"
+    return f"{measured / 1e6:.2f} / {formula / 1e6:.2f}"
+
+
+def main() -> None:
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
+    connect(detect(), torch.device("cpu"), 120.0)
+    ranks = everyones(measure_all())
+    if dist.get_rank() == 0:
+        print(table(ranks))
+    disconnect(clean=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""Bytes of parameters, gradients and optimizer state that a rank should hold, to lay beside what it does hold.
+
+Rajbhandari et al. 2020, "ZeRO", section 3.1 (what there is) and section 5 (what each stage divides); Shoeybi et al.
+2019, section 3 (tensor parallelism). Counts are numbers, not bytes; a parameter used under two names counts once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+from torch import nn
+
+FP32 = 4
+# Numbers of a parameter's size that the optimizer keeps: momentum, or both of Adam's moments.
+STATES = {"sgd": 1, "lars": 1, "adam": 2, "adamw": 2, "lamb": 2}
+# What a style of `Model.tensor_plan` splits; every other parameter is whole on each rank.
+SPLIT = {
+    **dict.fromkeys(("column", "qkv", "logits", "vocab", "filter", "norm"), ("weight", "bias")),
+    "row": ("weight",),
+}
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Of one parameter, or of all that a rank holds."""
+
+    parameters: float
+    gradients: float
+    optimizer: float
+
+    def times(self, count: float) -> Bytes:
+        return Bytes(self.parameters * count, self.gradients * count, self.optimizer * count)
+
+
+def in_fp32(optimizer: str, own_copy: bool = False) -> Bytes:
+    """Of one parameter. optimizer: a key of STATES, with momentum.
+
+    own_copy: the optimizer updates a copy of the weights and keeps it, as DeepSpeed's ZeRO does in fp32, too."""
+    return Bytes(FP32, FP32, FP32 * (STATES[optimizer] + own_copy))
+
+
+def data_parallel(count: int, each: Bytes, stage: int, ranks: int) -> Bytes:
+    """Section 5 of ZeRO: stage 1 divides the optimizer state by the ranks, 2 the gradients too, 3 (and FSDP) the
+    parameters too; 0 (and DDP) nothing. Padding, less than one row a parameter and rank, comes on top."""
+    optimizer, gradients, parameters = (ranks if stage >= first else 1 for first in (1, 2, 3))
+    whole = each.times(count)
+    return Bytes(whole.parameters / parameters, whole.gradients / gradients, whole.optimizer / optimizer)
+
+
+def touched(sizes: Sequence[int], ranks: int, rank: int) -> int:
+    """Numbers in all parameters of which a rank has a part, when they are laid end to end and cut into equal shards:
+    what a library holds that keeps a gradient whole where a border cuts it."""
+    start, end = (sum(sizes) * edge / ranks for edge in (rank, rank + 1))
+    return sum(size for size, last in zip(sizes, accumulate(sizes), strict=True) if last > start and last - size < end)
+
+
+def tensor_count(model: nn.Module, plan: Mapping[str, str], ranks: int) -> float:
+    """Parameters of a rank under tensor parallelism: its share of those that the plan splits, and all others."""
+    split = {f"{name}.{tensor}" for name, style in plan.items() for tensor in SPLIT.get(style, ())}
+    return sum(
+        parameter.numel() / (ranks if name in split else 1)
+        for name, parameter in model.named_parameters()  # the first of a tied parameter's names: the embedding
+    )
+
+
+def stage_counts(model: nn.Sequential, sizes: Sequence[int]) -> list[int]:
+    """Parameters of each pipeline stage of so many blocks: a tied one counts in both of its stages."""
+    return [
+        sum(parameter.numel() for parameter in model[start:end].parameters())
+        for start, end in pairwise([0, *accumulate(sizes)])
+    ]
