@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 
+from ddlbench.config import Config
 from ddlbench.data.feed import Request
 from ddlbench.data.native import Native
 from ddlbench.job import Framework, Job
@@ -18,6 +20,7 @@ from ddlbench.measure.rows import EpochRow
 from ddlbench.progress import Progress
 from ddlbench.recipe.losses import make_loss
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
+from ddlbench.results.content import ledger, weights_hash
 from tests.reference import Case, Outcome
 from tests.tiny import TinyData
 
@@ -36,12 +39,21 @@ class Rows:
     def end(self, run: Run, feeds: Sequence[Mapping[str, Any]]) -> None: ...
 
 
+def optimizer_of(case: Case) -> OptimizerConfig:
+    return OptimizerConfig("sgd", lr=case.lr, momentum=0.9, weight_decay=1e-4)
+
+
+def recorded_config(case: Case) -> Config:
+    """As much of a configuration as a record's ledger takes from it."""
+    recipe = SimpleNamespace(name="tests", optimizer=optimizer_of(case), label_smoothing=0.0)
+    return cast(Config, SimpleNamespace(recipe=recipe, resolved={"model": {"dropout": 0.0}}))
+
+
 def make_job(case: Case) -> Job:
-    optimizer = OptimizerConfig("sgd", lr=case.lr, momentum=0.9, weight_decay=1e-4)
     return Job(
         model=case.model,
         loss=make_loss(0.0),
-        optimizer=partial(make_optimizer, optimizer),
+        optimizer=partial(make_optimizer, optimizer_of(case)),
         device=torch.device("cpu"),
         rank=dist.get_rank(),
         world_size=dist.get_world_size(),
@@ -61,6 +73,7 @@ def train_case(case: Case, framework: Framework) -> Outcome:
     job, data, recorder = make_job(case), case.data, Rows()
     framework.check(job)
     place = framework.setup(job)
+    start = framework.state() or {}
     request = Request(case.model, place, job.device, job.seed, job.replica_batch(place.data_size))
     feed = loader().open(data, request)
     run = Run(
@@ -70,7 +83,8 @@ def train_case(case: Case, framework: Framework) -> Outcome:
     train(run)
     row = recorder.rows[0]
     losses = [sum(step) / len(step) for step in zip(*(rank.losses for rank in row.ranks if rank.losses), strict=True)]
-    outcome = Outcome(losses, framework.state() or {}, row.metrics, framework.updates)
+    outcome = Outcome(losses, framework.state() or {}, row.metrics, framework.updates, start)
+    outcome.ledger = ledger(run, recorded_config(case), weights_hash(start), row.steps)
     assert row.metrics["val_samples"] == case.val_samples
     feed.close()
     dist.barrier()

@@ -54,6 +54,7 @@ class Outcome:
     metrics: dict[str, float]
     updates: int
     start: dict[str, Tensor] = field(default_factory=dict[str, Tensor])  # the weights before the first update
+    ledger: dict[str, Any] = field(default_factory=dict[str, Any])  # as the record has it
 
 
 def reference(case: Case, data_size: int) -> Outcome:

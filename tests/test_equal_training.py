@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from ddlbench.job import Model
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.resnet import ResNet
 from ddlbench.models.vgg import VGG
+from ddlbench.results.content import weights_hash
 from tests.equal import train_cases
 from tests.ranks import run_ranks
 from tests.reference import Case, Outcome, reference
@@ -24,16 +26,33 @@ MODELS: dict[str, Model] = {
     "gpt2": GPT2(name="gpt2", n_layer=2, n_embd=32, n_head=4, vocab_size=61, seq_len=16, dropout=0.0),
 }
 
-# BatchNorm and ReLU make a ResNet sensitive to its last bits: small steps keep it where rounding does not grow.
-RATES = {"resnet": 1e-4, "vgg": 0.02, "gpt2": 0.02}
+# BatchNorm and ReLU make a ResNet sensitive to its last bits: small steps keep it where rounding does not grow, and
+# from this seed no unit sits so close to zero that the order of a sum would switch it early on (seen: up to 5e-2 of the
+# way from other seeds, 9e-3 from this one).
+RATES = {"resnet": 1e-5, "vgg": 0.02, "gpt2": 0.02}
+SEEDS = {"resnet": 6, "vgg": 3, "gpt2": 3}
 
 CASES = [
-    Case(f"{model}-{precision}-{'accumulated' if micro else 'whole'}", MODELS[model], precision, micro, lr=RATES[model])
+    Case(
+        f"{model}-{precision}-{'accumulated' if micro else 'whole'}",
+        MODELS[model],
+        precision,
+        micro,
+        lr=RATES[model],
+        seed=SEEDS[model],
+    )
     for model in MODELS
     for precision in ("fp32", "bf16")
     for micro in (None, 2)
 ] + [
-    Case(f"{model}-checkpointed-clipped", MODELS[model], clip_norm=0.5, checkpoint_activations=True, lr=RATES[model])
+    Case(
+        f"{model}-checkpointed-clipped",
+        MODELS[model],
+        clip_norm=0.5,
+        checkpoint_activations=True,
+        lr=RATES[model],
+        seed=SEEDS[model],
+    )
     for model in MODELS
 ]
 
@@ -50,8 +69,8 @@ class Tolerance:
 # fp32: sums in another order. bf16: a weight that differs in its last bits may round the other way; in a ResNet, where
 # BatchNorm carries that far, bf16 can only show gross faults, and fp32 shows the others.
 TOLERANCES = {
-    ("resnet", "fp32"): Tolerance(1e-4, 0.02),
-    ("resnet", "bf16"): Tolerance(2e-2, 0.4),
+    ("resnet", "fp32"): Tolerance(1e-5, 0.02),
+    ("resnet", "bf16"): Tolerance(2e-2, 0.3),
     ("vgg", "fp32"): Tolerance(1e-5, 1e-4),
     ("vgg", "bf16"): Tolerance(5e-3, 0.02),
     ("gpt2", "fp32"): Tolerance(1e-5, 1e-4),
@@ -115,7 +134,10 @@ def test_equals_one_plain_process(world: int, quick: bool, case: Case) -> None:
     for strategy in strategies_of(world, case, quick):
         expected = plain(strategy.replicas, strategy.micro_batch)
         try:
-            assert_equal(found[case.name, strategy.name], expected, TOLERANCES[case.model.name, case.precision])
+            outcome = found[case.name, strategy.name]
+            assert_equal(outcome, expected, TOLERANCES[case.model.name, case.precision])
+            written = expected_ledger(at(world, case), expected)
+            assert {name: outcome.ledger[name] for name in written} == written
         except AssertionError as error:
             unequal[strategy.name] = str(error)
     assert not unequal, "\n".join(f"{name}: {text}" for name, text in unequal.items())
@@ -124,6 +146,26 @@ def test_equals_one_plain_process(world: int, quick: bool, case: Case) -> None:
 def plain_process(case: Case, replicas: int, micro_batch: int | None) -> Outcome:
     """micro_batch counts where the case gives none."""
     return reference(replace(case, micro_batch=case.micro_batch or micro_batch), replicas)
+
+
+def expected_ledger(case: Case, expected: Outcome) -> dict[str, Any]:
+    """What the record of every framework must say alike; replicas and micro batches are its own."""
+    return {
+        "samples": case.steps * case.global_batch,
+        "updates": case.steps,
+        "skipped_updates": 0,
+        "dropped_samples_per_epoch": 5,
+        "global_batch": case.global_batch,
+        "precision": case.precision,
+        "reduce_dtype": "fp32",
+        "clip_norm": case.clip_norm,
+        "weight_decay": 1e-4,
+        "label_smoothing": 0.0,
+        "seed": case.seed,
+        "lr_first": case.lr,
+        "lr_last": case.lr,
+        "weights_hash_start": weights_hash(expected.start),
+    }
 
 
 def assert_equal(found: Outcome, expected: Outcome, tolerance: Tolerance) -> None:
