@@ -32,6 +32,7 @@ def original(tied: bool = True) -> nn.Module:
             bos_token_id=None,
             eos_token_id=None,
             attn_implementation="sdpa",
+            use_cache=False,  # it would lay keys and values out another way, and kernels round by layout
         )
     ).train()
 

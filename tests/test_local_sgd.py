@@ -10,11 +10,11 @@ from functools import cache
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ddlbench.errors import Unsupported, UserError
 from ddlbench.frameworks.local_sgd import LocalSGD
-from ddlbench.job import Batch, Job, Place
+from ddlbench.job import Batch, Job
 from ddlbench.measure.reduce import everyones
 from ddlbench.results.content import weights_hash
 from tests.equal import make_job, train_case, train_cases
@@ -120,10 +120,12 @@ def works(ranks: int, keys: Sequence[Key]) -> list[tuple[Case, LocalSGD]]:
 class Late(LocalSGD):
     """The first average comes a step late."""
 
-    def setup(self, job: Job) -> Place:
-        place = super().setup(job)
-        self.alone = -1
-        return place
+    begun: bool = False
+
+    def step(self, batch: Batch | None) -> Tensor | None:
+        self.alone -= not self.begun
+        self.begun = True
+        return super().step(batch)
 
 
 @dataclass
