@@ -180,6 +180,22 @@ def average_statistics(model: nn.Module, group: dist.ProcessGroup | None = None)
         average(buffers, group)
 
 
+class Statistics:
+    """BatchNorm's running statistics: replicas keep their own while they train; before anybody looks they are averaged
+    (docs/adr/0001). copies: this rank and those with the same weights in other replicas; None: there is one replica."""
+
+    def __init__(self, model: nn.Module, copies: dist.ProcessGroup | None) -> None:
+        self.model, self.copies, self.alike = model, copies, True
+
+    def moved(self) -> None:
+        self.alike = False
+
+    def settle(self) -> None:
+        if not self.alike and self.copies is not None:
+            average_statistics(self.model, self.copies)
+        self.alike = True
+
+
 def average(tensors: Sequence[Tensor], group: dist.ProcessGroup | None = None) -> None:
     """Each tensor becomes its mean over the ranks of the group; one all-reduce for all of them."""
     flat = torch.cat([tensor.flatten() for tensor in tensors])

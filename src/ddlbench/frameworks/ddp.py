@@ -13,9 +13,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddlbench.errors import Unsupported, UserError
 from ddlbench.frameworks.common import (
+    Statistics,
     Update,
     accumulate,
-    average_statistics,
     check_alike,
     checkpoint_blocks,
     drop,
@@ -99,7 +99,7 @@ class DDP:
         self.optimizer = job.optimizer(self.model.module.named_parameters())
         self.update = Update(self.optimizer, job)
         self.count = job.micro_batches(job.world_size)
-        self.settled = True
+        self.statistics = Statistics(self.model, dist.group.WORLD)
         return Place(job.rank, job.world_size, coordinates={"dp": job.rank})
 
     def _register_hook(self) -> None:
@@ -128,24 +128,19 @@ class DDP:
         assert batch is not None
         loss = accumulate(self.model, batch, self.job, self.count, self.update, self.model.no_sync)
         self.update.apply(self.model.parameters())
-        self.settled = False
+        self.statistics.moved()
         return loss
 
     def evaluate(self, batch: Batch | None) -> Tensor | None:
         assert batch is not None
-        self._settle()
+        self.statistics.settle()
         return evaluate(self.model, self.model, batch, self.job, self.count)
-
-    def _settle(self) -> None:
-        if not self.settled:
-            average_statistics(self.model)
-            self.settled = True
 
     def flush(self) -> None:
         """Nothing is in flight between steps."""
 
     def state(self) -> dict[str, Tensor] | None:
-        self._settle()
+        self.statistics.settle()
         return whole_state(self.model.module) if dist.get_rank() == 0 else None
 
     def load(self, state: Mapping[str, Tensor]) -> None:
@@ -163,4 +158,4 @@ class DDP:
         }
 
     def close(self) -> None:
-        drop(self, "model", "optimizer", "update")
+        drop(self, "statistics", "model", "optimizer", "update")

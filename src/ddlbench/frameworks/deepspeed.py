@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from torch.profiler import record_function
 
 from ddlbench.frameworks.common import (
-    average_statistics,
+    Statistics,
     checkpoint_blocks,
     drop,
     evaluate,
@@ -55,7 +55,7 @@ class DeepSpeed(Knobs):
         self.optimizer = self.engine.basic_optimizer
         self.applied = 0
         self.optimizer.register_step_post_hook(self._made)
-        self.settled = True
+        self.statistics = Statistics(self.engine.module, dist.group.WORLD)
         return Place(job.rank, job.world_size, coordinates={"dp": job.rank})
 
     def _limit_waiting(self) -> None:
@@ -85,7 +85,7 @@ class DeepSpeed(Knobs):
             with record_function("ddlbench/update"):
                 self.engine.step()  # counts the micro batches, updates after the last
             total += loss.detach() / self.count
-        self.settled = False
+        self.statistics.moved()
         return total
 
     def _cast(self, inputs: Tensor) -> Tensor:
@@ -95,22 +95,17 @@ class DeepSpeed(Knobs):
 
     def evaluate(self, batch: Batch | None) -> Tensor | None:
         assert batch is not None
-        self._settle()
+        self.statistics.settle()
         module: nn.Module = self.engine.module
         job = replace(self.job, precision="fp32") if self.casts(self.job) else self.job  # then without autocast
         return evaluate(module, lambda inputs: module(self._cast(inputs)), batch, job, self.count)
-
-    def _settle(self) -> None:
-        if not self.settled:
-            average_statistics(self.engine.module)
-            self.settled = True
 
     def flush(self) -> None:
         """Nothing is in flight between steps."""
 
     def state(self) -> dict[str, Tensor] | None:
         """Tensor by tensor, so that no device need hold the whole model."""
-        self._settle()
+        self.statistics.settle()
         whole: dict[str, Tensor] = {}
         for name, tensor in self.engine.module.state_dict(keep_vars=True).items():
             full = self._whole(tensor)
@@ -156,4 +151,4 @@ class DeepSpeed(Knobs):
     def close(self) -> None:
         if hasattr(self, "engine"):
             self.engine.destroy()
-        drop(self, "engine", "optimizer")
+        drop(self, "statistics", "engine", "optimizer")

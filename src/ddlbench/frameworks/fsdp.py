@@ -23,9 +23,9 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ddlbench.errors import Unsupported, UserError
 from ddlbench.frameworks.common import (
+    Statistics,
     Update,
     accumulate,
-    average_statistics,
     check_alike,
     checkpoint_blocks,
     drop,
@@ -95,7 +95,7 @@ class FSDP:
         self.optimizer = job.optimizer(self.model.named_parameters())
         self.update = Update(self.optimizer, job)
         self.count = job.micro_batches(job.world_size)
-        self.settled = True
+        self.statistics = Statistics(self.model, dist.group.WORLD)
         return Place(job.rank, job.world_size, coordinates={"dp": job.rank})
 
     def _policy(self, job: Job) -> MixedPrecisionPolicy:
@@ -113,7 +113,7 @@ class FSDP:
         assert batch is not None
         loss = accumulate(self.model, batch, self.compute, self.count, self.update, self._no_sync)
         self.update.apply(self.model.parameters())
-        self.settled = False
+        self.statistics.moved()
         return loss
 
     @contextmanager
@@ -128,19 +128,14 @@ class FSDP:
 
     def evaluate(self, batch: Batch | None) -> Tensor | None:
         assert batch is not None
-        self._settle()
+        self.statistics.settle()
         return evaluate(self.model, self.model, batch, self.compute, self.count)
-
-    def _settle(self) -> None:
-        if not self.settled:
-            average_statistics(self.model)
-            self.settled = True
 
     def flush(self) -> None:
         """Nothing is in flight between steps."""
 
     def state(self) -> dict[str, Tensor] | None:
-        self._settle()
+        self.statistics.settle()
         first = self.job.rank == 0
         whole = gathered_state(self.model, keep=first)
         return whole if first else None
@@ -159,7 +154,7 @@ class FSDP:
         }
 
     def close(self) -> None:
-        drop(self, "model", "optimizer", "update")
+        drop(self, "statistics", "model", "optimizer", "update")
 
 
 def make_mesh(job: Job, replicas: int) -> DeviceMesh:

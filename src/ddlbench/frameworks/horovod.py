@@ -16,9 +16,9 @@ from torch.profiler import record_function
 from ddlbench.errors import Unavailable, Unsupported, UserError
 from ddlbench.frameworks.common import (
     Clip,
+    Statistics,
     Update,
     accumulate,
-    average_statistics,
     check_alike,
     checkpoint_blocks,
     drop,
@@ -123,7 +123,7 @@ class Horovod:
         # Adasum's optimizer has stepped when backward ends, and refuses to be synchronised by hand.
         combined = self.adasum and job.world_size > 1
         self.update = Update(self.optimizer, job) if combined else AveragedUpdate(self.optimizer, job)
-        self.settled = True
+        self.statistics = Statistics(self.model, dist.group.WORLD)
         return Place(job.rank, job.world_size, coordinates={"dp": job.rank})
 
     def _variables(self, job: Job) -> dict[str, str]:
@@ -147,24 +147,19 @@ class Horovod:
         # Horovod counts the backward passes itself and adds them up: `accumulate` divides their losses.
         loss = accumulate(self.model, batch, self.job, self.count, self.update)
         self.update.apply(self.model.parameters())
-        self.settled = False
+        self.statistics.moved()
         return loss
 
     def evaluate(self, batch: Batch | None) -> Tensor | None:
         assert batch is not None
-        self._settle()
+        self.statistics.settle()
         return evaluate(self.model, self.model, batch, self.job, self.count)
-
-    def _settle(self) -> None:
-        if not self.settled:
-            average_statistics(self.model)
-            self.settled = True
 
     def flush(self) -> None:
         """Nothing is in flight between steps."""
 
     def state(self) -> dict[str, Tensor] | None:
-        self._settle()
+        self.statistics.settle()
         return whole_state(self.model) if dist.get_rank() == 0 else None
 
     def load(self, state: Mapping[str, Tensor]) -> None:
@@ -185,7 +180,7 @@ class Horovod:
 
     def close(self) -> None:
         """Horovod lives on until the process ends: see `start`."""
-        drop(self, "model", "optimizer", "update")
+        drop(self, "statistics", "model", "optimizer", "update")
 
 
 class AveragedUpdate(Update):

@@ -14,26 +14,23 @@ With t counting the minibatches of an epoch, W(t) the weights after t updates, f
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from ddlbench.errors import Unsupported, UserError
 from ddlbench.frameworks.common import (
-    average_statistics,
     check_alike,
-    checkpoint_blocks,
     drop,
     on_meta,
-    whole_state,
 )
 from ddlbench.frameworks.pipedream_flight import Flight
+from ddlbench.frameworks.pipeline_blocks import Blocks
 from ddlbench.frameworks.pipeline_groups import Groups
 from ddlbench.frameworks.pipeline_schedules import check_stages, micro_batch_count, pipeline_ranks
-from ddlbench.frameworks.stages import Plan, block_count, cut, tied_names
+from ddlbench.frameworks.stages import Plan, block_count, tied_names
 from ddlbench.job import Batch, Job, Place
 
 
@@ -100,22 +97,14 @@ class PipeDream:
         self.bubble: float | None = None
         samples = job.replica_batch(self.dp) // self.count
         self.plan = Plan.of(job, self.ranks, samples, self.balance, self.flops_per_byte)
-        self._build()
-        self.settled = True
-        return self.groups.place()
-
-    def _build(self) -> None:
-        """Built whole on the CPU, for the same weights everywhere; only this rank's blocks go to the device."""
-        whole = replace(self.job, device=torch.device("cpu")).build()
-        ties = tied_names(whole)
-        self.model = cut(whole, self.plan.sizes)[self.groups.stage_rank].to(self.job.device)
-        if self.job.checkpoint_activations:
-            checkpoint_blocks(self.model)
-        apart = {id(parameter) for parameter in self.groups.shared(self.model, ties)}
+        self.blocks = Blocks(job, self.groups, self.plan, sharded=False)
+        self.model = self.blocks.model
+        apart = {id(parameter) for parameter in self.blocks.shared}
         shared = [name for name, parameter in self.model.named_parameters() if id(parameter) in apart]
         self.flight = Flight(
-            self.job, self.groups, self.model, self.plan.between, self.count, wait=self.double_buffered, shared=shared
+            job, self.groups, self.model, self.plan.between, self.count, wait=self.double_buffered, shared=shared
         )
+        return self.groups.place()
 
     @property
     def optimizer(self) -> Optimizer:
@@ -126,7 +115,7 @@ class PipeDream:
         return self.flight.update.count
 
     def step(self, batch: Batch | None) -> Tensor | None:
-        self.settled = False
+        self.blocks.statistics.moved()
         return self.flight.step(batch)
 
     def flush(self) -> None:
@@ -134,22 +123,20 @@ class PipeDream:
         self.bubble = self.flight.clock.bubble()
 
     def evaluate(self, batch: Batch | None) -> Tensor | None:
-        self._settle()
+        self._assert_empty()
+        self.blocks.statistics.settle()
         return self.flight.evaluate(batch)
 
-    def _settle(self) -> None:
+    def _assert_empty(self) -> None:
         assert not self.flight.micros, "flush first"
-        if not self.settled and self.groups.copies is not None:
-            average_statistics(self.model, self.groups.copies)
-        self.settled = True
 
     def state(self) -> dict[str, Tensor] | None:
-        self._settle()
-        return self.groups.gather(whole_state(self.model))
+        self._assert_empty()
+        return self.blocks.state()
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        self._settle()
-        self.model.load_state_dict({name: state[name] for name in self.model.state_dict()})
+        self._assert_empty()
+        self.blocks.load(state)
 
     def facts(self) -> dict[str, Any]:
         behind = [-(-(self.ranks - 1 - stage) // self.count) for stage in range(self.ranks)]  # minibatches in flight
@@ -172,4 +159,4 @@ class PipeDream:
         return "4 a rank" if self.double_buffered else "the whole minibatch"
 
     def close(self) -> None:
-        drop(self, "flight", "model")
+        drop(self, "flight", "blocks", "model")

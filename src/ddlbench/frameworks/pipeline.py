@@ -160,7 +160,7 @@ class Pipeline:
         return (shared.inputs,) if first else (), shared.targets if last else None
 
     def evaluate(self, batch: Batch | None) -> Tensor | None:
-        self.blocks.settle()
+        self.blocks.statistics.settle()
         inputs, targets = self._ends_of(batch)
         self.model.eval()
         with as_raised(), torch.no_grad():

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from ddlbench.frameworks.common import average_statistics, checkpoint_blocks, clip_parts, gradient
+from ddlbench.frameworks.common import Statistics, checkpoint_blocks, clip_parts, gradient
 from ddlbench.frameworks.fsdp import gathered_state, shard, sharded_like
 from ddlbench.frameworks.pipeline_groups import Groups
 from ddlbench.frameworks.stages import Plan, Stage, cut, on_meta, tied_names
@@ -58,7 +58,7 @@ class Blocks:
         if self.sharded:
             self._shard(job)
         self.shared = groups.shared(self.model, ties)
-        self.settled = True
+        self.statistics = Statistics(self.model, groups.copies)
 
     def _shard(self, job: Job) -> None:
         policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
@@ -72,7 +72,7 @@ class Blocks:
         """Of shards torch's schedule has averaged the gradients already."""
         unaveraged = [] if self.sharded else [gradient(parameter) for parameter in self.model.parameters()]
         self.groups.reduce(unaveraged, self.shared)
-        self.settled = False
+        self.statistics.moved()
 
     def clip(self, parameters: Iterable[nn.Parameter], max_norm: float) -> None:
         clip_parts(parameters, max_norm, self._counted(), self.groups.update)
@@ -86,11 +86,6 @@ class Blocks:
             if id(parameter) not in elsewhere and (name in self.splits or self.groups.part.rank == 0)
         ]
 
-    def settle(self) -> None:
-        if not self.settled and self.groups.copies is not None:
-            average_statistics(self.model, self.groups.copies)
-        self.settled = True
-
     def fold(self) -> None:
         """Shards alone stay, where an evaluation gathered whole weights that the next update would not change."""
         for stage in self.stages.values():
@@ -98,7 +93,7 @@ class Blocks:
                 stage.reshard()
 
     def state(self) -> dict[str, Tensor] | None:
-        self.settle()
+        self.statistics.settle()
         own = gathered_state(self.model, keep=self.groups.data_rank == 0)
         if self.groups.data_rank > 0:
             return None

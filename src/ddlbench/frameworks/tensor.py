@@ -17,10 +17,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddlbench.errors import Unsupported, UserError
 from ddlbench.frameworks.common import (
+    Statistics,
     Update,
     accumulate,
     average,
-    average_statistics,
     check_alike,
     checkpoint_blocks,
     clip_parts,
@@ -68,7 +68,7 @@ class TensorParallel:
         self._connect(job)
         self.job = replace(job, loss=loss_of_parts(job, self.part, self.parallel_loss))
         self._build()
-        self.settled = True
+        self.statistics = Statistics(self.model, self.replicas)
         reads, coordinates = self.part.rank == 0, {"dp": self.data_rank, "tp": self.part.rank}
         return Place(self.data_rank, self.dp, reads_data=reads, reports=reads, coordinates=coordinates)
 
@@ -117,7 +117,7 @@ class TensorParallel:
         loss = accumulate(self.trained, shared, self.job, self.count, self.update, no_sync)
         self._sum_over_tokens()
         self.update.apply(self.model.parameters(), self._clip)
-        self.settled = False
+        self.statistics.moved()
         return loss if batch is not None else None
 
     def _shared(self, batch: Batch | None) -> Batch:
@@ -140,7 +140,7 @@ class TensorParallel:
         clip_parts(parameters, max_norm, counted, self.part.group)
 
     def evaluate(self, batch: Batch | None) -> Tensor | None:
-        self._settle()
+        self.statistics.settle()
         shared = self._shared(batch)
         output = evaluate(self.model, self._whole_logits, shared, self.job, self.count)
         return output if batch is not None else None
@@ -148,16 +148,11 @@ class TensorParallel:
     def _whole_logits(self, inputs: Tensor) -> Tensor:
         return whole_logits(self.model(inputs), self.job, self.part)
 
-    def _settle(self) -> None:
-        if not self.settled and self.replicas is not None:
-            average_statistics(self.model, self.replicas)
-        self.settled = True
-
     def flush(self) -> None:
         """Nothing is in flight between steps."""
 
     def state(self) -> dict[str, Tensor] | None:
-        self._settle()
+        self.statistics.settle()
         return joined_state(whole_state(self.model), self.splits, self.part) if self.data_rank == 0 else None
 
     def load(self, state: Mapping[str, Tensor]) -> None:
@@ -175,4 +170,4 @@ class TensorParallel:
         }
 
     def close(self) -> None:
-        drop(self, "trained", "model", "optimizer", "update")
+        drop(self, "statistics", "trained", "model", "optimizer", "update")
