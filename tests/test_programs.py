@@ -1,0 +1,64 @@
+"""The program as users start it: every family of frameworks under torchrun, and mpirun with the whole of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.processes import PYTHON, need, run
+from tests.test_launch import AS_ROOT, MPI
+
+TORCHRUN = (PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")
+IMAGES = (
+    "ddlbench", "+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=8", "model.image_size=32",
+    "loader=synthetic", "progress=false", "train.global_batch=16", "train.micro_batch=2", "train.steps=2",
+    "train.epochs=1", "data.val_limit=10",
+)  # fmt: skip
+TEXT = (
+    "ddlbench", "+model=gpt2_small", "model.n_layer=2", "model.n_embd=64", "model.n_head=4", "model.vocab_size=2048",
+    "model.seq_len=32", "progress=false", "train.global_batch=8", "train.micro_batch=2", "train.steps=2",
+    "train.epochs=1", "data.val_limit=5",
+)  # fmt: skip
+
+
+def record(folder: Path) -> dict[str, Any]:
+    (path,) = folder.glob("results/*/attempt-1/run.json")
+    return json.loads(path.read_text())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "framework",
+    [
+        ("fsdp",),
+        ("tensor", "framework.sequence_parallel=true"),
+        ("gpipe",),
+        ("interleaved",),
+        ("zero_bubble",),
+        ("hybrid", "framework.tp=2"),
+        ("hybrid", "framework.dp=2", "framework.sharded=true"),
+    ],
+    ids=" ".join,
+)
+def test_text_on_real_files_under_torchrun(tmp_path: Path, framework: tuple[str, ...]) -> None:
+    name, *knobs = framework
+    done = run(*TORCHRUN, *TEXT, f"+framework={name}", *knobs, cwd=tmp_path, timeout=150)
+    assert done.returncode == 0, done.stdout + done.stderr
+    content = record(tmp_path)
+    assert (content["status"], content["ledger"]["updates"]) == ("ok", 2)
+    assert content["summary"]["val_perplexity_word"] > 1
+
+
+@pytest.mark.mpi
+@pytest.mark.slow
+@pytest.mark.parametrize("mpirun", MPI)
+def test_images_under_mpirun(tmp_path: Path, mpirun: str) -> None:
+    need({mpirun: MPI[mpirun]})
+    command = (mpirun, "-n", 2, PYTHON, "-m", *IMAGES, "+framework=ddp")
+    done = run(*command, cwd=tmp_path, timeout=150, **AS_ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    content = record(tmp_path)
+    assert (content["status"], content["launch"]["launcher"], content["ledger"]["updates"]) == ("ok", "mpirun", 2)
