@@ -9,15 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ddlbench.frameworks.common import (
-    Update,
-    accumulate,
-    average_statistics,
-    checkpoint_blocks,
-    evaluate,
-    micro_batches,
-    on_meta,
-)
+from ddlbench.frameworks.common import Update, accumulate, checkpoint_blocks, evaluate, micro_batches, on_meta
+from ddlbench.frameworks.statistics import average_statistics
 from ddlbench.job import Batch, Job
 from ddlbench.models.resnet import ResNet
 from tests.ranks import run_ranks

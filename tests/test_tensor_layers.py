@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ddlbench.frameworks.tensor_collectives import Part
-from ddlbench.frameworks.tensor_layers import Split, Splits, join_states, own_state, split_model
+from ddlbench.frameworks.tensor_layers import Split, Splits, gives_own_features, join_states, own_state, split_model
 from ddlbench.job import Model
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.resnet import ResNet
@@ -81,3 +81,12 @@ def test_one_rank_keeps_the_model_as_it_is() -> None:
     built = MODELS[1].build()
     assert split_model(built, MODELS[1].tensor_plan(), Part(None, 0, 1)) == {}
     assert "forward" not in vars(built.get_submodule("fc6.linear"))
+
+
+def test_only_some_blocks_give_a_slice_of_the_features() -> None:
+    vgg, gpt2 = VGG("vgg").tensor_plan(), GPT2("gpt2").tensor_plan()
+    assert [block for block in ("conv1_1", "conv5_3", "fc6", "fc7", "fc8") if gives_own_features(block, vgg)] == [
+        "fc6",
+        "fc8",
+    ]
+    assert [block for block in ("embed", "h0", "ln_f", "head") if gives_own_features(block, gpt2)] == ["head"]

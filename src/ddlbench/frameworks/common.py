@@ -11,12 +11,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
 from torch.optim import Optimizer
 from torch.profiler import record_function
 from torch.utils.checkpoint import checkpoint
 
 from ddlbench.errors import Unsupported
+from ddlbench.frameworks.statistics import batch_norms
 from ddlbench.job import Batch, Job, type_of_dtype
 from ddlbench.launch import group_timeout
 
@@ -154,10 +154,6 @@ def _frozen_statistics(block: nn.Module) -> Generator[None]:
             norm.num_batches_tracked -= 1
 
 
-def batch_norms(model: nn.Module) -> list[_BatchNorm]:
-    return [module for module in model.modules() if isinstance(module, _BatchNorm)]
-
-
 def has_batch_norm(job: Job) -> bool:
     return bool(batch_norms(on_meta(job)))
 
@@ -169,40 +165,6 @@ def on_meta(job: Job) -> nn.Sequential:
         with torch.device("meta"):
             _on_meta[key] = job.model.build()
     return _on_meta[key]
-
-
-def average_statistics(model: nn.Module, group: dist.ProcessGroup | None = None) -> None:
-    """Running means and variances of BatchNorm averaged over the data ranks, in one all-reduce."""
-    buffers = [
-        buffer for norm in batch_norms(model) for buffer in (norm.running_mean, norm.running_var) if buffer is not None
-    ]
-    if buffers and dist.get_world_size(group) > 1:
-        average(buffers, group)
-
-
-class Statistics:
-    """BatchNorm's running statistics: replicas keep their own while they train; before anybody looks they are averaged
-    (docs/adr/0001). copies: this rank and those with the same weights in other replicas; None: there is one replica."""
-
-    def __init__(self, model: nn.Module, copies: dist.ProcessGroup | None) -> None:
-        self.model, self.copies, self.alike = model, copies, True
-
-    def moved(self) -> None:
-        self.alike = False
-
-    def settle(self) -> None:
-        if not self.alike and self.copies is not None:
-            average_statistics(self.model, self.copies)
-        self.alike = True
-
-
-def average(tensors: Sequence[Tensor], group: dist.ProcessGroup | None = None) -> None:
-    """Each tensor becomes its mean over the ranks of the group; one all-reduce for all of them."""
-    flat = torch.cat([tensor.flatten() for tensor in tensors])
-    dist.all_reduce(flat, group=group)
-    flat /= dist.get_world_size(group)
-    for tensor, mean in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
-        tensor.copy_(mean.view_as(tensor))
 
 
 def gradient(parameter: nn.Parameter) -> Tensor:

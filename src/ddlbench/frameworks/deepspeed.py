@@ -18,15 +18,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.profiler import record_function
 
-from ddlbench.frameworks.common import (
-    Statistics,
-    checkpoint_blocks,
-    drop,
-    evaluate,
-    micro_batches,
-    overflowed,
-)
+from ddlbench.frameworks.common import checkpoint_blocks, drop, evaluate, micro_batches, overflowed
 from ddlbench.frameworks.deepspeed_config import Knobs, library
+from ddlbench.frameworks.statistics import Statistics
 from ddlbench.job import Batch, Job, Place, type_of_dtype
 from ddlbench.launch import detect, group_timeout
 

@@ -23,7 +23,6 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ddlbench.errors import Unsupported, UserError
 from ddlbench.frameworks.common import (
-    Statistics,
     Update,
     accumulate,
     check_alike,
@@ -33,6 +32,7 @@ from ddlbench.frameworks.common import (
     has_batch_norm,
     subgroup,
 )
+from ddlbench.frameworks.statistics import Statistics
 from ddlbench.job import Batch, Job, Place, type_of_dtype
 
 SCHEMES = ("autocast", "policy")

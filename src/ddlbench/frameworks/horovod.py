@@ -16,7 +16,6 @@ from torch.profiler import record_function
 from ddlbench.errors import Unavailable, Unsupported, UserError
 from ddlbench.frameworks.common import (
     Clip,
-    Statistics,
     Update,
     accumulate,
     check_alike,
@@ -26,6 +25,7 @@ from ddlbench.frameworks.common import (
     whole_state,
 )
 from ddlbench.frameworks.horovod_start import start, started_by_mpi
+from ddlbench.frameworks.statistics import Statistics
 from ddlbench.job import Batch, Job, Place
 from ddlbench.measure.reduce import everyones
 

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from ddlbench.frameworks.common import Statistics, checkpoint_blocks, clip_parts, gradient
+from ddlbench.frameworks.common import checkpoint_blocks, clip_parts, gradient
 from ddlbench.frameworks.fsdp import gathered_state, shard, sharded_like
 from ddlbench.frameworks.pipeline_groups import Groups
 from ddlbench.frameworks.stages import Plan, Stage, cut, on_meta, tied_names
+from ddlbench.frameworks.statistics import Statistics
 from ddlbench.frameworks.tensor_collectives import Part
 from ddlbench.frameworks.tensor_layers import gives_own_features, joined_state, own_state, split_model
 from ddlbench.job import Job

@@ -11,7 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ddlbench.frameworks.common import average, gradient, subgroup
+from ddlbench.frameworks.common import gradient, subgroup
+from ddlbench.frameworks.statistics import average
 from ddlbench.frameworks.tensor_collectives import Part
 from ddlbench.job import Job, Place
 

@@ -17,10 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddlbench.errors import Unsupported, UserError
 from ddlbench.frameworks.common import (
-    Statistics,
     Update,
     accumulate,
-    average,
     check_alike,
     checkpoint_blocks,
     clip_parts,
@@ -31,6 +29,7 @@ from ddlbench.frameworks.common import (
     whole_state,
 )
 from ddlbench.frameworks.ddp import NO_BUFFER_SYNC
+from ddlbench.frameworks.statistics import Statistics, average
 from ddlbench.frameworks.tensor_checks import check_compile, check_parts, check_sequence, degree
 from ddlbench.frameworks.tensor_collectives import Part, share
 from ddlbench.frameworks.tensor_layers import joined_state, own_state, split_model
