@@ -162,10 +162,10 @@ def _images(classes: tuple[str, ...], files: Files, chosen: NDArray[np.int64]) -
 
 
 def _make_all(jobs: Iterator[Job], ledger: Ledger, total: int, processes: int) -> None:
-    progress, known = Progress(enabled=True), ledger.known
+    progress, known, processes = Progress(enabled=True), ledger.known, min(processes, total)
     again = f"; {len(known)} were made before and are checked" if known else ""
-    progress.say(f"packing {total} shards with {processes} processes into {ledger.target}{again}")
-    made = in_processes(make_shard, (replace(job, known=known.get(job.file)) for job in jobs), min(processes, total))
+    progress.say(f"packing {total} shards into {ledger.target}, {processes} at a time{again}")
+    made = in_processes(make_shard, (replace(job, known=known.get(job.file)) for job in jobs), processes)
     for shard in progress.steps(made, total, "packing, shard", "shards"):
         ledger.add(shard)
 
