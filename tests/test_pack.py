@@ -11,7 +11,6 @@ from importlib.util import find_spec
 
 import pytest
 
-from ddlbench.data.example import decode
 from ddlbench.data.image_index import prepare_index
 from ddlbench.data.pack import Job, make_shard, pack
 from ddlbench.data.packed import PackedImage, index_path, make_index, open_pack, order, read_manifest
@@ -53,7 +52,7 @@ def in_process(monkeypatch):
 
 def images(folder, split):
     shards = read_manifest(folder).splits[split].shards
-    return [PackedImage.of(decode(payload)) for shard in shards for _, payload in walk(folder / shard.file)]
+    return [PackedImage.of(payload) for shard in shards for _, payload in walk(folder / shard.file)]
 
 
 def content(folder):

@@ -164,4 +164,4 @@ def test_what_is_no_example(payload):
 )
 def test_an_example_that_is_no_image(features, what):
     with pytest.raises(ValueError, match=what):
-        PackedImage.of(decode(encode(features)))
+        PackedImage.of(encode(features))

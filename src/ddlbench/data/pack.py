@@ -16,17 +16,14 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from ddlbench.data.example import encode
 from ddlbench.data.image_index import Files, Index, Layout, prepare_index
 from ddlbench.data.packed import (
-    ENCODED,
-    FILENAME,
     FORMAT,
-    LABEL,
     MANIFEST,
     SPLITS,
     UNFINISHED,
     Pack,
+    PackedImage,
     Shard,
     Split,
     index_path,
@@ -35,7 +32,7 @@ from ddlbench.data.packed import (
     order,
     read_manifest,
     write_manifest,
-)  # fmt: skip
+)
 from ddlbench.data.processes import in_processes
 from ddlbench.data.tfrecord import BadRecord, index_text, record, spans_of
 from ddlbench.data.tokenfile import replacing
@@ -202,8 +199,7 @@ def _write(out: BinaryIO, job: Job) -> tuple[int, str]:
     size, digest = 0, hashlib.sha256()
     for name, label, expected in job.images:
         content = _read(job.source / name, expected)
-        example = {ENCODED: content, LABEL: label, FILENAME: name.encode(errors="surrogateescape")}
-        written = record(encode(example))
+        written = record(PackedImage(content, label, name).example())
         out.write(written)
         digest.update(written)
         size += len(written)

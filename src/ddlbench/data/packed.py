@@ -21,7 +21,7 @@ import numpy as np
 from numpy.random import RandomState
 from numpy.typing import NDArray
 
-from ddlbench.data.example import Feature
+from ddlbench.data.example import Feature, decode, encode
 from ddlbench.data.tfrecord import Span, index_text, read_index, spans_of
 from ddlbench.data.tokenfile import replacing
 from ddlbench.errors import UserError
@@ -74,9 +74,14 @@ class PackedImage:
     label: int
     filename: str
 
+    def example(self) -> bytes:
+        filename = self.filename.encode(errors="surrogateescape")  # a name need not be text
+        return encode({ENCODED: self.encoded, LABEL: self.label, FILENAME: filename})
+
     @classmethod
-    def of(cls, features: Mapping[str, Feature]) -> PackedImage:
-        """Raises ValueError where a feature is missing or has not one value of its kind."""
+    def of(cls, example: bytes) -> PackedImage:
+        """Raises ValueError for what is no Example, and where a feature is missing or has not one value of its kind."""
+        features = decode(example)
         name = _one(features, FILENAME, bytes).decode(errors="surrogateescape")
         return cls(_one(features, ENCODED, bytes), _one(features, LABEL, int), name)
 
