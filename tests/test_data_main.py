@@ -1,24 +1,23 @@
-"""python -m ddlbench.data as a user meets it; damage of every kind is found and named."""
+"""python -m ddlbench.data as a user meets it."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from ddlbench.data.__main__ import main
-from ddlbench.data.example import decode, encode
 from ddlbench.data.pack import pack
-from ddlbench.data.packed import ENCODED, FILENAME, LABEL
-from ddlbench.data.tfrecord import index_text, record, spans_of, walk
+from ddlbench.data.sample_text import train_bpe
+from ddlbench.data.textfiles import token_path
+from ddlbench.data.tokenfile import TokenFile
+from ddlbench.data.tokenize import TokenizerFiles
 from tests.pictures import truncate, write_folders
-
-SHARD, INDEX = "train/00000-of-00001.tfrecord", "train/00000-of-00001.idx"
 
 
 @pytest.fixture(scope="module")
@@ -96,99 +95,6 @@ def test_info_of_folders_and_their_pack(data, folders, made):
     assert plain["hash"] == packed["hash"]
 
 
-@pytest.mark.parametrize(
-    ("within", "what"),
-    [
-        (0, "its length ("),
-        (8, "its length ("),
-        (200, "its payload does not have its checksum"),
-        (-1, "its payload does not have its checksum"),
-    ],
-)
-def test_flipped_bit_is_found_and_named(data, packed, within, what):
-    offset, size = spans_of(packed / SHARD)[2]
-    flip(packed / SHARD, offset + within % size)
-    code, out, _ = data("verify", packed)
-    assert code == 1
-    assert out[0].startswith(f"{packed / SHARD}, offset {offset}: {what}")
-    assert out[-1] == f"{packed}: 1 fault, 5 samples"  # the others are looked at all the same
-    (packed / INDEX).unlink()
-    code, out, _ = data("verify", packed)
-    assert f"index {packed / INDEX} cannot be read (No such file or directory)" in out
-    if what.startswith("its length"):
-        left = (packed / SHARD).stat().st_size - offset
-        assert out[0].endswith(f"does not have its checksum; the last {left} bytes of the file cannot be checked")
-
-
-def rewrite(packed, change):
-    """The first shard with its first Example changed, and an index that fits."""
-    payloads = [payload for _, payload in walk(packed / SHARD)]
-    features = {name: values[0] for name, values in decode(payloads[0]).items()}
-    payloads[0] = encode(features | change)
-    (packed / SHARD).write_bytes(b"".join(map(record, payloads)))
-    (packed / INDEX).write_bytes(index_text(spans_of(packed / SHARD)))
-
-
-@pytest.mark.parametrize(
-    ("change", "what"),
-    [
-        ({LABEL: 2}, "b/000.JPEG has label 2, there are 2 classes"),
-        ({LABEL: 0}, "b/000.JPEG has the label of class a"),
-        ({LABEL: b"1"}, "not an image's tf.train.Example (image/class/label is not one value of type int)"),
-        ({ENCODED: b"no image"}, "b/000.JPEG cannot be decoded (UnidentifiedImageError: cannot identify image file)"),
-        ({FILENAME: b"a/x.JPEG"}, "a/x.JPEG has the label of class b"),
-    ],
-)
-def test_record_that_is_right_but_for_its_content(data, packed, change, what):
-    rewrite(packed, change)
-    code, out, _ = data("verify", packed)
-    assert code == 1
-    assert out[0].startswith(f"{packed / SHARD}, offset 0: {what}")
-    assert f"{packed / SHARD}: " in out[1]  # it is not the shard of pack.json either
-
-
-@pytest.mark.parametrize(
-    ("spoil", "what"),
-    [
-        (
-            lambda good: good.splitlines(keepends=True)[0],
-            "is stale: 1 records, the shard has 4; they differ from line",
-        ),
-        (
-            lambda good: good.replace(b"0 ", b"1 ", 1),
-            "is stale: 4 records, the shard has 4; they differ from line 1",
-        ),
-        (lambda good: good.replace(b" ", b"  "), "is not written as tfrecord2idx writes it"),
-        (lambda good: b"no index", "is not an index (invalid literal"),
-    ],
-)
-def test_stale_index_is_found(data, packed, spoil, what):
-    (packed / INDEX).write_bytes(spoil((packed / INDEX).read_bytes()))
-    code, out, _ = data("verify", packed)
-    assert code == 1
-    assert f"{packed / INDEX} {what}" in out[0]
-    assert out[-1] == f"{packed}: 1 fault, 6 samples"
-
-
-def test_shards_that_are_missing_cut_swapped_or_strange(data, packed):
-    shard, offset = packed / SHARD, spans_of(packed / SHARD)[3][0]
-    whole = shard.read_bytes()
-    shard.write_bytes(whole[:-5])
-    _, out, _ = data("verify", packed)
-    assert out[0].startswith(f"{shard}, offset {offset}: cut short, 5 of its ")
-    assert out[1] == f"{shard}: 4 records, {len(whole) - 5} bytes; pack.json says 4 and {len(whole)}"
-    shard.write_bytes(whole)
-    content = json.loads((packed / "pack.json").read_text())
-    content["splits"]["train"]["shards"][0]["sha256"] = "0" * 64
-    (packed / "pack.json").write_text(json.dumps(content))
-    assert data("verify", packed)[1][0] == f"{shard}: its sha256 is not that of pack.json; it is another shard"
-    shard.rename(packed / "train/00001-of-00001.tfrecord")
-    code, out, _ = data("verify", packed)
-    assert code == 1
-    assert out[0] == f"{packed}/train/00001-of-00001.tfrecord: not of this set, pack.json does not name it"
-    assert out[1] == f"{shard}: cannot be read (No such file or directory)"
-
-
 def test_odd_images_are_packed_as_they_are_and_the_broken_ones_named(data, tmp_path):
     root = write_folders(tmp_path / "images", train=2, val=1, classes=2).layout().root
     Image.new("L", (20, 20), 90).save(root / "train/a/grey.jpg")
@@ -217,7 +123,47 @@ def test_sample_images_and_text(data, tmp_path):
     assert err[0].startswith("ddlbench.data: data.sample_train=3 is too small")
 
 
-def test_mistakes_are_one_line(data, packed, tmp_path):
+@pytest.fixture
+def text(tmp_path):
+    """A text with a tokenizer beside it."""
+    (tmp_path / "text").mkdir()
+    path = tmp_path / "text" / "some.txt"
+    path.write_text("Loaders feed models.\n\nModels read what loaders feed.\n" * 50)
+    train_bpe(path.read_text(), 270, path.parent)
+    return path
+
+
+def test_text_to_a_checked_token_file(data, text, tmp_path):
+    code, out, err = data("tokenize", text)
+    target = Path(out[0].rpartition(": ")[0])
+    assert (code, err) == (0, [])
+    assert target == token_path(text, TokenizerFiles.find(text.parent).hash(), None)  # where a run looks for it
+    tokens = TokenFile.open(target).read()
+    assert out == [f"{target}: {len(tokens)} tokens"]
+    assert TokenizerFiles.find(text.parent).load().core.decode(tokens.tolist()) == text.read_text()
+    made = target.stat().st_mtime_ns
+    assert data("tokenize", text)[0] == 0
+    assert target.stat().st_mtime_ns == made
+    assert data("tokenize", text, "--out", tmp_path / "new/my.bin", "--tokenizer", text.parent)[0] == 0
+    assert (tmp_path / "new/my.bin").read_bytes() == target.read_bytes()
+
+
+def test_token_files_are_told_and_checked(data, text):
+    data("tokenize", text, "--out", target := text.with_suffix(".bin"))
+    code, out, _ = data("info", target)
+    assert code == 0
+    assert out[0] == "kind       token file some.bin, format 1"
+    assert out[2].startswith("text       some.txt: 400 words, 150 lines, ")
+    assert data("verify", text.parent) == (0, [f"{text.parent}: whole"], [])
+    flip(target, 7)
+    assert data("verify", target)[:2] == (1, [f"{target}: its sha256 is not that of some.json", f"{target}: 1 fault"])
+    target.write_bytes(target.read_bytes()[:-2])
+    code, out, err = data("verify", target)
+    assert (code, out) == (2, [])
+    assert "bytes, its index says" in err[0]
+
+
+def test_mistakes_are_one_line(data, packed, text, tmp_path):
     (packed / "pack.json").rename(packed / "pack.unfinished.jsonl")
     (tmp_path / "empty").mkdir()
     for arguments, told in [
@@ -226,6 +172,10 @@ def test_mistakes_are_one_line(data, packed, tmp_path):
         (("verify", packed), "its packing was not finished: pack it again"),
         (("info", packed), "its packing was not finished: pack it again"),
         (("pack", tmp_path / "empty", tmp_path / "target"), "there is no folder"),
+        (("tokenize", tmp_path / "no.txt"), "no.txt is not a text file"),
+        (("tokenize", text, "--tokenizer", tmp_path / "empty"), "empty: give --tokenizer a folder with vocab.json"),
+        (("tokenize", text, "--out", text), "some.txt does not end in .bin"),
+        (("tokenize", text, "--out", text / "x/a.bin"), "a.bin (Not a directory): choose another --out"),
     ]:
         code, out, err = data(*arguments)
         assert (code, out, len(err)) == (2, [], 1)

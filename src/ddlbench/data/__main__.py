@@ -1,4 +1,4 @@
-"""python -m ddlbench.data: make, pack, check and describe data sets."""
+"""python -m ddlbench.data: make, pack, tokenise, check and describe data sets."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from ddlbench.data.image_index import Layout
 from ddlbench.data.info import info, kind
 from ddlbench.data.pack import pack
 from ddlbench.data.processes import usual_processes
+from ddlbench.data.tokenfile import TokenFile
 from ddlbench.data.verify import Found, verify_folders, verify_pack, verify_tokens
-from ddlbench.errors import RunError
+from ddlbench.errors import RunError, UserError
 
 DAMAGED, INTERRUPTED = 1, 130  # exit codes
 
@@ -53,6 +54,30 @@ def verify(given: argparse.Namespace) -> int:
     return _tell(given.place, checks[kind(given.place, _layout(given))]())
 
 
+def tokenize(given: argparse.Namespace) -> int:
+    """Turn a text into a memory-mapped token file, on all cores; by default the one that a run would make of it."""
+    from ddlbench.data.textfiles import is_current, token_path
+    from ddlbench.data.tokenize import TokenizerFiles, tokenize_file
+
+    text: Path = given.text
+    files = TokenizerFiles.find(place := given.tokenizer or text.parent)
+    if not text.is_file() or text.suffix == ".bin":
+        raise UserError(f"{text} is not a text file: give the raw text")
+    if files is None:
+        raise UserError(f"no tokenizer in {place}: give --tokenizer a folder with vocab.json and merges.txt (GPT-2's)")
+    target: Path = given.out or token_path(text, files.hash(), None)
+    if target.suffix != ".bin":
+        raise UserError(f"--out {target} does not end in .bin: its index is the same name with .json")
+    try:
+        if given.out or not is_current(text, target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            tokenize_file(text, files.load(), target)
+    except OSError as error:
+        raise UserError(f"cannot write {target} ({error.strerror or error}): choose another --out") from error
+    print(f"{target}: {TokenFile.open(target).index.tokens} tokens")
+    return 0
+
+
 def describe(given: argparse.Namespace) -> int:
     """Say what a folder or file is, what it holds, and its hash."""
     for name, value in info(given.place, _layout(given)):
@@ -71,7 +96,7 @@ def _tell(place: Path, parts: Iterable[Found]) -> int:
     for (split, label), samples in sorted(counts.items()):
         print(f"{split:5}  {label:{width}}  {samples:7}")
     verdict = f"{faults} fault{'s' if faults > 1 else ''}" if faults else "whole"
-    print(f"{place}: {verdict}, {counts.total()} samples")
+    print(f"{place}: {verdict}" + (f", {counts.total()} samples" if counts else ""))
     return DAMAGED if faults else 0
 
 
@@ -117,6 +142,14 @@ def _parser() -> argparse.ArgumentParser:
     checking = command("verify", verify)
     _add_place(checking, "PLACE", "packed set, image folders, or token file")
     _add_processes(checking)
+    tokenizing = command("tokenize", tokenize)
+    tokenizing.add_argument("text", type=Path, metavar="TEXT", help="text file, UTF-8")
+    tokenizing.add_argument(
+        "--tokenizer", type=Path, metavar="DIR",
+        help="folder of vocab.json and merges.txt, or a tokenizer.json (default: the text's folder)",
+    )  # fmt: skip
+    tokenizing.add_argument("--out", type=Path, metavar="FILE", help="token file, NAME.bin (default: beside the text)")
+
     _add_place(command("info", describe), "PLACE", "packed set, image folders, or token file")
     return parser
 
