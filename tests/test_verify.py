@@ -107,11 +107,11 @@ def test_record_that_is_right_but_for_its_content(packed, change, what):
     [
         (
             lambda good: good[: good.index(b"\n") + 1],
-            "is stale: 1 records, the shard has 4; they differ from line 2 on",
+            "is stale: 1 records, the shard has 4; they differ from line 2",
         ),
         (
             lambda good: good.replace(b"0 ", b"1 ", 1),
-            "is stale: 4 records, the shard has 4; they differ from line 1 on",
+            "is stale: 4 records, the shard has 4; they differ from line 1",
         ),
         (lambda good: good.replace(b" ", b"  "), "is not written as tfrecord2idx writes it"),
         (lambda good: b"no index", "is not an index (invalid literal"),
