@@ -172,6 +172,7 @@ def test_mistakes_are_one_line(data, packed, text, tmp_path):
         (("verify", packed), "its packing was not finished: pack it again"),
         (("info", packed), "its packing was not finished: pack it again"),
         (("pack", tmp_path / "empty", tmp_path / "target"), "there is no folder"),
+        (("info", tmp_path / "no.bin"), "no.bin has no index"),
         (("tokenize", tmp_path / "no.txt"), "no.txt is not a text file"),
         (("tokenize", text, "--tokenizer", tmp_path / "empty"), "empty: give --tokenizer a folder with vocab.json"),
         (("tokenize", text, "--out", text), "some.txt does not end in .bin"),

@@ -114,6 +114,8 @@ def test_interrupted_pack_goes_on(layout, packed, tmp_path, in_process, monkeypa
         pack(layout, target, SHARD_BYTES, processes=1)
     with pytest.raises(UserError, match=r"pack.json cannot be read .* was not finished: pack it again"):
         open_pack(target)
+    with pytest.raises(UserError, match=r"holds these images in other shards"):
+        pack(layout, target, 10**6, processes=1)
     with (target / "pack.unfinished.jsonl").open("ab") as ledger:
         ledger.write(b'{"file": "val/000')  # killed while it wrote
     (target / "train/.00001-of-00004.tfrecord.12-ab").write_text("half a shard")

@@ -37,7 +37,7 @@ def make_sample(given: argparse.Namespace) -> int:
 
 
 def pack_folders(given: argparse.Namespace) -> int:
-    """Copy image folders into a few large TFRecord files with DALI's indices; again after an interruption."""
+    """Copy image folders into a few large TFRecord files with DALI's indices, from where an earlier attempt ended."""
     made = pack(_layout(given), given.target, given.shard_mb * 1_000_000, given.processes)
     parts = ", ".join(f"{split.samples} {name} images in {len(split.shards)}" for name, split in made.splits.items())
     print(f"{given.target}: {parts} shards, {sum(split.bytes for split in made.splits.values()) / 1e6:.1f} MB")

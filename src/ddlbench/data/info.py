@@ -26,9 +26,10 @@ def kind(place: Path, layout: Layout) -> str:
 
 
 def token_files(place: Path) -> list[Path]:
-    """The token files of a folder, or the one that `place` or its index is."""
-    paths = [place] if place.suffix in (".bin", ".json") else sorted(place.glob("*.bin"))
-    return [path.with_suffix(".bin") for path in paths if path.with_suffix(".json").is_file()]
+    """`place` if it is a token file by its name, else the token files in that folder."""
+    if place.suffix == ".bin":
+        return [place]
+    return [path for path in sorted(place.glob("*.bin")) if path.with_suffix(".json").is_file()]
 
 
 def info(place: Path, layout: Layout) -> list[Row]:

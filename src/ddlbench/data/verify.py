@@ -178,7 +178,7 @@ def image_fault(content: bytes) -> str | None:
     try:
         with warnings.catch_warnings(), Image.open(io.BytesIO(content)) as image:
             warnings.simplefilter("ignore")
-            image.load()
+            image.convert("RGB")  # as the loaders do
     except MemoryError:
         raise
     except Exception as error:  # decoders raise many kinds
