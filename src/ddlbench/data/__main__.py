@@ -1,0 +1,177 @@
+"""python -m ddlbench.data: make, pack, tokenise, check and describe data sets."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from ddlbench.data.image_index import Layout
+from ddlbench.data.info import info, kind
+from ddlbench.data.pack import pack
+from ddlbench.data.processes import usual_processes
+from ddlbench.data.tokenfile import TokenFile
+from ddlbench.data.verify import Found, verify_folders, verify_pack, verify_tokens
+from ddlbench.errors import RunError, UserError
+
+DAMAGED, INTERRUPTED = 1, 130  # exit codes
+
+
+def make_sample(given: argparse.Namespace) -> int:
+    """Make the sample images (or text) that data=sample_images (sample_text) uses, if they are not there."""
+    from ddlbench.data.sample_images import SampleImages  # brings torch, which no other command needs
+    from ddlbench.data.sample_text import SampleText
+
+    root = str(given.root) if given.root else None
+    if given.text:
+        text = SampleText("sample_text", root=root)
+        text.prepare()
+        print(text.folder())
+    else:
+        images = SampleImages("sample_images", root=root, sample_train=given.train, sample_val=given.val)
+        images.prepare()
+        print(images.layout().root)
+    return 0
+
+
+def pack_folders(given: argparse.Namespace) -> int:
+    """Copy image folders into a few large TFRecord files with DALI's indices, from where an earlier attempt ended."""
+    made = pack(_layout(given), given.target, given.shard_mb * 1_000_000, given.processes)
+    parts = ", ".join(f"{split.samples} {name} images in {len(split.shards)}" for name, split in made.splits.items())
+    print(f"{given.target}: {parts} shards, {sum(split.bytes for split in made.splits.values()) / 1e6:.1f} MB")
+    return 0
+
+
+def verify(given: argparse.Namespace) -> int:
+    """Check every checksum, decode every image, count the classes, name what is bad. Exit code 1 if anything is."""
+    checks = {
+        "packed": lambda: verify_pack(given.place, given.processes),
+        "folders": lambda: verify_folders(_layout(given), given.processes),
+        "tokens": lambda: verify_tokens(given.place),
+    }
+    return _tell(given.place, checks[kind(given.place, _layout(given))]())
+
+
+def tokenize(given: argparse.Namespace) -> int:
+    """Turn a text into a memory-mapped token file, on all cores; by default the one that a run would make of it."""
+    from ddlbench.data.textfiles import is_current, token_path
+    from ddlbench.data.tokenize import TokenizerFiles, tokenize_file
+
+    text: Path = given.text
+    files = TokenizerFiles.find(place := given.tokenizer or text.parent)
+    if not text.is_file() or text.suffix == ".bin":
+        raise UserError(f"{text} is not a text file: give the raw text")
+    if files is None:
+        raise UserError(f"no tokenizer in {place}: give --tokenizer a folder with vocab.json and merges.txt (GPT-2's)")
+    target: Path = given.out or token_path(text, files.hash(), None)
+    if target.suffix != ".bin":
+        raise UserError(f"--out {target} does not end in .bin: its index is the same name with .json")
+    try:
+        if given.out or not is_current(text, target):
+            target.parent.mkdir(parents=True, exist_ok=True)
+            tokenize_file(text, files.load(), target)
+    except OSError as error:
+        raise UserError(f"cannot write {target} ({error.strerror or error}): choose another --out") from error
+    print(f"{target}: {TokenFile.open(target).index.tokens} tokens")
+    return 0
+
+
+def describe(given: argparse.Namespace) -> int:
+    """Say what a folder or file is, what it holds, and its hash."""
+    for name, value in info(given.place, _layout(given)):
+        print(f"{name:9}  {value}")
+    return 0
+
+
+def _tell(place: Path, parts: Iterable[Found]) -> int:
+    counts, faults = Counter[tuple[str, str]](), 0
+    for found in parts:
+        counts.update(found.counts)
+        faults += len(found.faults)
+        for fault in found.faults:
+            print(fault, flush=True)
+    width = max((len(label) for _, label in counts), default=0)
+    for (split, label), samples in sorted(counts.items()):
+        print(f"{split:5}  {label:{width}}  {samples:7}")
+    verdict = f"{faults} fault{'s' if faults > 1 else ''}" if faults else "whole"
+    print(f"{place}: {verdict}" + (f", {counts.total()} samples" if counts else ""))
+    return DAMAGED if faults else 0
+
+
+def _layout(given: argparse.Namespace) -> Layout:
+    return Layout(given.place, given.train_dir, given.val_dir)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 2 for what the user can mend, 1 for data found damaged."""
+    given = _parser().parse_args(arguments)
+    try:
+        return given.run(given)
+    except RunError as error:
+        print(f"ddlbench.data: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("ddlbench.data: interrupted; give the same command again to go on", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m ddlbench.data", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def command(name: str, run: object) -> argparse.ArgumentParser:
+        told = (run.__doc__ or "").strip()
+        made = commands.add_parser(name, help=told, description=told)
+        made.set_defaults(run=run)
+        return made
+
+    sample = command("make-sample", make_sample)
+    sample.add_argument("--root", type=Path, metavar="DIR", help="where (default: $DDLBENCH_HOME, ~/.cache/ddlbench)")
+    sample.add_argument("--train", type=int, default=3000, metavar="N", help="training images (default: 3000)")
+    sample.add_argument("--val", type=int, default=1000, metavar="N", help="validation images (default: 1000)")
+    sample.add_argument("--text", action="store_true", help="text and a tokenizer instead of images")
+
+    packing = command("pack", pack_folders)
+    _add_place(packing, "IMAGES", "folder with train/<class>/*.JPEG and val/<class>/*.JPEG")
+    packing.add_argument("target", type=Path, metavar="TARGET", help="folder of the packed set")
+    packing.add_argument("--shard-mb", type=_positive, default=128, metavar="MB", help="size of a shard (default: 128)")
+    _add_processes(packing)
+
+    checking = command("verify", verify)
+    _add_place(checking, "PLACE", "packed set, image folders, or token file")
+    _add_processes(checking)
+    tokenizing = command("tokenize", tokenize)
+    tokenizing.add_argument("text", type=Path, metavar="TEXT", help="text file, UTF-8")
+    tokenizing.add_argument(
+        "--tokenizer", type=Path, metavar="DIR",
+        help="folder of vocab.json and merges.txt, or a tokenizer.json (default: the text's folder)",
+    )  # fmt: skip
+    tokenizing.add_argument("--out", type=Path, metavar="FILE", help="token file, NAME.bin (default: beside the text)")
+
+    _add_place(command("info", describe), "PLACE", "packed set, image folders, or token file")
+    return parser
+
+
+def _add_place(parser: argparse.ArgumentParser, name: str, told: str) -> None:
+    parser.add_argument("place", type=Path, metavar=name, help=told)
+    for split in ("train", "val"):
+        told = f"its folder of {split} images (default: {split})"
+        parser.add_argument(f"--{split}-dir", default=split, metavar="NAME", help=told)
+
+
+def _add_processes(parser: argparse.ArgumentParser) -> None:
+    usual = usual_processes()
+    told = f"processes that work at once (default here: {usual})"
+    parser.add_argument("--processes", type=_positive, default=usual, metavar="N", help=told)
+
+
+def _positive(text: str) -> int:
+    if (value := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not greater than 0")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

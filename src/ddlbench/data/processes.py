@@ -1,0 +1,59 @@
+"""Work spread over processes, with no more of it in memory than they are busy with."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from itertools import islice
+from typing import TypeVar
+
+from ddlbench.errors import UserError
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+MOST_PROCESSES = 16  # unless more are asked for: a file system has limits too
+
+
+def usual_processes() -> int:
+    return min(len(os.sched_getaffinity(0)), MOST_PROCESSES)
+
+
+def in_processes(work: Callable[[Job], Result], jobs: Iterable[Job], processes: int) -> Iterator[Result]:
+    """work(job) of all jobs, in the order in which they finish. `work` must be importable.
+
+    Jobs are taken from their iterator as processes come free. Raises what `work` raises, and UserError where a process
+    dies.
+    """
+    # Not forked: the caller may have threads.
+    pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), initializer=_start)
+    waiting, pending = iter(jobs), set[Future[Result]]()
+    try:
+        while True:
+            pending |= {pool.submit(work, job) for job in islice(waiting, 2 * processes - len(pending))}
+            if not pending:
+                return
+            done, pending = wait(pending, return_when=FIRST_COMPLETED)
+            yield from (future.result() for future in done)
+    except BrokenProcessPool as error:
+        raise UserError(f"one of {processes} processes died, of too little memory perhaps: try fewer") from error
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _start() -> None:
+    """Ctrl-C ends a process at once, and so does the end of its parent, which it would outlive waiting for work."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)

@@ -1,0 +1,104 @@
+"""TFRecord files, as TensorFlow's tensorflow/core/lib/io/record_writer.h has them: one record after another, each
+
+    uint64 length | uint32 masked crc32c of the length | payload | uint32 masked crc32c of the payload
+
+all little-endian, and DALI's index of them: one line "offset size" a record, the frame counted in.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+import google_crc32c
+
+HEAD, FOOT = struct.Struct("<QI"), struct.Struct("<I")
+FRAME = HEAD.size + FOOT.size  # bytes of a record that are not its payload
+
+Span = tuple[int, int]  # offset and size of a record in its file, in bytes
+
+
+class BadRecord(Exception):
+    """What is wrong with a record. next: where the one behind it begins; None where its length is not known."""
+
+    def __init__(self, what: str, next: int | None) -> None:
+        super().__init__(what)
+        self.next = next
+
+
+def record(payload: bytes) -> bytes:
+    length = struct.pack("<Q", len(payload))
+    return b"".join((length, FOOT.pack(masked_crc(length)), payload, FOOT.pack(masked_crc(payload))))
+
+
+def masked_crc(content: bytes) -> int:
+    """crc32c, turned by 15 bits and moved: the checksum of data that holds checksums would be a weak one."""
+    crc = google_crc32c.value(content)
+    return (crc >> 15 | crc << 17) + 0xA282EAD8 & 0xFFFFFFFF
+
+
+def read_record(file: BinaryIO, offset: int, end: int) -> bytes:
+    """The payload of the record at `offset` of a file of `end` bytes. Raises BadRecord."""
+    file.seek(offset)
+    head = file.read(HEAD.size)
+    if len(head) < HEAD.size:
+        raise BadRecord(f"cut short, the file ends {HEAD.size - len(head)} bytes into its head", None)
+    length, check = HEAD.unpack(head)
+    if check != masked_crc(head[:8]):
+        raise BadRecord(f"its length ({length}) does not have its checksum", None)
+    after = offset + length + FRAME
+    if after > end:
+        raise BadRecord(f"cut short, {after - end} of its {length + FRAME} bytes are missing", None)
+    payload = file.read(length)
+    if FOOT.unpack(file.read(FOOT.size))[0] != masked_crc(payload):
+        raise BadRecord("its payload does not have its checksum", after)
+    return payload
+
+
+def walk(path: Path, spans: Sequence[Span] = ()) -> Iterator[tuple[int, bytes | BadRecord]]:
+    """(offset, payload or what is wrong) of every record. Behind a length that is damaged the walk goes on where
+    `spans`, an index of the file, has its next record, and ends where it has none."""
+    end, offset = path.stat().st_size, 0
+    with path.open("rb") as file:
+        while offset < end:
+            try:
+                payload = read_record(file, offset, end)
+            except BadRecord as bad:
+                yield offset, bad
+                later = (start for start, _ in spans if start > offset)
+                offset = bad.next if bad.next is not None else min(later, default=end)
+            else:
+                yield offset, payload
+                offset += len(payload) + FRAME
+
+
+def spans_of(path: Path) -> list[Span]:
+    """Where the records lie, by their lengths alone, as DALI's tfrecord2idx finds them.
+
+    Raises BadRecord where the file does not end with a record.
+    """
+    spans, offset, end = list[Span](), 0, path.stat().st_size
+    with path.open("rb") as file:
+        while offset < end:
+            head = file.read(HEAD.size)
+            size = (HEAD.unpack(head)[0] if len(head) == HEAD.size else HEAD.size) + FRAME
+            if offset + size > end:
+                raise BadRecord(f"the record at offset {offset} is cut short", None)
+            spans.append((offset, size))
+            offset = file.seek(size - HEAD.size, os.SEEK_CUR)
+    return spans
+
+
+def index_text(spans: Sequence[Span]) -> bytes:
+    return b"".join(b"%d %d\n" % span for span in spans)
+
+
+def read_index(text: bytes) -> list[Span]:
+    """Raises ValueError for what is no index."""
+    lines = [tuple(map(int, line.split())) for line in text.splitlines()]
+    if bad := next((number for number, line in enumerate(lines, 1) if len(line) != 2), None):
+        raise ValueError(f"line {bad} is not two numbers")
+    return [(line[0], line[1]) for line in lines]
