@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import dataclass, replace
 from functools import partial
@@ -212,7 +213,15 @@ def test_a_gpu_or_adasum_needs_another_flavour() -> None:
     ("how", "more", "status", "reason", "codes"),
     [
         ("exit", (), "error", "rank 0: HorovodInternalError", {(1, 9)}),
-        ("hang", ("train.timeout_s=6",), "timeout", "rank 0: TimeoutError: horovod timed out", {(8, 6)}),
+        # Horovod 0.28.1 does not always live to tell: its look at stalled gradients of its cache can hang itself.
+        # Then the watch of either rank ends both.
+        (
+            "hang",
+            ("train.timeout_s=6",),
+            "timeout",
+            r"rank 0: TimeoutError: horovod timed out|rank \d: no step ended within 12 s",
+            {(8, 6), (8, 8), (6, 8)},
+        ),
     ],
 )
 def test_a_rank_that_vanishes_leaves_nobody_waiting(
@@ -221,7 +230,7 @@ def test_a_rank_that_vanishes_leaves_nobody_waiting(
     exits, said = end(start(tmp_path, how, *more, framework="horovod", target="BrokenHorovod"))
     content = record(tmp_path)
     assert (content["status"], tuple(exits)) in {(status, pair) for pair in codes}, said
-    assert content["reason"].startswith(reason)
+    assert re.match(reason, content["reason"])
 
 
 def test_a_stall_is_noticed_within_the_timeout() -> None:
