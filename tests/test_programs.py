@@ -49,7 +49,7 @@ def test_text_on_real_files_under_torchrun(tmp_path: Path, framework: tuple[str,
     assert done.returncode == 0, done.stdout + done.stderr
     content = record(tmp_path)
     assert (content["status"], content["ledger"]["updates"]) == ("ok", 2)
-    assert content["summary"]["val_perplexity_word"] > 1
+    assert content["summary"]["val_perplexity_token"] > 1
 
 
 @pytest.mark.mpi
