@@ -69,7 +69,7 @@ class ImageSplit:
             except BadImage as error:
                 bad.append(self._refuse(position, error))
             else:
-                return image, int(self.files.labels[self.chosen[position]]), True
+                return image, self.label(position), True
         if self.train:
             raise UserError(f"{self.folder} holds not one image that can be decoded ({len(bad)} tried)")
         return torch.zeros(3, *self.size), 0, False
@@ -77,20 +77,23 @@ class ImageSplit:
     def _image(self, epoch: int, position: int) -> Tensor:
         if self.train:
             torch.default_generator.manual_seed(augmentation_seed(self.seed, epoch, position))
-        return self.transform(read_image(self._path(position), self.decode))
+        return self.transform(read_image(self.path(position), self.decode))
 
-    def _path(self, position: int) -> Path:
+    def path(self, position: int) -> Path:
         file = int(self.chosen[position])
         return Path(self.folder, self.classes[self.files.labels[file]], self.files.name(file))
+
+    def label(self, position: int) -> int:
+        return int(self.files.labels[self.chosen[position]])
 
     def _refuse(self, position: int, error: BadImage) -> str:
         """The bad file's name, or the end of the run."""
         if not self.skip:
             raise UserError(
-                f"{self._path(position)} cannot be decoded ({error}): mend or remove the file, "
+                f"{self.path(position)} cannot be decoded ({error}): mend or remove the file, "
                 f"or leave such samples out with data.on_bad_sample=skip"
             )
-        return str(self._path(position).relative_to(Path(self.folder).parent))
+        return str(self.path(position).relative_to(Path(self.folder).parent))
 
 
 def read_image(path: Path, decoder: str) -> Image.Image | Tensor:

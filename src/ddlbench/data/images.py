@@ -119,8 +119,12 @@ class ImageFolders:
     def _validation(self, size: tuple[int, ...]) -> Callable[[Any], Tensor]:
         from torchvision.transforms import v2
 
-        shorter = self.val_resize or round(min(size) * 256 / 224)
-        return v2.Compose([v2.Resize(shorter, antialias=True), v2.CenterCrop(size), *self._to_input()])
+        resize = v2.Resize(self.shorter_side(size), antialias=True)
+        return v2.Compose([resize, v2.CenterCrop(size), *self._to_input()])
+
+    def shorter_side(self, size: tuple[int, ...]) -> int:
+        """Of a validation image before a crop of `size` (H, W) is taken from its centre."""
+        return self.val_resize or round(min(size) * 256 / 224)
 
     def _to_input(self) -> list[Callable[[Any], Any]]:
         from torchvision.transforms import v2
