@@ -1,10 +1,11 @@
-"""DALI itself behind the feed: the same samples, pixels and distribution of crops as the native loader's."""
+"""DALI itself behind the feed: the native loader's samples in its order, and what a user may get wrong."""
 
 from __future__ import annotations
 
-import io
 import json
 import sys
+from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -13,15 +14,11 @@ import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
-from PIL import Image
 
 from ddlbench.data.dali import Dali
-from ddlbench.data.dali_graph import Graph, half_even, pipeline
-from ddlbench.data.feed import Request
-from ddlbench.data.images import MEAN, STD, ImageFolders
-from ddlbench.data.native import Native
 from ddlbench.errors import Unavailable, Unsupported, UserError
 from ddlbench.job import Place
+from tests.dali_feeds import dali, levels, native, picture, request, write
 from tests.libraries import needs_dali
 from tests.pictures import Shape, jpeg, truncate, write_folders
 from tests.processes import PYTHON, run
@@ -29,43 +26,6 @@ from tests.tiny import TinyData
 
 pytestmark = needs_dali
 CONF = Path(__file__).parents[1] / "conf" / "loader" / "dali.yaml"
-CPU = torch.device("cpu")
-# Of 255 levels. Pillow rounds between its two resizing passes, DALI does not; another libjpeg may round otherwise too.
-MOST, MEAN_ERROR = 2.0, 0.5
-
-
-def request(rank=0, size=1, replica_batch=4, pixels=32, seed=0, **fields):
-    return Request(Shape(pixels), Place(rank, size), CPU, seed=seed, replica_batch=replica_batch, **fields)
-
-
-def dali(data, *args, fused_crop=True, **fields):
-    return Dali("dali", fused_crop=fused_crop).open(data, request(*args, **fields))
-
-
-def native(data, *args, **fields):
-    return Native("native", workers=0).open(data, request(*args, **fields))
-
-
-def levels(inputs):
-    """Normalised inputs as the 0 ... 255 they were."""
-    return (inputs * torch.tensor(STD)[:, None, None] + torch.tensor(MEAN)[:, None, None]) * 255
-
-
-def picture(pixels, **how):
-    stream = io.BytesIO()
-    (pixels if isinstance(pixels, Image.Image) else Image.fromarray(pixels.astype(np.uint8))).save(
-        stream, how.pop("format", "JPEG"), **how
-    )
-    return stream.getvalue()
-
-
-def write(root, train, val):
-    """root/train/a/0000.JPEG ... of the bytes in `train`, likewise of `val`."""
-    for split, contents in (("train", train), ("val", val)):
-        (root / split / "a").mkdir(parents=True)
-        for index, content in enumerate(contents):
-            (root / split / "a" / f"{index:04d}.JPEG").write_bytes(content)
-    return ImageFolders("written", root=str(root))
 
 
 @pytest.fixture(scope="module")
@@ -140,95 +100,9 @@ def test_labels_types_and_layout_are_the_native_loaders(folders):
                 assert got.inputs.stride() == expected.inputs.stride()
 
 
-def photographs(root):
-    """What ImageNet holds: all shapes, grey, CMYK, a PNG, a picture that wants to be turned."""
-    patches = [jpeg([seed], size) for seed, size in enumerate([(48, 40), (40, 48), (400, 376), (72, 200), (64, 64)])]
-    image = Image.open(io.BytesIO(patches[0]))
-    turned = Image.Exif()
-    turned[0x112] = 6
-    odd = [
-        picture(image.convert("L")), picture(image.convert("CMYK")), picture(image, exif=turned),
-        picture(image, format="PNG"), picture(image.convert("P"), format="PNG"), picture(image, subsampling=0),
-    ]  # fmt: skip
-    return write(root, patches[:1], patches + odd)
-
-
-@pytest.mark.parametrize("pixels", [32, 33])
-def test_validation_pixels_are_the_native_loaders(tmp_path, pixels):
-    data = photographs(tmp_path)
-    got, expected = (
-        torch.cat([b.inputs for b in open_(data, 0, 1, 1, pixels).validation()]) for open_ in (dali, native)
-    )
-    error = (levels(got) - levels(expected)).abs()
-    assert error.amax((1, 2, 3)).tolist() == pytest.approx([0] * 11, abs=MOST)
-    assert error.mean() < MEAN_ERROR
-
-
-def test_starts_are_rounded_as_python_rounds():
-    assert [half_even(number) for number in range(9)] == [round(number / 2) for number in range(9)]
-
-
-def test_whole_images_and_mirrors_are_the_native_loaders(folders):
-    """No crop is left to chance: 48 x 40 pixels, all of them."""
-    whole = replace(folders, crop_scale=[1.0, 1.0], crop_ratio=[1.2, 1.2], flip=0.0)
-    for data in (whole, replace(whole, flip=1.0)):
-        for fused_crop in (True, False):
-            for got, expected in zip(dali(data, fused_crop=fused_crop).train(0), native(data).train(0), strict=True):
-                assert (levels(got.inputs) - levels(expected.inputs)).abs().max() < MOST
-
-
-WIDTH, HEIGHT, COPIES, EPOCHS = 120, 100, 300, 8
-
-
-@pytest.fixture(scope="module")
-def ramp(tmp_path_factory):
-    """Red tells the column, green the row, so that a crop tells where it was."""
-    rows, columns = np.mgrid[0:HEIGHT, 0:WIDTH]
-    image = picture(np.stack([2 * columns, 2 * rows, 0 * rows], -1), quality=100, subsampling=0)
-    return write(tmp_path_factory.mktemp("ramp"), [image] * COPIES, [image])
-
-
-def crops(feed):
-    """Area (of the image's), log of the aspect, centre (column, row) and mirroring of each crop of `EPOCHS`."""
-    inputs = torch.cat([batch.inputs for epoch in range(EPOCHS) for batch in feed.train(epoch)])
-    column, row = (levels(inputs)[:, channel, 8:24, 8:24] / 2 for channel in (0, 1))
-    across = (column[:, :, -1] - column[:, :, 0]).mean(1) * 32 / 15  # 15 steps from the first to the last pixel
-    down = (row[:, -1] - row[:, 0]).mean(1) * 32 / 15
-    return {
-        "area": across.abs() * down / (WIDTH * HEIGHT),
-        "aspect": (across.abs() / down).log(),
-        "column": column.mean((1, 2)),
-        "row": row.mean((1, 2)),
-        "mirror": (across < 0).float(),
-    }
-
-
-def furthest(one, other):
-    """Kolmogorov and Smirnov's statistic: the largest distance of two empirical distributions."""
-    one, other = np.sort(one.numpy()), np.sort(other.numpy())
-    both = np.concatenate([one, other])
-    return np.abs(np.searchsorted(one, both, "right") - np.searchsorted(other, both, "right")).max() / len(one)
-
-
-def test_crops_have_the_native_loaders_distribution(ramp):
-    """2,400 draws each. Equal distributions are further apart than 0.056 once in a thousand times."""
-    ours, theirs = (crops(open_(ramp, replica_batch=100)) for open_ in (dali, native))
-    for name, drawn in ours.items():
-        spread = (drawn.var() + theirs[name].var()).div(len(drawn)).sqrt()
-        assert (drawn.mean() - theirs[name].mean()).abs() < 3.3 * spread, name
-        assert furthest(drawn, theirs[name]) < 0.056, name
-    assert ours["area"].min() > 0.06
-    assert ours["aspect"].abs().max() < np.log(4 / 3) + 0.05
-
-
-def test_fused_crops_are_the_crops_of_whole_images(ramp):
-    fused, whole = (next(dali(ramp, replica_batch=100, fused_crop=how).train(0)).inputs for how in (True, False))
-    assert (levels(fused) - levels(whole)).abs().max() < MOST
-
-
-def test_a_run_repeats_itself_and_replicas_draw_their_own(ramp):
+def test_a_run_repeats_itself_and_replicas_draw_their_own(folders):
     def drawn(*args, **fields):
-        feed = dali(ramp, *args, replica_batch=50, **fields)
+        feed = dali(folders, *args, replica_batch=3, **fields)
         return torch.cat([batch.inputs for epoch in (0, 1) for batch in feed.train(epoch)])
 
     first = drawn(0, 2)
@@ -313,18 +187,12 @@ def test_damage_below_a_fused_crop_goes_unseen(tmp_path):
     content = jpeg([1], (480, 400))
     data = write(tmp_path, [content[: len(content) * 19 // 20]] * 8, [content])
     data = replace(data, crop_scale=[0.08, 0.08])
-    seen = {}
+    seen = Counter()
     for fused_crop in (True, False):
-        batches = dali(data, replica_batch=1, fused_crop=fused_crop).train(0)
-        seen[fused_crop] = list(undamaged(batches))
-    assert len(seen[True]) > len(seen[False]) == 0
-
-
-def undamaged(batches):
-    try:
-        yield from batches
-    except UserError as error:
-        assert "truncated" in str(error)
+        with suppress(UserError):  # of which the test above assures itself
+            for _ in dali(data, replica_batch=1, fused_crop=fused_crop).train(0):
+                seen[fused_crop] += 1
+    assert seen[True] > seen[False] == 0
 
 
 def test_what_it_cannot_read_is_unsupported(folders):
@@ -349,34 +217,6 @@ def test_a_missing_library_is_unavailable(folders, monkeypatch):
     monkeypatch.setitem(sys.modules, "nvidia.dali.fn", None)
     with pytest.raises(Unavailable, match=r"pip install 'ddlbench\[dali\]'"):
         Dali("dali").check(folders, Shape())
-
-
-@pytest.mark.parametrize("train", [True, False])
-@pytest.mark.parametrize("fused_crop", [True, False])
-def test_each_device_has_its_graph(folders, train, fused_crop):
-    """Graphs alone: to run the last two takes a GPU."""
-    for device, to_gpu, places in (
-        ("cpu", False, set()), ("cpu", True, {"gpu"}), ("gpu", True, {"gpu"}), ("mixed", True, {"gpu", "mixed"}),
-    ):  # fmt: skip
-        graph = Graph(folders, (32, 32), device, fused_crop, channels_last=False, to_gpu=to_gpu)
-        made = pipeline(graph, [], train, batch_size=4, num_threads=1, device_id=None).serialize()
-        assert {place for place in ("gpu", "mixed") if place.encode() in made} == places
-        resized_on_gpu = b"Resize" in made.partition(b"gpu")[2]  # operators are written in the order they run in
-        assert resized_on_gpu == (device != "cpu")
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("where", ["cpu", "gpu", "mixed", None])
-def test_pixels_on_the_gpu_are_the_native_loaders(tmp_path, where):
-    """nvJPEG has another inverse cosine transform than libjpeg."""
-    data, wanted = photographs(tmp_path), replace(request(replica_batch=1), device=torch.device("cuda"))
-    feed = Dali("dali", device=where).open(data, wanted)
-    assert feed.facts()["device"] == (where or "mixed")
-    got, expected = list(feed.validation()), list(native(data, replica_batch=1).validation())
-    assert {batch.inputs.device.type for batch in got} == {"cuda"}
-    error = levels(torch.cat([b.inputs.cpu() for b in got])) - levels(torch.cat([b.inputs for b in expected]))
-    assert error.abs().mean() < 2
-    assert len(list(feed.train(0))) == 1
 
 
 def test_facts_and_defaults(folders):
