@@ -119,7 +119,7 @@ def test_each_device_has_its_graph(folders, train, fused_crop):
     for device, to_gpu, places in (
         ("cpu", False, set()), ("cpu", True, {"gpu"}), ("gpu", True, {"gpu"}), ("mixed", True, {"gpu", "mixed"}),
     ):  # fmt: skip
-        graph = Graph(folders, (32, 32), device, fused_crop, channels_last=False, to_gpu=to_gpu)
+        graph = Graph(folders, (32, 32), device, fused_crop, channels_last=False, to_gpu=to_gpu, named=True)
         made = pipeline(graph, [], train, batch_size=4, num_threads=1, device_id=None).serialize()
         assert {place for place in ("gpu", "mixed") if place.encode() in made} == places
         resized_on_gpu = b"Resize" in made.partition(b"gpu")[2]  # operators are written in the order they run in

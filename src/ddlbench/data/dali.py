@@ -1,4 +1,4 @@
-"""NVIDIA DALI over folders of images: it reads, decodes and augments in threads of its own, on the CPU or the GPU.
+"""NVIDIA DALI over images: it reads, decodes and augments in threads of its own, on the CPU or the GPU.
 
 Order, shares and the last batch are replica_feed.py's, as for every loader. Crops and flips are drawn by DALI: from the
 same distribution as the native loader's, from another stream (docs/adr/0011).
@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from itertools import chain
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,7 +21,8 @@ from torch import Tensor
 
 from ddlbench.data.dali_graph import DEVICES, Graph, first_bad, library, pipeline
 from ddlbench.data.feed import Dataset, Fetched, Request
-from ddlbench.data.image_split import BadImage, ImageSplit, augmentation_seed, read_image
+from ddlbench.data.image_source import FolderSource, Source
+from ddlbench.data.image_split import BadImage, ImageSplit, augmentation_seed, decode_image
 from ddlbench.data.images import ImageFolders
 from ddlbench.data.replica_feed import Key, ReplicaFeed
 from ddlbench.errors import Unsupported, UserError
@@ -78,7 +79,8 @@ class Dali:
     def _reader(self, dataset: ImageFolders, request: Request, train: bool, device: str) -> DaliReader:
         split = dataset.split(train, request.model, request.seed)
         on_gpu = request.device.type == "cuda"
-        graph = Graph(dataset, split.size, device, self.fused_crop, request.channels_last, to_gpu=on_gpu)
+        named = isinstance(split.source, FolderSource)
+        graph = Graph(dataset, split.size, device, self.fused_crop, request.channels_last, to_gpu=on_gpu, named=named)
         settings = {"num_threads": self.threads, "device_id": (request.device.index or 0) if on_gpu else None}
         build = partial(
             pipeline, graph, train=train, batch_size=request.replica_batch, prefetch_queue_depth=self.prefetch,
@@ -95,30 +97,30 @@ def pipeline_seed(request: Request) -> int:
 class DaliReader:
     """One split behind one pipeline, which is built at the first `read` and stays for the next epochs.
 
-    build: the pipeline over names to come; first_bad: which of some files DALI cannot decode
+    build: the pipeline over what is to come; first_bad: which of some images DALI cannot decode
     """
 
     def __init__(
         self,
         split: ImageSplit,
-        build: Callable[[Names], Any],
+        build: Callable[[Images], Any],
         first_bad: Callable[[Iterable[Any]], int | None],
         channels_last: bool,
     ) -> None:
         self.split = split
         self._build, self._first_bad, self._channels_last = build, first_bad, channels_last
-        self._names, self._pipeline = Names(split), None
+        self._images, self._pipeline = Images(split), None
 
     def read(self, batches: Iterable[list[Key]]) -> Iterator[Fetched]:
         """The batches in their order; for an empty list of keys, no samples of the right shape.
 
         Raises UserError for a file that cannot be decoded. `fused_crop` does not look at what lies below a crop.
         """
-        self._names.begin(batches)
-        pipeline, self._pipeline = self._pipeline or self._build(self._names), None
+        self._images.begin(batches)
+        pipeline, self._pipeline = self._pipeline or self._build(self._images), None
         while (images := self._next(pipeline)) is not None:
             yield self._fetched(images)
-        while self._names.under_way:  # an empty batch, which DALI has not seen
+        while self._images.under_way:  # an empty batch, which DALI has not seen
             yield self._fetched(torch.zeros(0, 3, *self.split.size))
         pipeline.reset()
         self._pipeline = pipeline  # not kept where an epoch was left in the middle
@@ -138,18 +140,19 @@ class DaliReader:
         return tensor.permute(0, 3, 1, 2) if self._channels_last else tensor
 
     def _fetched(self, images: Tensor) -> Fetched:
-        labels = [self.split.label(position) for position in self._names.under_way.popleft()]
+        labels = [self.split.label(position) for position in self._images.under_way.popleft()]
         return Fetched(images, torch.tensor(labels, dtype=torch.int64), torch.ones(len(labels), dtype=torch.bool))
 
     def _explained(self, error: RuntimeError) -> Exception:
         """DALI does not say which of the files under way it could not decode."""
-        paths = [self.split.path(position) for batch in self._names.under_way for position in batch]
-        bad = self._first_bad(map(encoded, paths))
-        return error if bad is None else complaint(paths[bad])
+        source, under_way = self.split.source, chain.from_iterable(self._images.under_way)
+        images = [int(self.split.chosen[position]) for position in under_way]
+        bad = self._first_bad(handed(source, image) for image in images)
+        return error if bad is None else complaint(source, images[bad])
 
 
-class Names:
-    """What a pipeline draws file names from, a list a batch. It is ahead of the batches that come out."""
+class Images:
+    """What a pipeline draws images from, a list a batch. It is ahead of the batches that come out."""
 
     def __init__(self, split: ImageSplit) -> None:
         self._split = split
@@ -161,23 +164,28 @@ class Names:
         self.under_way.clear()
 
     def __iter__(self) -> Iterator[list[NDArray[np.uint8]]]:
+        source, chosen = self._split.source, self._split.chosen
         for keys in self._batches:
             positions = [index for _, index in keys]
             self.under_way.append(positions)
             if positions:
-                yield [encoded(self._split.path(position)) for position in positions]
+                yield [handed(source, int(chosen[position])) for position in positions]
 
 
-def encoded(path: Path) -> NDArray[np.uint8]:
-    return np.frombuffer(os.fsencode(path), np.uint8)
+def handed(source: Source, i: int) -> NDArray[np.uint8]:
+    """A file's name or a view into a packed set: either way DALI's threads are the first that wait for the disk."""
+    named = isinstance(source, FolderSource)
+    return np.frombuffer(os.fsencode(source.path(i)) if named else source.content(i), np.uint8)
 
 
-def complaint(path: Path) -> UserError:
+def complaint(source: Source, i: int) -> UserError:
     """In Pillow's words, for DALI has none that say more than that."""
     try:
-        read_image(path, "pil")
+        decode_image(source.content(i), "pil")
     except BadImage as error:
-        return UserError(f"{path} cannot be decoded ({error}): mend or remove the file")
+        return UserError(f"{source.place(i)} cannot be decoded ({error}): mend or remove the file")
     except UserError as error:
         return error
-    return UserError(f"{path} cannot be decoded by DALI, only by Pillow: convert the file, or choose loader=native")
+    return UserError(
+        f"{source.place(i)} cannot be decoded by DALI, only by Pillow: convert the file, or choose loader=native"
+    )

@@ -28,10 +28,11 @@ def library() -> Any:
 
 @dataclass(frozen=True)
 class Graph:
-    """Operators from file names to normalised images, to be called within a pipeline.
+    """Operators from files to normalised images, to be called within a pipeline.
 
     size: (H, W) of a model's input; device: cpu | gpu (decoded on the CPU, the rest on the GPU) | mixed (all on the
-    GPU); fused_crop: decode no more of a training image than its crop
+    GPU); fused_crop: decode no more of a training image than its crop; named: given are the files' names, not their
+    content
     """
 
     data: ImageFolders
@@ -40,17 +41,20 @@ class Graph:
     fused_crop: bool
     channels_last: bool
     to_gpu: bool
+    named: bool
 
-    def batches(self, names: Any, train: bool) -> Any:
-        """[B, 3, H, W] float32, or [B, H, W, 3] for channels last, of external source `names`."""
-        encoded = library().fn.io.file.read(names)
+    def batches(self, files: Any, train: bool) -> Any:
+        """[B, 3, H, W] float32, or [B, H, W, 3] for channels last."""
+        encoded = self._encoded(files)
         images = self._train(encoded) if train else self._validation(encoded)
         return images.gpu() if self.to_gpu else images
 
-    def decoded(self, names: Any) -> Any:
+    def decoded(self, files: Any) -> Any:
         """Whole images, whatever their sizes."""
-        dali = library()
-        return dali.fn.decoders.image(dali.fn.io.file.read(names), **self._decoder())
+        return library().fn.decoders.image(self._encoded(files), **self._decoder())
+
+    def _encoded(self, files: Any) -> Any:
+        return library().fn.io.file.read(files) if self.named else files
 
     def _train(self, encoded: Any) -> Any:
         fn = library().fn
@@ -110,18 +114,18 @@ def half_even(number: Any) -> Any:
     return number // 2 + ((number & 3) == 3)
 
 
-def pipeline(graph: Graph, names: Iterable[Any], train: bool, **settings: Any) -> Any:
-    """A pipeline that makes a batch of each list of file names (uint8 arrays), and stops where `names` ends.
+def pipeline(graph: Graph, files: Iterable[Any], train: bool, **settings: Any) -> Any:
+    """A pipeline that makes a batch of each list of files (uint8 arrays), and stops where `files` ends.
 
     settings: of nvidia.dali.Pipeline
     """
-    return _pipeline(names, partial(graph.batches, train=train), settings)
+    return _pipeline(graph, files, partial(graph.batches, train=train), settings)
 
 
-def first_bad(graph: Graph, names: Iterable[Any], **settings: Any) -> int | None:
+def first_bad(graph: Graph, files: Iterable[Any], **settings: Any) -> int | None:
     """Which of the files is the first that DALI cannot decode, None where it decodes all."""
     alone = {**settings, "batch_size": 1, "prefetch_queue_depth": 1}
-    made, good = _pipeline([[name] for name in names], graph.decoded, alone), 0
+    made, good = _pipeline(graph, [[file] for file in files], graph.decoded, alone), 0
     try:
         while True:
             made.run()
@@ -132,10 +136,11 @@ def first_bad(graph: Graph, names: Iterable[Any], **settings: Any) -> int | None
         return good
 
 
-def _pipeline(names: Iterable[Any], output: Callable[[Any], Any], settings: dict[str, Any]) -> Any:
+def _pipeline(graph: Graph, files: Iterable[Any], output: Callable[[Any], Any], settings: dict[str, Any]) -> Any:
     dali = library()
     made = dali.Pipeline(**settings)
+    # Names are gone when DALI looks at them; the pages of a packed set stay, and are not to be touched before.
+    how = {"batch": True, "cycle": "raise", "ndim": 1, "dtype": dali.types.UINT8, "no_copy": not graph.named}
     with made:
-        files = dali.fn.external_source(source=names, batch=True, cycle="raise", ndim=1, dtype=dali.types.UINT8)
-        made.set_outputs(output(files))
+        made.set_outputs(output(dali.fn.external_source(source=files, **how)))
     return made
