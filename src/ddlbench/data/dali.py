@@ -53,7 +53,7 @@ class Dali:
 
     def check(self, dataset: Dataset, model: Model) -> None:
         if not isinstance(dataset, ImageFolders):
-            raise Unsupported(f"loader=dali reads folders of images, data={dataset.name} is none: choose loader=native")
+            raise Unsupported(f"loader=dali reads sets of images, data={dataset.name} is none: choose loader=native")
         if dataset.on_bad_sample == "skip":
             raise Unsupported(
                 "loader=dali cannot skip bad images, one ends its pipeline: mend them with data.on_bad_sample=fatal, "
@@ -114,7 +114,7 @@ class DaliReader:
     def read(self, batches: Iterable[list[Key]]) -> Iterator[Fetched]:
         """The batches in their order; for an empty list of keys, no samples of the right shape.
 
-        Raises UserError for a file that cannot be decoded. `fused_crop` does not look at what lies below a crop.
+        Raises UserError for an image that cannot be decoded. `fused_crop` does not look at what lies below a crop.
         """
         self._images.begin(batches)
         pipeline, self._pipeline = self._pipeline or self._build(self._images), None
