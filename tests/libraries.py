@@ -7,6 +7,7 @@ from functools import cache
 
 import pytest
 
+from ddlbench.data import dali_graph
 from ddlbench.errors import Unavailable
 from ddlbench.frameworks import horovod
 
@@ -30,3 +31,15 @@ def why_no_adasum() -> str | None:
 
 
 needs_horovod = pytest.mark.skipif(why_no_horovod() is not None, reason=str(why_no_horovod()))
+
+
+@cache
+def why_no_dali() -> str | None:
+    try:
+        dali_graph.library()
+    except Unavailable as missing:
+        return str(missing)
+    return None
+
+
+needs_dali = pytest.mark.skipif(why_no_dali() is not None, reason=str(why_no_dali()))

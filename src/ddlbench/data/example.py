@@ -7,16 +7,18 @@
 
 (tensorflow/core/example/feature.proto). In protobuf's encoding a field is a key, number * 8 + wire type, and a value:
 a varint (type 0), 8 or 4 bytes (1, 5), or a length and so many bytes (2).
+All that reads raises ValueError for bytes that are nothing of the kind.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-BYTES_LIST, INT64_LIST = 1, 3
 VARINT, FIXED64, DELIMITED, FIXED32 = 0, 1, 2, 5
+BYTES_LIST, INT64_LIST = 1, 3
 
 Feature = list[bytes] | list[int]
+Extent = tuple[int, int]  # where something begins and ends
 
 
 def encode(features: Mapping[str, bytes | int]) -> bytes:
@@ -25,13 +27,79 @@ def encode(features: Mapping[str, bytes | int]) -> bytes:
 
 
 def decode(payload: bytes) -> dict[str, Feature]:
-    """All features; one of floats has no values. Raises ValueError for what is no Example."""
-    features: dict[str, Feature] = {}
-    for entry in _messages(memoryview(payload), 1):
-        for pair in _messages(entry, 1):
-            names, values = list(_messages(pair, 1)), list(_messages(pair, 2))
-            features[bytes(names[-1]).decode() if names else ""] = _values(values[-1]) if values else []
-    return features
+    """All features; one of floats has no values."""
+    data = memoryview(payload)
+    return {name: _values(data, feature) for name, feature in features(data, (0, len(data))).items()}
+
+
+def features(data: memoryview, example: Extent) -> dict[str, Extent]:
+    """Name of each feature -> where its Feature lies."""
+    entries = fields(data, one(data, example, 1), 1)
+    return {bytes(data[slice(*one(data, entry, 1))]).decode(): one(data, entry, 2) for entry in entries}
+
+
+def bytes_of(data: memoryview, feature: Extent) -> Extent:
+    return one(data, one(data, feature, BYTES_LIST), 1)
+
+
+def number_of(data: memoryview, feature: Extent) -> int:
+    """Packed or not, the number is where the field begins."""
+    return varint(data, *one(data, one(data, feature, INT64_LIST), 1))[0]
+
+
+def one(data: memoryview, message: Extent, number: int) -> Extent:
+    found = list(fields(data, message, number))
+    if len(found) != 1:
+        raise ValueError(f"{len(found)} fields of number {number} where 1 belongs")
+    return found[0]
+
+
+def fields(data: memoryview, message: Extent, wanted: int) -> Iterator[Extent]:
+    """The values of a message's fields of one number."""
+    place, end = message
+    while place < end:
+        key, place = varint(data, place, end)
+        after = _after(data, place, end, key & 7)
+        start = varint(data, place, end)[1] if key & 7 == DELIMITED else place
+        if after > end:
+            raise ValueError(f"a field ends {after - end} bytes behind its message")
+        if key >> 3 == wanted:
+            yield start, after
+        place = after
+
+
+def _after(data: memoryview, place: int, end: int, kind: int) -> int:
+    if kind in (VARINT, DELIMITED):
+        value, behind = varint(data, place, end)
+        return behind if kind == VARINT else behind + value
+    if kind not in (FIXED64, FIXED32):
+        raise ValueError(f"wire type {kind}")
+    return place + (8 if kind == FIXED64 else 4)
+
+
+def varint(data: memoryview, place: int, end: int) -> tuple[int, int]:
+    """The number at `place` and the place behind it: seven bits a byte, the lowest first; the eighth: more follow."""
+    value = 0
+    for shift, at in zip(range(0, 70, 7), range(place, end), strict=False):
+        value |= (data[at] & 0x7F) << shift
+        if data[at] < 0x80:
+            return value, at + 1
+    raise ValueError(f"no number ends between bytes {place} and {min(end, place + 10)}")
+
+
+def _values(data: memoryview, feature: Extent) -> Feature:
+    lists = list(fields(data, feature, BYTES_LIST))
+    if lists:
+        return [bytes(data[slice(*value)]) for each in lists for value in fields(data, each, 1)]
+    return [number for each in fields(data, feature, INT64_LIST) for number in _numbers(data, each)]
+
+
+def _numbers(data: memoryview, values: Extent) -> Iterator[int]:
+    """Both encodings of repeated numbers: packed into one field, or a field each."""
+    for place, end in fields(data, values, 1):
+        while place < end:
+            value, place = varint(data, place, end)
+            yield value
 
 
 def _entry(name: str, value: bytes | int) -> bytes:
@@ -55,67 +123,3 @@ def _varint(value: int) -> bytes:
         value >>= 7
     groups.append(value)
     return bytes(groups)
-
-
-def _values(feature: memoryview) -> Feature:
-    for number, content in _fields(feature):
-        if isinstance(content, int) or number not in (BYTES_LIST, INT64_LIST):
-            continue
-        if number == BYTES_LIST:
-            return [bytes(value) for value in _messages(content, 1)]
-        return list(_numbers(content))
-    return []
-
-
-def _numbers(values: memoryview) -> Iterator[int]:
-    """Both encodings of repeated numbers: packed into one field, or a field each."""
-    for _, content in _fields(values):
-        if isinstance(content, int):
-            yield content
-            continue
-        place = 0
-        while place < len(content):
-            value, place = _read_varint(content, place)
-            yield value
-
-
-def _messages(data: memoryview, number: int) -> Iterator[memoryview]:
-    for found, content in _fields(data):
-        if found == number:
-            if isinstance(content, int):
-                raise ValueError(f"field {number} is a number")
-            yield content
-
-
-def _fields(data: memoryview) -> Iterator[tuple[int, memoryview | int]]:
-    place = 0
-    while place < len(data):
-        key, place = _read_varint(data, place)
-        kind = key & 7
-        if kind == VARINT:
-            value, place = _read_varint(data, place)
-            yield key >> 3, value
-            continue
-        if kind == DELIMITED:
-            size, place = _read_varint(data, place)
-        elif kind in (FIXED64, FIXED32):
-            size = 8 if kind == FIXED64 else 4
-        else:
-            raise ValueError(f"wire type {kind}")
-        if place + size > len(data):
-            raise ValueError(f"a field of {size} bytes in the last {len(data) - place}")
-        yield key >> 3, data[place : place + size]
-        place += size
-
-
-def _read_varint(data: memoryview, place: int) -> tuple[int, int]:
-    """The number at `place` and the place behind it."""
-    value = 0
-    for shift in range(0, 70, 7):
-        if place == len(data):
-            raise ValueError("a number is cut short")
-        value |= (data[place] & 0x7F) << shift
-        place += 1
-        if data[place - 1] < 0x80:
-            return value, place
-    raise ValueError("a number has more than ten bytes")

@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from ddlbench.data.feed import Fetched
-from ddlbench.data.image_index import Files
+from ddlbench.data.image_source import Source
 from ddlbench.errors import UserError
 
 DECODERS = ("pil", "torchvision")
@@ -34,12 +33,10 @@ class BadImage(Exception):
 class ImageSplit:
     """Images as [B, 3, H, W] float32, read and augmented one by one.
 
-    chosen: the files that count as samples, in their order; size: (H, W)
+    chosen: the images that count as samples, in their order; size: (H, W)
     """
 
-    folder: str
-    classes: tuple[str, ...]
-    files: Files
+    source: Source
     chosen: NDArray[np.int64]
     size: tuple[int, int]
     train: bool
@@ -69,41 +66,35 @@ class ImageSplit:
             except BadImage as error:
                 bad.append(self._refuse(position, error))
             else:
-                return image, int(self.files.labels[self.chosen[position]]), True
+                return image, self.label(position), True
         if self.train:
-            raise UserError(f"{self.folder} holds not one image that can be decoded ({len(bad)} tried)")
+            raise UserError(f"{self.source.where} holds not one image that can be decoded ({len(bad)} tried)")
         return torch.zeros(3, *self.size), 0, False
 
     def _image(self, epoch: int, position: int) -> Tensor:
         if self.train:
             torch.default_generator.manual_seed(augmentation_seed(self.seed, epoch, position))
-        return self.transform(read_image(self._path(position), self.decode))
+        return self.transform(decode_image(self.source.content(int(self.chosen[position])), self.decode))
 
-    def _path(self, position: int) -> Path:
-        file = int(self.chosen[position])
-        return Path(self.folder, self.classes[self.files.labels[file]], self.files.name(file))
+    def label(self, position: int) -> int:
+        return int(self.source.files.labels[self.chosen[position]])
 
     def _refuse(self, position: int, error: BadImage) -> str:
         """The bad file's name, or the end of the run."""
+        image = int(self.chosen[position])
         if not self.skip:
             raise UserError(
-                f"{self._path(position)} cannot be decoded ({error}): mend or remove the file, "
+                f"{self.source.place(image)} cannot be decoded ({error}): mend or remove the file, "
                 f"or leave such samples out with data.on_bad_sample=skip"
             )
-        return str(self._path(position).relative_to(Path(self.folder).parent))
+        return self.source.name(image)
 
 
-def read_image(path: Path, decoder: str) -> Image.Image | Tensor:
+def decode_image(content: bytes | memoryview, decoder: str) -> Image.Image | Tensor:
     """An RGB image: PIL's own, or [3, H, W] uint8; grey, CMYK and palette images are converted.
 
-    Raises BadImage for content that cannot be decoded whole, UserError where the file itself cannot be read.
+    Raises BadImage for content that cannot be decoded whole.
     """
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise UserError(
-            f"cannot read {path}: {error.strerror}; has it moved since the data set was indexed?"
-        ) from error
     try:
         return _by_pil(content) if decoder == "pil" else _by_torchvision(content)
     except (ImportError, MemoryError):  # no fault of the file's
@@ -112,17 +103,18 @@ def read_image(path: Path, decoder: str) -> Image.Image | Tensor:
         raise BadImage(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
 
 
-def _by_pil(content: bytes) -> Image.Image:
+def _by_pil(content: bytes | memoryview) -> Image.Image:
     with Image.open(io.BytesIO(content)) as image:
         return image.convert("RGB")
 
 
-def _by_torchvision(content: bytes) -> Tensor:
-    from torchvision.io import ImageReadMode, decode_image
+def _by_torchvision(content: bytes | memoryview) -> Tensor:
+    from torchvision import io as images
 
     with warnings.catch_warnings():  # deprecated since torchvision 0.29, still the decoder that many use
         warnings.simplefilter("ignore", DeprecationWarning)
-        return decode_image(torch.frombuffer(bytearray(content), dtype=torch.uint8), ImageReadMode.RGB)
+        raw = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        return images.decode_image(raw, images.ImageReadMode.RGB)
 
 
 def augmentation_seed(seed: int, epoch: int, index: int) -> int:

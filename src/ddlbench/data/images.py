@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ddlbench.data.image_index import Index, Layout, open_index, prepare_index
+from ddlbench.data.image_source import FolderSource, Source
 from ddlbench.data.image_split import DECODERS, ImageSplit
 from ddlbench.errors import UserError
 from ddlbench.job import Model
@@ -83,12 +84,10 @@ class ImageFolders:
         prepare_index(self.layout(), self.cache_dir)
 
     def split(self, train: bool, model: Model, seed: int) -> ImageSplit:
-        layout, index, size = self.layout(), self._index(), model.input_shape()[1:]
+        source, size = self.source(train), model.input_shape()[1:]
         return ImageSplit(
-            folder=str(layout.splits[0 if train else 1]),
-            classes=index.classes,
-            files=index.train if train else index.val,
-            chosen=np.arange(len(index.train)) if train else spread(len(index.val), self.val_limit),
+            source=source,
+            chosen=spread(len(source.files), None if train else self.val_limit),
             size=(size[0], size[1]),
             train=train,
             seed=seed,
@@ -96,6 +95,10 @@ class ImageFolders:
             skip=self.on_bad_sample == "skip",
             transform=self._training(size) if train else self._validation(size),
         )
+
+    def source(self, train: bool) -> Source:
+        index = self._index()
+        return FolderSource(self.layout().splits[0 if train else 1], index.classes, index.train if train else index.val)
 
     def describe(self) -> dict[str, Any]:
         index = self._index()
@@ -119,8 +122,12 @@ class ImageFolders:
     def _validation(self, size: tuple[int, ...]) -> Callable[[Any], Tensor]:
         from torchvision.transforms import v2
 
-        shorter = self.val_resize or round(min(size) * 256 / 224)
-        return v2.Compose([v2.Resize(shorter, antialias=True), v2.CenterCrop(size), *self._to_input()])
+        resize = v2.Resize(self.shorter_side(size), antialias=True)
+        return v2.Compose([resize, v2.CenterCrop(size), *self._to_input()])
+
+    def shorter_side(self, size: tuple[int, ...]) -> int:
+        """Of a validation image before a crop of `size` (H, W) is taken from its centre."""
+        return self.val_resize or round(min(size) * 256 / 224)
 
     def _to_input(self) -> list[Callable[[Any], Any]]:
         from torchvision.transforms import v2

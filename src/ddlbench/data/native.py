@@ -3,31 +3,26 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 import os
 import signal
 import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from itertools import repeat
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 from ddlbench.data.feed import Dataset, Fetched, Request, Split
-from ddlbench.data.sampler import Indices, epoch_order, training_batches, training_steps, validation_batches
+from ddlbench.data.replica_feed import Key, ReplicaFeed
 from ddlbench.errors import RunError, UserError
-from ddlbench.job import Batch, Model
+from ddlbench.job import Model
 
-Key = tuple[int, int]  # (epoch, index)
 START_METHODS = ("fork", "spawn", "forkserver")
 WORKERS = {"images": 2, "text": 0}  # decoding wants processes; slicing a memory map is done sooner than sent
+FACTS = ("workers", "prefetch", "pin_memory", "persistent", "start_method")
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -57,61 +52,15 @@ class Native:
     def check(self, dataset: Dataset, model: Model) -> None:
         """Reads every data set."""
 
-    def open(self, dataset: Dataset, request: Request) -> NativeFeed:
+    def open(self, dataset: Dataset, request: Request) -> ReplicaFeed:
         workers = WORKERS[dataset.kind] if self.workers is None else self.workers
         pin = self.pin_memory and request.device.type == "cuda"
         settings = replace(self, workers=workers, pin_memory=pin)
         train, validation = (dataset.split(train, request.model, request.seed) for train in (True, False))
-        return NativeFeed(Reader(train, settings), Reader(validation, settings), request, settings)
-
-
-class NativeFeed:
-    """Cuts epochs by data rank, lets the readers fetch them, and pads the last validation batch."""
-
-    def __init__(self, train: Reader, validation: Reader, request: Request, settings: Native) -> None:
-        samples = len(train.split)
-        self.steps_per_epoch = training_steps(samples, request.global_batch, request.steps)
-        self.dropped_samples = samples % request.global_batch
-        self.val_samples = len(validation.split)
-        self._train, self._validation, self._request, self._settings = train, validation, request, settings
-        self._bad: Counter[str] = Counter()
-
-    def train(self, epoch: int) -> Iterator[Batch | None]:
-        place, size = self._request.place, self._request.replica_batch
-        if not place.reads_data:
-            return repeat(None, self.steps_per_epoch)
-        order = epoch_order(len(self._train.split), self._request.seed, epoch)
-        batches = training_batches(order, size, place.data_rank, place.data_size)
-        return self._deliver(self._train, epoch, batches[: self.steps_per_epoch])
-
-    def validation(self) -> Iterator[Batch | None]:
-        place, size = self._request.place, self._request.replica_batch
-        batches = validation_batches(self.val_samples, size, place.data_rank, place.data_size)
-        if not place.reads_data:
-            return repeat(None, len(batches))
-        return self._deliver(self._validation, 0, batches)
+        return ReplicaFeed(Reader(train, settings), Reader(validation, settings), request, settings.facts())
 
     def facts(self) -> dict[str, Any]:
-        """bad_samples: name of each sample that could not be read -> how often this rank met it."""
-        settings = {key: getattr(self._settings, key) for key in ("workers", "prefetch", "pin_memory", "persistent")}
-        return {**settings, "start_method": self._settings.start_method, "bad_samples": dict(self._bad)}
-
-    def close(self) -> None:
-        self._train.close()
-        self._validation.close()
-
-    def _deliver(self, reader: Reader, epoch: int, batches: Iterable[Indices]) -> Iterator[Batch]:
-        for fetched in reader.read([(epoch, int(index)) for index in batch] for batch in batches):
-            self._note(fetched.bad)
-            batch = padded(fetched, self._request.replica_batch)
-            # Tokens have no channels.
-            yield batch.to(self._request.device, self._request.channels_last and batch.inputs.dim() == 4)
-
-    def _note(self, bad: Iterable[str]) -> None:
-        for name in bad:
-            if name not in self._bad:
-                log.warning("bad sample: %s cannot be decoded", name)
-            self._bad[name] += 1
+        return {key: getattr(self, key) for key in FACTS}
 
 
 class Reader:
@@ -205,12 +154,3 @@ def begin_worker(_: int) -> None:
     if sys.platform == "linux":
         # A worker that outlived its rank would hold the rank's sockets open, and the peers would wait for it.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def padded(fetched: Fetched, size: int) -> Batch:
-    """`size` samples: the missing ones are zeros and not valid."""
-    missing = size - len(fetched.valid)
-    parts = (fetched.inputs, fetched.targets, fetched.valid)
-    if missing:
-        parts = tuple(F.pad(part, (0, 0) * (part.dim() - 1) + (0, missing)) for part in parts)
-    return Batch(*parts)

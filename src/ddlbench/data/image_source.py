@@ -1,0 +1,98 @@
+"""Where the bytes of an image set's samples lie: in files of their own, or in the records of a packed set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddlbench.data.image_index import Files
+from ddlbench.errors import UserError
+
+
+class Source(Protocol):
+    """The images of one split, by their place in the order of classes and names; picklable."""
+
+    @property
+    def where(self) -> Path:
+        """The folder of the split."""
+        ...
+
+    @property
+    def files(self) -> Files: ...
+
+    def content(self, i: int) -> bytes | memoryview:
+        """An image as its file has it. Raises UserError where it cannot be read."""
+        ...
+
+    def name(self, i: int) -> str:
+        """For the record."""
+        ...
+
+    def place(self, i: int) -> str:
+        """For whoever has to mend it."""
+        ...
+
+
+@dataclass(frozen=True)
+class FolderSource:
+    """where/<class>/<file>"""
+
+    where: Path
+    classes: tuple[str, ...]
+    files: Files
+
+    def path(self, i: int) -> Path:
+        return self.where / self.classes[self.files.labels[i]] / self.files.name(i)
+
+    def content(self, i: int) -> bytes:
+        try:
+            return self.path(i).read_bytes()
+        except OSError as error:
+            raise UserError(
+                f"cannot read {self.path(i)}: {error.strerror}; has it moved since the data set was indexed?"
+            ) from error
+
+    def name(self, i: int) -> str:
+        return str(self.path(i).relative_to(self.where.parent))
+
+    def place(self, i: int) -> str:
+        return str(self.path(i))
+
+
+@dataclass(frozen=True)
+class PackedSource:
+    """shards: names of the files in `where`; image i begins at byte starts[i] of shards[holders[i]]"""
+
+    where: Path
+    classes: tuple[str, ...]
+    files: Files
+    shards: tuple[str, ...]
+    holders: NDArray[np.int32]
+    starts: NDArray[np.int64]
+
+    def content(self, i: int) -> memoryview:
+        """No copy: whoever looks at the bytes first waits for the disk."""
+        start = int(self.starts[i])
+        return mapped(self.where / self.shards[self.holders[i]])[start : start + int(self.files.sizes[i])]
+
+    def name(self, i: int) -> str:
+        return f"{self.where.name}/{self.classes[self.files.labels[i]]}/{self.files.name(i)}"
+
+    def place(self, i: int) -> str:
+        return f"{self.name(i)}, at byte {self.starts[i]} of {self.where / self.shards[self.holders[i]]},"
+
+
+@cache
+def mapped(path: Path) -> memoryview:
+    """A file as memory, once a process and for good. Raises UserError."""
+    try:
+        with path.open("rb") as file:
+            return memoryview(mmap(file.fileno(), 0, access=ACCESS_READ))
+    except (OSError, ValueError) as error:  # ValueError: an empty file
+        raise UserError(f"cannot read {path}: {error}") from error

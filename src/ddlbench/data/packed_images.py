@@ -1,0 +1,54 @@
+"""Packed image sets (packed_index.py), trained on with the recipe of images.py."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ddlbench.data.home import home
+from ddlbench.data.image_source import Source
+from ddlbench.data.images import ImageFolders, check_classes, spread
+from ddlbench.data.packed import MANIFEST, read_manifest
+from ddlbench.data.packed_index import prepare_source
+from ddlbench.errors import UserError
+from ddlbench.job import Model
+
+
+@dataclass
+class PackedImages(ImageFolders):
+    """ImageFolders whose files lie in TFRecord shards. Checksums of records are not computed while training."""
+
+    def check(self, model: Model) -> None:
+        check_classes(len(read_manifest(self.folder()).classes), model)
+        self.check_size(model)
+
+    def folder(self) -> Path:
+        if self.root is None:
+            raise UserError(f"data={self.name} needs data.root=...: the folder of a packed image set, with {MANIFEST}")
+        return Path(self.root).expanduser()
+
+    def prepare(self) -> None:
+        """Looks through every record, once."""
+        for train in (True, False):
+            self.source(train)
+
+    def source(self, train: bool) -> Source:
+        return prepare_source(self.folder(), self.train_dir if train else self.val_dir, self._cache())
+
+    def describe(self) -> dict[str, Any]:
+        """hash: of the image folders, as if they were read."""
+        pack, val = read_manifest(self.folder()), self.source(False).files
+        return {
+            "hash": pack.hash,
+            "train_samples": len(self.source(True).files),
+            "val_samples": len(spread(len(val), self.val_limit)),
+            "classes": len(pack.classes),
+        }
+
+    def _cache(self) -> Path:
+        """As of image folders."""
+        if self.cache_dir is not None:
+            return Path(self.cache_dir).expanduser()
+        return self.folder() / ".ddlbench" if os.access(self.folder(), os.W_OK) else home() / "indices"

@@ -1,0 +1,112 @@
+"""Where the images of a packed set lie: the records of its TFRecord shards are looked through once, and the finds kept.
+
+    pack.json                      classes, hash, and of each shard its file, samples and bytes
+    train/00000-of-00009.tfrecord  a tf.train.Example an image: image/encoded, image/class/label, image/filename
+    train/00000-of-00009.idx       a line "offset size" a record
+
+Images are numbered by class and name, as in the folders they came from (image_index.py) and wherever they lie in the
+shards: an epoch has the order that it has over the folders.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zipfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddlbench.data.example import Extent, bytes_of, features, number_of
+from ddlbench.data.image_index import SCANNERS, Files
+from ddlbench.data.image_source import PackedSource, mapped
+from ddlbench.data.packed import ENCODED, FILENAME, LABEL, index_path, open_pack
+from ddlbench.data.tfrecord import FOOT, FRAME, HEAD, read_index
+from ddlbench.data.tokenfile import replacing
+from ddlbench.errors import UserError
+
+VERSION = 1  # of the kept index
+ARRAYS = ("names", "ends", "sizes", "labels", "holders", "starts")
+AGAIN = "copy or pack the set again"
+
+
+class Image(NamedTuple):
+    """In order of class, then name. start, size: of the encoded image in its shard, in bytes."""
+
+    label: int
+    name: bytes
+    holder: int
+    start: int
+    size: int
+
+
+def prepare_source(root: Path, split: str, cache: Path) -> PackedSource:
+    """The split's images, from the kept index where no shard has changed since."""
+    pack = open_pack(root)
+    shards = pack.splits[split].shards
+    key = json.dumps([VERSION, split, *((shard.file, shard.bytes, shard.sha256) for shard in shards)])
+    file = cache / f"packed-{hashlib.sha256(key.encode()).hexdigest()[:16]}.npz"
+    arrays = _read(file)
+    if arrays is None:
+        arrays = scan([root / shard.file for shard in shards])
+        _write(file, arrays)
+    files, names = Files(*(arrays[name] for name in ARRAYS[:4])), tuple(Path(shard.file).name for shard in shards)
+    return PackedSource(root / split, pack.classes, files, names, arrays["holders"], arrays["starts"])
+
+
+def scan(shards: list[Path]) -> dict[str, NDArray[Any]]:
+    """All images by class and name."""
+    with ThreadPoolExecutor(SCANNERS) as pool:
+        found = pool.map(lambda job: list(images(*job)), enumerate(shards))
+        every = sorted(chain.from_iterable(found))
+    names = [image.name for image in every]
+    return {
+        "names": np.frombuffer(b"".join(names), np.uint8),
+        "ends": np.cumsum([0, *map(len, names)], dtype=np.int64),
+        "sizes": np.array([image.size for image in every], np.int64),
+        "labels": np.array([image.label for image in every], np.int32),
+        "holders": np.array([image.holder for image in every], np.int32),
+        "starts": np.array([image.start for image in every], np.int64),
+    }
+
+
+def images(holder: int, shard: Path) -> Iterator[Image]:
+    """Raises UserError for an index that does not fit its shard, and a record that is no Example of an image."""
+    data = mapped(shard)
+    for offset, size in read_index(index_path(shard).read_bytes()):
+        try:
+            if (length := int.from_bytes(data[offset : offset + 8], "little")) != size - FRAME:
+                raise ValueError(f"its length is {length}, {size - FRAME} by the index")
+            yield image(data, (offset + HEAD.size, offset + size - FOOT.size), holder)
+        except (KeyError, ValueError) as error:
+            raise UserError(f"{shard} holds no image at byte {offset} ({error}): {AGAIN}") from error
+
+
+def image(data: memoryview, example: Extent, holder: int) -> Image:
+    found = features(data, example)
+    start, end = bytes_of(data, found[ENCODED])
+    name = bytes(data[slice(*bytes_of(data, found[FILENAME]))]).rpartition(b"/")[2]
+    return Image(number_of(data, found[LABEL]), name, holder, start, end - start)
+
+
+def _read(file: Path) -> dict[str, NDArray[Any]] | None:
+    """The kept arrays; None where there are none, or none that can be read."""
+    try:
+        with file.open("rb") as stream, np.load(stream) as arrays:
+            return {name: arrays[name] for name in ARRAYS}
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return None
+
+
+def _write(file: Path, arrays: dict[str, NDArray[Any]]) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(file) as stream:
+            np.savez(stream, allow_pickle=False, **arrays)
+    except OSError as error:
+        raise UserError(f"cannot keep the index {file} ({error.strerror or error}): choose data.cache_dir") from error
