@@ -29,9 +29,9 @@ class Strategy:
 
 
 def strategies(world: int, case: Case) -> list[Strategy]:
-    """On more than two ranks all of them in fp32, and DDP in every case."""
+    """On more than two ranks all of them without accumulation, and DDP in every case."""
     own = list(data_parallel(world))
-    if world > 2 and not case.name.endswith("fp32-whole"):
+    if world > 2 and not case.name.endswith("-whole"):
         return own
     return [*own, *sharded(world), *pipelines(world, case), *tensor_parallel(world, case), *hybrids(world)]
 

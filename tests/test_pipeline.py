@@ -14,7 +14,7 @@ from ddlbench.frameworks.pipeline import Pipeline
 from ddlbench.job import Batch, Job, Place
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.resnet import ResNet
-from tests.broken import Untied
+from tests.broken import CountedTwice, Untied
 from tests.equal import make_job, train_case, train_cases
 from tests.ranks import run_ranks
 from tests.reference import Case, Outcome, reference
@@ -55,9 +55,10 @@ def test_replicas_of_a_pipeline_with_a_middle_stage_average_weights_and_statisti
     assert_equal(images, reference(IMAGES, 2), TOLERANCES["resnet", "fp32"])
 
 
-def test_the_central_test_notices_that_tied_copies_went_apart() -> None:
-    (found,) = run_ranks(2, train_cases, [(CASE, Untied())])[0]
-    assert distance(found.weights, reference(replace(CASE, micro_batch=2), 1)) > 0.01
+def test_the_central_test_notices_copies_that_went_apart_and_a_wrong_norm() -> None:
+    expected = reference(replace(CASE, micro_batch=2), 1)
+    for found in run_ranks(2, train_cases, [(CASE, Untied()), (CASE, CountedTwice(tp=2))])[0]:
+        assert distance(found.weights, expected) > 0.01
 
 
 def layout(framework: Pipeline) -> tuple[Place, dict[str, Any], list[str]]:
