@@ -80,6 +80,7 @@ WORKS = [
     Work("ddp", "resnet50", 2, 64),
     Work("horovod", "resnet50", 2, 64),
     Work("single", "gpt2_small", 2, 64),
+    Work("horovod", "gpt2_small", 2, 64),
     Work("ddp", "gpt2_small", 2, 64),
     Work("zero1", "gpt2_small", 2, 64),
     Work("fsdp", "gpt2_small", 2, 64),
