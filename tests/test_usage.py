@@ -25,7 +25,7 @@ def test_reading_is_counted_and_sleeping_is_not(tmp_path: Path) -> None:
     time.sleep(0.3)
     used = Usage.now().since(before)
     assert used.read_bytes is not None
-    assert 3_000_000 <= used.read_bytes < 3_100_000
+    assert 3_000_000 <= used.read_bytes < 4_000_000  # looking for children reads a little of every process
     assert used.cpu_s < 0.25
 
 
