@@ -9,6 +9,7 @@ from functools import partial
 
 import torch
 
+from ddlbench import loading
 from ddlbench.config import Config
 from ddlbench.data.feed import Feed, Request
 from ddlbench.errors import PeerFailed, RunError, Unavailable, Unsupported, UserError
@@ -74,6 +75,8 @@ def check(config: Config, job: Job) -> Unsupported | Unavailable | None:
     writable(config.results_dir)
     config.data.check(config.model)
     try:
+        if config.mode == "loader":
+            loading.check(config)
         config.framework.check(job)
         config.loader.check(config.data, config.model)
     except (Unsupported, Unavailable) as refusal:
@@ -84,16 +87,16 @@ def check(config: Config, job: Job) -> Unsupported | Unavailable | None:
 def work(config: Config, job: Job, records: Records, watch: Watch, spans: Spans) -> None:
     """The run itself, between connecting and disconnecting. It drops the model before it returns: process groups must
     not be destroyed while a wrapped model lives."""
-    framework, feed = config.framework, None
+    framework, feed = (None if config.mode == "loader" else config.framework), None
     progress = Progress(config.progress and job.rank == 0)
     try:
-        place = framework.setup(job)
+        place = framework.setup(job) if framework else loading.every_rank(job)
         # Building the model left every rank the same random stream: replicas and stages would drop the same units.
         part = place.data_rank + place.data_size * place.coordinates.get("pp", 0)
         torch.manual_seed((job.seed << 32) + part + 1)
         feed = open_feed(config, job, place)
         spans.end("setup_s")
-        start = framework.state()
+        start = framework.state() if framework else None
         run = Run(
             job=job,
             framework=framework,
@@ -113,13 +116,17 @@ def work(config: Config, job: Job, records: Records, watch: Watch, spans: Spans)
         if job.device.type == "cpu":
             keep_freed_memory()
         watch.expect_steps(config.train.timeout_s, job.device)
-        train(run)
+        if framework:
+            train(run)
+        else:
+            loading.load(run, counted=loading.asks(config))
         run.recorder.end(run, everyones(feed.facts()))
         barrier()
     finally:
         if feed is not None:
             feed.close()
-        framework.close()
+        if framework:
+            framework.close()
         gc.collect()
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ddlbench.launch import Cluster
     from ddlbench.recipe.recipe import Recipe
 
+MODES = ("train", "loader")
 PRECISIONS = ("fp32", "bf16", "fp16")
 POSITIVE = ("epochs", "steps", "global_batch", "batch_per_gpu", "micro_batch", "threads_per_rank", "timeout_s")
 BATCH_PER_GPU = 32  # where no batch is given
@@ -97,8 +98,8 @@ class Config:
     resolved: dict[str, Any]  # the same as plain data, for the record
 
     def __post_init__(self) -> None:
-        if self.mode != "train":
-            raise UserError(f"mode={self.mode} is not available: choose mode=train")
+        if self.mode not in MODES:
+            raise UserError(f"mode={self.mode} is unknown: choose one of {', '.join(MODES)}")
         if self.profile:
             raise UserError("profile=true is not available yet: leave it false")
         if self.model.kind != self.data.kind:

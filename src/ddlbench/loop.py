@@ -35,7 +35,7 @@ class Run:
     """One run, set up and ready to train."""
 
     job: Job
-    framework: Framework
+    framework: Framework | None  # None: nothing is trained, loading.py takes the batches
     place: Place
     feed: Feed
     learning_rate: Callable[[int], float]  # training step, counted over epochs -> learning rate
@@ -49,42 +49,50 @@ class Run:
     elapsed_s: float = 0.0
     rates: list[float] = field(default_factory=list[float])
 
+    def warmup(self, epoch: int) -> int:
+        """Steps that begin this epoch and are left out of its rate; never all of them."""
+        return min(self.warmup_steps, self.feed.steps_per_epoch - 1) if epoch == 0 else 0
+
+    def record(self, row: EpochRow) -> None:
+        """Put an epoch and its validation behind us."""
+        self.elapsed_s += row.epoch_time_s + row.metrics.get("validation_time_s", 0.0)
+        row.elapsed_s = self.elapsed_s
+        self.recorder.epoch(self, row)
+
 
 def train(run: Run) -> None:
     """Every epoch: train against the clock, reduce over ranks, validate outside it, record."""
-    device = run.job.device
+    device, framework = run.job.device, run.framework
+    assert framework is not None
     for epoch in range(run.epochs):
-        warmup = min(run.warmup_steps, run.feed.steps_per_epoch - 1) if epoch == 0 else 0
-        clock, health = EpochClock(device, barrier, warmup), Health(device)
+        clock, health = EpochClock(device, barrier, run.warmup(epoch)), Health(device)
         losses: list[Tensor] = []
         reset_peaks(device)
         batches = run.progress.steps(run.feed.train(epoch), run.feed.steps_per_epoch, f"epoch {epoch}")
         for step, batch in enumerate(clock.steps(batches)):
-            set_learning_rate(run.framework.optimizer, run.learning_rate(len(run.rates)))
-            loss = run.framework.step(batch)
-            run.rates.append(run.framework.optimizer.param_groups[0]["lr"])
+            set_learning_rate(framework.optimizer, run.learning_rate(len(run.rates)))
+            loss = framework.step(batch)
+            run.rates.append(framework.optimizer.param_groups[0]["lr"])
             if loss is not None:
                 losses.append(loss)
             health.watch(losses, step)
             run.alive()
-        run.framework.flush()
+        framework.flush()
         times = clock.stop()
         health.count(len(times.step_s))
         rank = RankEpoch.of(run.job, run.place, times, losses, run.rates[-len(times.step_s) :])
-        row = gather_epoch(epoch, run.epochs, rank, run.job.global_batch, run.framework.updates)
-        row.metrics = validate(run) if run.validate and row.finite else {}
-        run.elapsed_s += row.epoch_time_s + row.metrics.get("validation_time_s", 0.0)
-        row.elapsed_s = run.elapsed_s
-        run.recorder.epoch(run, row)
+        row = gather_epoch(epoch, run.epochs, rank, run.job.global_batch, framework.updates)
+        row.metrics = validate(run, framework) if run.validate and row.finite else {}
+        run.record(row)
         row.require_finite()
 
 
-def validate(run: Run) -> dict[str, Any]:
+def validate(run: Run, framework: Framework) -> dict[str, Any]:
     """Every validation sample once, over all replicas; sums are added first, metrics computed from the sums."""
     clock = EpochClock(run.job.device, barrier)
     sums = empty_sums(run.job.device)
     for batch in clock.steps(run.feed.validation()):
-        output = run.framework.evaluate(batch)
+        output = framework.evaluate(batch)
         if output is not None:
             assert batch is not None
             sums += batch_sums(output, batch)

@@ -52,9 +52,9 @@ class EpochRow:
     measured_samples: int
     measured_time_s: float
     data_wait_share: float
-    train_loss: float
+    train_loss: float | None  # None, and so the rate: nothing was trained
     bad_step: int | None
-    lr_last: float
+    lr_last: float | None
     memory: dict[str, int | None]
     metrics: dict[str, Any] = field(default_factory=dict[str, Any])
     elapsed_s: float = 0.0
@@ -76,7 +76,7 @@ class EpochRow:
             for name, value in vars(self).items()
             if name not in ("memory", "metrics", "ranks", "bad_step", "train_loss")
         }
-        loss = self.train_loss if math.isfinite(self.train_loss) else None
+        loss = None if self.train_loss is None or not math.isfinite(self.train_loss) else self.train_loss
         return {**own, "train_loss": loss, **self.metrics, **self.memory}
 
 
@@ -103,9 +103,9 @@ def gather_epoch(epoch: int, epochs: int, rank: RankEpoch, global_batch: int, up
         measured_samples=times.measured_steps * global_batch,
         measured_time_s=max(measured_s),
         data_wait_share=max(wait_share),
-        train_loss=sum(loss_sum) / sum(loss_count),
+        train_loss=sum(loss_sum) / sum(loss_count) if any(loss_count) else None,
         bad_step=min((step for step in bad_steps if step is not None), default=None),
-        lr_last=rank.rates[-1],
+        lr_last=rank.rates[-1] if rank.rates else None,
         memory={name: _largest([peak[name] for peak in memory]) for name in PEAKS},
         ranks=to_first(rank),
     )

@@ -45,6 +45,8 @@ def summarise(rows: Sequence[EpochRow], world_size: int, tokens_per_sample: int 
         "data_wait_share": max(row.data_wait_share for row in counted),
         "straggler_wait_s": max(row.straggler_wait_s for row in counted),
         "validation_time_s": _median_of(counted, "validation_time_s"),
+        "cpu_share": _a_second(counted, "cpu_time_s", ranks=world_size),
+        "read_bytes_per_s": _a_second(counted, "read_bytes"),
         "train_loss": rows[-1].line()["train_loss"],
         **{name: rows[-1].metrics[name] for name in LAST if name in rows[-1].metrics},
         **{name: _peak(counted, name) for name in rows[0].memory},
@@ -58,6 +60,12 @@ def _step_seconds(rows: Sequence[EpochRow]) -> list[float]:
         steps = [max(seconds) for seconds in zip(*(rank.times.step_s for rank in row.ranks), strict=True)]
         slowest += steps[row.steps - row.measured_steps :]
     return sorted(slowest)
+
+
+def _a_second(rows: Sequence[EpochRow], metric: str, ranks: int = 1) -> float | None:
+    """A ratio of sums over whole epochs, their warm-up steps included; None where an epoch does not know it."""
+    known = [row.metrics[metric] for row in rows if row.metrics.get(metric) is not None]
+    return sum(known) / sum(row.epoch_time_s for row in rows) / ranks if len(known) == len(rows) else None
 
 
 def _median_of(rows: Sequence[EpochRow], metric: str) -> float | None:

@@ -16,7 +16,8 @@ def comparisons(scaling: Sequence[Row]) -> list[str]:
     sentences: list[str] = []
     for group in groups.values():
         fastest, *others = sorted(group, key=lambda row: row["sample_time_s"])
-        where = f"{fastest['model']}, {scaling_text(fastest)}, {devices(fastest['gpus'], fastest['device'])}"
+        alone = ", loader alone" if fastest["mode"] == "loader" else ""
+        where = f"{fastest['model']}{alone}, {scaling_text(fastest)}, {devices(fastest['gpus'], fastest['device'])}"
         sentences += [f"{where}: {_sentence(fastest, other)}" for other in others]
     return sentences
 

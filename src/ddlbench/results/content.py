@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ddlbench.config import Config
 from ddlbench.errors import RunError
-from ddlbench.job import Job, Model
+from ddlbench.job import Framework, Job, Model
 from ddlbench.launch import Launch
 from ddlbench.loop import Run
 from ddlbench.measure.environment import environment
@@ -36,14 +36,20 @@ def opening(config: Config, launch: Launch, device: torch.device, dataset: Mappi
     }
 
 
-def model_section(model: Model, start: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Name, size and cost of the model. `start`: the whole model's initial state."""
-    return {
+def model_section(model: Model, start: Mapping[str, Tensor] | None) -> dict[str, Any]:
+    """Name, size and cost of the model. `start`: the whole model's initial state; None where none was built, which
+    leaves size and cost unsaid."""
+    named = {
         "name": model.name,
         "kind": model.kind,
+        "tokens_per_sample": model.input_shape()[0] if model.kind == "text" else None,
+    }
+    if start is None:
+        return named
+    return {
+        **named,
         "parameters": parameter_count(model),
         "flops_per_sample": training_flops(model),
-        "tokens_per_sample": model.input_shape()[0] if model.kind == "text" else None,
         "weights_hash_start": weights_hash(start),
     }
 
@@ -63,30 +69,41 @@ def weights_hash(state: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def ledger(run: Run, config: Config, weights: str, steps: int) -> dict[str, Any]:
+def facts(run: Run) -> dict[str, Any]:
+    """The framework's own, if there is one."""
+    return run.framework.facts() if run.framework else {}
+
+
+def ledger(run: Run, config: Config, weights: str | None, steps: int) -> dict[str, Any]:
     """What two rows must share to be comparable, counted and not copied from the configuration where it can be."""
     job, data_size = run.job, run.place.data_size
-    updates, facts = run.framework.updates, run.framework.facts()
-    return {
+    read = {
         "samples": steps * job.global_batch,
-        "updates": updates,
-        "skipped_updates": steps - updates,
         "dropped_samples_per_epoch": run.feed.dropped_samples,
         "global_batch": job.global_batch,
         "replica_batch": job.replica_batch(data_size),
-        "micro_batches": facts.get("micro_batches", job.micro_batches(data_size)),
         "data_size": data_size,
+        "seed": job.seed,
+    }
+    trained = _trained(run, run.framework, config, steps) | {"weights_hash_start": weights} if run.framework else {}
+    return read | trained
+
+
+def _trained(run: Run, framework: Framework, config: Config, steps: int) -> dict[str, Any]:
+    job, updates, told = run.job, framework.updates, framework.facts()
+    return {
+        "updates": updates,
+        "skipped_updates": steps - updates,
+        "micro_batches": told.get("micro_batches", job.micro_batches(run.place.data_size)),
         "precision": job.precision,
-        "reduce_dtype": facts.get("reduce_dtype", job.reduce_dtype),
+        "reduce_dtype": told.get("reduce_dtype", job.reduce_dtype),
         "clip_norm": job.clip_norm,
         "weight_decay": config.recipe.optimizer.weight_decay,
         "recipe": config.recipe.name,
         "label_smoothing": config.recipe.label_smoothing,
         "dropout": config.resolved["model"].get("dropout"),
-        "seed": job.seed,
         "lr_first": run.rates[0] if run.rates else None,
         "lr_last": run.rates[-1] if run.rates else None,
-        "weights_hash_start": weights,
     }
 
 

@@ -14,13 +14,14 @@ from ddlbench.results.tables import records
 
 WIDTH = 140
 FAILURES_SHOWN = 10
-_LEFT = ("framework", "model", "loader", "scaling", "status", "base", "settings")
+_LEFT = ("framework", "model", "loader", "mode", "scaling", "status", "base", "settings")
 
 Columns = dict[str, Callable[[Row], str]]
 MEASURED: Columns = {
     "framework": lambda row: str(row["framework"] or ""),
     "model": lambda row: str(row["model"] or ""),
     "loader": lambda row: str(row["loader"] or ""),
+    "mode": lambda row: "" if row["mode"] == "train" else str(row["mode"] or ""),
     "gpus": lambda row: str(row["gpus"] or ""),
     "scaling": lambda row: str(row["scaling"]),
     "status": lambda row: str(row["status"]),

@@ -62,7 +62,8 @@ def settings(scaling: Sequence[Row]) -> dict[str, str]:
     """For each measurement, what distinguishes its panel from the others of the same model."""
     texts: dict[str, str] = {}
     for rows in group_by(scaling, lambda row: row["model"]).values():
-        told = [name for name in _TITLES if len({row[name] for row in rows if row[name]}) > 1]
+        values = {name: {row[name] for row in rows if row[name]} for name in _TITLES}
+        told = [name for name in _TITLES if len(values[name]) > 1 or "loader" in values[name]]
         for row in rows:
             texts[row["measurement"]] = ", ".join(str(row[name]) for name in (*told, "variant") if row[name])
     return texts

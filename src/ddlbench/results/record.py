@@ -28,7 +28,8 @@ def run_id(config: Mapping[str, Any], world_size: int, nodes: int, dataset_hash:
     identity = {"config": config, "world_size": world_size, "nodes": nodes, "dataset": dataset_hash}
     digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
     names = "-".join(str(config[group]["name"]) for group in ("framework", "model", "loader"))
-    return f"{names}-{world_size}x-{digest}"
+    alone = "loader-" if config.get("mode") == "loader" else ""
+    return f"{alone}{names}-{world_size}x-{digest}"
 
 
 def writable(results_dir: str) -> None:

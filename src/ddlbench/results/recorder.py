@@ -13,7 +13,7 @@ from ddlbench.measure.flops import mfu
 from ddlbench.measure.rows import EpochRow
 from ddlbench.measure.summary import summarise
 from ddlbench.progress import Progress
-from ddlbench.results.content import bad_samples, ledger, model_section
+from ddlbench.results.content import bad_samples, facts, ledger, model_section
 from ddlbench.results.record import Record
 
 
@@ -31,7 +31,7 @@ class FileRecorder:
     """Keeps summary and ledger up to date after each epoch, so that a run which is cut short leaves what it reached."""
 
     def __init__(self, record: Record, config: Config, start: Mapping[str, Tensor] | None, progress: Progress) -> None:
-        assert start is not None, "the first rank reports the whole state"
+        assert (start is None) == (config.mode == "loader"), "the first rank reports the whole state"
         self.record = record
         self.config = config
         self.progress = progress
@@ -43,12 +43,12 @@ class FileRecorder:
         self.startup_s = sum(spans[name] for name in STARTUP)
         launch = {**self.record.content["launch"], "hosts": sorted(set(hosts))}
         self.record.add(
-            model=self.model, framework=run.framework.facts(), loader=run.feed.facts(), spans=dict(spans), launch=launch
+            model=self.model, framework=facts(run), loader=run.feed.facts(), spans=dict(spans), launch=launch
         )
         self._update(run)
         self.record.write()
         self.progress.say(
-            f"{self.record.content['run_id']}: {self.model['parameters']:,} parameters, {run.job.world_size} x "
+            f"{self.record.content['run_id']}: {self._size()}, {run.job.world_size} x "
             f"{run.job.device.type}, {run.feed.steps_per_epoch} steps of {run.job.global_batch} samples an epoch"
         )
 
@@ -60,10 +60,13 @@ class FileRecorder:
     def end(self, run: Run, feeds: Sequence[Mapping[str, Any]]) -> None:
         bad = bad_samples(feeds)
         self.record.add(
-            framework=run.framework.facts(),
+            framework=facts(run),
             loader={**run.feed.facts(), "bad_samples": bad},
             ledger={**self.record.content["ledger"], "bad_samples": len(bad)},
         )
+
+    def _size(self) -> str:
+        return f"{self.model['parameters']:,} parameters" if "parameters" in self.model else "no model"
 
     def _update(self, run: Run) -> None:
         rows = self.record.rows
@@ -71,12 +74,12 @@ class FileRecorder:
         summary = summarise(rows, run.job.world_size, self.model["tokens_per_sample"])
         self.record.add(
             summary={**summary, "startup_s": self.startup_s, **self._flops(run, summary)},
-            ledger=ledger(run, self.config, self.model["weights_hash_start"], steps),
+            ledger=ledger(run, self.config, self.model.get("weights_hash_start"), steps),
         )
 
     def _flops(self, run: Run, summary: Mapping[str, Any]) -> dict[str, float | None]:
         """Model FLOPs reached by one device, and their share of its peak where that is known (PaLM, appendix B)."""
-        rate, flops = summary.get("throughput_samples_per_s_per_gpu"), self.model["flops_per_sample"]
+        rate, flops = summary.get("throughput_samples_per_s_per_gpu"), self.model.get("flops_per_sample")
         if rate is None or flops is None:
             return {}
         gpu = self.record.content["environment"].get("gpu_model") if run.job.device.type == "cuda" else None
@@ -89,7 +92,8 @@ class FileRecorder:
 
 def _line(row: EpochRow) -> str:
     rate = row.measured_samples / row.measured_time_s
-    parts = [f"epoch {row.epoch}: {row.epoch_time_s:.2f} s", f"{rate:.1f} samples/s", f"loss {row.train_loss:.4f}"]
+    parts = [f"epoch {row.epoch}: {row.epoch_time_s:.2f} s", f"{rate:.1f} samples/s"]
+    parts += [f"loss {row.train_loss:.4f}"] if row.train_loss is not None else []
     parts += [f"{name} {row.metrics[name]:.4f}" for name in SHOWN if row.metrics.get(name) is not None]
     return ", ".join(parts)
 

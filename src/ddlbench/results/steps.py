@@ -56,7 +56,7 @@ def _table(row: EpochRow, rank: RankEpoch) -> Any:
         "step": list(steps),
         "step_time_s": rank.times.step_s,
         "data_wait_s": rank.times.wait_s,
-        "lr": rank.rates,
+        "lr": rank.rates or [None] * len(steps),
         "loss": [loss if math.isfinite(loss) else None for loss in rank.losses] or [None] * len(steps),
         "warmup": [row.warmup or step < warm for step in steps],
     }

@@ -1,0 +1,48 @@
+"""What a rank and its loader workers took from the machine: CPU time, and bytes asked of the kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Since each process began, those that have ended and were waited for included.
+
+    cpu_s:      CPU seconds, user and system, in ticks of 1/100 s (proc(5))
+    read_bytes: bytes that read(2) and its like gave (proc(5): rchar), from the page cache or a disk; a mapped file is
+                read without being asked for and is not in it. None where the kernel does not tell.
+    """
+
+    cpu_s: float
+    read_bytes: int | None
+
+    @classmethod
+    def now(cls) -> Usage:
+        """Of this process and everything it has started."""
+        own = psutil.Process()
+        cpu_s, read = 0.0, list[int | None]()
+        for process in (own, *own.children(recursive=True)):
+            try:
+                cpu_s += sum(process.cpu_times()[:4])  # user, system, and the same of children that have ended
+                read.append(_read_bytes(process.pid))
+            except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
+                continue  # it has just ended
+        known = [count for count in read if count is not None]
+        return cls(cpu_s, sum(known) if len(known) == len(read) else None)
+
+    def since(self, earlier: Usage) -> Usage:
+        """What was used between two looks."""
+        now, then = self.read_bytes, earlier.read_bytes
+        return Usage(self.cpu_s - earlier.cpu_s, None if now is None or then is None else now - then)
+
+
+def _read_bytes(pid: int) -> int | None:
+    try:
+        lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+    except PermissionError:
+        return None
+    return next(int(line.split()[1]) for line in lines if line.startswith("rchar:"))

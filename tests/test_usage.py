@@ -1,0 +1,51 @@
+"""What is counted as used is what this process and its children used."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ddlbench.measure import usage
+from ddlbench.measure.usage import Usage
+
+BUSY = """import time
+while time.process_time() < 0.3: pass
+print(len(open("/dev/zero", "rb", 0).read(2_000_000)), flush=True)
+"""
+
+
+def test_reading_is_counted_and_sleeping_is_not(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(3_000_000))
+    before = Usage.now()
+    (tmp_path / "file").read_bytes()
+    time.sleep(0.3)
+    used = Usage.now().since(before)
+    assert used.read_bytes is not None
+    assert 3_000_000 <= used.read_bytes < 4_000_000  # looking for children reads a little of every process
+    assert used.cpu_s < 0.25
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_a_child_counts_while_it_lives_and_after(ended: bool) -> None:
+    before = Usage.now()
+    wait = "" if ended else "input()"
+    child = subprocess.Popen([sys.executable, "-c", BUSY + wait], stdin=-1, stdout=-1, text=True)
+    assert child.stdin is not None
+    assert child.stdout is not None
+    child.stdout.readline()
+    if ended:
+        child.wait(20)
+    used = Usage.now().since(before)
+    child.communicate("\n", 20)
+    assert used.cpu_s >= 0.28
+    assert used.read_bytes is not None
+    assert used.read_bytes >= 2_000_000
+
+
+def test_what_the_kernel_hides_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(usage, "_read_bytes", lambda pid: None)
+    assert Usage.now().since(Usage(0.0, 5)).read_bytes is None
