@@ -10,7 +10,6 @@ from typing import cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.profiler import record_function
 from torch.utils.checkpoint import checkpoint
@@ -170,7 +169,8 @@ def on_meta(job: Job) -> nn.Sequential:
 def gradient(parameter: nn.Parameter) -> Tensor:
     """In place: this rank's part of it where the parameter is in shards."""
     assert parameter.grad is not None
-    return parameter.grad.to_local() if isinstance(parameter.grad, DTensor) else parameter.grad
+    to_local: Callable[[], Tensor] | None = getattr(parameter.grad, "to_local", None)  # DTensor: a second to import
+    return to_local() if to_local else parameter.grad
 
 
 def clip_parts(
