@@ -18,7 +18,7 @@ from ddlbench.job import Job, Place
 from ddlbench.launch import Launch, connect, disconnect, pick_device
 from ddlbench.loop import Run, train
 from ddlbench.measure.allocator import keep_freed_memory
-from ddlbench.measure.reduce import barrier, everyones, first_is_done
+from ddlbench.measure.reduce import barrier, everyones, wait_for
 from ddlbench.progress import Progress
 from ddlbench.recipe.losses import make_loss
 from ddlbench.recipe.optimizers import make_optimizer
@@ -26,7 +26,7 @@ from ddlbench.recipe.recipe import learning_rate
 from ddlbench.results.content import intention
 from ddlbench.results.record import writable
 from ddlbench.results.recorder import FileRecorder, NoRecorder
-from ddlbench.start import Records, Spans, same_run_everywhere
+from ddlbench.start import Records, Spans, same_run_everywhere, stage_data
 
 
 def attempt(config: Config, launch: Launch, started: float) -> int:
@@ -50,10 +50,11 @@ def attempt(config: Config, launch: Launch, started: float) -> int:
             watch.join(Board.open(), launch.world_size)
             spans.end("connecting_s")
             records.open()
-            first_is_done("ddlbench/data")
+            wait_for([0], "ddlbench/data")
             spans.end("data_preparation_s")
             if refusal:
                 raise refusal
+            stage_data(records, spans)
             work(config, job, records, watch, spans)
             watch.leave()  # the rank that holds the store may now go first
             disconnect(clean=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, cast
 
@@ -22,11 +24,12 @@ PRECISIONS = ("fp32", "bf16", "fp16")
 POSITIVE = ("epochs", "steps", "global_batch", "batch_per_gpu", "micro_batch", "threads_per_rank", "timeout_s")
 BATCH_PER_GPU = 32  # where no batch is given
 GROUPS = ("framework", "model", "loader", "data", "recipe", "cluster")
+STAGE_TO = "data.stage_to"
 # What says where a run happens or how it is shown, not what it measures: no part of a run's identity.
 # Where data lies is covered by the data's hash.
 UNMEASURED = (
     "results_dir", "dryrun", "progress", "train.timeout_s",
-    "data.root", "data.cache_dir", "data.tokenizer", "data.train", "data.valid", "cluster.notes",
+    "data.root", "data.cache_dir", "data.tokenizer", "data.train", "data.valid", STAGE_TO, "cluster.notes",
 )  # fmt: skip
 
 
@@ -111,11 +114,25 @@ class Config:
 
     def identity(self) -> dict[str, Any]:
         """What was to be measured: the resolved configuration without what does not change a measurement."""
-        plain = OmegaConf.create(self.resolved)
-        for key in UNMEASURED:
-            group, _, leaf = key.rpartition(".")
-            (OmegaConf.select(plain, group) if group else plain).pop(leaf, None)
-        return cast(dict[str, Any], OmegaConf.to_container(plain))
+        return measured(self.resolved)
+
+
+def measured(resolved: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration without what does not change a measurement. That data were staged does, where to does not."""
+    plain = copy.deepcopy(dict(resolved))
+    for key in UNMEASURED:
+        name, _, leaf = key.rpartition(".")
+        section = _section(plain, name)
+        if key == STAGE_TO and leaf in section:
+            section["staged"] = section[leaf] is not None
+        section.pop(leaf, None)
+    return plain
+
+
+def _section(config: dict[str, Any], name: str) -> dict[str, Any]:
+    """Of a record's configuration too, which may lack it."""
+    found = config.get(name) if name else config
+    return cast(dict[str, Any], found) if isinstance(found, dict) else {}
 
 
 def resolve(composed: DictConfig) -> Config:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import socket
 import time
+from dataclasses import asdict
 from functools import cached_property
 from typing import Any
 
 import torch
 
 from ddlbench.config import Config
+from ddlbench.data.staging import stage
 from ddlbench.errors import UserError
 from ddlbench.faults import Failure
 from ddlbench.launch import Launch
-from ddlbench.measure.reduce import everyones
+from ddlbench.measure.reduce import everyones, wait_for
+from ddlbench.progress import Progress
 from ddlbench.results.content import opening
 from ddlbench.results.record import Record, run_id
 
@@ -66,6 +69,22 @@ class Records:
     def close(self, failure: Failure | None) -> None:
         if self.record is not None:
             self.record.finish(*(("ok", None) if failure is None else (failure.status, failure.reason)))
+
+
+def stage_data(records: Records, spans: Spans) -> None:
+    """Copy the data to the nodes' own storage, if that was asked for: one rank a node copies, all wait for all."""
+    config, launch = records.config, records.launch
+    if not (parts := config.data.parts()):
+        return
+    copier = launch.local_rank == 0
+    copiers = [rank for rank, copies in enumerate(everyones(copier)) if copies]
+    staged = stage(parts, Progress(config.progress and launch.rank == 0)) if copier else None
+    wait_for(copiers, "ddlbench/staged")
+    found = [each for each in everyones(staged) if each]
+    if records.record:
+        copied = sum(each.copied_bytes for each in found)
+        records.record.add(staging={**asdict(found[0]), "copied_bytes": copied, "nodes": len(found)})
+    spans.end("staging_s")
 
 
 def same_run_everywhere(records: Records) -> list[str]:

@@ -11,6 +11,7 @@ import pytest
 
 from ddlbench.launchers import first_host
 from tests.libraries import needs_horovod
+from tests.pictures import write_folders
 from tests.processes import MEET, PYTHON, met, need, run
 
 pytestmark = pytest.mark.slurm
@@ -126,6 +127,20 @@ def test_srun_runs_the_program_into_one_record(slurm, tmp_path, framework):
     launch = record["launch"]
     assert (launch["launcher"], launch["world_size"], launch["nodes"]) == ("srun", 4, 2)
     assert sorted(launch["hosts"]) == ["node1", "node2"]
+
+
+def test_each_node_stages_a_copy_of_its_own(slurm, tmp_path):
+    write_folders(tmp_path / "images", train=4, val=3)
+    data = ("data=imagenet", f"data.root={tmp_path}/images", f"data.stage_to='{tmp_path}/$SLURMD_NODENAME'")
+    command = (PYTHON, "-m", "ddlbench", *TINY[:5], "mode=loader", "train.global_batch=4", "loader.workers=0", *data)
+    done = slurm.run("srun", "-N2", "-n4", "--ntasks-per-node=2", *command, f"results_dir={tmp_path}/runs", timeout=150)
+    assert done.returncode == 0, done.stderr
+    (record,) = records(tmp_path / "runs")
+    assert (record["status"], record["summary"]["val_samples"]) == ("ok", 9)
+    staged = record["staging"]
+    assert (staged["nodes"], staged["files"], staged["copied_bytes"]) == (2, 21, 2 * staged["bytes"])
+    for node in ("node1", "node2"):
+        assert len(list((tmp_path / node).rglob("*.JPEG"))) == 21
 
 
 def test_run_sbatch(slurm, tmp_path):

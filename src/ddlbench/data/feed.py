@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ddlbench.data.staging import Part
 from ddlbench.job import Batch, Model, Place
 
 
@@ -94,6 +95,10 @@ class Dataset(Protocol):
 
     def prepare(self) -> None:
         """Make what the program makes itself (sample sets, indices); called by one rank, safe if called by several."""
+        ...
+
+    def parts(self) -> list[Part]:
+        """What each node copies to its own storage before splits can be read; nothing unless `stage_to` is set."""
         ...
 
     def split(self, train: bool, model: Model, seed: int) -> Split:

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddlbench.data.image_index import Files
+from ddlbench.data.staging import Part
 from ddlbench.errors import UserError
 
 
@@ -25,6 +26,10 @@ class Source(Protocol):
 
     @property
     def files(self) -> Files: ...
+
+    def part(self, copy: Path) -> Part:
+        """All files of the split, to be copied into the folder `copy`."""
+        ...
 
     def content(self, i: int) -> bytes | memoryview:
         """An image as its file has it. Raises UserError where it cannot be read."""
@@ -46,6 +51,10 @@ class FolderSource:
     where: Path
     classes: tuple[str, ...]
     files: Files
+
+    def part(self, copy: Path) -> Part:
+        names = (str(self.path(i).relative_to(self.where)) for i in range(len(self.files)))
+        return Part(self.where, copy, names, len(self.files), int(self.files.sizes.sum()))
 
     def path(self, i: int) -> Path:
         return self.where / self.classes[self.files.labels[i]] / self.files.name(i)
@@ -75,6 +84,10 @@ class PackedSource:
     shards: tuple[str, ...]
     holders: NDArray[np.int32]
     starts: NDArray[np.int64]
+
+    def part(self, copy: Path) -> Part:
+        sizes = [(self.where / shard).stat().st_size for shard in self.shards]
+        return Part(self.where, copy, self.shards, len(self.shards), sum(sizes))
 
     def content(self, i: int) -> memoryview:
         """No copy: whoever looks at the bytes first waits for the disk."""

@@ -4,7 +4,7 @@ resize and centre crop for validation (github.com/pytorch/vision, references/cla
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ddlbench.data.image_index import Index, Layout, open_index, prepare_index
-from ddlbench.data.image_source import FolderSource, Source
+from ddlbench.data.image_source import FolderSource, PackedSource, Source
 from ddlbench.data.image_split import DECODERS, ImageSplit
+from ddlbench.data.staging import Part, node_folder
 from ddlbench.errors import UserError
 from ddlbench.job import Model
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's training images, channels R, G, B
 BAD_SAMPLE = ("fatal", "skip")
+STAGED = {True: "train", False: "val"}  # folders of the copies, whatever the originals are called
 
 
 @dataclass
@@ -28,6 +30,7 @@ class ImageFolders:
     """root/<train_dir>/<class>/*.JPEG and root/<val_dir>/<class>/*.JPEG.
 
     cache_dir: where the list of files is kept; None: in root, or with the program's files where root is read-only
+    stage_to: folder of each node's own storage to copy the images to before the clock starts; None: read them in root
     val_limit: validate on so many samples, spread evenly over all classes; None: all
     decode: pil | torchvision; on_bad_sample: fatal | skip (training takes the next file in its place, validation
         leaves it out of the sums; either way it is named in the log and in the record)
@@ -40,6 +43,7 @@ class ImageFolders:
     train_dir: str = "train"
     val_dir: str = "val"
     cache_dir: str | None = None
+    stage_to: str | None = None
     val_limit: int | None = None
     decode: str = "pil"
     on_bad_sample: str = "fatal"
@@ -97,6 +101,22 @@ class ImageFolders:
         )
 
     def source(self, train: bool) -> Source:
+        """As a node reads it: its own copy, if the data are staged."""
+        original, folder = self.original(train), self.staged_folder()
+        return replace(original, where=folder / STAGED[train]) if folder else original
+
+    def staged_folder(self) -> Path | None:
+        return node_folder(self.stage_to, self.name, self.digest()) if self.stage_to else None
+
+    def parts(self) -> list[Part]:
+        folder = self.staged_folder()
+        return [self.original(train).part(folder / STAGED[train]) for train in STAGED] if folder else []
+
+    def digest(self) -> str:
+        return self._index().hash
+
+    def original(self, train: bool) -> FolderSource | PackedSource:
+        """As the user gave it."""
         index = self._index()
         return FolderSource(self.layout().splits[0 if train else 1], index.classes, index.train if train else index.val)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ddlbench.data.home import home
-from ddlbench.data.image_source import Source
+from ddlbench.data.image_source import PackedSource
 from ddlbench.data.images import ImageFolders, check_classes, spread
 from ddlbench.data.packed import MANIFEST, read_manifest
 from ddlbench.data.packed_index import prepare_source
@@ -32,17 +32,20 @@ class PackedImages(ImageFolders):
     def prepare(self) -> None:
         """Looks through every record, once."""
         for train in (True, False):
-            self.source(train)
+            self.original(train)
 
-    def source(self, train: bool) -> Source:
+    def digest(self) -> str:
+        """Of the image folders, as if they were read."""
+        return read_manifest(self.folder()).hash
+
+    def original(self, train: bool) -> PackedSource:
         return prepare_source(self.folder(), self.train_dir if train else self.val_dir, self._cache())
 
     def describe(self) -> dict[str, Any]:
-        """hash: of the image folders, as if they were read."""
-        pack, val = read_manifest(self.folder()), self.source(False).files
+        pack, val = read_manifest(self.folder()), self.original(False).files
         return {
             "hash": pack.hash,
-            "train_samples": len(self.source(True).files),
+            "train_samples": len(self.original(True).files),
             "val_samples": len(spread(len(val), self.val_limit)),
             "classes": len(pack.classes),
         }

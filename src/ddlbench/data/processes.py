@@ -1,4 +1,4 @@
-"""Work spread over processes, with no more of it in memory than they are busy with."""
+"""Work spread over processes or threads, with no more of it in memory than they are busy with."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
 from typing import TypeVar
@@ -27,21 +27,31 @@ def usual_processes() -> int:
 def in_processes(work: Callable[[Job], Result], jobs: Iterable[Job], processes: int) -> Iterator[Result]:
     """work(job) of all jobs, in the order in which they finish. `work` must be importable.
 
-    Jobs are taken from their iterator as processes come free. Raises what `work` raises, and UserError where a process
-    dies.
+    Raises what `work` raises, and UserError where a process dies.
     """
     # Not forked: the caller may have threads.
     pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), initializer=_start)
+    try:
+        yield from _spread(pool, work, jobs, processes)
+    except BrokenProcessPool as error:
+        raise UserError(f"one of {processes} processes died, of too little memory perhaps: try fewer") from error
+
+
+def in_threads(work: Callable[[Job], Result], jobs: Iterable[Job], threads: int) -> Iterator[Result]:
+    """work(job) of all jobs, in the order in which they finish. Raises what `work` raises."""
+    return _spread(ThreadPoolExecutor(threads), work, jobs, threads)
+
+
+def _spread(pool: Executor, work: Callable[[Job], Result], jobs: Iterable[Job], workers: int) -> Iterator[Result]:
+    """Jobs are taken from their iterator as workers come free."""
     waiting, pending = iter(jobs), set[Future[Result]]()
     try:
         while True:
-            pending |= {pool.submit(work, job) for job in islice(waiting, 2 * processes - len(pending))}
+            pending |= {pool.submit(work, job) for job in islice(waiting, 2 * workers - len(pending))}
             if not pending:
                 return
             done, pending = wait(pending, return_when=FIRST_COMPLETED)
             yield from (future.result() for future in done)
-    except BrokenProcessPool as error:
-        raise UserError(f"one of {processes} processes died, of too little memory perhaps: try fewer") from error
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,13 +12,13 @@ from ddlbench.data.drawing import CLASSES, draw
 from ddlbench.data.home import home, make_folder
 from ddlbench.data.image_index import Index, Layout
 from ddlbench.data.images import ImageFolders, check_classes
+from ddlbench.data.processes import in_threads, usual_processes
 from ddlbench.errors import UserError
 from ddlbench.job import Model
 from ddlbench.progress import Progress
 
 VERSION = 1  # of the pictures: part of the seed and of the folder's name
 QUALITY = 87  # gives 30 to 155 KB, 89 on average
-MOST_THREADS = 16
 
 
 @dataclass
@@ -65,21 +62,16 @@ class SampleImages(ImageFolders):
 
 
 def make_images(folder: Path, train: int, val: int) -> None:
-    """Draw folder/train/<class>/*.JPEG and folder/val/<class>/*.JPEG."""
+    """Draw folder/train/<class>/*.JPEG and folder/val/<class>/*.JPEG.
+
+    In threads, not processes: numpy and Pillow leave Python's lock while they work, and nothing must be importable.
+    """
     jobs = [(folder, split, index) for split, count in (("train", train), ("val", val)) for index in range(count)]
     progress = Progress(enabled=True)
     progress.say(f"making {len(jobs)} sample images in {folder.parent}, once")
-    for _ in progress.steps(_in_threads(jobs), len(jobs), "sample images"):
+    made = in_threads(lambda job: write_image(*job), jobs, usual_processes())
+    for _ in progress.steps(made, len(jobs), "sample images"):
         pass
-
-
-def _in_threads(jobs: list[tuple[Path, str, int]]) -> Iterator[None]:
-    """Threads, not processes: numpy and Pillow leave Python's lock while they work, and nothing must be importable."""
-    with ThreadPoolExecutor(min(os.cpu_count() or 1, MOST_THREADS)) as pool:
-        try:
-            yield from pool.map(lambda job: write_image(*job), jobs)
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
 
 
 def write_image(folder: Path, split: str, index: int) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ddlbench.data.home import home, make_folder
+from ddlbench.data.staging import Part
 from ddlbench.data.tokens import TokenSplit, TokenText
 from ddlbench.errors import UserError
 from ddlbench.job import Model
@@ -25,12 +26,13 @@ class SampleText:
     """The sample set in `root`, null: the program's own folder.
 
     vocab_size: tokens of the byte-level BPE, 256 at least; a text has only so many merges, so it may come out smaller
-    val_limit: as TokenText's
+    stage_to, val_limit: as TokenText's
     """
 
     name: str
     root: str | None = None
     vocab_size: int = 2048
+    stage_to: str | None = None
     val_limit: int | None = None
 
     kind = "text"
@@ -63,6 +65,9 @@ class SampleText:
     def describe(self) -> dict[str, Any]:
         return self._ready().describe()
 
+    def parts(self) -> list[Part]:
+        return self._ready().parts()
+
     def folder(self) -> Path:
         """Where the set is, e.g. ~/.cache/ddlbench/sample_text-v1-py3.11.7-bpe2048."""
         place = Path(self.root).expanduser() if self.root else home()
@@ -74,7 +79,7 @@ class SampleText:
 
     def _text(self, folder: Path | None = None) -> TokenText:
         where = str(folder or self.folder())
-        return TokenText(self.name, root=where, cache_dir=where, val_limit=self.val_limit)
+        return TokenText(self.name, root=where, cache_dir=where, stage_to=self.stage_to, val_limit=self.val_limit)
 
     def _make(self, folder: Path) -> None:
         train, valid = parted(topics())

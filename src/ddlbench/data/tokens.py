@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from ddlbench.data.feed import Fetched
+from ddlbench.data.staging import Part, node_folder
 from ddlbench.data.textfiles import find_texts, find_tokenizer, is_current, is_made, token_path
 from ddlbench.data.tokenfile import TokenFile
 from ddlbench.data.tokenize import TextTokenizer, TokenizerFiles, tokenize_file
@@ -67,6 +68,7 @@ class TokenText:
 
     root: folder of the text: wiki.train.raw and wiki.valid.raw, or .tokens, or train.txt and valid.txt
     tokenizer: folder with vocab.json and merges.txt (GPT-2's) or with tokenizer.json, or that file; null: root
+    stage_to: folder of each node's own storage to copy the token files to before the clock starts; null: none
     cache_dir: where the token files go; null: root if it can be written, else the program's own folder
     train, valid: other names in root; a name that ends in .bin is a token file made before
     val_limit: at most so many validation windows, the first ones; how many words they hold is then not known
@@ -76,6 +78,7 @@ class TokenText:
     root: str | None = None
     tokenizer: str | None = None
     cache_dir: str | None = None
+    stage_to: str | None = None
     train: str | None = None
     valid: str | None = None
     val_limit: int | None = None
@@ -109,7 +112,7 @@ class TokenText:
 
     def split(self, train: bool, model: Model, seed: int) -> TokenSplit:
         """`seed` changes nothing: text has no augmentation. Raises UserError where file and model do not fit."""
-        file = self._open(train)
+        file = self._staged(self._open(train))
         (seq_len,) = model.input_shape()
         _fits_vocabulary(f"{file.path} ({file.index.tokenizer})", file.index.vocab_size, model)
         scored = max(file.index.tokens - 1, 0)
@@ -142,6 +145,18 @@ class TokenText:
             "tokenizer": train.tokenizer,
             "vocab_size": train.vocab_size,
         }
+
+    def parts(self) -> list[Part]:
+        files = [self._open(train).path for train in (True, False)] if self.stage_to else []
+        return [Part(file.parent, self._node_folder(), [file.name], 1, file.stat().st_size) for file in files]
+
+    def _staged(self, file: TokenFile) -> TokenFile:
+        """As a node reads it."""
+        return replace(file, path=self._node_folder() / file.path.name) if self.stage_to else file
+
+    def _node_folder(self) -> Path:
+        assert self.stage_to is not None, "there are no copies"
+        return node_folder(self.stage_to, self.name, self.describe()["hash"])
 
     def _parts(self) -> dict[bool, tuple[Path, Path]]:
         """Text and its token file, of training (True) and validation (False)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -20,14 +21,14 @@ def barrier() -> None:
         dist.all_reduce(torch.zeros(1))
 
 
-def first_is_done(what: str) -> None:
-    """The other ranks wait for the first, for as long as it takes: no group's timeout applies."""
+def wait_for(ranks: Sequence[int], what: str) -> None:
+    """All wait until these ranks have come here, for as long as it takes: no group's timeout applies."""
     if alone():
         return
     store = dist.distributed_c10d._get_default_store()  # pyright: ignore[reportPrivateUsage]
-    if dist.get_rank() == 0:
-        store.set(what, "done")
-    store.wait([what], timedelta(days=7))
+    if dist.get_rank() in ranks:
+        store.set(f"{what}/{dist.get_rank()}", "done")
+    store.wait([f"{what}/{rank}" for rank in ranks], timedelta(days=7))
 
 
 def total(values: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
-from ddlbench.config import UNMEASURED
+from ddlbench.config import measured
 
 Row = dict[str, Any]
 Item = TypeVar("Item")
@@ -35,7 +35,7 @@ class Run:
 
 def measured_options(config: Mapping[str, Any]) -> Row:
     """The configuration as dotted keys, without what does not change a measurement."""
-    return {key: value for key, value in _flatten(config).items() if key not in UNMEASURED}
+    return _flatten(measured(config))
 
 
 def _flatten(config: Mapping[str, Any], prefix: str = "") -> Row:
