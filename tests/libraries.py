@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from functools import cache
 
 import pytest
@@ -12,16 +13,20 @@ from ddlbench.errors import Unavailable
 from ddlbench.frameworks import horovod
 
 
-@cache
-def why_no_horovod() -> str | None:
-    """Why Horovod cannot be used, or None."""
+def why_not(library: Callable[[], object]) -> str | None:
+    """Why a library cannot be used, or None."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # its own, of 2023
-            horovod.library()
+            warnings.simplefilter("ignore")  # Horovod's, of 2023
+            library()
     except Unavailable as missing:
         return str(missing)
     return None
+
+
+@cache
+def why_no_horovod() -> str | None:
+    return why_not(horovod.library)
 
 
 @cache
@@ -35,11 +40,7 @@ needs_horovod = pytest.mark.skipif(why_no_horovod() is not None, reason=str(why_
 
 @cache
 def why_no_dali() -> str | None:
-    try:
-        dali_graph.library()
-    except Unavailable as missing:
-        return str(missing)
-    return None
+    return why_not(dali_graph.library)
 
 
 needs_dali = pytest.mark.skipif(why_no_dali() is not None, reason=str(why_no_dali()))

@@ -26,6 +26,7 @@ from tests.ranks import run_ranks
 from tests.reference import Case, Outcome, reference
 from tests.test_common import job
 from tests.test_equal_training import TOLERANCES, assert_equal, distance
+from tests.told import Loaded
 
 GPT = GPT2("gpt2", n_layer=2, n_embd=32, n_head=4, vocab_size=61, seq_len=16, dropout=0.0)
 IMAGES = VGG("vgg", channels=[8, 8, 16, 16, 16], hidden=32, image_size=32, num_classes=7, dropout=0.0)
@@ -34,14 +35,7 @@ VGG_CASE = Case("vgg", IMAGES, clip_norm=0.5, global_batch=24, micro_batch=2)
 WITHIN_A_CLASSIFIER = [14, 2]  # the last stage begins behind a layer that gives each rank its own features
 
 
-class Loaded(Pipeline):
-    """Weights of another seed, given after setup, count from the first step on."""
-
-    def setup(self, job: Job) -> Place:
-        place = super().setup(replace(job, seed=99))
-        torch.manual_seed(job.seed)
-        self.load(job.model.build().state_dict())
-        return place
+class LoadedPipeline(Loaded, Pipeline): ...
 
 
 KNOBS: dict[str, tuple[Case, Pipeline]] = {
@@ -55,8 +49,8 @@ KNOBS: dict[str, tuple[Case, Pipeline]] = {
     "checkpointed": (replace(TEXT, checkpoint_activations=True), Pipeline(tp=2)),
     "shards, checkpointed": (replace(TEXT, checkpoint_activations=True), Pipeline(dp=2, sharded=True)),
     "cut between column and row": (VGG_CASE, Pipeline(tp=2, balance=WITHIN_A_CLASSIFIER)),
-    "loaded": (TEXT, Loaded(tp=2)),
-    "shards, loaded": (TEXT, Loaded(dp=2, sharded=True)),
+    "loaded": (TEXT, LoadedPipeline(tp=2)),
+    "shards, loaded": (TEXT, LoadedPipeline(dp=2, sharded=True)),
     "bf16": (replace(TEXT, precision="bf16"), Pipeline(tp=2)),
     "shards, bf16": (replace(TEXT, precision="bf16"), Pipeline(dp=2, sharded=True)),
 }

@@ -7,7 +7,6 @@ import hashlib
 import json
 import resource
 import shutil
-from importlib.util import find_spec
 
 import pytest
 
@@ -16,6 +15,7 @@ from ddlbench.data.pack import Job, make_shard, pack
 from ddlbench.data.packed import PackedImage, index_path, make_index, open_pack, order, read_manifest
 from ddlbench.data.tfrecord import walk
 from ddlbench.errors import UserError
+from tests.libraries import needs_dali
 from tests.pictures import write_folders
 
 SHARD_BYTES = 4_500  # four or five images of about 980 bytes: four training shards, two of validation
@@ -233,7 +233,7 @@ def test_what_is_seen_on_opening(packed, tmp_path, file, damaged, message):
         open_pack(tmp_path / "set")
 
 
-@pytest.mark.skipif(find_spec("nvidia") is None or find_spec("nvidia.dali") is None, reason="DALI is not installed")
+@needs_dali
 def test_dali_reads_it_back(packed):
     from nvidia.dali import fn, pipeline_def, tfrecord
 

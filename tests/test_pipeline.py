@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from ddlbench.errors import Unsupported, UserError
 from ddlbench.frameworks.pipeline import Pipeline
-from ddlbench.job import Batch, Job, Place
+from ddlbench.job import Batch, Place
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.resnet import ResNet
 from tests.broken import CountedTwice, Untied
@@ -20,6 +20,7 @@ from tests.ranks import run_ranks
 from tests.reference import Case, Outcome, reference
 from tests.test_common import job
 from tests.test_equal_training import TOLERANCES, assert_equal, distance
+from tests.told import Loaded
 
 GPT = GPT2("gpt2", n_layer=2, n_embd=32, n_head=4, vocab_size=61, seq_len=16, dropout=0.0)
 RESNET = ResNet("resnet", layers=[1, 1, 1, 1], width_per_group=8, image_size=64, num_classes=7)
@@ -111,16 +112,11 @@ def test_ends_of_the_pipeline_read_the_last_reports_and_both_share_the_embedding
 
 def loaded() -> Outcome:
     """Weights of another seed, given after setup, count from the first step on."""
-    framework = Loading(balance=[1, 4])
+    framework = LoadedPipeline(balance=[1, 4])
     return train_case(replace(CASE, seed=3), framework)
 
 
-class Loading(Pipeline):
-    def setup(self, job: Job) -> Place:
-        place = super().setup(replace(job, seed=99))
-        torch.manual_seed(job.seed)
-        self.load(job.model.build().state_dict())
-        return place
+class LoadedPipeline(Loaded, Pipeline): ...
 
 
 @pytest.mark.slow

@@ -10,7 +10,6 @@ from ddlbench.errors import Unsupported, UserError
 from ddlbench.frameworks.pipeline_schedules import (
     bubble,
     check_stages,
-    divisors,
     micro_batch_count,
     pipeline_ranks,
 )
@@ -20,10 +19,6 @@ from tests.test_common import job
 
 def of(global_batch: int, micro_batch: int | None = None) -> Job:
     return replace(job(), global_batch=global_batch, micro_batch=micro_batch)
-
-
-def test_divisors() -> None:
-    assert divisors(12) == [1, 2, 3, 4, 6, 12]
 
 
 @pytest.mark.parametrize(

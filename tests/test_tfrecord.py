@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 import subprocess
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ import pytest
 from ddlbench.data.example import decode, encode
 from ddlbench.data.packed import PackedImage
 from ddlbench.data.tfrecord import BadRecord, index_text, masked_crc, read_index, record, spans_of, walk
+from tests.libraries import needs_dali
 
 PAYLOADS = [b"first", b"", bytes(range(256)) * 300]
 
@@ -80,7 +80,7 @@ def test_index_is_that_of_tfrecord2idx(file):
     assert read_index(text) == spans_of(file)
 
 
-@pytest.mark.skipif(find_spec("nvidia") is None or find_spec("nvidia.dali") is None, reason="DALI is not installed")
+@needs_dali
 def test_index_is_that_of_dalis_own_script(file, tmp_path):
     script = Path(sys.executable).with_name("tfrecord2idx")
     subprocess.run([sys.executable, script, file, tmp_path / "theirs"], check=True, capture_output=True, timeout=60)

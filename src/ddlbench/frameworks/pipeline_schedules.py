@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import product
-from math import log2, prod
-
 from ddlbench.errors import Unsupported, UserError
+from ddlbench.frameworks.mesh import divisors, fill
 from ddlbench.job import Job
 
 # Names of torch.distributed.pipelining
@@ -14,11 +11,6 @@ SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved": "Interleaved1F1B",
 LOOPED = ("interleaved", "zero_bubble")  # may have several stages a rank
 
 MICRO_BATCHES_PER_RANK = 4  # where the configuration gives no micro batch (Kim et al. 2020, "torchgpipe")
-
-
-def divisors(number: int) -> list[int]:
-    """In ascending order."""
-    return [n for n in range(1, number + 1) if number % n == 0]
 
 
 def accepts(schedule: str, count: int, ranks: int) -> bool:
@@ -31,25 +23,8 @@ def accepts(schedule: str, count: int, ranks: int) -> bool:
 
 def pipeline_ranks(world_size: int, dp: int, pp: int | None, tp: int = 1) -> int:
     """Stages of each of `dp` pipelines, where `tp` ranks share each."""
-    ranks, rest = divmod(world_size, dp * tp)
-    if rest or pp not in (None, ranks):
-        dims = ("dp", "pp") if tp == 1 else ("dp", "tp", "pp")
-        asked = {"dp": dp, "tp": tp, "pp": pp}
-        near = nearest_mesh(world_size, [asked[dim] for dim in dims])
-        mesh = " x ".join(f"framework.{dim}={asked[dim] or 'null'}" for dim in dims)
-        fits = " ".join(f"framework.{dim}={size}" for dim, size in zip(dims, near, strict=True))
-        raise UserError(f"{mesh} does not fill {world_size} ranks: choose {fits}")
-    return ranks
-
-
-def nearest_mesh(world_size: int, asked: Sequence[int | None]) -> tuple[int, ...]:
-    """The sizes that fill the ranks with the least change of those asked for, in factors."""
-
-    def change(mesh: tuple[int, ...]) -> float:
-        return sum(abs(log2(size / wanted)) for size, wanted in zip(mesh, asked, strict=True) if wanted)
-
-    meshes = product(divisors(world_size), repeat=len(asked))
-    return min((mesh for mesh in meshes if prod(mesh) == world_size), key=change)
+    dims = {"dp": dp, "pp": pp} if tp == 1 else {"dp": dp, "tp": tp, "pp": pp}
+    return fill(world_size, dims, free="pp")
 
 
 def check_stages(ranks: int, virtual_stages: int, blocks: int, balance: list[int] | None) -> None:

@@ -29,8 +29,9 @@ from ddlbench.frameworks.common import (
     whole_state,
 )
 from ddlbench.frameworks.ddp import NO_BUFFER_SYNC
+from ddlbench.frameworks.mesh import fill
 from ddlbench.frameworks.statistics import Statistics, average
-from ddlbench.frameworks.tensor_checks import check_compile, check_parts, check_sequence, degree
+from ddlbench.frameworks.tensor_checks import check_compile, check_parts, check_sequence
 from ddlbench.frameworks.tensor_collectives import Part, share
 from ddlbench.frameworks.tensor_layers import joined_state, own_state, split_model
 from ddlbench.frameworks.tensor_loss import loss_of_parts, whole_logits
@@ -52,7 +53,7 @@ class TensorParallel:
             raise UserError(f"framework.dp={self.dp} and framework.tp={self.tp} must be 1 or more")
 
     def check(self, job: Job) -> None:
-        tp = degree(job.world_size, self.dp, self.tp)
+        tp = fill(job.world_size, {"dp": self.dp, "tp": self.tp}, free="tp")
         if tp > 1:
             check_parts(self.name, job, tp)
         check_compile(self.name, job)
@@ -73,7 +74,7 @@ class TensorParallel:
 
     def _connect(self, job: Job) -> None:
         """Ranks d * tp to (d + 1) * tp - 1 make replica d: what is sent most goes between neighbours."""
-        tp = degree(job.world_size, self.dp, self.tp)
+        tp = fill(job.world_size, {"dp": self.dp, "tp": self.tp}, free="tp")
         self.data_rank, tp_rank = divmod(job.rank, tp)
         layout = torch.arange(job.world_size).view(self.dp, tp)
         group = subgroup(layout.tolist(), job) if tp > 1 else None

@@ -8,29 +8,13 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from ddlbench.errors import Unsupported, UserError
+from ddlbench.errors import Unsupported
 from ddlbench.frameworks.common import on_meta
+from ddlbench.frameworks.mesh import divisors
 from ddlbench.frameworks.tensor_layers import is_transposed
 from ddlbench.job import Job
 
 ELEMENTWISE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
-
-
-def degree(world_size: int, dp: int, tp: int | None) -> int:
-    """Ranks that share a replica's layers."""
-    found, rest = divmod(world_size, dp)
-    if rest or tp not in (None, found):
-        fits = [f"framework.dp={world_size // n} framework.tp={n}" for n in divisors(world_size)]
-        raise UserError(
-            f"framework.dp={dp} x framework.tp={tp or 'null'} does not fill {world_size} ranks: "
-            f"choose {' or '.join(fits)}"
-        )
-    return found
-
-
-def divisors(number: int) -> list[int]:
-    """In ascending order."""
-    return [n for n in range(1, number + 1) if number % n == 0]
 
 
 def check_parts(name: str, job: Job, tp: int, pp: int = 1) -> None:
