@@ -174,7 +174,8 @@ def test_hash_is_of_the_content_alone(root, text, tmp_path_factory):
         shutil.copyfile(root / name, other / name)
     copied = TokenText("text", root=str(other), cache_dir=str(other / "deep" / "cache"))
     copied.prepare()
-    assert sorted(path.suffix for path in (other / "deep" / "cache").iterdir()) == [".bin", ".bin", ".json", ".json"]
+    made = sorted(path.suffix for path in (other / "deep" / "cache").iterdir())
+    assert made == [".bin", ".bin", ".json", ".json", ".lines", ".lines"]
     assert copied.describe() == text.describe()
     (other / "wiki.valid.raw").write_text("a b\n\nc de .\n")
     copied.prepare()

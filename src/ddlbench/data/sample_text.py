@@ -25,12 +25,13 @@ class SampleText:
     """The sample set in `root`, null: the program's own folder.
 
     vocab_size: tokens of the byte-level BPE, 256 at least; a text has only so many merges, so it may come out smaller
-    val_limit: as TokenText's
+    tokenize, val_limit: as TokenText's
     """
 
     name: str
     root: str | None = None
     vocab_size: int = 2048
+    tokenize: str = "ahead"
     val_limit: int | None = None
 
     kind = "text"
@@ -39,6 +40,14 @@ class SampleText:
         if self.vocab_size < BYTES:
             raise UserError(f"data.vocab_size={self.vocab_size} is less than the {BYTES} bytes: choose {BYTES} or more")
         self._text()
+
+    @property
+    def mapped(self) -> bool:
+        return self._text().mapped
+
+    @property
+    def costly(self) -> bool:
+        return self._text().costly
 
     def check(self, model: Model) -> None:
         if self.vocab_size > model.outputs():
@@ -74,7 +83,7 @@ class SampleText:
 
     def _text(self, folder: Path | None = None) -> TokenText:
         where = str(folder or self.folder())
-        return TokenText(self.name, root=where, cache_dir=where, val_limit=self.val_limit)
+        return TokenText(self.name, root=where, cache_dir=where, tokenize=self.tokenize, val_limit=self.val_limit)
 
     def _make(self, folder: Path) -> None:
         train, valid = parted(topics())

@@ -1,4 +1,5 @@
-"""Text to train on: windows over memory-mapped token files, made once from raw text and a tokenizer."""
+"""Text to train on: windows over memory-mapped token files, made once from raw text and a tokenizer, or over the raw
+text itself, tokenised while it is read."""
 
 from __future__ import annotations
 
@@ -13,12 +14,15 @@ import torch
 from numpy.typing import NDArray
 
 from ddlbench.data.feed import Fetched
+from ddlbench.data.rawtext import RawText, RawTokens, has_table
 from ddlbench.data.textfiles import find_texts, find_tokenizer, is_current, is_made, token_path
 from ddlbench.data.tokenfile import TokenFile
 from ddlbench.data.tokenize import TextTokenizer, TokenizerFiles, tokenize_file
 from ddlbench.errors import UserError
 from ddlbench.job import Model
 from ddlbench.recipe.losses import IGNORED
+
+TOKENIZE = ("ahead", "on_the_fly")
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,7 @@ class TokenSplit:
     token and its targets with -100, which is not scored. Windows do not depend on epoch or seed.
     """
 
-    file: TokenFile
+    file: TokenFile | RawText
     seq_len: int
     windows: int
 
@@ -52,23 +56,24 @@ class TokenSplit:
         )
 
     @cached_property
-    def tokens(self) -> NDArray[Any]:
-        """The whole text, mapped: [tokens]."""
+    def tokens(self) -> NDArray[Any] | RawTokens:
+        """The whole text, mapped or tokenised where it is asked for: [tokens]."""
         return self.file.read()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the map: a worker opens its own, instead of being sent the whole text."""
+        """Without the text: a worker opens its own, instead of being sent the whole of it."""
         return {key: value for key, value in self.__dict__.items() if key != "tokens"}
 
 
 @dataclass
 class TokenText:
-    """Raw text in a folder, tokenised on first use.
+    """Raw text in a folder.
 
     root: folder of the text: wiki.train.raw and wiki.valid.raw, or .tokens, or train.txt and valid.txt
     tokenizer: folder with vocab.json and merges.txt (GPT-2's) or with tokenizer.json, or that file; null: root
     cache_dir: where the token files go; null: root if it can be written, else the program's own folder
     train, valid: other names in root; a name that ends in .bin is a token file made before
+    tokenize: ahead, on first use into token files | on_the_fly, again whenever a sample is read; the same samples
     val_limit: at most so many validation windows, the first ones; how many words they hold is then not known
     """
 
@@ -78,6 +83,7 @@ class TokenText:
     cache_dir: str | None = None
     train: str | None = None
     valid: str | None = None
+    tokenize: str = "ahead"
     val_limit: int | None = None
 
     kind = "text"
@@ -87,6 +93,22 @@ class TokenText:
             raise UserError(f"data.val_limit={self.val_limit} must be greater than 0; null validates on everything")
         if (self.train is None) != (self.valid is None):
             raise UserError(f"data.train={self.train} and data.valid={self.valid}: give both names or none")
+        if self.tokenize not in TOKENIZE:
+            raise UserError(f"data.tokenize={self.tokenize} is unknown: choose one of {', '.join(TOKENIZE)}")
+        made = [name for name in (self.train, self.valid) if name and name.endswith(".bin")]
+        if made and not self.mapped:
+            raise UserError(
+                f"data.tokenize=on_the_fly needs raw text, {' and '.join(made)} is a token file: "
+                f"choose data.tokenize=ahead, or give data.train= and data.valid= the raw text"
+            )
+
+    @property
+    def mapped(self) -> bool:
+        return self.tokenize == "ahead"
+
+    @property
+    def costly(self) -> bool:
+        return not self.mapped
 
     def check(self, model: Model) -> None:
         """Opens token files that exist already; whether others are long enough, `split` finds out."""
@@ -100,7 +122,7 @@ class TokenText:
 
     def prepare(self) -> None:
         """Tokenise what has not been tokenised yet. Makers at once do the same work and leave the same files."""
-        stale = [(text, target) for text, target in self._parts().values() if not is_current(text, target)]
+        stale = [part for part in self._parts().values() if not self._is_ready(*part)]
         files = self._tokenizer_files()
         if stale and files:
             tokenizer = files.load()
@@ -121,7 +143,11 @@ class TokenText:
             )
         if not train and self.val_limit is not None:
             windows = min(windows, self.val_limit)
-        return TokenSplit(file, seq_len, windows)
+        if self.mapped:
+            return TokenSplit(file, seq_len, windows)
+        files = self._tokenizer_files()
+        assert files, "raw text needs a tokenizer"
+        return TokenSplit(RawText(self._parts()[train][0], file, files), seq_len, windows)
 
     def describe(self) -> dict[str, Any]:
         """hash: of the tokens and the tokenizer. All sizes are of the whole text, so under a val_limit, which is in
@@ -151,6 +177,9 @@ class TokenText:
             train: (text, token_path(text, digest, self.cache_dir))
             for train, text in zip((True, False), self._texts(), strict=True)
         }
+
+    def _is_ready(self, text: Path, target: Path) -> bool:
+        return is_current(text, target) and (self.mapped or has_table(target))
 
     def _texts(self) -> tuple[Path, Path]:
         return find_texts(self.root, self.train, self.valid)
