@@ -86,6 +86,23 @@ def test_tokens_are_mapped_and_their_bytes_not_seen(ddlbench, tmp_path: Path) ->
     assert row["val_samples"] == 3
 
 
+def test_text_that_is_tokenised_while_it_is_read_is_seen(ddlbench, tmp_path: Path) -> None:
+    """The bytes of every window are asked for, and the comparison is another than that of mapped tokens."""
+    for tokenize in ("ahead", "on_the_fly"):
+        text = ["model.seq_len=32", "train.steps=40", "train.epochs=2", f"data.tokenize={tokenize}", "mode=loader"]
+        code, said = ddlbench(*[word for word in GPT2 if "epochs" not in word and "steps" not in word], *text)
+        assert code == 0, said
+    made = tables(tmp_path)
+    rows = {json.loads(row["loader_facts"])["workers"]: row for row in records(made.runs)}
+    assert sorted(rows) == [0, 2]
+    assert rows[0]["read_bytes_per_s"] is None
+    _, last = (epoch for epoch in records(made.epochs) if epoch["read_bytes"] is not None)
+    windows = 40 * 2
+    assert windows * 32 < last["read_bytes"] < windows * 32 * 40  # a token has about 4 bytes, and lines are read whole
+    assert rows[2]["dataset_hash"] == rows[0]["dataset_hash"]
+    assert len({row["comparison"] for row in records(made.scaling)}) == 2
+
+
 def test_training_beside_it_is_another_comparison(ddlbench, tmp_path: Path) -> None:
     """Its columns stay empty, and neither is the other's base."""
     both = [*images(tmp_path), "loader.workers=0", "train.validate=false"]

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
@@ -57,7 +57,8 @@ class KeyData:
     probe: str | None = None
     kind: str = "text"
     name: str = "keys"
-    asked: list = field(default_factory=list)
+    mapped: bool = True
+    costly: bool = False
 
     def split(self, train, model, seed):
         return KeySplit(self.train if train else self.val, self.probe)

@@ -150,6 +150,13 @@ def no_example(shard):
     shard.write_bytes(content[:12] + b"\xff" * (len(content) - 12))
 
 
+def flip_label(shard):
+    """The first label, a packed list of one varint, from 0, 1 or 2 to 64 and more."""
+    content = shard.read_bytes()
+    place = content.index(b"image/class/label") + len(b"image/class/label") + 6
+    shard.write_bytes(content[:place] + bytes([content[place] ^ 64]) + content[place + 1 :])
+
+
 def flip_length(shard):
     content = shard.read_bytes()
     shard.write_bytes(bytes([content[0] ^ 1]) + content[1:])
@@ -159,6 +166,7 @@ def flip_length(shard):
     ("spoil", "message"),
     [
         (flip_length, r"00001-of-00002.tfrecord holds no image at byte 0 \(its length is \d+, \d+ by the index\)"),
+        (flip_label, r"00001-of-00002.tfrecord holds no image at byte 0 \(its label is 6[456], there are 3 classes\)"),
         (Path.unlink, "00001-of-00002.tfrecord is missing: copy the set again"),
         (cut, r"00001-of-00002.tfrecord has \d+ bytes, pack.json says \d+"),
         (lose_index, "index .*00001-of-00002.idx cannot be read"),

@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from ddlbench.data.sample_text import train_bpe
@@ -78,6 +79,26 @@ def test_wikitext_folders(ddlbench, tmp_path: Path) -> None:
     assert summary["val_perplexity_token"] == pytest.approx(math.exp(summary["val_loss"]), rel=1e-6)
     assert summary["val_perplexity_word"] == pytest.approx(math.exp(summary["val_loss"] * 23 / 6), rel=1e-6)
     assert summary["tokens_per_s"] == pytest.approx(16 * summary["throughput_samples_per_s"])
+
+
+def test_tokenising_on_the_fly_changes_no_bit(ddlbench, tmp_path: Path) -> None:
+    words = [*GPT2, "model.seq_len=32", "data.val_limit=5", "train.steps=6"]
+    runs: list[dict[str, Any]] = []
+    for tokenize, workers in (("ahead", 0), ("on_the_fly", 2)):
+        code, said = ddlbench(*words, f"data.tokenize={tokenize}", f"results_dir={tokenize}", "progress=false")
+        assert (code, said) == (0, "")
+        (path,) = tmp_path.glob(f"{tokenize}/*/attempt-1/run.json")
+        content = json.loads(path.read_text())
+        assert (content["config"]["data"]["tokenize"], content["loader"]["workers"]) == (tokenize, workers)
+        content["losses"] = [step["loss"] for step in pq.read_table(path.parent / "steps.parquet").to_pylist()]
+        runs.append(content)
+    ahead, fly = runs
+    assert len(set(ahead["losses"])) == 6
+    assert fly["losses"] == ahead["losses"]
+    for name in ("train_loss", "val_loss", "val_perplexity_token"):
+        assert fly["summary"][name] == ahead["summary"][name]
+    assert fly["dataset"] == ahead["dataset"]
+    assert fly["run_id"] != ahead["run_id"]
 
 
 @pytest.mark.parametrize(

@@ -51,11 +51,15 @@ def text(root: Path) -> list[str]:
     return [*GPT2, "data=wikitext2", f"data.root={folder}", "model.seq_len=16", "model.vocab_size=256"]
 
 
+def raw_text(root: Path) -> list[str]:
+    return [*text(root), "data.tokenize=on_the_fly"]
+
+
 def sample(_: Path) -> list[str]:
     return [*GPT2, "model.seq_len=32", "data.val_limit=3"]
 
 
-STAGED_FILES = {folders: 4 * 3 + 3 * 3, shards: 2 + 2, text: 2, sample: 2}
+STAGED_FILES = {folders: 4 * 3 + 3 * 3, shards: 2 + 2, text: 2, raw_text: 2 + 2, sample: 2}
 
 
 @pytest.mark.parametrize("data", STAGED_FILES, ids=lambda data: data.__name__)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from hashlib import sha256
 
 import numpy as np
@@ -13,6 +14,7 @@ from ddlbench.data.sample_text import train_bpe
 from ddlbench.data.tokenfile import TokenFile
 from ddlbench.data.tokenize import Lines, TokenizerFiles, tokenize_file
 from ddlbench.errors import UserError
+from tests.processes import PYTHON, run
 
 # Lines as WikiText has them, and what splits words, lines and bytes in unexpected places.
 TEXT = (
@@ -130,3 +132,51 @@ def test_vocabulary_without_every_byte_is_refused(tmp_path):
     Tokenizer(models.BPE({piece: i for i, piece in enumerate(alphabet[3:])}, [])).model.save(str(tmp_path))
     with pytest.raises(UserError, match="3 of the 256 bytes have no token"):
         TokenizerFiles.find(tmp_path).load()
+
+
+def write_words(path, words):
+    """A text of so many words, in lines of 0 to 100; 50,000 different ones, more than the library remembers."""
+    draw = random.Random(0)
+    letters = "etaoinshrdlucmfwypvbgk"
+    known = ["".join(draw.choices(letters, k=draw.randint(1, 9))) for _ in range(50_000)]
+    with path.open("w") as file:
+        while words:
+            length = min(draw.randint(0, 100), words)
+            file.write(" ".join(draw.choices(known, k=length)) + "\n")
+            words -= length
+
+
+TOKENIZE = """
+import sys, time
+from pathlib import Path
+from ddlbench.data.tokenize import TokenizerFiles, tokenize_file
+text, folder = map(Path, sys.argv[1:])
+tokenizer, began = TokenizerFiles.find(folder).load(), time.perf_counter()
+tokenize_file(text, tokenizer, text.with_suffix(".bin"))
+seconds = time.perf_counter() - began
+(peak,) = (line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))  # no parent's, as maxrss
+print(int(peak) / 1024, seconds)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_memory_is_flat_in_ten_million_words(tmp_path):
+    """54 MB more of text, 49 MB more of tokens: the peak grows by allocators' leftovers alone (from 103 to 116 MiB), so
+    WikiText-103's 100 million words fit as well."""
+    peaks = []
+    for words in (1_000_000, 10_000_000):
+        text = tmp_path / f"{words}.txt"
+        write_words(text, words)
+        if not peaks:
+            train_bpe(text.read_text()[:500_000], 4096, tmp_path)
+        done = run(PYTHON, "-c", TOKENIZE, text, tmp_path, timeout=250)
+        assert done.returncode == 0, done.stderr
+        index = TokenFile.open(text.with_suffix(".bin")).index
+        assert index.words == words
+        peak_mib, seconds = map(float, done.stdout.split())
+        size = text.stat().st_size / 1e6
+        print(f"{words} words, {size:.0f} MB: at most {peak_mib:.0f} MiB, {words / seconds:.0f} words/s")
+        peaks.append(peak_mib)
+    assert peaks[1] - peaks[0] < 32
+    assert peaks[1] < 200

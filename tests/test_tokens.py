@@ -151,7 +151,7 @@ def test_split_travels_to_a_worker_without_the_text(text):
 
 def test_description(text):
     described = text.describe()
-    hashes = [TokenFile.open(text._parts()[train][1]).index.sha256 for train in (True, False)]
+    hashes = [TokenFile.open(text._files()[train][1]).index.sha256 for train in (True, False)]
     tokenizer = text._tokenizer_files().hash()
     assert described == {
         "name": "text",
@@ -174,7 +174,8 @@ def test_hash_is_of_the_content_alone(root, text, tmp_path_factory):
         shutil.copyfile(root / name, other / name)
     copied = TokenText("text", root=str(other), cache_dir=str(other / "deep" / "cache"))
     copied.prepare()
-    assert sorted(path.suffix for path in (other / "deep" / "cache").iterdir()) == [".bin", ".bin", ".json", ".json"]
+    made = sorted(path.suffix for path in (other / "deep" / "cache").iterdir())
+    assert made == [".bin", ".bin", ".json", ".json", ".lines", ".lines"]
     assert copied.describe() == text.describe()
     (other / "wiki.valid.raw").write_text("a b\n\nc de .\n")
     copied.prepare()
@@ -182,7 +183,7 @@ def test_hash_is_of_the_content_alone(root, text, tmp_path_factory):
 
 
 def test_text_is_tokenised_once_and_again_only_if_it_changed(root, text):
-    target = text._parts()[True][1]
+    target = text._files()[True][1]
     before = target.stat().st_mtime_ns, target.stat().st_ino
     os.utime(root / "wiki.train.raw")  # touched, not changed
     text.prepare()
@@ -194,7 +195,7 @@ def test_text_is_tokenised_once_and_again_only_if_it_changed(root, text):
 
 
 def test_cut_short_token_file_is_refused_before_the_start(text):
-    target = text._parts()[False][1]
+    target = text._files()[False][1]
     target.write_bytes(target.read_bytes()[:10])
     with pytest.raises(UserError, match=rf"{target.name} has 10 bytes, its index says 24"):
         text.check(model(4))
@@ -205,7 +206,7 @@ def test_cut_short_token_file_is_refused_before_the_start(text):
 
 
 def test_interrupted_maker_is_made_good(text):
-    text._parts()[True][1].with_suffix(".json").unlink()
+    text._files()[True][1].with_suffix(".json").unlink()
     text.check(model(4))
     text.prepare()
     assert text.describe()["train_tokens"] == 39
@@ -235,7 +236,7 @@ def made(text, root, tmp_path_factory):
     folder = tmp_path_factory.mktemp("made")
     for name, train in (("train", True), ("valid", False)):
         for suffix in (".bin", ".json"):
-            shutil.copyfile(text._parts()[train][1].with_suffix(suffix), folder / f"{name}{suffix}")
+            shutil.copyfile(text._files()[train][1].with_suffix(suffix), folder / f"{name}{suffix}")
     return TokenText("made", root=str(folder), train="train.bin", valid="valid.bin")
 
 

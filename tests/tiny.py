@@ -36,6 +36,9 @@ class TinyData:
     kind: str = "images"
     name: str = "tiny"
 
+    mapped = True
+    costly = False
+
     def check(self, model: Model) -> None: ...
 
     def prepare(self) -> None: ...

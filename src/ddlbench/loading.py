@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from ddlbench.config import Config
-from ddlbench.data.packed_images import PackedImages
 from ddlbench.errors import Unsupported
 from ddlbench.job import Job, Place
 from ddlbench.loop import Run
@@ -39,9 +38,8 @@ def every_rank(job: Job) -> Place:
 
 
 def asks(config: Config) -> bool:
-    """Whether the kernel sees what is read: token files and packed sets are mapped, and DALI maps what it opens."""
-    mapped = config.data.kind == "text" or isinstance(config.data, PackedImages)
-    return not mapped and config.loader.name != "dali"
+    """Whether the kernel sees what is read: DALI too maps what it opens."""
+    return not config.data.mapped and config.loader.name != "dali"
 
 
 def load(run: Run, counted: bool) -> None:

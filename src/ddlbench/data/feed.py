@@ -84,10 +84,21 @@ class Split(Protocol):
 
 
 class Dataset(Protocol):
-    """What there is to train on. Dataclass fields are the keys of `data.` in the configuration."""
+    """What there is to train on. Dataclass fields are the keys of `data.` in the configuration.
+
+    kind: "images" | "text", as Model.kind
+    mapped: whether samples are read from memory-mapped files, of which the kernel counts no bytes
+    costly: whether a sample takes decoding or tokenising, which is worth processes of a loader's
+    """
 
     name: str
-    kind: str  # "images" | "text", as Model.kind
+    kind: str
+
+    @property
+    def mapped(self) -> bool: ...
+
+    @property
+    def costly(self) -> bool: ...
 
     def check(self, model: Model) -> None:
         """Raise UserError, the same on every rank, when data of the user's is missing or does not fit the model."""

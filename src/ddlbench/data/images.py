@@ -53,6 +53,8 @@ class ImageFolders:
     flip: float = 0.5
 
     kind = "images"
+    mapped = False
+    costly = True
 
     def __post_init__(self) -> None:
         for key, choices in (("decode", DECODERS), ("on_bad_sample", BAD_SAMPLE)):

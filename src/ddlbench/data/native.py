@@ -20,14 +20,14 @@ from ddlbench.errors import RunError, UserError
 from ddlbench.job import Model
 
 START_METHODS = ("fork", "spawn", "forkserver")
-WORKERS = {"images": 2, "text": 0}  # decoding wants processes; slicing a memory map is done sooner than sent
+WORKERS = 2  # where samples are decoded or tokenised; slicing a memory map is done sooner than sent
 FACTS = ("workers", "prefetch", "pin_memory", "persistent", "start_method")
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @dataclass
 class Native:
-    """workers: processes a rank and split; None: 2 for images, 0 (the rank itself reads) for text
+    """workers: processes a rank and split; None: 2 where samples are decoded or tokenised, else 0: the rank reads
     prefetch: batches each worker keeps ready; pin_memory: page-locked batches, on CUDA devices only
     persistent: keep the workers between epochs; start_method: of the workers, None: Python's default
     """
@@ -53,7 +53,7 @@ class Native:
         """Reads every data set."""
 
     def open(self, dataset: Dataset, request: Request) -> ReplicaFeed:
-        workers = WORKERS[dataset.kind] if self.workers is None else self.workers
+        workers = (WORKERS if dataset.costly else 0) if self.workers is None else self.workers
         pin = self.pin_memory and request.device.type == "cuda"
         settings = replace(self, workers=workers, pin_memory=pin)
         train, validation = (dataset.split(train, request.model, request.seed) for train in (True, False))

@@ -20,6 +20,8 @@ from ddlbench.job import Model
 class PackedImages(ImageFolders):
     """ImageFolders whose files lie in TFRecord shards. Checksums of records are not computed while training."""
 
+    mapped = True
+
     def check(self, model: Model) -> None:
         check_classes(len(read_manifest(self.folder()).classes), model)
         self.check_size(model)

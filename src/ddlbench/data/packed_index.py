@@ -53,16 +53,16 @@ def prepare_source(root: Path, split: str, cache: Path) -> PackedSource:
     file = cache / f"packed-{hashlib.sha256(key.encode()).hexdigest()[:16]}.npz"
     arrays = _read(file)
     if arrays is None:
-        arrays = scan([root / shard.file for shard in shards])
+        arrays = scan([root / shard.file for shard in shards], len(pack.classes))
         _write(file, arrays)
     files, names = Files(*(arrays[name] for name in ARRAYS[:4])), tuple(Path(shard.file).name for shard in shards)
     return PackedSource(root / split, pack.classes, files, names, arrays["holders"], arrays["starts"])
 
 
-def scan(shards: list[Path]) -> dict[str, NDArray[Any]]:
+def scan(shards: list[Path], classes: int) -> dict[str, NDArray[Any]]:
     """All images by class and name."""
     with ThreadPoolExecutor(SCANNERS) as pool:
-        found = pool.map(lambda job: list(images(*job)), enumerate(shards))
+        found = pool.map(lambda holder, shard: list(images(holder, shard, classes)), range(len(shards)), shards)
         every = sorted(chain.from_iterable(found))
     names = [image.name for image in every]
     return {
@@ -75,14 +75,18 @@ def scan(shards: list[Path]) -> dict[str, NDArray[Any]]:
     }
 
 
-def images(holder: int, shard: Path) -> Iterator[Image]:
-    """Raises UserError for an index that does not fit its shard, and a record that is no Example of an image."""
+def images(holder: int, shard: Path, classes: int) -> Iterator[Image]:
+    """Raises UserError for an index that does not fit its shard, and a record that is no Example of an image in one of
+    `classes` classes."""
     data = mapped(shard)
     for offset, size in read_index(index_path(shard).read_bytes()):
         try:
             if (length := int.from_bytes(data[offset : offset + 8], "little")) != size - FRAME:
                 raise ValueError(f"its length is {length}, {size - FRAME} by the index")
-            yield image(data, (offset + HEAD.size, offset + size - FOOT.size), holder)
+            found = image(data, (offset + HEAD.size, offset + size - FOOT.size), holder)
+            if not 0 <= found.label < classes:
+                raise ValueError(f"its label is {found.label}, there are {classes} classes")
+            yield found
         except (KeyError, ValueError) as error:
             raise UserError(f"{shard} holds no image at byte {offset} ({error}): {AGAIN}") from error
 

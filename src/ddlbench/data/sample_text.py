@@ -7,7 +7,7 @@ half a megabyte that differs between Python versions, hence the version in the f
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +26,14 @@ class SampleText:
     """The sample set in `root`, null: the program's own folder.
 
     vocab_size: tokens of the byte-level BPE, 256 at least; a text has only so many merges, so it may come out smaller
-    stage_to, val_limit: as TokenText's
+    stage_to, tokenize, val_limit: as TokenText's
     """
 
     name: str
     root: str | None = None
     vocab_size: int = 2048
     stage_to: str | None = None
+    tokenize: str = "ahead"
     val_limit: int | None = None
 
     kind = "text"
@@ -41,6 +42,14 @@ class SampleText:
         if self.vocab_size < BYTES:
             raise UserError(f"data.vocab_size={self.vocab_size} is less than the {BYTES} bytes: choose {BYTES} or more")
         self._text()
+
+    @property
+    def mapped(self) -> bool:
+        return self._text().mapped
+
+    @property
+    def costly(self) -> bool:
+        return self._text().costly
 
     def check(self, model: Model) -> None:
         if self.vocab_size > model.outputs():
@@ -79,7 +88,8 @@ class SampleText:
 
     def _text(self, folder: Path | None = None) -> TokenText:
         where = str(folder or self.folder())
-        return TokenText(self.name, root=where, cache_dir=where, stage_to=self.stage_to, val_limit=self.val_limit)
+        text = TokenText(self.name, root=where, cache_dir=where, tokenize=self.tokenize, val_limit=self.val_limit)
+        return replace(text, stage_to=self.stage_to)
 
     def _make(self, folder: Path) -> None:
         train, valid = parted(topics())

@@ -45,7 +45,7 @@ def read_record(file: BinaryIO, offset: int, end: int) -> bytes:
     file.seek(offset)
     head = file.read(HEAD.size)
     if len(head) < HEAD.size:
-        raise BadRecord(f"cut short, the file ends {HEAD.size - len(head)} bytes into its head", None)
+        raise BadRecord(f"cut short, the file ends {len(head)} bytes into its head", None)
     length, check = HEAD.unpack(head)
     if check != masked_crc(head[:8]):
         raise BadRecord(f"its length ({length}) does not have its checksum", None)

@@ -12,23 +12,27 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from ddlbench.data.tokenfile import FORMAT, TokenIndex, smallest_dtype, write_index, write_tokens
+from ddlbench.data.tokenfile import FORMAT, TokenIndex, replacing, smallest_dtype, write_index, write_tokens
 from ddlbench.errors import UserError
 from ddlbench.progress import Progress
 
-CHUNK_BYTES = 2**20  # text in memory at a time; with its tokens about 40 MiB, and at least one line
+CHUNK_BYTES = 2**20  # text in memory at a time; with its tokens about 70 MiB, and at least one line
 WORTH_A_WORD = 2**24  # bytes of text; less is done in a few seconds
 END_OF_TEXT = "<|endoftext|>"
+ROW = np.dtype("<i8")  # of the table of lines
+THREADS = "TOKENIZERS_PARALLELISM"  # read by the library at every call
 
 
 @dataclass(frozen=True)
@@ -81,10 +85,14 @@ class TextTokenizer:
     vocab_size: int
 
     def encode(self, lines: list[str]) -> NDArray[Any]:
-        """The tokens of all lines, one after another, on the library's own threads."""
+        """The tokens of all lines, one after another."""
+        return self.encode_each(lines)[0]
+
+    def encode_each(self, lines: list[str]) -> tuple[NDArray[Any], list[int]]:
+        """The tokens of all lines, one after another, and how many are each line's."""
         encodings = self.core.encode_batch_fast(lines, add_special_tokens=False)
         ids = chain.from_iterable(encoding.ids for encoding in encodings)
-        return np.fromiter(ids, dtype=smallest_dtype(self.vocab_size))
+        return np.fromiter(ids, dtype=smallest_dtype(self.vocab_size)), [len(encoding) for encoding in encodings]
 
 
 def gpt2_tokenizer(vocab: Path, merges: Path) -> Tokenizer:
@@ -105,7 +113,7 @@ def gpt2_tokenizer(vocab: Path, merges: Path) -> Tokenizer:
 
 
 def tokenize_file(source: Path, tokenizer: TextTokenizer, target: Path, chunk_bytes: int = CHUNK_BYTES) -> None:
-    """Make token file `target` and its index of a text file. Memory is flat in the size of the text.
+    """Make token file `target`, the table of its lines and its index. Memory is flat in the size of the text.
 
     Raises UserError for text that is not UTF-8; OSError where `target` cannot be written.
     """
@@ -114,7 +122,8 @@ def tokenize_file(source: Path, tokenizer: TextTokenizer, target: Path, chunk_by
     progress.say(f"tokenising {source} ({state.st_size / 1e6:.0f} MB) once, into {target}")
     chunks = progress.steps(text, -(-state.st_size // chunk_bytes), f"tokenising {source.name}, chunk")
     dtype = smallest_dtype(tokenizer.vocab_size)
-    tokens, sha256 = write_tokens(target, map(tokenizer.encode, chunks), dtype)
+    with replacing(table_path(target)) as table, on_all_threads():
+        tokens, sha256 = write_tokens(target, encoded(chunks, tokenizer, table), dtype)
     index = TokenIndex(
         format=FORMAT,
         dtype=dtype,
@@ -131,6 +140,38 @@ def tokenize_file(source: Path, tokenizer: TextTokenizer, target: Path, chunk_by
         source_modified_ns=state.st_mtime_ns,
     )
     write_index(target, index)
+
+
+def encoded(chunks: Iterable[list[str]], tokenizer: TextTokenizer, table: BinaryIO) -> Iterator[NDArray[Any]]:
+    """The tokens of each chunk; in passing, `table` is written (rawtext.py)."""
+    end = np.zeros(2, dtype=ROW)
+    table.write(end.tobytes())
+    for lines in chunks:
+        ids, counts = tokenizer.encode_each(lines)
+        ends = end + np.cumsum([[len(line.encode()) for line in lines], counts], axis=1, dtype=ROW).T
+        table.write(ends.tobytes())
+        end = ends[-1]
+        yield ids
+
+
+def table_path(target: Path) -> Path:
+    """The table of lines of a token file."""
+    return target.with_suffix(".lines")
+
+
+@contextmanager
+def on_all_threads() -> Generator[None]:
+    """Within it the library uses all cores: threads that do not survive a fork, of which older versions warn."""
+    os.environ[THREADS] = "true"
+    try:
+        yield
+    finally:
+        on_one_thread()
+
+
+def on_one_thread() -> None:
+    """From now on the library takes no threads: a rank, and each of its loader workers, stands for one core."""
+    os.environ[THREADS] = "false"
 
 
 class Lines:

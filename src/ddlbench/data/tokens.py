@@ -1,4 +1,5 @@
-"""Text to train on: windows over memory-mapped token files, made once from raw text and a tokenizer."""
+"""Text to train on: windows over memory-mapped token files, made once from raw text and a tokenizer, or over the raw
+text itself, tokenised while it is read."""
 
 from __future__ import annotations
 
@@ -13,13 +14,16 @@ import torch
 from numpy.typing import NDArray
 
 from ddlbench.data.feed import Fetched
+from ddlbench.data.rawtext import RawText, RawTokens, has_table
 from ddlbench.data.staging import Part, node_folder
 from ddlbench.data.textfiles import find_texts, find_tokenizer, is_current, is_made, token_path
 from ddlbench.data.tokenfile import TokenFile
-from ddlbench.data.tokenize import TextTokenizer, TokenizerFiles, tokenize_file
+from ddlbench.data.tokenize import TextTokenizer, TokenizerFiles, table_path, tokenize_file
 from ddlbench.errors import UserError
 from ddlbench.job import Model
 from ddlbench.recipe.losses import IGNORED
+
+TOKENIZE = ("ahead", "on_the_fly")
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class TokenSplit:
     token and its targets with -100, which is not scored. Windows do not depend on epoch or seed.
     """
 
-    file: TokenFile
+    file: TokenFile | RawText
     seq_len: int
     windows: int
 
@@ -53,24 +57,25 @@ class TokenSplit:
         )
 
     @cached_property
-    def tokens(self) -> NDArray[Any]:
-        """The whole text, mapped: [tokens]."""
+    def tokens(self) -> NDArray[Any] | RawTokens:
+        """The whole text, mapped or tokenised where it is asked for: [tokens]."""
         return self.file.read()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the map: a worker opens its own, instead of being sent the whole text."""
+        """Without the text: a worker opens its own, instead of being sent the whole of it."""
         return {key: value for key, value in self.__dict__.items() if key != "tokens"}
 
 
 @dataclass
 class TokenText:
-    """Raw text in a folder, tokenised on first use.
+    """Raw text in a folder.
 
     root: folder of the text: wiki.train.raw and wiki.valid.raw, or .tokens, or train.txt and valid.txt
     tokenizer: folder with vocab.json and merges.txt (GPT-2's) or with tokenizer.json, or that file; null: root
-    stage_to: folder of each node's own storage to copy the token files to before the clock starts; null: none
+    stage_to: folder of each node's own storage to copy what is read to before the clock starts; null: none
     cache_dir: where the token files go; null: root if it can be written, else the program's own folder
     train, valid: other names in root; a name that ends in .bin is a token file made before
+    tokenize: ahead, on first use into token files | on_the_fly, again whenever a sample is read; the same samples
     val_limit: at most so many validation windows, the first ones; how many words they hold is then not known
     """
 
@@ -81,6 +86,7 @@ class TokenText:
     stage_to: str | None = None
     train: str | None = None
     valid: str | None = None
+    tokenize: str = "ahead"
     val_limit: int | None = None
 
     kind = "text"
@@ -90,6 +96,22 @@ class TokenText:
             raise UserError(f"data.val_limit={self.val_limit} must be greater than 0; null validates on everything")
         if (self.train is None) != (self.valid is None):
             raise UserError(f"data.train={self.train} and data.valid={self.valid}: give both names or none")
+        if self.tokenize not in TOKENIZE:
+            raise UserError(f"data.tokenize={self.tokenize} is unknown: choose one of {', '.join(TOKENIZE)}")
+        made = [name for name in (self.train, self.valid) if name and name.endswith(".bin")]
+        if made and not self.mapped:
+            raise UserError(
+                f"data.tokenize=on_the_fly needs raw text, {' and '.join(made)} is a token file: "
+                f"choose data.tokenize=ahead, or give data.train= and data.valid= the raw text"
+            )
+
+    @property
+    def mapped(self) -> bool:
+        return self.tokenize == "ahead"
+
+    @property
+    def costly(self) -> bool:
+        return not self.mapped
 
     def check(self, model: Model) -> None:
         """Opens token files that exist already; whether others are long enough, `split` finds out."""
@@ -97,13 +119,13 @@ class TokenText:
         if files:
             tokenizer = files.load()
             _fits_vocabulary(tokenizer.name, tokenizer.vocab_size, model)
-        for train, (text, target) in self._parts().items():
+        for train, (text, target) in self._files().items():
             if is_made(text, target):
                 self.split(train, model, seed=0)
 
     def prepare(self) -> None:
         """Tokenise what has not been tokenised yet. Makers at once do the same work and leave the same files."""
-        stale = [(text, target) for text, target in self._parts().values() if not is_current(text, target)]
+        stale = [part for part in self._files().values() if not self._is_ready(*part)]
         files = self._tokenizer_files()
         if stale and files:
             tokenizer = files.load()
@@ -112,7 +134,7 @@ class TokenText:
 
     def split(self, train: bool, model: Model, seed: int) -> TokenSplit:
         """`seed` changes nothing: text has no augmentation. Raises UserError where file and model do not fit."""
-        file = self._staged(self._open(train))
+        file = self._open(train)
         (seq_len,) = model.input_shape()
         _fits_vocabulary(f"{file.path} ({file.index.tokenizer})", file.index.vocab_size, model)
         scored = max(file.index.tokens - 1, 0)
@@ -124,7 +146,7 @@ class TokenText:
             )
         if not train and self.val_limit is not None:
             windows = min(windows, self.val_limit)
-        return TokenSplit(file, seq_len, windows)
+        return TokenSplit(self._as_read(train, file), seq_len, windows)
 
     def describe(self) -> dict[str, Any]:
         """hash: of the tokens and the tokenizer. All sizes are of the whole text, so under a val_limit, which is in
@@ -147,18 +169,28 @@ class TokenText:
         }
 
     def parts(self) -> list[Part]:
-        files = [self._open(train).path for train in (True, False)] if self.stage_to else []
-        return [Part(file.parent, self._node_folder(), [file.name], 1, file.stat().st_size) for file in files]
+        if not self.stage_to:
+            return []
+        files = [file for text, target in self._files().values() for file in self._read(text, target)]
+        return [Part(file.parent, self._here(file).parent, [file.name], 1, file.stat().st_size) for file in files]
 
-    def _staged(self, file: TokenFile) -> TokenFile:
-        """As a node reads it."""
-        return replace(file, path=self._node_folder() / file.path.name) if self.stage_to else file
+    def _read(self, text: Path, target: Path) -> list[Path]:
+        """Which files samples are made of."""
+        return [target] if self.mapped else [text, table_path(target)]
 
-    def _node_folder(self) -> Path:
-        assert self.stage_to is not None, "there are no copies"
-        return node_folder(self.stage_to, self.name, self.describe()["hash"])
+    def _here(self, file: Path) -> Path:
+        """As a node reads it: its own copy, if the data are staged."""
+        return node_folder(self.stage_to, self.name, self.describe()["hash"]) / file.name if self.stage_to else file
 
-    def _parts(self) -> dict[bool, tuple[Path, Path]]:
+    def _as_read(self, train: bool, made: TokenFile) -> TokenFile | RawText:
+        file = replace(made, path=self._here(made.path))
+        if self.mapped:
+            return file
+        files = self._tokenizer_files()
+        assert files, "raw text needs a tokenizer"
+        return RawText(self._here(self._files()[train][0]), file, files)
+
+    def _files(self) -> dict[bool, tuple[Path, Path]]:
         """Text and its token file, of training (True) and validation (False)."""
         files = self._tokenizer_files()
         digest = files.hash() if files else ""
@@ -166,6 +198,9 @@ class TokenText:
             train: (text, token_path(text, digest, self.cache_dir))
             for train, text in zip((True, False), self._texts(), strict=True)
         }
+
+    def _is_ready(self, text: Path, target: Path) -> bool:
+        return is_current(text, target) and (self.mapped or has_table(target))
 
     def _texts(self) -> tuple[Path, Path]:
         return find_texts(self.root, self.train, self.valid)
@@ -177,7 +212,7 @@ class TokenText:
 
     def _open(self, train: bool) -> TokenFile:
         """Raises UserError where the token file is not of the configured tokenizer, or of another than its pair."""
-        files, parts = self._tokenizer_files(), self._parts()
+        files, parts = self._tokenizer_files(), self._files()
         text, target = parts[train]
         if not is_made(text, target):
             raise UserError(
