@@ -81,7 +81,7 @@ def command(side: tuple[str, ...], images: Path, *settings: int) -> list[str]:
     return [sys.executable, "-m", module, *first, str(images), *map(str, settings)]
 
 
-def compare(name: str, pairs: int, turn_s: float) -> None:
+def compare(name: str, turn_s: float, pairs: int) -> None:
     images, what = SampleImages("sample_images"), COMPARISONS[name]
     images.prepare()
     commands = [command(side, images.layout().root, BATCH, SIZE, WORKERS) for side in (what.own, what.other)]

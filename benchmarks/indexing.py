@@ -1,0 +1,63 @@
+"""A tree of a million image names: made, listed and indexed, opened again, and removed.
+
+The files are empty: what is measured is names. The folders were written just before, so the system has them in memory;
+from a disk or a network they come slower, in the same memory of ours.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from itertools import pairwise
+from pathlib import Path
+
+from benchmarks.pairs import peak_resident, tell
+from ddlbench.data.image_index import Layout, open_index, prepare_index
+
+NAMES, CLASSES = 1_280_000, 1_000
+IMAGES_A_VALIDATION_IMAGE = 26  # ImageNet has 1,281,167 and 50,000
+
+
+def make_tree(root: Path, names: int, classes: int) -> None:
+    """ImageNet's folders and names, e.g. train/n00000007/n00000007_00012.JPEG."""
+    for number in range(classes):
+        label, each = f"n{number:08d}", names // classes
+        held = -(-each // IMAGES_A_VALIDATION_IMAGE)
+        for split, images in (("val", range(held)), ("train", range(held, each))):
+            (folder := root / split / label).mkdir(parents=True)
+            for image in images:
+                os.close(os.open(f"{folder}/{label}_{image:05d}.JPEG", os.O_CREAT))
+
+
+def index(root: Path) -> None:
+    """Print images, seconds to list, to open as a rank does, to open after a look at the folders, and the file's MB."""
+    layout, clock = Layout(root, "train", "val"), [time.perf_counter()]
+    for work in (prepare_index, open_index, prepare_index):
+        found = work(layout, None)
+        clock.append(time.perf_counter())
+    (file,) = (root / ".ddlbench").iterdir()
+    spans = (after - before for before, after in pairwise(clock))
+    print(len(found.train) + len(found.val), *spans, file.stat().st_size / 1e6)
+
+
+def measure(names: int, classes: int) -> tuple[float, list[float]]:
+    """The most MB resident in a process of its own, and what `index` printed."""
+    with tempfile.TemporaryDirectory() as folder:
+        make_tree(Path(folder), names, classes)
+        most, printed = peak_resident("benchmarks.indexing", folder)
+    return most, [float(number) for number in printed.split()]
+
+
+def compare(names: int = NAMES, classes: int = CLASSES) -> None:
+    """Few names first: what Python and numpy take by themselves."""
+    for count in (classes * 2, names):
+        most, (images, listed, opened, looked, megabytes) = measure(count, classes)
+        tell("index", f"{images:.0f} names in {classes} classes: listed in {listed:.2f} s, {megabytes:.1f} MB")
+        tell("", f"opened in {opened:.3f} s, with a look at the folders in {looked:.3f} s")
+        tell("", f"{most:.0f} MB resident at most")
+
+
+if __name__ == "__main__":
+    index(Path(sys.argv[1]))
