@@ -1,7 +1,8 @@
 """A tree of a million image names: made, listed and indexed, opened again, and removed.
 
-The files are empty: what is measured is names. The folders were written just before, so the system has them in memory;
-from a disk or a network they come slower, in the same memory of ours.
+The names of a class are links to one empty file: it is names that are measured, and a million files made and removed
+keep some file systems busy for minutes. The system has the folders in memory, for they were written just before; from a
+disk or a network they come slower, in the same memory of ours.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from benchmarks.pairs import peak_resident, tell
-from ddlbench.data.image_index import Layout, open_index, prepare_index
+from ddlbench.data.image_index import Index, Layout, open_index, prepare_index
 
 NAMES, CLASSES = 1_280_000, 1_000
 IMAGES_A_VALIDATION_IMAGE = 26  # ImageNet has 1,281,167 and 50,000
@@ -27,19 +28,25 @@ def make_tree(root: Path, names: int, classes: int) -> None:
         held = -(-each // IMAGES_A_VALIDATION_IMAGE)
         for split, images in (("val", range(held)), ("train", range(held, each))):
             (folder := root / split / label).mkdir(parents=True)
+            (first := folder / "image").touch()
             for image in images:
-                os.close(os.open(f"{folder}/{label}_{image:05d}.JPEG", os.O_CREAT))
+                os.link(first, f"{folder}/{label}_{image:05d}.JPEG")
+            first.unlink()
 
 
 def index(root: Path) -> None:
     """Print images, seconds to list, to open as a rank does, to open after a look at the folders, and the file's MB."""
     layout, clock = Layout(root, "train", "val"), [time.perf_counter()]
     for work in (prepare_index, open_index, prepare_index):
-        found = work(layout, None)
+        images = samples(work(layout, None))
         clock.append(time.perf_counter())
     (file,) = (root / ".ddlbench").iterdir()
     spans = (after - before for before, after in pairwise(clock))
-    print(len(found.train) + len(found.val), *spans, file.stat().st_size / 1e6)
+    print(images, *spans, file.stat().st_size / 1e6)
+
+
+def samples(index: Index) -> int:
+    return len(index.train) + len(index.val)
 
 
 def measure(names: int, classes: int) -> tuple[float, list[float]]:

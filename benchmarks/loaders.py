@@ -2,9 +2,9 @@
 
 python -m benchmarks.loaders [--pairs 15] [--only index]
 
-Both sides of a comparison work by turns in one run, a second or two apart, so a slow spell of the machine falls on both.
-Printed: the median ratio of speeds, ddlbench's over the other's, with its distribution-free 95 % interval. All of it
-takes about seven minutes and reads the sample images and the sample text, which are made where they are missing.
+Both sides of a comparison work by turns in one run, a second or two apart, so that a slow spell of the machine falls on
+both. Printed: the median ratio of speeds, ddlbench's over the other's, with its distribution-free 95 % interval. All of
+it takes about seven minutes and reads the sample images and the sample text, which are made where they are missing.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -34,17 +35,18 @@ def peak_resident(*arguments: str) -> tuple[float, str]:
 
     Each process of it counts with the most that it ever had, as Linux keeps it (VmHWM); the sum is an upper bound.
     """
-    program = subprocess.Popen([sys.executable, "-m", *arguments], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     most: dict[int, float] = {}
-    while program.poll() is None:
-        with suppress(psutil.NoSuchProcess):
-            for process in (psutil.Process(program.pid), *psutil.Process(program.pid).children(recursive=True)):
-                most[process.pid] = high_water_mb(process.pid) or most.get(process.pid, 0.0)
-        time.sleep(POLL_S)
-    assert program.stdout is not None
-    if program.returncode:
-        raise SystemExit(f"{' '.join(arguments)} exited with {program.returncode}")
-    return sum(most.values()), program.stdout.read()
+    command = [sys.executable, "-m", *arguments]
+    with tempfile.TemporaryFile("w+") as out, subprocess.Popen(command, cwd=ROOT, stdout=out) as program:
+        while program.poll() is None:
+            with suppress(psutil.NoSuchProcess):
+                for process in (parent := psutil.Process(program.pid), *parent.children(recursive=True)):
+                    most[process.pid] = high_water_mb(process.pid) or most.get(process.pid, 0.0)
+            time.sleep(POLL_S)
+        if program.returncode:
+            raise SystemExit(f"{' '.join(command)} exited with {program.returncode}")
+        out.seek(0)
+        return sum(most.values()), out.read()
 
 
 def high_water_mb(pid: int) -> float | None:
