@@ -17,6 +17,7 @@ from benchmarks.pairs import tell, told
 from ddlbench.data.sample_images import SampleImages
 
 BATCH, SIZE, WORKERS = 32, 224, 2
+TURN_S = 2.0  # a batch takes a tenth of a second
 WARM = 12  # batches before the first turn
 Turn = tuple[float, float]
 
@@ -81,12 +82,12 @@ def command(side: tuple[str, ...], images: Path, *settings: int) -> list[str]:
     return [sys.executable, "-m", module, *first, str(images), *map(str, settings)]
 
 
-def compare(name: str, turn_s: float, pairs: int) -> None:
+def compare(name: str, pairs: int) -> None:
     images, what = SampleImages("sample_images"), COMPARISONS[name]
     images.prepare()
     commands = [command(side, images.layout().root, BATCH, SIZE, WORKERS) for side in (what.own, what.other)]
     with tempfile.TemporaryDirectory() as folder:
-        found = rates(commands, Path(folder), pairs, turn_s, BATCH)
+        found = rates(commands, Path(folder), pairs, TURN_S, BATCH)
     own, other = (median(side) for side in zip(*found, strict=True))
     speeds = f"{own:.0f} and {other:.0f} images/s"
     tell(name, f"ratio {told([a / b for a, b in found])}, {speeds}; aim: {what.aim}")

@@ -57,11 +57,11 @@ def measure(names: int, classes: int) -> tuple[float, list[float]]:
     return most, [float(number) for number in printed.split()]
 
 
-def compare(names: int = NAMES, classes: int = CLASSES) -> None:
+def compare(name: str, _: int) -> None:
     """Few names first: what Python and numpy take by themselves."""
-    for count in (classes * 2, names):
-        most, (images, listed, opened, looked, megabytes) = measure(count, classes)
-        tell("index", f"{images:.0f} names in {classes} classes: listed in {listed:.2f} s, {megabytes:.1f} MB")
+    for count in (CLASSES * 2, NAMES):
+        most, (images, listed, opened, looked, megabytes) = measure(count, CLASSES)
+        tell(name, f"{images:.0f} names in {CLASSES} classes: listed in {listed:.2f} s, {megabytes:.1f} MB")
         tell("", f"opened in {opened:.3f} s, with a look at the folders in {looked:.3f} s")
         tell("", f"{most:.0f} MB resident at most")
 

@@ -13,19 +13,10 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Callable
-from functools import partial
+from importlib import import_module
 
-from benchmarks import images, indexing, packing, windows
-
-TURN_S = 2.0  # of programs that read images; a batch takes a tenth of a second
-
-PARTS: dict[str, Callable[[int], None]] = {
-    **{name: partial(images.compare, name, TURN_S) for name in images.COMPARISONS},
-    "tokens": windows.compare,
-    "pack": packing.compare,
-    "index": lambda _: indexing.compare(),
-}
+IMAGES = ("native/torchvision", "dali/by hand", "dali/native")
+PARTS = {**dict.fromkeys(IMAGES, "images"), "tokens": "windows", "pack": "packing", "index": "indexing"}
 
 
 def main() -> None:
@@ -35,9 +26,10 @@ def main() -> None:
     arguments = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"  # of the programs that are started
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # by way of `finally`: a stopped program would stay
-    for name, part in PARTS.items():
+    for name, module in PARTS.items():
         if arguments.only in (None, name):
-            part(arguments.pairs)
+            # Not before: the processes that `pack` starts import whatever this file imports at its head.
+            import_module(f"benchmarks.{module}").compare(name, arguments.pairs)
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ def seconds(work: Callable[[Path], object], parent: Path) -> float:
         return time.perf_counter() - began
 
 
-def compare(pairs: int) -> None:
+def compare(_: str, pairs: int) -> None:
     """Beside the sample images, so that images, copies and packed sets lie on one disk."""
     sample = SampleImages("sample_images")
     sample.prepare()

@@ -53,7 +53,7 @@ def tokens_a_second(batches: Batches, seconds: float) -> float:
     return tokens / passed
 
 
-def compare(pairs: int) -> None:
+def compare(name: str, pairs: int) -> None:
     torch.set_num_threads(1)
     text = SampleText("sample_text")
     text.prepare()
@@ -63,4 +63,4 @@ def compare(pairs: int) -> None:
         next(side)
     found = [(tokens_a_second(own, TURN_S), tokens_a_second(other, TURN_S)) for _ in range(pairs)]
     speeds = " and ".join(f"{median(side) / 1e6:.2f}" for side in zip(*found, strict=True))
-    tell("tokens/on the fly", f"ratio {told([a / b for a, b in found])}, {speeds} M tokens/s; aims: 10, 1 M tokens/s")
+    tell(f"{name}/on the fly", f"ratio {told([a / b for a, b in found])}, {speeds} M tokens/s; aims: 10, 1 M tokens/s")
