@@ -1,4 +1,4 @@
-.PHONY: setup horovod run test test-all lint format bench docs
+.PHONY: setup horovod run test test-all lint format bench bench-loaders docs
 
 # What needs root (Slurm, Open MPI from Debian) the tests install themselves, or they say why they skip.
 # Two files at a time: most tests keep one core busy.
@@ -31,6 +31,9 @@ format: setup
 
 bench: setup horovod
 	.venv/bin/python benchmarks/overhead.py
+
+bench-loaders: setup
+	.venv/bin/python -m benchmarks.loaders
 
 docs: setup
 	.venv/bin/python -m ddlbench.results.schema > docs/data-dictionary.md

@@ -129,6 +129,7 @@ class Side:
     def kill(self) -> None:
         if self.process.poll() is None:
             self.signal(signal.SIGKILL)
+        self.process.wait(LIMIT_S)
 
     def errors(self) -> str:
         return (self.folder / "err").read_text()

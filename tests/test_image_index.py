@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+import tempfile
+import tracemalloc
+from itertools import product
+from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ddlbench.data.image_index import Layout, open_index, prepare_index
@@ -44,6 +49,47 @@ def test_hash_covers_names_and_sizes_of_both_splits(layout):
     lines = ["train/cat/a.jpg\0001", "train/cat/b.JPEG\0002", "train/dog/é.png\0003", "val/cat/v.jpeg\0004"]
     text = "".join(f"{line}\n" for line in [*lines, "val/dog/w.JPG\0005"])
     assert prepare_index(layout, None).hash == hashlib.sha256(text.encode()).hexdigest()
+
+
+def test_kept_arrays(layout):
+    """Their types too: an index made by one version is read by the next."""
+    prepare_index(layout, None)
+    (file,) = (layout.root / ".ddlbench").iterdir()
+    with np.load(file) as kept:
+        arrays = {name: kept[name] for name in kept.files if name != "about"}
+    names = np.frombuffer("a.jpgb.JPEGé.png".encode() + b"v.jpegw.JPG", np.uint8)
+    expected = {
+        "train_names": names[:17], "train_ends": [0, 5, 11, 17], "train_sizes": [1, 2, 3], "train_labels": [0, 0, 1],
+        "val_names": names[17:], "val_ends": [0, 6, 11], "val_sizes": [4, 5], "val_labels": [0, 1],
+    }  # fmt: skip
+    assert {name: array.tolist() for name, array in arrays.items()} == {k: list(v) for k, v in expected.items()}
+    types = {"names": "uint8", "ends": "int64", "sizes": "int64", "labels": "int32"}
+    assert all(array.dtype == types[name.split("_")[1]] for name, array in arrays.items())
+
+
+@pytest.fixture
+def many(tmp_path):
+    """50,000 names in 500 classes, all of one file."""
+    with tempfile.TemporaryDirectory(dir=tmp_path) as folder:
+        root = Path(folder)
+        (root / "image").write_text("1")
+        for label, (split, count) in product(range(500), (("train", 99), ("val", 1))):
+            (held := root / split / f"n{label:08d}").mkdir(parents=True)
+            for number in range(count):
+                os.link(root / "image", held / f"n{label:08d}_{number:05d}.JPEG")
+        yield Layout(root, "train", "val")
+
+
+def test_memory_is_that_of_the_index(many):
+    tracemalloc.start()
+    try:
+        index = prepare_index(many, None)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert (len(index.train), len(index.val)) == (49_500, 500)
+    size = sum(array.nbytes for files in (index.train, index.val) for array in vars(files).values())
+    assert most < 3 * size  # a tuple, a string and a number for every file would be 8 times as much
 
 
 def test_kept_index_is_used_until_a_folder_changes(layout, monkeypatch):

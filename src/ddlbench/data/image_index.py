@@ -7,10 +7,12 @@ import json
 import os
 import tempfile
 import zipfile
+from array import array
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -113,37 +115,65 @@ def folder_stamps(layout: Layout) -> list[int]:
 
 
 def scan(layout: Layout) -> Index:
-    """List every class folder. Raises UserError where one holds no image."""
+    """List every class folder. Memory is about the index's own size. Raises UserError where a folder holds no image."""
     classes, digest = layout.classes(), hashlib.sha256()
     splits: list[Files] = []
     for role, folder in zip(("train", "val"), layout.splits, strict=True):
+        columns = Columns()
         with ThreadPoolExecutor(SCANNERS) as pool:
-            listed = list(pool.map(list_images, [folder / name for name in classes]))
-        for name, images in zip(classes, listed, strict=True):
-            digest.update(b"".join(os.fsencode(f"{role}/{name}/{image}") + b"\0%d\n" % size for image, size in images))
-        splits.append(_pack(listed))
+            for name, images in zip(classes, pool.map(list_images, [folder / name for name in classes]), strict=True):
+                digest.update(_lines(os.fsencode(f"{role}/{name}/"), images))
+                columns.add(images)
+        splits.append(columns.files())
     return Index(tuple(classes), *splits, hash=digest.hexdigest())
 
 
-def list_images(folder: Path) -> list[tuple[str, int]]:
-    """(name, bytes) of every image in a class folder, by name."""
+def list_images(folder: Path) -> Listing:
+    """Every image in a class folder, by name."""
     with os.scandir(folder) as entries:
         images = sorted((entry.name, entry.stat().st_size) for entry in entries if _is_image(entry))
     if not images:
         raise UserError(f"{folder} holds no image ({', '.join(EXTENSIONS)}): fill or remove the folder")
-    return images
+    names = [os.fsencode(name) for name, _ in images]
+    return Listing(b"".join(names), array("q", map(len, names)), array("q", (size for _, size in images)))
+
+
+class Listing(NamedTuple):
+    """The images of one folder: their names one after another, each name's length, each file's bytes."""
+
+    names: bytes
+    lengths: array[int]
+    sizes: array[int]
+
+
+class Columns:
+    """Files of one class after another. They grow in place, and no file is a Python object once its class is added."""
+
+    def __init__(self) -> None:
+        self.names, self.lengths, self.sizes, self.counts = bytearray(), array("q"), array("q"), array("q")
+
+    def add(self, images: Listing) -> None:
+        self.names += images.names
+        self.lengths += images.lengths
+        self.sizes += images.sizes
+        self.counts.append(len(images.sizes))
+
+    def files(self) -> Files:
+        ends = np.zeros(len(self.lengths) + 1, np.int64)
+        np.cumsum(self.lengths, out=ends[1:])
+        labels = np.repeat(np.arange(len(self.counts), dtype=np.int32), self.counts)
+        return Files(np.frombuffer(self.names, np.uint8), ends, np.frombuffer(self.sizes, np.int64), labels)
+
+
+def _lines(folder: bytes, images: Listing) -> bytes:
+    """What the hash covers: <folder><name> NUL <bytes>, a line a file."""
+    starts = accumulate(images.lengths, initial=0)
+    named = zip(starts, images.lengths, images.sizes, strict=False)  # the last start is the end
+    return b"".join(b"%b%b\0%d\n" % (folder, images.names[at : at + length], size) for at, length, size in named)
 
 
 def _is_image(entry: os.DirEntry[str]) -> bool:
     return entry.name.lower().endswith(EXTENSIONS) and not entry.name.startswith(".") and entry.is_file()
-
-
-def _pack(listed: list[list[tuple[str, int]]]) -> Files:
-    names = [os.fsencode(name) for images in listed for name, _ in images]
-    ends = np.cumsum([0, *(len(name) for name in names)], dtype=np.int64)
-    sizes = np.array([size for images in listed for _, size in images], np.int64)
-    labels = np.repeat(np.arange(len(listed), dtype=np.int32), [len(images) for images in listed])
-    return Files(np.frombuffer(b"".join(names), np.uint8), ends, sizes, labels)
 
 
 def _cache_file(layout: Layout, cache_dir: str | None) -> Path:

@@ -105,7 +105,10 @@ def decode_image(content: bytes | memoryview, decoder: str) -> Image.Image | Ten
 
 def _by_pil(content: bytes | memoryview) -> Image.Image:
     with Image.open(io.BytesIO(content)) as image:
-        return image.convert("RGB")
+        if image.mode != "RGB":
+            return image.convert("RGB")
+        image.load()  # `convert` would copy the whole image
+        return image
 
 
 def _by_torchvision(content: bytes | memoryview) -> Tensor:
