@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import pickle
+import tracemalloc
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
@@ -15,6 +18,7 @@ from ddlbench.data.dali import Dali
 from ddlbench.data.example import bytes_of, features, number_of, varint
 from ddlbench.data.pack import pack
 from ddlbench.data.packed_images import PackedImages
+from ddlbench.data.packed_index import scan
 from ddlbench.errors import UserError
 from tests import packs
 from tests.dali_feeds import dali, levels, native
@@ -93,6 +97,38 @@ def test_the_index_is_kept_and_made_anew_for_other_shards(packed):
     before = len(packed.split(True, Shape(), 0)), len(packed.split(False, Shape(), 0))
     assert before == (15, 9)
     assert kept.stat().st_size > 4
+
+
+def test_names_of_any_length_lie_in_order(tmp_path):
+    """Where one name begins as another, the shorter comes first; a class comes before every name of the next."""
+    folders = write_folders(tmp_path / "odd", train=3, val=1, classes=2)
+    names = ("b", "bé", "a" * 90, "b.x")
+    for label, name in product("ab", names):
+        (tmp_path / "odd/train" / label / f"{name}.JPEG").write_bytes(b"x" * len(name))
+    packs.write_pack(folders.layout(), tmp_path / "set", shards=3)
+    source, plain = PackedImages("packed", root=str(tmp_path / "set")).source(True), folders.source(True)
+    images = range(len(plain.files))
+    assert [source.files.name(i) for i in images] == [plain.files.name(i) for i in images]
+    assert [bytes(source.content(i)) for i in images] == [plain.content(i) for i in images]
+    for key in ("ends", "sizes", "labels"):
+        assert np.array_equal(getattr(source.files, key), getattr(plain.files, key))
+
+
+def test_memory_of_a_scan_is_that_of_the_index(tmp_path):
+    folders = write_folders(tmp_path / "one", train=1, val=1, classes=1)
+    content = (tmp_path / "one/train/a/000.JPEG").read_bytes()[:10]
+    shards = [tmp_path / f"{number}.tfrecord" for number in range(40)]
+    for number, shard in enumerate(shards):
+        packs.write_shard(shard, [packs.example(content, 0, f"a/{number}_{i:04d}.JPEG") for i in range(500)])
+    assert folders.kind == "images"
+    tracemalloc.start()
+    try:
+        found = scan(shards, classes=1)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(found["sizes"]) == 20_000
+    assert most < 220 * 20_000  # a tuple, a name and numbers of Python for every image are more
 
 
 def test_split_can_be_sent_to_a_worker(packed):

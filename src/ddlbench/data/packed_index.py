@@ -13,9 +13,8 @@ from __future__ import annotations
 import hashlib
 import json
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,19 +59,29 @@ def prepare_source(root: Path, split: str, cache: Path) -> PackedSource:
 
 
 def scan(shards: list[Path], classes: int) -> dict[str, NDArray[Any]]:
-    """All images by class and name."""
+    """All images by class and name. They are Python objects one shard at a time only: a million would be gigabytes."""
     with ThreadPoolExecutor(SCANNERS) as pool:
-        found = pool.map(lambda holder, shard: list(images(holder, shard, classes)), range(len(shards)), shards)
-        every = sorted(chain.from_iterable(found))
-    names = [image.name for image in every]
+        found = list(pool.map(lambda holder, shard: table(images(holder, shard, classes)), range(len(shards)), shards))
+    every = np.concatenate([table([]), *found])
+    every = every[np.lexsort((every["name"], every["label"]))]
+    lengths, letters = np.char.str_len(every["name"]), np.ascontiguousarray(every["name"]).view(np.uint8)
+    filled = np.arange(every["name"].itemsize) < lengths[:, None]
     return {
-        "names": np.frombuffer(b"".join(names), np.uint8),
-        "ends": np.cumsum([0, *map(len, names)], dtype=np.int64),
-        "sizes": np.array([image.size for image in every], np.int64),
-        "labels": np.array([image.label for image in every], np.int32),
-        "holders": np.array([image.holder for image in every], np.int32),
-        "starts": np.array([image.start for image in every], np.int64),
+        "names": letters.reshape(filled.shape)[filled],
+        "ends": np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        "sizes": every["size"].copy(),
+        "labels": every["label"].copy(),
+        "holders": every["holder"].copy(),
+        "starts": every["start"].copy(),
     }
+
+
+def table(images: Iterable[Image]) -> NDArray[Any]:
+    """A row an image; names are padded with NUL, which no file's name holds."""
+    rows = list(images)
+    width = max((len(image.name) for image in rows), default=1)
+    kinds = {"label": np.int32, "name": f"S{width}", "holder": np.int32, "start": np.int64, "size": np.int64}
+    return np.array(rows, dtype=list(kinds.items()))
 
 
 def images(holder: int, shard: Path, classes: int) -> Iterator[Image]:
