@@ -24,6 +24,7 @@ from tests.equal import train_case
 from tests.libraries import why_no_horovod
 from tests.ranks import run_ranks
 from tests.reference import Case, Outcome
+from tests.strategies import Strategy
 from tests.test_equal_training import TOLERANCES, assert_equal, plain_process
 
 TEXT = Case(
@@ -33,6 +34,20 @@ TEXT = Case(
     global_batch=12,
     steps=4,
 )
+
+
+# Pipelines take micro batches of 2; the others the whole share of a replica.
+STRATEGIES = [
+    Strategy("ddp", DDP(), 2),
+    Strategy("fsdp", FSDP(), 2),
+    Strategy("local_sgd", LocalSGD(local_steps=1), 2),
+    *(Strategy(f"zero{stage}", DeepSpeed(zero_stage=stage), 2) for stage in range(3)),
+    *([] if why_no_horovod() else [Strategy("horovod", Horovod(), 2)]),
+    Strategy("gpipe", Pipeline(), 1, micro_batch=2),
+    Strategy("1f1b", Pipeline(schedule="1f1b"), 1, micro_batch=2),
+    Strategy("interleaved", Pipeline(schedule="interleaved", virtual_stages=2), 1, micro_batch=2),
+    Strategy("hybrid-shards", Pipeline(dp=2, sharded=True), 2, micro_batch=2),
+]
 
 
 @dataclass(frozen=True)
