@@ -21,14 +21,16 @@ pytestmark = needs_dali
 STEPS, DROPPED = divmod(CLASSES, CASE.global_batch)
 
 EVERY = [name for name in choices("framework") if name != "horovod" or not why_no_horovod()]
+QUICK = ["ddp", "zero1", "1f1b", "tensor"]
 LAYOUTS = {
-    1: ["single"],
-    2: [
-        *(name for name in EVERY if name not in ("single", "hybrid")),
+    (1, "quick"): ["single"],
+    (2, "quick"): QUICK,
+    (2, "rest"): [
+        *(name for name in EVERY if name not in ("single", "hybrid", *QUICK)),
         "hybrid framework.tp=2",
         "hybrid framework.dp=2 framework.sharded=true",
     ],
-    4: [
+    (4, "rest"): [
         "hybrid framework.tp=2",
         "hybrid framework.dp=2 framework.tp=2",
         "hybrid framework.dp=2 framework.sharded=true",
@@ -36,7 +38,6 @@ LAYOUTS = {
         "tensor",
         "gpipe",
         "1f1b framework.dp=2",
-        "interleaved",
         "interleaved framework.dp=2",
         "zero_bubble",
         "pipedream",
@@ -45,11 +46,16 @@ LAYOUTS = {
     ],
 }
 PARAMETERS = [
-    pytest.param(world, words, id=f"{world}-ranks-{words}".replace(" framework.", "-"), marks=marks)
-    for world, marks in ((1, []), (2, []), (4, [pytest.mark.slow]))
-    for words in LAYOUTS[world]
+    pytest.param(
+        (world, part),
+        words,
+        id=f"{world}-ranks-{words}".replace(" framework.", "-"),
+        marks=[] if part == "quick" else [pytest.mark.slow],
+    )
+    for (world, part), layouts in LAYOUTS.items()
+    for words in layouts
 ]
-everywhere = pytest.mark.parametrize(("world", "words"), PARAMETERS)
+everywhere = pytest.mark.parametrize(("group", "words"), PARAMETERS)
 
 Given = list[dict[str, Fed]]  # by rank, by loader
 
@@ -68,11 +74,11 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ImageFolders]:
 
 
 @cache
-def train_all(world: int, root: str) -> dict[str, Given]:
+def train_all(group: tuple[int, str], root: str) -> dict[str, Given]:
     with configurations():
-        frameworks = [configuration("+model=resnet50", *on(words)).framework for words in LAYOUTS[world]]
-    by_rank = run_ranks(world, feed_all, frameworks, ImageFolders("pictures", root=root), timeout_s=250)
-    return dict(zip(LAYOUTS[world], (list(ranks) for ranks in zip(*by_rank, strict=True)), strict=True))
+        frameworks = [configuration("+model=resnet50", *on(words)).framework for words in LAYOUTS[group]]
+    by_rank = run_ranks(group[0], feed_all, frameworks, ImageFolders("pictures", root=root), timeout_s=250)
+    return dict(zip(LAYOUTS[group], (list(ranks) for ranks in zip(*by_rank, strict=True)), strict=True))
 
 
 def on(words: str) -> list[str]:
@@ -81,8 +87,8 @@ def on(words: str) -> list[str]:
 
 
 @pytest.fixture
-def given(world: int, words: str, folders: ImageFolders) -> Given:
-    return train_all(world, folders.root)[words]
+def given(group: tuple[int, str], words: str, folders: ImageFolders) -> Given:
+    return train_all(group, folders.root)[words]
 
 
 def replicas(ranks: Given, loader: str) -> list[list[Fed]]:
