@@ -63,6 +63,7 @@ def make_job(case: Case) -> Job:
         precision=case.precision,
         clip_norm=case.clip_norm,
         checkpoint_activations=case.checkpoint_activations,
+        compile=case.compile,
         timeout_s=60.0,
     )
 

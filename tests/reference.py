@@ -27,6 +27,7 @@ class Case:
     micro_batch: int | None = None
     clip_norm: float | None = None
     checkpoint_activations: bool = False
+    compile: bool = False
     global_batch: int = 12
     steps: int = 5
     lr: float = 0.02

@@ -18,6 +18,7 @@ from tests.reference import Outcome, cross_entropy, order, reference
 from tests.test_ddp import CASE
 from tests.test_equal_training import TOLERANCES, distance
 from tests.test_launch import AS_ROOT
+from tests.test_runs import GPT2, record
 
 
 def adasum(updates: list[Tensor]) -> Tensor:
@@ -68,8 +69,11 @@ def test_the_rule_by_hand() -> None:
     assert adasum([x, x, y, y]).tolist() == [2.0, 3.0]
 
 
+needs_adasum = pytest.mark.skipif(why_no_adasum() is not None, reason=str(why_no_adasum()))
+
+
 @pytest.mark.mpi
-@pytest.mark.skipif(why_no_adasum() is not None, reason=str(why_no_adasum()))
+@needs_adasum
 @pytest.mark.parametrize("world", [2, 4])
 def test_trains_what_its_rule_says(tmp_path: Path, world: int) -> None:
     need({"mpirun": "openmpi-bin"})
@@ -82,6 +86,18 @@ def test_trains_what_its_rule_says(tmp_path: Path, world: int) -> None:
     assert found.losses == pytest.approx(expected.losses, abs=TOLERANCES["gpt2", "fp32"].loss)
     assert distance(found.weights, expected) <= TOLERANCES["gpt2", "fp32"].weights
     assert distance(found.weights, reference(CASE, world)) > 0.1  # not the mean
+
+
+@pytest.mark.mpi
+@needs_adasum
+def test_the_program_trains_with_it(tmp_path: Path) -> None:
+    need({"mpirun": "openmpi-bin"})
+    command = ("mpirun", "-n", 2, PYTHON, "-m", "ddlbench", "+framework=horovod", "framework.adasum=true", *GPT2[1:])
+    done = run(*command, f"results_dir={tmp_path / 'results'}", cwd=tmp_path, timeout=120, **AS_ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    content = record(tmp_path)
+    assert (content["status"], content["launch"]["launcher"]) == ("ok", "mpirun")
+    assert (content["framework"]["adasum"], content["framework"]["controller"]) == (True, "mpi")
 
 
 def as_rank(path: str) -> None:

@@ -222,17 +222,18 @@ def test_signals_to_the_job_neither_stop_workers_nor_run_the_ranks_handlers():
     assert ran == []
 
 
-def killed_rank(pipe):
-    feed = opened(KeyData(), workers=1)
+def killed_rank(pipe, start_method):
+    feed = opened(KeyData(), workers=1, start_method=start_method)
     next(feed.train(0))
     pipe.send([child.pid for child in multiprocessing.active_children()])
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's death")
-def test_workers_die_with_a_killed_rank():
+@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
+def test_workers_die_with_a_killed_rank(start_method):
     ours, theirs = multiprocessing.Pipe()
-    rank = multiprocessing.get_context("fork").Process(target=killed_rank, args=(theirs,))
+    rank = multiprocessing.get_context("fork").Process(target=killed_rank, args=(theirs, start_method))
     rank.start()
     (worker,) = ours.recv()
     rank.join()

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import multiprocessing
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from multiprocessing.connection import wait
 from typing import Any
 
 import torch
@@ -154,3 +157,12 @@ def begin_worker(_: int) -> None:
     if sys.platform == "linux":
         # A worker that outlived its rank would hold the rank's sockets open, and the peers would wait for it.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    threading.Thread(target=leave_with_the_rank, name="rank-watch", daemon=True).start()
+
+
+def leave_with_the_rank() -> None:
+    """A forkserver's worker has the forkserver for its parent, which lives as long as its workers do."""
+    rank = multiprocessing.parent_process()
+    assert rank is not None, "a worker is a process of its own"
+    wait([rank.sentinel])
+    os._exit(0)
