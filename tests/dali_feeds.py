@@ -10,7 +10,8 @@ from PIL import Image
 
 from ddlbench.data.dali import Dali
 from ddlbench.data.feed import Request
-from ddlbench.data.images import MEAN, STD, ImageFolders
+from ddlbench.data.image_split import MEAN, STD
+from ddlbench.data.images import ImageFolders
 from ddlbench.data.native import Native
 from ddlbench.job import Place
 from tests.pictures import Shape

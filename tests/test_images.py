@@ -13,8 +13,8 @@ from omegaconf import OmegaConf
 from PIL import Image
 from torchvision.transforms import v2
 
-from ddlbench.data.image_split import augmentation_seed
-from ddlbench.data.images import MEAN, STD, ImageFolders, spread
+from ddlbench.data.image_split import MEAN, STD, augmentation_seed
+from ddlbench.data.images import ImageFolders, spread
 from ddlbench.errors import UserError
 from tests.pictures import Shape, truncate, write_folders
 

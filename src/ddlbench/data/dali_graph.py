@@ -8,7 +8,8 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from ddlbench.data.images import MEAN, STD, ImageFolders
+from ddlbench.data.image_split import MEAN, STD
+from ddlbench.data.images import ImageFolders
 from ddlbench.errors import Unavailable
 
 DEVICES = ("cpu", "gpu", "mixed")

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -20,7 +19,6 @@ from ddlbench.data.staging import Part, node_folder
 from ddlbench.errors import UserError
 from ddlbench.job import Model
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's training images, channels R, G, B
 BAD_SAMPLE = ("fatal", "skip")
 STAGED = {True: "train", False: "val"}  # folders of the copies, whatever the originals are called
 
@@ -139,24 +137,22 @@ class ImageFolders:
 
         scale, ratio = (self.crop_scale[0], self.crop_scale[1]), (self.crop_ratio[0], self.crop_ratio[1])
         crop = v2.RandomResizedCrop(size, scale, ratio, antialias=True)
-        return v2.Compose([crop, v2.RandomHorizontalFlip(self.flip), *self._to_input()])
+        return v2.Compose([crop, v2.RandomHorizontalFlip(self.flip), *self._to_pixels()])
 
     def _validation(self, size: tuple[int, ...]) -> Callable[[Any], Tensor]:
         from torchvision.transforms import v2
 
         resize = v2.Resize(self.shorter_side(size), antialias=True)
-        return v2.Compose([resize, v2.CenterCrop(size), *self._to_input()])
+        return v2.Compose([resize, v2.CenterCrop(size), *self._to_pixels()])
 
     def shorter_side(self, size: tuple[int, ...]) -> int:
         """Of a validation image before a crop of `size` (H, W) is taken from its centre."""
         return self.val_resize or round(min(size) * 256 / 224)
 
-    def _to_input(self) -> list[Callable[[Any], Any]]:
+    def _to_pixels(self) -> list[Callable[[Any], Any]]:
         from torchvision.transforms import v2
 
-        to_tensor = [v2.PILToTensor()] if self.decode == "pil" else []
-        # In place: the floats are ToDtype's own, and fresh memory costs more than the arithmetic.
-        return [*to_tensor, v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD, inplace=True)]
+        return [v2.PILToTensor()] if self.decode == "pil" else []
 
 
 def spread(samples: int, limit: int | None) -> NDArray[np.int64]:

@@ -21,6 +21,7 @@ from ddlbench.data.feed import Dataset, Fetched, Request, Split
 from ddlbench.data.replica_feed import Key, ReplicaFeed
 from ddlbench.errors import RunError, UserError
 from ddlbench.job import Model
+from ddlbench.measure.allocator import keep_freed_memory
 
 START_METHODS = ("fork", "spawn", "forkserver")
 WORKERS = 2  # where samples are decoded or tokenised; slicing a memory map is done sooner than sent
@@ -149,7 +150,8 @@ def as_it_is(answer: Any) -> Any:
 
 def begin_worker(_: int) -> None:
     """The rank decides when to stop: a signal sent to the whole job must neither run the rank's handlers, inherited by
-    fork, nor make a worker's death look like the failure. (DataLoader itself sets one thread a worker.)"""
+    fork, nor make a worker's death look like the failure. (DataLoader itself sets one thread a worker.) Of freed memory
+    it does as ranks do (ADR 6)."""
     signal.set_wakeup_fd(-1)  # the rank's: what a forked worker receives would end the rank
     for name in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(name, signal.SIG_IGN)
@@ -157,6 +159,7 @@ def begin_worker(_: int) -> None:
     if sys.platform == "linux":
         # A worker that outlived its rank would hold the rank's sockets open, and the peers would wait for it.
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    keep_freed_memory()
     threading.Thread(target=leave_with_the_rank, name="rank-watch", daemon=True).start()
 
 
