@@ -115,12 +115,11 @@ def test_names_of_any_length_lie_in_order(tmp_path):
 
 
 def test_memory_of_a_scan_is_that_of_the_index(tmp_path):
-    folders = write_folders(tmp_path / "one", train=1, val=1, classes=1)
+    write_folders(tmp_path / "one", train=1, val=1, classes=1)
     content = (tmp_path / "one/train/a/000.JPEG").read_bytes()[:10]
     shards = [tmp_path / f"{number}.tfrecord" for number in range(40)]
     for number, shard in enumerate(shards):
         packs.write_shard(shard, [packs.example(content, 0, f"a/{number}_{i:04d}.JPEG") for i in range(500)])
-    assert folders.kind == "images"
     tracemalloc.start()
     try:
         found = scan(shards, classes=1)

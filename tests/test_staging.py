@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import os
+import re
+import time
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from ddlbench.asking import configuration, configurations
 from ddlbench.data import staging
 from ddlbench.data.sample_text import train_bpe
-from ddlbench.data.staging import Part, copy_file, node_folder, stage
+from ddlbench.data.staging import Part, node_folder, stage
+from ddlbench.data.tokens import TokenText
 from ddlbench.errors import UserError
+from ddlbench.models import gpt2
 from ddlbench.progress import Progress
 from ddlbench.results.merge import measured_options
 from ddlbench.results.read import read_all
 from ddlbench.results.tables import make_tables, records
 from tests import packs
-from tests.pictures import write_folders
+from tests.pictures import truncate, write_folders
 from tests.processes import PYTHON, run
 from tests.test_pack import largest_file
 from tests.test_runs import GPT2, RESNET
@@ -118,7 +125,7 @@ def part(root: Path, *names: str, size: int = 1000) -> Part:
     for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(name[:1].encode() * size)
-    return Part(root, root.parent / "node", names, len(names), size * len(names))
+    return Part(root, root.parent / "node" / "train", names, len(names), size * len(names))
 
 
 def test_a_copy_that_was_lost_cut_or_replaced_is_made_again(tmp_path: Path) -> None:
@@ -127,7 +134,8 @@ def test_a_copy_that_was_lost_cut_or_replaced_is_made_again(tmp_path: Path) -> N
     lost, cut, other, whole = (wanted.copy / name for name in wanted.names)
     lost.unlink()
     cut.write_bytes(b"b" * 500)
-    other.write_bytes(b"x" * 1000)  # another time of writing
+    other.write_bytes(b"x" * 1000)
+    os.utime(other, (0, 0))
     before = whole.stat().st_ino
     assert stage([wanted], QUIET).copied_bytes == 3000
     assert contents(wanted.copy) == contents(wanted.original)
@@ -137,21 +145,24 @@ def test_a_copy_that_was_lost_cut_or_replaced_is_made_again(tmp_path: Path) -> N
 def test_a_disk_that_gives_back_other_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = part(tmp_path / "data", "a")
     monkeypatch.setattr(staging.os, "fsync", lambda number: os.pwrite(number, b"x", 10))
-    with pytest.raises(UserError, match=r"the copy of .*data/a in .*node is not what was written: is its disk sound"):
+    with pytest.raises(UserError, match=r"the copy of .*data/a in .*node/train is not what was written: is its"):
         stage([wanted], QUIET)
     assert contents(wanted.copy) == {}
 
 
 def test_a_disk_that_fills_up_leaves_whole_copies_alone(tmp_path: Path) -> None:
     wanted = part(tmp_path / "data", "a", "b", size=5000)
-    with largest_file(3000), pytest.raises(UserError, match=r"cannot stage .*data/. as .*node/. \(File too large\)"):
+    with (
+        largest_file(3000),
+        pytest.raises(UserError, match=r"cannot stage .*data/. as .*node/train/. \(File too"),
+    ):
         stage([wanted], QUIET)
     assert contents(wanted.copy) == {}
     assert stage([wanted], QUIET).copied_bytes == 10_000
 
 
 def test_no_room_is_known_before_anything_is_copied(tmp_path: Path) -> None:
-    wanted = Part(tmp_path, tmp_path / "node", ["a"], 1, bytes=10**18)
+    wanted = Part(tmp_path, tmp_path / "node" / "set" / "train", ["a"], 1, bytes=10**18)
     with pytest.raises(UserError, match=r"the data are 1000000000.00 GB, .* has .* GB free: choose a larger"):
         stage([wanted], QUIET)
     assert not (tmp_path / "node").exists()
@@ -172,21 +183,98 @@ def test_an_original_that_is_gone_ends_the_run_with_its_name(ddlbench, tmp_path:
     assert "002.JPEG" in failed[0]["reason"]
 
 
+@pytest.mark.parametrize("tokenize", ["ahead", "on_the_fly"])
+def test_texts_of_one_name_stay_apart(tmp_path: Path, tokenize: str) -> None:
+    """Same name and size, in folders of their own, as token files often are."""
+    for split, word in (("train", "some"), ("valid", "more")):
+        (tmp_path / split).mkdir()
+        (tmp_path / split / "text.txt").write_text(f" {word} words .\n" * 20)
+    train_bpe("", 256, tmp_path)
+    names = {"train": "train/text.txt", "valid": "valid/text.txt"}
+    plain = TokenText("text", root=str(tmp_path), tokenizer=str(tmp_path), tokenize=tokenize, **names)
+    plain.prepare()
+    staged = replace(plain, stage_to=str(tmp_path / "node"))
+    stage(staged.parts(), QUIET)
+    model = gpt2.GPT2("gpt2", n_layer=1, n_embd=8, n_head=1, vocab_size=256, seq_len=16)
+    for train in (True, False):
+        own, original = (text.split(train, model, 0).__getitems__([(0, 3)]).inputs for text in (staged, plain))
+        assert torch.equal(own, original)
+    first, second = (staged.split(train, model, 0).__getitems__([(0, 3)]).inputs for train in (True, False))
+    assert not torch.equal(first, second)
+
+
+def test_half_made_token_files_are_made_good(ddlbench, tmp_path: Path) -> None:
+    words = text(tmp_path)
+    assert ddlbench(*words)[0] == 0
+    for path in (tmp_path / "text").glob("wiki.valid.raw-*"):
+        path.unlink()
+    code, said = ddlbench(*words, f"data.stage_to={tmp_path}/node")
+    assert code == 0, said
+
+
+def test_an_empty_stage_to_is_refused(ddlbench, tmp_path: Path) -> None:
+    """What a shell makes of a variable that is not set."""
+    code, said = ddlbench(*folders(tmp_path), "data.stage_to=")
+    assert code == 2
+    (line,) = said.splitlines()
+    assert "data.stage_to= is '.' here, no absolute path" in line
+    assert not (tmp_path / "results").exists() or not list((tmp_path / "results").iterdir())
+
+
+def test_copiers_may_meet_on_one_folder(tmp_path: Path) -> None:
+    wanted = part(tmp_path / "data", *(f"{n % 7}/{n}" for n in range(60)))
+    with ThreadPoolExecutor(4) as pool:
+        staged = list(pool.map(lambda _: stage([wanted], QUIET), range(4)))
+    assert all(each.files == 60 for each in staged)
+    assert contents(wanted.copy) == contents(wanted.original)
+    assert list((tmp_path / "node" / ".unfinished").iterdir()) == []
+
+
+def test_what_killed_copiers_left_is_cleared(tmp_path: Path) -> None:
+    wanted = part(tmp_path / "data", "a")
+    unfinished = tmp_path / "node" / ".unfinished"
+    unfinished.mkdir(parents=True)
+    for name, age_s in (("old", 7200), ("another's", 10)):
+        (unfinished / name).write_text("half")
+        os.utime(unfinished / name, (time.time() - age_s,) * 2)
+    stage([wanted], QUIET)
+    assert [path.name for path in unfinished.iterdir()] == ["another's"]
+
+
+def test_a_folder_of_somebody_elses_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = part(tmp_path / "data", "a")
+    stage([wanted], QUIET)
+    monkeypatch.setattr(staging.os, "getuid", lambda: 4711)
+    with pytest.raises(UserError, match=r"node is user \d+'s: choose a data.stage_to of your own"):
+        stage([wanted], QUIET)
+
+
+def test_a_bad_image_is_the_originals(ddlbench, tmp_path: Path) -> None:
+    """Whoever mends a copy would have it overwritten."""
+    words = folders(tmp_path)
+    truncate(tmp_path / "images/train/a/001.JPEG")
+    code, said = ddlbench(*words, f"data.stage_to={tmp_path}/node", "train.steps=3")
+    assert code == 2
+    assert f"{tmp_path}/images/train/a/001.JPEG cannot be decoded" in said.splitlines()[-1]
+
+
 def test_folder_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SCRATCH_HERE", "/local/7")
     monkeypatch.delenv("NOT_SET", raising=False)
     assert node_folder("$SCRATCH_HERE/x", "set", "0123456789abcdef0") == Path("/local/7/x/set-0123456789abcdef")
-    with pytest.raises(UserError, match=r"data.stage_to=\$NOT_SET/x is \$NOT_SET/x here, no absolute path"):
-        node_folder("$NOT_SET/x", "set", "0")
+    for wrong in ("$NOT_SET/x", "", "relative"):
+        with pytest.raises(UserError, match=rf"data.stage_to={re.escape(wrong)} is '.*' here, no absolute path"):
+            node_folder(wrong, "set", "0")
 
 
 def test_files_are_taken_one_by_one(tmp_path: Path) -> None:
     """However many there are: neither their names nor their jobs are gathered."""
     (tmp_path / "file").write_bytes(b"1")
-    copy_file(tmp_path / "file", tmp_path / "node" / "file")
     names = ("file" for _ in range(20_000))
+    wanted = Part(tmp_path, tmp_path / "node" / "train", names, 20_000, 20_000)
+    stage([replace(wanted, names=["file"])], QUIET)
     tracemalloc.start()
-    staged = stage([Part(tmp_path, tmp_path / "node", names, 20_000, 20_000)], QUIET)
+    staged = stage([wanted], QUIET)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert staged.copied_bytes == 0
@@ -202,4 +290,4 @@ def test_a_node_that_cannot_stage_ends_the_others(tmp_path: Path) -> None:
     assert done.returncode != 0
     (attempt,) = read_all([tmp_path / "results"])
     assert attempt.record["status"] == "error"
-    assert attempt.record["reason"].startswith(f"cannot make {tmp_path}/images/train/a/000.JPEG/imagenet-")
+    assert f"{tmp_path}/images/train/a/000.JPEG/imagenet-" in attempt.record["reason"]

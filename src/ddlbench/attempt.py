@@ -12,6 +12,7 @@ import torch
 from ddlbench import loading
 from ddlbench.config import Config
 from ddlbench.data.feed import Feed, Request
+from ddlbench.data.staging import node_storage
 from ddlbench.errors import PeerFailed, RunError, Unavailable, Unsupported, UserError
 from ddlbench.faults import Board, Failure, Watch
 from ddlbench.job import Job, Place
@@ -26,7 +27,7 @@ from ddlbench.recipe.recipe import learning_rate
 from ddlbench.results.content import intention
 from ddlbench.results.record import writable
 from ddlbench.results.recorder import FileRecorder, NoRecorder
-from ddlbench.start import Records, Spans, same_run_everywhere, stage_data
+from ddlbench.start import Records, Spans, stage_data
 
 
 def attempt(config: Config, launch: Launch, started: float) -> int:
@@ -54,6 +55,7 @@ def attempt(config: Config, launch: Launch, started: float) -> int:
             spans.end("data_preparation_s")
             if refusal:
                 raise refusal
+            records.agree()
             stage_data(records, spans)
             work(config, job, records, watch, spans)
             watch.leave()  # the rank that holds the store may now go first
@@ -75,6 +77,8 @@ def check(config: Config, job: Job) -> Unsupported | Unavailable | None:
     what the framework or the loader cannot do is returned, for it becomes a row."""
     writable(config.results_dir)
     config.data.check(config.model)
+    if config.data.stage_to is not None:
+        node_storage(config.data.stage_to)
     try:
         if config.mode == "loader":
             loading.check(config)
@@ -113,7 +117,7 @@ def work(config: Config, job: Job, records: Records, watch: Watch, spans: Spans)
             val_words=records.dataset.get("val_words"),
         )
         del start
-        run.recorder.begin(run, spans.seconds, same_run_everywhere(records))
+        run.recorder.begin(run, spans.seconds, records.hosts)
         if job.device.type == "cpu":
             keep_freed_memory()
         watch.expect_steps(config.train.timeout_s, job.device)

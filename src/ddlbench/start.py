@@ -41,6 +41,7 @@ class Records:
     def __init__(self, config: Config, launch: Launch, device: torch.device) -> None:
         self.config, self.launch, self.device = config, launch, device
         self.record: Record | None = None
+        self.hosts: list[str] = []  # of each rank
 
     @cached_property
     def dataset(self) -> dict[str, Any]:
@@ -58,6 +59,17 @@ class Records:
             content = opening(self.config, self.launch, self.device, self.dataset)
             self.record = Record.open(self.config.results_dir, self.run_id, content)
 
+    def agree(self) -> None:
+        """UserError on every rank where one reads other data or has another configuration."""
+        found = everyones((socket.gethostname(), self.run_id))
+        for rank, (host, run) in enumerate(found):
+            if run != found[0][1]:
+                raise UserError(
+                    f"rank {rank} on {host} has the data or configuration of {run}, the first rank on {found[0][0]} "
+                    f"those of {found[0][1]}: give every node the same (data.root, stale file list in data.cache_dir)"
+                )
+        self.hosts = [host for host, _ in found]
+
     def fail(self, failure: Failure, begun: bool) -> None:
         """Close the record with a failure. `begun`: open it for that if it is not; if this fails too (there are no
         data to name it by), the first failure is still the one to tell."""
@@ -74,26 +86,14 @@ class Records:
 def stage_data(records: Records, spans: Spans) -> None:
     """Copy the data to the nodes' own storage, if that was asked for: one rank a node copies, all wait for all."""
     config, launch = records.config, records.launch
-    if not (parts := config.data.parts()):
+    if config.data.stage_to is None:
         return
     copier = launch.local_rank == 0
     copiers = [rank for rank, copies in enumerate(everyones(copier)) if copies]
-    staged = stage(parts, Progress(config.progress and launch.rank == 0)) if copier else None
+    staged = stage(config.data.parts(), Progress(config.progress and launch.rank == 0)) if copier else None
     wait_for(copiers, "ddlbench/staged")
     found = [each for each in everyones(staged) if each]
     if records.record:
         copied = sum(each.copied_bytes for each in found)
         records.record.add(staging={**asdict(found[0]), "copied_bytes": copied, "nodes": len(found)})
     spans.end("staging_s")
-
-
-def same_run_everywhere(records: Records) -> list[str]:
-    """Each rank's host. UserError on every rank where one reads other data or has another configuration."""
-    found = everyones((socket.gethostname(), records.run_id))
-    for rank, (host, run) in enumerate(found):
-        if run != found[0][1]:
-            raise UserError(
-                f"rank {rank} on {host} has the data or configuration of {run}, the first rank on {found[0][0]} those "
-                f"of {found[0][1]}: give every node the same (data.root, stale file list in data.cache_dir)"
-            )
-    return [host for host, _ in found]

@@ -88,11 +88,13 @@ class Dataset(Protocol):
 
     kind: "images" | "text", as Model.kind
     mapped: whether samples are read from memory-mapped files, of which the kernel counts no bytes
+    stage_to: folder of each node's own storage to read copies from, None: the originals are read
     costly: whether a sample takes decoding or tokenising, which is worth processes of a loader's
     """
 
     name: str
     kind: str
+    stage_to: str | None
 
     @property
     def mapped(self) -> bool: ...
@@ -109,7 +111,7 @@ class Dataset(Protocol):
         ...
 
     def parts(self) -> list[Part]:
-        """What each node copies to its own storage before splits can be read; nothing unless `stage_to` is set."""
+        """What each node copies to its own storage before splits can be read, where `stage_to` is set."""
         ...
 
     def split(self, train: bool, model: Model, seed: int) -> Split:

@@ -46,11 +46,12 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class FolderSource:
-    """where/<class>/<file>"""
+    """where/<class>/<file>. original: the user's folder, where `where` is this node's copy of it"""
 
     where: Path
     classes: tuple[str, ...]
     files: Files
+    original: Path | None = None
 
     def part(self, copy: Path) -> Part:
         names = (str(self.path(i).relative_to(self.where)) for i in range(len(self.files)))
@@ -63,20 +64,23 @@ class FolderSource:
         try:
             return self.path(i).read_bytes()
         except OSError as error:
+            moved = "has it moved since the data set was indexed?"
+            other = "is data.stage_to the same folder for all ranks of a node?"
             raise UserError(
-                f"cannot read {self.path(i)}: {error.strerror}; has it moved since the data set was indexed?"
+                f"cannot read {self.path(i)}: {error.strerror}; {other if self.original else moved}"
             ) from error
 
     def name(self, i: int) -> str:
         return str(self.path(i).relative_to(self.where.parent))
 
     def place(self, i: int) -> str:
-        return str(self.path(i))
+        return str((self.original or self.where) / self.path(i).relative_to(self.where))
 
 
 @dataclass(frozen=True)
 class PackedSource:
-    """shards: names of the files in `where`; image i begins at byte starts[i] of shards[holders[i]]"""
+    """shards: names of the files in `where`; image i begins at byte starts[i] of shards[holders[i]]
+    original: as FolderSource's"""
 
     where: Path
     classes: tuple[str, ...]
@@ -84,6 +88,7 @@ class PackedSource:
     shards: tuple[str, ...]
     holders: NDArray[np.int32]
     starts: NDArray[np.int64]
+    original: Path | None = None
 
     def part(self, copy: Path) -> Part:
         sizes = [(self.where / shard).stat().st_size for shard in self.shards]
@@ -98,7 +103,8 @@ class PackedSource:
         return f"{self.where.name}/{self.classes[self.files.labels[i]]}/{self.files.name(i)}"
 
     def place(self, i: int) -> str:
-        return f"{self.name(i)}, at byte {self.starts[i]} of {self.where / self.shards[self.holders[i]]},"
+        shard = (self.original or self.where) / self.shards[self.holders[i]]
+        return f"{self.name(i)}, at byte {self.starts[i]} of {shard},"
 
 
 @cache

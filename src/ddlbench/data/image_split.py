@@ -99,9 +99,9 @@ class ImageSplit:
 def batch_memory(*shape: int) -> Tensor:
     """Unset float32. In a worker it is what the rank maps, as torch's own collation has it: a batch is not copied."""
     if get_worker_info() is None:
-        return torch.empty(shape)
+        return torch.empty(shape, dtype=torch.float32)
     memory = torch.UntypedStorage._new_shared(math.prod(shape) * 4)  # pyright: ignore[reportPrivateUsage]
-    return torch.empty(0).set_(memory, 0, shape)  # pyright: ignore[reportCallIssue]  # torch's own storage
+    return torch.empty(0, dtype=torch.float32).set_(memory, 0, shape)  # pyright: ignore[reportCallIssue]  # torch's own storage
 
 
 def normalize(pixels: Tensor, out: Tensor) -> None:

@@ -15,12 +15,11 @@ from torch import Tensor
 from ddlbench.data.image_index import Index, Layout, open_index, prepare_index
 from ddlbench.data.image_source import FolderSource, PackedSource, Source
 from ddlbench.data.image_split import DECODERS, ImageSplit
-from ddlbench.data.staging import Part, node_folder
+from ddlbench.data.staging import SPLITS, Part, node_folder
 from ddlbench.errors import UserError
 from ddlbench.job import Model
 
 BAD_SAMPLE = ("fatal", "skip")
-STAGED = {True: "train", False: "val"}  # folders of the copies, whatever the originals are called
 
 
 @dataclass
@@ -102,15 +101,16 @@ class ImageFolders:
 
     def source(self, train: bool) -> Source:
         """As a node reads it: its own copy, if the data are staged."""
-        original, folder = self.original(train), self.staged_folder()
-        return replace(original, where=folder / STAGED[train]) if folder else original
-
-    def staged_folder(self) -> Path | None:
-        return node_folder(self.stage_to, self.name, self.digest()) if self.stage_to else None
+        source = self.original(train)
+        if self.stage_to is None:
+            return source
+        copy = node_folder(self.stage_to, self.name, self.digest()) / SPLITS[train]
+        return replace(source, where=copy, original=source.where)
 
     def parts(self) -> list[Part]:
-        folder = self.staged_folder()
-        return [self.original(train).part(folder / STAGED[train]) for train in STAGED] if folder else []
+        assert self.stage_to is not None, "nothing is staged"
+        folder = node_folder(self.stage_to, self.name, self.digest())
+        return [self.original(train).part(folder / split) for train, split in SPLITS.items()]
 
     def digest(self) -> str:
         return self._index().hash

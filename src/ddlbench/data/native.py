@@ -150,8 +150,8 @@ def as_it_is(answer: Any) -> Any:
 
 def begin_worker(_: int) -> None:
     """The rank decides when to stop: a signal sent to the whole job must neither run the rank's handlers, inherited by
-    fork, nor make a worker's death look like the failure. (DataLoader itself sets one thread a worker.) Of freed memory
-    it does as ranks do (ADR 6)."""
+    fork, nor make a worker's death look like the failure. (DataLoader itself sets one thread a worker.) Freed memory
+    it keeps, as a rank on the CPU does (ADR 6)."""
     signal.set_wakeup_fd(-1)  # the rank's: what a forked worker receives would end the rank
     for name in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(name, signal.SIG_IGN)

@@ -101,9 +101,12 @@ def write_index(path: Path, index: TokenIndex) -> None:
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Generator[BinaryIO]:
-    """A file that takes the place of `path` once it is whole and on disk, and leaves nothing behind if it fails."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}")
+def replacing(path: Path, through: Path | None = None) -> Generator[BinaryIO]:
+    """A file that takes the place of `path` once it is whole and on disk, and leaves nothing behind if it fails.
+
+    through: folder of the file until then, on the same file system; None: that of `path`
+    """
+    temporary = (through or path.parent) / f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}"
     try:
         with temporary.open("xb") as file:
             yield file

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ddlbench.data.feed import Fetched
 from ddlbench.data.rawtext import RawText, RawTokens, has_table
-from ddlbench.data.staging import Part, node_folder
+from ddlbench.data.staging import SPLITS, Part, node_folder
 from ddlbench.data.textfiles import find_texts, find_tokenizer, is_current, is_made, token_path
 from ddlbench.data.tokenfile import TokenFile
 from ddlbench.data.tokenize import TextTokenizer, TokenizerFiles, table_path, tokenize_file
@@ -121,7 +121,7 @@ class TokenText:
             _fits_vocabulary(tokenizer.name, tokenizer.vocab_size, model)
         for train, (text, target) in self._files().items():
             if is_made(text, target):
-                self.split(train, model, seed=0)
+                replace(self, stage_to=None).split(train, model, seed=0)
 
     def prepare(self) -> None:
         """Tokenise what has not been tokenised yet. Makers at once do the same work and leave the same files."""
@@ -169,26 +169,29 @@ class TokenText:
         }
 
     def parts(self) -> list[Part]:
-        if not self.stage_to:
-            return []
-        files = [file for text, target in self._files().values() for file in self._read(text, target)]
-        return [Part(file.parent, self._here(file).parent, [file.name], 1, file.stat().st_size) for file in files]
+        return [
+            Part(file.parent, self._here(train, file).parent, [file.name], 1, file.stat().st_size)
+            for train, made in self._files().items()
+            for file in self._read(*made)
+        ]
 
     def _read(self, text: Path, target: Path) -> list[Path]:
         """Which files samples are made of."""
         return [target] if self.mapped else [text, table_path(target)]
 
-    def _here(self, file: Path) -> Path:
+    def _here(self, train: bool, file: Path) -> Path:
         """As a node reads it: its own copy, if the data are staged."""
-        return node_folder(self.stage_to, self.name, self.describe()["hash"]) / file.name if self.stage_to else file
+        if self.stage_to is None:
+            return file
+        return node_folder(self.stage_to, self.name, self.describe()["hash"]) / SPLITS[train] / file.name
 
     def _as_read(self, train: bool, made: TokenFile) -> TokenFile | RawText:
-        file = replace(made, path=self._here(made.path))
+        file = replace(made, path=self._here(train, made.path))
         if self.mapped:
             return file
         files = self._tokenizer_files()
         assert files, "raw text needs a tokenizer"
-        return RawText(self._here(self._files()[train][0]), file, files)
+        return RawText(self._here(train, self._files()[train][0]), file, files)
 
     def _files(self) -> dict[bool, tuple[Path, Path]]:
         """Text and its token file, of training (True) and validation (False)."""
