@@ -233,8 +233,10 @@ def killed_rank(pipe, start_method):
 @pytest.mark.parametrize("start_method", ["fork", "forkserver"])
 def test_workers_die_with_a_killed_rank(start_method):
     ours, theirs = multiprocessing.Pipe()
-    rank = multiprocessing.get_context("fork").Process(target=killed_rank, args=(theirs, start_method))
+    # A forked rank would take a forkserver that other tests started here for its own child.
+    rank = multiprocessing.get_context("spawn").Process(target=killed_rank, args=(theirs, start_method))
     rank.start()
+    theirs.close()  # so that a rank which fails ends the waiting
     (worker,) = ours.recv()
     rank.join()
     deadline = time.monotonic() + 3  # a DataLoader worker by itself looks every 5 s
