@@ -249,7 +249,6 @@ def test_scaling_refuses_in_one_line(options, message):
 
 
 def test_scripts_are_clean():
-    if not shutil.which("shellcheck"):
-        pytest.skip("needs shellcheck: apt-get install shellcheck")
+    need({"shellcheck": "shellcheck"})
     checked = run("shellcheck", "--shell=bash", *SCRIPTS.glob("*.s*"), *SCRIPTS.glob("site/*.sh"))
     assert checked.returncode == 0, checked.stdout

@@ -13,7 +13,8 @@ from typing import Any
 
 from ddlbench.data.home import home, make_folder
 from ddlbench.data.staging import Part
-from ddlbench.data.tokens import TokenSplit, TokenText
+from ddlbench.data.tokens import TokenText
+from ddlbench.data.windows import TokenSplit
 from ddlbench.errors import UserError
 from ddlbench.job import Model
 
