@@ -130,6 +130,19 @@ def test_memory_of_a_scan_is_that_of_the_index(tmp_path):
     assert most < 220 * 20_000  # a tuple, a name and numbers of Python for every image are more
 
 
+def test_a_split_that_is_not_there(packed):
+    with pytest.raises(UserError, match=r"data.val_dir=valid is none of .*/set: choose train or val"):
+        replace(packed, val_dir="valid").check(Shape())
+    replace(packed, val_dir="train").check(Shape())
+
+
+def test_a_rank_does_not_look_at_the_shards(packed, monkeypatch):
+    """The first rank did, and a thousand may ask at once."""
+    packed.prepare()
+    monkeypatch.setattr("ddlbench.data.packed_index.open_pack", lambda _: pytest.fail("looked at the shards"))
+    assert len(packed.split(True, Shape(), 0)) == packed.describe()["train_samples"] == 15
+
+
 def test_split_can_be_sent_to_a_worker(packed):
     split = packed.split(True, Shape(), 0)
     split.__getitems__([(0, 0)])

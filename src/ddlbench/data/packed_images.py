@@ -11,7 +11,7 @@ from ddlbench.data.home import home
 from ddlbench.data.image_source import PackedSource
 from ddlbench.data.images import ImageFolders, check_classes, spread
 from ddlbench.data.packed import MANIFEST, read_manifest
-from ddlbench.data.packed_index import prepare_source
+from ddlbench.data.packed_index import open_source, prepare_source
 from ddlbench.errors import UserError
 from ddlbench.job import Model
 
@@ -23,7 +23,11 @@ class PackedImages(ImageFolders):
     mapped = True
 
     def check(self, model: Model) -> None:
-        check_classes(len(read_manifest(self.folder()).classes), model)
+        pack = read_manifest(self.folder())
+        for key in ("train_dir", "val_dir"):
+            if (name := getattr(self, key)) not in pack.splits:
+                raise UserError(f"data.{key}={name} is none of {self.folder()}: choose {' or '.join(pack.splits)}")
+        check_classes(len(pack.classes), model)
         self.check_size(model)
 
     def folder(self) -> Path:
@@ -33,15 +37,15 @@ class PackedImages(ImageFolders):
 
     def prepare(self) -> None:
         """Looks through every record, once."""
-        for train in (True, False):
-            self.original(train)
+        for split in (self.train_dir, self.val_dir):
+            prepare_source(self.folder(), split, self._cache())
 
     def digest(self) -> str:
         """Of the image folders, as if they were read."""
         return read_manifest(self.folder()).hash
 
     def original(self, train: bool) -> PackedSource:
-        return prepare_source(self.folder(), self.train_dir if train else self.val_dir, self._cache())
+        return open_source(self.folder(), self.train_dir if train else self.val_dir, self._cache())
 
     def describe(self) -> dict[str, Any]:
         pack, val = read_manifest(self.folder()), self.original(False).files

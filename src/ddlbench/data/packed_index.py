@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from ddlbench.data.example import Extent, bytes_of, features, number_of
 from ddlbench.data.image_index import SCANNERS, Files
 from ddlbench.data.image_source import PackedSource, mapped
-from ddlbench.data.packed import ENCODED, FILENAME, LABEL, index_path, open_pack
+from ddlbench.data.packed import ENCODED, FILENAME, LABEL, Pack, index_path, open_pack, read_manifest
 from ddlbench.data.tfrecord import FOOT, FRAME, HEAD, read_index
 from ddlbench.data.tokenfile import replacing
 from ddlbench.errors import UserError
@@ -45,17 +45,34 @@ class Image(NamedTuple):
 
 
 def prepare_source(root: Path, split: str, cache: Path) -> PackedSource:
-    """The split's images, from the kept index where no shard has changed since."""
+    """The split's images, from the kept finds where no shard has changed since. Raises UserError for a damaged set."""
     pack = open_pack(root)
-    shards = pack.splits[split].shards
-    key = json.dumps([VERSION, split, *((shard.file, shard.bytes, shard.sha256) for shard in shards)])
-    file = cache / f"packed-{hashlib.sha256(key.encode()).hexdigest()[:16]}.npz"
+    file = _kept(pack, split, cache)
     arrays = _read(file)
     if arrays is None:
-        arrays = scan([root / shard.file for shard in shards], len(pack.classes))
+        arrays = scan([root / shard.file for shard in pack.splits[split].shards], len(pack.classes))
         _write(file, arrays)
-    files, names = Files(*(arrays[name] for name in ARRAYS[:4])), tuple(Path(shard.file).name for shard in shards)
+    return _source(root, split, pack, arrays)
+
+
+def open_source(root: Path, split: str, cache: Path) -> PackedSource:
+    """As `prepare_source` left it, without a look at the shards: a thousand ranks may ask at once."""
+    pack = read_manifest(root)
+    arrays = _read(_kept(pack, split, cache))
+    return _source(root, split, pack, arrays) if arrays else prepare_source(root, split, cache)
+
+
+def _source(root: Path, split: str, pack: Pack, arrays: Mapping[str, NDArray[Any]]) -> PackedSource:
+    files, shards = Files(*(arrays[name] for name in ARRAYS[:4])), pack.splits[split].shards
+    names = tuple(Path(shard.file).name for shard in shards)
     return PackedSource(root / split, pack.classes, files, names, arrays["holders"], arrays["starts"])
+
+
+def _kept(pack: Pack, split: str, cache: Path) -> Path:
+    key = json.dumps(
+        [VERSION, split, *((shard.file, shard.bytes, shard.sha256) for shard in pack.splits[split].shards)]
+    )
+    return cache / f"packed-{hashlib.sha256(key.encode()).hexdigest()[:16]}.npz"
 
 
 def scan(shards: list[Path], classes: int) -> dict[str, NDArray[Any]]:
