@@ -9,7 +9,8 @@ from hashlib import sha256
 import numpy as np
 import pytest
 
-from ddlbench.data.tokenfile import FORMAT, TokenFile, TokenIndex, replacing, smallest_dtype, write_index, write_tokens
+from ddlbench.data.home import replacing
+from ddlbench.data.tokenfile import FORMAT, TokenFile, TokenIndex, smallest_dtype, write_index, write_tokens
 from ddlbench.errors import UserError
 
 INDEX = TokenIndex(FORMAT, "uint16", 5, 2, 1, "-", "BPE-9-x", "x", 9, "text", 12, "-", 0)

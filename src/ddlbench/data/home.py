@@ -1,12 +1,15 @@
-"""Where the program keeps what it makes itself, and how a folder comes to be there whole or not at all."""
+"""Where the program keeps what it makes itself, and how a folder or a file comes to be there whole or not at all."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import BinaryIO
 
 from ddlbench.errors import UserError
 
@@ -34,6 +37,23 @@ def make_folder(folder: Path, make: Callable[[Path], None]) -> None:
     finally:
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def replacing(path: Path, through: Path | None = None) -> Generator[BinaryIO]:
+    """A file that takes the place of `path` once it is whole and on disk, and leaves nothing behind if it fails.
+
+    through: folder of the file until then, on the same file system; None: that of `path`
+    """
+    temporary = (through or path.parent) / f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}"
+    try:
+        with temporary.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _rename(temporary: Path, folder: Path) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
-import zipfile
 from array import array
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ddlbench.data.home import home
+from ddlbench.data.kept import kept_folder, read_arrays, write_arrays
 from ddlbench.errors import UserError
 
 EXTENSIONS = (".jpg", ".jpeg", ".png")
@@ -177,38 +175,29 @@ def _is_image(entry: os.DirEntry[str]) -> bool:
 
 
 def _cache_file(layout: Layout, cache_dir: str | None) -> Path:
-    """In `cache_dir`; by default in the data set's own folder, or with the program's files where that is read-only."""
     key = json.dumps([VERSION, str(layout.root.resolve()), layout.train_dir, layout.val_dir])
-    if cache_dir is not None:
-        folder = Path(cache_dir).expanduser()
-    else:
-        folder = layout.root / ".ddlbench" if os.access(layout.root, os.W_OK) else home() / "indices"
-    return folder / f"images-{hashlib.sha256(key.encode()).hexdigest()[:16]}.npz"
+    return kept_folder(layout.root, cache_dir) / f"images-{hashlib.sha256(key.encode()).hexdigest()[:16]}.npz"
 
 
 def _read(file: Path) -> tuple[Index, list[int]] | None:
     """The kept index and its stamps; None where there is none, or none that can be read."""
-    try:
-        with file.open("rb") as stream, np.load(stream) as arrays:
-            about: dict[str, Any] = json.loads(arrays["about"].tobytes())
-            train, val = (Files(*(arrays[f"{role}_{key}"] for key in _arrays())) for role in ("train", "val"))
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+    roles = {role: [f"{role}_{key}" for key in _arrays()] for role in ("train", "val")}
+    arrays = read_arrays(file, ["about", *roles["train"], *roles["val"]])
+    if arrays is None:
         return None
+    try:
+        about: dict[str, Any] = json.loads(arrays["about"].tobytes())
+    except ValueError:
+        return None
+    train, val = (Files(*(arrays[name] for name in names)) for names in roles.values())
     return Index(tuple(about["classes"]), train, val, about["hash"]), about["stamps"]
 
 
 def _write(file: Path, index: Index, stamps: list[int]) -> None:
-    """Under another name first, so that nobody reads half an index."""
     about = json.dumps({"classes": index.classes, "hash": index.hash, "stamps": stamps}).encode()
     splits = {"train": index.train, "val": index.val}
     arrays = {f"{role}_{key}": getattr(files, key) for role, files in splits.items() for key in _arrays()}
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=file.parent) as folder:
-            np.savez(Path(folder) / file.name, allow_pickle=False, about=np.frombuffer(about, np.uint8), **arrays)
-            (Path(folder) / file.name).replace(file)
-    except OSError as error:
-        raise UserError(f"cannot keep the index {file} ({error.strerror or error}): choose data.cache_dir") from error
+    write_arrays(file, {"about": np.frombuffer(about, np.uint8), **arrays})
 
 
 def _arrays() -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from ddlbench.data.home import replacing
 from ddlbench.data.image_index import Files, Index, Layout, prepare_index
 from ddlbench.data.packed import (
     FORMAT,
@@ -37,7 +38,6 @@ from ddlbench.data.packed import (
 )
 from ddlbench.data.processes import in_processes
 from ddlbench.data.tfrecord import BadRecord, index_text, record, spans_of
-from ddlbench.data.tokenfile import replacing
 from ddlbench.errors import UserError
 from ddlbench.progress import Progress
 

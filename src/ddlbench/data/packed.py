@@ -22,8 +22,8 @@ from numpy.random import RandomState
 from numpy.typing import NDArray
 
 from ddlbench.data.example import Feature, decode, encode
+from ddlbench.data.home import replacing
 from ddlbench.data.tfrecord import Span, index_text, read_index, spans_of
-from ddlbench.data.tokenfile import replacing
 from ddlbench.errors import UserError
 
 FORMAT = 1

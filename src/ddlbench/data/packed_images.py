@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddlbench.data.home import home
 from ddlbench.data.image_source import PackedSource
 from ddlbench.data.images import ImageFolders, check_classes, spread
+from ddlbench.data.kept import kept_folder
 from ddlbench.data.packed import MANIFEST, read_manifest
 from ddlbench.data.packed_index import open_source, prepare_source
 from ddlbench.errors import UserError
@@ -57,7 +56,4 @@ class PackedImages(ImageFolders):
         }
 
     def _cache(self) -> Path:
-        """As of image folders."""
-        if self.cache_dir is not None:
-            return Path(self.cache_dir).expanduser()
-        return self.folder() / ".ddlbench" if os.access(self.folder(), os.W_OK) else home() / "indices"
+        return kept_folder(self.folder(), self.cache_dir)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,9 +23,9 @@ from numpy.typing import NDArray
 from ddlbench.data.example import Extent, bytes_of, features, number_of
 from ddlbench.data.image_index import SCANNERS, Files
 from ddlbench.data.image_source import PackedSource, mapped
+from ddlbench.data.kept import read_arrays, write_arrays
 from ddlbench.data.packed import ENCODED, FILENAME, LABEL, Pack, index_path, open_pack, read_manifest
 from ddlbench.data.tfrecord import FOOT, FRAME, HEAD, read_index
-from ddlbench.data.tokenfile import replacing
 from ddlbench.errors import UserError
 
 VERSION = 1  # of the kept index
@@ -48,17 +47,17 @@ def prepare_source(root: Path, split: str, cache: Path) -> PackedSource:
     """The split's images, from the kept finds where no shard has changed since. Raises UserError for a damaged set."""
     pack = open_pack(root)
     file = _kept(pack, split, cache)
-    arrays = _read(file)
+    arrays = read_arrays(file, ARRAYS)
     if arrays is None:
         arrays = scan([root / shard.file for shard in pack.splits[split].shards], len(pack.classes))
-        _write(file, arrays)
+        write_arrays(file, arrays)
     return _source(root, split, pack, arrays)
 
 
 def open_source(root: Path, split: str, cache: Path) -> PackedSource:
     """As `prepare_source` left it, without a look at the shards: a thousand ranks may ask at once."""
     pack = read_manifest(root)
-    arrays = _read(_kept(pack, split, cache))
+    arrays = read_arrays(_kept(pack, split, cache), ARRAYS)
     return _source(root, split, pack, arrays) if arrays else prepare_source(root, split, cache)
 
 
@@ -122,21 +121,3 @@ def image(data: memoryview, example: Extent, holder: int) -> Image:
     start, end = bytes_of(data, found[ENCODED])
     name = bytes(data[slice(*bytes_of(data, found[FILENAME]))]).rpartition(b"/")[2]
     return Image(number_of(data, found[LABEL]), name, holder, start, end - start)
-
-
-def _read(file: Path) -> dict[str, NDArray[Any]] | None:
-    """The kept arrays; None where there are none, or none that can be read."""
-    try:
-        with file.open("rb") as stream, np.load(stream) as arrays:
-            return {name: arrays[name] for name in ARRAYS}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        return None
-
-
-def _write(file: Path, arrays: dict[str, NDArray[Any]]) -> None:
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(file) as stream:
-            np.savez(stream, allow_pickle=False, **arrays)
-    except OSError as error:
-        raise UserError(f"cannot keep the index {file} ({error.strerror or error}): choose data.cache_dir") from error

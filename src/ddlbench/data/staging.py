@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from ddlbench.data.home import replacing
 from ddlbench.data.image_index import SCANNERS
 from ddlbench.data.processes import in_threads
-from ddlbench.data.tokenfile import replacing
 from ddlbench.errors import UserError
 from ddlbench.progress import Progress
 

@@ -9,19 +9,17 @@ Megatron-LM's indexed datasets made usual (Shoeybi et al. 2019, "Megatron-LM"), 
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
-import secrets
-from collections.abc import Generator, Iterable
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ddlbench.data.home import replacing
 from ddlbench.errors import UserError
 
 FORMAT = 1
@@ -98,23 +96,6 @@ def write_index(path: Path, index: TokenIndex) -> None:
     """Write the index of token file `path`."""
     with replacing(path.with_suffix(".json")) as file:
         file.write(json.dumps(asdict(index), indent=2).encode() + b"\n")
-
-
-@contextlib.contextmanager
-def replacing(path: Path, through: Path | None = None) -> Generator[BinaryIO]:
-    """A file that takes the place of `path` once it is whole and on disk, and leaves nothing behind if it fails.
-
-    through: folder of the file until then, on the same file system; None: that of `path`
-    """
-    temporary = (through or path.parent) / f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}"
-    try:
-        with temporary.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _read_index(path: Path) -> TokenIndex:

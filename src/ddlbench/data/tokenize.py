@@ -24,7 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from ddlbench.data.tokenfile import FORMAT, TokenIndex, replacing, smallest_dtype, write_index, write_tokens
+from ddlbench.data.home import replacing
+from ddlbench.data.tokenfile import FORMAT, TokenIndex, smallest_dtype, write_index, write_tokens
 from ddlbench.errors import UserError
 from ddlbench.progress import Progress
 

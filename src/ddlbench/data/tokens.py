@@ -123,8 +123,9 @@ class TokenText:
         }
 
     def parts(self) -> list[Part]:
+        folders = {train: self._here(train) for train in SPLITS}
         return [
-            Part(file.parent, self._here(train, file).parent, [file.name], 1, file.stat().st_size)
+            Part(file.parent, folders[train], [file.name], 1, file.stat().st_size)
             for train, made in self._files().items()
             for file in self._read(*made)
         ]
@@ -133,19 +134,21 @@ class TokenText:
         """Which files samples are made of."""
         return [target] if self.mapped else [text, table_path(target)]
 
-    def _here(self, train: bool, file: Path) -> Path:
-        """As a node reads it: its own copy, if the data are staged."""
-        if self.stage_to is None:
-            return file
-        return node_folder(self.stage_to, self.name, self.describe()["hash"]) / SPLITS[train] / file.name
+    def _here(self, train: bool) -> Path:
+        """The folder of this node's own copies."""
+        assert self.stage_to is not None, "nothing is staged"
+        return node_folder(self.stage_to, self.name, self.describe()["hash"]) / SPLITS[train]
 
-    def _as_read(self, train: bool, made: TokenFile) -> TokenFile | RawText:
-        file = replace(made, path=self._here(train, made.path))
+    def _as_read(self, train: bool, file: TokenFile) -> TokenFile | RawText:
+        text, _ = self._files()[train]
+        if self.stage_to is not None:
+            here = self._here(train)
+            text, file = here / text.name, replace(file, path=here / file.path.name)
         if self.mapped:
             return file
         files = self._tokenizer_files()
         assert files, "raw text needs a tokenizer"
-        return RawText(self._here(train, self._files()[train][0]), file, files)
+        return RawText(text, file, files)
 
     def _files(self) -> dict[bool, tuple[Path, Path]]:
         """Text and its token file, of training (True) and validation (False)."""
