@@ -23,6 +23,7 @@ from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
 from ddlbench.results.content import ledger, weights_hash
 from tests.reference import Case, Outcome
 from tests.tiny import TinyData
+from tests.trace import Trace
 
 
 @dataclass
@@ -68,18 +69,27 @@ def make_job(case: Case) -> Job:
     )
 
 
-def train_case(case: Case, framework: Framework) -> Outcome:
+def train_case(case: Case, framework: Framework, timeout_s: float | None = 60.0) -> Outcome:
     """Losses over all replicas, final weights and metrics; the same on every rank but the weights, which the first
-    rank alone has."""
+    rank alone has. timeout_s: for collectives in flight where the clock asks for an idle device."""
+    with Trace(timeout_s) as trace:
+        outcome = _train(case, framework, trace)
+        assert not trace.first_uses(), trace.first_uses()
+    outcome.trace = trace.events, trace.members, trace.world
+    return outcome
+
+
+def _train(case: Case, framework: Framework, trace: Trace) -> Outcome:
     job, data, recorder = make_job(case), case.data, Rows()
     framework.check(job)
     place = framework.setup(job)
+    trace.set_up()
     start = framework.state() or {}
     request = Request(case.model, place, job.device, job.seed, job.replica_batch(place.data_size))
     feed = loader().open(data, request)
     run = Run(
         job, framework, place, feed, case.rate, epochs=1, warmup_steps=1, recorder=recorder,
-        progress=Progress(False),
+        progress=Progress(False), alive=trace.step_ended,
     )  # fmt: skip
     train(run)
     row = recorder.rows[0]

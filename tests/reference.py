@@ -56,6 +56,7 @@ class Outcome:
     updates: int
     start: dict[str, Tensor] = field(default_factory=dict[str, Tensor])  # the weights before the first update
     ledger: dict[str, Any] = field(default_factory=dict[str, Any])  # as the record has it
+    trace: Any = None  # tests/trace.py
 
 
 def reference(case: Case, data_size: int) -> Outcome:

@@ -17,6 +17,7 @@ from ddlbench.launchers import HOROVOD, HYDRA, OPEN_MPI, Launch, horovodrun, mpi
 
 if TYPE_CHECKING:
     import torch
+    import torch.distributed as dist
 
 
 class Unmet(RunError):
@@ -112,15 +113,27 @@ def connect(launch: Launch, device: torch.device, timeout_s: float) -> None:
             world_size=launch.world_size,
             timeout=group_timeout(device, timeout_s),
         )
+        if device.type == "cuda":
+            _refuse_shared_gpus(launch, device)
+        first_operation(device)
     except RuntimeError as error:
         raise _unmet(launch, timeout_s, str(error)) from error
-    if device.type == "cuda":
-        _refuse_shared_gpus(launch, device)
 
 
 def group_timeout(device: torch.device, timeout_s: float) -> timedelta:
     """For every process group. NCCL's own timeout ends the process without a record: faults.Watch must come first."""
     return timedelta(seconds=timeout_s + (60 if device.type == "cuda" else 0))
+
+
+def first_operation(device: torch.device, group: dist.ProcessGroup | None = None) -> None:
+    """Let a group (None: all ranks) make its communicator now: NCCL does it at the group's first operation. All ranks
+    of the group come here; returns when the operation has ended."""
+    import torch
+    import torch.distributed as dist
+
+    one = torch.zeros(1, device=device)
+    dist.all_reduce(one, group=group)
+    one.item()
 
 
 def _unmet(launch: Launch, timeout_s: float, error: str) -> RunError:

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from ddlbench.errors import Unsupported
 from ddlbench.frameworks.statistics import batch_norms
 from ddlbench.job import Batch, Job, type_of_dtype
-from ddlbench.launch import group_timeout
+from ddlbench.launch import first_operation, group_timeout
 
 Clip = Callable[[Iterable[nn.Parameter], float], object]  # (parameters, largest norm), gradients in place
 
@@ -211,9 +211,15 @@ def whole_state(model: nn.Module) -> dict[str, Tensor]:
 def subgroup(lists: Sequence[Sequence[int]], job: Job, own: bool = False) -> dist.ProcessGroup | None:
     """This rank's group of those listed (disjoint lists of ranks), None where it is in none. Called on every rank with
     the same lists. own: a new one also where the list is the whole world, so that what is sent in it keeps no order
-    with what others send."""
+    with what others send.
+
+    The group's communicator exists when this returns: NCCL makes it at the group's first operation, which stops the
+    host until every member is there, and that belongs to the start and not to a step."""
     if not own and len(lists) == 1 and len(lists[0]) == job.world_size:
         return dist.group.WORLD
     timeout = group_timeout(job.device, job.timeout_s)
     group, _ = dist.new_subgroups_by_enumeration([list(ranks) for ranks in lists], timeout=timeout)
-    return group if isinstance(group, dist.ProcessGroup) else None
+    if not isinstance(group, dist.ProcessGroup):
+        return None
+    first_operation(job.device, group)
+    return group

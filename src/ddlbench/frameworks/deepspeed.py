@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.profiler import record_function
 
-from ddlbench.frameworks.common import checkpoint_blocks, drop, evaluate, micro_batches, overflowed
+from ddlbench.frameworks.common import checkpoint_blocks, drop, evaluate, micro_batches, overflowed, subgroup
 from ddlbench.frameworks.deepspeed_config import Knobs, library
 from ddlbench.frameworks.statistics import Statistics
 from ddlbench.job import Batch, Job, Place, type_of_dtype
-from ddlbench.launch import detect, group_timeout
+from ddlbench.launch import detect
+from ddlbench.launchers import OPEN_MPI
 
 
 @dataclass
@@ -35,7 +36,8 @@ class DeepSpeed(Knobs):
         model = job.build()
         if job.checkpoint_activations:
             checkpoint_blocks(model)
-        os.environ.setdefault("LOCAL_RANK", str(detect().local_rank))  # the engine asks for it
+        self.launcher_variables = tell_device(job.device)
+        self._make_group()
         self.engine, *_ = deepspeed.initialize(
             args=SimpleNamespace(device_rank=job.device.index or 0),
             model=model,
@@ -43,7 +45,6 @@ class DeepSpeed(Knobs):
             config=self.config(job),
             dist_init_required=False,
         )
-        self._limit_waiting()
         if job.compile:
             self.engine.compile()
         self.optimizer = self.engine.basic_optimizer
@@ -52,12 +53,12 @@ class DeepSpeed(Knobs):
         self.statistics = Statistics(self.engine.module, dist.group.WORLD)
         return Place(job.rank, job.world_size, coordinates={"dp": job.rank})
 
-    def _limit_waiting(self) -> None:
-        """The engine reduces in a group of its own, made with torch's default timeout. NCCL's must come after the
-        watch, as in launch.connect."""
-        if hasattr(dist, "set_timeout"):  # new in torch 2.14
-            timeout = group_timeout(self.job.device, self.job.timeout_s)
-            dist.set_timeout(timeout, self.engine.data_parallel_group)
+    def _make_group(self) -> None:
+        """The engine reduces in a group of its own, which it would make with torch's default timeout and at its first
+        operation. It takes the one that it finds in this place."""
+        from deepspeed.utils import groups
+
+        groups._WORLD_GROUP = subgroup([range(self.job.world_size)], self.job, own=True)  # pyright: ignore[reportPrivateUsage]
 
     @property
     def updates(self) -> int:
@@ -145,4 +146,24 @@ class DeepSpeed(Knobs):
     def close(self) -> None:
         if hasattr(self, "engine"):
             self.engine.destroy()
+        for name, value in vars(self).pop("launcher_variables", {}).items():
+            restore(name, value)
         drop(self, "statistics", "engine", "optimizer")
+
+
+def tell_device(device: torch.device) -> dict[str, str | None]:
+    """The engine takes LOCAL_RANK for the index of this rank's device, in set-up and in steps; it is another number
+    where each task sees one GPU (--gpus-per-task=1). Under Open MPI it wants the launcher's variable to say the same.
+    Returns what they said before."""
+    index = str(device.index if device.type == "cuda" else detect().local_rank)
+    names = [name for name in ("LOCAL_RANK", OPEN_MPI[2]) if name == "LOCAL_RANK" or name in os.environ]
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update(dict.fromkeys(names, index))
+    return before
+
+
+def restore(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value

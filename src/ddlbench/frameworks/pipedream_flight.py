@@ -30,7 +30,7 @@ class Minibatch:
     rate: float
     weights: Version
     backwards: int = 0  # micro batches of which this stage has the gradient
-    sums: Sequence[dist.Work] = ()  # of tied weights' gradients, on their way
+    sums: Sequence[dist.Work] | None = None  # of tied weights' gradients; None: not started
 
 
 @dataclass(eq=False)
@@ -79,8 +79,6 @@ class Flight:
         self.due: deque[Minibatch] = deque()  # gradients whole, update not made
         self.admitted = 0
         self.returning: Tensor | None = None  # gradient that the stage before waits for
-        # NCCL wants all ranks of a group in its first operation.
-        dist.all_reduce(torch.zeros(1, device=job.device), group=groups.pipeline)
 
     def _link(self, way: int, border: Tensor) -> Link:
         return Link(self.job.rank + way * self.groups.dp, self.groups.pipeline, border, self.job.device)
@@ -114,6 +112,7 @@ class Flight:
         upstream = self.after.exchange(output.detach(), receive=full) if self.after else None
         if full:
             self._backward(upstream)
+        self._start_sums(before=self.admitted - 1)
         return output.detach()
 
     def _arriving(self, micro: Batch | None) -> Tensor:
@@ -147,15 +146,25 @@ class Flight:
                 self._apply(minibatch)
 
     def _reduce(self, minibatch: Minibatch) -> None:
-        """Averages over copies of the stage. The sum over both ends only starts: the last stage has its share long
-        before the first, and neither needs the sum at once."""
+        """Averages over copies of the stage."""
         with record_function("ddlbench/communicate"):
             self.groups.reduce([gradient(weight) for weight in minibatch.weights.values()], ())
-            shares = [gradient(minibatch.weights[name]) for name in self.shared]
-            minibatch.sums = [dist.all_reduce(share, group=self.ends, async_op=True) for share in shares]
+
+    def _start_sums(self, before: int) -> None:
+        """Start to sum tied weights' gradients over both ends, for each minibatch below this index that has its own.
+
+        The first stage has them p - 1 turns into the next minibatch, the last stage at the end of its own. Both start
+        in the next one, after the exchange of a turn: then the sum ends without any later work of this rank's host
+        (docs/adr/0014), and both stages, which are p - 1 turns apart, come to it at the same time.
+        """
+        for minibatch in self.due:
+            if minibatch.sums is None and minibatch.index < before:
+                with record_function("ddlbench/communicate"):
+                    shares = [gradient(minibatch.weights[name]) for name in self.shared]
+                    minibatch.sums = [dist.all_reduce(share, group=self.ends, async_op=True) for share in shares]
 
     def _apply(self, minibatch: Minibatch) -> None:
-        for work in minibatch.sums:
+        for work in minibatch.sums or ():
             work.wait()
         if self.micros:
             self.weights.part()
@@ -169,6 +178,7 @@ class Flight:
             self._send_back()
             self._backward(self.after.exchange(None, receive=True) if self.after else None)
         self._send_back()
+        self._start_sums(before=self.admitted)
         while self.due:
             self._apply(self.due.popleft())
         self._settle()

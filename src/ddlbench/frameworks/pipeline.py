@@ -97,6 +97,7 @@ class Pipeline:
         self.ranks = pipeline_ranks(job.world_size, self.dp, self.pp, self.tp)
         self.count = micro_batch_count(self.schedule, job, self.ranks, self.dp)
         self.groups = groups = Groups.connect(job, self.dp, self.ranks, self.tp, self.sharded)
+        groups.open_links(job.device, looped=self.virtual_stages > 1)
         self.job = replace(job, loss=loss_of_parts(job, groups.part, parallel=True))
         self.clock, self.bubble = BusyClock(job.device), None
         self.losses: list[Tensor] = []

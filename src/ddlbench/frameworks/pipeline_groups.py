@@ -60,6 +60,20 @@ class Groups:
     def last(self) -> bool:
         return self.stage_rank == self.ranks - 1
 
+    def open_links(self, device: torch.device, looped: bool) -> None:
+        """Let NCCL make the communicator of two ranks in which torch's schedules send to a neighbour: otherwise the
+        first step would. looped: last rank and first rank are neighbours too. All ranks take the pairs in one order."""
+        pairs = [(rank, rank + 1) for rank in range(self.ranks - 1)]
+        if looped and self.ranks > 2:
+            pairs.append((0, self.ranks - 1))
+        token = torch.zeros(1, device=device)
+        for sender, receiver in pairs:
+            if self.stage_rank == sender:
+                dist.send(token, group=self.pipeline, group_dst=receiver)
+            elif self.stage_rank == receiver:
+                dist.recv(token, group=self.pipeline, group_src=sender)
+        token.item()
+
     def place(self) -> Place:
         coordinates = {"dp": self.data_rank, "pp": self.stage_rank}
         if self.part.size > 1:
