@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for warning in tables.warnings[:WARNINGS_SHOWN]:
         _say(f"warning: {warning}", sys.stderr)
     if len(tables.warnings) > WARNINGS_SHOWN:
-        _say(f"warning: {len(tables.warnings) - WARNINGS_SHOWN} more are in the report", sys.stderr)
+        _say(f"warning: {len(tables.warnings) - WARNINGS_SHOWN} more warnings are in the report", sys.stderr)
     _say(summary_text(tables.scaling), sys.stdout)
     _say(f"\nreport: {printable(str(page))}", sys.stdout)
     return 0

@@ -52,6 +52,7 @@ MOST_PANELS = 60
 MOST_LABELS = 100
 LONGEST_LABEL = 90
 LONGEST_LINE = 70
+LONGEST_TITLE = 44
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ def _first(handles: dict[str, Any]) -> dict[str, Any]:
 def title(axes: Axes, head: str, rest: Iterable[str]) -> None:
     """A bold first line, and small lines below it that are told where there is something to tell."""
     lines = [shortened(line, LONGEST_LINE) for line in rest if line]
-    axes.set_title(shortened(head, LONGEST_LINE), fontweight="bold", pad=8 + 12 * len(lines))
+    axes.set_title(shortened(head, LONGEST_TITLE), fontweight="bold", pad=8 + 12 * len(lines))
     for number, line in enumerate(reversed(lines)):
         axes.annotate(
             line, (0, 1), (0, 6 + 12 * number), xycoords="axes fraction", textcoords="offset points",
