@@ -12,8 +12,8 @@ from tests import records
 
 def groups(results):
     """(status, repeat) of the attempts, group by group."""
-    attempts = read_all([results])
-    runs = [Run(run_row(attempt), measured_options(attempt.record["config"])) for attempt in attempts]
+    attempts = read_all([results]).attempts
+    runs = [Run(run_row(attempt, []), measured_options(attempt.record["config"])) for attempt in attempts]
     return sorted(sorted((run.row["status"], run.row["repeat"]) for run in group) for group in measurements(runs))
 
 

@@ -16,7 +16,7 @@ def test_every_attempt_once_however_it_is_reached(tmp_path):
     first = records.write_run(tmp_path / "a", repeat=0)
     records.write_run(tmp_path / "a", repeat=1, attempt=2)
     records.write_run(tmp_path / "b", repeat=2)
-    found = read_all([tmp_path / "a", tmp_path / "b", tmp_path / "a", first.parent, first])
+    found = read_all([tmp_path / "a", tmp_path / "b", tmp_path / "a", first.parent, first]).attempts
     assert len(found) == 3
     assert [len(attempt.epochs) for attempt in found] == [3, 3, 3]
 
@@ -24,7 +24,7 @@ def test_every_attempt_once_however_it_is_reached(tmp_path):
 def test_paths_stay_as_they_were_given(tmp_path, monkeypatch):
     records.write_run(tmp_path / "results")
     monkeypatch.chdir(tmp_path)
-    assert not read_all([Path("results")])[0].path.is_absolute()
+    assert not read_all([Path("results")]).attempts[0].path.is_absolute()
 
 
 @pytest.mark.parametrize("content", ['{"schema_version": 1, "run_id"', "", "[1, 2]", "\x00"])
@@ -37,7 +37,7 @@ def test_a_broken_record_is_an_attempt_with_a_reason(tmp_path, content):
     assert attempt.record["attempt"] == 3
     assert attempt.record["status"] == "unreadable"
     assert attempt.record["reason"].startswith("run.json cannot be read (")
-    assert attempt.record["reason"] in attempt.warning
+    assert attempt.record["reason"] in attempt.warnings[0]
 
 
 def test_a_folder_without_a_record_is_an_attempt_with_a_reason(tmp_path):
@@ -68,7 +68,7 @@ def test_half_a_line_is_left_out_and_told(tmp_path):
     (folder / "epochs.jsonl").write_text(lines + '{"epoch": 3, "epoch_ti\n' + json.dumps([1]))
     attempt = read(folder)
     assert [row["epoch"] for row in attempt.epochs] == [0, 1, 2]
-    assert "2 line(s) of epochs.jsonl" in attempt.warning
+    assert "2 line(s) of epochs.jsonl" in attempt.warnings[0]
 
 
 def test_nothing_to_report_names_the_remedy(tmp_path):

@@ -7,7 +7,7 @@ import pytest
 
 from ddlbench.results.read import read_all
 from ddlbench.results.schema import EPOCHS, RUNS, SCALING
-from ddlbench.results.tables import cell, make_tables, records
+from ddlbench.results.tables import make_tables, records
 from tests.records import CPU, GIB, GPU, strong_scaling, weak_scaling, write_run
 
 
@@ -113,30 +113,3 @@ def test_epochs_are_tidy(tmp_path):
     assert list(text["val_perplexity_token"].astype(float).unique()) == [400.0, 200.0, 400.0 / 3]
     assert epochs.groupby("path")["warmup"].sum().eq(1).all(), "epoch 0 of each run"
     assert set(epochs["gpus"]) == {1, 2, 4, 8}
-
-
-@pytest.mark.parametrize(
-    ("value", "kind", "expected"),
-    [
-        (3, "int", 3),
-        (3.0, "int", 3),
-        (3.5, "int", None),
-        (True, "int", None),
-        ("3", "int", None),
-        (["a.jpg", "b.jpg"], "int", 2),
-        ([], "int", None),
-        (2, "float", 2.0),
-        (float("nan"), "float", None),
-        (float("inf"), "float", None),
-        (0, "float", 0.0),
-        ("node1", "text", "node1"),
-        (["node1", "node2"], "text", "node1 node2"),
-        ({"b": 1, "a": 2}, "text", '{"a": 2, "b": 1}'),
-        ({}, "text", None),
-        (False, "bool", False),
-        (0, "bool", None),
-    ],
-)
-def test_cells(value, kind, expected):
-    assert cell(value, kind) == expected
-    assert type(cell(value, kind)) is type(expected)

@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TextIO
 
 from ddlbench.errors import UserError
 from ddlbench.results.figures import make_figures
@@ -14,6 +15,9 @@ from ddlbench.results.page import render
 from ddlbench.results.plotting import save
 from ddlbench.results.read import read_all
 from ddlbench.results.tables import Tables, make_tables
+from ddlbench.results.texts import printable
+
+WARNINGS_SHOWN = 50
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,13 +28,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tables = make_tables(read_all(given.results))
         page = write_report(tables, out)
     except UserError as error:
-        print(f"ddlbench.report: {error}", file=sys.stderr)
+        _say(f"ddlbench.report: {printable(str(error))}", sys.stderr)
         return error.exit_code
-    for warning in tables.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
-    print(summary_text(tables.scaling))
-    print(f"\nreport: {page}")
+    for warning in tables.warnings[:WARNINGS_SHOWN]:
+        _say(f"warning: {warning}", sys.stderr)
+    if len(tables.warnings) > WARNINGS_SHOWN:
+        _say(f"warning: {len(tables.warnings) - WARNINGS_SHOWN} more warnings are in the report", sys.stderr)
+    _say(summary_text(tables.scaling), sys.stdout)
+    _say(f"\nreport: {printable(str(page))}", sys.stdout)
     return 0
+
+
+def _say(text: str, stream: TextIO) -> None:
+    """Print; a letter that the terminal's encoding lacks stands as an escape."""
+    encoding = stream.encoding or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream)
 
 
 def write_report(tables: Tables, out: Path) -> Path:

@@ -20,8 +20,10 @@ from ddlbench.results.merge import Row, group_by
 from ddlbench.results.panels import Panel, curve_name, curves, panels
 from ddlbench.results.plotting import Look
 from ddlbench.results.tables import Tables, records
+from ddlbench.results.texts import shortened
 
 GIB = 2**30
+FAILURES_SHOWN = 10  # above one another, at one GPU count of a panel
 MEMORY = {"cpu": "memory_host_peak_bytes", "cuda": "memory_allocated_peak_bytes"}
 
 
@@ -103,7 +105,7 @@ EFFICIENCY = Quantity(
 
 def _memory(panel: Panel) -> Quantity:
     """The allocator's peak on a GPU, the process's own on a CPU; the fullest rank, the largest of the repeats."""
-    column = MEMORY[panel.device or "cpu"]
+    column = MEMORY.get(panel.device or "", MEMORY["cpu"])
 
     def values(row: Row) -> Values:
         repeats = [run[column] / GIB for run in row["repeats"] if run[column] is not None]
@@ -117,7 +119,7 @@ def _figure(shown: Sequence[Panel], looks: dict[str, Look], choose: Callable[[Pa
     if not shown:
         return None
     figure, axes = plotting.grid(len(shown))
-    for panel, place in zip(shown, axes, strict=True):
+    for panel, place in zip(shown, axes, strict=False):  # the first, where there are too many
         _draw(place, panel, looks, choose(panel))
     plotting.legend(figure, axes)
     return figure
@@ -159,7 +161,7 @@ def _curve(
         if values.interval:
             axes.plot([gpus, gpus], values.interval, linewidth=3.5, alpha=0.45, zorder=2, **style)
     _line(axes, known, style | shape | {"linestyle": ""})
-    _line(axes, sorted(dict(known).items()), style | shape | {"label": curve_name(rows[0])})
+    _line(axes, sorted(dict(known).items()), style | shape | {"label": plotting.label(curve_name(rows[0]))})
     return [value for _, values in known for value in (cast(float, values.merged), *values.repeats)]
 
 
@@ -172,11 +174,24 @@ def _failures(axes: Axes, panel: Panel, looks: dict[str, Look]) -> None:
     """A cross with the status, on the axis, one above the other where several failed at one GPU count."""
     failed = [row for row in panel.rows if row["status"] != "ok"]
     for gpus, rows in group_by(failed, lambda row: row["gpus"]).items():
-        for number, row in enumerate(rows):
-            place, color = 0.035 + 0.075 * number, looks[str(row["framework"])].color
+        for number, row in enumerate(rows[:FAILURES_SHOWN]):
+            color = looks[str(row["framework"])].color
             where = axes.get_xaxis_transform()
-            axes.plot(gpus, place, "x", transform=where, color=color, markeredgewidth=2, clip_on=False, zorder=4)
-            axes.annotate(
-                str(row["status"]), (gpus, place), (-6, 0), xycoords=where, textcoords="offset points",
-                annotation_clip=False, ha="right", va="center", fontsize=8, color=color,
-            )  # fmt: skip
+            axes.plot(
+                gpus, _height(number), "x", transform=where, color=color, markeredgewidth=2, clip_on=False, zorder=4
+            )
+            _beside_cross(axes, gpus, number, shortened(str(row["status"]), 20), color)
+        if len(rows) > FAILURES_SHOWN:
+            _beside_cross(axes, gpus, FAILURES_SHOWN, f"and {len(rows) - FAILURES_SHOWN} more", "#333333")
+
+
+def _height(number: int) -> float:
+    """Of a cross above the axis, as a share of the panel's height."""
+    return 0.035 + 0.075 * number
+
+
+def _beside_cross(axes: Axes, gpus: int, number: int, text: str, color: str) -> None:
+    axes.annotate(
+        text, (gpus, _height(number)), (-6, 0), xycoords=axes.get_xaxis_transform(), textcoords="offset points",
+        annotation_clip=False, ha="right", va="center", fontsize=8, color=color,
+    )  # fmt: skip

@@ -7,9 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ddlbench.results.merge import LAYOUT, Row, Run, group_by
+from ddlbench.results.texts import shortened
 
 # Settings that have a column of their own.
 _TOLD = {"mode", *(f"train.{name}" for name in ("precision", "repeat", "global_batch", "batch_per_gpu", "micro_batch"))}
+LONGEST = 1_000  # letters of all settings together
+LONGEST_VALUE = 100
 _VERSIONS = ("dataset_hash", "device_model", "torch", "cuda")
 
 
@@ -63,8 +66,9 @@ def _differences(runs: Sequence[Run], within: tuple[str, ...], settings: Callabl
 
 def _join(values: Row, null: str | None = None) -> str:
     texts = {key: null if value is None else _text(value) for key, value in values.items()}
-    return " ".join(f"{key}={text}" for key, text in texts.items() if text is not None)
+    joined = " ".join(f"{key}={text}" for key, text in texts.items() if text is not None)
+    return shortened(joined, LONGEST)
 
 
 def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+    return shortened(value if isinstance(value, str) else json.dumps(value, default=str), LONGEST_VALUE)

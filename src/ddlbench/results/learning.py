@@ -12,7 +12,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from ddlbench.results.merge import Row, group_by
 from ddlbench.results.panels import curve_name, devices, settings
-from ddlbench.results.plotting import DASHES, Look, earlier, grid, legend, paler, percent, plain, title
+from ddlbench.results.plotting import DASHES, Look, earlier, grid, label, legend, paler, percent, plain, title
 
 METRICS = {
     "accuracy": ("val_top1", "top-1 (% of validation samples)"),
@@ -27,25 +27,25 @@ def learning_figures(epochs: Sequence[Row], scaling: Sequence[Row], looks: dict[
     points = {row["measurement"]: row for row in scaling}
     told = settings(scaling)
     figures: dict[str, Figure | None] = {}
-    for name, (column, label) in METRICS.items():
+    for name, (column, axis) in METRICS.items():
         rows = [row for row in epochs if row[column] is not None and row["measurement"] in points]
         merged = [row | {"point": points[row["measurement"]], "told": told[row["measurement"]]} for row in rows]
-        figures[f"{name}_by_epoch"] = _figure(merged, column, label, looks, over_time=False)
-        figures[f"{name}_by_time"] = _figure(merged, column, label, looks, over_time=True)
+        figures[f"{name}_by_epoch"] = _figure(merged, column, axis, looks, over_time=False)
+        figures[f"{name}_by_time"] = _figure(merged, column, axis, looks, over_time=True)
     return figures
 
 
-def _figure(rows: list[Row], column: str, label: str, looks: dict[str, Look], over_time: bool) -> Figure | None:
+def _figure(rows: list[Row], column: str, axis: str, looks: dict[str, Look], over_time: bool) -> Figure | None:
     known = [row for row in rows if row["elapsed_s"] is not None] if over_time else rows
     if not known:
         return None
     panels = group_by(known, lambda row: (row["model"], row["point"]["comparison"]))
     figure, axes = grid(len(panels))
-    for place, panel in zip(axes, panels.values(), strict=True):
+    for place, panel in zip(axes, panels.values(), strict=False):  # the first, where there are too many
         title(place, str(panel[0]["model"]), [panel[0]["told"]])
         x = _time_axis(place, panel) if over_time else _epoch_axis(place)
         _curves(place, panel, x, column, Legend.of(panel, looks))
-        place.set_ylabel(label)
+        place.set_ylabel(axis)
         _metric_axis(place, column, [row[column] for row in panel])
     legend(figure, axes)
     return figure
@@ -84,11 +84,11 @@ class Legend:
     def draw(self, axes: Axes, device: str | None) -> None:
         """Empty lines that carry the labels."""
         for name in self.names:
-            axes.plot([], [], color=self.looks[name[0]].color, label=name[1], **self._named(name))
+            axes.plot([], [], color=self.looks[name[0]].color, label=label(name[1]), **self._named(name))
         several = len({gpus for gpus, _ in self.sizes}) < len(self.sizes)
         for number, (gpus, batch) in enumerate(self.sizes):
-            label = devices(gpus, device) + (f", batch {batch}" if several else "")
-            axes.plot([], [], label=label, **self._sized(number, "#333333"))
+            size = devices(gpus, device) + (f", batch {batch}" if several else "")
+            axes.plot([], [], label=size, **self._sized(number, "#333333"))
 
     def _named(self, name: tuple[str, str]) -> dict[str, Any]:
         number = earlier(framework for framework, _ in self.names)[self.names.index(name)]

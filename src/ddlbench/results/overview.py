@@ -11,20 +11,22 @@ from ddlbench.results.figures import GIB, MEMORY
 from ddlbench.results.merge import Row
 from ddlbench.results.panels import devices, duration
 from ddlbench.results.tables import records
+from ddlbench.results.texts import shortened
 
 WIDTH = 140
 FAILURES_SHOWN = 10
+LONGEST_NAME = 30
 _LEFT = ("framework", "model", "loader", "mode", "scaling", "status", "base", "settings")
 
 Columns = dict[str, Callable[[Row], str]]
 MEASURED: Columns = {
-    "framework": lambda row: str(row["framework"] or ""),
-    "model": lambda row: str(row["model"] or ""),
-    "loader": lambda row: str(row["loader"] or ""),
-    "mode": lambda row: "" if row["mode"] == "train" else str(row["mode"] or ""),
+    "framework": lambda row: name(row["framework"]),
+    "model": lambda row: name(row["model"]),
+    "loader": lambda row: name(row["loader"]),
+    "mode": lambda row: "" if row["mode"] == "train" else name(row["mode"]),
     "gpus": lambda row: str(row["gpus"] or ""),
     "scaling": lambda row: str(row["scaling"]),
-    "status": lambda row: str(row["status"]),
+    "status": lambda row: name(row["status"]),
     "n": lambda row: str(row["runs_ok"]),
     "epoch time": lambda row: seconds(row["epoch_time_s"]),
     "samples/s": lambda row: number(row["throughput_samples_per_s"]),
@@ -66,7 +68,7 @@ def summary_text(scaling: pd.DataFrame) -> str:
     marks: Columns = {"": lambda row: f"[{told.index(text) + 1}]" if (text := settings(row)) else ""}
     headers, lines = overview_cells(rows, MEASURED | FROM_BASE | marks)
     widths = [max(len(line[n]) for line in [headers, *lines]) for n in range(len(headers))]
-    align = [str.ljust if name in _LEFT else str.rjust for name in headers]
+    align = [str.ljust if header in _LEFT else str.rjust for header in headers]
     texts = [
         "  ".join(pad(cell, width) for pad, cell, width in zip(align, line, widths, strict=True)).rstrip()
         for line in [headers, ["-" * width for width in widths], *lines]
@@ -83,7 +85,7 @@ def base_lines(rows: Sequence[Row]) -> list[str]:
             sample_s, epoch_s = row[f"{kind}_sample_time_s"], row[f"{kind}_epoch_time_s"]
             if sample_s:
                 epoch = f", epoch {seconds(epoch_s)}" if epoch_s else ""
-                told.append(f"base {base(row, kind)}, {row['model']}: {duration(sample_s)} a sample{epoch}")
+                told.append(f"base {base(row, kind)}, {name(row['model'])}: {duration(sample_s)} a sample{epoch}")
     return list(dict.fromkeys(told))
 
 
@@ -107,6 +109,11 @@ def failure_lines(rows: Sequence[Row]) -> list[str]:
     ]
     more = len(failed) - len(lines)
     return [*map(_cut, lines), *([f"and {more} more that did not end ok: see the report"] if more else [])]
+
+
+def name(value: str | None) -> str:
+    """What a column is narrow enough for."""
+    return shortened(value or "", LONGEST_NAME)
 
 
 def seconds(value: float | None) -> str:
@@ -134,7 +141,7 @@ def ratio(value: float | None) -> str:
 def base(row: Row, kind: str) -> str:
     """The base of a row's ratios, "ddp@2"; kind: "base" | "best_single"."""
     gpus = 1 if kind == "best_single" else row["base_gpus"]
-    return f"{row[f'{kind}_framework']}@{gpus}" if row[f"{kind}_sample_time_s"] else ""
+    return f"{name(row[f'{kind}_framework'])}@{gpus}" if row[f"{kind}_sample_time_s"] else ""
 
 
 def memory(row: Row) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +12,11 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from matplotlib.transforms import Transform, offset_copy
+
+from ddlbench.results.texts import shortened
 
 STYLE = {
     "font.family": "DejaVu Sans",  # comes with matplotlib
@@ -33,6 +37,7 @@ STYLE = {
     "lines.linewidth": 1.6,
     "lines.markersize": 6,
     "savefig.dpi": 160,
+    "text.parse_math": False,  # names are no formulas: $ is a letter
     "svg.hashsalt": "ddlbench",  # the same bytes for the same records
 }
 # Okabe and Ito's palette, without yellow, which white paper swallows.
@@ -42,6 +47,12 @@ DASHES: tuple[Any, ...] = ("-", (0, (4, 1.6)), (0, (1, 1.3)), (0, (7, 1.5, 1, 1.
 IDEAL = {"color": "#8a8a8a", "linestyle": (0, (5, 3)), "linewidth": 1.2, "zorder": 1}
 PANEL_INCHES = (4.4, 3.3)
 LINEAR_UP_TO = 8  # GPU counts further apart than this stand on a log2 axis
+# What a figure has room for. PNG files end at 65,536 pixels.
+MOST_PANELS = 60
+MOST_LABELS = 100
+LONGEST_LABEL = 90
+LONGEST_LINE = 70
+LONGEST_TITLE = 44
 
 
 @dataclass(frozen=True)
@@ -77,34 +88,48 @@ def earlier(names: Iterable[str]) -> list[int]:
     return found
 
 
-def grid(panels: int) -> tuple[Figure, list[Axes]]:
-    """A figure of so many panels, at most three in a row."""
+def grid(wanted: int) -> tuple[Figure, list[Axes]]:
+    """A figure of so many panels, at most three in a row; where they are too many, it says how many it has."""
+    panels = min(wanted, MOST_PANELS)
     columns = min(3, panels)
     rows = -(-panels // columns)
     width, height = PANEL_INCHES
     figure = Figure(figsize=(max(width * columns, 5.4), height * rows + 0.2), layout="constrained")
     axes = [figure.add_subplot(rows, columns, number + 1) for number in range(panels)]
+    if panels < wanted:
+        figure.suptitle(f"{panels} of {wanted} panels are drawn; the tables have all")
     return figure, axes
+
+
+def label(text: str) -> str:
+    """A text as an entry of a legend: of bounded length, and visible even where it begins with an underscore."""
+    return shortened(f" {text}" if text.startswith("_") else text, LONGEST_LABEL)
 
 
 def legend(figure: Figure, axes: Sequence[Axes]) -> None:
     """One legend below all panels; equal labels once."""
     handles: dict[str, Any] = {}
     for panel in axes:
-        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
-            handles.setdefault(label, handle)
+        for handle, text in zip(*panel.get_legend_handles_labels(), strict=True):
+            handles.setdefault(text, handle)
     if handles:
-        room = figure.get_figwidth() * 13 // (max(len(label) for label in handles) + 8)  # about 13 letters an inch
+        handles = _first(handles)
+        room = figure.get_figwidth() * 13 // (max(len(text) for text in handles) + 8)  # about 13 letters an inch
         columns = max(1, min(int(room), len(handles)))
         lines = -(-len(handles) // columns)
         figure.set_figheight(figure.get_figheight() + 0.21 * lines)
         figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns)
 
 
+def _first(handles: dict[str, Any]) -> dict[str, Any]:
+    more = len(handles) - MOST_LABELS
+    return dict(list(handles.items())[:MOST_LABELS]) | ({f"and {more} more": Line2D([], [], ls="")} if more > 0 else {})
+
+
 def title(axes: Axes, head: str, rest: Iterable[str]) -> None:
     """A bold first line, and small lines below it that are told where there is something to tell."""
-    lines = [line for line in rest if line]
-    axes.set_title(head, fontweight="bold", pad=8 + 12 * len(lines))
+    lines = [shortened(line, LONGEST_LINE) for line in rest if line]
+    axes.set_title(shortened(head, LONGEST_TITLE), fontweight="bold", pad=8 + 12 * len(lines))
     for number, line in enumerate(reversed(lines)):
         axes.annotate(
             line, (0, 1), (0, 6 + 12 * number), xycoords="axes fraction", textcoords="offset points",
@@ -130,11 +155,11 @@ def gpu_axis(axes: Axes, counts: Sequence[int], device: str | None, linear: bool
     axes.set_xlabel("ranks (CPU)" if device == "cpu" else "GPUs")
 
 
-def value_axis(axes: Axes, values: Sequence[float], label: str, percents: bool) -> None:
+def value_axis(axes: Axes, values: Sequence[float], name: str, percents: bool) -> None:
     """From 0 to a little above the largest value; an axis without values says so."""
-    axes.set_ylabel(label)
+    axes.set_ylabel(name)
     if values:
-        axes.set_ylim(0, max(values) * 1.08)
+        axes.set_ylim(0, max(values) * 1.08 or 1)
         axes.yaxis.set_major_formatter(FuncFormatter(percent if percents else plain))
     else:
         axes.set_yticks([])
@@ -160,7 +185,8 @@ def percent(value: float, _: Any = None) -> str:
 def save(figures: dict[str, Figure], folder: Path) -> None:
     """NAME.png and NAME.svg of every figure."""
     folder.mkdir(parents=True, exist_ok=True)
-    with mpl.rc_context(cast(Any, STYLE)):
+    with mpl.rc_context(cast(Any, STYLE)), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # a name in another script: boxes, no crash
         for name, figure in figures.items():
             figure.savefig(folder / f"{name}.png", metadata={"Software": None})
             figure.set_layout_engine("none")  # the layout found for the PNG holds; finding it is the costly part

@@ -2,83 +2,110 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Sequence
+import os
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from ddlbench.errors import UserError
+from ddlbench.results.files import Object, parse, read_bytes
+from ddlbench.results.find import search
 from ddlbench.results.schema import SCHEMA_VERSION
+from ddlbench.results.texts import printable, shortened
 
-Object = dict[str, Any]  # of JSON
+REASON = 300  # letters of a reason: an error may quote what it cannot read
 
 
 @dataclass(frozen=True)
 class Attempt:
     """One attempt's files. An unreadable run.json leaves what its folder's name tells.
 
-    record:  run.json
-    epochs:  lines of epochs.jsonl
-    warning: what of it could not be used, and why
+    record:   run.json
+    epochs:   lines of epochs.jsonl
+    warnings: what of it could not be used, and why
     """
 
     path: Path
     record: Object
     epochs: list[Object] = field(default_factory=list[Object])
-    warning: str | None = None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The folder, as it can be printed."""
+        return printable(str(self.path))
 
 
-def read_all(folders: Sequence[Path]) -> list[Attempt]:
-    """Every attempt below the folders, each once. UserError where there is none."""
+@dataclass(frozen=True)
+class Records:
+    """Every attempt that was found, and a warning for each folder that could not be looked into."""
+
+    attempts: list[Attempt]
+    warnings: list[str]
+
+
+def read_all(folders: Sequence[Path]) -> Records:
+    """Every attempt below the folders. UserError where there is none."""
     for folder in folders:
-        if not folder.is_dir():
-            raise UserError(f"{folder} is not a folder: give the results_dir of your runs")
-    paths = {path.resolve(): path for folder in reversed(folders) for path in _attempts(folder)}
-    if not paths:
+        _listable(folder)
+    found = search(folders)
+    closed = [
+        f"{printable(str(path))} cannot be read ({reason})"
+        for path, reason in found.unreadable.items()
+        if path not in found.attempts.values()  # has a row of its own
+    ]
+    if not found.attempts:
         names = ", ".join(str(folder) for folder in folders)
+        but = f" ({'; '.join(closed[:3])})" if closed else ""
         raise UserError(
-            f"no run in {names}: start one with "
+            f"no run in {names}{but}: start one with "
             f"python -m ddlbench +framework=ddp +model=resnet50 results_dir={folders[0]}, then report again"
         )
-    return [read(paths[place]) for place in sorted(paths)]
+    return Records([read(found.attempts[place]) for place in sorted(found.attempts)], closed)
 
 
-def _attempts(folder: Path) -> Iterable[Path]:
-    if folder.name.startswith("attempt-"):
-        return [folder]
-    return (path for path in folder.rglob("attempt-*") if path.is_dir())
+def _listable(folder: Path) -> None:
+    try:
+        os.scandir(folder).close()
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"{folder} is not a folder: give the results_dir of your runs") from None
+    except OSError as error:
+        raise UserError(f"{folder} cannot be read ({error.strerror}): ask its owner for access") from error
 
 
 def read(path: Path) -> Attempt:
     """The attempt in a folder."""
     try:
-        record = _object(path / "run.json")
-    except (OSError, ValueError) as error:
-        return _unreadable(path, f"run.json cannot be read ({_why(error)})")
+        record = parse(read_bytes(path / "run.json"))
+    except Exception as error:  # whatever one record holds, the others are reported
+        return unreadable(path, f"run.json cannot be read ({why(error)})")
     version = record.get("schema_version")
-    if version != SCHEMA_VERSION:
-        return _unreadable(
+    if type(version) is not int or version != SCHEMA_VERSION:  # True equals 1
+        return unreadable(
             path,
-            f"schema_version {version} is refused, this program reads {SCHEMA_VERSION}: "
+            f"schema_version {shortened(str(version), 40)} is refused, this program reads {SCHEMA_VERSION}: "
             "run again, or report with the version of ddlbench that wrote it",
-            version,
+            version if type(version) is int else None,
         )
-    epochs, broken = _lines(path / "epochs.jsonl")
-    warning = f"{path}: {broken} line(s) of epochs.jsonl cannot be read and are left out" if broken else None
-    return Attempt(path, _ended(record), epochs, warning)
+    if not isinstance(record.get("status"), str):
+        return unreadable(path, "run.json has no status", version)
+    epochs, warning = _epochs(path)
+    return Attempt(path, _ended(record), epochs, (warning,) if warning else ())
 
 
-def _unreadable(path: Path, reason: str, version: Any = None) -> Attempt:
-    number = path.name.removeprefix("attempt-")
+def unreadable(path: Path, reason: str, version: Any = None) -> Attempt:
+    """What stands for an attempt of which nothing can be used."""
+    number = re.fullmatch(r"attempt-([0-9]{1,9})", path.name)
     record = {
         "schema_version": version,
-        "run_id": path.parent.name,
-        "attempt": int(number) if number.isdigit() else None,
+        "run_id": printable(path.parent.name),
+        "attempt": int(number[1]) if number else None,
         "status": "unreadable",
-        "reason": reason,
+        "reason": shortened(printable(reason), REASON),
     }
-    return Attempt(path, record, warning=f"{path}: {reason}")
+    return Attempt(path, record, warnings=(f"{printable(str(path))}: {record['reason']}",))
 
 
 def _ended(record: Object) -> Object:
@@ -87,28 +114,32 @@ def _ended(record: Object) -> Object:
     return record | {"reason": "no end was recorded: it is still running, or was killed before it could write one"}
 
 
-def _object(path: Path) -> Object:
-    content = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(content, dict):
-        raise UserError("not a JSON object")
-    return cast(Object, content)
+def _epochs(path: Path) -> tuple[list[Object], str | None]:
+    """The lines of epochs.jsonl, and what is wrong with it: a killed writer may leave half a line."""
+    file = path / "epochs.jsonl"
+    try:
+        lines = read_bytes(file).split(b"\n") if os.path.lexists(file) else []
+    except (OSError, ValueError) as error:
+        return [], f"{printable(str(path))}: epochs.jsonl cannot be read ({why(error)}) and is left out"
+    found = [_line(line) for line in lines if line.strip()]
+    rows = [row for row in found if row is not None]
+    if len(rows) == len(found):
+        return rows, None
+    return (
+        rows,
+        f"{printable(str(path))}: {len(found) - len(rows)} line(s) of epochs.jsonl cannot be read and are left out",
+    )
 
 
-def _lines(path: Path) -> tuple[list[Object], int]:
-    """The objects of a file of JSON lines, and how many lines are none: a killed writer may leave half a line."""
-    rows: list[Object] = []
-    broken = 0
-    for line in path.read_bytes().splitlines() if path.is_file() else []:
-        try:
-            content = json.loads(line)
-        except ValueError:
-            content = None
-        if isinstance(content, dict):
-            rows.append(cast(Object, content))
-        else:
-            broken += 1
-    return rows, broken
+def _line(line: bytes) -> Object | None:
+    try:
+        return parse(line)
+    except ValueError:
+        return None
 
 
-def _why(error: OSError | ValueError) -> str:
-    return error.strerror or type(error).__name__ if isinstance(error, OSError) else str(error)
+def why(error: Exception) -> str:
+    """An error in a few words."""
+    if isinstance(error, OSError):
+        return error.strerror or type(error).__name__
+    return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 import tomllib
 from dataclasses import dataclass
 from importlib.resources import files
+from typing import Any
 
 SCHEMA_VERSION = 1  # of run.json; raised when a key changes its meaning
 KINDS = ("text", "int", "float", "bool")
@@ -22,6 +23,7 @@ class Column:
     source: where the value comes from; columns.toml says how to read it
     ranks:  how the ranks' values become one: a key of RANKS
     clock:  what was synchronised when the time was taken: a key of CLOCKS, "" for what is no time
+    range:  the smallest and the largest value that a record may say; None: any
     """
 
     name: str
@@ -31,6 +33,12 @@ class Column:
     ranks: str
     clock: str
     meaning: str
+    range: tuple[float, float] | None
+
+    @property
+    def allowed(self) -> str:
+        """The range in words."""
+        return "{:g} to {:g}".format(*self.range) if self.range else ""
 
 
 DICTIONARY = tomllib.loads(files("ddlbench.results").joinpath("columns.toml").read_text(encoding="utf-8"))
@@ -40,8 +48,18 @@ RANKS: dict[str, str] = DICTIONARY["ranks"]
 CLOCKS: dict[str, str] = DICTIONARY["clock"]
 
 
+RANGES: dict[str, list[float]] = DICTIONARY["range"]
+
+
 def _columns(table: str) -> tuple[Column, ...]:
-    return tuple(Column(name=name, **line) for name, line in DICTIONARY[table].items())
+    return tuple(_column(name, line) for name, line in DICTIONARY[table].items())
+
+
+def _column(name: str, line: dict[str, Any]) -> Column:
+    """A column's own range counts before that of its unit. What is computed here has none."""
+    ends = line.get("range", RANGES.get(line["unit"])) if line["source"] else None
+    given: dict[str, Any] = {**line, "range": tuple(ends) if ends else None}
+    return Column(name=name, **given)
 
 
 RUNS = _columns("runs")
@@ -70,17 +88,28 @@ interval of it by order statistics (Hoefler and Belli, SC'15). Speedup and effic
 ratios are never averaged. Speedup rests on seconds a sample rather than on the epoch's time, because epochs of capped
 steps hold different numbers of samples at different GPU counts in weak scaling; where epochs hold the same samples the
 two agree.
+
+Several folders that hold one attempt (equal run_id, attempt and start) are one row. A value that is not of its column's
+kind, or outside the range of its unit below (or of its column, where the meaning gives one), is left out; the report's
+warnings name it.
+
+Characters of a text that do not print stand as escapes ("\\x1b"). In the CSV files a text that begins with = + - @ (or
+a full-width form of them), a tab or a carriage return has a ' before it, so that spreadsheets do not run it as a
+formula; numbers have none.
 """
 
 
 def markdown() -> str:
     """The whole dictionary as one Markdown page."""
-    words = _words("over ranks", RANKS) + _words("clock", CLOCKS)
+    words = _words("over ranks", RANKS) + _words("clock", CLOCKS) + _words("unit", _UNITS, "values")
     return _HEAD + words + "".join(_section(title, *table) for title, table in _TABLES.items())
 
 
-def _words(title: str, meanings: dict[str, str]) -> str:
-    return f"\n| {title} | meaning |\n|---|---|\n" + "".join(f"| {key} | {text} |\n" for key, text in meanings.items())
+_UNITS = {f"`{unit}`": f"{low:g} to {high:g}" for unit, (low, high) in RANGES.items()}
+
+
+def _words(title: str, meanings: dict[str, str], of: str = "meaning") -> str:
+    return f"\n| {title} | {of} |\n|---|---|\n" + "".join(f"| {key} | {text} |\n" for key, text in meanings.items())
 
 
 def _section(title: str, columns: tuple[Column, ...], text: str) -> str:
@@ -90,7 +119,9 @@ def _section(title: str, columns: tuple[Column, ...], text: str) -> str:
 
 def _line(column: Column) -> str:
     source = " or ".join(f"`{key}`" for key in column.source.split("|") if key)
-    cells = (f"`{column.name}`", column.kind, column.unit, column.meaning, column.ranks, column.clock, source)
+    own = column.range and list(column.range) != RANGES.get(column.unit)
+    meaning = f"{column.meaning}; {column.allowed}" if own else column.meaning
+    cells = (f"`{column.name}`", column.kind, column.unit, meaning, column.ranks, column.clock, source)
     return "| " + " | ".join(cells) + " |\n"
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +9,15 @@ from typing import Any, cast
 
 import pandas as pd
 
+from ddlbench.results.cells import cell, fit, summary
+from ddlbench.results.copies import without_copies
+from ddlbench.results.epochs import epoch_rows
 from ddlbench.results.ledgers import differences
 from ddlbench.results.merge import Row, Run, measured_options, measurement_id, measurements
-from ddlbench.results.read import Attempt
+from ddlbench.results.read import Attempt, Records, unreadable, why
 from ddlbench.results.scaling import scaling_rows
 from ddlbench.results.schema import EPOCHS, RUNS, SCALING, Column
+from ddlbench.results.texts import quoted
 
 DTYPES = {"text": "string", "int": "Int64", "float": "Float64", "bool": "boolean"}
 
@@ -32,47 +34,73 @@ class Tables:
     def write(self, folder: Path) -> None:
         """runs.csv, epochs.csv, scaling.csv; an unknown cell is empty."""
         folder.mkdir(parents=True, exist_ok=True)
-        self.runs.to_csv(folder / "runs.csv", index=False)
-        self.epochs.to_csv(folder / "epochs.csv", index=False)
-        self.scaling.to_csv(folder / "scaling.csv", index=False)
+        for name, table in (("runs", self.runs), ("epochs", self.epochs), ("scaling", self.scaling)):
+            _for_spreadsheets(table).to_csv(folder / f"{name}.csv", index=False)
 
 
-def make_tables(attempts: Sequence[Attempt]) -> Tables:
+@dataclass(frozen=True)
+class Rows:
+    """What one attempt gives the tables."""
+
+    run: Run
+    epochs: list[Row]
+    warnings: list[str]
+
+
+def make_tables(records: Records) -> Tables:
     """All tables of any number of attempts."""
-    runs = [Run(run_row(attempt), measured_options(_section(attempt.record, "config"))) for attempt in attempts]
-    groups = measurements(run for run in runs if run.options)
+    attempts, copies = without_copies(records.attempts)
+    rows = [_guarded(attempt) for attempt in attempts]
+    groups = measurements(own.run for own in rows if own.run.options)
     for group in groups:
         name = measurement_id(group)
         for run in group:
             run.row["measurement"] = name
-    epochs = [row for attempt, run in zip(attempts, runs, strict=True) for row in epoch_rows(attempt, run.row)]
+    runs = [own.run for own in rows]
+    told = [warning for own in rows for warning in own.warnings]
     return Tables(
         runs=frame(RUNS, (run.row for run in runs)),
-        epochs=frame(EPOCHS, epochs),
+        epochs=frame(EPOCHS, (_copied(own.run.row) | epoch for own in rows for epoch in own.epochs)),
         scaling=frame(SCALING, scaling_rows(groups)),
-        warnings=[*(attempt.warning for attempt in attempts if attempt.warning), *differences(runs)],
+        warnings=[*records.warnings, *copies, *told, *differences(runs)],
     )
 
 
-def run_row(attempt: Attempt) -> Row:
-    """One row of runs.csv, but for the column `measurement`, which takes all runs to know."""
-    row = {column.name: _find(attempt.record, column) for column in RUNS if column.source}
+def _guarded(attempt: Attempt) -> Rows:
+    try:
+        return _rows(attempt)
+    except Exception as error:  # whatever one record holds, the others are reported
+        return _rows(unreadable(attempt.path, f"the values of run.json cannot be used ({why(error)})"))
+
+
+def _rows(attempt: Attempt) -> Rows:
+    left_out: list[str] = []
+    run = Run(run_row(attempt, left_out), measured_options(_section(attempt.record, "config")))
+    epochs = epoch_rows(attempt.epochs, left_out)
+    told = [f"{attempt.name}: {summary(left_out)}"] if left_out else []
+    return Rows(run, epochs, [*attempt.warnings, *told])
+
+
+def run_row(attempt: Attempt, left_out: list[str]) -> Row:
+    """One row of runs.csv, but for the column `measurement`, which takes all runs to know. `left_out` gets a note for
+    each value that does not fit its column."""
+    row = {column.name: _find(attempt.record, column, left_out) for column in RUNS if column.source}
     row["global_batch"] = row["global_batch"] or _asked_batch(attempt.record, row["gpus"])
     row["batch_per_gpu"] = _share(row["global_batch"], row["gpus"])
     row["micro_batch"] = row["micro_batch"] or cell(_share(row["replica_batch"], row["micro_batches"]), "int")
     row["device_model"] = _device_model(attempt.record, row["device"])
-    return row | {"measurement": None, "path": str(attempt.path)}
+    return row | {"measurement": None, "path": attempt.name}
 
 
-def epoch_rows(attempt: Attempt, run: Row) -> list[Row]:
-    """The rows of epochs.csv of one attempt, given its row of runs.csv."""
-    return [
-        {
-            column.name: run[column.name] if column.source == "run" else cell(line.get(column.source), column.kind)
-            for column in EPOCHS
-        }
-        for line in attempt.epochs
-    ]
+def _copied(run: Row) -> Row:
+    """What a row of epochs.csv has from its attempt."""
+    return {column.name: run[column.name] for column in EPOCHS if column.source == "run"}
+
+
+def _for_spreadsheets(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with every text quoted that a spreadsheet would run."""
+    texts = table.select_dtypes("string")
+    return table.assign(**{str(name): texts[name].map(quoted, na_action="ignore") for name in texts})
 
 
 def frame(columns: Sequence[Column], rows: Iterable[Row]) -> pd.DataFrame:
@@ -92,30 +120,9 @@ def records(table: pd.DataFrame) -> list[Row]:
     return [{name: None if value is pd.NA else value for name, value in row.items()} for row in rows]
 
 
-def cell(value: Any, kind: str) -> Any:
-    """A value of JSON as a table's cell; None for what does not fit the column: unknown, never 0."""
-    if value is None or value == {} or value == []:
-        return None
-    if kind == "text":
-        return _text(value)
-    if kind == "bool":
-        return value if isinstance(value, bool) else None
-    if isinstance(value, list):  # names, where the table counts
-        return len(cast(list[Any], value))
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(value) if kind == "float" else int(value) if value == int(value) else None
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, list):
-        return " ".join(str(item) for item in cast(list[Any], value))
-    return json.dumps(value, sort_keys=True) if isinstance(value, dict) else str(value)
-
-
-def _find(record: Row, column: Column) -> Any:
+def _find(record: Row, column: Column, left_out: list[str]) -> Any:
     """The first of the column's sources that is known."""
-    values = (cell(_dig(record, key), column.kind) for key in column.source.split("|"))
+    values = (fit(_dig(record, key), column, left_out) for key in column.source.split("|"))
     return next((value for value in values if value is not None), None)
 
 

@@ -1,0 +1,65 @@
+"""Where attempts lie: every folder named attempt-* below the folders of results, through symbolic links too."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+WITHOUT_END = 10**9
+BELOW_LINKS = 2  # levels below a linked folder of results: the runs, their attempts. A link to / must end, too.
+
+
+@dataclass
+class Search:
+    """What a walk found.
+
+    attempts:   by their real path, as they were reached first; real folders before links
+    unreadable: folders and links that cannot be followed, with the reason
+    """
+
+    attempts: dict[str, Path] = field(default_factory=dict[str, Path])
+    unreadable: dict[Path, str] = field(default_factory=dict[Path, str])
+
+
+def search(folders: Sequence[Path]) -> Search:
+    """All attempts at or below the folders, each once, whatever circles the links make."""
+    found, seen = Search(), set[str]()
+    real, linked = deque((folder, WITHOUT_END) for folder in folders), deque[tuple[Path, int]]()
+    while real or linked:
+        (folder, levels), waiting = (real.popleft(), real) if real else (linked.popleft(), linked)
+        place = os.path.realpath(folder)
+        if place in seen:
+            continue
+        seen.add(place)
+        if folder.name.startswith("attempt-") or Path(place).name.startswith("attempt-"):
+            found.attempts[place] = folder
+        if levels:
+            within, links = _entries(folder, found)
+            waiting.extend((path, levels - 1) for path in within)
+            linked.extend((path, min(levels - 1, BELOW_LINKS)) for path in links)
+    return found
+
+
+def _entries(folder: Path, found: Search) -> tuple[list[Path], list[Path]]:
+    """The folders in a folder, and the links to folders."""
+    try:
+        with os.scandir(folder) as listed:
+            entries = sorted(listed, key=lambda entry: entry.name)
+        links = [folder / entry.name for entry in entries if entry.is_symlink()]
+        within = [folder / entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError as error:
+        found.unreadable[folder] = error.strerror or str(error)
+        return [], []
+    return within, [path for path in links if _leads_to_a_folder(path, found)]
+
+
+def _leads_to_a_folder(link: Path, found: Search) -> bool:
+    try:
+        return stat.S_ISDIR(link.stat().st_mode)
+    except OSError as error:
+        found.unreadable[link] = error.strerror or str(error)
+        return False

@@ -1,0 +1,33 @@
+"""Texts of records that others wrote, made safe to print: no control characters, no surrogates, a bounded length."""
+
+from __future__ import annotations
+
+import hashlib
+
+# What a spreadsheet runs begins with one of them; the last four are full-width = + - @.
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+
+
+def printable(text: str) -> str:
+    """The text with every character that does not print as itself written as an escape: ESC becomes "\\x1b"."""
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() else _escape(letter) for letter in text)
+
+
+def shortened(text: str, longest: int) -> str:
+    """At most `longest` letters. A hash of the whole text stands at the end of a cut one: different texts stay
+    different."""
+    if len(text) <= longest:
+        return text
+    mark = "…" + hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()[:8]
+    return text[: longest - len(mark)] + mark
+
+
+def quoted(text: str) -> str:
+    """The text as a cell of a CSV file, with a ' before what a spreadsheet would run as a formula."""
+    return f"'{text}" if text.startswith(FORMULA) else text
+
+
+def _escape(letter: str) -> str:
+    return letter.encode("unicode_escape").decode("ascii")
