@@ -60,8 +60,9 @@ class Feed(Protocol):
 
 @dataclass(frozen=True)
 class Fetched:
-    """Samples read from a split, on the CPU: shapes as in Batch.
+    """Samples read by a split or a loader: shapes as in Batch.
 
+    inputs: images as uint8, as every split gives them, or float32 where a loader has normalised them already; tokens
     valid: False where a sample could not be read (validation only: training puts another sample in its place)
     bad: names of the samples that could not be read
     """

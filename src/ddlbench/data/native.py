@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from ddlbench.data.feed import Dataset, Fetched, Request, Split
+from ddlbench.data.image_split import normalized
 from ddlbench.data.replica_feed import Key, ReplicaFeed
 from ddlbench.errors import RunError, UserError
 from ddlbench.job import Model
@@ -60,20 +61,24 @@ class Native:
         workers = (WORKERS if dataset.costly else 0) if self.workers is None else self.workers
         pin = self.pin_memory and request.device.type == "cuda"
         settings = replace(self, workers=workers, pin_memory=pin)
-        train, validation = (dataset.split(train, request.model, request.seed) for train in (True, False))
-        return ReplicaFeed(Reader(train, settings), Reader(validation, settings), request, settings.facts())
+        splits = (dataset.split(train, request.model, request.seed) for train in (True, False))
+        train, validation = (Reader(split, settings, request.device.type == "cpu") for split in splits)
+        return ReplicaFeed(train, validation, request, settings.facts())
 
     def facts(self) -> dict[str, Any]:
         return {key: getattr(self, key) for key in FACTS}
 
 
 class Reader:
-    """One split behind one DataLoader. No process starts before the first `read`."""
+    """One split behind one DataLoader. No process starts before the first `read`.
 
-    def __init__(self, split: Split, settings: Native) -> None:
+    normalize: images, where they are read; else they stay uint8, for a device that normalises them
+    """
+
+    def __init__(self, split: Split, settings: Native, normalize: bool) -> None:
         self.split = split
         self._keys = EpochKeys()
-        self._loader: DataLoader[Any] = data_loader(split, self._keys, settings)
+        self._loader: DataLoader[Any] = data_loader(Courier(split, normalize), self._keys, settings)
         self._iterator: Any = None
 
     def read(self, batches: Iterable[list[Key]]) -> Iterator[Fetched]:
@@ -110,13 +115,16 @@ class Courier:
     """A split as workers see it. Its errors travel as values: raised in a worker, they would arrive as a traceback."""
 
     split: Split
+    normalize: bool
 
     def __getitems__(self, keys: list[Key]) -> tuple[Tensor, Tensor, Tensor, tuple[str, ...]] | RunError:
         try:
             fetched = self.split.__getitems__(keys) if keys else nothing_of(self.split)
         except RunError as error:
             return error
-        return fetched.inputs, fetched.targets, fetched.valid, fetched.bad
+        images = self.normalize and fetched.inputs.dtype == torch.uint8
+        inputs = normalized(fetched) if images else fetched.inputs
+        return inputs, fetched.targets, fetched.valid, fetched.bad
 
 
 def nothing_of(split: Split) -> Fetched:
@@ -125,7 +133,7 @@ def nothing_of(split: Split) -> Fetched:
     return Fetched(one.inputs[:0], one.targets[:0], one.valid[:0])
 
 
-def data_loader(split: Split, keys: EpochKeys, settings: Native) -> DataLoader[Any]:
+def data_loader(courier: Courier, keys: EpochKeys, settings: Native) -> DataLoader[Any]:
     workers = settings.workers or 0
     parallel: dict[str, Any] = {
         "multiprocessing_context": settings.start_method,
@@ -134,7 +142,7 @@ def data_loader(split: Split, keys: EpochKeys, settings: Native) -> DataLoader[A
         "worker_init_fn": begin_worker,
     }
     return DataLoader(
-        Courier(split),  # pyright: ignore[reportArgumentType]  # DataLoader asks for no more than __getitems__
+        courier,  # pyright: ignore[reportArgumentType]  # DataLoader asks for no more than __getitems__
         batch_sampler=keys,
         num_workers=workers,
         collate_fn=as_it_is,
