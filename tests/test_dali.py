@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections import Counter
 from contextlib import suppress
@@ -220,8 +221,8 @@ def test_a_missing_library_is_unavailable(folders, monkeypatch):
 
 
 def test_facts_and_defaults(folders):
-    assert dali(folders).facts() == {
-        "device": "cpu", "threads": 2, "prefetch": 2, "fused_crop": True, "bad_samples": {},
+    assert dali(folders, cores=3).facts() == {
+        "device": "cpu", "threads": 2, "prefetch": 2, "fused_crop": True, "cores": 3, "bad_samples": {},
     }  # fmt: skip
 
 
@@ -251,13 +252,15 @@ SMALL = [
 ]  # fmt: skip
 
 
-def test_the_program_trains_on_it(ddlbench, tmp_path, folders):
+def test_the_program_trains_on_it(ddlbench, tmp_path, folders, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
     code, said = ddlbench(*SMALL, "+framework=single", f"data.root={folders.root}", "train.channels_last=true")
     assert code == 0, said
     (path,) = tmp_path.glob("results/*/attempt-1/run.json")
     content = json.loads(path.read_text())
+    assert content["config"]["loader"]["threads"] is None, "the same run on every machine"
     assert content["loader"] == {
-        "device": "cpu", "threads": 2, "prefetch": 2, "fused_crop": True, "bad_samples": [],
+        "device": "cpu", "threads": 2, "prefetch": 2, "fused_crop": True, "cores": 3, "bad_samples": [],
     }  # fmt: skip
     assert (content["ledger"]["samples"], content["ledger"]["dropped_samples_per_epoch"]) == (24, 3)
     assert content["summary"]["val_samples"] == 9

@@ -19,6 +19,7 @@ class Request:
 
     replica_batch: samples this replica sees in one update; validation batches have the same size
     steps: cap on the training steps of an epoch, None for all full global batches
+    cores: that each rank has to itself, for defaults of workers and threads
     """
 
     model: Model
@@ -28,6 +29,7 @@ class Request:
     replica_batch: int
     steps: int | None = None
     channels_last: bool = False
+    cores: int = 1
 
     @property
     def global_batch(self) -> int:

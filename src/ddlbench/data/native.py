@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from ddlbench.data.cores import default_workers
 from ddlbench.data.feed import Dataset, Fetched, Request, Split
 from ddlbench.data.image_split import normalized
 from ddlbench.data.replica_feed import Key, ReplicaFeed
@@ -25,14 +26,14 @@ from ddlbench.job import Model
 from ddlbench.measure.allocator import keep_freed_memory
 
 START_METHODS = ("fork", "spawn", "forkserver")
-WORKERS = 2  # where samples are decoded or tokenised; slicing a memory map is done sooner than sent
 FACTS = ("workers", "prefetch", "pin_memory", "persistent", "start_method")
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @dataclass
 class Native:
-    """workers: processes a rank and split; None: 2 where samples are decoded or tokenised, else 0: the rank reads
+    """workers: processes a rank and split; None: as cores.py says where samples are decoded or tokenised, else 0: the
+        rank reads, for slicing a memory map is done sooner than sent
     prefetch: batches each worker keeps ready; pin_memory: page-locked batches, on CUDA devices only
     persistent: keep the workers between epochs; start_method: of the workers, None: Python's default
     """
@@ -58,7 +59,8 @@ class Native:
         """Reads every data set."""
 
     def open(self, dataset: Dataset, request: Request) -> ReplicaFeed:
-        workers = (WORKERS if dataset.costly else 0) if self.workers is None else self.workers
+        usual = default_workers(request.cores, request.device.type, torch.get_num_threads()) if dataset.costly else 0
+        workers = usual if self.workers is None else self.workers
         pin = self.pin_memory and request.device.type == "cuda"
         settings = replace(self, workers=workers, pin_memory=pin)
         splits = (dataset.split(train, request.model, request.seed) for train in (True, False))
