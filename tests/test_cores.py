@@ -97,9 +97,9 @@ def test_the_record_has_cores_and_workers_and_the_configuration_neither(
     """Two machines: the same run_id."""
     for cores, workers in (({0, 1}, 1), ({0, 1, 2}, 2)):
         monkeypatch.setattr(os, "sched_getaffinity", lambda _, cores=cores: cores)
-        code, said = ddlbench(*RESNET, "data.val_limit=5", "mode=loader", f"results_dir={workers}")
+        code, said = ddlbench(*RESNET, "data.val_limit=5", "mode=loader", f"results_dir=workers-{workers}")
         assert code == 0, said
-    first, second = (json.loads(path.read_text()) for path in sorted(tmp_path.glob("[12]/*/attempt-1/run.json")))
+    first, second = (json.loads(path.read_text()) for path in sorted(tmp_path.glob("workers-*/*/attempt-1/run.json")))
     assert [(told["loader"]["cores"], told["loader"]["workers"]) for told in (first, second)] == [(2, 1), (3, 2)]
     assert first["config"]["loader"]["workers"] is None
     assert first["run_id"] == second["run_id"]

@@ -299,7 +299,7 @@ def test_workers_follow_the_kind_of_data(folders):
         "bad_samples": {},
     }
     assert loader.open(KeyData(), request(cores=3)).facts()["workers"] == 0
-    assert Native("native", workers=5).open(folders, request(cores=3)).facts()["workers"] == 5
+    assert Native("native", workers=1).open(folders, request(cores=3)).facts()["workers"] == 1
     loader.check(folders, Shape())
 
 
