@@ -13,6 +13,7 @@ import torch
 from ddlbench.data.cores import default_workers, few_cores, fewest_cores, own_cores
 from ddlbench.data.feed import Request
 from ddlbench.data.native import Native
+from ddlbench.data.replica_feed import ReplicaFeed
 from ddlbench.job import Place
 from tests.pictures import Shape
 from tests.test_runs import RESNET
@@ -89,6 +90,13 @@ def test_the_record_says_that_a_gpus_rank_has_few_cores(
     told = Native("native", workers=1, pin_memory=False).open(TinyData(8, 4), wanted).facts()
     assert (told["cores"], told.get("remark")) == (cores, few_cores(cores, 1))
     assert ("remark" in told) == remark
+
+
+def test_the_program_says_so_too(ddlbench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = ReplicaFeed.facts
+    monkeypatch.setattr(ReplicaFeed, "facts", lambda feed: {**facts(feed), "remark": "few cores"})
+    code, said = ddlbench(*RESNET, "data.val_limit=5", "mode=loader", "progress=false")
+    assert (code, said) == (0, "ddlbench: few cores\n")
 
 
 def test_the_record_has_cores_and_workers_and_the_configuration_neither(

@@ -16,7 +16,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from ddlbench.data.dali import Dali
+from ddlbench.data.dali import Dali, DaliReader
 from ddlbench.errors import Unavailable, Unsupported, UserError
 from ddlbench.job import Place
 from tests.dali_feeds import dali, levels, native, picture, request, write
@@ -127,6 +127,34 @@ def test_an_epoch_left_in_the_middle_disturbs_none(plain):
 def test_batches_stay_as_they_were_delivered(plain):
     batches = list(dali(plain).train(0))
     assert indices(batches) == indices(native(plain).train(0))
+
+
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_on_a_gpu_it_is_torchs_current_stream_that_waits(folders, monkeypatch, on_gpu):
+    """As DALI and its iterator for PyTorch have it: `run` is told the stream, from_dlpack looks for it by itself."""
+    asked = []
+
+    class Pipeline:
+        """One float a file."""
+
+        def __init__(self, images):
+            self.batches = iter(images)
+
+        def run(self, stream):
+            asked.append(stream)
+            self.files = next(self.batches)
+            return (self,)
+
+        def as_tensor(self):
+            return np.ones(len(self.files), np.float32)
+
+        def reset(self): ...
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: "side stream")
+    reader = DaliReader(folders.split(True, Shape(), 0), Pipeline, lambda _: None, False, on_gpu)
+    (fetched,) = reader.read([[(0, 1), (0, 6)]])
+    assert (fetched.inputs.tolist(), fetched.targets.tolist()) == ([1, 1], [0, 1])
+    assert asked == [("side stream" if on_gpu else None)] * 2
 
 
 def test_rank_that_reads_nothing_gets_as_many_nothings(plain):

@@ -39,6 +39,6 @@ def few_cores(cores: int, workers: int) -> str | None:
     if cores >= wanted:
         return None
     return (
-        f"each rank has {cores} core{'s' if cores > 1 else ''} for itself and {workers} workers of its loader, which "
-        f"want {wanted}: give each rank more (srun --cpus-per-task={wanted})"
+        f"each rank has {cores} core{'s' if cores > 1 else ''} for itself; its {workers} loader workers and {ON_CUDA} "
+        f"threads of its own want {wanted}: give each rank more (srun --cpus-per-task={wanted})"
     )
