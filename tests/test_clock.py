@@ -5,6 +5,7 @@ import time
 import pytest
 import torch
 
+from ddlbench.measure import clock as clock_module
 from ddlbench.measure.clock import EpochClock
 
 CPU = torch.device("cpu")
@@ -50,6 +51,18 @@ def test_the_barriers_own_time_is_no_steps_time() -> None:
     assert times.straggler_s >= 0.05
 
 
+def test_waits_are_timed_by_the_clock_of_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the device is behind the host, its own marks count: begin, batch ready and end of two steps."""
+    marks = iter([0.0, 0.25, 1.0, 1.0, 1.5, 3.0, 3.0])
+    monkeypatch.setattr(clock_module, "mark", lambda device: next(marks))
+    clock = EpochClock(CPU, lambda: None)
+    for _ in clock.steps(slow(2, 0.01)):
+        pass
+    times = clock.stop()
+    assert times.wait_s == [0.25, 0.5]
+    assert times.step_s == [1.0, 2.0]
+
+
 @pytest.mark.gpu
 def test_steps_on_the_device_include_work_the_host_did_not_wait_for() -> None:
     device = torch.device("cuda", 0)
@@ -60,3 +73,21 @@ def test_steps_on_the_device_include_work_the_host_did_not_wait_for() -> None:
             square = torch.tanh(square @ square)
     times = clock.stop()
     assert sum(times.step_s) == pytest.approx(times.epoch_s, rel=0.05)
+
+
+@pytest.mark.gpu
+def test_a_device_that_waits_for_its_batch_shows_it_and_a_busy_one_does_not() -> None:
+    """The host waits 0.1 s for each batch; in the second epoch the device has more work than that."""
+    device = torch.device("cuda", 0)
+    square = torch.randn(8192, 8192, device=device)
+    shares = []
+    for products in (0, 30):  # 30 products of 8192 x 8192 in fp32: above 0.3 s on an H200
+        clock = EpochClock(device, lambda: None, warmup_steps=1)
+        for _ in clock.steps(slow(4, 0.1)):
+            for _ in range(products):
+                square = torch.tanh(square @ square)
+        times = clock.stop()
+        shares.append(sum(times.wait_s[1:]) / times.measured_s)
+    idle, busy = shares
+    assert idle > 0.9
+    assert busy < 0.5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections import Counter
 from contextlib import suppress
@@ -15,7 +16,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from ddlbench.data.dali import Dali
+from ddlbench.data.dali import Dali, DaliReader
 from ddlbench.errors import Unavailable, Unsupported, UserError
 from ddlbench.job import Place
 from tests.dali_feeds import dali, levels, native, picture, request, write
@@ -128,6 +129,34 @@ def test_batches_stay_as_they_were_delivered(plain):
     assert indices(batches) == indices(native(plain).train(0))
 
 
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_on_a_gpu_it_is_torchs_current_stream_that_waits(folders, monkeypatch, on_gpu):
+    """As DALI and its iterator for PyTorch have it: `run` is told the stream, from_dlpack looks for it by itself."""
+    asked = []
+
+    class Pipeline:
+        """One float a file."""
+
+        def __init__(self, images):
+            self.batches = iter(images)
+
+        def run(self, stream):
+            asked.append(stream)
+            self.files = next(self.batches)
+            return (self,)
+
+        def as_tensor(self):
+            return np.ones(len(self.files), np.float32)
+
+        def reset(self): ...
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: "side stream")
+    reader = DaliReader(folders.split(True, Shape(), 0), Pipeline, lambda _: None, False, on_gpu)
+    (fetched,) = reader.read([[(0, 1), (0, 6)]])
+    assert (fetched.inputs.tolist(), fetched.targets.tolist()) == ([1, 1], [0, 1])
+    assert asked == [("side stream" if on_gpu else None)] * 2
+
+
 def test_rank_that_reads_nothing_gets_as_many_nothings(plain):
     feed = Dali("dali").open(plain, replace(request(), place=Place(0, 1, reads_data=False)))
     assert list(feed.train(0)) == [None] * 6
@@ -220,8 +249,8 @@ def test_a_missing_library_is_unavailable(folders, monkeypatch):
 
 
 def test_facts_and_defaults(folders):
-    assert dali(folders).facts() == {
-        "device": "cpu", "threads": 2, "prefetch": 2, "fused_crop": True, "bad_samples": {},
+    assert dali(folders, cores=3).facts() == {
+        "device": "cpu", "threads": 2, "prefetch": 2, "fused_crop": True, "cores": 3, "bad_samples": {},
     }  # fmt: skip
 
 
@@ -251,13 +280,15 @@ SMALL = [
 ]  # fmt: skip
 
 
-def test_the_program_trains_on_it(ddlbench, tmp_path, folders):
+def test_the_program_trains_on_it(ddlbench, tmp_path, folders, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
     code, said = ddlbench(*SMALL, "+framework=single", f"data.root={folders.root}", "train.channels_last=true")
     assert code == 0, said
     (path,) = tmp_path.glob("results/*/attempt-1/run.json")
     content = json.loads(path.read_text())
+    assert content["config"]["loader"]["threads"] is None, "the same run on every machine"
     assert content["loader"] == {
-        "device": "cpu", "threads": 2, "prefetch": 2, "fused_crop": True, "bad_samples": [],
+        "device": "cpu", "threads": 2, "prefetch": 2, "fused_crop": True, "cores": 3, "bad_samples": [],
     }  # fmt: skip
     assert (content["ledger"]["samples"], content["ledger"]["dropped_samples_per_epoch"]) == (24, 3)
     assert content["summary"]["val_samples"] == 9

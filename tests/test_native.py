@@ -289,15 +289,17 @@ def test_errors_of_the_program_keep_their_traceback():
 
 def test_workers_follow_the_kind_of_data(folders):
     loader = Native("native")
-    assert loader.open(folders, request()).facts() == {
+    assert loader.open(folders, request(cores=3)).facts() == {
         "workers": 2,
         "prefetch": 2,
         "pin_memory": False,
         "persistent": True,
         "start_method": None,
+        "cores": 3,
         "bad_samples": {},
     }
-    assert loader.open(KeyData(), request()).facts()["workers"] == 0
+    assert loader.open(KeyData(), request(cores=3)).facts()["workers"] == 0
+    assert Native("native", workers=1).open(folders, request(cores=3)).facts()["workers"] == 1
     loader.check(folders, Shape())
 
 

@@ -174,7 +174,7 @@ def test_split_travels_without_tokenizer_and_table(tmp_path, tokenizer):
 
 
 def test_loader_takes_workers_where_there_is_work(tmp_path, tokenizer):
-    request = Request(model(7), Place(0, 1), torch.device("cpu"), seed=0, replica_batch=2)
+    request = Request(model(7), Place(0, 1), torch.device("cpu"), seed=0, replica_batch=2, cores=3)
     workers = [
         Native("native").open(text, request).facts()["workers"] for text in written(tmp_path, tokenizer, PROSE * 9)
     ]

@@ -11,6 +11,7 @@ import torch
 
 from ddlbench import loading
 from ddlbench.config import Config
+from ddlbench.data.cores import fewest_cores, own_cores
 from ddlbench.data.feed import Feed, Request
 from ddlbench.data.staging import node_storage
 from ddlbench.errors import PeerFailed, RunError, Unavailable, Unsupported, UserError
@@ -100,6 +101,8 @@ def work(config: Config, job: Job, records: Records, watch: Watch, spans: Spans)
         part = place.data_rank + place.data_size * place.coordinates.get("pp", 0)
         torch.manual_seed((job.seed << 32) + part + 1)
         feed = open_feed(config, job, place)
+        if job.rank == 0 and (remark := feed.facts().get("remark")):
+            print(f"ddlbench: {remark}", file=sys.stderr, flush=True)
         spans.end("setup_s")
         start = framework.state() if framework else None
         run = Run(
@@ -167,6 +170,7 @@ def open_feed(config: Config, job: Job, place: Place) -> Feed:
         replica_batch=job.replica_batch(place.data_size),
         steps=config.train.steps,
         channels_last=job.channels_last,
+        cores=fewest_cores(everyones(own_cores())),
     )
     return config.loader.open(config.data, request)
 

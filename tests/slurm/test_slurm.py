@@ -146,7 +146,7 @@ def test_run_sbatch(slurm, tmp_path):
     """From a folder of the user's, with a site file."""
     site = tmp_path / "site.sh"
     python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\necho "$SRUN_CPUS_PER_TASK" >cpus.txt\nexec {PYTHON} "$@"\n')
+    python.write_text(f'#!/bin/sh\necho "$SLURM_CPUS_PER_TASK" >cpus.txt\nexec {PYTHON} "$@"\n')
     python.chmod(0o755)
     site.write_text('export DDLBENCH_PYTHON="$MY_PYTHON"\n')
     options = ("--parsable", "--cpus-per-task=2", f"--output={tmp_path}/out.txt", f"--chdir={tmp_path}")
@@ -157,6 +157,30 @@ def test_run_sbatch(slurm, tmp_path):
     assert (record["status"], record["launch"]["launcher"]) == ("ok", "srun")
     assert (tmp_path / "cpus.txt").read_text() == "2\n"
     assert record["config"]["cluster"]["name"] == "ddlbench"  # the test cluster's own name
+
+
+@pytest.mark.parametrize(
+    ("options", "cores"),
+    [
+        ("-N2 --ntasks-per-node=2 --exclusive", 4),  # of 8 cores a node
+        ("-N2 --ntasks-per-node=3 --exclusive", 2),
+        ("-N2 -n3 --exclusive", 4),  # two tasks on one node, one on the other
+        ("-N2 --ntasks-per-node=2", 1),  # no more was asked for
+        ("-N2 --ntasks-per-node=2 --cpus-per-task=3", 3),
+        ("-N2 --ntasks-per-node=2 --gpus-per-node=2 --cpus-per-gpu=3", 3),
+    ],
+)
+def test_run_sbatch_gives_each_task_its_share_of_the_cores(slurm, tmp_path, options, cores):
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "task $SLURM_PROCID: $SLURM_CPUS_PER_TASK"\n')
+    python.chmod(0o755)
+    output = tmp_path / "out.txt"
+    script = (f"--output={output}", SCRIPTS / "run.sbatch", "+model=resnet50")
+    done = slurm.run("sbatch", "--parsable", *options.split(), *script, DDLBENCH_PYTHON=str(python))
+    assert slurm.wait(done.stdout.strip()) == ["COMPLETED"], output.read_text()
+    told = sorted(line for line in output.read_text().splitlines() if line.startswith("task "))
+    assert told == [f"task {task}: {cores}" for task in range(len(told))]
+    assert len(told) == {"-n3": 3, "--ntasks-per-node=3": 6}.get(options.split()[1], 4)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import Any, ClassVar
@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ddlbench.data.cores import default_workers
 from ddlbench.data.dali_graph import DEVICES, Graph, first_bad, library, pipeline
 from ddlbench.data.feed import Dataset, Fetched, Request
 from ddlbench.data.image_source import FolderSource, Source
@@ -32,7 +33,7 @@ from ddlbench.job import Model
 @dataclass
 class Dali:
     """device: cpu | gpu (decodes on the CPU) | mixed (decodes on the GPU too); None: mixed on a GPU, else cpu
-    threads: of a pipeline, one a rank and split; prefetch: batches it keeps ready
+    threads: of a pipeline, one a rank and split; None: as cores.py says; prefetch: batches it keeps ready
     fused_crop: decode no more of a training image than its crop
     """
 
@@ -40,7 +41,7 @@ class Dali:
 
     name: str
     device: str | None = None
-    threads: int = 2
+    threads: int | None = None
     prefetch: int = 2
     fused_crop: bool = True
 
@@ -48,7 +49,7 @@ class Dali:
         if self.device not in (None, *DEVICES):
             raise UserError(f"loader.device={self.device} is unknown: choose null or one of {', '.join(DEVICES)}")
         for key in ("threads", "prefetch"):
-            if (value := getattr(self, key)) < 1:
+            if (value := getattr(self, key)) is not None and value < 1:
                 raise UserError(f"loader.{key}={value} must be 1 or more")
 
     def check(self, dataset: Dataset, model: Model) -> None:
@@ -70,23 +71,33 @@ class Dali:
     def open(self, dataset: Dataset, request: Request) -> ReplicaFeed:
         assert isinstance(dataset, ImageFolders)
         device = self.device or ("mixed" if request.device.type == "cuda" else "cpu")
-        train, validation = (self._reader(dataset, request, train, device) for train in (True, False))
-        return ReplicaFeed(train, validation, request, {**self.facts(), "device": device})
+        threads = self.threads or default_workers(request.cores, request.device.type, torch.get_num_threads())
+        settings = replace(self, device=device, threads=threads)
+        train, validation = (settings._reader(dataset, request, train) for train in (True, False))
+        return ReplicaFeed(train, validation, request, settings.facts())
 
     def facts(self) -> dict[str, Any]:
-        return {"threads": self.threads, "prefetch": self.prefetch, "fused_crop": self.fused_crop}
+        return {
+            "device": self.device,
+            "threads": self.threads,
+            "prefetch": self.prefetch,
+            "fused_crop": self.fused_crop,
+        }
 
-    def _reader(self, dataset: ImageFolders, request: Request, train: bool, device: str) -> DaliReader:
+    def _reader(self, dataset: ImageFolders, request: Request, train: bool) -> DaliReader:
+        assert self.device is not None, "chosen by `open`"
         split = dataset.split(train, request.model, request.seed)
         on_gpu = request.device.type == "cuda"
         named = isinstance(split.source, FolderSource)
-        graph = Graph(dataset, split.size, device, self.fused_crop, request.channels_last, to_gpu=on_gpu, named=named)
+        graph = Graph(
+            dataset, split.size, self.device, self.fused_crop, request.channels_last, to_gpu=on_gpu, named=named
+        )
         settings = {"num_threads": self.threads, "device_id": (request.device.index or 0) if on_gpu else None}
         build = partial(
             pipeline, graph, train=train, batch_size=request.replica_batch, prefetch_queue_depth=self.prefetch,
             seed=pipeline_seed(request), **settings,
         )  # fmt: skip
-        return DaliReader(split, build, partial(first_bad, graph, **settings), request.channels_last)
+        return DaliReader(split, build, partial(first_bad, graph, **settings), request.channels_last, on_gpu)
 
 
 def pipeline_seed(request: Request) -> int:
@@ -97,7 +108,8 @@ def pipeline_seed(request: Request) -> int:
 class DaliReader:
     """One split behind one pipeline, which is built at the first `read` and stays for the next epochs.
 
-    build: the pipeline over what is to come; first_bad: which of some images DALI cannot decode
+    build: the pipeline over what is to come; first_bad: which of some images DALI cannot decode; on_gpu: whether its
+        batches lie there
     """
 
     def __init__(
@@ -106,9 +118,10 @@ class DaliReader:
         build: Callable[[Images], Any],
         first_bad: Callable[[Iterable[Any]], int | None],
         channels_last: bool,
+        on_gpu: bool,
     ) -> None:
         self.split = split
-        self._build, self._first_bad, self._channels_last = build, first_bad, channels_last
+        self._build, self._first_bad, self._channels_last, self._on_gpu = build, first_bad, channels_last, on_gpu
         self._images, self._pipeline = Images(split), None
 
     def read(self, batches: Iterable[list[Key]]) -> Iterator[Fetched]:
@@ -129,13 +142,15 @@ class DaliReader:
         self._pipeline = None
 
     def _next(self, pipeline: Any) -> Tensor | None:
+        """On a GPU torch's current stream waits for the batch, not the host."""
         try:
-            (images,) = pipeline.run()
+            (images,) = pipeline.run(torch.cuda.current_stream() if self._on_gpu else None)
         except StopIteration:
             return None
         except RuntimeError as error:
             raise self._explained(error) from error
-        # No copy: DALI's buffer lives as long as the tensor, which DALI's own iterator for PyTorch relies on too.
+        # No copy: DALI's buffer lives as long as the tensor, which DALI's own iterator for PyTorch relies on too; on a
+        # GPU until all work is done that was queued before the tensor went, whatever the stream.
         tensor = torch.from_dlpack(images.as_tensor())
         return tensor.permute(0, 3, 1, 2) if self._channels_last else tensor
 

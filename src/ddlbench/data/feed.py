@@ -19,6 +19,7 @@ class Request:
 
     replica_batch: samples this replica sees in one update; validation batches have the same size
     steps: cap on the training steps of an epoch, None for all full global batches
+    cores: that each rank has to itself, for defaults of workers and threads
     """
 
     model: Model
@@ -28,6 +29,7 @@ class Request:
     replica_batch: int
     steps: int | None = None
     channels_last: bool = False
+    cores: int = 1
 
     @property
     def global_batch(self) -> int:
@@ -60,8 +62,9 @@ class Feed(Protocol):
 
 @dataclass(frozen=True)
 class Fetched:
-    """Samples read from a split, on the CPU: shapes as in Batch.
+    """Samples read by a split or a loader: shapes as in Batch.
 
+    inputs: images as uint8, as every split gives them, or float32 where a loader has normalised them already; tokens
     valid: False where a sample could not be read (validation only: training puts another sample in its place)
     bad: names of the samples that could not be read
     """

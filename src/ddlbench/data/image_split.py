@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ class BadImage(Exception):
 
 @dataclass(frozen=True)
 class ImageSplit:
-    """Images as [B, 3, H, W] float32, read and augmented one by one.
+    """Images as [B, 3, H, W] uint8, read and augmented one by one.
 
     chosen: the images that count as samples, in their order; size: (H, W)
     transform: of a decoded image to its pixels [3, H, W] uint8
@@ -54,7 +55,7 @@ class ImageSplit:
     def __getitems__(self, keys: list[tuple[int, int]]) -> Fetched:
         """Raises UserError for a file that cannot be read, and for one that cannot be decoded unless `skip`."""
         bad: list[str] = []
-        inputs = batch_memory(len(keys), 3, *self.size)
+        inputs = batch_memory(torch.uint8, len(keys), 3, *self.size)
         with own_random_stream():
             samples = [self._sample(*key, image, bad) for key, image in zip(keys, inputs, strict=True)]
         labels, valid = zip(*samples, strict=True)
@@ -70,7 +71,7 @@ class ImageSplit:
             except BadImage as error:
                 bad.append(self._refuse(position, error))
             else:
-                normalize(pixels, out)
+                out.copy_(pixels)
                 return self.label(position), True
         if self.train:
             raise UserError(f"{self.source.where} holds not one image that can be decoded ({len(bad)} tried)")
@@ -96,19 +97,38 @@ class ImageSplit:
         return self.source.name(image)
 
 
-def batch_memory(*shape: int) -> Tensor:
-    """Unset float32. In a worker it is what the rank maps, as torch's own collation has it: a batch is not copied."""
+def batch_memory(dtype: torch.dtype, *shape: int) -> Tensor:
+    """Unset. In a worker it is what the rank maps, as torch's own collation has it: a batch is not copied."""
     if get_worker_info() is None:
-        return torch.empty(shape, dtype=torch.float32)
-    memory = torch.UntypedStorage._new_shared(math.prod(shape) * 4)  # pyright: ignore[reportPrivateUsage]
-    return torch.empty(0, dtype=torch.float32).set_(memory, 0, shape)  # pyright: ignore[reportCallIssue]  # torch's own storage
+        return torch.empty(shape, dtype=dtype)
+    size = math.prod(shape) * dtype.itemsize
+    memory = torch.UntypedStorage._new_shared(size)  # pyright: ignore[reportPrivateUsage]
+    return torch.empty(0, dtype=dtype).set_(memory, 0, shape)  # pyright: ignore[reportCallIssue]  # torch's own storage
 
 
-def normalize(pixels: Tensor, out: Tensor) -> None:
-    """torchvision's ToDtype(scale=True) and Normalize, operation by operation, in the memory of the batch: an image in
-    float32 is four times its pixels, and what it costs to make it elsewhere and copy it is a seventh of all."""
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
-    out.copy_(pixels).mul_(1 / 255).sub_(mean).div_(std)
+def normalized(fetched: Fetched) -> Tensor:
+    """Images [B, 3, H, W] as float32, image by image while it is in the core's cache; zeros where one is not valid."""
+    batch = batch_memory(torch.float32, *fetched.inputs.shape)
+    for pixels, out, valid in zip(fetched.inputs, batch, fetched.valid.tolist(), strict=True):
+        if valid:
+            normalize(pixels, out)
+        else:
+            out.zero_()
+    return batch
+
+
+def normalize(pixels: Tensor, out: Tensor) -> Tensor:
+    """torchvision's ToDtype(scale=True) and Normalize, operation by operation, of images [..., 3, H, W] uint8 to `out`
+    on the same device: the same bits on the CPU and on CUDA, alone or in a batch."""
+    mean, std = mean_and_std(out.device)
+    return out.copy_(pixels).mul_(1 / 255).sub_(mean).div_(std)
+
+
+@cache
+def mean_and_std(device: torch.device) -> tuple[Tensor, Tensor]:
+    """[3, 1, 1] each, made once a device: to copy them to CUDA the host has to wait."""
+    mean, std = (torch.tensor(values, device=device).view(3, 1, 1) for values in (MEAN, STD))
+    return mean, std
 
 
 def decode_image(content: bytes | memoryview, decoder: str) -> Image.Image | Tensor:

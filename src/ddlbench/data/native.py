@@ -17,21 +17,23 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from ddlbench.data.cores import default_workers
 from ddlbench.data.feed import Dataset, Fetched, Request, Split
+from ddlbench.data.image_split import normalized
 from ddlbench.data.replica_feed import Key, ReplicaFeed
 from ddlbench.errors import RunError, UserError
 from ddlbench.job import Model
 from ddlbench.measure.allocator import keep_freed_memory
 
 START_METHODS = ("fork", "spawn", "forkserver")
-WORKERS = 2  # where samples are decoded or tokenised; slicing a memory map is done sooner than sent
 FACTS = ("workers", "prefetch", "pin_memory", "persistent", "start_method")
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @dataclass
 class Native:
-    """workers: processes a rank and split; None: 2 where samples are decoded or tokenised, else 0: the rank reads
+    """workers: processes a rank and split; None: as cores.py says where samples are decoded or tokenised, else 0: the
+        rank reads, for slicing a memory map is done sooner than sent
     prefetch: batches each worker keeps ready; pin_memory: page-locked batches, on CUDA devices only
     persistent: keep the workers between epochs; start_method: of the workers, None: Python's default
     """
@@ -57,23 +59,28 @@ class Native:
         """Reads every data set."""
 
     def open(self, dataset: Dataset, request: Request) -> ReplicaFeed:
-        workers = (WORKERS if dataset.costly else 0) if self.workers is None else self.workers
+        usual = default_workers(request.cores, request.device.type, torch.get_num_threads()) if dataset.costly else 0
+        workers = usual if self.workers is None else self.workers
         pin = self.pin_memory and request.device.type == "cuda"
         settings = replace(self, workers=workers, pin_memory=pin)
-        train, validation = (dataset.split(train, request.model, request.seed) for train in (True, False))
-        return ReplicaFeed(Reader(train, settings), Reader(validation, settings), request, settings.facts())
+        splits = (dataset.split(train, request.model, request.seed) for train in (True, False))
+        train, validation = (Reader(split, settings, request.device.type == "cpu") for split in splits)
+        return ReplicaFeed(train, validation, request, settings.facts())
 
     def facts(self) -> dict[str, Any]:
         return {key: getattr(self, key) for key in FACTS}
 
 
 class Reader:
-    """One split behind one DataLoader. No process starts before the first `read`."""
+    """One split behind one DataLoader. No process starts before the first `read`.
 
-    def __init__(self, split: Split, settings: Native) -> None:
+    normalize: images, where they are read; else they stay uint8, for a device that normalises them
+    """
+
+    def __init__(self, split: Split, settings: Native, normalize: bool) -> None:
         self.split = split
         self._keys = EpochKeys()
-        self._loader: DataLoader[Any] = data_loader(split, self._keys, settings)
+        self._loader: DataLoader[Any] = data_loader(Courier(split, normalize), self._keys, settings)
         self._iterator: Any = None
 
     def read(self, batches: Iterable[list[Key]]) -> Iterator[Fetched]:
@@ -110,13 +117,16 @@ class Courier:
     """A split as workers see it. Its errors travel as values: raised in a worker, they would arrive as a traceback."""
 
     split: Split
+    normalize: bool
 
     def __getitems__(self, keys: list[Key]) -> tuple[Tensor, Tensor, Tensor, tuple[str, ...]] | RunError:
         try:
             fetched = self.split.__getitems__(keys) if keys else nothing_of(self.split)
         except RunError as error:
             return error
-        return fetched.inputs, fetched.targets, fetched.valid, fetched.bad
+        images = self.normalize and fetched.inputs.dtype == torch.uint8
+        inputs = normalized(fetched) if images else fetched.inputs
+        return inputs, fetched.targets, fetched.valid, fetched.bad
 
 
 def nothing_of(split: Split) -> Fetched:
@@ -125,7 +135,7 @@ def nothing_of(split: Split) -> Fetched:
     return Fetched(one.inputs[:0], one.targets[:0], one.valid[:0])
 
 
-def data_loader(split: Split, keys: EpochKeys, settings: Native) -> DataLoader[Any]:
+def data_loader(courier: Courier, keys: EpochKeys, settings: Native) -> DataLoader[Any]:
     workers = settings.workers or 0
     parallel: dict[str, Any] = {
         "multiprocessing_context": settings.start_method,
@@ -134,7 +144,7 @@ def data_loader(split: Split, keys: EpochKeys, settings: Native) -> DataLoader[A
         "worker_init_fn": begin_worker,
     }
     return DataLoader(
-        Courier(split),  # pyright: ignore[reportArgumentType]  # DataLoader asks for no more than __getitems__
+        courier,  # pyright: ignore[reportArgumentType]  # DataLoader asks for no more than __getitems__
         batch_sampler=keys,
         num_workers=workers,
         collate_fn=as_it_is,

@@ -10,8 +10,10 @@ from typing import Any, Protocol
 
 from torch.nn import functional as F
 
+from ddlbench.data.cores import few_cores
 from ddlbench.data.feed import Fetched, Request, Split
 from ddlbench.data.sampler import Indices, epoch_order, training_batches, training_steps, validation_batches
+from ddlbench.data.to_device import ToDevice
 from ddlbench.job import Batch
 
 Key = tuple[int, int]  # (epoch, index)
@@ -44,6 +46,7 @@ class ReplicaFeed:
         self.dropped_samples = samples % request.global_batch
         self.val_samples = len(validation.split)
         self._train, self._validation, self._request, self._settings = train, validation, request, settings
+        self._to_device = ToDevice(request.device, request.channels_last)
         self._bad: Counter[str] = Counter()
 
     def train(self, epoch: int) -> Iterator[Batch | None]:
@@ -52,29 +55,32 @@ class ReplicaFeed:
             return repeat(None, self.steps_per_epoch)
         order = epoch_order(len(self._train.split), self._request.seed, epoch)
         batches = training_batches(order, size, place.data_rank, place.data_size)
-        return self._deliver(self._train, epoch, batches[: self.steps_per_epoch])
+        return self._to_device(self._read(self._train, epoch, batches[: self.steps_per_epoch]))
 
     def validation(self) -> Iterator[Batch | None]:
         place, size = self._request.place, self._request.replica_batch
         batches = validation_batches(self.val_samples, size, place.data_rank, place.data_size)
         if not place.reads_data:
             return repeat(None, len(batches))
-        return self._deliver(self._validation, 0, batches)
+        return self._to_device(self._read(self._validation, 0, batches))
 
     def facts(self) -> dict[str, Any]:
-        """bad_samples: name of each sample that could not be read -> how often this rank met it."""
-        return {**self._settings, "bad_samples": dict(self._bad)}
+        """cores: that each rank has to itself; remark: what is too few of them, on CUDA;
+        bad_samples: name of each sample that could not be read -> how often this rank met it."""
+        cores = self._request.cores
+        workers = self._settings.get("workers", self._settings.get("threads", 0))
+        remark = few_cores(cores, workers) if self._request.device.type == "cuda" else None
+        told = {"remark": remark} if remark else {}
+        return {**self._settings, "cores": cores, **told, "bad_samples": dict(self._bad)}
 
     def close(self) -> None:
         self._train.close()
         self._validation.close()
 
-    def _deliver(self, reader: SplitReader, epoch: int, batches: Iterable[Indices]) -> Iterator[Batch]:
+    def _read(self, reader: SplitReader, epoch: int, batches: Iterable[Indices]) -> Iterator[Batch]:
         for fetched in reader.read([(epoch, int(index)) for index in batch] for batch in batches):
             self._note(fetched.bad)
-            batch = padded(fetched, self._request.replica_batch)
-            # Tokens have no channels.
-            yield batch.to(self._request.device, self._request.channels_last and batch.inputs.dim() == 4)
+            yield padded(fetched, self._request.replica_batch)
 
     def _note(self, bad: Iterable[str]) -> None:
         for name in bad:

@@ -3,6 +3,12 @@
 An epoch is timed from a barrier to the moment this rank's device is idle; the closing barrier is timed apart, as the
 wait for the slowest rank. Steps are timed by device events on CUDA, read after the epoch, so that no step waits for
 the host; on the CPU, where the work is synchronous, by the host's clock.
+
+The data wait of a step is timed by the same clock, from the begin of the step until its batch can be computed on. On
+CUDA that is the time in which the compute stream, done with the step before, had no batch: because the loader was slow,
+because the copy had not ended, or because images were still to be normalised (data/to_device.py). A loader that the
+host waits for while the device is busy costs nothing and does not count. One batch is fetched ahead: the first step
+waits for two batches, the last for none; so where warm-up steps are left out, the first measured batch is there.
 """
 
 from __future__ import annotations
@@ -26,7 +32,7 @@ class EpochTimes:
     epoch_s:     first barrier to idle device, warm-up steps included
     measured_s:  the same from the end of the warm-up steps (equal to epoch_s where there are none)
     straggler_s: waiting for the slowest rank at the closing barrier
-    step_s, wait_s: per step; of a step's seconds, those the host spent waiting for its batch
+    step_s, wait_s: per step; of a step's seconds, those spent waiting for its batch
     """
 
     epoch_s: float
@@ -48,8 +54,8 @@ class EpochClock:
         self.device = device
         self.barrier = barrier
         self.warmup_steps = warmup_steps
-        self.wait_s: list[float] = []
         self.begins: list[Mark] = []
+        self.ready: list[Mark] = []  # a step's batch
         self.ends: list[Mark] = []
 
     def steps(self, batches: Iterable[Item]) -> Iterator[Item]:
@@ -58,14 +64,13 @@ class EpochClock:
         self.began = self.measured_from = self._together()
         while True:
             begin = mark(self.device)
-            asked = time.perf_counter()
             try:
                 with record_function("ddlbench/data"):
                     batch = next(source)
             except StopIteration:
                 return
-            self.wait_s.append(time.perf_counter() - asked)
             self.begins.append(begin)
+            self.ready.append(mark(self.device))
             yield batch
             self.ends.append(mark(self.device))
             if len(self.ends) == self.warmup_steps:
@@ -81,7 +86,7 @@ class EpochClock:
             straggler_s=time.perf_counter() - idle,
             warmup_steps=self.warmup_steps,
             step_s=[seconds(begin, end) for begin, end in zip(self.begins, self.ends, strict=True)],
-            wait_s=self.wait_s,
+            wait_s=[seconds(begin, ready) for begin, ready in zip(self.begins, self.ready, strict=True)],
         )
 
     def _idle(self) -> float:

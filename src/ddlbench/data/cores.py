@@ -1,0 +1,44 @@
+"""Cores of a rank: how many it has to itself, and how many workers or threads of a loader go with them."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import Counter
+from collections.abc import Collection, Sequence
+from fractions import Fraction
+
+MOST = {"cpu": 8, "cuda": 16}  # workers: what a file system and /dev/shm carry for every rank of a node
+ON_CUDA = 2  # threads of a rank that are busy beside its loader: one queues the device's work, one pins batches
+
+
+def own_cores() -> tuple[str, list[int]]:
+    """This host, and the cores of it that this process may run on: a task's share under Slurm, else often all."""
+    return socket.gethostname(), sorted(os.sched_getaffinity(0))
+
+
+def fewest_cores(ranks: Sequence[tuple[str, Collection[int]]]) -> int:
+    """Cores to itself of the rank that has the fewest, at least 1; `ranks`: what own_cores gave on each.
+
+    Ranks of a host that may run on the same core share it: four ranks that may run on the same 8 cores have 2 each.
+    """
+    users = Counter((host, core) for host, cores in ranks for core in cores)
+    shares = [sum(Fraction(1, users[host, core]) for core in cores) for host, cores in ranks]
+    return max(1, int(min(shares)))
+
+
+def default_workers(cores: int, device_type: str, threads: int) -> int:
+    """As many as there are cores left by the rank itself, at least 1; threads: that a rank on the CPU computes with."""
+    busy = threads if device_type == "cpu" else ON_CUDA
+    return min(MOST[device_type], max(1, cores - busy))
+
+
+def few_cores(cores: int, workers: int) -> str | None:
+    """What the user of a GPU may have forgotten, though it is no error."""
+    wanted = workers + ON_CUDA
+    if cores >= wanted:
+        return None
+    return (
+        f"each rank has {cores} core{'s' if cores > 1 else ''} for itself; its {workers} loader workers and {ON_CUDA} "
+        f"threads of its own want {wanted}: give each rank more (srun --cpus-per-task={wanted})"
+    )
