@@ -167,4 +167,4 @@ def test_the_program_runs_it_under_torchrun(tmp_path: Path) -> None:
     content = json.loads(path.read_text())
     assert content["status"] == "ok"
     assert content["ledger"]["updates"] == 2
-    assert content["framework"] | {"zero_stage": 3, "precision_scheme": "torch_autocast"} == content["framework"]
+    assert content["framework"] | {"zero_stage": 3, "precision_scheme": "autocast"} == content["framework"]

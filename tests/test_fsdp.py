@@ -60,6 +60,7 @@ class Summed(FSDP):
 
 # name -> case, framework, how far its weights may be from one process's, as a share of the way they went
 EXACT = TOLERANCES["gpt2", "fp32"].weights
+POLICY = 0.05  # what flows between blocks is rounded to bf16 as well
 KNOBS = {
     "gathered again": (CASE, FSDP(reshard_after_forward=True), EXACT),
     "gathered once": (CASE, FSDP(reshard_after_forward=False), EXACT),
@@ -68,12 +69,9 @@ KNOBS = {
     "channels last": (VGG_CASE, ToldFSDP(changes={"channels_last": True}), EXACT),
     "fp16 reduction": (CASE, ToldFSDP(changes={"reduce_dtype": "fp16"}), 0.01),
     "policy in fp32": (CASE, FSDP(mixed_precision="policy"), EXACT),
-    "policy": (BF16, FSDP(mixed_precision="policy"), 0.05),
-    "policy, checkpointed": (
-        replace(BF16, checkpoint_activations=True),
-        FSDP(mixed_precision="policy", reshard_after_forward=True),
-        0.05,
-    ),
+    "policy": (BF16, FSDP(), POLICY),
+    "policy, checkpointed": (replace(BF16, checkpoint_activations=True), FSDP(reshard_after_forward=True), POLICY),
+    "autocast": (BF16, FSDP(mixed_precision="autocast"), TOLERANCES["gpt2", "bf16"].weights),
 }
 FAULTS = {"summed": (CASE, Summed(), EXACT)}
 
@@ -180,7 +178,7 @@ def reloaded() -> tuple[dict[str, Tensor], dict[str, Tensor], float]:
 
 
 def facts() -> dict[str, Any]:
-    framework = FSDP(mixed_precision="policy")
+    framework = FSDP()
     framework.setup(make_job(BF16))
     found = framework.facts()
     framework.close()
@@ -207,6 +205,7 @@ def test_knobs_train_the_same_as_far_as_they_promise(found: list[dict[str, Any]]
         assert off[name] <= tolerance, off
     assert off["fp16 reduction"] > 1e-6  # it did compress
     assert off["policy"] > 1e-3
+    print(off)
     assert all(off[fault] > 100 * EXACT for fault in FAULTS), off  # the central test would notice
 
 
@@ -249,7 +248,7 @@ def test_facts_name_the_scheme(found: list[dict[str, Any]]) -> None:
         "reshard_after_forward": None,
         "replicas": 1,
         "shards": 2,
-        "mixed_precision": "policy",
+        "precision_scheme": "policy",
         "reduce_dtype": "fp32",
     }
 
@@ -279,7 +278,7 @@ def four_ranks(**changes: object) -> Job:
 
 
 def test_what_it_cannot_do_is_said_before_anything_starts() -> None:
-    with pytest.raises(UserError, match=r"mixed_precision=half is unknown: choose one of autocast, policy"):
+    with pytest.raises(UserError, match=r"mixed_precision=half is unknown: choose one of autocast, policy, or null"):
         FSDP(mixed_precision="half")
     with pytest.raises(UserError, match=r"replicate=0 must be at least 1"):
         FSDP(replicate=0)
@@ -292,6 +291,7 @@ def test_what_it_cannot_do_is_said_before_anything_starts() -> None:
     FSDP().check(four_ranks(reduce_dtype="bf16", device=torch.device("cuda", 0)))
     with pytest.raises(Unsupported, match="BatchNorm's weights to fp16 but not its running statistics"):
         FSDP(mixed_precision="policy").check(four_ranks(precision="fp16"))
+    FSDP().check(four_ranks(precision="bf16"))  # autocast, as the model has BatchNorm
     FSDP(mixed_precision="policy").check(four_ranks())
     FSDP(mixed_precision="policy").check(four_ranks(precision="bf16", model=TEXT))
     fused = partial(make_optimizer, OptimizerConfig("sgd", lr=0.1, fused=True))

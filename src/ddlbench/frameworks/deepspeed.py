@@ -128,7 +128,7 @@ class DeepSpeed(Knobs):
 
     def facts(self) -> dict[str, Any]:
         zero = self.engine.config["zero_optimization"]
-        scheme = "deepspeed weights" if self.casts(self.job) else "torch_autocast"
+        scheme = "deepspeed weights" if self.casts(self.job) else "autocast"
         return {
             "staleness": 0,
             "zero_stage": self.zero_stage,

@@ -96,6 +96,7 @@ def _trained(run: Run, framework: Framework, config: Config, steps: int) -> dict
         "skipped_updates": steps - updates,
         "micro_batches": told.get("micro_batches", job.micro_batches(run.place.data_size)),
         "precision": job.precision,
+        "precision_scheme": told.get("precision_scheme", "autocast") if job.precision != "fp32" else None,
         "reduce_dtype": told.get("reduce_dtype", job.reduce_dtype),
         "clip_norm": job.clip_norm,
         "weight_decay": config.recipe.optimizer.weight_decay,
