@@ -132,7 +132,7 @@ def test_equals_one_plain_process(world: int, quick: bool, case: Case) -> None:
     plain = cache(partial(plain_process, at(world, case)))
     unequal: dict[str, str] = {}
     for strategy in strategies_of(world, case, quick):
-        expected = plain(strategy.replicas, strategy.micro_batch)
+        expected = plain(strategy.replicas, strategy.micro_batch, strategy.policy)
         try:
             outcome = found[case.name, strategy.name]
             assert_equal(outcome, expected, TOLERANCES[case.model.name, case.precision])
@@ -143,9 +143,9 @@ def test_equals_one_plain_process(world: int, quick: bool, case: Case) -> None:
     assert not unequal, "\n".join(f"{name}: {text}" for name, text in unequal.items())
 
 
-def plain_process(case: Case, replicas: int, micro_batch: int | None) -> Outcome:
+def plain_process(case: Case, replicas: int, micro_batch: int | None, policy: bool = False) -> Outcome:
     """micro_batch counts where the case gives none."""
-    return reference(replace(case, micro_batch=case.micro_batch or micro_batch), replicas)
+    return reference(replace(case, micro_batch=case.micro_batch or micro_batch, policy=policy), replicas)
 
 
 def expected_ledger(case: Case, expected: Outcome) -> dict[str, Any]:
