@@ -131,7 +131,10 @@ class Gathered(TorchDispatchMode):
 def cast_bytes() -> dict[str, tuple[int, int]]:
     """For both schemes: bytes of weights in bf16 that autograd holds when the forward pass ends, bytes gathered in an
     update; with all weights sharded again after forward."""
-    return {scheme: cast_bytes_of(FSDP(reshard_after_forward=True, mixed_precision=scheme)) for scheme in ("autocast", "policy")}
+    return {
+        scheme: cast_bytes_of(FSDP(reshard_after_forward=True, mixed_precision=scheme))
+        for scheme in ("autocast", "policy")
+    }
 
 
 def cast_bytes_of(framework: FSDP) -> tuple[int, int]:
@@ -226,7 +229,16 @@ def facts() -> dict[str, Any]:
     return found
 
 
-WORK: list[Callable[[], Any]] = [train_knobs, train_optimizers, sent, cast_bytes, state_bytes, overflow, reloaded, facts]
+WORK: list[Callable[[], Any]] = [
+    train_knobs,
+    train_optimizers,
+    sent,
+    cast_bytes,
+    state_bytes,
+    overflow,
+    reloaded,
+    facts,
+]
 
 
 def everything() -> dict[str, Any]:
@@ -328,7 +340,7 @@ def four_ranks(**changes: object) -> Job:
 
 
 def test_what_it_cannot_do_is_said_before_anything_starts() -> None:
-    with pytest.raises(UserError, match=r"mixed_precision=half is unknown: choose one of autocast, policy, or null"):
+    with pytest.raises(UserError, match=r"mixed_precision=half is unknown: choose autocast or policy, or null"):
         FSDP(mixed_precision="half")
     with pytest.raises(UserError, match=r"replicate=0 must be at least 1"):
         FSDP(replicate=0)

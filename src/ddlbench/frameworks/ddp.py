@@ -157,5 +157,5 @@ class DDP:
 def bucket_rule(cap_mb: float | None) -> str:
     """How large the all-reduces are. The first bucket holds the last layers, whose gradients are ready first."""
     if cap_mb is None:
-        return f"torch's own: {dist._DEFAULT_FIRST_BUCKET_BYTES / 2**20:g} MiB first, then 25 MiB"
+        return "torch's own: 1 MiB first, then 25 MiB"
     return f"{cap_mb:g} MiB, the first one too"

@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from torch.profiler import record_function
 
 from ddlbench.frameworks.common import checkpoint_blocks, drop, evaluate, micro_batches, overflowed
-from ddlbench.frameworks.deepspeed_config import Knobs, library
+from ddlbench.frameworks.deepspeed_config import Knobs, library, without_norm
 from ddlbench.frameworks.statistics import Statistics
 from ddlbench.job import Batch, Job, Place, type_of_dtype
 from ddlbench.launch import detect, group_timeout
@@ -44,6 +44,8 @@ class DeepSpeed(Knobs):
             dist_init_required=False,
         )
         self._limit_waiting()
+        if self.zero_stage == 3 and not self.needs_norm(job):
+            without_norm(self.engine.optimizer)
         if job.compile:
             self.engine.compile()
         self.optimizer = self.engine.basic_optimizer
@@ -137,6 +139,7 @@ class DeepSpeed(Knobs):
             "reduce_bucket_elements": zero.get("reduce_bucket_size"),
             "gather_bucket_mb": self.gather_bucket_mb,
             "overlap_comm": bool(self.zero_stage and self.engine.zero_overlap_comm()),
+            "gradient_norm": self.needs_norm(self.job),
             "persistence_threshold": self.persistence_threshold if self.zero_stage == 3 else None,
             "precision_scheme": "fp32" if self.job.precision == "fp32" else scheme,
             "reduce_dtype": self.job.reduce_dtype,

@@ -50,7 +50,7 @@ class FSDP:
     def __post_init__(self) -> None:
         if self.mixed_precision not in (None, *SCHEMES):
             raise UserError(
-                f"framework.mixed_precision={self.mixed_precision} is unknown: choose one of {', '.join(SCHEMES)}, or null"
+                f"framework.mixed_precision={self.mixed_precision} is unknown: choose {' or '.join(SCHEMES)}, or null"
             )
         if self.replicate < 1:
             raise UserError(f"framework.replicate={self.replicate} must be at least 1: 1 shards over all ranks")
