@@ -85,14 +85,14 @@ def test_gradients_travel_during_the_backward_pass_on_gpus() -> None:
 
 def test_where_the_library_cannot_do_without_the_norm_the_facts_say_so() -> None:
     library(torch.device("cpu"))
-    for framework, job, needed in (
+    for framework, asked, needed in (
         (DeepSpeed(zero_stage=2), two_ranks(), False),
         (DeepSpeed(zero_stage=2, offload_optimizer=True), two_ranks(), True),
         (DeepSpeed(zero_stage=1, mixed_precision="weights"), two_ranks(precision="bf16"), True),
         (DeepSpeed(zero_stage=2, mixed_precision="weights"), two_ranks(precision="bf16"), False),
     ):
-        assert framework.needs_norm(job) == needed
-        assert ("compute_grad_norm" in framework.config(job)["zero_optimization"]) != needed
+        assert framework.needs_norm(asked) == needed
+        assert ("compute_grad_norm" in framework.config(asked)["zero_optimization"]) != needed
 
 
 @pytest.mark.slow

@@ -32,29 +32,35 @@ MODELS: dict[str, Model] = {
 RATES = {"resnet": 1e-5, "vgg": 0.02, "gpt2": 0.02}
 SEEDS = {"resnet": 6, "vgg": 3, "gpt2": 3}
 
-CASES = [
-    Case(
-        f"{model}-{precision}-{'accumulated' if micro else 'whole'}",
-        MODELS[model],
-        precision,
-        micro,
-        lr=RATES[model],
-        seed=SEEDS[model],
-    )
-    for model in MODELS
-    for precision in ("fp32", "bf16")
-    for micro in (None, 2)
-] + [
-    Case(
-        f"{model}-checkpointed-clipped",
-        MODELS[model],
-        clip_norm=0.5,
-        checkpoint_activations=True,
-        lr=RATES[model],
-        seed=SEEDS[model],
-    )
-    for model in MODELS
-]
+CASES = (
+    [
+        Case(
+            f"{model}-{precision}-{'accumulated' if micro else 'whole'}",
+            MODELS[model],
+            precision,
+            micro,
+            lr=RATES[model],
+            seed=SEEDS[model],
+        )
+        for model in MODELS
+        for precision in ("fp32", "bf16")
+        for micro in (None, 2)
+    ]
+    + [
+        Case(
+            f"{model}-checkpointed-clipped",
+            MODELS[model],
+            clip_norm=0.5,
+            checkpoint_activations=True,
+            lr=RATES[model],
+            seed=SEEDS[model],
+        )
+        for model in MODELS
+    ]
+    + [
+        Case("gpt2-padded", replace(MODELS["gpt2"], pad_vocab_to_multiple=8), lr=RATES["gpt2"])  # pyright: ignore
+    ]
+)
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,7 @@ def model_section(model: Model, start: Mapping[str, Tensor] | None) -> dict[str,
         "name": model.name,
         "kind": model.kind,
         "tokens_per_sample": model.input_shape()[0] if model.kind == "text" else None,
+        "vocabulary": model.outputs() if model.kind == "text" else None,  # with its padding
     }
     if start is None:
         return named
