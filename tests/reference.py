@@ -19,7 +19,8 @@ from tests.tiny import TinyData
 
 @dataclass
 class Case:
-    """One training of a few updates. micro_batch None: the whole slice of a replica."""
+    """One training of a few updates. micro_batch None: the whole slice of a replica. policy: bf16 not by autocast, but
+    by weights and inputs that are cast to it, as FSDP's MixedPrecisionPolicy does."""
 
     name: str
     model: Model
@@ -28,6 +29,7 @@ class Case:
     clip_norm: float | None = None
     checkpoint_activations: bool = False
     compile: bool = False
+    policy: bool = False
     global_batch: int = 12
     steps: int = 5
     lr: float = 0.02
@@ -74,8 +76,7 @@ def reference(case: Case, data_size: int) -> Outcome:
         for rank, share in enumerate(chosen.split(replica)):
             restore(model, statistics[rank])
             for rows in share.split(micro):
-                with autocast(case):
-                    output = model(train.inputs[rows])
+                output = forward(case, model, train.inputs[rows])
                 loss = cross_entropy(output, train.targets[rows]) * len(rows) / case.global_batch
                 loss.backward()
                 total += loss.item()
@@ -100,12 +101,21 @@ def order(case: Case) -> Tensor:
 def validate(case: Case, model: torch.nn.Module) -> dict[str, float]:
     model.eval()
     split = case.data.split(False, case.model, case.seed)
-    with torch.no_grad(), autocast(case):
-        output = model(split.inputs).float()
+    with torch.no_grad():
+        output = forward(case, model, split.inputs).float()
     loss = cross_entropy(output, split.targets).item()
     if case.model.kind == "text":
         return {"val_loss": loss, "val_perplexity_token": float(torch.tensor(loss).exp())}
     return {"val_loss": loss, "val_top1": (output.argmax(-1) == split.targets).float().mean().item()}
+
+
+def forward(case: Case, model: torch.nn.Module, inputs: Tensor) -> Tensor:
+    if not case.policy:
+        with autocast(case):
+            return model(inputs)
+    weights = {name: weight.to(type_of_dtype[case.precision]) for name, weight in model.named_parameters()}
+    cast = inputs.to(type_of_dtype[case.precision]) if inputs.is_floating_point() else inputs
+    return torch.func.functional_call(model, weights, (cast,))
 
 
 def cross_entropy(output: Tensor, targets: Tensor) -> Tensor:

@@ -20,12 +20,13 @@ from tests.reference import Case
 @dataclass(frozen=True)
 class Strategy:
     """replicas: how many the ranks form. micro_batch: samples of one forward where the case leaves it to the framework;
-    None: the whole share of a replica."""
+    None: the whole share of a replica. policy: it casts weights to bf16 where others use autocast."""
 
     name: str
     framework: Framework
     replicas: int
     micro_batch: int | None = None
+    policy: bool = False
 
 
 def strategies(world: int, case: Case) -> list[Strategy]:
@@ -33,7 +34,7 @@ def strategies(world: int, case: Case) -> list[Strategy]:
     own = list(data_parallel(world))
     if world > 2 and not case.name.endswith("-whole"):
         return own
-    return [*own, *sharded(world), *pipelines(world, case), *tensor_parallel(world, case), *hybrids(world)]
+    return [*own, *sharded(world, case), *pipelines(world, case), *tensor_parallel(world, case), *hybrids(world)]
 
 
 def data_parallel(world: int) -> Iterator[Strategy]:
@@ -44,12 +45,15 @@ def data_parallel(world: int) -> Iterator[Strategy]:
         yield Strategy("horovod", Horovod(), world)
 
 
-def sharded(world: int) -> Iterator[Strategy]:
+def sharded(world: int, case: Case) -> Iterator[Strategy]:
     if world == 1:
         return
-    yield Strategy("fsdp", FSDP(), world)
+    policy = case.precision != "fp32" and case.model.name != "resnet"  # which has BatchNorm
+    yield Strategy("fsdp", FSDP(), world, policy=policy)
+    if policy:
+        yield Strategy("fsdp-autocast", FSDP(mixed_precision="autocast"), world)
     if world == 4:
-        yield Strategy("fsdp-replicas", FSDP(replicate=2), world)
+        yield Strategy("fsdp-replicas", FSDP(replicate=2), world, policy=policy)
     if world in (2, 4):
         for stage in range(4):
             # A threshold of 0: these models are so small that stage 3 would share nothing out.

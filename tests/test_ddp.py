@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 from ddlbench.errors import Unsupported, UserError
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.single import Single
-from ddlbench.job import Job
+from ddlbench.job import Batch, Job
 from ddlbench.models.gpt2 import GPT2
 from tests.broken import Clipping, Dropping, Summed
-from tests.equal import train_cases
+from tests.equal import make_job, train_cases
 from tests.ranks import run_ranks
 from tests.reference import Case, reference
 from tests.test_common import job
@@ -40,6 +43,40 @@ def test_knobs_train_the_same_as_far_as_they_promise() -> None:
         assert found[name] <= tolerance, found
     assert found["fp16 hook"] > 1e-6  # it did compress
     assert found["powersgd from step 2"] > 0.01
+
+
+def first_buckets() -> list[tuple[int, dict[str, Any]]]:
+    """Bytes of the first all-reduce, and the facts: of GPT-2 with 2 MiB of gradients in its last layers."""
+    found: list[tuple[int, dict[str, Any]]] = []
+    wide = replace(CASE, model=GPT2("gpt2", n_layer=2, n_embd=128, n_head=4, vocab_size=3000, seq_len=16, dropout=0.0))
+    for framework in (DDP(), DDP(bucket_cap_mb=25)):
+        job, sizes = make_job(wide), list[int]()
+        framework.setup(job)
+        framework.model.register_comm_hook(sizes, lambda state, bucket: reduce_and_note(state, bucket))
+        for _ in range(2):  # torch arranges the buckets anew after the first backward pass, by the order seen in it
+            sizes.clear()
+            framework.step(tokens_for(job))
+        found.append((sizes[0], framework.facts()))
+        dist.barrier()
+        framework.close()
+    return found
+
+
+def reduce_and_note(sizes: list[int], bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    sizes.append(bucket.buffer().nbytes)
+    return default_hooks.allreduce_hook(dist.group.WORLD, bucket)
+
+
+def tokens_for(job: Job) -> Batch:
+    tokens = torch.zeros(job.global_batch // job.world_size, 16, dtype=torch.int64)
+    return Batch(tokens, tokens, torch.ones(len(tokens), dtype=torch.bool))
+
+
+def test_the_first_bucket_is_small_by_default() -> None:
+    (default, rule), (explicit, other) = run_ranks(2, first_buckets)[0]
+    assert default < explicit / 2  # in one bucket: all gradients
+    assert (rule["bucket_cap_mb"], rule["bucket_rule"]) == (None, "torch's own: 1 MiB first, then 25 MiB")
+    assert (other["bucket_cap_mb"], other["bucket_rule"]) == (25, "25 MiB, the first one too")
 
 
 FAULTS = {"none": DDP(), "summed": Summed(), "dropped": Dropping(), "clipped": Clipping()}

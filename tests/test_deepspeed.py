@@ -14,6 +14,7 @@ import torch
 
 from ddlbench.errors import Unavailable, Unsupported, UserError
 from ddlbench.frameworks.deepspeed import DeepSpeed
+from ddlbench.frameworks.deepspeed_config import library
 from ddlbench.job import Job
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
 from tests.processes import PYTHON, run
@@ -64,6 +65,34 @@ def test_adamw_with_two_groups_and_a_schedule_is_ddps(found: Found) -> None:
 def test_equals_deepspeeds_own_documented_loop(quickly: Found) -> None:
     for stage, (ours, theirs) in zip(STAGES, quickly["loops"], strict=True):
         assert torch.equal(ours, theirs), (stage, norm([ours - theirs]))
+
+
+def test_the_gradients_norm_is_computed_for_clipping_only(quickly: Found) -> None:
+    assert quickly["norms"] == [(0, False)] * 4
+    assert quickly["norms when clipping"] == [(1, True)] * 4
+
+
+def test_gradients_travel_during_the_backward_pass_on_gpus() -> None:
+    gpu = torch.device("cuda", 0)
+    by_stage = {
+        device: [DeepSpeed(zero_stage=stage).overlaps(two_ranks(device=device)) for stage in STAGES]
+        for device in (gpu, torch.device("cpu"))
+    }
+    assert list(by_stage.values()) == [[False, True, True, True], [False, False, False, True]]
+    assert not DeepSpeed(zero_stage=3, overlap_comm=False).overlaps(two_ranks(device=gpu))
+    assert DeepSpeed(zero_stage=1, overlap_comm=True).overlaps(two_ranks())
+
+
+def test_where_the_library_cannot_do_without_the_norm_the_facts_say_so() -> None:
+    library(torch.device("cpu"))
+    for framework, asked, needed in (
+        (DeepSpeed(zero_stage=2), two_ranks(), False),
+        (DeepSpeed(zero_stage=2, offload_optimizer=True), two_ranks(), True),
+        (DeepSpeed(zero_stage=1, mixed_precision="weights"), two_ranks(precision="bf16"), True),
+        (DeepSpeed(zero_stage=2, mixed_precision="weights"), two_ranks(precision="bf16"), False),
+    ):
+        assert framework.needs_norm(asked) == needed
+        assert ("compute_grad_norm" in framework.config(asked)["zero_optimization"]) != needed
 
 
 @pytest.mark.slow
@@ -167,4 +196,4 @@ def test_the_program_runs_it_under_torchrun(tmp_path: Path) -> None:
     content = json.loads(path.read_text())
     assert content["status"] == "ok"
     assert content["ledger"]["updates"] == 2
-    assert content["framework"] | {"zero_stage": 3, "precision_scheme": "torch_autocast"} == content["framework"]
+    assert content["framework"] | {"zero_stage": 3, "precision_scheme": "autocast"} == content["framework"]

@@ -32,29 +32,35 @@ MODELS: dict[str, Model] = {
 RATES = {"resnet": 1e-5, "vgg": 0.02, "gpt2": 0.02}
 SEEDS = {"resnet": 6, "vgg": 3, "gpt2": 3}
 
-CASES = [
-    Case(
-        f"{model}-{precision}-{'accumulated' if micro else 'whole'}",
-        MODELS[model],
-        precision,
-        micro,
-        lr=RATES[model],
-        seed=SEEDS[model],
-    )
-    for model in MODELS
-    for precision in ("fp32", "bf16")
-    for micro in (None, 2)
-] + [
-    Case(
-        f"{model}-checkpointed-clipped",
-        MODELS[model],
-        clip_norm=0.5,
-        checkpoint_activations=True,
-        lr=RATES[model],
-        seed=SEEDS[model],
-    )
-    for model in MODELS
-]
+CASES = (
+    [
+        Case(
+            f"{model}-{precision}-{'accumulated' if micro else 'whole'}",
+            MODELS[model],
+            precision,
+            micro,
+            lr=RATES[model],
+            seed=SEEDS[model],
+        )
+        for model in MODELS
+        for precision in ("fp32", "bf16")
+        for micro in (None, 2)
+    ]
+    + [
+        Case(
+            f"{model}-checkpointed-clipped",
+            MODELS[model],
+            clip_norm=0.5,
+            checkpoint_activations=True,
+            lr=RATES[model],
+            seed=SEEDS[model],
+        )
+        for model in MODELS
+    ]
+    + [
+        Case("gpt2-padded", replace(MODELS["gpt2"], pad_vocab_to_multiple=8), lr=RATES["gpt2"])  # pyright: ignore
+    ]
+)
 
 
 @dataclass(frozen=True)
@@ -132,7 +138,7 @@ def test_equals_one_plain_process(world: int, quick: bool, case: Case) -> None:
     plain = cache(partial(plain_process, at(world, case)))
     unequal: dict[str, str] = {}
     for strategy in strategies_of(world, case, quick):
-        expected = plain(strategy.replicas, strategy.micro_batch)
+        expected = plain(strategy.replicas, strategy.micro_batch, strategy.policy)
         try:
             outcome = found[case.name, strategy.name]
             assert_equal(outcome, expected, TOLERANCES[case.model.name, case.precision])
@@ -143,9 +149,9 @@ def test_equals_one_plain_process(world: int, quick: bool, case: Case) -> None:
     assert not unequal, "\n".join(f"{name}: {text}" for name, text in unequal.items())
 
 
-def plain_process(case: Case, replicas: int, micro_batch: int | None) -> Outcome:
+def plain_process(case: Case, replicas: int, micro_batch: int | None, policy: bool = False) -> Outcome:
     """micro_batch counts where the case gives none."""
-    return reference(replace(case, micro_batch=case.micro_batch or micro_batch), replicas)
+    return reference(replace(case, micro_batch=case.micro_batch or micro_batch, policy=policy), replicas)
 
 
 def expected_ledger(case: Case, expected: Outcome) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.debug import CommDebugMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ddlbench.errors import Unsupported, UserError
 from ddlbench.frameworks.ddp import DDP
@@ -35,6 +36,7 @@ WIDE = replace(TEXT, n_embd=64)
 CASE = Case("gpt2", TEXT, micro_batch=2, lr=0.02)
 VGG_CASE = Case("vgg", VGG("vgg", channels=[8, 8, 16, 16, 16], hidden=32, image_size=32, num_classes=7, dropout=0.0))
 UNTIED, BF16 = replace(CASE, model=replace(TEXT, tie_weights=False)), replace(CASE, precision="bf16")
+POLICY = replace(BF16, policy=True)
 
 
 @dataclass
@@ -60,6 +62,7 @@ class Summed(FSDP):
 
 # name -> case, framework, how far its weights may be from one process's, as a share of the way they went
 EXACT = TOLERANCES["gpt2", "fp32"].weights
+CLOSE = TOLERANCES["gpt2", "bf16"].weights
 KNOBS = {
     "gathered again": (CASE, FSDP(reshard_after_forward=True), EXACT),
     "gathered once": (CASE, FSDP(reshard_after_forward=False), EXACT),
@@ -68,12 +71,9 @@ KNOBS = {
     "channels last": (VGG_CASE, ToldFSDP(changes={"channels_last": True}), EXACT),
     "fp16 reduction": (CASE, ToldFSDP(changes={"reduce_dtype": "fp16"}), 0.01),
     "policy in fp32": (CASE, FSDP(mixed_precision="policy"), EXACT),
-    "policy": (BF16, FSDP(mixed_precision="policy"), 0.05),
-    "policy, checkpointed": (
-        replace(BF16, checkpoint_activations=True),
-        FSDP(mixed_precision="policy", reshard_after_forward=True),
-        0.05,
-    ),
+    "policy": (POLICY, FSDP(), CLOSE),
+    "policy, checkpointed": (replace(POLICY, checkpoint_activations=True), FSDP(reshard_after_forward=True), CLOSE),
+    "autocast": (BF16, FSDP(mixed_precision="autocast"), CLOSE),
 }
 FAULTS = {"summed": (CASE, Summed(), EXACT)}
 
@@ -115,6 +115,48 @@ def batch_for(job: Job) -> Batch:
     generator = torch.Generator().manual_seed(1 + job.rank)
     tokens = torch.randint(61, (job.global_batch // job.world_size, 17), generator=generator)
     return Batch(tokens[:, :-1], tokens[:, 1:], torch.ones(len(tokens), dtype=torch.bool))
+
+
+class Gathered(TorchDispatchMode):
+    """Bytes that all-gathers give."""
+
+    total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d" and "allgather" in func.__name__:
+            self.total += args[0].nbytes
+        return func(*args, **(kwargs or {}))
+
+
+def cast_bytes() -> dict[str, tuple[int, int]]:
+    """For both schemes: bytes of weights in bf16 that autograd holds when the forward pass ends, bytes gathered in an
+    update; with all weights sharded again after forward."""
+    return {
+        scheme: cast_bytes_of(FSDP(reshard_after_forward=True, mixed_precision=scheme))
+        for scheme in ("autocast", "policy")
+    }
+
+
+def cast_bytes_of(framework: FSDP) -> tuple[int, int]:
+    sizes = {tuple(sorted(weight.shape)) for weight in WIDE.build().parameters() if weight.ndim == 2}
+    held, after_forward = dict[int, torch.UntypedStorage](), list[int]()
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.dtype == torch.bfloat16 and tuple(sorted(tensor.shape)) in sizes:
+            held[tensor.data_ptr()] = tensor.untyped_storage()
+        return tensor
+
+    def loss(output: Tensor, targets: Tensor) -> Tensor:
+        after_forward.append(sum(storage.size() for storage in held.values()))
+        return plain(output, targets)
+
+    job = make_job(replace(BF16, model=WIDE, micro_batch=None))
+    plain = job.loss
+    framework.setup(replace(job, loss=loss))
+    with Gathered() as gathered, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        framework.step(batch_for(job))
+    framework.close()
+    return after_forward[0], gathered.total
 
 
 def state_bytes() -> tuple[int, int, int]:
@@ -180,14 +222,23 @@ def reloaded() -> tuple[dict[str, Tensor], dict[str, Tensor], float]:
 
 
 def facts() -> dict[str, Any]:
-    framework = FSDP(mixed_precision="policy")
+    framework = FSDP()
     framework.setup(make_job(BF16))
     found = framework.facts()
     framework.close()
     return found
 
 
-WORK: list[Callable[[], Any]] = [train_knobs, train_optimizers, sent, state_bytes, overflow, reloaded, facts]
+WORK: list[Callable[[], Any]] = [
+    train_knobs,
+    train_optimizers,
+    sent,
+    cast_bytes,
+    state_bytes,
+    overflow,
+    reloaded,
+    facts,
+]
 
 
 def everything() -> dict[str, Any]:
@@ -206,7 +257,8 @@ def test_knobs_train_the_same_as_far_as_they_promise(found: list[dict[str, Any]]
     for name, (_, _, tolerance) in KNOBS.items():
         assert off[name] <= tolerance, off
     assert off["fp16 reduction"] > 1e-6  # it did compress
-    assert off["policy"] > 1e-3
+    by_policy = dict(zip(KNOBS, found[0]["train_knobs"], strict=False))["policy"]
+    assert distance(by_policy.weights, reference(BF16, 2)) > off["policy"]  # it is not autocast
     assert all(off[fault] > 100 * EXACT for fault in FAULTS), off  # the central test would notice
 
 
@@ -220,6 +272,15 @@ def test_what_an_update_sends(found: list[dict[str, Any]]) -> None:
     # Three groups of parameters: h0, ln_f, and the root's with the tied embedding and head. Each is gathered in the
     # three forward passes, and again in the three backward passes unless it was kept; gradients go once.
     assert found[0]["sent"] == [(15, 3, 0), (18, 3, 0), (9, 3, 0), (0, 0, 3)]
+
+
+def test_the_policy_keeps_no_cast_weights_and_gathers_half_the_bytes(found: list[dict[str, Any]]) -> None:
+    for rank in found:
+        (kept, gathered), (kept_by_policy, gathered_by_policy) = rank["cast_bytes"].values()
+        matrices = sum(weight.numel() for name, weight in WIDE.build().named_parameters() if "weight" in name)
+        assert kept == pytest.approx(2 * matrices, rel=0.1)  # the embedding's own table is looked up in fp32
+        assert kept_by_policy == 0
+        assert gathered_by_policy == gathered / 2
 
 
 def assert_shares(sizes: Iterable[tuple[int, int, int]], world: int) -> None:
@@ -249,7 +310,7 @@ def test_facts_name_the_scheme(found: list[dict[str, Any]]) -> None:
         "reshard_after_forward": None,
         "replicas": 1,
         "shards": 2,
-        "mixed_precision": "policy",
+        "precision_scheme": "policy",
         "reduce_dtype": "fp32",
     }
 
@@ -279,7 +340,7 @@ def four_ranks(**changes: object) -> Job:
 
 
 def test_what_it_cannot_do_is_said_before_anything_starts() -> None:
-    with pytest.raises(UserError, match=r"mixed_precision=half is unknown: choose one of autocast, policy"):
+    with pytest.raises(UserError, match=r"mixed_precision=half is unknown: choose autocast or policy, or null"):
         FSDP(mixed_precision="half")
     with pytest.raises(UserError, match=r"replicate=0 must be at least 1"):
         FSDP(replicate=0)
@@ -292,6 +353,7 @@ def test_what_it_cannot_do_is_said_before_anything_starts() -> None:
     FSDP().check(four_ranks(reduce_dtype="bf16", device=torch.device("cuda", 0)))
     with pytest.raises(Unsupported, match="BatchNorm's weights to fp16 but not its running statistics"):
         FSDP(mixed_precision="policy").check(four_ranks(precision="fp16"))
+    FSDP().check(four_ranks(precision="bf16"))  # autocast, as the model has BatchNorm
     FSDP(mixed_precision="policy").check(four_ranks())
     FSDP(mixed_precision="policy").check(four_ranks(precision="bf16", model=TEXT))
     fused = partial(make_optimizer, OptimizerConfig("sgd", lr=0.1, fused=True))

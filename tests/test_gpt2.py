@@ -11,16 +11,25 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.models.gpt2 import GPT2Config, GPT2LMHeadModel
 
 from ddlbench.errors import UserError
 from ddlbench.models.gpt2 import GPT2
-from tests.originals import assert_copies_train_alike, assert_same_bits, assert_trains_as, configured, parameters
+from tests.originals import (
+    assert_copies_train_alike,
+    assert_same_bits,
+    assert_trains_as,
+    configured,
+    parameters,
+    samples,
+    train_once,
+)
 
 TINY = GPT2("tiny", n_layer=2, n_embd=32, n_head=4, vocab_size=97, seq_len=16)
 
 
-def original(tied: bool = True) -> nn.Module:
+def original(tied: bool = True, activation: str = "gelu_pytorch_tanh") -> nn.Module:
     return GPT2LMHeadModel(
         GPT2Config(
             n_layer=2,
@@ -29,6 +38,7 @@ def original(tied: bool = True) -> nn.Module:
             vocab_size=97,
             n_positions=16,
             tie_word_embeddings=tied,
+            activation_function=activation,
             bos_token_id=None,
             eos_token_id=None,
             attn_implementation="sdpa",
@@ -44,6 +54,38 @@ def test_outputs_and_gradients_equal_the_original(tied: bool, precision: torch.d
     theirs, ours = original(tied), model.build().train()
     ours.load_state_dict(model.from_original(theirs.state_dict()))
     assert_trains_as(model, ours, theirs, precision)
+
+
+def test_gpt2s_own_activation_differs_by_rounding_only() -> None:
+    """transformers' default, gelu_new, computes the same formula in eight kernels, which round one by one."""
+    theirs, ours = original(activation="gelu_new"), replace(TINY, dropout=0.0).build().train()
+    ours.load_state_dict(TINY.from_original(theirs.state_dict()))
+    inputs, targets = samples(TINY)
+    output, gradients = train_once(ours, inputs, targets)
+    expected, expected_gradients = train_once(theirs.eval(), inputs, targets)  # evaluation mode: no dropout
+    torch.testing.assert_close(output, expected, rtol=0, atol=1e-6)
+    torch.testing.assert_close(TINY.to_original(gradients), expected_gradients, rtol=1e-4, atol=1e-6)
+
+
+def test_the_activation_keeps_one_tensor_for_the_backward_pass() -> None:
+    mlp, kept, kernels = TINY.build().h0.mlp, list[torch.Tensor](), list[str]()
+
+    class Launches(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kernels.append(func._schema.name)
+            return func(*args, **(kwargs or {}))
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor)
+        return tensor
+
+    with torch.autocast("cpu", torch.bfloat16):
+        wide = mlp.c_fc(torch.randn(3, 16, 32))
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), Launches():
+            mlp.act(wide)
+    assert wide.dtype == torch.bfloat16
+    assert sum({each.data_ptr(): each.nbytes for each in kept}.values()) == wide.nbytes
+    assert kernels == ["aten::gelu"]
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -10,6 +10,7 @@ VERSIONS = {"dataset_hash": "abc", "device_model": "GPU", "torch": "2.14.1", "cu
 
 def run(framework="ddp", options=None, **row):
     names = {"framework": framework, "model": "resnet50", "loader": "native", "data": "sample", "recipe": "sgd"}
+    names |= {"precision_scheme": None}
     return Run(names | VERSIONS | row, options or {})
 
 
@@ -26,6 +27,17 @@ def test_knobs_are_the_frameworks_own_and_the_micro_batch():
         run("single", options={"train.micro_batch": None}),
     ]
     assert knobs(runs) == ["hook=none train.micro_batch=null", "hook=fp16 train.micro_batch=8", ""]
+
+
+def test_a_row_says_that_it_does_not_compute_under_autocast():
+    options = {"framework.replicate": 1}
+    runs = [
+        run("fsdp", options=options, precision_scheme="policy"),
+        run("fsdp", options={"framework.replicate": 2}, precision_scheme="autocast"),
+        run("ddp", precision_scheme="autocast"),
+        run("single"),
+    ]
+    assert knobs(runs) == ["precision_scheme=policy replicate=1", "replicate=2", "", ""]
 
 
 def test_variants_are_everything_else_and_versions():

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -49,6 +52,9 @@ class Clipping(DeepSpeed):
 
     def config(self, job: Job) -> dict[str, Any]:
         return super().config(job) | {"gradient_clipping": 0.1}
+
+    def needs_norm(self, job: Job) -> bool:
+        return True
 
 
 @dataclass
@@ -151,6 +157,32 @@ def both_loops() -> list[tuple[Tensor, Tensor]]:
     return found
 
 
+NORMS = (  # where DeepSpeed computes the gradient's norm
+    "deepspeed.runtime.zero.stage_1_and_2.DeepSpeedZeroOptimizer.get_grad_norm_direct",
+    "deepspeed.runtime.zero.stage3.DeepSpeedZeroOptimizer_Stage3.get_grad_norm_direct",
+    "deepspeed.runtime.engine.clip_grad_norm_",
+)
+
+
+def norms(clip_norm: float | None) -> list[tuple[int, bool]]:
+    """For each stage how often an update computes the gradient's norm, and what the facts say."""
+    found: list[tuple[int, bool]] = []
+    library(torch.device("cpu"))
+    for framework in ZERO:
+        job = make_job(replace(THREES, clip_norm=clip_norm))
+        with ExitStack() as watched:
+            watches = [
+                watched.enter_context(patch(name, autospec=True, side_effect=pkgutil.resolve_name(name)))
+                for name in NORMS
+            ]
+            framework.setup(job)
+            framework.step(samples(job))
+            found.append((sum(watch.call_count for watch in watches), framework.facts()["gradient_norm"]))
+        dist.barrier()
+        framework.close()
+    return found
+
+
 SIXTEEN = replace(CASE, name="gpt2-bf16", precision="bf16", micro_batch=2)
 CASTS = [DeepSpeed(zero_stage=stage, mixed_precision="weights") for stage in (1, 2, 3)]
 
@@ -204,7 +236,12 @@ def overflow() -> tuple[list[int], list[Tensor]]:
 
 
 def quick() -> Found:
-    return {"faults": train_cases([(THREES, framework) for framework in FAULTS]), "loops": both_loops()}
+    return {
+        "faults": train_cases([(THREES, framework) for framework in FAULTS]),
+        "loops": both_loops(),
+        "norms": norms(None),
+        "norms when clipping": norms(0.5),
+    }
 
 
 def everything_else() -> Found:

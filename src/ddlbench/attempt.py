@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from ddlbench import loading
-from ddlbench.config import Config
+from ddlbench.config import Config, Train
 from ddlbench.data.cores import fewest_cores, own_cores
 from ddlbench.data.feed import Feed, Request
 from ddlbench.data.staging import node_storage
@@ -34,10 +34,7 @@ from ddlbench.start import Records, Spans, stage_data
 def attempt(config: Config, launch: Launch, started: float) -> int:
     """Run what the configuration says; the exit code of this process. `started`: perf_counter as the program began."""
     device = pick_device(launch)
-    if device.type == "cpu":
-        torch.set_num_threads(config.train.threads_per_rank)
-    else:  # torch's own default is TF32 for convolutions and fp32 for matrix products
-        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = config.train.tf32
+    set_switches(config.train, device)
     job = make_job(config, launch, device)
     refusal = check(config, job)
     if config.dryrun:
@@ -71,6 +68,15 @@ def attempt(config: Config, launch: Launch, started: float) -> int:
             return own.exit_code if own.status == first.status else PeerFailed.exit_code
     records.close(None)
     return 0
+
+
+def set_switches(train: Train, device: torch.device) -> None:
+    """torch's global ones; measure/environment.py records them."""
+    if device.type == "cpu":
+        torch.set_num_threads(train.threads_per_rank)
+    else:  # torch's own default is TF32 for convolutions and fp32 for matrix products
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = train.tf32
+        torch.backends.cudnn.benchmark = train.cudnn_benchmark is not False
 
 
 def check(config: Config, job: Job) -> Unsupported | Unavailable | None:

@@ -45,6 +45,7 @@ class Train:
     micro_batch: int | None = None
     precision: str = "fp32"
     tf32: bool = False
+    cudnn_benchmark: bool | None = None
     reduce_dtype: str = "fp32"
     clip_norm: float | None = None
     checkpoint_activations: bool = False

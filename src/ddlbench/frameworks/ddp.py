@@ -28,7 +28,7 @@ class DDP:
     """The knobs of DistributedDataParallel; conf/framework/ddp.yaml says what each means."""
 
     name: str = "ddp"
-    bucket_cap_mb: float = 25.0
+    bucket_cap_mb: float | None = None
     gradient_as_bucket_view: bool = True
     static_graph: bool = False
     comm_hook: str = "none"
@@ -38,8 +38,8 @@ class DDP:
     def __post_init__(self) -> None:
         if self.comm_hook not in HOOKS:
             raise UserError(f"framework.comm_hook={self.comm_hook} is unknown: choose one of {', '.join(HOOKS)}")
-        if self.bucket_cap_mb <= 0:
-            raise UserError(f"framework.bucket_cap_mb={self.bucket_cap_mb} must be greater than 0 MiB")
+        if self.bucket_cap_mb is not None and self.bucket_cap_mb <= 0:
+            raise UserError(f"framework.bucket_cap_mb={self.bucket_cap_mb} must be greater than 0 MiB, or null")
         if self.powersgd_rank < 1 or self.powersgd_start_step < 2:
             raise UserError(
                 f"framework.powersgd_rank={self.powersgd_rank} must be at least 1 and "
@@ -81,7 +81,7 @@ class DDP:
             model,
             **NO_BUFFER_SYNC,
             init_sync=False,  # every rank builds the same weights from the seed
-            bucket_cap_mb=self.bucket_cap_mb,
+            bucket_cap_mb=self.bucket_cap_mb,  # only for None torch keeps its small first bucket
             gradient_as_bucket_view=self.gradient_as_bucket_view,
             static_graph=self.static_graph,
         )
@@ -143,6 +143,7 @@ class DDP:
         return {
             "staleness": 0,
             "bucket_cap_mb": self.bucket_cap_mb,
+            "bucket_rule": bucket_rule(self.bucket_cap_mb),
             "gradient_as_bucket_view": self.gradient_as_bucket_view,
             "static_graph": self.static_graph,
             "comm_hook": hook,
@@ -151,3 +152,10 @@ class DDP:
 
     def close(self) -> None:
         drop(self, "statistics", "model", "optimizer", "update")
+
+
+def bucket_rule(cap_mb: float | None) -> str:
+    """How large the all-reduces are. The first bucket holds the last layers, whose gradients are ready first."""
+    if cap_mb is None:
+        return "torch's own: 1 MiB first, then 25 MiB"
+    return f"{cap_mb:g} MiB, the first one too"

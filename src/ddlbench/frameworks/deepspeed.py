@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 from torch.profiler import record_function
 
 from ddlbench.frameworks.common import checkpoint_blocks, drop, evaluate, micro_batches, overflowed, subgroup
-from ddlbench.frameworks.deepspeed_config import Knobs, library
+from ddlbench.frameworks.deepspeed_config import Knobs, library, without_norm
 from ddlbench.frameworks.statistics import Statistics
 from ddlbench.job import Batch, Job, Place, type_of_dtype
 from ddlbench.launch import detect
@@ -45,6 +45,8 @@ class DeepSpeed(Knobs):
             config=self.config(job),
             dist_init_required=False,
         )
+        if self.zero_stage == 3 and not self.needs_norm(job):
+            without_norm(self.engine.optimizer)
         if job.compile:
             self.engine.compile()
         self.optimizer = self.engine.basic_optimizer
@@ -129,7 +131,7 @@ class DeepSpeed(Knobs):
 
     def facts(self) -> dict[str, Any]:
         zero = self.engine.config["zero_optimization"]
-        scheme = "deepspeed weights" if self.casts(self.job) else "torch_autocast"
+        scheme = "deepspeed weights" if self.casts(self.job) else "autocast"
         return {
             "staleness": 0,
             "zero_stage": self.zero_stage,
@@ -138,6 +140,7 @@ class DeepSpeed(Knobs):
             "reduce_bucket_elements": zero.get("reduce_bucket_size"),
             "gather_bucket_mb": self.gather_bucket_mb,
             "overlap_comm": bool(self.zero_stage and self.engine.zero_overlap_comm()),
+            "gradient_norm": self.needs_norm(self.job),
             "persistence_threshold": self.persistence_threshold if self.zero_stage == 3 else None,
             "precision_scheme": "fp32" if self.job.precision == "fp32" else scheme,
             "reduce_dtype": self.job.reduce_dtype,

@@ -127,7 +127,7 @@ class Knobs:
             "gradient_clipping": job.clip_norm or 0.0,  # its default is 1
             "communication_data_type": job.reduce_dtype,
             **self._precision(job),
-            "zero_optimization": self._zero(job.device),
+            "zero_optimization": self._zero(job),
             "zero_allow_untested_optimizer": True,
             "zero_force_ds_cpu_optimizer": False,
             "steps_per_print": sys.maxsize,
@@ -143,20 +143,49 @@ class Knobs:
         dtype = DTYPES[job.precision]
         return {"torch_autocast": {"enabled": True, "dtype": dtype, "lower_precision_safe_modules": no_modules}}
 
-    def _zero(self, device: torch.device) -> dict[str, Any]:
+    def overlaps(self, job: Job) -> bool:
+        """By default where it can save time: DeepSpeed itself overlaps at stage 3 only."""
+        if self.overlap_comm is not None:
+            return self.overlap_comm
+        return self.zero_stage == 3 or (self.zero_stage > 0 and job.device.type == "cuda")
+
+    def needs_norm(self, job: Job) -> bool:
+        """Whether the gradient's norm is computed at every update. Where nothing clips, it only costs an all-reduce and
+        a wait for the device, but DeepSpeed cannot do without it when the optimizer's state is offloaded, or when at
+        stage 1 its weights are in bf16."""
+        if not self.zero_stage or job.clip_norm is not None:
+            return job.clip_norm is not None
+        in_bf16 = self.casts(job) and self.zero_stage == 1 and job.precision == "bf16"
+        return self.offload_optimizer or in_bf16 or (self.zero_stage < 3 and not has_norm_switch())
+
+    def _zero(self, job: Job) -> dict[str, Any]:
         if not self.zero_stage:
             return {"stage": 0}
-        where = {"device": "cpu", "pin_memory": device.type == "cuda"}
+        where = {"device": "cpu", "pin_memory": job.device.type == "cuda"}
         gather = "stage3_prefetch_bucket_size" if self.zero_stage == 3 else "allgather_bucket_size"
         return {
             "stage": self.zero_stage,
             "reduce_bucket_size": elements(self.reduce_bucket_mb or BUCKET_MB),
-            "overlap_comm": self.overlap_comm,
+            "overlap_comm": self.overlaps(job),
+            **({"compute_grad_norm": False} if self.zero_stage < 3 and not self.needs_norm(job) else {}),
             "stage3_param_persistence_threshold": self.persistence_threshold,
             **({gather: elements(self.gather_bucket_mb)} if self.gather_bucket_mb else {}),
             **({"offload_optimizer": where} if self.offload_optimizer else {}),
             **({"offload_param": where} if self.offload_parameters else {}),
         }
+
+
+def has_norm_switch() -> bool:
+    """Whether this version of the library, which `library` has imported, has zero_optimization.compute_grad_norm."""
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig  # pyright: ignore
+
+    return "compute_grad_norm" in DeepSpeedZeroConfig.model_fields
+
+
+def without_norm(optimizer: Any) -> None:
+    """Let stage 3, which has no switch for it, leave out the gradient's norm: with no clipping it only rejects updates
+    that are not finite, which no other framework does."""
+    optimizer._get_norm_groups = lambda: [0.0]
 
 
 def elements(mebibytes: float) -> int:

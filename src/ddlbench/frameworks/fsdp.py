@@ -45,12 +45,12 @@ class FSDP:
     name: str = "fsdp"
     reshard_after_forward: bool | None = None
     replicate: int = 1
-    mixed_precision: str = "autocast"
+    mixed_precision: str | None = None
 
     def __post_init__(self) -> None:
-        if self.mixed_precision not in SCHEMES:
+        if self.mixed_precision not in (None, *SCHEMES):
             raise UserError(
-                f"framework.mixed_precision={self.mixed_precision} is unknown: choose one of {', '.join(SCHEMES)}"
+                f"framework.mixed_precision={self.mixed_precision} is unknown: choose {' or '.join(SCHEMES)}, or null"
             )
         if self.replicate < 1:
             raise UserError(f"framework.replicate={self.replicate} must be at least 1: 1 shards over all ranks")
@@ -78,7 +78,14 @@ class FSDP:
 
     def _casts(self, job: Job) -> bool:
         """Whether FSDP itself casts weights and activations, in autocast's place."""
-        return self.mixed_precision == "policy" and job.precision != "fp32"
+        return self._scheme(job) == "policy"
+
+    def _scheme(self, job: Job) -> str:
+        """By default the policy, for a rank then keeps no second, cast copy of the weights from forward to backward,
+        and gathers half the bytes; autocast where BatchNorm rules it out."""
+        if job.precision == "fp32":
+            return "fp32"
+        return self.mixed_precision or ("autocast" if has_batch_norm(job) else "policy")
 
     def setup(self, job: Job) -> Place:
         self.job = job
@@ -149,7 +156,7 @@ class FSDP:
             "reshard_after_forward": self.reshard_after_forward,
             "replicas": self.replicate,
             "shards": self.job.world_size // self.replicate,
-            "mixed_precision": self.mixed_precision if self.job.precision != "fp32" else "none",
+            "precision_scheme": self._scheme(self.job),
             "reduce_dtype": self.job.reduce_dtype,
         }
 

@@ -135,6 +135,7 @@ class GPT2:
             attn_pdrop=self.dropout,
             resid_pdrop=self.dropout,
             tie_word_embeddings=self.tie_weights,
+            activation_function="gelu_pytorch_tanh",  # gelu_new's formula in one kernel, which keeps its input only
             bos_token_id=None,  # 50256 by default, which a shrunk vocabulary has not
             eos_token_id=None,
             attn_implementation="sdpa",  # pyright: ignore[reportCallIssue]

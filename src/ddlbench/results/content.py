@@ -43,6 +43,7 @@ def model_section(model: Model, start: Mapping[str, Tensor] | None) -> dict[str,
         "name": model.name,
         "kind": model.kind,
         "tokens_per_sample": model.input_shape()[0] if model.kind == "text" else None,
+        "vocabulary": model.outputs() if model.kind == "text" else None,  # with its padding
     }
     if start is None:
         return named
@@ -96,6 +97,7 @@ def _trained(run: Run, framework: Framework, config: Config, steps: int) -> dict
         "skipped_updates": steps - updates,
         "micro_batches": told.get("micro_batches", job.micro_batches(run.place.data_size)),
         "precision": job.precision,
+        "precision_scheme": told.get("precision_scheme", "autocast") if job.precision != "fp32" else None,
         "reduce_dtype": told.get("reduce_dtype", job.reduce_dtype),
         "clip_norm": job.clip_norm,
         "weight_decay": config.recipe.optimizer.weight_decay,

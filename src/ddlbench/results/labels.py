@@ -17,8 +17,10 @@ _VERSIONS = ("dataset_hash", "device_model", "torch", "cuda")
 
 
 def knobs(runs: Sequence[Run]) -> list[str]:
-    """For each run the settings of the framework, and the micro batch, in which runs of its framework differ."""
-    return _differences(runs, ("framework", "model"), _knobs)
+    """For each run the settings of the framework, and the micro batch, in which runs of its framework differ; before
+    them how it computes in 16 bits, where that is not autocast as in most frameworks."""
+    differing = _differences(runs, ("framework", "model"), _knobs)
+    return [" ".join(filter(None, texts)) for texts in zip(map(_scheme, runs), differing, strict=True)]
 
 
 def variants(runs: Sequence[Run]) -> list[str]:
@@ -29,6 +31,11 @@ def variants(runs: Sequence[Run]) -> list[str]:
 def layout(run: Run) -> str:
     """How the ranks are laid out, where the configuration says so: "dp=2 tp=4"."""
     return _join({key.removeprefix("framework."): run.options.get(key) for key in LAYOUT})
+
+
+def _scheme(run: Run) -> str:
+    scheme = run.row["precision_scheme"]
+    return "" if scheme in (None, "autocast") else f"precision_scheme={scheme}"
 
 
 def _knobs(run: Run) -> Row:

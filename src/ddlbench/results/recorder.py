@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from ddlbench.advice import advice
 from ddlbench.config import Config
 from ddlbench.loop import Run
 from ddlbench.measure.flops import mfu
@@ -45,8 +46,11 @@ class FileRecorder:
         self.record.add(
             model=self.model, framework=facts(run), loader=run.feed.facts(), spans=dict(spans), launch=launch
         )
+        self.record.add(advice=advice(self.config, run.job.device))
         self._update(run)
         self.record.write()
+        for line in self.record.content["advice"]:
+            self.progress.say(f"advice: {line}")
         self.progress.say(
             f"{self.record.content['run_id']}: {self._size()}, {run.job.world_size} x "
             f"{run.job.device.type}, {run.feed.steps_per_epoch} steps of {run.job.global_batch} samples an epoch"
