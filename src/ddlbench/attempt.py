@@ -10,11 +10,13 @@ from functools import partial
 import torch
 
 from ddlbench import loading
+from ddlbench.board import Board
 from ddlbench.config import Config
 from ddlbench.data.feed import Feed, Request
 from ddlbench.data.staging import node_storage
 from ddlbench.errors import PeerFailed, RunError, Unavailable, Unsupported, UserError
-from ddlbench.faults import Board, Failure, Watch
+from ddlbench.failure import Failure
+from ddlbench.faults import Watch, take_over_from_nccl
 from ddlbench.job import Job, Place
 from ddlbench.launch import Launch, connect, disconnect, pick_device
 from ddlbench.loop import Run, train
@@ -45,11 +47,16 @@ def attempt(config: Config, launch: Launch, started: float) -> int:
     spans = Spans(started)
     spans.end("imports_s")
     records = Records(config, launch, device)
-    with Watch(launch.rank, records.close) as watch:
+    timeout_s = config.train.timeout_s
+    with Watch(launch.rank, records) as watch:
         try:
-            connect(launch, device, config.train.timeout_s)
-            watch.join(Board.open(), launch.world_size)
+            if device.type == "cuda":
+                take_over_from_nccl()
+            watch.expect("the ranks did not connect", 2 * timeout_s)  # connect's own timeout says more: it comes first
+            connect(launch, device, timeout_s)
+            watch.join(Board.open(), timeout_s)
             spans.end("connecting_s")
+            watch.expect("")  # data may take as long as they need, while every rank is there
             records.open()
             wait_for([0], "ddlbench/data")
             spans.end("data_preparation_s")
@@ -57,19 +64,20 @@ def attempt(config: Config, launch: Launch, started: float) -> int:
                 raise refusal
             records.agree()
             stage_data(records, spans)
+            watch.expect("the framework's setup did not end", timeout_s)
             work(config, job, records, watch, spans)
             watch.leave()  # the rank that holds the store may now go first
             disconnect(clean=True)
         except Exception as error:  # every kind of failure becomes a row
             own = Failure.of(error, launch.rank)
-            first = watch.first(own)
+            first = watch.settle(own)
             records.fail(first, begun=not isinstance(error, UserError))
             complain(error, first, launch.rank)
+            watch.linger(first)
             if job.world_size == 1:  # with more, the others may still be in a collective: the program just ends
                 disconnect(clean=False)
             return own.exit_code if own.status == first.status else PeerFailed.exit_code
-    records.close(None)
-    return 0
+    return 0 if records.succeed() else 1
 
 
 def check(config: Config, job: Job) -> Unsupported | Unavailable | None:
@@ -99,6 +107,7 @@ def work(config: Config, job: Job, records: Records, watch: Watch, spans: Spans)
         # Building the model left every rank the same random stream: replicas and stages would drop the same units.
         part = place.data_rank + place.data_size * place.coordinates.get("pp", 0)
         torch.manual_seed((job.seed << 32) + part + 1)
+        watch.expect("the data were not opened", config.train.timeout_s)
         feed = open_feed(config, job, place)
         spans.end("setup_s")
         start = framework.state() if framework else None
@@ -117,10 +126,11 @@ def work(config: Config, job: Job, records: Records, watch: Watch, spans: Spans)
             val_words=records.dataset.get("val_words"),
         )
         del start
+        watch.expect("training did not begin", config.train.timeout_s)
         run.recorder.begin(run, spans.seconds, records.hosts)
         if job.device.type == "cpu":
             keep_freed_memory()
-        watch.expect_steps(config.train.timeout_s, job.device)
+        watch.expect("no step ended", config.train.timeout_s)
         if framework:
             train(run)
         else:

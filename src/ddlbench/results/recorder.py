@@ -46,7 +46,7 @@ class FileRecorder:
             model=self.model, framework=facts(run), loader=run.feed.facts(), spans=dict(spans), launch=launch
         )
         self._update(run)
-        self.record.write()
+        self.record.save()
         self.progress.say(
             f"{self.record.content['run_id']}: {self._size()}, {run.job.world_size} x "
             f"{run.job.device.type}, {run.feed.steps_per_epoch} steps of {run.job.global_batch} samples an epoch"
@@ -55,6 +55,7 @@ class FileRecorder:
     def epoch(self, run: Run, row: EpochRow) -> None:
         self.record.epoch(row)
         self._update(run)
+        self.record.save()
         self.progress.say(_line(row))
 
     def end(self, run: Run, feeds: Sequence[Mapping[str, Any]]) -> None:
