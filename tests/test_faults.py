@@ -32,7 +32,7 @@ def patience_s() -> float:
     """A time-out that a healthy run keeps on this machine as it is now: of the length of a start, measured."""
     began = time.monotonic()
     subprocess.run([sys.executable, "-c", "import torch, torch.distributed"], check=True)
-    return max(5.0, 3 * (time.monotonic() - began))
+    return max(5.0, 2 * (time.monotonic() - began))
 
 
 def command(folder: Path, how: str, *more: str, framework: str = "ddp", target: str = "Broken") -> list[str]:

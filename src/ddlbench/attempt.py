@@ -31,6 +31,11 @@ from ddlbench.results.record import writable
 from ddlbench.results.recorder import FileRecorder, NoRecorder
 from ddlbench.start import Records, Spans, stage_data
 
+NO_CONNECTION = (
+    "no connection to the other ranks (check that every rank started, MASTER_ADDR, NCCL_SOCKET_IFNAME and "
+    "GLOO_SOCKET_IFNAME)"
+)
+
 
 def attempt(config: Config, launch: Launch, started: float) -> int:
     """Run what the configuration says; the exit code of this process. `started`: perf_counter as the program began."""
@@ -47,16 +52,15 @@ def attempt(config: Config, launch: Launch, started: float) -> int:
     spans = Spans(started)
     spans.end("imports_s")
     records = Records(config, launch, device)
-    timeout_s = config.train.timeout_s
-    with Watch(launch.rank, records) as watch:
+    with Watch(launch.rank, records, config.train.timeout_s) as watch:
         try:
             if device.type == "cuda":
                 take_over_from_nccl()
-            watch.expect("the ranks did not connect", 2 * timeout_s)  # connect's own timeout says more: it comes first
-            connect(launch, device, timeout_s)
-            watch.join(Board.open(), timeout_s)
+            watch.expect(NO_CONNECTION, more_s=10)  # what `connect` raises says more and comes first, if it comes
+            connect(launch, device, config.train.timeout_s)
+            watch.join(Board.open())
             spans.end("connecting_s")
-            watch.expect("")  # data may take as long as they need, while every rank is there
+            watch.expect_nothing()
             records.open()
             wait_for([0], "ddlbench/data")
             spans.end("data_preparation_s")
@@ -64,7 +68,7 @@ def attempt(config: Config, launch: Launch, started: float) -> int:
                 raise refusal
             records.agree()
             stage_data(records, spans)
-            watch.expect("the framework's setup did not end", timeout_s)
+            watch.expect("the framework's setup did not end")
             work(config, job, records, watch, spans)
             watch.leave()  # the rank that holds the store may now go first
             disconnect(clean=True)
@@ -107,7 +111,7 @@ def work(config: Config, job: Job, records: Records, watch: Watch, spans: Spans)
         # Building the model left every rank the same random stream: replicas and stages would drop the same units.
         part = place.data_rank + place.data_size * place.coordinates.get("pp", 0)
         torch.manual_seed((job.seed << 32) + part + 1)
-        watch.expect("the data were not opened", config.train.timeout_s)
+        watch.expect("the data were not opened")
         feed = open_feed(config, job, place)
         spans.end("setup_s")
         start = framework.state() if framework else None
@@ -126,11 +130,11 @@ def work(config: Config, job: Job, records: Records, watch: Watch, spans: Spans)
             val_words=records.dataset.get("val_words"),
         )
         del start
-        watch.expect("training did not begin", config.train.timeout_s)
+        watch.expect("training did not begin")
         run.recorder.begin(run, spans.seconds, records.hosts)
         if job.device.type == "cpu":
             keep_freed_memory()
-        watch.expect("no step ended", config.train.timeout_s)
+        watch.expect("no step ended")
         if framework:
             train(run)
         else:

@@ -49,6 +49,10 @@ class Ending(Protocol):
         """On rank 0: write it. Not final: a better reason may follow."""
         ...
 
+    def fail(self, failure: Failure, begun: bool) -> None:
+        """The same, also where there is no record yet: open one, if the run has `begun`."""
+        ...
+
     def claim(self, failure: Failure) -> None:
         """On another rank, where rank 0 has not written it in time: write it in its place."""
         ...
@@ -58,11 +62,11 @@ class Watch:
     """A thread that ends this process, the reason recorded, when a signal comes, when another rank failed or no longer
     responds, or when the main thread does not move."""
 
-    def __init__(self, rank: int, ending: Ending) -> None:
+    def __init__(self, rank: int, ending: Ending, timeout_s: float) -> None:
         self.rank = rank
         self.ending = ending
+        self.timeout_s = timeout_s
         self.board: Board | None = None
-        self.timeout_s = math.inf  # of a peer's silence
         self.expected, self.within_s = "", math.inf
         self.heard = time.perf_counter()
         self.lingering = threading.Lock()
@@ -91,22 +95,27 @@ class Watch:
         os.close(self.reading)
         os.close(self.writing)
 
-    def join(self, board: Board | None, timeout_s: float) -> None:
-        """From now on look for other ranks' failures, and for a rank that is silent for longer than `timeout_s`."""
-        self.board, self.timeout_s = board, timeout_s
+    def join(self, board: Board | None) -> None:
+        """From now on look for other ranks' failures, and for a rank whose heart does not beat for `timeout_s`."""
+        self.board = board
 
     def leave(self) -> None:
         """From now on look for nobody's failure: all is well."""
         board, self.board = self.board, None
-        self.within_s = math.inf
+        self.expect_nothing()
         if board is not None:
             board.close()
 
-    def expect(self, what: str, within_s: float = math.inf) -> None:
-        """From now on a main thread that says nothing for so long hangs. Waiting for a GPU raises nothing, and over
-        gloo the collective itself may raise first. what: as in "the model was not set up"."""
+    def expect(self, what: str, more_s: float = 0.0) -> None:
+        """From now on a main thread that says nothing for `timeout_s` and `more_s` hangs: a wait for a GPU raises
+        nothing. what: as in "no step ended"."""
         self.alive()
-        self.expected, self.within_s = what, within_s
+        limit = "train.timeout_s" + (f" + {more_s:g}" if more_s else "")
+        self.expected, self.within_s = f"{what} within {self.timeout_s + more_s:g} s ({limit})", self.timeout_s + more_s
+
+    def expect_nothing(self) -> None:
+        """From now on the main thread may take the time it needs, while every other rank's heart beats."""
+        self.within_s = math.inf
 
     def alive(self) -> None:
         self.heard = time.perf_counter()
@@ -161,8 +170,8 @@ class Watch:
                 reason = f"rank {self.rank} has not heard from {peer} for {seconds:.0f} s (train.timeout_s)"
                 self._fail(Failure("timeout", reason, 8, self.rank, doubtful=True))
             elif time.perf_counter() - self.heard > self.within_s:
-                reason = f"rank {self.rank}: {self.expected} within {self.within_s:g} s (train.timeout_s)"
-                self._fail(Failure("timeout", reason, 8, self.rank, doubtful=True))
+                reason = f"rank {self.rank}: {self.expected}"
+                self._fail(Failure("timeout", reason, 8, self.rank, doubtful=True), begun=True)
 
     def _signalled(self, number: int) -> None:
         """A launcher that ends a job because one rank ended sends the others a signal: then that rank's end counts."""
@@ -180,9 +189,10 @@ class Watch:
         if not self.stopped.wait(GRACE_S):
             self._exit(failure)
 
-    def _fail(self, own: Failure) -> None:
+    def _fail(self, own: Failure, begun: bool = False) -> None:
         try:
             failure = self.settle(own)
+            self.ending.fail(failure, begun)
             if failure.rank == self.rank:
                 print(f"ddlbench: {failure.status}: {failure.reason}", file=sys.stderr, flush=True)
             self.linger(failure)
