@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
+import threading
 import time
 from dataclasses import dataclass, replace
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
+from ddlbench.board import FAILURE
+from ddlbench.data.sample_images import SampleImages
 from ddlbench.frameworks.common import accumulate
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.deepspeed import DeepSpeed
@@ -25,35 +31,77 @@ from ddlbench.job import Batch, Job, Place
 class Failing:
     """Mixed into a framework.
 
-    how: raise | exit | hang | memory | nan, at the third step; slow, at every step; setup, before the first
+    how: raise | memory | nan | exit | kill | stop | hang | worker | launcher | abort, at the third step; slow, at every
+        step; setup | hang_in_setup, before the first; validation, after the last
+    on: the rank that fails, counted from the end where negative
+    after_s: abort only: seconds from the failure of `on` to the abort of the other ranks
     """
 
     how: str = "raise"
+    on: int = -1
+    after_s: float = 0.0
     steps: int = 0
 
     def setup(self, job: Job) -> Place:
-        if self.how == "setup" and job.rank == job.world_size - 1:
-            raise torch.OutOfMemoryError("planted: too large")
+        if job.rank == self.on % job.world_size:
+            if self.how == "setup":
+                raise torch.OutOfMemoryError("planted: too large")
+            if self.how == "hang_in_setup":
+                time.sleep(600)
         return super().setup(job)  # pyright: ignore
 
     def step(self, batch: Batch | None) -> Tensor | None:
         self.steps += 1
-        if self.steps == 3 and self.job.rank == self.job.world_size - 1:
-            match self.how:
-                case "raise":
-                    raise RuntimeError("planted fault")
-                case "exit":
-                    os._exit(9)  # as the kernel's out-of-memory killer would end it
-                case "hang":
-                    time.sleep(600)
-                case "memory":
-                    raise torch.OutOfMemoryError("planted: out of memory")
-                case "nan":
-                    assert batch is not None
-                    batch.inputs.fill_(float("nan"))
+        if self.steps == 3 and self.job.rank == self.on % self.job.world_size:
+            fail(self.how, batch)
+        elif self.steps == 3 and self.how == "abort":
+            be_aborted(self.after_s)
         if self.how == "slow":
             time.sleep(0.5)
         return super().step(batch)  # pyright: ignore
+
+    def evaluate(self, batch: Batch | None) -> Tensor | None:
+        output = super().evaluate(batch)  # pyright: ignore
+        return output.fill_(float("nan")) if self.how == "validation" and output is not None else output
+
+
+def fail(how: str, batch: Batch | None) -> None:
+    match how:
+        case "raise":
+            raise RuntimeError("planted fault")
+        case "memory" | "abort":
+            raise torch.OutOfMemoryError("planted: out of memory")
+        case "nan":
+            assert batch is not None
+            batch.inputs.fill_(float("nan"))
+        case "exit":
+            os._exit(9)
+        case "kill":  # as the kernel does where memory runs out
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "hang":
+            time.sleep(600)
+        case "worker":
+            for worker in multiprocessing.active_children():
+                worker.kill()
+            time.sleep(600)  # DataLoader's handler of SIGCHLD interrupts it
+        case "launcher":
+            os.kill(os.getppid(), signal.SIGKILL)
+
+
+def be_aborted(after_s: float) -> None:
+    """As by NCCL's watchdog: the main thread is stuck on the device, and the process aborts some time after a peer's
+    failure."""
+    store = dist.distributed_c10d._get_default_store().clone()
+
+    def abort() -> None:
+        store.wait([FAILURE])
+        time.sleep(after_s)
+        os.abort()
+
+    threading.Thread(target=abort, daemon=True).start()
+    time.sleep(600)
 
 
 @dataclass
@@ -197,3 +245,11 @@ class Emptied(PipeDream):
         if self.steps == 3:
             self.flush()
         return loss
+
+
+@dataclass
+class Stopping(SampleImages):
+    """The rank that prepares the data is stopped at it."""
+
+    def prepare(self) -> None:
+        os.kill(os.getpid(), signal.SIGSTOP)

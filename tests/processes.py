@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -63,6 +65,20 @@ def end(process: subprocess.Popen[str]) -> tuple[str, str]:
         except ProcessLookupError:
             break
     return "", ""
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path, size: int) -> Generator[Path]:
+    """A file system of `size` bytes of its own, in memory; skips the test where none can be mounted."""
+    disk = folder / "disk"
+    disk.mkdir()
+    done = run("mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", disk) if os.getuid() == 0 else None
+    if done is None or done.returncode:
+        pytest.skip(f"cannot mount a small file system: {done.stderr.strip() if done else 'not root'}")
+    try:
+        yield disk
+    finally:
+        run("umount", "-l", disk)
 
 
 def met(result: subprocess.CompletedProcess[str]) -> list[dict]:

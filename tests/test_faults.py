@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,31 +17,46 @@ import pytest
 import torch
 
 from ddlbench.errors import Diverged, Unavailable, Unsupported, UserError
-from ddlbench.faults import Failure
+from ddlbench.failure import Failure
+from ddlbench.faults import NCCL_LEAVES_IT_TO_US, take_over_from_nccl
+from ddlbench.measure.environment import variables
 from tests.libraries import needs_horovod
 from tests.ranks import free_port
 
 ROOT = Path(__file__).parents[1]
-WITHIN_S = 60
+WITHIN_S = 240  # only a test that fails waits so long
+
+
+@cache
+def patience_s() -> float:
+    """A time-out that a healthy run keeps on this machine as it is now: of the length of a start, measured."""
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import torch, torch.distributed"], check=True)
+    return max(5.0, 2 * (time.monotonic() - began))
+
+
+def command(folder: Path, how: str, *more: str, framework: str = "ddp", target: str = "Broken") -> list[str]:
+    """The words after python."""
+    return [
+        "-m", "ddlbench", f"+framework={framework}", f"framework._target_=tests.broken.{target}",
+        f"+framework.how={how}", "+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=8",
+        "model.image_size=32", "loader=synthetic", "train.global_batch=4", "train.steps=20", "train.epochs=1",
+        "train.validate=false", f"results_dir={folder}", *more,
+    ]  # fmt: skip
 
 
 def start(
     folder: Path, how: str, *more: str, ranks: int = 2, framework: str = "ddp", target: str = "Broken"
 ) -> list[subprocess.Popen[str]]:
     """Ranks started by nobody who would end one when another fails."""
-    command = [
-        sys.executable, "-m", "ddlbench", f"+framework={framework}", f"framework._target_=tests.broken.{target}",
-        f"+framework.how={how}", "+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=8",
-        "model.image_size=32", "loader=synthetic", "train.global_batch=4", "train.steps=20", "train.epochs=1",
-        "train.validate=false", f"results_dir={folder}", *more,
-    ]  # fmt: skip
+    words = [sys.executable, *command(folder, how, *more, framework=framework, target=target)]
     port = str(free_port())
     processes: list[subprocess.Popen[str]] = []
     for rank in map(str, range(ranks)):
         places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
         meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "PYTHONPATH": f"{ROOT}/src:{ROOT}"}
         environment = {**os.environ, **places, **meeting}
-        processes.append(subprocess.Popen(command, env=environment, text=True, stderr=subprocess.PIPE))
+        processes.append(subprocess.Popen(words, env=environment, text=True, stderr=subprocess.PIPE))
     return processes
 
 
@@ -66,12 +83,21 @@ def record(folder: Path) -> dict[str, Any]:
         # Rank 0 fails in its collective (an error too, of its own) or is ended by its watch.
         ("raise", "error", "rank 1: RuntimeError: planted fault", {(1, 1), (6, 1)}),
         ("memory", "oom", "rank 1: OutOfMemoryError: planted: out of memory", {(6, 7)}),
+        ("abort +framework.after_s=1", "oom", "rank 1: OutOfMemoryError: planted: out of memory", {(-6, 7)}),
+        pytest.param(
+            "abort +framework.after_s=3",
+            "oom",
+            "rank 1: OutOfMemoryError: planted: out of memory",
+            {(-6, 7)},
+            marks=pytest.mark.slow,
+        ),
+        ("validation train.validate=true data.val_limit=8", "diverged", "the validation loss is not finite", {(5, 5)}),
         pytest.param("setup", "oom", "rank 1: OutOfMemoryError: planted: too large", {(6, 7)}, marks=pytest.mark.slow),
         ("nan", "diverged", "the loss is not finite at epoch 0, step 2", {(5, 5)}),
     ],
 )
 def test_the_first_failure_is_the_records(tmp_path: Path, how: str, status: str, reason: str, codes: set) -> None:
-    found, said = end(start(tmp_path, how))
+    found, said = end(start(tmp_path, *how.split()))
     content = record(tmp_path)
     assert (content["status"], tuple(found)) in {(status, pair) for pair in codes}, said
     assert content["reason"].startswith(reason)
@@ -105,11 +131,11 @@ def test_a_rank_that_vanishes_does_not_leave_the_other_waiting(tmp_path: Path) -
     assert codes == [1, 9], said
     content = record(tmp_path)
     assert content["status"] == "error"
-    assert content["reason"].startswith("rank 0: ")
+    assert re.match(r"rank 1 \(.*, pid \d+\) ended without a message, .*; rank 0: RuntimeError", content["reason"])
 
 
 def test_a_rank_that_hangs_is_a_timeout(tmp_path: Path) -> None:
-    processes = start(tmp_path, "hang", "train.timeout_s=5")
+    processes = start(tmp_path, "hang", f"train.timeout_s={patience_s()}")
     code = processes[0].wait(WITHIN_S)
     content = record(tmp_path)
     assert (code, content["status"]) == (8, "timeout")
@@ -123,7 +149,7 @@ def test_a_main_thread_that_is_silent_for_too_long_is_a_timeout(tmp_path: Path) 
     codes, said = end(processes)
     assert codes == [8], said
     assert record(tmp_path)["status"] == "timeout"
-    assert "no step ended within 6 s" in record(tmp_path)["reason"]
+    assert record(tmp_path)["reason"] == "rank 0: no step ended within 3 s (train.timeout_s)"
 
 
 def test_what_a_framework_cannot_do_is_a_row(tmp_path: Path) -> None:
@@ -150,6 +176,38 @@ def test_a_signal_ends_the_run_as_killed(tmp_path: Path, number: signal.Signals)
     assert number.name in content["reason"]
 
 
+def test_nccl_leaves_the_end_to_the_watch_before_the_group_is_made(
+    ddlbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU alone; what the user has set stays; the record has what was in force."""
+    import ddlbench.attempt as program
+
+    seen: list[dict[str, str]] = []
+
+    def connect(*_: object) -> None:
+        seen.append(variables(os.environ))
+        raise UserError("no GPU here")
+
+    for name in (*NCCL_LEAVES_IT_TO_US, "NCCL_ASYNC_ERROR_HANDLING"):
+        monkeypatch.setenv(name, "")  # so that it is put back afterwards
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(program, "connect", connect)
+    run = ["+framework=ddp", "+model=resnet50", "loader=synthetic", "progress=false"]
+    assert ddlbench(*run)[0] == 2
+    monkeypatch.setattr(program, "pick_device", lambda _: torch.device("cuda", 0))
+    monkeypatch.setenv("TORCH_NCCL_ENABLE_MONITORING", "1")
+    assert ddlbench(*run)[0] == 2
+    cpu, gpu = ({name: each.get(name) for name in NCCL_LEAVES_IT_TO_US} for each in seen)
+    assert set(cpu.values()) == {None}
+    assert gpu == NCCL_LEAVES_IT_TO_US | {"TORCH_NCCL_ENABLE_MONITORING": "1"}
+
+
+def test_the_old_name_of_the_variable_counts_too() -> None:
+    env = {"NCCL_ASYNC_ERROR_HANDLING": "1"}
+    take_over_from_nccl(env)
+    assert "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in env
+
+
 def test_what_exceptions_are_called() -> None:
     named = {
         UserError("wrong value"): ("error", "wrong value", 2),
@@ -165,10 +223,26 @@ def test_what_exceptions_are_called() -> None:
             "rank 3: RuntimeError: compiler raised: because",
             1,
         ),
-        RuntimeError("Timed out waiting 5000ms for recv"): ("timeout", "rank 3: RuntimeError: Timed out", 8),
+        RuntimeError("Timed out waiting 5000ms for recv"): (
+            "timeout",
+            "rank 3: RuntimeError: Timed out waiting 5000ms for recv (the limit is train.timeout_s)",
+            8,
+        ),
         KeyError("lost"): ("error", "rank 3: KeyError: 'lost'", 1),
     }
     for error, (status, reason, code) in named.items():
         failure = Failure.of(error, rank=3)
         assert (failure.status, failure.exit_code) == (status, code)
         assert failure.reason.startswith(reason)
+
+
+def test_which_exceptions_another_rank_may_have_caused() -> None:
+    for text in ("[gloo/transport/tcp/pair.cc] Connection closed by peer", "NCCL error: remote process exited"):
+        assert Failure.of(RuntimeError(text), rank=0).doubtful
+    for error in (
+        RuntimeError("planted fault"),
+        MemoryError(),
+        Diverged("nan"),
+        RuntimeError("DataLoader worker (pid 1)"),
+    ):
+        assert not Failure.of(error, rank=0).doubtful

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from ddlbench.data.home import home, make_folder
+from ddlbench.data.home import ABANDONED_S, _place, home, make_folder, replacing
 from ddlbench.errors import UserError
 
 
@@ -54,3 +58,47 @@ def test_unwritable_place_is_one_clear_line(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"cannot make .*set .*DDLBENCH_HOME or data.root"):
         make_folder(tmp_path / "file" / "set", lambda _: None)
+
+
+def dead_process() -> int:
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
+def left_by(path, pid, place=None):
+    """A leftover as `path`'s maker with that process number leaves it."""
+    host, space = place or _place()
+    left = path.parent / f".{path.name}~{host}~{space}~{pid}~0123abcd"
+    left.mkdir(parents=True)
+    (left / "half").write_text("")
+    return left
+
+
+@pytest.mark.parametrize("kind", ["folder", "file"])
+def test_the_next_maker_removes_what_a_killed_one_left(tmp_path, kind):
+    path = tmp_path / "set"
+    dead, alive = left_by(path, dead_process()), left_by(path, os.getppid())
+    elsewhere = left_by(path, 1, ("other-node", "7"))
+    forgotten = left_by(path, 2, ("other-node", "7"))
+    of_another_path = left_by(tmp_path / "set2", dead_process())
+    old = time.time() - ABANDONED_S - 60
+    for part in (forgotten / "half", forgotten):
+        os.utime(part, (old, old))
+    if kind == "folder":
+        make_folder(path, lambda temporary: (temporary / "a").write_text("1") and None)
+    else:
+        with replacing(path) as file:
+            file.write(b"1")
+    assert sorted(tmp_path.iterdir()) == sorted([path, alive, elsewhere, of_another_path])
+    assert not dead.exists()
+
+
+def test_a_maker_that_is_killed_leaves_what_the_next_one_knows(tmp_path):
+    """The name it leaves, not one made up here."""
+    script = "import os, sys; from pathlib import Path; from ddlbench.data.home import *\n"
+    script += "make_folder(Path(sys.argv[1]), lambda temporary: os.kill(os.getpid(), 9))"
+    subprocess.run([sys.executable, "-c", script, str(tmp_path / "set")], check=False)
+    assert len(list(tmp_path.iterdir())) == 1
+    make_folder(tmp_path / "set", lambda temporary: None)
+    assert list(tmp_path.iterdir()) == [tmp_path / "set"]

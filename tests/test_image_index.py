@@ -152,3 +152,23 @@ def test_classes_that_differ_are_named_up_to_three(layout):
         (layout.root / "train" / name).mkdir()
     with pytest.raises(UserError, match=r"\(5 and 3\): only one has bird, eel, fox, ...; make"):
         layout.classes()
+
+
+def test_links_that_lead_nowhere_are_counted_and_named(layout):
+    train = layout.splits[0]
+    for name in ("gone-1.jpg", "gone-2.jpg"):
+        (train / "cat" / name).symlink_to(train / "nowhere.jpg")
+    (train / "dog" / "circle.png").symlink_to(train / "dog" / "circle.png")
+    (train / "dog" / "good.png").symlink_to(train / "dog" / "é.png")
+    with pytest.raises(UserError, match=r"3 image links lead to no file \(.*cat/gone-1.jpg, .*gone-2.jpg, .*circle"):
+        prepare_index(layout, None)
+    for name in ("cat/gone-1.jpg", "cat/gone-2.jpg", "dog/circle.png"):
+        (train / name).unlink()
+    assert len(prepare_index(layout, None).train) == 4
+
+
+def test_a_class_folder_that_is_a_link_in_a_circle_is_one_line(layout):
+    for split in layout.splits:
+        (split / "owl").symlink_to(split / "owl")
+    with pytest.raises(UserError, match=r"train/owl cannot be read \(Too many levels of symbolic links\)"):
+        prepare_index(layout, None)

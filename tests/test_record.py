@@ -1,14 +1,18 @@
 from __future__ import annotations
 
+import contextlib
 import json
+import shutil
 import threading
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
-from ddlbench.errors import UserError
-from ddlbench.results.record import Record, run_id, writable, write_json
+from ddlbench.errors import RunError, UserError
+from ddlbench.measure.summary import summarise
+from ddlbench.results.record import Record, end_for_rank_0, run_id, writable, write_json
+from tests.processes import small_disk
 from tests.test_summary import epoch_row
 
 CONFIG = {group: {"name": f"my{group}"} for group in ("framework", "model", "loader")}
@@ -37,7 +41,7 @@ def test_epochs_and_steps_are_written_and_the_first_end_counts(tmp_path: Path) -
     lines = [json.loads(line) for line in (record.folder / "epochs.jsonl").read_text().splitlines()]
     assert [line["epoch"] for line in lines] == [0, 1]
     assert lines[0]["train_loss"] is None
-    assert not (record.folder / "steps.parquet").exists()
+    assert sorted(pd.read_parquet(record.folder / "steps.parquet")["epoch"].unique()) == [0, 1]
     record.finish("diverged", "the loss")
     record.finish("ok")
     content = json.loads((record.folder / "run.json").read_text())
@@ -71,3 +75,80 @@ def test_an_unwritable_place_is_the_users_mistake(tmp_path: Path) -> None:
         writable(str(tmp_path / "file" / "results"))
     writable(str(tmp_path / "new" / "results"))
     assert list((tmp_path / "new" / "results").iterdir()) == []
+
+
+def status(record: Record) -> tuple[str, str | None]:
+    content = json.loads((record.folder / "run.json").read_text())
+    return content["status"], content["reason"]
+
+
+def test_a_better_reason_may_follow_but_no_success(tmp_path: Path) -> None:
+    record = Record.open(str(tmp_path), "run", {})
+    assert record.finish("killed", "a signal", final=False)
+    assert status(record) == ("killed", "a signal")
+    assert not record.finish("ok")
+    assert record.finish("error", "another rank ended")
+    assert record.finish("killed", "too late") is False
+    assert status(record) == ("error", "another rank ended")
+
+
+def test_of_several_ranks_one_ends_the_record_for_rank_0_and_rank_0_leaves_it_so(tmp_path: Path) -> None:
+    record = Record.open(str(tmp_path), "run", {})
+    assert end_for_rank_0(record.folder, "timeout", "rank 0 is stopped")
+    assert not end_for_rank_0(record.folder, "error", "second")
+    record.save()
+    record.finish("error", "rank 0 wakes up")
+    assert status(record) == ("timeout", "rank 0 is stopped")
+    assert json.loads((record.folder / "run.json").read_text())["times"]["end"] is not None
+
+
+def test_an_ended_record_is_not_ended_again(tmp_path: Path) -> None:
+    record = Record.open(str(tmp_path), "run", {})
+    record.finish("ok")
+    assert not end_for_rank_0(record.folder, "error", "late")
+    assert not end_for_rank_0(tmp_path / "nowhere", "error", "not reachable from here")
+    assert status(record) == ("ok", None)
+
+
+def test_a_full_disk_has_room_for_the_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with small_disk(tmp_path, 2**20) as disk:
+        record = Record.open(str(disk), "run", {})
+        record.epoch(epoch_row(0, 3, [1.0, 2.0]))
+        fill(disk)
+        with pytest.raises(RunError, match=r"the record in .* cannot be written \(No space left on device\)"):
+            record.epoch(epoch_row(1, 3, [1.0, 2.0]))
+        assert record.finish("error", "the disk is full")
+        assert status(record) == ("error", "the disk is full")
+        assert pd.read_parquet(record.folder / "steps.parquet")["epoch"].unique().tolist() == [0]
+        assert [path.name for path in record.folder.rglob(".*")] == []
+        with pytest.raises(UserError, match=r"attempt-2 cannot be written \(No space left on device\)"):
+            Record.open(str(disk), "run", {})
+        assert [path.name for path in record.folder.parent.iterdir()] == ["attempt-1"]
+    assert capsys.readouterr().err == ""
+
+
+def fill(disk: Path) -> None:
+    with (disk / "others").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(b"x" * 512)
+
+
+def test_a_folder_that_is_gone_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = Record.open(str(tmp_path), "run", {})
+    shutil.rmtree(tmp_path / "run")
+    assert not record.finish("error", "why it ended")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"ddlbench: the end cannot be recorded in {record.folder} (No such file or directory)")
+    assert line.endswith("error: why it ended")
+
+
+def test_the_rows_of_a_long_run_hold_no_ranks(tmp_path: Path) -> None:
+    """A thousand epochs of a thousand ranks would fill the memory; the summary stays what it was."""
+    kept = [epoch_row(epoch, 2, [1.0, 2.0 + epoch]) for epoch in range(2)]
+    expected = summarise(kept, world_size=1, tokens_per_sample=None)
+    record = Record.open(str(tmp_path), "run", {})
+    for row in kept:
+        record.epoch(row)
+    assert [row.ranks for row in record.rows] == [[], []]
+    assert summarise(record.rows, world_size=1, tokens_per_sample=None) == expected
+    assert "slowest_s" not in record.rows[0].line()

@@ -10,12 +10,14 @@ from functools import partial
 import torch
 
 from ddlbench import loading
+from ddlbench.board import Board
 from ddlbench.config import Config, Train
 from ddlbench.data.cores import fewest_cores, own_cores
 from ddlbench.data.feed import Feed, Request
 from ddlbench.data.staging import node_storage
 from ddlbench.errors import PeerFailed, RunError, Unavailable, Unsupported, UserError
-from ddlbench.faults import Board, Failure, Watch
+from ddlbench.failure import Failure
+from ddlbench.faults import Watch, take_over_from_nccl
 from ddlbench.job import Job, Place
 from ddlbench.launch import Launch, connect, disconnect, pick_device
 from ddlbench.loop import Run, train
@@ -30,6 +32,11 @@ from ddlbench.results.record import writable
 from ddlbench.results.recorder import FileRecorder, NoRecorder
 from ddlbench.start import Records, Spans, stage_data
 
+NO_CONNECTION = (
+    "no connection to the other ranks (check that every rank started, MASTER_ADDR, NCCL_SOCKET_IFNAME and "
+    "GLOO_SOCKET_IFNAME)"
+)
+
 
 def attempt(config: Config, launch: Launch, started: float) -> int:
     """Run what the configuration says; the exit code of this process. `started`: perf_counter as the program began."""
@@ -43,11 +50,15 @@ def attempt(config: Config, launch: Launch, started: float) -> int:
     spans = Spans(started)
     spans.end("imports_s")
     records = Records(config, launch, device)
-    with Watch(launch.rank, records.close) as watch:
+    with Watch(launch.rank, records, config.train.timeout_s) as watch:
         try:
+            if device.type == "cuda":
+                take_over_from_nccl()
+            watch.expect(NO_CONNECTION, more_s=10)  # what `connect` raises says more and comes first, if it comes
             connect(launch, device, config.train.timeout_s)
-            watch.join(Board.open(), launch.world_size)
+            watch.join(Board.open())
             spans.end("connecting_s")
+            watch.expect_nothing()
             records.open()
             wait_for([0], "ddlbench/data")
             spans.end("data_preparation_s")
@@ -55,19 +66,20 @@ def attempt(config: Config, launch: Launch, started: float) -> int:
                 raise refusal
             records.agree()
             stage_data(records, spans)
+            watch.expect("the framework's setup did not end")
             work(config, job, records, watch, spans)
             watch.leave()  # the rank that holds the store may now go first
             disconnect(clean=True)
         except Exception as error:  # every kind of failure becomes a row
             own = Failure.of(error, launch.rank)
-            first = watch.first(own)
+            first = watch.settle(own)
             records.fail(first, begun=not isinstance(error, UserError))
             complain(error, first, launch.rank)
+            watch.linger(first)
             if job.world_size == 1:  # with more, the others may still be in a collective: the program just ends
                 disconnect(clean=False)
             return own.exit_code if own.status == first.status else PeerFailed.exit_code
-    records.close(None)
-    return 0
+    return 0 if records.succeed() else 1
 
 
 def set_switches(train: Train, device: torch.device) -> None:
@@ -106,6 +118,7 @@ def work(config: Config, job: Job, records: Records, watch: Watch, spans: Spans)
         # Building the model left every rank the same random stream: replicas and stages would drop the same units.
         part = place.data_rank + place.data_size * place.coordinates.get("pp", 0)
         torch.manual_seed((job.seed << 32) + part + 1)
+        watch.expect("the data were not opened")
         feed = open_feed(config, job, place)
         if job.rank == 0 and (remark := feed.facts().get("remark")):
             print(f"ddlbench: {remark}", file=sys.stderr, flush=True)
@@ -126,10 +139,11 @@ def work(config: Config, job: Job, records: Records, watch: Watch, spans: Spans)
             val_words=records.dataset.get("val_words"),
         )
         del start
+        watch.expect("training did not begin")
         run.recorder.begin(run, spans.seconds, records.hosts)
         if job.device.type == "cpu":
             keep_freed_memory()
-        watch.expect_steps(config.train.timeout_s, job.device)
+        watch.expect("no step ended")
         if framework:
             train(run)
         else:

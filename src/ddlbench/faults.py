@@ -1,12 +1,11 @@
-"""When a rank fails: what to call it, how the others learn of it, and how every process ends in time.
+"""When a rank fails: who is to blame, who records it, and how every process ends in time.
 
-The first failure is posted where all ranks can read it. A rank stuck in a collective cannot be reached by Python's own
-signal handlers (they run between bytecodes), so a thread watches for signals and for that post, and ends the process.
+A rank stuck in a collective cannot be reached by Python's own signal handlers (they run between bytecodes), so a thread
+watches for signals, for the other ranks' failures (board.py) and for a main thread that no longer moves.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import select
@@ -14,88 +13,64 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import MutableMapping
+from dataclasses import replace
+from typing import Protocol
 
-import torch
-import torch.distributed as dist
+from ddlbench.board import Board
+from ddlbench.errors import Killed, PeerFailed
+from ddlbench.failure import Failure
 
-from ddlbench.errors import Killed, PeerFailed, RunError
-
-OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "alloc_failed")  # CUDA and NCCL, torch's CPU, cuBLAS
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Why a run ended: status and reason for the record, exit code for the process."""
-
-    status: str
-    reason: str
-    exit_code: int
-    rank: int
-
-    @classmethod
-    def of(cls, error: BaseException, rank: int) -> Failure:
-        """The status of an exception; a library's own out-of-memory and timeout errors are told by their words."""
-        if isinstance(error, RunError):
-            return cls(error.status, str(error), error.exit_code, rank)
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        text = f"{type(error).__name__}: {' '.join(lines[:2])}".removesuffix(": ")
-        words = str(error).lower()
-        if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(word in words for word in OUT_OF_MEMORY):
-            return cls("oom", f"rank {rank}: {text}", 7, rank)
-        if "timed out" in words or "timeout" in words:
-            return cls("timeout", f"rank {rank}: {text}", 8, rank)
-        return cls("error", f"rank {rank}: {text}", 1, rank)
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
+PERIOD_S = 0.25
+LINGER_S = 3.0  # how long a failing rank stays for the others, at most
+GRACE_S = 5.0  # from a peer's failure, told and recorded, to the end of a main thread that does not end by itself
+# torch's NCCL watchdog and its monitor abort the process when they see an error, a hang of 8 minutes or a failed CUDA
+# call: then no record would be written. `Watch` sees the same, writes, and ends the process (ProcessGroupNCCL.cpp).
+NCCL_LEAVES_IT_TO_US = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+}
+OLD_NAMES = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "NCCL_ASYNC_ERROR_HANDLING"}
 
 
-GONE = Failure("error", "the first rank, which holds the store, ended", PeerFailed.exit_code, rank=0)
+def take_over_from_nccl(env: MutableMapping[str, str] = os.environ) -> None:
+    """Before the process group is made; what the user has set stays."""
+    for name, value in NCCL_LEAVES_IT_TO_US.items():
+        if OLD_NAMES.get(name) not in env:
+            env.setdefault(name, value)
 
 
-class Board:
-    """Where the first failure is posted: a key in the store through which the ranks met."""
+class Ending(Protocol):
+    """How the end gets into the record."""
 
-    KEY = "ddlbench/failure"
+    def close(self, failure: Failure, final: bool = True) -> None:
+        """On rank 0: write it. Not final: a better reason may follow."""
+        ...
 
-    def __init__(self, store: Any) -> None:
-        self.store = store
+    def fail(self, failure: Failure, begun: bool) -> None:
+        """The same, also where there is no record yet: open one, if the run has `begun`."""
+        ...
 
-    @classmethod
-    def open(cls) -> Board | None:
-        """Over a connection of its own, so that a thread may read it while another waits in the store."""
-        if not (dist.is_initialized() and dist.get_world_size() > 1):
-            return None
-        return cls(dist.distributed_c10d._get_default_store().clone())  # pyright: ignore[reportPrivateUsage]
-
-    def post(self, failure: Failure) -> Failure:
-        """The failure that was posted first: this one or another rank's."""
-        try:
-            first = self.store.compare_set(self.KEY, "", json.dumps(asdict(failure)))
-            return Failure(**json.loads(first))
-        except RuntimeError:
-            return failure if failure.rank == 0 else GONE
-
-    def read(self) -> Failure | None:
-        try:
-            return Failure(**json.loads(self.store.get(self.KEY))) if self.store.check([self.KEY]) else None
-        except RuntimeError:
-            return GONE
+    def claim(self, failure: Failure) -> None:
+        """On another rank, where rank 0 has not written it in time: write it in its place."""
+        ...
 
 
 class Watch:
-    """A thread that ends this process when a signal comes, or when another rank failed and the main thread is still
-    stuck `grace_s` later. `finish` writes the record (on the first rank)."""
+    """A thread that ends this process, the reason recorded, when a signal comes, when another rank failed or no longer
+    responds, or when the main thread does not move."""
 
-    def __init__(self, rank: int, finish: Callable[[Failure], None], grace_s: float = 5.0) -> None:
+    def __init__(self, rank: int, ending: Ending, timeout_s: float) -> None:
         self.rank = rank
-        self.finish = finish
-        self.grace_s = grace_s
+        self.ending = ending
+        self.timeout_s = timeout_s
         self.board: Board | None = None
-        self.period_s = 1.0
-        self.silence_s = math.inf
+        self.expected, self.within_s = "", math.inf
         self.heard = time.perf_counter()
+        self.lingering = threading.Lock()
+        self.lingered = False
         self.reading, self.writing = os.pipe()
         self.stopped = threading.Event()
         self.thread = threading.Thread(target=self._watch, name="ddlbench-watch", daemon=True)
@@ -103,7 +78,9 @@ class Watch:
     def __enter__(self) -> Watch:
         os.set_blocking(self.writing, False)
         self.wakeup = signal.set_wakeup_fd(self.writing, warn_on_full_buffer=False)
-        self.handlers = {number: signal.signal(number, lambda *_: None) for number in SIGNALS}
+        ignored = signal.SIG_IGN  # as SIGHUP is by nohup
+        wanted = [number for number in SIGNALS if signal.getsignal(number) is not ignored]
+        self.handlers = {number: signal.signal(number, lambda *_: None) for number in wanted}
         self.thread.start()
         return self
 
@@ -111,70 +88,118 @@ class Watch:
         self.stopped.set()
         os.write(self.writing, b"\0")
         self.thread.join()
+        self.leave()
         signal.set_wakeup_fd(self.wakeup)
         for number, handler in self.handlers.items():
             signal.signal(number, handler)
         os.close(self.reading)
         os.close(self.writing)
 
-    def join(self, board: Board | None, world_size: int) -> None:
-        """From now on look for other ranks' failures; the larger the world, the rarer each rank asks."""
-        self.period_s = max(1.0, world_size / 100)
+    def join(self, board: Board | None) -> None:
+        """From now on look for other ranks' failures, and for a rank whose heart does not beat for `timeout_s`."""
         self.board = board
 
     def leave(self) -> None:
         """From now on look for nobody's failure: all is well."""
-        self.board = None
-        self.silence_s = math.inf
+        board, self.board = self.board, None
+        self.expect_nothing()
+        if board is not None:
+            board.close()
 
-    def expect_steps(self, timeout_s: float, device: torch.device) -> None:
-        """From now on a main thread that is silent for too long hangs. On CUDA that is this thread's to notice: waiting
-        for a device raises nothing, and NCCL's own timeout ends the process without a word (launch.connect makes it
-        longer). Over gloo the collective itself raises after timeout_s; this comes after it."""
+    def expect(self, what: str, more_s: float = 0.0) -> None:
+        """From now on a main thread that says nothing for `timeout_s` and `more_s` hangs: a wait for a GPU raises
+        nothing. what: as in "no step ended"."""
         self.alive()
-        self.silence_s = timeout_s if device.type == "cuda" else timeout_s + min(30.0, timeout_s)
+        limit = "train.timeout_s" + (f" + {more_s:g}" if more_s else "")
+        self.expected, self.within_s = f"{what} within {self.timeout_s + more_s:g} s ({limit})", self.timeout_s + more_s
+
+    def expect_nothing(self) -> None:
+        """From now on the main thread may take the time it needs, while every other rank's heart beats."""
+        self.within_s = math.inf
 
     def alive(self) -> None:
         self.heard = time.perf_counter()
 
-    def first(self, failure: Failure) -> Failure:
-        """The failure that counts: another rank's if one was posted before, else this one, posted now."""
-        return self.board.post(failure) if self.board is not None else failure
+    def settle(self, own: Failure) -> Failure:
+        """The failure that counts, posted and recorded: another rank's if one was posted before, else this one."""
+        board = self.board
+        if board is not None:
+            self.ending.close(board.failure or own, final=False)  # now: the launcher may leave this process no time
+            if own.doubtful and board.failure is None and (cause := board.blame()) is not None:
+                status = own.status if own.status == "timeout" else "error"
+                own = replace(own, status=status, reason=f"{cause}; {own.reason}")
+            own = board.post(own)
+        self.ending.close(own)
+        return own
+
+    def linger(self, failure: Failure) -> None:
+        """Rank 0 stays until the others know the reason, for it may hold the store; they stay until it is recorded."""
+        with self.lingering:
+            board = self.board
+            if self.lingered or board is None:
+                return
+            self.lingered = True
+            deadline = time.perf_counter() + LINGER_S + 2 * board.period_s
+            if self.rank == 0:
+                board.tell_recorded()
+                while board.readers() < board.world_size - 1 and time.perf_counter() < deadline and not board.lost:
+                    time.sleep(board.period_s / 2)
+                return
+            board.acknowledge()
+            while not board.recorded and time.perf_counter() < deadline:
+                time.sleep(board.period_s / 2)
+            if not board.recorded:
+                time.sleep(0.2 * min(self.rank, 50))  # the lowest rank first
+                self.ending.claim(failure)
 
     def _watch(self) -> None:
         while not self.stopped.is_set():
-            ready, _, _ = select.select([self.reading], [], [], self.period_s)
+            ready, _, _ = select.select([self.reading], [], [], PERIOD_S)
+            board = self.board
             if self.stopped.is_set():
                 return
             if ready:
                 self._signalled(os.read(self.reading, 1)[0])
-            elif self.board is not None and (failure := self.board.read()) is not None:
-                self._peer_failed(failure)
-            elif time.perf_counter() - self.heard > self.silence_s:
-                self._silent()
+            elif board is not None and board.failure is not None:
+                self._peer_failed(board.failure)
+            elif board is not None and board.lost:
+                reason = f"rank {self.rank} lost its connection to the rendezvous store"
+                self._fail(Failure("error", reason, PeerFailed.exit_code, self.rank, doubtful=True))
+            elif board is not None and board.silent_for() > self.timeout_s:
+                peer, seconds = board.name(board.next_rank), board.silent_for()
+                reason = f"rank {self.rank} has not heard from {peer} for {seconds:.0f} s (train.timeout_s)"
+                self._fail(Failure("timeout", reason, 8, self.rank, doubtful=True))
+            elif time.perf_counter() - self.heard > self.within_s:
+                reason = f"rank {self.rank}: {self.expected}"
+                self._fail(Failure("timeout", reason, 8, self.rank, doubtful=True), begun=True)
 
     def _signalled(self, number: int) -> None:
-        """A launcher that ends a job because one rank failed sends the others a signal: then that failure counts."""
-        if number not in {int(item) for item in SIGNALS}:
+        """A launcher that ends a job because one rank ended sends the others a signal: then that rank's end counts."""
+        if number not in {int(item) for item in self.handlers}:
             return  # SIGCHLD and the like pass through the same pipe
-        name = signal.Signals(number).name
-        killed = Failure("killed", f"rank {self.rank} received {name}", 128 + number, self.rank)
-        self._end(self.first(killed))
-
-    def _silent(self) -> None:
-        reason = f"rank {self.rank}: no step ended within {self.silence_s:g} s (train.timeout_s)"
-        self._end(self.first(Failure("timeout", reason, 8, self.rank)))
+        reason = f"rank {self.rank} received {signal.Signals(number).name}"
+        if self.board is not None and number == signal.SIGTERM:
+            reason += ": from the scheduler, or from the launcher because another rank ended"
+        self._fail(Failure("killed", reason, 128 + number, self.rank, doubtful=True))
 
     def _peer_failed(self, failure: Failure) -> None:
-        """Give the main thread time to leave in order: usually its collective fails by itself."""
-        if not self.stopped.wait(self.grace_s):
-            self._end(failure)
+        """Record it first, then give the main thread time to leave in order: often its collective fails by itself."""
+        self.ending.close(failure)
+        self.linger(failure)
+        if not self.stopped.wait(GRACE_S):
+            self._exit(failure)
 
-    def _end(self, failure: Failure) -> None:
+    def _fail(self, own: Failure, begun: bool = False) -> None:
         try:
-            self.finish(failure)
+            failure = self.settle(own)
+            self.ending.fail(failure, begun)
             if failure.rank == self.rank:
                 print(f"ddlbench: {failure.status}: {failure.reason}", file=sys.stderr, flush=True)
-        finally:  # a full disk must not leave a process that only SIGKILL ends
-            mine = failure.rank == self.rank or failure.status == Killed.status
-            os._exit(failure.exit_code if mine else PeerFailed.exit_code)
+            self.linger(failure)
+            self._exit(failure)
+        finally:  # whatever happens, no process may be left that only SIGKILL ends
+            os._exit(own.exit_code)
+
+    def _exit(self, failure: Failure) -> None:
+        mine = failure.rank == self.rank or failure.status == Killed.status
+        os._exit(failure.exit_code if mine else PeerFailed.exit_code)

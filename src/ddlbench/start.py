@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import sys
+import threading
 import time
 from dataclasses import asdict
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,12 +17,12 @@ import torch
 from ddlbench.config import Config
 from ddlbench.data.staging import stage
 from ddlbench.errors import UserError
-from ddlbench.faults import Failure
+from ddlbench.failure import Failure
 from ddlbench.launch import Launch
 from ddlbench.measure.reduce import everyones, wait_for
 from ddlbench.progress import Progress
 from ddlbench.results.content import opening
-from ddlbench.results.record import Record, run_id
+from ddlbench.results.record import Record, end_for_rank_0, run_id
 
 
 class Spans:
@@ -41,7 +44,9 @@ class Records:
     def __init__(self, config: Config, launch: Launch, device: torch.device) -> None:
         self.config, self.launch, self.device = config, launch, device
         self.record: Record | None = None
+        self.folder: Path | None = None  # of rank 0's record, on every rank
         self.hosts: list[str] = []  # of each rank
+        self.claiming = threading.Lock()
 
     @cached_property
     def dataset(self) -> dict[str, Any]:
@@ -61,14 +66,16 @@ class Records:
 
     def agree(self) -> None:
         """UserError on every rank where one reads other data or has another configuration."""
-        found = everyones((socket.gethostname(), self.run_id))
-        for rank, (host, run) in enumerate(found):
+        folder = self.record.folder.resolve() if self.record else None
+        found = everyones((socket.gethostname(), self.run_id, folder))
+        self.folder = found[0][2]
+        for rank, (host, run, _) in enumerate(found):
             if run != found[0][1]:
                 raise UserError(
                     f"rank {rank} on {host} has the data or configuration of {run}, the first rank on {found[0][0]} "
                     f"those of {found[0][1]}: give every node the same (data.root, stale file list in data.cache_dir)"
                 )
-        self.hosts = [host for host, _ in found]
+        self.hosts = [host for host, *_ in found]
 
     def fail(self, failure: Failure, begun: bool) -> None:
         """Close the record with a failure. `begun`: open it for that if it is not; if this fails too (there are no
@@ -78,9 +85,20 @@ class Records:
                 self.open()
         self.close(failure)
 
-    def close(self, failure: Failure | None) -> None:
+    def close(self, failure: Failure, final: bool = True) -> None:
+        """Record the end, if there is a record here. Never raises."""
         if self.record is not None:
-            self.record.finish(*(("ok", None) if failure is None else (failure.status, failure.reason)))
+            self.record.finish(failure.status, failure.reason, final)
+
+    def succeed(self) -> bool:
+        """Whether this run is recorded as `ok`, as far as this rank is concerned."""
+        return self.record is None or self.record.finish("ok")
+
+    def claim(self, failure: Failure) -> None:
+        """On another rank than 0, which has not recorded the end in time: record it for rank 0."""
+        with self.claiming:
+            if self.folder is not None and end_for_rank_0(self.folder, failure.status, failure.reason):
+                print(f"ddlbench: {failure.status}: {failure.reason}", file=sys.stderr, flush=True)
 
 
 def stage_data(records: Records, spans: Spans) -> None:

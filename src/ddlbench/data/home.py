@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
+import re
 import secrets
 import shutil
-import tempfile
+import time
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import BinaryIO
 
+import psutil
+
 from ddlbench.errors import UserError
+
+ABANDONED_S = 24 * 3600  # where its maker cannot be asked for: on another node, in another container
 
 
 def home() -> Path:
@@ -28,9 +34,12 @@ def make_folder(folder: Path, make: Callable[[Path], None]) -> None:
     temporary: Path | None = None
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        remove_leftovers(folder)
+        unfinished = unfinished_path(folder, folder.parent)
+        unfinished.mkdir(mode=0o700)
+        temporary = unfinished
         make(temporary)
-        temporary.chmod(0o755)  # mkdtemp's folders are the owner's alone
+        temporary.chmod(0o755)
         _rename(temporary, folder)
     except OSError as error:
         raise UserError(f"cannot make {folder} ({error.strerror or error}): set DDLBENCH_HOME or data.root") from error
@@ -45,7 +54,9 @@ def replacing(path: Path, through: Path | None = None) -> Generator[BinaryIO]:
 
     through: folder of the file until then, on the same file system; None: that of `path`
     """
-    temporary = (through or path.parent) / f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}"
+    if through is None:
+        remove_leftovers(path)
+    temporary = unfinished_path(path, through or path.parent)
     try:
         with temporary.open("xb") as file:
             yield file
@@ -54,6 +65,35 @@ def replacing(path: Path, through: Path | None = None) -> Generator[BinaryIO]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def unfinished_path(path: Path, folder: Path) -> Path:
+    """A new hidden name in `folder`, which says what is made and by which process."""
+    return folder / f".{path.name}~{'~'.join(_place())}~{os.getpid()}~{secrets.token_hex(4)}"
+
+
+def remove_leftovers(path: Path) -> None:
+    """Remove what makers of `path` left beside it that were killed, never what one is still writing."""
+    name = re.compile(rf"\.{re.escape(path.name)}~(.+)~(\d*)~(\d+)~[0-9a-f]{{8}}")
+    with contextlib.suppress(OSError):  # another process may remove the same
+        found = [(entry, name.fullmatch(entry.name)) for entry in path.parent.iterdir()]
+        for entry, by in found:
+            if by is not None and _abandoned(entry, (by[1], by[2]), int(by[3])):
+                shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink(missing_ok=True)
+
+
+def _abandoned(entry: Path, place: tuple[str, str], pid: int) -> bool:
+    if place == _place():
+        return not psutil.pid_exists(pid)
+    written = max(path.stat().st_mtime for path in (entry, *entry.rglob("*")))
+    return time.time() - written > ABANDONED_S
+
+
+def _place() -> tuple[str, str]:
+    """Where a process number means something: containers of one host name may have numbers of their own."""
+    with contextlib.suppress(OSError):
+        return platform.node(), str(Path("/proc/self/ns/pid").stat().st_ino)
+    return platform.node(), ""
 
 
 def _rename(temporary: Path, folder: Path) -> None:

@@ -83,7 +83,7 @@ def class_folders(folder: Path) -> list[str]:
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}: images lie in {folder}/<class>/*.JPEG")
     with os.scandir(folder) as entries:
-        names = sorted(entry.name for entry in entries if entry.is_dir() and not entry.name.startswith("."))
+        names = sorted(entry.name for entry in entries if not entry.name.startswith(".") and _is_folder(entry))
     if not names:
         raise UserError(f"{folder} holds no class folders: sort the images into {folder}/<class>/*.JPEG")
     return names
@@ -116,32 +116,43 @@ def scan(layout: Layout) -> Index:
     """List every class folder. Memory is about the index's own size. Raises UserError where a folder holds no image."""
     classes, digest = layout.classes(), hashlib.sha256()
     splits: list[Files] = []
+    dangling: list[str] = []
     for role, folder in zip(("train", "val"), layout.splits, strict=True):
         columns = Columns()
         with ThreadPoolExecutor(SCANNERS) as pool:
             for name, images in zip(classes, pool.map(list_images, [folder / name for name in classes]), strict=True):
                 digest.update(_lines(os.fsencode(f"{role}/{name}/"), images))
                 columns.add(images)
+                dangling += [str(folder / name / link) for link in images.dangling]
         splits.append(columns.files())
+    if dangling:
+        named = ", ".join(dangling[:3]) + (", ..." if len(dangling) > 3 else "")
+        raise UserError(f"{len(dangling)} image links lead to no file ({named}): restore their files or remove them")
     return Index(tuple(classes), *splits, hash=digest.hexdigest())
 
 
 def list_images(folder: Path) -> Listing:
     """Every image in a class folder, by name."""
     with os.scandir(folder) as entries:
-        images = sorted((entry.name, entry.stat().st_size) for entry in entries if _is_image(entry))
-    if not images:
+        named = [entry for entry in entries if _is_named_as_image(entry)]
+    dangling = {entry.name for entry in named if entry.is_symlink() and not Path(entry).exists()}
+    files = (entry for entry in named if entry.name not in dangling and entry.is_file())
+    images = sorted((entry.name, entry.stat().st_size) for entry in files)
+    if not images and not dangling:
         raise UserError(f"{folder} holds no image ({', '.join(EXTENSIONS)}): fill or remove the folder")
     names = [os.fsencode(name) for name, _ in images]
-    return Listing(b"".join(names), array("q", map(len, names)), array("q", (size for _, size in images)))
+    sizes = array("q", (size for _, size in images))
+    return Listing(b"".join(names), array("q", map(len, names)), sizes, sorted(dangling))
 
 
 class Listing(NamedTuple):
-    """The images of one folder: their names one after another, each name's length, each file's bytes."""
+    """The images of one folder: their names one after another, each name's length, each file's bytes; the names of
+    links that lead to no file, or in a circle."""
 
     names: bytes
     lengths: array[int]
     sizes: array[int]
+    dangling: list[str]
 
 
 class Columns:
@@ -170,8 +181,15 @@ def _lines(folder: bytes, images: Listing) -> bytes:
     return b"".join(b"%b%b\0%d\n" % (folder, images.names[at : at + length], size) for at, length, size in named)
 
 
-def _is_image(entry: os.DirEntry[str]) -> bool:
-    return entry.name.lower().endswith(EXTENSIONS) and not entry.name.startswith(".") and entry.is_file()
+def _is_named_as_image(entry: os.DirEntry[str]) -> bool:
+    return entry.name.lower().endswith(EXTENSIONS) and not entry.name.startswith(".")
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError as error:  # a link in a circle
+        raise UserError(f"{entry.path} cannot be read ({error.strerror}): restore or remove the link") from error
 
 
 def _cache_file(layout: Layout, cache_dir: str | None) -> Path:

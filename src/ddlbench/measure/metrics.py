@@ -54,13 +54,16 @@ def count(mask: Tensor) -> Tensor:
 
 
 def finish(sums: Tensor, kind: str, words: int | None) -> dict[str, float | None]:
-    """Metrics of all ranks' sums, named as the table's columns; None for what the sums do not tell.
+    """Metrics of all ranks' sums, named as the table's columns; None for what the sums do not tell, and no hits where
+    the likelihood is not finite: the best of scores that are no numbers is no prediction.
 
     kind: "images" | "text"
     words: words of the original text behind the scored tokens, None where not known
     """
     nats, scored, top1, top5, samples = sums.tolist()
-    metrics = {"val_loss": nats / scored if scored else None, "val_samples": int(samples)}
+    metrics: dict[str, float | None] = {"val_loss": nats / scored if scored else None, "val_samples": int(samples)}
+    if not math.isfinite(nats):
+        return metrics
     if kind == "images":
         return {
             **metrics,

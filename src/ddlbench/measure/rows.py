@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -68,13 +69,25 @@ class EpochRow:
         """Raise Diverged on every rank alike."""
         if not self.finite:
             raise Diverged(f"the loss is not finite at epoch {self.epoch}, step {self.bad_step}: {REMEDY}")
+        if not math.isfinite(self.metrics.get("val_loss") or 0.0):
+            raise Diverged(f"the validation loss is not finite after epoch {self.epoch}: {REMEDY}")
+
+    @cached_property
+    def slowest_s(self) -> list[float]:
+        """Seconds of each step on the rank that took longest for it; on rank 0, empty elsewhere."""
+        return [max(seconds) for seconds in zip(*(rank.times.step_s for rank in self.ranks), strict=True)]
+
+    def forget_ranks(self) -> None:
+        """Keep of every rank's steps only the slowest: a thousand ranks and epochs would not fit into memory."""
+        self.slowest_s = self.slowest_s
+        self.ranks = []
 
     def line(self) -> dict[str, Any]:
         """The row as epochs.jsonl has it: flat, null for what is not known."""
         own = {
             name: value
             for name, value in vars(self).items()
-            if name not in ("memory", "metrics", "ranks", "bad_step", "train_loss")
+            if name not in ("memory", "metrics", "ranks", "slowest_s", "bad_step", "train_loss")
         }
         loss = None if self.train_loss is None or not math.isfinite(self.train_loss) else self.train_loss
         return {**own, "train_loss": loss, **self.metrics, **self.memory}

@@ -41,7 +41,7 @@ def summarise(rows: Sequence[EpochRow], world_size: int, tokens_per_sample: int 
         "tokens_per_s": rate * tokens_per_sample if tokens_per_sample else None,
         "step_time_median_s": statistics.median(steps),
         "step_time_p95_s": steps[math.ceil(0.95 * len(steps)) - 1],
-        "first_step_s": max(rank.times.step_s[0] for rank in rows[0].ranks),
+        "first_step_s": rows[0].slowest_s[0],
         "data_wait_share": max(row.data_wait_share for row in counted),
         "straggler_wait_s": max(row.straggler_wait_s for row in counted),
         "validation_time_s": _median_of(counted, "validation_time_s"),
@@ -57,8 +57,7 @@ def _step_seconds(rows: Sequence[EpochRow]) -> list[float]:
     """Seconds of every measured step, the slowest rank's at each, in rising order."""
     slowest: list[float] = []
     for row in rows:
-        steps = [max(seconds) for seconds in zip(*(rank.times.step_s for rank in row.ranks), strict=True)]
-        slowest += steps[row.steps - row.measured_steps :]
+        slowest += row.slowest_s[row.steps - row.measured_steps :]
     return sorted(slowest)
 
 

@@ -6,21 +6,27 @@ version or the new one.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
 import os
+import shutil
+import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ddlbench.errors import UserError
+from ddlbench.errors import RunError, UserError
 from ddlbench.measure.rows import EpochRow
 from ddlbench.results.steps import StepTable
 
 SCHEMA_VERSION = 1
+RESERVE_BYTES = 2**18  # some times the size of a run.json: freed for the last one where the disk is full
+RESERVE = ".reserve"
+CLAIM = ".end-by-another-rank"
 
 
 def run_id(config: Mapping[str, Any], world_size: int, nodes: int, dataset_hash: str) -> str:
@@ -52,9 +58,10 @@ class Record:
         self.folder = folder
         self.content = content
         self.lock = threading.RLock()
-        self.finished = False
+        self.finished = self.saved = False
         self.rows: list[EpochRow] = []
         self.steps = StepTable(folder / "steps.parquet")
+        self.reserve = folder / RESERVE
 
     @classmethod
     def open(cls, results_dir: str, run: str, content: Mapping[str, Any]) -> Record:
@@ -68,7 +75,12 @@ class Record:
             "reason": None,
         }
         record = cls(folder, {**head, "times": {"start": _now(), "end": None}, **content})
-        record.write()
+        try:
+            record.reserve.write_bytes(os.urandom(RESERVE_BYTES))  # zeros could take no place on a disk that compresses
+            record.write()
+        except OSError as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise UserError(f"{folder} cannot be written ({_why(error)}): choose another results_dir=") from error
         return record
 
     def add(self, **sections: Any) -> None:
@@ -77,42 +89,104 @@ class Record:
             self.content.update(sections)
 
     def epoch(self, row: EpochRow) -> None:
-        """A line of epochs.jsonl, on disk before the next epoch begins; the steps of every rank with it."""
-        with self.lock:
+        """A line of epochs.jsonl, on disk before the next epoch begins; the steps of every rank with it. Of the row's
+        steps the slowest rank's seconds stay in memory. RunError where it cannot be written."""
+        with self.lock, self._saving():
             if self.finished:
                 return
-            self.rows.append(row)
             self.steps.append(row)
+            row.forget_ranks()
+            self.rows.append(row)
             with (self.folder / "epochs.jsonl").open("a") as lines:
                 lines.write(json.dumps(_plain(row.line())) + "\n")
                 lines.flush()
                 os.fsync(lines.fileno())
 
-    def finish(self, status: str, reason: str | None = None) -> None:
-        """Close the attempt with its status. Later calls change nothing."""
-        with self.lock:
-            if self.finished:
-                return
-            self.finished = True
-            self.content.update(status=status, reason=reason)
-            self.content["times"]["end"] = _now()
-            self.steps.close()
+    def save(self) -> None:
+        """Put what is known so far on disk. RunError where it cannot be written."""
+        with self.lock, self._saving():
             self.write()
 
-    def write(self) -> None:
+    def finish(self, status: str, reason: str | None = None, final: bool = True) -> bool:
+        """Close the attempt with its status; whether that is on disk. Never raises: where the disk is full or the
+        folder gone, stderr says so. The first final call counts; one before it that is not final may only be followed
+        by another failure."""
         with self.lock:
-            write_json(self.folder / "run.json", self.content)
+            ended = self.content["status"] != "running"
+            if self.finished or (ended and status == "ok"):
+                return self.saved and status == self.content["status"]
+            self.finished = final
+            self.content.update(status=status, reason=reason)
+            self.content["times"]["end"] = _now()
+            self.saved = self._save_at_last()
+            return self.saved
+
+    def _save_at_last(self) -> bool:
+        for last in (False, True):
+            try:
+                self.write()
+                self.reserve.unlink(missing_ok=True)
+                return True
+            except Exception as error:
+                why = _why(error) if isinstance(error, OSError) else repr(error)
+                if last:
+                    end = ": ".join(str(self.content[key]) for key in ("status", "reason") if self.content[key])
+                    line = f"ddlbench: the end cannot be recorded in {self.folder} ({why}): {end}"
+                    print(line, file=sys.stderr, flush=True)
+                with contextlib.suppress(OSError):
+                    self.reserve.unlink(missing_ok=True)
+        return False
+
+    def write(self) -> None:
+        """Replace run.json, unless another rank has written the end meanwhile: this one had been stopped."""
+        with self.lock:
+            if not (self.folder / CLAIM).exists():
+                write_json(self.folder / "run.json", self.content)
+
+    @contextlib.contextmanager
+    def _saving(self) -> Generator[None]:
+        try:
+            yield
+        except OSError as error:
+            remedy = "free space or choose another results_dir="
+            raise RunError(f"the record in {self.folder} cannot be written ({_why(error)}): {remedy}") from error
+
+
+def end_for_rank_0(folder: Path, status: str, reason: str) -> bool:
+    """Another rank writes the end into run.json, once; whether this call did. `running` may stay where the folder
+    cannot be reached from here."""
+    try:
+        content = json.loads((folder / "run.json").read_text())
+        if content["status"] != "running":
+            return False
+        (folder / CLAIM).touch(exist_ok=False)
+        content |= {"status": status, "reason": reason, "times": {**content["times"], "end": _now()}}
+        write_json(folder / "run.json", content)
+        (folder / RESERVE).unlink(missing_ok=True)
+        return True
+    except (OSError, ValueError, KeyError):
+        return False
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
     """Replace a file whole: temporary file in the same folder, flush, fsync, rename."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with temporary.open("w") as file:
-        json.dump(_plain(content), file, indent=1)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+        with temporary.open("w") as file:
+            json.dump(_plain(content), file, indent=1)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()  # half a file would hold the space that the next one needs
+        raise
+
+
+def _why(error: OSError) -> str:
+    """In the system's words, also where a library has put it in its own."""
+    return os.strerror(error.errno) if error.errno else str(error)
 
 
 def _next_attempt(run: Path) -> tuple[int, Path]:

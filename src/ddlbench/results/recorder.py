@@ -48,7 +48,7 @@ class FileRecorder:
         )
         self.record.add(advice=advice(self.config, run.job.device))
         self._update(run)
-        self.record.write()
+        self.record.save()
         for line in self.record.content["advice"]:
             self.progress.say(f"advice: {line}")
         self.progress.say(
@@ -59,6 +59,7 @@ class FileRecorder:
     def epoch(self, run: Run, row: EpochRow) -> None:
         self.record.epoch(row)
         self._update(run)
+        self.record.save()
         self.progress.say(_line(row))
 
     def end(self, run: Run, feeds: Sequence[Mapping[str, Any]]) -> None:

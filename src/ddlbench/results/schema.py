@@ -71,7 +71,10 @@ _TABLES = {
     "tables/runs.csv": (RUNS, "One row an attempt, failed and unreadable ones included."),
     "tables/epochs.csv": (EPOCHS, "One row an epoch of an attempt: the lines of every epochs.jsonl."),
     "tables/scaling.csv": (SCALING, "One row a measurement, its repeats merged, beside the base it is compared with."),
-    "steps.parquet": (STEPS, "One row a step of a rank, in the folder of each attempt."),
+    "steps.parquet": (
+        STEPS,
+        "One row a step of a rank, in each attempt: a folder with a file an epoch, read as one table.",
+    ),
 }
 
 _HEAD = """# Data dictionary

@@ -1,7 +1,9 @@
-"""steps.parquet: every step of every rank, a row group an epoch."""
+"""steps.parquet: every step of every rank. A folder with a file an epoch: it can be read at any time, also where the
+run was killed, and as one table (pandas.read_parquet of the folder)."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 from pathlib import Path
 from typing import Any
@@ -27,23 +29,22 @@ SCHEMA = pa.schema(
 
 
 class StepTable:
-    """Grows in a hidden file; stands under its own name only when closed, whole."""
+    """Grows by whole files: a file stands under its own name only when it is complete."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.growing = path.with_name(f".{path.name}")
-        self.writer: Any = None
 
     def append(self, row: EpochRow) -> None:
-        if self.writer is None:
-            self.writer = pq.ParquetWriter(self.growing, SCHEMA)
-        self.writer.write_table(pa.concat_tables([_table(row, rank) for rank in row.ranks]))
-
-    def close(self) -> None:
-        if self.writer is not None:
-            self.writer.close()
-            self.growing.replace(self.path)
-            self.writer = None
+        """Raises OSError, and then leaves nothing of this epoch."""
+        self.path.mkdir(exist_ok=True)
+        growing = self.path / f".epoch-{row.epoch:06}"  # readers pass over hidden files
+        try:
+            pq.write_table(pa.concat_tables([_table(row, rank) for rank in row.ranks]), growing)
+            growing.replace(self.path / f"epoch-{row.epoch:06}.parquet")
+        except BaseException:
+            with contextlib.suppress(OSError):
+                growing.unlink()
+            raise
 
 
 def _table(row: EpochRow, rank: RankEpoch) -> Any:

@@ -1,0 +1,57 @@
+"""Why a run ended: what an exception is called in the record, and which exceptions another rank may have caused."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import torch
+
+from ddlbench.errors import RunError
+
+OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "alloc_failed")  # CUDA and NCCL, torch's CPU, cuBLAS
+TIMEOUT = ("timed out", "timeout")
+# What the libraries say where a peer is gone: gloo, NCCL, the rendezvous store, Horovod.
+BROKEN = ("connection", "broken pipe", "gloo", "nccl", "socket", "store", "horovod")
+WORKER = re.compile(r"DataLoader worker \(pid")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a run ended: status and reason for the record, exit code for the process.
+
+    doubtful: it may be the consequence of another rank's end
+    """
+
+    status: str
+    reason: str
+    exit_code: int
+    rank: int
+    doubtful: bool = False
+
+    @classmethod
+    def of(cls, error: BaseException, rank: int) -> Failure:
+        """The status of an exception; a library's own out-of-memory and timeout errors are told by their words."""
+        if isinstance(error, RunError):
+            return cls(error.status, str(error), error.exit_code, rank)
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        text = f"{type(error).__name__}: {' '.join(lines[:2])}".removesuffix(": ")
+        words = str(error).lower()
+        if WORKER.search(str(error)):
+            return cls("error", f"rank {rank}: {worker_died(str(error))}", 1, rank)
+        if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(word in words for word in OUT_OF_MEMORY):
+            return cls("oom", f"rank {rank}: {text}", 7, rank)
+        if any(word in words for word in TIMEOUT):
+            return cls("timeout", f"rank {rank}: {text} (the limit is train.timeout_s)", 8, rank, doubtful=True)
+        return cls("error", f"rank {rank}: {text}", 1, rank, any(word in words for word in BROKEN))
+
+
+def worker_died(message: str) -> str:
+    """What DataLoader says of a worker process that ended, as one line with the remedy."""
+    number = re.search(r"pid(?:\(s\))? ([\d, ]+)", message)
+    by = re.search(r"killed by signal: ([\w ]+)", message)
+    how = f"was killed by signal {by[1].strip()!r}" if by else "ended unexpectedly"
+    return (
+        f"a loader worker process (pid {number[1].strip() if number else '?'}) {how}: if the node ran out of memory "
+        "(see its system log), lower loader.workers or loader.prefetch, or ask for more memory"
+    )
