@@ -17,6 +17,7 @@ from ddlbench.errors import PeerFailed, RunError, Unavailable, Unsupported, User
 from ddlbench.faults import Board, Failure, Watch
 from ddlbench.job import Job, Place
 from ddlbench.launch import Launch, connect, disconnect, pick_device
+from ddlbench.limits import check_machine, planned_device
 from ddlbench.loop import Run, train
 from ddlbench.measure.allocator import keep_freed_memory
 from ddlbench.measure.reduce import barrier, everyones, wait_for
@@ -32,7 +33,10 @@ from ddlbench.start import Records, Spans, stage_data
 
 def attempt(config: Config, launch: Launch, started: float) -> int:
     """Run what the configuration says; the exit code of this process. `started`: perf_counter as the program began."""
-    device = pick_device(launch)
+    planned = planned_device(config)
+    if planned is None:
+        check_machine(config)
+    device = planned or pick_device(launch)
     if device.type == "cpu":
         torch.set_num_threads(config.train.threads_per_rank)
     else:  # torch's own default is TF32 for convolutions and fp32 for matrix products

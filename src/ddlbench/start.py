@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import socket
+import sys
 import time
 from dataclasses import asdict
 from functools import cached_property
@@ -79,8 +81,15 @@ class Records:
         self.close(failure)
 
     def close(self, failure: Failure | None) -> None:
-        if self.record is not None:
-            self.record.finish(*(("ok", None) if failure is None else (failure.status, failure.reason)))
+        if self.record is None or self.record.finished:
+            return
+        self.record.finish(*(("ok", None) if failure is None else (failure.status, failure.reason)))
+        results = shlex.quote(self.config.results_dir)
+        print(
+            f"ddlbench: the record is in {self.record.folder}; to see tables: python -m ddlbench.report {results}",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def stage_data(records: Records, spans: Spans) -> None:
