@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from ddlbench.__main__ import choices
 from ddlbench.asking import configuration, configurations, refusal, supports
+from ddlbench.choices import choices
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.deepspeed import DeepSpeed
 from ddlbench.frameworks.fsdp import FSDP

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_dir
 
-from ddlbench.__main__ import choices, conf_dir
+from ddlbench.choices import choices, conf_dir
 from ddlbench.config import GROUPS, Config, Train, resolve
 from ddlbench.errors import UserError
 from ddlbench.job import Framework

@@ -14,8 +14,8 @@ import torch
 from omegaconf import OmegaConf
 
 from ddlbench import doctor
-from ddlbench.__main__ import choices, conf_dir
 from ddlbench.asking import configurations, quiet
+from ddlbench.choices import choices, conf_dir
 from ddlbench.data.synthetic import Synthetic
 from ddlbench.doctor import framework, loader, table
 from ddlbench.errors import Unavailable, Unsupported

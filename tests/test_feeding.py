@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ddlbench.__main__ import choices
 from ddlbench.asking import configuration, configurations
+from ddlbench.choices import choices
 from ddlbench.data.images import ImageFolders
 from tests.feeding import CASE, CLASSES, LOADERS, Fed, feed_all
 from tests.libraries import needs_dali, why_no_horovod

@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 import ddlbench.loop
-from ddlbench.__main__ import choices
+from ddlbench.choices import choices
 
 
 def test_the_loop_names_no_framework() -> None:

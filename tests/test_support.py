@@ -11,7 +11,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from ddlbench.__main__ import choices, conf_dir
+from ddlbench.choices import choices, conf_dir
 from ddlbench.errors import Unavailable, Unsupported, UserError
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.job import Job

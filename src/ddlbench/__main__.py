@@ -1,12 +1,10 @@
-"""python -m ddlbench: compose the configuration, run it, record it. The only file of a run that knows Hydra."""
+"""python -m ddlbench: compose the configuration, run it, record it. Only this file and overrides.py know Hydra."""
 
 from __future__ import annotations
 
 import os
 import sys
 import time
-from difflib import get_close_matches
-from pathlib import Path
 
 STARTED = time.perf_counter()  # before the heavy imports: start-up time counts them
 
@@ -15,35 +13,36 @@ from hydra.errors import HydraException  # noqa: E402
 from omegaconf import DictConfig  # noqa: E402
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException  # noqa: E402
 
-from ddlbench.config import Config, first_line, resolve  # noqa: E402
+import ddlbench  # noqa: E402
+from ddlbench import overrides  # noqa: E402
+from ddlbench.choices import conf_dir, targets  # noqa: E402
+from ddlbench.config import GROUPS, Config, first_line, resolve, unknown_key  # noqa: E402
 from ddlbench.errors import RunError, UserError  # noqa: E402
+from ddlbench.help import help_text  # noqa: E402
 from ddlbench.launch import Launch, detect, hint  # noqa: E402
+from ddlbench.values import shown  # noqa: E402
 
-
-def conf_dir() -> Path:
-    """The configuration groups: the wheel's own copy if there is one, else the repository's."""
-    packaged = Path(__file__).parent / "conf"
-    return packaged if packaged.is_dir() else Path(__file__).parents[2] / "conf"
-
-
-def choices(group: str) -> list[str]:
-    return sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
+LONGEST_LINE = 1500
 
 
 def compose() -> Config | None:
-    """The configuration of the command line; None where Hydra only had to print something (--help, --cfg, ...)."""
-    if {"-m", "--multirun"} & set(sys.argv[1:]):
-        raise UserError("--multirun is not available: start one run each, or use scripts/slurm/scaling.sh")
+    """The configuration of the command line; None where Hydra only had to print something (--cfg, --info, ...)."""
+    overrides.check(sys.argv[1:])
     composed: list[DictConfig] = []
     # Hydra would print its own many-lined reports and exit; this makes it raise instead.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(composed.append)()
-    if not composed:
-        return None
-    for group in ("framework", "model"):
-        if group not in composed[0]:
-            raise UserError(f"no {group}: give +{group}=NAME, one of {', '.join(choices(group))}")
-    return resolve(composed[0])
+    return resolve(_with_own_classes(composed[0])) if composed else None
+
+
+def _with_own_classes(composed: DictConfig) -> DictConfig:
+    """UserError for a class that no YAML file of the program names: building it would run anybody's code."""
+    for group in GROUPS:
+        section = composed[group]
+        target = section.get("_target_") if isinstance(section, DictConfig) else None
+        if target is not None and target not in targets(group):
+            raise UserError(f"{group}._target_={shown(target)} is no {group} of ddlbench: choose one with {group}=NAME")
+    return composed
 
 
 def complain(error: Exception, launch: Launch | None) -> None:
@@ -52,11 +51,21 @@ def complain(error: Exception, launch: Launch | None) -> None:
     rank = launch.rank if launch else 0
     if rank:
         time.sleep(3)
-    message = str(error) if isinstance(error, RunError) else first_line(error)
-    print(f"ddlbench{f' (rank {rank})' if rank else ''}: {message}", file=sys.stderr, flush=True)
+    message = " ".join((str(error) if isinstance(error, RunError) else first_line(error)).split())
+    print(f"ddlbench{f' (rank {rank})' if rank else ''}: {shown(message, LONGEST_LINE)}", file=sys.stderr, flush=True)
 
 
 def main() -> int:
+    if {"-h", "--help"} & set(sys.argv[1:]):
+        print(help_text(sys.argv[1:]))
+        return 0
+    if "--version" in sys.argv[1:]:
+        print(f"ddlbench {ddlbench.__version__}")
+        return 0
+    return run()
+
+
+def run() -> int:
     launch: Launch | None = None
     try:
         launch = detect()
@@ -86,17 +95,9 @@ def _hydra_line(error: BaseException) -> str:
     """Hydra's several lines as one: what is wrong, then the choices there are."""
     cause = error.__cause__
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and isinstance(cause.parent_node, DictConfig):
-        known = [str(key) for key in cause.parent_node if key != "_target_"]
-        return _unknown_key(str(cause.full_key), known)
+        return unknown_key(str(cause.full_key), [str(key) for key in cause.parent_node])
     text = " ".join(str(error).split())
     return text.partition(" Config search path:")[0].partition(" Set the env")[0]
-
-
-def _unknown_key(full_key: str, known: list[str]) -> str:
-    group, _, key = full_key.rpartition(".")
-    near = get_close_matches(key, known, 1)
-    remedy = f"did you mean {group}.{near[0]}?" if near else f"the keys of {group} are {', '.join(sorted(known))}"
-    return f"{full_key} does not exist: {remedy}"
 
 
 if __name__ == "__main__":

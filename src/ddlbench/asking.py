@@ -10,7 +10,7 @@ from typing import Protocol, runtime_checkable
 
 from hydra import compose, initialize_config_dir
 
-from ddlbench.__main__ import conf_dir
+from ddlbench.choices import conf_dir
 from ddlbench.config import Config, resolve
 from ddlbench.errors import RunError, Unavailable
 from ddlbench.job import Framework, Job

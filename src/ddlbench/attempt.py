@@ -20,6 +20,7 @@ from ddlbench.failure import Failure
 from ddlbench.faults import Watch, take_over_from_nccl
 from ddlbench.job import Job, Place
 from ddlbench.launch import Launch, connect, disconnect, pick_device
+from ddlbench.limits import check_machine, planned_device
 from ddlbench.loop import Run, train
 from ddlbench.measure.allocator import keep_freed_memory
 from ddlbench.measure.reduce import barrier, everyones, wait_for
@@ -40,7 +41,10 @@ NO_CONNECTION = (
 
 def attempt(config: Config, launch: Launch, started: float) -> int:
     """Run what the configuration says; the exit code of this process. `started`: perf_counter as the program began."""
-    device = pick_device(launch)
+    planned = planned_device(config)
+    if planned is None:
+        check_machine(config)
+    device = planned or pick_device(launch)
     set_switches(config.train, device)
     job = make_job(config, launch, device)
     refusal = check(config, job)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 import importlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from ddlbench import values
 from ddlbench.errors import UserError
 
 if TYPE_CHECKING:
@@ -84,6 +86,23 @@ class Train:
 
 
 @dataclass
+class Options:
+    """The keys that belong to no section."""
+
+    mode: str = "train"
+    results_dir: str = "results"
+    profile: bool = False
+    dryrun: bool = False
+    progress: bool = True
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise UserError(f"mode={self.mode} is unknown: choose one of {', '.join(MODES)}")
+        if self.profile:
+            raise UserError("profile=true is not available yet: leave it false")
+
+
+@dataclass
 class Config:
     """One run, each group built into the object that does the work."""
 
@@ -102,10 +121,6 @@ class Config:
     resolved: dict[str, Any]  # the same as plain data, for the record
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise UserError(f"mode={self.mode} is unknown: choose one of {', '.join(MODES)}")
-        if self.profile:
-            raise UserError("profile=true is not available yet: leave it false")
         if self.model.kind != self.data.kind:
             fitting = "sample_images or imagenet" if self.model.kind == "images" else "sample_text or wikitext103"
             raise UserError(
@@ -139,40 +154,70 @@ def _section(config: dict[str, Any], name: str) -> dict[str, Any]:
 def resolve(composed: DictConfig) -> Config:
     """Build every group of a composed configuration; a wrong value is a UserError that names its key."""
     try:
-        resolved = cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True))
-        unknown = sorted(set(resolved) - {field.name for field in fields(Config)})
-        if unknown:
-            raise UserError(
-                f"{unknown[0]} does not exist: the keys are {', '.join(sorted(set(resolved) - set(unknown)))}"
-            )
-        built = {group: _build(resolved[group], group) for group in GROUPS}
-        train = _typed(Train, resolved["train"], "train")
+        return build(cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)))
     except OmegaConfBaseException as error:
         raise UserError(first_line(error)) from error
-    plain = {key: resolved[key] for key in ("mode", "results_dir", "profile", "dryrun", "progress")}
-    return Config(**built, train=train, **plain, resolved=resolved)
+
+
+def build(plain: dict[str, Any]) -> Config:
+    """The same of plain data. OmegaConfBaseException for a value of another type than its key's."""
+    sections = {name: _checked(plain, name) for name in (*GROUPS, "train")}
+    others = {key: value for key, value in plain.items() if key not in sections}
+    for key in sorted(set(others) - {field.name for field in fields(Options)}):
+        raise UserError(unknown_key(key, plain.keys() - {key}))
+    options, settings = _typed(Options, others, "")
+    typed = {name: section(name, raw) for name, raw in sections.items()}
+    built = {name: made for name, (made, _) in typed.items()}
+    resolved = {**settings, **{name: values for name, (_, values) in typed.items()}}
+    return Config(**built, **vars(options), resolved=resolved)
+
+
+def _checked(plain: dict[str, Any], name: str) -> dict[str, Any]:
+    section = plain.get(name)
+    if not isinstance(section, dict) or (name in GROUPS and "_target_" not in section):
+        remedy = "give single keys, such as train.epochs=3" if name == "train" else f"choose one with {name}=NAME"
+        raise UserError(f"{name}={values.shown(section)} is no section of keys: {remedy} (see --help)")
+    return cast(dict[str, Any], section)
 
 
 def first_line(error: BaseException) -> str:
     """The first line that says something, with OmegaConf's key after it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    key = next((line.removeprefix("full_key: ") for line in lines if line.startswith("full_key: ")), None)
+    key = next((line.removeprefix("full_key: ") for line in lines if line.startswith("full_key: ")), "").lstrip(".")
     text = lines[0] if lines else type(error).__name__
     return f"{key}: {text}" if key else text
 
 
-def _build(node: dict[str, Any], group: str) -> Any:
-    """The object a group's `_target_` names, its fields filled from the other keys."""
-    module, _, name = str(node["_target_"]).rpartition(".")
-    cls = getattr(importlib.import_module(module), name)
-    return _typed(cls, {key: value for key, value in node.items() if key != "_target_"}, group)
+def unknown_key(full_key: str, known: Collection[str]) -> str:
+    """What to say of a key that does not exist. `known`: the keys beside it."""
+    group, _, key = full_key.rpartition(".")
+    known = sorted(set(known) - {"_target_", "hydra"})
+    near = get_close_matches(key, known, 1)
+    remedy = f"did you mean {f'{group}.' if group else ''}{near[0]}?" if near else ""
+    there = f"the keys{f' of {group}' if group else ''} are {', '.join(known)}"
+    return f"{values.shown(full_key)} does not exist: {remedy or there}"
 
 
-def _typed(cls: type, values: dict[str, Any], group: str) -> Any:
+def section(name: str, raw: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The object of a section: of the class that a group's `_target_` names, its fields filled from the other keys."""
+    if name not in GROUPS:
+        return _typed(Train, raw, name)
+    target = raw["_target_"]
+    module, _, class_name = str(target).rpartition(".")
+    cls = getattr(importlib.import_module(module), class_name)
+    made, typed = _typed(cls, {key: value for key, value in raw.items() if key != "_target_"}, name)
+    return made, {"_target_": target, **typed}
+
+
+def _typed(cls: type, raw: dict[str, Any], group: str) -> tuple[Any, dict[str, Any]]:
+    """The object, and the same as plain data in its types: a `1` given for a float is 1.0 in every record."""
     known = {field.name for field in fields(cls)}
-    unknown = sorted(set(values) - known)
+    unknown = sorted(str(key) for key in set(raw) - known)
     if unknown:
-        raise UserError(f"{group}.{unknown[0]} does not exist: the keys of {group} are {', '.join(sorted(known))}")
+        raise UserError(unknown_key(f"{group}.{unknown[0]}" if group else unknown[0], known))
+    values.check(group, raw)
     schema = OmegaConf.create({group: OmegaConf.structured(cls)})  # under its group, so that an error names the key
-    merged = cast(DictConfig, OmegaConf.merge(schema, {group: values}))
-    return OmegaConf.to_object(merged[group])
+    merged = cast(DictConfig, OmegaConf.merge(schema, {group: raw}))
+    typed = cast(dict[str, Any], OmegaConf.to_container(merged[group]))
+    values.check(group, typed)  # once more: texts such as 'nan' have become numbers
+    return OmegaConf.to_object(merged[group]), {key: typed[key] for key in raw}

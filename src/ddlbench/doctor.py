@@ -18,9 +18,9 @@ import torch
 import torch.distributed as dist
 
 import ddlbench
-from ddlbench.__main__ import choices
 from ddlbench.asking import configuration, configurations, quiet, refusal
 from ddlbench.attempt import make_job
+from ddlbench.choices import choices
 from ddlbench.config import Config
 from ddlbench.errors import RunError, Unavailable, Unsupported
 from ddlbench.launch import Launch, detect, pick_device

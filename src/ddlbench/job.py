@@ -6,6 +6,7 @@ knows of the run, is in this file.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
@@ -129,12 +130,18 @@ class Job:
             return 1
         count, rest = divmod(replica, self.micro_batch)
         if rest or not count:
-            fits = max(n for n in range(1, min(self.micro_batch, replica) + 1) if replica % n == 0)
+            fits = largest_divisor(replica, self.micro_batch)
             raise UserError(
                 f"train.micro_batch={self.micro_batch} does not divide the {replica} samples of a replica "
                 f"(train.global_batch={self.global_batch} over {data_size} replicas): choose train.micro_batch={fits}"
             )
         return count
+
+
+def largest_divisor(number: int, most: int) -> int:
+    """The largest divisor of `number` that is at most `most`; both from 1 on."""
+    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
+    return max(n for n in [*small, *(number // n for n in small)] if n <= most)
 
 
 @runtime_checkable

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import socket
 import sys
 import threading
@@ -47,6 +48,7 @@ class Records:
         self.folder: Path | None = None  # of rank 0's record, on every rank
         self.hosts: list[str] = []  # of each rank
         self.claiming = threading.Lock()
+        self.said = False  # where the record is
 
     @cached_property
     def dataset(self) -> dict[str, Any]:
@@ -87,12 +89,24 @@ class Records:
 
     def close(self, failure: Failure, final: bool = True) -> None:
         """Record the end, if there is a record here. Never raises."""
-        if self.record is not None:
-            self.record.finish(failure.status, failure.reason, final)
+        if self.record is not None and self.record.finish(failure.status, failure.reason, final) and final:
+            self._say_where(self.record)
 
     def succeed(self) -> bool:
         """Whether this run is recorded as `ok`, as far as this rank is concerned."""
-        return self.record is None or self.record.finish("ok")
+        if self.record is None:
+            return True
+        recorded = self.record.finish("ok")
+        if recorded:
+            self._say_where(self.record)
+        return recorded
+
+    def _say_where(self, record: Record) -> None:
+        if not self.said:
+            self.said = True
+            results = shlex.quote(self.config.results_dir)
+            line = f"the record is in {record.folder}; to see tables: python -m ddlbench.report {results}"
+            print(f"ddlbench: {line}", file=sys.stderr, flush=True)
 
     def claim(self, failure: Failure) -> None:
         """On another rank than 0, which has not recorded the end in time: record it for rank 0."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ddlbench.__main__ import conf_dir
+from ddlbench.choices import conf_dir
 from ddlbench.config import PRECISIONS
 
 KEY = re.compile(r"(?P<name>\w+): (?P<value>.*?)(?: # (?P<comment>.*))?")

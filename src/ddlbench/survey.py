@@ -11,9 +11,9 @@ from typing import Any, get_args, get_type_hints
 
 import torch
 
-from ddlbench.__main__ import choices
 from ddlbench.asking import configuration, configurations, refusal, supports
 from ddlbench.attempt import make_job
+from ddlbench.choices import choices
 from ddlbench.config import PRECISIONS, Config
 from ddlbench.job import Framework
 from ddlbench.launch import Launch

@@ -39,13 +39,16 @@ def run_id(config: Mapping[str, Any], world_size: int, nodes: int, dataset_hash:
 
 
 def writable(results_dir: str) -> None:
-    """Raise UserError unless a run's folder can be made there; every rank can ask before anything starts."""
+    """Raise UserError unless a run's folder can be made there; every rank can ask before anything starts. It makes no
+    folder: what is tried is the nearest one that exists."""
     folder = Path(results_dir)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        while not os.path.lexists(folder):
+            folder = folder.parent
         probe = folder / f".writable-{os.getpid()}-{os.uname().nodename}"
         probe.touch()
         probe.unlink()
+        (Path(results_dir) / "attempt-1").exists()  # raises for a name that is too long
     except OSError as error:
         message = f"results_dir={results_dir} cannot be written ({error.strerror}): choose another results_dir="
         raise UserError(message) from error
