@@ -5,8 +5,8 @@
 # nccl-mpi: GPUs under mpirun or srun --mpi=pmix; Adasum on GPUs needs it. The last two need the CUDA toolkit that torch
 # was built with, take the NCCL of torch's wheel unless HOROVOD_NCCL_HOME names another, and take
 # HOROVOD_BUILD_CUDA_CC_LIST=80,90 for the GPUs to build for. The build takes ten minutes of one core; its wheel
-# is kept below $DDLBENCH_HOME (else ~/.cache/ddlbench), one a flavour, torch, Python and processor. DDLBENCH_WHEELS names
-# another folder: take one for each MPI or NCCL.
+# is kept below $DDLBENCH_HOME (else ~/.cache/ddlbench), one a flavour, torch, Python and processor. DDLBENCH_WHEELS
+# names another folder: take one for each MPI or NCCL.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 flavour=${1:-gloo} python=${PYTHON:-.venv/bin/python}
@@ -40,7 +40,7 @@ choose_flavour() {
     nccl) export HOROVOD_WITHOUT_MPI=1 HOROVOD_CPU_OPERATIONS=GLOO ;;
     nccl-mpi) export HOROVOD_WITH_MPI=1 HOROVOD_CPU_OPERATIONS=MPI ;;
   esac
-  [[ $flavour != nccl* ]] || choose_nccl "$1"
+  [[ $flavour != nccl* ]] || choose_nccl
 }
 
 # Linked by its soname, libnccl.so.2: at run time that is the NCCL that torch has loaded already. CMake and
@@ -50,8 +50,8 @@ choose_nccl() {
   export HOROVOD_CUDA_HOME=${HOROVOD_CUDA_HOME:-$(nvcc --dryrun -x cu -c /dev/null 2>&1 | sed -n 's/^#\$ TOP=//p')}
   export CUDA_HOME=${CUDA_HOME:-$HOROVOD_CUDA_HOME}
   [ -z "${HOROVOD_NCCL_HOME:-}" ] || return 0
-  "$python" scripts/nccl_home.py "$1/nccl" || fail "NCCL was not found"
-  export HOROVOD_NCCL_HOME=$1/nccl
+  export HOROVOD_NCCL_HOME=$wheels/$name.nccl # kept: its path is in the library that is built
+  "$python" scripts/nccl_home.py "$HOROVOD_NCCL_HOME" || fail "NCCL was not found"
 }
 
 need_tools() {
@@ -77,7 +77,7 @@ build_wheel() {
   tar xzf "$work/horovod-$version.tar.gz" -C "$work"
   source=$work/horovod-$version
   patch_source "$source"
-  choose_flavour "$work"
+  choose_flavour
   export HOROVOD_LOCAL_VERSION=$tag MAKEFLAGS=-j${HOROVOD_BUILD_JOBS:-$(nproc)}
   export CMAKE_POLICY_VERSION_MINIMUM=3.5                 # the bundled gloo asks for 2.8.12, which CMake 4 refuses
   export CXXFLAGS="-fno-strict-aliasing ${CXXFLAGS:-}"    # its half-precision code reads integers as floats by pointers
