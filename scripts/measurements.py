@@ -53,7 +53,7 @@ def cells(check: str, record: dict[str, Any]) -> list[str]:
         str(record["launch"]["world_size"]),
         config["loader"]["name"],
         config["train"]["precision"],
-        str(config["train"]["global_batch"]),
+        str((record.get("ledger") or {}).get("global_batch", "")),
         str(config["train"]["compile"]),
         record["status"],
         number(summary.get("throughput_samples_per_s")),

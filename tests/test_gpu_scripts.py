@@ -95,7 +95,7 @@ def test_a_part_runs_end_to_end_on_a_cpu(tmp_path: Path) -> None:
     checks, records = rows[:2], rows[2:]
     assert [row[1] for row in checks] == ["passed: ok"] * 2
     assert [row[0] for row in records] == ["| gpt2/synthetic-compile-false", "| gpt2/synthetic-compile-true"]
-    assert all(row[8] == "ok" and float(row[9].replace(",", "")) > 0 for row in records)
+    assert all(row[6] == "4" and row[8] == "ok" and float(row[9].replace(",", "")) > 0 for row in records)
 
 
 @pytest.mark.slow
