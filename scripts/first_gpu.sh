@@ -131,7 +131,7 @@ run_two_frameworks() {
 
 run_two_faults() {
   shrink images
-  local few=("${broken[@]}" +model=resnet50 loader=synthetic "${short[@]}" train.timeout_s=60)
+  local few=("${broken[@]}" +model=resnet50 loader=synthetic "${short[@]}" "train.timeout_s=${HANG_S:-60}")
   bench rank-dies 'error|killed' "${few[@]}" +framework.how=exit
   bench rank-hangs timeout "${few[@]}" +framework.how=hang
 }
