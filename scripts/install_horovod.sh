@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # Build Horovod 0.28.1 for the torch of an environment and install it there. Quick when nothing changed.
-#   PYTHON=.venv/bin/python scripts/install_horovod.sh [gloo|mpi|nccl]
-# gloo: CPUs, without MPI. mpi: CPUs under mpirun or srun --mpi=pmix; Adasum needs it. nccl: GPUs; needs the CUDA toolkit
-# that torch was built with, HOROVOD_NCCL_HOME where NCCL is not the one of torch's wheel, and takes
+#   PYTHON=.venv/bin/python scripts/install_horovod.sh [gloo|mpi|nccl|nccl-mpi]
+# gloo: CPUs, without MPI. mpi: CPUs under mpirun or srun --mpi=pmix; Adasum needs it. nccl: GPUs, without MPI.
+# nccl-mpi: GPUs under mpirun or srun --mpi=pmix; Adasum on GPUs needs it. The last two need the CUDA toolkit that torch
+# was built with, take the NCCL of torch's wheel unless HOROVOD_NCCL_HOME names another, and take
 # HOROVOD_BUILD_CUDA_CC_LIST=80,90 for the GPUs to build for. The build takes ten minutes of one core; its wheel
-# is kept below $DDLBENCH_HOME (else ~/.cache/ddlbench), one a flavour, torch, Python and processor. DDLBENCH_WHEELS names
-# another folder: take one for each MPI or NCCL.
+# is kept below $DDLBENCH_HOME (else ~/.cache/ddlbench), one a flavour, torch, Python and processor. DDLBENCH_WHEELS
+# names another folder: take one for each MPI or NCCL.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 flavour=${1:-gloo} python=${PYTHON:-.venv/bin/python}
@@ -24,7 +25,7 @@ patch_source() {
   sed -i 's/set(CMAKE_CXX_STANDARD 14)/set(CMAKE_CXX_STANDARD 20)/' "$1/CMakeLists.txt" "$1/horovod/torch/CMakeLists.txt"
   [ "$(cat "$1/CMakeLists.txt" "$1/horovod/torch/CMakeLists.txt" | grep -c 'CXX_STANDARD 20')" = 2 ] ||
     fail "Horovod's CMakeLists.txt are not as expected"
-  [ "$flavour" = nccl ] && return
+  [[ $flavour == nccl* ]] && return
   local find_torch=$1/cmake/Modules/FindPytorch.cmake
   # shellcheck disable=SC2016 # CMake's variable
   sed -i 's/^string(TOUPPER "${Pytorch_CUDA}" Pytorch_CUDA)$/set(Pytorch_CUDA FALSE)/' "$find_torch"
@@ -36,17 +37,30 @@ choose_flavour() {
   case $flavour in
     gloo) export HOROVOD_WITHOUT_MPI=1 HOROVOD_WITHOUT_NVTX=1 HOROVOD_CPU_OPERATIONS=GLOO ;;
     mpi) export HOROVOD_WITH_MPI=1 HOROVOD_WITHOUT_NVTX=1 HOROVOD_CPU_OPERATIONS=MPI ;;
-    nccl)
-      export HOROVOD_WITHOUT_MPI=1 HOROVOD_CPU_OPERATIONS=GLOO HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_NCCL_LINK=SHARED
-      ;;
+    nccl) export HOROVOD_WITHOUT_MPI=1 HOROVOD_CPU_OPERATIONS=GLOO ;;
+    nccl-mpi) export HOROVOD_WITH_MPI=1 HOROVOD_CPU_OPERATIONS=MPI ;;
   esac
+  [[ $flavour != nccl* ]] || choose_nccl
+}
+
+# Linked by its soname, libnccl.so.2: at run time that is the NCCL that torch has loaded already. CMake and
+# torch look for the toolkit beside nvcc, which may be a wrapper elsewhere: nvcc itself says where its toolkit is.
+choose_nccl() {
+  export HOROVOD_GPU_OPERATIONS=NCCL HOROVOD_NCCL_LINK=SHARED
+  export HOROVOD_CUDA_HOME=${HOROVOD_CUDA_HOME:-$(nvcc --dryrun -x cu -c /dev/null 2>&1 | sed -n 's/^#\$ TOP=//p')}
+  export CUDA_HOME=${CUDA_HOME:-$HOROVOD_CUDA_HOME}
+  [ -z "${HOROVOD_NCCL_HOME:-}" ] || return 0
+  export HOROVOD_NCCL_HOME=$wheels/$name.nccl # kept: its path is in the library that is built
+  "$python" scripts/nccl_home.py "$HOROVOD_NCCL_HOME" || fail "NCCL was not found"
 }
 
 need_tools() {
   for tool in c++ cmake make; do
     command -v $tool >/dev/null || fail "$tool is missing: apt-get install g++ cmake make (or load your site's modules)"
   done
-  [ "$flavour" != mpi ] || command -v mpicxx >/dev/null || fail "mpicxx is missing: apt-get install libopenmpi-dev"
+  [[ $flavour != *mpi ]] || command -v mpicxx >/dev/null || fail "mpicxx is missing: apt-get install libopenmpi-dev"
+  [[ $flavour != nccl* ]] || command -v "${HOROVOD_CUDA_HOME:+$HOROVOD_CUDA_HOME/bin/}nvcc" >/dev/null ||
+    fail "nvcc is missing: load your site's CUDA, or set HOROVOD_CUDA_HOME to its folder"
 }
 
 build_wheel() {
@@ -76,9 +90,12 @@ build_wheel() {
   mv "$work/$name"-*.whl "$wheels/"
 }
 
-case $flavour in gloo | mpi | nccl) ;; *) fail "flavour $flavour is unknown: gloo, mpi or nccl" ;; esac
+case $flavour in
+  gloo | mpi | nccl | nccl-mpi) ;;
+  *) fail "flavour $flavour is unknown: choose gloo, mpi, nccl or nccl-mpi" ;;
+esac
 torch=$("$python" -c 'import torch; print(torch.__version__.replace("+", "."))') || fail "$python has no torch"
-tag=$flavour.torch$torch # in the wheel's name: it works with this torch alone
+tag=${flavour/-/.}.torch$torch # in the wheel's name: it works with this torch alone
 name=horovod-$version+$tag
 abi=$("$python" -c 'import sys; print(f"cp{sys.version_info.major}{sys.version_info.minor}")')
 installed=$("$python" -c 'from importlib.metadata import version; print(version("horovod"))' 2>/dev/null || true)

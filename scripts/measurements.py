@@ -1,4 +1,8 @@
-"""A Markdown table of a folder of records, for docs/measurements: python scripts/measurements.py RESULTS"""
+"""A Markdown table of the records below a folder, for docs/measurements.
+
+python scripts/measurements.py RESULTS            the table; before it what came of each check, where there were any
+python scripts/measurements.py --status RESULTS   the status of the newest record, for scripts
+"""
 
 from __future__ import annotations
 
@@ -8,53 +12,73 @@ from pathlib import Path
 from typing import Any
 
 GIB = 2**30
+COLUMNS = ("check", "model", "framework", "GPUs", "loader", "precision", "batch", "compile", "status", "samples/s",
+           "tokens/s", "MFU", "data wait", "peak allocated")  # fmt: skip
 
 
-def main(results: str) -> None:
-    records = [json.loads(path.read_text()) for path in sorted(Path(results).glob("*/attempt-*/run.json"))]
-    if not records:
-        raise SystemExit(f"no record below {results}: run scripts/gpu_check.sh first")
+def main(folder: Path) -> None:
+    paths = sorted(folder.rglob("attempt-*/run.json"))
+    if not paths:
+        raise SystemExit(f"no record below {folder}: run scripts/gpu_check.sh first")
+    records = [json.loads(path.read_text()) for path in paths]
     environment = records[0]["environment"]
     print(f"Device: {environment['gpu_model'] or environment['cpu_model']}, driver {environment['driver']}")
     print(f"Versions: Python {environment['python']}, torch {environment['torch']}, CUDA {environment['cuda']}")
     print(f"Date: {records[0]['times']['start'][:10]}; commit {environment['git_commit']}\n")
-    columns = (
-        "model",
-        "loader",
-        "precision",
-        "batch",
-        "compile",
-        "status",
-        "samples/s",
-        "tokens/s",
-        "MFU",
-        "peak allocated",
-    )
+    lines = [line.split("\t") for path in sorted(folder.rglob("checks.tsv")) for line in path.read_text().splitlines()]
+    if lines:  # of a check that was done again, the last
+        table(("check", "result", "seconds"), list({line[0]: line for line in lines}.values()))
+    table(COLUMNS, [cells(place(path, folder), record) for path, record in zip(paths, records, strict=True)])
+
+
+def table(columns: tuple[str, ...], rows: list[list[str]]) -> None:
     print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
-    for record in records:
-        print("| " + " | ".join(cells(record)) + " |")
+    for row in rows:
+        print(f"| {' | '.join(row)} |")
+    print()
 
 
-def cells(record: dict[str, Any]) -> list[str]:
+def place(path: Path, folder: Path) -> str:
+    """Where a record lies below the folder: part/check. path: .../part/check/<run_id>/attempt-<n>/run.json."""
+    return path.parents[2].relative_to(folder).as_posix()
+
+
+def cells(check: str, record: dict[str, Any]) -> list[str]:
     config, summary = record["config"], record.get("summary", {})
-    memory, mfu = summary.get("memory_allocated_peak_bytes"), summary.get("mfu")
+    memory = summary.get("memory_allocated_peak_bytes")
     return [
+        check,
         config["model"]["name"],
+        config["framework"]["name"],
+        str(record["launch"]["world_size"]),
         config["loader"]["name"],
         config["train"]["precision"],
-        str(config["train"]["global_batch"]),
+        str((record.get("ledger") or {}).get("global_batch", "")),
         str(config["train"]["compile"]),
         record["status"],
         number(summary.get("throughput_samples_per_s")),
         number(summary.get("tokens_per_s")),
-        f"{100 * mfu:.1f} %" if mfu else "",
+        percent(summary.get("mfu")),
+        percent(summary.get("data_wait_share")),
         f"{memory / GIB:.2f} GiB" if memory else "",
     ]
+
+
+def percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.1f} %"
 
 
 def number(value: float | None) -> str:
     return "" if value is None else f"{value:,.0f}"
 
 
+def status(folder: Path) -> str:
+    records = [json.loads(path.read_text()) for path in folder.rglob("attempt-*/run.json")]
+    return max(records, key=lambda record: record["times"]["start"])["status"] if records else "no record"
+
+
 if __name__ == "__main__":
-    main(sys.argv[1])
+    if sys.argv[1] == "--status":
+        print(status(Path(sys.argv[2])))
+    else:
+        main(Path(sys.argv[1]))

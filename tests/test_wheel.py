@@ -6,7 +6,11 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
+import zipfile
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 
@@ -19,10 +23,32 @@ def run(*command: str, **environment: str) -> str:
     return done.stdout
 
 
-def test_the_wheel_brings_its_configuration_and_templates(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built with what is installed, without a network."""
+    home = tmp_path_factory.mktemp("wheel")
+    offline = {"HOME": str(home), "PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull}
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(home), str(ROOT), **offline)
+    (made,) = home.glob("ddlbench-*.whl")
+    return made
+
+
+def test_a_build_asks_for_hatchling_alone() -> None:
+    """`pip install .` builds in an environment of its own: a library that needs torch would bring a second torch."""
+    asked = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    assert [name.partition(">")[0] for name in asked] == ["hatchling"]
+
+
+def test_the_wheel_has_every_file_of_the_package(wheel: Path) -> None:
+    tracked = run("git", "-C", str(ROOT), "ls-files", "src/ddlbench", "conf", HOME=str(wheel.parent)).splitlines()
+    wanted = {name.removeprefix("src/") if name.startswith("src/") else f"ddlbench/{name}" for name in tracked}
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert wanted - packed == set()
+    assert not [name for name in packed if name.startswith("tests/")]
+
+
+def test_the_wheel_brings_its_configuration_and_templates(tmp_path: Path, wheel: Path) -> None:
     home, site = str(tmp_path), str(tmp_path / "site")
-    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", home, str(ROOT), HOME=home)
-    (wheel,) = tmp_path.glob("ddlbench-*.whl")
     run(sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target", site, str(wheel), HOME=home)
     program = [sys.executable, "-m", "ddlbench", "+framework=ddp", "+model=vgg16", "dryrun=true"]
     assert json.loads(run(*program, HOME=home, PYTHONPATH=site))["config"]["model"]["name"] == "vgg16"

@@ -37,7 +37,7 @@ from ddlbench.data.packed import (
     write_manifest,
 )
 from ddlbench.data.processes import in_processes
-from ddlbench.data.tfrecord import BadRecord, index_text, record, spans_of
+from ddlbench.data.tfrecord import BadRecord, crc32c, index_text, record, spans_of
 from ddlbench.errors import UserError
 from ddlbench.progress import Progress
 
@@ -58,8 +58,10 @@ class Job:
 def pack(layout: Layout, target: Path, shard_bytes: int, processes: int) -> Pack:
     """Pack image folders into `target`, in shards of about `shard_bytes`.
 
-    Raises UserError for folders that cannot be used, a target that holds something else, and a full disk.
+    Raises UserError for folders that cannot be used, a target that holds something else, and a full disk;
+    Unavailable without google-crc32c.
     """
+    crc32c()  # a missing library is said before the work begins
     index = prepare_index(layout, None)
     shards = {split: shard_count(files, shard_bytes) for split, files in _files(index).items()}
     plan = {"format": FORMAT, "hash": index.hash, "shards": shards}

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import BinaryIO
 
-import google_crc32c
+from ddlbench.errors import Unavailable
 
 HEAD, FOOT = struct.Struct("<QI"), struct.Struct("<I")
 FRAME = HEAD.size + FOOT.size  # bytes of a record that are not its payload
@@ -36,8 +38,17 @@ def record(payload: bytes) -> bytes:
 
 def masked_crc(content: bytes) -> int:
     """crc32c, turned by 15 bits and moved: the checksum of data that holds checksums would be a weak one."""
-    crc = google_crc32c.value(content)
+    crc = crc32c()(content)
     return (crc >> 15 | crc << 17) + 0xA282EAD8 & 0xFFFFFFFF
+
+
+@cache
+def crc32c() -> Callable[[bytes], int]:
+    """google-crc32c's function. It is imported here: only packed sets need the library, and a cluster may lack it."""
+    try:
+        return import_module("google_crc32c").value
+    except ImportError as error:
+        raise Unavailable(f"google-crc32c cannot be imported ({error}): pip install google-crc32c") from error
 
 
 def read_record(file: BinaryIO, offset: int, end: int) -> bytes:

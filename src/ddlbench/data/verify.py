@@ -24,7 +24,7 @@ from ddlbench.data.packed import (
     read_manifest,
 )
 from ddlbench.data.processes import in_processes
-from ddlbench.data.tfrecord import FRAME, BadRecord, Span, index_text, walk
+from ddlbench.data.tfrecord import FRAME, BadRecord, Span, crc32c, index_text, walk
 from ddlbench.data.tokenfile import TokenFile
 from ddlbench.progress import Progress
 
@@ -58,6 +58,7 @@ class FolderJob:
 
 def verify_pack(folder: Path, processes: int) -> Iterator[Found]:
     """Shard by shard, as they are done. Raises UserError where pack.json cannot be used."""
+    crc32c()  # a missing library is said before the work begins
     pack = read_manifest(folder)
     known = {shard.file for shard in pack.shards}
     present = {f"{split}/{path.name}" for split in SPLITS for path in (folder / split).glob("*.tfrecord")}

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
+from ddlbench.errors import Unavailable
 from ddlbench.job import NamedParameters
 from ddlbench.recipe.checks import require
 
@@ -89,6 +91,14 @@ def make_adamw(config: OptimizerConfig, groups: Groups) -> Optimizer:
     return torch.optim.AdamW(plain(groups), lr=config.lr, betas=pair(config.betas), eps=config.eps, fused=config.fused)
 
 
+def timm(module: str) -> Any:
+    """timm.optim's module. It is imported here: timm takes up to four seconds, and a cluster may lack it."""
+    try:
+        return import_module(f"timm.optim.{module}")
+    except ImportError as error:
+        raise Unavailable(f"timm cannot be imported ({error}), recipe={module} needs it: pip install timm") from error
+
+
 def make_lars(config: OptimizerConfig, groups: Groups) -> Optimizer:
     """LARS (You et al. 2017, algorithm 1) with eps in the denominator, and ratio 1 where weight or gradient is zero.
 
@@ -97,12 +107,10 @@ def make_lars(config: OptimizerConfig, groups: Groups) -> Optimizer:
     The paper multiplies by lr inside v. Both are the same while lr is constant; outside, as in torch's SGD, the
     momentum needs no correction when lr changes.
     """
-    from timm.optim.lars import Lars  # here: timm takes up to four seconds to import
-
-    return Lars(
+    return timm("lars").Lars(
         groups,
         lr=config.lr,
-        momentum=config.momentum,  # pyright: ignore[reportArgumentType] # timm's default is an int
+        momentum=config.momentum,
         nesterov=config.nesterov,
         trust_coeff=config.trust_coefficient,
         eps=config.eps,
@@ -118,10 +126,8 @@ def make_lamb(config: OptimizerConfig, groups: Groups) -> Optimizer:
     timm follows NVIDIA's variant, which clips gradients to norm 1 first: off here, for clipping is the same
     for every optimizer (`train.clip_norm`).
     """
-    from timm.optim.lamb import Lamb  # here: timm takes up to four seconds to import
-
     beta1, beta2 = config.betas
-    return Lamb(
+    return timm("lamb").Lamb(
         groups,
         lr=config.lr,
         betas=(beta1, beta2),
