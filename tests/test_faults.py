@@ -36,12 +36,13 @@ def patience_s() -> float:
 
 
 def command(folder: Path, how: str, *more: str, framework: str = "ddp", target: str = "Broken") -> list[str]:
-    """The words after python."""
+    """The words after python. Those of `more` with a + are for the planted classes: +framework.on=0, +data=Stopping."""
+    planted = [f"framework={target}", f"framework.how={how}", *(word[1:] for word in more if word.startswith("+"))]
     return [
-        "-m", "ddlbench", f"+framework={framework}", f"framework._target_=tests.broken.{target}",
-        f"+framework.how={how}", "+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=8",
-        "model.image_size=32", "loader=synthetic", "train.global_batch=4", "train.steps=20", "train.epochs=1",
-        "train.validate=false", f"results_dir={folder}", *more,
+        "-m", "tests.planted", *planted, "--", f"+framework={framework}", "+model=resnet50", "model.layers=[1,1,1,1]",
+        "model.width_per_group=8", "model.image_size=32", "loader=synthetic", "train.global_batch=4",
+        "train.steps=20", "train.epochs=1", "train.validate=false", f"results_dir={folder}",
+        *(word for word in more if not word.startswith("+")),
     ]  # fmt: skip
 
 

@@ -138,7 +138,7 @@ def test_what_was_measured_survives_kill_9(tmp_path: Path) -> None:
 
 
 def test_waiting_for_data_ends_where_the_rank_that_prepares_them_is_stopped(tmp_path: Path) -> None:
-    stopped, other = start(tmp_path, "none", "data._target_=tests.broken.Stopping", f"train.timeout_s={patience_s()}")
+    stopped, other = start(tmp_path, "none", "+data=Stopping", f"train.timeout_s={patience_s()}")
     try:
         assert other.wait(WITHIN_S) == 8
     finally:
