@@ -122,6 +122,19 @@ def test_replica_without_validation_samples_gives_masked_batches(workers):
     assert batch.valid.tolist() == [False] * 4
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+def test_missing_images_are_zeros_after_normalisation(tmp_path, workers):
+    """One sample for two replicas of two: one replica misses a sample, the other both."""
+    data = write_folders(tmp_path, train=4, val=1, classes=1)
+    for rank, valid in enumerate(([True, False], [False, False])):
+        feed = opened(data, rank, 2, replica_batch=2, workers=workers)
+        (batch,) = feed.validation()
+        feed.close()
+        assert batch.inputs.dtype == torch.float32
+        assert batch.valid.tolist() == valid
+        assert [bool(image.any()) for image in batch.inputs] == valid
+
+
 def test_padding_is_zero_and_not_valid():
     last = list(opened(KeyData(val=7)).validation())[-1]
     assert last.inputs.tolist() == [[0, 4], [0, 5], [0, 6], [0, 0]]
