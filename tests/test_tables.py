@@ -28,6 +28,15 @@ def test_columns_are_the_dictionary(tmp_path):
     assert list(tables.scaling) == [column.name for column in SCALING]
 
 
+def test_ranks_that_shared_a_gpu_are_rows_but_no_measurement(tmp_path):
+    write_run(tmp_path, gpus=1)
+    shared = write_run(tmp_path, gpus=2, sections={"launch": {"world_size": 2, "backend": "gloo (cuda)"}})
+    tables = tables_of(tmp_path)
+    assert len(tables.runs) == 2
+    assert only(tables.scaling)["gpus"] == 1
+    assert tables.warnings == [f"{shared}: ranks shared a GPU (backend=cuda:gloo): not in the scaling table"]
+
+
 def test_a_run_is_a_row(tmp_path):
     write_run(tmp_path, gpus=4, rate=256.0, repeat=3)
     row = only(tables_of(tmp_path).runs)

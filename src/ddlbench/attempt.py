@@ -32,7 +32,7 @@ from ddlbench.start import Records, Spans, stage_data
 
 def attempt(config: Config, launch: Launch, started: float) -> int:
     """Run what the configuration says; the exit code of this process. `started`: perf_counter as the program began."""
-    device = pick_device(launch)
+    device = pick_device(launch, config.backend)
     if device.type == "cpu":
         torch.set_num_threads(config.train.threads_per_rank)
     else:  # torch's own default is TF32 for convolutions and fp32 for matrix products
@@ -47,7 +47,7 @@ def attempt(config: Config, launch: Launch, started: float) -> int:
     records = Records(config, launch, device)
     with Watch(launch.rank, records.close) as watch:
         try:
-            connect(launch, device, config.train.timeout_s)
+            connect(launch, device, config.train.timeout_s, config.backend)
             watch.join(Board.open(), launch.world_size)
             spans.end("connecting_s")
             records.open()

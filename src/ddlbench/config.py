@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ddlbench.errors import UserError
+from ddlbench.launch import SHARED_GPU
 
 if TYPE_CHECKING:
     from ddlbench.data.feed import Dataset, Loader
@@ -98,6 +99,7 @@ class Config:
     profile: bool
     dryrun: bool
     progress: bool
+    backend: str | None
     resolved: dict[str, Any]  # the same as plain data, for the record
 
     def __post_init__(self) -> None:
@@ -105,6 +107,8 @@ class Config:
             raise UserError(f"mode={self.mode} is unknown: choose one of {', '.join(MODES)}")
         if self.profile:
             raise UserError("profile=true is not available yet: leave it false")
+        if self.backend not in (None, SHARED_GPU):
+            raise UserError(f"backend={self.backend} is unknown: choose null, or {SHARED_GPU} (ranks share a GPU)")
         if self.model.kind != self.data.kind:
             fitting = "sample_images or imagenet" if self.model.kind == "images" else "sample_text or wikitext103"
             raise UserError(
@@ -120,6 +124,8 @@ class Config:
 def measured(resolved: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration without what does not change a measurement. That data were staged does, where to does not."""
     plain = copy.deepcopy(dict(resolved))
+    if plain.get("backend") is None:
+        plain.pop("backend", None)  # records from before there was a choice are repeats of those without one
     for key in UNMEASURED:
         name, _, leaf = key.rpartition(".")
         section = _section(plain, name)
@@ -148,7 +154,7 @@ def resolve(composed: DictConfig) -> Config:
         train = _typed(Train, resolved["train"], "train")
     except OmegaConfBaseException as error:
         raise UserError(first_line(error)) from error
-    plain = {key: resolved[key] for key in ("mode", "results_dir", "profile", "dryrun", "progress")}
+    plain = {key: resolved[key] for key in ("mode", "results_dir", "profile", "dryrun", "progress", "backend")}
     return Config(**built, train=train, **plain, resolved=resolved)
 
 

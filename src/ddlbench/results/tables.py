@@ -12,7 +12,7 @@ from typing import Any, cast
 import pandas as pd
 
 from ddlbench.results.ledgers import differences
-from ddlbench.results.merge import Row, Run, measured_options, measurement_id, measurements
+from ddlbench.results.merge import DEVELOPER, Row, Run, measured_options, measurement_id, measurements
 from ddlbench.results.read import Attempt
 from ddlbench.results.scaling import scaling_rows
 from ddlbench.results.schema import EPOCHS, RUNS, SCALING, Column
@@ -40,7 +40,8 @@ class Tables:
 def make_tables(attempts: Sequence[Attempt]) -> Tables:
     """All tables of any number of attempts."""
     runs = [Run(run_row(attempt), measured_options(_section(attempt.record, "config"))) for attempt in attempts]
-    groups = measurements(run for run in runs if run.options)
+    shared = [run for run in runs if run.row["backend"] == DEVELOPER]
+    groups = measurements(run for run in runs if run.options and run.row["backend"] != DEVELOPER)
     for group in groups:
         name = measurement_id(group)
         for run in group:
@@ -50,7 +51,11 @@ def make_tables(attempts: Sequence[Attempt]) -> Tables:
         runs=frame(RUNS, (run.row for run in runs)),
         epochs=frame(EPOCHS, epochs),
         scaling=frame(SCALING, scaling_rows(groups)),
-        warnings=[*(attempt.warning for attempt in attempts if attempt.warning), *differences(runs)],
+        warnings=[
+            *(attempt.warning for attempt in attempts if attempt.warning),
+            *differences(runs),
+            *(f"{run.row['path']}: ranks shared a GPU (backend=cuda:gloo): not in the scaling table" for run in shared),
+        ],
     )
 
 
