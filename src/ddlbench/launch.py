@@ -23,8 +23,10 @@ if TYPE_CHECKING:
 
 
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # which network each library takes
-# For tests of correctness (streams, mixed precision, random numbers): several ranks share a GPU and reduce over gloo,
-# which copies GPU tensors to the host. It cannot send or receive them: pipelines refuse it.
+# For tests of correctness (streams, mixed precision, random numbers): several ranks share a GPU and communicate over
+# gloo. Of GPU tensors torch's gloo group copies those of all_reduce, broadcast, reduce, gather, scatter, all_gather and
+# all_to_all to the host; its reduce_scatter is an all_reduce. It cannot send or receive them: pipelines refuse it. A
+# framework that asks for more (coalesced reductions) ends with torch's own error. Not run on a GPU yet.
 SHARED_GPU = "cuda:gloo"
 
 
