@@ -57,6 +57,17 @@ def test_gpt2_brings_its_data_and_recipe_unless_told() -> None:
     assert (config.data.name, config.recipe.name) == ("wikitext103", "lamb")
 
 
+def test_ranks_share_a_gpu_for_developers_only() -> None:
+    command = ("+framework=ddp", "+model=resnet50")
+    plain = composed(*command)
+    assert plain.backend is None
+    assert "backend" not in plain.identity()
+    shared = composed(*command, "backend=cuda:gloo")
+    assert shared.identity() == plain.identity() | {"backend": "cuda:gloo"}
+    with pytest.raises(UserError, match=r"backend=nccl is unknown: choose null, or cuda:gloo"):
+        composed(*command, "backend=nccl")
+
+
 def test_identity_leaves_out_what_is_not_measured() -> None:
     same = [
         composed(*overrides_of("data", "imagenet"), f"results_dir={where}", f"data.root={where}").identity()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import pytest
 import torch
 
 from ddlbench.errors import Unavailable, Unsupported, UserError
-from ddlbench.frameworks.deepspeed import DeepSpeed
+from ddlbench.frameworks.deepspeed import DeepSpeed, restore, tell_device
 from ddlbench.frameworks.deepspeed_config import library
 from ddlbench.job import Job
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
@@ -22,7 +24,19 @@ from tests.ranks import run_ranks
 from tests.reference import reference
 from tests.test_common import job
 from tests.test_equal_training import MODELS, TOLERANCES, distance, norm
-from tests.zero import CASTS, KNOBS, MODEL, ROUNDS, SIXTEEN, STAGES, THREES, Found, everything_else, quick
+from tests.zero import (
+    CASTS,
+    KNOBS,
+    MODEL,
+    ROUNDS,
+    SIXTEEN,
+    STAGES,
+    THREES,
+    Found,
+    everything_else,
+    on_one_visible_gpu,
+    quick,
+)
 
 TOLERANCE = TOLERANCES["gpt2", "fp32"].weights
 
@@ -30,6 +44,11 @@ TOLERANCE = TOLERANCES["gpt2", "fp32"].weights
 @pytest.fixture(scope="module")
 def quickly() -> Found:
     return run_ranks(2, quick)[0]
+
+
+@pytest.fixture(scope="module")
+def one_gpu() -> list[dict[str, Any]]:
+    return run_ranks(1, on_one_visible_gpu)[0]
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +112,30 @@ def test_where_the_library_cannot_do_without_the_norm_the_facts_say_so() -> None
     ):
         assert framework.needs_norm(asked) == needed
         assert ("compute_grad_norm" in framework.config(asked)["zero_optimization"]) != needed
+
+
+def test_the_only_visible_gpu_is_device_0_whatever_the_local_rank(one_gpu: list[dict[str, Any]]) -> None:
+    """srun --gpus-per-task=1: local rank 1 sees one GPU. Afterwards LOCAL_RANK says the launcher's number again."""
+    for stage, found in zip(STAGES, one_gpu, strict=True):
+        assert set(found["asked"]) == {0}, (stage, found["asked"])
+        assert found["after"] == "1"
+
+
+def test_its_group_waits_as_long_as_ours(one_gpu: list[dict[str, Any]]) -> None:
+    """Also where torch has no set_timeout (before 2.14)."""
+    assert {found["timeout"] for found in one_gpu} == {timedelta(seconds=60)}  # of tests.equal.make_job
+
+
+def test_open_mpis_local_rank_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine asserts that both variables are equal."""
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_RANK", "3")
+    before = tell_device(torch.device("cuda", 0))
+    assert (os.environ["LOCAL_RANK"], os.environ["OMPI_COMM_WORLD_LOCAL_RANK"]) == ("0", "0")
+    for name, value in before.items():
+        restore(name, value)
+    assert "LOCAL_RANK" not in os.environ
+    assert os.environ["OMPI_COMM_WORLD_LOCAL_RANK"] == "3"
 
 
 @pytest.mark.slow

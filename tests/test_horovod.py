@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from ddlbench.errors import Unavailable, Unsupported, UserError
 from ddlbench.frameworks.ddp import DDP
-from ddlbench.frameworks.horovod import Horovod, stall_seconds
+from ddlbench.frameworks.horovod import Horovod, library, stall_seconds
 from ddlbench.job import Batch, Framework, Job, Place
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
 from tests.equal import make_job, train_cases
@@ -66,13 +67,31 @@ class Found:
     summed: Outcome
     stepped: dict[str, list[Stepped]]
     facts: dict[str, Any]
+    first: list[tuple[torch.device, str]]  # device and phase of each allreduce asked for by name
 
 
 def find() -> Found:
     knobs = train_cases([(CASE, framework) for framework, _ in KNOBS.values()])
     accumulated, summed = train_cases([(ACCUMULATED, Horovod()), (CASE, SummedHorovod())])
     stepped = {name: [step(each, changes) for each in (DDP(), Horovod())] for name, changes in CHANGES.items()}
-    return Found(knobs, accumulated, summed, stepped, facts())
+    return Found(knobs, accumulated, summed, stepped, facts(), first_operations())
+
+
+def first_operations() -> list[tuple[torch.device, str]]:
+    """NCCL makes Horovod's communicator at its first operation on a device: which is in the set-up."""
+    framework, found, phase, hvd = Horovod(), list[tuple[torch.device, str]](), "set-up", library()
+    real = hvd.allreduce
+
+    def recorded(tensor: torch.Tensor, **options: Any) -> torch.Tensor:
+        found.append((tensor.device, phase))
+        return real(tensor, **options)
+
+    with patch.object(hvd, "allreduce", recorded):
+        framework.setup(make_job(CASE))
+        phase = "after"
+        framework.state()
+    framework.close()
+    return found
 
 
 def step(framework: Framework, changes: dict[str, Any]) -> Stepped:
@@ -122,6 +141,11 @@ def test_steps_as_ddp_does(found: Found) -> None:
         assert theirs[1] == ours[1] > 0, name
         for weight, expected in theirs[0].items():
             torch.testing.assert_close(ours[0][weight], expected, rtol=1e-4, atol=1e-5, msg=f"{name}: {weight}")
+
+
+@needs_horovod
+def test_its_communicator_is_made_in_the_set_up(found: Found) -> None:
+    assert found.first == [(torch.device("cpu"), "set-up")]
 
 
 @needs_horovod
@@ -205,6 +229,16 @@ def test_a_gpu_or_adasum_needs_another_flavour() -> None:
     if not mpi_built():
         with pytest.raises(Unavailable, match=r"install_horovod\.sh mpi"):
             Horovod(adasum=True).check(two_ranks())
+
+
+@needs_horovod
+@pytest.mark.parametrize(("nccl", "mpi"), [(True, False), (False, True), (False, False)])
+def test_adasum_on_gpus_needs_nccl_and_mpi(monkeypatch: pytest.MonkeyPatch, nccl: bool, mpi: bool) -> None:
+    hvd = library()
+    monkeypatch.setattr(hvd, "nccl_built", lambda: nccl)
+    monkeypatch.setattr(hvd, "mpi_built", lambda: mpi)
+    with pytest.raises(Unsupported, match=r"both NCCL and MPI: build it with HOROVOD_GPU_OPERATIONS=NCCL and HOROVOD_"):
+        Horovod(adasum=True).check(two_ranks(device=torch.device("cuda", 0)))
 
 
 @needs_horovod

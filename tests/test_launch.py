@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 from omegaconf import OmegaConf
 
 from ddlbench.errors import UserError
-from ddlbench.launch import Cluster, Launch, detect, gpu_index, hint, shared_gpu
+from ddlbench.launch import Cluster, Launch, Unmet, connect, detect, gpu_index, hint, pick_device, shared_gpu
 from ddlbench.launchers import first_host, tasks_per_node
 from tests.processes import MEET, PYTHON, environment, met, need, run
 
@@ -255,7 +258,74 @@ def test_missing_ranks_end_in_one_line():
     rank = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "28765"}
     lonely = run(PYTHON, MEET, "1", **rank)
     assert lonely.returncode == 8
-    assert "rank 0 of 2 did not meet the others at 127.0.0.1:28765 within 1 s" in lonely.stderr.splitlines()[-1]
+    assert re.search(
+        r"^rank 0 of 2 could not connect to the other ranks through 127\.0\.0\.1:28765 in \d+ s \(train\.timeout_s=1\)",
+        lonely.stderr.splitlines()[-1],
+    )
+
+
+@pytest.mark.parametrize("address", ["no.such.host.invalid", "127.0.0.9"])
+def test_a_wrong_master_address_ends_in_one_line_that_names_the_network(address):
+    """127.0.0.9 is this machine, where nobody listens."""
+    rank = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_PORT": "28766"}
+    lost = run(PYTHON, MEET, "2", MASTER_ADDR=address, NCCL_SOCKET_IFNAME="ib0", **rank)
+    assert lost.returncode == 8
+    last = lost.stderr.splitlines()[-1]
+    assert f"MASTER_ADDR={address} and by the interfaces GLOO_SOCKET_IFNAME (not set), NCCL_SOCKET_IFNAME=ib0" in last
+
+
+def test_a_wrong_interface_of_one_rank_ends_both_in_one_line():
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "28767"}
+    interfaces = ("lo", "nonexistent")
+    first, second = together(
+        {"RANK": str(i), "GLOO_SOCKET_IFNAME": name, **shared} for i, name in enumerate(interfaces)
+    )
+    assert second.returncode == 2
+    assert re.search(
+        r"^GLOO_SOCKET_IFNAME=nonexistent is no network interface .*: choose one of .*\blo\b.*, or unset it$",
+        second.stderr.splitlines()[-1],
+    )
+    assert first.returncode == 8
+    assert "GLOO_SOCKET_IFNAME=lo, NCCL_SOCKET_IFNAME (not set)" in first.stderr.splitlines()[-1]
+
+
+def together(environments):
+    """meet.py in each environment at once."""
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(lambda env: run(PYTHON, MEET, "5", **env), environments))
+
+
+def test_our_own_start_asks_for_the_only_visible_gpu(monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", asked.append)
+    monkeypatch.setattr(torch.distributed, "init_process_group", refuse)
+    launch = Launch("srun", 1, 2, 1, 2, 1, "localhost", 28768)
+    with pytest.raises(Unmet):
+        connect(launch, pick_device(launch), 1.0)
+    assert asked == [torch.device("cuda", 0)]
+
+
+def refuse(backend, **_):
+    raise RuntimeError(backend)
+
+
+@pytest.mark.parametrize(("backend", "expected"), [(None, "cpu:gloo,cuda:nccl"), ("cuda:gloo", "cpu:gloo,cuda:gloo")])
+def test_ranks_share_a_gpu_over_gloo_only_where_that_was_asked_for(monkeypatch, backend, expected):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(torch.distributed, "init_process_group", refuse)
+    ranks = [Launch("srun", rank, 4, rank, 4, 1, "localhost", 28769) for rank in range(4)]
+    if backend:
+        assert [pick_device(launch, backend).index for launch in ranks] == [0, 1, 0, 1]
+    with pytest.raises(Unmet, match=rf"\({expected}\)$"):
+        connect(ranks[0], torch.device("cuda", 0), 1.0, backend)
+
+
+def test_a_shared_gpu_needs_one(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(UserError, match=r"backend=cuda:gloo lets several ranks share one GPU .* set backend=null"):
+        pick_device(Launch("alone"), "cuda:gloo")
 
 
 def test_a_taken_port_ends_in_one_line():

@@ -77,7 +77,7 @@ MISTAKES = [
         r"train\.xyz does not exist: the keys of train are .*epochs",
     ),
     (["+framework=ddp", "+model=resnet50", "recipe=sdg"], 2, r"Could not find 'recipe/sdg'.*adamw.* sgd$"),
-    ([*SMALL, "+hallo=3"], 2, r"hallo does not exist: the keys are cluster, data, .* train$"),
+    ([*SMALL, "+hallo=3"], 2, r"hallo does not exist: the keys are backend, cluster, data, .* train$"),
     ([*SMALL, "train.epochs=many"], 2, r"train\.epochs: Value 'many'"),
     ([*SMALL, "train.epochs=0"], 2, r"train\.epochs=0 must be greater than 0"),
     ([*SMALL, "train.precision=fp8"], 2, r"train\.precision=fp8 is unknown: choose one of fp32, bf16, fp16"),

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pandas as pd
 import pytest
+import torch
 
+from ddlbench.launch import SHARED_GPU
+from ddlbench.results.content import backend_name
 from ddlbench.results.read import read_all
 from ddlbench.results.schema import EPOCHS, RUNS, SCALING
 from ddlbench.results.tables import make_tables, records
@@ -26,6 +29,16 @@ def test_columns_are_the_dictionary(tmp_path):
     assert list(tables.runs) == [column.name for column in RUNS]
     assert list(tables.epochs) == [column.name for column in EPOCHS]
     assert list(tables.scaling) == [column.name for column in SCALING]
+
+
+def test_ranks_that_shared_a_gpu_are_rows_but_no_measurement(tmp_path):
+    write_run(tmp_path, gpus=1)
+    backend = backend_name(SHARED_GPU, torch.device("cuda", 0))
+    shared = write_run(tmp_path, gpus=2, sections={"launch": {"world_size": 2, "backend": backend}})
+    tables = tables_of(tmp_path)
+    assert len(tables.runs) == 2
+    assert only(tables.scaling)["gpus"] == 1
+    assert tables.warnings == [f"{shared}: ranks shared a GPU (backend=cuda:gloo): not in the scaling table"]
 
 
 def test_a_run_is_a_row(tmp_path):

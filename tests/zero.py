@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pkgutil
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ddlbench.frameworks.ddp import DDP
-from ddlbench.frameworks.deepspeed import DeepSpeed
+from ddlbench.frameworks.deepspeed import DeepSpeed, tell_device
 from ddlbench.frameworks.deepspeed_config import library
 from ddlbench.job import Batch, Framework, Job
 from ddlbench.models.gpt2 import GPT2
@@ -233,6 +234,42 @@ def overflow() -> tuple[list[int], list[Tensor]]:
     dist.barrier()
     framework.close()
     return updates, weights
+
+
+def on_one_visible_gpu() -> list[dict[str, Any]]:
+    """What each stage asks of its accelerator where this rank is the second on its node and sees one GPU only: the
+    indices of devices it names. The library computes on the CPU, whatever index it names."""
+    from deepspeed.accelerator import get_accelerator, set_accelerator
+    from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+
+    asked: list[int] = []
+
+    class Visible(CPU_Accelerator):
+        def device_name(self, device_index: Any = None) -> str:
+            asked.extend([] if device_index is None else [int(device_index)])
+            return "cpu"
+
+        def set_device(self, device_index: Any) -> None:
+            if str(device_index) != "cpu":
+                asked.append(int(device_index))
+
+    before, found = get_accelerator(), list[dict[str, Any]]()
+    os.environ.update(LOCAL_RANK="1", LOCAL_WORLD_SIZE="2")
+    set_accelerator(Visible())
+    gpu = partial(tell_device, torch.device("cuda", 0))
+    with patch("ddlbench.frameworks.deepspeed.tell_device", lambda _: gpu()), patch.object(dist, "set_timeout", None):
+        for framework in ZERO:
+            job = make_job(CASE)
+            framework.setup(job)
+            group = framework.engine.data_parallel_group
+            for step in range(2):
+                framework.step(samples(job, step))
+            options = group._get_backend(job.device).options
+            framework.close()
+            found.append({"asked": asked.copy(), "after": os.environ["LOCAL_RANK"], "timeout": options._timeout})
+            asked.clear()
+    set_accelerator(before)
+    return found
 
 
 def quick() -> Found:

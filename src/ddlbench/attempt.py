@@ -44,7 +44,7 @@ def attempt(config: Config, launch: Launch, started: float) -> int:
     planned = planned_device(config)
     if planned is None:
         check_machine(config)
-    device = planned or pick_device(launch)
+    device = planned or pick_device(launch, config.backend)
     set_switches(config.train, device)
     job = make_job(config, launch, device)
     refusal = check(config, job)
@@ -59,7 +59,7 @@ def attempt(config: Config, launch: Launch, started: float) -> int:
             if device.type == "cuda":
                 take_over_from_nccl()
             watch.expect(NO_CONNECTION, more_s=10)  # what `connect` raises says more and comes first, if it comes
-            connect(launch, device, config.train.timeout_s)
+            connect(launch, device, config.train.timeout_s, config.backend)
             watch.join(Board.open())
             spans.end("connecting_s")
             watch.expect_nothing()

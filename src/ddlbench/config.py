@@ -14,6 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ddlbench import values
 from ddlbench.errors import UserError
+from ddlbench.launch import SHARED_GPU
 
 if TYPE_CHECKING:
     from ddlbench.data.feed import Dataset, Loader
@@ -94,12 +95,15 @@ class Options:
     profile: bool = False
     dryrun: bool = False
     progress: bool = True
+    backend: str | None = None
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise UserError(f"mode={self.mode} is unknown: choose one of {', '.join(MODES)}")
         if self.profile:
             raise UserError("profile=true is not available yet: leave it false")
+        if self.backend not in (None, SHARED_GPU):
+            raise UserError(f"backend={self.backend} is unknown: choose null, or {SHARED_GPU} (ranks share a GPU)")
 
 
 @dataclass
@@ -118,6 +122,7 @@ class Config:
     profile: bool
     dryrun: bool
     progress: bool
+    backend: str | None
     resolved: dict[str, Any]  # the same as plain data, for the record
 
     def __post_init__(self) -> None:
@@ -136,6 +141,8 @@ class Config:
 def measured(resolved: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration without what does not change a measurement. That data were staged does, where to does not."""
     plain = copy.deepcopy(dict(resolved))
+    if plain.get("backend") is None:
+        plain.pop("backend", None)  # records from before there was a choice are repeats of those without one
     for key in UNMEASURED:
         name, _, leaf = key.rpartition(".")
         section = _section(plain, name)

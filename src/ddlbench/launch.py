@@ -7,6 +7,8 @@ ranks, they meet the same way: an own process group with an explicit timeout, al
 from __future__ import annotations
 
 import os
+import socket
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,6 +20,14 @@ from ddlbench.launchers import HOROVOD, HYDRA, OPEN_MPI, Launch, horovodrun, mpi
 if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
+
+
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # which network each library takes
+# For tests of correctness (streams, mixed precision, random numbers): several ranks share a GPU and communicate over
+# gloo. Of GPU tensors torch's gloo group copies those of all_reduce, broadcast, reduce, gather, scatter, all_gather and
+# all_to_all to the host; its reduce_scatter is an all_reduce. It cannot send or receive them: pipelines refuse it. A
+# framework that asks for more (coalesced reductions) ends with torch's own error. Not run on a GPU yet.
+SHARED_GPU = "cuda:gloo"
 
 
 class Unmet(RunError):
@@ -68,11 +78,18 @@ def hint(launch: Launch, env: Mapping[str, str] = os.environ) -> str | None:
     return None
 
 
-def pick_device(launch: Launch) -> torch.device:
-    """One GPU a rank, or the CPU where no GPU is visible."""
+def pick_device(launch: Launch, backend: str | None = None) -> torch.device:
+    """One GPU a rank, or the CPU where no GPU is visible. backend: that of `connect`."""
     import torch
 
     visible = torch.cuda.device_count()
+    if backend == SHARED_GPU:
+        if not visible:
+            raise UserError(
+                f"backend={backend} lets several ranks share one GPU to test that they compute the same, and no GPU "
+                "is visible: set backend=null"
+            )
+        return torch.device("cuda", launch.local_rank % visible)
     return torch.device("cuda", gpu_index(launch, visible)) if visible else torch.device("cpu")
 
 
@@ -91,10 +108,12 @@ def _too_few(ranks: int, gpus: int) -> str:
     )
 
 
-def connect(launch: Launch, device: torch.device, timeout_s: float) -> None:
-    """Meet the other ranks: gloo for the CPU's numbers, NCCL for a GPU's, `timeout_s` on both.
+def connect(launch: Launch, device: torch.device, timeout_s: float, backend: str | None = None) -> None:
+    """Meet the other ranks: gloo for the CPU's numbers, NCCL for a GPU's, `timeout_s` on both. backend: SHARED_GPU, or
+    None.
 
-    Raises on every rank alike where two ranks of a host share a GPU, Unmet where ranks are missing.
+    Raises on every rank alike where two ranks of a host share a GPU, Unmet where ranks are missing or the network is
+    not the one that joins them.
     """
     import torch
     import torch.distributed as dist
@@ -104,20 +123,21 @@ def connect(launch: Launch, device: torch.device, timeout_s: float) -> None:
         torch.cuda.set_device(device)
     address = f"[{launch.master_addr}]" if ":" in launch.master_addr else launch.master_addr
     alone = launch.world_size == 1
+    began = time.monotonic()
     try:
         dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+            f"cpu:gloo,{backend or 'cuda:nccl'}" if device.type == "cuda" else "gloo",
             init_method=None if alone else f"tcp://{address}:{launch.master_port}",
             store=HashStore() if alone else None,
             rank=launch.rank,
             world_size=launch.world_size,
             timeout=group_timeout(device, timeout_s),
         )
-        if device.type == "cuda":
+        if device.type == "cuda" and backend != SHARED_GPU:
             _refuse_shared_gpus(launch, device)
         first_operation(device)
     except RuntimeError as error:
-        raise _unmet(launch, timeout_s, str(error)) from error
+        raise _unmet(launch, time.monotonic() - began, timeout_s, str(error)) from error
 
 
 def group_timeout(device: torch.device, timeout_s: float) -> timedelta:
@@ -136,13 +156,23 @@ def first_operation(device: torch.device, group: dist.ProcessGroup | None = None
     one.item()
 
 
-def _unmet(launch: Launch, timeout_s: float, error: str) -> RunError:
+def _unmet(launch: Launch, waited_s: float, timeout_s: float, error: str) -> RunError:
     place = f"{launch.master_addr}:{launch.master_port}"
     if "EADDRINUSE" in error:
         return UserError(f"the port of {place} is taken: choose another one with MASTER_PORT=<port>")
+    chosen = {name: os.environ.get(name) for name in INTERFACES}
+    if "Unable to find address for" in error:  # gloo's words for an interface that does not exist
+        found = ", ".join(name for _, name in socket.if_nameindex())
+        return UserError(
+            f"GLOO_SOCKET_IFNAME={chosen['GLOO_SOCKET_IFNAME']} is no network interface with an address on "
+            f"{socket.gethostname()}: choose one of {found}, or unset it"
+        )
+    network = ", ".join(f"{name}={value}" if value else f"{name} (not set)" for name, value in chosen.items())
     return Unmet(
-        f"rank {launch.rank} of {launch.world_size} did not meet the others at {place} within {timeout_s:g} s: "
-        f"is each rank started, and is MASTER_ADDR right? ({next(iter(error.splitlines()), '')})"
+        f"rank {launch.rank} of {launch.world_size} could not connect to the other ranks through {place} in "
+        f"{waited_s:.0f} s (train.timeout_s={timeout_s:g}): check that every rank started, and that rank 0's node is "
+        f"reached by MASTER_ADDR={launch.master_addr} and by the interfaces {network} "
+        f"({next(iter(error.splitlines()), '')})"
     )
 
 

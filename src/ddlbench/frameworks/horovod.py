@@ -71,6 +71,11 @@ class Horovod:
     def check(self, job: Job) -> None:
         self.supports(job)
         hvd = library()
+        if self.adasum and job.device.type == "cuda" and not (hvd.nccl_built() and hvd.mpi_built()):
+            raise Unsupported(
+                "horovod: adasum on GPUs needs a Horovod with both NCCL and MPI: build it with "
+                "HOROVOD_GPU_OPERATIONS=NCCL and HOROVOD_WITH_MPI=1, or set framework.adasum=false"
+            )
         if job.device.type == "cuda" and not hvd.nccl_built():
             raise Unavailable("this Horovod is built for the CPU: scripts/install_horovod.sh nccl")
         if self.adasum and not hvd.mpi_built():
@@ -106,6 +111,8 @@ class Horovod:
     def setup(self, job: Job) -> Place:
         self.job, self.hvd = job, library()
         start(self.hvd, job, self._variables(job))
+        op = self.hvd.Adasum if self.adasum else self.hvd.Average
+        self.hvd.allreduce(torch.ones(1, device=job.device), op=op)  # makes NCCL's communicator, as launch.connect does
         self.model = job.build()
         assert_same_weights(self.model)
         if job.checkpoint_activations:
@@ -116,7 +123,7 @@ class Horovod:
             named_parameters=self.model.named_parameters(),
             compression=getattr(self.hvd.Compression, self._compression(job)),
             backward_passes_per_step=self.count,
-            op=self.hvd.Adasum if self.adasum else self.hvd.Average,
+            op=op,
         )
         if job.compile:
             self.model.compile()

@@ -11,10 +11,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ddlbench.errors import Unsupported
 from ddlbench.frameworks.common import gradient, subgroup
 from ddlbench.frameworks.statistics import average
 from ddlbench.frameworks.tensor_collectives import Part
 from ddlbench.job import Job, Place
+from ddlbench.launch import SHARED_GPU
 
 
 @dataclass(frozen=True)
@@ -41,6 +43,8 @@ class Groups:
     @classmethod
     def connect(cls, job: Job, dp: int, ranks: int, tp: int = 1, sharded: bool = False) -> Groups:
         """`dp` pipelines of `ranks` stages each, every stage shared by `tp` ranks."""
+        if ranks > 1 and job.device.type == "cuda" and SHARED_GPU in dist.get_backend_config():
+            raise Unsupported(f"backend={SHARED_GPU}: gloo cannot send tensors of a GPU, and a pipeline sends them")
         layout = torch.arange(job.world_size).view(ranks, dp, tp)
         stage_rank, data_rank, part_rank = (int(index) for index in (layout == job.rank).nonzero()[0])
         pipeline = subgroup(layout.permute(1, 2, 0).flatten(0, 1).tolist(), job)

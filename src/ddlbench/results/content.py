@@ -17,6 +17,7 @@ from ddlbench.launch import Launch
 from ddlbench.loop import Run
 from ddlbench.measure.environment import environment
 from ddlbench.measure.flops import training_flops
+from ddlbench.results.merge import DEVELOPER
 
 
 def opening(config: Config, launch: Launch, device: torch.device, dataset: Mapping[str, Any]) -> dict[str, Any]:
@@ -29,11 +30,16 @@ def opening(config: Config, launch: Launch, device: torch.device, dataset: Mappi
             "nodes": launch.nodes,
             "ranks_per_node": launch.local_world_size,
             "device_type": device.type,
-            "backend": "nccl" if device.type == "cuda" else "gloo",
+            "backend": backend_name(config.backend, device),
+            "developer": config.backend is not None,
         },
         "dataset": {"name": config.data.name, "kind": config.data.kind, **dataset},
         "environment": {**environment(device), "threads_per_rank": torch.get_num_threads()},
     }
+
+
+def backend_name(backend: str | None, device: torch.device) -> str:
+    return DEVELOPER if backend else "nccl" if device.type == "cuda" else "gloo"
 
 
 def model_section(model: Model, start: Mapping[str, Tensor] | None) -> dict[str, Any]:

@@ -15,6 +15,7 @@ Item = TypeVar("Item")
 
 # What a run meets rather than asks for. A failed attempt may not have got so far as to know it.
 SEEN = ("dataset_hash", "device", "device_model", "torch", "cuda", "global_batch")
+DEVELOPER = "gloo (cuda)"  # `launch.backend` where ranks shared a GPU: no measurement
 # Where the ranks of a framework stand; differs over the GPU counts of one curve.
 LAYOUT = ("framework.dp", "framework.tp", "framework.pp")
 # What a measurement may have several values of, and what `global_batch` says better.

@@ -13,7 +13,7 @@ from ddlbench.results.cells import cell, fit, summary
 from ddlbench.results.copies import without_copies
 from ddlbench.results.epochs import epoch_rows
 from ddlbench.results.ledgers import differences
-from ddlbench.results.merge import Row, Run, measured_options, measurement_id, measurements
+from ddlbench.results.merge import DEVELOPER, Row, Run, measured_options, measurement_id, measurements
 from ddlbench.results.read import Attempt, Records, unreadable, why
 from ddlbench.results.scaling import scaling_rows
 from ddlbench.results.schema import EPOCHS, RUNS, SCALING, Column
@@ -51,7 +51,8 @@ def make_tables(records: Records) -> Tables:
     """All tables of any number of attempts."""
     attempts, copies = without_copies(records.attempts)
     rows = [_guarded(attempt) for attempt in attempts]
-    groups = measurements(own.run for own in rows if own.run.options)
+    shared = [own.run.row["path"] for own in rows if own.run.row["backend"] == DEVELOPER]
+    groups = measurements(own.run for own in rows if own.run.options and own.run.row["backend"] != DEVELOPER)
     for group in groups:
         name = measurement_id(group)
         for run in group:
@@ -62,7 +63,13 @@ def make_tables(records: Records) -> Tables:
         runs=frame(RUNS, (run.row for run in runs)),
         epochs=frame(EPOCHS, (_copied(own.run.row) | epoch for own in rows for epoch in own.epochs)),
         scaling=frame(SCALING, scaling_rows(groups)),
-        warnings=[*records.warnings, *copies, *told, *differences(runs)],
+        warnings=[
+            *records.warnings,
+            *copies,
+            *told,
+            *differences(runs),
+            *(f"{path}: ranks shared a GPU (backend=cuda:gloo): not in the scaling table" for path in shared),
+        ],
     )
 
 
