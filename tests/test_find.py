@@ -20,13 +20,13 @@ def test_every_attempt_at_any_depth(tmp_path):
     assert set(search([tmp_path]).attempts.values()) == set(folders)
 
 
-@pytest.mark.parametrize("linked", ["elsewhere", "elsewhere/run", "elsewhere/run/attempt-1"])
+@pytest.mark.parametrize("linked", [".", "elsewhere", "elsewhere/run", "elsewhere/run/attempt-1"])
 def test_links_to_results_runs_and_attempts_are_followed(tmp_path, linked):
-    attempt(tmp_path, "elsewhere", "run")
+    folder = attempt(tmp_path, "there", "elsewhere", "run")
     (tmp_path / "results").mkdir()
-    (tmp_path / "results" / "link").symlink_to(tmp_path / linked)
+    (tmp_path / "results" / "link").symlink_to(tmp_path / "there" / linked)
     found = search([tmp_path / "results"])
-    assert list(found.attempts) == [str((tmp_path / "elsewhere" / "run" / "attempt-1").resolve())]
+    assert list(found.attempts) == [str(folder.resolve())]
     assert found.unreadable == {}
 
 
