@@ -134,13 +134,13 @@ def test_saved_as_png_and_svg_the_same_each_time(tmp_path):
 
 
 def test_names_are_no_mathematics_and_none_is_hidden(tmp_path):
-    for framework in ("$x_{", "_ddp", "你好"):
-        write_run(tmp_path, framework=framework, model="$y^{")
+    for framework in ("$x_{$", "_ddp", "你好"):
+        write_run(tmp_path, framework=framework, model="$y^{$")
     figures = figures_of(tmp_path)
     save({"speedup": figures["speedup"]}, tmp_path / "out")
     names = [text.get_text().strip() for text in figures["speedup"].legends[0].get_texts()]
-    assert {"$x_{", "_ddp", "你好"} <= set(names)
-    assert figures["speedup"].axes[0].get_title(loc="left") == "$y^{"
+    assert {"$x_{$", "_ddp", "你好"} <= set(names)
+    assert figures["speedup"].axes[0].get_title(loc="left") == "$y^{$"
 
 
 @pytest.mark.parametrize("device", ["tpu", "", None])

@@ -169,7 +169,7 @@ def test_a_program_error_of_one_record_is_a_row_too(beside, monkeypatch):
 ODD = (
     *(("config.framework.name", value) for value in hostile.TEXTS),
     *(("config.framework.bucket_cap_mb", value) for value in hostile.TEXTS[:12]),
-    *(("config.model.name", value) for value in ("$x_{", "你好", "x" * 100_000)),
+    *(("config.model.name", value) for value in ("$x_{$", "你好", "x" * 100_000)),
     *(("launch.device_type", value) for value in ("tpu", None)),
     *(("status", value) for value in hostile.TEXTS),
     *(("environment.driver", value) for value in hostile.TEXTS),
