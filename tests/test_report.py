@@ -166,6 +166,13 @@ def test_nothing_that_a_record_says_controls_the_terminal(tmp_path, capsys):
     assert "\\x1b[31m/attempt-1: run.json cannot be read" in said.err
 
 
+def test_an_error_names_a_folder_without_its_control_characters(tmp_path, capsys):
+    assert main([str(tmp_path / "\x1b[31m\n")]) == 2
+    told = capsys.readouterr().err
+    assert "\\x1b[31m\\n is not a folder" in told
+    assert told.count("\n") == 1
+
+
 def test_texts_in_csv_are_no_formulas_and_numbers_stay_numbers(tmp_path):
     formula = '=HYPERLINK("http://x")'
     failed_run(tmp_path, sections={"environment": {"driver": formula, "cudnn": "-1"}, "summary": {"train_loss": 0.5}})
