@@ -87,7 +87,9 @@ def test_any_kind_of_file(kind):
         folder = write_run(results, framework="odd", attempt=2)
         make(folder)
         tables = check(results, alone)
-        assert any(text.startswith(f"{folder}: ") and said in text for text in tables.warnings), tables.warnings
+        (warning,) = tables.warnings
+        assert warning.startswith(f"{folder}: ")
+        assert said in warning
         (row,) = [row for row in records(tables.runs) if row["path"] == str(folder)]
         assert row["status"] == ("ok" if kind.startswith("epochs") else "unreadable")
 
