@@ -16,7 +16,7 @@ from tests.records import write_run
 
 NUMBERS = (True, -1, -0.5, 0, 1.5, 5e-324, 1e308, 2**63, -(2**63) - 1, 10**400, float("nan"), float("inf"))
 TEXTS = (
-    "", "NaN", "3", "$x_{", "=1+1", "@SUM(A1)", "_hidden", "\x1b[31mred", "a\nb\r\tc", "\u202egnp", "\ud800",
+    "", "NaN", "3", "$x_{$", "=1+1", "@SUM(A1)", "_hidden", "\x1b[31mred", "a\nb\r\tc", "\u202egnp", "\ud800",
     "<script>", "你好", "x" * 100_000, "tpu", "a|b", "%s {0}", "../..",
 )  # fmt: skip
 OTHERS = (None, [], {}, ["a", 1, None], {"a": {"b": [1]}}, [[[[]]]], {"name": "\x07"}, {"\ud800\x1b": 1})

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ddlbench.results.cells import LONGEST_NAME, cell, fit, summary
+from ddlbench.results.cells import LONGEST_NAME, cell, fit, in_one_line
 from ddlbench.results.schema import EPOCHS, RUNS
 
 COLUMNS = {column.name: column for column in (*EPOCHS, *RUNS)}
@@ -57,8 +57,12 @@ def test_cells(value, kind, expected):
         ("val_perplexity_token", 0.5, "val_perplexity_token = 0.5 (must lie in 1 to 1e+30)"),
         ("gpus", 0, "gpus = 0 (must lie in 1 to 1e+06)"),
         ("samples", -5, "samples = -5 (must lie in 0 to 1e+12)"),
-        ("samples", 2.5, "samples = 2.5 (not a whole number)"),
-        ("memory_host_peak_bytes", 2**70, "memory_host_peak_bytes = 1180591620717411303424 (not a whole number)"),
+        ("samples", 2.5, "samples = 2.5 (not a whole number of 64 bits)"),
+        (
+            "memory_host_peak_bytes",
+            2**70,
+            "memory_host_peak_bytes = 1180591620717411303424 (not a whole number of 64 bits)",
+        ),
         ("warmup", "yes", 'warmup = "yes" (not true or false)'),
     ],
 )
@@ -91,5 +95,5 @@ def test_long_names_are_cut_and_stay_different():
 
 def test_a_summary_is_one_line_and_names_the_first():
     notes = [f"n{number}" for number in range(9)]
-    assert summary(notes) == "left out of the tables: n0, n1, n2 and 6 more"
-    assert json.dumps(summary(notes[:1])) == '"left out of the tables: n0"'
+    assert in_one_line(notes) == "left out of the tables: n0, n1, n2 and 6 more"
+    assert json.dumps(in_one_line(notes[:1])) == '"left out of the tables: n0"'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from ddlbench.results import plotting
 from ddlbench.results.figures import make_figures
 from ddlbench.results.plotting import save
 from ddlbench.results.read import read_all
@@ -130,3 +131,41 @@ def test_saved_as_png_and_svg_the_same_each_time(tmp_path):
         save({"speedup": figures_of(tmp_path / "results")["speedup"]}, tmp_path / folder)
     assert (tmp_path / "one" / "speedup.png").read_bytes().startswith(b"\x89PNG")
     assert (tmp_path / "one" / "speedup.svg").read_bytes() == (tmp_path / "two" / "speedup.svg").read_bytes()
+
+
+def test_names_are_no_mathematics_and_none_is_hidden(tmp_path):
+    for framework in ("$x_{$", "_ddp", "你好"):
+        write_run(tmp_path, framework=framework, model="$y^{$")
+    figures = figures_of(tmp_path)
+    save({"speedup": figures["speedup"]}, tmp_path / "out")
+    names = [text.get_text().strip() for text in figures["speedup"].legends[0].get_texts()]
+    assert {"$x_{$", "_ddp", "你好"} <= set(names)
+    assert figures["speedup"].axes[0].get_title(loc="left") == "$y^{$"
+
+
+@pytest.mark.parametrize("device", ["tpu", "", None])
+def test_a_device_that_is_not_known_is_drawn_with_the_hosts_memory(tmp_path, device):
+    write_run(tmp_path, device=device, summary={"memory_allocated_peak_bytes": None})
+    (axes,) = figures_of(tmp_path)["memory"].axes
+    assert axes.get_ylabel() == "peak host memory (GiB)"
+    assert [1, 2.0] in [line.get_xydata().tolist()[0] for line in axes.lines if len(line.get_xdata())]
+
+
+def test_nothing_used_is_an_axis_from_zero(tmp_path):
+    write_run(tmp_path, summary={"memory_allocated_peak_bytes": 0})
+    (axes,) = figures_of(tmp_path)["memory"].axes
+    assert axes.get_ylim() == (0, 1)
+
+
+def test_too_many_panels_curves_and_failures_are_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(plotting, "MOST_PANELS", 2)
+    monkeypatch.setattr(plotting, "MOST_LABELS", 4)
+    for number in range(4):
+        write_run(tmp_path, model=f"model{number}")
+    for number in range(13):
+        write_run(tmp_path, model="model0", framework=f"f{number}", status="oom", knobs={"number": number})
+    figure = figures_of(tmp_path)["memory"]
+    assert len(figure.axes) == 2
+    assert figure.get_suptitle() == "2 of 4 panels are drawn; the tables have all"
+    assert "and 3 more" in [text.get_text() for text in figure.axes[0].texts]
+    assert [text.get_text() for text in figure.legends[0].get_texts()][-1] == "and 10 more"

@@ -59,3 +59,4 @@ def test_durations(seconds, text):
 
 def test_devices():
     assert [devices(1, "cuda"), devices(4, "cuda"), devices(2, "cpu")] == ["1 GPU", "4 GPUs", "2 ranks"]
+    assert devices(0, "cuda") == "an unknown number of GPUs"

@@ -152,3 +152,39 @@ def test_as_a_program(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {"DISPLAY": ""})
     assert (done.returncode, done.stderr) == (0, "")
     assert "report.html" in done.stdout
+
+
+def test_nothing_that_a_record_says_controls_the_terminal(tmp_path, capsys):
+    failed_run(tmp_path, framework="\x1b[2Jddp")
+    failed_run(tmp_path, gpus=2, sections={"schema_version": "\x1b]0;title\x07"})
+    odd = tmp_path / "\x1b[31m" / "attempt-1"
+    odd.mkdir(parents=True)
+    assert main([str(tmp_path)]) == 0
+    said = capsys.readouterr()
+    assert "\x1b" not in said.out + said.err
+    assert "\\x1b[2Jddp" in said.out
+    assert "\\x1b[31m/attempt-1: run.json cannot be read" in said.err
+
+
+def test_an_error_names_a_folder_without_its_control_characters(tmp_path, capsys):
+    assert main([str(tmp_path / "\x1b[31m\n")]) == 2
+    told = capsys.readouterr().err
+    assert "\\x1b[31m\\n is not a folder" in told
+    assert told.count("\n") == 1
+
+
+def test_texts_in_csv_are_no_formulas_and_numbers_stay_numbers(tmp_path):
+    formula = '=HYPERLINK("http://x")'
+    failed_run(tmp_path, sections={"environment": {"driver": formula, "cudnn": "-1"}, "summary": {"train_loss": 0.5}})
+    assert main([str(tmp_path)]) == 0
+    row = pd.read_csv(tmp_path / "report" / "tables" / "runs.csv").iloc[0]
+    assert (row["driver"], row["cudnn"], row["train_loss"]) == (f"'{formula}", "'-1", 0.5)
+
+
+def test_a_terminal_that_lacks_letters(tmp_path):
+    failed_run(tmp_path, framework="µ")
+    command = [sys.executable, "-W", "error", "-m", "ddlbench.report", str(tmp_path)]
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\\xb5" in done.stdout

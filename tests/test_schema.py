@@ -62,3 +62,10 @@ def test_scaling_copies_only_what_runs_have():
     assert {column.name for column in SCALING if column.source} <= names
     assert {column.source for column in SCALING} <= {"", "equal", "median", "max"}
     assert {column.name for column in EPOCHS if column.source == "run"} <= names
+
+
+def test_every_number_that_is_read_with_a_unit_has_a_range():
+    read = [column for column in (*RUNS, *EPOCHS) if column.source not in ("", "run")]
+    numbers = [column for column in read if column.kind in ("int", "float")]
+    assert [column.name for column in numbers if column.unit and not column.range] == []
+    assert all(column.range[0] < column.range[1] for column in numbers if column.range)

@@ -103,6 +103,14 @@ def test_odd_sections_do_not_crash(tmp_path, config):
     assert row["throughput_samples_per_s"] is None
 
 
+@pytest.mark.parametrize("batch", [2**62, -1])
+def test_a_batch_that_cannot_be_is_left_out(tmp_path, batch):
+    folder = write_run(tmp_path, gpus=8, per_gpu=batch, status="error", reason="boom")
+    tables = tables_of(tmp_path)
+    assert only(tables.runs)["global_batch"] is None
+    assert tables.warnings[0].startswith(f"{folder}: left out of the tables: global_batch = {8 * batch} (")
+
+
 def test_unknown_is_an_empty_cell_never_zero(tmp_path):
     write_run(tmp_path / "results", device="cpu", summary={"tokens_per_s": None, "allocator_retries": 0})
     tables_of(tmp_path / "results").write(tmp_path)

@@ -16,7 +16,7 @@ LARGEST_INT = 2**63 - 1
 SHOWN = 3  # cells left out that one warning names
 
 _TEXTS = ("reason", "hosts", "framework_facts", "loader_facts")
-_NOUNS = {"int": "a whole number", "float": "a finite number", "bool": "true or false"}
+_NOUNS = {"int": "a whole number of 64 bits", "float": "a finite number", "bool": "true or false"}
 
 
 def fit(value: Any, column: Column, left_out: list[str]) -> Any:
@@ -31,7 +31,7 @@ def fit(value: Any, column: Column, left_out: list[str]) -> Any:
     return found
 
 
-def summary(left_out: Sequence[str]) -> str:
+def in_one_line(left_out: Sequence[str]) -> str:
     """Notes in one line."""
     more = f" and {len(left_out) - SHOWN} more" if len(left_out) > SHOWN else ""
     return f"left out of the tables: {', '.join(left_out[:SHOWN])}{more}"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 WITHOUT_END = 10**9
-BELOW_LINKS = 2  # levels below a linked folder of results: the runs, their attempts. A link to / must end, too.
+BELOW_LINKS = 3  # levels below a linked folder: results, their runs, the attempts. A link to / must end, too.
 
 
 @dataclass

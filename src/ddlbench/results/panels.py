@@ -109,7 +109,9 @@ def _base(device: str | None, framework: str, gpus: int, seconds: float) -> str:
 
 
 def devices(count: int, device: str | None) -> str:
-    """ "1 GPU", "4 GPUs", "2 ranks"."""
+    """ "1 GPU", "4 GPUs", "2 ranks"; a count of 0 is one that is not known."""
+    if not count:
+        return f"an unknown number of {'ranks' if device == 'cpu' else 'GPUs'}"
     return f"{count} {'rank' if device == 'cpu' else 'GPU'}{'' if count == 1 else 's'}"
 
 

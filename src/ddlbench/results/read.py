@@ -51,10 +51,11 @@ def read_all(folders: Sequence[Path]) -> Records:
     for folder in folders:
         _listable(folder)
     found = search(folders)
+    attempts = set(found.attempts.values())  # what cannot be read there is told with the attempt
     closed = [
         f"{printable(str(path))} cannot be read ({reason})"
         for path, reason in found.unreadable.items()
-        if path not in found.attempts.values()  # has a row of its own
+        if attempts.isdisjoint((path, path.parent))
     ]
     if not found.attempts:
         names = ", ".join(str(folder) for folder in folders)

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pandas as pd
 
-from ddlbench.results.cells import cell, fit, summary
+from ddlbench.results.cells import cell, fit, in_one_line
 from ddlbench.results.copies import without_copies
 from ddlbench.results.epochs import epoch_rows
 from ddlbench.results.ledgers import differences
@@ -19,6 +19,7 @@ from ddlbench.results.scaling import scaling_rows
 from ddlbench.results.schema import EPOCHS, RUNS, SCALING, Column
 from ddlbench.results.texts import quoted
 
+_GLOBAL_BATCH = next(column for column in RUNS if column.name == "global_batch")
 DTYPES = {"text": "string", "int": "Int64", "float": "Float64", "bool": "boolean"}
 
 
@@ -47,9 +48,9 @@ class Rows:
     warnings: list[str]
 
 
-def make_tables(records: Records) -> Tables:
+def make_tables(found: Records) -> Tables:
     """All tables of any number of attempts."""
-    attempts, copies = without_copies(records.attempts)
+    attempts, copies = without_copies(found.attempts)
     rows = [_guarded(attempt) for attempt in attempts]
     shared = [own.run.row["path"] for own in rows if own.run.row["backend"] == DEVELOPER]
     groups = measurements(own.run for own in rows if own.run.options and own.run.row["backend"] != DEVELOPER)
@@ -64,7 +65,7 @@ def make_tables(records: Records) -> Tables:
         epochs=frame(EPOCHS, (_copied(own.run.row) | epoch for own in rows for epoch in own.epochs)),
         scaling=frame(SCALING, scaling_rows(groups)),
         warnings=[
-            *records.warnings,
+            *found.warnings,
             *copies,
             *told,
             *differences(runs),
@@ -84,7 +85,7 @@ def _rows(attempt: Attempt) -> Rows:
     left_out: list[str] = []
     run = Run(run_row(attempt, left_out), measured_options(_section(attempt.record, "config")))
     epochs = epoch_rows(attempt.epochs, left_out)
-    told = [f"{attempt.name}: {summary(left_out)}"] if left_out else []
+    told = [f"{attempt.name}: {in_one_line(left_out)}"] if left_out else []
     return Rows(run, epochs, [*attempt.warnings, *told])
 
 
@@ -92,7 +93,7 @@ def run_row(attempt: Attempt, left_out: list[str]) -> Row:
     """One row of runs.csv, but for the column `measurement`, which takes all runs to know. `left_out` gets a note for
     each value that does not fit its column."""
     row = {column.name: _find(attempt.record, column, left_out) for column in RUNS if column.source}
-    row["global_batch"] = row["global_batch"] or _asked_batch(attempt.record, row["gpus"])
+    row["global_batch"] = row["global_batch"] or _asked_batch(attempt.record, row["gpus"], left_out)
     row["batch_per_gpu"] = _share(row["global_batch"], row["gpus"])
     row["micro_batch"] = row["micro_batch"] or cell(_share(row["replica_batch"], row["micro_batches"]), "int")
     row["device_model"] = _device_model(attempt.record, row["device"])
@@ -144,10 +145,10 @@ def _section(record: Row, key: str) -> Row:
     return cast(Row, value) if isinstance(value, dict) else {}
 
 
-def _asked_batch(record: Row, gpus: int | None) -> int | None:
+def _asked_batch(record: Row, gpus: int | None, left_out: list[str]) -> int | None:
     """The global batch of an attempt that failed before it wrote its ledger."""
     batch = cell(_dig(record, "config.train.batch_per_gpu"), "int")
-    return batch * gpus if batch and gpus else None
+    return fit(batch * gpus, _GLOBAL_BATCH, left_out) if batch and gpus else None
 
 
 def _share(whole: int | None, parts: int | None) -> float | None:
