@@ -136,12 +136,11 @@ def test_a_rank_that_vanishes_does_not_leave_the_other_waiting(tmp_path: Path) -
 
 def test_a_rank_that_hangs_is_a_timeout(tmp_path: Path) -> None:
     processes = start(tmp_path, "hang", f"train.timeout_s={patience_s()}")
-    code = processes[0].wait(WITHIN_S)
-    content = record(tmp_path)
-    assert (code, content["status"]) == (8, "timeout")
-    # The sleeping rank learns of it by the post and ends too, though its main thread is stuck.
     codes, said = end(processes)
-    assert codes[1] == 6, said
+    assert sorted(codes) in ([6, 8], [8, 8]), said  # either rank may notice first; the one that sleeps ends too
+    content = record(tmp_path)
+    assert content["status"] == "timeout"
+    assert "train.timeout_s" in content["reason"]
 
 
 def test_a_main_thread_that_is_silent_for_too_long_is_a_timeout(tmp_path: Path) -> None:
@@ -196,7 +195,11 @@ def test_nccl_leaves_the_end_to_the_watch_before_the_group_is_made(
     assert ddlbench(*run)[0] == 2
     monkeypatch.setattr(program, "pick_device", lambda _: torch.device("cuda", 0))
     monkeypatch.setenv("TORCH_NCCL_ENABLE_MONITORING", "1")
-    assert ddlbench(*run)[0] == 2
+    tf32 = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    try:
+        assert ddlbench(*run)[0] == 2
+    finally:
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = tf32
     cpu, gpu = ({name: each.get(name) for name in NCCL_LEAVES_IT_TO_US} for each in seen)
     assert set(cpu.values()) == {None}
     assert gpu == NCCL_LEAVES_IT_TO_US | {"TORCH_NCCL_ENABLE_MONITORING": "1"}

@@ -38,7 +38,7 @@ OLD_NAMES = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "NCCL_ASYNC_ERROR_HANDLING"}
 def take_over_from_nccl(env: MutableMapping[str, str] = os.environ) -> None:
     """Before the process group is made; what the user has set stays."""
     for name, value in NCCL_LEAVES_IT_TO_US.items():
-        if OLD_NAMES.get(name) not in env:
+        if OLD_NAMES.get(name, "") not in env:
             env.setdefault(name, value)
 
 
