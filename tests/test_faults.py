@@ -102,6 +102,7 @@ def test_the_first_failure_is_the_records(tmp_path: Path, how: str, status: str,
     assert (content["status"], tuple(found)) in {(status, pair) for pair in codes}, said
     assert content["reason"].startswith(reason)
     assert content["times"]["end"] is not None
+    assert not list(tmp_path.glob("*/attempt-1/.*"))  # rank 0 wrote the end itself, and has cleared up
 
 
 @pytest.mark.parametrize(
