@@ -72,16 +72,16 @@ def test_the_failure_that_was_posted_first_counts(store: TCPStore) -> None:
     assert one.readers() == 1
 
 
-def test_the_rank_whose_heart_stops_is_blamed_and_no_other(store: TCPStore) -> None:
+def test_the_rank_that_sends_no_more_heartbeats_is_named_and_no_other(store: TCPStore) -> None:
     one, two, three = boards(store, 3)
-    assert one.blame() is None
+    assert one.find_cause() is None
     three.close()
-    assert (one.blame() or "").startswith("rank 2 (")
+    assert (one.find_cause() or "").startswith("rank 2 (")
     wait_until(lambda: two.silent_for() > 4 * two.period_s)  # rank 1 listens to rank 2 all the time
     assert three.silent_for() >= 0
     two.post(Failure("error", "rank 1: its own", 1, rank=1))
     wait_until(lambda: one.failure)
-    assert one.blame() is None  # a failure that was posted says more
+    assert one.find_cause() is None  # a failure that was posted says more
 
 
 def test_a_store_that_does_not_answer_keeps_nobody_waiting(held: tuple[subprocess.Popen[str], TCPStore]) -> None:
@@ -89,7 +89,7 @@ def test_a_store_that_does_not_answer_keeps_nobody_waiting(held: tuple[subproces
     one, _ = boards(store, 2)
     failure = Failure("timeout", "rank 0: no step ended", 8, rank=0)
     holder.send_signal(signal.SIGSTOP)
-    assert (one.blame() or "").startswith("rank 0, which holds the rendezvous store, does not answer")
+    assert (one.find_cause() or "").startswith("rank 0, which holds the rendezvous store, does not answer")
     assert one.post(failure) == failure
     began = time.monotonic()
     for _ in range(20):  # once it is known, no answer is waited for
@@ -98,5 +98,5 @@ def test_a_store_that_does_not_answer_keeps_nobody_waiting(held: tuple[subproces
     assert not one.lost
     holder.kill()
     wait_until(lambda: one.lost)
-    assert one.blame() == "rank 0, which held the rendezvous store, ended without a message"
+    assert one.find_cause() == "rank 0, which held the rendezvous store, ended without a message"
     assert one.post(failure) == failure

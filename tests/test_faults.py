@@ -18,7 +18,7 @@ import torch
 
 from ddlbench.errors import Diverged, Unavailable, Unsupported, UserError
 from ddlbench.failure import Failure
-from ddlbench.faults import NCCL_LEAVES_IT_TO_US, take_over_from_nccl
+from ddlbench.faults import NCCL_DEFAULTS, disable_nccl_abort
 from ddlbench.measure.environment import variables
 from tests.libraries import needs_horovod
 from tests.ranks import free_port
@@ -103,6 +103,7 @@ def test_the_first_failure_is_the_records(tmp_path: Path, how: str, status: str,
     assert (content["status"], tuple(found)) in {(status, pair) for pair in codes}, said
     assert content["reason"].startswith(reason)
     assert content["times"]["end"] is not None
+    assert not list(tmp_path.glob("*/attempt-1/.*"))  # rank 0 wrote the end itself, and has cleared up
 
 
 @pytest.mark.parametrize(
@@ -137,20 +138,20 @@ def test_a_rank_that_vanishes_does_not_leave_the_other_waiting(tmp_path: Path) -
 
 def test_a_rank_that_hangs_is_a_timeout(tmp_path: Path) -> None:
     processes = start(tmp_path, "hang", f"train.timeout_s={patience_s()}")
-    code = processes[0].wait(WITHIN_S)
-    content = record(tmp_path)
-    assert (code, content["status"]) == (8, "timeout")
-    # The sleeping rank learns of it by the post and ends too, though its main thread is stuck.
     codes, said = end(processes)
-    assert codes[1] == 6, said
+    assert sorted(codes) in ([6, 8], [8, 8]), said  # either rank may notice first; the one that sleeps ends too
+    content = record(tmp_path)
+    assert content["status"] == "timeout"
+    assert "train.timeout_s" in content["reason"]
 
 
 def test_a_main_thread_that_is_silent_for_too_long_is_a_timeout(tmp_path: Path) -> None:
-    processes = start(tmp_path, "hang", "train.timeout_s=3", ranks=1)
+    limit = f"{patience_s():g}"
+    processes = start(tmp_path, "hang", f"train.timeout_s={limit}", ranks=1)
     codes, said = end(processes)
     assert codes == [8], said
     assert record(tmp_path)["status"] == "timeout"
-    assert record(tmp_path)["reason"] == "rank 0: no step ended within 3 s (train.timeout_s)"
+    assert record(tmp_path)["reason"] == f"rank 0: no step ended within {limit} s (train.timeout_s)"
 
 
 def test_what_a_framework_cannot_do_is_a_row(tmp_path: Path) -> None:
@@ -177,7 +178,7 @@ def test_a_signal_ends_the_run_as_killed(tmp_path: Path, number: signal.Signals)
     assert number.name in content["reason"]
 
 
-def test_nccl_leaves_the_end_to_the_watch_before_the_group_is_made(
+def test_nccls_own_abort_is_off_before_the_group_is_made(
     ddlbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a GPU alone; what the user has set stays; the record has what was in force."""
@@ -189,7 +190,7 @@ def test_nccl_leaves_the_end_to_the_watch_before_the_group_is_made(
         seen.append(variables(os.environ))
         raise UserError("no GPU here")
 
-    for name in (*NCCL_LEAVES_IT_TO_US, "NCCL_ASYNC_ERROR_HANDLING"):
+    for name in (*NCCL_DEFAULTS, "NCCL_ASYNC_ERROR_HANDLING"):
         monkeypatch.setenv(name, "")  # so that it is put back afterwards
         monkeypatch.delenv(name)
     monkeypatch.setattr(program, "connect", connect)
@@ -197,15 +198,19 @@ def test_nccl_leaves_the_end_to_the_watch_before_the_group_is_made(
     assert ddlbench(*run)[0] == 2
     monkeypatch.setattr(program, "pick_device", lambda _: torch.device("cuda", 0))
     monkeypatch.setenv("TORCH_NCCL_ENABLE_MONITORING", "1")
-    assert ddlbench(*run)[0] == 2
-    cpu, gpu = ({name: each.get(name) for name in NCCL_LEAVES_IT_TO_US} for each in seen)
+    tf32 = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    try:
+        assert ddlbench(*run)[0] == 2
+    finally:
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = tf32
+    cpu, gpu = ({name: each.get(name) for name in NCCL_DEFAULTS} for each in seen)
     assert set(cpu.values()) == {None}
-    assert gpu == NCCL_LEAVES_IT_TO_US | {"TORCH_NCCL_ENABLE_MONITORING": "1"}
+    assert gpu == NCCL_DEFAULTS | {"TORCH_NCCL_ENABLE_MONITORING": "1"}
 
 
 def test_the_old_name_of_the_variable_counts_too() -> None:
     env = {"NCCL_ASYNC_ERROR_HANDLING": "1"}
-    take_over_from_nccl(env)
+    disable_nccl_abort(env)
     assert "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in env
 
 

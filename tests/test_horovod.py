@@ -246,14 +246,14 @@ def test_adasum_on_gpus_needs_nccl_and_mpi(monkeypatch: pytest.MonkeyPatch, nccl
 @pytest.mark.parametrize(
     ("how", "more", "status", "reason", "codes"),
     [
-        ("exit", (), "error", "rank 0: HorovodInternalError", {(1, 9)}),
+        ("exit", (), "error", r"rank 1 .* ended without a message, .*; rank 0: HorovodInternalError", {(1, 9)}),
         # Horovod 0.28.1 does not always live to tell: its look at stalled gradients of its cache can hang itself.
         # Then the watch of either rank ends both.
         (
             "hang",
             ("train.timeout_s=6",),
             "timeout",
-            r"rank 0: TimeoutError: horovod timed out|rank \d: no step ended within 12 s",
+            r"rank 0: TimeoutError: horovod timed out|rank \d: no step ended within 6 s",
             {(8, 6), (8, 8), (6, 8)},
         ),
     ],

@@ -49,6 +49,14 @@ def test_rank_0_is_killed_and_the_store_with_it(tmp_path: Path) -> None:
     assert content["reason"] in said[1]
 
 
+def test_a_failing_rank_0_stays_until_the_others_know_why(tmp_path: Path) -> None:
+    """The store ends with it."""
+    codes, said = end(start(tmp_path, "memory", "+framework.on=0"))
+    assert codes == [7, 6], said
+    assert record(tmp_path)["reason"] == "rank 0: OutOfMemoryError: planted: out of memory"
+    assert "without a message" not in said[1]
+
+
 def test_a_launcher_that_dies_is_named(tmp_path: Path) -> None:
     end([torchrun(tmp_path, "launcher", "+framework.on=0")])
     wait_until(lambda: begun(tmp_path) and record(tmp_path)["status"] != "running")
@@ -85,12 +93,12 @@ def test_rank_0_is_stopped_under_torchrun(tmp_path: Path) -> None:
     assert re.match(GONE.format(0, 1), content["reason"]), content["reason"]
 
 
-def test_a_rank_that_does_not_set_up_is_a_timeout(tmp_path: Path) -> None:
-    codes, said = end(start(tmp_path, "hang_in_setup", f"train.timeout_s={patience_s()}"))
+def test_a_setup_that_hangs_is_a_timeout(tmp_path: Path) -> None:
+    codes, said = end(start(tmp_path, "hang_in_setup", "train.timeout_s=3", ranks=1))
     content = record(tmp_path)
-    assert content["status"] == "timeout", said
-    assert 8 in codes
-    assert "train.timeout_s" in content["reason"]
+    assert codes == [8], said
+    assert content["status"] == "timeout"
+    assert content["reason"] == "rank 0: the framework's setup did not end within 3 s (train.timeout_s)"
 
 
 def test_a_loader_worker_that_is_killed_is_named(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from ddlbench.measure import usage
 from ddlbench.measure.usage import Usage
 
+LOOK_BYTES = 2_000  # of a few files in /proc of one process
 BUSY = """import time
 while time.process_time() < 0.3: pass
 print(len(open("/dev/zero", "rb", 0).read(2_000_000)), flush=True)
@@ -25,8 +26,22 @@ def test_reading_is_counted_and_sleeping_is_not(tmp_path: Path) -> None:
     time.sleep(0.3)
     used = Usage.now().since(before)
     assert used.read_bytes is not None
-    assert 3_000_000 <= used.read_bytes < 4_000_000  # looking for children reads a little of every process
+    assert 3_000_000 <= used.read_bytes < 3_000_000 + LOOK_BYTES
     assert used.cpu_s < 0.25
+
+
+def test_the_look_itself_is_not_counted() -> None:
+    """It reads a little of every process: on a busy node more than a loader of text does."""
+    others = [subprocess.Popen(["sleep", "600"]) for _ in range(50)]
+    try:
+        before = Usage.now()
+        used = Usage.now().since(before)
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+    assert used.read_bytes is not None
+    assert 0 <= used.read_bytes < LOOK_BYTES
 
 
 @pytest.mark.parametrize("ended", [True, False])

@@ -17,7 +17,7 @@ from ddlbench.data.feed import Feed, Request
 from ddlbench.data.staging import node_storage
 from ddlbench.errors import PeerFailed, RunError, Unavailable, Unsupported, UserError
 from ddlbench.failure import Failure
-from ddlbench.faults import Watch, take_over_from_nccl
+from ddlbench.faults import Watch, disable_nccl_abort
 from ddlbench.job import Job, Place
 from ddlbench.launch import Launch, connect, disconnect, pick_device
 from ddlbench.limits import check_machine, planned_device
@@ -57,7 +57,7 @@ def attempt(config: Config, launch: Launch, started: float) -> int:
     with Watch(launch.rank, records, config.train.timeout_s) as watch:
         try:
             if device.type == "cuda":
-                take_over_from_nccl()
+                disable_nccl_abort()
             watch.expect(NO_CONNECTION, more_s=10)  # what `connect` raises says more and comes first, if it comes
             connect(launch, device, config.train.timeout_s, config.backend)
             watch.join(Board.open())

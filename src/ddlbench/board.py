@@ -86,9 +86,9 @@ class Board:
         _, _, place = beat.partition(" ")
         return f"rank {rank} ({place})" if place else f"rank {rank}"
 
-    def blame(self) -> str | None:
-        """Who has ended or stopped without a message, in words; None where the heart of every rank beats, or where a
-        failure was posted meanwhile. Takes up to SILENCE_S."""
+    def find_cause(self) -> str | None:
+        """Which ranks ended without a message or are stopped, in words; None where every rank sends heartbeats, or
+        where a failure was posted meanwhile. Takes up to SILENCE_S."""
         ranks = [rank for rank in range(self.world_size) if rank != self.rank]
         before = now = self._beats(ranks)
         deadline = time.perf_counter() + max(SILENCE_S, 3 * self.period_s)

@@ -36,7 +36,7 @@ class Failure:
             return cls(error.status, str(error), error.exit_code, rank)
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         text = f"{type(error).__name__}: {' '.join(lines[:2])}".removesuffix(": ")
-        words = str(error).lower()
+        words = f"{type(error).__name__}: {error}".lower()
         if WORKER.search(str(error)):
             return cls("error", f"rank {rank}: {worker_died(str(error))}", 1, rank)
         if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(word in words for word in OUT_OF_MEMORY):

@@ -1,4 +1,4 @@
-"""When a rank fails: who is to blame, who records it, and how every process ends in time.
+"""When a rank fails: which rank caused it, which rank records it, and how every process ends in time.
 
 A rank stuck in a collective cannot be reached by Python's own signal handlers (they run between bytecodes), so a thread
 watches for signals, for the other ranks' failures (board.py) and for a main thread that no longer moves.
@@ -27,7 +27,7 @@ LINGER_S = 3.0  # how long a failing rank stays for the others, at most
 GRACE_S = 5.0  # from a peer's failure, told and recorded, to the end of a main thread that does not end by itself
 # torch's NCCL watchdog and its monitor abort the process when they see an error, a hang of 8 minutes or a failed CUDA
 # call: then no record would be written. `Watch` sees the same, writes, and ends the process (ProcessGroupNCCL.cpp).
-NCCL_LEAVES_IT_TO_US = {
+NCCL_DEFAULTS = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
@@ -35,10 +35,10 @@ NCCL_LEAVES_IT_TO_US = {
 OLD_NAMES = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "NCCL_ASYNC_ERROR_HANDLING"}
 
 
-def take_over_from_nccl(env: MutableMapping[str, str] = os.environ) -> None:
+def disable_nccl_abort(env: MutableMapping[str, str] = os.environ) -> None:
     """Before the process group is made; what the user has set stays."""
-    for name, value in NCCL_LEAVES_IT_TO_US.items():
-        if OLD_NAMES.get(name) not in env:
+    for name, value in NCCL_DEFAULTS.items():
+        if OLD_NAMES.get(name, "") not in env:
             env.setdefault(name, value)
 
 
@@ -96,7 +96,7 @@ class Watch:
         os.close(self.writing)
 
     def join(self, board: Board | None) -> None:
-        """From now on look for other ranks' failures, and for a rank whose heart does not beat for `timeout_s`."""
+        """From now on look for other ranks' failures, and for a rank that sends no heartbeat for `timeout_s`."""
         self.board = board
 
     def leave(self) -> None:
@@ -114,7 +114,7 @@ class Watch:
         self.expected, self.within_s = f"{what} within {self.timeout_s + more_s:g} s ({limit})", self.timeout_s + more_s
 
     def expect_nothing(self) -> None:
-        """From now on the main thread may take the time it needs, while every other rank's heart beats."""
+        """From now on the main thread may take the time it needs, while every other rank sends heartbeats."""
         self.within_s = math.inf
 
     def alive(self) -> None:
@@ -125,7 +125,7 @@ class Watch:
         board = self.board
         if board is not None:
             self.ending.close(board.failure or own, final=False)  # now: the launcher may leave this process no time
-            if own.doubtful and board.failure is None and (cause := board.blame()) is not None:
+            if own.doubtful and board.failure is None and (cause := board.find_cause()) is not None:
                 status = own.status if own.status == "timeout" else "error"
                 own = replace(own, status=status, reason=f"{cause}; {own.reason}")
             own = board.post(own)

@@ -22,7 +22,8 @@ def barrier() -> None:
 
 
 def wait_for(ranks: Sequence[int], what: str) -> None:
-    """All wait until these ranks have come here, for as long as it takes: no group's timeout applies."""
+    """All wait until these ranks have come here, for as long as it takes: no group's timeout applies. A rank that ends
+    or is stopped meanwhile is noticed by its heartbeat (faults.Watch), which ends the run."""
     if alone():
         return
     store = dist.distributed_c10d._get_default_store()  # pyright: ignore[reportPrivateUsage]

@@ -15,29 +15,34 @@ class Usage:
     cpu_s:      CPU seconds, user and system, in ticks of 1/100 s (proc(5))
     read_bytes: bytes that read(2) and its like gave (proc(5): rchar), from the page cache or a disk; a mapped file is
                 read without being asked for and is not in it. None where the kernel does not tell.
+    look_bytes: of these, what the look itself reads: a little of every process of the machine
     """
 
     cpu_s: float
     read_bytes: int | None
+    look_bytes: int = 0
 
     @classmethod
     def now(cls) -> Usage:
         """Of this process and everything it has started."""
         own = psutil.Process()
-        cpu_s, read = 0.0, list[int | None]()
-        for process in (own, *own.children(recursive=True)):
+        first = _read_bytes(own.pid)
+        cpu_s, read = sum(own.cpu_times()[:4]), [first]  # user, system, and the same of children that have ended
+        for process in own.children(recursive=True):
             try:
-                cpu_s += sum(process.cpu_times()[:4])  # user, system, and the same of children that have ended
+                cpu_s += sum(process.cpu_times()[:4])
                 read.append(_read_bytes(process.pid))
             except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
                 continue  # it has just ended
         known = [count for count in read if count is not None]
-        return cls(cpu_s, sum(known) if len(known) == len(read) else None)
+        look = (_read_bytes(own.pid) or 0) - (first or 0)
+        return cls(cpu_s, sum(known) if len(known) == len(read) else None, look)
 
     def since(self, earlier: Usage) -> Usage:
         """What was used between two looks."""
         now, then = self.read_bytes, earlier.read_bytes
-        return Usage(self.cpu_s - earlier.cpu_s, None if now is None or then is None else now - then)
+        used = None if now is None or then is None else now - then - earlier.look_bytes
+        return Usage(self.cpu_s - earlier.cpu_s, used)
 
 
 def _read_bytes(pid: int) -> int | None:
