@@ -114,6 +114,16 @@ def overflows() -> list[tuple[int, bool, int]]:
     return found
 
 
+def in_fp16() -> int:
+    """Updates of a pipeline, whose first stage has no loss that its scaler would see."""
+    framework, here = Pipeline(), make_job(replace(TEXT, precision="fp16"))
+    place = framework.setup(here)
+    framework.step(batch_for(here, place))
+    made = framework.updates
+    framework.close()
+    return made
+
+
 def local(framework: Pipeline) -> list[Tensor]:
     return [
         (parameter.to_local() if isinstance(parameter, DTensor) else parameter).detach().clone()
@@ -182,6 +192,10 @@ def test_ranks_that_share_layers_drop_the_same_units() -> None:
 
 
 @pytest.mark.slow
+def test_a_pipeline_in_fp16_makes_updates_on_every_stage() -> None:
+    assert run_ranks(2, in_fp16) == [1, 1]
+
+
 def test_all_ranks_skip_an_update_that_overflows_on_one() -> None:
     assert [rank["overflows"] for rank in on_four_ranks()] == [[(0, False, 1)] * 2] * 4
 

@@ -19,7 +19,7 @@ config = {
     "timers": {"throughput": {"enabled": False}},
     "zero_allow_untested_optimizer": True,
     "zero_force_ds_cpu_optimizer": False,
-    "zero_optimization": {"stage": 1, "reduce_bucket_size": 25 * 2**20 // 4},
+    "zero_optimization": {"stage": 1, "reduce_bucket_size": 25 * 2**20 // 4, "compute_grad_norm": False},
 }
 
 

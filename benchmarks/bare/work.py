@@ -30,7 +30,8 @@ def resnet() -> nn.Module:
 def gpt2() -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    return GPT2LMHeadModel(GPT2Config(n_layer=4, n_embd=512, n_head=8, vocab_size=8192, n_positions=size))
+    sizes = {"n_layer": 4, "n_embd": 512, "n_head": 8, "vocab_size": 8192, "n_positions": size}
+    return GPT2LMHeadModel(GPT2Config(**sizes, activation_function="gelu_pytorch_tanh"))
 
 
 def build() -> nn.Module:

@@ -115,7 +115,9 @@ def make_scaler(job: Job, parts: dist.ProcessGroup | None = None) -> torch.amp.G
         return torch.amp.GradScaler(job.device.type, enabled=enabled)
     from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler  # takes a while to import
 
-    return ShardedGradScaler(job.device.type, process_group=parts)
+    scaler = ShardedGradScaler(job.device.type, process_group=parts)
+    scaler.scale(torch.zeros((), device=job.device))  # torch makes the scale here; a rank may have no loss of its own
+    return scaler
 
 
 def overflowed(optimizer: Optimizer) -> bool:
