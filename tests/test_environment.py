@@ -11,12 +11,14 @@ import subprocess
 import pytest
 import torch
 
-from ddlbench.measure.environment import environment, gpu_memory_used, source, variables
+from ddlbench.measure.environment import PREFIXES, SECRETS, environment, gpu_memory_used, source, variables
+from tests.test_main import SMALL
 
 CPU = torch.device("cpu")
 GPU_FACTS = (
     "cudnn", "driver", "gpu_model", "gpu_memory_total_bytes", "gpu_power_limit_w", "gpu_clock_mhz", "gpu_clock_max_mhz",
-    "gpu_ecc", "topology",
+    "gpu_ecc", "topology", "gpu_power_limit_default_w", "gpu_persistence", "gpu_memory_clock_mhz",
+    "gpu_memory_clock_max_mhz", "cuda_module_loading",
 )  # fmt: skip
 
 
@@ -72,13 +74,44 @@ def test_what_cannot_be_read_is_null(device):
     assert gpu_memory_used(device) is None
 
 
+SEEN = {
+    "NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "1", "SLURM_JOB_ID": "7", "UCX_TLS": "rc", "PYTORCH_ALLOC_CONF": "a:b",
+    "PYTORCH_CUDA_ALLOC_CONF": "a", "NVIDIA_TF32_OVERRIDE": "0", "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    "FI_PROVIDER": "x", "TORCHINDUCTOR_CACHE_DIR": "/x", "TRITON_CACHE_DIR": "/x", "DS_BUILD_OPS": "0",
+    "OMPI_MCA_btl": "tcp", "CUDA_MODULE_LOADING": "LAZY", "DDLBENCH_HOME": "/scratch",
+    "OMPI_MCA_orte_hnp_uri": "1.0;tcp://10.0.0.1:4000",
+}  # fmt: skip
+PLANTED = "planted-Xy7"
+HIDDEN = {
+    "HOME": "/home/me", "MY_NCCL_DEBUG": "x", "AWS_SECRET": "x", "NVIDIA_API": "x",
+    **{f"SLURM_{word}_1": PLANTED for word in SECRETS},
+    **{f"{prefix}x_{word.lower()}": PLANTED for prefix in PREFIXES for word in SECRETS},
+    "SLURM_PROXY": f"http://me:{PLANTED}@proxy:8080", "UCX_URL": f"prefix https://{PLANTED}@host/path",
+}  # fmt: skip
+
+
 def test_variables_are_allow_listed_and_never_secrets():
-    seen = {
-        "NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "1", "SLURM_JOB_ID": "7", "UCX_TLS": "rc", "HOME": "/home/me",
-        "SLURM_JWT": "x", "HOROVOD_SECRET_KEY": "x", "TORCH_HUB_TOKEN": "x", "CUDA_password": "x", "AWS_SECRET": "x",
-        "MY_NCCL_DEBUG": "x",
-    }  # fmt: skip
-    assert variables(seen) == {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "1", "SLURM_JOB_ID": "7", "UCX_TLS": "rc"}
+    assert {"PASS", "PWD", "COOKIE", "SESSION", "SECRET", "TOKEN", "KEY", "LICENSE", "COMMENT"} <= set(SECRETS)
+    assert variables(SEEN | HIDDEN) == SEEN
+
+
+def test_a_long_value_is_cut():
+    assert variables({"NCCL_TOPO": "x" * 5000}) == {"NCCL_TOPO": "x" * 1000}
+
+
+def test_a_planted_secret_never_reaches_the_record(ddlbench, monkeypatch, tmp_path):
+    for name, value in (SEEN | HIDDEN).items():
+        if not name.startswith(("SLURM_", "OMPI_")) or PLANTED in value:  # these would tell of a launcher
+            monkeypatch.setenv(name, value)
+    code, said = ddlbench(*SMALL, "train.epochs=1", "train.validate=false")
+    assert code == 0, said
+    (path,) = tmp_path.glob("results/*/attempt-1/run.json")
+    found = json.loads(path.read_text())["environment"]
+    assert found["variables"]["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert found["cpu_count_min"] == found["cpu_count"]
+    files = [file for file in tmp_path.glob("results/**/*") if file.is_file()]
+    assert len(files) >= 3
+    assert not [file for file in files if PLANTED.encode() in file.read_bytes()]
 
 
 def test_a_switch_shows():

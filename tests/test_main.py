@@ -46,6 +46,9 @@ def test_a_run_leaves_one_whole_record(ddlbench, tmp_path: Path) -> None:
     (folder,) = tmp_path.glob("results/*/attempt-1")
     assert sorted(path.name for path in folder.iterdir()) == ["epochs.jsonl", "run.json", "steps.parquet"]
     assert "epoch 1:" in said
+    assert said.splitlines()[-1] == (
+        f"ddlbench: the record is in {folder.relative_to(tmp_path)}; to see tables: python -m ddlbench.report results"
+    )
 
 
 def test_the_same_run_again_is_a_second_attempt(ddlbench, tmp_path: Path) -> None:
@@ -111,7 +114,7 @@ MISTAKES = [
     ([*SMALL, "train.clip_norm='inf'"], 2, r"train\.clip_norm=inf is not a finite number"),
     ([*SMALL, "train.timeout_s=1e308"], 2, r"train\.timeout_s=1e\+308 is too large: give at most 1000000"),
     ([*SMALL, "train.threads_per_rank=9999"], 2, r"this machine has \d+ cores?\): give at most \d+$"),
-    ([*SMALL[:5], "loader.workers=99999"], 2, r"loader\.workers=99999 .* this machine has \d+ core"),
+    ([*SMALL[:5], "loader.workers=99999"], 2, r"loader\.workers=99999 is too many .*\(this machine has \d+ core"),
     ([*SMALL, "cluster.name=../x"], 2, r"cluster\.name=\.\./x .* cannot hold / or \.\."),
     ([*SMALL, "data.root=~/images"], 2, r"data\.root=~/images: ~ is not replaced here: write data\.root=\$HOME/images"),
     ([*SMALL, "data.root='~/images'"], 2, r"data\.root=~/images: ~ is not replaced here: write \$HOME"),
@@ -137,12 +140,49 @@ def test_a_mistake_is_one_line(ddlbench, tmp_path: Path, arguments: list[str], c
     assert not list(tmp_path.glob("results/*"))
 
 
+def test_a_file_of_the_users_cannot_name_another_class(ddlbench, tmp_path: Path) -> None:
+    (tmp_path / "mine" / "framework").mkdir(parents=True)
+    (tmp_path / "mine" / "framework" / "odd.yaml").write_text("_target_: os.system\nname: odd\n")
+    code, said = ddlbench("+framework=odd", *SMALL[1:], "--config-dir", str(tmp_path / "mine"))
+    assert code == 2
+    assert said.startswith("ddlbench: framework._target_=os.system is no framework of ddlbench: choose one")
+
+
+def test_a_dry_run_for_ranks_and_gpus_that_are_not_here(
+    ddlbench, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    ranks = {"RANK": 0, "WORLD_SIZE": 8, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 4, "MASTER_ADDR": "x", "MASTER_PORT": 1}
+    for name, value in ranks.items():
+        monkeypatch.setenv(name, str(value))
+    monkeypatch.setenv("DDLBENCH_PLAN", "cuda")
+    words = ["+framework=ddp", *SMALL[1:5], "loader=native", "framework.comm_hook=bf16"]  # bf16 needs NCCL
+    assert ddlbench(*words, "train.global_batch=8", "train.threads_per_rank=4096", "dryrun=true") == (0, "")
+    code, said = ddlbench(*words, "train.global_batch=12", "dryrun=true")
+    assert (code, len(said.splitlines())) == (2, 1)
+    assert "does not divide over 8 replicas" in said
+    code, said = ddlbench(*words)
+    assert (code, said) == (
+        2,
+        "ddlbench: DDLBENCH_PLAN=cuda goes with dryrun=true and is cuda or cpu: unset it to run\n",
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_dry_run_says_why_it_would_not_run(
+    ddlbench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, said = ddlbench("+framework=ddp", *SMALL[1:], "framework.comm_hook=bf16", "dryrun=true")
+    assert code == 3
+    assert said.startswith("ddlbench: unsupported: ddp: ")
+
+
 def test_a_diverged_run_is_a_row(ddlbench, tmp_path: Path) -> None:
     code, said = ddlbench(*SMALL, "recipe.optimizer.lr=1e30", "recipe.optimizer.lr_base_batch=null")
     assert code == 5
     assert "Traceback" not in said
     content = record(tmp_path)
     assert content["status"] == "diverged"
+    assert said.count("ddlbench: the record is in results/") == 1
     assert "the loss is not finite at epoch 0, step" in content["reason"]
     assert content["summary"]["epochs_done"] == 1
     assert content["summary"]["train_loss"] is None

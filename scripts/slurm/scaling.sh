@@ -17,6 +17,8 @@ scripts/slurm/scaling.sh --gpus "1 2 4 8" --gpus-per-node 4 --scaling weak|stron
   --sbatch OPTIONS     further options of sbatch, e.g. "--partition=gpu --account=me --time=30 --exclusive";
                        "--gpus-per-node=0" on a cluster without GPUs
   --dry-run            print the commands, submit nothing
+  --no-check           submit without asking ddlbench first (dryrun=true for each GPU count, here, with DDLBENCH_SITE
+                       and DDLBENCH_PYTHON as in run.sbatch) whether it would run
   ARGS                 for ddlbench: +framework=ddp +model=resnet50 [key=value ...]
 USAGE
 }
@@ -30,12 +32,13 @@ number() { # option, value
   [[ $2 =~ ^[1-9][0-9]*$ ]] || die "$1 $2: a whole number from 1 on, please"
 }
 
-gpus='' per_node='' scaling='' batch='' repeats=1 seed=0 together='' dry='' extra=()
+gpus='' per_node='' scaling='' batch='' repeats=1 seed=0 together='' dry='' checked=1 extra=()
 while [ $# -gt 0 ]; do
   case $1 in
     --help | -h) usage && exit 0 ;;
     --together) together=1 && shift && continue ;;
     --dry-run) dry=1 && shift && continue ;;
+    --no-check) checked='' && shift && continue ;;
     --) shift && break ;;
     --*) [ $# -gt 1 ] || die "$1 needs a value (--help shows all options)" ;;
   esac
@@ -68,10 +71,15 @@ case $scaling in
   strong) size=train.global_batch=$batch ;;
   *) die "--scaling $scaling: weak or strong" ;;
 esac
+seen=' '
 for count in $gpus; do
   number --gpus "$count"
   ((count <= per_node || count % per_node == 0)) || die "--gpus $count does not fill nodes of $per_node GPUs"
   [ "$scaling" = weak ] || ((batch % count == 0)) || die "--batch $batch does not divide over $count GPUs"
+  [[ $seen != *" $count "* ]] || die "--gpus names $count twice: use --repeats for several runs of one count"
+  seen+="$count "
+  [[ " $* " != *" +framework=single "* ]] || ((count == 1)) ||
+    die "--gpus $count: +framework=single is one process: give --gpus 1, or another framework"
 done
 
 # Park and Miller's generator, not awk's or bash's own: a seed gives the same order everywhere.
@@ -83,9 +91,44 @@ shuffled() {
 
 results=results
 for arg in "$@"; do [[ $arg != results_dir=* ]] || results=${arg#results_dir=}; done
+results=${results#[\"\']} results=${results%[\"\']} # Hydra's own quotes around a path with spaces
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 # run.sbatch would look for a site's NAME below the folder of submission, which may be any.
 case ${DDLBENCH_SITE:-} in '' | */*) ;; *) export DDLBENCH_SITE=$here/site/$DDLBENCH_SITE.sh ;; esac
+
+kind=cuda
+[[ " ${extra[*]-} " != *" --gpus-per-node=0 "* ]] || kind=cpu
+
+# What ddlbench says of one GPU count, on this machine: nothing is started. Its exit code, the reason on stderr.
+dryrun() { # GPU count, tasks on a node, ARGS
+  # shellcheck disable=SC2069 # stderr is the answer, stdout holds the configuration
+  (
+    if [ -n "${DDLBENCH_SITE:-}" ]; then
+      set +u
+      # shellcheck source=/dev/null
+      source "$DDLBENCH_SITE" || exit 1
+      set -u
+    fi
+    export RANK=0 WORLD_SIZE=$1 LOCAL_RANK=0 LOCAL_WORLD_SIZE=$2 MASTER_ADDR=localhost MASTER_PORT=29500
+    export TORCHELASTIC_RUN_ID=dryrun DDLBENCH_PLAN=$kind
+    shift 2
+    [[ " $* " == *" cluster="* ]] || set -- "$@" cluster=slurm
+    exec "${DDLBENCH_PYTHON:-python}" -m ddlbench "$@" dryrun=true
+  ) 2>&1 >/dev/null
+}
+
+if [ -n "$checked" ] && [ -z "$dry" ]; then
+  for count in $gpus; do
+    code=0
+    said=$(dryrun "$count" $((count < per_node ? count : per_node)) "$@" "$size") || code=$?
+    said=${said##*$'\n'}
+    case $code in
+      0) ;;
+      2 | 3) die "$count GPUs would not run, nothing is submitted (--no-check submits): ${said#ddlbench: }" ;;
+      *) echo "scaling.sh: $count GPUs could not be checked on this machine: ${said:-exit code $code}" >&2 ;;
+    esac
+  done
+fi
 
 echo "$scaling scaling, $size, order of seed $seed"
 jobs=() before=''
@@ -108,4 +151,4 @@ while read -r count repeat; do
 done < <(shuffled)
 
 [ -n "$dry" ] || echo "cancel: scancel ${jobs[*]}"
-echo "report, when they are done: python -m ddlbench.report $results --out $results/report"
+printf 'report, when they are done: python -m ddlbench.report %q --out %q\n' "$results" "$results/report"

@@ -50,6 +50,8 @@ def attempt(config: Config, launch: Launch, started: float) -> int:
     refusal = check(config, job)
     if config.dryrun:
         print(intention(config, job, refusal))
+        if refusal:
+            print(f"ddlbench: {refusal.status}: {refusal}", file=sys.stderr)
         return refusal.exit_code if refusal else 0
     spans = Spans(started)
     spans.end("imports_s")

@@ -20,6 +20,7 @@ from ddlbench.data.staging import stage
 from ddlbench.errors import UserError
 from ddlbench.failure import Failure
 from ddlbench.launch import Launch
+from ddlbench.measure.environment import cores, known
 from ddlbench.measure.reduce import everyones, wait_for
 from ddlbench.progress import Progress
 from ddlbench.results.content import opening
@@ -69,15 +70,19 @@ class Records:
     def agree(self) -> None:
         """UserError on every rank where one reads other data or has another configuration."""
         folder = self.record.folder.resolve() if self.record else None
-        found = everyones((socket.gethostname(), self.run_id, folder))
+        found = everyones((socket.gethostname(), self.run_id, folder, known(cores)))
         self.folder = found[0][2]
-        for rank, (host, run, _) in enumerate(found):
+        for rank, (host, run, *_) in enumerate(found):
             if run != found[0][1]:
                 raise UserError(
                     f"rank {rank} on {host} has the data or configuration of {run}, the first rank on {found[0][0]} "
                     f"those of {found[0][1]}: give every node the same (data.root, stale file list in data.cache_dir)"
                 )
         self.hosts = [host for host, *_ in found]
+        if self.record:
+            counts = [count for *_, count in found if count is not None]
+            environment = self.record.content["environment"]
+            self.record.add(environment={**environment, "cpu_count_min": min(counts, default=None)})
 
     def fail(self, failure: Failure, begun: bool) -> None:
         """Close the record with a failure. `begun`: open it for that if it is not; if this fails too (there are no

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Callable, Mapping
 from importlib import metadata
@@ -23,8 +25,17 @@ PACKAGES = (
     "numpy", "pandas", "pyarrow", "pillow", "pillow-simd", "deepspeed", "horovod", "mpi4py", "nvidia-dali-cuda120",
     "nvidia-dali-cuda130", "nvidia-ml-py",
 )  # fmt: skip
-PREFIXES = ("NCCL_", "OMP_", "CUDA_", "SLURM_", "GLOO_", "TORCH_", "MKL_", "HOROVOD_", "UCX_")
-SECRETS = ("KEY", "TOKEN", "SECRET", "PASSW", "JWT", "CREDENTIAL", "AUTH")
+# What libraries, fabrics and schedulers read: only names that begin so are recorded, of those none that may hold a
+# credential or something private. The README says so; change it there too.
+PREFIXES = (
+    "CUBLAS_", "CUDA_", "CUDNN_", "DDLBENCH_", "DS_", "FI_", "GLOO_", "HOROVOD_", "KMP_", "MKL_", "NCCL_",
+    "NVIDIA_TF32_OVERRIDE", "OMPI_", "OMP_", "PYTORCH_", "SLURM_", "TORCHINDUCTOR_", "TORCH_", "TRITON_", "UCX_",
+)  # fmt: skip
+SECRETS = (
+    "AUTH", "COMMENT", "COOKIE", "CREDENTIAL", "JWT", "KEY", "LICENSE", "PASS", "PWD", "SECRET", "SESSION", "TOKEN",
+)  # fmt: skip
+WITH_PASSWORD = re.compile(r"://[^/\s]*@")  # scheme://user:password@host, scheme://token@host
+LONGEST_VALUE = 1000  # characters
 # NVML's levels of the nearest common ancestor of two GPUs, in the letters of `nvidia-smi topo -m`
 TOPOLOGY = {0: "SAME", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 
@@ -41,7 +52,7 @@ def environment(device: torch.device) -> dict[str, Any]:
         "hostname": platform.node(),
         "kernel": platform.release(),
         "cpu_model": known(cpu_model),
-        "cpu_count": known(lambda: len(os.sched_getaffinity(0))),  # those this process may use
+        "cpu_count": known(cores),
         "cpu_count_total": os.cpu_count(),
         "memory_total_bytes": known(lambda: psutil.virtual_memory().total),
         "torch_threads": torch.get_num_threads(),
@@ -100,12 +111,19 @@ def cpu_model() -> str | None:
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), None)
 
 
+def cores() -> int:
+    """Those that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
 def variables(names: Mapping[str, str]) -> dict[str, str]:
     """Those of the environment's variables that libraries and schedulers read, without anything like a credential."""
     return {
-        name: value
+        name: value[:LONGEST_VALUE]
         for name, value in sorted(names.items())
-        if name.startswith(PREFIXES) and not any(word in name.upper() for word in SECRETS)
+        if name.startswith(PREFIXES)
+        and not any(word in name.upper() for word in SECRETS)
+        and not WITH_PASSWORD.search(value)
     }
 
 
@@ -129,17 +147,32 @@ def gpu(device: torch.device) -> dict[str, Any]:
     facts: dict[str, Callable[[Any], Any]] = {
         "driver": lambda _: nvml().nvmlSystemGetDriverVersion(),
         "gpu_power_limit_w": lambda gpu: nvml().nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000,
+        "gpu_power_limit_default_w": lambda gpu: nvml().nvmlDeviceGetPowerManagementDefaultLimit(gpu) / 1000,
+        "gpu_persistence": lambda gpu: bool(nvml().nvmlDeviceGetPersistenceMode(gpu)),
         "gpu_clock_mhz": lambda gpu: nvml().nvmlDeviceGetClockInfo(gpu, nvml().NVML_CLOCK_SM),
         "gpu_clock_max_mhz": lambda gpu: nvml().nvmlDeviceGetMaxClockInfo(gpu, nvml().NVML_CLOCK_SM),
+        "gpu_memory_clock_mhz": lambda gpu: nvml().nvmlDeviceGetClockInfo(gpu, nvml().NVML_CLOCK_MEM),
+        "gpu_memory_clock_max_mhz": lambda gpu: nvml().nvmlDeviceGetMaxClockInfo(gpu, nvml().NVML_CLOCK_MEM),
         "gpu_ecc": lambda gpu: bool(nvml().nvmlDeviceGetEccMode(gpu)[0]),
         "topology": lambda _: topology(),
     }
     return {
         "cudnn": known(torch.backends.cudnn.version) if cuda else None,
+        "cuda_module_loading": known(module_loading) if properties else None,
         "gpu_model": properties.name if properties else None,
         "gpu_memory_total_bytes": properties.total_memory if properties else None,
         **{name: known(lambda read=read: read(handle)) if handle else None for name, read in facts.items()},
     }
+
+
+def module_loading() -> str:
+    """When the driver loads kernels: `lazy`, at their first use, or `eager`; CUDA_MODULE_LOADING chooses. The driver
+    must be initialised."""
+    driver = ctypes.CDLL("libcuda.so.1")
+    mode = ctypes.c_int()
+    if error := driver.cuModuleGetLoadingMode(ctypes.byref(mode)):
+        raise OSError(error, "cuModuleGetLoadingMode")
+    return {1: "eager", 2: "lazy"}[mode.value]  # CUmoduleLoadingMode of cuda.h
 
 
 def nvml() -> Any:
