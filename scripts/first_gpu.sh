@@ -146,6 +146,7 @@ run_two_visible() {
 
 run_two_buckets() {
   shrink text
+  bench ddp-default ok +framework=ddp "${gpt2[@]}" "${short[@]}"
   for mb in 1 25 100; do
     bench "ddp-$mb" ok +framework=ddp "framework.bucket_cap_mb=$mb" "${gpt2[@]}" "${short[@]}"
     bench "zero1-$mb" ok +framework=zero1 "framework.reduce_bucket_mb=$mb" "${gpt2[@]}" "${short[@]}"
