@@ -69,9 +69,10 @@ def make_job(case: Case) -> Job:
     )
 
 
-def train_case(case: Case, framework: Framework, timeout_s: float | None = 60.0) -> Outcome:
+def train_case(case: Case, framework: Framework, timeout_s: float | None = 30.0) -> Outcome:
     """Losses over all replicas, final weights and metrics; the same on every rank but the weights, which the first
-    rank alone has. timeout_s: for collectives in flight where the clock asks for an idle device."""
+    rank alone has. timeout_s: for collectives in
+    flight where the clock asks for an idle device; below that of the job, which would end them."""
     with Trace(timeout_s) as trace:
         outcome = _train(case, framework, trace)
         assert not trace.first_uses(), trace.first_uses()

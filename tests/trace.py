@@ -36,7 +36,7 @@ class Trace:
     rank must end without its host's further work, within `timeout_s`; None: that is not looked at.
     """
 
-    def __init__(self, timeout_s: float | None = 60.0) -> None:
+    def __init__(self, timeout_s: float | None = 30.0) -> None:
         self.timeout_s = timeout_s
         self.events: list[Event] = []
         self.members: dict[str, tuple[int, ...]] = {}
