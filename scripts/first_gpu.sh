@@ -72,7 +72,6 @@ run_choices() {
     bench "channels-last-$layout" ok +framework=single "${resnet50[@]}" "${synthetic[@]}" "${short[@]}" \
       "train.channels_last=$layout"
   done
-  grep -q '^  cudnn_benchmark:' conf/config.yaml || return 0
   for choice in true false; do
     bench "cudnn-benchmark-$choice" ok +framework=single "${resnet50[@]}" "${synthetic[@]}" "${short[@]}" \
       "train.cudnn_benchmark=$choice"
@@ -89,13 +88,17 @@ run_loaders() { # the sample set has eleven batches of this size
   bench dali-alone ok "${few[@]}" loader=dali "loader.threads=$workers" mode=loader
 }
 
-broken=(+framework=ddp framework._target_=tests.broken.Broken)
+broken() { # how; the rest as bench: DDP that fails at its third step on its last rank
+  local program=(-m tests.planted framework=Broken "framework.how=$1" --)
+  shift
+  bench "$@" +framework=ddp +model=resnet50 loader=synthetic "${short[@]}"
+}
 
 run_records() {
   shrink images
   local long=(+framework=single +model=resnet50 "${synthetic[@]}" "${short[@]}" train.steps=1000000)
   if [ -n "$tiny" ]; then # a machine's whole memory is not to be filled only to try this script
-    bench out-of-memory oom "${broken[@]}" +framework.how=memory +model=resnet50 loader=synthetic "${short[@]}"
+    broken memory out-of-memory oom
   else
     bench out-of-memory oom "${long[@]}" train.batch_per_gpu=32768
   fi
@@ -104,8 +107,7 @@ run_records() {
   bench ctrl-c killed "${long[@]}" train.batch_per_gpu=64
   launcher=()
   shrink images
-  bench hang timeout "${broken[@]}" +framework.how=hang +model=resnet50 loader=synthetic "${short[@]}" \
-    "train.timeout_s=${HANG_S:-30}"
+  broken hang hang timeout "train.timeout_s=${HANG_S:-30}"
 }
 
 # Two nodes, one task a GPU. --kill-on-bad-exit ends the other tasks when one fails, --wait those that outlive it.
@@ -131,9 +133,8 @@ run_two_frameworks() {
 
 run_two_faults() {
   shrink images
-  local few=("${broken[@]}" +model=resnet50 loader=synthetic "${short[@]}" "train.timeout_s=${HANG_S:-60}")
-  bench rank-dies 'error|killed' "${few[@]}" +framework.how=exit
-  bench rank-hangs timeout "${few[@]}" +framework.how=hang
+  broken exit rank-dies 'error|killed' "train.timeout_s=${HANG_S:-60}"
+  broken hang rank-hangs timeout "train.timeout_s=${HANG_S:-60}"
 }
 
 run_two_visible() {

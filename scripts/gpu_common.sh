@@ -70,10 +70,11 @@ check() { # name, command
 }
 
 # A run of ddlbench, which passes with the status in its record. A library that is missing here is no failure.
+program=(-m ddlbench)
 bench() { # name, wanted status (a regular expression), arguments
   local name=$1 wanted=$2 began=$SECONDS folder=$results/$part/$1 status
   shift 2
-  limited ${launcher[@]+"${launcher[@]}"} "$python" -m ddlbench "$@" "${smaller[@]}" "results_dir=$folder"
+  limited ${launcher[@]+"${launcher[@]}"} "$python" "${program[@]}" "$@" "${smaller[@]}" "results_dir=$folder"
   [ -z "$dry" ] || return 0
   status=$("$python" scripts/measurements.py --status "$folder")
   if [[ $status =~ ^($wanted)$ ]]; then

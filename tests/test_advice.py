@@ -14,6 +14,7 @@ from ddlbench.advice import advice
 from ddlbench.asking import configuration, configurations
 from ddlbench.attempt import set_switches
 from ddlbench.config import Config, Train
+from ddlbench.data.cores import few_cores
 from ddlbench.measure.environment import switches
 from tests.test_main import SMALL, record
 
@@ -21,7 +22,7 @@ GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 
 
 def told(*overrides: str, device: torch.device = GPU) -> list[str]:
-    return advice(composed(*overrides), device)
+    return advice(composed(*overrides), device, {})
 
 
 def composed(*overrides: str) -> Config:
@@ -50,9 +51,18 @@ def test_convolutions_in_16_bits_are_told_of_channels_last(model: str) -> None:
     assert told(f"+model={model}", "train.precision=fp16", "train.channels_last=true") == []
 
 
-def test_a_cpu_and_a_loader_alone_are_told_nothing() -> None:
+def test_a_cpu_is_told_nothing_and_a_loader_alone_of_its_cores_only() -> None:
     assert told("+model=gpt2_small", device=CPU) == []
-    assert advice(replace(composed("+model=resnet50"), mode="loader"), GPU) == []
+    alone = replace(composed("+model=resnet50"), mode="loader")
+    assert advice(alone, GPU, {"cores": 8, "workers": 6}) == []
+    assert advice(alone, GPU, {"cores": 2, "workers": 6}) == [few_cores(2, 6)]
+
+
+def test_a_rank_with_fewer_cores_than_its_loader_wants_is_told() -> None:
+    tuned = composed("+model=resnet50", "train.precision=bf16", "train.channels_last=true")
+    assert advice(tuned, GPU, {"cores": 3, "threads": 1}) == []
+    assert advice(tuned, GPU, {"cores": 1, "threads": 1}) == [few_cores(1, 1)]
+    assert advice(tuned, CPU, {"cores": 1, "threads": 1}) == []
 
 
 @pytest.fixture
@@ -76,7 +86,7 @@ def test_cudnn_benchmark_is_on_by_default_on_a_gpu_alone() -> None:
 def test_the_record_has_the_lines_and_rank_0_says_them(
     ddlbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ddlbench.results.recorder.advice", lambda config, device: [f"{config.mode} on {device.type}"])
+    monkeypatch.setattr("ddlbench.results.recorder.advice", lambda config, device, loader: [f"{config.mode} on {device.type}"])
     code, said = ddlbench(*SMALL, "train.epochs=1")
     assert code == 0, said
     assert said.count("advice: train on cpu") == 1

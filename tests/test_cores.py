@@ -81,24 +81,6 @@ def test_the_default_of_enough_cores_is_not_told(cores: int) -> None:
     assert few_cores(cores, default_workers(cores, "cuda", 1)) is None
 
 
-@pytest.mark.parametrize(("cores", "remark"), [(2, True), (3, False)])
-def test_the_record_says_that_a_gpus_rank_has_few_cores(
-    monkeypatch: pytest.MonkeyPatch, cores: int, remark: bool
-) -> None:
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)  # the only thing of CUDA that opening a feed takes
-    wanted = Request(Shape(), Place(0, 1), torch.device("cuda"), seed=0, replica_batch=4, cores=cores)
-    told = Native("native", workers=1, pin_memory=False).open(TinyData(8, 4), wanted).facts()
-    assert (told["cores"], told.get("remark")) == (cores, few_cores(cores, 1))
-    assert ("remark" in told) == remark
-
-
-def test_the_program_says_so_too(ddlbench: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    facts = ReplicaFeed.facts
-    monkeypatch.setattr(ReplicaFeed, "facts", lambda feed: {**facts(feed), "remark": "few cores"})
-    code, said = ddlbench(*RESNET, "data.val_limit=5", "mode=loader", "progress=false")
-    assert (code, said) == (0, "ddlbench: few cores\n")
-
-
 def test_the_record_has_cores_and_workers_and_the_configuration_neither(
     ddlbench: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

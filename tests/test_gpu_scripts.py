@@ -36,14 +36,15 @@ def commands(*script: str, **variables: str) -> list[list[str]]:
 
 def ask(words: list[str], ranks: int) -> None:
     """Raise where this command line is wrong, or its framework refuses it at this size."""
-    config = configuration(*words[words.index("ddlbench") + 1 :])
+    program = "--" if "tests.planted" in words else "ddlbench"
+    config = configuration(*words[words.index(program) + 1 :])
     if config.mode == "train":
         supports(config.framework, make_job(config, Launch("torchrun", world_size=ranks), CUDA))
 
 
 @pytest.mark.parametrize("script", [(FIRST, "--dry-run"), (CHECK, "--dry-run")], ids=["first_gpu", "gpu_check"])
 def test_every_run_on_one_gpu_can_be_composed(script: tuple[str, ...]) -> None:
-    lines = [words for words in commands(*script) if "ddlbench" in words]
+    lines = [words for words in commands(*script) if {"ddlbench", "tests.planted"} & set(words)]
     assert len(lines) > 10
     with configurations():
         for words in lines:

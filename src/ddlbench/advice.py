@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import torch
 
 from ddlbench.config import Config
+from ddlbench.data.cores import few_cores
 
 TILE = 128  # rows of a matrix that tensor cores take at once, whatever their type
 
 
-def advice(config: Config, device: torch.device) -> list[str]:
-    """A line a setting; none for a CPU, and none where no model is trained."""
-    if device.type != "cuda" or config.mode != "train":
+def advice(config: Config, device: torch.device, loader: Mapping[str, Any]) -> list[str]:
+    """A line a setting; none for a CPU. loader: what the loader says of itself."""
+    if device.type != "cuda":
         return []
-    return [*_arithmetic(config), *_vocabulary(config), *_layout(config)]
+    model = [*_arithmetic(config), *_vocabulary(config), *_layout(config)] if config.mode == "train" else []
+    return [*model, *_cores(loader)]
+
+
+def _cores(loader: Mapping[str, Any]) -> list[str]:
+    if "cores" not in loader:  # loader=synthetic
+        return []
+    line = few_cores(loader["cores"], loader.get("workers", loader.get("threads", 0)))
+    return [line] if line else []
 
 
 def _arithmetic(config: Config) -> list[str]:

@@ -126,8 +126,6 @@ def work(config: Config, job: Job, records: Records, watch: Watch, spans: Spans)
         torch.manual_seed((job.seed << 32) + part + 1)
         watch.expect("the data were not opened")
         feed = open_feed(config, job, place)
-        if job.rank == 0 and (remark := feed.facts().get("remark")):
-            print(f"ddlbench: {remark}", file=sys.stderr, flush=True)
         spans.end("setup_s")
         start = framework.state() if framework else None
         run = Run(

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 from torch.nn import functional as F
 
-from ddlbench.data.cores import few_cores
 from ddlbench.data.feed import Fetched, Request, Split
 from ddlbench.data.sampler import Indices, epoch_order, training_batches, training_steps, validation_batches
 from ddlbench.data.to_device import ToDevice
@@ -65,13 +64,9 @@ class ReplicaFeed:
         return self._to_device(self._read(self._validation, 0, batches))
 
     def facts(self) -> dict[str, Any]:
-        """cores: that each rank has to itself; remark: what is too few of them, on CUDA;
-        bad_samples: name of each sample that could not be read -> how often this rank met it."""
-        cores = self._request.cores
-        workers = self._settings.get("workers", self._settings.get("threads", 0))
-        remark = few_cores(cores, workers) if self._request.device.type == "cuda" else None
-        told = {"remark": remark} if remark else {}
-        return {**self._settings, "cores": cores, **told, "bad_samples": dict(self._bad)}
+        """cores: that each rank has to itself
+        bad_samples: name of each sample that could not be read -> how often this rank met it"""
+        return {**self._settings, "cores": self._request.cores, "bad_samples": dict(self._bad)}
 
     def close(self) -> None:
         self._train.close()

@@ -74,7 +74,7 @@ class Horovod:
         if self.adasum and job.device.type == "cuda" and not (hvd.nccl_built() and hvd.mpi_built()):
             raise Unsupported(
                 "horovod: adasum on GPUs needs a Horovod with both NCCL and MPI: build it with "
-                "HOROVOD_GPU_OPERATIONS=NCCL and HOROVOD_WITH_MPI=1, or set framework.adasum=false"
+                "scripts/install_horovod.sh nccl-mpi, or set framework.adasum=false"
             )
         if job.device.type == "cuda" and not hvd.nccl_built():
             raise Unavailable("this Horovod is built for the CPU: scripts/install_horovod.sh nccl")

@@ -46,7 +46,7 @@ class FileRecorder:
         self.record.add(
             model=self.model, framework=facts(run), loader=run.feed.facts(), spans=dict(spans), launch=launch
         )
-        self.record.add(advice=advice(self.config, run.job.device))
+        self.record.add(advice=advice(self.config, run.job.device, run.feed.facts()))
         self._update(run)
         self.record.save()
         for line in self.record.content["advice"]:
