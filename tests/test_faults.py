@@ -29,7 +29,7 @@ def start(
     """Ranks started by nobody who would end one when another fails."""
     command = [
         sys.executable, "-m", "ddlbench", f"+framework={framework}", f"framework._target_=tests.broken.{target}",
-        f"+framework.how={how}", "+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=8",
+        f"+framework.how='{how}'", "+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=8",
         "model.image_size=32", "loader=synthetic", "train.global_batch=4", "train.steps=20", "train.epochs=1",
         "train.validate=false", f"results_dir={folder}", *more,
     ]  # fmt: skip
