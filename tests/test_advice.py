@@ -86,7 +86,9 @@ def test_cudnn_benchmark_is_on_by_default_on_a_gpu_alone() -> None:
 def test_the_record_has_the_lines_and_rank_0_says_them(
     ddlbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ddlbench.results.recorder.advice", lambda config, device, loader: [f"{config.mode} on {device.type}"])
+    monkeypatch.setattr(
+        "ddlbench.results.recorder.advice", lambda config, device, loader: [f"{config.mode} on {device.type}"]
+    )
     code, said = ddlbench(*SMALL, "train.epochs=1")
     assert code == 0, said
     assert said.count("advice: train on cpu") == 1

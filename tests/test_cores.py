@@ -8,16 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from ddlbench.data.cores import default_workers, few_cores, fewest_cores, own_cores
-from ddlbench.data.feed import Request
-from ddlbench.data.native import Native
-from ddlbench.data.replica_feed import ReplicaFeed
-from ddlbench.job import Place
-from tests.pictures import Shape
 from tests.test_runs import RESNET
-from tests.tiny import TinyData
 
 EIGHT = list(range(8))
 

@@ -221,7 +221,7 @@ def test_an_empty_stage_to_is_refused(ddlbench, tmp_path: Path) -> None:
     code, said = ddlbench(*folders(tmp_path), "data.stage_to=")
     assert code == 2
     (line,) = said.splitlines()
-    assert "data.stage_to= is '.' here, no absolute path" in line
+    assert "data.stage_to= is empty: give a value, null where" in line
     assert not (tmp_path / "results").exists() or not list((tmp_path / "results").iterdir())
 
 
