@@ -25,6 +25,17 @@ time.sleep(600)
 """
 
 
+OPEN: list[Board] = []
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    """A thread within the store would disturb the interpreter's end."""
+    yield
+    while OPEN:
+        OPEN.pop().close()
+
+
 @pytest.fixture
 def store() -> TCPStore:
     return TCPStore("127.0.0.1", free_port(), is_master=True, wait_for_workers=False)
@@ -47,6 +58,7 @@ def held() -> Iterator[tuple[subprocess.Popen[str], TCPStore]]:
 def boards(store: TCPStore, world: int) -> list[Board]:
     """All ranks, each heard of once."""
     ranks = [Board(store.clone(), rank, world) for rank in range(world)]
+    OPEN.extend(ranks)
     wait_until(lambda: len(ranks[0]._beats(range(world)) or {}) == world)
     return ranks
 

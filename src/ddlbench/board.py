@@ -61,7 +61,9 @@ class Board:
         """The failure that was posted first: this one or another rank's."""
         text = json.dumps(asdict(failure))
         first = self._ask(lambda store: store.compare_set(FAILURE, "", text))
-        return Failure(**json.loads(first)) if first else failure
+        return (
+            Failure(**json.loads(first)) if first else self.failure or failure
+        )  # which this rank may have read before
 
     def tell_recorded(self) -> None:
         """Rank 0 has written the end: the others need not do it."""
