@@ -47,6 +47,7 @@ def test_epochs_and_steps_are_written_and_the_first_end_counts(tmp_path: Path) -
     content = json.loads((record.folder / "run.json").read_text())
     assert (content["status"], content["reason"]) == ("diverged", "the loss")
     assert content["times"]["end"] >= content["times"]["start"]
+    assert (record.folder / "steps.parquet").is_file()
     steps = pd.read_parquet(record.folder / "steps.parquet")
     assert steps[["epoch", "step"]].values.tolist() == [[0, 0], [0, 1], [1, 0], [1, 1]]
     assert steps["loss"].isna().tolist() == [False, True, False, False]
@@ -110,6 +111,15 @@ def test_an_ended_record_is_not_ended_again(tmp_path: Path) -> None:
     assert not end_for_rank_0(record.folder, "error", "late")
     assert not end_for_rank_0(tmp_path / "nowhere", "error", "not reachable from here")
     assert status(record) == ("ok", None)
+
+
+def test_an_end_that_is_not_final_leaves_room_for_more_epochs(tmp_path: Path) -> None:
+    record = Record.open(str(tmp_path), "run", {})
+    record.epoch(epoch_row(0, 2, [1.0, 2.0]))
+    record.finish("killed", "a signal", final=False)
+    assert (record.folder / "steps.parquet").is_dir()
+    record.finish("error", "another rank ended")
+    assert pd.read_parquet(record.folder / "steps.parquet")["epoch"].tolist() == [0, 0]
 
 
 def test_a_full_disk_has_room_for_the_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

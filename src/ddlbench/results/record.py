@@ -122,6 +122,9 @@ class Record:
             self.content.update(status=status, reason=reason)
             self.content["times"]["end"] = _now()
             self.saved = self._save_at_last()
+            if final:
+                with contextlib.suppress(OSError):  # its folder serves as well
+                    self.steps.close()
             return self.saved
 
     def _save_at_last(self) -> bool:

@@ -1,10 +1,14 @@
-"""steps.parquet: every step of every rank. A folder with a file an epoch: it can be read at any time, also where the
-run was killed, and as one table (pandas.read_parquet of the folder)."""
+"""steps.parquet: every step of every rank, a row group for each epoch.
+
+While the run is on it is a folder with one file for each epoch, which pandas.read_parquet reads as one table: so a run
+that is killed leaves its epochs. The end of the run makes one file of them.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +33,7 @@ SCHEMA = pa.schema(
 
 
 class StepTable:
-    """Grows by whole files: a file stands under its own name only when it is complete."""
+    """A file has its name only when it is complete."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -45,6 +49,24 @@ class StepTable:
             with contextlib.suppress(OSError):
                 growing.unlink()
             raise
+
+
+    def close(self) -> None:
+        """Put one file in the place of the folder. Raises OSError, and then the epochs can be read as before."""
+        if not self.path.is_dir():
+            return
+        whole, epochs = self.path.with_name(f".{self.path.name}"), self.path.with_name(f".{self.path.name}-epochs")
+        try:
+            with pq.ParquetWriter(whole, SCHEMA) as writer:
+                for epoch in sorted(self.path.glob("epoch-*.parquet")):
+                    writer.write_table(pq.read_table(epoch, schema=SCHEMA))
+        except BaseException:
+            with contextlib.suppress(OSError):
+                whole.unlink()
+            raise
+        self.path.rename(epochs)
+        whole.rename(self.path)
+        shutil.rmtree(epochs, ignore_errors=True)
 
 
 def _table(row: EpochRow, rank: RankEpoch) -> Any:
