@@ -38,12 +38,12 @@ def patience_s() -> float:
 def command(folder: Path, how: str, *more: str, framework: str = "ddp", target: str = "Broken") -> list[str]:
     """The words after python. Those of `more` with a + are for the planted classes: +framework.on=0, +data=Stopping."""
     planted = [f"framework={target}", f"framework.how={how}", *(word[1:] for word in more if word.startswith("+"))]
-    return [
-        "-m", "tests.planted", *planted, "--", f"+framework={framework}", "+model=resnet50", "model.layers=[1,1,1,1]",
-        "model.width_per_group=8", "model.image_size=32", "loader=synthetic", "train.global_batch=4",
-        "train.steps=20", "train.epochs=1", "train.validate=false", f"results_dir={folder}",
-        *(word for word in more if not word.startswith("+")),
+    words = [
+        f"+framework={framework}", "+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=8",
+        "model.image_size=32", "loader=synthetic", "train.global_batch=4", "train.steps=20", "train.epochs=1",
+        "train.validate=false", f"results_dir={folder}", *(word for word in more if not word.startswith("+")),
     ]  # fmt: skip
+    return ["-m", "tests.planted", *planted, "--", *{word.partition("=")[0]: word for word in words}.values()]
 
 
 def start(
@@ -196,7 +196,7 @@ def test_nccls_own_abort_is_off_before_the_group_is_made(
     monkeypatch.setattr(program, "connect", connect)
     run = ["+framework=ddp", "+model=resnet50", "loader=synthetic", "progress=false"]
     assert ddlbench(*run)[0] == 2
-    monkeypatch.setattr(program, "pick_device", lambda _: torch.device("cuda", 0))
+    monkeypatch.setattr(program, "pick_device", lambda *_: torch.device("cuda", 0))
     monkeypatch.setenv("TORCH_NCCL_ENABLE_MONITORING", "1")
     tf32 = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
     try:

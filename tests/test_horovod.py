@@ -237,7 +237,7 @@ def test_adasum_on_gpus_needs_nccl_and_mpi(monkeypatch: pytest.MonkeyPatch, nccl
     hvd = library()
     monkeypatch.setattr(hvd, "nccl_built", lambda: nccl)
     monkeypatch.setattr(hvd, "mpi_built", lambda: mpi)
-    with pytest.raises(Unsupported, match=r"both NCCL and MPI: build it with HOROVOD_GPU_OPERATIONS=NCCL and HOROVOD_"):
+    with pytest.raises(Unsupported, match=r"both NCCL and MPI: build it with scripts/install_horovod.sh nccl-mpi"):
         Horovod(adasum=True).check(two_ranks(device=torch.device("cuda", 0)))
 
 

@@ -100,7 +100,7 @@ MISTAKES = [
     (["+framework=null", "+model=resnet50"], 2, r"\+framework=null is no choice of one framework"),
     ([*SMALL, "+framework=fsdp"], 2, r"\+framework=single and \+framework=fsdp: one run has one framework"),
     ([*SMALL, "+recipe=sgd"], 2, r"\+recipe=sgd: write recipe=sgd"),
-    ([*SMALL, "xyz=3"], 2, r"xyz does not exist: the keys are cluster, data, dryrun, .* train$"),
+    ([*SMALL, "xyz=3"], 2, r"xyz does not exist: the keys are backend, cluster, data, dryrun, .* train$"),
     ([*SMALL, "drun=3"], 2, r"drun does not exist: did you mean dryrun\?"),
     ([*SMALL, "results_dir="], 2, r"results_dir= is empty"),
     ([*SMALL, "results_dir=???"], 2, r"results_dir: Missing mandatory value"),

@@ -141,7 +141,7 @@ def test_what_was_measured_survives_kill_9(tmp_path: Path) -> None:
     assert content["ledger"]["updates"] == 3 * done
     steps = pd.read_parquet(folder / "steps.parquet").groupby("epoch").size()
     assert steps[:done].tolist() == [2 * 3] * done
-    (attempt,) = read_all([tmp_path])
+    (attempt,) = read_all([tmp_path]).attempts
     assert len(attempt.epochs) >= done
 
 

@@ -107,7 +107,8 @@ class Records:
         return recorded
 
     def _say_where(self, record: Record) -> None:
-        if not self.said:
+        """Once, and not in a quiet run that ended well."""
+        if not self.said and (self.config.progress or record.content["status"] != "ok"):
             self.said = True
             results = shlex.quote(self.config.results_dir)
             line = f"the record is in {record.folder}; to see tables: python -m ddlbench.report {results}"

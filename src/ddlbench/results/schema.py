@@ -73,8 +73,8 @@ _TABLES = {
     "tables/scaling.csv": (SCALING, "One row a measurement, its repeats merged, beside the base it is compared with."),
     "steps.parquet": (
         STEPS,
-        "One row for each step of each rank, in each attempt. While a run is on, and where it was killed, a folder with "
-        "a file for each epoch, which pandas.read_parquet reads as one table.",
+        "One row for each step of each rank, in each attempt. While a run is on, and where it was killed, a folder "
+        "with a file for each epoch, which pandas.read_parquet reads as one table.",
     ),
 }
 

@@ -50,7 +50,6 @@ class StepTable:
                 growing.unlink()
             raise
 
-
     def close(self) -> None:
         """Put one file in the place of the folder. Raises OSError, and then the epochs can be read as before."""
         if not self.path.is_dir():
