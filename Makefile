@@ -1,40 +1,48 @@
-.PHONY: setup horovod run test test-all lint format bench bench-loaders docs
+.DEFAULT_GOAL := help
+.PHONY: help setup horovod run test test-all lint format bench bench-loaders docs docs-site
 
 # What needs root (Slurm, Open MPI from Debian) the tests install themselves, or they say why they skip.
 # Two files at a time: most tests keep one core busy.
 PYTEST = .venv/bin/python -m pytest -n 2 --dist loadfile
 
-setup:
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: ## make .venv with the versions of constraints.txt and ddlbench in it
 	@scripts/setup.sh
 
-run: setup
+run: setup ## ResNet-50 with one process and with two, to a table and a report (about 4 minutes)
 	@scripts/demo.sh
 
 # Where it cannot be built, its tests skip and say so; everything else is tested all the same.
-horovod: setup
+horovod: setup ## build Horovod for CPUs and put it into .venv
 	@scripts/install_horovod.sh gloo || echo "make: Horovod's tests will be skipped" >&2
 
-test: setup horovod
+test: setup horovod ## the test suite (about six minutes on two cores)
 	$(PYTEST) -m "not slow"
 
-test-all: setup horovod
+test-all: setup horovod ## the test suite with its slow tests (about 25 minutes)
 	$(PYTEST)
 
-lint: setup
+lint: setup ## ruff, pyright, shellcheck
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/pyright
+	.venv/bin/shellcheck scripts/*.sh scripts/slurm/*.sh scripts/slurm/run.sbatch scripts/slurm/site/*.sh .ci/run
 
-format: setup
+format: setup ## let ruff format the code
 	.venv/bin/ruff check --fix .
 	.venv/bin/ruff format .
 
-bench: setup horovod
+bench: setup horovod ## what the harness costs, beside scripts that use each library alone
 	.venv/bin/python benchmarks/overhead.py
 
-bench-loaders: setup
+bench-loaders: setup ## how fast data are read, beside scripts that use each library alone
 	.venv/bin/python -m benchmarks.loaders
 
-docs: setup
+docs: setup ## make the pages that come from the code: data dictionary, frameworks
 	.venv/bin/python -m ddlbench.results.schema > docs/data-dictionary.md
 	.venv/bin/python -m ddlbench.support > docs/frameworks.md
+
+docs-site: setup ## the documents as a site in build/site
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build
