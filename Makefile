@@ -41,7 +41,7 @@ bench-loaders: setup ## how fast data are read, beside scripts that use each lib
 	.venv/bin/python -m benchmarks.loaders
 
 docs: setup ## make the pages that come from the code: data dictionary, frameworks
-	.venv/bin/python -m ddlbench.results.schema > docs/data-dictionary.md
+	.venv/bin/python -m ddlbench.record.schema > docs/data-dictionary.md
 	.venv/bin/python -m ddlbench.support > docs/frameworks.md
 
 docs-site: setup ## the documents as a site in build/site

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from ddlbench.frameworks.deepspeed import DeepSpeed
+from ddlbench.frameworks.deepspeed.adapter import DeepSpeed
 from ddlbench.job import Framework
 
 LARGE = 2**14  # bytes

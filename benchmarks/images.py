@@ -14,7 +14,7 @@ from statistics import median
 
 from benchmarks.overhead import Side
 from benchmarks.pairs import tell, told
-from ddlbench.data.sample_images import SampleImages
+from ddlbench.data.images.sample import SampleImages
 
 BATCH, SIZE, WORKERS = 32, 224, 2
 TURN_S = 2.0  # a batch takes a tenth of a second

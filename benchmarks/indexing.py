@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from benchmarks.pairs import peak_resident, tell
-from ddlbench.data.image_index import Index, Layout, open_index, prepare_index
+from ddlbench.data.images.index import Index, Layout, open_index, prepare_index
 
 NAMES, CLASSES = 1_280_000, 1_000
 IMAGES_A_VALIDATION_IMAGE = 26  # ImageNet has 1,281,167 and 50,000

@@ -42,16 +42,16 @@ from benchmarks.held import (
     watch_gradients,
 )
 from ddlbench.frameworks.ddp import DDP
-from ddlbench.frameworks.deepspeed import DeepSpeed
+from ddlbench.frameworks.deepspeed.adapter import DeepSpeed
 from ddlbench.frameworks.fsdp import FSDP
-from ddlbench.frameworks.pipeline import Pipeline
-from ddlbench.frameworks.stages import on_meta
-from ddlbench.frameworks.tensor import TensorParallel
+from ddlbench.frameworks.pipeline.adapter import Pipeline
+from ddlbench.frameworks.pipeline.stages import on_meta
+from ddlbench.frameworks.tensor.adapter import TensorParallel
 from ddlbench.job import Batch, Framework, Job, Place
-from ddlbench.launch import connect, detect, disconnect
 from ddlbench.measure.memory_formula import Bytes, data_parallel, in_fp32, stage_counts, tensor_count, touched
-from ddlbench.measure.reduce import everyones
 from ddlbench.models.gpt2 import GPT2
+from ddlbench.ranks.control import everyones
+from ddlbench.ranks.launch import connect, detect, disconnect
 from ddlbench.recipe.losses import make_loss
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
 

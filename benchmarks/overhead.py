@@ -28,7 +28,7 @@ from typing import Any
 import psutil
 import pyarrow.parquet as pq
 
-from ddlbench.measure.stats import confidence, median, median_interval
+from ddlbench.report.stats import confidence, median, median_interval
 
 ROOT = Path(__file__).parents[1]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]

@@ -18,14 +18,14 @@ from statistics import median
 import numpy as np
 
 from benchmarks.pairs import peak_resident, tell, told
-from ddlbench.data.image_index import Layout, prepare_index
-from ddlbench.data.image_source import FolderSource
-from ddlbench.data.image_split import decode_image
-from ddlbench.data.pack import pack, shard_count
-from ddlbench.data.packed import SPLITS, order
+from ddlbench.data.images.index import Layout, prepare_index
+from ddlbench.data.images.sample import SampleImages
+from ddlbench.data.images.source import FolderSource
+from ddlbench.data.images.split import decode_image
 from ddlbench.data.processes import usual_processes
-from ddlbench.data.sample_images import SampleImages
-from ddlbench.data.tokenfile import replacing
+from ddlbench.data.text.tokenfile import replacing
+from ddlbench.data.tfrecord.packed import SPLITS, order
+from ddlbench.data.tools.pack import pack, shard_count
 
 SHARD_BYTES = 32_000_000
 DECODED = 200  # images a turn

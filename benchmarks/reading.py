@@ -13,10 +13,10 @@ from itertools import count
 import torch
 
 from benchmarks.bare.reading import timed
-from ddlbench.data.dali import Dali
 from ddlbench.data.feed import Loader, Request
-from ddlbench.data.images import ImageFolders
-from ddlbench.data.native import Native
+from ddlbench.data.images.folders import ImageFolders
+from ddlbench.data.loaders.dali import Dali
+from ddlbench.data.loaders.native import Native
 from ddlbench.job import Batch, Place
 from ddlbench.models.resnet import ResNet
 

@@ -18,9 +18,9 @@ from torch import Tensor
 from benchmarks.bare.tokenise import loader
 from benchmarks.pairs import tell, told
 from ddlbench.data.feed import Request
-from ddlbench.data.native import Native
-from ddlbench.data.sample_text import SampleText
-from ddlbench.data.tokens import TokenText
+from ddlbench.data.loaders.native import Native
+from ddlbench.data.text.sample import SampleText
+from ddlbench.data.text.tokens import TokenText
 from ddlbench.job import Place
 from ddlbench.models.gpt2 import GPT2
 

@@ -1,4 +1,4 @@
-"""A hook of mkdocs (mkdocs.yml): the site holds docs/ alone, so a link to another file of the repository becomes its text."""
+"""A hook of mkdocs (mkdocs.yml): the site holds docs/ alone, so a link to another file becomes its text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loop's own promises; that it trains right is tests/test_equal_training.py."""
+"""The loop's own promises; that it trains right is tests/equality/test_equal_training.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import ast
 from pathlib import Path
 
 import ddlbench.loop
-from ddlbench.choices import choices
+from ddlbench.config.choices import choices
 
 
 def test_the_loop_names_no_framework() -> None:

@@ -199,7 +199,7 @@ def test_from_any_folder_as_module_and_as_script(tmp_path: Path) -> None:
 
 def test_importing_the_program_imports_no_framework() -> None:
     code = (
-        "import sys; import ddlbench.attempt, ddlbench.frameworks.ddp; "
+        "import sys; import ddlbench.run.attempt, ddlbench.frameworks.ddp; "
         "print([name for name in ('deepspeed', 'horovod', 'transformers', 'timm', 'pandas', 'nvidia.dali', "
         "'torch.distributed.tensor') if name in sys.modules])"
     )

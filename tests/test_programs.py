@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.processes import PYTHON, need, run
-from tests.test_launch import AS_ROOT, MPI
+from tests.ranks.test_launch import AS_ROOT, MPI
+from tests.support.processes import PYTHON, need, run
 
 TORCHRUN = (PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")
 IMAGES = (

@@ -14,13 +14,13 @@ from omegaconf import DictConfig  # noqa: E402
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException  # noqa: E402
 
 import ddlbench  # noqa: E402
-from ddlbench import overrides  # noqa: E402
-from ddlbench.choices import conf_dir, targets  # noqa: E402
-from ddlbench.config import GROUPS, Config, first_line, resolve, unknown_key  # noqa: E402
+from ddlbench.config import overrides  # noqa: E402
+from ddlbench.config.choices import conf_dir, targets  # noqa: E402
+from ddlbench.config.help import help_text  # noqa: E402
+from ddlbench.config.schema import GROUPS, Config, first_line, resolve, unknown_key  # noqa: E402
+from ddlbench.config.values import shown  # noqa: E402
 from ddlbench.errors import RunError, UserError  # noqa: E402
-from ddlbench.help import help_text  # noqa: E402
-from ddlbench.launch import Launch, detect, hint  # noqa: E402
-from ddlbench.values import shown  # noqa: E402
+from ddlbench.ranks.launch import Launch, detect, hint  # noqa: E402
 
 LONGEST_LINE = 1500
 
@@ -74,7 +74,7 @@ def run() -> int:
         config = compose()
         if config is None:
             return 0
-        from ddlbench.attempt import attempt  # torch comes with it: only once the configuration stands
+        from ddlbench.run.attempt import attempt  # torch comes with it: only once the configuration stands
 
         code = attempt(config, launch, STARTED)
         if code and launch.world_size > 1:

@@ -81,7 +81,7 @@ class Model(Protocol):
         ...
 
     def tensor_plan(self) -> dict[str, str]:
-        """How ranks may share the layers: name of a module -> style, one of those of frameworks/tensor_layers.py."""
+        """How ranks may share the layers: name of a module -> style, one of those of frameworks/tensor/layers.py."""
         ...
 
 

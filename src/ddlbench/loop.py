@@ -12,12 +12,12 @@ from torch.optim import Optimizer
 from ddlbench.data.feed import Feed
 from ddlbench.job import Framework, Job, Place
 from ddlbench.measure.clock import EpochClock
-from ddlbench.measure.health import Health
 from ddlbench.measure.memory import reset_peaks
 from ddlbench.measure.metrics import batch_sums, empty_sums, finish
-from ddlbench.measure.reduce import barrier, total
 from ddlbench.measure.rows import EpochRow, RankEpoch, gather_epoch
 from ddlbench.progress import Progress
+from ddlbench.ranks.control import barrier, total
+from ddlbench.ranks.health import Health
 
 
 class Recorder(Protocol):

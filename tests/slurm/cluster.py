@@ -21,7 +21,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.processes import environment, run
+from tests.support.processes import environment, run
 
 COMMANDS = {"slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client", "munged": "munge"}
 NULL = os.makedev(1, 3)

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.processes import need
 from tests.slurm.cluster import COMMANDS, Slurm, obstacle
+from tests.support.processes import need
 
 
 @pytest.fixture(scope="session")

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from ddlbench.launchers import first_host
-from tests.libraries import needs_horovod
-from tests.pictures import write_folders
-from tests.processes import MEET, PYTHON, met, need, run
+from ddlbench.ranks.launchers import first_host
+from tests.support.libraries import needs_horovod
+from tests.support.pictures import write_folders
+from tests.support.processes import MEET, PYTHON, met, need, run
 
 pytestmark = pytest.mark.slurm
 
 SCRIPTS = Path(__file__).parents[2] / "scripts" / "slurm"
 # A rank says who it is without torch, which takes seconds to import.
 WHO = (
-    "import json, os; from dataclasses import asdict; from ddlbench.launch import detect, hint; me = detect();"
+    "import json, os; from dataclasses import asdict; from ddlbench.ranks.launch import detect, hint; me = detect();"
     "more = dict(hint=hint(me), gpu=os.environ.get('CUDA_VISIBLE_DEVICES'));"
     "print(json.dumps(asdict(me) | more) + '\\n', end='')"
 )

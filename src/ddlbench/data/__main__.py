@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ddlbench.data.image_index import Layout
-from ddlbench.data.info import info, kind
-from ddlbench.data.pack import pack
+from ddlbench.data.images.index import Layout
 from ddlbench.data.processes import usual_processes
-from ddlbench.data.tokenfile import TokenFile
-from ddlbench.data.verify import Found, verify_folders, verify_pack, verify_tokens
+from ddlbench.data.text.tokenfile import TokenFile
+from ddlbench.data.tools.info import info, kind
+from ddlbench.data.tools.pack import pack
+from ddlbench.data.tools.verify import Found, verify_folders, verify_pack, verify_tokens
 from ddlbench.errors import RunError, UserError
 
 DAMAGED, INTERRUPTED = 1, 130  # exit codes
@@ -21,8 +21,8 @@ DAMAGED, INTERRUPTED = 1, 130  # exit codes
 
 def make_sample(given: argparse.Namespace) -> int:
     """Make the sample images (or text) that data=sample_images (sample_text) uses, if they are not there."""
-    from ddlbench.data.sample_images import SampleImages  # brings torch, which no other command needs
-    from ddlbench.data.sample_text import SampleText
+    from ddlbench.data.images.sample import SampleImages  # brings torch, which no other command needs
+    from ddlbench.data.text.sample import SampleText
 
     root = str(given.root) if given.root else None
     if given.text:
@@ -56,8 +56,8 @@ def verify(given: argparse.Namespace) -> int:
 
 def tokenize(given: argparse.Namespace) -> int:
     """Turn a text into a memory-mapped token file, on all cores; by default the one that a run would make of it."""
-    from ddlbench.data.textfiles import is_current, token_path
-    from ddlbench.data.tokenize import TokenizerFiles, tokenize_file
+    from ddlbench.data.text.files import is_current, token_path
+    from ddlbench.data.text.tokenize import TokenizerFiles, tokenize_file
 
     text: Path = given.text
     files = TokenizerFiles.find(place := given.tokenizer or text.parent)

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 
 from ddlbench.data.home import replacing
-from ddlbench.data.image_index import SCANNERS
+from ddlbench.data.images.index import SCANNERS
 from ddlbench.data.processes import in_threads
 from ddlbench.errors import UserError
 from ddlbench.progress import Progress

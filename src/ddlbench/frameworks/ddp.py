@@ -12,8 +12,16 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ddlbench.errors import Unsupported, UserError
-from ddlbench.frameworks.common import Update, accumulate, check_alike, checkpoint_blocks, drop, evaluate, whole_state
-from ddlbench.frameworks.statistics import Statistics
+from ddlbench.frameworks.shared.batchnorm import Statistics
+from ddlbench.frameworks.shared.common import (
+    Update,
+    accumulate,
+    check_alike,
+    checkpoint_blocks,
+    drop,
+    evaluate,
+    whole_state,
+)
 from ddlbench.job import Batch, Job, Place
 
 # BatchNorm's statistics are averaged before validation, not sent at every step. torch 2.14 renamed the switch.

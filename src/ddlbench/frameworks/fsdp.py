@@ -22,7 +22,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ddlbench.errors import Unsupported, UserError
-from ddlbench.frameworks.common import (
+from ddlbench.frameworks.shared.batchnorm import Statistics
+from ddlbench.frameworks.shared.common import (
     Update,
     accumulate,
     check_alike,
@@ -32,7 +33,6 @@ from ddlbench.frameworks.common import (
     has_batch_norm,
     subgroup,
 )
-from ddlbench.frameworks.statistics import Statistics
 from ddlbench.job import Batch, Job, Place, type_of_dtype
 
 SCHEMES = ("autocast", "policy")

@@ -11,8 +11,16 @@ from torch import Tensor
 from torch.profiler import record_function
 
 from ddlbench.errors import Unsupported, UserError
-from ddlbench.frameworks.common import Update, accumulate, check_alike, checkpoint_blocks, drop, evaluate, whole_state
-from ddlbench.frameworks.statistics import average, average_statistics
+from ddlbench.frameworks.shared.batchnorm import average, average_statistics
+from ddlbench.frameworks.shared.common import (
+    Update,
+    accumulate,
+    check_alike,
+    checkpoint_blocks,
+    drop,
+    evaluate,
+    whole_state,
+)
 from ddlbench.job import Batch, Job, Place
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from ddlbench.errors import Unsupported
-from ddlbench.frameworks.common import (
+from ddlbench.frameworks.shared.common import (
     Update,
     accumulate,
     check_alike,

@@ -14,9 +14,9 @@ from torch import Tensor
 from ddlbench.errors import Diverged
 from ddlbench.job import Job, Place
 from ddlbench.measure.clock import EpochTimes
-from ddlbench.measure.health import REMEDY
 from ddlbench.measure.memory import PEAKS, peaks
-from ddlbench.measure.reduce import everyones, to_first
+from ddlbench.ranks.control import everyones, to_first
+from ddlbench.ranks.health import REMEDY
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,230 @@
+"""The whole configuration as dataclasses, and its checks. Hydra composes it; nothing below this file knows Hydra."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, cast
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from ddlbench.config import values
+from ddlbench.errors import UserError
+from ddlbench.ranks.launch import SHARED_GPU
+
+if TYPE_CHECKING:
+    from ddlbench.data.feed import Dataset, Loader
+    from ddlbench.job import Framework, Model
+    from ddlbench.ranks.launch import Cluster
+    from ddlbench.recipe.recipe import Recipe
+
+MODES = ("train", "loader")
+PRECISIONS = ("fp32", "bf16", "fp16")
+POSITIVE = ("epochs", "steps", "global_batch", "batch_per_gpu", "micro_batch", "threads_per_rank", "timeout_s")
+BATCH_PER_GPU = 32  # where no batch is given
+GROUPS = ("framework", "model", "loader", "data", "recipe", "cluster")
+STAGE_TO = "data.stage_to"
+# What says where a run happens or how it is shown, not what it measures: no part of a run's identity.
+# Where data lies is covered by the data's hash.
+UNMEASURED = (
+    "results_dir", "dryrun", "progress", "train.timeout_s",
+    "data.root", "data.cache_dir", "data.tokenizer", "data.train", "data.valid", STAGE_TO, "cluster.notes",
+)  # fmt: skip
+
+
+@dataclass
+class Train:
+    """`train.`: the same words for every framework; conf/config.yaml says what each means."""
+
+    epochs: int = 2
+    steps: int | None = None
+    warmup_steps: int = 2
+    global_batch: int | None = None
+    batch_per_gpu: int | None = None
+    micro_batch: int | None = None
+    precision: str = "fp32"
+    tf32: bool = False
+    cudnn_benchmark: bool | None = None
+    reduce_dtype: str = "fp32"
+    clip_norm: float | None = None
+    checkpoint_activations: bool = False
+    compile: bool = False
+    channels_last: bool = False
+    seed: int = 0
+    repeat: int = 0
+    threads_per_rank: int = 1
+    validate: bool = True
+    timeout_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        for name in POSITIVE:
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise UserError(f"train.{name}={value} must be greater than 0")
+        for name in ("warmup_steps", "seed", "repeat"):
+            if getattr(self, name) < 0:
+                raise UserError(f"train.{name}={getattr(self, name)} must not be negative")
+        for name in ("precision", "reduce_dtype"):
+            if getattr(self, name) not in PRECISIONS:
+                raise UserError(f"train.{name}={getattr(self, name)} is unknown: choose one of {', '.join(PRECISIONS)}")
+        if self.global_batch is not None and self.batch_per_gpu is not None:
+            raise UserError(
+                f"train.global_batch={self.global_batch} and train.batch_per_gpu={self.batch_per_gpu} say the same "
+                "thing twice: give one of them"
+            )
+        if self.clip_norm is not None and self.clip_norm <= 0:
+            raise UserError(f"train.clip_norm={self.clip_norm} must be greater than 0; null turns clipping off")
+
+    def samples_per_update(self, world_size: int) -> int:
+        """The global batch. `batch_per_gpu` counts every device, whatever the layout."""
+        if self.global_batch is not None:
+            return self.global_batch
+        return (self.batch_per_gpu or BATCH_PER_GPU) * world_size
+
+
+@dataclass
+class Options:
+    """The keys that belong to no section."""
+
+    mode: str = "train"
+    results_dir: str = "results"
+    profile: bool = False
+    dryrun: bool = False
+    progress: bool = True
+    backend: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise UserError(f"mode={self.mode} is unknown: choose one of {', '.join(MODES)}")
+        if self.profile:
+            raise UserError("profile=true is not available yet: leave it false")
+        if self.backend not in (None, SHARED_GPU):
+            raise UserError(f"backend={self.backend} is unknown: choose null, or {SHARED_GPU} (ranks share a GPU)")
+
+
+@dataclass
+class Config:
+    """One run, each group built into the object that does the work."""
+
+    framework: Framework
+    model: Model
+    loader: Loader
+    data: Dataset
+    recipe: Recipe
+    cluster: Cluster
+    train: Train
+    mode: str
+    results_dir: str
+    profile: bool
+    dryrun: bool
+    progress: bool
+    backend: str | None
+    resolved: dict[str, Any]  # the same as plain data, for the record
+
+    def __post_init__(self) -> None:
+        if self.model.kind != self.data.kind:
+            fitting = "sample_images or imagenet" if self.model.kind == "images" else "sample_text or wikitext103"
+            raise UserError(
+                f"model {self.model.name} takes {self.model.kind}, data {self.data.name} holds {self.data.kind}: "
+                f"choose data={fitting}"
+            )
+
+    def identity(self) -> dict[str, Any]:
+        """What was to be measured: the resolved configuration without what does not change a measurement."""
+        return measured(self.resolved)
+
+
+def measured(resolved: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration without what does not change a measurement. That data were staged does, where to does not."""
+    plain = copy.deepcopy(dict(resolved))
+    if plain.get("backend") is None:
+        plain.pop("backend", None)  # records from before there was a choice are repeats of those without one
+    for key in UNMEASURED:
+        name, _, leaf = key.rpartition(".")
+        section = _section(plain, name)
+        if key == STAGE_TO and leaf in section:
+            section["staged"] = section[leaf] is not None
+        section.pop(leaf, None)
+    return plain
+
+
+def _section(config: dict[str, Any], name: str) -> dict[str, Any]:
+    """Of a record's configuration too, which may lack it."""
+    found = config.get(name) if name else config
+    return cast(dict[str, Any], found) if isinstance(found, dict) else {}
+
+
+def resolve(composed: DictConfig) -> Config:
+    """Build every group of a composed configuration; a wrong value is a UserError that names its key."""
+    try:
+        return build(cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)))
+    except OmegaConfBaseException as error:
+        raise UserError(first_line(error)) from error
+
+
+def build(plain: dict[str, Any]) -> Config:
+    """The same of plain data. OmegaConfBaseException for a value of another type than its key's."""
+    sections = {name: _checked(plain, name) for name in (*GROUPS, "train")}
+    others = {key: value for key, value in plain.items() if key not in sections}
+    for key in sorted(set(others) - {field.name for field in fields(Options)}):
+        raise UserError(unknown_key(key, plain.keys() - {key}))
+    options, settings = _typed(Options, others, "")
+    typed = {name: section(name, raw) for name, raw in sections.items()}
+    built = {name: made for name, (made, _) in typed.items()}
+    resolved = {**settings, **{name: values for name, (_, values) in typed.items()}}
+    return Config(**built, **vars(options), resolved=resolved)
+
+
+def _checked(plain: dict[str, Any], name: str) -> dict[str, Any]:
+    section = plain.get(name)
+    if not isinstance(section, dict) or (name in GROUPS and "_target_" not in section):
+        remedy = "give single keys, such as train.epochs=3" if name == "train" else f"choose one with {name}=NAME"
+        raise UserError(f"{name}={values.shown(section)} is no section of keys: {remedy} (see --help)")
+    return cast(dict[str, Any], section)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line that says something, with OmegaConf's key after it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    key = next((line.removeprefix("full_key: ") for line in lines if line.startswith("full_key: ")), "").lstrip(".")
+    text = lines[0] if lines else type(error).__name__
+    return f"{key}: {text}" if key else text
+
+
+def unknown_key(full_key: str, known: Collection[str]) -> str:
+    """What to say of a key that does not exist. `known`: the keys beside it."""
+    group, _, key = full_key.rpartition(".")
+    known = sorted(set(known) - {"_target_", "hydra"})
+    near = get_close_matches(key, known, 1)
+    remedy = f"did you mean {f'{group}.' if group else ''}{near[0]}?" if near else ""
+    there = f"the keys{f' of {group}' if group else ''} are {', '.join(known)}"
+    return f"{values.shown(full_key)} does not exist: {remedy or there}"
+
+
+def section(name: str, raw: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The object of a section: of the class that a group's `_target_` names, its fields filled from the other keys."""
+    if name not in GROUPS:
+        return _typed(Train, raw, name)
+    target = raw["_target_"]
+    module, _, class_name = str(target).rpartition(".")
+    cls = getattr(importlib.import_module(module), class_name)
+    made, typed = _typed(cls, {key: value for key, value in raw.items() if key != "_target_"}, name)
+    return made, {"_target_": target, **typed}
+
+
+def _typed(cls: type, raw: dict[str, Any], group: str) -> tuple[Any, dict[str, Any]]:
+    """The object, and the same as plain data in its types: a `1` given for a float is 1.0 in every record."""
+    known = {field.name for field in fields(cls)}
+    unknown = sorted(str(key) for key in set(raw) - known)
+    if unknown:
+        raise UserError(unknown_key(f"{group}.{unknown[0]}" if group else unknown[0], known))
+    values.check(group, raw)
+    schema = OmegaConf.create({group: OmegaConf.structured(cls)})  # under its group, so that an error names the key
+    merged = cast(DictConfig, OmegaConf.merge(schema, {group: raw}))
+    typed = cast(dict[str, Any], OmegaConf.to_container(merged[group]))
+    values.check(group, typed)  # once more: texts such as 'nan' have become numbers
+    return OmegaConf.to_object(merged[group]), {key: typed[key] for key in raw}

@@ -1,0 +1,168 @@
+"""Folders of JPEG files, one a class, with torchvision's reference recipe: random crops and flips for training,
+resize and centre crop for validation (github.com/pytorch/vision, references/classification)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ddlbench.data.images.index import Index, Layout, open_index, prepare_index
+from ddlbench.data.images.source import FolderSource, PackedSource, Source
+from ddlbench.data.images.split import DECODERS, ImageSplit
+from ddlbench.data.staging import SPLITS, Part, node_folder
+from ddlbench.errors import UserError
+from ddlbench.job import Model
+
+BAD_SAMPLE = ("fatal", "skip")
+
+
+@dataclass
+class ImageFolders:
+    """root/<train_dir>/<class>/*.JPEG and root/<val_dir>/<class>/*.JPEG.
+
+    cache_dir: where the list of files is kept; None: in root, or with the program's files where root is read-only
+    stage_to: folder of each node's own storage to copy the images to before the clock starts; None: read them in root
+    val_limit: validate on so many samples, spread evenly over all classes; None: all
+    decode: pil | torchvision; on_bad_sample: fatal | skip (training takes the next file in its place, validation
+        leaves it out of the sums; either way it is named in the log and in the record)
+    val_resize: shorter side before validation's centre crop; None: 256/224 of the model's image size
+    crop_scale, crop_ratio: area and aspect of training crops; flip: probability of a mirror image
+    """
+
+    name: str
+    root: str | None = None
+    train_dir: str = "train"
+    val_dir: str = "val"
+    cache_dir: str | None = None
+    stage_to: str | None = None
+    val_limit: int | None = None
+    decode: str = "pil"
+    on_bad_sample: str = "fatal"
+    val_resize: int | None = None
+    crop_scale: list[float] = field(default_factory=lambda: [0.08, 1.0])
+    crop_ratio: list[float] = field(default_factory=lambda: [3 / 4, 4 / 3])
+    flip: float = 0.5
+
+    kind = "images"
+    mapped = False
+    costly = True
+
+    def __post_init__(self) -> None:
+        for key, choices in (("decode", DECODERS), ("on_bad_sample", BAD_SAMPLE)):
+            if getattr(self, key) not in choices:
+                raise UserError(f"data.{key}={getattr(self, key)} is unknown: choose one of {', '.join(choices)}")
+        for key in ("val_limit", "val_resize"):
+            if (value := getattr(self, key)) is not None and value < 1:
+                raise UserError(f"data.{key}={value} must be greater than 0, or null")
+        for key in ("crop_scale", "crop_ratio"):
+            if len(bounds := getattr(self, key)) != 2 or not 0 < bounds[0] <= bounds[1]:
+                raise UserError(f"data.{key}={bounds} must be [smallest, largest], both greater than 0")
+        if not 0 <= self.flip <= 1:
+            raise UserError(f"data.flip={self.flip} must be a probability from 0 to 1")
+
+    def layout(self) -> Layout:
+        if self.root is None:
+            raise UserError(
+                f"data={self.name} needs data.root=...: a folder with "
+                f"{self.train_dir}/<class>/*.JPEG and {self.val_dir}/<class>/*.JPEG"
+            )
+        return Layout(Path(self.root).expanduser(), self.train_dir, self.val_dir)
+
+    def check(self, model: Model) -> None:
+        check_classes(len(self.layout().classes()), model)
+        self.check_size(model)
+
+    def check_size(self, model: Model) -> None:
+        size = max(model.input_shape()[1:])
+        if self.val_resize is not None and self.val_resize < size:
+            raise UserError(f"data.val_resize={self.val_resize} is smaller than model.image_size={size}: raise it")
+
+    def prepare(self) -> None:
+        prepare_index(self.layout(), self.cache_dir)
+
+    def split(self, train: bool, model: Model, seed: int) -> ImageSplit:
+        source, size = self.source(train), model.input_shape()[1:]
+        return ImageSplit(
+            source=source,
+            chosen=spread(len(source.files), None if train else self.val_limit),
+            size=(size[0], size[1]),
+            train=train,
+            seed=seed,
+            decode=self.decode,
+            skip=self.on_bad_sample == "skip",
+            transform=self._training(size) if train else self._validation(size),
+        )
+
+    def source(self, train: bool) -> Source:
+        """As a node reads it: its own copy, if the data are staged."""
+        source = self.original(train)
+        if self.stage_to is None:
+            return source
+        copy = node_folder(self.stage_to, self.name, self.digest()) / SPLITS[train]
+        return replace(source, where=copy, original=source.where)
+
+    def parts(self) -> list[Part]:
+        assert self.stage_to is not None, "nothing is staged"
+        folder = node_folder(self.stage_to, self.name, self.digest())
+        return [self.original(train).part(folder / split) for train, split in SPLITS.items()]
+
+    def digest(self) -> str:
+        return self._index().hash
+
+    def original(self, train: bool) -> FolderSource | PackedSource:
+        """As the user gave it."""
+        index = self._index()
+        return FolderSource(self.layout().splits[0 if train else 1], index.classes, index.train if train else index.val)
+
+    def describe(self) -> dict[str, Any]:
+        index = self._index()
+        return {
+            "hash": index.hash,
+            "train_samples": len(index.train),
+            "val_samples": len(spread(len(index.val), self.val_limit)),
+            "classes": len(index.classes),
+        }
+
+    def _index(self) -> Index:
+        return open_index(self.layout(), self.cache_dir)
+
+    def _training(self, size: tuple[int, ...]) -> Callable[[Any], Tensor]:
+        from torchvision.transforms import v2
+
+        scale, ratio = (self.crop_scale[0], self.crop_scale[1]), (self.crop_ratio[0], self.crop_ratio[1])
+        crop = v2.RandomResizedCrop(size, scale, ratio, antialias=True)
+        return v2.Compose([crop, v2.RandomHorizontalFlip(self.flip), *self._to_pixels()])
+
+    def _validation(self, size: tuple[int, ...]) -> Callable[[Any], Tensor]:
+        from torchvision.transforms import v2
+
+        resize = v2.Resize(self.shorter_side(size), antialias=True)
+        return v2.Compose([resize, v2.CenterCrop(size), *self._to_pixels()])
+
+    def shorter_side(self, size: tuple[int, ...]) -> int:
+        """Of a validation image before a crop of `size` (H, W) is taken from its centre."""
+        return self.val_resize or round(min(size) * 256 / 224)
+
+    def _to_pixels(self) -> list[Callable[[Any], Any]]:
+        from torchvision.transforms import v2
+
+        return [v2.PILToTensor()] if self.decode == "pil" else []
+
+
+def spread(samples: int, limit: int | None) -> NDArray[np.int64]:
+    """`limit` of the samples at even distances; as files lie class after class, every class keeps its share."""
+    if limit is None or limit >= samples:
+        return np.arange(samples)
+    return np.arange(limit) * samples // limit
+
+
+def check_classes(classes: int, model: Model) -> None:
+    """A head may be wider than the data needs (ImageNet's 1000 on a small set), never narrower."""
+    if model.outputs() < classes:
+        raise UserError(f"the data has {classes} classes, the model {model.outputs()}: set model.num_classes={classes}")

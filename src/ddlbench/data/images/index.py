@@ -1,0 +1,222 @@
+"""Which image files there are: scanned once, then kept as one compact file, for a million files are slow to list."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from array import array
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddlbench.data.images.kept import kept_folder, read_arrays, write_arrays
+from ddlbench.errors import UserError
+
+EXTENSIONS = (".jpg", ".jpeg", ".png")
+VERSION = 1  # of the file's form
+SCANNERS = 16  # threads: a parallel file system answers slowly, but many at once
+
+
+@dataclass(frozen=True)
+class Files:
+    """The files of one split in order of class, then name. Arrays, for a million Python strings would take 100 MB in
+    every worker.
+
+    names: all file names as bytes, one after another; name i lies between ends[i] and ends[i + 1]
+    sizes: bytes of each file; labels: class of each file
+    """
+
+    names: NDArray[np.uint8]
+    ends: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    labels: NDArray[np.int32]
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def name(self, i: int) -> str:
+        return os.fsdecode(self.names[self.ends[i] : self.ends[i + 1]].tobytes())
+
+
+@dataclass(frozen=True)
+class Index:
+    """hash: sha256 over class, name and size of every training and validation file. It covers neither their content
+    nor the names of the folders above the classes, so a copy of a data set has the hash of the original."""
+
+    classes: tuple[str, ...]
+    train: Files
+    val: Files
+    hash: str
+
+
+@dataclass(frozen=True)
+class Layout:
+    """root/<train_dir>/<class>/<image> and root/<val_dir>/<class>/<image>."""
+
+    root: Path
+    train_dir: str
+    val_dir: str
+
+    @property
+    def splits(self) -> tuple[Path, Path]:
+        return self.root / self.train_dir, self.root / self.val_dir
+
+    def classes(self) -> list[str]:
+        """The class folders, by name. Raises UserError where a folder is missing or empty, or the splits differ."""
+        train, val = (class_folders(folder) for folder in self.splits)
+        if train != val:
+            odd = sorted(set(train) ^ set(val))
+            raise UserError(
+                f"{self.splits[0]} and {self.splits[1]} do not hold the same classes ({len(train)} and {len(val)}): "
+                f"only one has {', '.join(odd[:3])}{', ...' if len(odd) > 3 else ''}; make the folders' names equal"
+            )
+        return train
+
+
+def class_folders(folder: Path) -> list[str]:
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {folder}: images lie in {folder}/<class>/*.JPEG")
+    with os.scandir(folder) as entries:
+        names = sorted(entry.name for entry in entries if not entry.name.startswith(".") and _is_folder(entry))
+    if not names:
+        raise UserError(f"{folder} holds no class folders: sort the images into {folder}/<class>/*.JPEG")
+    return names
+
+
+def prepare_index(layout: Layout, cache_dir: str | None) -> Index:
+    """The index as the folders are now: the kept one if no folder changed since, else a new one, which is kept."""
+    stamps, kept = folder_stamps(layout), _read(_cache_file(layout, cache_dir))
+    if kept is not None and kept[1] == stamps:
+        return kept[0]
+    index = scan(layout)
+    _write(_cache_file(layout, cache_dir), index, stamps)
+    return index
+
+
+def open_index(layout: Layout, cache_dir: str | None) -> Index:
+    """The index as `prepare_index` left it, without a look at the folders: a thousand ranks may ask at once."""
+    kept = _read(_cache_file(layout, cache_dir))
+    return kept[0] if kept else prepare_index(layout, cache_dir)
+
+
+def folder_stamps(layout: Layout) -> list[int]:
+    """Modification times of all class folders: a file added, removed or renamed changes its folder's. (A file
+    overwritten in its place does not: delete the index then.)"""
+    folders = [split / name for split in layout.splits for name in layout.classes()]
+    return [folder.stat().st_mtime_ns for folder in (*layout.splits, *folders)]
+
+
+def scan(layout: Layout) -> Index:
+    """List every class folder. Memory is about the index's own size. Raises UserError where a folder holds no image."""
+    classes, digest = layout.classes(), hashlib.sha256()
+    splits: list[Files] = []
+    dangling: list[str] = []
+    for role, folder in zip(("train", "val"), layout.splits, strict=True):
+        columns = Columns()
+        with ThreadPoolExecutor(SCANNERS) as pool:
+            for name, images in zip(classes, pool.map(list_images, [folder / name for name in classes]), strict=True):
+                digest.update(_lines(os.fsencode(f"{role}/{name}/"), images))
+                columns.add(images)
+                dangling += [str(folder / name / link) for link in images.dangling]
+        splits.append(columns.files())
+    if dangling:
+        named = ", ".join(dangling[:3]) + (", ..." if len(dangling) > 3 else "")
+        raise UserError(f"{len(dangling)} image links lead to no file ({named}): restore their files or remove them")
+    return Index(tuple(classes), *splits, hash=digest.hexdigest())
+
+
+def list_images(folder: Path) -> Listing:
+    """Every image in a class folder, by name."""
+    with os.scandir(folder) as entries:
+        named = [entry for entry in entries if _is_named_as_image(entry)]
+    dangling = {entry.name for entry in named if entry.is_symlink() and not Path(entry).exists()}
+    files = (entry for entry in named if entry.name not in dangling and entry.is_file())
+    images = sorted((entry.name, entry.stat().st_size) for entry in files)
+    if not images and not dangling:
+        raise UserError(f"{folder} holds no image ({', '.join(EXTENSIONS)}): fill or remove the folder")
+    names = [os.fsencode(name) for name, _ in images]
+    sizes = array("q", (size for _, size in images))
+    return Listing(b"".join(names), array("q", map(len, names)), sizes, sorted(dangling))
+
+
+class Listing(NamedTuple):
+    """The images of one folder: their names one after another, each name's length, each file's bytes; the names of
+    links that lead to no file, or in a circle."""
+
+    names: bytes
+    lengths: array[int]
+    sizes: array[int]
+    dangling: list[str]
+
+
+class Columns:
+    """Files of one class after another. They grow in place, and no file is a Python object once its class is added."""
+
+    def __init__(self) -> None:
+        self.names, self.lengths, self.sizes, self.counts = bytearray(), array("q"), array("q"), array("q")
+
+    def add(self, images: Listing) -> None:
+        self.names += images.names
+        self.lengths += images.lengths
+        self.sizes += images.sizes
+        self.counts.append(len(images.sizes))
+
+    def files(self) -> Files:
+        ends = np.zeros(len(self.lengths) + 1, np.int64)
+        np.cumsum(self.lengths, out=ends[1:])
+        labels = np.repeat(np.arange(len(self.counts), dtype=np.int32), self.counts)
+        return Files(np.frombuffer(self.names, np.uint8), ends, np.frombuffer(self.sizes, np.int64), labels)
+
+
+def _lines(folder: bytes, images: Listing) -> bytes:
+    """What the hash covers: <folder><name> NUL <bytes>, a line a file."""
+    starts = accumulate(images.lengths, initial=0)
+    named = zip(starts, images.lengths, images.sizes, strict=False)  # the last start is the end
+    return b"".join(b"%b%b\0%d\n" % (folder, images.names[at : at + length], size) for at, length, size in named)
+
+
+def _is_named_as_image(entry: os.DirEntry[str]) -> bool:
+    return entry.name.lower().endswith(EXTENSIONS) and not entry.name.startswith(".")
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError as error:  # a link in a circle
+        raise UserError(f"{entry.path} cannot be read ({error.strerror}): restore or remove the link") from error
+
+
+def _cache_file(layout: Layout, cache_dir: str | None) -> Path:
+    key = json.dumps([VERSION, str(layout.root.resolve()), layout.train_dir, layout.val_dir])
+    return kept_folder(layout.root, cache_dir) / f"images-{hashlib.sha256(key.encode()).hexdigest()[:16]}.npz"
+
+
+def _read(file: Path) -> tuple[Index, list[int]] | None:
+    """The kept index and its stamps; None where there is none, or none that can be read."""
+    roles = {role: [f"{role}_{key}" for key in _arrays()] for role in ("train", "val")}
+    arrays = read_arrays(file, ["about", *roles["train"], *roles["val"]])
+    if arrays is None:
+        return None
+    try:
+        about: dict[str, Any] = json.loads(arrays["about"].tobytes())
+    except ValueError:
+        return None
+    train, val = (Files(*(arrays[name] for name in names)) for names in roles.values())
+    return Index(tuple(about["classes"]), train, val, about["hash"]), about["stamps"]
+
+
+def _write(file: Path, index: Index, stamps: list[int]) -> None:
+    about = json.dumps({"classes": index.classes, "hash": index.hash, "stamps": stamps}).encode()
+    splits = {"train": index.train, "val": index.val}
+    arrays = {f"{role}_{key}": getattr(files, key) for role, files in splits.items() for key in _arrays()}
+    write_arrays(file, {"about": np.frombuffer(about, np.uint8), **arrays})
+
+
+def _arrays() -> tuple[str, ...]:
+    return tuple(Files.__dataclass_fields__)

@@ -1,0 +1,59 @@
+"""Packed image sets (packed_index.py), trained on with the recipe of images.py."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ddlbench.data.images.folders import ImageFolders, check_classes, spread
+from ddlbench.data.images.kept import kept_folder
+from ddlbench.data.images.source import PackedSource
+from ddlbench.data.tfrecord.index import open_source, prepare_source
+from ddlbench.data.tfrecord.packed import MANIFEST, read_manifest
+from ddlbench.errors import UserError
+from ddlbench.job import Model
+
+
+@dataclass
+class PackedImages(ImageFolders):
+    """ImageFolders whose files lie in TFRecord shards. Checksums of records are not computed while training."""
+
+    mapped = True
+
+    def check(self, model: Model) -> None:
+        pack = read_manifest(self.folder())
+        for key in ("train_dir", "val_dir"):
+            if (name := getattr(self, key)) not in pack.splits:
+                raise UserError(f"data.{key}={name} is none of {self.folder()}: choose {' or '.join(pack.splits)}")
+        check_classes(len(pack.classes), model)
+        self.check_size(model)
+
+    def folder(self) -> Path:
+        if self.root is None:
+            raise UserError(f"data={self.name} needs data.root=...: the folder of a packed image set, with {MANIFEST}")
+        return Path(self.root).expanduser()
+
+    def prepare(self) -> None:
+        """Looks through every record, once."""
+        for split in (self.train_dir, self.val_dir):
+            prepare_source(self.folder(), split, self._cache())
+
+    def digest(self) -> str:
+        """Of the image folders, as if they were read."""
+        return read_manifest(self.folder()).hash
+
+    def original(self, train: bool) -> PackedSource:
+        return open_source(self.folder(), self.train_dir if train else self.val_dir, self._cache())
+
+    def describe(self) -> dict[str, Any]:
+        pack, val = read_manifest(self.folder()), self.original(False).files
+        return {
+            "hash": pack.hash,
+            "train_samples": len(self.original(True).files),
+            "val_samples": len(spread(len(val), self.val_limit)),
+            "classes": len(pack.classes),
+        }
+
+    def _cache(self) -> Path:
+        return kept_folder(self.folder(), self.cache_dir)

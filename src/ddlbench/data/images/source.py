@@ -1,0 +1,117 @@
+"""Where the bytes of an image set's samples lie: in files of their own, or in the records of a packed set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddlbench.data.images.index import Files
+from ddlbench.data.staging import Part
+from ddlbench.errors import UserError
+
+
+class Source(Protocol):
+    """The images of one split, by their place in the order of classes and names; picklable."""
+
+    @property
+    def where(self) -> Path:
+        """The folder of the split."""
+        ...
+
+    @property
+    def files(self) -> Files: ...
+
+    def part(self, copy: Path) -> Part:
+        """All files of the split, to be copied into the folder `copy`."""
+        ...
+
+    def content(self, i: int) -> bytes | memoryview:
+        """An image as its file has it. Raises UserError where it cannot be read."""
+        ...
+
+    def name(self, i: int) -> str:
+        """For the record."""
+        ...
+
+    def place(self, i: int) -> str:
+        """For whoever has to mend it."""
+        ...
+
+
+@dataclass(frozen=True)
+class FolderSource:
+    """where/<class>/<file>. original: the user's folder, where `where` is this node's copy of it"""
+
+    where: Path
+    classes: tuple[str, ...]
+    files: Files
+    original: Path | None = None
+
+    def part(self, copy: Path) -> Part:
+        names = (str(self.path(i).relative_to(self.where)) for i in range(len(self.files)))
+        return Part(self.where, copy, names, len(self.files), int(self.files.sizes.sum()))
+
+    def path(self, i: int) -> Path:
+        return self.where / self.classes[self.files.labels[i]] / self.files.name(i)
+
+    def content(self, i: int) -> bytes:
+        try:
+            return self.path(i).read_bytes()
+        except OSError as error:
+            moved = "has it moved since the data set was indexed?"
+            other = "is data.stage_to the same folder for all ranks of a node?"
+            raise UserError(
+                f"cannot read {self.path(i)}: {error.strerror}; {other if self.original else moved}"
+            ) from error
+
+    def name(self, i: int) -> str:
+        return str(self.path(i).relative_to(self.where.parent))
+
+    def place(self, i: int) -> str:
+        return str((self.original or self.where) / self.path(i).relative_to(self.where))
+
+
+@dataclass(frozen=True)
+class PackedSource:
+    """shards: names of the files in `where`; image i begins at byte starts[i] of shards[holders[i]]
+    original: as FolderSource's"""
+
+    where: Path
+    classes: tuple[str, ...]
+    files: Files
+    shards: tuple[str, ...]
+    holders: NDArray[np.int32]
+    starts: NDArray[np.int64]
+    original: Path | None = None
+
+    def part(self, copy: Path) -> Part:
+        sizes = [(self.where / shard).stat().st_size for shard in self.shards]
+        return Part(self.where, copy, self.shards, len(self.shards), sum(sizes))
+
+    def content(self, i: int) -> memoryview:
+        """No copy: whoever looks at the bytes first waits for the disk."""
+        start = int(self.starts[i])
+        return mapped(self.where / self.shards[self.holders[i]])[start : start + int(self.files.sizes[i])]
+
+    def name(self, i: int) -> str:
+        return f"{self.where.name}/{self.classes[self.files.labels[i]]}/{self.files.name(i)}"
+
+    def place(self, i: int) -> str:
+        shard = (self.original or self.where) / self.shards[self.holders[i]]
+        return f"{self.name(i)}, at byte {self.starts[i]} of {shard},"
+
+
+@cache
+def mapped(path: Path) -> memoryview:
+    """A file as memory, once a process and for good. Raises UserError."""
+    try:
+        with path.open("rb") as file:
+            return memoryview(mmap(file.fileno(), 0, access=ACCESS_READ))
+    except (OSError, ValueError) as error:  # ValueError: an empty file
+        raise UserError(f"cannot read {path}: {error}") from error

@@ -1,0 +1,175 @@
+"""Images of one split by random access: read, decoded, and augmented by (seed, epoch, index) alone."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import math
+import struct
+import warnings
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import get_worker_info
+
+from ddlbench.data.feed import Fetched
+from ddlbench.data.images.source import Source
+from ddlbench.errors import UserError
+
+DECODERS = ("pil", "torchvision")
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's training images, channels R, G, B
+
+
+class BadImage(Exception):
+    """A file is there, but no decoder makes a whole image of it."""
+
+
+@dataclass(frozen=True)
+class ImageSplit:
+    """Images as [B, 3, H, W] uint8, read and augmented one by one.
+
+    chosen: the images that count as samples, in their order; size: (H, W)
+    transform: of a decoded image to its pixels [3, H, W] uint8
+    """
+
+    source: Source
+    chosen: NDArray[np.int64]
+    size: tuple[int, int]
+    train: bool
+    seed: int
+    decode: str
+    skip: bool
+    transform: Callable[[Any], Tensor]
+
+    def __len__(self) -> int:
+        return len(self.chosen)
+
+    def __getitems__(self, keys: list[tuple[int, int]]) -> Fetched:
+        """Raises UserError for a file that cannot be read, and for one that cannot be decoded unless `skip`."""
+        bad: list[str] = []
+        inputs = batch_memory(torch.uint8, len(keys), 3, *self.size)
+        with own_random_stream():
+            samples = [self._sample(*key, image, bad) for key, image in zip(keys, inputs, strict=True)]
+        labels, valid = zip(*samples, strict=True)
+        return Fetched(inputs, torch.tensor(labels), torch.tensor(valid), tuple(bad))
+
+    def _sample(self, epoch: int, index: int, out: Tensor, bad: list[str]) -> tuple[int, bool]:
+        """Label, validity; the image goes to `out`. Bad files are added to `bad`; in training the next good one stands
+        in."""
+        for offset in range(len(self) if self.train else 1):
+            position = (index + offset) % len(self)
+            try:
+                pixels = self._pixels(epoch, position)
+            except BadImage as error:
+                bad.append(self._refuse(position, error))
+            else:
+                out.copy_(pixels)
+                return self.label(position), True
+        if self.train:
+            raise UserError(f"{self.source.where} holds not one image that can be decoded ({len(bad)} tried)")
+        out.zero_()
+        return 0, False
+
+    def _pixels(self, epoch: int, position: int) -> Tensor:
+        if self.train:
+            torch.default_generator.manual_seed(augmentation_seed(self.seed, epoch, position))
+        return self.transform(decode_image(self.source.content(int(self.chosen[position])), self.decode))
+
+    def label(self, position: int) -> int:
+        return int(self.source.files.labels[self.chosen[position]])
+
+    def _refuse(self, position: int, error: BadImage) -> str:
+        """The bad file's name, or the end of the run."""
+        image = int(self.chosen[position])
+        if not self.skip:
+            raise UserError(
+                f"{self.source.place(image)} cannot be decoded ({error}): mend or remove the file, "
+                f"or leave such samples out with data.on_bad_sample=skip"
+            )
+        return self.source.name(image)
+
+
+def batch_memory(dtype: torch.dtype, *shape: int) -> Tensor:
+    """Unset. In a worker it is what the rank maps, as torch's own collation has it: a batch is not copied."""
+    if get_worker_info() is None:
+        return torch.empty(shape, dtype=dtype)
+    size = math.prod(shape) * dtype.itemsize
+    memory = torch.UntypedStorage._new_shared(size)  # pyright: ignore[reportPrivateUsage]
+    return torch.empty(0, dtype=dtype).set_(memory, 0, shape)  # pyright: ignore[reportCallIssue]  # torch's own storage
+
+
+def normalized(fetched: Fetched) -> Tensor:
+    """Images [B, 3, H, W] as float32, image by image while it is in the core's cache; zeros where one is not valid."""
+    batch = batch_memory(torch.float32, *fetched.inputs.shape)
+    for pixels, out, valid in zip(fetched.inputs, batch, fetched.valid.tolist(), strict=True):
+        if valid:
+            normalize(pixels, out)
+        else:
+            out.zero_()
+    return batch
+
+
+def normalize(pixels: Tensor, out: Tensor) -> Tensor:
+    """torchvision's ToDtype(scale=True) and Normalize, operation by operation, of images [..., 3, H, W] uint8 to `out`
+    on the same device: the same bits on the CPU and on CUDA, alone or in a batch."""
+    mean, std = mean_and_std(out.device)
+    return out.copy_(pixels).mul_(1 / 255).sub_(mean).div_(std)
+
+
+@cache
+def mean_and_std(device: torch.device) -> tuple[Tensor, Tensor]:
+    """[3, 1, 1] each, made once a device: to copy them to CUDA the host has to wait."""
+    mean, std = (torch.tensor(values, device=device).view(3, 1, 1) for values in (MEAN, STD))
+    return mean, std
+
+
+def decode_image(content: bytes | memoryview, decoder: str) -> Image.Image | Tensor:
+    """An RGB image: PIL's own, or [3, H, W] uint8; grey, CMYK and palette images are converted.
+
+    Raises BadImage for content that cannot be decoded whole.
+    """
+    try:
+        return _by_pil(content) if decoder == "pil" else _by_torchvision(content)
+    except (ImportError, MemoryError):  # no fault of the file's
+        raise
+    except Exception as error:  # decoders raise many kinds, OSError, SyntaxError and RuntimeError among them
+        raise BadImage(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
+
+
+def _by_pil(content: bytes | memoryview) -> Image.Image:
+    with Image.open(io.BytesIO(content)) as image:
+        if image.mode != "RGB":
+            return image.convert("RGB")
+        image.load()  # `convert` would copy the whole image
+        return image
+
+
+def _by_torchvision(content: bytes | memoryview) -> Tensor:
+    from torchvision import io as images
+
+    with warnings.catch_warnings():  # deprecated since torchvision 0.29, still the decoder that many use
+        warnings.simplefilter("ignore", DeprecationWarning)
+        raw = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        return images.decode_image(raw, images.ImageReadMode.RGB)
+
+
+def augmentation_seed(seed: int, epoch: int, index: int) -> int:
+    return int.from_bytes(hashlib.blake2b(struct.pack("<3q", seed, epoch, index), digest_size=8).digest(), "little")
+
+
+@contextmanager
+def own_random_stream() -> Generator[None]:
+    """Leave torch's global CPU generator, from which dropout draws, as it was found."""
+    state = torch.get_rng_state()
+    try:
+        yield
+    finally:
+        torch.set_rng_state(state)

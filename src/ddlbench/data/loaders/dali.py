@@ -1,0 +1,206 @@
+"""NVIDIA DALI over images: it reads, decodes and augments in threads of its own, on the CPU or the GPU.
+
+Order, shares and the last batch are replica_feed.py's, as for every loader. Crops and flips are drawn by DALI: from the
+same distribution as the native loader's, from another stream (docs/adr/0011).
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from ddlbench.data.feed import Dataset, Fetched, Request
+from ddlbench.data.images.folders import ImageFolders
+from ddlbench.data.images.source import FolderSource, Source
+from ddlbench.data.images.split import BadImage, ImageSplit, augmentation_seed, decode_image
+from ddlbench.data.loaders.cores import default_workers
+from ddlbench.data.loaders.dali_graph import DEVICES, Graph, first_bad, library, pipeline
+from ddlbench.data.loaders.replica_feed import Key, ReplicaFeed
+from ddlbench.errors import Unsupported, UserError
+from ddlbench.job import Model
+
+
+@dataclass
+class Dali:
+    """device: cpu | gpu (decodes on the CPU) | mixed (decodes on the GPU too); None: mixed on a GPU, else cpu
+    threads: of a pipeline, one a rank and split; None: as cores.py says; prefetch: batches it keeps ready
+    fused_crop: decode no more of a training image than its crop
+    """
+
+    library: ClassVar[str] = "nvidia.dali"
+
+    name: str
+    device: str | None = None
+    threads: int | None = None
+    prefetch: int = 2
+    fused_crop: bool = True
+
+    def __post_init__(self) -> None:
+        if self.device not in (None, *DEVICES):
+            raise UserError(f"loader.device={self.device} is unknown: choose null or one of {', '.join(DEVICES)}")
+        for key in ("threads", "prefetch"):
+            if (value := getattr(self, key)) is not None and value < 1:
+                raise UserError(f"loader.{key}={value} must be 1 or more")
+
+    def check(self, dataset: Dataset, model: Model) -> None:
+        if not isinstance(dataset, ImageFolders):
+            raise Unsupported(f"loader=dali reads sets of images, data={dataset.name} is none: choose loader=native")
+        if dataset.on_bad_sample == "skip":
+            raise Unsupported(
+                "loader=dali cannot skip bad images, one ends its pipeline: mend them with data.on_bad_sample=fatal, "
+                "or choose loader=native"
+            )
+        if dataset.decode != "pil":
+            raise Unsupported(f"loader=dali has a decoder of its own: leave out data.decode={dataset.decode}")
+        if self.device in ("gpu", "mixed") and not torch.cuda.is_available():
+            raise Unsupported(
+                f"loader.device={self.device} needs an NVIDIA GPU, none is here: choose loader.device=cpu"
+            )
+        library()
+
+    def open(self, dataset: Dataset, request: Request) -> ReplicaFeed:
+        assert isinstance(dataset, ImageFolders)
+        device = self.device or ("mixed" if request.device.type == "cuda" else "cpu")
+        threads = self.threads or default_workers(request.cores, request.device.type, torch.get_num_threads())
+        settings = replace(self, device=device, threads=threads)
+        train, validation = (settings._reader(dataset, request, train) for train in (True, False))
+        return ReplicaFeed(train, validation, request, settings.facts())
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "device": self.device,
+            "threads": self.threads,
+            "prefetch": self.prefetch,
+            "fused_crop": self.fused_crop,
+        }
+
+    def _reader(self, dataset: ImageFolders, request: Request, train: bool) -> DaliReader:
+        assert self.device is not None, "chosen by `open`"
+        split = dataset.split(train, request.model, request.seed)
+        on_gpu = request.device.type == "cuda"
+        named = isinstance(split.source, FolderSource)
+        graph = Graph(
+            dataset, split.size, self.device, self.fused_crop, request.channels_last, to_gpu=on_gpu, named=named
+        )
+        settings = {"num_threads": self.threads, "device_id": (request.device.index or 0) if on_gpu else None}
+        build = partial(
+            pipeline, graph, train=train, batch_size=request.replica_batch, prefetch_queue_depth=self.prefetch,
+            seed=pipeline_seed(request), **settings,
+        )  # fmt: skip
+        return DaliReader(split, build, partial(first_bad, graph, **settings), request.channels_last, on_gpu)
+
+
+def pipeline_seed(request: Request) -> int:
+    """Replicas draw other crops, ranks of one replica the same. A signed number: DALI's -1 is a random seed."""
+    return augmentation_seed(request.seed, 0, request.place.data_rank) >> 1
+
+
+class DaliReader:
+    """One split behind one pipeline, which is built at the first `read` and stays for the next epochs.
+
+    build: the pipeline over what is to come; first_bad: which of some images DALI cannot decode; on_gpu: whether its
+        batches lie there
+    """
+
+    def __init__(
+        self,
+        split: ImageSplit,
+        build: Callable[[Images], Any],
+        first_bad: Callable[[Iterable[Any]], int | None],
+        channels_last: bool,
+        on_gpu: bool,
+    ) -> None:
+        self.split = split
+        self._build, self._first_bad, self._channels_last, self._on_gpu = build, first_bad, channels_last, on_gpu
+        self._images, self._pipeline = Images(split), None
+
+    def read(self, batches: Iterable[list[Key]]) -> Iterator[Fetched]:
+        """The batches in their order; for an empty list of keys, no samples of the right shape.
+
+        Raises UserError for an image that cannot be decoded. `fused_crop` does not look at what lies below a crop.
+        """
+        self._images.begin(batches)
+        pipeline, self._pipeline = self._pipeline or self._build(self._images), None
+        while (images := self._next(pipeline)) is not None:
+            yield self._fetched(images)
+        while self._images.under_way:  # an empty batch, which DALI has not seen
+            yield self._fetched(torch.zeros(0, 3, *self.split.size))
+        pipeline.reset()
+        self._pipeline = pipeline  # not kept where an epoch was left in the middle
+
+    def close(self) -> None:
+        self._pipeline = None
+
+    def _next(self, pipeline: Any) -> Tensor | None:
+        """On a GPU torch's current stream waits for the batch, not the host."""
+        try:
+            (images,) = pipeline.run(torch.cuda.current_stream() if self._on_gpu else None)
+        except StopIteration:
+            return None
+        except RuntimeError as error:
+            raise self._explained(error) from error
+        # No copy: DALI's buffer lives as long as the tensor, which DALI's own iterator for PyTorch relies on too; on a
+        # GPU until all work is done that was queued before the tensor went, whatever the stream.
+        tensor = torch.from_dlpack(images.as_tensor())
+        return tensor.permute(0, 3, 1, 2) if self._channels_last else tensor
+
+    def _fetched(self, images: Tensor) -> Fetched:
+        labels = [self.split.label(position) for position in self._images.under_way.popleft()]
+        return Fetched(images, torch.tensor(labels, dtype=torch.int64), torch.ones(len(labels), dtype=torch.bool))
+
+    def _explained(self, error: RuntimeError) -> Exception:
+        """DALI does not say which of the files under way it could not decode."""
+        source, under_way = self.split.source, chain.from_iterable(self._images.under_way)
+        images = [int(self.split.chosen[position]) for position in under_way]
+        bad = self._first_bad(handed(source, image) for image in images)
+        return error if bad is None else complaint(source, images[bad])
+
+
+class Images:
+    """What a pipeline draws images from, a list a batch. It is ahead of the batches that come out."""
+
+    def __init__(self, split: ImageSplit) -> None:
+        self._split = split
+        self._batches: Iterable[list[Key]] = ()
+        self.under_way: deque[list[int]] = deque()  # positions in the split, batch by batch
+
+    def begin(self, batches: Iterable[list[Key]]) -> None:
+        self._batches = batches
+        self.under_way.clear()
+
+    def __iter__(self) -> Iterator[list[NDArray[np.uint8]]]:
+        source, chosen = self._split.source, self._split.chosen
+        for keys in self._batches:
+            positions = [index for _, index in keys]
+            self.under_way.append(positions)
+            if positions:
+                yield [handed(source, int(chosen[position])) for position in positions]
+
+
+def handed(source: Source, i: int) -> NDArray[np.uint8]:
+    """A file's name or a view into a packed set: either way DALI's threads are the first that wait for the disk."""
+    named = isinstance(source, FolderSource)
+    return np.frombuffer(os.fsencode(source.path(i)) if named else source.content(i), np.uint8)
+
+
+def complaint(source: Source, i: int) -> UserError:
+    """In Pillow's words, for DALI has none that say more than that."""
+    try:
+        decode_image(source.content(i), "pil")
+    except BadImage as error:
+        return UserError(f"{source.place(i)} cannot be decoded ({error}): mend or remove the file")
+    except UserError as error:
+        return error
+    return UserError(
+        f"{source.place(i)} cannot be decoded by DALI, only by Pillow: convert the file, or choose loader=native"
+    )

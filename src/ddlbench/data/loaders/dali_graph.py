@@ -1,0 +1,147 @@
+"""What DALI does to image files: the recipe of images.py in DALI's operators, on the CPU, the GPU or both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from ddlbench.data.images.folders import ImageFolders
+from ddlbench.data.images.split import MEAN, STD
+from ddlbench.errors import Unavailable
+
+DEVICES = ("cpu", "gpu", "mixed")
+ATTEMPTS = 10  # at a crop that fits, as torchvision
+
+
+def library() -> Any:
+    """The module; Unavailable where it cannot be imported."""
+    try:
+        for module in ("fn", "math", "types"):
+            import_module(f"nvidia.dali.{module}")
+    except Exception as error:  # its libraries may miss others of the system
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise Unavailable(f"dali: {reason}: pip install 'ddlbench[dali]' (CUDA 13: 'ddlbench[dali13]')") from error
+    return import_module("nvidia.dali")
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Operators from files to normalised images, to be called within a pipeline.
+
+    size: (H, W) of a model's input; device: cpu | gpu (decoded on the CPU, the rest on the GPU) | mixed (all on the
+    GPU); fused_crop: decode no more of a training image than its crop; named: given are the files' names, not their
+    content
+    """
+
+    data: ImageFolders
+    size: tuple[int, int]
+    device: str
+    fused_crop: bool
+    channels_last: bool
+    to_gpu: bool
+    named: bool
+
+    def batches(self, files: Any, train: bool) -> Any:
+        """[B, 3, H, W] float32, or [B, H, W, 3] for channels last."""
+        encoded = self._encoded(files)
+        return self._train(encoded) if train else self._validation(encoded)
+
+    def decoded(self, files: Any) -> Any:
+        """Whole images, whatever their sizes."""
+        return library().fn.decoders.image(self._encoded(files), **self._decoder())
+
+    def _encoded(self, files: Any) -> Any:
+        return library().fn.io.file.read(files) if self.named else files
+
+    def _train(self, encoded: Any) -> Any:
+        fn = library().fn
+        crop = {
+            "random_area": self.data.crop_scale,
+            "random_aspect_ratio": self.data.crop_ratio,
+            "num_attempts": ATTEMPTS,
+        }
+        if self.fused_crop:
+            images = self._moved(fn.decoders.image_random_crop(encoded, **crop, **self._decoder()))
+            images = fn.resize(images, size=self.size, **self._triangular())
+        else:
+            images = self._moved(fn.decoders.image(encoded, **self._decoder()))
+            images = fn.random_resized_crop(images, size=self.size, **crop, **self._triangular())
+        return self._normalised(images, mirror=fn.random.coin_flip(probability=self.data.flip))
+
+    def _validation(self, encoded: Any) -> Any:
+        """Sizes are rounded as torchvision rounds them: half a pixel is most of what a comparison would find."""
+        dali = library()
+        fn, shape = dali.fn, dali.fn.peek_image_shape(encoded, adjust_orientation=False)
+        sides = [
+            shape[axis] * self.data.shorter_side(self.size) // dali.math.min(shape[0], shape[1]) for axis in (0, 1)
+        ]
+        starts = [half_even(side - crop) for side, crop in zip(sides, self.size, strict=True)]
+        images = self._moved(fn.decoders.image(encoded, **self._decoder()))
+        resized = fn.resize(images, size=fn.cast(fn.stack(*sides), dtype=dali.types.FLOAT), **self._triangular())
+        start = fn.cast(fn.stack(*starts), dtype=dali.types.INT32)
+        return self._normalised(fn.slice(resized, start=start, shape=self.size, axes=(0, 1)), mirror=0)
+
+    def _moved(self, images: Any) -> Any:
+        return images.gpu() if self.device == "gpu" else images
+
+    def _decoder(self) -> dict[str, Any]:
+        """Pillow neither turns images by their EXIF tag nor decodes with a coarse upsampling of colours."""
+        types = library().types
+        how = {"output_type": types.RGB, "adjust_orientation": False, "jpeg_fancy_upsampling": True}
+        return {"device": "mixed" if self.device == "mixed" else "cpu", **how}
+
+    def _triangular(self) -> dict[str, Any]:
+        """Antialiased where it shrinks: Pillow's and torchvision's "bilinear"."""
+        return {"interp_type": library().types.INTERP_TRIANGULAR}
+
+    def _normalised(self, images: Any, mirror: Any) -> Any:
+        """On the GPU where the images are wanted there: as uint8 they take a quarter of the copying."""
+        dali = library()
+        return dali.fn.crop_mirror_normalize(
+            images.gpu() if self.to_gpu else images,
+            dtype=dali.types.FLOAT,
+            output_layout="HWC" if self.channels_last else "CHW",
+            mirror=mirror,
+            mean=[255 * mean for mean in MEAN],
+            std=[255 * std for std in STD],
+        )
+
+
+def half_even(number: Any) -> Any:
+    """round(number / 2) as Python does it, of whole numbers or of DALI's: 2.5 is 2, 3.5 is 4."""
+    return number // 2 + ((number & 3) == 3)
+
+
+def pipeline(graph: Graph, files: Iterable[Any], train: bool, **settings: Any) -> Any:
+    """A pipeline that makes a batch of each list of files (uint8 arrays), and stops where `files` ends.
+
+    settings: of nvidia.dali.Pipeline
+    """
+    return _pipeline(graph, files, partial(graph.batches, train=train), settings)
+
+
+def first_bad(graph: Graph, files: Iterable[Any], **settings: Any) -> int | None:
+    """Which of the files is the first that DALI cannot decode, None where it decodes all."""
+    alone = {**settings, "batch_size": 1, "prefetch_queue_depth": 1}
+    made, good = _pipeline(graph, [[file] for file in files], graph.decoded, alone), 0
+    try:
+        while True:
+            made.run()
+            good += 1
+    except StopIteration:
+        return None
+    except RuntimeError:
+        return good
+
+
+def _pipeline(graph: Graph, files: Iterable[Any], output: Callable[[Any], Any], settings: dict[str, Any]) -> Any:
+    dali = library()
+    made = dali.Pipeline(**settings)
+    # Names are gone when DALI looks at them; the pages of a packed set stay, and are not to be touched before.
+    how = {"batch": True, "cycle": "raise", "ndim": 1, "dtype": dali.types.UINT8, "no_copy": not graph.named}
+    with made:
+        made.set_outputs(output(dali.fn.external_source(source=files, **how)))
+    return made

@@ -1,0 +1,93 @@
+"""A replica's share of each epoch: what every loader of real samples does alike, whoever reads and decodes them."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import repeat
+from typing import Any, Protocol
+
+from torch.nn import functional as F
+
+from ddlbench.data.feed import Fetched, Request, Split
+from ddlbench.data.loaders.to_device import ToDevice
+from ddlbench.data.sampler import Indices, epoch_order, training_batches, training_steps, validation_batches
+from ddlbench.job import Batch
+
+Key = tuple[int, int]  # (epoch, index)
+log = logging.getLogger(__name__)
+
+
+class SplitReader(Protocol):
+    """Reads one split ahead of its reader."""
+
+    @property
+    def split(self) -> Split: ...
+
+    def read(self, batches: Iterable[list[Key]]) -> Iterator[Fetched]:
+        """The batches in their order; for an empty list of keys, no samples of the right shape."""
+        ...
+
+    def close(self) -> None:
+        """Stop reading ahead."""
+        ...
+
+
+class ReplicaFeed:
+    """settings: of the loader, as the record shall have them."""
+
+    def __init__(
+        self, train: SplitReader, validation: SplitReader, request: Request, settings: Mapping[str, Any]
+    ) -> None:
+        samples = len(train.split)
+        self.steps_per_epoch = training_steps(samples, request.global_batch, request.steps)
+        self.dropped_samples = samples % request.global_batch
+        self.val_samples = len(validation.split)
+        self._train, self._validation, self._request, self._settings = train, validation, request, settings
+        self._to_device = ToDevice(request.device, request.channels_last)
+        self._bad: Counter[str] = Counter()
+
+    def train(self, epoch: int) -> Iterator[Batch | None]:
+        place, size = self._request.place, self._request.replica_batch
+        if not place.reads_data:
+            return repeat(None, self.steps_per_epoch)
+        order = epoch_order(len(self._train.split), self._request.seed, epoch)
+        batches = training_batches(order, size, place.data_rank, place.data_size)
+        return self._to_device(self._read(self._train, epoch, batches[: self.steps_per_epoch]))
+
+    def validation(self) -> Iterator[Batch | None]:
+        place, size = self._request.place, self._request.replica_batch
+        batches = validation_batches(self.val_samples, size, place.data_rank, place.data_size)
+        if not place.reads_data:
+            return repeat(None, len(batches))
+        return self._to_device(self._read(self._validation, 0, batches))
+
+    def facts(self) -> dict[str, Any]:
+        """cores: that each rank has to itself
+        bad_samples: name of each sample that could not be read -> how often this rank met it"""
+        return {**self._settings, "cores": self._request.cores, "bad_samples": dict(self._bad)}
+
+    def close(self) -> None:
+        self._train.close()
+        self._validation.close()
+
+    def _read(self, reader: SplitReader, epoch: int, batches: Iterable[Indices]) -> Iterator[Batch]:
+        for fetched in reader.read([(epoch, int(index)) for index in batch] for batch in batches):
+            self._note(fetched.bad)
+            yield padded(fetched, self._request.replica_batch)
+
+    def _note(self, bad: Iterable[str]) -> None:
+        for name in bad:
+            if name not in self._bad:
+                log.warning("bad sample: %s cannot be decoded", name)
+            self._bad[name] += 1
+
+
+def padded(fetched: Fetched, size: int) -> Batch:
+    """`size` samples: the missing ones are zeros and not valid."""
+    missing = size - len(fetched.valid)
+    parts = (fetched.inputs, fetched.targets, fetched.valid)
+    if missing:
+        parts = tuple(F.pad(part, (0, 0) * (part.dim() - 1) + (0, missing)) for part in parts)
+    return Batch(*parts)

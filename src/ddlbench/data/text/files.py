@@ -1,0 +1,80 @@
+"""Where a user's text and tokenizer are, and where the token files made of them go."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from ddlbench.data.home import home
+from ddlbench.data.text.tokenfile import TokenFile
+from ddlbench.data.text.tokenize import TokenizerFiles
+from ddlbench.errors import UserError
+
+# Training and validation text as WikiText and others name them; the first complete pair counts.
+PAIRS = (("wiki.train.raw", "wiki.valid.raw"), ("wiki.train.tokens", "wiki.valid.tokens"), ("train.txt", "valid.txt"))
+
+
+def find_texts(root: str | None, train: str | None, valid: str | None) -> tuple[Path, Path]:
+    """Training and validation text in `root`, under the names given or else a pair of PAIRS.
+
+    Raises UserError that tells the layout where something is missing.
+    """
+    pairs = [(train, valid)] if train and valid else list(PAIRS)
+    layout = "; or ".join(" and ".join(pair) for pair in pairs)
+    if root is None:
+        raise UserError(f"data.root is not set: give data.root=FOLDER, a folder that holds {layout}")
+    folder = Path(root).expanduser()
+    if not folder.is_dir():
+        raise UserError(f"data.root={root} is not a folder: it must hold {layout}")
+    for pair in pairs:
+        first, second = (folder / name for name in pair)
+        if first.is_file() and second.is_file():
+            return first, second
+    present = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
+    raise UserError(f"data.root={root} holds {present}: it must hold {layout} (other names: data.train=, data.valid=)")
+
+
+def find_tokenizer(place: str, needed: bool) -> TokenizerFiles | None:
+    """The tokenizer in folder (or file) `place`; None where there is none and none is needed."""
+    files = TokenizerFiles.find(Path(place).expanduser())
+    if files is None and needed:
+        raise UserError(
+            f"no tokenizer in {place}: put GPT-2's vocab.json and merges.txt there (they come with the published "
+            f"GPT-2 model), or a tokenizer.json, or give data.tokenizer=FOLDER that holds them"
+        )
+    return files
+
+
+def token_path(text: Path, tokenizer_hash: str, cache_dir: str | None) -> Path:
+    """The token file of a text: the text itself if that is one, else a name for this text and tokenizer in
+    `cache_dir`, or beside the text, or in the program's own folder where the text's cannot be written."""
+    if text.suffix == ".bin":
+        return text
+    # The size keeps texts of the same name apart in one cache.
+    name = f"{text.name}-{text.stat().st_size}-{tokenizer_hash[:8]}.bin"
+    if cache_dir is not None:
+        return Path(cache_dir).expanduser() / name
+    beside = text.with_name(name)
+    return beside if beside.exists() or os.access(text.parent, os.W_OK) else home() / "tokens" / name
+
+
+def is_made(text: Path, target: Path) -> bool:
+    """Whether there is a token file to open. Without its index it is an interrupted maker's and counts for nothing."""
+    return text == target or target.with_suffix(".json").exists()
+
+
+def is_current(text: Path, target: Path) -> bool:
+    """Whether the token file is of this very text. Only a text that was touched, or copied, is read to find out."""
+    if text == target:
+        return True
+    if not is_made(text, target):
+        return False
+    index = TokenFile.open(target).index
+    return index.source_modified_ns == text.stat().st_mtime_ns or index.source_sha256 == sha256_of(text)
+
+
+def sha256_of(path: Path) -> str:
+    """In hexadecimal, of a file of any size."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,209 @@
+"""Text to train on: windows over memory-mapped token files, made once from raw text and a tokenizer, or over the raw
+text itself, tokenised while it is read."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ddlbench.data.staging import SPLITS, Part, node_folder
+from ddlbench.data.text.files import find_texts, find_tokenizer, is_current, is_made, token_path
+from ddlbench.data.text.raw import RawText, has_table
+from ddlbench.data.text.tokenfile import TokenFile
+from ddlbench.data.text.tokenize import TextTokenizer, TokenizerFiles, table_path, tokenize_file
+from ddlbench.data.text.windows import TokenSplit
+from ddlbench.errors import UserError
+from ddlbench.job import Model
+
+TOKENIZE = ("ahead", "on_the_fly")
+
+
+@dataclass
+class TokenText:
+    """Raw text in a folder.
+
+    root: folder of the text: wiki.train.raw and wiki.valid.raw, or .tokens, or train.txt and valid.txt
+    tokenizer: folder with vocab.json and merges.txt (GPT-2's) or with tokenizer.json, or that file; null: root
+    stage_to: folder of each node's own storage to copy what is read to before the clock starts; null: none
+    cache_dir: where the token files go; null: root if it can be written, else the program's own folder
+    train, valid: other names in root; a name that ends in .bin is a token file made before
+    tokenize: ahead, on first use into token files | on_the_fly, again whenever a sample is read; the same samples
+    val_limit: at most so many validation windows, the first ones; how many words they hold is then not known
+    """
+
+    name: str
+    root: str | None = None
+    tokenizer: str | None = None
+    cache_dir: str | None = None
+    stage_to: str | None = None
+    train: str | None = None
+    valid: str | None = None
+    tokenize: str = "ahead"
+    val_limit: int | None = None
+
+    kind = "text"
+
+    def __post_init__(self) -> None:
+        if self.val_limit is not None and self.val_limit < 1:
+            raise UserError(f"data.val_limit={self.val_limit} must be greater than 0; null validates on everything")
+        if (self.train is None) != (self.valid is None):
+            raise UserError(f"data.train={self.train} and data.valid={self.valid}: give both names or none")
+        if self.tokenize not in TOKENIZE:
+            raise UserError(f"data.tokenize={self.tokenize} is unknown: choose one of {', '.join(TOKENIZE)}")
+        made = [name for name in (self.train, self.valid) if name and name.endswith(".bin")]
+        if made and not self.mapped:
+            raise UserError(
+                f"data.tokenize=on_the_fly needs raw text, {' and '.join(made)} is a token file: "
+                f"choose data.tokenize=ahead, or give data.train= and data.valid= the raw text"
+            )
+
+    @property
+    def mapped(self) -> bool:
+        return self.tokenize == "ahead"
+
+    @property
+    def costly(self) -> bool:
+        return not self.mapped
+
+    def check(self, model: Model) -> None:
+        """Opens token files that exist already; whether others are long enough, `split` finds out."""
+        files = self._tokenizer_files()
+        if files:
+            tokenizer = files.load()
+            _fits_vocabulary(tokenizer.name, tokenizer.vocab_size, model)
+        for train, (text, target) in self._files().items():
+            if is_made(text, target):
+                replace(self, stage_to=None).split(train, model, seed=0)
+
+    def prepare(self) -> None:
+        """Tokenise what has not been tokenised yet. Makers at once do the same work and leave the same files."""
+        stale = [part for part in self._files().values() if not self._is_ready(*part)]
+        files = self._tokenizer_files()
+        if stale and files:
+            tokenizer = files.load()
+            for text, target in stale:
+                _make(text, tokenizer, target)
+
+    def split(self, train: bool, model: Model, seed: int) -> TokenSplit:
+        """`seed` changes nothing: text has no augmentation. Raises UserError where file and model do not fit."""
+        file = self._open(train)
+        (seq_len,) = model.input_shape()
+        _fits_vocabulary(f"{file.path} ({file.index.tokenizer})", file.index.vocab_size, model)
+        scored = max(file.index.tokens - 1, 0)
+        windows = scored // seq_len if train else -(-scored // seq_len)
+        if not windows:
+            raise UserError(
+                f"{file.path} has {file.index.tokens} tokens, model.seq_len={seq_len} needs "
+                f"{seq_len + 1 if train else 2}: choose a smaller model.seq_len= or a longer text"
+            )
+        if not train and self.val_limit is not None:
+            windows = min(windows, self.val_limit)
+        return TokenSplit(self._as_read(train, file), seq_len, windows)
+
+    def describe(self) -> dict[str, Any]:
+        """hash: of the tokens and the tokenizer. All sizes are of the whole text, so under a val_limit, which is in
+        windows of the model, those of the validation text are None: a perplexity per word would be of other words."""
+        train, val = (self._open(part).index for part in (True, False))
+        whole = self.val_limit is None
+        digest = hashlib.sha256(" ".join((train.sha256, val.sha256, train.tokenizer_hash)).encode())
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "hash": digest.hexdigest(),
+            "train_tokens": train.tokens,
+            "train_words": train.words,
+            "train_lines": train.lines,
+            "val_tokens": val.tokens if whole else None,
+            "val_words": val.words if whole else None,
+            "val_lines": val.lines if whole else None,
+            "tokenizer": train.tokenizer,
+            "vocab_size": train.vocab_size,
+        }
+
+    def parts(self) -> list[Part]:
+        folders = {train: self._here(train) for train in SPLITS}
+        return [
+            Part(file.parent, folders[train], [file.name], 1, file.stat().st_size)
+            for train, made in self._files().items()
+            for file in self._read(*made)
+        ]
+
+    def _read(self, text: Path, target: Path) -> list[Path]:
+        """Which files samples are made of."""
+        return [target] if self.mapped else [text, table_path(target)]
+
+    def _here(self, train: bool) -> Path:
+        """The folder of this node's own copies."""
+        assert self.stage_to is not None, "nothing is staged"
+        return node_folder(self.stage_to, self.name, self.describe()["hash"]) / SPLITS[train]
+
+    def _as_read(self, train: bool, file: TokenFile) -> TokenFile | RawText:
+        text, _ = self._files()[train]
+        if self.stage_to is not None:
+            here = self._here(train)
+            text, file = here / text.name, replace(file, path=here / file.path.name)
+        if self.mapped:
+            return file
+        files = self._tokenizer_files()
+        assert files, "raw text needs a tokenizer"
+        return RawText(text, file, files)
+
+    def _files(self) -> dict[bool, tuple[Path, Path]]:
+        """Text and its token file, of training (True) and validation (False)."""
+        files = self._tokenizer_files()
+        digest = files.hash() if files else ""
+        return {
+            train: (text, token_path(text, digest, self.cache_dir))
+            for train, text in zip((True, False), self._texts(), strict=True)
+        }
+
+    def _is_ready(self, text: Path, target: Path) -> bool:
+        return is_current(text, target) and (self.mapped or has_table(target))
+
+    def _texts(self) -> tuple[Path, Path]:
+        return find_texts(self.root, self.train, self.valid)
+
+    def _tokenizer_files(self) -> TokenizerFiles | None:
+        """None where there are two token files and no tokenizer to compare them with."""
+        raw = any(text.suffix != ".bin" for text in self._texts())
+        return find_tokenizer(self.tokenizer or str(self.root), needed=raw or self.tokenizer is not None)
+
+    def _open(self, train: bool) -> TokenFile:
+        """Raises UserError where the token file is not of the configured tokenizer, or of another than its pair."""
+        files, parts = self._tokenizer_files(), self._files()
+        text, target = parts[train]
+        if not is_made(text, target):
+            raise UserError(
+                f"there is no token file {target} of {text} on this node: "
+                f"give data.cache_dir= a folder that all nodes share with the one that made it"
+            )
+        file = TokenFile.open(target)
+        if files:
+            configured, expected = f"the configured tokenizer is {files}", files.hash()
+        else:
+            pair = TokenFile.open(parts[True][1])
+            configured, expected = f"{pair.path} with {pair.index.tokenizer}", pair.index.tokenizer_hash
+        if file.index.tokenizer_hash != expected:
+            raise UserError(
+                f"token file {file.path} was made with tokenizer {file.index.tokenizer}, {configured} "
+                f"(hash {expected[:8]}): give data.tokenizer= the same one, or data.train= and data.valid= the raw text"
+            )
+        return file
+
+
+def _make(text: Path, tokenizer: TextTokenizer, target: Path) -> None:
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        tokenize_file(text, tokenizer, target)
+    except OSError as error:
+        raise UserError(f"cannot make token file {target} ({error}): choose data.cache_dir=FOLDER") from error
+
+
+def _fits_vocabulary(what: str, needed: int, model: Model) -> None:
+    if needed > model.outputs():
+        raise UserError(
+            f"{what} has a vocabulary of {needed}, the model's is {model.outputs()}: "
+            f"give model.vocab_size={needed} or more, or another data.tokenizer="
+        )

@@ -1,0 +1,185 @@
+"""A packed image set: the files of image folders, byte for byte, in a few large TFRecord files.
+
+    pack.json                      what the set holds; written last, so that it stands for a whole set
+    train/00000-of-00009.tfrecord  a shard: one tf.train.Example an image
+    train/00000-of-00009.idx       DALI's index of the shard
+    val/...
+
+The features of an image: image/encoded (the file's bytes), image/class/label (its class' place in the order of names,
+from 0), image/filename (<class>/<name>).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.random import RandomState
+from numpy.typing import NDArray
+
+from ddlbench.data.home import replacing
+from ddlbench.data.tfrecord.example import Feature, decode, encode
+from ddlbench.data.tfrecord.records import Span, index_text, read_index, spans_of
+from ddlbench.errors import UserError
+
+FORMAT = 1
+MANIFEST, UNFINISHED = "pack.json", "pack.unfinished.jsonl"
+SPLITS = ("train", "val")
+ENCODED, LABEL, FILENAME = "image/encoded", "image/class/label", "image/filename"
+ORDER_SEED = 0  # of the training images' order
+
+
+@dataclass(frozen=True)
+class Shard:
+    """file: its path in the set; bytes: of the file; sha256: of its content."""
+
+    file: str
+    samples: int
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Split:
+    samples: int
+    bytes: int
+    shards: tuple[Shard, ...]
+
+    @classmethod
+    def of(cls, shards: tuple[Shard, ...]) -> Split:
+        return cls(sum(shard.samples for shard in shards), sum(shard.bytes for shard in shards), shards)
+
+
+@dataclass(frozen=True)
+class Pack:
+    """hash: of the image folders, as their index has it (data/images/index.py)."""
+
+    format: int
+    hash: str
+    classes: tuple[str, ...]
+    splits: Mapping[str, Split]
+
+    @property
+    def shards(self) -> list[Shard]:
+        return [shard for split in SPLITS for shard in self.splits[split].shards]
+
+
+@dataclass(frozen=True)
+class PackedImage:
+    encoded: bytes
+    label: int
+    filename: str
+
+    def example(self) -> bytes:
+        filename = self.filename.encode(errors="surrogateescape")  # a name need not be text
+        return encode({ENCODED: self.encoded, LABEL: self.label, FILENAME: filename})
+
+    @classmethod
+    def of(cls, example: bytes) -> PackedImage:
+        """Raises ValueError for what is no Example, and where a feature is missing or has not one value of its kind."""
+        features = decode(example)
+        name = _one(features, FILENAME, bytes).decode(errors="surrogateescape")
+        return cls(_one(features, ENCODED, bytes), _one(features, LABEL, int), name)
+
+
+def _one(features: Mapping[str, Feature], name: str, kind: type) -> Any:
+    values = features.get(name)
+    if values is None:
+        raise ValueError(f"it has no {name}")
+    if len(values) != 1 or not isinstance(values[0], kind):
+        raise ValueError(f"{name} is not one value of type {kind.__name__}")
+    return values[0]
+
+
+def order(split: str, samples: int) -> NDArray[np.int64]:
+    """Which image of the folders lies where in a packed split. Training images are shuffled once, or every shard, and
+    every reader's shuffle buffer, would hold one class."""
+    return RandomState(ORDER_SEED).permutation(samples) if split == "train" else np.arange(samples)
+
+
+def index_path(shard: Path) -> Path:
+    return shard.with_suffix(".idx")
+
+
+def is_packed(folder: Path) -> bool:
+    """Whether `folder` is a packed set, finished or not."""
+    return (folder / MANIFEST).is_file() or (folder / UNFINISHED).is_file()
+
+
+def open_pack(folder: Path) -> Pack:
+    """A set whose shards have the size that pack.json says, and indices that fit. Raises UserError."""
+    pack = read_manifest(folder)
+    for shard in pack.shards:
+        path = folder / shard.file
+        size = path.stat().st_size if path.is_file() else None
+        if size != shard.bytes:
+            found = "is missing" if size is None else f"has {size} bytes, {MANIFEST} says {shard.bytes}"
+            raise UserError(f"shard {path} {found}: {_again()}")
+        if fault := index_fault(path, shard):
+            raise UserError(f"{fault}: {_again()}")
+    return pack
+
+
+def index_fault(shard: Path, known: Shard) -> str | None:
+    """What is wrong with the index of a shard, as far as one can tell without the shard's content."""
+    path = index_path(shard)
+    spans = index_of(path)
+    if isinstance(spans, str):
+        return spans
+    end = sum(spans[-1]) if spans else 0
+    if (len(spans), end) != (known.samples, known.bytes):
+        return (
+            f"index {path} is stale: it has {len(spans)} records up to byte {end}, "
+            f"the shard {known.samples} up to byte {known.bytes}"
+        )
+    return None
+
+
+def index_of(path: Path) -> list[Span] | str:
+    """What the index file holds, or why it cannot be used."""
+    try:
+        return read_index(path.read_bytes())
+    except OSError as error:
+        return f"index {path} cannot be read ({error.strerror})"
+    except ValueError as error:
+        return f"{path} is not an index ({error})"
+
+
+def make_index(shard: Path) -> None:
+    with replacing(index_path(shard)) as file:
+        file.write(index_text(spans_of(shard)))
+
+
+def read_manifest(folder: Path) -> Pack:
+    """What pack.json says. Raises UserError where there is none, or none that this version reads."""
+    path = folder / MANIFEST
+    try:
+        content = json.loads(path.read_bytes())
+    except OSError as error:
+        begun = (folder / UNFINISHED).is_file()
+        remedy = "its packing was not finished: pack it again" if begun else "is it the folder of a packed image set?"
+        raise UserError(f"{path} cannot be read ({error.strerror}); {remedy}") from error
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON ({error}): {_again()}") from error
+    version = content.get("format") if isinstance(content, dict) else None
+    if version != FORMAT:
+        raise UserError(f"{path} has format {version}, this version reads {FORMAT}: {_again()}")
+    try:
+        shards = {name: tuple(Shard(**shard) for shard in content["splits"][name]["shards"]) for name in SPLITS}
+        splits = {name: Split.of(shards[name]) for name in SPLITS}
+        return Pack(version, content["hash"], tuple(content["classes"]), splits)
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{path} does not describe a packed image set ({error!r}): {_again()}") from error
+
+
+def write_manifest(folder: Path, pack: Pack) -> None:
+    with replacing(folder / MANIFEST) as file:
+        file.write(json.dumps(asdict(pack), indent=1).encode() + b"\n")
+
+
+def _again() -> str:
+    return "copy the set again if it is a copy, else pack it again, which mends what is damaged"

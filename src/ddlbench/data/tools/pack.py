@@ -1,0 +1,243 @@
+"""Image folders into a packed set (data/tfrecord/packed.py): by several processes, from where an earlier attempt ended.
+
+A shard gets its name once it is whole and on disk, and then its line in pack.unfinished.jsonl, whose first line says
+what is being packed. That file gives way to pack.json when all shards are there. The same folders give the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddlbench.data.home import replacing
+from ddlbench.data.images.index import Files, Index, Layout, prepare_index
+from ddlbench.data.processes import in_processes
+from ddlbench.data.tfrecord.packed import (
+    FORMAT,
+    MANIFEST,
+    SPLITS,
+    UNFINISHED,
+    Pack,
+    PackedImage,
+    Shard,
+    Split,
+    index_path,
+    is_packed,
+    make_index,
+    order,
+    read_manifest,
+    write_manifest,
+)
+from ddlbench.data.tfrecord.records import BadRecord, crc32c, index_text, record, spans_of
+from ddlbench.errors import UserError
+from ddlbench.progress import Progress
+
+READ_AHEAD = 4  # images at once: a disk, and a parallel file system even more, is quicker with several than with one
+
+
+@dataclass(frozen=True)
+class Job:
+    """One shard to make in set `target`. images: (<class>/<name>, label, bytes); known: the shard as made before."""
+
+    target: Path
+    file: str
+    source: Path
+    images: tuple[tuple[str, int, int], ...]
+    known: Shard | None = None
+
+
+def pack(layout: Layout, target: Path, shard_bytes: int, processes: int) -> Pack:
+    """Pack image folders into `target`, in shards of about `shard_bytes`.
+
+    Raises UserError for folders that cannot be used, a target that holds something else, and a full disk;
+    Unavailable without google-crc32c.
+    """
+    crc32c()  # a missing library is said before the work begins
+    index = prepare_index(layout, None)
+    shards = {split: shard_count(files, shard_bytes) for split, files in _files(index).items()}
+    plan = {"format": FORMAT, "hash": index.hash, "shards": shards}
+    try:
+        with Ledger(target, plan, begun(target, plan)) as ledger:
+            jobs = (job for split in SPLITS for job in _jobs(target, layout, index, split, shards[split]))
+            _make_all(jobs, ledger, sum(shards.values()), processes)
+        made = {split: _split(ledger.made, split) for split in SPLITS}
+        whole = Pack(FORMAT, index.hash, index.classes, made)
+        write_manifest(target, whole)
+        (target / UNFINISHED).unlink()
+    except OSError as error:
+        raise _cannot_write(error.filename or target, error) from error
+    return whole
+
+
+def shard_count(files: Files, shard_bytes: int) -> int:
+    return min(len(files), max(1, -(-int(files.sizes.sum()) // shard_bytes)))
+
+
+def begun(target: Path, plan: dict[str, Any]) -> dict[str, Shard]:
+    """The shards that earlier attempts at `plan` made, by file. Raises UserError where `target` is of another plan."""
+    if (target / MANIFEST).is_file():
+        found = read_manifest(target)
+        sizes = {split: len(found.splits[split].shards) for split in SPLITS}
+        _same({"format": found.format, "hash": found.hash, "shards": sizes}, plan, target)
+        return {shard.file: shard for shard in found.shards}
+    if is_packed(target):
+        first, *lines = _whole_lines(target / UNFINISHED) or [plan]
+        _same(first, plan, target)
+        return {line["file"]: Shard(**line) for line in lines}
+    if target.exists() and any(target.iterdir()):
+        raise UserError(f"{target} holds other files: give an empty or a new folder for the packed set")
+    return {}
+
+
+def _same(found: dict[str, Any], plan: dict[str, Any], target: Path) -> None:
+    if found != plan:
+        what = "these images in other shards" if found.get("hash") == plan["hash"] else "a pack of other images"
+        told = ", ".join(f"{found.get(key)} is not {plan[key]}" for key in plan if found.get(key) != plan[key])
+        raise UserError(f"{target} holds {what} ({told}): give another folder, or delete this one")
+
+
+def _whole_lines(path: Path) -> list[dict[str, Any]]:
+    """An attempt that was killed may leave half a line at the end."""
+    return [json.loads(line) for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"}\n")]
+
+
+class Ledger:
+    """pack.unfinished.jsonl, open for more lines. known: the shards of earlier attempts; made: those of this one."""
+
+    def __init__(self, target: Path, plan: dict[str, Any], known: dict[str, Shard]) -> None:
+        self.target, self.plan, self.known = target, plan, known
+        self.made: dict[str, Shard] = {}
+
+    def __enter__(self) -> Ledger:
+        for split in SPLITS:
+            (self.target / split).mkdir(parents=True, exist_ok=True)
+        self._sweep()
+        path = self.target / UNFINISHED
+        with replacing(path) as file:
+            file.write(b"".join(map(_line, [self.plan, *map(asdict, self.known.values())])))
+        self.file: BinaryIO = path.open("ab", buffering=0)
+        return self
+
+    def add(self, shard: Shard) -> None:
+        self.made[shard.file] = shard
+        self.file.write(_line(asdict(shard)))
+
+    def __exit__(self, *_: object) -> None:
+        self.file.close()
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Remove what killed processes left half-written."""
+        for split in SPLITS:
+            for file in (self.target / split).glob(".?????-of-?????.*.*"):
+                file.unlink(missing_ok=True)
+
+
+def _line(content: dict[str, Any]) -> bytes:
+    return json.dumps(content).encode() + b"\n"
+
+
+def _files(index: Index) -> dict[str, Files]:
+    return dict(zip(SPLITS, (index.train, index.val), strict=True))
+
+
+def _jobs(target: Path, layout: Layout, index: Index, split: str, shards: int) -> Iterator[Job]:
+    """One after another, for the names of a million files as Python strings would take 100 MB."""
+    files, source = _files(index)[split], layout.splits[SPLITS.index(split)]
+    for number, chosen in enumerate(np.array_split(order(split, len(files)), shards)):
+        file = f"{split}/{number:05d}-of-{shards:05d}.tfrecord"
+        yield Job(target, file, source, tuple(_images(index.classes, files, chosen)))
+
+
+def _images(classes: tuple[str, ...], files: Files, chosen: NDArray[np.int64]) -> Iterator[tuple[str, int, int]]:
+    for i in chosen:
+        label = int(files.labels[i])
+        yield f"{classes[label]}/{files.name(i)}", label, int(files.sizes[i])
+
+
+def _make_all(jobs: Iterator[Job], ledger: Ledger, total: int, processes: int) -> None:
+    progress, known, processes = Progress(enabled=True), ledger.known, min(processes, total)
+    again = f"; {len(known)} were made before and are checked" if known else ""
+    progress.say(f"packing {total} shards into {ledger.target}, {processes} at a time{again}")
+    made = in_processes(make_shard, (replace(job, known=known.get(job.file)) for job in jobs), processes)
+    for shard in progress.steps(made, total, "packing, shard", "shards"):
+        ledger.add(shard)
+
+
+def _split(shards: dict[str, Shard], split: str) -> Split:
+    return Split.of(tuple(shards[file] for file in sorted(shards) if file.startswith(f"{split}/")))
+
+
+def make_shard(job: Job) -> Shard:
+    """The shard and its index on disk: those of an earlier attempt if their bytes are still the same, else new ones."""
+    path = job.target / job.file
+    if job.known is not None and intact(path, job.known):
+        return job.known
+    try:
+        with replacing(path) as out:
+            size, sha256 = _write(out, job)
+        make_index(path)
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+    return Shard(job.file, len(job.images), size, sha256)
+
+
+def intact(path: Path, known: Shard) -> bool:
+    try:
+        with path.open("rb") as file:
+            same = hashlib.file_digest(file, "sha256").hexdigest() == known.sha256
+        return same and index_path(path).read_bytes() == index_text(spans_of(path))
+    except (OSError, BadRecord):
+        return False
+
+
+def _write(out: BinaryIO, job: Job) -> tuple[int, str]:
+    """Bytes written and their sha256."""
+    size, digest = 0, hashlib.sha256()
+    for (name, label, _), content in zip(job.images, _contents(job), strict=True):
+        written = record(PackedImage(content, label, name).example())
+        out.write(written)
+        digest.update(written)
+        size += len(written)
+    return size, digest.hexdigest()
+
+
+def _contents(job: Job) -> Iterator[bytes]:
+    """The images one after another, with no more than READ_AHEAD of them read before they are wanted."""
+    ahead = deque[Future[bytes]]()
+    with ThreadPoolExecutor(READ_AHEAD) as pool:
+        for name, _, expected in job.images:
+            ahead.append(pool.submit(_read, job.source / name, expected))
+            if len(ahead) > READ_AHEAD:
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()
+
+
+def _read(path: Path, expected: int) -> bytes:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}; mend it, then pack again") from error
+    if len(content) != expected:
+        raise UserError(
+            f"{path} has {len(content)} bytes, {expected} when the folders were indexed: "
+            f"delete the index (.ddlbench in the images' folder), then pack again"
+        )
+    return content
+
+
+def _cannot_write(path: object, error: OSError) -> UserError:
+    return UserError(
+        f"cannot write {path} ({error.strerror or error}): free space or mend it, then give the same command again; "
+        f"finished shards are kept"
+    )

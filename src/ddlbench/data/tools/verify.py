@@ -1,0 +1,197 @@
+"""Whether a data set is whole: every checksum of every record, and every image decoded. Nothing is mended."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import warnings
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from PIL import Image
+
+from ddlbench.data.images.index import Files, Index, Layout, prepare_index
+from ddlbench.data.processes import in_processes
+from ddlbench.data.text.tokenfile import TokenFile
+from ddlbench.data.tfrecord.packed import (
+    MANIFEST,
+    SPLITS,
+    PackedImage,
+    Shard,
+    index_of,
+    index_path,
+    read_manifest,
+)
+from ddlbench.data.tfrecord.records import FRAME, BadRecord, Span, crc32c, index_text, walk
+from ddlbench.data.tools.info import token_files
+from ddlbench.progress import Progress
+
+IMAGES_A_JOB = 256  # of a folder
+
+
+@dataclass(frozen=True)
+class Found:
+    """In a part of a set. counts: samples by (split, class); faults: a line each, with file and offset."""
+
+    counts: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
+    faults: list[str] = field(default_factory=list[str])
+
+
+@dataclass(frozen=True)
+class ShardJob:
+    folder: Path
+    split: str
+    shard: Shard
+    classes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class FolderJob:
+    """images: (name of the class, name of the file) in folder/."""
+
+    folder: Path
+    split: str
+    images: tuple[tuple[str, str], ...]
+
+
+def verify_pack(folder: Path, processes: int) -> Iterator[Found]:
+    """Shard by shard, as they are done. Raises UserError where pack.json cannot be used."""
+    crc32c()  # a missing library is said before the work begins
+    pack = read_manifest(folder)
+    known = {shard.file for shard in pack.shards}
+    present = {f"{split}/{path.name}" for split in SPLITS for path in (folder / split).glob("*.tfrecord")}
+    yield Found(faults=[f"{folder / file}: not of this set, {MANIFEST} does not name it" for file in present - known])
+    jobs = (ShardJob(folder, split, shard, pack.classes) for split in SPLITS for shard in pack.splits[split].shards)
+    found = in_processes(verify_shard, jobs, processes)
+    yield from Progress(enabled=True).steps(found, len(known), "verifying, shard", "shards")
+
+
+def verify_folders(layout: Layout, processes: int) -> Iterator[Found]:
+    """Some images at a time. Raises UserError where the folders cannot be used."""
+    index = prepare_index(layout, None)
+    splits = list(zip(SPLITS, layout.splits, (index.train, index.val), strict=True))
+    total = sum(-(-len(files) // IMAGES_A_JOB) for _, _, files in splits)
+    jobs = (job for split, folder, files in splits for job in _folder_jobs(folder, split, index, files))
+    found = in_processes(verify_images, jobs, processes)
+    yield from Progress(enabled=True).steps(found, total, f"verifying, {IMAGES_A_JOB} images", "parts")
+
+
+def _folder_jobs(folder: Path, split: str, index: Index, files: Files) -> Iterator[FolderJob]:
+    for start in range(0, len(files), IMAGES_A_JOB):
+        chosen = range(start, min(start + IMAGES_A_JOB, len(files)))
+        yield FolderJob(folder, split, tuple((index.classes[files.labels[i]], files.name(i)) for i in chosen))
+
+
+def verify_images(job: FolderJob) -> Found:
+    found = Found()
+    for label, name in job.images:
+        path = job.folder / label / name
+        try:
+            fault = image_fault(path.read_bytes())
+        except OSError as error:
+            fault = f"cannot be read ({error.strerror})"
+        found.counts[job.split, label] += 1
+        found.faults.extend([f"{path}: {fault}"] if fault else [])
+    return found
+
+
+def verify_shard(job: ShardJob) -> Found:
+    """All records are looked at; an unreadable file is one fault."""
+    found, path = Found(), job.folder / job.shard.file
+    try:
+        _verify_file(path, job, found)
+    except OSError as error:
+        found.faults.append(f"{path}: cannot be read ({error.strerror})")
+    return found
+
+
+def _verify_file(path: Path, job: ShardJob, found: Found) -> None:
+    """The index is compared where all lengths are right, the whole shard's checksum where all records' are."""
+    index, size = index_of(index_path(path)), path.stat().st_size
+    spans, bad = list[Span](), list[BadRecord]()
+    for offset, payload in walk(path, () if isinstance(index, str) else index):
+        if isinstance(payload, BadRecord):
+            bad.append(payload)
+            spans.append((offset, (payload.next or size) - offset))
+            faults = [f"{payload}{_lost(payload, offset, index, size)}"]
+        else:
+            spans.append((offset, len(payload) + FRAME))
+            faults = _record(payload, job, found)
+        found.faults.extend(f"{path}, offset {offset}: {fault}" for fault in faults)
+    framed = all(record.next is not None for record in bad)
+    found.faults.extend(_index_faults(path, index, spans if framed else None))
+    found.faults.extend(_shard_faults(path, job.shard, len(spans), size, sound=not bad))
+
+
+def _lost(bad: BadRecord, offset: int, index: list[Span] | str, size: int) -> str:
+    """How much of the file a damaged length makes unreadable."""
+    if bad.next is not None or (isinstance(index, list) and any(start > offset for start, _ in index)):
+        return ""
+    return f"; the last {size - offset} bytes of the file cannot be checked"
+
+
+def _record(payload: bytes, job: ShardJob, found: Found) -> Iterator[str]:
+    """What is wrong with a record whose checksums are right."""
+    try:
+        image = PackedImage.of(payload)
+    except ValueError as error:
+        yield f"not an image's tf.train.Example ({error})"
+        return
+    if not image.label < len(job.classes):
+        yield f"{image.filename} has label {image.label}, there are {len(job.classes)} classes"
+        return
+    label = job.classes[image.label]
+    found.counts[job.split, label] += 1
+    if not image.filename.startswith(f"{label}/"):
+        yield f"{image.filename} has the label of class {label}"
+    if fault := image_fault(image.encoded):
+        yield f"{image.filename} {fault}"
+
+
+def _index_faults(path: Path, index: list[Span] | str, spans: list[Span] | None) -> Iterator[str]:
+    """spans: where the records are; None where that is not known for sure."""
+    if isinstance(index, str):
+        yield index
+    elif spans is not None and index != spans:
+        at = next((i for i, pair in enumerate(zip(index, spans, strict=False)) if pair[0] != pair[1]), len(spans))
+        yield (
+            f"{index_path(path)} is stale: {len(index)} records, the shard has {len(spans)}; "
+            f"they differ from line {min(at, len(index), len(spans)) + 1} on"
+        )
+    elif spans is not None and index_path(path).read_bytes() != index_text(spans):
+        yield f"{index_path(path)} is not written as tfrecord2idx writes it"
+
+
+def _shard_faults(path: Path, shard: Shard, records: int, size: int, sound: bool) -> Iterator[str]:
+    """Against pack.json: a shard may be faultless and yet not the one that was packed."""
+    if size != shard.bytes or (sound and records != shard.samples):
+        yield f"{path}: {records} records, {size} bytes; {MANIFEST} says {shard.samples} and {shard.bytes}"
+    elif sound:
+        with path.open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != shard.sha256:
+                yield f"{path}: its sha256 is not that of {MANIFEST}; it is another shard"
+
+
+def image_fault(content: bytes) -> str | None:
+    """Why the bytes are no whole image, None where they are one."""
+    try:
+        with warnings.catch_warnings(), Image.open(io.BytesIO(content)) as image:
+            warnings.simplefilter("ignore")
+            image.convert("RGB")  # as the loaders do
+    except MemoryError:
+        raise
+    except Exception as error:  # decoders raise many kinds
+        what = str(error).partition("\n")[0].partition(" <_io")[0]
+        return f"cannot be decoded ({type(error).__name__}: {what})"
+    return None
+
+
+def verify_tokens(place: Path) -> Iterator[Found]:
+    """The bytes of every token file against its index. Raises UserError where an index or a size is wrong."""
+    for path in token_files(place):
+        expected = TokenFile.open(path).index
+        with path.open("rb") as file:
+            same = hashlib.file_digest(file, "sha256").hexdigest() == expected.sha256
+        yield Found(faults=[] if same else [f"{path}: its sha256 is not that of {path.with_suffix('.json').name}"])

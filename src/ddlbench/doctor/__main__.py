@@ -1,0 +1,195 @@
+"""python -m ddlbench.doctor: what this machine can run, and why not the rest.
+
+Every framework and loader is composed from its YAML and asked by its own `check`, as a run would do. One that is made
+of a library besides torch names the module in a class attribute, `library: ClassVar[str] = "deepspeed"`, which is how
+its version is found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from importlib import import_module
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import ddlbench
+from ddlbench.config.choices import choices
+from ddlbench.config.compose import configuration, configurations, quiet, refusal
+from ddlbench.config.schema import Config
+from ddlbench.doctor.machine import Row, launchers, limits, links, size
+from ddlbench.errors import RunError, Unavailable, Unsupported
+from ddlbench.measure.environment import environment, gpu, known
+from ddlbench.ranks.launch import Launch, detect, pick_device
+from ddlbench.run.attempt import make_job
+
+# A model that most degrees of parallelism divide: the question is what the machine can run, not what fits a model.
+PROBE = ("+model=gpt2_small", "model.n_layer=8", "model.n_embd=64", "model.n_head=8", "model.vocab_size=512",
+         "model.seq_len=32")  # fmt: skip
+RANKS = (1, 2, 4)  # tried in turn where one process asks
+MODELS = {"images": "resnet50", "text": "gpt2_small"}  # one of each kind, for loaders
+
+
+def report(launch: Launch) -> str:
+    """Sections of aligned rows; one that cannot be made says why."""
+    device = known(lambda: pick_device(launch)) or torch.device("cpu")
+    facts = environment(device)
+    sections: dict[str, Callable[[], list[Row]]] = {
+        "Frameworks": lambda: frameworks(launch, device),
+        "Loaders": loaders,
+        "Devices": lambda: devices(facts),
+        "Links": links,
+        "Communication": lambda: communication(facts),
+        "Launchers": launchers,
+        "Limits": limits,
+        "Software": lambda: software(facts),
+    }
+    made = {name: _made(section) for name, section in sections.items()}
+    return "\n\n".join(f"{name}\n{table(rows)}" for name, rows in made.items() if rows)
+
+
+def _made(section: Callable[[], list[Row]]) -> list[Row]:
+    try:
+        return section()
+    except Exception as error:
+        return [("", "cannot be told", _line(error))]
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Names and what is there in columns; a remark below the row that it belongs to."""
+    width = max(len(name) for name, _, _ in rows)
+    lines: list[str] = []
+    for name, value, remark in rows:
+        lines.append(f"  {name:{width}}  {value}".rstrip())
+        lines += [f"  {'':{width}}  ! {remark}"] if remark else []
+    return "\n".join(lines)
+
+
+def frameworks(launch: Launch, device: torch.device) -> list[Row]:
+    with configurations(), quiet():
+        return [framework(name, launch, device) for name in choices("framework")]
+
+
+def framework(name: str, launch: Launch, device: torch.device) -> Row:
+    """Whether its check accepts the probe, at the ranks of this launch or else at some."""
+    try:
+        config = configuration(f"+framework={name}", *PROBE)
+        refusals = [refused(config, ranks, launch, device) for ranks in worlds(launch)]
+        if None not in refusals:
+            return name, "unsupported here", str(refusals[0])
+        return name, f"runs, {version(config.framework)}" + (", on more ranks than one" if refusals[0] else ""), ""
+    except Unavailable as error:
+        return name, "unavailable", str(error)
+    except Exception as error:
+        return name, "broken", _line(error)
+
+
+def worlds(launch: Launch) -> Sequence[int]:
+    return RANKS if launch.world_size == 1 else (launch.world_size,)
+
+
+def refused(config: Config, ranks: int, launch: Launch, device: torch.device) -> str | None:
+    """Why so many ranks cannot run it, None where they can."""
+    return refusal(lambda: config.framework.check(make_job(config, replace(launch, world_size=ranks), device)))
+
+
+def loaders() -> list[Row]:
+    with configurations(), quiet():
+        return [loader(name) for name in choices("loader")]
+
+
+def loader(name: str) -> Row:
+    """The kinds of data it reads, and why it does not read the others."""
+    reads, refusals = list[str](), list[str]()
+    try:
+        configs = {
+            kind: configuration("+framework=single", f"+model={model}", f"loader={name}")
+            for kind, model in MODELS.items()
+        }
+        for kind, config in configs.items():
+            try:
+                config.loader.check(config.data, config.model)
+                reads.append(kind)
+            except Unsupported as error:
+                refusals.append(str(error))
+        return name, f"reads {' and '.join(reads)}, {version(configs['images'].loader)}", "; ".join(refusals)
+    except Unavailable as error:
+        return name, "unavailable", str(error)
+    except Exception as error:
+        return name, "broken", _line(error)
+
+
+def version(made: object) -> str:
+    """The library behind a framework or loader, with its version."""
+    library: str = getattr(type(made), "library", "torch")
+    return f"{library} {known(lambda: import_module(library).__version__) or 'of unknown version'}"
+
+
+def devices(facts: Mapping[str, Any]) -> list[Row]:
+    cpus, total = facts["cpu_count"], facts["cpu_count_total"]
+    bound = f"of {total}: the rest is not this process's" if cpus != total else ""
+    rows: list[Row] = [
+        ("cpu", f"{facts['cpu_model'] or 'unknown model'}, {cpus} cores{' ' + bound if bound else ''}", ""),
+        ("memory", size(facts["memory_total_bytes"]), ""),
+    ]
+    rows += [_gpu(index) for index in range(facts["gpu_count"] or 0)]
+    if not facts["gpu_count"]:
+        why = "" if torch.version.cuda else "this torch is built without CUDA: it would not see one"
+        rows.append(("gpu", "none visible: ranks compute on the CPU and meet over gloo", why))
+    return rows
+
+
+def _gpu(index: int) -> Row:
+    facts = gpu(torch.device("cuda", index))
+    told = [
+        facts["gpu_model"] or "unknown model",
+        size(facts["gpu_memory_total_bytes"] or 0),
+        f"driver {facts['driver']}",
+        f"{facts['gpu_power_limit_w']} W at most",
+    ]
+    return f"gpu {index}", ", ".join(text for text in told if "None" not in text), ""
+
+
+def communication(facts: Mapping[str, Any]) -> list[Row]:
+    nccl = f"NCCL {facts['nccl']}" if dist.is_nccl_available() else "not in this torch"
+    idle = "" if facts["gpu_count"] else ", for GPUs only"
+    return [
+        ("gloo", "in torch" if dist.is_gloo_available() else "not in this torch", ""),
+        ("nccl", nccl + (idle if dist.is_nccl_available() else ""), ""),
+        ("mpi", "in torch" if dist.is_mpi_available() else "not in this torch: gloo and NCCL do its part", ""),
+    ]
+
+
+def software(facts: Mapping[str, Any]) -> list[Row]:
+    commit = facts["git_commit"]
+    source = f"commit {commit[:12]}{', changed' if facts['git_dirty'] else ''}" if commit else "installed"
+    return [
+        ("ddlbench", f"{ddlbench.__version__}, {source}", ""),
+        ("python", f"{facts['python']}, {sys.executable}", ""),
+        ("torch", f"{facts['torch']}, {'CUDA ' + facts['cuda'] if facts['cuda'] else 'without CUDA'}", ""),
+        *((name, text, "") for name, text in facts["packages"].items() if name not in ("ddlbench", "torch")),
+    ]
+
+
+def _line(error: Exception) -> str:
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return text if isinstance(error, RunError) else f"{type(error).__name__}: {text}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the report, on the first rank alone; a machine that can run little is no failure."""
+    argparse.ArgumentParser(prog="python -m ddlbench.doctor", description=(__doc__ or "").split("\n")[0]).parse_args(
+        arguments
+    )
+    launch = known(detect) or Launch("alone")
+    if launch.rank == 0:
+        print(report(launch))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,187 @@
+"""What of this machine limits or connects a run, as rows for `python -m ddlbench.doctor`: name, what is there, remark.
+
+A remark says what will go wrong, and the way out. Sources: getrlimit(2), cgroups(7), sinfo(1), and for shared and
+locked memory the troubleshooting page of NCCL's user guide.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from ipaddress import ip_address
+from pathlib import Path
+
+import psutil
+
+from ddlbench.errors import UserError
+from ddlbench.measure.environment import known
+from ddlbench.ranks.launch import detect, hint
+
+Row = tuple[str, str, str]
+
+MIB, GIB = 2**20, 2**30
+FEW_FILES = 1024  # the usual default
+SMALL_SHARED_MEMORY = GIB  # a container has 64 MiB unless told otherwise
+NO_LIMIT = 2**60  # cgroups v1 write the largest multiple of a page
+PATIENCE_S = 5.0
+PARTITIONS_SHOWN = 8
+INFINIBAND = Path("/sys/class/infiniband")
+
+
+def limits() -> list[Row]:
+    """Those that end or slow runs which are otherwise right."""
+    return [
+        open_files(resource.getrlimit(resource.RLIMIT_NOFILE)),
+        locked_memory(resource.getrlimit(resource.RLIMIT_MEMLOCK), known(adapters) or []),
+        shared_memory(shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0),
+        memory_cgroup(known(memory_limit), psutil.virtual_memory().total),
+    ]
+
+
+def open_files(limit: tuple[int, int]) -> Row:
+    few = 0 <= limit[0] <= FEW_FILES
+    remark = "sockets and loader workers soon need more: ulimit -n 4096" if few else ""
+    return "open files (ulimit -n)", _limit(limit, lambda number: f"{number:,}"), remark
+
+
+def locked_memory(limit: tuple[int, int], infiniband: Sequence[str]) -> Row:
+    bites = limit[0] != resource.RLIM_INFINITY and bool(infiniband)
+    remark = "InfiniBand pins its buffers and will fail: ulimit -l unlimited" if bites else ""
+    return "locked memory (ulimit -l)", _limit(limit, size), remark
+
+
+def shared_memory(total: int) -> Row:
+    remark = "NCCL and loader workers pass data through it: start the container with --ipc=host or --shm-size=1g"
+    return "shared memory (/dev/shm)", size(total), remark if total < SMALL_SHARED_MEMORY else ""
+
+
+def memory_cgroup(limit: int | None, total: int) -> Row:
+    if limit is None or limit >= total:
+        return "memory cgroup", "no limit", ""
+    remark = f"less than the machine's {size(total)}: the kernel kills whoever exceeds it, loader workers included"
+    return "memory cgroup", size(limit), remark
+
+
+def memory_limit(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int | None:
+    """Bytes this process's cgroup (version 1 or 2) and those above it allow; None: no limit."""
+    found: list[int] = []
+    for line in own.read_text().splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        top, name = (root / "memory", "memory.limit_in_bytes") if controllers else (root, "memory.max")
+        group = top / path.lstrip("/")
+        files = [above / name for above in (group, *group.parents) if above.is_relative_to(top)]
+        found += [int(text) for file in files if file.exists() and (text := file.read_text().strip()).isdecimal()]
+    return min((limit for limit in found if limit < NO_LIMIT), default=None)
+
+
+def links() -> list[Row]:
+    """How GPUs and nodes are connected."""
+    return [*_gpus(), *[("infiniband", adapter, "") for adapter in known(adapters) or []], *_networks(), host_name()]
+
+
+def _gpus() -> list[Row]:
+    """The matrix of `nvidia-smi topo -m`, without its legend."""
+    if shutil.which("nvidia-smi") is None:
+        return []
+    lines = re.sub(r"\x1b\[[\d;]*m", "", run("nvidia-smi", "topo", "-m")[1]).partition("Legend")[0].splitlines()
+    return [("gpus" if number == 0 else "", line.rstrip(), "") for number, line in enumerate(filter(str.strip, lines))]
+
+
+def adapters(folder: Path = INFINIBAND) -> list[str]:
+    """InfiniBand and RoCE ports: "mlx5_0: ACTIVE, 400 Gb/sec (4X NDR)"."""
+    ports = sorted(folder.glob("*/ports/*"))
+    state = {port: (port / "state").read_text().split(":")[-1].strip() for port in ports}
+    return [f"{port.parts[-3]}: {state[port]}, {(port / 'rate').read_text().strip()}" for port in ports]
+
+
+def _networks() -> list[Row]:
+    """Interfaces with an address that other nodes could reach."""
+    speeds, rows = psutil.net_if_stats(), list[Row]()
+    for name, addresses in psutil.net_if_addrs().items():
+        reachable = [a.address for a in addresses if a.family == socket.AF_INET and not _loops(a.address)]
+        if reachable and speeds[name].isup:
+            speed = f", {speeds[name].speed:,} Mbit/s" if speeds[name].speed else ""
+            rows.append(("network", f"{name}: {', '.join(reachable)}{speed}", ""))
+    return rows
+
+
+def host_name() -> Row:
+    """Gloo offers the address of the host's name to the other ranks."""
+    name = socket.gethostname()
+    address = known(lambda: socket.gethostbyname(name))
+    remark = ""
+    if address is None or _loops(address):
+        remark = "other nodes cannot reach that: export GLOO_SOCKET_IFNAME=<interface> for runs on several nodes"
+    return "host name", f"{name} is {address or 'unknown'}", remark
+
+
+def _loops(address: str) -> bool:
+    return ip_address(address).is_loopback
+
+
+def launchers(env: Mapping[str, str] = os.environ) -> list[Row]:
+    """How ranks can be started here, and how this process was."""
+    beside = Path(sys.executable).with_name("torchrun")
+    torchrun = str(beside) if beside.exists() else shutil.which("torchrun") or "python -m torch.distributed.run"
+    return [this_process(env), ("torchrun", torchrun, ""), _program("mpirun", "MPI"), *slurm(env)]
+
+
+def this_process(env: Mapping[str, str]) -> Row:
+    try:
+        launch = detect(env)
+    except UserError as error:
+        return "this process", "started in a way that no run would accept", str(error)
+    ranks = f"rank {launch.rank} of {launch.world_size} on {launch.nodes} node{'s' if launch.nodes > 1 else ''}"
+    started = "started alone" if launch.launcher == "alone" else f"started by {launch.launcher}: {ranks}"
+    return "this process", started, hint(launch, env) or ""
+
+
+def slurm(env: Mapping[str, str]) -> list[Row]:
+    rows = [_program("srun", "Slurm")]
+    if shutil.which("sinfo") and not rows[0][2]:
+        done, answer = run("sinfo", "--noheader", "--format=%R: %D nodes of %c cores, %m MB, %G, %l at most")
+        lines = [line.strip() for line in answer.splitlines()[:PARTITIONS_SHOWN]] if done else []
+        rows += [("partition", line, "") for line in lines]
+        rows += [] if done else [("partition", "unknown", f"sinfo has no answer: {first_line(answer)}")]
+    if "SLURM_JOB_ID" in env:
+        rows.append(("slurm job", f"{env['SLURM_JOB_ID']} of {env.get('SLURM_NTASKS', '?')} tasks", ""))
+    return rows
+
+
+def _program(name: str, what: str) -> Row:
+    """The first line a launcher says of its version; a remark where it is there but does not work."""
+    if shutil.which(name) is None:
+        return name, f"not found: {what} cannot start ranks here", ""
+    done, said = run(name, "--version")
+    return (name, first_line(said), "") if done else (name, "does not work", first_line(said))
+
+
+def run(*command: str) -> tuple[bool, str]:
+    """Whether a command ended well in time, and what it said (on stderr, where it said nothing else)."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, stdin=subprocess.DEVNULL)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return False, str(error)
+    return done.returncode == 0, done.stdout or done.stderr
+
+
+def first_line(text: str) -> str:
+    return next((line.strip() for line in text.splitlines() if line.strip()), "it says nothing")
+
+
+def size(count: int) -> str:
+    return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / MIB:.0f} MiB"
+
+
+def _limit(limit: tuple[int, int], text: Callable[[int], str]) -> str:
+    """The soft limit, and the hard one where it can be raised."""
+    soft, hard = ("unlimited" if number == resource.RLIM_INFINITY else text(number) for number in limit)
+    return soft if soft == hard else f"{soft}, can be raised to {hard}"

@@ -1,0 +1,172 @@
+"""DeepSpeed's ZeRO (Rajbhandari et al. 2020): replicas that share out optimizer state, gradients and parameters.
+
+Stage 0 shares nothing out, stage 1 the optimizer state, stage 2 the gradients too, stage 3 the parameters too. The
+library's engine owns backward and step; torch's optimizer is the one that everybody has.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.profiler import record_function
+
+from ddlbench.frameworks.deepspeed.knobs import Knobs, library, without_norm
+from ddlbench.frameworks.shared.batchnorm import Statistics
+from ddlbench.frameworks.shared.common import checkpoint_blocks, drop, evaluate, micro_batches, overflowed, subgroup
+from ddlbench.job import Batch, Job, Place, type_of_dtype
+from ddlbench.ranks.launch import detect
+from ddlbench.ranks.launchers import OPEN_MPI
+
+
+@dataclass
+class DeepSpeed(Knobs):
+    """deepspeed.initialize over a configuration made of the job and the knobs."""
+
+    def setup(self, job: Job) -> Place:
+        deepspeed = library(job.device)
+        self.job, self.count = job, job.micro_batches(job.world_size)
+        model = job.build()
+        if job.checkpoint_activations:
+            checkpoint_blocks(model)
+        self.launcher_variables = tell_device(job.device)
+        self._make_group()
+        self.engine, *_ = deepspeed.initialize(
+            args=SimpleNamespace(device_rank=job.device.index or 0),
+            model=model,
+            optimizer=job.optimizer(model.named_parameters()),
+            config=self.config(job),
+            dist_init_required=False,
+        )
+        if self.zero_stage == 3 and not self.needs_norm(job):
+            without_norm(self.engine.optimizer)
+        if job.compile:
+            self.engine.compile()
+        self.optimizer = self.engine.basic_optimizer
+        self.applied = 0
+        self.optimizer.register_step_post_hook(self._made)
+        self.statistics = Statistics(self.engine.module, dist.group.WORLD)
+        return Place(job.rank, job.world_size, coordinates={"dp": job.rank})
+
+    def _make_group(self) -> None:
+        """The engine reduces in a group of its own, which it would make with torch's default timeout and at its first
+        operation. It takes the one that it finds in this place."""
+        from deepspeed.utils import groups
+
+        groups._WORLD_GROUP = subgroup([range(self.job.world_size)], self.job, own=True)  # pyright: ignore[reportPrivateUsage]
+
+    @property
+    def updates(self) -> int:
+        if self.zero_stage:
+            return self.engine.global_steps - self.engine.skipped_steps
+        return self.applied  # at stage 0 a loss scaler of torch's decides, unseen by the engine
+
+    def _made(self, optimizer: Optimizer, *_: object) -> None:
+        self.applied += not overflowed(optimizer)
+
+    def step(self, batch: Batch | None) -> Tensor | None:
+        assert batch is not None
+        total = torch.zeros((), device=self.job.device)
+        for micro in micro_batches(batch, self.count):
+            with record_function("ddlbench/forward"):  # under the engine's own autocast
+                loss = self.job.loss(self.engine(self._cast(micro.inputs)), micro.targets)
+            with record_function("ddlbench/backward"):
+                self.engine.backward(loss)  # which divides by the number of micro batches
+            with record_function("ddlbench/update"):
+                self.engine.step()  # counts the micro batches, updates after the last
+            total += loss.detach() / self.count
+        self.statistics.moved()
+        return total
+
+    def _cast(self, inputs: Tensor) -> Tensor:
+        """Images in the type of weights that the library cast."""
+        casts = self.casts(self.job) and inputs.is_floating_point()
+        return inputs.to(type_of_dtype[self.job.precision]) if casts else inputs
+
+    def evaluate(self, batch: Batch | None) -> Tensor | None:
+        assert batch is not None
+        self.statistics.settle()
+        module: nn.Module = self.engine.module
+        job = replace(self.job, precision="fp32") if self.casts(self.job) else self.job  # then without autocast
+        return evaluate(module, lambda inputs: module(self._cast(inputs)), batch, job, self.count)
+
+    def flush(self) -> None:
+        """Nothing is in flight between steps."""
+
+    def state(self) -> dict[str, Tensor] | None:
+        """Tensor by tensor, so that no device need hold the whole model."""
+        self.statistics.settle()
+        whole: dict[str, Tensor] = {}
+        for name, tensor in self.engine.module.state_dict(keep_vars=True).items():
+            full = self._whole(tensor)
+            if self.job.rank == 0:
+                whole[name] = full.detach().cpu().clone()
+        return whole if self.job.rank == 0 else None
+
+    def _whole(self, tensor: Tensor) -> Tensor:
+        """In fp32, also where the model's own copy is not."""
+        if not self.zero_stage or not isinstance(tensor, nn.Parameter):
+            return tensor
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        full = safe_get_full_fp32_param(tensor)
+        assert full is not None
+        return full
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Rounded to the model's type where the library cast it."""
+        gathered = library(self.job.device).zero.GatheredParameters  # at stages 0 to 2 it finds nothing to gather
+        for name, tensor in self.engine.module.state_dict(keep_vars=True).items():
+            with gathered([tensor], modifier_rank=0), torch.no_grad():
+                tensor.copy_(state[name])
+        if self.zero_stage:  # the optimizer has its own copy of what it updates
+            self.engine.optimizer.refresh_fp32_params()
+
+    def facts(self) -> dict[str, Any]:
+        zero = self.engine.config["zero_optimization"]
+        scheme = "deepspeed weights" if self.casts(self.job) else "autocast"
+        return {
+            "staleness": 0,
+            "zero_stage": self.zero_stage,
+            "offload_optimizer": self.offload_optimizer,
+            "offload_parameters": self.offload_parameters,
+            "reduce_bucket_elements": zero.get("reduce_bucket_size"),
+            "gather_bucket_mb": self.gather_bucket_mb,
+            "overlap_comm": bool(self.zero_stage and self.engine.zero_overlap_comm()),
+            "gradient_norm": self.needs_norm(self.job),
+            "persistence_threshold": self.persistence_threshold if self.zero_stage == 3 else None,
+            "precision_scheme": "fp32" if self.job.precision == "fp32" else scheme,
+            "reduce_dtype": self.job.reduce_dtype,
+        }
+
+    def close(self) -> None:
+        if hasattr(self, "engine"):
+            self.engine.destroy()
+        for name, value in vars(self).pop("launcher_variables", {}).items():
+            restore(name, value)
+        drop(self, "statistics", "engine", "optimizer")
+
+
+def tell_device(device: torch.device) -> dict[str, str | None]:
+    """The engine takes LOCAL_RANK for the index of this rank's device, in set-up and in steps; it is another number
+    where each task sees one GPU (--gpus-per-task=1). Under Open MPI it wants the launcher's variable to say the same.
+    Returns what they said before."""
+    index = str(device.index if device.type == "cuda" else detect().local_rank)
+    names = [name for name in ("LOCAL_RANK", OPEN_MPI[2]) if name == "LOCAL_RANK" or name in os.environ]
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update(dict.fromkeys(names, index))
+    return before
+
+
+def restore(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value

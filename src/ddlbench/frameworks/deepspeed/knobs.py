@@ -1,0 +1,193 @@
+"""DeepSpeed's knobs: what they may be, what they cannot do with a job, and the configuration that they make of it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+
+from ddlbench.errors import Unavailable, Unsupported, UserError
+from ddlbench.frameworks.shared.common import check_alike, has_batch_norm
+from ddlbench.job import Job
+
+SCHEMES = ("autocast", "weights")
+DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
+BUCKET_MB = 25.0  # DDP's. DeepSpeed's own, 5e8 elements, takes 2 GB whatever the size of the model
+ELEMENTWISE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
+
+
+def library(device: torch.device) -> Any:
+    """The module, quiet; Unavailable where it cannot be imported."""
+    os.environ.setdefault("DS_ACCELERATOR", device.type)  # else it says aloud what it finds
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it uses what its own dependencies deprecate
+            import deepspeed
+    except Exception as error:  # its import also looks for compilers and CUDA toolkits, and fails in many ways
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise Unavailable(f"deepspeed: {reason}: pip install 'ddlbench[deepspeed]'") from error
+    warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)  # names that torch 2.14 changed, every step
+    if device.type == "cpu":
+        # Its shared-memory all-reduce serves inference only, and would be compiled at the first start.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    return deepspeed
+
+
+@dataclass
+class Knobs:
+    """conf/framework/deepspeed.yaml says what each means."""
+
+    library: ClassVar[str] = "deepspeed"
+
+    name: str = "deepspeed"
+    zero_stage: int = 1
+    offload_optimizer: bool = False
+    offload_parameters: bool = False
+    mixed_precision: str = "autocast"
+    reduce_bucket_mb: float | None = None
+    gather_bucket_mb: float | None = None
+    overlap_comm: bool | None = None
+    persistence_threshold: int = 100_000
+
+    def __post_init__(self) -> None:
+        if self.zero_stage not in range(4):
+            raise UserError(f"framework.zero_stage={self.zero_stage} is unknown: choose 0, 1, 2 or 3")
+        if self.mixed_precision not in SCHEMES:
+            raise UserError(
+                f"framework.mixed_precision={self.mixed_precision} is unknown: choose one of {', '.join(SCHEMES)}"
+            )
+        for name in ("reduce_bucket_mb", "gather_bucket_mb"):
+            if (size := getattr(self, name)) is not None and size <= 0:
+                raise UserError(f"framework.{name}={size} must be greater than 0 MiB, or null")
+        if self.persistence_threshold < 0:
+            raise UserError(f"framework.persistence_threshold={self.persistence_threshold} must not be negative")
+        self._require_stages()
+
+    def _require_stages(self) -> None:
+        needs = {"offload_optimizer": 1, "offload_parameters": 3, "mixed_precision": 1, "reduce_bucket_mb": 1,
+                 "gather_bucket_mb": 1, "overlap_comm": 1}  # fmt: skip
+        for knob, stage in needs.items():
+            asked = getattr(self, knob)
+            if asked and asked != "autocast" and self.zero_stage < stage:
+                raise UserError(
+                    f"framework.{knob}={asked} needs framework.zero_stage={stage} or more, not {self.zero_stage}"
+                )
+
+    def casts(self, job: Job) -> bool:
+        """Whether DeepSpeed itself casts the weights and keeps them in fp32 beside, in autocast's place."""
+        return self.mixed_precision == "weights" and job.precision != "fp32"
+
+    def check(self, job: Job) -> None:
+        self.supports(job)
+        library(job.device)
+
+    def supports(self, job: Job) -> None:
+        """What `check` refuses wherever the library is installed."""
+        if job.reduce_dtype == "bf16" and job.device.type != "cuda":
+            raise Unsupported("deepspeed: gradients in bf16 need NCCL (gloo cannot sum them): use fp16 or fp32 on CPU")
+        if self.zero_stage:
+            self._check_shards(job)
+        check_alike(job, job.world_size)
+
+    def _check_shards(self, job: Job) -> None:
+        optimizer = type(job.optimizer([("weight", nn.Parameter(torch.zeros(2, 2)))]))
+        casts, precision = self.casts(job), job.precision
+        refusals = [
+            (optimizer not in ELEMENTWISE, optimizer.__name__, "layer-wise norms need whole tensors, and ZeRO hands "
+             "the optimizer flat shards: use framework.zero_stage=0, or SGD, Adam or AdamW"),
+            (precision == "fp16" and not casts, "train.precision=fp16", "under autocast DeepSpeed skips "
+             "updates that overflow without lowering the scale, and clips before it unscales: use bf16, "
+             "framework.mixed_precision=weights or framework.zero_stage=0"),
+            (job.reduce_dtype != "fp32" != precision and not casts, f"train.reduce_dtype={job.reduce_dtype}",
+             f"under autocast (train.precision={precision}) gradients travel in the weights' type: use "
+             "train.reduce_dtype=fp32 or framework.mixed_precision=weights"),
+            (casts and precision == "fp16" and job.device.type == "cpu", "train.precision=fp16 and "
+             "framework.mixed_precision=weights", "DeepSpeed has no weights in fp16 on CPU: use bf16"),
+            (casts and has_batch_norm(job), f"train.precision={precision} and framework.mixed_precision=weights",
+             "BatchNorm's weights would be cast but not its running statistics, which its kernels refuse: use "
+             "framework.mixed_precision=autocast"),
+            (job.compile and self.zero_stage == 3, "train.compile", "hooks gather the parameters, and a compiled model "
+             "breaks at each: use framework.zero_stage=2"),
+        ]  # fmt: skip
+        for asked, what, reason in refusals:
+            if asked:
+                raise Unsupported(f"deepspeed: {what} with framework.zero_stage={self.zero_stage}: {reason}")
+
+    def config(self, job: Job) -> dict[str, Any]:
+        """What deepspeed.initialize is given. What is not here keeps DeepSpeed's default."""
+        count = job.micro_batches(job.world_size)
+        return {
+            "train_micro_batch_size_per_gpu": job.replica_batch(job.world_size) // count,
+            "gradient_accumulation_steps": count,
+            "gradient_clipping": job.clip_norm or 0.0,  # its default is 1
+            "communication_data_type": job.reduce_dtype,
+            **self._precision(job),
+            "zero_optimization": self._zero(job),
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,
+            "steps_per_print": sys.maxsize,
+            "timers": {"throughput": {"enabled": False}},  # they wait for the device twice a step
+        }
+
+    def _precision(self, job: Job) -> dict[str, Any]:
+        if job.precision == "fp32":
+            return {}
+        if self.casts(job):
+            return {job.precision: {"enabled": True}}
+        no_modules: list[str] = []  # whose gradients would travel in that type
+        dtype = DTYPES[job.precision]
+        return {"torch_autocast": {"enabled": True, "dtype": dtype, "lower_precision_safe_modules": no_modules}}
+
+    def overlaps(self, job: Job) -> bool:
+        """By default where it can save time: DeepSpeed itself overlaps at stage 3 only."""
+        if self.overlap_comm is not None:
+            return self.overlap_comm
+        return self.zero_stage == 3 or (self.zero_stage > 0 and job.device.type == "cuda")
+
+    def needs_norm(self, job: Job) -> bool:
+        """Whether the gradient's norm is computed at every update. Where nothing clips, it only costs an all-reduce and
+        a wait for the device, but DeepSpeed cannot do without it when the optimizer's state is offloaded, or when at
+        stage 1 its weights are in bf16."""
+        if not self.zero_stage or job.clip_norm is not None:
+            return job.clip_norm is not None
+        in_bf16 = self.casts(job) and self.zero_stage == 1 and job.precision == "bf16"
+        return self.offload_optimizer or in_bf16 or (self.zero_stage < 3 and not has_norm_switch())
+
+    def _zero(self, job: Job) -> dict[str, Any]:
+        if not self.zero_stage:
+            return {"stage": 0}
+        where = {"device": "cpu", "pin_memory": job.device.type == "cuda"}
+        gather = "stage3_prefetch_bucket_size" if self.zero_stage == 3 else "allgather_bucket_size"
+        return {
+            "stage": self.zero_stage,
+            "reduce_bucket_size": elements(self.reduce_bucket_mb or BUCKET_MB),
+            "overlap_comm": self.overlaps(job),
+            **({"compute_grad_norm": False} if self.zero_stage < 3 and not self.needs_norm(job) else {}),
+            "stage3_param_persistence_threshold": self.persistence_threshold,
+            **({gather: elements(self.gather_bucket_mb)} if self.gather_bucket_mb else {}),
+            **({"offload_optimizer": where} if self.offload_optimizer else {}),
+            **({"offload_param": where} if self.offload_parameters else {}),
+        }
+
+
+def has_norm_switch() -> bool:
+    """Whether this version of the library, which `library` has imported, has zero_optimization.compute_grad_norm."""
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig  # pyright: ignore
+
+    return "compute_grad_norm" in DeepSpeedZeroConfig.model_fields
+
+
+def without_norm(optimizer: Any) -> None:
+    """Let stage 3, which has no switch for it, leave out the gradient's norm: with no clipping it only rejects updates
+    that are not finite, which no other framework does."""
+    optimizer._get_norm_groups = lambda: [0.0]
+
+
+def elements(mebibytes: float) -> int:
+    """How many numbers of 4 bytes; an even number, on which the library insists."""
+    return max(1, int(mebibytes * 2**20 / 8)) * 2

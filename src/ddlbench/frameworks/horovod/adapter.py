@@ -1,0 +1,229 @@
+"""Horovod (Sergeev & Del Balso 2018): a replica a rank; a background thread all-reduces gradients during backward."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.profiler import record_function
+
+from ddlbench.errors import Unavailable, Unsupported, UserError
+from ddlbench.frameworks.horovod.start import start, started_by_mpi
+from ddlbench.frameworks.shared.batchnorm import Statistics
+from ddlbench.frameworks.shared.common import (
+    Clip,
+    Update,
+    accumulate,
+    check_alike,
+    checkpoint_blocks,
+    drop,
+    evaluate,
+    whole_state,
+)
+from ddlbench.job import Batch, Job, Place
+from ddlbench.ranks.control import everyones
+
+COMPRESSIONS = ("none", "fp16")
+
+
+def library() -> Any:
+    """horovod.torch. Its own import succeeds without the compiled part, so that part is imported first."""
+    try:
+        import_module("horovod.torch.mpi_ops")
+        return import_module("horovod.torch")
+    except Exception as error:  # missing, built without torch, or for another torch
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise Unavailable(
+            f"horovod cannot be imported ({reason}): build it for torch {torch.__version__} with "
+            "scripts/install_horovod.sh gloo (mpi, nccl)"
+        ) from error
+
+
+@dataclass
+class Horovod:
+    """The knobs of Horovod; conf/framework/horovod.yaml says what each means."""
+
+    library: ClassVar[str] = "horovod"
+
+    name: str = "horovod"
+    compression: str = "none"
+    fusion_threshold_mb: float = 128.0
+    cycle_time_ms: float = 1.0
+    adasum: bool = False
+
+    def __post_init__(self) -> None:
+        if self.compression not in COMPRESSIONS:
+            raise UserError(
+                f"framework.compression={self.compression} is unknown: choose one of {', '.join(COMPRESSIONS)}"
+            )
+        if self.fusion_threshold_mb < 0 or self.cycle_time_ms <= 0:
+            raise UserError(
+                f"framework.fusion_threshold_mb={self.fusion_threshold_mb} must be at least 0 MiB and "
+                f"framework.cycle_time_ms={self.cycle_time_ms} above 0 ms"
+            )
+
+    def check(self, job: Job) -> None:
+        self.supports(job)
+        hvd = library()
+        if self.adasum and job.device.type == "cuda" and not (hvd.nccl_built() and hvd.mpi_built()):
+            raise Unsupported(
+                "horovod: adasum on GPUs needs a Horovod with both NCCL and MPI: build it with "
+                "scripts/install_horovod.sh nccl-mpi, or set framework.adasum=false"
+            )
+        if job.device.type == "cuda" and not hvd.nccl_built():
+            raise Unavailable("this Horovod is built for the CPU: scripts/install_horovod.sh nccl")
+        if self.adasum and not hvd.mpi_built():
+            raise Unavailable("this Horovod is built without MPI, which adasum needs: scripts/install_horovod.sh mpi")
+        if self.adasum and not started_by_mpi():
+            raise Unsupported("horovod: adasum works over MPI only: start with mpirun or srun --mpi=pmix")
+
+    def supports(self, job: Job) -> None:
+        """What `check` refuses however the library is built and started."""
+        self._compression(job)
+        check_alike(job, job.world_size)
+        if job.channels_last:
+            raise Unsupported("horovod takes contiguous gradients only: set train.channels_last=false")
+        if self.adasum:
+            self._check_adasum(job)
+
+    def _check_adasum(self, job: Job) -> None:
+        """Adasum adds up updates, not gradients: each is computed as its gradient arrives, during backward."""
+        if job.world_size & (job.world_size - 1):
+            raise Unsupported(f"horovod: adasum works on 2, 4, 8, ... ranks, this launch has {job.world_size}")
+        if job.precision == "fp16" or job.clip_norm is not None:
+            raise Unsupported(
+                f"horovod: adasum updates before all gradients are there, so it goes neither with "
+                f"train.precision=fp16 (overflows) nor with train.clip_norm: {job.precision}, {job.clip_norm} are set"
+            )
+
+    def _compression(self, job: Job) -> str:
+        """`train.reduce_dtype` means the same for every framework; here the compression does it."""
+        if job.reduce_dtype == "bf16":
+            raise Unsupported("horovod 0.28.1 does not know bf16: set train.reduce_dtype=fp32 or fp16")
+        return "fp16" if job.reduce_dtype == "fp16" else self.compression
+
+    def setup(self, job: Job) -> Place:
+        self.job, self.hvd = job, library()
+        start(self.hvd, job, self._variables(job))
+        op = self.hvd.Adasum if self.adasum else self.hvd.Average
+        self.hvd.allreduce(torch.ones(1, device=job.device), op=op)  # makes NCCL's communicator, as launch.connect does
+        self.model = job.build()
+        assert_same_weights(self.model)
+        if job.checkpoint_activations:
+            checkpoint_blocks(self.model)
+        self.count = job.micro_batches(job.world_size)
+        self.optimizer = self.hvd.DistributedOptimizer(
+            job.optimizer(self.model.named_parameters()),
+            named_parameters=self.model.named_parameters(),
+            compression=getattr(self.hvd.Compression, self._compression(job)),
+            backward_passes_per_step=self.count,
+            op=op,
+        )
+        if job.compile:
+            self.model.compile()
+        # Adasum's optimizer has stepped when backward ends, and refuses to be synchronised by hand.
+        combined = self.adasum and job.world_size > 1
+        self.update = Update(self.optimizer, job) if combined else AveragedUpdate(self.optimizer, job)
+        self.statistics = Statistics(self.model, dist.group.WORLD)
+        return Place(job.rank, job.world_size, coordinates={"dp": job.rank})
+
+    def _variables(self, job: Job) -> dict[str, str]:
+        """What Horovod reads from the environment when it starts. Stalls are looked for every `look` seconds."""
+        stall = stall_seconds(job)
+        look = max(1, stall // 4)
+        return {
+            "HOROVOD_FUSION_THRESHOLD": str(int(self.fusion_threshold_mb * 2**20)),
+            "HOROVOD_CYCLE_TIME": str(self.cycle_time_ms),
+            "HOROVOD_STALL_CHECK_TIME_SECONDS": str(look),
+            "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(stall),
+            "HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(1, int(job.timeout_s))),
+        }
+
+    @property
+    def updates(self) -> int:
+        return self.update.count
+
+    def step(self, batch: Batch | None) -> Tensor | None:
+        assert batch is not None
+        # Horovod counts the backward passes itself and adds them up: `accumulate` divides their losses.
+        loss = accumulate(self.model, batch, self.job, self.count, self.update)
+        self.update.apply(self.model.parameters())
+        self.statistics.moved()
+        return loss
+
+    def evaluate(self, batch: Batch | None) -> Tensor | None:
+        assert batch is not None
+        self.statistics.settle()
+        return evaluate(self.model, self.model, batch, self.job, self.count)
+
+    def flush(self) -> None:
+        """Nothing is in flight between steps."""
+
+    def state(self) -> dict[str, Tensor] | None:
+        self.statistics.settle()
+        return whole_state(self.model) if dist.get_rank() == 0 else None
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        self.model.load_state_dict(state)
+
+    def facts(self) -> dict[str, Any]:
+        compression = self._compression(self.job)
+        return {
+            "staleness": 0,
+            "compression": compression,
+            "fusion_threshold_mb": self.fusion_threshold_mb,
+            "cycle_time_ms": self.cycle_time_ms,
+            "adasum": self.adasum,
+            "backward_passes_per_step": self.count,
+            "controller": "mpi" if self.hvd.mpi_enabled() else "gloo",
+            "reduce_dtype": "fp16" if compression == "fp16" else "fp32",
+        }
+
+    def close(self) -> None:
+        """Horovod lives on until the process ends: see `start`."""
+        drop(self, "statistics", "model", "optimizer", "update")
+
+
+class AveragedUpdate(Update):
+    """The update after Horovod's all-reduces: gradients are averaged before they are unscaled or clipped."""
+
+    def __init__(self, optimizer: Any, job: Job) -> None:
+        super().__init__(optimizer, job)
+        self.stall_s = stall_seconds(job)
+
+    def apply(self, parameters: Iterable[nn.Parameter], clip: Clip = nn.utils.clip_grad_norm_) -> None:
+        optimizer: Any = self.optimizer
+        with record_function("ddlbench/communicate"):
+            self._synchronize(optimizer)
+        with optimizer.skip_synchronize():
+            super().apply(parameters, clip)
+
+    def _synchronize(self, optimizer: Any) -> None:
+        """Horovod says the same of a rank that ended and of one that stays away: the time tells which."""
+        started = time.monotonic()
+        try:
+            optimizer.synchronize()
+        except RuntimeError as error:
+            waited = time.monotonic() - started
+            if waited < self.stall_s:
+                raise
+            raise TimeoutError(f"horovod timed out: this rank waited {waited:.0f} s for another one") from error
+
+
+def stall_seconds(job: Job) -> int:
+    """How long Horovod lets a gradient that it knows to be late wait for its last rank. It takes up to as long to
+    notice, so half of `train.timeout_s`."""
+    return max(1, int(job.timeout_s / 2))
+
+
+def assert_same_weights(model: nn.Module) -> None:
+    """Horovod's own broadcast is not needed, for every rank builds from the same seed. Their bits are added up as
+    integers, which gives the same sum on every device."""
+    bits = [int(parameter.detach().view(torch.int32).sum()) for parameter in model.parameters()]
+    assert len({tuple(each) for each in everyones(bits)}) == 1, "the ranks start from different weights"

@@ -1,0 +1,126 @@
+"""Bring Horovod up on ranks that have met already, whoever started them: horovodrun is not needed.
+
+Its ranks find each other through a small key-value server, of which horovodrun tells them by environment variables
+(docs of Horovod 0.28, "Horovod with Gloo"; horovod/common/gloo/gloo_context.cc reads them). Here the first rank runs
+that server, and the group that the ranks have met in carries its port. Without the variables every rank would be a
+world of its own and say nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch.distributed as dist
+
+from ddlbench.job import Job
+from ddlbench.ranks.control import barrier, everyones
+
+MPI_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")  # mpirun of Open MPI, of MPICH; srun --mpi=pmix
+
+
+def started_by_mpi() -> bool:
+    """Whether an MPI library would find its ranks. torchrun's are not MPI's, even inside a job that is."""
+    return "RANK" not in os.environ and any(name in os.environ for name in MPI_RANKS)
+
+
+def start(hvd: Any, job: Job, variables: Mapping[str, str]) -> None:
+    """`hvd.init()` with the environment `variables`; all ranks call it. Checks that it found the launch's ranks.
+
+    Once a process: Horovod 0.28.1 crashes in a second `init` after `shutdown` (seen over Gloo), so it stays up until
+    the process ends, when it shuts itself down; what it read from the environment stays too."""
+    found = "HOROVOD_RANK" in os.environ or (hvd.mpi_built() and started_by_mpi()) or job.world_size == 1
+    if hvd.is_initialized():
+        pass
+    elif found:  # by horovodrun, by MPI, or nobody to find
+        with environment(variables):
+            hvd.init()
+    else:
+        with rendezvous(job.rank) as told, environment({**variables, **told}):
+            hvd.init()
+            barrier()  # the first rank's server must outlive every rank's start
+    assert hvd.size() == job.world_size, f"Horovod has {hvd.size()} ranks, the launch {job.world_size}"
+    assert hvd.rank() == job.rank, f"Horovod calls this rank {hvd.rank()}, the launcher {job.rank}"
+
+
+@contextmanager
+def environment(variables: Mapping[str, str]) -> Generator[None]:
+    """Horovod reads its variables while it starts: they are set for so long only."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def rendezvous(rank: int) -> Generator[dict[str, str]]:
+    """The variables that tell a rank its place and where the others are; the first rank serves meanwhile."""
+    server = serve() if rank == 0 else None
+    try:
+        met = everyones((socket.gethostname(), server.server_address[1] if server else 0))
+        hosts, port = [host for host, _ in met], met[0][1]
+        yield {**places(hosts, rank), **meeting(port)}
+    finally:
+        if server is not None:
+            server.shutdown()
+            server.server_close()
+
+
+def serve() -> Any:
+    """Horovod's own server on a free port, in a thread."""
+    from horovod.runner.http.http_server import (  # pyright: ignore[reportMissingImports]
+        RendezvousHandler,
+        RendezvousHTTPServer,
+    )
+
+    server: Any = RendezvousHTTPServer(("", 0), RendezvousHandler, 0)
+    threading.Thread(target=server.serve_forever, args=(0.05,), name="horovod-rendezvous", daemon=True).start()
+    return server
+
+
+def places(hosts: list[str], rank: int) -> dict[str, str]:
+    """Where `rank` stands; `hosts`: the host of each rank. "Local" counts the ranks of a host, "cross" the hosts that
+    have a rank of the same local number, in order of their first ranks."""
+    local = hosts[:rank].count(hosts[rank])
+    across = [host for host in dict.fromkeys(hosts) if hosts.count(host) > local]
+    numbers = {
+        "RANK": rank,
+        "SIZE": len(hosts),
+        "LOCAL_RANK": local,
+        "LOCAL_SIZE": hosts.count(hosts[rank]),
+        "CROSS_RANK": across.index(hosts[rank]),
+        "CROSS_SIZE": len(across),
+        "HOSTNAME": hosts[rank],
+    }
+    return {f"HOROVOD_{name}": str(number) for name, number in numbers.items()}
+
+
+def meeting(port: int) -> dict[str, str]:
+    """Where the server is: on the host that all ranks reached before. The interface is the one chosen for torch."""
+    variables = {
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": socket.gethostbyname(meeting_host()),
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+    }
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    if interface and "HOROVOD_GLOO_IFACE" not in os.environ:
+        variables["HOROVOD_GLOO_IFACE"] = interface
+    return variables
+
+
+def meeting_host() -> str:
+    store: Any = dist.distributed_c10d._get_default_store()  # pyright: ignore[reportPrivateUsage]
+    while not hasattr(store, "host"):  # wrapped in prefixes
+        store = store.underlying_store
+    return store.host

@@ -1,0 +1,106 @@
+"""What a rank of a pipeline holds of the model: the blocks of its stages, of each its part, of each part its shard."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from itertools import accumulate
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from ddlbench.frameworks.fsdp import gathered_state, shard, sharded_like
+from ddlbench.frameworks.pipeline.groups import Groups
+from ddlbench.frameworks.pipeline.stages import Plan, Stage, cut, on_meta, tied_names
+from ddlbench.frameworks.shared.batchnorm import Statistics
+from ddlbench.frameworks.shared.common import checkpoint_blocks, clip_parts, gradient
+from ddlbench.frameworks.tensor.collectives import Part
+from ddlbench.frameworks.tensor.layers import gives_own_features, joined_state, own_state, split_model
+from ddlbench.job import Job
+
+
+def own_edges(plan: Plan, job: Job, part: Part) -> list[Tensor]:
+    """The plan's edges as this rank has them: where ranks share layers, some blocks give a slice of the features."""
+    if part.size == 1:
+        return plan.edges
+    names, styles = [name for name, _ in on_meta(job).named_children()], job.model.tensor_plan()
+    before = [names[end - 1] for end in accumulate(plan.sizes)]
+    own = [
+        edge.detach().narrow(-1, *part.span(edge.shape[-1])).contiguous().requires_grad_()
+        if gives_own_features(block, styles)
+        else edge
+        for block, edge in zip(before, plan.edges[1:], strict=True)
+    ]
+    return [plan.edges[0], *own]
+
+
+class Blocks:
+    """model: this rank's blocks under their own names; stages: the same, by the index of the stage.
+
+    sharded: replicas share gradients and optimizer state among them as FSDP does. Weights are gathered once an update,
+    not for each micro batch.
+    """
+
+    def __init__(self, job: Job, groups: Groups, plan: Plan, sharded: bool) -> None:
+        self.groups, self.sharded = groups, sharded and groups.dp > 1
+        # Built whole on the CPU, for the same weights everywhere; only this rank's blocks go to the device.
+        whole = replace(job, device=torch.device("cpu")).build()
+        ties = tied_names(whole)
+        own = {i: part for i, part in enumerate(cut(whole, plan.sizes)) if i % groups.ranks == groups.stage_rank}
+        self.model = nn.Sequential(OrderedDict(block for part in own.values() for block in part.named_children()))
+        self.splits = split_model(self.model, job.model.tensor_plan(), groups.part)
+        self.model.to(job.device)
+        if job.checkpoint_activations:
+            checkpoint_blocks(self.model)
+        self.stages = {index: Stage(part, job) for index, part in own.items()}
+        if self.sharded:
+            self._shard(job)
+        self.shared = groups.shared(self.model, ties)
+        self.statistics = Statistics(self.model, groups.copies)
+
+    def _shard(self, job: Job) -> None:
+        policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
+        assert self.groups.copies is not None
+        mesh = DeviceMesh.from_group(self.groups.copies, job.device.type, mesh_dim_names=("shard",))
+        for stage in self.stages.values():
+            shard(stage.blocks, mesh, False, policy)
+            fully_shard(stage, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
+
+    def reduce(self) -> None:
+        """Of shards torch's schedule has averaged the gradients already."""
+        unaveraged = [] if self.sharded else [gradient(parameter) for parameter in self.model.parameters()]
+        self.groups.reduce(unaveraged, self.shared)
+        self.statistics.moved()
+
+    def clip(self, parameters: Iterable[nn.Parameter], max_norm: float) -> None:
+        clip_parts(parameters, max_norm, self._counted(), self.groups.update)
+
+    def _counted(self) -> list[nn.Parameter]:
+        """What two ends share counts on the first, what all parts of a stage have on the first of them."""
+        elsewhere = set[int]() if self.groups.first else {id(parameter) for parameter in self.shared}
+        return [
+            parameter
+            for name, parameter in self.model.named_parameters()
+            if id(parameter) not in elsewhere and (name in self.splits or self.groups.part.rank == 0)
+        ]
+
+    def fold(self) -> None:
+        """Shards alone stay, where an evaluation gathered whole weights that the next update would not change."""
+        for stage in self.stages.values():
+            if isinstance(stage, FSDPModule):
+                stage.reshard()
+
+    def state(self) -> dict[str, Tensor] | None:
+        self.statistics.settle()
+        own = gathered_state(self.model, keep=self.groups.data_rank == 0)
+        if self.groups.data_rank > 0:
+            return None
+        stage = joined_state(own, self.splits, self.groups.part)
+        return None if stage is None else self.groups.gather(stage)
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        own = own_state({name: state[name] for name in self.model.state_dict()}, self.splits, self.groups.part)
+        self.model.load_state_dict(sharded_like(self.model, own))

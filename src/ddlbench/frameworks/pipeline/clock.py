@@ -1,0 +1,59 @@
+"""How long the ranks of a pipeline wait for each other: the measured counterpart of `pipeline_schedules.bubble`."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from statistics import median
+from typing import ParamSpec, TypeVar
+
+import torch
+
+from ddlbench.measure.clock import Mark, mark, seconds
+from ddlbench.ranks.control import total
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+Span = tuple[Mark, Mark]
+
+RECENT_STEPS = 100  # enough for a median, few enough to keep their events
+
+
+class BusyClock:
+    """Marks when this rank's device computes within a schedule; waiting and sending are what is left."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.steps: deque[tuple[Span, list[Span]]] = deque(maxlen=RECENT_STEPS)
+        self.spans: list[Span] | None = None
+
+    @contextmanager
+    def schedule(self) -> Generator[None]:
+        """One run of the schedule, from its first micro batch to its last."""
+        begin, self.spans = mark(self.device), list[Span]()
+        yield
+        self.steps.append(((begin, mark(self.device)), self.spans))
+        self.spans = None
+
+    def computing(self, function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
+        """The same function, which counts as computing within a schedule."""
+
+        def marked(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+            begin = mark(self.device)
+            result = function(*args, **kwargs)
+            if self.spans is not None:
+                self.spans.append((begin, mark(self.device)))
+            return result
+
+        return marked
+
+    def bubble(self) -> float | None:
+        """Share of the ranks' time in which they did not compute: the median over the recent steps, None before the
+        first. The same on every rank; a collective, which waits for the device."""
+        if not self.steps:
+            return None
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        own = [(seconds(*whole), sum(seconds(*span) for span in spans)) for whole, spans in self.steps]
+        return median(1 - busy / whole for whole, busy in total(torch.tensor(own, dtype=torch.float64)).tolist())

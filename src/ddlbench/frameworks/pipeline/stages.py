@@ -1,0 +1,143 @@
+"""How a sequence of blocks is cut into pipeline stages, and what one stage is. Nothing here communicates."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate, pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.profiler import record_function
+
+from ddlbench.frameworks.shared.common import autocast, on_meta
+from ddlbench.job import Job
+from ddlbench.measure.flops import forward_flops_per_block
+
+
+def balanced(costs: Sequence[float], stages: int, sending: Sequence[float] | None = None) -> list[int]:
+    """Blocks in each of `stages` contiguous stages such that the slowest stage is as fast as it can be.
+
+    A stage is as slow as its computing or as its sending, whichever is slower, for both go on at once (Narayanan et al.
+    2019, section 3.1). costs: of computing each block; sending: of passing on what each block gives, null if None.
+    Exact dynamic program over the last cut; of equally good ones the one with the fewest blocks in the first stages.
+    """
+    assert 1 <= stages <= len(costs)
+    upto = [0.0, *accumulate(costs)]
+    passed = sending or [0.0] * len(costs)
+
+    @cache
+    def best(blocks: int, stages: int) -> tuple[float, tuple[int, ...]]:
+        """Of the first `blocks` blocks: cost of the slowest stage, sizes of the stages."""
+        if stages == 1:
+            return upto[blocks], (blocks,)
+        options: list[tuple[float, tuple[int, ...]]] = []
+        for cut in range(stages - 1, blocks):
+            slowest, sizes = best(cut, stages - 1)
+            options.append((max(slowest, passed[cut - 1], upto[blocks] - upto[cut]), (*sizes, blocks - cut)))
+        return min(options)
+
+    return list(best(len(costs), stages)[1])
+
+
+def cut(model: nn.Sequential, sizes: Sequence[int]) -> list[nn.Sequential]:
+    """The stages' blocks under their own names, so that a stage's state is a part of the whole model's."""
+    named = list(model.named_children())
+    edges = pairwise([0, *accumulate(sizes)])
+    return [nn.Sequential(OrderedDict(named[start:end])) for start, end in edges]
+
+
+def block_count(job: Job) -> int:
+    return len(on_meta(job))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which blocks make a stage, and what passes between stages: the same on every rank.
+
+    sizes, costs: blocks and FLOPs of each stage
+    edges: what goes into the first stage, from each to the next, and out of the last
+    """
+
+    sizes: list[int]
+    costs: list[float]
+    edges: list[Tensor]
+
+    @classmethod
+    def of(cls, job: Job, stages: int, samples: int, balance: list[int] | None, flops_per_byte: float) -> Plan:
+        """samples: of a micro batch; balance: the sizes where they are given by hand."""
+        costs = list(forward_flops_per_block(job.model).values())
+        passed = borders(job, samples)
+        sending = [flops_per_byte * size_bytes(tensor) / samples for tensor in passed[1:]]
+        sizes = balance or balanced(costs, stages, sending)
+        return cls(sizes, stage_costs(costs, sizes), [passed[block] for block in (0, *accumulate(sizes))])
+
+    @property
+    def between(self) -> list[Tensor]:
+        """What one stage sends to the next."""
+        return self.edges[1:-1]
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "blocks_per_stage": self.sizes,
+            "flops_largest_over_mean_stage": max(self.costs) * len(self.costs) / sum(self.costs),
+            "activation_dtypes": [str(tensor.dtype).removeprefix("torch.") for tensor in self.between],
+            "activation_bytes": [size_bytes(tensor) for tensor in self.between],
+        }
+
+
+def stage_costs(costs: Sequence[float], sizes: Sequence[int]) -> list[float]:
+    """The cost of each stage: sums over its blocks."""
+    return [sum(costs[start:end]) for start, end in pairwise([0, *accumulate(sizes)])]
+
+
+class Stage(nn.Module):
+    """Consecutive blocks as one module. [B, ...] -> [B, ...].
+
+    Autocast is entered for each micro batch, as everywhere. What leaves is contiguous, for nothing else can be sent,
+    and of whatever type the last block gives: under bf16 the residual stream of GPT-2 stays fp32, as it does within
+    one process.
+    """
+
+    def __init__(self, blocks: nn.Sequential, job: Job) -> None:
+        super().__init__()
+        self.blocks = blocks
+        self.job = job
+
+    def forward(self, value: Tensor) -> Tensor:
+        if self.job.channels_last and value.dim() == 4:
+            value = value.contiguous(memory_format=torch.channels_last)
+        with record_function("ddlbench/forward"), autocast(self.job):
+            return self.blocks(value).contiguous()
+
+
+def borders(job: Job, samples: int) -> list[Tensor]:
+    """What goes into the first block, from each block to the next, and out of the last, for a micro batch of `samples`:
+    tensors without data that have the shape and the type. Fake tensors: nothing is computed."""
+    with FakeTensorMode(), torch.no_grad(), job.device:
+        model = job.model.build().eval()
+        dtype = torch.int64 if job.model.kind == "text" else torch.float32
+        values = [torch.zeros(samples, *job.model.input_shape(), dtype=dtype)]
+        for block in model.children():
+            values.append(Stage(nn.Sequential(block), job)(values[-1]))
+        found = [(tuple(value.shape), value.dtype) for value in values]
+    return [
+        torch.empty(shape, dtype=dtype, device="meta", requires_grad=index > 0)
+        for index, (shape, dtype) in enumerate(found)
+    ]
+
+
+def size_bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def tied_names(model: nn.Module) -> list[list[str]]:
+    """Names of parameters that are one and the same: GPT-2's token embedding and its head."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return [group for group in names.values() if len(group) > 1]

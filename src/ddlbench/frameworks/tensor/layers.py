@@ -1,0 +1,246 @@
+"""Layers of which every rank computes a part. A model's `tensor_plan()` names them, `split_model` makes them in place.
+
+    column     matrix split by output features: whole input, own features out (Shoeybi et al. 2019, section 3)
+    qkv        the same for a matrix that makes queries, keys and values at once, each split by itself
+    row        matrix split by input features: own features in, the sum over ranks out
+    heads      transformers' GPT2Attention with this rank's heads
+    vocab      embedding split by rows: the sum over ranks of what each has
+    logits     column, for the last layer: as many classes as there are, evenly divided or not
+    filter     convolution split by output channels: whole input, own channels out (ParaDL: Kahira et al. 2021)
+    norm       BatchNorm of own channels, all ranks' channels out
+    channels   any block that ends with own channels: all ranks' channels out
+    dropout    of own units
+    token_dropout, positions   of own tokens: they change with sequence parallelism only
+
+Whole activations are the same on every rank, and so are the gradients of parameters that are not split; with sequence
+parallelism (Korthikanti et al. 2022) each rank has the gradient of its tokens, and these must be summed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ddlbench.frameworks.tensor.collectives import Part, apart, collected, copied, gathered, scattered, summed
+
+TOKENS = 1  # dimension of [B, T, E]
+CHANNELS = 1  # dimension of [B, C, H, W]
+
+
+@dataclass(frozen=True)
+class Split:
+    """A tensor cut over ranks along `dim`: each of `pieces` equal pieces by itself, into slices as Part.span says."""
+
+    dim: int
+    pieces: int = 1
+
+    def of(self, whole: Tensor, part: Part) -> Tensor:
+        pieces = whole.chunk(self.pieces, self.dim)
+        return torch.cat([piece.narrow(self.dim, *part.span(piece.shape[self.dim])) for piece in pieces], self.dim)
+
+    def join(self, slices: Sequence[Tensor]) -> Tensor:
+        """The whole tensor, of all ranks' slices."""
+        pieces = zip(*(each.chunk(self.pieces, self.dim) for each in slices), strict=True)
+        return torch.cat([torch.cat(piece, self.dim) for piece in pieces], self.dim)
+
+
+Splits = dict[str, Split]
+
+
+def split_model(model: nn.Sequential, plan: Mapping[str, str], part: Part) -> Splits:
+    """Turn a whole model, or some of its blocks, into this rank's part, in place: tensors cut, forwards wrapped, names
+    kept. The splits of parameters and buffers by name; every other one is whole on every rank.
+
+    The last layer gives this rank's classes: take the loss of frameworks/tensor/loss.py, or `gathered` first.
+    """
+    if part.size == 1:
+        return {}
+    modules = dict(model.named_modules())
+    own: dict[Tensor, Tensor] = {}  # a tied parameter is cut once and stays tied
+    splits: Splits = {}
+    for name, style in plan.items():
+        if name in modules:
+            for tensor, split in _splits(modules[name], style).items():
+                _cut(modules[name], tensor, split, part, own)
+                splits[f"{name}.{tensor}"] = split
+            STYLES[style](modules[name], part)
+    return splits
+
+
+def _splits(module: nn.Module, style: str) -> Splits:
+    """How the style cuts the module's own tensors."""
+    transposed = is_transposed(module)
+    match style:
+        case "column" | "qkv" | "logits":
+            pieces = 3 if style == "qkv" else 1
+            splits = {"weight": Split(int(transposed), pieces), "bias": Split(0, pieces)}
+        case "row":
+            splits = {"weight": Split(int(not transposed))}
+        case "vocab" | "filter" | "norm":
+            splits = {name: Split(0) for name in ("weight", "bias", "running_mean", "running_var")}
+        case _:
+            splits = {}
+    return {name: split for name, split in splits.items() if isinstance(getattr(module, name, None), Tensor)}
+
+
+def _cut(module: nn.Module, name: str, split: Split, part: Part, own: dict[Tensor, Tensor]) -> None:
+    whole = getattr(module, name)
+    if whole not in own:
+        slice_ = split.of(whole.detach(), part)
+        own[whole] = nn.Parameter(slice_) if isinstance(whole, nn.Parameter) else slice_
+    setattr(module, name, own[whole])
+
+
+def is_transposed(module: nn.Module) -> bool:
+    """Whether a matrix is [in, out], as in transformers' Conv1D, and not [out, in]."""
+    return hasattr(module, "nf")
+
+
+Forward = Callable[[Tensor], Tensor]
+
+
+def enter(whole: Tensor, part: Part) -> Tensor:
+    """The input of a layer split by outputs, in the type it is computed in: what travels is no wider."""
+    kind = whole.device.type
+    if torch.is_autocast_enabled(kind):
+        whole = whole.to(torch.get_autocast_dtype(kind))
+    return collected(whole, TOKENS, part) if part.sequence else copied(whole, part)
+
+
+def leave(partial: Tensor, part: Part) -> Tensor:
+    """The output of a layer split by inputs."""
+    return scattered(partial, TOKENS, part) if part.sequence else summed(partial, part)
+
+
+def column(module: nn.Module, part: Part) -> None:
+    if is_transposed(module):
+        cast(Any, module).nf = cast(Tensor, module.weight).shape[1]
+    _wrap(module, lambda forward, x: forward(enter(x, part)))
+
+
+def row(module: nn.Module, part: Part) -> None:
+    """The bias is added once, after the sum."""
+    transposed, layer = is_transposed(module), cast(nn.Linear, module)
+
+    def forward(_: Forward, x: Tensor) -> Tensor:
+        partial = x @ layer.weight if transposed else F.linear(x, layer.weight)
+        output = leave(partial, part)
+        return output + layer.bias.to(output.dtype)
+
+    _wrap(module, forward)
+
+
+def heads(module: nn.Module, part: Part) -> None:
+    """Attention weights are dropped by each rank for its own heads. The dropout after it is of whole activations, which
+    all ranks must drop alike; of own tokens with sequence parallelism."""
+    attention = cast(Any, module)
+    attention.num_heads //= part.size
+    attention.split_size //= part.size
+    after = attention.resid_dropout.p
+    if not part.sequence:
+        attention.resid_dropout = nn.Identity()
+    inner = module.forward
+
+    def forward(x: Tensor) -> tuple[Tensor, Tensor | None]:
+        drops = module.training and max(attention.attn_dropout.p, after) > 0
+        with apart(part, x.device) if drops else nullcontext():
+            output, weights = inner(x)
+        return output if part.sequence else F.dropout(output, after, module.training), weights
+
+    module.forward = forward
+
+
+def vocab(module: nn.Module, part: Part) -> None:
+    embedding = cast(nn.Embedding, module)
+    first, count = part.span(embedding.num_embeddings)
+
+    def forward(_: Forward, tokens: Tensor) -> Tensor:
+        rows = tokens - first
+        elsewhere = (rows < 0) | (rows >= count)
+        found = F.embedding(rows.masked_fill(elsewhere, 0), embedding.weight)
+        return leave(found.masked_fill(elsewhere.unsqueeze(-1), 0.0), part)
+
+    _wrap(module, forward)
+
+
+def channels(module: nn.Module, part: Part) -> None:
+    def forward(own: Forward, x: Tensor) -> Tensor:
+        output = own(x)
+        return gathered(output, CHANNELS, output.shape[CHANNELS] * part.size, part)
+
+    _wrap(module, forward)
+
+
+def dropout(module: nn.Module, part: Part) -> None:
+    def forward(drop: Forward, x: Tensor) -> Tensor:
+        with apart(part, x.device) if module.training else nullcontext():
+            return drop(x)
+
+    if cast(nn.Dropout, module).p > 0:
+        _wrap(module, forward)
+
+
+def token_dropout(module: nn.Module, part: Part) -> None:
+    if part.sequence:
+        dropout(module, part)
+
+
+def positions(module: nn.Module, part: Part) -> None:
+    if part.sequence:
+        _wrap(module, lambda forward, indices: forward(indices.narrow(-1, *part.span(indices.shape[-1]))))
+
+
+STYLES: dict[str, Callable[[nn.Module, Part], None]] = {
+    "column": column,
+    "qkv": column,
+    "logits": column,
+    "row": row,
+    "heads": heads,
+    "vocab": vocab,
+    "filter": column,
+    "norm": channels,
+    "channels": channels,
+    "dropout": dropout,
+    "token_dropout": token_dropout,
+    "positions": positions,
+}
+
+
+def _wrap(module: nn.Module, forward: Callable[[Forward, Tensor], Tensor]) -> None:
+    inner = module.forward
+    module.forward = lambda x: forward(inner, x)
+
+
+def join_states(parts: Sequence[Mapping[str, Tensor]], splits: Splits) -> dict[str, Tensor]:
+    """The whole model's state, of all ranks' in their order."""
+    return {
+        name: splits[name].join([part[name] for part in parts]) if name in splits else tensor
+        for name, tensor in parts[0].items()
+    }
+
+
+def gives_own_features(block: str, plan: Mapping[str, str]) -> bool:
+    """Whether what leaves a named block is this rank's slice of the features, the last dimension."""
+    styles = [style for name, style in plan.items() if name.split(".")[0] == block and "dropout" not in style]
+    return bool(styles) and styles[-1] in ("column", "logits")
+
+
+def joined_state(own: Mapping[str, Tensor], splits: Splits, part: Part) -> dict[str, Tensor] | None:
+    """The whole model's state on the first of the ranks that share it, None on the others; called on all of them."""
+    if part.size == 1:
+        return dict(own)
+    parts: list[Any] | None = [None] * part.size if part.rank == 0 else None
+    dist.gather_object(own, parts, group=part.group, group_dst=0)
+    return None if parts is None else join_states(parts, splits)
+
+
+def own_state(state: Mapping[str, Tensor], splits: Splits, part: Part) -> dict[str, Tensor]:
+    """This rank's part of the whole model's state."""
+    return {name: splits[name].of(tensor, part) if name in splits else tensor for name, tensor in state.items()}

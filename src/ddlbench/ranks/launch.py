@@ -1,0 +1,211 @@
+"""Who am I: rank, world and meeting place as torchrun, horovodrun, mpirun, srun or nobody says.
+
+`detect` reads environment variables and imports no torch, so that a wrong start is known at once. Whoever started the
+ranks, they meet the same way: an own process group with an explicit timeout, also where there is one rank only.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from ddlbench.errors import RunError, UserError
+from ddlbench.ranks.launchers import HOROVOD, HYDRA, OPEN_MPI, Launch, horovodrun, mpirun, srun, torchrun
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
+
+
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # which network each library takes
+# For tests of correctness (streams, mixed precision, random numbers): several ranks share a GPU and communicate over
+# gloo. Of GPU tensors torch's gloo group copies those of all_reduce, broadcast, reduce, gather, scatter, all_gather and
+# all_to_all to the host; its reduce_scatter is an all_reduce. It cannot send or receive them: pipelines refuse it. A
+# framework that asks for more (coalesced reductions) ends with torch's own error. Not run on a GPU yet.
+SHARED_GPU = "cuda:gloo"
+
+
+class Unmet(RunError):
+    """The ranks did not find each other in time."""
+
+    status = "timeout"
+    exit_code = 8
+
+
+@dataclass
+class Cluster:
+    """`cluster.`: labels a run with where it was made."""
+
+    name: str = "local"
+    notes: str = ""
+
+
+def detect(env: Mapping[str, str] = os.environ) -> Launch:
+    """This rank's place, from `env` alone (but for a port under Hydra on one node). UserError for missing or
+    contradictory variables.
+
+    The order matters: inside a Slurm job torchrun's agents and mpirun's daemons are themselves started by srun, and
+    their ranks inherit the step's variables, which count agents and daemons.
+    """
+    if "RANK" in env and "WORLD_SIZE" in env:
+        return torchrun(env)
+    if HOROVOD[0] in env:
+        return horovodrun(env)
+    for names in (OPEN_MPI, HYDRA):
+        if names[2] in env:
+            return mpirun(env, *names)
+    if "SLURM_STEP_NUM_TASKS" in env:  # a batch script has SLURM_PROCID too, but is no step
+        return srun(env)
+    for name in ("RANK", "WORLD_SIZE", "PMI_RANK", "PMIX_RANK"):
+        if name in env:  # starting N lonely runs would be worse than starting none
+            raise UserError(
+                f"{name}={env[name]} is set, but not the rest of what torchrun, mpirun or srun would set: "
+                f"start with one of them, or unset {name}"
+            )
+    return Launch("alone")
+
+
+def hint(launch: Launch, env: Mapping[str, str] = os.environ) -> str | None:
+    """What the user may have forgotten, though it is no error."""
+    tasks = env.get("SLURM_NTASKS", "1")
+    if launch.world_size == 1 and tasks != "1":
+        return f"one process in a Slurm job of {tasks} tasks: put srun before python to use them all"
+    return None
+
+
+def pick_device(launch: Launch, backend: str | None = None) -> torch.device:
+    """One GPU a rank, or the CPU where no GPU is visible. backend: that of `connect`."""
+    import torch
+
+    visible = torch.cuda.device_count()
+    if backend == SHARED_GPU:
+        if not visible:
+            raise UserError(
+                f"backend={backend} lets several ranks share one GPU to test that they compute the same, and no GPU "
+                "is visible: set backend=null"
+            )
+        return torch.device("cuda", launch.local_rank % visible)
+    return torch.device("cuda", gpu_index(launch, visible)) if visible else torch.device("cpu")
+
+
+def gpu_index(launch: Launch, visible: int) -> int:
+    """Which of the `visible` GPUs is this rank's. Where there is one, it may be this task's own (--gpus-per-task=1):
+    `connect` finds out whether it is shared."""
+    if 1 < visible < launch.local_world_size:
+        raise UserError(_too_few(launch.local_world_size, visible))
+    return launch.local_rank % visible
+
+
+def _too_few(ranks: int, gpus: int) -> str:
+    return (
+        f"{ranks} ranks on this node but {gpus} GPU{'s' if gpus > 1 else ''}: start one rank a GPU "
+        f"(torchrun --nproc-per-node={gpus}, srun --ntasks-per-node={gpus}) or CUDA_VISIBLE_DEVICES= for the CPU"
+    )
+
+
+def connect(launch: Launch, device: torch.device, timeout_s: float, backend: str | None = None) -> None:
+    """Meet the other ranks: gloo for the CPU's numbers, NCCL for a GPU's, `timeout_s` on both. backend: SHARED_GPU, or
+    None.
+
+    Raises on every rank alike where two ranks of a host share a GPU, Unmet where ranks are missing or the network is
+    not the one that joins them.
+    """
+    import torch
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import HashStore
+
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    address = f"[{launch.master_addr}]" if ":" in launch.master_addr else launch.master_addr
+    alone = launch.world_size == 1
+    began = time.monotonic()
+    try:
+        dist.init_process_group(
+            f"cpu:gloo,{backend or 'cuda:nccl'}" if device.type == "cuda" else "gloo",
+            init_method=None if alone else f"tcp://{address}:{launch.master_port}",
+            store=HashStore() if alone else None,
+            rank=launch.rank,
+            world_size=launch.world_size,
+            timeout=group_timeout(device, timeout_s),
+        )
+        if device.type == "cuda" and backend != SHARED_GPU:
+            _refuse_shared_gpus(launch, device)
+        first_operation(device)
+    except RuntimeError as error:
+        raise _unmet(launch, time.monotonic() - began, timeout_s, str(error)) from error
+
+
+def group_timeout(device: torch.device, timeout_s: float) -> timedelta:
+    """For every process group. NCCL's own timeout ends the process without a record: faults.Watch must come first."""
+    return timedelta(seconds=timeout_s + (60 if device.type == "cuda" else 0))
+
+
+def first_operation(device: torch.device, group: dist.ProcessGroup | None = None) -> None:
+    """Let a group (None: all ranks) make its communicator now: NCCL does it at the group's first operation. All ranks
+    of the group come here; returns when the operation has ended."""
+    import torch
+    import torch.distributed as dist
+
+    one = torch.zeros(1, device=device)
+    dist.all_reduce(one, group=group)
+    one.item()
+
+
+def _unmet(launch: Launch, waited_s: float, timeout_s: float, error: str) -> RunError:
+    place = f"{launch.master_addr}:{launch.master_port}"
+    if "EADDRINUSE" in error:
+        return UserError(f"the port of {place} is taken: choose another one with MASTER_PORT=<port>")
+    chosen = {name: os.environ.get(name) for name in INTERFACES}
+    if "Unable to find address for" in error:  # gloo's words for an interface that does not exist
+        found = ", ".join(name for _, name in socket.if_nameindex())
+        return UserError(
+            f"GLOO_SOCKET_IFNAME={chosen['GLOO_SOCKET_IFNAME']} is no network interface with an address on "
+            f"{socket.gethostname()}: choose one of {found}, or unset it"
+        )
+    network = ", ".join(f"{name}={value}" if value else f"{name} (not set)" for name, value in chosen.items())
+    return Unmet(
+        f"rank {launch.rank} of {launch.world_size} could not connect to the other ranks through {place} in "
+        f"{waited_s:.0f} s (train.timeout_s={timeout_s:g}): check that every rank started, and that rank 0's node is "
+        f"reached by MASTER_ADDR={launch.master_addr} and by the interfaces {network} "
+        f"({next(iter(error.splitlines()), '')})"
+    )
+
+
+def _refuse_shared_gpus(launch: Launch, device: torch.device) -> None:
+    import torch
+    import torch.distributed as dist
+
+    gpus: list[str] = [""] * launch.world_size
+    dist.all_gather_object(gpus, str(torch.cuda.get_device_properties(device).uuid))
+    shared = shared_gpu(gpus)
+    if shared:
+        disconnect(clean=True)
+        raise UserError(f"ranks {shared[0]} and {shared[1]} share a GPU: {_too_few(launch.local_world_size, 1)}")
+
+
+def shared_gpu(gpus: list[str]) -> tuple[int, int] | None:
+    """The first two ranks with the same GPU; `gpus`: a UUID a rank."""
+    for rank, gpu in enumerate(gpus):
+        if (other := gpus.index(gpu)) < rank:
+            return other, rank
+    return None
+
+
+def disconnect(clean: bool) -> None:
+    """Leave the group; clean: all ranks come here, so wait for them. Call it after the framework dropped model and
+    optimizer: gloo ranks that destroy the group under a living DDP model now and then abort at exit."""
+    import gc
+
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        return
+    if clean:
+        dist.barrier()
+    gc.collect()  # wrapped models hide in reference cycles
+    dist.destroy_process_group()

@@ -1,0 +1,221 @@
+"""One attempt's files: run.json, epochs.jsonl, steps.parquet. Only the first rank writes.
+
+run.json is there from the start with status `running` and is replaced whole, never edited: a reader finds the old
+version or the new one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Generator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ddlbench.errors import RunError, UserError
+from ddlbench.measure.rows import EpochRow
+from ddlbench.record.steps import StepTable
+
+SCHEMA_VERSION = 1
+RESERVE_BYTES = 2**18  # some times the size of a run.json: freed for the last one where the disk is full
+RESERVE = ".reserve"
+CLAIM = ".end-by-another-rank"
+
+
+def run_id(config: Mapping[str, Any], world_size: int, nodes: int, dataset_hash: str) -> str:
+    """A pure function of what was to be measured: readable prefix and short hash."""
+    identity = {"config": config, "world_size": world_size, "nodes": nodes, "dataset": dataset_hash}
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
+    names = "-".join(str(config[group]["name"]) for group in ("framework", "model", "loader"))
+    alone = "loader-" if config.get("mode") == "loader" else ""
+    return f"{alone}{names}-{world_size}x-{digest}"
+
+
+def writable(results_dir: str) -> None:
+    """Raise UserError unless a run's folder can be made there; every rank can ask before anything starts. It makes no
+    folder: what is tried is the nearest one that exists."""
+    folder = Path(results_dir)
+    try:
+        while not os.path.lexists(folder):
+            folder = folder.parent
+        probe = folder / f".writable-{os.getpid()}-{os.uname().nodename}"
+        probe.touch()
+        probe.unlink()
+        (Path(results_dir) / "attempt-1").exists()  # raises for a name that is too long
+    except OSError as error:
+        message = f"results_dir={results_dir} cannot be written ({error.strerror}): choose another results_dir="
+        raise UserError(message) from error
+
+
+class Record:
+    """The open files of one attempt. `finish` may come from any thread; the first one counts."""
+
+    def __init__(self, folder: Path, content: dict[str, Any]) -> None:
+        self.folder = folder
+        self.content = content
+        self.lock = threading.RLock()
+        self.finished = self.saved = False
+        self.rows: list[EpochRow] = []
+        self.steps = StepTable(folder / "steps.parquet")
+        self.reserve = folder / RESERVE
+
+    @classmethod
+    def open(cls, results_dir: str, run: str, content: Mapping[str, Any]) -> Record:
+        """The next free attempt of a run, its run.json written with status `running`."""
+        attempt, folder = _next_attempt(Path(results_dir) / run)
+        head = {
+            "schema_version": SCHEMA_VERSION,
+            "run_id": run,
+            "attempt": attempt,
+            "status": "running",
+            "reason": None,
+        }
+        record = cls(folder, {**head, "times": {"start": _now(), "end": None}, **content})
+        try:
+            record.reserve.write_bytes(os.urandom(RESERVE_BYTES))  # zeros could take no place on a disk that compresses
+            record.write()
+        except OSError as error:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise UserError(f"{folder} cannot be written ({_why(error)}): choose another results_dir=") from error
+        return record
+
+    def add(self, **sections: Any) -> None:
+        """Put sections into run.json as they become known."""
+        with self.lock:
+            self.content.update(sections)
+
+    def epoch(self, row: EpochRow) -> None:
+        """A line of epochs.jsonl, on disk before the next epoch begins; the steps of every rank with it. Of the row's
+        steps the slowest rank's seconds stay in memory. RunError where it cannot be written."""
+        with self.lock, self._saving():
+            if self.finished:
+                return
+            self.steps.append(row)
+            row.forget_ranks()
+            self.rows.append(row)
+            with (self.folder / "epochs.jsonl").open("a") as lines:
+                lines.write(json.dumps(_plain(row.line())) + "\n")
+                lines.flush()
+                os.fsync(lines.fileno())
+
+    def save(self) -> None:
+        """Put what is known so far on disk. RunError where it cannot be written."""
+        with self.lock, self._saving():
+            self.write()
+
+    def finish(self, status: str, reason: str | None = None, final: bool = True) -> bool:
+        """Close the attempt with its status; whether that is on disk. Never raises: where the disk is full or the
+        folder gone, stderr says so. The first final call counts; one before it that is not final may only be followed
+        by another failure."""
+        with self.lock:
+            ended = self.content["status"] != "running"
+            if self.finished or (ended and status == "ok"):
+                return self.saved and status == self.content["status"]
+            self.finished = final
+            self.content.update(status=status, reason=reason)
+            self.content["times"]["end"] = _now()
+            self.saved = self._save_at_last()
+            if final:
+                with contextlib.suppress(OSError):  # its folder serves as well
+                    self.steps.close()
+            return self.saved
+
+    def _save_at_last(self) -> bool:
+        for last in (False, True):
+            try:
+                self.write()
+                self.reserve.unlink(missing_ok=True)
+                return True
+            except Exception as error:
+                why = _why(error) if isinstance(error, OSError) else repr(error)
+                if last:
+                    end = ": ".join(str(self.content[key]) for key in ("status", "reason") if self.content[key])
+                    line = f"ddlbench: the end cannot be recorded in {self.folder} ({why}): {end}"
+                    print(line, file=sys.stderr, flush=True)
+                with contextlib.suppress(OSError):
+                    self.reserve.unlink(missing_ok=True)
+        return False
+
+    def write(self) -> None:
+        """Replace run.json, unless another rank has written the end meanwhile: this one had been stopped."""
+        with self.lock:
+            if not (self.folder / CLAIM).exists():
+                write_json(self.folder / "run.json", self.content)
+
+    @contextlib.contextmanager
+    def _saving(self) -> Generator[None]:
+        try:
+            yield
+        except OSError as error:
+            remedy = "free space or choose another results_dir="
+            raise RunError(f"the record in {self.folder} cannot be written ({_why(error)}): {remedy}") from error
+
+
+def end_for_rank_0(folder: Path, status: str, reason: str) -> bool:
+    """Another rank writes the end into run.json, once; whether this call did. `running` may stay where the folder
+    cannot be reached from here."""
+    try:
+        content = json.loads((folder / "run.json").read_text())
+        if content["status"] != "running":
+            return False
+        (folder / CLAIM).touch(exist_ok=False)
+        content |= {"status": status, "reason": reason, "times": {**content["times"], "end": _now()}}
+        write_json(folder / "run.json", content)
+        (folder / RESERVE).unlink(missing_ok=True)
+        return True
+    except (OSError, ValueError, KeyError):
+        return False
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Replace a file whole: temporary file in the same folder, flush, fsync, rename."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("w") as file:
+            json.dump(_plain(content), file, indent=1)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()  # half a file would hold the space that the next one needs
+        raise
+
+
+def _why(error: OSError) -> str:
+    """In the system's words, also where a library has put it in its own."""
+    return os.strerror(error.errno) if error.errno else str(error)
+
+
+def _next_attempt(run: Path) -> tuple[int, Path]:
+    number = 1
+    while True:
+        folder = run / f"attempt-{number}"
+        try:
+            folder.mkdir(parents=True)
+            return number, folder
+        except FileExistsError:
+            number += 1
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold: a number that is not finite is unknown, null."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,108 @@
+"""Rows on their way from the loop to the files, and what a person sees of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from ddlbench.config.schema import Config
+from ddlbench.loop import Run
+from ddlbench.measure.flops import mfu
+from ddlbench.measure.rows import EpochRow
+from ddlbench.measure.summary import summarise
+from ddlbench.progress import Progress
+from ddlbench.record.advice import advice
+from ddlbench.record.record import Record
+from ddlbench.record.run_json import bad_samples, facts, ledger, model_section
+
+
+class NoRecorder:
+    """On every rank but the first."""
+
+    def begin(self, run: Run, spans: Mapping[str, float], hosts: Sequence[str]) -> None: ...
+
+    def epoch(self, run: Run, row: EpochRow) -> None: ...
+
+    def end(self, run: Run, feeds: Sequence[Mapping[str, Any]]) -> None: ...
+
+
+class FileRecorder:
+    """Keeps summary and ledger up to date after each epoch, so that a run which is cut short leaves what it reached."""
+
+    def __init__(self, record: Record, config: Config, start: Mapping[str, Tensor] | None, progress: Progress) -> None:
+        assert (start is None) == (config.mode == "loader"), "the first rank reports the whole state"
+        self.record = record
+        self.config = config
+        self.progress = progress
+        self.model = model_section(config.model, start)
+        self.startup_s = 0.0
+
+    def begin(self, run: Run, spans: Mapping[str, float], hosts: Sequence[str]) -> None:
+        """spans: seconds of each part of the start, in their order; hosts: each rank's."""
+        self.startup_s = sum(spans[name] for name in STARTUP)
+        launch = {**self.record.content["launch"], "hosts": sorted(set(hosts))}
+        self.record.add(
+            model=self.model, framework=facts(run), loader=run.feed.facts(), spans=dict(spans), launch=launch
+        )
+        self.record.add(advice=advice(self.config, run.job.device, run.feed.facts()))
+        self._update(run)
+        self.record.save()
+        for line in self.record.content["advice"]:
+            self.progress.say(f"advice: {line}")
+        self.progress.say(
+            f"{self.record.content['run_id']}: {self._size()}, {run.job.world_size} x "
+            f"{run.job.device.type}, {run.feed.steps_per_epoch} steps of {run.job.global_batch} samples an epoch"
+        )
+
+    def epoch(self, run: Run, row: EpochRow) -> None:
+        self.record.epoch(row)
+        self._update(run)
+        self.record.save()
+        self.progress.say(_line(row))
+
+    def end(self, run: Run, feeds: Sequence[Mapping[str, Any]]) -> None:
+        bad = bad_samples(feeds)
+        self.record.add(
+            framework=facts(run),
+            loader={**run.feed.facts(), "bad_samples": bad},
+            ledger={**self.record.content["ledger"], "bad_samples": len(bad)},
+        )
+
+    def _size(self) -> str:
+        return f"{self.model['parameters']:,} parameters" if "parameters" in self.model else "no model"
+
+    def _update(self, run: Run) -> None:
+        rows = self.record.rows
+        steps = sum(row.steps for row in rows)
+        summary = summarise(rows, run.job.world_size, self.model["tokens_per_sample"])
+        self.record.add(
+            summary={**summary, "startup_s": self.startup_s, **self._flops(run, summary)},
+            ledger=ledger(run, self.config, self.model.get("weights_hash_start"), steps),
+        )
+
+    def _flops(self, run: Run, summary: Mapping[str, Any]) -> dict[str, float | None]:
+        """Model FLOPs reached by one device, and their share of its peak where that is known (PaLM, appendix B)."""
+        rate, flops = summary.get("throughput_samples_per_s_per_gpu"), self.model.get("flops_per_sample")
+        if rate is None or flops is None:
+            return {}
+        gpu = self.record.content["environment"].get("gpu_model") if run.job.device.type == "cuda" else None
+        tf32 = self.config.train.tf32 and run.job.precision == "fp32"  # the peaks of fp32 are those without TF32
+        return {
+            "model_flops_per_s_per_gpu": rate * flops,
+            "mfu": mfu(rate * flops, gpu, run.job.precision) if gpu and not tf32 else None,
+        }
+
+
+def _line(row: EpochRow) -> str:
+    rate = row.measured_samples / row.measured_time_s
+    parts = [f"epoch {row.epoch}: {row.epoch_time_s:.2f} s", f"{rate:.1f} samples/s"]
+    parts += [f"loss {row.train_loss:.4f}"] if row.train_loss is not None else []
+    parts += [f"{name} {row.metrics[name]:.4f}" for name in SHOWN if row.metrics.get(name) is not None]
+    return ", ".join(parts)
+
+
+# Seconds to the first step that every start pays: making a sample set once, and the record's own counting, are apart.
+STARTUP = ("imports_s", "connecting_s", "setup_s")
+SHOWN = ("val_loss", "val_top1", "val_perplexity_token")

@@ -1,0 +1,134 @@
+"""What run.json says, section by section; docs/data-dictionary.md explains each."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ddlbench.config.schema import Config
+from ddlbench.errors import RunError
+from ddlbench.job import Framework, Job, Model
+from ddlbench.loop import Run
+from ddlbench.measure.environment import environment
+from ddlbench.measure.flops import training_flops
+from ddlbench.ranks.launch import Launch
+from ddlbench.report.merge import DEVELOPER
+
+
+def opening(config: Config, launch: Launch, device: torch.device, dataset: Mapping[str, Any]) -> dict[str, Any]:
+    """What is known before anything starts."""
+    return {
+        "config": config.resolved,
+        "launch": {
+            "launcher": launch.launcher,
+            "world_size": launch.world_size,
+            "nodes": launch.nodes,
+            "ranks_per_node": launch.local_world_size,
+            "device_type": device.type,
+            "backend": backend_name(config.backend, device),
+            "developer": config.backend is not None,
+        },
+        "dataset": {"name": config.data.name, "kind": config.data.kind, **dataset},
+        "environment": {**environment(device), "threads_per_rank": torch.get_num_threads()},
+    }
+
+
+def backend_name(backend: str | None, device: torch.device) -> str:
+    return DEVELOPER if backend else "nccl" if device.type == "cuda" else "gloo"
+
+
+def model_section(model: Model, start: Mapping[str, Tensor] | None) -> dict[str, Any]:
+    """Name, size and cost of the model. `start`: the whole model's initial state; None where none was built, which
+    leaves size and cost unsaid."""
+    named = {
+        "name": model.name,
+        "kind": model.kind,
+        "tokens_per_sample": model.input_shape()[0] if model.kind == "text" else None,
+        "vocabulary": model.outputs() if model.kind == "text" else None,  # with its padding
+    }
+    if start is None:
+        return named
+    return {
+        **named,
+        "parameters": parameter_count(model),
+        "flops_per_sample": training_flops(model),
+        "weights_hash_start": weights_hash(start),
+    }
+
+
+def parameter_count(model: Model) -> int:
+    """Trainable parameters, a tied one counted once."""
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in model.build().parameters())
+
+
+def weights_hash(state: Mapping[str, Tensor]) -> str:
+    """sha256 over names and bytes: equal for every framework that starts from the same seed."""
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        digest.update(name.encode())
+        digest.update(state[name].contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def facts(run: Run) -> dict[str, Any]:
+    """The framework's own, if there is one."""
+    return run.framework.facts() if run.framework else {}
+
+
+def ledger(run: Run, config: Config, weights: str | None, steps: int) -> dict[str, Any]:
+    """What two rows must share to be comparable, counted and not copied from the configuration where it can be."""
+    job, data_size = run.job, run.place.data_size
+    read = {
+        "samples": steps * job.global_batch,
+        "dropped_samples_per_epoch": run.feed.dropped_samples,
+        "global_batch": job.global_batch,
+        "replica_batch": job.replica_batch(data_size),
+        "data_size": data_size,
+        "seed": job.seed,
+    }
+    trained = _trained(run, run.framework, config, steps) | {"weights_hash_start": weights} if run.framework else {}
+    return read | trained
+
+
+def _trained(run: Run, framework: Framework, config: Config, steps: int) -> dict[str, Any]:
+    job, updates, told = run.job, framework.updates, framework.facts()
+    return {
+        "updates": updates,
+        "skipped_updates": steps - updates,
+        "micro_batches": told.get("micro_batches", job.micro_batches(run.place.data_size)),
+        "precision": job.precision,
+        "precision_scheme": told.get("precision_scheme", "autocast") if job.precision != "fp32" else None,
+        "reduce_dtype": told.get("reduce_dtype", job.reduce_dtype),
+        "clip_norm": job.clip_norm,
+        "weight_decay": config.recipe.optimizer.weight_decay,
+        "recipe": config.recipe.name,
+        "label_smoothing": config.recipe.label_smoothing,
+        "dropout": config.resolved["model"].get("dropout"),
+        "lr_first": run.rates[0] if run.rates else None,
+        "lr_last": run.rates[-1] if run.rates else None,
+    }
+
+
+def bad_samples(facts: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The unreadable samples that any rank met, each once."""
+    return sorted({name for fact in facts for name in fact.get("bad_samples", [])})
+
+
+def intention(config: Config, job: Job, refusal: RunError | None) -> str:
+    """What `dryrun=true` prints: the run as it would be, in JSON."""
+    content = {
+        "would_run": refusal is None,
+        "reason": str(refusal) if refusal else None,
+        "world_size": job.world_size,
+        "device": str(job.device),
+        "global_batch": job.global_batch,
+        "parameters": parameter_count(config.model),
+        "config": config.resolved,
+    }
+    return json.dumps(content, indent=1)

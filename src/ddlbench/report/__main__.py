@@ -1,0 +1,69 @@
+"""`python -m ddlbench.report RESULTS`: any number of runs become tidy tables, figures and one page."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TextIO
+
+from ddlbench.errors import UserError
+from ddlbench.report.figures import make_figures
+from ddlbench.report.overview import summary_text
+from ddlbench.report.page import render
+from ddlbench.report.plotting import save
+from ddlbench.report.read import read_all
+from ddlbench.report.tables import Tables, make_tables
+from ddlbench.report.texts import printable
+
+WARNINGS_SHOWN = 50
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the summary and the path of the page. Exit code 2 for what the user can mend."""
+    given = _parser().parse_args(arguments)
+    out: Path = given.out or given.results[0] / "report"
+    try:
+        tables = make_tables(read_all(given.results))
+        page = write_report(tables, out)
+    except UserError as error:
+        _say(f"ddlbench.report: {printable(str(error))}", sys.stderr)
+        return error.exit_code
+    for warning in tables.warnings[:WARNINGS_SHOWN]:
+        _say(f"warning: {warning}", sys.stderr)
+    if len(tables.warnings) > WARNINGS_SHOWN:
+        _say(f"warning: {len(tables.warnings) - WARNINGS_SHOWN} more warnings are in the report", sys.stderr)
+    _say(summary_text(tables.scaling), sys.stdout)
+    _say(f"\nreport: {printable(str(page))}", sys.stdout)
+    return 0
+
+
+def _say(text: str, stream: TextIO) -> None:
+    """Print; a letter that the terminal's encoding lacks stands as an escape."""
+    encoding = stream.encoding or "utf-8"
+    print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream)
+
+
+def write_report(tables: Tables, out: Path) -> Path:
+    """tables/*.csv, figures/*.png and *.svg, report.html below `out`; returns the page's path."""
+    try:
+        tables.write(out / "tables")
+        figures = make_figures(tables)
+        save(figures, out / "figures")
+        page = out / "report.html"
+        page.write_text(render(tables, figures, out / "figures"), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{out} cannot be written ({error.strerror}): choose another folder with --out") from error
+    return page
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m ddlbench.report", description=__doc__)
+    parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help="results_dir of runs")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where the report goes (default: RESULTS/report)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

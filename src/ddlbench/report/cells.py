@@ -1,0 +1,81 @@
+"""A value of JSON becomes a cell of a table; what does not fit its column is left out and noted, never guessed."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any, cast
+
+from ddlbench.record.schema import Column
+from ddlbench.report.texts import shortened
+
+LONGEST_NAME = 120  # letters of a cell
+LONGEST_TEXT = 10_000  # of those that hold sentences, lists or JSON
+LARGEST_INT = 2**63 - 1
+SHOWN = 3  # cells left out that one warning names
+
+_TEXTS = ("reason", "hosts", "framework_facts", "loader_facts")
+_NOUNS = {"int": "a whole number of 64 bits", "float": "a finite number", "bool": "true or false"}
+
+
+def fit(value: Any, column: Column, left_out: list[str]) -> Any:
+    """The cell, or None with a note in `left_out` where a known value does not fit the column."""
+    found = cell(value, column.kind)
+    reason = _misfit(value, found, column)
+    if reason:
+        left_out.append(f"{column.name} = {shortened(json.dumps(value), 40)} ({reason})")
+        return None
+    if column.kind == "text" and found and column.name not in _TEXTS:
+        return shortened(found, LONGEST_NAME)
+    return found
+
+
+def in_one_line(left_out: Sequence[str]) -> str:
+    """Notes in one line."""
+    more = f" and {len(left_out) - SHOWN} more" if len(left_out) > SHOWN else ""
+    return f"left out of the tables: {', '.join(left_out[:SHOWN])}{more}"
+
+
+def _misfit(value: Any, found: Any, column: Column) -> str | None:
+    if value is None or value == {} or value == []:
+        return None
+    if found is None:
+        return f"not {_NOUNS[column.kind]}"
+    if column.range and not column.range[0] <= found <= column.range[1]:
+        return f"must lie in {column.allowed}"
+    return None
+
+
+def cell(value: Any, kind: str) -> Any:
+    """A value of JSON as a table's cell; None for what does not fit the column: unknown, never 0."""
+    if value is None or value == {} or value == []:
+        return None
+    if kind == "text":
+        return shortened(_text(value), LONGEST_TEXT)
+    if kind == "bool":
+        return value if isinstance(value, bool) else None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return _whole(value) if kind == "int" else _finite(value)
+
+
+def _finite(value: float) -> float | None:
+    try:
+        number = float(value)
+    except OverflowError:  # an int beyond the largest float
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _whole(value: float) -> int | None:
+    """What a column of 64-bit integers can hold."""
+    if _finite(value) is None or value != int(value) or abs(int(value)) > LARGEST_INT:
+        return None
+    return int(value)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(str(item) for item in cast(list[Any], value))
+    return json.dumps(value, sort_keys=True) if isinstance(value, dict) else str(value)

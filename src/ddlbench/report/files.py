@@ -1,0 +1,62 @@
+"""JSON in files that others wrote: regular files of a bounded size only, read without waiting for a writer."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any, cast
+
+from ddlbench.errors import UserError
+from ddlbench.report.texts import printable
+
+Object = dict[str, Any]  # of JSON
+
+MIB = 2**20
+LARGEST_BYTES = 32 * MIB  # of a file: 1,000 times a usual run.json, epochs.jsonl of 30,000 epochs
+DEEPEST = 50  # levels of nesting: 10 times those of a usual record
+
+
+def read_bytes(path: Path, largest: int = LARGEST_BYTES) -> bytes:
+    """A file's content. OSError where it cannot be read; UserError where it is no regular file, or larger than
+    `largest` bytes."""
+    _regular(path.stat())  # before it is opened: opening a device may already do something
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb") as file:
+        size = _regular(os.fstat(handle))
+        content = file.read(largest + 1) if size <= largest else b""
+    if max(size, len(content)) > largest:
+        raise UserError(f"it has {max(size, len(content)):,} bytes, more than the {largest:,} that are read")
+    return content
+
+
+def parse(content: bytes) -> Object:
+    """A JSON object, its texts printable. UserError or another ValueError where it is none."""
+    try:
+        found = _plain(json.loads(content.decode()))
+    except RecursionError:
+        raise UserError(f"it is nested more than {DEEPEST} levels deep") from None
+    if not isinstance(found, dict):
+        raise UserError("not a JSON object")
+    return cast(Object, found)
+
+
+def _regular(status: os.stat_result) -> int:
+    """The size of a regular file."""
+    if not stat.S_ISREG(status.st_mode):
+        raise UserError("it is not a regular file")
+    return status.st_size
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    if depth > DEEPEST:
+        raise RecursionError
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, dict):
+        items = cast(dict[str, Any], value).items()
+        return {printable(key): _plain(item, depth + 1) for key, item in items}
+    if isinstance(value, list):
+        return [_plain(item, depth + 1) for item in cast(list[Any], value)]
+    return value

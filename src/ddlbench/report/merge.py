@@ -1,0 +1,112 @@
+"""Which attempts are repeats of one measurement, and which measurements may be compared."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+from ddlbench.config.schema import measured
+
+Row = dict[str, Any]
+Item = TypeVar("Item")
+
+# What a run meets rather than asks for. A failed attempt may not have got so far as to know it.
+SEEN = ("dataset_hash", "device", "device_model", "torch", "cuda", "global_batch")
+DEVELOPER = "gloo (cuda)"  # `launch.backend` where ranks shared a GPU: no measurement
+# Where the ranks of a framework stand; differs over the GPU counts of one curve.
+LAYOUT = ("framework.dp", "framework.tp", "framework.pp")
+# What a measurement may have several values of, and what `global_batch` says better.
+_FREE = ("train.repeat", "train.global_batch", "train.batch_per_gpu", "cluster.notes")
+
+
+@dataclass(frozen=True)
+class Run:
+    """One attempt: its row of runs.csv, and what of its configuration is measured, as dotted keys."""
+
+    row: Row
+    options: Row
+
+    @property
+    def ok(self) -> bool:
+        return self.row["status"] == "ok"
+
+
+def measured_options(config: Mapping[str, Any]) -> Row:
+    """The configuration as dotted keys, without what does not change a measurement."""
+    return _flatten(measured(config))
+
+
+def _flatten(config: Mapping[str, Any], prefix: str = "") -> Row:
+    """{"train": {"seed": 0}} -> {"train.seed": 0}, without what only names a class."""
+    flat: Row = {}
+    for key, value in config.items():
+        if isinstance(value, dict) and value:
+            flat |= _flatten(cast(Row, value), f"{prefix}{key}.")
+        elif key != "_target_":
+            flat[prefix + key] = value
+    return flat
+
+
+def digest(value: Any) -> str:
+    """A short hash of plain data."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:8]
+
+
+def group_by(items: Iterable[Item], key: Callable[[Item], Hashable]) -> dict[Any, list[Item]]:
+    """Items of equal key together, in the order of their first appearance."""
+    groups: dict[Any, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+def measurements(runs: Iterable[Run]) -> list[list[Run]]:
+    """Repeats together. Runs that ended ok are merged where everything asked and everything seen is equal. Another
+    attempt joins them where what it got to see agrees with one group alone; else it stands for itself."""
+    return [group for alike in group_by(runs, _asked).values() for group in _by_seen(alike)]
+
+
+def _asked(run: Run) -> str:
+    options = {key: value for key, value in run.options.items() if key not in _FREE}
+    return json.dumps([options, run.row["gpus"], run.row["nodes"]], sort_keys=True, default=str)
+
+
+def _by_seen(runs: list[Run]) -> list[list[Run]]:
+    groups = list(group_by((run for run in runs if run.ok), _seen).values())
+    others = [run for run in runs if not run.ok]
+    for run in sorted(others, key=lambda run: _seen(run).count(None)):
+        fitting = [group for group in groups if _fits(run, group[0])]
+        if len(fitting) == 1:
+            fitting[0].append(run)
+        else:
+            groups.append([run])
+    return groups
+
+
+def _seen(run: Run) -> tuple[Any, ...]:
+    return tuple(run.row[name] for name in SEEN)
+
+
+def _fits(run: Run, known: Run) -> bool:
+    return all(own is None or own == other for own, other in zip(_seen(run), _seen(known), strict=True))
+
+
+def measurement_id(group: list[Run]) -> str:
+    """Names a group of repeats in both tables."""
+    return digest([_asked(group[0]), _seen(group[0])])
+
+
+def comparison_id(run: Run) -> str:
+    """Equal for rows that differ in framework, GPU count, batch sizes and site alone."""
+    free = (*_FREE, "train.micro_batch")
+    shared = {k: v for k, v in run.options.items() if k not in free and not k.startswith(("framework.", "cluster."))}
+    return digest([shared, [run.row[name] for name in SEEN if name != "global_batch"]])
+
+
+def curve_id(run: Run) -> str:
+    """Equal for the points of one framework's curve: the same framework and knobs, whatever the layout."""
+    own = {key: value for key, value in run.options.items() if key.startswith("framework.") and key not in LAYOUT}
+    return digest(own)

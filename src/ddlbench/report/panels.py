@@ -1,0 +1,121 @@
+"""Rows of scaling.csv put together as they are drawn: one panel a series of comparable rows, with its base."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from ddlbench.report.merge import Row, group_by
+
+_TITLES = ("mode", "loader", "data", "recipe", "precision", "device_model")
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Comparable rows of one model and one kind of scaling.
+
+    rows: of scaling.csv, each with `reference_s` and `reference_gpus`, the time and GPU count its ratios start from,
+          and `repeats`, the rows of runs.csv merged in it
+    """
+
+    model: str
+    lines: list[str]
+    base: str
+    rows: list[Row]
+
+    @property
+    def gpus(self) -> list[int]:
+        return [row["gpus"] for row in self.rows]
+
+    @property
+    def device(self) -> str | None:
+        return self.rows[0]["device"]
+
+    @property
+    def own_bases_tell_more(self) -> bool:
+        """Whether ratios to own bases are worth a figure beside those to the best single GPU."""
+        return any(
+            row["reference_s"] != row["base_sample_time_s"] and row["base_gpus"] != row["gpus"]
+            for row in self.rows
+            if row["speedup"] is not None
+        )
+
+    def against_own_bases(self) -> Panel:
+        return _with_references(self, own=True)
+
+
+def panels(scaling: Sequence[Row], runs: Iterable[Row]) -> list[Panel]:
+    """All panels, in the order of the table. Rows without a GPU count cannot be drawn."""
+    repeats = group_by((run for run in runs if run["status"] == "ok"), lambda run: run["measurement"])
+    rows: list[Row] = [row | {"repeats": repeats.get(row["measurement"], [])} for row in scaling if row["gpus"]]
+    series = group_by(rows, lambda row: (row["model"], row["comparison"], row["scaling"], batch_size(row)))
+    told = settings(rows)
+    found = [_panel(mates, told[mates[0]["measurement"]]) for mates in series.values()]
+    return [_with_references(panel) for panel in found]
+
+
+def _panel(rows: list[Row], told: str) -> Panel:
+    return Panel(str(rows[0]["model"]), [scaling_text(rows[0]), told], "", rows)
+
+
+def settings(scaling: Sequence[Row]) -> dict[str, str]:
+    """For each measurement, what distinguishes its panel from the others of the same model."""
+    texts: dict[str, str] = {}
+    for rows in group_by(scaling, lambda row: row["model"]).values():
+        values = {name: {row[name] for row in rows if row[name]} for name in _TITLES}
+        told = [name for name in _TITLES if len(values[name]) > 1 or "loader" in values[name]]
+        for row in rows:
+            texts[row["measurement"]] = ", ".join(str(row[name]) for name in (*told, "variant") if row[name])
+    return texts
+
+
+def curves(panel: Panel) -> list[list[Row]]:
+    """The rows of each framework and its knobs."""
+    return list(group_by(panel.rows, curve_name).values())
+
+
+def curve_name(row: Row) -> str:
+    return f"{row['framework']} ({row['knobs']})" if row["knobs"] else str(row["framework"])
+
+
+def batch_size(row: Row) -> float | None:
+    """What stays equal along the row's kind of scaling: samples a GPU, or an update."""
+    return row["batch_per_gpu" if row["scaling"] == "weak" else "global_batch"]
+
+
+def scaling_text(row: Row) -> str:
+    """ "weak scaling, 32 samples a GPU"."""
+    size = batch_size(row)
+    kind = {"weak": "weak scaling", "strong": "strong scaling", "single": "one GPU count"}[row["scaling"]]
+    per = f"a {devices(1, row['device']).split()[1]}" if row["scaling"] == "weak" else "an update"
+    return f"{kind}, {size:g} samples {per}" if size is not None else kind
+
+
+def _with_references(panel: Panel, own: bool = False) -> Panel:
+    """Ratios start from the best single GPU where the series has one, else from each framework's own base."""
+    single = panel.rows[0]["best_single_sample_time_s"]
+    if single and not own:
+        rows = [row | {"reference_s": single, "reference_gpus": 1} for row in panel.rows]
+        base = _base(panel.device, panel.rows[0]["best_single_framework"], 1, single)
+        return replace(panel, rows=rows, base=base)
+    rows = [row | {"reference_s": row["base_sample_time_s"], "reference_gpus": row["base_gpus"]} for row in panel.rows]
+    bases = {(row["base_framework"], row["base_gpus"], row["base_sample_time_s"]) for row in rows if row["base_gpus"]}
+    several = "base: each framework's own fewest GPUs" if bases else ""
+    return replace(panel, rows=rows, base=_base(panel.device, *bases.pop()) if len(bases) == 1 else several)
+
+
+def _base(device: str | None, framework: str, gpus: int, seconds: float) -> str:
+    return f"base: {framework} on {devices(gpus, device)}, {duration(seconds)} a sample"
+
+
+def devices(count: int, device: str | None) -> str:
+    """ "1 GPU", "4 GPUs", "2 ranks"; a count of 0 is one that is not known."""
+    if not count:
+        return f"an unknown number of {'ranks' if device == 'cpu' else 'GPUs'}"
+    return f"{count} {'rank' if device == 'cpu' else 'GPU'}{'' if count == 1 else 's'}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in three significant digits and a fitting unit."""
+    unit, size = next(((unit, size) for unit, size in (("s", 1.0), ("ms", 1e-3)) if seconds >= size), ("µs", 1e-6))
+    return f"{seconds / size:#.3g}".rstrip(".") + f" {unit}"

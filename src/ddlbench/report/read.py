@@ -1,0 +1,146 @@
+"""From folders of results to attempts in memory. A record that cannot be read is an attempt with a reason, no crash."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ddlbench.errors import UserError
+from ddlbench.record.schema import SCHEMA_VERSION
+from ddlbench.report.files import Object, parse, read_bytes
+from ddlbench.report.find import search
+from ddlbench.report.texts import printable, shortened
+
+REASON = 300  # letters of a reason: an error may quote what it cannot read
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt's files. An unreadable run.json leaves what its folder's name tells.
+
+    record:   run.json
+    epochs:   lines of epochs.jsonl
+    warnings: what of it could not be used, and why
+    """
+
+    path: Path
+    record: Object
+    epochs: list[Object] = field(default_factory=list[Object])
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The folder, as it can be printed."""
+        return printable(str(self.path))
+
+
+@dataclass(frozen=True)
+class Records:
+    """Every attempt that was found, and a warning for each folder that could not be looked into."""
+
+    attempts: list[Attempt]
+    warnings: list[str]
+
+
+def read_all(folders: Sequence[Path]) -> Records:
+    """Every attempt below the folders. UserError where there is none."""
+    for folder in folders:
+        _listable(folder)
+    found = search(folders)
+    attempts = set(found.attempts.values())  # what cannot be read there is told with the attempt
+    closed = [
+        f"{printable(str(path))} cannot be read ({reason})"
+        for path, reason in found.unreadable.items()
+        if attempts.isdisjoint((path, path.parent))
+    ]
+    if not found.attempts:
+        names = ", ".join(str(folder) for folder in folders)
+        but = f" ({'; '.join(closed[:3])})" if closed else ""
+        raise UserError(
+            f"no run in {names}{but}: start one with "
+            f"python -m ddlbench +framework=ddp +model=resnet50 results_dir={folders[0]}, then report again"
+        )
+    return Records([read(found.attempts[place]) for place in sorted(found.attempts)], closed)
+
+
+def _listable(folder: Path) -> None:
+    try:
+        os.scandir(folder).close()
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"{folder} is not a folder: give the results_dir of your runs") from None
+    except OSError as error:
+        raise UserError(f"{folder} cannot be read ({error.strerror}): ask its owner for access") from error
+
+
+def read(path: Path) -> Attempt:
+    """The attempt in a folder."""
+    try:
+        record = parse(read_bytes(path / "run.json"))
+    except Exception as error:  # whatever one record holds, the others are reported
+        return unreadable(path, f"run.json cannot be read ({why(error)})")
+    version = record.get("schema_version")
+    if type(version) is not int or version != SCHEMA_VERSION:  # True equals 1
+        return unreadable(
+            path,
+            f"schema_version {shortened(str(version), 40)} is refused, this program reads {SCHEMA_VERSION}: "
+            "run again, or report with the version of ddlbench that wrote it",
+            version if type(version) is int else None,
+        )
+    if not isinstance(record.get("status"), str):
+        return unreadable(path, "run.json has no status", version)
+    epochs, warning = _epochs(path)
+    return Attempt(path, _ended(record), epochs, (warning,) if warning else ())
+
+
+def unreadable(path: Path, reason: str, version: Any = None) -> Attempt:
+    """What stands for an attempt of which nothing can be used."""
+    number = re.fullmatch(r"attempt-([0-9]{1,9})", path.name)
+    record = {
+        "schema_version": version,
+        "run_id": printable(path.parent.name),
+        "attempt": int(number[1]) if number else None,
+        "status": "unreadable",
+        "reason": shortened(printable(reason), REASON),
+    }
+    return Attempt(path, record, warnings=(f"{printable(str(path))}: {record['reason']}",))
+
+
+def _ended(record: Object) -> Object:
+    if record.get("status") != "running" or record.get("reason"):
+        return record
+    return record | {"reason": "no end was recorded: it is still running, or was killed before it could write one"}
+
+
+def _epochs(path: Path) -> tuple[list[Object], str | None]:
+    """The lines of epochs.jsonl, and what is wrong with it: a killed writer may leave half a line."""
+    file = path / "epochs.jsonl"
+    try:
+        lines = read_bytes(file).split(b"\n") if os.path.lexists(file) else []
+    except (OSError, ValueError) as error:
+        return [], f"{printable(str(path))}: epochs.jsonl cannot be read ({why(error)}) and is left out"
+    found = [_line(line) for line in lines if line.strip()]
+    rows = [row for row in found if row is not None]
+    if len(rows) == len(found):
+        return rows, None
+    return (
+        rows,
+        f"{printable(str(path))}: {len(found) - len(rows)} line(s) of epochs.jsonl cannot be read and are left out",
+    )
+
+
+def _line(line: bytes) -> Object | None:
+    try:
+        return parse(line)
+    except ValueError:
+        return None
+
+
+def why(error: Exception) -> str:
+    """An error in a few words."""
+    if isinstance(error, OSError):
+        return error.strerror or type(error).__name__
+    return str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"

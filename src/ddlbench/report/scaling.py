@@ -1,0 +1,200 @@
+"""Rows of scaling.csv: repeats merged, each measurement beside the bases it is compared with.
+
+Speedup and efficiency follow Aach et al. 2023, equations 3 and 4, with seconds a sample for the time: T_p0 / T_p and
+T_p0 p0 / (T_p p). Seconds a sample serve strong scaling, weak scaling over a fixed data set and epochs cut short alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+from ddlbench.record.schema import SCALING
+from ddlbench.report.labels import knobs, layout, variants
+from ddlbench.report.merge import Row, Run, comparison_id, curve_id, group_by
+from ddlbench.report.stats import confidence, efficiency, median, median_interval, speedup
+
+# What stays equal along a curve of each kind.
+KINDS = {"strong": "global_batch", "weak": "batch_per_gpu"}
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measurement: attempts that are repeats of each other, and the texts that tell it from others."""
+
+    runs: list[Run]
+    knobs: str
+    variant: str
+
+    @cached_property
+    def ok(self) -> list[Run]:
+        return [run for run in self.runs if run.ok]
+
+    @property
+    def sample(self) -> Run:
+        return representative(self.runs)
+
+    @property
+    def gpus(self) -> int | None:
+        return self.sample.row["gpus"]
+
+    def values(self, column: str) -> list[Any]:
+        """What is known of a column over the runs that ended ok."""
+        return [run.row[column] for run in self.ok if run.row[column] is not None]
+
+    @cached_property
+    def sample_times(self) -> list[float]:
+        """Seconds a sample, one a run."""
+        return [1 / rate for rate in self.values("throughput_samples_per_s") if rate > 0]
+
+    @cached_property
+    def sample_time_s(self) -> float | None:
+        return median(self.sample_times) if self.sample_times else None
+
+    @cached_property
+    def comparison(self) -> str:
+        return comparison_id(self.sample)
+
+    @cached_property
+    def curve(self) -> str:
+        return curve_id(self.sample)
+
+
+def scaling_rows(groups: Sequence[list[Run]]) -> list[Row]:
+    """One row a measurement and kind of scaling, sorted for reading."""
+    samples = [representative(group) for group in groups]
+    points = [Point(*parts) for parts in zip(groups, knobs(samples), variants(samples), strict=True)]
+    series = {kind: group_by(points, partial(_series, kind)) for kind in KINDS}
+    rows = [_row(point, kind, mates) for point in points for kind, mates in _memberships(point, series)]
+    return sorted(rows, key=partial(_order, _reach(rows)))
+
+
+def representative(group: list[Run]) -> Run:
+    """A run that stands for what all repeats have in common: one that ended ok knows most."""
+    return next((run for run in group if run.ok), group[0])
+
+
+def _series(kind: str, point: Point) -> tuple[str, Any]:
+    return point.comparison, point.sample.row[KINDS[kind]]
+
+
+def _memberships(point: Point, series: dict[str, dict[Any, list[Point]]]) -> list[tuple[str, list[Point]]]:
+    """The kinds of scaling a point takes part in, each with the points it is compared with."""
+    found = [(kind, series[kind][_series(kind, point)]) for kind in KINDS]
+    scaled = [(kind, mates) for kind, mates in found if _scales(mates, KINDS[kind])]
+    return scaled or [("single", found[0][1])]
+
+
+def _scales(mates: list[Point], size: str) -> bool:
+    return mates[0].sample.row[size] is not None and len({mate.gpus for mate in mates}) > 1
+
+
+def _curve(row: Row) -> tuple[str, ...]:
+    """Rows of one curve stand together."""
+    size = row[KINDS.get(row["scaling"], "global_batch")]
+    names = ("model", "data", "loader", "variant", "comparison", "scaling")
+    return *(str(row[name]) for name in names), f"{size or 0:12}", str(row["framework"]), str(row["knobs"])
+
+
+def _reach(rows: list[Row]) -> dict[tuple[str, ...], int]:
+    """The largest GPU count of each curve."""
+    return {curve: max(row["gpus"] or 0 for row in mates) for curve, mates in group_by(rows, _curve).items()}
+
+
+def _order(reach: dict[tuple[str, ...], int], row: Row) -> tuple[Any, ...]:
+    """Curve by curve, those that stay on one GPU before those that go further, for they are the others' base."""
+    *series, framework, options = curve = _curve(row)
+    return (*series, reach[tuple(curve)], framework, options, row["gpus"] or 0, str(row["layout"]))
+
+
+def _row(point: Point, kind: str, mates: list[Point]) -> Row:
+    known = [mate for mate in mates if mate.sample_time_s]
+    own = [mate for mate in known if mate.curve == point.curve]
+    fewest = min((mate.gpus or 0 for mate in own), default=None)
+    base = _fastest([mate for mate in own if mate.gpus == fewest])
+    single = _fastest([mate for mate in known if mate.gpus == 1])
+    return {
+        **{column.name: _merged(point, column.name, column.source) for column in SCALING if column.source},
+        **_texts(point, kind),
+        **_seconds(point),
+        **_rates(point),
+        "base_gpus": base and base.gpus,
+        **_against(point, base, "base", "speedup", "efficiency"),
+        **_against(point, single, "best_single", "speedup_vs_best_single", "efficiency_vs_best_single"),
+    }
+
+
+def _fastest(points: list[Point]) -> Point | None:
+    return min(points, key=lambda point: point.sample_time_s or 0.0, default=None)
+
+
+def _merged(point: Point, column: str, how: str) -> Any:
+    if how == "equal":
+        return point.sample.row[column]
+    values = point.values(column)
+    merge = {"median": median, "max": max}[how]
+    return merge(values) if values else None
+
+
+def _texts(point: Point, kind: str) -> Row:
+    last = max(point.runs, key=lambda run: (run.row["start"] or "", run.row["attempt"] or 0)).row
+    commits = {run.row["git_commit"] for run in point.ok if run.row["git_commit"]}
+    return {
+        "scaling": kind,
+        "status": "ok" if point.ok else last["status"],
+        "reason": None if point.ok else last["reason"],
+        "runs_ok": len(point.ok),
+        "attempts_failed": len(point.runs) - len(point.ok),
+        "layout": layout(point.sample) or None,
+        "knobs": point.knobs or None,
+        "variant": point.variant or None,
+        "git_commits": " ".join(sorted(commits)) or None,
+        "comparison": point.comparison,
+    }
+
+
+def _seconds(point: Point) -> Row:
+    epoch, sample = (median_interval(times) for times in (point.values("epoch_time_s"), point.sample_times))
+    return {
+        "interval": confidence(len(point.sample_times), sample) if point.sample_times else None,
+        "epoch_time_low_s": epoch and epoch.low,
+        "epoch_time_high_s": epoch and epoch.high,
+        "sample_time_s": point.sample_time_s,
+        "sample_time_low_s": sample and sample.low,
+        "sample_time_high_s": sample and sample.high,
+    }
+
+
+def _rates(point: Point) -> Row:
+    """All from the merged seconds a sample."""
+    seconds, gpus, row = point.sample_time_s, point.gpus, point.sample.row
+    if not seconds or not gpus:
+        return {}
+    tokens, flops = row["tokens_per_sample"], row["flops_per_sample"]
+    flops_per_s = flops / (seconds * gpus) if flops else None
+    peak = row["model_flops_per_s_per_gpu"] / row["mfu"] if row["mfu"] and row["model_flops_per_s_per_gpu"] else None
+    return {
+        "throughput_samples_per_s": 1 / seconds,
+        "throughput_samples_per_s_per_gpu": 1 / (seconds * gpus),
+        "tokens_per_s": tokens / seconds if tokens else None,
+        "model_flops_per_s_per_gpu": flops_per_s,
+        "mfu": flops_per_s / peak if flops_per_s and peak else None,
+    }
+
+
+def _against(point: Point, base: Point | None, prefix: str, ratio: str, share: str) -> Row:
+    """The base's own figures, and the point's speedup and efficiency over it where both are known."""
+    if base is None or not base.sample_time_s or not base.gpus:
+        return {}
+    epochs = base.values("epoch_time_s")
+    row: Row = {
+        f"{prefix}_framework": base.sample.row["framework"],
+        f"{prefix}_sample_time_s": base.sample_time_s,
+        f"{prefix}_epoch_time_s": median(epochs) if epochs else None,
+    }
+    if point.sample_time_s and point.gpus:
+        row[ratio] = speedup(base.sample_time_s, point.sample_time_s)
+        row[share] = efficiency(base.sample_time_s, base.gpus, point.sample_time_s, point.gpus)
+    return row

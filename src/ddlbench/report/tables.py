@@ -1,0 +1,160 @@
+"""From attempts to tidy tables: runs, epochs, scaling. Pure functions; columns.toml says what each cell means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import pandas as pd
+
+from ddlbench.record.schema import EPOCHS, RUNS, SCALING, Column
+from ddlbench.report.cells import cell, fit, in_one_line
+from ddlbench.report.copies import without_copies
+from ddlbench.report.epochs import epoch_rows
+from ddlbench.report.ledgers import differences
+from ddlbench.report.merge import DEVELOPER, Row, Run, measured_options, measurement_id, measurements
+from ddlbench.report.read import Attempt, Records, unreadable, why
+from ddlbench.report.scaling import scaling_rows
+from ddlbench.report.texts import quoted
+
+_GLOBAL_BATCH = next(column for column in RUNS if column.name == "global_batch")
+DTYPES = {"text": "string", "int": "Int64", "float": "Float64", "bool": "boolean"}
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The three tables of a report, and what the reader must know about records that could not be used whole."""
+
+    runs: pd.DataFrame
+    epochs: pd.DataFrame
+    scaling: pd.DataFrame
+    warnings: list[str]
+
+    def write(self, folder: Path) -> None:
+        """runs.csv, epochs.csv, scaling.csv; an unknown cell is empty."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, table in (("runs", self.runs), ("epochs", self.epochs), ("scaling", self.scaling)):
+            _for_spreadsheets(table).to_csv(folder / f"{name}.csv", index=False)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What one attempt gives the tables."""
+
+    run: Run
+    epochs: list[Row]
+    warnings: list[str]
+
+
+def make_tables(found: Records) -> Tables:
+    """All tables of any number of attempts."""
+    attempts, copies = without_copies(found.attempts)
+    rows = [_guarded(attempt) for attempt in attempts]
+    shared = [own.run.row["path"] for own in rows if own.run.row["backend"] == DEVELOPER]
+    groups = measurements(own.run for own in rows if own.run.options and own.run.row["backend"] != DEVELOPER)
+    for group in groups:
+        name = measurement_id(group)
+        for run in group:
+            run.row["measurement"] = name
+    runs = [own.run for own in rows]
+    told = [warning for own in rows for warning in own.warnings]
+    return Tables(
+        runs=frame(RUNS, (run.row for run in runs)),
+        epochs=frame(EPOCHS, (_copied(own.run.row) | epoch for own in rows for epoch in own.epochs)),
+        scaling=frame(SCALING, scaling_rows(groups)),
+        warnings=[
+            *found.warnings,
+            *copies,
+            *told,
+            *differences(runs),
+            *(f"{path}: ranks shared a GPU (backend=cuda:gloo): not in the scaling table" for path in shared),
+        ],
+    )
+
+
+def _guarded(attempt: Attempt) -> Rows:
+    try:
+        return _rows(attempt)
+    except Exception as error:  # whatever one record holds, the others are reported
+        return _rows(unreadable(attempt.path, f"the values of run.json cannot be used ({why(error)})"))
+
+
+def _rows(attempt: Attempt) -> Rows:
+    left_out: list[str] = []
+    run = Run(run_row(attempt, left_out), measured_options(_section(attempt.record, "config")))
+    epochs = epoch_rows(attempt.epochs, left_out)
+    told = [f"{attempt.name}: {in_one_line(left_out)}"] if left_out else []
+    return Rows(run, epochs, [*attempt.warnings, *told])
+
+
+def run_row(attempt: Attempt, left_out: list[str]) -> Row:
+    """One row of runs.csv, but for the column `measurement`, which takes all runs to know. `left_out` gets a note for
+    each value that does not fit its column."""
+    row = {column.name: _find(attempt.record, column, left_out) for column in RUNS if column.source}
+    row["global_batch"] = row["global_batch"] or _asked_batch(attempt.record, row["gpus"], left_out)
+    row["batch_per_gpu"] = _share(row["global_batch"], row["gpus"])
+    row["micro_batch"] = row["micro_batch"] or cell(_share(row["replica_batch"], row["micro_batches"]), "int")
+    row["device_model"] = _device_model(attempt.record, row["device"])
+    return row | {"measurement": None, "path": attempt.name}
+
+
+def _copied(run: Row) -> Row:
+    """What a row of epochs.csv has from its attempt."""
+    return {column.name: run[column.name] for column in EPOCHS if column.source == "run"}
+
+
+def _for_spreadsheets(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with every text quoted that a spreadsheet would run."""
+    texts = table.select_dtypes("string")
+    return table.assign(**{str(name): texts[name].map(quoted, na_action="ignore") for name in texts})
+
+
+def frame(columns: Sequence[Column], rows: Iterable[Row]) -> pd.DataFrame:
+    """A table with the columns' order and types; what a row does not have is missing."""
+    listed = list(rows)
+    return pd.DataFrame(
+        {
+            column.name: pd.array([row.get(column.name) for row in listed], dtype=cast(Any, DTYPES[column.kind]))
+            for column in columns
+        }
+    )
+
+
+def records(table: pd.DataFrame) -> list[Row]:
+    """The rows of a table as plain objects, None for what is missing."""
+    rows = cast(list[Row], table.to_dict("records"))
+    return [{name: None if value is pd.NA else value for name, value in row.items()} for row in rows]
+
+
+def _find(record: Row, column: Column, left_out: list[str]) -> Any:
+    """The first of the column's sources that is known."""
+    values = (fit(_dig(record, key), column, left_out) for key in column.source.split("|"))
+    return next((value for value in values if value is not None), None)
+
+
+def _dig(record: Any, key: str) -> Any:
+    for part in key.split("."):
+        record = cast(Row, record).get(part) if isinstance(record, dict) else None
+    return record
+
+
+def _section(record: Row, key: str) -> Row:
+    value = record.get(key)
+    return cast(Row, value) if isinstance(value, dict) else {}
+
+
+def _asked_batch(record: Row, gpus: int | None, left_out: list[str]) -> int | None:
+    """The global batch of an attempt that failed before it wrote its ledger."""
+    batch = cell(_dig(record, "config.train.batch_per_gpu"), "int")
+    return fit(batch * gpus, _GLOBAL_BATCH, left_out) if batch and gpus else None
+
+
+def _share(whole: int | None, parts: int | None) -> float | None:
+    return whole / parts if whole and parts else None
+
+
+def _device_model(record: Row, device: str | None) -> str | None:
+    key = {"cuda": "gpu_model", "cpu": "cpu_model"}.get(device or "")
+    return cell(_dig(record, f"environment.{key}"), "text") if key else None

@@ -1,0 +1,208 @@
+"""One attempt at a run: check, prepare, connect, set up, train, record, leave in order, whatever happens."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import traceback
+from functools import partial
+
+import torch
+
+from ddlbench.config.schema import Config, Train
+from ddlbench.data.feed import Feed, Request
+from ddlbench.data.loaders.cores import fewest_cores, own_cores
+from ddlbench.data.staging import node_storage
+from ddlbench.errors import PeerFailed, RunError, Unavailable, Unsupported, UserError
+from ddlbench.job import Job, Place
+from ddlbench.loop import Run, train
+from ddlbench.measure.allocator import keep_freed_memory
+from ddlbench.progress import Progress
+from ddlbench.ranks.control import barrier, everyones, wait_for
+from ddlbench.ranks.launch import Launch, connect, disconnect, pick_device
+from ddlbench.recipe.losses import make_loss
+from ddlbench.recipe.optimizers import make_optimizer
+from ddlbench.recipe.recipe import learning_rate
+from ddlbench.record.record import writable
+from ddlbench.record.recorder import FileRecorder, NoRecorder
+from ddlbench.record.run_json import intention
+from ddlbench.run import loading
+from ddlbench.run.board import Board
+from ddlbench.run.failure import Failure
+from ddlbench.run.faults import Watch, disable_nccl_abort
+from ddlbench.run.limits import check_machine, planned_device
+from ddlbench.run.start import Records, Spans, stage_data
+
+NO_CONNECTION = (
+    "no connection to the other ranks (check that every rank started, MASTER_ADDR, NCCL_SOCKET_IFNAME and "
+    "GLOO_SOCKET_IFNAME)"
+)
+
+
+def attempt(config: Config, launch: Launch, started: float) -> int:
+    """Run what the configuration says; the exit code of this process. `started`: perf_counter as the program began."""
+    planned = planned_device(config)
+    if planned is None:
+        check_machine(config)
+    device = planned or pick_device(launch, config.backend)
+    set_switches(config.train, device)
+    job = make_job(config, launch, device)
+    refusal = check(config, job)
+    if config.dryrun:
+        print(intention(config, job, refusal))
+        if refusal:
+            print(f"ddlbench: {refusal.status}: {refusal}", file=sys.stderr)
+        return refusal.exit_code if refusal else 0
+    spans = Spans(started)
+    spans.end("imports_s")
+    records = Records(config, launch, device)
+    with Watch(launch.rank, records, config.train.timeout_s) as watch:
+        try:
+            if device.type == "cuda":
+                disable_nccl_abort()
+            watch.expect(NO_CONNECTION, more_s=10)  # what `connect` raises says more and comes first, if it comes
+            connect(launch, device, config.train.timeout_s, config.backend)
+            watch.join(Board.open())
+            spans.end("connecting_s")
+            watch.expect_nothing()
+            records.open()
+            wait_for([0], "ddlbench/data")
+            spans.end("data_preparation_s")
+            if refusal:
+                raise refusal
+            records.agree()
+            stage_data(records, spans)
+            watch.expect("the framework's setup did not end")
+            work(config, job, records, watch, spans)
+            watch.leave()  # the rank that holds the store may now go first
+            disconnect(clean=True)
+        except Exception as error:  # every kind of failure becomes a row
+            own = Failure.of(error, launch.rank)
+            first = watch.settle(own)
+            records.fail(first, begun=not isinstance(error, UserError))
+            complain(error, first, launch.rank)
+            watch.linger(first)
+            if job.world_size == 1:  # with more, the others may still be in a collective: the program just ends
+                disconnect(clean=False)
+            return own.exit_code if own.status == first.status else PeerFailed.exit_code
+    return 0 if records.succeed() else 1
+
+
+def set_switches(train: Train, device: torch.device) -> None:
+    """torch's global ones; measure/environment.py records them."""
+    if device.type == "cpu":
+        torch.set_num_threads(train.threads_per_rank)
+    else:  # torch's own default is TF32 for convolutions and fp32 for matrix products
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = train.tf32
+        torch.backends.cudnn.benchmark = train.cudnn_benchmark is not False
+
+
+def check(config: Config, job: Job) -> Unsupported | Unavailable | None:
+    """Everything that can be known before anything starts, the same on every rank. A UserError ends the program;
+    what the framework or the loader cannot do is returned, for it becomes a row."""
+    writable(config.results_dir)
+    config.data.check(config.model)
+    if config.data.stage_to is not None:
+        node_storage(config.data.stage_to)
+    try:
+        if config.mode == "loader":
+            loading.check(config)
+        config.framework.check(job)
+        config.loader.check(config.data, config.model)
+    except (Unsupported, Unavailable) as refusal:
+        return refusal
+    return None
+
+
+def work(config: Config, job: Job, records: Records, watch: Watch, spans: Spans) -> None:
+    """The run itself, between connecting and disconnecting. It drops the model before it returns: process groups must
+    not be destroyed while a wrapped model lives."""
+    framework, feed = (None if config.mode == "loader" else config.framework), None
+    progress = Progress(config.progress and job.rank == 0)
+    try:
+        place = framework.setup(job) if framework else loading.every_rank(job)
+        # Building the model left every rank the same random stream: replicas and stages would drop the same units.
+        part = place.data_rank + place.data_size * place.coordinates.get("pp", 0)
+        torch.manual_seed((job.seed << 32) + part + 1)
+        watch.expect("the data were not opened")
+        feed = open_feed(config, job, place)
+        spans.end("setup_s")
+        start = framework.state() if framework else None
+        run = Run(
+            job=job,
+            framework=framework,
+            place=place,
+            feed=feed,
+            learning_rate=learning_rate(config.recipe, job.global_batch, feed.steps_per_epoch, config.train.epochs),
+            epochs=config.train.epochs,
+            warmup_steps=config.train.warmup_steps,
+            recorder=FileRecorder(records.record, config, start, progress) if records.record else NoRecorder(),
+            progress=progress,
+            alive=watch.alive,
+            validate=config.train.validate,
+            val_words=records.dataset.get("val_words"),
+        )
+        del start
+        watch.expect("training did not begin")
+        run.recorder.begin(run, spans.seconds, records.hosts)
+        if job.device.type == "cpu":
+            keep_freed_memory()
+        watch.expect("no step ended")
+        if framework:
+            train(run)
+        else:
+            loading.load(run, counted=loading.asks(config))
+        run.recorder.end(run, everyones(feed.facts()))
+        barrier()
+    finally:
+        if feed is not None:
+            feed.close()
+        if framework:
+            framework.close()
+        gc.collect()
+
+
+def make_job(config: Config, launch: Launch, device: torch.device) -> Job:
+    """What the framework is given."""
+    train, recipe = config.train, config.recipe
+    return Job(
+        model=config.model,
+        loss=make_loss(recipe.label_smoothing),
+        optimizer=partial(make_optimizer, recipe.optimizer),
+        device=device,
+        rank=launch.rank,
+        world_size=launch.world_size,
+        seed=train.seed,
+        global_batch=train.samples_per_update(launch.world_size),
+        micro_batch=train.micro_batch,
+        precision=train.precision,
+        reduce_dtype=train.reduce_dtype,
+        clip_norm=train.clip_norm,
+        checkpoint_activations=train.checkpoint_activations,
+        compile=train.compile,
+        channels_last=train.channels_last,
+        timeout_s=train.timeout_s,
+    )
+
+
+def open_feed(config: Config, job: Job, place: Place) -> Feed:
+    request = Request(
+        model=config.model,
+        place=place,
+        device=job.device,
+        seed=job.seed,
+        replica_batch=job.replica_batch(place.data_size),
+        steps=config.train.steps,
+        channels_last=job.channels_last,
+        cores=fewest_cores(everyones(own_cores())),
+    )
+    return config.loader.open(config.data, request)
+
+
+def complain(error: Exception, first: Failure, rank: int) -> None:
+    """The rank that failed first says so; a traceback only where it is not the user's mistake."""
+    if first.rank != rank:
+        return
+    if not isinstance(error, RunError):
+        traceback.print_exception(error)
+    print(f"ddlbench: {first.status}: {first.reason}", file=sys.stderr, flush=True)

@@ -1,0 +1,174 @@
+"""What ranks tell each other beside the collectives, through the store they met in: heartbeats, and the first failure.
+
+A thread of its own speaks to the store: a request to a store whose process is stopped never returns, and whoever needs
+the answer must not wait for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+import torch.distributed as dist
+
+from ddlbench.run.failure import Failure
+
+T = TypeVar("T")
+
+FAILURE, RECORDED, READERS, BEAT = (f"ddlbench/{name}" for name in ("failure", "recorded", "readers", "beat"))
+ANSWER_S = 3.0  # longest wait for one answer of the store
+SILENCE_S = 4.0  # a rank without a heartbeat for so long, while another rank looks for the cause of a failure, is named
+
+
+class Board:
+    """The store's keys as attributes, brought up to date every `period_s`; the larger the world, the rarer.
+
+    failure: the first that was posted; recorded: whether rank 0 has written it
+    lost: the store's process has ended
+    """
+
+    def __init__(self, store: Any, rank: int, world_size: int) -> None:
+        self.store, self.rank, self.world_size = store, rank, world_size
+        self.period_s = max(0.25, world_size / 500)
+        self.failure: Failure | None = None
+        self.recorded = self.lost = self.closed = self.acknowledged = False
+        self.next_rank = (rank + 1) % world_size  # the one this rank listens to all the time
+        self.next_beat = b""
+        self.next_changed = time.perf_counter()
+        self.beats = 0
+        self.asked_at: float | None = None  # since when a request to the store is under way
+        self.requests: queue.SimpleQueue[tuple[Callable[[Any], Any], Future[Any]]] = queue.SimpleQueue()
+        self.thread = threading.Thread(target=self._serve, name="ddlbench-board", daemon=True)
+        self.thread.start()
+
+    @classmethod
+    def open(cls) -> Board | None:
+        """Over a connection of its own, so that a thread may read it while another waits in the store."""
+        if not (dist.is_initialized() and dist.get_world_size() > 1):
+            return None
+        store: Any = dist.distributed_c10d._get_default_store()  # pyright: ignore[reportPrivateUsage]
+        return cls(store.clone(), dist.get_rank(), dist.get_world_size())
+
+    def post(self, failure: Failure) -> Failure:
+        """The failure that was posted first: this one or another rank's."""
+        text = json.dumps(asdict(failure))
+        first = self._ask(lambda store: store.compare_set(FAILURE, "", text))
+        return (
+            Failure(**json.loads(first)) if first else self.failure or failure
+        )  # which this rank may have read before
+
+    def tell_recorded(self) -> None:
+        """Rank 0 has written the end: the others need not do it."""
+        self._ask(lambda store: store.set(RECORDED, ""))
+
+    def acknowledge(self) -> None:
+        """This rank knows the first failure: the store's process need not stay for it."""
+        if not self.acknowledged:
+            self.acknowledged = True
+            self._ask(lambda store: store.add(READERS, 1))
+
+    def readers(self) -> int:
+        return self._ask(lambda store: store.add(READERS, 0)) or 0
+
+    def silent_for(self) -> float:
+        """Seconds since the next rank's heartbeat changed."""
+        return time.perf_counter() - self.next_changed
+
+    def name(self, rank: int) -> str:
+        """rank 3 (node7, pid 4711), as its heartbeat says."""
+        beat = (self._beats([rank]) or {}).get(rank, "")
+        _, _, place = beat.partition(" ")
+        return f"rank {rank} ({place})" if place else f"rank {rank}"
+
+    def find_cause(self) -> str | None:
+        """Which ranks ended without a message or are stopped, in words; None where every rank sends heartbeats, or
+        where a failure was posted meanwhile. Takes up to SILENCE_S."""
+        ranks = [rank for rank in range(self.world_size) if rank != self.rank]
+        before = now = self._beats(ranks)
+        deadline = time.perf_counter() + max(SILENCE_S, 3 * self.period_s)
+        while before is not None and now is not None and ranks and time.perf_counter() < deadline:
+            time.sleep(self.period_s)
+            if self.failure is not None:
+                return None
+            now = self._beats(ranks)
+            ranks = [rank for rank in ranks if now is not None and now.get(rank) == before.get(rank)]
+        if before is None or now is None:
+            return self._store_gone()
+        return self._gone(ranks) if ranks else None
+
+    def _gone(self, ranks: Sequence[int]) -> str:
+        named = ", ".join(self.name(rank) for rank in ranks[:3])
+        more = f" and {len(ranks) - 3} more" if len(ranks) > 3 else ""
+        return f"{named}{more} ended without a message, or is stopped: see its output and the system log of its node"
+
+    def _store_gone(self) -> str:
+        holder = "torchrun" if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else "rank 0"
+        if self.lost:
+            return f"{holder}, which held the rendezvous store, ended without a message"
+        return f"{holder}, which holds the rendezvous store, does not answer: it is stopped or cannot be reached"
+
+    def _beats(self, ranks: Sequence[int]) -> dict[int, str] | None:
+        """The last heartbeat of each rank that has sent one; None where the store does not answer."""
+        keys = {rank: f"{BEAT}/{rank}" for rank in ranks}
+
+        def read(store: Any) -> dict[int, str]:
+            known = keys if store.check(list(keys.values())) else {r: k for r, k in keys.items() if store.check([k])}
+            values = store.multi_get(list(known.values())) if known else []
+            return {rank: value.decode() for rank, value in zip(known, values, strict=True)}
+
+        return self._ask(read)
+
+    def _ask(self, request: Callable[[Any], T]) -> T | None:
+        """The store's answer, None where it does not give one within ANSWER_S."""
+        stuck = self.asked_at is not None and time.perf_counter() - self.asked_at > ANSWER_S
+        if self.lost or stuck or not self.thread.is_alive():
+            return None
+        answer: Future[T] = Future()
+        self.requests.put((request, answer))
+        try:
+            return answer.result(ANSWER_S)
+        except (RuntimeError, TimeoutError):
+            return None
+
+    def close(self) -> None:
+        """Say and hear no more. A thread within the store would disturb the interpreter's end."""
+        self.closed = True
+        self.thread.join(ANSWER_S)
+
+    def _serve(self) -> None:
+        while not (self.lost or self.closed):
+            try:
+                request, answer = self.requests.get(timeout=self.period_s)
+            except queue.Empty:
+                request, answer = None, None
+            self.asked_at = time.perf_counter()
+            try:
+                if request is not None and answer is not None:
+                    answer.set_result(request(self.store))
+                self._round()
+            except RuntimeError as error:
+                self.lost = True
+                if answer is not None and not answer.done():
+                    answer.set_exception(error)
+            self.asked_at = None
+
+    def _round(self) -> None:
+        """Beat, and look for news."""
+        self.beats += 1
+        self.store.set(f"{BEAT}/{self.rank}", f"{self.beats} {platform.node()}, pid {os.getpid()}")
+        if self.failure is None and self.store.check([FAILURE]):
+            self.failure = Failure(**json.loads(self.store.get(FAILURE)))
+        elif self.failure is not None and not self.recorded:
+            self.recorded = self.store.check([RECORDED])
+        key = f"{BEAT}/{self.next_rank}"
+        beat = self.store.get(key) if self.store.check([key]) else b""
+        if beat != self.next_beat:
+            self.next_beat, self.next_changed = beat, time.perf_counter()

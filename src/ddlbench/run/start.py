@@ -1,0 +1,137 @@
+"""From the program's start to the first step: how long each part took, and the record once it has a name."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import socket
+import sys
+import threading
+import time
+from dataclasses import asdict
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ddlbench.config.schema import Config
+from ddlbench.data.staging import stage
+from ddlbench.errors import UserError
+from ddlbench.measure.environment import cores, known
+from ddlbench.progress import Progress
+from ddlbench.ranks.control import everyones, wait_for
+from ddlbench.ranks.launch import Launch
+from ddlbench.record.record import Record, end_for_rank_0, run_id
+from ddlbench.record.run_json import opening
+from ddlbench.run.failure import Failure
+
+
+class Spans:
+    """Seconds of the parts of a start, one after the other."""
+
+    def __init__(self, began: float) -> None:
+        self.last = began
+        self.seconds: dict[str, float] = {}
+
+    def end(self, name: str) -> None:
+        now = time.perf_counter()
+        self.seconds[name], self.last = now - self.last, now
+
+
+class Records:
+    """The record of this attempt, on the first rank alone. Its name needs the data's hash: so the first rank makes what
+    the program makes itself (sample sets, indices, token files) before it opens the record."""
+
+    def __init__(self, config: Config, launch: Launch, device: torch.device) -> None:
+        self.config, self.launch, self.device = config, launch, device
+        self.record: Record | None = None
+        self.folder: Path | None = None  # of rank 0's record, on every rank
+        self.hosts: list[str] = []  # of each rank
+        self.claiming = threading.Lock()
+        self.said = False  # where the record is
+
+    @cached_property
+    def dataset(self) -> dict[str, Any]:
+        """What the data say of themselves; known once the first rank has prepared them."""
+        return self.config.data.describe()
+
+    @cached_property
+    def run_id(self) -> str:
+        launch = self.launch
+        return run_id(self.config.identity(), launch.world_size, launch.nodes, str(self.dataset["hash"]))
+
+    def open(self) -> None:
+        if self.record is None and self.launch.rank == 0:
+            self.config.data.prepare()
+            content = opening(self.config, self.launch, self.device, self.dataset)
+            self.record = Record.open(self.config.results_dir, self.run_id, content)
+
+    def agree(self) -> None:
+        """UserError on every rank where one reads other data or has another configuration."""
+        folder = self.record.folder.resolve() if self.record else None
+        found = everyones((socket.gethostname(), self.run_id, folder, known(cores)))
+        self.folder = found[0][2]
+        for rank, (host, run, *_) in enumerate(found):
+            if run != found[0][1]:
+                raise UserError(
+                    f"rank {rank} on {host} has the data or configuration of {run}, the first rank on {found[0][0]} "
+                    f"those of {found[0][1]}: give every node the same (data.root, stale file list in data.cache_dir)"
+                )
+        self.hosts = [host for host, *_ in found]
+        if self.record:
+            counts = [count for *_, count in found if count is not None]
+            environment = self.record.content["environment"]
+            self.record.add(environment={**environment, "cpu_count_min": min(counts, default=None)})
+
+    def fail(self, failure: Failure, begun: bool) -> None:
+        """Close the record with a failure. `begun`: open it for that if it is not; if this fails too (there are no
+        data to name it by), the first failure is still the one to tell."""
+        if begun:
+            with contextlib.suppress(Exception):
+                self.open()
+        self.close(failure)
+
+    def close(self, failure: Failure, final: bool = True) -> None:
+        """Record the end, if there is a record here. Never raises."""
+        if self.record is not None and self.record.finish(failure.status, failure.reason, final) and final:
+            self._say_where(self.record)
+
+    def succeed(self) -> bool:
+        """Whether this run is recorded as `ok`, as far as this rank is concerned."""
+        if self.record is None:
+            return True
+        recorded = self.record.finish("ok")
+        if recorded:
+            self._say_where(self.record)
+        return recorded
+
+    def _say_where(self, record: Record) -> None:
+        """Once, and not in a quiet run that ended well."""
+        if not self.said and (self.config.progress or record.content["status"] != "ok"):
+            self.said = True
+            results = shlex.quote(self.config.results_dir)
+            line = f"the record is in {record.folder}; to see tables: python -m ddlbench.report {results}"
+            print(f"ddlbench: {line}", file=sys.stderr, flush=True)
+
+    def claim(self, failure: Failure) -> None:
+        """On another rank than 0, which has not recorded the end in time: record it for rank 0."""
+        with self.claiming:
+            if self.folder is not None and end_for_rank_0(self.folder, failure.status, failure.reason):
+                print(f"ddlbench: {failure.status}: {failure.reason}", file=sys.stderr, flush=True)
+
+
+def stage_data(records: Records, spans: Spans) -> None:
+    """Copy the data to the nodes' own storage, if that was asked for: one rank a node copies, all wait for all."""
+    config, launch = records.config, records.launch
+    if config.data.stage_to is None:
+        return
+    copier = launch.local_rank == 0
+    copiers = [rank for rank, copies in enumerate(everyones(copier)) if copies]
+    staged = stage(config.data.parts(), Progress(config.progress and launch.rank == 0)) if copier else None
+    wait_for(copiers, "ddlbench/staged")
+    found = [each for each in everyones(staged) if each]
+    if records.record:
+        copied = sum(each.copied_bytes for each in found)
+        records.record.add(staging={**asdict(found[0]), "copied_bytes": copied, "nodes": len(found)})
+    spans.end("staging_s")

@@ -1,0 +1,166 @@
+"""Both sides of every comparison of benchmarks/loaders.py do the same work, at a small size. Speed is not looked at."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from itertools import islice
+
+import pytest
+import torch
+
+from benchmarks import images, indexing, packing, reading, windows
+from benchmarks.bare import imagefolder
+from benchmarks.pairs import peak_resident
+from ddlbench.data.images.index import Layout
+from ddlbench.data.text.sample import SampleText
+from ddlbench.data.text.tokens import TokenText
+from ddlbench.data.tfrecord.packed import PackedImage
+from ddlbench.data.tfrecord.records import walk
+from ddlbench.data.tools.pack import pack
+from tests.support.libraries import needs_dali
+from tests.support.pictures import write_folders
+
+BATCH, SIZE, WORKERS = 4, 32, 2
+TRAIN, CLASSES = 9, 3  # 27 images: 6 batches and 3 images left over
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    root = tmp_path_factory.mktemp("images")
+    write_folders(root, train=TRAIN, val=2, classes=CLASSES)
+    return root
+
+
+def by_dali(*arguments):
+    from benchmarks.bare import dali
+
+    return ([(batch["data"], batch["label"].flatten()) for (batch,) in epoch] for epoch in dali.epochs(*arguments))
+
+
+def by_ddlbench(name):
+    return lambda *arguments: (
+        [(batch.inputs, batch.targets) for batch in epoch] for epoch in reading.epochs(name, *arguments)
+    )
+
+
+SIDES = [
+    by_ddlbench("native"),
+    imagefolder.epochs,
+    pytest.param(by_ddlbench("dali"), marks=needs_dali),
+    pytest.param(by_dali, marks=needs_dali),
+]
+
+
+@pytest.mark.parametrize("epochs", SIDES, ids=["native", "torchvision", "dali", "dali by hand"])
+def test_every_reader_of_images_gives_the_same_kind_of_epochs(folder, epochs):
+    for epoch in islice(epochs(str(folder), BATCH, SIZE, WORKERS), 2):
+        batches = list(epoch)
+        assert [tuple(inputs.shape) for inputs, _ in batches] == [(BATCH, 3, SIZE, SIZE)] * 6
+        assert {(inputs.dtype, targets.dtype) for inputs, targets in batches} <= {
+            (torch.float32, torch.int64),
+            (torch.float32, torch.int32),  # DALI's own labels
+        }
+        labels = Counter(label for _, targets in batches for label in targets.tolist())
+        assert set(labels) == {0, 1, 2}
+        assert max(labels.values()) <= TRAIN
+        pixels = torch.cat([inputs for inputs, _ in batches])
+        assert abs(pixels.mean()) < 0.6  # normalised alike
+        assert 0.6 < pixels.std() < 1.6
+
+
+def test_programs_take_turns(folder, tmp_path):
+    """Both go on after each stop, and what they printed falls into their own turns. A busy machine may lose a turn."""
+    native, torchvision = (
+        images.command(side, folder, BATCH, SIZE, WORKERS) for side in (images.NATIVE, ("benchmarks.bare.imagefolder",))
+    )
+    found = images.rates([native, torchvision], tmp_path, pairs=4, turn_s=1.0, batch=BATCH)
+    assert 2 <= len(found) <= 4
+    assert all(speed > 0 for pair in found for speed in pair)
+
+
+def test_a_program_that_ends_is_told(tmp_path):
+    with pytest.raises(SystemExit, match="did not begin its steps"):
+        images.rates([[sys.executable, "-c", "print(1.0)"]], tmp_path, pairs=1, turn_s=0.1, batch=1)
+
+
+def test_rate_counts_from_the_first_to_the_last_batch_of_a_turn():
+    times = [0.0, 1.0, 1.5, 2.0, 9.0]
+    assert images.rate(times, (0.9, 2.1), batch=4) == 4 * 2 / 1.0
+    assert images.rate(times, (1.9, 8.0), batch=4) is None
+
+
+def test_both_readers_of_text_give_the_same_kind_of_windows(tmp_path):
+    text = SampleText("sample_text", root=str(tmp_path), vocab_size=300)
+    text.prepare()
+    own, count = windows.from_tokens(TokenText("text", root=str(text.folder())), 2, 16)
+    other = windows.on_the_fly(text.folder(), 2, 16, count)
+    assert len(windows.loader(text.folder(), 2, 16, count)) == count // 2
+    text_of = TokenText("text", root=str(text.folder())).split(True, TinyText(), 0).tokens.tolist()
+    for side in (own, other):
+        for inputs, targets in islice(side, 3):
+            assert inputs.shape == targets.shape == (2, 16)
+            assert inputs.dtype == targets.dtype == torch.int64
+            assert torch.equal(inputs[:, 1:], targets[:, :-1])
+            assert all(contains(text_of, window.tolist()) for window in inputs)
+
+
+class TinyText:
+    def input_shape(self):
+        return (16,)
+
+    def outputs(self):
+        return 300
+
+
+def contains(text, window):
+    return any(text[at : at + len(window)] == window for at in range(len(text)) if text[at] == window[0])
+
+
+def test_a_packed_set_holds_the_bytes_that_a_copy_holds(folder, tmp_path):
+    layout = Layout(folder, "train", "val")
+    packing.copy(layout, tmp_path / "copy", shard_bytes=4_000)
+    pack(layout, tmp_path / "pack", shard_bytes=4_000, processes=1)
+    for split in ("train", "val"):
+        shards = sorted((tmp_path / "pack" / split).glob("*.tfrecord"))
+        copies = sorted((tmp_path / "copy" / split).iterdir(), key=lambda path: int(path.name))
+        assert len(shards) == len(copies) > 1
+        for shard, copy in zip(shards, copies, strict=True):
+            assert copy.read_bytes() == b"".join(PackedImage.of(example).encoded for _, example in walk(shard))
+
+
+def test_links_stand_for_images(folder, tmp_path):
+    given = sorted(folder.glob("*/*/*.JPEG"))
+    packing.link(tmp_path, given, 100)
+    made = sorted(tmp_path.glob("*/*/*.JPEG"))
+    assert Counter(path.parts[-3] for path in made) == {"train": 90, "val": 10}
+    assert {path.read_bytes() for path in made} == {path.read_bytes() for path in given}
+
+
+def test_files_are_forgotten_not_harmed(folder):
+    given = sorted(folder.glob("*/*/*.JPEG"))
+    before = [path.read_bytes() for path in given]
+    packing.forget(given)
+    assert [path.read_bytes() for path in given] == before
+
+
+def test_index_of_a_made_tree():
+    most, (count, listed, opened, looked, megabytes) = indexing.measure(names=600, classes=3)
+    assert count == 600
+    assert 0 < megabytes < 0.1
+    assert min(listed, opened, looked) > 0
+    assert 20 < most < 200
+
+
+def test_peak_is_that_of_all_processes_together(tmp_path, monkeypatch):
+    (tmp_path / "hungry.py").write_text(
+        "import subprocess, sys\n"
+        "held = b'1' * 40_000_000\n"
+        "if sys.argv[1:]: subprocess.run([sys.executable, __file__], check=True)\n"
+        "else: import time; time.sleep(0.5)\n"
+        "print('done', flush=True)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    most, printed = peak_resident("hungry", "more")
+    assert printed.split() == ["done", "done"]
+    assert 80 < most < 140

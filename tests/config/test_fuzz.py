@@ -1,0 +1,167 @@
+"""Hostile values for every key of the configuration: each is refused in one line or accepted, never a traceback."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from ddlbench.config import schema as config
+from ddlbench.config.choices import choices, conf_dir
+from ddlbench.config.overrides import ADDED
+from ddlbench.config.schema import Config, resolve
+from ddlbench.config.values import shown
+from ddlbench.errors import RunError
+from ddlbench.ranks.launch import Launch
+from ddlbench.record.run_json import intention
+from ddlbench.run.attempt import check, make_job
+from ddlbench.run.limits import check_machine
+
+VALUES: list[Any] = [
+    "", None, "abc", -1, 0, 1, 10**400, float("1e999"), float("nan"), float("-inf"), 1e-300, 0.5, True, [], {}, [0],
+    [1, 2], ["a"], {"a": 1}, "x" * 100_000, "\u00e9\u4e2d\U0001f600", "${oops}", "???", "~/x", 2**31, 2**63, 16, "..",
+    "/", "/dev/null/x", "../x", "a\nb", "\x00", "\x1b[31m", "\udc80", "nan", "1e999", "0x10", "a/b", " ",
+]  # fmt: skip
+FAST = (
+    "fsdp", "hybrid", "interleaved", "local_sgd", "pipedream", "tensor", "dali", "native", "synthetic", "imagenet",
+    "sample_text", "wikitext2", "gpt2_small", "resnet50", "vgg16",
+)  # fmt: skip
+CPU = torch.device("cpu")
+LONGEST_S = 10.0  # of one case: a loop over a size would take hours
+
+
+def composed(*overrides: str) -> DictConfig:
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        return compose("config", list(overrides))
+
+
+def keys(section: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    for name, value in section.items():
+        yield prefix + name
+        if isinstance(value, dict):
+            yield from keys(value, f"{prefix}{name}.")
+
+
+@dataclass
+class Base:
+    """A configuration that is right, and its parts, so that a case builds no more than the section that it changes."""
+
+    plain: dict[str, Any]
+    built: Config
+
+    @classmethod
+    def of(cls, *overrides: str) -> Base:
+        found = composed(*overrides, "dryrun=true", "cluster=local")
+        plain = OmegaConf.to_container(found, resolve=True)
+        assert isinstance(plain, dict)
+        return cls(plain, resolve(found))
+
+    def with_value(self, key: str, value: object) -> Config:
+        *path, name = key.split(".")
+        group = path[0] if path else name
+        changed = {**self.plain, group: copy.deepcopy(self.plain[group])}
+        section = changed
+        for part in path:
+            section = section[part]
+        section[name] = value
+        if path:
+            made, typed = config.section(group, changed[group])
+            return replace(self.built, **{group: made}, resolved={**self.built.resolved, group: typed})
+        return config.build(changed)
+
+
+def verdict(base: Base, key: str, value: object, world_size: int) -> str:
+    """The line that refuses the value, "" where a dry run accepts it. Any other exception would be a traceback."""
+    try:
+        built = base.with_value(key, value)
+        check_machine(built, cores=8)
+        job = make_job(built, Launch("alone", world_size=world_size), CPU)
+        refusal = check(built, job)
+        if refusal:
+            raise refusal
+        if key.startswith(("model", "results")):
+            intention(built, job, None)
+    except RunError as error:
+        return str(error) if error.exit_code in (2, 3, 4) else f"not before a run:\n{error}"
+    except OmegaConfBaseException as error:  # `resolve` makes one line of it
+        return config.first_line(error)
+    return ""
+
+
+def fuzz(base: Base, names: Iterable[str], world_size: int = 1) -> dict[tuple[str, str], str]:
+    """The verdict on each value of each key; failures are gathered, so that one look shows all."""
+    found, broken = dict[tuple[str, str], str](), list[str]()
+    for key, value in itertools.product(names, VALUES):
+        began = time.process_time()
+        case = key, shown(repr(value), 40)
+        try:
+            found[case] = verdict(base, key, value, world_size)
+            if "\n" in found[case]:
+                broken.append(f"{case}: more than one line: {found[case]!r}")
+        except Exception as error:
+            broken.append(f"{case}: {type(error).__name__}: {str(error)[:200]}")
+        if time.process_time() - began > LONGEST_S:
+            broken.append(f"{case}: {time.process_time() - began:.0f} s")
+    assert not broken, f"{len(broken)} of {len(found) + len(broken)}:\n" + "\n".join(broken)
+    return found
+
+
+SMALL_IMAGES = ("+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=8", "model.image_size=32")
+SMALL_TEXT = ("+model=gpt2_small", "model.n_layer=4", "model.n_embd=16", "model.n_head=2", "model.vocab_size=512",
+              "model.seq_len=16")  # fmt: skip
+NO_TEXT = [value for value in VALUES if isinstance(value, str) and (not value.isprintable() or len(value) > 9999)]
+NO_NUMBER = [value for value in VALUES if isinstance(value, int | float) and not abs(value) < 2**63]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DDLBENCH_HOME", str(tmp_path / "home"))
+    return tmp_path
+
+
+def test_every_value_of_every_shared_key(folder: Path) -> None:
+    base = Base.of("+framework=ddp", *SMALL_IMAGES)
+    names = [key for key in keys(base.plain) if not key.endswith("_target_")]
+    found = fuzz(base, names)
+    assert len(names) > 70
+    never = {shown(repr(value), 40) for value in ("", "~/x", {"a": 1}, *NO_TEXT, *NO_NUMBER)}
+    accepted = {case for case, line in found.items() if case[1] in never and not line}
+    assert accepted == {("cluster.notes", "''"), ("data.stage_to", "'~/x'")}
+    assert list(folder.iterdir()) == []  # a dry run makes nothing
+
+
+def cases(*groups: str) -> list[Any]:
+    """Choices of these groups; one of each class, the others are marked slow."""
+    return [
+        pytest.param(group, choice, marks=[] if choice in FAST else pytest.mark.slow)
+        for group in groups
+        for choice in choices(group)
+    ]
+
+
+@pytest.mark.parametrize(("group", "framework"), cases("framework"))
+def test_every_value_of_a_frameworks_own_keys(group: str, framework: str) -> None:
+    base = Base.of(f"+framework={framework}", *(SMALL_TEXT if framework in ("tensor", "hybrid") else SMALL_IMAGES))
+    names = [f"{group}.{key}" for key in base.plain[group] if key != "_target_"]
+    for world_size in (1, 4):
+        fuzz(base, names, world_size)
+
+
+@pytest.mark.parametrize(("group", "choice"), cases("loader", "data", "model"))
+def test_every_value_of_a_choices_own_keys(group: str, choice: str) -> None:
+    """Those of a loader, of data or of a model. A folder of data that is not there refuses everything alike."""
+    text = choice.startswith(("gpt2", "wikitext", "sample_text"))
+    words = {"framework": "ddp", "model": "gpt2_small" if text else "resnet50", group: choice}
+    base = Base.of(*(f"{'+' if name in ADDED else ''}{name}={value}" for name, value in words.items()))
+    fuzz(base, [f"{group}.{key}" for key in base.plain[group] if key not in ("_target_", "name")])

@@ -1,0 +1,110 @@
+"""Every YAML composes and builds; a wrong value names its key."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+
+from ddlbench.config.choices import choices, conf_dir
+from ddlbench.config.schema import GROUPS, Config, Train, resolve
+from ddlbench.errors import UserError
+from ddlbench.job import Framework
+
+BASE = {"framework": "ddp", "model": "resnet50"}
+ALL = [(group, choice) for group in GROUPS for choice in choices(group)]
+
+
+def composed(*overrides: str) -> Config:
+    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
+        return resolve(compose("config", list(overrides)))
+
+
+def overrides_of(group: str, choice: str) -> list[str]:
+    """The shortest command line with that choice. Text needs a text model, and the other way round."""
+    text = choice.startswith(("gpt2", "wikitext", "sample_text"))
+    wanted = {**BASE, "model": "gpt2_small" if text else "resnet50", group: choice}
+    added = ("framework", "model")
+    return [f"{'+' if name in added else ''}{name}={value}" for name, value in wanted.items()]
+
+
+@pytest.mark.parametrize(("group", "choice"), ALL, ids=lambda value: str(value))
+def test_every_yaml_composes_and_builds(group: str, choice: str) -> None:
+    config = composed(*overrides_of(group, choice))
+    assert getattr(config, group).name == choice
+    if group == "framework":
+        methods = {name for name in vars(Framework) if callable(getattr(Framework, name)) and name[0] != "_"}
+        assert "step" in methods
+        assert methods <= set(dir(config.framework))
+
+
+@pytest.mark.parametrize(("group", "choice"), ALL, ids=lambda value: str(value))
+def test_a_yaml_lists_every_key_of_its_class(group: str, choice: str) -> None:
+    # Hydra refuses a key that is not listed: one left out could not be set from the command line.
+    config = composed(*overrides_of(group, choice))
+    listed = set(config.resolved[group]) - {"_target_"}
+    known = {field.name for field in fields(getattr(config, group))}
+    constant = {"kind"} | ({"train_dir", "val_dir"} if choice == "sample_images" else set())  # not the user's to choose
+    assert listed - constant == known - constant
+
+
+def test_gpt2_brings_its_data_and_recipe_unless_told() -> None:
+    config = composed("+framework=ddp", "+model=gpt2_small")
+    assert (config.data.name, config.recipe.name) == ("sample_text", "adamw")
+    config = composed("+framework=ddp", "+model=gpt2_small", "recipe=lamb", "data=wikitext103")
+    assert (config.data.name, config.recipe.name) == ("wikitext103", "lamb")
+
+
+def test_ranks_share_a_gpu_for_developers_only() -> None:
+    command = ("+framework=ddp", "+model=resnet50")
+    plain = composed(*command)
+    assert plain.backend is None
+    assert "backend" not in plain.identity()
+    shared = composed(*command, "backend=cuda:gloo")
+    assert shared.identity() == plain.identity() | {"backend": "cuda:gloo"}
+    with pytest.raises(UserError, match=r"backend=nccl is unknown: choose null, or cuda:gloo"):
+        composed(*command, "backend=nccl")
+
+
+def test_identity_leaves_out_what_is_not_measured() -> None:
+    same = [
+        composed(*overrides_of("data", "imagenet"), f"results_dir={where}", f"data.root={where}").identity()
+        for where in ("/here", "/there")
+    ]
+    assert same[0] == same[1]
+    assert same[0] != composed(*overrides_of("data", "imagenet"), "train.seed=1").identity()
+
+
+def test_the_schema_and_config_yaml_agree() -> None:
+    assert composed("+framework=ddp", "+model=resnet50").train == Train()
+
+
+def test_the_global_batch() -> None:
+    assert Train(global_batch=64).samples_per_update(4) == 64
+    assert Train(batch_per_gpu=64).samples_per_update(4) == 256
+    assert Train().samples_per_update(4) == 128
+    with pytest.raises(UserError, match=r"train\.global_batch=64 and train\.batch_per_gpu=16 say the same thing twice"):
+        Train(global_batch=64, batch_per_gpu=16)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("train.epochs=many", r"train\.epochs: Value 'many'"),
+        ("framework.bucket_cap_mb=0", r"framework\.bucket_cap_mb=0.0 must be greater than 0"),
+        ("framework.comm_hook=zip", r"framework\.comm_hook=zip is unknown: choose one of none, fp16, bf16, powersgd"),
+        ("train.clip_norm=-1", r"train\.clip_norm=-1.0 must be greater than 0; null"),
+        ("model.image_size=big", r"model\.image_size: Value 'big'"),
+        ("recipe.optimizer.name=sdg", r"recipe\.optimizer\.name=sdg"),
+        ("profile=true", r"profile=true"),
+    ],
+)
+def test_a_wrong_value_names_its_key(override: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        composed("+framework=ddp", "+model=resnet50", override)
+
+
+def test_conf_is_the_repositorys() -> None:
+    assert conf_dir() == Path(__file__).parents[2] / "conf"

@@ -1,0 +1,270 @@
+"""Samples from image folders: layout, crops by hand, decoders, files that are no images, what a user may get wrong."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+from PIL import Image
+from torchvision.transforms import v2
+
+from ddlbench.data.images.folders import ImageFolders, spread
+from ddlbench.data.images.split import MEAN, STD, augmentation_seed, normalized
+from ddlbench.errors import UserError
+from tests.support.pictures import Shape, truncate, write_folders
+
+CONF = Path(__file__).parents[3] / "conf" / "data" / "imagenet.yaml"
+DECODERS = ("pil", "torchvision")
+
+
+@pytest.fixture
+def folders(tmp_path):
+    return write_folders(tmp_path / "set", train=4, val=2)
+
+
+def take(data, train, keys, seed=0, size=32):
+    return data.split(train, Shape(size), seed).__getitems__(keys)
+
+
+def pixels(inputs):
+    """As numbers that can be subtracted."""
+    assert inputs.dtype == torch.uint8
+    return inputs.float()
+
+
+def test_samples_and_labels_in_order_of_class_and_name(folders):
+    assert folders.describe() == {
+        "hash": folders.describe()["hash"],
+        "train_samples": 12,
+        "val_samples": 6,
+        "classes": 3,
+    }
+    fetched = take(folders, True, [(0, index) for index in (0, 3, 4, 11)])
+    assert fetched.inputs.shape == (4, 3, 32, 32)
+    assert fetched.inputs.dtype == torch.uint8
+    assert fetched.targets.tolist() == [0, 0, 1, 2]
+    assert fetched.targets.dtype == torch.int64
+    assert fetched.valid.tolist() == [True] * 4
+    assert fetched.valid.dtype == torch.bool
+    assert take(folders, False, [(0, 5), (0, 0)]).targets.tolist() == [2, 0]
+
+
+@pytest.mark.parametrize("decode", DECODERS)
+def test_validation_crops_the_centre(folders, decode):
+    """An image whose shorter side is 73 = round(64 * 256/224) already: of its 146 columns 41 ... 104 remain, of its 73
+    rows 4 ... 67."""
+    rows, columns = np.mgrid[0:73, 0:146]
+    Image.fromarray(np.stack([columns, rows, columns * 0 + 7], -1).astype(np.uint8)).save(
+        Path(folders.root) / "val/a/000.JPEG", "PNG"
+    )
+    image = pixels(take(replace(folders, decode=decode), False, [(0, 0)], size=64).inputs[0])
+    torch.testing.assert_close(image[0, 0], torch.arange(41.0, 105.0))
+    torch.testing.assert_close(image[1, :, 0], torch.arange(4.0, 68.0))
+    torch.testing.assert_close(image[2], torch.full((64, 64), 7.0))
+
+
+def test_val_resize_is_the_shorter_side(folders):
+    rows, columns = np.mgrid[0:40, 0:80]
+    Image.fromarray(np.stack([columns, rows, rows], -1).astype(np.uint8)).save(
+        Path(folders.root) / "val/a/000.JPEG", "PNG"
+    )
+    image = pixels(take(replace(folders, val_resize=40), False, [(0, 0)]).inputs[0])
+    torch.testing.assert_close(image[0, 0], torch.arange(24.0, 56.0))
+
+
+def test_training_is_torchvisions_reference_recipe(folders):
+    """RandomResizedCrop and RandomHorizontalFlip as they come, from a stream that belongs to the sample."""
+    reference = v2.Compose(
+        [
+            v2.RandomResizedCrop(32),
+            v2.RandomHorizontalFlip(),
+            v2.PILToTensor(),
+            v2.ToDtype(torch.float32, scale=True),
+            v2.Normalize(MEAN, STD),
+        ]
+    )
+    images = normalized(take(folders, True, [(2, index) for index in range(12)], seed=5))
+    for index in range(12):
+        torch.manual_seed(augmentation_seed(5, 2, index))
+        file = Path(folders.root) / "train" / "abc"[index // 4] / f"{index % 4:03d}.JPEG"
+        assert torch.equal(images[index], reference(Image.open(file)))
+
+
+def test_crop_and_flip_are_knobs(folders):
+    whole = replace(folders, crop_scale=[1.0, 1.0], crop_ratio=[1.2, 1.2], flip=0.0)  # 48 x 40 pixels: all of them
+    mirror = replace(whole, flip=1.0)
+    fetched = take(whole, True, [(0, 0)])
+    assert torch.equal(fetched.inputs, take(whole, True, [(1, 0)]).inputs)
+    assert torch.equal(fetched.inputs.flip(-1), take(mirror, True, [(0, 0)]).inputs)
+
+
+@pytest.mark.parametrize("decode", DECODERS)
+def test_augmentation_depends_on_seed_epoch_and_index_alone(folders, decode):
+    data = replace(folders, decode=decode)
+    first = take(data, True, [(1, 4), (1, 9)])
+    again = take(data, True, [(1, 9), (0, 2), (1, 4)])
+    assert torch.equal(first.inputs, again.inputs[[2, 0]])
+    for other in (take(data, True, [(0, 4), (0, 9)]), take(data, True, [(1, 4), (1, 9)], seed=1)):
+        assert not torch.equal(first.inputs, other.inputs)
+    assert len({augmentation_seed(*key) for key in [(0, 0, 1), (0, 1, 0), (1, 0, 0), (0, 0, 0)]}) == 4
+
+
+def test_both_decoders_make_the_same_crops(folders):
+    pil, torchvision = (take(replace(folders, decode=decode), True, [(0, i) for i in range(12)]) for decode in DECODERS)
+    # Pillow rounds between its two resizing passes, torchvision need not.
+    assert (pixels(pil.inputs[0]) - pixels(torchvision.inputs[0])).abs().max() < 3
+
+
+def test_global_random_stream_is_left_alone(folders):
+    torch.manual_seed(123)
+    expected = torch.rand(3)
+    torch.manual_seed(123)
+    take(folders, True, [(0, 0), (0, 1)])
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_split_can_be_sent_to_a_worker(folders):
+    split = folders.split(True, Shape(), 0)
+    copy = pickle.loads(pickle.dumps(split))
+    assert torch.equal(copy.__getitems__([(0, 1)]).inputs, split.__getitems__([(0, 1)]).inputs)
+
+
+@pytest.mark.parametrize("decode", DECODERS)
+@pytest.mark.parametrize(
+    ("mode", "form"), [("L", "JPEG"), ("CMYK", "JPEG"), ("P", "PNG"), ("RGBA", "PNG"), ("LA", "PNG")]
+)
+def test_every_colour_mode_becomes_rgb(folders, decode, mode, form):
+    """ImageNet itself has grey and CMYK JPEGs, and a PNG named .JPEG."""
+    grey = Image.new("RGB", (40, 40), (90, 90, 90))
+    colour = grey if mode in ("L", "LA") else Image.new("RGB", (40, 40), (204, 102, 51))
+    file = Path(folders.root) / "val/a/000.JPEG"
+    colour.convert(mode).save(file, form)
+    with Image.open(file) as saved:
+        assert saved.mode == mode
+    image = pixels(take(replace(folders, decode=decode), False, [(0, 0)]).inputs[0])
+    expected = torch.tensor([90.0] * 3 if mode in ("L", "LA") else [204.0, 102.0, 51.0])
+    torch.testing.assert_close(image[:, 16, 16], expected, atol=4, rtol=0)
+
+
+def no_image(file):
+    file.write_text("<html>404</html>")
+
+
+def empty(file):
+    file.write_bytes(b"")
+
+
+@pytest.mark.parametrize("decode", DECODERS)
+@pytest.mark.parametrize("spoil", [truncate, no_image, empty])
+def test_bad_file_is_fatal_and_named(folders, decode, spoil):
+    file = Path(folders.root) / "train/b/001.JPEG"
+    spoil(file)
+    for key in ((0, 5), (3, 5)):
+        with pytest.raises(
+            UserError, match=r"train/b/001.JPEG cannot be decoded \(.+\): .*on_bad_sample=skip"
+        ) as error:
+            take(replace(folders, decode=decode), True, [(0, 0), key])
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("decode", DECODERS)
+@pytest.mark.parametrize("spoil", [truncate, no_image, empty])
+def test_skipped_in_training_the_next_file_stands_in(folders, decode, spoil):
+    for name in ("b/003", "c/000"):
+        spoil(Path(folders.root) / "train" / f"{name}.JPEG")
+    data = replace(folders, decode=decode, on_bad_sample="skip")
+    fetched = take(data, True, [(1, 6), (1, 7)])
+    assert fetched.bad == ("train/b/003.JPEG", "train/c/000.JPEG")
+    assert fetched.valid.tolist() == [True, True]
+    expected = take(data, True, [(1, 6), (1, 9)])
+    assert torch.equal(fetched.inputs, expected.inputs)
+    assert fetched.targets.tolist() == expected.targets.tolist() == [1, 2]
+
+
+def test_skipped_at_the_end_the_first_stands_in(folders):
+    truncate(Path(folders.root) / "train/c/003.JPEG")
+    data = replace(folders, on_bad_sample="skip")
+    assert torch.equal(take(data, True, [(0, 11)]).inputs, take(data, True, [(0, 0)]).inputs)
+
+
+@pytest.mark.parametrize("decode", DECODERS)
+def test_skipped_in_validation_it_does_not_count(folders, decode):
+    truncate(Path(folders.root) / "val/a/001.JPEG")
+    fetched = take(replace(folders, decode=decode, on_bad_sample="skip"), False, [(0, 0), (0, 1), (0, 2)])
+    assert fetched.valid.tolist() == [True, False, True]
+    assert fetched.bad == ("val/a/001.JPEG",)
+    assert fetched.inputs.shape == (3, 3, 32, 32)
+
+
+def test_not_one_good_file(folders):
+    for file in Path(folders.root).glob("train/*/*"):
+        no_image(file)
+    with pytest.raises(UserError, match=r"holds not one image that can be decoded \(12 tried\)"):
+        take(replace(folders, on_bad_sample="skip"), True, [(0, 5)])
+
+
+def test_vanished_file_is_never_skipped(folders):
+    folders.prepare()
+    (Path(folders.root) / "train/b/001.JPEG").unlink()
+    with pytest.raises(UserError, match=r"cannot read .*train/b/001.JPEG: No such file"):
+        take(replace(folders, on_bad_sample="skip"), True, [(0, 5)])
+
+
+def test_val_limit_takes_from_all_classes(folders):
+    assert spread(10, 5).tolist() == [0, 2, 4, 6, 8]
+    assert spread(7, 3).tolist() == [0, 2, 4]
+    assert spread(3, 5).tolist() == spread(3, None).tolist() == [0, 1, 2]
+    data = replace(folders, val_limit=3)
+    assert data.describe()["val_samples"] == len(data.split(False, Shape(), 0)) == 3
+    assert take(data, False, [(0, 0), (0, 1), (0, 2)]).targets.tolist() == [0, 1, 2]
+    assert data.describe()["train_samples"] == 12
+
+
+def test_missing_root_says_how_to_lay_out_the_data(tmp_path):
+    with pytest.raises(
+        UserError, match=r"data=imagenet needs data.root=...: a folder with train/<class>/\*.JPEG and val/"
+    ):
+        ImageFolders("imagenet").check(Shape())
+    with pytest.raises(UserError, match=r"there is no folder .*nowhere/train"):
+        ImageFolders("imagenet", root=str(tmp_path / "nowhere")).check(Shape())
+
+
+def test_head_must_be_as_wide_as_the_classes(folders):
+    folders.check(Shape(classes=3))
+    folders.check(Shape(classes=1000))
+    with pytest.raises(UserError, match=r"3 classes, the model 2: set model.num_classes=3"):
+        folders.check(Shape(classes=2))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"decode": "opencv"}, r"data.decode=opencv is unknown: choose one of pil, torchvision"),
+        ({"on_bad_sample": "ignore"}, r"data.on_bad_sample=ignore is unknown: choose one of fatal, skip"),
+        ({"val_limit": 0}, r"data.val_limit=0 must be greater than 0"),
+        ({"crop_scale": [1.0]}, r"data.crop_scale=\[1.0\] must be \[smallest, largest\]"),
+        ({"crop_ratio": [2.0, 1.0]}, r"data.crop_ratio=\[2.0, 1.0\] must be"),
+        ({"flip": 1.5}, r"data.flip=1.5 must be a probability"),
+    ],
+)
+def test_wrong_values_are_refused(wrong, message):
+    with pytest.raises(UserError, match=message):
+        ImageFolders("imagenet", **wrong)
+
+
+def test_val_resize_must_cover_the_crop(folders):
+    with pytest.raises(UserError, match=r"data.val_resize=31 is smaller than model.image_size=32"):
+        replace(folders, val_resize=31).check(Shape())
+
+
+def test_yaml_builds():
+    fields = OmegaConf.load(CONF)
+    assert fields.pop("_target_") == "ddlbench.data.images.folders.ImageFolders"
+    built = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(ImageFolders), fields))
+    assert built == ImageFolders("imagenet")
+    assert set(fields) == set(OmegaConf.structured(ImageFolders))

@@ -1,0 +1,260 @@
+"""Packed image sets: the samples of the folders they came from, in their order and by both loaders; damaged sets."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import tracemalloc
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from ddlbench.data.images.packed import PackedImages
+from ddlbench.data.loaders.dali import Dali
+from ddlbench.data.tfrecord.example import bytes_of, features, number_of, varint
+from ddlbench.data.tfrecord.index import scan
+from ddlbench.data.tools.pack import pack
+from ddlbench.errors import UserError
+from tests.support import packs
+from tests.support.dali_feeds import dali, levels, native
+from tests.support.libraries import needs_dali
+from tests.support.pictures import Shape, truncate, write_folders
+
+CONF = Path(__file__).parents[3] / "conf" / "data" / "imagenet_tfrecord.yaml"
+WHOLE = {"crop_scale": [1.0, 1.0], "crop_ratio": [1.2, 1.2], "flip": 0.0}  # 48 x 40 pixels: all of them
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return write_folders(tmp_path_factory.mktemp("folders"), train=5, val=3)
+
+
+@pytest.fixture
+def packed(folders, tmp_path):
+    return PackedImages("packed", root=str(packs.write_pack(folders.layout(), tmp_path / "set")))
+
+
+def batches(feed):
+    return [*feed.train(0), *feed.train(1), *feed.validation()]
+
+
+def test_the_native_loader_sees_no_difference(folders, packed):
+    packed.check(Shape())
+    packed.prepare()
+    assert packed.describe() == folders.describe()
+    for got, expected in zip(batches(native(packed)), batches(native(folders)), strict=True):
+        assert torch.equal(got.inputs, expected.inputs)
+        assert torch.equal(got.targets, expected.targets)
+
+
+def test_a_set_that_pack_made(folders, tmp_path):
+    pack(folders.layout(), tmp_path / "set", shard_bytes=20_000, processes=1)
+    found = PackedImages("packed", root=str(tmp_path / "set"))
+    assert found.describe() == folders.describe()
+    for got, expected in zip(batches(native(found)), batches(native(folders)), strict=True):
+        assert torch.equal(got.inputs, expected.inputs)
+        assert torch.equal(got.targets, expected.targets)
+
+
+@needs_dali
+@pytest.mark.parametrize("fused_crop", [True, False])
+def test_dali_sees_no_difference(folders, packed, fused_crop):
+    Dali("dali").check(packed, Shape())
+    for got, expected in zip(
+        batches(dali(packed, fused_crop=fused_crop)), batches(dali(folders, fused_crop=fused_crop)), strict=True
+    ):
+        assert torch.equal(got.inputs, expected.inputs)
+        assert torch.equal(got.targets, expected.targets)
+
+
+@needs_dali
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_dali_and_the_native_loader_read_each_sample_once(packed, size):
+    data, seen = replace(packed, **WHOLE), 0
+    for rank in range(size):
+        feeds = [open_(data, rank, size, replica_batch=2) for open_ in (dali, native)]
+        for got, expected in zip(*(batches(feed) for feed in feeds), strict=True):
+            assert (
+                (levels(got.inputs) - levels(expected.inputs)).abs()[got.valid].amax() < 2 if got.valid.any() else True
+            )
+            assert got.valid.tolist() == expected.valid.tolist()
+            seen += int(got.valid.sum())
+    assert seen == 2 * (15 - 15 % (2 * size)) + 9
+
+
+def test_the_index_is_kept_and_made_anew_for_other_shards(packed):
+    packed.prepare()
+    (kept, other) = sorted(Path(packed.root, ".ddlbench").iterdir())
+    stamps = {file: file.stat().st_mtime_ns for file in (kept, other)}
+    packed.prepare()
+    assert {file: file.stat().st_mtime_ns for file in (kept, other)} == stamps
+    kept.write_bytes(b"half")
+    before = len(packed.split(True, Shape(), 0)), len(packed.split(False, Shape(), 0))
+    assert before == (15, 9)
+    assert kept.stat().st_size > 4
+
+
+def test_names_of_any_length_lie_in_order(tmp_path):
+    """Where one name begins as another, the shorter comes first; a class comes before every name of the next."""
+    folders = write_folders(tmp_path / "odd", train=3, val=1, classes=2)
+    names = ("b", "bé", "a" * 90, "b.x")
+    for label, name in product("ab", names):
+        (tmp_path / "odd/train" / label / f"{name}.JPEG").write_bytes(b"x" * len(name))
+    packs.write_pack(folders.layout(), tmp_path / "set", shards=3)
+    source, plain = PackedImages("packed", root=str(tmp_path / "set")).source(True), folders.source(True)
+    images = range(len(plain.files))
+    assert [source.files.name(i) for i in images] == [plain.files.name(i) for i in images]
+    assert [bytes(source.content(i)) for i in images] == [plain.content(i) for i in images]
+    for key in ("ends", "sizes", "labels"):
+        assert np.array_equal(getattr(source.files, key), getattr(plain.files, key))
+
+
+def test_memory_of_a_scan_is_that_of_the_index(tmp_path):
+    write_folders(tmp_path / "one", train=1, val=1, classes=1)
+    content = (tmp_path / "one/train/a/000.JPEG").read_bytes()[:10]
+    shards = [tmp_path / f"{number}.tfrecord" for number in range(40)]
+    for number, shard in enumerate(shards):
+        packs.write_shard(shard, [packs.example(content, 0, f"a/{number}_{i:04d}.JPEG") for i in range(500)])
+    tracemalloc.start()
+    try:
+        found = scan(shards, classes=1)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(found["sizes"]) == 20_000
+    assert most < 220 * 20_000  # a tuple, a name and numbers of Python for every image are more
+
+
+def test_a_split_that_is_not_there(packed):
+    with pytest.raises(UserError, match=r"data.val_dir=valid is none of .*/set: choose train or val"):
+        replace(packed, val_dir="valid").check(Shape())
+    replace(packed, val_dir="train").check(Shape())
+
+
+def test_a_rank_does_not_look_at_the_shards(packed, monkeypatch):
+    """The first rank did, and a thousand may ask at once."""
+    packed.prepare()
+    monkeypatch.setattr("ddlbench.data.tfrecord.index.open_pack", lambda _: pytest.fail("looked at the shards"))
+    assert len(packed.split(True, Shape(), 0)) == packed.describe()["train_samples"] == 15
+
+
+def test_split_can_be_sent_to_a_worker(packed):
+    split = packed.split(True, Shape(), 0)
+    split.__getitems__([(0, 0)])
+    sent = pickle.dumps(split)
+    assert len(sent) < 8_000  # without the shards, which are mapped anew
+    assert torch.equal(pickle.loads(sent).__getitems__([(0, 1)]).inputs, split.__getitems__([(0, 1)]).inputs)
+
+
+def spoil_image(folders, tmp_path, file):
+    """A set with a bad image in it, packed as it was."""
+    root = tmp_path / "bad"
+    for path in Path(folders.root).rglob("*.JPEG"):
+        copy = root / path.relative_to(folders.root)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_bytes(path.read_bytes())
+    truncate(root / file)
+    layout = replace(folders, root=str(root)).layout()
+    return PackedImages("packed", root=str(packs.write_pack(layout, tmp_path / "badset")), **WHOLE)
+
+
+@needs_dali
+def test_a_bad_image_is_named_with_its_place(folders, tmp_path):
+    data = spoil_image(folders, tmp_path, "train/b/003.JPEG")
+    for feed in (native(data), dali(data)):
+        with pytest.raises(
+            UserError, match=r"train/b/003.JPEG, at byte \d+ of .*-of-00002.tfrecord, cannot be decoded"
+        ):
+            list(feed.train(0))
+    skipping = native(replace(data, on_bad_sample="skip"))
+    list(skipping.train(0))
+    assert list(skipping.facts()["bad_samples"]) == ["train/b/003.JPEG"]
+
+
+def cut(shard):
+    shard.write_bytes(shard.read_bytes()[:-1])
+
+
+def lose_index(shard):
+    shard.with_suffix(".idx").unlink()
+
+
+def stale_index(shard):
+    lines = shard.with_suffix(".idx").read_text().splitlines()
+    shard.with_suffix(".idx").write_text("\n".join(lines[:-1]))
+
+
+def no_index(shard):
+    shard.with_suffix(".idx").write_text("<html>")
+
+
+def no_example(shard):
+    content = shard.read_bytes()
+    shard.write_bytes(content[:12] + b"\xff" * (len(content) - 12))
+
+
+def flip_label(shard):
+    """The first label, a packed list of one varint, from 0, 1 or 2 to 64 and more."""
+    content = shard.read_bytes()
+    place = content.index(b"image/class/label") + len(b"image/class/label") + 6
+    shard.write_bytes(content[:place] + bytes([content[place] ^ 64]) + content[place + 1 :])
+
+
+def flip_length(shard):
+    content = shard.read_bytes()
+    shard.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (flip_length, r"00001-of-00002.tfrecord holds no image at byte 0 \(its length is \d+, \d+ by the index\)"),
+        (flip_label, r"00001-of-00002.tfrecord holds no image at byte 0 \(its label is 6[456], there are 3 classes\)"),
+        (Path.unlink, "00001-of-00002.tfrecord is missing: copy the set again"),
+        (cut, r"00001-of-00002.tfrecord has \d+ bytes, pack.json says \d+"),
+        (lose_index, "index .*00001-of-00002.idx cannot be read"),
+        (stale_index, r"index .*00001-of-00002.idx is stale: it has 6 records"),
+        (no_index, "00001-of-00002.idx is not an index"),
+        (no_example, r"00001-of-00002.tfrecord holds no image at byte 0 \("),
+    ],
+)
+def test_damage_is_told_before_training(packed, spoil, message):
+    spoil(Path(packed.root, "train/00001-of-00002.tfrecord"))
+    with pytest.raises(UserError, match=message) as error:
+        packed.prepare()
+    assert "\n" not in str(error.value)
+
+
+def test_what_is_no_packed_set(tmp_path, packed):
+    with pytest.raises(UserError, match=r"data=imagenet_tfrecord needs data.root=\.\.\.: the folder of a packed"):
+        PackedImages("imagenet_tfrecord").check(Shape())
+    with pytest.raises(UserError, match=r"pack.json cannot be read .*is it the folder of a packed image set"):
+        PackedImages("packed", root=str(tmp_path)).check(Shape())
+    Path(packed.root, "pack.json").write_text(json.dumps({"format": 9}))
+    with pytest.raises(UserError, match="has format 9, this version reads 1"):
+        packed.check(Shape())
+
+
+def test_features_lie_where_they_lie():
+    content = packs.example(b"image" * 100, 300, "a/b.JPEG")
+    data, found = memoryview(b"--" + content), features(memoryview(b"--" + content), (2, 2 + len(content)))
+    assert bytes(data[slice(*bytes_of(data, found["image/encoded"]))]) == b"image" * 100
+    assert number_of(data, found["image/class/label"]) == number_of(data, found["image/height"]) == 300
+    for end in range(2, 2 + len(content)):
+        with pytest.raises((ValueError, KeyError)):
+            bytes_of(data, features(data, (2, end))["image/encoded"])
+    with pytest.raises(ValueError, match="no number ends"):
+        varint(memoryview(b"\xff" * 20), 0, 20)
+
+
+def test_yaml_builds():
+    fields = OmegaConf.load(CONF)
+    assert fields.pop("_target_") == "ddlbench.data.images.packed.PackedImages"
+    built = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(PackedImages), fields))
+    assert built == PackedImages("imagenet_tfrecord")
+    assert set(fields) == set(OmegaConf.structured(PackedImages))

@@ -1,0 +1,309 @@
+"""DALI itself behind the feed: the native loader's samples in its order, and what a user may get wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections import Counter
+from contextlib import suppress
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from ddlbench.data.loaders.dali import Dali, DaliReader
+from ddlbench.errors import Unavailable, Unsupported, UserError
+from ddlbench.job import Place
+from tests.support.dali_feeds import dali, levels, native, picture, request, write
+from tests.support.libraries import needs_dali
+from tests.support.pictures import Shape, jpeg, truncate, write_folders
+from tests.support.processes import PYTHON, run
+from tests.support.tiny import TinyData
+
+pytestmark = needs_dali
+CONF = Path(__file__).parents[3] / "conf" / "loader" / "dali.yaml"
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return write_folders(tmp_path_factory.mktemp("dali"), train=5, val=3)
+
+
+STEP = 9  # levels of red between one plain image and the next
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """26 + 7 images of one colour each: whatever is cropped, it says which sample it was."""
+    images = [picture(np.full((40, 48, 3), index * STEP)) for index in range(26)]
+    return write(tmp_path_factory.mktemp("plain"), images, images[:7])
+
+
+def indices(batches):
+    """[[index, ...] a batch] of the valid samples of `plain`."""
+    return [(levels(batch.inputs[batch.valid])[:, 0].mean((1, 2)) / STEP).round().int().tolist() for batch in batches]
+
+
+def test_an_epoch_holds_every_sample_once_in_the_native_order(plain):
+    feed = dali(plain)
+    assert (feed.steps_per_epoch, feed.dropped_samples, feed.val_samples) == (6, 2, 7)
+    first, second = (indices(feed.train(epoch)) for epoch in (0, 1))
+    assert [len(batch) for batch in first] == [4] * 6
+    assert len(set(chain(*first))) == len(set(chain(*second))) == 24
+    assert first != second
+    assert first == indices(native(plain).train(0))
+    assert second == indices(native(plain).train(1))
+    assert indices(dali(plain, seed=1).train(0)) == indices(native(plain, seed=1).train(0)) != first
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_replicas_share_each_global_batch(plain, size):
+    alone = indices(native(plain, replica_batch=12).train(1))
+    shares = [indices(dali(plain, rank, size, replica_batch=12 // size).train(1)) for rank in range(size)]
+    assert [list(chain(*parts)) for parts in zip(*shares, strict=True)] == alone
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_each_validation_sample_counts_once(plain, size):
+    feeds = [dali(plain, rank, size, replica_batch=2) for rank in range(size)]
+    batches = [list(feed.validation()) for feed in feeds]
+    assert {len(each) for each in batches} == {{1: 4, 2: 2, 3: 2}[size]}
+    assert all(batch.inputs.shape == (2, 3, 32, 32) for each in batches for batch in each)
+    assert sorted(index for each in batches for batch in indices(each) for index in batch) == list(range(7))
+
+
+def test_replica_without_validation_samples_gives_masked_batches(plain):
+    feed = dali(replace(plain, val_limit=1), 1, 2)
+    for _ in range(2):
+        (batch,) = feed.validation()
+        assert batch.inputs.shape == (4, 3, 32, 32)
+        assert batch.inputs.any().item() is False
+        assert batch.valid.tolist() == [False] * 4
+
+
+def test_labels_types_and_layout_are_the_native_loaders(folders):
+    for channels_last in (False, True):
+        fields = {"channels_last": channels_last, "steps": 2}
+        for epoch in range(2):
+            ours, theirs = dali(folders, **fields), native(folders, **fields)
+            assert ours.steps_per_epoch == theirs.steps_per_epoch == 2
+            for got, expected in zip(
+                [*ours.train(epoch), *ours.validation()], [*theirs.train(epoch), *theirs.validation()], strict=True
+            ):
+                assert torch.equal(got.targets, expected.targets)
+                assert torch.equal(got.valid, expected.valid)
+                assert (got.inputs.dtype, got.inputs.shape) == (expected.inputs.dtype, expected.inputs.shape)
+                assert got.inputs.stride() == expected.inputs.stride()
+
+
+def test_a_run_repeats_itself_and_replicas_draw_their_own(folders):
+    def drawn(*args, **fields):
+        feed = dali(folders, *args, replica_batch=3, **fields)
+        return torch.cat([batch.inputs for epoch in (0, 1) for batch in feed.train(epoch)])
+
+    first = drawn(0, 2)
+    assert torch.equal(first, drawn(0, 2))
+    assert not torch.equal(first, drawn(1, 2))
+    assert not torch.equal(first, drawn(0, 2, seed=1))
+    half = len(first) // 2
+    assert not torch.equal(first[:half], first[half:])
+
+
+def test_an_epoch_left_in_the_middle_disturbs_none(plain):
+    feed = dali(plain)
+    left = feed.train(0)
+    next(left)
+    assert indices(feed.train(1)) == indices(native(plain).train(1))
+    assert indices(feed.validation()) == indices(native(plain).validation())
+    feed.close()
+    assert indices(feed.train(0)) == indices(native(plain).train(0))
+
+
+def test_batches_stay_as_they_were_delivered(plain):
+    batches = list(dali(plain).train(0))
+    assert indices(batches) == indices(native(plain).train(0))
+
+
+@pytest.mark.parametrize("on_gpu", [True, False])
+def test_on_a_gpu_it_is_torchs_current_stream_that_waits(folders, monkeypatch, on_gpu):
+    """As DALI and its iterator for PyTorch have it: `run` is told the stream, from_dlpack looks for it by itself."""
+    asked = []
+
+    class Pipeline:
+        """One float a file."""
+
+        def __init__(self, images):
+            self.batches = iter(images)
+
+        def run(self, stream):
+            asked.append(stream)
+            self.files = next(self.batches)
+            return (self,)
+
+        def as_tensor(self):
+            return np.ones(len(self.files), np.float32)
+
+        def reset(self): ...
+
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: "side stream")
+    reader = DaliReader(folders.split(True, Shape(), 0), Pipeline, lambda _: None, False, on_gpu)
+    (fetched,) = reader.read([[(0, 1), (0, 6)]])
+    assert (fetched.inputs.tolist(), fetched.targets.tolist()) == ([1, 1], [0, 1])
+    assert asked == [("side stream" if on_gpu else None)] * 2
+
+
+def test_rank_that_reads_nothing_gets_as_many_nothings(plain):
+    feed = Dali("dali").open(plain, replace(request(), place=Place(0, 1, reads_data=False)))
+    assert list(feed.train(0)) == [None] * 6
+    assert list(feed.validation()) == [None] * 2
+
+
+def test_global_random_stream_is_left_alone(folders):
+    torch.manual_seed(9)
+    expected = torch.rand(2)
+    torch.manual_seed(9)
+    list(dali(folders).train(0))
+    assert torch.equal(torch.rand(2), expected)
+
+
+def vanish(file):
+    file.unlink()
+
+
+def no_image(file):
+    file.write_text("<html>404</html>")
+
+
+def empty(file):
+    file.write_bytes(b"")
+
+
+def graphic(file):
+    file.write_bytes(picture(np.zeros((40, 48)), format="GIF"))
+
+
+@pytest.mark.parametrize("fused_crop", [True, False])
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (truncate, r"cannot be decoded \(.*truncated"),
+        (no_image, r"cannot be decoded \(.*cannot identify"),
+        (empty, r"cannot be decoded \(.*cannot identify"),
+        (vanish, "No such file"),
+        (graphic, "cannot be decoded by DALI, only by Pillow"),
+    ],
+)
+def test_bad_file_ends_the_run_with_one_line(tmp_path, spoil, reason, fused_crop):
+    data = write_folders(tmp_path, train=5, val=3)
+    data.prepare()
+    for file in ("train/b/003.JPEG", "val/b/001.JPEG"):
+        spoil(tmp_path / file)
+    whole = replace(data, crop_scale=[1.0, 1.0], crop_ratio=[1.2, 1.2])
+    feed = dali(whole, fused_crop=fused_crop)
+    for batches, name in ((feed.train(0), "train/b/003.JPEG"), (feed.validation(), "val/b/001.JPEG")):
+        with pytest.raises(UserError, match=reason) as error:
+            list(batches)
+        assert name in str(error.value)
+        assert "\n" not in str(error.value)
+
+
+def test_damage_below_a_fused_crop_goes_unseen(tmp_path):
+    content = jpeg([1], (480, 400))
+    data = write(tmp_path, [content[: len(content) * 19 // 20]] * 8, [content])
+    data = replace(data, crop_scale=[0.08, 0.08])
+    seen = Counter()
+    for fused_crop in (True, False):
+        with suppress(UserError):  # of which the test above assures itself
+            for _ in dali(data, replica_batch=1, fused_crop=fused_crop).train(0):
+                seen[fused_crop] += 1
+    assert seen[True] > seen[False] == 0
+
+
+def test_what_it_cannot_read_is_unsupported(folders):
+    Dali("dali").check(folders, Shape())
+    for data, message in (
+        (TinyData(26, 7), "data=tiny is none: choose loader=native"),
+        (replace(folders, on_bad_sample="skip"), "cannot skip bad images"),
+        (replace(folders, decode="torchvision"), "leave out data.decode=torchvision"),
+    ):
+        with pytest.raises(Unsupported, match=message):
+            Dali("dali").check(data, Shape())
+
+
+def test_gpu_pipelines_need_a_gpu(folders, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for device in ("gpu", "mixed"):
+        with pytest.raises(Unsupported, match=f"loader.device={device} needs an NVIDIA GPU"):
+            Dali("dali", device=device).check(folders, Shape())
+
+
+def test_a_missing_library_is_unavailable(folders, monkeypatch):
+    monkeypatch.setitem(sys.modules, "nvidia.dali.fn", None)
+    with pytest.raises(Unavailable, match=r"pip install 'ddlbench\[dali\]'"):
+        Dali("dali").check(folders, Shape())
+
+
+def test_facts_and_defaults(folders):
+    assert dali(folders, cores=3).facts() == {
+        "device": "cpu", "threads": 2, "prefetch": 2, "fused_crop": True, "cores": 3, "bad_samples": {},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"device": "tpu"}, "loader.device=tpu is unknown: choose null or one of cpu, gpu, mixed"),
+        ({"threads": 0}, "loader.threads=0 must be 1 or more"),
+        ({"prefetch": 0}, "loader.prefetch=0 must be 1 or more"),
+    ],
+)
+def test_wrong_values_are_refused(wrong, message):
+    with pytest.raises(UserError, match=message):
+        Dali("dali", **wrong)
+
+
+def test_yaml_builds():
+    fields = OmegaConf.load(CONF)
+    assert fields.pop("_target_") == "ddlbench.data.loaders.dali.Dali"
+    assert OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Dali), fields)) == Dali("dali")
+    assert set(fields) == set(OmegaConf.structured(Dali))
+
+
+SMALL = [
+    "+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=8", "model.image_size=32", "loader=dali",
+    "train.global_batch=4", "train.steps=3", "train.epochs=2", "data=imagenet", "progress=false",
+]  # fmt: skip
+
+
+def test_the_program_trains_on_it(ddlbench, tmp_path, folders, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
+    code, said = ddlbench(*SMALL, "+framework=single", f"data.root={folders.root}", "train.channels_last=true")
+    assert code == 0, said
+    (path,) = tmp_path.glob("results/*/attempt-1/run.json")
+    content = json.loads(path.read_text())
+    assert content["config"]["loader"]["threads"] is None, "the same run on every machine"
+    assert content["loader"] == {
+        "device": "cpu", "threads": 2, "prefetch": 2, "fused_crop": True, "cores": 3, "bad_samples": [],
+    }  # fmt: skip
+    assert (content["ledger"]["samples"], content["ledger"]["dropped_samples_per_epoch"]) == (24, 3)
+    assert content["summary"]["val_samples"] == 9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("framework", ["ddp", "zero1"])
+def test_two_ranks_of_the_program_train_on_it(tmp_path, folders, framework):
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "ddlbench"]
+    done = run(
+        PYTHON, *torchrun, *SMALL, f"+framework={framework}", f"data.root={folders.root}", cwd=tmp_path, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (path,) = tmp_path.glob("results/*/attempt-1/run.json")
+    content = json.loads(path.read_text())
+    assert content["status"] == "ok"
+    assert content["loader"]["device"] == "cpu"
+    assert content["summary"]["val_samples"] == 9

@@ -1,0 +1,363 @@
+"""The DataLoader behind the feed: who sees which sample, whatever the workers, and what happens when one fails."""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from ddlbench.data.feed import Fetched, Request
+from ddlbench.data.loaders.native import Native
+from ddlbench.errors import UserError
+from ddlbench.job import Place
+from tests.support.pictures import Shape, truncate, write_folders
+
+CONF = Path(__file__).parents[3] / "conf" / "loader" / "native.yaml"
+CPU = torch.device("cpu")
+
+
+@dataclass
+class KeySplit:
+    """A sample is its own key, so that a batch tells which samples it holds."""
+
+    samples: int
+    probe: str | None = None
+
+    def __len__(self):
+        return self.samples
+
+    def __getitems__(self, keys):
+        if self.probe == "threads":
+            threads = torch.get_num_threads()
+            return Fetched(torch.full((len(keys), 1), threads), torch.zeros(len(keys)), torch.ones(len(keys)).bool())
+        if self.probe == "signal" and multiprocessing.parent_process() is not None:
+            for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+                os.kill(os.getpid(), number)
+        if self.probe == "bug":
+            raise ZeroDivisionError
+        inputs = torch.tensor(keys, dtype=torch.long).reshape(-1, 2)
+        return Fetched(inputs, inputs[:, 1].clone(), torch.ones(len(keys), dtype=torch.bool))
+
+
+@dataclass
+class KeyData:
+    train: int = 26
+    val: int = 7
+    probe: str | None = None
+    kind: str = "text"
+    name: str = "keys"
+    mapped: bool = True
+    costly: bool = False
+
+    def split(self, train, model, seed):
+        return KeySplit(self.train if train else self.val, self.probe)
+
+
+def request(rank=0, size=1, replica_batch=4, **fields):
+    return Request(Shape(), Place(rank, size), CPU, seed=0, replica_batch=replica_batch, **fields)
+
+
+def opened(data, *args, workers=0, persistent=True, start_method=None, **fields):
+    loader = Native("native", workers=workers, persistent=persistent, start_method=start_method)
+    return loader.open(data, request(*args, **fields))
+
+
+def keys(batches):
+    """[[(epoch, index), ...] a batch] of the valid samples."""
+    return [[tuple(key) for key in batch.inputs[batch.valid].tolist()] for batch in batches]
+
+
+def everything(feed, epochs=(0, 1)):
+    batches = [batch for epoch in epochs for batch in feed.train(epoch)] + list(feed.validation())
+    feed.close()
+    return [torch.cat([getattr(batch, part) for batch in batches]) for part in ("inputs", "targets", "valid")]
+
+
+def test_an_epoch_holds_every_sample_once_save_the_dropped():
+    feed = opened(KeyData())
+    assert (feed.steps_per_epoch, feed.dropped_samples, feed.val_samples) == (6, 2, 7)
+    batches = keys(feed.train(3))
+    assert [len(batch) for batch in batches] == [4] * 6
+    seen = [key for batch in batches for key in batch]
+    assert len(set(seen)) == 24
+    assert {epoch for epoch, _ in seen} == {3}
+    assert {index for _, index in seen} < set(range(26))
+    assert keys(feed.train(3)) == batches
+    assert [i for batch in keys(feed.train(4)) for _, i in batch] != [index for _, index in seen]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_replicas_share_each_global_batch(size):
+    alone = keys(opened(KeyData(), replica_batch=12).train(0))
+    shares = [keys(opened(KeyData(), rank, size, replica_batch=12 // size).train(0)) for rank in range(size)]
+    assert [list(chain(*parts)) for parts in zip(*shares, strict=True)] == alone
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_each_validation_sample_counts_once(size):
+    feeds = [opened(KeyData(val=7), rank, size, replica_batch=2) for rank in range(size)]
+    batches = [list(feed.validation()) for feed in feeds]
+    assert {len(each) for each in batches} == {{1: 4, 2: 2, 3: 2}[size]}
+    assert all(batch.inputs.shape == (2, 2) for each in batches for batch in each)
+    assert sorted(key for each in batches for batch in keys(each) for key in batch) == [(0, i) for i in range(7)]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_replica_without_validation_samples_gives_masked_batches(workers):
+    feed = opened(KeyData(val=1), 1, 2, workers=workers)
+    (batch,) = feed.validation()
+    feed.close()
+    assert batch.inputs.tolist() == [[0, 0]] * 4
+    assert batch.valid.tolist() == [False] * 4
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_missing_images_are_zeros_after_normalisation(tmp_path, workers):
+    """One sample for two replicas of two: one replica misses a sample, the other both."""
+    data = write_folders(tmp_path, train=4, val=1, classes=1)
+    for rank, valid in enumerate(([True, False], [False, False])):
+        feed = opened(data, rank, 2, replica_batch=2, workers=workers)
+        (batch,) = feed.validation()
+        feed.close()
+        assert batch.inputs.dtype == torch.float32
+        assert batch.valid.tolist() == valid
+        assert [bool(image.any()) for image in batch.inputs] == valid
+
+
+def test_padding_is_zero_and_not_valid():
+    last = list(opened(KeyData(val=7)).validation())[-1]
+    assert last.inputs.tolist() == [[0, 4], [0, 5], [0, 6], [0, 0]]
+    assert last.valid.tolist() == [True, True, True, False]
+
+
+def test_steps_are_capped_and_must_exist():
+    feed = opened(KeyData(), steps=2)
+    assert (feed.steps_per_epoch, feed.dropped_samples) == (2, 2)
+    assert keys(feed.train(0)) == keys(opened(KeyData()).train(0))[:2]
+    with pytest.raises(UserError, match="26 training samples, fewer than one global batch of 27"):
+        opened(KeyData(), replica_batch=27)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return write_folders(tmp_path_factory.mktemp("native"), train=5, val=3)
+
+
+def test_workers_change_no_byte(folders):
+    alone = everything(opened(folders))
+    for settings in ({"workers": 2}, {"workers": 2, "persistent": False}):
+        for expected, got in zip(alone, everything(opened(folders, **settings)), strict=True):
+            assert torch.equal(expected, got)
+
+
+def test_spawned_workers_change_no_byte(folders):
+    spawned = opened(folders, workers=1, start_method="spawn")
+    for expected, got in zip(opened(folders).train(0), spawned.train(0), strict=True):
+        assert torch.equal(expected.inputs, got.inputs)
+    spawned.close()
+
+
+def test_layout_changes_no_byte(folders):
+    alone = [batch.inputs for batch in opened(folders, replica_batch=6).train(1)]
+    halves = [opened(folders, rank, 2, replica_batch=3, workers=rank).train(1) for rank in (0, 1)]
+    for whole, parts in zip(alone, zip(*halves, strict=True), strict=True):
+        assert torch.equal(whole, torch.cat([part.inputs for part in parts]))
+
+
+def test_rank_that_reads_nothing_gets_as_many_nothings():
+    feed = Native("native", workers=2).open(KeyData(), replace(request(), place=Place(0, 1, reads_data=False)))
+    assert list(feed.train(0)) == [None] * 6
+    assert list(feed.validation()) == [None] * 2
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_global_random_stream_is_left_alone(folders, workers):
+    torch.manual_seed(9)
+    expected = torch.rand(2)
+    torch.manual_seed(9)
+    everything(opened(folders, workers=workers), epochs=(0,))
+    assert torch.equal(torch.rand(2), expected)
+
+
+def test_persistent_workers_stay_and_close_ends_them():
+    feed = opened(KeyData(), workers=2)
+    assert multiprocessing.active_children() == []
+    batches = feed.train(0)
+    next(batches)
+    first = {child.pid for child in multiprocessing.active_children()}
+    assert len(first) == 2
+    assert len(list(batches)) == 5
+    second = feed.train(1)  # left in the middle, as an error would leave it
+    assert keys([next(second)]) == keys(opened(KeyData()).train(1))[:1]
+    assert {child.pid for child in multiprocessing.active_children()} == first
+    assert keys(feed.train(2)) == keys(opened(KeyData()).train(2))
+    feed.close()
+    assert multiprocessing.active_children() == []
+    feed.close()
+
+
+def test_workers_have_one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    feed = opened(KeyData(probe="threads"), workers=1)
+    try:
+        assert next(feed.train(0)).inputs.unique().tolist() == [1]
+    finally:
+        feed.close()
+        torch.set_num_threads(threads)
+
+
+def test_signals_to_the_job_neither_stop_workers_nor_run_the_ranks_handlers():
+    ran = []
+    before = signal.signal(signal.SIGUSR1, lambda *_: ran.append(os.getpid()))
+    feed = opened(KeyData(probe="signal"), workers=1)
+    try:
+        assert len(list(feed.train(0))) == 6
+        (worker,) = multiprocessing.active_children()
+        os.kill(worker.pid, signal.SIGTERM)  # leaves quietly: its death is not the failure
+        worker.join(10)
+        assert worker.exitcode == 0
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+        feed.close()
+    assert ran == []
+
+
+def killed_rank(pipe, start_method):
+    feed = opened(KeyData(), workers=1, start_method=start_method)
+    next(feed.train(0))
+    pipe.send([child.pid for child in multiprocessing.active_children()])
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child of its parent's death")
+@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
+def test_workers_die_with_a_killed_rank(start_method):
+    ours, theirs = multiprocessing.Pipe()
+    # A forked rank would take a forkserver that other tests started here for its own child.
+    rank = multiprocessing.get_context("spawn").Process(target=killed_rank, args=(theirs, start_method))
+    rank.start()
+    theirs.close()  # so that a rank which fails ends the waiting
+    (worker,) = ours.recv()
+    rank.join()
+    deadline = time.monotonic() + 3  # a DataLoader worker by itself looks every 5 s
+    while is_running(worker) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not is_running(worker)
+
+
+def is_running(pid):
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("decode", ["pil", "torchvision"])
+def test_bad_file_ends_the_run_with_one_line(tmp_path, workers, decode):
+    data = replace(write_folders(tmp_path, train=5, val=3), decode=decode)
+    truncate(tmp_path / "val/b/001.JPEG")
+    feed = opened(data, workers=workers)
+    assert len(list(feed.train(0))) == 3
+    with pytest.raises(UserError, match=r"val/b/001.JPEG cannot be decoded") as error:
+        list(feed.validation())
+    assert "\n" not in str(error.value)
+    feed.close()
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("decode", ["pil", "torchvision"])
+def test_skipped_files_are_counted_named_and_said_once(tmp_path, workers, decode, caplog):
+    data = replace(write_folders(tmp_path, train=5, val=3), decode=decode, on_bad_sample="skip")
+    truncate(tmp_path / "train/a/002.JPEG")
+    (tmp_path / "val/b/001.JPEG").write_text("no image")
+    feed = opened(data, workers=workers, replica_batch=5)
+    with caplog.at_level(logging.WARNING):
+        _, _, valid = everything(feed, epochs=(0, 1))
+    assert valid.tolist() == [True] * 30 + [True] * 4 + [False] + [True] * 4 + [False]  # the last one is padding
+    assert feed.facts()["bad_samples"] == {"train/a/002.JPEG": 2, "val/b/001.JPEG": 1}
+    assert [record.message for record in caplog.records] == [
+        "bad sample: train/a/002.JPEG cannot be decoded",
+        "bad sample: val/b/001.JPEG cannot be decoded",
+    ]
+
+
+def test_errors_of_the_program_keep_their_traceback():
+    feed = opened(KeyData(probe="bug"), workers=1)
+    with pytest.raises(ZeroDivisionError, match="worker process 0"):
+        list(feed.train(0))
+    feed.close()
+
+
+def test_workers_follow_the_kind_of_data(folders):
+    loader = Native("native")
+    assert loader.open(folders, request(cores=3)).facts() == {
+        "workers": 2,
+        "prefetch": 2,
+        "pin_memory": False,
+        "persistent": True,
+        "start_method": None,
+        "cores": 3,
+        "bad_samples": {},
+    }
+    assert loader.open(KeyData(), request(cores=3)).facts()["workers"] == 0
+    assert Native("native", workers=1).open(folders, request(cores=3)).facts()["workers"] == 1
+    loader.check(folders, Shape())
+
+
+def test_channels_last_is_for_images(folders):
+    (batch, *_) = opened(folders, channels_last=True).train(0)
+    assert batch.inputs.is_contiguous(memory_format=torch.channels_last)
+    (batch, *_) = opened(KeyData(), channels_last=True).train(0)
+    assert batch.inputs.is_contiguous()
+
+
+@pytest.mark.gpu
+def test_batches_are_pinned_and_moved(folders):
+    device = torch.device("cuda")
+    feed = Native("native", workers=1).open(folders, replace(request(), device=device))
+    assert feed.facts()["pin_memory"] is True
+    (batch, *_) = list(feed.train(0))
+    feed.close()
+    assert {part.device.type for part in (batch.inputs, batch.targets, batch.valid)} == {"cuda"}
+    (expected, *_) = opened(folders).train(0)
+    assert torch.equal(batch.inputs.cpu(), expected.inputs)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"workers": -1}, "loader.workers=-1 must not be negative"),
+        ({"prefetch": 0}, "loader.prefetch=0 must be 1 or more"),
+        ({"start_method": "thread"}, "loader.start_method=thread is unknown: choose null or one of fork, spawn"),
+    ],
+)
+def test_wrong_values_are_refused(wrong, message):
+    with pytest.raises(UserError, match=message):
+        Native("native", **wrong)
+
+
+def test_yaml_builds():
+    fields = OmegaConf.load(CONF)
+    assert fields.pop("_target_") == "ddlbench.data.loaders.native.Native"
+    assert OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Native), fields)) == Native("native")
+    assert set(fields) == set(OmegaConf.structured(Native))
+
+
+def test_closing_is_quick(folders):
+    feed = opened(folders, workers=2)
+    next(feed.train(0))
+    began = time.perf_counter()
+    feed.close()
+    assert time.perf_counter() - began < 4  # DataLoader would wait 5 s for a worker that does not answer

@@ -1,0 +1,109 @@
+"""Batches without input cost: shapes, masks and counts as a real loader has them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from ddlbench.data.feed import Request
+from ddlbench.data.loaders.native import Native
+from ddlbench.data.loaders.synthetic import Synthetic
+from ddlbench.errors import UserError
+from ddlbench.job import Place
+from tests.support.pictures import Shape
+from tests.support.tiny import TinyData
+
+CONF = Path(__file__).parents[3] / "conf" / "loader" / "synthetic.yaml"
+DATA = TinyData(train_samples=26, val_samples=7)
+
+
+@dataclass
+class TextShape(Shape):
+    kind: str = "text"
+
+    def input_shape(self):
+        return (5,)
+
+
+def request(rank=0, size=1, replica_batch=4, model=None, **fields):
+    model = model or Shape(size=8)
+    return Request(model, Place(rank, size), torch.device("cpu"), seed=0, replica_batch=replica_batch, **fields)
+
+
+def opened(*args, **fields):
+    return Synthetic("synthetic").open(DATA, request(*args, **fields))
+
+
+@pytest.mark.parametrize("model", [Shape(size=8), TextShape()])
+@pytest.mark.parametrize(("rank", "size"), [(0, 1), (0, 2), (1, 2), (2, 3)])
+def test_same_shapes_and_counts_as_the_native_loader(model, rank, size):
+    wanted = request(rank, size, replica_batch=3, model=model, steps=2)
+    native, synthetic = (loader.open(DATA, wanted) for loader in (Native("native", workers=0), Synthetic("synthetic")))
+    for name in ("steps_per_epoch", "dropped_samples", "val_samples"):
+        assert getattr(native, name) == getattr(synthetic, name)
+    for real, made in ((native.train(0), synthetic.train(0)), (native.validation(), synthetic.validation())):
+        for expected, got in zip(list(real), list(made), strict=True):
+            for part in ("inputs", "targets", "valid"):
+                assert getattr(got, part).shape == getattr(expected, part).shape
+                assert getattr(got, part).dtype == getattr(expected, part).dtype
+            assert got.valid.tolist() == expected.valid.tolist()
+
+
+def test_one_batch_again_and_again():
+    feed = opened()
+    batches = [*feed.train(0), *feed.train(1)]
+    assert len(batches) == 12
+    assert len({id(batch) for batch in batches}) == 1
+    assert {0 <= target < 10 for target in batches[0].targets.tolist()} == {True}
+    assert batches[0].inputs.std() == pytest.approx(1, abs=0.1)
+
+
+def test_tokens_are_followed_by_their_targets():
+    batch = next(opened(model=TextShape()).train(0))
+    assert torch.equal(batch.inputs[:, 1:], batch.targets[:, :-1])
+
+
+def test_replicas_differ_and_runs_do_not():
+    first, second = (next(opened(rank, 2).train(0)).inputs for rank in (0, 1))
+    assert not torch.equal(first, second)
+    assert torch.equal(first, next(opened(0, 2).train(0)).inputs)
+
+
+def test_valid_samples_add_up():
+    batches = [batch for rank in range(3) for batch in opened(rank, 3, replica_batch=2).validation()]
+    assert sum(int(batch.valid.sum()) for batch in batches) == 7
+
+
+def test_global_random_stream_is_left_alone():
+    torch.manual_seed(4)
+    expected = torch.rand(2)
+    torch.manual_seed(4)
+    list(opened().train(0))
+    assert torch.equal(torch.rand(2), expected)
+
+
+def test_rank_that_reads_nothing_gets_as_many_nothings():
+    feed = Synthetic("synthetic").open(DATA, replace(request(), place=Place(0, 1, reads_data=False)))
+    assert list(feed.train(0)) == [None] * 6
+    assert list(feed.validation()) == [None] * 2
+    feed.close()
+
+
+def test_channels_last():
+    assert next(opened(channels_last=True).train(0)).inputs.is_contiguous(memory_format=torch.channels_last)
+    assert next(opened(channels_last=True, model=TextShape()).train(0)).inputs.is_contiguous()
+
+
+def test_steps_must_exist():
+    with pytest.raises(UserError, match="26 training samples, fewer than one global batch of 27"):
+        opened(replica_batch=27)
+
+
+def test_yaml_builds():
+    fields = OmegaConf.load(CONF)
+    assert fields.pop("_target_") == "ddlbench.data.loaders.synthetic.Synthetic"
+    assert OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Synthetic), fields)) == Synthetic("synthetic")

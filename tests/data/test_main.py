@@ -1,0 +1,194 @@
+"""python -m ddlbench.data as a user meets it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from ddlbench.data.__main__ import main
+from ddlbench.data.text.files import token_path
+from ddlbench.data.text.sample import train_bpe
+from ddlbench.data.text.tokenfile import TokenFile
+from ddlbench.data.text.tokenize import TokenizerFiles
+from ddlbench.data.tools.pack import pack
+from tests.support.pictures import truncate, write_folders
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    """Two classes of two training images and one validation image."""
+    return write_folders(tmp_path_factory.mktemp("folders"), train=2, val=1, classes=2).layout()
+
+
+@pytest.fixture(scope="module")
+def made(folders, tmp_path_factory):
+    target = tmp_path_factory.mktemp("packed") / "set"
+    pack(folders, target, 10**6, processes=1)
+    return target
+
+
+@pytest.fixture
+def packed(made, tmp_path):
+    """A packed set to damage."""
+    return shutil.copytree(made, tmp_path / "set")
+
+
+@pytest.fixture(autouse=True)
+def in_process(monkeypatch):
+    """Starting processes takes longer than the work."""
+    for module in ("pack", "verify"):
+        monkeypatch.setattr(f"ddlbench.data.{module}.in_processes", lambda work, jobs, _: map(work, jobs))
+
+
+@pytest.fixture
+def data(capsys):
+    """Runs the program; exit code, and the lines of what it printed and of what it said."""
+
+    def run(*arguments):
+        capsys.readouterr()
+        code = main([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return code, captured.out.splitlines(), captured.err.splitlines()
+
+    return run
+
+
+def flip(file, place):
+    content = bytearray(file.read_bytes())
+    content[place] ^= 1
+    file.write_bytes(content)
+
+
+def test_from_folders_to_a_checked_set(data, folders, tmp_path):
+    target = tmp_path / "packed"
+    code, out, err = data("pack", folders.root, target, "--shard-mb", 1, "--processes", 1)
+    assert (code, err) == (0, [f"packing 2 shards into {target}, 1 at a time"])
+    assert len(out) == 1
+    assert out[0].startswith(f"{target}: 4 train images in 1, 2 val images in 1 shards, 0.0 MB")
+    for place in (target, folders.root):
+        code, out, err = data("verify", place)
+        assert (code, err) == (0, [])
+        assert [line.split() for line in out[:-1]] == [
+            ["train", "a", "2"], ["train", "b", "2"], ["val", "a", "1"], ["val", "b", "1"],
+        ]  # fmt: skip
+        assert out[-1] == f"{place}: whole, 6 samples"
+
+
+def test_info_of_folders_and_their_pack(data, folders, made):
+    code, out, _ = data("info", made)
+    packed = dict(line.split(None, 1) for line in out)
+    assert code == 0
+    assert packed["kind"] == "packed image set, format 1"
+    assert packed["classes"] == "2: a, b"
+    assert packed["train"].startswith("4 images in 1 shards, ")
+    _, out, _ = data("info", folders.root)
+    plain = dict(line.split(None, 1) for line in out)
+    assert plain["kind"] == "image folders"
+    size = sum(path.stat().st_size for path in folders.splits[0].glob("*/*"))
+    assert plain["train"] == f"4 images, {size} bytes (0.0 MB)"
+    assert plain["hash"] == packed["hash"]
+
+
+def test_odd_images_are_packed_as_they_are_and_the_broken_ones_named(data, tmp_path):
+    root = write_folders(tmp_path / "images", train=2, val=1, classes=2).layout().root
+    Image.new("L", (20, 20), 90).save(root / "train/a/grey.jpg")
+    Image.new("CMYK", (20, 20)).save(root / "train/b/cmyk.jpg")
+    truncate(root / "train/b/001.JPEG")
+    (root / "val/b/000.JPEG").write_bytes(b"GIF89a no image")
+    assert data("pack", root, tmp_path / "packed")[0] == 0
+    code, out, _ = data("verify", tmp_path / "packed")
+    assert code == 1
+    assert out[-1].endswith("2 faults, 8 samples")
+    assert "offset" in out[0]
+    assert "b/001.JPEG cannot be decoded (OSError: " in out[0]
+    assert "b/000.JPEG cannot be decoded (UnidentifiedImageError: " in out[1]
+    code, out, _ = data("verify", root)
+    assert code == 1
+    assert out[0].startswith(f"{root}/train/b/001.JPEG: cannot be decoded (OSError: ")
+    assert out[1].startswith(f"{root}/val/b/000.JPEG: cannot be decoded (UnidentifiedImageError: ")
+
+
+def test_sample_images_and_text(data, tmp_path):
+    code, out, _ = data("make-sample", "--root", tmp_path, "--train", 10, "--val", 10)
+    assert (code, out) == (0, [f"{tmp_path}/sample_images-v1-10-10"])
+    assert data("info", out[0])[1][2].startswith("train      10 images, ")
+    code, out, err = data("make-sample", "--root", tmp_path, "--train", 3)
+    assert (code, len(err)) == (2, 1)
+    assert err[0].startswith("ddlbench.data: data.sample_train=3 is too small")
+
+
+@pytest.fixture
+def text(tmp_path):
+    """A text with a tokenizer beside it."""
+    (tmp_path / "text").mkdir()
+    path = tmp_path / "text" / "some.txt"
+    path.write_text("Loaders feed models.\n\nModels read what loaders feed.\n" * 50)
+    train_bpe(path.read_text(), 270, path.parent)
+    return path
+
+
+def test_text_to_a_checked_token_file(data, text, tmp_path):
+    code, out, err = data("tokenize", text)
+    target = Path(out[0].rpartition(": ")[0])
+    assert (code, err) == (0, [])
+    assert target == token_path(text, TokenizerFiles.find(text.parent).hash(), None)  # where a run looks for it
+    tokens = TokenFile.open(target).read()
+    assert out == [f"{target}: {len(tokens)} tokens"]
+    assert TokenizerFiles.find(text.parent).load().core.decode(tokens.tolist()) == text.read_text()
+    made = target.stat().st_mtime_ns
+    assert data("tokenize", text)[0] == 0
+    assert target.stat().st_mtime_ns == made
+    assert data("tokenize", text, "--out", tmp_path / "new/my.bin", "--tokenizer", text.parent)[0] == 0
+    assert (tmp_path / "new/my.bin").read_bytes() == target.read_bytes()
+
+
+def test_token_files_are_told_and_checked(data, text):
+    data("tokenize", text, "--out", target := text.with_suffix(".bin"))
+    code, out, _ = data("info", target)
+    assert code == 0
+    assert out[0] == "kind       token file some.bin, format 1"
+    assert out[2].startswith("text       some.txt: 400 words, 150 lines, ")
+    assert data("verify", text.parent) == (0, [f"{text.parent}: whole"], [])
+    flip(target, 7)
+    assert data("verify", target)[:2] == (1, [f"{target}: its sha256 is not that of some.json", f"{target}: 1 fault"])
+    target.write_bytes(target.read_bytes()[:-2])
+    code, out, err = data("verify", target)
+    assert (code, out) == (2, [])
+    assert "bytes, its index says" in err[0]
+
+
+def test_mistakes_are_one_line(data, packed, text, tmp_path):
+    (packed / "pack.json").rename(packed / "pack.unfinished.jsonl")
+    (tmp_path / "empty").mkdir()
+    for arguments, told in [
+        (("info", tmp_path / "nothing"), "nothing does not exist"),
+        (("verify", tmp_path / "empty"), "empty is none of: image folders"),
+        (("verify", packed), "its packing was not finished: pack it again"),
+        (("info", packed), "its packing was not finished: pack it again"),
+        (("pack", tmp_path / "empty", tmp_path / "target"), "there is no folder"),
+        (("info", tmp_path / "no.bin"), "no.bin has no index"),
+        (("tokenize", tmp_path / "no.txt"), "no.txt is not a text file"),
+        (("tokenize", text, "--tokenizer", tmp_path / "empty"), "empty: give --tokenizer a folder with vocab.json"),
+        (("tokenize", text, "--out", text), "some.txt does not end in .bin"),
+        (("tokenize", text, "--out", text / "x/a.bin"), "a.bin (Not a directory): choose another --out"),
+    ]:
+        code, out, err = data(*arguments)
+        assert (code, out, len(err)) == (2, [], 1)
+        assert err[0].startswith("ddlbench.data: ")
+        assert told in err[0]
+    for arguments in ([], ["unpack"], ["pack", "a", "b", "--shard-mb", "0"]):
+        with pytest.raises(SystemExit, match="2"):
+            main(arguments)
+
+
+def test_as_a_program(folders):
+    command = [sys.executable, "-W", "error", "-m", "ddlbench.data", "info", folders.root]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, env=os.environ)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("kind       image folders\n")

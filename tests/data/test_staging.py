@@ -1,0 +1,297 @@
+"""data.stage_to: the same samples from copies on the node, each compared with what was read before it has its name."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ddlbench.config.compose import configuration, configurations
+from ddlbench.data import staging
+from ddlbench.data.staging import Part, node_folder, stage
+from ddlbench.data.text.sample import train_bpe
+from ddlbench.data.text.tokens import TokenText
+from ddlbench.errors import UserError
+from ddlbench.models import gpt2
+from ddlbench.progress import Progress
+from ddlbench.report.merge import measured_options
+from ddlbench.report.read import read_all
+from ddlbench.report.tables import make_tables, records
+from tests.data.tools.test_pack import largest_file
+from tests.run.test_runs import GPT2, RESNET
+from tests.support import packs
+from tests.support.pictures import truncate, write_folders
+from tests.support.processes import PYTHON, run
+
+QUIET = Progress(enabled=False)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def folders(root: Path) -> list[str]:
+    write_folders(root / "images", train=4, val=3)
+    return [*RESNET, "data=imagenet", f"data.root={root}/images", "loader.workers=1"]
+
+
+def shards(root: Path) -> list[str]:
+    layout = write_folders(root / "images", train=4, val=3).layout()
+    packs.write_pack(layout, root / "packed")
+    return [*RESNET, "data=imagenet_tfrecord", f"data.root={root}/packed", "loader.workers=1"]
+
+
+def text(root: Path) -> list[str]:
+    folder = root / "text"
+    folder.mkdir()
+    (folder / "wiki.train.raw").write_text(" some words to learn , and more of them .\n" * 20)
+    (folder / "wiki.valid.raw").write_text(" = A title = \n\n words .\n")
+    train_bpe("", 256, folder)
+    return [*GPT2, "data=wikitext2", f"data.root={folder}", "model.seq_len=16", "model.vocab_size=256"]
+
+
+def raw_text(root: Path) -> list[str]:
+    return [*text(root), "data.tokenize=on_the_fly"]
+
+
+def sample(_: Path) -> list[str]:
+    return [*GPT2, "model.seq_len=32", "data.val_limit=3"]
+
+
+STAGED_FILES = {folders: 4 * 3 + 3 * 3, shards: 2 + 2, text: 2, raw_text: 2 + 2, sample: 2}
+
+
+@pytest.mark.parametrize("data", STAGED_FILES, ids=lambda data: data.__name__)
+def test_staged_data_train_the_same(ddlbench, tmp_path: Path, data: Any) -> None:
+    """And are read where they lie: the originals' content is not looked at any more."""
+    words = data(tmp_path)
+    for attempt in ("results_dir=results", f"data.stage_to={tmp_path}/node", f"data.stage_to={tmp_path}/node"):
+        code, said = ddlbench(*words, attempt)
+        assert code == 0, said
+    tables = make_tables(read_all([tmp_path / "results"]))
+    plain, first, second = sorted(records(tables.runs), key=lambda row: (row["staging_s"] or 0, row["attempt"]))[:3]
+    rows = {row["attempt"]: row for row in (first, second)}
+    copies = contents(tmp_path / "node")
+    size = sum(map(len, copies.values()))
+    assert len(copies) == STAGED_FILES[data]
+    assert [plain[name] for name in ("staging_s", "staged_bytes", "staged_copied_bytes")] == [None, None, None]
+    assert [rows[n]["staged_bytes"] for n in (1, 2)] == [size, size]
+    assert [rows[n]["staged_copied_bytes"] for n in (1, 2)] == [size, 0]
+    for row in (first, second):
+        for name in ("train_loss", "val_loss", "dataset_hash", "samples", "val_samples"):
+            assert row[name] == plain[name], name
+    assert first["run_id"] == second["run_id"] != plain["run_id"]
+    (record,) = (
+        attempt.record for attempt in read_all([tmp_path / "results"]).attempts if attempt.record["attempt"] == 2
+    )
+    assert record["staging"]["files"] == STAGED_FILES[data]
+    assert record["staging"]["nodes"] == 1
+    assert "data.staged=true" in " ".join(str(row["variant"]) for row in records(tables.scaling))
+
+
+def test_what_is_read_is_the_copy(ddlbench, tmp_path: Path) -> None:
+    """An original that breaks once it is staged breaks nothing; its size and name are as they were."""
+    words = [*folders(tmp_path), f"data.stage_to={tmp_path}/node"]
+    assert ddlbench(*words)[0] == 0
+    for path in (tmp_path / "images").rglob("*.JPEG"):
+        times = path.stat()
+        path.write_bytes(bytes(times.st_size))
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+    code, said = ddlbench(*words)
+    assert code == 0, said
+
+
+def test_where_to_is_not_measured_that_it_was_is() -> None:
+    def identity(*words: str) -> dict[str, Any]:
+        with configurations():
+            return configuration(*RESNET, "data=imagenet", "data.root=/x", *words).identity()
+
+    here, there = identity("data.stage_to=/a"), identity("data.stage_to='$B/c'")
+    assert here == there
+    plain = identity()
+    assert (here["data"].pop("staged"), plain["data"].pop("staged")) == (True, False)
+    assert here == plain
+    assert measured_options({"data": {"stage_to": "/a"}, "mode": "train"}) == {"data.staged": True, "mode": "train"}
+    assert measured_options({"data": None}) == {"data": None}
+
+
+def part(root: Path, *names: str, size: int = 1000) -> Part:
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(name[:1].encode() * size)
+    return Part(root, root.parent / "node" / "train", names, len(names), size * len(names))
+
+
+def test_a_copy_that_was_lost_cut_or_replaced_is_made_again(tmp_path: Path) -> None:
+    wanted = part(tmp_path / "data", "a/lost", "b/cut", "c/other", "d/whole")
+    assert stage([wanted], QUIET).copied_bytes == 4000
+    lost, cut, other, whole = (wanted.copy / name for name in wanted.names)
+    lost.unlink()
+    cut.write_bytes(b"b" * 500)
+    other.write_bytes(b"x" * 1000)
+    os.utime(other, (0, 0))
+    before = whole.stat().st_ino
+    assert stage([wanted], QUIET).copied_bytes == 3000
+    assert contents(wanted.copy) == contents(wanted.original)
+    assert whole.stat().st_ino == before
+
+
+def test_a_disk_that_gives_back_other_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = part(tmp_path / "data", "a")
+    monkeypatch.setattr(staging.os, "fsync", lambda number: os.pwrite(number, b"x", 10))
+    with pytest.raises(UserError, match=r"the copy of .*data/a in .*node/train is not what was written: is its"):
+        stage([wanted], QUIET)
+    assert contents(wanted.copy) == {}
+
+
+def test_a_disk_that_fills_up_leaves_whole_copies_alone(tmp_path: Path) -> None:
+    wanted = part(tmp_path / "data", "a", "b", size=5000)
+    with (
+        largest_file(3000),
+        pytest.raises(UserError, match=r"cannot stage .*data/. as .*node/train/. \(File too"),
+    ):
+        stage([wanted], QUIET)
+    assert contents(wanted.copy) == {}
+    assert stage([wanted], QUIET).copied_bytes == 10_000
+
+
+def test_no_room_is_known_before_anything_is_copied(tmp_path: Path) -> None:
+    wanted = Part(tmp_path, tmp_path / "node" / "set" / "train", ["a"], 1, bytes=10**18)
+    with pytest.raises(UserError, match=r"the data are 1000000000.00 GB, .* has .* GB free: choose a larger"):
+        stage([wanted], QUIET)
+    assert not (tmp_path / "node").exists()
+
+
+def test_an_original_that_is_gone_ends_the_run_with_its_name(ddlbench, tmp_path: Path) -> None:
+    words = folders(tmp_path)
+    assert ddlbench(*words)[0] == 0
+    times = (tmp_path / "images/train/a").stat()
+    (tmp_path / "images/train/a/002.JPEG").unlink()
+    os.utime(tmp_path / "images/train/a", ns=(times.st_atime_ns, times.st_mtime_ns))  # the index does not notice
+    code, said = ddlbench(*words, f"data.stage_to={tmp_path}/node")
+    assert code == 2
+    assert "Traceback" not in said
+    assert "cannot stage" in said.splitlines()[-1]
+    assert "images/train/a/002.JPEG" in said.splitlines()[-1]
+    failed = [
+        attempt.record for attempt in read_all([tmp_path / "results"]).attempts if attempt.record["status"] == "error"
+    ]
+    assert "002.JPEG" in failed[0]["reason"]
+
+
+@pytest.mark.parametrize("tokenize", ["ahead", "on_the_fly"])
+def test_texts_of_one_name_stay_apart(tmp_path: Path, tokenize: str) -> None:
+    """Same name and size, in folders of their own, as token files often are."""
+    for split, word in (("train", "some"), ("valid", "more")):
+        (tmp_path / split).mkdir()
+        (tmp_path / split / "text.txt").write_text(f" {word} words .\n" * 20)
+    train_bpe("", 256, tmp_path)
+    names = {"train": "train/text.txt", "valid": "valid/text.txt"}
+    plain = TokenText("text", root=str(tmp_path), tokenizer=str(tmp_path), tokenize=tokenize, **names)
+    plain.prepare()
+    staged = replace(plain, stage_to=str(tmp_path / "node"))
+    stage(staged.parts(), QUIET)
+    model = gpt2.GPT2("gpt2", n_layer=1, n_embd=8, n_head=1, vocab_size=256, seq_len=16)
+    for train in (True, False):
+        own, original = (text.split(train, model, 0).__getitems__([(0, 3)]).inputs for text in (staged, plain))
+        assert torch.equal(own, original)
+    first, second = (staged.split(train, model, 0).__getitems__([(0, 3)]).inputs for train in (True, False))
+    assert not torch.equal(first, second)
+
+
+def test_half_made_token_files_are_made_good(ddlbench, tmp_path: Path) -> None:
+    words = text(tmp_path)
+    assert ddlbench(*words)[0] == 0
+    for path in (tmp_path / "text").glob("wiki.valid.raw-*"):
+        path.unlink()
+    code, said = ddlbench(*words, f"data.stage_to={tmp_path}/node")
+    assert code == 0, said
+
+
+def test_an_empty_stage_to_is_refused(ddlbench, tmp_path: Path) -> None:
+    """What a shell makes of a variable that is not set."""
+    code, said = ddlbench(*folders(tmp_path), "data.stage_to=")
+    assert code == 2
+    (line,) = said.splitlines()
+    assert "data.stage_to= is empty: give a value, null where" in line
+    assert not (tmp_path / "results").exists() or not list((tmp_path / "results").iterdir())
+
+
+def test_copiers_may_meet_on_one_folder(tmp_path: Path) -> None:
+    wanted = part(tmp_path / "data", *(f"{n % 7}/{n}" for n in range(60)))
+    with ThreadPoolExecutor(4) as pool:
+        staged = list(pool.map(lambda _: stage([wanted], QUIET), range(4)))
+    assert all(each.files == 60 for each in staged)
+    assert contents(wanted.copy) == contents(wanted.original)
+    assert list((tmp_path / "node" / ".unfinished").iterdir()) == []
+
+
+def test_what_killed_copiers_left_is_cleared(tmp_path: Path) -> None:
+    wanted = part(tmp_path / "data", "a")
+    unfinished = tmp_path / "node" / ".unfinished"
+    unfinished.mkdir(parents=True)
+    for name, age_s in (("old", 7200), ("another's", 10)):
+        (unfinished / name).write_text("half")
+        os.utime(unfinished / name, (time.time() - age_s,) * 2)
+    stage([wanted], QUIET)
+    assert [path.name for path in unfinished.iterdir()] == ["another's"]
+
+
+def test_a_folder_of_somebody_elses_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = part(tmp_path / "data", "a")
+    stage([wanted], QUIET)
+    monkeypatch.setattr(staging.os, "getuid", lambda: 4711)
+    with pytest.raises(UserError, match=r"node is user \d+'s: choose a data.stage_to of your own"):
+        stage([wanted], QUIET)
+
+
+def test_a_bad_image_is_the_originals(ddlbench, tmp_path: Path) -> None:
+    """Whoever mends a copy would have it overwritten."""
+    words = folders(tmp_path)
+    truncate(tmp_path / "images/train/a/001.JPEG")
+    code, said = ddlbench(*words, f"data.stage_to={tmp_path}/node", "train.steps=3")
+    assert code == 2
+    assert f"{tmp_path}/images/train/a/001.JPEG cannot be decoded" in said.splitlines()[-1]
+
+
+def test_folder_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SCRATCH_HERE", "/local/7")
+    monkeypatch.delenv("NOT_SET", raising=False)
+    assert node_folder("$SCRATCH_HERE/x", "set", "0123456789abcdef0") == Path("/local/7/x/set-0123456789abcdef")
+    for wrong in ("$NOT_SET/x", "", "relative"):
+        with pytest.raises(UserError, match=rf"data.stage_to={re.escape(wrong)} is '.*' here, no absolute path"):
+            node_folder(wrong, "set", "0")
+
+
+def test_files_are_taken_one_by_one(tmp_path: Path) -> None:
+    """However many there are: neither their names nor their jobs are gathered."""
+    (tmp_path / "file").write_bytes(b"1")
+    names = ("file" for _ in range(20_000))
+    wanted = Part(tmp_path, tmp_path / "node" / "train", names, 20_000, 20_000)
+    stage([replace(wanted, names=["file"])], QUIET)
+    tracemalloc.start()
+    staged = stage([wanted], QUIET)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert staged.copied_bytes == 0
+    assert peak < 1_000_000
+
+
+def test_a_node_that_cannot_stage_ends_the_others(tmp_path: Path) -> None:
+    """They wait for it without a limit of time."""
+    words = [word for word in folders(tmp_path) if word != "+framework=single"]
+    stage_to = f"data.stage_to={tmp_path}/images/train/a/000.JPEG"  # a file: no folder can be made in it
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "ddlbench")
+    done = run(PYTHON, *torchrun, *words, "+framework=ddp", stage_to, "mode=loader", cwd=tmp_path, timeout=100)
+    assert done.returncode != 0
+    (attempt,) = read_all([tmp_path / "results"]).attempts
+    assert attempt.record["status"] == "error"
+    assert f"{tmp_path}/images/train/a/000.JPEG/imagenet-" in attempt.record["reason"]

@@ -1,0 +1,318 @@
+"""Text tokenised while it is read: the samples of the token file, bit for bit, from the raw text alone."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+from ddlbench.data.feed import Request
+from ddlbench.data.loaders.native import Native
+from ddlbench.data.text.raw import RawText
+from ddlbench.data.text.sample import SampleText, train_bpe
+from ddlbench.data.text.tokenize import THREADS, TextTokenizer, table_path
+from ddlbench.data.text.tokens import TokenText
+from ddlbench.errors import UserError
+from ddlbench.job import Place
+from ddlbench.models.gpt2 import GPT2
+from tests.data.tools.test_pack import largest_file
+from tests.support.processes import PYTHON, run
+
+PIECES = [
+    "the ",
+    "and",
+    " ",
+    "\t",
+    "\r",
+    "\r\n",
+    "\x85",
+    "\u2028",
+    "na\u00efve",
+    "\u65e5\u672c",
+    "\U0001f600",
+    "\x00",
+    "7",
+]
+PROSE = "the and the naïve band stood there, 1 @.@ 5 m off;\n"
+
+
+def model(seq_len, vocab_size=300):
+    return GPT2("gpt2", n_layer=1, n_embd=4, n_head=1, vocab_size=vocab_size, seq_len=seq_len)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bpe")
+    train_bpe(PROSE * 9, 290, folder)
+    return folder
+
+
+def text_folder(folder, train, valid=PROSE):
+    folder.mkdir(exist_ok=True)
+    (folder / "train.txt").write_bytes(train.encode())
+    (folder / "valid.txt").write_bytes(valid.encode())
+    return folder
+
+
+def written(folder, tokenizer, train, valid=PROSE):
+    """The text in a folder, tokenised ahead and, from the same files, on the fly."""
+    ahead = TokenText("text", root=str(text_folder(folder, train, valid)), tokenizer=str(tokenizer))
+    fly = replace(ahead, tokenize="on_the_fly")
+    fly.prepare()
+    return ahead, fly
+
+
+def every_window(text, train, seq_len):
+    split = text.split(train, model(seq_len), 0)
+    fetched = split.__getitems__([(0, index) for index in range(len(split))])
+    return fetched.inputs, fetched.targets, fetched.valid
+
+
+def same(ahead, fly, seq_lens, trains=(True, False)):
+    for seq_len in seq_lens:
+        for train in trains:
+            for expected, got in zip(*(every_window(text, train, seq_len) for text in (ahead, fly)), strict=True):
+                assert got.dtype == expected.dtype
+                assert torch.equal(got, expected)
+
+
+def odd_line(draw):
+    """Mostly short, often empty, now and then longer than any window."""
+    length = draw.choice([0, 0, 1, 3, 10, 200])
+    return "".join(draw.choice(PIECES) for _ in range(length))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_texts_give_the_same_windows(tmp_path, tokenizer, seed):
+    draw = random.Random(seed)
+    train, valid = ("\n".join(odd_line(draw) for _ in range(draw.randint(1, 20))) + "the end" * 9 for _ in range(2))
+    ahead, fly = written(tmp_path, tokenizer, train + "\n" * draw.randint(0, 3), valid)
+    same(ahead, fly, range(1, 41))
+    assert fly.describe() == ahead.describe()
+
+
+@pytest.mark.parametrize(
+    "train",
+    [PROSE * 3, "one single line " * 40, "\n" * 60, "\n\n\nlast line without its end" * 2, "x" * 500 + "\n" + "y" * 5],
+    ids=["prose", "one line", "empty lines", "no last end", "long lines"],
+)
+def test_odd_texts_give_the_same_windows(tmp_path, tokenizer, train):
+    same(*written(tmp_path, tokenizer, train), range(1, 41))
+
+
+def test_lines_without_a_token_are_stepped_over(tmp_path):
+    """As a tokenizer has them that strips white space."""
+    core = Tokenizer(models.WordLevel({"a": 0, "b": 1, "?": 2}, "?"))
+    core.normalizer = normalizers.Strip()
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    core.save(str(tmp_path / "tokenizer.json"))
+    ahead, fly = written(tmp_path, tmp_path / "tokenizer.json", "\n\na b\n\n \nb\n\nc a a\n\n", "\n\nb a\n\n")
+    assert ahead.describe()["train_tokens"] == 6
+    same(ahead, fly, range(1, 6))
+
+
+def batches(text, rank, size, workers, start_method=None):
+    request = Request(model(7), Place(rank, size), torch.device("cpu"), seed=3, replica_batch=2)
+    feed = Native("native", workers=workers, start_method=start_method).open(text, request)
+    try:
+        return [batch for epoch in (0, 1) for batch in feed.train(epoch)] + list(feed.validation())
+    finally:
+        feed.close()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_ranks_and_workers_change_no_bit(tmp_path, tokenizer, size, workers):
+    ahead, fly = written(tmp_path, tokenizer, PROSE * 12 + "\n\n" + "and " * 60, PROSE * 3)
+    for rank in range(size):
+        expected, got = batches(ahead, rank, size, 0), batches(fly, rank, size, workers)
+        assert len(got) == len(expected) > 2
+        for mine, theirs in zip(got, expected, strict=True):
+            for part in ("inputs", "targets", "valid"):
+                assert torch.equal(getattr(mine, part), getattr(theirs, part))
+
+
+def test_spawned_workers_change_no_bit(tmp_path, tokenizer):
+    ahead, fly = written(tmp_path, tokenizer, PROSE * 12)
+    for mine, theirs in zip(batches(fly, 0, 1, 1, "spawn"), batches(ahead, 0, 1, 0), strict=True):
+        assert torch.equal(mine.inputs, theirs.inputs)
+
+
+def test_raw_text_is_read_and_the_token_file_is_not(tmp_path, tokenizer):
+    ahead, fly = written(tmp_path, tokenizer, PROSE * 3)
+    expected = every_window(ahead, True, 9)[0]
+    for path in tmp_path.glob("*.bin"):
+        path.write_bytes(bytes(path.stat().st_size))
+    assert not every_window(ahead, True, 9)[0].any()
+    assert torch.equal(every_window(fly, True, 9)[0], expected)
+
+
+def test_no_line_is_tokenised_that_holds_none_of_the_window(tmp_path, tokenizer, monkeypatch):
+    """Lines of four tokens: the rival shall not be slower than it must be."""
+    _, fly = written(tmp_path, tokenizer, "1 2\n3 4\n5 6\n7 8\n")
+    seen, encode = [], TextTokenizer.encode
+    monkeypatch.setattr(TextTokenizer, "encode", lambda self, lines: seen.append(lines) or encode(self, lines))
+    split = fly.split(True, model(3), 0)  # windows of 3 inputs and the target behind them
+    split.__getitems__([(0, 0), (0, 1), (0, 4)])
+    assert seen == [["1 2\n"], ["1 2\n", "3 4\n"], ["7 8\n"]]
+
+
+def test_split_travels_without_tokenizer_and_table(tmp_path, tokenizer):
+    _, fly = written(tmp_path, tokenizer, PROSE * 300)
+    split = fly.split(True, model(9), 0)
+    expected = split.__getitems__([(0, 5)]).inputs
+    sent = pickle.dumps(split)
+    assert len(sent) < 3000
+    assert torch.equal(pickle.loads(sent).__getitems__([(0, 5)]).inputs, expected)
+
+
+def test_loader_takes_workers_where_there_is_work(tmp_path, tokenizer):
+    request = Request(model(7), Place(0, 1), torch.device("cpu"), seed=0, replica_batch=2, cores=3)
+    workers = [
+        Native("native").open(text, request).facts()["workers"] for text in written(tmp_path, tokenizer, PROSE * 9)
+    ]
+    assert workers == [0, 2]
+
+
+def test_table_holds_bytes_and_tokens_before_each_line(tmp_path, tokenizer):
+    _, fly = written(tmp_path, tokenizer, "\u00e9\n\nno end")
+    file = fly.split(True, model(2), 0).file
+    assert isinstance(file, RawText)
+    table = np.fromfile(table_path(file.file.path), "<i8").reshape(-1, 2)
+    assert table[:, 0].tolist() == [0, 3, 4, 10]
+    counts = [len(fly._tokenizer_files().load().encode([line])) for line in ("\u00e9\n", "\n", "no end")]
+    assert table[:, 1].tolist() == [0, *np.cumsum(counts)]
+
+
+@pytest.mark.parametrize("spoil", ["missing", "cut short", "of another text"])
+def test_table_that_is_not_the_texts_is_made_again(tmp_path, tokenizer, spoil):
+    ahead, fly = written(tmp_path / "a", tokenizer, PROSE * 3)
+    (table,) = (tmp_path / "a").glob("train*.lines")
+    content = table.read_bytes()
+    if spoil == "missing":
+        table.unlink()
+    elif spoil == "cut short":
+        table.write_bytes(content[:-7])
+    else:
+        written(tmp_path / "b", tokenizer, PROSE * 2 + PROSE.replace("the", "777"))
+        shutil.copyfile(next((tmp_path / "b").glob("train*.lines")), table)
+    ahead.prepare()
+    assert not table.is_file() or table.read_bytes() != content  # who does not need it does not make it
+    with pytest.raises(UserError, match=r"there is no table .*train\.txt-\d+-\w+\.lines of the lines of .*cache_dir="):
+        every_window(fly, True, 9)
+    fly.check(model(9))
+    fly.prepare()
+    assert table.read_bytes() == content
+    same(ahead, fly, [9])
+
+
+def test_text_that_changes_is_tokenised_and_measured_again(tmp_path, tokenizer):
+    ahead, fly = written(tmp_path, tokenizer, PROSE * 3)
+    split = fly.split(True, model(9), 0)
+    before = every_window(fly, True, 9)[0]
+    (tmp_path / "train.txt").write_bytes((PROSE * 3).replace("the", "x\ny").encode())  # as many bytes
+    with pytest.raises(UserError, match=r"train\.txt has \d+ tokens in bytes 0 to 52, it had \d+: .* start again"):
+        split.__getitems__([(0, 0)])
+    fly.prepare()
+    assert not torch.equal(every_window(fly, True, 5)[0][: len(before)], before)
+    same(ahead, fly, range(1, 12))
+
+
+def not_utf8(text):
+    text.write_bytes(b"\xff" * text.stat().st_size)
+
+
+def emptied(text):
+    text.write_bytes(b"")
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (not_utf8, r"train\.txt has 0 tokens in bytes \d+ to \d+, it had \d+"),
+        (emptied, r"train\.txt has 0 tokens in bytes \d+ to \d+, it had \d+"),
+        (Path.unlink, r"cannot read .*train\.txt: No such file or directory; has it moved"),
+    ],
+)
+def test_text_that_is_spoilt_under_way_is_one_line(tmp_path, tokenizer, spoil, message, workers):
+    _, fly = written(tmp_path, tokenizer, PROSE * 3)
+    request = Request(model(7), Place(0, 1), torch.device("cpu"), seed=0, replica_batch=2)
+    feed = Native("native", workers=workers).open(fly, request)
+    spoil(tmp_path / "train.txt")
+    with pytest.raises(UserError, match=message) as error:
+        list(feed.train(0))
+    assert "\n" not in str(error.value)
+    feed.close()
+
+
+@pytest.mark.parametrize("train", [PROSE * 400, "\n" * 2000], ids=["token file", "table of lines"])
+def test_full_disk_leaves_nothing_that_looks_whole(tmp_path, tokenizer, train):
+    """One text has more tokens than the disk holds, the other a larger table than tokens."""
+    text = TokenText("text", root=str(text_folder(tmp_path, train)), tokenizer=str(tokenizer))
+    with largest_file(10_000), pytest.raises(UserError, match=r"cannot make token file .*File too large.*cache_dir="):
+        text.prepare()
+    assert not list(tmp_path.glob("*.json"))
+    assert not list(tmp_path.glob("*.lines"))
+    assert not list(tmp_path.glob(".*"))
+    same(*written(tmp_path, tokenizer, train), [40])
+
+
+def test_what_does_not_go_together_is_refused():
+    with pytest.raises(
+        UserError, match=r"on_the_fly needs raw text, train\.bin is a token file: choose data\.tokenize=ahead, or give"
+    ):
+        TokenText("text", train="train.bin", valid="valid.txt", tokenize="on_the_fly")
+    for kind in (TokenText, SampleText):
+        with pytest.raises(UserError, match=r"data\.tokenize=never is unknown: choose one of ahead, on_the_fly"):
+            kind("text", tokenize="never")
+
+
+def test_sample_text_has_the_knob(tmp_path):
+    ahead = SampleText("sample_text", root=str(tmp_path), vocab_size=300)
+    fly = replace(ahead, tokenize="on_the_fly")
+    assert fly.describe() == ahead.describe()
+    indices = [(0, index) for index in (0, 3, 900)]
+    expected, got = (text.split(True, model(50), 0).__getitems__(indices) for text in (ahead, fly))
+    assert torch.equal(got.inputs, expected.inputs)
+    assert (fly.mapped, fly.costly, ahead.mapped, ahead.costly) == (False, True, True, False)
+
+
+THREADS_OF_A_WORKER = """
+import os, sys
+from ddlbench.data.text.tokens import TokenText
+from tests.data.text.test_raw import model, every_window
+text = TokenText("text", root=sys.argv[1], tokenizer=sys.argv[2], tokenize="on_the_fly")
+if sys.argv[3] == "prepare":
+    text.prepare()
+started = len(os.listdir("/proc/self/task"))
+if not os.fork():
+    every_window(text, True, 4)
+    print(len(os.listdir("/proc/self/task")), flush=True)
+    os._exit(0)
+os.wait()
+every_window(text, True, 4)
+print(len(os.listdir("/proc/self/task")) - started)
+"""
+
+
+@pytest.mark.parametrize("first", ["prepare", "nothing"])
+def test_one_thread_tokenises_and_nobody_warns(tmp_path, tokenizer, first, monkeypatch):
+    """In a rank that made the token file on all threads, and in one that found it made; in its workers and itself."""
+    written(tmp_path, tokenizer, PROSE * 9)
+    if first == "prepare":
+        for path in tmp_path.glob("*.json"):
+            path.unlink()
+    monkeypatch.delenv(THREADS)
+    here = Path(__file__).parents[3]
+    done = run(PYTHON, "-c", THREADS_OF_A_WORKER, tmp_path, tokenizer, first, cwd=here, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["1", "0"]
+    assert done.stderr == ""

@@ -1,0 +1,182 @@
+"""Tokenising: GPT-2's own tokens, whatever the chunks; nothing lost."""
+
+from __future__ import annotations
+
+import json
+import random
+from hashlib import sha256
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from ddlbench.data.text.sample import train_bpe
+from ddlbench.data.text.tokenfile import TokenFile
+from ddlbench.data.text.tokenize import Lines, TokenizerFiles, tokenize_file
+from ddlbench.errors import UserError
+from tests.support.processes import PYTHON, run
+
+# Lines as WikiText has them, and what splits words, lines and bytes in unexpected places.
+TEXT = (
+    " \n = Robert <unk> = \n \n Robert is an English film , 1 @.@ 5 m long ; it 's not @-@ well .\n\n\n"
+    "   indented\tand  spaced \r\n\x85\u2028no line end for us\x0c \u00a0 here\n"
+    "na\u00efve \u65e5\u672c\u8a9e \U0001f600\U0001f468\u200d\U0001f469 e\u0301 <|endoftext|> they'll can't \x00\n"
+    "no newline at the end"
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A GPT-2 kind of tokenizer, trained on half of the text so that the other half needs rare pieces."""
+    folder = tmp_path_factory.mktemp("bpe")
+    train_bpe(TEXT[: len(TEXT) // 2] * 3, 300, folder)
+    vocab = json.loads((folder / "vocab.json").read_text())
+    (folder / "vocab.json").write_text(json.dumps(vocab | {"<|endoftext|>": len(vocab)}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder):
+    return TokenizerFiles.find(folder).load()
+
+
+def lines_of(text):
+    return [line + "\n" for line in text.split("\n")[:-1]] + [text.split("\n")[-1]]
+
+
+def test_tokens_are_those_of_transformers(folder, tokenizer):
+    from transformers import GPT2TokenizerFast
+
+    theirs = GPT2TokenizerFast.from_pretrained(str(folder))
+    for text in [TEXT, *lines_of(TEXT)]:
+        assert tokenizer.encode([text]).tolist() == theirs.encode(text)
+    end = tokenizer.core.token_to_id("<|endoftext|>")
+    assert end == tokenizer.vocab_size - 1
+    assert end in tokenizer.encode([TEXT])
+
+
+@pytest.mark.parametrize("chunk_bytes", [1, 7, 50, 2**20])
+def test_chunks_do_not_move_tokens(tmp_path, tokenizer, chunk_bytes):
+    source, target = tmp_path / "text", tmp_path / "text.bin"
+    source.write_bytes(TEXT.encode())
+    tokenize_file(source, tokenizer, target, chunk_bytes)
+    file = TokenFile.open(target)
+    line_by_line = [token for line in lines_of(TEXT) for token in tokenizer.core.encode(line).ids]
+    assert file.read().tolist() == line_by_line
+    assert tokenizer.core.decode(line_by_line, skip_special_tokens=False) == TEXT
+    assert file.index.sha256 == sha256(np.array(line_by_line, "<u2").tobytes()).hexdigest()
+
+
+def test_index_describes_text_and_tokenizer(tmp_path, tokenizer):
+    source = tmp_path / "text"
+    source.write_bytes(b" = One two = \n\n three\tfour .\n")
+    tokenize_file(source, tokenizer, tmp_path / "text.bin")
+    index = TokenFile.open(tmp_path / "text.bin").index
+    assert (index.words, index.lines, index.source_bytes) == (7, 3, 29)
+    assert index.source_sha256 == sha256(source.read_bytes()).hexdigest()
+    assert (index.source, index.source_modified_ns) == ("text", source.stat().st_mtime_ns)
+    assert (index.tokenizer, index.tokenizer_hash) == (tokenizer.name, tokenizer.hash)
+    assert index.vocab_size == tokenizer.vocab_size == 301
+    assert index.tokenizer == f"BPE-301-{tokenizer.hash[:8]}"
+
+
+def test_chunks_are_bounded(tmp_path):
+    (tmp_path / "text").write_text("0123456\n" * 1000)
+    chunks = list(Lines(tmp_path / "text", chunk_bytes=80))
+    assert sum(map(len, chunks)) == 1000
+    assert max(map(len, chunks)) <= 11
+
+
+def test_text_that_is_not_utf8_is_refused_by_line(tmp_path, tokenizer):
+    (tmp_path / "text").write_bytes("good\nna\u00efve\n".encode() + b"bad \xff\n")
+    with pytest.raises(UserError, match=r"text, line 3, is not UTF-8"):
+        tokenize_file(tmp_path / "text", tokenizer, tmp_path / "text.bin")
+    assert [path.name for path in tmp_path.iterdir()] == ["text"]
+
+
+def test_tokenizer_json_adds_truncates_and_pads_nothing(tmp_path, folder, tokenizer):
+    core = Tokenizer.from_str(tokenizer.core.to_str())
+    end = ("<|endoftext|>", tokenizer.vocab_size - 1)
+    core.post_processor = processors.TemplateProcessing(single=f"{end[0]} $A {end[0]}", special_tokens=[end])
+    core.enable_truncation(4)
+    core.enable_padding()
+    core.save(str(tmp_path / "tokenizer.json"))
+    other = TokenizerFiles.find(tmp_path).load()
+    assert other.encode(lines_of(TEXT)).tolist() == tokenizer.encode(lines_of(TEXT)).tolist()
+    assert other.hash != tokenizer.hash
+    assert TokenizerFiles.find(tmp_path / "tokenizer.json").hash() == other.hash
+
+
+def test_gpt2_files_go_before_tokenizer_json(tmp_path, folder):
+    for name in ("vocab.json", "merges.txt"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    (tmp_path / "tokenizer.json").write_text("{}")
+    assert [path.name for path in TokenizerFiles.find(tmp_path).paths] == ["vocab.json", "merges.txt"]
+    (tmp_path / "merges.txt").unlink()
+    assert [path.name for path in TokenizerFiles.find(tmp_path).paths] == ["tokenizer.json"]
+    (tmp_path / "tokenizer.json").unlink()
+    assert TokenizerFiles.find(tmp_path) is None
+
+
+@pytest.mark.parametrize("content", ["", "{", "{}", "[1, 2]"])
+@pytest.mark.parametrize("broken", ["vocab.json", "tokenizer.json"])
+def test_broken_tokenizer_is_refused(tmp_path, broken, content):
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n")
+    (tmp_path / broken).write_text(content)
+    with pytest.raises(UserError, match=broken):
+        TokenizerFiles.find(tmp_path).load()
+
+
+def test_vocabulary_without_every_byte_is_refused(tmp_path):
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    Tokenizer(models.BPE({piece: i for i, piece in enumerate(alphabet[3:])}, [])).model.save(str(tmp_path))
+    with pytest.raises(UserError, match="3 of the 256 bytes have no token"):
+        TokenizerFiles.find(tmp_path).load()
+
+
+def write_words(path, words):
+    """A text of so many words, in lines of 0 to 100; 50,000 different ones, more than the library remembers."""
+    draw = random.Random(0)
+    letters = "etaoinshrdlucmfwypvbgk"
+    known = ["".join(draw.choices(letters, k=draw.randint(1, 9))) for _ in range(50_000)]
+    with path.open("w") as file:
+        while words:
+            length = min(draw.randint(0, 100), words)
+            file.write(" ".join(draw.choices(known, k=length)) + "\n")
+            words -= length
+
+
+TOKENIZE = """
+import sys, time
+from pathlib import Path
+from ddlbench.data.text.tokenize import TokenizerFiles, tokenize_file
+text, folder = map(Path, sys.argv[1:])
+tokenizer, began = TokenizerFiles.find(folder).load(), time.perf_counter()
+tokenize_file(text, tokenizer, text.with_suffix(".bin"))
+seconds = time.perf_counter() - began
+(peak,) = (line.split()[1] for line in open("/proc/self/status") if line.startswith("VmHWM"))  # no parent's, as maxrss
+print(int(peak) / 1024, seconds)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_memory_is_flat_in_ten_million_words(tmp_path):
+    """54 MB more of text, 49 MB more of tokens: the peak grows by allocators' leftovers alone (from 103 to 116 MiB), so
+    WikiText-103's 100 million words fit as well."""
+    peaks = []
+    for words in (1_000_000, 10_000_000):
+        text = tmp_path / f"{words}.txt"
+        write_words(text, words)
+        if not peaks:
+            train_bpe(text.read_text()[:500_000], 4096, tmp_path)
+        done = run(PYTHON, "-c", TOKENIZE, text, tmp_path, timeout=250)
+        assert done.returncode == 0, done.stderr
+        index = TokenFile.open(text.with_suffix(".bin")).index
+        assert index.words == words
+        peak_mib, seconds = map(float, done.stdout.split())
+        size = text.stat().st_size / 1e6
+        print(f"{words} words, {size:.0f} MB: at most {peak_mib:.0f} MiB, {words / seconds:.0f} words/s")
+        peaks.append(peak_mib)
+    assert peaks[1] - peaks[0] < 32
+    assert peaks[1] < 200

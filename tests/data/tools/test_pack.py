@@ -1,0 +1,259 @@
+"""Packed image sets: the files of the folders byte for byte, whole or not there."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import resource
+import shutil
+
+import pytest
+
+from ddlbench.data.images.index import prepare_index
+from ddlbench.data.tfrecord.packed import PackedImage, index_path, make_index, open_pack, order, read_manifest
+from ddlbench.data.tfrecord.records import walk
+from ddlbench.data.tools.pack import Job, make_shard, pack
+from ddlbench.errors import UserError
+from tests.support.libraries import needs_dali
+from tests.support.pictures import write_folders
+
+SHARD_BYTES = 4_500  # four or five images of about 980 bytes: four training shards, two of validation
+
+
+@pytest.fixture(scope="module")
+def layout(tmp_path_factory):
+    """Three classes of five training and two validation images."""
+    folders = write_folders(tmp_path_factory.mktemp("folders"), train=5, val=2).layout()
+    (folders.root / "train/a/000.JPEG").rename(folders.root / "train/a/é 0.JPEG")
+    return folders
+
+
+@pytest.fixture(scope="module")
+def packed(layout, tmp_path_factory):
+    target = tmp_path_factory.mktemp("packed") / "set"
+    pack(layout, target, SHARD_BYTES, processes=1)
+    return target
+
+
+@pytest.fixture
+def in_process(monkeypatch):
+    """Shards made one after another in this process; their files, as they are made."""
+    made = []
+
+    def one_by_one(work, jobs, processes):
+        for job in jobs:
+            made.append(job.file)
+            yield work(job)
+
+    monkeypatch.setattr("ddlbench.data.tools.pack.in_processes", one_by_one)
+    return made
+
+
+def images(folder, split):
+    shards = read_manifest(folder).splits[split].shards
+    return [PackedImage.of(payload) for shard in shards for _, payload in walk(folder / shard.file)]
+
+
+def content(folder):
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_every_file_is_there_byte_for_byte(layout, packed):
+    for split, files in (("train", prepare_index(layout, None).train), ("val", prepare_index(layout, None).val)):
+        found = images(packed, split)
+        folder = layout.root / split
+        assert {image.filename for image in found} == {f"{p.parent.name}/{p.name}" for p in folder.glob("*/*")}
+        assert len(found) == len(files)
+        for image, i in zip(found, order(split, len(files)), strict=True):
+            assert image.filename == f"{'abc'[image.label]}/{files.name(i)}"
+            assert image.encoded == (folder / image.filename).read_bytes()
+
+
+def test_training_images_are_shuffled_the_same_way_always(packed):
+    assert order("train", 6).tolist() == [5, 2, 1, 3, 0, 4]
+    assert [image.label for image in images(packed, "val")] == [0, 0, 1, 1, 2, 2]
+    assert [image.label for image in images(packed, "train")] != sorted([0, 1, 2] * 5)
+
+
+def test_manifest(layout, packed):
+    about = json.loads((packed / "pack.json").read_text())
+    assert about["format"] == 1
+    assert about["classes"] == ["a", "b", "c"]
+    assert about["hash"] == prepare_index(layout, None).hash
+    assert [about["splits"][split]["samples"] for split in ("train", "val")] == [15, 6]
+    for split, parts in about["splits"].items():
+        assert len(parts["shards"]) > 1
+        for number, shard in enumerate(parts["shards"]):
+            assert shard["file"] == f"{split}/{number:05d}-of-{len(parts['shards']):05d}.tfrecord"
+            stored = (packed / shard["file"]).read_bytes()
+            assert (len(stored), hashlib.sha256(stored).hexdigest()) == (shard["bytes"], shard["sha256"])
+        assert sum(shard["samples"] for shard in parts["shards"]) == parts["samples"]
+    assert open_pack(packed) == read_manifest(packed)
+    files = {"pack.json"} | {shard.file for shard in open_pack(packed).shards}
+    assert set(content(packed)) == files | {file.replace(".tfrecord", ".idx") for file in files - {"pack.json"}}
+
+
+def test_processes_and_attempts_change_no_byte(layout, packed, tmp_path, capfd):
+    pack(layout, tmp_path / "two", SHARD_BYTES, processes=2)
+    assert content(tmp_path / "two") == content(packed)
+    said = capfd.readouterr().err
+    assert f"packing 6 shards into {tmp_path / 'two'}, 2 at a time\n" in said
+
+
+def test_interrupted_pack_goes_on(layout, packed, tmp_path, in_process, monkeypatch):
+    target, whole = tmp_path / "set", make_shard
+
+    def interrupted(job):
+        if job.file.startswith("val/00001"):
+            raise KeyboardInterrupt
+        return whole(job)
+
+    monkeypatch.setattr("ddlbench.data.tools.pack.make_shard", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        pack(layout, target, SHARD_BYTES, processes=1)
+    with pytest.raises(UserError, match=r"pack.json cannot be read .* was not finished: pack it again"):
+        open_pack(target)
+    with pytest.raises(UserError, match=r"holds these images in other shards"):
+        pack(layout, target, 10**6, processes=1)
+    with (target / "pack.unfinished.jsonl").open("ab") as ledger:
+        ledger.write(b'{"file": "val/000')  # killed while it wrote
+    (target / "train/.00001-of-00004.tfrecord.12-ab").write_text("half a shard")
+    (shard := target / "train/00001-of-00004.tfrecord").write_bytes(shard.read_bytes()[:-1])
+    (target / "train/00002-of-00004.idx").unlink()
+    kept = (target / "train/00000-of-00004.tfrecord").stat().st_mtime_ns
+
+    written = []
+    monkeypatch.setattr("ddlbench.data.tools.pack.make_shard", whole)
+    monkeypatch.setattr(
+        "ddlbench.data.tools.pack.make_index", lambda path: written.append(path.name) or make_index(path)
+    )
+    pack(layout, target, SHARD_BYTES, processes=1)
+    assert written == ["00001-of-00004.tfrecord", "00002-of-00004.tfrecord", "00001-of-00002.tfrecord"]
+    assert (target / "train/00000-of-00004.tfrecord").stat().st_mtime_ns == kept
+    assert content(target) == content(packed)
+
+
+def test_packing_again_mends_what_is_damaged(layout, packed, tmp_path, in_process):
+    target = tmp_path / "set"
+    pack(layout, target, SHARD_BYTES, processes=1)
+    (target / "val/00000-of-00002.tfrecord").write_bytes(b"damaged")
+    index_path(target / "train/00000-of-00004.tfrecord").write_text("0 5\n")
+    pack(layout, target, SHARD_BYTES, processes=1)
+    assert content(target) == content(packed)
+
+
+def test_target_of_something_else_is_refused(layout, packed, tmp_path):
+    before = content(packed)
+    with pytest.raises(UserError, match=r"holds these images in other shards .*'train': 4.*'train': 1.*another folder"):
+        pack(layout, packed, 10**6, processes=1)
+    other = write_folders(tmp_path / "other", train=1, val=1).layout()
+    with pytest.raises(UserError, match=r"holds a pack of other images"):
+        pack(other, packed, SHARD_BYTES, processes=1)
+    assert content(packed) == before
+    with pytest.raises(UserError, match=r"other holds other files: give an empty or a new folder"):
+        pack(layout, tmp_path / "other", SHARD_BYTES, processes=1)
+
+
+def test_folders_that_cannot_be_packed(tmp_path):
+    layout = write_folders(tmp_path / "set", train=1, val=1).layout()
+    (layout.root / "val/d").mkdir()
+    with pytest.raises(UserError, match=r"do not hold the same classes \(3 and 4\): only one has d"):
+        pack(layout, tmp_path / "packed", SHARD_BYTES, processes=1)
+    (layout.root / "train/d").mkdir()
+    with pytest.raises(UserError, match=r"train/d holds no image"):
+        pack(layout, tmp_path / "packed", SHARD_BYTES, processes=1)
+    assert not (tmp_path / "packed").exists()
+
+
+def test_file_that_changes_or_vanishes_is_named(tmp_path, in_process):
+    layout = write_folders(tmp_path / "set", train=1, val=1).layout()
+    (file := layout.root / "val/b/000.JPEG").write_bytes(b"longer" + file.read_bytes())
+    pack(layout, tmp_path / "first", SHARD_BYTES, processes=1)  # its size when the folders are listed is what counts
+    file.write_bytes(b"short")
+    with pytest.raises(UserError, match=r"val/b/000.JPEG has 5 bytes, \d+ when the folders were indexed: delete"):
+        pack(layout, tmp_path / "second", SHARD_BYTES, processes=1)
+    with pytest.raises(UserError, match=r"cannot read .*gone.JPEG: No such file or directory; mend it"):
+        make_shard(Job(tmp_path, "x.tfrecord", layout.root, (("gone.JPEG", 0, 1),)))
+    assert not list(tmp_path.glob("*x.tfrecord*"))
+
+
+@contextlib.contextmanager
+def largest_file(size):
+    """No process of this one's writes a larger file: what a full disk or a quota does to a program."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_full_disk_leaves_nothing_that_looks_whole(layout, packed, tmp_path):
+    target = tmp_path / "set"
+    with (
+        largest_file(3_000),
+        pytest.raises(UserError, match=r"cannot write .*tfrecord \(File too large\): free space .* same command again"),
+    ):
+        pack(layout, target, SHARD_BYTES, processes=1)
+    assert [name for name in content(target) if name != "pack.unfinished.jsonl"] == []
+    pack(layout, target, SHARD_BYTES, processes=1)
+    assert content(target) == content(packed)
+
+
+def test_target_that_cannot_be_made(layout, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"cannot write .*file/set.* \(Not a directory\)"):
+        pack(layout, tmp_path / "file" / "set", SHARD_BYTES, processes=1)
+
+
+SHARD = "train/00000-of-00004.tfrecord"
+INDEX = "train/00000-of-00004.idx"
+
+
+@pytest.mark.parametrize(
+    ("file", "damaged", "message"),
+    [
+        (SHARD, None, r"shard .*00000-of-00004.tfrecord is missing: copy the set again"),
+        (SHARD, "short", r"00000-of-00004.tfrecord has 5 bytes, pack.json says \d+"),
+        (INDEX, None, r"index .*00000-of-00004.idx cannot be read \(No such file"),
+        (INDEX, "0 9\n", r"idx is stale: it has 1 records up to byte 9, the shard 4"),
+        (INDEX, "what", r"00000-of-00004.idx is not an index"),
+        ("pack.json", "{", r"pack.json is not JSON"),
+        ("pack.json", '{"format": 9}', r"has format 9, this version reads 1"),
+        ("pack.json", '{"format": 1}', r"does not describe a packed image set"),
+        ("pack.json", None, r"pack.json cannot be read .*is it the folder of a packed"),
+    ],
+)
+def test_what_is_seen_on_opening(packed, tmp_path, file, damaged, message):
+    shutil.copytree(packed, tmp_path / "set")
+    if damaged is None:
+        (tmp_path / "set" / file).unlink()
+    else:
+        (tmp_path / "set" / file).write_text(damaged)
+    with pytest.raises(UserError, match=message):
+        open_pack(tmp_path / "set")
+
+
+@needs_dali
+def test_dali_reads_it_back(packed):
+    from nvidia.dali import fn, pipeline_def, tfrecord
+
+    shards = sorted((packed / "train").glob("*.tfrecord"))
+
+    @pipeline_def(batch_size=15, num_threads=1, device_id=None)
+    def reader():
+        features = {
+            "image/encoded": tfrecord.FixedLenFeature((), tfrecord.string, ""),
+            "image/class/label": tfrecord.FixedLenFeature([1], tfrecord.int64, -1),
+        }
+        paths = [str(path) for path in shards]
+        read = fn.readers.tfrecord(path=paths, index_path=[str(index_path(path)) for path in shards], features=features)
+        return read["image/encoded"], read["image/class/label"]
+
+    pipe = reader()
+    pipe.build()
+    encoded, labels = pipe.run()
+    expected = images(packed, "train")
+    assert [encoded.at(i).tobytes() for i in range(15)] == [image.encoded for image in expected]
+    assert [int(labels.at(i)[0]) for i in range(15)] == [image.label for image in expected]

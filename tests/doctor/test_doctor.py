@@ -1,0 +1,182 @@
+"""The report on this machine: every declared choice is in it, whatever is missing, and nothing makes it fail."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import omegaconf
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from ddlbench.config.choices import choices, conf_dir
+from ddlbench.config.compose import configurations, quiet
+from ddlbench.data.loaders.synthetic import Synthetic
+from ddlbench.doctor import __main__ as doctor
+from ddlbench.doctor.__main__ import framework, loader, table
+from ddlbench.errors import Unavailable, Unsupported
+from ddlbench.frameworks.ddp import DDP
+from ddlbench.job import Job
+from ddlbench.ranks.launch import Launch
+from tests.support.processes import environment
+
+CPU, ALONE = torch.device("cpu"), Launch("alone")
+
+
+@dataclass
+class Missing(DDP):
+    def check(self, job: Job) -> None:
+        raise Unavailable("abacus cannot be imported: pip install abacus")
+
+
+@dataclass
+class Pairs(DDP):
+    """Talks while its library is imported, as some do."""
+
+    library: ClassVar[str] = "omegaconf"
+
+    def check(self, job: Job) -> None:
+        print("welcome to pairs")
+        if job.world_size < 2:
+            raise Unsupported("pairs need 2 ranks")
+
+
+@dataclass
+class Never(DDP):
+    def check(self, job: Job) -> None:
+        raise Unsupported(f"not on {job.world_size} ranks")
+
+
+@dataclass
+class Broken(DDP):
+    def check(self, job: Job) -> None:
+        raise RuntimeError("\nundefined symbol")
+
+
+@dataclass
+class Pictures(Synthetic):
+    def check(self, dataset: object, model: object) -> None:
+        if dataset.kind != "images":  # pyright: ignore
+            raise Unsupported("pictures only")
+
+
+@dataclass
+class Lost(Synthetic):
+    def check(self, dataset: object, model: object) -> None:
+        raise Unavailable("pip install lost")
+
+
+@pytest.fixture
+def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the configuration, to which choices can be added."""
+    subprocess.run(["cp", "-r", str(conf_dir()), str(tmp_path / "conf")], check=True)
+    monkeypatch.setattr("ddlbench.config.compose.conf_dir", lambda: tmp_path / "conf")
+    return tmp_path / "conf"
+
+
+def add(conf: Path, group: str, like: str, target: str) -> None:
+    content = (conf / group / f"{like}.yaml").read_text().splitlines()
+    lines = [
+        f"_target_: tests.doctor.test_doctor.{target}" if line.startswith("_target_") else line for line in content
+    ]
+    (conf / group / "added.yaml").write_text("\n".join(lines))
+
+
+@pytest.mark.parametrize(
+    ("target", "value", "remark"),
+    [
+        ("Missing", "unavailable", "abacus cannot be imported: pip install abacus"),
+        ("Pairs", f"runs, omegaconf {omegaconf.__version__}, on more ranks than one", ""),
+        ("Never", "unsupported here", "not on 1 ranks"),
+        ("Broken", "broken", "RuntimeError: undefined symbol"),
+    ],
+)
+def test_a_framework_says_itself_whether_it_runs(
+    conf: Path, capsys: pytest.CaptureFixture[str], target: str, value: str, remark: str
+) -> None:
+    add(conf, "framework", "ddp", target)
+    with configurations(), quiet():
+        assert framework("added", ALONE, CPU) == ("added", value, remark)
+    assert capsys.readouterr().out == ""
+
+
+def test_the_ranks_of_the_launch_are_those_that_count(conf: Path) -> None:
+    add(conf, "framework", "ddp", "Never")
+    with configurations():
+        assert framework("added", Launch("srun", world_size=8), CPU)[2] == "not on 8 ranks"
+        assert framework("single", Launch("srun", world_size=8), CPU)[1] == "unsupported here"
+        assert framework("ddp", Launch("srun", world_size=8), CPU)[1] == f"runs, torch {torch.__version__}"
+
+
+def test_a_yaml_that_names_nothing_is_broken(conf: Path) -> None:
+    add(conf, "framework", "ddp", "Nobody")
+    with configurations():
+        assert framework("added", ALONE, CPU)[1] == "broken"
+        assert "Nobody" in framework("added", ALONE, CPU)[2]
+
+
+def test_what_a_loader_reads(conf: Path) -> None:
+    torch_version = f"torch {torch.__version__}"
+    with configurations():
+        assert loader("native") == ("native", f"reads images and text, {torch_version}", "")
+        add(conf, "loader", "synthetic", "Pictures")
+        assert loader("added") == ("added", f"reads images, {torch_version}", "pictures only")
+        add(conf, "loader", "synthetic", "Lost")
+        assert loader("added") == ("added", "unavailable", "pip install lost")
+
+
+def test_the_name_of_a_library_is_no_key() -> None:
+    assert "library" not in OmegaConf.structured(Pairs)
+
+
+def test_columns_are_aligned() -> None:
+    text = table([("ddp", "runs", ""), ("horovod", "unavailable", "build it")])
+    assert text.splitlines() == [
+        "  ddp      runs",
+        "  horovod  unavailable",
+        "           ! build it",
+    ]
+
+
+def test_a_section_that_cannot_be_made_does_not_end_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> list[doctor.Row]:
+        raise OSError("no such file")
+
+    for name in ("links", "limits", "launchers", "loaders"):
+        monkeypatch.setattr(doctor, name, fail)
+    monkeypatch.setattr(doctor, "choices", lambda group: ["ddp"])
+    text = doctor.report(ALONE)
+    assert text.count("cannot be told\n    ! OSError: no such file") == 4
+    assert "\n  ddp  runs, torch" in text
+
+
+@pytest.mark.slow
+def test_the_program_names_every_choice_and_ends_well(tmp_path: Path) -> None:
+    """In a shell that no run would accept, in any folder, without a GPU to be seen."""
+    variables = environment(RANK="0", CUDA_VISIBLE_DEVICES="")
+    command = [sys.executable, "-m", "ddlbench.doctor"]
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr
+    sections = dict(part.split("\n", 1) for part in done.stdout.strip().split("\n\n"))
+    assert list(sections) == [
+        "Frameworks", "Loaders", "Devices", "Links", "Communication", "Launchers", "Limits", "Software",
+    ]  # fmt: skip
+    for group, section in (("framework", "Frameworks"), ("loader", "Loaders")):
+        assert [line.split()[0] for line in sections[section].splitlines() if "!" not in line] == choices(group)
+    assert "unset RANK" in sections["Launchers"]
+    assert "none visible" in sections["Devices"]
+    for limit in ("ulimit -n", "ulimit -l", "/dev/shm", "memory cgroup"):
+        assert limit in sections["Limits"]
+    assert not list(tmp_path.iterdir())
+
+
+def test_only_the_first_rank_prints(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        doctor, "detect", lambda: Launch("srun", rank=1, world_size=2, local_rank=1, local_world_size=2)
+    )
+    assert doctor.main([]) == 0
+    assert capsys.readouterr().out == ""

@@ -1,0 +1,142 @@
+"""What of the machine limits a run: remarks where it bites, silence where it does not."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+import pytest
+
+from ddlbench.doctor.machine import (
+    GIB,
+    MIB,
+    adapters,
+    first_line,
+    host_name,
+    locked_memory,
+    memory_cgroup,
+    memory_limit,
+    open_files,
+    run,
+    shared_memory,
+    slurm,
+    this_process,
+)
+
+UNLIMITED = resource.RLIM_INFINITY
+
+
+def test_few_open_files_bite() -> None:
+    assert open_files((1024, 524_288))[1:] == (
+        "1,024, can be raised to 524,288",
+        "sockets and loader workers soon need more: ulimit -n 4096",
+    )
+    assert open_files((20_000, 20_000))[1:] == ("20,000", "")
+    assert open_files((UNLIMITED, UNLIMITED))[1:] == ("unlimited", "")
+
+
+def test_locked_memory_bites_where_there_is_infiniband() -> None:
+    assert locked_memory((8 * MIB, UNLIMITED), [])[1:] == ("8 MiB, can be raised to unlimited", "")
+    assert "ulimit -l unlimited" in locked_memory((8 * MIB, 8 * MIB), ["mlx5_0: ACTIVE"])[2]
+    assert locked_memory((UNLIMITED, UNLIMITED), ["mlx5_0: ACTIVE"])[2] == ""
+
+
+def test_a_containers_shared_memory_bites() -> None:
+    assert shared_memory(64 * MIB)[1] == "64 MiB"
+    assert "--shm-size=1g" in shared_memory(64 * MIB)[2]
+    assert shared_memory(24 * GIB)[1:] == ("24.0 GiB", "")
+
+
+def test_a_cgroup_bites_below_the_machines_memory() -> None:
+    assert memory_cgroup(None, 24 * GIB)[1:] == ("no limit", "")
+    assert memory_cgroup(24 * GIB, 24 * GIB)[1:] == ("no limit", "")
+    assert memory_cgroup(3 * GIB // 2, 24 * GIB)[1] == "1.5 GiB"
+    assert "less than the machine's 24.0 GiB" in memory_cgroup(GIB, 24 * GIB)[2]
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_the_smallest_limit_on_the_way_up_counts(tmp_path: Path) -> None:
+    own = write(tmp_path / "own", "0::/slurm/job_7/step_0\n")
+    write(tmp_path / "slurm/job_7/step_0/memory.max", "max\n")
+    write(tmp_path / "slurm/job_7/memory.max", f"{2 * GIB}\n")
+    write(tmp_path / "slurm/memory.max", f"{4 * GIB}\n")
+    write(tmp_path.parent / "memory.max", "1\n")  # above the root of the cgroups
+    assert memory_limit(tmp_path, own) == 2 * GIB
+
+
+def test_limits_of_the_first_version(tmp_path: Path) -> None:
+    own = write(tmp_path / "own", "4:cpu:/elsewhere\n3:hugetlb,memory:/docker/a\n0::/\n")
+    # Inside a container the group's own path is not there, but its top is the container's.
+    limit = write(tmp_path / "memory/memory.limit_in_bytes", f"{3 * GIB}\n")
+    assert memory_limit(tmp_path, own) == 3 * GIB
+    limit.write_text("9223372036854771712\n")  # what the kernel writes for none
+    assert memory_limit(tmp_path, own) is None
+
+
+def test_ports_of_adapters(tmp_path: Path) -> None:
+    write(tmp_path / "mlx5_0/ports/1/state", "4: ACTIVE\n")
+    write(tmp_path / "mlx5_0/ports/1/rate", "400 Gb/sec (4X NDR)\n")
+    assert adapters(tmp_path) == ["mlx5_0: ACTIVE, 400 Gb/sec (4X NDR)"]
+    assert adapters(tmp_path / "none") == []
+
+
+@pytest.mark.parametrize(("address", "remarks"), [("127.0.1.1", True), (None, True), ("10.0.0.3", False)])
+def test_a_name_that_leads_back_to_the_host(
+    monkeypatch: pytest.MonkeyPatch, address: str | None, remarks: bool
+) -> None:
+    def look_up(name: str) -> str:
+        if address is None:
+            raise OSError("unknown host")
+        return address
+
+    monkeypatch.setattr("socket.gethostbyname", look_up)
+    assert bool(host_name()[2]) == remarks
+    assert f"is {address or 'unknown'}" in host_name()[1]
+
+
+def test_how_this_process_was_started() -> None:
+    assert this_process({}) == ("this process", "started alone", "")
+    torchrun = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "2",
+                "MASTER_ADDR": "a", "MASTER_PORT": "1"}  # fmt: skip
+    assert this_process(torchrun)[1] == "started by torchrun: rank 1 of 4 on 2 nodes"
+    assert "put srun before python" in this_process({"SLURM_NTASKS": "8"})[2]
+    assert "unset RANK" in this_process({"RANK": "0"})[2]
+
+
+def program(folder: Path, name: str, text: str, code: int = 0) -> None:
+    path = write(folder / name, f"#!/bin/sh\n{text}\nexit {code}\n")
+    path.chmod(0o755)
+
+
+def test_slurm_as_it_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    program(tmp_path, "srun", "echo slurm 23.11.4")
+    program(tmp_path, "sinfo", "echo 'debug: 2 nodes of 4 cores'")
+    assert slurm({"SLURM_JOB_ID": "7", "SLURM_NTASKS": "2"}) == [
+        ("srun", "slurm 23.11.4", ""),
+        ("partition", "debug: 2 nodes of 4 cores", ""),
+        ("slurm job", "7 of 2 tasks", ""),
+    ]
+    program(tmp_path, "sinfo", "echo no controller >&2", 1)
+    assert slurm({})[1:] == [("partition", "unknown", "sinfo has no answer: no controller")]
+    program(tmp_path, "srun", "echo no configuration >&2", 1)
+    assert slurm({}) == [("srun", "does not work", "no configuration")]
+
+
+def test_without_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert slurm({}) == [("srun", "not found: Slurm cannot start ranks here", "")]
+
+
+def test_a_command_that_does_not_answer_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddlbench.doctor.machine.PATIENCE_S", 0.1)
+    done, said = run("sleep", "10")
+    assert not done
+    assert "timed out" in said
+    assert run("no-such-program")[0] is False
+    assert first_line("\n \n") == "it says nothing"

@@ -1,0 +1,122 @@
+"""No step waits for its device but where docs/host-synchronisations.md says so."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from ddlbench.frameworks.ddp import DDP
+from ddlbench.frameworks.deepspeed.adapter import DeepSpeed
+from ddlbench.frameworks.fsdp import FSDP
+from ddlbench.frameworks.local_sgd import LocalSGD
+from ddlbench.frameworks.pipeline.adapter import Pipeline
+from ddlbench.frameworks.single import Single
+from ddlbench.frameworks.tensor.adapter import TensorParallel
+from ddlbench.job import Framework
+from ddlbench.ranks.launch import connect, detect, disconnect
+from tests.equality.test_equal_training import CASES, MODELS, at
+from tests.support.equal import make_job
+from tests.support.ranks import run_ranks
+from tests.support.reference import Case
+from tests.support.syncs import Found, batch_for, count_all, counted
+
+PAGE = Path(__file__).parents[2] / "docs" / "host-synchronisations.md"
+COUNTED = [at(2, case) for case in CASES if re.fullmatch(r"(gpt2|resnet)-(fp32|bf16)-accumulated", case.name)]
+COUNTED += [at(2, Case("gpt2-clipped", MODELS["gpt2"], micro_batch=2, clip_norm=0.5))]
+COUNTED += [at(2, Case("gpt2-fp16", MODELS["gpt2"], precision="fp16", micro_batch=2))]
+
+
+@cache
+def found() -> list[Found]:
+    return run_ranks(2, count_all, COUNTED, timeout_s=500)
+
+
+WHEN = {"always": "", "clipping": "clipped", "fp16": "fp16"}  # the page's word -> what is in the names of its cases
+
+
+def allowed(framework: str, case: str) -> Counter[str]:
+    """The page's rows of a framework in a case: call -> how often at most."""
+    rows = re.findall(r"^\| ([\w, -]+) \| (\w+) \| (\w+) \| (\d+) \|", PAGE.read_text(), re.MULTILINE)
+    assert rows
+    fitting = [row for row in rows if framework in row[0].split(", ") and WHEN[row[1]] in case]
+    return Counter({call: int(most) for _, _, call, most in fitting})
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("case", [case.name for case in COUNTED])
+def test_a_step_waits_only_where_the_page_says_so(case: str) -> None:
+    names = [name for of, name in found()[0] if of == case]
+    assert {"ddp", "fsdp", "zero0", "gpipe", "tensor", "hybrid-shards"} <= {*names}
+    for rank in found():
+        unlisted = {name: dict(rank[case, name] - allowed(name, case)) for name in names}
+        assert not any(unlisted.values()), {name: calls for name, calls in unlisted.items() if calls}
+
+
+def test_every_kind_of_call_is_noticed() -> None:
+    tensor = torch.ones(3)
+    with counted() as counts:
+        bool(tensor[0] > 0), float(tensor[0]), tensor[0].item()
+        tensor.nonzero(), tensor[tensor > 0], torch.equal(tensor, tensor)
+        tensor.cpu(), tensor.tolist(), tensor.numpy(), torch.tensor([1.0])
+    assert counts == {"item": 3, "nonzero": 2, "equal": 1, "cpu": 1, "tolist": 1, "numpy": 1, "tensor": 1}
+
+
+def test_a_call_within_the_backward_pass_is_noticed() -> None:
+    model = nn.Linear(2, 2)
+    model.weight.register_hook(lambda gradient: gradient * gradient.sum().item())
+    with counted() as counts:
+        model(torch.ones(1, 2)).sum().backward()
+    assert counts == {"item": 1}
+
+
+ON_ONE_GPU: dict[str, Framework] = {
+    "single": Single(),
+    "ddp": DDP(),
+    "fsdp": FSDP(),
+    "local_sgd": LocalSGD(),
+    "gpipe": Pipeline(),
+    "tensor": TensorParallel(),
+    **{f"zero{stage}": DeepSpeed(zero_stage=stage) for stage in range(4)},
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("model", ["gpt2", "resnet"])
+@pytest.mark.parametrize("name", ON_ONE_GPU)
+def test_a_step_on_a_gpu_waits_only_where_the_page_says_so(name: str, model: str, precision: str) -> None:
+    case = Case("gpu", MODELS[model], precision, micro_batch=3, global_batch=6)
+    (reported,) = run_ranks(1, waits_on_gpu, case, ON_ONE_GPU[name])
+    assert len(reported) <= allowed(name, case.name).total(), reported
+
+
+def waits_on_gpu(case: Case, framework: Framework) -> list[str]:
+    """What torch reports of the third step on cuda:0."""
+    device = torch.device("cuda", 0)
+    disconnect(clean=True)  # from a group for the CPU alone
+    connect(detect(), device, 60.0)
+    job = replace(make_job(case), device=device)
+    framework.check(job)
+    batch = batch_for(job, framework.setup(job))
+    assert batch is not None
+    batch = batch.to(device)
+    for _ in range(2):
+        framework.step(batch)
+    torch.cuda.synchronize()
+    with warnings.catch_warnings(record=True) as reported:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        framework.step(batch)
+        torch.cuda.set_sync_debug_mode("default")
+    framework.close()
+    return [str(each.message) for each in reported if "synchronizing CUDA operation" in str(each.message)]

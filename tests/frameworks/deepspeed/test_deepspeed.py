@@ -1,0 +1,242 @@
+"""ZeRO's own knobs and refusals; that it trains what one process trains is tests/equality/test_equal_training.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import replace
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ddlbench.errors import Unavailable, Unsupported, UserError
+from ddlbench.frameworks.deepspeed.adapter import DeepSpeed, restore, tell_device
+from ddlbench.frameworks.deepspeed.knobs import library
+from ddlbench.job import Job
+from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
+from tests.equality.test_equal_training import MODELS, TOLERANCES, distance, norm
+from tests.frameworks.shared.test_common import job
+from tests.support.processes import PYTHON, run
+from tests.support.ranks import run_ranks
+from tests.support.reference import reference
+from tests.support.zero import (
+    CASTS,
+    KNOBS,
+    MODEL,
+    ROUNDS,
+    SIXTEEN,
+    STAGES,
+    THREES,
+    Found,
+    everything_else,
+    on_one_visible_gpu,
+    quick,
+)
+
+TOLERANCE = TOLERANCES["gpt2", "fp32"].weights
+
+
+@pytest.fixture(scope="module")
+def quickly() -> Found:
+    return run_ranks(2, quick)[0]
+
+
+@pytest.fixture(scope="module")
+def one_gpu() -> list[dict[str, Any]]:
+    return run_ranks(1, on_one_visible_gpu)[0]
+
+
+@pytest.fixture(scope="module")
+def found() -> Found:
+    """What two ranks found, all in one pair of processes; rank 0's, and that rank 1 has no state."""
+    first, second = run_ranks(2, everything_else)
+    assert not any(len(weights) for weights in second["adamw"])
+    return first
+
+
+@pytest.mark.slow
+def test_knobs_train_the_same(found: Found) -> None:
+    expected = reference(THREES, 2)
+    off = {name: distance(outcome.weights, expected) for name, outcome in zip(KNOBS, found["knobs"], strict=True)}
+    assert max(off.values()) <= TOLERANCE, off
+
+
+def test_the_central_test_notices_a_planted_fault(quickly: Found) -> None:
+    expected = reference(THREES, 2)
+    off = [distance(outcome.weights, expected) for outcome in quickly["faults"]]
+    assert min(off) > 100 * TOLERANCE, off
+
+
+@pytest.mark.slow
+def test_adamw_with_two_groups_and_a_schedule_is_ddps(found: Found) -> None:
+    expected, *zero = found["adamw"]
+    off = [norm([weights - expected]) / norm([expected]) for weights in zero]
+    assert max(off[:4]) <= 1e-5, off
+    assert max(off[4:]) <= 1e-2, off  # gradients travelled in fp16
+    assert min(off[4:]) > max(off[:4]), off
+
+
+def test_equals_deepspeeds_own_documented_loop(quickly: Found) -> None:
+    for stage, (ours, theirs) in zip(STAGES, quickly["loops"], strict=True):
+        assert torch.equal(ours, theirs), (stage, norm([ours - theirs]))
+
+
+def test_the_gradients_norm_is_computed_for_clipping_only(quickly: Found) -> None:
+    assert quickly["norms"] == [(0, False)] * 4
+    assert quickly["norms when clipping"] == [(1, True)] * 4
+
+
+def test_gradients_travel_during_the_backward_pass_on_gpus() -> None:
+    gpu = torch.device("cuda", 0)
+    by_stage = {
+        device: [DeepSpeed(zero_stage=stage).overlaps(two_ranks(device=device)) for stage in STAGES]
+        for device in (gpu, torch.device("cpu"))
+    }
+    assert list(by_stage.values()) == [[False, True, True, True], [False, False, False, True]]
+    assert not DeepSpeed(zero_stage=3, overlap_comm=False).overlaps(two_ranks(device=gpu))
+    assert DeepSpeed(zero_stage=1, overlap_comm=True).overlaps(two_ranks())
+
+
+def test_where_the_library_cannot_do_without_the_norm_the_facts_say_so() -> None:
+    library(torch.device("cpu"))
+    for framework, asked, needed in (
+        (DeepSpeed(zero_stage=2), two_ranks(), False),
+        (DeepSpeed(zero_stage=2, offload_optimizer=True), two_ranks(), True),
+        (DeepSpeed(zero_stage=1, mixed_precision="weights"), two_ranks(precision="bf16"), True),
+        (DeepSpeed(zero_stage=2, mixed_precision="weights"), two_ranks(precision="bf16"), False),
+    ):
+        assert framework.needs_norm(asked) == needed
+        assert ("compute_grad_norm" in framework.config(asked)["zero_optimization"]) != needed
+
+
+def test_the_only_visible_gpu_is_device_0_whatever_the_local_rank(one_gpu: list[dict[str, Any]]) -> None:
+    """srun --gpus-per-task=1: local rank 1 sees one GPU. Afterwards LOCAL_RANK says the launcher's number again."""
+    for stage, found in zip(STAGES, one_gpu, strict=True):
+        assert set(found["asked"]) == {0}, (stage, found["asked"])
+        assert found["after"] == "1"
+
+
+def test_its_group_waits_as_long_as_ours(one_gpu: list[dict[str, Any]]) -> None:
+    """Also where torch has no set_timeout (before 2.14)."""
+    assert {found["timeout"] for found in one_gpu} == {timedelta(seconds=60)}  # of tests.support.equal.make_job
+
+
+def test_open_mpis_local_rank_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine asserts that both variables are equal."""
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_RANK", "3")
+    before = tell_device(torch.device("cuda", 0))
+    assert (os.environ["LOCAL_RANK"], os.environ["OMPI_COMM_WORLD_LOCAL_RANK"]) == ("0", "0")
+    for name, value in before.items():
+        restore(name, value)
+    assert "LOCAL_RANK" not in os.environ
+    assert os.environ["OMPI_COMM_WORLD_LOCAL_RANK"] == "3"
+
+
+@pytest.mark.slow
+def test_its_own_mixed_precision_trains_nearly_the_same(found: Found) -> None:
+    expected = reference(SIXTEEN, 2)
+    for framework, outcome in zip(CASTS, found["casts"], strict=True):
+        # The library rounds the first weights too, and keeps gradients in 16 bits.
+        assert 1e-3 < distance(outcome.weights, expected) <= 0.1, framework
+        assert {tensor.dtype for tensor in outcome.weights.values()} == {torch.float32}
+
+
+@pytest.mark.slow
+def test_a_loaded_state_is_where_training_goes_on(found: Found) -> None:
+    for framework, (start, after, loaded, again) in zip(ROUNDS, found["rounds"], strict=True):
+        assert norm([after - start]) > 1e-3, framework
+        assert torch.equal(loaded, start), framework
+        torch.testing.assert_close(again, after, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.slow
+def test_an_overflow_in_fp16_is_no_update(found: Found) -> None:
+    updates, weights = found["overflow"]
+    assert updates == [0, 0, 1]
+    assert torch.equal(weights[0], weights[1])
+    assert norm([weights[2] - weights[1]]) > 1e-3
+
+
+def two_ranks(**changes: object) -> Job:
+    return replace(job(), world_size=2, micro_batch=None, **changes)  # pyright: ignore
+
+
+def test_what_it_cannot_do_is_said_before_anything_starts() -> None:
+    lamb = partial(make_optimizer, OptimizerConfig("lamb", lr=0.1))
+    with pytest.raises(Unsupported, match=r"Lamb with framework\.zero_stage=1: layer-wise norms need whole tensors"):
+        DeepSpeed().check(two_ranks(optimizer=lamb))
+    with pytest.raises(
+        Unsupported, match=r"precision=fp16 with framework\.zero_stage=2: .* without lowering the scale"
+    ):
+        DeepSpeed(zero_stage=2).check(two_ranks(precision="fp16"))
+    with pytest.raises(Unsupported, match=r"reduce_dtype=fp16 with framework\.zero_stage=1: .*precision=bf16"):
+        DeepSpeed().check(two_ranks(precision="bf16", reduce_dtype="fp16"))
+    own = DeepSpeed(zero_stage=3, mixed_precision="weights")
+    own.check(two_ranks(precision="bf16", reduce_dtype="fp16", model=MODEL))
+    with pytest.raises(Unsupported, match="has no weights in fp16 on CPU"):
+        own.check(two_ranks(precision="fp16", model=MODEL))
+    with pytest.raises(Unsupported, match=r"mixed_precision=weights with framework\.zero_stage=3: BatchNorm"):
+        own.check(two_ranks(precision="bf16", model=MODELS["resnet"]))
+    with pytest.raises(Unsupported, match="do not go together"):
+        DeepSpeed().check(two_ranks(compile=True, checkpoint_activations=True))
+    with pytest.raises(Unsupported, match=r"train\.compile with framework\.zero_stage=3"):
+        DeepSpeed(zero_stage=3).check(two_ranks(compile=True))
+    with pytest.raises(Unsupported, match="bf16 need NCCL"):
+        DeepSpeed(zero_stage=0).check(two_ranks(reduce_dtype="bf16"))
+    with pytest.raises(UserError, match=r"global_batch=5 does not divide over 2 replicas"):
+        DeepSpeed().check(two_ranks(global_batch=5))
+    DeepSpeed(zero_stage=0).check(two_ranks(optimizer=lamb))
+    for precision in ("fp32", "bf16"):
+        DeepSpeed(zero_stage=3).check(two_ranks(precision=precision))
+
+
+@pytest.mark.parametrize(
+    ("knobs", "message"),
+    [
+        ({"zero_stage": 4}, r"framework\.zero_stage=4 is unknown: choose 0, 1, 2 or 3"),
+        ({"reduce_bucket_mb": 0.0}, r"framework\.reduce_bucket_mb=0\.0 must be greater than 0 MiB"),
+        ({"persistence_threshold": -1}, r"framework\.persistence_threshold=-1 must not be negative"),
+        ({"zero_stage": 0, "offload_optimizer": True}, r"offload_optimizer=True needs framework\.zero_stage=1 or more"),
+        ({"zero_stage": 2, "offload_parameters": True}, r"offload_parameters=True needs .*=3 or more, not 2"),
+        ({"zero_stage": 0, "reduce_bucket_mb": 25.0}, r"reduce_bucket_mb=25\.0 needs framework\.zero_stage=1"),
+        ({"gather_bucket_mb": -1.0}, r"framework\.gather_bucket_mb=-1\.0 must be greater than 0 MiB"),
+        ({"mixed_precision": "half"}, r"mixed_precision=half is unknown: choose one of autocast, weights"),
+        ({"zero_stage": 0, "mixed_precision": "weights"}, r"mixed_precision=weights needs framework\.zero_stage=1"),
+        ({"zero_stage": 0, "overlap_comm": True}, r"overlap_comm=True needs framework\.zero_stage=1"),
+    ],
+)
+def test_a_wrong_knob_names_itself(knobs: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        DeepSpeed(**knobs)
+
+
+def test_a_missing_library_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "deepspeed", None)
+    with pytest.raises(Unavailable, match=r"pip install 'ddlbench\[deepspeed\]'"):
+        DeepSpeed().check(two_ranks())
+
+
+PROGRAM = [
+    "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "ddlbench", "+model=resnet50",
+    "model.layers=[1,1,1,1]", "model.width_per_group=8", "model.image_size=32", "loader=synthetic", "progress=false",
+    "train.global_batch=8", "train.micro_batch=2", "train.steps=2", "train.epochs=1", "data.val_limit=6",
+]  # fmt: skip
+
+
+@pytest.mark.slow
+def test_the_program_runs_it_under_torchrun(tmp_path: Path) -> None:
+    done = run(PYTHON, *PROGRAM, "+framework=zero3", "train.precision=bf16", cwd=tmp_path, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "deepspeed" not in (done.stdout + done.stderr).lower()
+    assert "accelerator" not in done.stdout + done.stderr
+    (path,) = tmp_path.glob("results/*/attempt-1/run.json")
+    content = json.loads(path.read_text())
+    assert content["status"] == "ok"
+    assert content["ledger"]["updates"] == 2
+    assert content["framework"] | {"zero_stage": 3, "precision_scheme": "autocast"} == content["framework"]

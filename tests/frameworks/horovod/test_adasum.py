@@ -1,0 +1,116 @@
+"""Adasum against its rule, simulated. It needs Horovod's mpi flavour and ranks that mpirun started."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from ddlbench.frameworks.horovod.adapter import Horovod
+from tests.equality.test_equal_training import TOLERANCES, distance
+from tests.frameworks.test_ddp import CASE
+from tests.ranks.test_launch import AS_ROOT
+from tests.run.test_runs import GPT2, record
+from tests.support.equal import train_case
+from tests.support.libraries import why_no_adasum
+from tests.support.processes import PYTHON, need, run
+from tests.support.reference import Outcome, cross_entropy, order, reference
+
+
+def adasum(updates: list[Tensor]) -> Tensor:
+    """Maleki et al. 2020, section 3: neighbours first, then pairs of pairs. Of orthogonal updates it is the sum, of
+    parallel ones the mean."""
+    if len(updates) == 1:
+        return updates[0]
+    half = len(updates) // 2
+    a, b = adasum(updates[:half]), adasum(updates[half:])
+    dot = (a * b).sum()
+    return (1 - dot / (2 * (a * a).sum())) * a + (1 - dot / (2 * (b * b).sum())) * b
+
+
+def simulated(world: int) -> Outcome:
+    """Each rank makes an update of its own, momentum included; the updates are combined tensor by tensor."""
+    torch.manual_seed(CASE.seed)
+    model = CASE.model.build()
+    start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    models = [copy.deepcopy(model) for _ in range(world)]
+    optimizers = [torch.optim.SGD(each.parameters(), lr=CASE.lr, momentum=0.9, weight_decay=1e-4) for each in models]
+    data = CASE.data.split(True, CASE.model, CASE.seed)
+    losses: list[float] = []
+    for chosen in order(CASE).split(CASE.global_batch)[: CASE.steps]:
+        total = 0.0
+        for rows, replica, optimizer in zip(chosen.split(len(chosen) // world), models, optimizers, strict=True):
+            optimizer.zero_grad()
+            loss = cross_entropy(replica(data.inputs[rows]), data.targets[rows])
+            loss.backward()
+            optimizer.step()
+            total += loss.item() / world
+        losses.append(total)
+        combine(model, models)
+    return Outcome(losses, model.state_dict(), {}, CASE.steps, start)
+
+
+@torch.no_grad()
+def combine(model: torch.nn.Module, models: list[torch.nn.Module]) -> None:
+    for weight, *theirs in zip(model.parameters(), *(each.parameters() for each in models), strict=True):
+        weight += adasum([(their - weight).double() for their in theirs]).float()
+        for their in theirs:
+            their.copy_(weight)
+
+
+def test_the_rule_by_hand() -> None:
+    x, y = torch.tensor([2.0, 0.0]), torch.tensor([0.0, 3.0])
+    assert adasum([x, y]).tolist() == [2.0, 3.0]
+    assert adasum([x, 2 * x]).tolist() == [3.0, 0.0]
+    assert adasum([x, x, y, y]).tolist() == [2.0, 3.0]
+
+
+needs_adasum = pytest.mark.skipif(why_no_adasum() is not None, reason=str(why_no_adasum()))
+
+
+@pytest.mark.mpi
+@needs_adasum
+@pytest.mark.parametrize("world", [2, 4])
+def test_trains_what_its_rule_says(tmp_path: Path, world: int) -> None:
+    need({"mpirun": "openmpi-bin"})
+    path = tmp_path / "outcome.pt"
+    command = ("mpirun", "-n", world, PYTHON, "-m", "tests.frameworks.horovod.test_adasum", path)
+    done = run(*command, cwd=Path(__file__).parents[3], timeout=120, **AS_ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found, expected = torch.load(path, weights_only=False), simulated(world)
+    assert found.updates == expected.updates
+    assert found.losses == pytest.approx(expected.losses, abs=TOLERANCES["gpt2", "fp32"].loss)
+    assert distance(found.weights, expected) <= TOLERANCES["gpt2", "fp32"].weights
+    assert distance(found.weights, reference(CASE, world)) > 0.1  # not the mean
+
+
+@pytest.mark.mpi
+@needs_adasum
+def test_the_program_trains_with_it(tmp_path: Path) -> None:
+    need({"mpirun": "openmpi-bin"})
+    command = ("mpirun", "-n", 2, PYTHON, "-m", "ddlbench", "+framework=horovod", "framework.adasum=true", *GPT2[1:])
+    done = run(*command, f"results_dir={tmp_path / 'results'}", cwd=tmp_path, timeout=120, **AS_ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    content = record(tmp_path)
+    assert (content["status"], content["launch"]["launcher"]) == ("ok", "mpirun")
+    assert (content["framework"]["adasum"], content["framework"]["controller"]) == (True, "mpi")
+
+
+def as_rank(path: str) -> None:
+    from ddlbench.ranks.launch import connect, detect, disconnect
+
+    launch = detect()
+    torch.set_num_threads(1)
+    connect(launch, torch.device("cpu"), 60.0)
+    outcome = train_case(CASE, Horovod(adasum=True))
+    if launch.rank == 0:
+        torch.save(outcome, path)
+    disconnect(clean=True)
+
+
+if __name__ == "__main__":
+    as_rank(sys.argv[1])

@@ -1,0 +1,276 @@
+"""Horovod's own knobs and refusals; that it trains what one process trains is tests/equality/test_equal_training.py."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+
+from ddlbench.errors import Unavailable, Unsupported, UserError
+from ddlbench.frameworks.ddp import DDP
+from ddlbench.frameworks.horovod.adapter import Horovod, library, stall_seconds
+from ddlbench.job import Batch, Framework, Job, Place
+from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
+from tests.equality.test_equal_training import TOLERANCES, distance
+from tests.frameworks.test_ddp import CASE, two_ranks
+from tests.run.test_faults import end, record, start
+from tests.support.equal import make_job, train_cases
+from tests.support.libraries import needs_horovod
+from tests.support.processes import PYTHON, run
+from tests.support.ranks import run_ranks
+from tests.support.reference import Outcome, reference
+
+EXACT = TOLERANCES["gpt2", "fp32"].weights
+ACCUMULATED = replace(CASE, micro_batch=3)
+Stepped = tuple[dict[str, torch.Tensor], int]  # weights, updates
+
+# name -> framework, how far its weights may be from those of uncompressed gradients, as a share of the way they went
+KNOBS = {
+    "nothing fused": (Horovod(fusion_threshold_mb=0), EXACT),
+    "small buffer, slow cycle": (Horovod(fusion_threshold_mb=0.01, cycle_time_ms=5), EXACT),
+    "fp16": (Horovod(compression="fp16"), 0.01),
+}
+OPTIMIZERS = {
+    "adamw": OptimizerConfig("adamw", lr=0.01, weight_decay=0.1),
+    "lars": OptimizerConfig("lars", lr=1.0, momentum=0.9, decay_norm_and_bias=False),
+    "lamb": OptimizerConfig("lamb", lr=0.01),
+}
+CHANGES: dict[str, dict[str, Any]] = {
+    **{name: {"optimizer": partial(make_optimizer, config)} for name, config in OPTIMIZERS.items()},
+    "fp16, accumulated and clipped": {"precision": "fp16", "micro_batch": 2, "clip_norm": 0.1},
+}
+
+
+@dataclass
+class SummedHorovod(Horovod):
+    """Gradients summed over ranks where they should be averaged."""
+
+    def setup(self, job: Job) -> Place:
+        place = super().setup(job)
+        self.optimizer.op = self.hvd.Sum
+        return place
+
+
+@dataclass
+class Found:
+    """What a rank found, all in one set of processes: Horovod is started and shut down anew for each."""
+
+    knobs: list[Outcome]
+    accumulated: Outcome
+    summed: Outcome
+    stepped: dict[str, list[Stepped]]
+    facts: dict[str, Any]
+    first: list[tuple[torch.device, str]]  # device and phase of each allreduce asked for by name
+
+
+def find() -> Found:
+    knobs = train_cases([(CASE, framework) for framework, _ in KNOBS.values()])
+    accumulated, summed = train_cases([(ACCUMULATED, Horovod()), (CASE, SummedHorovod())])
+    stepped = {name: [step(each, changes) for each in (DDP(), Horovod())] for name, changes in CHANGES.items()}
+    return Found(knobs, accumulated, summed, stepped, facts(), first_operations())
+
+
+def first_operations() -> list[tuple[torch.device, str]]:
+    """NCCL makes Horovod's communicator at its first operation on a device: which is in the set-up."""
+    framework, found, phase, hvd = Horovod(), list[tuple[torch.device, str]](), "set-up", library()
+    real = hvd.allreduce
+
+    def recorded(tensor: torch.Tensor, **options: Any) -> torch.Tensor:
+        found.append((tensor.device, phase))
+        return real(tensor, **options)
+
+    with patch.object(hvd, "allreduce", recorded):
+        framework.setup(make_job(CASE))
+        phase = "after"
+        framework.state()
+    framework.close()
+    return found
+
+
+def step(framework: Framework, changes: dict[str, Any]) -> Stepped:
+    """After four batches."""
+    job = replace(make_job(CASE), **changes)
+    framework.check(job)
+    framework.setup(job)
+    generator = torch.Generator().manual_seed(job.rank)
+    for _ in range(4):
+        tokens = torch.randint(61, (6, 17), generator=generator)
+        framework.step(Batch(tokens[:, :-1], tokens[:, 1:], torch.ones(6, dtype=torch.bool)))
+    state, updates = framework.state() or {}, framework.updates
+    framework.close()
+    return state, updates
+
+
+def facts() -> dict[str, Any]:
+    framework, job = Horovod(fusion_threshold_mb=64), replace(make_job(CASE), micro_batch=3, reduce_dtype="fp16")
+    framework.setup(job)
+    found = framework.facts()
+    framework.close()
+    return found
+
+
+@pytest.fixture(scope="module")
+def found() -> Found:
+    return run_ranks(2, find)[0]
+
+
+@needs_horovod
+def test_knobs_train_the_same_as_far_as_they_promise(found: Found) -> None:
+    expected = reference(CASE, 2)
+    off = {name: distance(outcome.weights, expected) for name, outcome in zip(KNOBS, found.knobs, strict=True)}
+    for name, (_, tolerance) in KNOBS.items():
+        assert off[name] <= tolerance, off
+    assert off["fp16"] > 1e-6  # it did compress
+
+
+@needs_horovod
+def test_the_central_test_notices_a_planted_fault(found: Found) -> None:
+    assert distance(found.summed.weights, reference(CASE, 2)) > 100 * EXACT
+
+
+@needs_horovod
+def test_steps_as_ddp_does(found: Found) -> None:
+    for name, (theirs, ours) in found.stepped.items():
+        assert theirs[1] == ours[1] > 0, name
+        for weight, expected in theirs[0].items():
+            torch.testing.assert_close(ours[0][weight], expected, rtol=1e-4, atol=1e-5, msg=f"{name}: {weight}")
+
+
+@needs_horovod
+def test_its_communicator_is_made_in_the_set_up(found: Found) -> None:
+    assert found.first == [(torch.device("cpu"), "set-up")]
+
+
+@needs_horovod
+def test_facts(found: Found) -> None:
+    assert found.facts == {
+        "staleness": 0,
+        "compression": "fp16",
+        "fusion_threshold_mb": 64,
+        "cycle_time_ms": 1.0,
+        "adasum": False,
+        "backward_passes_per_step": 2,
+        "controller": "gloo",
+        "reduce_dtype": "fp16",
+    }
+
+
+def horovodrun(*words: object) -> None:
+    command = Path(PYTHON).with_name("horovodrun")
+    done = run(command, "-np", 2, PYTHON, "-m", *words, timeout=120, cwd=Path(__file__).parents[3])
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@needs_horovod
+@pytest.mark.parametrize("case", ["whole", pytest.param("accumulated", marks=pytest.mark.slow)])
+def test_equals_horovods_documented_loop(found: Found, tmp_path: Path, case: str) -> None:
+    ours = found.accumulated if case == "accumulated" else found.knobs[0]
+    horovodrun("tests.support.horovod_loop", tmp_path / "weights.pt", *(["3"] if case == "accumulated" else []))
+    theirs = torch.load(tmp_path / "weights.pt")
+    assert theirs.keys() == ours.weights.keys()
+    for name, weight in theirs.items():
+        torch.testing.assert_close(ours.weights[name], weight, rtol=0, atol=1e-7, msg=name)
+
+
+@pytest.mark.slow
+@needs_horovod
+def test_horovodrun(tmp_path: Path) -> None:
+    horovodrun(
+        "ddlbench", "+framework=horovod", "+model=resnet50", "model.layers=[1,1,1,1]",
+        "model.width_per_group=8", "model.image_size=32", "loader=synthetic", "train.global_batch=4", "train.steps=3",
+        "train.epochs=1", "train.validate=false", f"results_dir={tmp_path}",
+    )  # fmt: skip
+    content = record(tmp_path)
+    launch = content["launch"]
+    assert (content["status"], launch["launcher"], launch["world_size"]) == ("ok", "horovodrun", 2)
+    assert content["framework"]["controller"] == "gloo"
+
+
+def test_what_it_cannot_do_is_said_before_anything_starts() -> None:
+    with pytest.raises(UserError, match=r"framework\.compression=bf16 is unknown: choose one of none, fp16"):
+        Horovod(compression="bf16")
+    with pytest.raises(
+        UserError, match=r"fusion_threshold_mb=-1 must be at least 0 MiB and .*cycle_time_ms=0 above 0 ms"
+    ):
+        Horovod(fusion_threshold_mb=-1, cycle_time_ms=0)
+    with pytest.raises(Unsupported, match="does not know bf16"):
+        Horovod().check(two_ranks(reduce_dtype="bf16"))
+    with pytest.raises(Unsupported, match="contiguous gradients"):
+        Horovod().check(two_ranks(channels_last=True))
+    with pytest.raises(Unsupported, match=r"adasum works on 2, 4, 8, .* this launch has 3"):
+        Horovod(adasum=True).check(replace(two_ranks(global_batch=6), world_size=3))
+    for changes in ({"precision": "fp16"}, {"clip_norm": 1.0}):
+        with pytest.raises(Unsupported, match=r"adasum updates before .* train\.precision=fp16"):
+            Horovod(adasum=True).check(two_ranks(**changes))
+    with pytest.raises(UserError, match=r"global_batch=5 does not divide over 2 replicas"):
+        Horovod().check(two_ranks(global_batch=5))
+
+
+def test_a_missing_library_comes_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "horovod.torch.mpi_ops", None)
+    with pytest.raises(Unavailable, match=r"scripts/install_horovod\.sh gloo"):
+        Horovod().check(two_ranks())
+
+
+@needs_horovod
+def test_a_gpu_or_adasum_needs_another_flavour() -> None:
+    from horovod.torch import mpi_built, nccl_built
+
+    if not nccl_built():
+        with pytest.raises(Unavailable, match=r"install_horovod\.sh nccl"):
+            Horovod().check(two_ranks(device=torch.device("cuda", 0)))
+    if not mpi_built():
+        with pytest.raises(Unavailable, match=r"install_horovod\.sh mpi"):
+            Horovod(adasum=True).check(two_ranks())
+
+
+@needs_horovod
+@pytest.mark.parametrize(("nccl", "mpi"), [(True, False), (False, True), (False, False)])
+def test_adasum_on_gpus_needs_nccl_and_mpi(monkeypatch: pytest.MonkeyPatch, nccl: bool, mpi: bool) -> None:
+    hvd = library()
+    monkeypatch.setattr(hvd, "nccl_built", lambda: nccl)
+    monkeypatch.setattr(hvd, "mpi_built", lambda: mpi)
+    with pytest.raises(Unsupported, match=r"both NCCL and MPI: build it with scripts/install_horovod.sh nccl-mpi"):
+        Horovod(adasum=True).check(two_ranks(device=torch.device("cuda", 0)))
+
+
+@needs_horovod
+@pytest.mark.slow  # that a rank which raises ends the others is one of tests/run/test_faults.py
+@pytest.mark.parametrize(
+    ("how", "more", "status", "reason", "codes"),
+    [
+        ("exit", (), "error", r"rank 1 .* ended without a message, .*; rank 0: HorovodInternalError", {(1, 9)}),
+        # Horovod 0.28.1 does not always live to tell: its look at stalled gradients of its cache can hang itself.
+        # Then the watch of either rank ends both.
+        (
+            "hang",
+            ("train.timeout_s=6",),
+            "timeout",
+            r"rank 0: TimeoutError: horovod timed out|rank \d: no step ended within 6 s",
+            {(8, 6), (8, 8), (6, 8)},
+        ),
+    ],
+)
+def test_a_rank_that_vanishes_leaves_nobody_waiting(
+    tmp_path: Path, how: str, more: tuple[str, ...], status: str, reason: str, codes: set[tuple[int, int]]
+) -> None:
+    exits, said = end(start(tmp_path, how, *more, framework="horovod", target="BrokenHorovod"))
+    content = record(tmp_path)
+    assert (content["status"], tuple(exits)) in {(status, pair) for pair in codes}, said
+    assert re.match(reason, content["reason"])
+
+
+def test_a_stall_is_noticed_within_the_timeout() -> None:
+    # Two looks to notice, the stall itself, one look to see that it is over.
+    for timeout_s in (5.0, 60.0, 600.0):
+        stall = stall_seconds(two_ranks(timeout_s=timeout_s))
+        look = int(Horovod()._variables(two_ranks(timeout_s=timeout_s))["HOROVOD_STALL_CHECK_TIME_SECONDS"])
+        assert 3 * look + stall <= timeout_s
+        assert look <= stall  # else Horovod would not shut down at all

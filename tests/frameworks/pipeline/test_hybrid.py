@@ -1,0 +1,234 @@
+"""Replicas x pipelines x parts on one mesh; the rest of what they train alike is in tests/equality/."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from ddlbench.errors import Unsupported, UserError
+from ddlbench.frameworks.pipeline.adapter import Pipeline
+from ddlbench.frameworks.shared.common import gradient
+from ddlbench.job import Batch, Job, Place
+from ddlbench.models.gpt2 import GPT2
+from ddlbench.models.vgg import VGG
+from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
+from tests.equality.test_equal_training import TOLERANCES, assert_equal, distance
+from tests.frameworks.shared.test_common import job
+from tests.support.broken import CountedTwice
+from tests.support.equal import make_job, train_cases
+from tests.support.ranks import run_ranks
+from tests.support.reference import Case, Outcome, reference
+from tests.support.told import Loaded
+
+GPT = GPT2("gpt2", n_layer=2, n_embd=32, n_head=4, vocab_size=61, seq_len=16, dropout=0.0)
+IMAGES = VGG("vgg", channels=[8, 8, 16, 16, 16], hidden=32, image_size=32, num_classes=7, dropout=0.0)
+TEXT = Case("gpt2", GPT, clip_norm=0.5, global_batch=24, micro_batch=2)
+VGG_CASE = Case("vgg", IMAGES, clip_norm=0.5, global_batch=24, micro_batch=2)
+WITHIN_A_CLASSIFIER = [14, 2]  # the last stage begins behind a layer that gives each rank its own features
+
+
+class LoadedPipeline(Loaded, Pipeline): ...
+
+
+KNOBS: dict[str, tuple[Case, Pipeline]] = {
+    "parts": (TEXT, Pipeline(schedule="1f1b", tp=2)),
+    "shards": (TEXT, Pipeline(schedule="1f1b", dp=2, sharded=True)),
+    "shards of parts": (TEXT, Pipeline(dp=2, tp=2, sharded=True)),
+    "parts, looped": (TEXT, Pipeline(schedule="interleaved", tp=2, virtual_stages=2)),
+    "parts, backward in halves": (TEXT, Pipeline(schedule="zero_bubble", tp=2)),
+    "shards, looped": (TEXT, Pipeline(schedule="interleaved", dp=2, sharded=True)),
+    "shards, backward in halves": (TEXT, Pipeline(schedule="zero_bubble", dp=2, sharded=True)),
+    "checkpointed": (replace(TEXT, checkpoint_activations=True), Pipeline(tp=2)),
+    "shards, checkpointed": (replace(TEXT, checkpoint_activations=True), Pipeline(dp=2, sharded=True)),
+    "cut between column and row": (VGG_CASE, Pipeline(tp=2, balance=WITHIN_A_CLASSIFIER)),
+    "loaded": (TEXT, LoadedPipeline(tp=2)),
+    "shards, loaded": (TEXT, LoadedPipeline(dp=2, sharded=True)),
+    "bf16": (replace(TEXT, precision="bf16"), Pipeline(tp=2)),
+    "shards, bf16": (replace(TEXT, precision="bf16"), Pipeline(dp=2, sharded=True)),
+}
+
+
+def train_knobs() -> list[Outcome]:
+    return train_cases([*KNOBS.values(), (TEXT, CountedTwice(tp=2))])
+
+
+def places() -> list[tuple[dict[str, int], int, bool, bool]]:
+    """Coordinates, replica, whether it reads and whether it reports, for two meshes."""
+    found: list[tuple[dict[str, int], int, bool, bool]] = []
+    for framework in (Pipeline(tp=2), Pipeline(dp=2, tp=2)):
+        place = framework.setup(make_job(TEXT))
+        found.append((dict(place.coordinates), place.data_rank, place.reads_data, place.reports))
+        framework.close()
+    return found
+
+
+def batch_for(here: Job, place: Place) -> Batch | None:
+    """The same for every replica, where it is read."""
+    tokens = torch.randint(61, (here.replica_batch(place.data_size), 17), generator=torch.Generator().manual_seed(1))
+    return Batch(tokens[:, :-1], tokens[:, 1:], torch.ones(len(tokens), dtype=torch.bool)) if place.reads_data else None
+
+
+def dropped_alike() -> list[bool]:
+    """Whether the ranks that share layers stay alike in what both have, though each step drops units."""
+    framework = Pipeline(tp=2)
+    here = make_job(replace(TEXT, model=replace(GPT, dropout=0.3)))
+    place = framework.setup(here)
+    for _ in range(2):
+        framework.step(batch_for(here, place))
+    whole = [tensor for name, tensor in framework.model.state_dict().items() if name not in framework.blocks.splits]
+    copies = [[torch.empty_like(tensor) for _ in range(2)] for tensor in whole]
+    for tensor, both in zip(whole, copies, strict=True):
+        dist.all_gather(both, tensor, group=framework.groups.part.group)
+    framework.close()
+    return [torch.equal(*both) for both in copies]
+
+
+def overflows() -> list[tuple[int, bool, int]]:
+    """Updates and whether this rank's weights moved where one rank's gradient is infinite; updates after a finite
+    one."""
+    found: list[tuple[int, bool, int]] = []
+    for framework in (Pipeline(tp=2), Pipeline(dp=2, sharded=True)):
+        here = make_job(replace(TEXT, precision="fp16"))
+        place = framework.setup(here)
+        before = local(framework)
+        framework.update.scale(torch.ones(()))
+        for parameter in framework.model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+            gradient(parameter).fill_(float("inf") if here.rank == 1 else 0.0)
+        framework.update.apply(framework.model.parameters(), framework.blocks.clip)
+        skipped, moved = (
+            framework.updates,
+            any(not torch.equal(*pair) for pair in zip(before, local(framework), strict=True)),
+        )
+        framework.step(batch_for(here, place))
+        found.append((skipped, moved, framework.updates))
+        framework.close()
+    return found
+
+
+def in_fp16() -> int:
+    """Updates of a pipeline, whose first stage has no loss that its scaler would see."""
+    framework, here = Pipeline(), make_job(replace(TEXT, precision="fp16"))
+    place = framework.setup(here)
+    framework.step(batch_for(here, place))
+    made = framework.updates
+    framework.close()
+    return made
+
+
+def local(framework: Pipeline) -> list[Tensor]:
+    return [
+        (parameter.to_local() if isinstance(parameter, DTensor) else parameter).detach().clone()
+        for parameter in framework.model.parameters()
+    ]
+
+
+def shares() -> tuple[int, int]:
+    """Elements of this rank's parameters and of their momentum, in shards and whole."""
+    found: list[int] = []
+    for sharded in (True, False):
+        framework = Pipeline(dp=2, sharded=sharded)
+        here = make_job(TEXT)
+        place = framework.setup(here)
+        framework.step(batch_for(here, place))
+        momenta = [state["momentum_buffer"] for state in framework.optimizer.state.values()]
+        found.append(sum((each.to_local() if isinstance(each, DTensor) else each).numel() for each in momenta))
+        framework.close()
+    return found[0], found[1]
+
+
+WORK: list[Callable[[], Any]] = [train_knobs, places, dropped_alike, overflows, shares]
+
+
+def everything() -> dict[str, Any]:
+    return {work.__name__: work() for work in WORK}
+
+
+@cache
+def on_four_ranks() -> list[dict[str, Any]]:
+    """What each piece of work returned, by rank: one set of processes does it all."""
+    return run_ranks(4, everything, timeout_s=280)
+
+
+@pytest.mark.slow
+def test_knobs_train_what_one_process_trains() -> None:
+    """Clipped: the norm is that of the whole gradient, what several ranks have counted once."""
+    outcomes = on_four_ranks()[0]["train_knobs"]
+    for (name, (case, framework)), found in zip(KNOBS.items(), outcomes[:-1], strict=True):
+        expected, tolerance = reference(case, framework.dp), TOLERANCES[case.model.name, case.precision]
+        assert distance(found.weights, expected) <= tolerance.weights, name
+        assert_equal(found, expected, tolerance)
+    assert distance(outcomes[-1].weights, reference(TEXT, 1)) > 0.01  # the central test would notice
+
+
+@pytest.mark.slow
+def test_neighbours_share_layers_and_the_next_average() -> None:
+    by_rank = [rank["places"] for rank in on_four_ranks()]
+    assert [parts for parts, _ in by_rank] == [
+        ({"dp": 0, "pp": 0, "tp": 0}, 0, True, False),
+        ({"dp": 0, "pp": 0, "tp": 1}, 0, False, False),
+        ({"dp": 0, "pp": 1, "tp": 0}, 0, True, True),
+        ({"dp": 0, "pp": 1, "tp": 1}, 0, False, False),
+    ]
+    assert [replicas for _, replicas in by_rank] == [
+        ({"dp": 0, "pp": 0, "tp": 0}, 0, True, True),
+        ({"dp": 0, "pp": 0, "tp": 1}, 0, False, False),
+        ({"dp": 1, "pp": 0, "tp": 0}, 1, True, True),
+        ({"dp": 1, "pp": 0, "tp": 1}, 1, False, False),
+    ]
+
+
+@pytest.mark.slow
+def test_ranks_that_share_layers_drop_the_same_units() -> None:
+    assert all(all(rank["dropped_alike"]) for rank in on_four_ranks())
+
+
+@pytest.mark.slow
+def test_a_pipeline_in_fp16_makes_updates_on_every_stage() -> None:
+    assert run_ranks(2, in_fp16) == [1, 1]
+
+
+def test_all_ranks_skip_an_update_that_overflows_on_one() -> None:
+    assert [rank["overflows"] for rank in on_four_ranks()] == [[(0, False, 1)] * 2] * 4
+
+
+@pytest.mark.slow
+def test_replicas_hold_a_shard_of_the_optimizer_state() -> None:
+    for sharded, whole in (rank["shares"] for rank in on_four_ranks()):
+        assert sharded == pytest.approx(whole / 2, rel=0.05)
+
+
+@pytest.mark.slow
+def test_replicas_pipelines_and_parts_at_once() -> None:
+    case = replace(TEXT, global_batch=48)
+    frameworks = [Pipeline(schedule="1f1b", dp=2, tp=2, sharded=sharded) for sharded in (False, True)]
+    for found in run_ranks(8, train_cases, [(case, framework) for framework in frameworks], timeout_s=280)[0]:
+        assert_equal(found, reference(case, 2), TOLERANCES["gpt2", "fp32"])
+        assert torch.equal(found.weights["embed.wte.weight"], found.weights["head.weight"])
+
+
+def ranks(world: int, **changes: Any) -> Job:
+    return replace(job(), world_size=world, model=GPT, micro_batch=None, global_batch=4 * world, **changes)
+
+
+def test_what_it_cannot_do_is_said_before_anything_starts() -> None:
+    Pipeline(dp=2, tp=2, sharded=True).check(ranks(8))
+    with pytest.raises(UserError, match=r"dp=2 x framework\.tp=3 x framework\.pp=null does not fill 8 ranks: choose "):
+        Pipeline(dp=2, tp=3).check(ranks(8))
+    with pytest.raises(Unsupported, match=r"hybrid: 8 ranks cannot share the 4 heads of h0\.attn: .*tp=4 .*dp=2"):
+        Pipeline("hybrid", tp=8).check(ranks(16))
+    with pytest.raises(Unsupported, match=r"train\.compile=false"):
+        Pipeline(tp=2).check(ranks(2, compile=True))
+    fused = OptimizerConfig("sgd", lr=0.1, fused=True)
+    with pytest.raises(Unsupported, match=r"fused SGD does not know shards"):
+        Pipeline(dp=2, sharded=True).check(ranks(2, optimizer=lambda named: make_optimizer(fused, named)))
+    with pytest.raises(UserError, match=r"framework\.tp=0"):
+        Pipeline(tp=0)

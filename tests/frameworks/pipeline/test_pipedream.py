@@ -1,0 +1,229 @@
+"""PipeDream against one plain process that trains with weights as old as they should be; knobs and refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+
+from ddlbench.errors import Unsupported, UserError
+from ddlbench.frameworks.pipeline.pipedream import PipeDream
+from ddlbench.job import Framework, Job, Model, Place
+from ddlbench.models.gpt2 import GPT2
+from tests.equality.test_equal_training import MODELS, RATES, TOLERANCES, Tolerance, assert_equal, distance
+from tests.frameworks.shared.test_common import job
+from tests.support.broken import Emptied, Prompt, Unstashed
+from tests.support.equal import make_job, train_cases
+from tests.support.ranks import run_ranks
+from tests.support.reference import Case, Outcome
+from tests.support.stale import simulate
+
+TIED = MODELS["gpt2"]
+UNTIED = GPT2("gpt2", n_layer=2, n_embd=32, n_head=4, vocab_size=61, seq_len=16, dropout=0.0, tie_weights=False)
+# VGG's weights must move enough in five updates for their age to show.
+RATES_HERE = {**RATES, "vgg": 0.5}
+CHANGING = [0.02, 0.03, 0.005, 0.04, 0.01]
+
+
+Layout = tuple[Place, dict[str, Any]]
+
+
+def buffered(**knobs: Any) -> PipeDream:
+    return PipeDream(name="pipedream_2bw", double_buffered=True, **knobs)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A training and what it must equal; staleness: of each stage, in updates, worked out by hand."""
+
+    case: Case
+    framework: PipeDream
+    blocks: Sequence[int]
+    staleness: Sequence[int]
+    replicas: int = 1
+
+    def expected(self) -> Outcome:
+        emptied = 3 if isinstance(self.framework, Emptied) else 0
+        return simulate(self.case, self.blocks, self.staleness, self.replicas, emptied)
+
+    def fresh(self) -> Outcome:
+        return simulate(self.case, self.blocks, [0] * len(self.blocks), self.replicas)
+
+    @property
+    def tolerance(self) -> Tolerance:
+        return TOLERANCES[self.case.model.name, self.case.precision]
+
+
+def trial(model: Model, framework: PipeDream, staleness: Sequence[int], replicas: int = 1, **of_case: Any) -> Trial:
+    assert framework.balance is not None
+    case = Case(model.name, model, **{"lr": RATES_HERE[model.name], **of_case})
+    return Trial(case, framework, framework.balance, staleness, replicas)
+
+
+RESNET, VGG = MODELS["resnet"], MODELS["vgg"]
+
+QUICK = {
+    "resnet": trial(RESNET, PipeDream(balance=[3, 3]), [1, 0]),
+    "vgg": trial(VGG, PipeDream(balance=[13, 3]), [1, 0]),
+    "gpt2": trial(UNTIED, Emptied(balance=[2, 3]), [1, 0], rates=CHANGING),
+    "gpt2-2bw": trial(TIED, Emptied("pipedream_2bw", True, balance=[2, 3]), [1, 1], micro_batch=2, rates=CHANGING),
+    "gpt2-bf16-2bw": trial(TIED, buffered(balance=[2, 3]), [1, 1], micro_batch=2, precision="bf16"),
+    "resnet-checkpointed": trial(RESNET, PipeDream(balance=[3, 3]), [1, 0], checkpoint_activations=True),
+}
+SLOW = {
+    "vgg-accumulated": trial(VGG, PipeDream(balance=[13, 3]), [1, 0], micro_batch=3),
+    "resnet-2bw": trial(RESNET, buffered(balance=[3, 3]), [1, 1], micro_batch=6),
+    "vgg-2bw": trial(VGG, buffered(balance=[13, 3]), [1, 1], micro_batch=3),
+    "resnet-bf16": trial(RESNET, PipeDream(balance=[3, 3]), [1, 0], precision="bf16"),
+    "vgg-bf16": trial(VGG, PipeDream(balance=[13, 3]), [1, 0], precision="bf16"),
+    "gpt2-checkpointed": trial(UNTIED, PipeDream(balance=[2, 3]), [1, 0], checkpoint_activations=True),
+    "resnet-replicas": trial(RESNET, PipeDream(dp=2, balance=[6]), [0], 2),
+}
+FAULTS = {
+    "unstashed": trial(UNTIED, Unstashed(balance=[2, 3]), [1, 0]),
+    "rates of another step": trial(UNTIED, Prompt(balance=[2, 3]), [1, 0], rates=CHANGING),
+}
+SLOW_FAULTS = {
+    "unstashed, 2bw": trial(TIED, Unstashed("pipedream_2bw", True, balance=[2, 3]), [1, 1], micro_batch=2),
+}
+FOUR_RANKS = {
+    "three, two, one, none behind": trial(UNTIED, PipeDream(balance=[1, 1, 2, 1]), [3, 2, 1, 0]),
+    "fewer minibatches than stages": trial(UNTIED, PipeDream(balance=[1, 1, 2, 1]), [3, 2, 1, 0], steps=2),
+    "two micro batches": trial(UNTIED, PipeDream(balance=[1, 1, 2, 1]), [2, 1, 1, 0], micro_batch=6),
+    "2bw": trial(TIED, buffered(balance=[1, 1, 2, 1]), [1, 1, 1, 1], micro_batch=3),
+    "replicas": trial(UNTIED, PipeDream(dp=2, balance=[2, 3]), [1, 0], 2),
+    "replicas, 2bw": trial(TIED, buffered(dp=2, balance=[2, 3]), [1, 1], 2, micro_batch=3),
+    "images": trial(VGG, PipeDream(balance=[6, 4, 3, 3]), [3, 2, 1, 0]),
+    "replicas of images": trial(RESNET, PipeDream(dp=2, balance=[3, 3]), [1, 0], 2),
+}
+
+
+def train(world: int, trials: Mapping[str, Trial]) -> tuple[dict[str, Outcome], list[Layout]]:
+    """The outcome of each trial, and what every rank says of itself; in one set of processes."""
+    work: list[tuple[Case, Framework]] = [(each.case, each.framework) for each in trials.values()]
+    ranks = run_ranks(world, train_and_look, work)
+    return dict(zip(trials, ranks[0][0], strict=True)), [layout for _, layout in ranks]
+
+
+def train_and_look(work: Sequence[tuple[Case, Framework]]) -> tuple[list[Outcome], Layout]:
+    return train_cases(work), look()
+
+
+def look() -> Layout:
+    framework = buffered()
+    here = replace(make_job(Case("gpt2", TIED)), micro_batch=3)
+    framework.check(here)
+    place = framework.setup(here)
+    facts = framework.facts()
+    framework.flush()  # nothing is in flight
+    state = framework.state()
+    assert state is None or state.keys() == TIED.build().state_dict().keys()
+    framework.close()
+    return place, facts
+
+
+@pytest.fixture(scope="module")
+def two_ranks() -> tuple[dict[str, Outcome], list[Layout]]:
+    return train(2, {**QUICK, **FAULTS})
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_equals_one_process_with_weights_as_old(two_ranks: tuple[dict[str, Outcome], list[Layout]], name: str) -> None:
+    assert_as_old(QUICK[name], two_ranks[0][name])
+
+
+def assert_as_old(each: Trial, found: Outcome) -> None:
+    assert_equal(found, each.expected(), each.tolerance)
+    if each.case.model is TIED:
+        assert torch.equal(found.weights["embed.wte.weight"], found.weights["head.weight"])
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_comparison_notices(two_ranks: tuple[dict[str, Outcome], list[Layout]], name: str) -> None:
+    assert_noticed(FAULTS[name], two_ranks[0][name])
+
+
+def assert_noticed(each: Trial, found: Outcome) -> None:
+    assert distance(found.weights, each.expected()) > 2 * each.tolerance.weights
+
+
+def test_where_ranks_stand(two_ranks: tuple[dict[str, Outcome], list[Layout]]) -> None:
+    places, facts = zip(*two_ranks[1], strict=True)
+    assert [dict(place.coordinates) for place in places] == [{"dp": 0, "pp": 0}, {"dp": 0, "pp": 1}]
+    assert [(place.reads_data, place.reports) for place in places] == [(True, False), (True, True)]
+    assert facts[0] == facts[1]
+    assert facts[0]["staleness"] == [1, 1]
+    assert facts[0]["weight_versions"] == [2, 1]
+    assert facts[0]["micro_batches"] == 4
+    assert facts[0]["activation_bytes"] == [3 * 16 * 32 * 4]  # three samples of 16 tokens x 32
+
+
+@pytest.mark.slow
+def test_two_ranks_at_length() -> None:
+    outcomes, _ = train(2, {**SLOW, **SLOW_FAULTS})
+    for name, each in SLOW.items():
+        assert_as_old(each, outcomes[name])
+    for name, each in SLOW_FAULTS.items():
+        assert_noticed(each, outcomes[name])
+
+
+@pytest.mark.slow
+def test_four_ranks() -> None:
+    outcomes, layouts = train(4, FOUR_RANKS)
+    for name, each in FOUR_RANKS.items():
+        assert_as_old(each, outcomes[name])
+    assert [(place.reads_data, place.reports) for place, _ in layouts] == [
+        (True, False), (False, False), (False, False), (True, True),
+    ]  # fmt: skip
+    assert layouts[0][1]["weight_versions"] == [2, 2, 2, 1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trials", [QUICK, SLOW, FOUR_RANKS], ids=["quick", "slow", "four ranks"])
+def test_the_age_of_the_weights_shows(trials: Mapping[str, Trial]) -> None:
+    """Else the comparisons would also pass with weights that are up to date."""
+    for name, each in trials.items():
+        if max(each.staleness) > 0 and each.case.precision == "fp32":
+            assert distance(each.fresh().weights, each.expected()) > 2 * each.tolerance.weights, name
+
+
+def of(world_size: int, model: Model = VGG, **job_keys: Any) -> Job:
+    return replace(job(), model=model, world_size=world_size, **{"global_batch": 12, "micro_batch": None, **job_keys})
+
+
+def test_what_goes() -> None:
+    PipeDream().check(of(2, precision="bf16", checkpoint_activations=True, channels_last=True))
+    PipeDream().check(of(2, micro_batch=4))
+    PipeDream().check(of(1, model=TIED, clip_norm=1.0))
+    buffered().check(of(2, model=TIED))
+
+
+@pytest.mark.parametrize(
+    ("framework", "given", "says"),
+    [
+        (PipeDream(), of(4, clip_norm=1.0), r"norm .* is known 3 micro batches after the last of 4 stages"),
+        (buffered(), of(2, clip_norm=1.0), r"pipedream_2bw: the norm .* known 1 micro .* train\.clip_norm=null"),
+        (PipeDream(), of(2, precision="fp16"), r"several loss scales.*use train\.precision=bf16"),
+        (PipeDream(), of(2, compile=True), r"set train\.compile=false"),
+        (PipeDream(), of(2, reduce_dtype="bf16"), r"averaged in fp32, not bf16"),
+        (PipeDream(), of(3, model=TIED), r"2 updates older .* set model\.tie_weights=false, or .*pipedream_2bw"),
+        (PipeDream(), of(24, global_batch=24), r"24 stages \(24 ranks in a pipeline\) but the model has 16 blocks"),
+    ],
+)
+def test_what_it_cannot_do_is_said_before_anything_starts(framework: PipeDream, given: Job, says: str) -> None:
+    with pytest.raises(Unsupported, match=says):
+        framework.check(given)
+
+
+def test_wrong_numbers_are_named() -> None:
+    with pytest.raises(UserError, match=r"framework\.dp=0"):
+        PipeDream(dp=0)
+    with pytest.raises(UserError, match=r"framework\.flops_per_byte=-1"):
+        PipeDream(flops_per_byte=-1)
+    with pytest.raises(
+        UserError, match=r"pipedream_2bw over 4 ranks cannot run 2 micro .* choose train\.micro_batch=3"
+    ):
+        buffered().check(of(4, micro_batch=6))

@@ -1,0 +1,170 @@
+"""Pipelines' own knobs and refusals; that they train what one process trains is tested in tests/equality/."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ddlbench.errors import Unsupported, UserError
+from ddlbench.frameworks.pipeline.adapter import Pipeline
+from ddlbench.job import Batch, Place
+from ddlbench.models.gpt2 import GPT2
+from ddlbench.models.resnet import ResNet
+from tests.equality.test_equal_training import TOLERANCES, assert_equal, distance
+from tests.frameworks.shared.test_common import job
+from tests.support.broken import CountedTwice, Untied
+from tests.support.equal import make_job, train_case, train_cases
+from tests.support.ranks import run_ranks
+from tests.support.reference import Case, Outcome, reference
+from tests.support.told import Loaded
+
+GPT = GPT2("gpt2", n_layer=2, n_embd=32, n_head=4, vocab_size=61, seq_len=16, dropout=0.0)
+RESNET = ResNet("resnet", layers=[1, 1, 1, 1], width_per_group=8, image_size=64, num_classes=7)
+CASE = Case("gpt2", GPT, clip_norm=0.5, lr=0.02)  # 12 samples an update, 5 blocks
+IMAGES = Case("resnet", RESNET, lr=1e-4, micro_batch=2)  # 6 blocks
+
+KNOBS = {
+    "by hand": Pipeline(balance=[1, 4]),
+    "two replicas": Pipeline(dp=2),
+    "one stage a rank": Pipeline(schedule="interleaved"),
+    "two stages a rank": Pipeline(schedule="zero_bubble", virtual_stages=2),
+}
+
+
+@pytest.mark.slow
+def test_knobs_train_the_same() -> None:
+    """Clipped: the norm is that of the whole gradient, the tied embedding counted once."""
+    ranks = run_ranks(2, train_cases, [(CASE, framework) for framework in KNOBS.values()])
+    for (name, framework), found in zip(KNOBS.items(), ranks[0], strict=True):
+        expected = reference(replace(CASE, micro_batch=2), framework.dp)
+        assert_equal(found, expected, TOLERANCES["gpt2", "fp32"])
+        assert distance(found.weights, expected) < 1e-4, name
+        assert torch.equal(found.weights["embed.wte.weight"], found.weights["head.weight"]), name
+
+
+@pytest.mark.slow
+def test_replicas_of_a_pipeline_with_a_middle_stage_average_weights_and_statistics() -> None:
+    cases = [(CASE, Pipeline(dp=2, schedule="1f1b")), (IMAGES, Pipeline(dp=2, balance=[2, 4]))]
+    text, images = run_ranks(4, train_cases, cases)[0]
+    # 6 samples a replica: 4 x 2 micro batches, taken down to 6 of one sample
+    assert_equal(text, reference(replace(CASE, micro_batch=1), 2), TOLERANCES["gpt2", "fp32"])
+    assert torch.equal(text.weights["embed.wte.weight"], text.weights["head.weight"])
+    assert_equal(images, reference(IMAGES, 2), TOLERANCES["resnet", "fp32"])
+
+
+def test_the_central_test_notices_copies_that_went_apart_and_a_wrong_norm() -> None:
+    expected = reference(replace(CASE, micro_batch=2), 1)
+    for found in run_ranks(2, train_cases, [(CASE, Untied()), (CASE, CountedTwice(tp=2))])[0]:
+        assert distance(found.weights, expected) > 0.01
+
+
+def layout(framework: Pipeline) -> tuple[Place, dict[str, Any], list[str]]:
+    here = replace(make_job(CASE), checkpoint_activations=True)
+    framework.check(here)
+    place = framework.setup(here)
+    names = [name for name, _ in framework.model.named_children()]
+    facts = framework.facts()
+    framework.flush()
+    assert framework.bubble is None  # no step was made
+    assert framework.state() is None or dist.get_rank() == 0
+    framework.close()
+    return place, facts, names
+
+
+@pytest.mark.slow
+def test_where_ranks_stand() -> None:
+    ranks = run_ranks(4, layout, Pipeline(dp=2, virtual_stages=2, schedule="interleaved", balance=[1, 1, 2, 1]))
+    places, facts, names = zip(*ranks, strict=True)
+    assert [dict(place.coordinates) for place in places] == [
+        {"dp": 0, "pp": 0}, {"dp": 1, "pp": 0}, {"dp": 0, "pp": 1}, {"dp": 1, "pp": 1},
+    ]  # fmt: skip
+    assert [(place.data_rank, place.data_size) for place in places] == [(0, 2), (1, 2), (0, 2), (1, 2)]
+    assert [place.reports for place in places] == [False, False, True, True]
+    # stages 0 and 2 on the first ranks, 1 and 3 on the last
+    assert names == (["embed", "h1", "ln_f"],) * 2 + (["h0", "head"],) * 2
+    assert facts[0] == facts[3]
+    assert facts[0]["micro_batches"] == 6
+    assert facts[0]["micro_batches_rule"] == "4 a rank"
+    assert facts[0]["bubble_theoretical"] == pytest.approx(1 / 13)
+    assert facts[0]["activation_dtypes"] == ["float32"] * 3
+    assert facts[0]["activation_bytes"] == [16 * 32 * 4] * 3  # one sample of 16 tokens x 32
+
+
+def middle() -> tuple[bool, bool, int]:
+    framework = Pipeline(balance=[1, 3, 1])
+    place = framework.setup(make_job(CASE))
+    state = framework.state()
+    if state is not None:
+        assert state.keys() == GPT.build().state_dict().keys()
+    reads, reports, shared = place.reads_data, place.reports, len(framework.blocks.shared)
+    framework.close()
+    return reads, reports, shared
+
+
+@pytest.mark.slow
+def test_ends_of_the_pipeline_read_the_last_reports_and_both_share_the_embedding() -> None:
+    assert run_ranks(3, middle) == [(True, False, 1), (False, False, 0), (True, True, 1)]
+
+
+def loaded() -> Outcome:
+    """Weights of another seed, given after setup, count from the first step on."""
+    framework = LoadedPipeline(balance=[1, 4])
+    return train_case(replace(CASE, seed=3), framework)
+
+
+class LoadedPipeline(Loaded, Pipeline): ...
+
+
+@pytest.mark.slow
+def test_a_state_can_be_loaded() -> None:
+    assert_equal(run_ranks(2, loaded)[0], reference(replace(CASE, micro_batch=2), 1), TOLERANCES["gpt2", "fp32"])
+
+
+def out_of_memory() -> None:
+    framework = Pipeline()
+    framework.setup(make_job(CASE))
+
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("planted: out of memory")
+
+    framework.model[1].register_forward_pre_hook(fail)
+    tokens = torch.zeros(12, 16, dtype=torch.int64)
+    batch = Batch(tokens, tokens, torch.ones(12, dtype=torch.bool))
+    for run in (framework.step, framework.evaluate):
+        with pytest.raises(torch.OutOfMemoryError):
+            run(batch)
+    framework.close()
+
+
+@pytest.mark.slow
+def test_what_a_stage_raises_is_not_wrapped() -> None:
+    run_ranks(1, out_of_memory)
+
+
+def test_what_it_cannot_do_is_said_before_anything_starts() -> None:
+    two = replace(job(), world_size=2, micro_batch=None)
+    Pipeline().check(two)
+    with pytest.raises(Unsupported, match=r"averaged in fp32, not bf16"):
+        Pipeline().check(replace(two, reduce_dtype="bf16"))
+    with pytest.raises(Unsupported, match=r"7 stages .* the model has 6 blocks: put 6 ranks or fewer"):
+        Pipeline().check(replace(two, world_size=7, global_batch=7))
+    with pytest.raises(Unsupported, match=r"interleaved needs 2 ranks"):
+        Pipeline(schedule="interleaved").check(replace(two, world_size=1))
+    for key in ("checkpoint_activations", "compile", "channels_last"):
+        with pytest.raises(Unsupported, match=f"two halves does not go with train.{key}=true"):
+            Pipeline(schedule="zero_bubble").check(replace(two, **{key: True}))
+
+
+def test_wrong_knobs_are_named() -> None:
+    with pytest.raises(UserError, match=r"framework\.schedule=zbv is unknown"):
+        Pipeline(schedule="zbv")
+    with pytest.raises(UserError, match=r"framework\.dp=0"):
+        Pipeline(dp=0)
+    with pytest.raises(UserError, match=r"framework\.flops_per_byte=-1 must be 0 or more"):
+        Pipeline(flops_per_byte=-1)
+    with pytest.raises(UserError, match=r"virtual_stages=2 with framework\.schedule=gpipe"):
+        Pipeline(virtual_stages=2)

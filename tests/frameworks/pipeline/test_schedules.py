@@ -1,0 +1,92 @@
+"""Micro batches, refusals and bubbles of pipeline schedules; each number worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ddlbench.errors import Unsupported, UserError
+from ddlbench.frameworks.pipeline.schedules import (
+    bubble,
+    check_stages,
+    micro_batch_count,
+    pipeline_ranks,
+)
+from ddlbench.job import Job
+from tests.frameworks.shared.test_common import job
+
+
+def of(global_batch: int, micro_batch: int | None = None) -> Job:
+    return replace(job(), global_batch=global_batch, micro_batch=micro_batch)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "samples", "ranks", "count"),
+    [
+        ("gpipe", 32, 2, 8),
+        ("gpipe", 12, 2, 6),  # 8 and 7 do not divide 12
+        ("gpipe", 3, 4, 3),
+        ("1f1b", 17, 2, 17),  # 1 is too few, so more than 4 a rank
+        ("interleaved", 64, 4, 16),
+        ("interleaved", 14, 4, 7),  # 14 // 4 = 3 rounds of unequal size; 7 go in one round
+    ],
+)
+def test_four_a_rank_or_the_nearest_that_fits(schedule: str, samples: int, ranks: int, count: int) -> None:
+    assert micro_batch_count(schedule, of(samples), ranks, 1) == count
+
+
+def test_the_micro_batch_of_the_configuration_counts() -> None:
+    assert micro_batch_count("gpipe", of(24, 2), 2, 1) == 12
+    assert micro_batch_count("gpipe", of(24, 2), 2, 3) == 4  # 8 samples a replica
+
+
+def test_a_refused_number_comes_with_the_nearest_choice() -> None:
+    with pytest.raises(
+        UserError, match=r"1f1b over 4 ranks cannot run 2 .*micro_batch=6 .* choose train\.micro_batch=3"
+    ):
+        micro_batch_count("1f1b", of(12, 6), 4, 1)
+    with pytest.raises(UserError, match=r"the 2 samples of a replica .*over 3\).* 1f1b over 4 ranks.*global_batch=48"):
+        micro_batch_count("1f1b", of(6), 4, 3)
+    with pytest.raises(UserError, match=r"interleaved over 4 ranks cannot run 14 micro .*choose train\.micro_batch=2"):
+        micro_batch_count("interleaved", of(14, 1), 4, 1)
+
+
+def test_ranks_are_divided_over_pipelines() -> None:
+    assert pipeline_ranks(8, 2, None) == 4
+    assert pipeline_ranks(8, 2, 4) == 4
+    with pytest.raises(
+        UserError, match=r"framework\.dp=3 x framework\.pp=null does not fill 4 ranks: choose .*dp=4 .*pp=1"
+    ):
+        pipeline_ranks(4, 3, None)
+    with pytest.raises(UserError, match=r"framework\.dp=1 x framework\.pp=3 does not fill 4 ranks: .* framework\.pp=4"):
+        pipeline_ranks(4, 1, 3)
+
+
+def test_ranks_are_divided_over_parts_too() -> None:
+    assert pipeline_ranks(8, 2, None, 2) == 2
+    assert pipeline_ranks(8, 2, 1, 4) == 1
+    refused = r"framework\.dp=2 x framework\.tp=2 x framework\.pp=3 does not fill 8 ranks: choose .*dp=2 .*tp=2 .*pp=2"
+    with pytest.raises(UserError, match=refused):
+        pipeline_ranks(8, 2, 3, 2)
+
+
+def test_stages_need_blocks() -> None:
+    check_stages(3, 2, 6, [1, 1, 1, 1, 1, 1])
+    with pytest.raises(
+        Unsupported, match=r"8 stages \(4 ranks .*virtual_stages=2\) but the model has 6 blocks: put 3 "
+    ):
+        check_stages(4, 2, 6, None)
+    with pytest.raises(UserError, match=r"balance=\[2, 3\] gives 5 blocks to 2 stages: the model has 6 .* 2 stages"):
+        check_stages(2, 1, 6, [2, 3])
+    with pytest.raises(UserError, match=r"balance=\[6, 0\]"):
+        check_stages(2, 1, 6, [6, 0])
+    with pytest.raises(UserError, match=r"balance=\[6\] gives 6 blocks to 1 stages"):
+        check_stages(2, 1, 6, [6])
+
+
+def test_bubbles() -> None:
+    assert bubble("gpipe", 4, 1, 1) == 0
+    assert bubble("1f1b", 8, 4, 1) == pytest.approx(3 / 11)
+    assert bubble("interleaved", 8, 4, 2) == pytest.approx(3 / 19)
+    assert bubble("zero_bubble", 8, 4, 1) == pytest.approx(1 / 9)  # a third of the ramp: 1 / (8 + 1)

@@ -1,0 +1,317 @@
+"""Tensor parallelism's knobs, random numbers, states and refusals; that it trains what one process trains is
+tests/equality/test_equal_training.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.tensor.debug import CommDebugMode
+
+from ddlbench.errors import Unsupported, UserError
+from ddlbench.frameworks.ddp import DDP
+from ddlbench.frameworks.tensor.adapter import TensorParallel, gradient
+from ddlbench.job import Batch, Job, Model, Place
+from ddlbench.models.gpt2 import GPT2
+from ddlbench.models.resnet import ResNet
+from ddlbench.models.vgg import VGG
+from ddlbench.recipe.losses import make_loss
+from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
+from tests.equality.test_equal_training import TOLERANCES, distance
+from tests.frameworks.shared.test_common import job
+from tests.support.broken import OwnTokens
+from tests.support.equal import make_job, train_cases
+from tests.support.ranks import run_ranks
+from tests.support.reference import Case, Outcome, reference
+from tests.support.told import Told
+
+TEXT = GPT2("gpt2", n_layer=1, n_embd=32, n_head=4, vocab_size=61, seq_len=16, dropout=0.0)
+IMAGES = VGG("vgg", channels=[8, 8, 16, 16, 16], hidden=32, image_size=32, num_classes=7, dropout=0.0)
+CASE = Case("gpt2", TEXT, micro_batch=2, lr=0.02, global_batch=6, steps=3)
+CLIPPED = replace(CASE, clip_norm=0.05)
+
+
+@dataclass
+class ToldTensor(Told, TensorParallel): ...
+
+
+@dataclass
+class ToldDDP(Told, DDP): ...
+
+
+EXACT = TOLERANCES["gpt2", "fp32"].weights
+KNOBS = {
+    "clipped": (CLIPPED, TensorParallel()),
+    "tokens, clipped": (CLIPPED, TensorParallel(sequence_parallel=True)),
+    "tokens, checkpointed": (replace(CASE, checkpoint_activations=True), TensorParallel(sequence_parallel=True)),
+    "gathered logits": (CASE, TensorParallel(parallel_loss=False)),
+    "untied": (replace(CASE, model=replace(TEXT, tie_weights=False)), TensorParallel()),
+    "replicas only": (replace(CASE, micro_batch=3), TensorParallel(dp=2)),
+    "channels last": (
+        Case("vgg", IMAGES, global_batch=6, steps=3),
+        ToldTensor(changes={"channels_last": True}),
+    ),
+}
+FAULTS = {"own tokens": (CASE, OwnTokens(sequence_parallel=True))}
+
+SMOOTHED = {
+    "loss": make_loss(0.1),
+    "optimizer": partial(
+        make_optimizer, OptimizerConfig("adamw", lr=0.02, weight_decay=0.1, decay_norm_and_bias=False)
+    ),
+}
+
+
+def train_knobs() -> list[Outcome]:
+    return train_cases([(case, framework) for case, framework in (KNOBS | FAULTS).values()])
+
+
+def train_smoothed() -> list[Outcome]:
+    """AdamW and label smoothing: two ranks of one replica, and two replicas."""
+    case = replace(CASE, micro_batch=3)
+    return train_cases([(case, ToldTensor(changes=SMOOTHED)), (case, ToldDDP(changes=SMOOTHED))])
+
+
+def batch_of(model: Model, place: Place, size: int = 6) -> Batch | None:
+    """On the ranks that read."""
+    if not place.reads_data:
+        return None
+    generator = torch.Generator().manual_seed(1)
+    if model.kind == "images":
+        inputs = torch.randn(size, *model.input_shape(), generator=generator)
+        targets = torch.randint(model.outputs(), (size,), generator=generator)
+    else:
+        tokens = torch.randint(model.outputs(), (size, model.input_shape()[0] + 1), generator=generator)
+        inputs, targets = tokens[:, :-1], tokens[:, 1:]
+    return Batch(inputs, targets, torch.ones(size, dtype=torch.bool))
+
+
+def dropped() -> dict[str, dict[str, Tensor]]:
+    """Parameters after two updates with dropout, of this rank and whole, while one rank draws numbers in between."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for name, tokens, checkpoint in (("", False, False), ("again", False, True), ("tokens", True, False)):
+        case = replace(CASE, model=replace(TEXT, dropout=0.5), checkpoint_activations=checkpoint)
+        framework, job = TensorParallel(sequence_parallel=tokens), make_job(case)
+        place = framework.setup(job)
+        for _ in range(2):
+            torch.rand(dist.get_rank() + 1)  # as a loader would on the rank that reads
+            framework.step(batch_of(TEXT, place))
+        found[name] = {
+            key: parameter.detach().clone()
+            for key, parameter in framework.model.named_parameters()
+            if key not in framework.splits
+        }
+        framework.close()
+    return found
+
+
+def zeros_of_dropout() -> dict[str, Tensor]:
+    """Which units VGG's two dropouts dropped on this rank."""
+    framework, job = TensorParallel(), make_job(Case("vgg", replace(IMAGES, dropout=0.5), global_batch=6))
+    place, found = framework.setup(job), dict[str, Tensor]()
+
+    def note(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
+        return lambda _, __, output: found.update({name: output.detach() == 0})
+
+    for name in ("fc6", "fc7"):  # dropout over inputs that no ReLU has set to zero
+        dropout = framework.model.get_submodule(f"{name}.dropout")
+        dropout.register_forward_pre_hook(lambda _, inputs: (inputs[0] + 1,))
+        dropout.register_forward_hook(note(name))
+    framework.step(batch_of(IMAGES, place))
+    framework.close()
+    return found
+
+
+def sent() -> dict[str, dict[str, int]]:
+    """Collectives of one update of one micro batch."""
+    found: dict[str, dict[str, int]] = {}
+    for tokens in (False, True):
+        framework, job = TensorParallel(sequence_parallel=tokens), make_job(replace(CASE, micro_batch=None))
+        place = framework.setup(job)
+        with CommDebugMode() as watched:
+            framework.step(batch_of(TEXT, place))
+        framework.close()
+        found["tokens" if tokens else ""] = {str(name): n for name, n in watched.get_comm_counts().items()}
+    return found
+
+
+def overflow() -> tuple[int, bool, int, bool]:
+    """Updates and whether weights moved where one rank's part of the gradient is infinite; the same after a step."""
+    framework, job = TensorParallel(), make_job(replace(CASE, precision="fp16"))
+    place, before = framework.setup(job), {}
+    before = {name: weight.clone() for name, weight in framework.model.state_dict().items()}
+    framework.update.scale(torch.ones(()))
+    for parameter in framework.model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    if job.rank == 1:
+        gradient(framework.model.get_parameter("h0.mlp.c_fc.weight")).fill_(float("inf"))
+    framework.update.apply(framework.model.parameters())
+    moved, skipped = changed(framework, before), framework.updates
+    framework.step(batch_of(TEXT, place))
+    made = framework.updates, changed(framework, before)
+    framework.close()
+    return skipped, moved, *made
+
+
+def changed(framework: TensorParallel, before: dict[str, Tensor]) -> bool:
+    return any(not torch.equal(before[name], weight) for name, weight in framework.model.state_dict().items())
+
+
+def reloaded() -> tuple[dict[str, Tensor], dict[str, Tensor], float]:
+    """The state given back, the state loaded, and how far outputs are from the plain model's with that state."""
+    framework, job = TensorParallel(), make_job(CASE)
+    place = framework.setup(job)
+    shared = [framework.state()]
+    dist.broadcast_object_list(shared)
+    doubled = {name: tensor * 2 for name, tensor in (shared[0] or {}).items()}
+    framework.load(doubled)
+    plain, batch = TEXT.build(), batch_of(TEXT, place)
+    plain.load_state_dict(doubled)
+    output = framework.evaluate(batch)
+    off = (output - plain(batch.inputs)).abs().max().item() if output is not None and batch is not None else 0.0
+    given = framework.state() or {}
+    framework.close()
+    return given, doubled, off
+
+
+def facts() -> dict[str, Any]:
+    framework = TensorParallel(sequence_parallel=True)
+    framework.setup(make_job(CASE))
+    found = framework.facts()
+    framework.close()
+    return found
+
+
+WORK: list[Callable[[], Any]] = [
+    train_knobs,
+    train_smoothed,
+    dropped,
+    zeros_of_dropout,
+    sent,
+    overflow,
+    reloaded,
+    facts,
+]
+
+
+def everything() -> dict[str, Any]:
+    return {work.__name__: work() for work in WORK}
+
+
+@pytest.fixture(scope="module")
+def found() -> list[dict[str, Any]]:
+    """What each piece of work returned, by rank: one set of processes does it all."""
+    return run_ranks(2, everything)
+
+
+def test_knobs_train_the_same(found: list[dict[str, Any]]) -> None:
+    trainings = zip((KNOBS | FAULTS).items(), found[0]["train_knobs"], strict=True)
+    off = {
+        name: distance(outcome.weights, reference(case, framework.dp))
+        for (name, (case, framework)), outcome in trainings
+    }
+    assert all(off[name] <= EXACT for name in KNOBS), off
+    assert all(off[fault] > 100 * EXACT for fault in FAULTS), off  # the central test would notice
+
+
+def test_label_smoothing_and_adamw_are_those_of_ddp(found: list[dict[str, Any]]) -> None:
+    ours, theirs = found[0]["train_smoothed"]
+    assert ours.losses == pytest.approx(theirs.losses, abs=1e-5)
+    assert distance(ours.weights, replace(theirs, start=reference(CASE, 1).start)) <= 1e-3
+
+
+def test_whole_activations_lose_the_same_units_on_every_rank(found: list[dict[str, Any]]) -> None:
+    for name in ("", "again", "tokens"):
+        first, second = (each["dropped"][name] for each in found)
+        assert all(torch.equal(first[key], second[key]) for key in first), name
+    # A checkpointed block drops the same units when it runs again.
+    plain, again = found[0]["dropped"][""], found[0]["dropped"]["again"]
+    assert all(torch.equal(plain[key], again[key]) for key in plain)
+    assert "h0.ln_1.weight" in plain
+
+
+def test_own_units_are_dropped_by_each_rank_for_itself(found: list[dict[str, Any]]) -> None:
+    first, second = (each["zeros_of_dropout"] for each in found)
+    assert first["fc6"].shape == (6, 16)  # half of 32 units
+    assert not torch.equal(first["fc6"], second["fc6"])
+    assert torch.equal(first["fc7"], second["fc7"])
+    assert 0 < first["fc7"].sum() < first["fc7"].numel()
+
+
+def test_what_an_update_sends(found: list[dict[str, Any]]) -> None:
+    # Forward the embedding's and the block's two sums, backward the block's two and the head's, the loss two; without
+    # them with sequence parallelism: halves are gathered and sums scattered, and one sum is of replicated gradients.
+    # The first rank's samples go out as two tensors.
+    assert found[0]["sent"][""] == {"c10d.broadcast_": 2, "c10d.allreduce_": 8}
+
+
+def test_all_ranks_skip_an_update_that_overflows_on_one(found: list[dict[str, Any]]) -> None:
+    assert [each["overflow"] for each in found] == [(0, False, 1, True)] * 2
+
+
+def test_a_loaded_state_is_what_it_computes_with_and_gives_back(found: list[dict[str, Any]]) -> None:
+    for rank, (given, loaded, off) in enumerate(each["reloaded"] for each in found):
+        assert off < 1e-5
+        assert list(given) == ([] if rank else list(TEXT.build().state_dict()))
+        assert all(torch.equal(given[name], loaded[name]) for name in given)
+
+
+def test_facts_count_this_ranks_parameters(found: list[dict[str, Any]]) -> None:
+    vocabulary, positions, norms = 31 * 32, 16 * 32, 3 * 2 * 32
+    attention = (32 * 48 + 48) + (16 * 32 + 32)  # qkv of two heads, projection
+    mlp = (32 * 64 + 64) + (64 * 32 + 32)
+    assert found[0]["facts"] == {
+        "staleness": 0,
+        "dp": 1,
+        "tp": 2,
+        "sequence_parallel": True,
+        "parallel_loss": True,
+        "parameters_per_rank": vocabulary + positions + norms + attention + mlp,
+        "reduce_dtype": "fp32",
+    }
+    assert found[1]["facts"]["parameters_per_rank"] == found[0]["facts"]["parameters_per_rank"] - 32
+
+
+def ranks(world: int, model: Model = TEXT, **changes: Any) -> Job:
+    return replace(job(), world_size=world, model=model, micro_batch=None, global_batch=world, **changes)
+
+
+def test_degrees_that_do_not_divide_are_said_with_both_numbers() -> None:
+    with pytest.raises(Unsupported, match=r"8 ranks cannot share the 4 heads of h0\.attn: .*tp=4 framework\.dp=2"):
+        TensorParallel().check(ranks(8))
+    resnet = ResNet("resnet", layers=[1, 1, 1, 1], width_per_group=8, image_size=64, num_classes=7)
+    with pytest.raises(Unsupported, match=r"16 ranks cannot share the 8 filters of layer1_0\.conv1: .*tp=8 .*dp=2"):
+        TensorParallel().check(ranks(16, resnet))
+    with pytest.raises(Unsupported, match=r"6 ranks cannot share the 8 filters of conv1_1\.conv: .*tp=2 .*dp=3"):
+        TensorParallel().check(ranks(6, IMAGES))
+    with pytest.raises(Unsupported, match="8 ranks cannot share the 7 classes"):
+        TensorParallel().check(ranks(8, replace(IMAGES)))
+    TensorParallel(dp=2, tp=4).check(ranks(8))
+
+
+def test_a_mesh_that_does_not_fill_the_ranks_is_refused() -> None:
+    with pytest.raises(UserError, match=r"dp=2 x framework\.tp=3 does not fill 4 .*: choose .*dp=2 framework\.tp=2$"):
+        TensorParallel(dp=2, tp=3).check(ranks(4))
+    with pytest.raises(UserError, match=r"framework\.dp=0 and framework\.tp=None must be 1 or more"):
+        TensorParallel(dp=0)
+
+
+def test_what_it_cannot_do_is_said_before_anything_starts() -> None:
+    lamb = partial(make_optimizer, OptimizerConfig("lamb", lr=0.02))
+    with pytest.raises(Unsupported, match="Lamb takes the norm of whole layers"):
+        TensorParallel().check(ranks(2, optimizer=lamb))
+    TensorParallel(dp=2).check(ranks(2, optimizer=lamb))
+    with pytest.raises(Unsupported, match="vgg has no sequence"):
+        TensorParallel(sequence_parallel=True).check(ranks(2, IMAGES))
+    with pytest.raises(Unsupported, match=r"2 ranks cannot share the 15 tokens .*seq_len=14"):
+        TensorParallel(sequence_parallel=True).check(ranks(2, replace(TEXT, seq_len=15)))
+    with pytest.raises(Unsupported, match=r"train\.compile=false"):
+        TensorParallel().check(ranks(2, compile=True))
+    with pytest.raises(Unsupported, match="bf16 need NCCL"):
+        TensorParallel().check(ranks(2, reduce_dtype="bf16"))

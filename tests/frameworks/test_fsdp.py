@@ -1,0 +1,363 @@
+"""FSDP2's own knobs, memory and states; that it trains what one process trains is tested in tests/equality/."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.debug import CommDebugMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ddlbench.errors import Unsupported, UserError
+from ddlbench.frameworks.ddp import DDP
+from ddlbench.frameworks.fsdp import FSDP
+from ddlbench.job import Batch, Job, Place
+from ddlbench.models.gpt2 import GPT2
+from ddlbench.models.vgg import VGG
+from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
+from tests.equality.test_equal_training import TOLERANCES, distance
+from tests.frameworks.shared.test_common import job
+from tests.support.equal import make_job, train_cases
+from tests.support.ranks import run_ranks
+from tests.support.reference import Case, Outcome, reference
+from tests.support.told import Told
+
+TEXT = GPT2("gpt2", n_layer=1, n_embd=32, n_head=4, vocab_size=61, seq_len=16, dropout=0.0)
+WIDE = replace(TEXT, n_embd=64)
+CASE = Case("gpt2", TEXT, micro_batch=2, lr=0.02)
+VGG_CASE = Case("vgg", VGG("vgg", channels=[8, 8, 16, 16, 16], hidden=32, image_size=32, num_classes=7, dropout=0.0))
+UNTIED, BF16 = replace(CASE, model=replace(TEXT, tie_weights=False)), replace(CASE, precision="bf16")
+POLICY = replace(BF16, policy=True)
+
+
+@dataclass
+class ToldFSDP(Told, FSDP): ...
+
+
+@dataclass
+class ToldDDP(Told, DDP): ...
+
+
+@dataclass
+class Summed(FSDP):
+    """Gradients summed over ranks where they should be averaged."""
+
+    def setup(self, job: Job) -> Place:
+        place = super().setup(job)
+        for module in self.model.modules():
+            if isinstance(module, FSDPModule):
+                module.set_gradient_divide_factor(1.0)
+                module.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sums
+        return place
+
+
+# name -> case, framework, how far its weights may be from one process's, as a share of the way they went
+EXACT = TOLERANCES["gpt2", "fp32"].weights
+CLOSE = TOLERANCES["gpt2", "bf16"].weights
+KNOBS = {
+    "gathered again": (CASE, FSDP(reshard_after_forward=True), EXACT),
+    "gathered once": (CASE, FSDP(reshard_after_forward=False), EXACT),
+    "replicas only": (CASE, FSDP(replicate=2), EXACT),
+    "untied": (UNTIED, FSDP(), EXACT),
+    "channels last": (VGG_CASE, ToldFSDP(changes={"channels_last": True}), EXACT),
+    "fp16 reduction": (CASE, ToldFSDP(changes={"reduce_dtype": "fp16"}), 0.01),
+    "policy in fp32": (CASE, FSDP(mixed_precision="policy"), EXACT),
+    "policy": (POLICY, FSDP(), CLOSE),
+    "policy, checkpointed": (replace(POLICY, checkpoint_activations=True), FSDP(reshard_after_forward=True), CLOSE),
+    "autocast": (BF16, FSDP(mixed_precision="autocast"), CLOSE),
+}
+FAULTS = {"summed": (CASE, Summed(), EXACT)}
+
+OPTIMIZERS = {
+    "adamw": OptimizerConfig("adamw", lr=0.02, weight_decay=0.1, decay_norm_and_bias=False),
+    "fused adamw": OptimizerConfig("adamw", lr=0.02, weight_decay=0.1, fused=True),
+    "lars": OptimizerConfig("lars", lr=0.02, momentum=0.9, weight_decay=0.1, trust_coefficient=0.1),
+    "lamb": OptimizerConfig("lamb", lr=0.02, weight_decay=0.1),
+}
+
+
+def train_knobs() -> list[Outcome]:
+    return train_cases([(case, framework) for case, framework, _ in (KNOBS | FAULTS).values()])
+
+
+def train_optimizers() -> list[Outcome]:
+    told = [{"optimizer": partial(make_optimizer, config)} for config in OPTIMIZERS.values()]
+    return train_cases([(CASE, framework(changes=changes)) for framework in (ToldFSDP, ToldDDP) for changes in told])
+
+
+def sent() -> list[tuple[int, ...]]:
+    """All-gathers, reduce-scatters and all-reduces of one update of three micro batches."""
+    knobs = [FSDP(), FSDP(reshard_after_forward=True), FSDP(reshard_after_forward=False), FSDP(replicate=2)]
+    return [sent_by(framework) for framework in knobs]
+
+
+def sent_by(framework: FSDP) -> tuple[int, ...]:
+    job = make_job(CASE)
+    framework.setup(job)
+    with CommDebugMode() as watched:
+        framework.step(batch_for(job))
+    framework.close()
+    counts = {str(operation): count for operation, count in watched.get_comm_counts().items()}
+    kinds = ("all_?gather", "reduce_scatter", "all_?reduce")
+    return tuple(sum(n for name, n in counts.items() if re.search(kind, name)) for kind in kinds)
+
+
+def batch_for(job: Job) -> Batch:
+    generator = torch.Generator().manual_seed(1 + job.rank)
+    tokens = torch.randint(61, (job.global_batch // job.world_size, 17), generator=generator)
+    return Batch(tokens[:, :-1], tokens[:, 1:], torch.ones(len(tokens), dtype=torch.bool))
+
+
+class Gathered(TorchDispatchMode):
+    """Bytes that all-gathers give."""
+
+    total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "c10d" and "allgather" in func.__name__:
+            self.total += args[0].nbytes
+        return func(*args, **(kwargs or {}))
+
+
+def cast_bytes() -> dict[str, tuple[int, int]]:
+    """For both schemes: bytes of weights in bf16 that autograd holds when the forward pass ends, bytes gathered in an
+    update; with all weights sharded again after forward."""
+    return {
+        scheme: cast_bytes_of(FSDP(reshard_after_forward=True, mixed_precision=scheme))
+        for scheme in ("autocast", "policy")
+    }
+
+
+def cast_bytes_of(framework: FSDP) -> tuple[int, int]:
+    sizes = {tuple(sorted(weight.shape)) for weight in WIDE.build().parameters() if weight.ndim == 2}
+    held, after_forward = dict[int, torch.UntypedStorage](), list[int]()
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.dtype == torch.bfloat16 and tuple(sorted(tensor.shape)) in sizes:
+            held[tensor.data_ptr()] = tensor.untyped_storage()
+        return tensor
+
+    def loss(output: Tensor, targets: Tensor) -> Tensor:
+        after_forward.append(sum(storage.size() for storage in held.values()))
+        return plain(output, targets)
+
+    job = make_job(replace(BF16, model=WIDE, micro_batch=None))
+    plain = job.loss
+    framework.setup(replace(job, loss=loss))
+    with Gathered() as gathered, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        framework.step(batch_for(job))
+    framework.close()
+    return after_forward[0], gathered.total
+
+
+def state_bytes() -> tuple[int, int, int]:
+    """Bytes of the parameters, of the gradients before the update and of the momentum that this rank holds."""
+    framework, job = FSDP(), make_job(replace(CASE, model=WIDE, micro_batch=None))
+    framework.setup(job)
+    gradients: list[int] = []
+    framework.optimizer.register_step_pre_hook(lambda *_: gradients.append(held(grads(framework))))
+    framework.step(batch_for(job))
+    momentum = [state["momentum_buffer"] for state in framework.optimizer.state.values()]
+    sizes = held(framework.model.parameters()), gradients[0], held(momentum)
+    framework.close()
+    return sizes
+
+
+def grads(framework: FSDP) -> list[Tensor]:
+    return [parameter.grad for parameter in framework.model.parameters() if parameter.grad is not None]
+
+
+def held(tensors: Iterable[Tensor]) -> int:
+    """Bytes of the memory behind sharded tensors, each piece counted once."""
+    storages = [tensor.to_local().untyped_storage() for tensor in tensors]  # pyright: ignore
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def overflow() -> tuple[int, bool, int]:
+    """Updates and whether the weights moved where one rank's slice of the gradient is infinite; updates after a
+    finite one."""
+    framework, job = FSDP(), make_job(replace(CASE, precision="fp16"))
+    framework.setup(job)
+    before = framework.state() or {}
+    framework.update.scale(torch.ones(()))
+    for parameter in framework.model.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+        if job.rank == 1:
+            parameter.grad.to_local().fill_(float("inf"))  # pyright: ignore
+    framework.update.apply(framework.model.parameters())
+    skipped, after = framework.updates, framework.state() or {}
+    framework.step(batch_for(job))
+    made = framework.updates
+    framework.close()
+    return skipped, any(not torch.equal(before[name], after[name]) for name in before), made
+
+
+def reloaded() -> tuple[dict[str, Tensor], dict[str, Tensor], float]:
+    """The state given back, the state loaded, and how far outputs are from the plain model's with that state."""
+    framework, job = FSDP(), make_job(CASE)
+    framework.setup(job)
+    framework.step(batch_for(job))
+    framework.evaluate(batch_for(job))  # leaves the outermost group gathered
+    shared = [framework.state()]
+    dist.broadcast_object_list(shared)
+    doubled = {name: tensor * 2 for name, tensor in (shared[0] or {}).items()}
+    framework.load(doubled)
+    plain = TEXT.build()
+    plain.load_state_dict(doubled)
+    output = framework.evaluate(batch_for(job))
+    assert output is not None
+    off = (output - plain(batch_for(job).inputs)).abs().max().item()
+    found = framework.state() or {}
+    framework.close()
+    return found, doubled, off
+
+
+def facts() -> dict[str, Any]:
+    framework = FSDP()
+    framework.setup(make_job(BF16))
+    found = framework.facts()
+    framework.close()
+    return found
+
+
+WORK: list[Callable[[], Any]] = [
+    train_knobs,
+    train_optimizers,
+    sent,
+    cast_bytes,
+    state_bytes,
+    overflow,
+    reloaded,
+    facts,
+]
+
+
+def everything() -> dict[str, Any]:
+    return {work.__name__: work() for work in WORK}
+
+
+@pytest.fixture(scope="module")
+def found() -> list[dict[str, Any]]:
+    """What each piece of work returned, by rank: one set of processes does it all."""
+    return run_ranks(2, everything)
+
+
+def test_knobs_train_the_same_as_far_as_they_promise(found: list[dict[str, Any]]) -> None:
+    outcomes = zip((KNOBS | FAULTS).items(), found[0]["train_knobs"], strict=True)
+    off = {name: distance(outcome.weights, reference(case, 2)) for (name, (case, _, _)), outcome in outcomes}
+    for name, (_, _, tolerance) in KNOBS.items():
+        assert off[name] <= tolerance, off
+    assert off["fp16 reduction"] > 1e-6  # it did compress
+    by_policy = dict(zip(KNOBS, found[0]["train_knobs"], strict=False))["policy"]
+    assert distance(by_policy.weights, reference(BF16, 2)) > off["policy"]  # it is not autocast
+    assert all(off[fault] > 100 * EXACT for fault in FAULTS), off  # the central test would notice
+
+
+def test_optimizers_see_what_they_see_in_ddp(found: list[dict[str, Any]]) -> None:
+    start, outcomes = reference(CASE, 2).start, found[0]["train_optimizers"]
+    for name, sharded, whole in zip(OPTIMIZERS, outcomes[: len(OPTIMIZERS)], outcomes[len(OPTIMIZERS) :], strict=True):
+        assert distance(sharded.weights, replace(whole, start=start)) <= 1e-3, name
+
+
+def test_what_an_update_sends(found: list[dict[str, Any]]) -> None:
+    # Three groups of parameters: h0, ln_f, and the root's with the tied embedding and head. Each is gathered in the
+    # three forward passes, and again in the three backward passes unless it was kept; gradients go once.
+    assert found[0]["sent"] == [(15, 3, 0), (18, 3, 0), (9, 3, 0), (0, 0, 3)]
+
+
+def test_the_policy_keeps_no_cast_weights_and_gathers_half_the_bytes(found: list[dict[str, Any]]) -> None:
+    for rank in found:
+        (kept, gathered), (kept_by_policy, gathered_by_policy) = rank["cast_bytes"].values()
+        matrices = sum(weight.numel() for name, weight in WIDE.build().named_parameters() if "weight" in name)
+        assert kept == pytest.approx(2 * matrices, rel=0.1)  # the embedding's own table is looked up in fp32
+        assert kept_by_policy == 0
+        assert gathered_by_policy == gathered / 2
+
+
+def assert_shares(sizes: Iterable[tuple[int, int, int]], world: int) -> None:
+    whole = sum(parameter.numel() * 4 for parameter in WIDE.build().parameters())
+    for rank in sizes:
+        assert rank == pytest.approx([whole / world] * 3, rel=0.05)
+
+
+def test_a_rank_holds_its_share_of_the_state(found: list[dict[str, Any]]) -> None:
+    assert_shares([rank["state_bytes"] for rank in found], 2)
+
+
+def test_all_ranks_skip_an_update_that_overflows_on_one(found: list[dict[str, Any]]) -> None:
+    assert [rank["overflow"] for rank in found] == [(0, False, 1)] * 2
+
+
+def test_a_loaded_state_is_what_it_computes_with_and_gives_back(found: list[dict[str, Any]]) -> None:
+    for rank, (given, loaded, off) in enumerate(each["reloaded"] for each in found):
+        assert off < 1e-5
+        assert list(given) == ([] if rank else list(TEXT.build().state_dict()))
+        assert all(torch.equal(given[name], loaded[name]) for name in given)
+
+
+def test_facts_name_the_scheme(found: list[dict[str, Any]]) -> None:
+    assert found[1]["facts"] == {
+        "staleness": 0,
+        "reshard_after_forward": None,
+        "replicas": 1,
+        "shards": 2,
+        "precision_scheme": "policy",
+        "reduce_dtype": "fp32",
+    }
+
+
+def placements() -> tuple[list[str], tuple[int, int, int]]:
+    """Where two replicas of two shards put a weight, and what plain shards hold."""
+    framework = FSDP(replicate=2)
+    framework.setup(make_job(replace(CASE, global_batch=24)))
+    weight = next(framework.model.parameters())
+    assert isinstance(weight, DTensor)
+    groups = [weight.device_mesh.get_group(axis) for axis in ("replicate", "shard")]
+    ranks = [str(dist.get_process_group_ranks(group)) for group in groups]
+    framework.close()
+    return ranks, state_bytes()
+
+
+@pytest.mark.slow
+def test_neighbours_share_a_replica_on_four_ranks() -> None:
+    by_rank = run_ranks(4, placements)
+    expected = [["[0, 2]", "[0, 1]"], ["[1, 3]", "[0, 1]"], ["[0, 2]", "[2, 3]"], ["[1, 3]", "[2, 3]"]]
+    assert [ranks for ranks, _ in by_rank] == expected
+    assert_shares([sizes for _, sizes in by_rank], 4)
+
+
+def four_ranks(**changes: object) -> Job:
+    return replace(job(), world_size=4, micro_batch=None, **changes)  # pyright: ignore
+
+
+def test_what_it_cannot_do_is_said_before_anything_starts() -> None:
+    with pytest.raises(UserError, match=r"mixed_precision=half is unknown: choose autocast or policy, or null"):
+        FSDP(mixed_precision="half")
+    with pytest.raises(UserError, match=r"replicate=0 must be at least 1"):
+        FSDP(replicate=0)
+    with pytest.raises(UserError, match=r"replicate=3 does not divide 4 ranks \(rest 1\): .*replicate=2"):
+        FSDP(replicate=3).check(four_ranks())
+    with pytest.raises(UserError, match=r"global_batch=5 does not divide over 4 replicas"):
+        FSDP(replicate=2).check(four_ranks(global_batch=5))
+    with pytest.raises(Unsupported, match="bf16 need NCCL"):
+        FSDP().check(four_ranks(reduce_dtype="bf16"))
+    FSDP().check(four_ranks(reduce_dtype="bf16", device=torch.device("cuda", 0)))
+    with pytest.raises(Unsupported, match="BatchNorm's weights to fp16 but not its running statistics"):
+        FSDP(mixed_precision="policy").check(four_ranks(precision="fp16"))
+    FSDP().check(four_ranks(precision="bf16"))  # autocast, as the model has BatchNorm
+    FSDP(mixed_precision="policy").check(four_ranks())
+    FSDP(mixed_precision="policy").check(four_ranks(precision="bf16", model=TEXT))
+    fused = partial(make_optimizer, OptimizerConfig("sgd", lr=0.1, fused=True))
+    with pytest.raises(Unsupported, match=r"fused SGD does not know shards: set recipe\.optimizer\.fused=null"):
+        FSDP().check(four_ranks(optimizer=fused))
+    with pytest.raises(Unsupported, match="do not go together"):
+        FSDP().check(four_ranks(compile=True, checkpoint_activations=True))

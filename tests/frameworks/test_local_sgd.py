@@ -1,0 +1,240 @@
+"""Local SGD's own rule: averaged after every update it is plain data parallel training (for SGD, whose momentum is
+linear in the gradients, without clipping); averaged less often it is a simulation of the replicas one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from functools import cache
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ddlbench.errors import Unsupported, UserError
+from ddlbench.frameworks.local_sgd import LocalSGD
+from ddlbench.job import Batch, Job
+from ddlbench.ranks.control import everyones
+from ddlbench.record.run_json import weights_hash
+from tests.equality.test_equal_training import CASES, TOLERANCES, assert_equal, distance
+from tests.frameworks.shared.test_common import job
+from tests.support.equal import make_job, train_case, train_cases
+from tests.support.ranks import run_ranks
+from tests.support.reference import Case, Outcome, autocast, cross_entropy, order, reference, validate
+
+BY_NAME = {case.name: case for case in CASES}
+QUICK = ("resnet-fp32-whole", "vgg-fp32-whole", "gpt2-fp32-whole", "gpt2-bf16-accumulated", "gpt2-checkpointed-clipped")
+Key = tuple[str, int]  # case, local steps
+
+
+def simulation(case: Case, replicas: int, local_steps: int) -> Outcome:
+    """Replicas with an optimizer each, in one process; nothing of the framework is used."""
+    torch.manual_seed(case.seed)
+    model = case.model.build().train()
+    start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    models = [deepcopy(model) for _ in range(replicas)]
+    optimizers = [torch.optim.SGD(m.parameters(), lr=case.lr, momentum=0.9, weight_decay=1e-4) for m in models]
+    train, size = case.data.split(True, case.model, case.seed), case.global_batch // replicas
+    losses: list[float] = []
+    for step, chosen in enumerate(order(case).split(case.global_batch)[: case.steps], 1):
+        losses.append(0.0)
+        for model, optimizer, share in zip(models, optimizers, chosen.split(size), strict=True):
+            for rows in share.split(case.micro_batch or size):
+                with autocast(case):
+                    output = model(train.inputs[rows])
+                loss = cross_entropy(output, train.targets[rows]) * len(rows) / size
+                loss.backward()
+                losses[-1] += loss.item() / replicas
+            if case.clip_norm is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), case.clip_norm)
+            optimizer.step()
+            optimizer.zero_grad()
+        if step % local_steps == 0 or step == case.steps:
+            meet(models)
+    weights = {name: tensor.clone() for name, tensor in models[0].state_dict().items()}
+    return Outcome(losses, weights, validate(case, models[0]), case.steps, start)
+
+
+def meet(models: list[nn.Sequential]) -> None:
+    states = [model.state_dict() for model in models]
+    means = {name: torch.stack([state[name].double() for state in states]).mean(0) for name in states[0]}
+    for model in models:
+        model.load_state_dict(means)
+
+
+def expected(case: Case, ranks: int, local_steps: int) -> Outcome:
+    if local_steps == 1 and case.clip_norm is None:
+        return reference(case, ranks)
+    return simulation(case, ranks, local_steps)
+
+
+def at(ranks: int, name: str) -> Case:
+    """Six samples a replica: they divide into the same micro batches at any number of ranks."""
+    return replace(BY_NAME[name], global_batch=6 * ranks)
+
+
+def names(ranks: int) -> list[str]:
+    return list(BY_NAME) if ranks == 2 else list(QUICK)
+
+
+def is_slow(ranks: int, name: str) -> bool:
+    return ranks != 2 or name not in QUICK
+
+
+TRAININGS = [
+    pytest.param(
+        ranks,
+        name,
+        steps,
+        id=f"{ranks}-ranks-{name}-every-{steps}",
+        marks=[pytest.mark.slow] if is_slow(ranks, name) else [],
+    )
+    for ranks in (1, 2, 4)
+    for name in names(ranks)
+    for steps in (1, 2)
+]
+
+
+@pytest.mark.parametrize(("ranks", "name", "local_steps"), TRAININGS)
+def test_keeps_its_rule(ranks: int, name: str, local_steps: int) -> None:
+    found = trained(ranks) if is_slow(ranks, name) else seen()[0].trained
+    case = at(ranks, name)
+    assert_equal(
+        found[name, local_steps], expected(case, ranks, local_steps), TOLERANCES[case.model.name, case.precision]
+    )
+
+
+@cache
+def trained(ranks: int) -> dict[Key, Outcome]:
+    """The slow cases at one number of ranks, in one set of processes."""
+    keys = [(name, steps) for name in names(ranks) for steps in (1, 2) if is_slow(ranks, name)]
+    return dict(zip(keys, run_ranks(ranks, train_cases, works(ranks, keys))[0], strict=True))
+
+
+def works(ranks: int, keys: Sequence[Key]) -> list[tuple[Case, LocalSGD]]:
+    return [(at(ranks, name), LocalSGD(local_steps=steps)) for name, steps in keys]
+
+
+@dataclass
+class Late(LocalSGD):
+    """The first average comes a step late."""
+
+    begun: bool = False
+
+    def step(self, batch: Batch | None) -> Tensor | None:
+        self.alone -= not self.begun
+        self.begun = True
+        return super().step(batch)
+
+
+@dataclass
+class Forgetful(LocalSGD):
+    """Momentum is lost when replicas meet."""
+
+    def flush(self) -> None:
+        super().flush()
+        self.optimizer.state.clear()
+
+
+FAULTS = {"none": LocalSGD(local_steps=2), "late": Late(local_steps=2), "forgetful": Forgetful(local_steps=2)}
+
+
+@dataclass
+class Seen:
+    """What two ranks showed, all in one start of them."""
+
+    trained: dict[Key, Outcome]
+    faulty: dict[str, Outcome]
+    alike: list[bool]
+    facts: dict[str, object]
+    restored: list[float]
+
+
+@cache
+def seen() -> list[Seen]:
+    return run_ranks(2, show)
+
+
+def show() -> Seen:
+    keys = [(name, steps) for name in QUICK for steps in (1, 2)]
+    found = dict(zip(keys, train_cases(works(2, keys)), strict=True))
+    faulty = {name: train_case(at(2, "gpt2-fp32-whole"), framework) for name, framework in FAULTS.items()}
+    return Seen(found, faulty, *meetings(), restored())
+
+
+def meetings() -> tuple[list[bool], dict[str, object]]:
+    """Whether all replicas are the same after each of three updates; after a look at the state; after one more update
+    and an evaluation."""
+    framework, batch = ready("resnet-fp32-whole")
+    same: list[bool] = []
+    for _ in range(3):
+        framework.step(batch)
+        same.append(alike(framework))
+    framework.state()
+    same.append(alike(framework))
+    framework.step(batch)
+    framework.evaluate(batch)
+    same.append(alike(framework))
+    facts = framework.facts()
+    framework.close()
+    return same, facts
+
+
+def ready(name: str) -> tuple[LocalSGD, Batch]:
+    """Set up, with this rank's share of a batch."""
+    case, framework = at(2, name), LocalSGD(local_steps=2)
+    framework.setup(make_job(case))
+    split = case.data.split(True, case.model, case.seed)
+    rows = slice(6 * framework.job.rank, 6 * framework.job.rank + 6)
+    return framework, Batch(split.inputs[rows], split.targets[rows], torch.ones(6, dtype=torch.bool))
+
+
+def alike(framework: LocalSGD) -> bool:
+    return len(set(everyones(weights_hash(framework.model.state_dict())))) == 1
+
+
+def restored() -> list[float]:
+    """Losses of three updates from the first weights, and again from the same weights loaded."""
+    framework, batch = ready("vgg-fp32-whole")
+    start, losses = deepcopy(framework.model.state_dict()), list[float]()
+    for _ in range(2):
+        framework.load(start)
+        framework.optimizer.state.clear()
+        losses.append(sum(float(framework.step(batch)) for _ in range(3)))  # pyright: ignore
+    framework.close()
+    return losses
+
+
+def test_the_rule_notices_a_planted_fault() -> None:
+    right, tolerance = simulation(at(2, "gpt2-fp32-whole"), 2, 2), TOLERANCES["gpt2", "fp32"].weights
+    found = {name: distance(outcome.weights, right) for name, outcome in seen()[0].faulty.items()}
+    assert found.pop("none") <= tolerance
+    assert all(off > 10 * tolerance for off in found.values()), found
+
+
+def test_replicas_meet_every_so_often_and_when_somebody_looks() -> None:
+    for rank in seen():
+        assert rank.alike == [False, True, False, True, True]
+        assert rank.facts == {"staleness": 0, "local_steps": 2, "reduce_dtype": "fp32"}
+
+
+def test_loaded_weights_train_on_from_there() -> None:
+    for rank in seen():
+        assert rank.restored[0] == rank.restored[1]
+
+
+def two_ranks(**changes: object) -> Job:
+    return replace(job(), world_size=2, micro_batch=None, **changes)  # pyright: ignore
+
+
+def test_what_it_cannot_do_is_said_before_anything_starts() -> None:
+    LocalSGD().check(two_ranks())
+    with pytest.raises(Unsupported, match=r"no gradients in bf16: set train\.reduce_dtype=fp32"):
+        LocalSGD().check(two_ranks(reduce_dtype="bf16"))
+    with pytest.raises(Unsupported, match=r"set train\.precision=bf16"):
+        LocalSGD().check(two_ranks(precision="fp16"))
+    with pytest.raises(UserError, match="global_batch=5 does not divide over 2 replicas"):
+        LocalSGD().check(two_ranks(global_batch=5))
+    with pytest.raises(UserError, match=r"framework\.local_steps=0 must be 1 or more"):
+        LocalSGD(local_steps=0)

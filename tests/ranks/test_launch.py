@@ -1,0 +1,354 @@
+"""Recorded environments of each launcher, and the launchers themselves."""
+
+from __future__ import annotations
+
+import re
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from ddlbench.errors import UserError
+from ddlbench.ranks.launch import Cluster, Launch, Unmet, connect, detect, gpu_index, hint, pick_device, shared_gpu
+from ddlbench.ranks.launchers import first_host, tasks_per_node
+from tests.support.processes import MEET, PYTHON, environment, met, need, run
+
+TORCHRUN = {  # rank 5 of 2 nodes x 4
+    "RANK": "5",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "1",
+    "LOCAL_WORLD_SIZE": "4",
+    "GROUP_RANK": "1",
+    "GROUP_WORLD_SIZE": "2",
+    "MASTER_ADDR": "node7",
+    "MASTER_PORT": "29400",
+    "TORCHELASTIC_RUN_ID": "none",
+}
+BATCH = {  # a batch script of `sbatch -N2 -n4 --ntasks-per-node=2` (Slurm 22.05)
+    "SLURM_JOB_ID": "3",
+    "SLURM_JOB_NODELIST": "node[1-2]",
+    "SLURM_LOCALID": "0",
+    "SLURM_NODEID": "0",
+    "SLURM_NTASKS": "4",
+    "SLURM_PROCID": "0",
+    "SLURM_TASKS_PER_NODE": "2(x2)",
+}
+SRUN = BATCH | {  # the last task of `srun -N2 -n3` in it
+    "SLURM_NODEID": "1",
+    "SLURM_NTASKS": "3",
+    "SLURM_PROCID": "2",
+    "SLURM_STEP_ID": "1",
+    "SLURM_STEP_NODELIST": "node[1-2]",
+    "SLURM_STEP_NUM_NODES": "2",
+    "SLURM_STEP_NUM_TASKS": "3",
+    "SLURM_STEP_TASKS_PER_NODE": "2,1",
+}
+OPEN_MPI = {
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+    "OMPI_MCA_ess_base_jobid": "2075131905",
+    "PMIX_RANK": "1",
+}
+HYDRA = {"PMI_RANK": "3", "PMI_SIZE": "4", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}
+HOROVODRUN = {  # rank 3 of `horovodrun -np 4 -H node1:2,node2:2` (0.28.1)
+    "HOROVOD_RANK": "3",
+    "HOROVOD_SIZE": "4",
+    "HOROVOD_LOCAL_RANK": "1",
+    "HOROVOD_LOCAL_SIZE": "2",
+    "HOROVOD_CROSS_RANK": "1",
+    "HOROVOD_CROSS_SIZE": "2",
+    "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1",
+    "HOROVOD_GLOO_RENDEZVOUS_PORT": "13005",
+}
+DAEMON = SRUN | {  # what mpirun's daemon on node2, itself a task of srun, hands on to its ranks
+    "SLURM_STEP_NUM_TASKS": "1",
+    "SLURM_PROCID": "0",
+    "SLURM_NODEID": "0",
+    "SLURM_STEP_TASKS_PER_NODE": "1",
+    "SLURM_STEP_NODELIST": "node2",
+}
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({}, Launch("alone", 0, 1, 0, 1, 1, "localhost", 0)),
+        (TORCHRUN, Launch("torchrun", 5, 8, 1, 4, 2, "node7", 29400)),
+        (TORCHRUN | SRUN, Launch("torchrun", 5, 8, 1, 4, 2, "node7", 29400)),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, Launch("torchrun")),
+        (
+            {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1234"},
+            Launch("torchrun", 1, 2, 1, 2, 1, "127.0.0.1", 1234),
+        ),
+        (BATCH, Launch("alone")),
+        (SRUN, Launch("srun", 2, 3, 0, 1, 2, "node1", 20_000 + 3 * 16 + 1)),
+        (SRUN | {"PMI_RANK": "2", "PMI_SIZE": "3", "PMIX_RANK": "2"}, detect(SRUN)),  # srun --mpi=pmix, pmi2
+        (SRUN | {"MASTER_ADDR": "ib1", "MASTER_PORT": "9"}, Launch("srun", 2, 3, 0, 1, 2, "ib1", 9)),
+        (SRUN | {"WORLD_SIZE": "4"}, detect(SRUN)),  # a habit of batch scripts, of no use without RANK
+        (
+            DAEMON | HYDRA | {"MASTER_ADDR": "node1", "MASTER_PORT": "9"},
+            Launch("mpirun", 3, 4, 1, 2, 2, "node1", 9),
+        ),
+        (HOROVODRUN, Launch("horovodrun", 3, 4, 1, 2, 2, "10.0.0.1", 20_000 + 1_005)),
+        (HOROVODRUN | {"HOROVOD_CROSS_SIZE": "1"}, Launch("horovodrun", 3, 4, 1, 2, 1, "localhost", 21_005)),
+        (HOROVODRUN | SRUN | {"MASTER_ADDR": "ib1"}, Launch("horovodrun", 3, 4, 1, 2, 2, "ib1", 21_005)),
+        (OPEN_MPI | {"MASTER_PORT": "9"}, Launch("mpirun", 1, 2, 1, 2, 1, "localhost", 9)),
+    ],
+)
+def test_every_launcher_is_known_by_its_variables(env, expected):
+    assert detect(env) == expected
+
+
+@pytest.mark.parametrize(
+    ("env", "message"),
+    [
+        ({"RANK": "1"}, "RANK=1 is set, but not the rest"),
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE=2 is set, but not the rest"),
+        ({"PMIX_RANK": "0"}, "PMIX_RANK=0 is set, but not the rest"),
+        (TORCHRUN | {"RANK": "8"}, "rank 8 of 8, local rank 1 of 4 contradict"),
+        (TORCHRUN | {"LOCAL_RANK": "4"}, "rank 5 of 8, local rank 4 of 4 contradict"),
+        (TORCHRUN | {"LOCAL_RANK": ""}, "LOCAL_RANK is missing"),
+        (TORCHRUN | {"MASTER_ADDR": ""}, "MASTER_ADDR is missing"),
+        (TORCHRUN | {"MASTER_PORT": "70000"}, "MASTER_PORT=70000 is no port"),
+        (TORCHRUN | {"WORLD_SIZE": "two"}, "WORLD_SIZE=two is no number"),
+        (SRUN | {"RANK": "0", "WORLD_SIZE": "3"}, "RANK=0 but SLURM_PROCID=2: unset RANK"),
+        (OPEN_MPI | {"RANK": "0", "WORLD_SIZE": "2"}, "RANK=0 but OMPI_COMM_WORLD_RANK=1: unset RANK"),
+        (SRUN | {"SLURM_STEP_TASKS_PER_NODE": "2(x2)"}, "SLURM_STEP_NUM_TASKS=3 and SLURM_NODEID=1 contradict"),
+        (SRUN | {"SLURM_PROCID": ""}, "SLURM_PROCID is missing"),
+        ({"HOROVOD_RANK": "0", "HOROVOD_LOCAL_RANK": "0"}, "HOROVOD_SIZE is missing"),
+        (DAEMON | HYDRA, r"4 ranks, 2 of them on this node, .* mpirun -x MASTER_ADDR="),
+        (DAEMON | HYDRA | {"MASTER_ADDR": "node1"}, "-x MASTER_PORT="),
+        (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, "-x MASTER_ADDR="),
+    ],
+)
+def test_missing_and_contradictory_variables_are_refused(env, message):
+    with pytest.raises(UserError, match=message) as refusal:
+        detect(env)
+    assert "\n" not in str(refusal.value)
+
+
+def test_open_mpi_ranks_of_a_job_share_a_port_that_other_jobs_do_not():
+    port = detect(OPEN_MPI).master_port
+    assert port == detect(OPEN_MPI | {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}).master_port
+    assert port != detect(OPEN_MPI | {"OMPI_MCA_ess_base_jobid": "2075131906"}).master_port
+    fifth = {name: value for name, value in OPEN_MPI.items() if "jobid" not in name}
+    assert detect(fifth | {"PMIX_NAMESPACE": "prterun-a-1@1"}) != detect(fifth | {"PMIX_NAMESPACE": "prterun-a-2@1"})
+
+
+def test_slurm_steps_have_ports_of_their_own_below_the_ephemeral_ones():
+    steps = [SRUN | {"SLURM_JOB_ID": str(job), "SLURM_STEP_ID": str(step)} for job in range(9, 759) for step in (0, 15)]
+    ports = {detect(env).master_port for env in steps}
+    assert len(ports) == 750 * 2
+    assert (min(ports), max(ports)) == (20_000, 31_999)
+    interactive = detect(SRUN | {"SLURM_STEP_ID": "4294967290"})
+    assert 20_000 <= interactive.master_port < 32_000
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"), [("2(x3),1", [2, 2, 2, 1]), ("4", [4]), ("3,1(x2)", [3, 1, 1]), ("2,4,2", [2, 4, 2])]
+)
+def test_tasks_per_node(text, numbers):
+    assert tasks_per_node(text) == numbers
+
+
+@pytest.mark.parametrize(
+    ("hosts", "first"),
+    [
+        ("node1", "node1"),
+        ("node[1-2]", "node1"),
+        ("n[007-011,3],login2", "n007"),
+        ("rack[2-3]n[07-09,12],gpu1", "rack2n07"),
+        ("b.example.org,a[1,3]", "b.example.org"),
+    ],
+)
+def test_first_host(hosts, first):
+    assert first_host(hosts) == first
+
+
+def test_hint_for_a_forgotten_srun():
+    assert hint(detect(BATCH), BATCH) == "one process in a Slurm job of 4 tasks: put srun before python to use them all"
+    assert hint(detect(SRUN), SRUN) is None
+    assert hint(Launch("alone"), {}) is None
+
+
+def test_one_gpu_a_rank():
+    ranks = [Launch("srun", rank, 8, rank % 4, 4, 2) for rank in range(8)]
+    assert [gpu_index(launch, 4) for launch in ranks] == [0, 1, 2, 3, 0, 1, 2, 3]
+    assert [gpu_index(launch, 8) for launch in ranks] == [0, 1, 2, 3, 0, 1, 2, 3]
+    assert {gpu_index(launch, 1) for launch in ranks} == {0}  # --gpus-per-task=1: connect looks whose it is
+    with pytest.raises(UserError, match=r"4 ranks on this node but 2 GPUs: start one rank a GPU .*--nproc-per-node=2"):
+        gpu_index(ranks[0], 2)
+
+
+def test_shared_gpu_names_the_first_two_ranks():
+    assert shared_gpu(["a", "b", "c"]) is None
+    assert shared_gpu(["a", "b", "c", "b", "a"]) == (1, 3)
+
+
+def test_cluster_files_list_every_field(monkeypatch):
+    monkeypatch.setenv("SLURM_CLUSTER_NAME", "tiger")
+    read = {path.stem: OmegaConf.load(path) for path in (Path(__file__).parents[2] / "conf" / "cluster").glob("*.yaml")}
+    built = {
+        name: Cluster(**{key: value for key, value in node.items() if key != "_target_"}) for name, node in read.items()
+    }
+    assert built == {"local": Cluster("local"), "slurm": Cluster("tiger")}
+    assert {node["_target_"] for node in read.values()} == {"ddlbench.ranks.launch.Cluster"}
+
+
+def test_detect_needs_no_torch():
+    code = "import sys; from ddlbench.ranks.launch import detect; detect(); sys.exit('torch' in sys.modules)"
+    assert run(PYTHON, "-c", code).returncode == 0
+
+
+def test_alone():
+    (only,) = met(run(PYTHON, MEET))
+    assert (only["launcher"], only["world_size"], only["sum"]) == ("alone", 1, 1)
+
+
+def test_torchrun():
+    ranks = met(run(PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", MEET))
+    assert [(rank["launcher"], rank["rank"], rank["local_rank"], rank["sum"]) for rank in ranks] == [
+        ("torchrun", 0, 0, 3),
+        ("torchrun", 1, 1, 3),
+    ]
+
+
+MPI = {"mpirun.openmpi": "openmpi-bin", "mpirun.mpich": "mpich"}
+AS_ROOT = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+}
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("mpirun", MPI)
+def test_mpirun(mpirun):
+    need({mpirun: MPI[mpirun]})
+    ranks = met(run(mpirun, "-n", 2, PYTHON, MEET, **AS_ROOT))
+    assert [(rank["launcher"], rank["rank"], rank["local_rank"], rank["sum"]) for rank in ranks] == [
+        ("mpirun", 0, 0, 3),
+        ("mpirun", 1, 1, 3),
+    ]
+    assert {rank["nodes"] for rank in ranks} == {1}
+
+
+@pytest.mark.mpi
+@pytest.mark.parametrize("mpirun", MPI)
+def test_mpirun_jobs_choose_ports_apart(mpirun, tmp_path):
+    """Also with a script between mpirun and python, which is then the parent of neither rank."""
+    need({mpirun: MPI[mpirun]})
+    script = tmp_path / "wrapper.sh"
+    script.write_text('#!/bin/sh\n"$@"\nexit $?\n')
+    script.chmod(0o755)
+    code = "from ddlbench.ranks.launch import detect; print(detect().master_port)"
+    jobs = [run(mpirun, "-n", 2, script, PYTHON, "-c", code, **AS_ROOT).stdout.split() for _ in range(2)]
+    (first, second), (third, fourth) = jobs
+    assert first == second
+    assert third == fourth
+    assert first != third
+
+
+def test_missing_ranks_end_in_one_line():
+    rank = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "28765"}
+    lonely = run(PYTHON, MEET, "1", **rank)
+    assert lonely.returncode == 8
+    assert re.search(
+        r"^rank 0 of 2 could not connect to the other ranks through 127\.0\.0\.1:28765 in \d+ s \(train\.timeout_s=1\)",
+        lonely.stderr.splitlines()[-1],
+    )
+
+
+@pytest.mark.parametrize("address", ["no.such.host.invalid", "127.0.0.9"])
+def test_a_wrong_master_address_ends_in_one_line_that_names_the_network(address):
+    """127.0.0.9 is this machine, where nobody listens."""
+    rank = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_PORT": "28766"}
+    lost = run(PYTHON, MEET, "2", MASTER_ADDR=address, NCCL_SOCKET_IFNAME="ib0", **rank)
+    assert lost.returncode == 8
+    last = lost.stderr.splitlines()[-1]
+    assert f"MASTER_ADDR={address} and by the interfaces GLOO_SOCKET_IFNAME (not set), NCCL_SOCKET_IFNAME=ib0" in last
+
+
+def test_a_wrong_interface_of_one_rank_ends_both_in_one_line():
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "28767"}
+    interfaces = ("lo", "nonexistent")
+    first, second = together(
+        {"RANK": str(i), "GLOO_SOCKET_IFNAME": name, **shared} for i, name in enumerate(interfaces)
+    )
+    assert second.returncode == 2
+    assert re.search(
+        r"^GLOO_SOCKET_IFNAME=nonexistent is no network interface .*: choose one of .*\blo\b.*, or unset it$",
+        second.stderr.splitlines()[-1],
+    )
+    assert first.returncode == 8
+    assert "GLOO_SOCKET_IFNAME=lo, NCCL_SOCKET_IFNAME (not set)" in first.stderr.splitlines()[-1]
+
+
+def together(environments):
+    """meet.py in each environment at once."""
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(lambda env: run(PYTHON, MEET, "5", **env), environments))
+
+
+def test_our_own_start_asks_for_the_only_visible_gpu(monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "set_device", asked.append)
+    monkeypatch.setattr(torch.distributed, "init_process_group", refuse)
+    launch = Launch("srun", 1, 2, 1, 2, 1, "localhost", 28768)
+    with pytest.raises(Unmet):
+        connect(launch, pick_device(launch), 1.0)
+    assert asked == [torch.device("cuda", 0)]
+
+
+def refuse(backend, **_):
+    raise RuntimeError(backend)
+
+
+@pytest.mark.parametrize(("backend", "expected"), [(None, "cpu:gloo,cuda:nccl"), ("cuda:gloo", "cpu:gloo,cuda:gloo")])
+def test_ranks_share_a_gpu_over_gloo_only_where_that_was_asked_for(monkeypatch, backend, expected):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(torch.distributed, "init_process_group", refuse)
+    ranks = [Launch("srun", rank, 4, rank, 4, 1, "localhost", 28769) for rank in range(4)]
+    if backend:
+        assert [pick_device(launch, backend).index for launch in ranks] == [0, 1, 0, 1]
+    with pytest.raises(Unmet, match=rf"\({expected}\)$"):
+        connect(ranks[0], torch.device("cuda", 0), 1.0, backend)
+
+
+def test_a_shared_gpu_needs_one(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(UserError, match=r"backend=cuda:gloo lets several ranks share one GPU .* set backend=null"):
+        pick_device(Launch("alone"), "cuda:gloo")
+
+
+def test_a_taken_port_ends_in_one_line():
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
+        refused = run(PYTHON, MEET, RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+    assert refused.returncode == 2
+    assert refused.stderr.splitlines()[-1] == (
+        f"the port of 127.0.0.1:{port} is taken: choose another one with MASTER_PORT=<port>"
+    )
+
+
+@pytest.mark.gpu
+def test_ranks_that_share_a_gpu_are_refused():
+    torchrun = (PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    refused = run(*torchrun, MEET, CUDA_VISIBLE_DEVICES="0")
+    assert refused.returncode != 0
+    assert refused.stderr.count("ranks 0 and 1 share a GPU: 2 ranks on this node but 1 GPU: start one rank a GPU") == 2
+    assert "Traceback" not in refused.stderr.split("torch.distributed.elastic")[0]
+
+
+def test_environment_hides_an_outer_launcher(monkeypatch):
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    assert "SLURM_STEP_NUM_TASKS" not in environment()

@@ -1,0 +1,98 @@
+"""The lines at the start of a run on a GPU, and torch's switches there; no GPU is touched."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.schema import Config, Train
+from ddlbench.data.loaders.cores import few_cores
+from ddlbench.measure.environment import switches
+from ddlbench.record.advice import advice
+from ddlbench.run.attempt import set_switches
+from tests.test_main import SMALL, record
+
+GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
+
+
+def told(*overrides: str, device: torch.device = GPU) -> list[str]:
+    return advice(composed(*overrides), device, {})
+
+
+def composed(*overrides: str) -> Config:
+    with configurations():
+        return configuration("+framework=single", *overrides)
+
+
+def test_fp32_without_tf32_is_told_of_what_is_faster() -> None:
+    (line,) = told("+model=resnet50")
+    assert "train.tf32=true (10 bits of mantissa" in line
+    assert "train.precision=bf16" in line
+    assert told("+model=resnet50", "train.tf32=true") == []
+
+
+def test_an_unpadded_vocabulary_is_told_what_padding_changes() -> None:
+    (line,) = told("+model=gpt2_small", "train.precision=bf16")
+    assert line.startswith("a vocabulary of 50,257 does not fill tensor cores: model.pad_vocab_to_multiple=128")
+    assert "the 47 tokens that it adds" in line
+    assert told("+model=gpt2_small", "train.precision=bf16", "model.pad_vocab_to_multiple=128") == []
+
+
+@pytest.mark.parametrize("model", ["resnet50", "vgg16"])
+def test_convolutions_in_16_bits_are_told_of_channels_last(model: str) -> None:
+    (line,) = told(f"+model={model}", "train.precision=fp16")
+    assert "train.channels_last=true" in line
+    assert told(f"+model={model}", "train.precision=fp16", "train.channels_last=true") == []
+
+
+def test_a_cpu_is_told_nothing_and_a_loader_alone_of_its_cores_only() -> None:
+    assert told("+model=gpt2_small", device=CPU) == []
+    alone = replace(composed("+model=resnet50"), mode="loader")
+    assert advice(alone, GPU, {"cores": 8, "workers": 6}) == []
+    assert advice(alone, GPU, {"cores": 2, "workers": 6}) == [few_cores(2, 6)]
+
+
+def test_a_rank_with_fewer_cores_than_its_loader_wants_is_told() -> None:
+    tuned = composed("+model=resnet50", "train.precision=bf16", "train.channels_last=true")
+    assert advice(tuned, GPU, {"cores": 3, "threads": 1}) == []
+    assert advice(tuned, GPU, {"cores": 1, "threads": 1}) == [few_cores(1, 1)]
+    assert advice(tuned, CPU, {"cores": 1, "threads": 1}) == []
+
+
+@pytest.fixture
+def restored() -> Iterator[None]:
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32
+    yield
+    cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32 = before
+
+
+@pytest.mark.usefixtures("restored")
+def test_cudnn_benchmark_is_on_by_default_on_a_gpu_alone() -> None:
+    found: list[bool] = []
+    for device, asked in ((CPU, None), (GPU, False), (GPU, True), (GPU, None)):
+        torch.backends.cudnn.benchmark = False
+        set_switches(Train(cudnn_benchmark=asked), device)
+        found.append(switches()["cudnn_benchmark"])
+    assert found == [False, False, True, True]
+
+
+def test_the_record_has_the_lines_and_rank_0_says_them(
+    ddlbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "ddlbench.record.recorder.advice", lambda config, device, loader: [f"{config.mode} on {device.type}"]
+    )
+    code, said = ddlbench(*SMALL, "train.epochs=1")
+    assert code == 0, said
+    assert said.count("advice: train on cpu") == 1
+    content = record(tmp_path)
+    assert content["advice"] == ["train on cpu"]
+    assert json.dumps(content["config"]["train"]["cudnn_benchmark"]) == "null"
+    assert content["model"]["vocabulary"] is None

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import threading
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from ddlbench.errors import RunError, UserError
+from ddlbench.measure.summary import summarise
+from ddlbench.record.record import Record, end_for_rank_0, run_id, writable, write_json
+from tests.measure.test_summary import epoch_row
+from tests.support.processes import small_disk
+
+CONFIG = {group: {"name": f"my{group}"} for group in ("framework", "model", "loader")}
+
+
+def test_run_id_is_a_pure_function_of_what_is_measured() -> None:
+    first = run_id(CONFIG, 2, 1, "abc")
+    assert first == run_id(dict(reversed(CONFIG.items())), 2, 1, "abc")
+    assert first.startswith("myframework-mymodel-myloader-2x-")
+    others = [run_id(CONFIG, 4, 1, "abc"), run_id(CONFIG, 2, 2, "abc"), run_id(CONFIG, 2, 1, "abd")]
+    assert len({first, *others}) == 4
+
+
+def test_attempts_count_up_and_start_as_running(tmp_path: Path) -> None:
+    for number in (1, 2):
+        record = Record.open(str(tmp_path), "run", {"launch": {}})
+        content = json.loads((tmp_path / "run" / f"attempt-{number}" / "run.json").read_text())
+        assert (content["attempt"], content["status"], content["times"]["end"]) == (number, "running", None)
+        assert record.folder.name == f"attempt-{number}"
+
+
+def test_epochs_and_steps_are_written_and_the_first_end_counts(tmp_path: Path) -> None:
+    record = Record.open(str(tmp_path), "run", {})
+    record.epoch(epoch_row(0, 2, [1.0, 2.0], warmup=1, losses=[0.5, float("inf")]))
+    record.epoch(epoch_row(1, 2, [1.0, 2.0]))
+    lines = [json.loads(line) for line in (record.folder / "epochs.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in lines] == [0, 1]
+    assert lines[0]["train_loss"] is None
+    assert sorted(pd.read_parquet(record.folder / "steps.parquet")["epoch"].unique()) == [0, 1]
+    record.finish("diverged", "the loss")
+    record.finish("ok")
+    content = json.loads((record.folder / "run.json").read_text())
+    assert (content["status"], content["reason"]) == ("diverged", "the loss")
+    assert content["times"]["end"] >= content["times"]["start"]
+    assert (record.folder / "steps.parquet").is_file()
+    steps = pd.read_parquet(record.folder / "steps.parquet")
+    assert steps[["epoch", "step"]].values.tolist() == [[0, 0], [0, 1], [1, 0], [1, 1]]
+    assert steps["loss"].isna().tolist() == [False, True, False, False]
+    assert steps["warmup"].tolist() == [True, True, False, False]
+    assert [path.name for path in record.folder.iterdir() if path.name.startswith(".")] == []
+
+
+def test_of_two_threads_that_finish_one_is_recorded(tmp_path: Path) -> None:
+    record = Record.open(str(tmp_path), "run", {})
+    threads = [threading.Thread(target=record.finish, args=(status,)) for status in ("killed", "error")]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert json.loads((record.folder / "run.json").read_text())["status"] in ("killed", "error")
+
+
+def test_numbers_that_are_not_finite_become_null(tmp_path: Path) -> None:
+    write_json(tmp_path / "x.json", {"a": float("nan"), "b": [float("inf"), 1.5]})
+    assert json.loads((tmp_path / "x.json").read_text()) == {"a": None, "b": [None, 1.5]}
+
+
+def test_an_unwritable_place_is_the_users_mistake(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"results_dir=.*file/results cannot be written \(Not a directory\)"):
+        writable(str(tmp_path / "file" / "results"))
+    with pytest.raises(UserError, match=r"File name too long"):
+        writable(str(tmp_path / ("long" * 100)))
+    writable(str(tmp_path / "new" / "results"))
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def status(record: Record) -> tuple[str, str | None]:
+    content = json.loads((record.folder / "run.json").read_text())
+    return content["status"], content["reason"]
+
+
+def test_a_better_reason_may_follow_but_no_success(tmp_path: Path) -> None:
+    record = Record.open(str(tmp_path), "run", {})
+    assert record.finish("killed", "a signal", final=False)
+    assert status(record) == ("killed", "a signal")
+    assert not record.finish("ok")
+    assert record.finish("error", "another rank ended")
+    assert record.finish("killed", "too late") is False
+    assert status(record) == ("error", "another rank ended")
+
+
+def test_of_several_ranks_one_ends_the_record_for_rank_0_and_rank_0_leaves_it_so(tmp_path: Path) -> None:
+    record = Record.open(str(tmp_path), "run", {})
+    assert end_for_rank_0(record.folder, "timeout", "rank 0 is stopped")
+    assert not end_for_rank_0(record.folder, "error", "second")
+    record.save()
+    record.finish("error", "rank 0 wakes up")
+    assert status(record) == ("timeout", "rank 0 is stopped")
+    assert json.loads((record.folder / "run.json").read_text())["times"]["end"] is not None
+
+
+def test_an_ended_record_is_not_ended_again(tmp_path: Path) -> None:
+    record = Record.open(str(tmp_path), "run", {})
+    record.finish("ok")
+    assert not end_for_rank_0(record.folder, "error", "late")
+    assert not end_for_rank_0(tmp_path / "nowhere", "error", "not reachable from here")
+    assert status(record) == ("ok", None)
+
+
+def test_an_end_that_is_not_final_leaves_room_for_more_epochs(tmp_path: Path) -> None:
+    record = Record.open(str(tmp_path), "run", {})
+    record.epoch(epoch_row(0, 2, [1.0, 2.0]))
+    record.finish("killed", "a signal", final=False)
+    assert (record.folder / "steps.parquet").is_dir()
+    record.finish("error", "another rank ended")
+    assert pd.read_parquet(record.folder / "steps.parquet")["epoch"].tolist() == [0, 0]
+
+
+def test_a_full_disk_has_room_for_the_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with small_disk(tmp_path, 2**20) as disk:
+        record = Record.open(str(disk), "run", {})
+        record.epoch(epoch_row(0, 3, [1.0, 2.0]))
+        fill(disk)
+        with pytest.raises(RunError, match=r"the record in .* cannot be written \(No space left on device\)"):
+            record.epoch(epoch_row(1, 3, [1.0, 2.0]))
+        assert record.finish("error", "the disk is full")
+        assert status(record) == ("error", "the disk is full")
+        assert pd.read_parquet(record.folder / "steps.parquet")["epoch"].unique().tolist() == [0]
+        assert [path.name for path in record.folder.rglob(".*")] == []
+        with pytest.raises(UserError, match=r"attempt-2 cannot be written \(No space left on device\)"):
+            Record.open(str(disk), "run", {})
+        assert [path.name for path in record.folder.parent.iterdir()] == ["attempt-1"]
+    assert capsys.readouterr().err == ""
+
+
+def fill(disk: Path) -> None:
+    with (disk / "others").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(b"x" * 512)
+
+
+def test_a_folder_that_is_gone_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = Record.open(str(tmp_path), "run", {})
+    shutil.rmtree(tmp_path / "run")
+    assert not record.finish("error", "why it ended")
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"ddlbench: the end cannot be recorded in {record.folder} (No such file or directory)")
+    assert line.endswith("error: why it ended")
+
+
+def test_the_rows_of_a_long_run_hold_no_ranks(tmp_path: Path) -> None:
+    """A thousand epochs of a thousand ranks would fill the memory; the summary stays what it was."""
+    kept = [epoch_row(epoch, 2, [1.0, 2.0 + epoch]) for epoch in range(2)]
+    expected = summarise(kept, world_size=1, tokens_per_sample=None)
+    record = Record.open(str(tmp_path), "run", {})
+    for row in kept:
+        record.epoch(row)
+    assert [row.ranks for row in record.rows] == [[], []]
+    assert summarise(record.rows, world_size=1, tokens_per_sample=None) == expected
+    assert "slowest_s" not in record.rows[0].line()

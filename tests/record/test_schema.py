@@ -1,0 +1,71 @@
+"""The data dictionary holds together, agrees with its page and with what the harness writes."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from ddlbench.measure.rows import EpochRow
+from ddlbench.record import record, steps
+from ddlbench.record.schema import CLOCKS, EPOCHS, KINDS, RANKS, RUNS, SCALING, SCHEMA_VERSION, STEPS, markdown
+
+PAGE = Path(__file__).parents[2] / "docs" / "data-dictionary.md"
+TABLES = {"runs": RUNS, "epochs": EPOCHS, "steps": STEPS, "scaling": SCALING}
+
+
+def test_the_page_is_the_schema():
+    assert PAGE.read_text() == markdown(), "run `make docs`"
+
+
+@pytest.mark.parametrize("columns", TABLES.values(), ids=TABLES)
+def test_every_column_says_what_it_is(columns):
+    for column in columns:
+        assert column.kind in KINDS, column.name
+        assert column.ranks in RANKS, column.name
+        assert column.clock in ("", *CLOCKS), column.name
+        assert column.meaning, column.name
+        assert "|" not in column.meaning, "would break the page's table"
+
+
+@pytest.mark.parametrize("columns", TABLES.values(), ids=TABLES)
+def test_a_name_carries_its_unit(columns):
+    endings = {"s": ("_s",), "bytes": ("_bytes",), "samples/s": ("_samples_per_s", "_samples_per_s_per_gpu")}
+    for column in columns:
+        if column.unit in endings:
+            assert column.name.endswith(endings[column.unit]), column.name
+        if column.unit == "s":
+            assert column.clock, f"{column.name} says no clock"
+
+
+def test_the_contract_names_are_there():
+    names = {column.name for column in RUNS}
+    assert names >= {
+        "mode", "framework", "model", "loader", "gpus", "epoch_time_s", "throughput_samples_per_s", "tokens_per_s",
+        "memory_allocated_peak_bytes", "val_top1", "val_perplexity_token", "comm_exposed_share", "mfu",
+    }  # fmt: skip
+
+
+def test_what_the_harness_writes_is_in_the_dictionary():
+    assert {column.name for column in STEPS} == set(steps.SCHEMA.names)
+    own = {field.name for field in fields(EpochRow)} - {"memory", "metrics", "ranks", "bad_step"}
+    assert own <= {column.source for column in EPOCHS}
+
+
+def test_the_version_is_the_one_that_is_written():
+    assert record.SCHEMA_VERSION == SCHEMA_VERSION
+
+
+def test_scaling_copies_only_what_runs_have():
+    names = {column.name for column in RUNS}
+    assert {column.name for column in SCALING if column.source} <= names
+    assert {column.source for column in SCALING} <= {"", "equal", "median", "max"}
+    assert {column.name for column in EPOCHS if column.source == "run"} <= names
+
+
+def test_every_number_that_is_read_with_a_unit_has_a_range():
+    read = [column for column in (*RUNS, *EPOCHS) if column.source not in ("", "run")]
+    numbers = [column for column in read if column.kind in ("int", "float")]
+    assert [column.name for column in numbers if column.unit and not column.range] == []
+    assert all(column.range[0] < column.range[1] for column in numbers if column.range)

@@ -1,0 +1,171 @@
+"""What the figures draw, read back from their axes."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddlbench.report import plotting
+from ddlbench.report.figures import make_figures
+from ddlbench.report.plotting import save
+from ddlbench.report.read import read_all
+from ddlbench.report.tables import make_tables
+from tests.support.records import strong_scaling, weak_scaling, write_run
+
+ALWAYS = {"throughput", "speedup", "efficiency", "memory"}
+
+
+def figures_of(results):
+    return make_figures(make_tables(read_all([results])))
+
+
+def lines(axes, label):
+    return [line.get_xydata().tolist() for line in axes.lines if line.get_label() == label]
+
+
+def test_figures_for_images_and_text(tmp_path):
+    weak_scaling(tmp_path)
+    strong_scaling(tmp_path)
+    learning = {f"{metric}_by_{axis}" for metric in ("accuracy", "perplexity") for axis in ("epoch", "time")}
+    assert set(figures_of(tmp_path)) == ALWAYS | {"speedup_own_base", "efficiency_own_base"} | learning
+
+
+def test_speedup_and_its_ideal_line(tmp_path):
+    weak_scaling(tmp_path)
+    (axes,) = figures_of(tmp_path)["speedup"].axes
+    assert lines(axes, "ddp") == [[[1, pytest.approx(0.8)], [2, pytest.approx(1.5)], [4, pytest.approx(2.8)]]]
+    assert lines(axes, "single") == [[[1, pytest.approx(1.0)]]]
+    assert lines(axes, "ideal") == [[[1, 1], [8, 8]]]
+    assert axes.get_ylim()[0] == 0
+    assert axes.get_xlabel() == "GPUs"
+    (own,) = figures_of(tmp_path)["speedup_own_base"].axes
+    assert lines(own, "ddp") == [[[1, pytest.approx(1.0)], [2, pytest.approx(1.875)], [4, pytest.approx(3.5)]]]
+
+
+def test_throughput_and_efficiency(tmp_path):
+    strong_scaling(tmp_path)
+    figures = figures_of(tmp_path)
+    (throughput,), (efficiency,) = figures["throughput"].axes, figures["efficiency"].axes
+    assert lines(figures["speedup"].axes[0], "ideal") == [[[2, 1], [8, 4]]]
+    assert lines(throughput, "ddp") == [[[2, pytest.approx(10)], [4, pytest.approx(19)], [8, pytest.approx(32)]]]
+    assert lines(throughput, "ideal") == [[[2, pytest.approx(10)], [8, pytest.approx(40)]]]
+    assert lines(efficiency, "ddp") == [[[2, pytest.approx(1)], [4, pytest.approx(0.95)], [8, pytest.approx(0.8)]]]
+
+
+def test_every_repeat_is_a_point_and_six_have_an_interval(tmp_path):
+    rates = [100.0, 102.0, 104.0, 106.0, 108.0, 110.0]
+    for repeat, rate in enumerate(rates):
+        write_run(tmp_path, rate=rate, repeat=repeat)
+    (axes,) = figures_of(tmp_path)["throughput"].axes
+    drawn = [line.get_ydata().tolist() for line in axes.lines]
+    assert pytest.approx(rates) in drawn
+    assert [pytest.approx(100), pytest.approx(110)] in drawn
+
+
+def test_five_repeats_have_no_interval(tmp_path):
+    for repeat in range(5):
+        write_run(tmp_path, rate=100.0 + repeat, repeat=repeat)
+    (axes,) = figures_of(tmp_path)["throughput"].axes
+    assert [pytest.approx(100), pytest.approx(104)] not in [line.get_ydata().tolist() for line in axes.lines]
+
+
+def test_failures_are_crosses_on_the_axis(tmp_path):
+    weak_scaling(tmp_path)
+    for name in ALWAYS:
+        (axes,) = figures_of(tmp_path)[name].axes
+        crosses = [line for line in axes.lines if line.get_marker() == "x"]
+        assert [line.get_xdata()[0] for line in crosses] == [8]
+        assert "oom" in [text.get_text() for text in axes.texts]
+
+
+def test_a_colour_belongs_to_a_framework_in_all_figures(tmp_path):
+    weak_scaling(tmp_path)
+    colors = {
+        (line.get_label(), line.get_color())
+        for figure in figures_of(tmp_path).values()
+        for axes in figure.axes
+        for line in axes.lines
+        if line.get_label() in ("ddp", "single")
+    }
+    assert len(colors) == 2
+
+
+def test_images_and_text_share_no_axis(tmp_path):
+    weak_scaling(tmp_path)
+    strong_scaling(tmp_path)
+    figures = figures_of(tmp_path)
+    (accuracy,), (perplexity,) = figures["accuracy_by_epoch"].axes, figures["perplexity_by_time"].axes
+    assert accuracy.get_ylabel() == "top-1 (% of validation samples)"
+    assert perplexity.get_ylabel() == "validation perplexity per token"
+    assert [[1, 0.3], [2, 0.55], [3, pytest.approx(0.8 - 0.5 / 3)]] in [
+        [[x, pytest.approx(y)] for x, y in line.get_xydata()] for line in accuracy.lines
+    ]
+
+
+def test_time_has_a_unit_and_starts_at_the_first_step(tmp_path):
+    write_run(tmp_path, rate=1.0)  # epochs of 1024 s and 2 s of validation
+    (axes,) = figures_of(tmp_path)["accuracy_by_time"].axes
+    assert axes.get_xlabel().endswith("(min)")
+    longest = max(max(line.get_xdata(), default=0) for line in axes.lines)
+    assert longest == pytest.approx(3 * 1026 / 60)
+
+
+def test_far_apart_counts_stand_on_a_log_axis_only_where_nothing_is_proportional(tmp_path):
+    for gpus in (1, 4, 64):
+        write_run(tmp_path, gpus=gpus, rate=100.0 * gpus)
+    figures = figures_of(tmp_path)
+    scales = {name: figures[name].axes[0].get_xscale() for name in ALWAYS}
+    assert scales == {"throughput": "linear", "speedup": "linear", "efficiency": "log", "memory": "log"}
+    assert all(figures[name].axes[0].get_yscale() == "linear" for name in ALWAYS)
+
+
+def test_nothing_measured_is_still_a_figure(tmp_path):
+    write_run(tmp_path, status="error", reason="boom")
+    figures = figures_of(tmp_path)
+    assert set(figures) == ALWAYS
+    assert "nothing measured" in [text.get_text() for text in figures["speedup"].axes[0].texts]
+
+
+def test_saved_as_png_and_svg_the_same_each_time(tmp_path):
+    write_run(tmp_path / "results")
+    for folder in ("one", "two"):
+        save({"speedup": figures_of(tmp_path / "results")["speedup"]}, tmp_path / folder)
+    assert (tmp_path / "one" / "speedup.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "one" / "speedup.svg").read_bytes() == (tmp_path / "two" / "speedup.svg").read_bytes()
+
+
+def test_names_are_no_mathematics_and_none_is_hidden(tmp_path):
+    for framework in ("$x_{$", "_ddp", "你好"):
+        write_run(tmp_path, framework=framework, model="$y^{$")
+    figures = figures_of(tmp_path)
+    save({"speedup": figures["speedup"]}, tmp_path / "out")
+    names = [text.get_text().strip() for text in figures["speedup"].legends[0].get_texts()]
+    assert {"$x_{$", "_ddp", "你好"} <= set(names)
+    assert figures["speedup"].axes[0].get_title(loc="left") == "$y^{$"
+
+
+@pytest.mark.parametrize("device", ["tpu", "", None])
+def test_a_device_that_is_not_known_is_drawn_with_the_hosts_memory(tmp_path, device):
+    write_run(tmp_path, device=device, summary={"memory_allocated_peak_bytes": None})
+    (axes,) = figures_of(tmp_path)["memory"].axes
+    assert axes.get_ylabel() == "peak host memory (GiB)"
+    assert [1, 2.0] in [line.get_xydata().tolist()[0] for line in axes.lines if len(line.get_xdata())]
+
+
+def test_nothing_used_is_an_axis_from_zero(tmp_path):
+    write_run(tmp_path, summary={"memory_allocated_peak_bytes": 0})
+    (axes,) = figures_of(tmp_path)["memory"].axes
+    assert axes.get_ylim() == (0, 1)
+
+
+def test_too_many_panels_curves_and_failures_are_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(plotting, "MOST_PANELS", 2)
+    monkeypatch.setattr(plotting, "MOST_LABELS", 4)
+    for number in range(4):
+        write_run(tmp_path, model=f"model{number}")
+    for number in range(13):
+        write_run(tmp_path, model="model0", framework=f"f{number}", status="oom", knobs={"number": number})
+    figure = figures_of(tmp_path)["memory"]
+    assert len(figure.axes) == 2
+    assert figure.get_suptitle() == "2 of 4 panels are drawn; the tables have all"
+    assert "and 3 more" in [text.get_text() for text in figure.axes[0].texts]
+    assert [text.get_text() for text in figure.legends[0].get_texts()][-1] == "and 10 more"

@@ -1,0 +1,202 @@
+"""One bad record does not cost the others their report: it is a row with a reason, or a warning that names it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from itertools import product
+from xml.etree import ElementTree
+
+import pandas as pd
+import pytest
+
+from ddlbench.report.__main__ import main
+from ddlbench.report.overview import summary_text
+from ddlbench.report.read import read_all
+from ddlbench.report.tables import make_tables, records
+from ddlbench.report.texts import printable
+from tests.support import hostile
+from tests.support.records import write_run
+
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]")
+OWN = ("framework", "gpus", "runs_ok", "sample_time_s", "epoch_time_s", "speedup", "val_top1", "mfu")
+
+
+@pytest.fixture
+def beside(tmp_path):
+    """A folder with a good run, and what the tables say of it while nothing is beside it."""
+    return tmp_path, good_run(tmp_path)
+
+
+def good_run(results):
+    write_run(results, framework="good")
+    return rows_of_good(make_tables(read_all([results])))
+
+
+def rows_of_good(tables):
+    (run,) = [row for row in records(tables.runs) if row["framework"] == "good"]
+    (scaling,) = [row for row in records(tables.scaling) if row["framework"] == "good"]
+    epochs = [row for row in records(tables.epochs) if row["framework"] == "good"]
+    return run, {name: scaling[name] for name in OWN}, epochs
+
+
+def check(results, alone):
+    """The tables are made, the good run is in them as if it were alone, nothing printed controls a terminal."""
+    tables = make_tables(read_all([results]))
+    tables.write(results / "report")
+    csv = [path.read_text() for path in (results / "report").iterdir()]
+    told = "\n".join([summary_text(tables.scaling), *csv, *tables.warnings])
+    assert not CONTROL.search(told), CONTROL.search(told)
+    assert len(pd.read_csv(results / "report" / "runs.csv")) == len(tables.runs), "no text breaks a line of the table"
+    assert rows_of_good(tables) == alone
+    return tables
+
+
+@pytest.mark.parametrize("field", [*hostile.SECTIONS, *hostile.NAMES, *hostile.MEASURED])
+def test_any_value_in_any_place_of_a_record(beside, field):
+    results, alone = beside
+    folders = [hostile.odd_record(results, field, value, n) for n, value in enumerate(hostile.VALUES)]
+    tables = check(results, alone)
+    assert len(tables.runs) == 1 + len(folders)
+    if field in hostile.MEASURED:
+        expected_warnings(tables, folders, field, hostile.MEASURED[field])
+
+
+@pytest.mark.parametrize("field", hostile.EPOCH_FIELDS)
+def test_any_value_in_a_line_of_epochs(beside, field):
+    results, alone = beside
+    folders = [hostile.odd_epoch(results, field, value, n) for n, value in enumerate(hostile.VALUES)]
+    tables = check(results, alone)
+    if field != "epoch":
+        expected_warnings(tables, folders, field, hostile.EPOCH_FIELDS[field])
+
+
+def expected_warnings(tables, folders, field, ends):
+    column = field.rpartition(".")[2].replace("world_size", "gpus")
+    for folder, value in zip(folders, hostile.VALUES, strict=True):
+        told = [text for text in tables.warnings if text.startswith(f"{folder}: left out of the tables: {column} = ")]
+        assert len(told) == (not hostile.fits(field, value, ends)), (str(value)[:20], told)
+
+
+@pytest.mark.parametrize("kind", hostile.FILES)
+def test_any_kind_of_file(kind):
+    said, make = hostile.FILES[kind]
+    with hostile.without_privileges() as results:
+        alone = good_run(results)
+        folder = write_run(results, framework="odd", attempt=2)
+        make(folder)
+        tables = check(results, alone)
+        (warning,) = tables.warnings
+        assert warning.startswith(f"{folder}: ")
+        assert said in warning
+        (row,) = [row for row in records(tables.runs) if row["path"] == str(folder)]
+        assert row["status"] == ("ok" if kind.startswith("epochs") else "unreadable")
+
+
+@pytest.mark.parametrize("name", hostile.FOLDERS, ids=ascii)
+@pytest.mark.parametrize("whole", [True, False])
+def test_any_name_of_a_folder(beside, name, whole):
+    results, alone = beside
+    folder = write_run(results, framework="odd", attempt=2)
+    odd = folder.rename(folder.with_name(name))
+    if not whole:
+        (odd / "run.json").unlink()
+    tables = check(results, alone)
+    (row,) = [row for row in records(tables.runs) if row["path"] == printable(str(odd))]
+    assert row["status"] == ("ok" if whole else "unreadable")
+    assert whole or any(text.startswith(printable(str(odd))) for text in tables.warnings)
+
+
+def test_a_run_folder_of_any_name(beside):
+    results, alone = beside
+    for number, name in enumerate((os.fsdecode(b"run-\xff"), "=run", "run\x1b[2J", "run\nx", "$run$", "r" * 250)):
+        folder = write_run(results, framework="odd", repeat=number).parent
+        folder = folder.rename(folder.with_name(name))
+        (folder / "attempt-1" / "run.json").write_text("{")
+    tables = check(results, alone)
+    assert list(tables.runs["status"]).count("unreadable") == 6
+    assert "'=run" in (results / "report" / "runs.csv").read_text()
+
+
+def test_a_folder_that_may_not_be_entered_is_named():
+    with hostile.without_privileges() as results:
+        alone = good_run(results)
+        closed = [results / "closed", write_run(results, framework="odd")]
+        closed[0].mkdir()
+        for folder in closed:
+            folder.chmod(0)
+        tables = check(results, alone)
+        for folder in closed:
+            folder.chmod(0o700)
+    told = sorted(tables.warnings)
+    assert told == [
+        f"{closed[0]} cannot be read (Permission denied)",
+        f"{closed[1]}: run.json cannot be read (Permission denied)",
+    ]
+
+
+def test_nothing_readable_is_one_line(capsys):
+    with hostile.without_privileges() as results:
+        closed = results / "closed"
+        closed.mkdir(mode=0)
+        assert main([str(closed)]) == 2
+        told = capsys.readouterr().err
+        assert told == f"ddlbench.report: {closed} cannot be read (Permission denied): ask its owner for access\n"
+        assert main([str(results)]) == 2
+        told = capsys.readouterr().err
+        assert told.count("\n") == 1
+        assert f"no run in {results} ({closed} cannot be read (Permission denied)): start one" in told
+        assert main([str(closed / "within")]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_program_error_of_one_record_is_a_row_too(beside, monkeypatch):
+    """Whatever the checks do not foresee."""
+    results, alone = beside
+    folder = write_run(results, framework="odd")
+    import ddlbench.report.tables as module
+
+    known = module.measured_options
+    monkeypatch.setattr(
+        module, "measured_options", lambda config: 1 / (config.get("framework") != {}) and known(config)
+    )
+    record = json.loads((folder / "run.json").read_text())
+    record["config"]["framework"] = {}
+    (folder / "run.json").write_text(json.dumps(record))
+    tables = check(results, alone)
+    assert tables.warnings == [f"{folder}: the values of run.json cannot be used (ZeroDivisionError: division by zero)"]
+
+
+ODD = (
+    *(("config.framework.name", value) for value in hostile.TEXTS),
+    *(("config.framework.bucket_cap_mb", value) for value in hostile.TEXTS[:12]),
+    *(("config.model.name", value) for value in ("$x_{$", "你好", "x" * 100_000)),
+    *(("launch.device_type", value) for value in ("tpu", None)),
+    *(("status", value) for value in hostile.TEXTS),
+    *(("environment.driver", value) for value in hostile.TEXTS),
+    *(("framework", value) for value in hostile.OTHERS),
+    *(("summary.throughput_samples_per_s", value) for value in hostile.NUMBERS),
+    *(("launch.world_size", value) for value in hostile.NUMBERS),
+    *(("summary.memory_host_peak_bytes", value) for value in hostile.NUMBERS),
+)
+
+
+def test_the_whole_report_of_many_of_them(tmp_path, capsys):
+    """Tables, figures and page through the command, with warnings as errors."""
+    write_run(tmp_path, framework="good")
+    for number, (field, value) in enumerate(ODD):
+        hostile.odd_record(tmp_path, field, value, number)
+    for number, (field, value) in enumerate(product(hostile.EPOCH_FIELDS, hostile.VALUES)):
+        hostile.odd_epoch(tmp_path, field, value, 1000 + number)
+    assert main([str(tmp_path)]) == 0
+    said = capsys.readouterr()
+    assert not CONTROL.search(said.out + said.err)
+    assert max(map(len, said.out.splitlines())) <= 1100, "no line is longer than the settings of a row"
+    assert re.search(r"(?m)^good +resnet50 ", said.out)
+    assert "warnings are in the report" in said.err
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert not CONTROL.search(page)
+    assert "<script>" not in page
+    for figure in (tmp_path / "report" / "figures").glob("*.svg"):
+        ElementTree.parse(figure)

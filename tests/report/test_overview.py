@@ -1,0 +1,86 @@
+"""The table that a person reads first."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddlbench.report.overview import WIDTH, number, seconds, summary_text
+from ddlbench.report.read import read_all
+from ddlbench.report.tables import make_tables
+from tests.support.records import strong_scaling, weak_scaling, write_run
+
+
+def text_of(results):
+    return summary_text(make_tables(read_all([results])).scaling)
+
+
+def line_of(text, *cells):
+    (line,) = [line.split() for line in text.splitlines() if line.split()[: len(cells)] == list(cells)]
+    return " ".join(line)
+
+
+def test_one_line_a_measurement(tmp_path):
+    weak_scaling(tmp_path)
+    strong_scaling(tmp_path)
+    text = text_of(tmp_path)
+    head = text.splitlines()[0].split("  ")
+    assert [name.strip() for name in head if name.strip()] == [
+        "framework", "model", "loader", "gpus", "scaling", "status", "n", "epoch time", "samples/s", "peak memory",
+        "top-1/ppl", "speedup", "efficiency", "base",
+    ]  # fmt: skip
+    assert line_of(text, "ddp", "resnet50", "native", "4") == (
+        "ddp resnet50 native 4 weak ok 1 3.66 s 280.0 3.50 GiB 63.3 % 2.80 70.0 % single@1"
+    )
+    assert line_of(text, "ddp", "gpt2_small", "native", "8") == (
+        "ddp gpt2_small native 8 strong ok 1 32.0 s 32.0 4.00 GiB ppl 133.3 3.20 80.0 % ddp@2"
+    )
+    assert line_of(text, "ddp", "resnet50", "native", "8") == "ddp resnet50 native 8 weak oom 0 single@1"
+    assert "oom: ddp resnet50 on 8 GPUs: CUDA out of memory" in text
+
+
+def test_the_bases_have_their_absolute_time(tmp_path):
+    weak_scaling(tmp_path)
+    assert "base single@1, resnet50: 10.0 ms a sample, epoch 10.2 s" in text_of(tmp_path)
+
+
+def test_few_repeats_are_told(tmp_path):
+    write_run(tmp_path)
+    assert "n < 6: no 95 % CI" in text_of(tmp_path)
+    for repeat in range(1, 6):
+        write_run(tmp_path, repeat=repeat)
+    assert "n < 6" not in text_of(tmp_path)
+
+
+def test_memory_on_cpu_is_the_hosts(tmp_path):
+    write_run(tmp_path, device="cpu")
+    text = text_of(tmp_path)
+    assert "2.00 GiB" in text
+    assert "process on the host" in text
+
+
+def test_it_fits_a_terminal_and_moves_settings_below(tmp_path):
+    for size in (25, 50):
+        options = {"bucket_cap_mb": size, "comm_hook": "powersgd" * (size // 25)}
+        write_run(tmp_path, framework="deepspeed_zero2", gpus=64, rate=123456.0, knobs=options)
+    write_run(tmp_path, framework="deepspeed_zero2", gpus=128, status="unavailable", reason="x" * 300)
+    text = text_of(tmp_path)
+    assert max(len(line) for line in text.splitlines()) <= WIDTH
+    assert "[1] bucket_cap_mb=25 comm_hook=powersgd\n" in text
+    assert "[2] bucket_cap_mb=50 comm_hook=powersgdpowersgd\n" in text
+
+
+def test_nothing_to_tell(tmp_path):
+    write_run(tmp_path, sections={"schema_version": 0})
+    assert "no attempt got so far" in text_of(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(1234.56, "1,234.6 s"), (12.34, "12.3 s"), (1.234, "1.23 s"), (0.01234, "0.0123 s"), (None, "")]
+)
+def test_seconds(value, text):
+    assert seconds(value) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(12345.6, "12,346"), (123.45, "123.5"), (1.234, "1.23"), (None, "")])
+def test_numbers(value, text):
+    assert number(value) == text

@@ -1,0 +1,62 @@
+"""Rows become panels of comparable rows with one base."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddlbench.report.panels import curves, devices, duration, panels
+from ddlbench.report.read import read_all
+from ddlbench.report.tables import make_tables, records
+from tests.support.records import strong_scaling, weak_scaling, write_run
+
+
+def panels_of(results):
+    tables = make_tables(read_all([results]))
+    return panels(records(tables.scaling), records(tables.runs))
+
+
+def test_a_panel_a_model_and_kind_of_scaling(tmp_path):
+    weak_scaling(tmp_path, repeats=2)
+    strong_scaling(tmp_path)
+    text, images = panels_of(tmp_path)
+    assert (text.model, text.lines[0]) == ("gpt2_small", "strong scaling, 64 samples an update")
+    assert text.base == "base: ddp on 2 GPUs, 100 ms a sample"
+    assert (images.model, images.lines[0]) == ("resnet50", "weak scaling, 32 samples a GPU")
+    assert images.base == "base: single on 1 GPU, 9.95 ms a sample"  # median of 1/100 and 1/101
+    assert [len(rows) for rows in curves(images)] == [1, 4]
+    assert [len(row["repeats"]) for row in images.rows] == [2, 2, 2, 2, 0]
+
+
+def test_against_own_bases(tmp_path):
+    weak_scaling(tmp_path)
+    (panel,) = panels_of(tmp_path)
+    assert {row["reference_s"] for row in panel.rows} == {0.01}
+    assert panel.own_bases_tell_more
+    own = panel.against_own_bases()
+    assert {row["reference_s"] for row in own.rows} == {0.01, 1 / 80}
+    assert own.base == "base: each framework's own fewest GPUs"
+
+
+def test_own_bases_tell_no_more_where_they_are_the_same(tmp_path):
+    write_run(tmp_path, gpus=1, rate=100.0)
+    write_run(tmp_path, gpus=2, rate=150.0)
+    assert not panels_of(tmp_path)[0].own_bases_tell_more
+
+
+def test_panels_of_one_model_say_what_distinguishes_them(tmp_path):
+    write_run(tmp_path, loader="native")
+    write_run(tmp_path, loader="synthetic")
+    assert [panel.lines[1] for panel in panels_of(tmp_path)] == ["native", "synthetic"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(2.0, "2.00 s"), (0.1, "100 ms"), (0.00971, "9.71 ms"), (0.000123, "123 µs"), (12.34, "12.3 s")],
+)
+def test_durations(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_devices():
+    assert [devices(1, "cuda"), devices(4, "cuda"), devices(2, "cpu")] == ["1 GPU", "4 GPUs", "2 ranks"]
+    assert devices(0, "cuda") == "an unknown number of GPUs"

@@ -1,0 +1,190 @@
+"""The command: tables, figures and a page from any number of runs, one clear line where that cannot be."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from html.parser import HTMLParser
+from io import StringIO
+
+import pandas as pd
+import pytest
+
+from ddlbench.report.__main__ import main
+from tests.support.records import strong_scaling, weak_scaling, write_run
+
+
+class Links(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.found: list[str] = []
+        self.ids: set[str] = set()
+
+    def handle_starttag(self, tag, attrs):
+        self.found += [value for name, value in attrs if name in ("href", "src")]
+        self.ids |= {value for name, value in attrs if name == "id"}
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """The folder of a report of both kinds of scaling, and what was printed."""
+    results = tmp_path_factory.mktemp("results")
+    weak_scaling(results)
+    strong_scaling(results)
+    with redirect_stdout(StringIO()) as out, redirect_stderr(StringIO()) as err:
+        assert main([str(results)]) == 0
+    return results / "report", out.getvalue(), err.getvalue()
+
+
+def failed_run(results, **others):
+    """The quickest record to report: nothing measured, nothing to draw."""
+    return write_run(results, status="error", reason="boom", **others)
+
+
+def test_what_a_report_holds(report):
+    folder, out, err = report
+    tables = sorted(path.name for path in (folder / "tables").iterdir())
+    assert tables == ["epochs.csv", "runs.csv", "scaling.csv"]
+    figures = {path.name for path in (folder / "figures").iterdir()}
+    for name in ("throughput", "speedup", "efficiency", "memory", "accuracy_by_epoch", "accuracy_by_time"):
+        assert {f"{name}.png", f"{name}.svg"} <= figures
+    assert len(pd.read_csv(folder / "tables" / "runs.csv")) == 8
+    assert out.startswith("framework")
+    assert out.rstrip().endswith(f"report: {folder / 'report.html'}")
+    assert err == ""
+
+
+def test_the_page_needs_no_network(report):
+    folder = report[0]
+    page = (folder / "report.html").read_text()
+    links = Links()
+    links.feed(page)
+    assert not re.findall(r"(?:src|href)=\"(?:https?:)?//", page)
+    assert "@import" not in page
+    for link in links.found:
+        if link.startswith("#"):
+            assert link[1:] in links.ids
+        elif not link.startswith("data:image/svg+xml;base64,"):
+            assert (folder / link).is_file(), link
+    assert sum(link.startswith("data:") for link in links.found) == 10
+
+
+def test_the_page_tells_failures_bases_and_how_it_was_measured(report):
+    page = (report[0] / "report.html").read_text()
+    assert "CUDA out of memory" in page
+    assert "base single@1, resnet50: 10.0 ms a sample" in page
+    assert "perf_counter" in page
+    assert "Example GPU 80GB" in page
+    assert "no 95 % CI" in page
+
+
+def test_what_records_say_cannot_break_the_page(tmp_path):
+    write_run(tmp_path, status="error", reason="<script>alert(1)</script>")
+    assert main([str(tmp_path)]) == 0
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert "<script>" not in page
+    assert "&lt;script&gt;" in page
+
+
+def test_several_folders_and_an_out_of_choice(tmp_path):
+    failed_run(tmp_path / "a")
+    failed_run(tmp_path / "b", gpus=2)
+    assert main([str(tmp_path / "a"), str(tmp_path / "b"), "--out", str(tmp_path / "deep" / "out")]) == 0
+    assert list(pd.read_csv(tmp_path / "deep" / "out" / "tables" / "runs.csv")["gpus"]) == [1, 2]
+
+
+def test_reporting_twice_gives_the_same_tables_and_figures(tmp_path):
+    failed_run(tmp_path)
+    main([str(tmp_path)])
+    first = {path: path.read_bytes() for path in (tmp_path / "report").rglob("*.*") if path.suffix != ".html"}
+    main([str(tmp_path)])
+    assert {path: path.read_bytes() for path in first} == first
+    assert len(first) == 3 + 2 * 4
+
+
+def test_records_that_cannot_be_used_are_visible(tmp_path, capsys):
+    failed_run(tmp_path)
+    write_run(tmp_path, gpus=2, sections={"schema_version": 0})
+    assert main([str(tmp_path)]) == 0
+    assert "warning: " in (told := capsys.readouterr().err)
+    assert "schema_version 0 is refused, this program reads 1" in told
+    assert "schema_version 0 is refused" in (tmp_path / "report" / "report.html").read_text()
+
+
+def test_only_unreadable_records(tmp_path, capsys):
+    write_run(tmp_path, sections={"schema_version": 0})
+    assert main([str(tmp_path)]) == 0
+    assert "the report names the failures" in capsys.readouterr().out
+    assert len(pd.read_csv(tmp_path / "report" / "tables" / "runs.csv")) == 1
+
+
+def test_an_empty_folder_is_one_line_with_the_remedy(tmp_path, capsys):
+    assert main([str(tmp_path)]) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert "start one with python -m ddlbench" in told
+    assert not (tmp_path / "report").exists()
+
+
+def test_an_out_that_cannot_be_written_is_one_line_with_the_remedy(tmp_path, capsys):
+    write_run(tmp_path)
+    (tmp_path / "file").write_text("")
+    assert main([str(tmp_path), "--out", str(tmp_path / "file" / "out")]) == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert "cannot be written (Not a directory): choose another folder with --out" in told
+
+
+def test_tainted_timings_are_told(tmp_path):
+    write_run(tmp_path, summary={"allocator_retries": 3}, sections={"environment": {"git_dirty": True}})
+    assert main([str(tmp_path)]) == 0
+    page = (tmp_path / "report" / "report.html").read_text()
+    assert "3 allocator retries, the timing is tainted" in page
+    assert "1 attempt(s) ran with uncommitted changes" in page
+
+
+def test_as_a_program(tmp_path):
+    failed_run(tmp_path)
+    command = [sys.executable, "-W", "error", "-m", "ddlbench.report", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {"DISPLAY": ""})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "report.html" in done.stdout
+
+
+def test_nothing_that_a_record_says_controls_the_terminal(tmp_path, capsys):
+    failed_run(tmp_path, framework="\x1b[2Jddp")
+    failed_run(tmp_path, gpus=2, sections={"schema_version": "\x1b]0;title\x07"})
+    odd = tmp_path / "\x1b[31m" / "attempt-1"
+    odd.mkdir(parents=True)
+    assert main([str(tmp_path)]) == 0
+    said = capsys.readouterr()
+    assert "\x1b" not in said.out + said.err
+    assert "\\x1b[2Jddp" in said.out
+    assert "\\x1b[31m/attempt-1: run.json cannot be read" in said.err
+
+
+def test_an_error_names_a_folder_without_its_control_characters(tmp_path, capsys):
+    assert main([str(tmp_path / "\x1b[31m\n")]) == 2
+    told = capsys.readouterr().err
+    assert "\\x1b[31m\\n is not a folder" in told
+    assert told.count("\n") == 1
+
+
+def test_texts_in_csv_are_no_formulas_and_numbers_stay_numbers(tmp_path):
+    formula = '=HYPERLINK("http://x")'
+    failed_run(tmp_path, sections={"environment": {"driver": formula, "cudnn": "-1"}, "summary": {"train_loss": 0.5}})
+    assert main([str(tmp_path)]) == 0
+    row = pd.read_csv(tmp_path / "report" / "tables" / "runs.csv").iloc[0]
+    assert (row["driver"], row["cudnn"], row["train_loss"]) == (f"'{formula}", "'-1", 0.5)
+
+
+def test_a_terminal_that_lacks_letters(tmp_path):
+    failed_run(tmp_path, framework="µ")
+    command = [sys.executable, "-W", "error", "-m", "ddlbench.report", str(tmp_path)]
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "\\xb5" in done.stdout

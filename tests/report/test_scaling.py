@@ -1,0 +1,201 @@
+"""scaling.csv: speedup, efficiency and merged repeats against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddlbench.report.read import read_all
+from ddlbench.report.tables import make_tables, records
+from tests.support.records import GIB, strong_scaling, weak_scaling, write_run
+
+
+def rows_of(results):
+    return records(make_tables(read_all([results])).scaling)
+
+
+def row_of(rows, **wanted):
+    (row,) = [row for row in rows if all(row[name] == value for name, value in wanted.items())]
+    return row
+
+
+def test_weak_scaling_by_hand(tmp_path):
+    weak_scaling(tmp_path)
+    rows = rows_of(tmp_path)
+    assert {row["scaling"] for row in rows} == {"weak"}
+    # ddp: 80, 150, 280 samples/s on 1, 2, 4; single: 100 on 1
+    four = row_of(rows, framework="ddp", gpus=4)
+    assert four["sample_time_s"] == pytest.approx(1 / 280)
+    assert four["speedup"] == pytest.approx(3.5)
+    assert four["efficiency"] == pytest.approx(0.875)
+    assert (four["base_framework"], four["base_gpus"]) == ("ddp", 1)
+    assert four["base_sample_time_s"] == pytest.approx(1 / 80)
+    assert four["base_epoch_time_s"] == pytest.approx(12.8)  # 1024 samples at 80 a second
+    assert four["speedup_vs_best_single"] == pytest.approx(2.8)
+    assert four["efficiency_vs_best_single"] == pytest.approx(0.7)
+    assert four["best_single_framework"] == "single"
+    assert four["best_single_epoch_time_s"] == pytest.approx(10.24)
+    two = row_of(rows, framework="ddp", gpus=2)
+    assert (two["speedup"], two["efficiency"]) == (pytest.approx(1.875), pytest.approx(0.9375))
+    one = row_of(rows, framework="ddp", gpus=1)
+    assert (one["speedup"], one["speedup_vs_best_single"]) == (pytest.approx(1.0), pytest.approx(0.8))
+
+
+def test_strong_scaling_from_a_base_of_two_by_hand(tmp_path):
+    strong_scaling(tmp_path)
+    rows = rows_of(tmp_path)
+    assert {row["scaling"] for row in rows} == {"strong"}
+    # 10, 19, 32 samples/s on 2, 4, 8
+    eight = row_of(rows, gpus=8)
+    assert (eight["speedup"], eight["base_gpus"]) == (pytest.approx(3.2), 2)
+    assert eight["efficiency"] == pytest.approx(0.8)
+    assert eight["speedup_vs_best_single"] is None, "nothing ran on one GPU"
+    assert eight["tokens_per_s"] == pytest.approx(32 * 1024)
+
+
+def test_a_failure_gives_a_row_where_nothing_succeeded(tmp_path):
+    weak_scaling(tmp_path)
+    row = row_of(rows_of(tmp_path), gpus=8)
+    assert (row["status"], row["reason"]) == ("oom", "CUDA out of memory")
+    assert (row["runs_ok"], row["attempts_failed"], row["scaling"]) == (0, 1, "weak")
+    assert row["speedup"] is None
+    assert row["interval"] is None
+
+
+def test_a_failure_is_counted_where_another_attempt_succeeded(tmp_path):
+    write_run(tmp_path, attempt=1, status="timeout", reason="no answer")
+    write_run(tmp_path, attempt=2)
+    (row,) = rows_of(tmp_path)
+    assert (row["status"], row["reason"], row["runs_ok"], row["attempts_failed"]) == ("ok", None, 1, 1)
+
+
+def test_the_last_attempt_says_why_none_succeeded(tmp_path):
+    write_run(tmp_path, attempt=2, status="oom", reason="second")
+    write_run(tmp_path, attempt=1, status="error", reason="first")
+    (row,) = rows_of(tmp_path)
+    assert (row["status"], row["reason"], row["attempts_failed"]) == ("oom", "second", 2)
+
+
+def test_three_repeats_have_a_median_and_no_interval(tmp_path):
+    for repeat, rate in enumerate((100.0, 50.0, 80.0)):
+        write_run(tmp_path, rate=rate, repeat=repeat)
+    (row,) = rows_of(tmp_path)
+    assert row["sample_time_s"] == pytest.approx(1 / 80)
+    assert row["epoch_time_s"] == pytest.approx(12.8)
+    assert row["interval"] == "n=3, no 95 % CI"
+    assert row["sample_time_low_s"] is None
+    assert row["epoch_time_high_s"] is None
+
+
+def test_the_median_is_of_seconds_not_of_rates(tmp_path):
+    write_run(tmp_path, rate=100.0, repeat=0)
+    write_run(tmp_path, rate=50.0, repeat=1)
+    (row,) = rows_of(tmp_path)
+    # (10 ms + 20 ms) / 2 = 15 ms a sample; the mean of the rates would be 75
+    assert row["throughput_samples_per_s"] == pytest.approx(1 / 0.015)
+    assert row["model_flops_per_s_per_gpu"] == pytest.approx(2e9 / 0.015)
+    assert row["mfu"] == pytest.approx(2e9 / 0.015 / 1e12), "over a peak of 1e12, from merged seconds"
+
+
+def test_six_repeats_have_an_interval(tmp_path):
+    for repeat, rate in enumerate((100.0, 50.0, 80.0, 64.0, 40.0, 25.0)):
+        write_run(tmp_path, rate=rate, repeat=repeat)
+    (row,) = rows_of(tmp_path)
+    assert row["sample_time_s"] == pytest.approx((1 / 64 + 1 / 50) / 2)
+    assert (row["sample_time_low_s"], row["sample_time_high_s"]) == (pytest.approx(0.01), pytest.approx(0.04))
+    assert (row["epoch_time_low_s"], row["epoch_time_high_s"]) == (pytest.approx(10.24), pytest.approx(40.96))
+    assert row["interval"] == "n=6, 96.9 % CI"
+
+
+def test_capped_steps_do_not_bend_the_speedup(tmp_path):
+    """Weak scaling, 5 steps an epoch: the epoch of two GPUs holds twice the samples and takes as long."""
+    for gpus in (1, 2):
+        write_run(tmp_path, gpus=gpus, rate=90.0 * gpus, train={"steps": 5}, summary={"epoch_time_s": 1.7})
+    two = row_of(rows_of(tmp_path), gpus=2)
+    assert two["epoch_time_s"] == two["base_epoch_time_s"]
+    assert two["speedup"] == pytest.approx(2.0)
+    assert two["efficiency"] == pytest.approx(1.0)
+
+
+def test_one_point_in_both_kinds_has_a_row_in_each(tmp_path):
+    write_run(tmp_path, gpus=1, rate=100.0, per_gpu=None, global_batch=32)
+    write_run(tmp_path, gpus=2, rate=160.0, per_gpu=None, global_batch=32)
+    write_run(tmp_path, gpus=2, rate=190.0, per_gpu=None, global_batch=64)
+    rows = rows_of(tmp_path)
+    assert sorted((row["gpus"], row["global_batch"], row["scaling"]) for row in rows) == [
+        (1, 32, "strong"),
+        (1, 32, "weak"),
+        (2, 32, "strong"),
+        (2, 64, "weak"),
+    ]
+    assert row_of(rows, gpus=2, scaling="strong")["speedup"] == pytest.approx(1.6)
+    assert row_of(rows, gpus=2, scaling="weak")["speedup"] == pytest.approx(1.9)
+
+
+def test_one_gpu_count_is_single(tmp_path):
+    write_run(tmp_path, framework="single", rate=100.0)
+    write_run(tmp_path, rate=80.0)
+    rows = rows_of(tmp_path)
+    assert {row["scaling"] for row in rows} == {"single"}
+    assert row_of(rows, framework="ddp")["speedup_vs_best_single"] == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"dataset": "b" * 64}, {"train": {"precision": "bf16"}}, {"loader": "synthetic"}, {"device": "cpu"}],
+    ids=lambda other: next(iter(other)),
+)
+def test_what_is_not_comparable_is_no_base(tmp_path, other):
+    write_run(tmp_path, gpus=1, rate=100.0, **other)
+    write_run(tmp_path, gpus=2, rate=150.0)
+    two = row_of(rows_of(tmp_path), gpus=2)
+    assert two["speedup_vs_best_single"] is None
+    assert two["base_gpus"] == 2
+    assert two["scaling"] == "single"
+
+
+def test_each_choice_of_knobs_has_its_own_base(tmp_path):
+    for size, rate in ((25, 80.0), (50, 100.0)):
+        write_run(tmp_path, gpus=1, rate=rate, knobs={"bucket_cap_mb": size})
+        write_run(tmp_path, gpus=2, rate=160.0, knobs={"bucket_cap_mb": size})
+    rows = rows_of(tmp_path)
+    assert row_of(rows, gpus=2, knobs="bucket_cap_mb=25")["speedup"] == pytest.approx(2.0)
+    assert row_of(rows, gpus=2, knobs="bucket_cap_mb=50")["speedup"] == pytest.approx(1.6)
+    assert {row["best_single_sample_time_s"] for row in rows} == {0.01}
+
+
+def test_layouts_of_one_framework_share_a_base(tmp_path):
+    """Tensor parallel on 2 and 4: the layout differs along the curve; the base is the fastest on the fewest."""
+    write_run(tmp_path, framework="tp", gpus=2, rate=50.0, knobs={"dp": 2, "tp": 1})
+    write_run(tmp_path, framework="tp", gpus=2, rate=60.0, knobs={"dp": 1, "tp": 2})
+    write_run(tmp_path, framework="tp", gpus=4, rate=90.0, knobs={"dp": 1, "tp": 4})
+    rows = rows_of(tmp_path)
+    four = row_of(rows, gpus=4)
+    assert (four["layout"], four["knobs"]) == ("dp=1 tp=4", None)
+    assert four["speedup"] == pytest.approx(1.5)
+    assert four["efficiency"] == pytest.approx(0.75)
+
+
+def test_other_settings_that_differ_are_told(tmp_path):
+    write_run(tmp_path, train={"compile": True})
+    write_run(tmp_path, train={"compile": False})
+    assert [row["variant"] for row in rows_of(tmp_path)] == ["train.compile=false", "train.compile=true"]
+
+
+def test_memory_is_the_largest_and_quality_the_median_of_the_repeats(tmp_path):
+    for repeat, (gib, top1) in enumerate(((3, 0.5), (5, 0.7), (4, 0.6))):
+        summary = {"memory_allocated_peak_bytes": gib * GIB, "val_top1": top1}
+        write_run(tmp_path, repeat=repeat, summary=summary)
+    (row,) = rows_of(tmp_path)
+    assert (row["memory_allocated_peak_bytes"], row["val_top1"]) == (5 * GIB, 0.6)
+
+
+def test_single_gpu_rows_come_before_those_that_start_from_them(tmp_path):
+    weak_scaling(tmp_path)
+    rows = rows_of(tmp_path)
+    assert [(row["framework"], row["gpus"]) for row in rows] == [
+        ("single", 1),
+        ("ddp", 1),
+        ("ddp", 2),
+        ("ddp", 4),
+        ("ddp", 8),
+    ]

@@ -1,0 +1,114 @@
+"""Heartbeats and the first failure, over a real store: ranks are boards here, a dead one is a board that was closed."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from torch.distributed import TCPStore
+
+from ddlbench.run.board import ANSWER_S, Board
+from ddlbench.run.failure import Failure
+from tests.support.ranks import free_port
+
+WITHIN_S = 60
+HOLDER = """
+import sys, time
+from torch.distributed import TCPStore
+store = TCPStore("127.0.0.1", int(sys.argv[1]), is_master=True, wait_for_workers=False)
+print("ready", flush=True)
+time.sleep(600)
+"""
+
+
+OPEN: list[Board] = []
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    """A thread within the store would disturb the interpreter's end."""
+    yield
+    while OPEN:
+        OPEN.pop().close()
+
+
+@pytest.fixture
+def store() -> TCPStore:
+    return TCPStore("127.0.0.1", free_port(), is_master=True, wait_for_workers=False)
+
+
+@pytest.fixture
+def held() -> Iterator[tuple[subprocess.Popen[str], TCPStore]]:
+    """A store in another process, and a connection to it."""
+    port = free_port()
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(port)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "ready\n"
+        yield holder, TCPStore("127.0.0.1", port, is_master=False)
+    finally:
+        holder.kill()
+        holder.communicate()
+
+
+def boards(store: TCPStore, world: int) -> list[Board]:
+    """All ranks, each heard of once."""
+    ranks = [Board(store.clone(), rank, world) for rank in range(world)]
+    OPEN.extend(ranks)
+    wait_until(lambda: len(ranks[0]._beats(range(world)) or {}) == world)
+    return ranks
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + WITHIN_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_the_failure_that_was_posted_first_counts(store: TCPStore) -> None:
+    one, two = boards(store, 2)
+    first = Failure("oom", "rank 1: out of memory", 7, rank=1)
+    assert two.post(first) == first
+    assert one.post(Failure("error", "rank 0: connection closed", 1, rank=0)) == first
+    wait_until(lambda: one.failure == two.failure == first)
+    assert not one.recorded
+    one.tell_recorded()
+    wait_until(lambda: two.recorded)
+    for _ in range(2):  # counted once
+        two.acknowledge()
+    assert one.readers() == 1
+
+
+def test_the_rank_that_sends_no_more_heartbeats_is_named_and_no_other(store: TCPStore) -> None:
+    one, two, three = boards(store, 3)
+    assert one.find_cause() is None
+    three.close()
+    assert (one.find_cause() or "").startswith("rank 2 (")
+    wait_until(lambda: two.silent_for() > 4 * two.period_s)  # rank 1 listens to rank 2 all the time
+    assert three.silent_for() >= 0
+    two.post(Failure("error", "rank 1: its own", 1, rank=1))
+    wait_until(lambda: one.failure)
+    assert one.find_cause() is None  # a failure that was posted says more
+
+
+def test_a_store_that_does_not_answer_keeps_nobody_waiting(held: tuple[subprocess.Popen[str], TCPStore]) -> None:
+    holder, store = held
+    one, _ = boards(store, 2)
+    failure = Failure("timeout", "rank 0: no step ended", 8, rank=0)
+    holder.send_signal(signal.SIGSTOP)
+    assert (one.find_cause() or "").startswith("rank 0, which holds the rendezvous store, does not answer")
+    assert one.post(failure) == failure
+    began = time.monotonic()
+    for _ in range(20):  # once it is known, no answer is waited for
+        assert one.post(failure) == failure
+    assert time.monotonic() - began < 20 * ANSWER_S
+    assert not one.lost
+    holder.kill()
+    wait_until(lambda: one.lost)
+    assert one.find_cause() == "rank 0, which held the rendezvous store, ended without a message"
+    assert one.post(failure) == failure

@@ -1,0 +1,254 @@
+"""One rank of two fails; both processes end in time, and the record says which failed first and why."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ddlbench.errors import Diverged, Unavailable, Unsupported, UserError
+from ddlbench.measure.environment import variables
+from ddlbench.run.failure import Failure
+from ddlbench.run.faults import NCCL_DEFAULTS, disable_nccl_abort
+from tests.support.libraries import needs_horovod
+from tests.support.ranks import free_port
+
+ROOT = Path(__file__).parents[2]
+WITHIN_S = 240  # only a test that fails waits so long
+
+
+@cache
+def patience_s() -> float:
+    """A time-out that a healthy run keeps on this machine as it is now: of the length of a start, measured."""
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import torch, torch.distributed"], check=True)
+    return max(5.0, 2 * (time.monotonic() - began))
+
+
+def command(folder: Path, how: str, *more: str, framework: str = "ddp", target: str = "Broken") -> list[str]:
+    """The words after python. Those of `more` with a + are for the planted classes: +framework.on=0, +data=Stopping."""
+    planted = [f"framework={target}", f"framework.how={how}", *(word[1:] for word in more if word.startswith("+"))]
+    words = [
+        f"+framework={framework}", "+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=8",
+        "model.image_size=32", "loader=synthetic", "train.global_batch=4", "train.steps=20", "train.epochs=1",
+        "train.validate=false", f"results_dir={folder}", *(word for word in more if not word.startswith("+")),
+    ]  # fmt: skip
+    return ["-m", "tests.support.planted", *planted, "--", *{word.partition("=")[0]: word for word in words}.values()]
+
+
+def start(
+    folder: Path, how: str, *more: str, ranks: int = 2, framework: str = "ddp", target: str = "Broken"
+) -> list[subprocess.Popen[str]]:
+    """Ranks started by nobody who would end one when another fails."""
+    words = [sys.executable, *command(folder, how, *more, framework=framework, target=target)]
+    port = str(free_port())
+    processes: list[subprocess.Popen[str]] = []
+    for rank in map(str, range(ranks)):
+        places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "PYTHONPATH": f"{ROOT}/src:{ROOT}"}
+        environment = {**os.environ, **places, **meeting}
+        processes.append(subprocess.Popen(words, env=environment, text=True, stderr=subprocess.PIPE))
+    return processes
+
+
+def end(processes: list[subprocess.Popen[str]]) -> tuple[list[int], list[str]]:
+    """Exit codes and what each said; a process that does not end in time is a failure."""
+    deadline = time.monotonic() + WITHIN_S
+    try:
+        said = [process.communicate(timeout=max(0.1, deadline - time.monotonic()))[1] for process in processes]
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+    return [process.returncode for process in processes], said
+
+
+def record(folder: Path) -> dict[str, Any]:
+    (path,) = folder.glob("*/attempt-1/run.json")
+    return json.loads(path.read_text())
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "reason", "codes"),
+    [
+        # Rank 0 fails in its collective (an error too, of its own) or is ended by its watch.
+        ("raise", "error", "rank 1: RuntimeError: planted fault", {(1, 1), (6, 1)}),
+        ("memory", "oom", "rank 1: OutOfMemoryError: planted: out of memory", {(6, 7)}),
+        ("abort +framework.after_s=1", "oom", "rank 1: OutOfMemoryError: planted: out of memory", {(-6, 7)}),
+        pytest.param(
+            "abort +framework.after_s=3",
+            "oom",
+            "rank 1: OutOfMemoryError: planted: out of memory",
+            {(-6, 7)},
+            marks=pytest.mark.slow,
+        ),
+        ("validation train.validate=true data.val_limit=8", "diverged", "the validation loss is not finite", {(5, 5)}),
+        pytest.param("setup", "oom", "rank 1: OutOfMemoryError: planted: too large", {(6, 7)}, marks=pytest.mark.slow),
+        ("nan", "diverged", "the loss is not finite at epoch 0, step 2", {(5, 5)}),
+    ],
+)
+def test_the_first_failure_is_the_records(tmp_path: Path, how: str, status: str, reason: str, codes: set) -> None:
+    found, said = end(start(tmp_path, *how.split()))
+    content = record(tmp_path)
+    assert (content["status"], tuple(found)) in {(status, pair) for pair in codes}, said
+    assert content["reason"].startswith(reason)
+    assert content["times"]["end"] is not None
+    assert not list(tmp_path.glob("*/attempt-1/.*"))  # rank 0 wrote the end itself, and has cleared up
+
+
+@pytest.mark.parametrize(
+    ("framework", "target"),
+    [
+        pytest.param("fsdp", "BrokenFSDP", marks=pytest.mark.slow),
+        pytest.param("local_sgd", "BrokenLocalSGD", marks=pytest.mark.slow),
+        ("zero2", "BrokenDeepSpeed"),
+        pytest.param("gpipe", "BrokenStage", marks=pytest.mark.slow),
+        pytest.param("hybrid", "BrokenHybrid", marks=pytest.mark.slow),
+        pytest.param("pipedream", "BrokenPipeDream", marks=pytest.mark.slow),
+        pytest.param("tensor", "BrokenTensor", marks=pytest.mark.slow),
+        pytest.param("horovod", "BrokenHorovod", marks=[needs_horovod, pytest.mark.slow]),
+    ],
+)
+def test_no_framework_leaves_a_rank_waiting(tmp_path: Path, framework: str, target: str) -> None:
+    # One sample a micro batch would be too few for BatchNorm where a pipeline cuts the batch by itself.
+    more = ["train.global_batch=16"] + ["framework.tp=2"] * (framework == "hybrid")
+    codes, said = end(start(tmp_path, "raise", *more, framework=framework, target=target))
+    assert codes in ([1, 1], [6, 1]), said
+    content = record(tmp_path)
+    assert (content["status"], content["reason"]) == ("error", "rank 1: RuntimeError: planted fault")
+
+
+def test_a_rank_that_vanishes_does_not_leave_the_other_waiting(tmp_path: Path) -> None:
+    codes, said = end(start(tmp_path, "exit"))
+    assert codes == [1, 9], said
+    content = record(tmp_path)
+    assert content["status"] == "error"
+    assert re.match(r"rank 1 \(.*, pid \d+\) ended without a message, .*; rank 0: RuntimeError", content["reason"])
+
+
+def test_a_rank_that_hangs_is_a_timeout(tmp_path: Path) -> None:
+    processes = start(tmp_path, "hang", f"train.timeout_s={patience_s()}")
+    codes, said = end(processes)
+    assert sorted(codes) in ([6, 8], [8, 8]), said  # either rank may notice first; the one that sleeps ends too
+    content = record(tmp_path)
+    assert content["status"] == "timeout"
+    assert "train.timeout_s" in content["reason"]
+
+
+def test_a_main_thread_that_is_silent_for_too_long_is_a_timeout(tmp_path: Path) -> None:
+    limit = f"{patience_s():g}"
+    processes = start(tmp_path, "hang", f"train.timeout_s={limit}", ranks=1)
+    codes, said = end(processes)
+    assert codes == [8], said
+    assert record(tmp_path)["status"] == "timeout"
+    assert record(tmp_path)["reason"] == f"rank 0: no step ended within {limit} s (train.timeout_s)"
+
+
+def test_what_a_framework_cannot_do_is_a_row(tmp_path: Path) -> None:
+    codes, said = end(start(tmp_path, "none", "framework.static_graph=true", "train.micro_batch=1"))
+    assert codes == [3, 3], said
+    assert record(tmp_path)["status"] == "unsupported"
+    assert "static_graph" in record(tmp_path)["reason"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)])
+def test_a_signal_ends_the_run_as_killed(tmp_path: Path, number: signal.Signals) -> None:
+    processes = start(tmp_path, "slow")
+    deadline = time.monotonic() + WITHIN_S
+    while not list(tmp_path.glob("*/attempt-1/run.json")) or "spans" not in record(tmp_path):
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+    time.sleep(1)
+    processes[0].send_signal(number)
+    codes, said = end(processes)
+    assert codes[0] == 128 + number, said
+    assert codes[1] != 0
+    content = record(tmp_path)
+    assert content["status"] == "killed"
+    assert number.name in content["reason"]
+
+
+def test_nccls_own_abort_is_off_before_the_group_is_made(
+    ddlbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU alone; what the user has set stays; the record has what was in force."""
+    import ddlbench.run.attempt as program
+
+    seen: list[dict[str, str]] = []
+
+    def connect(*_: object) -> None:
+        seen.append(variables(os.environ))
+        raise UserError("no GPU here")
+
+    for name in (*NCCL_DEFAULTS, "NCCL_ASYNC_ERROR_HANDLING"):
+        monkeypatch.setenv(name, "")  # so that it is put back afterwards
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(program, "connect", connect)
+    run = ["+framework=ddp", "+model=resnet50", "loader=synthetic", "progress=false"]
+    assert ddlbench(*run)[0] == 2
+    monkeypatch.setattr(program, "pick_device", lambda *_: torch.device("cuda", 0))
+    monkeypatch.setenv("TORCH_NCCL_ENABLE_MONITORING", "1")
+    tf32 = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    try:
+        assert ddlbench(*run)[0] == 2
+    finally:
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = tf32
+    cpu, gpu = ({name: each.get(name) for name in NCCL_DEFAULTS} for each in seen)
+    assert set(cpu.values()) == {None}
+    assert gpu == NCCL_DEFAULTS | {"TORCH_NCCL_ENABLE_MONITORING": "1"}
+
+
+def test_the_old_name_of_the_variable_counts_too() -> None:
+    env = {"NCCL_ASYNC_ERROR_HANDLING": "1"}
+    disable_nccl_abort(env)
+    assert "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in env
+
+
+def test_what_exceptions_are_called() -> None:
+    named = {
+        UserError("wrong value"): ("error", "wrong value", 2),
+        Unsupported("cannot"): ("unsupported", "cannot", 3),
+        Unavailable("no library"): ("unavailable", "no library", 4),
+        Diverged("nan"): ("diverged", "nan", 5),
+        torch.OutOfMemoryError("CUDA out of memory. Tried"): ("oom", "rank 3: OutOfMemoryError: CUDA out of", 7),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"): ("oom", "rank 3: RuntimeError", 7),
+        RuntimeError("CUDA error: out of memory"): ("oom", "rank 3: RuntimeError: CUDA error", 7),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"): ("oom", "rank 3: RuntimeError", 7),
+        RuntimeError("compiler raised:\n\nbecause of this"): (
+            "error",
+            "rank 3: RuntimeError: compiler raised: because",
+            1,
+        ),
+        RuntimeError("Timed out waiting 5000ms for recv"): (
+            "timeout",
+            "rank 3: RuntimeError: Timed out waiting 5000ms for recv (the limit is train.timeout_s)",
+            8,
+        ),
+        KeyError("lost"): ("error", "rank 3: KeyError: 'lost'", 1),
+    }
+    for error, (status, reason, code) in named.items():
+        failure = Failure.of(error, rank=3)
+        assert (failure.status, failure.exit_code) == (status, code)
+        assert failure.reason.startswith(reason)
+
+
+def test_which_exceptions_another_rank_may_have_caused() -> None:
+    for text in ("[gloo/transport/tcp/pair.cc] Connection closed by peer", "NCCL error: remote process exited"):
+        assert Failure.of(RuntimeError(text), rank=0).doubtful
+    for error in (
+        RuntimeError("planted fault"),
+        MemoryError(),
+        Diverged("nan"),
+        RuntimeError("DataLoader worker (pid 1)"),
+    ):
+        assert not Failure.of(error, rank=0).doubtful

@@ -1,0 +1,173 @@
+"""scripts/gpu_check.sh and scripts/first_gpu.sh without a GPU: what they would run, and their checks themselves."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from ddlbench.config.compose import configuration, configurations, supports
+from ddlbench.ranks.launch import Launch
+from ddlbench.run.attempt import make_job
+from tests.support.processes import environment
+
+ROOT = Path(__file__).parents[2]
+CUDA = torch.device("cuda")  # a name only
+FIRST, CHECK = "scripts/first_gpu.sh", "scripts/gpu_check.sh"
+
+
+def run(*command: str, timeout: float = 60, **variables: str) -> subprocess.CompletedProcess[str]:
+    given = {"PYTHON": sys.executable, "WHEELS": "nowhere", **variables}
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=ROOT, env=environment() | given)
+
+
+def commands(*script: str, **variables: str) -> list[list[str]]:
+    """The words of every command that a dry run prints."""
+    done = run(*script, **variables)
+    assert done.returncode == 0, done.stderr
+    return [shlex.split(line) for line in done.stdout.splitlines() if not line.startswith("==")]
+
+
+def ask(words: list[str], ranks: int) -> None:
+    """Raise where this command line is wrong, or its framework refuses it at this size."""
+    program = "--" if "tests.support.planted" in words else "ddlbench"
+    config = configuration(*words[words.index(program) + 1 :])
+    if config.mode == "train":
+        supports(config.framework, make_job(config, Launch("torchrun", world_size=ranks), CUDA))
+
+
+@pytest.mark.parametrize("script", [(FIRST, "--dry-run"), (CHECK, "--dry-run")], ids=["first_gpu", "gpu_check"])
+def test_every_run_on_one_gpu_can_be_composed(script: tuple[str, ...]) -> None:
+    lines = [words for words in commands(*script) if {"ddlbench", "tests.support.planted"} & set(words)]
+    assert len(lines) > 10
+    with configurations():
+        for words in lines:
+            ask(words, ranks=1)
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 4, 8])
+def test_every_run_on_two_nodes_can_be_composed(gpus: int) -> None:
+    lines = commands(FIRST, "--dry-run", "two-nodes", GPUS=str(gpus))
+    assert len(lines) > 30
+    with configurations():
+        for words in lines:
+            assert words[0] == "srun"
+            assert {"--nodes=2", f"--ntasks-per-node={gpus}", "--kill-on-bad-exit=1", "--wait=60"} < set(words)
+            assert any(word.startswith("--cpus-per-task=") for word in words)
+            ask(words, ranks=2 * gpus)
+
+
+def test_every_framework_runs_on_two_nodes() -> None:
+    lines = commands(FIRST, "--dry-run", "two-nodes", "frameworks")
+    asked = {word.partition("=")[2] for words in lines for word in words if word.startswith("+framework=")}
+    known = {path.stem for path in (ROOT / "conf" / "framework").glob("*.yaml")}
+    assert asked == known - {"single", "deepspeed"}  # one process; zero0 to zero3 under one name
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+@pytest.mark.parametrize("script", [FIRST, CHECK])
+def test_without_a_gpu_it_ends_in_one_line(script: str) -> None:
+    done = run(script)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.splitlines() == [f"{Path(script).stem}: no usable GPU: torch.cuda.is_available() is False"]
+
+
+@pytest.mark.parametrize("script", [FIRST, CHECK])
+def test_an_unknown_part_is_one_line_with_the_choices(script: str) -> None:
+    done = run(script, "gpt3")
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "there is no part gpt3: choose" in line
+    assert "frameworks" in line
+
+
+def test_a_part_runs_end_to_end_on_a_cpu(tmp_path: Path) -> None:
+    done = run(CHECK, "gpt2", str(tmp_path), timeout=240, DDLBENCH_TINY="1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| gpt2/")]
+    checks, records = rows[:2], rows[2:]
+    assert [row[1] for row in checks] == ["passed: ok"] * 2
+    assert [row[0] for row in records] == ["| gpt2/synthetic-compile-false", "| gpt2/synthetic-compile-true"]
+    assert all(row[6] == "4" and row[8] == "ok" and float(row[9].replace(",", "")) > 0 for row in records)
+
+
+@pytest.mark.slow
+def test_failures_leave_their_status_on_a_cpu(tmp_path: Path) -> None:
+    small = {"DDLBENCH_TINY": "1", "INTERRUPT_AFTER_S": "40", "HANG_S": "10"}
+    done = run(FIRST, "records", str(tmp_path), timeout=300, **small)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for check, status in (("out-of-memory", "oom"), ("ctrl-c", "killed"), ("hang", "timeout")):
+        assert f"| records/{check} | passed: {status} |" in done.stdout
+
+
+CHECKS = """
+set -uo pipefail
+source scripts/gpu_common.sh
+results={results}
+begin part 2
+bench() {{ false; }}  # what follows needs no run
+check good true
+check bad false
+check endless sleep 60
+check late true
+echo "failed $failed"
+"""
+
+
+def test_a_check_that_fails_or_is_over_its_limit_is_counted(tmp_path: Path) -> None:
+    done = run("bash", "-c", CHECKS.format(results=tmp_path))
+    found = dict(line.split("\t")[:2] for line in (tmp_path / "checks.tsv").read_text().splitlines())
+    assert found == {
+        "part/good": "passed",
+        "part/bad": "FAILED: exit code 1",
+        "part/endless": "FAILED: over its limit",
+        "part/late": "FAILED: over its limit",
+    }
+    assert done.stdout.splitlines()[-1] == "failed 3"
+
+
+def carried(folder: Path, tag: str) -> None:
+    """A wheel of one module."""
+    folder.mkdir()
+    info = "carried_thing-1.0.dist-info"
+    with zipfile.ZipFile(folder / f"carried_thing-1.0-{tag}.whl", "w") as wheel:
+        wheel.writestr("carried_thing.py", "ANSWER = 42\n")
+        wheel.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: carried-thing\nVersion: 1.0\n")
+        wheel.writestr(f"{info}/WHEEL", f"Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: {tag}\n")
+        wheel.writestr(f"{info}/RECORD", "")
+
+
+def carry(wheels: Path, then: str) -> subprocess.CompletedProcess[str]:
+    script = f"source scripts/gpu_common.sh; carry; \"$python\" -c '{then}'"
+    return run("bash", "-c", script, WHEELS=str(wheels), PIP_NO_INDEX="1", PIP_CONFIG_FILE=os.devnull)
+
+
+def test_carried_wheels_come_before_what_is_installed_and_leave_nothing(tmp_path: Path) -> None:
+    carried(tmp_path / "whl", "py3-none-any")
+    done = carry(tmp_path / "whl", "import carried_thing, ddlbench; print(carried_thing.__file__, ddlbench.__file__)")
+    assert done.returncode == 0, done.stderr
+    thing, own = map(Path, done.stdout.split())
+    assert own == ROOT / "src" / "ddlbench" / "__init__.py"
+    assert thing.name == "carried_thing.py"
+    assert not thing.parent.exists()  # removed when the script ended
+
+
+def test_wheels_for_another_python_end_in_a_line_that_says_so(tmp_path: Path) -> None:
+    carried(tmp_path / "whl", "cp39-cp39-manylinux_2_17_x86_64")
+    done = carry(tmp_path / "whl", "pass")
+    assert done.returncode == 2
+    assert "do not fit Python 3." in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("variable", "value"), [("PYTHON_VERSION", "twelve"), ("MACHINE", "vax")])
+def test_packing_refuses_a_machine_that_is_none(variable: str, value: str) -> None:
+    done = run("scripts/pack_for_gpu.sh", **{variable: value})
+    assert done.returncode == 2
+    assert value in done.stderr

@@ -1,0 +1,37 @@
+"""The notebook runs from top to bottom on the tables of a report."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+
+from ddlbench.report.read import read_all
+from ddlbench.report.tables import make_tables
+from tests.support import records
+
+nbformat = pytest.importorskip("nbformat")
+nbclient = pytest.importorskip("nbclient", reason="pip install 'ddlbench[notebook]'")
+
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+
+
+def test_the_scaling_notebook_draws_speedup_and_efficiency(tmp_path, monkeypatch):
+    records.weak_scaling(tmp_path / "results")
+    records.strong_scaling(tmp_path / "results")
+    make_tables(read_all([tmp_path / "results"])).write(tmp_path / "tables")
+    monkeypatch.setenv("DDLBENCH_TABLES", str(tmp_path / "tables"))
+
+    notebook = nbformat.read(NOTEBOOKS / "scaling.ipynb", as_version=4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # jupyter_client's and zmq's own
+        client = nbclient.NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(NOTEBOOKS)}})
+        client.execute()
+
+    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    images = [output for output in outputs if "image/png" in output.get("data", {})]
+    texts = "".join(output["data"].get("text/plain", "") for output in outputs if "data" in output)
+    assert len(images) == 2
+    assert "CUDA out of memory" in texts  # the failed attempt is told
+    assert not [output for output in outputs if output.output_type == "stream"]  # no warnings on the way

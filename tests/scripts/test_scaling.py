@@ -1,0 +1,107 @@
+"""scripts/slurm/scaling.sh without a cluster: a stub of sbatch on PATH keeps the words that it was given."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import PYTHON, run
+
+SCRIPT = Path(__file__).parents[2] / "scripts" / "slurm" / "scaling.sh"
+TINY = (
+    "+framework=ddp", "+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=8", "model.image_size=32",
+    "loader=synthetic",
+)  # fmt: skip
+STUB = f"""#!{PYTHON}
+import json, sys
+with open(sys.argv[0] + ".jobs", "a") as jobs:
+    jobs.write(json.dumps(sys.argv[1:]) + "\\n")
+print(7)
+"""
+
+
+class Submitted:
+    def __init__(self, folder: Path) -> None:
+        self.stub = folder / "bin" / "sbatch"
+        self.stub.parent.mkdir()
+        self.stub.write_text(STUB)
+        self.stub.chmod(0o755)
+
+    def scaling(self, *words: str, python: str = PYTHON, **env: str) -> subprocess.CompletedProcess[str]:
+        path = f"{self.stub.parent}:{os.environ['PATH']}"
+        return run(SCRIPT, *words, timeout=200, PATH=path, DDLBENCH_PYTHON=python, **env)
+
+    @property
+    def jobs(self) -> list[list[str]]:
+        kept = self.stub.with_name("sbatch.jobs")
+        return [json.loads(line) for line in kept.read_text().splitlines()] if kept.exists() else []
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> Submitted:
+    return Submitted(tmp_path)
+
+
+def options(gpus: str, kind: str = "weak", batch: int = 8) -> list[str]:
+    return ["--gpus", gpus, "--gpus-per-node", "4", "--scaling", kind, "--batch", str(batch)]
+
+
+def test_a_path_with_spaces_stays_one_word(slurm: Submitted, tmp_path: Path) -> None:
+    results = f"results_dir={tmp_path}/two words"
+    done = slurm.scaling(*options("1 8"), "--", *TINY, results)
+    assert done.returncode == 0, done.stderr
+    assert len(slurm.jobs) == 2
+    for job in slurm.jobs:
+        assert job[-len(TINY) - 3 :][: len(TINY) + 1] == [*TINY, results]
+    assert rf"ddlbench.report {tmp_path}/two\ words --out {tmp_path}/two\ words/report" in done.stdout
+    assert not (tmp_path / "two words").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "args", "message"),
+    [
+        (
+            options("2 3", batch=6, kind="strong"),
+            ("train.micro_batch=4",),
+            "2 GPUs would not run, .*micro_batch=4",
+        ),
+        (options("1"), ("framework.bucket_cap_mb=0",), "1 GPUs would not run, .* framework.bucket_cap_mb=0.0 must be"),
+        (options("1 2"), ("+framework=single",), "--gpus 2: +framework=single is one process"),
+        (options("1 2 2"), (), "--gpus names 2 twice"),
+    ],
+)
+def test_what_would_not_run_is_not_submitted(
+    slurm: Submitted, words: list[str], args: tuple[str, ...], message: str
+) -> None:
+    given = [word for word in TINY if not any(arg.startswith(f"{word.partition('=')[0]}=") for arg in args)]
+    refused = slurm.scaling(*words, "--", *given, *args)
+    assert refused.returncode == 2
+    (line,) = refused.stderr.splitlines()
+    assert all(part in line for part in message.split(".*")), line
+    assert slurm.jobs == []
+
+
+def test_the_plan_is_for_gpus_that_are_not_here(slurm: Submitted) -> None:
+    """bf16 on the wire needs NCCL: refused on CPUs, accepted for the GPUs of the nodes, whatever this machine has."""
+    wire = (*TINY, "framework.comm_hook=bf16")
+    assert slurm.scaling(*options("2"), "--", *wire).returncode == 0
+    refused = slurm.scaling(*options("2"), "--sbatch", "--gpus-per-node=0", "--", *wire)
+    assert refused.returncode == 2
+    assert "bf16" in refused.stderr
+    assert len(slurm.jobs) == 1
+
+
+def test_a_machine_that_cannot_check_submits_and_says_so(slurm: Submitted) -> None:
+    done = slurm.scaling(*options("2"), "--", *TINY, python="/nowhere/python")
+    assert done.returncode == 0
+    assert "2 GPUs could not be checked on this machine: " in done.stderr
+    assert len(slurm.jobs) == 1
+
+
+def test_no_check_submits(slurm: Submitted) -> None:
+    done = slurm.scaling(*options("2"), "--no-check", "--", *TINY, "framework.bucket_cap_mb=0")
+    assert (done.returncode, done.stderr, len(slurm.jobs)) == (0, "", 1)

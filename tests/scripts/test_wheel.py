@@ -1,0 +1,59 @@
+"""The installed wheel, away from the repository."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(*command: str, **environment: str) -> str:
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=240, env={**os.environ, **environment}, cwd=environment["HOME"]
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built with what is installed, without a network."""
+    home = tmp_path_factory.mktemp("wheel")
+    offline = {"HOME": str(home), "PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull}
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(home), str(ROOT), **offline)
+    (made,) = home.glob("ddlbench-*.whl")
+    return made
+
+
+def test_a_build_asks_for_hatchling_alone() -> None:
+    """`pip install .` builds in an environment of its own: a library that needs torch would bring a second torch."""
+    asked = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    assert [name.partition(">")[0] for name in asked] == ["hatchling"]
+
+
+def test_the_wheel_has_every_file_of_the_package(wheel: Path) -> None:
+    tracked = run("git", "-C", str(ROOT), "ls-files", "src/ddlbench", "conf", HOME=str(wheel.parent)).splitlines()
+    wanted = {name.removeprefix("src/") if name.startswith("src/") else f"ddlbench/{name}" for name in tracked}
+    packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert wanted - packed == set()
+    assert not [name for name in packed if name.startswith("tests/")]
+
+
+def test_the_wheel_brings_its_configuration_and_templates(tmp_path: Path, wheel: Path) -> None:
+    home, site = str(tmp_path), str(tmp_path / "site")
+    run(sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target", site, str(wheel), HOME=home)
+    program = [sys.executable, "-m", "ddlbench", "+framework=ddp", "+model=vgg16", "dryrun=true"]
+    assert json.loads(run(*program, HOME=home, PYTHONPATH=site))["config"]["model"]["name"] == "vgg16"
+    where = "import ddlbench.__main__ as m; print(m.__file__); print(m.conf_dir())"
+    places = run(sys.executable, "-c", where, HOME=home, PYTHONPATH=site).split()
+    assert all(place.startswith(site) for place in places)
+    assert (Path(places[1]) / "config.yaml").is_file()
+    assert (tmp_path / "site" / "ddlbench" / "results" / "report.html.j2").is_file()

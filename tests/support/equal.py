@@ -1,0 +1,119 @@
+"""Train a case with the package's own loop, loader and framework, in the world this process lives in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+
+from ddlbench.config.schema import Config
+from ddlbench.data.feed import Request
+from ddlbench.data.loaders.native import Native
+from ddlbench.job import Framework, Job
+from ddlbench.loop import Run, train
+from ddlbench.measure.rows import EpochRow
+from ddlbench.progress import Progress
+from ddlbench.recipe.losses import make_loss
+from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
+from ddlbench.record.run_json import ledger, weights_hash
+from tests.support.reference import Case, Outcome
+from tests.support.tiny import TinyData
+from tests.support.trace import Trace
+
+
+@dataclass
+class Rows:
+    """Keeps the rows that a recorder would write."""
+
+    rows: list[EpochRow] = field(default_factory=list[EpochRow])
+
+    def begin(self, run: Run, spans: Mapping[str, float], hosts: Sequence[str]) -> None: ...
+
+    def epoch(self, run: Run, row: EpochRow) -> None:
+        self.rows.append(row)
+
+    def end(self, run: Run, feeds: Sequence[Mapping[str, Any]]) -> None: ...
+
+
+def optimizer_of(case: Case) -> OptimizerConfig:
+    return OptimizerConfig("sgd", lr=case.lr, momentum=0.9, weight_decay=1e-4)
+
+
+def recorded_config(case: Case) -> Config:
+    """As much of a configuration as a record's ledger takes from it."""
+    recipe = SimpleNamespace(name="tests", optimizer=optimizer_of(case), label_smoothing=0.0)
+    return cast(Config, SimpleNamespace(recipe=recipe, resolved={"model": {"dropout": 0.0}}))
+
+
+def make_job(case: Case) -> Job:
+    return Job(
+        model=case.model,
+        loss=make_loss(0.0),
+        optimizer=partial(make_optimizer, optimizer_of(case)),
+        device=torch.device("cpu"),
+        rank=dist.get_rank(),
+        world_size=dist.get_world_size(),
+        seed=case.seed,
+        global_batch=case.global_batch,
+        micro_batch=case.micro_batch,
+        precision=case.precision,
+        clip_norm=case.clip_norm,
+        checkpoint_activations=case.checkpoint_activations,
+        compile=case.compile,
+        timeout_s=60.0,
+    )
+
+
+def train_case(case: Case, framework: Framework, timeout_s: float | None = 30.0) -> Outcome:
+    """Losses over all replicas, final weights and metrics; the same on every rank but the weights, which the first
+    rank alone has. timeout_s: for collectives in
+    flight where the clock asks for an idle device; below that of the job, which would end them."""
+    with Trace(timeout_s) as trace:
+        outcome = _train(case, framework, trace)
+        assert not trace.first_uses(), trace.first_uses()
+    outcome.trace = trace.events, trace.members, trace.world
+    return outcome
+
+
+def _train(case: Case, framework: Framework, trace: Trace) -> Outcome:
+    job, data, recorder = make_job(case), case.data, Rows()
+    framework.check(job)
+    place = framework.setup(job)
+    trace.set_up()
+    start = framework.state() or {}
+    request = Request(case.model, place, job.device, job.seed, job.replica_batch(place.data_size))
+    feed = loader().open(data, request)
+    run = Run(
+        job, framework, place, feed, case.rate, epochs=1, warmup_steps=1, recorder=recorder,
+        progress=Progress(False), alive=trace.step_ended,
+    )  # fmt: skip
+    train(run)
+    row = recorder.rows[0]
+    losses = [sum(step) / len(step) for step in zip(*(rank.losses for rank in row.ranks if rank.losses), strict=True)]
+    outcome = Outcome(losses, framework.state() or {}, row.metrics, framework.updates, start)
+    outcome.ledger = ledger(run, recorded_config(case), weights_hash(start), row.steps)
+    assert row.metrics["val_samples"] == case.val_samples
+    feed.close()
+    dist.barrier()
+    framework.close()
+    return outcome
+
+
+def loader() -> Native:
+    return Native(name="native", workers=0)
+
+
+def train_cases(cases: Sequence[tuple[Case, Framework]]) -> list[Outcome]:
+    linear, found = torch.nn.functional.linear, list[Outcome]()
+    for case, framework in cases:
+        found.append(train_case(case, framework))
+        torch.nn.functional.linear = linear  # DeepSpeed's stage 3 leaves its own there, for all that follows
+    return found
+
+
+__all__ = ["TinyData", "make_job", "train_case", "train_cases"]

@@ -1,0 +1,47 @@
+"""Horovod as its documentation shows it (0.28, "Horovod with PyTorch"), started by horovodrun and without ddlbench's
+frameworks: what ours must equal.
+
+    horovodrun -np 2 python -m tests.support.horovod_loop <weights.pt> <micro batch or nothing>
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+
+import horovod.torch as hvd
+import torch
+
+from tests.frameworks.test_ddp import CASE
+from tests.support.reference import Case, cross_entropy, order
+
+
+def train(case: Case) -> dict[str, torch.Tensor]:
+    model = case.model.build()
+    replica = case.global_batch // hvd.size()
+    micro = case.micro_batch or replica
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=case.lr, momentum=0.9, weight_decay=1e-4),
+        named_parameters=model.named_parameters(),
+        backward_passes_per_step=replica // micro,
+    )
+    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+    data = case.data.split(True, case.model, case.seed)
+    for chosen in order(case).split(case.global_batch)[: case.steps]:
+        optimizer.zero_grad()
+        for rows in chosen.split(replica)[hvd.rank()].split(micro):
+            loss = cross_entropy(model(data.inputs[rows]), data.targets[rows])
+            (loss * micro / replica).backward()
+        optimizer.step()
+    return model.state_dict()
+
+
+if __name__ == "__main__":
+    path, *micro_batch = sys.argv[1:]
+    hvd.init()
+    torch.set_num_threads(1)
+    torch.manual_seed(CASE.seed + hvd.rank())  # the first rank's weights are broadcast
+    weights = train(replace(CASE, micro_batch=int(micro_batch[0]) if micro_batch else None))
+    if hvd.rank() == 0:
+        torch.save(weights, path)
+    hvd.shutdown()

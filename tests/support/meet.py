@@ -1,0 +1,34 @@
+"""What every rank does in the launch tests: find out who it is, meet the others, add up, say so, leave."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from dataclasses import asdict
+
+from ddlbench.errors import RunError
+from ddlbench.ranks.launch import connect, detect, disconnect, pick_device
+
+
+def main(timeout_s: float) -> None:
+    launch = detect()
+    device = pick_device(launch)
+    connect(launch, device, timeout_s)
+
+    import torch
+    import torch.distributed as dist
+
+    total = torch.tensor([launch.rank + 1])
+    dist.all_reduce(total)
+    said = asdict(launch) | {"sum": total.item(), "host": socket.gethostname(), "device": str(device)}
+    print(json.dumps(said) + "\n", end="", flush=True)
+    disconnect(clean=True)
+
+
+if __name__ == "__main__":
+    try:
+        main(float(sys.argv[1]) if len(sys.argv) > 1 else 30)
+    except RunError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)

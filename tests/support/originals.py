@@ -1,0 +1,87 @@
+"""What the model families' tests share: the full configurations, and the comparison with the original class."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+
+import torch
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional as F
+
+from ddlbench.job import Model
+
+CONF = Path(__file__).parents[2] / "conf" / "model"
+
+
+def configured(name: str) -> Model:
+    """The model of conf/model/<name>.yaml."""
+    node = OmegaConf.load(CONF / f"{name}.yaml")
+    node.pop("defaults", None)
+    return instantiate(node, _convert_="object")
+
+
+def parameters(model: Model) -> int:
+    """Weights in the model, shared ones once; counted without allocating any."""
+    with FakeTensorMode():
+        return sum(weight.numel() for weight in model.build().parameters())
+
+
+def samples(model: Model, count: int = 3) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(5)
+    if model.kind == "text":
+        tokens = torch.randint(model.vocab_size, (2, count, *model.input_shape()), generator=generator)
+        return tokens[0], tokens[1]
+    inputs = torch.randn(count, *model.input_shape(), generator=generator)
+    return inputs, torch.randint(model.outputs(), (count,), generator=generator)
+
+
+def train_once(network: nn.Module, inputs: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """Output of one forward pass, and the gradient of every weight by the network's own names."""
+    torch.manual_seed(7)  # of dropout
+    output = network(inputs)
+    output = getattr(output, "logits", output)
+    F.cross_entropy(output.flatten(0, -2), targets.flatten()).backward()
+    return output.detach(), {name: weight.grad for name, weight in network.named_parameters()}
+
+
+def assert_trains_as(
+    model: Model, ours: nn.Module, original: nn.Module, precision: torch.dtype = torch.float32
+) -> None:
+    """From equal weights: outputs, gradients and what the forward pass left in the buffers are the same bits."""
+    inputs, targets = samples(model)
+    with torch.autocast("cpu", precision, enabled=precision != torch.float32):
+        output, gradients = train_once(ours, inputs, targets)
+        expected, expected_gradients = train_once(original, inputs, targets)
+    assert output.shape[-1] == model.outputs()
+    assert torch.equal(output, expected)
+    assert_same_bits(model.to_original(gradients), expected_gradients)
+    assert_same_bits(model.to_original(ours.state_dict()), original.state_dict())
+    with torch.no_grad():
+        expected = original.eval()(inputs)
+        assert torch.equal(ours.eval()(inputs), getattr(expected, "logits", expected))
+
+
+def assert_same_bits(state: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert sorted(state) == sorted(expected)
+    different = [name for name in state if not torch.equal(state[name], expected[name])]
+    assert not different
+
+
+def assert_copies_train_alike(model: Model, copier: str) -> None:
+    """A deep copy, an unpickled or a compiled model gives the same output and gradients."""
+    network = model.build()
+    copied = {
+        "deepcopy": copy.deepcopy,
+        "pickle": lambda module: pickle.loads(pickle.dumps(module)),
+        "compile": lambda module: torch.compile(copy.deepcopy(module), backend="eager", fullgraph=True),
+    }[copier](network)
+    inputs, targets = samples(model)
+    output, gradients = train_once(copied, inputs, targets)
+    expected, expected_gradients = train_once(network, inputs, targets)
+    torch.testing.assert_close(output, expected)
+    torch.testing.assert_close([*gradients.values()], [*expected_gradients.values()])

@@ -1,0 +1,74 @@
+"""Start gloo processes once a world size, run a function in every one, and never wait for a hang."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def run_ranks(world: int, work: Callable[..., Any], *args: Any, timeout_s: float = 180.0) -> list[Any]:
+    """`work(*args)` in `world` processes that have met over gloo; what each returned, by rank."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["tests.support.preload"])
+    with TemporaryDirectory() as folder:
+        port = free_port()
+        processes = [
+            context.Process(target=_rank, args=(rank, world, port, folder, work, args)) for rank in range(world)
+        ]
+        for process in processes:
+            process.start()
+        deadline = time.monotonic() + timeout_s
+        try:
+            for process in processes:
+                process.join(max(0.0, deadline - time.monotonic()))
+            return [_result(Path(folder), rank, process.exitcode) for rank, process in enumerate(processes)]
+        finally:
+            for process in processes:
+                if process.is_alive():
+                    process.kill()
+                    process.join()
+
+
+def _result(folder: Path, rank: int, exitcode: int | None) -> Any:
+    failed = folder / f"{rank}.txt"
+    if failed.exists():
+        raise AssertionError(f"rank {rank} failed:\n{failed.read_text()}")
+    assert exitcode == 0, f"rank {rank} " + ("hung" if exitcode is None else f"exited with {exitcode}")
+    return torch.load(folder / f"{rank}.pt", weights_only=False)
+
+
+def _rank(rank: int, world: int, port: int, folder: str, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    os.environ.update(
+        RANK=str(rank),
+        WORLD_SIZE=str(world),
+        LOCAL_RANK=str(rank),
+        LOCAL_WORLD_SIZE=str(world),
+        MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(port),
+        OMP_NUM_THREADS="1",
+    )
+    from ddlbench.ranks.launch import connect, detect, disconnect
+
+    torch.set_num_threads(1)
+    try:
+        connect(detect(), torch.device("cpu"), 120.0)
+        torch.save(work(*args), Path(folder) / f"{rank}.pt")
+        disconnect(clean=True)
+    except BaseException:
+        (Path(folder) / f"{rank}.txt").write_text(traceback.format_exc())
+        os._exit(1)

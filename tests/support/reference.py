@@ -1,0 +1,136 @@
+"""Data parallel training as one plain process would simulate it: what every framework must equal.
+
+Nothing of the package's loop or frameworks is used. Each replica's micro batches run in turn, their gradients are
+averaged, one update is made; BatchNorm keeps one set of running statistics a replica, averaged before validation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ddlbench.job import Model, type_of_dtype
+from tests.support.tiny import TinyData
+
+
+@dataclass
+class Case:
+    """One training of a few updates. micro_batch None: the whole slice of a replica. policy: bf16 not by autocast, but
+    by weights and inputs that are cast to it, as FSDP's MixedPrecisionPolicy does."""
+
+    name: str
+    model: Model
+    precision: str = "fp32"
+    micro_batch: int | None = None
+    clip_norm: float | None = None
+    checkpoint_activations: bool = False
+    compile: bool = False
+    policy: bool = False
+    global_batch: int = 12
+    steps: int = 5
+    lr: float = 0.02
+    seed: int = 3
+    val_samples: int = 17
+    framework: dict[str, Any] = field(default_factory=dict[str, Any])
+    rates: list[float] = field(default_factory=list[float])
+
+    def rate(self, update: int) -> float:
+        """Learning rate of an update: its own, where rates are given."""
+        return self.rates[update] if self.rates else self.lr
+
+    @property
+    def data(self) -> TinyData:
+        # The last global batch is incomplete and must be dropped.
+        return TinyData(self.global_batch * self.steps + 5, self.val_samples, self.model.kind)
+
+
+@dataclass
+class Outcome:
+    """What two trainings must share."""
+
+    losses: list[float]  # per update, mean over the global batch
+    weights: dict[str, Tensor]
+    metrics: dict[str, float]
+    updates: int
+    start: dict[str, Tensor] = field(default_factory=dict[str, Tensor])  # the weights before the first update
+    ledger: dict[str, Any] = field(default_factory=dict[str, Any])  # as the record has it
+    trace: Any = None  # tests/support/trace.py
+
+
+def reference(case: Case, data_size: int) -> Outcome:
+    torch.manual_seed(case.seed)
+    model = case.model.build().train()
+    start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    optimizer = torch.optim.SGD(model.parameters(), lr=case.lr, momentum=0.9, weight_decay=1e-4)
+    train = case.data.split(True, case.model, case.seed)
+    statistics = [buffers(model) for _ in range(data_size)]
+    losses: list[float] = []
+    replica = case.global_batch // data_size
+    micro = case.micro_batch or replica
+    for chosen in order(case).split(case.global_batch)[: case.steps]:
+        total = 0.0
+        for rank, share in enumerate(chosen.split(replica)):
+            restore(model, statistics[rank])
+            for rows in share.split(micro):
+                output = forward(case, model, train.inputs[rows])
+                loss = cross_entropy(output, train.targets[rows]) * len(rows) / case.global_batch
+                loss.backward()
+                total += loss.item()
+            statistics[rank] = buffers(model)
+        if case.clip_norm is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), case.clip_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(total)
+    restore(model, {name: torch.stack([each[name] for each in statistics]).mean(0) for name in statistics[0]})
+    return Outcome(
+        losses, {k: v.clone() for k, v in model.state_dict().items()}, validate(case, model), case.steps, start
+    )
+
+
+def order(case: Case) -> Tensor:
+    from ddlbench.data.sampler import epoch_order
+
+    return torch.from_numpy(epoch_order(case.data.train_samples, case.seed, 0))
+
+
+def validate(case: Case, model: torch.nn.Module) -> dict[str, float]:
+    model.eval()
+    split = case.data.split(False, case.model, case.seed)
+    with torch.no_grad():
+        output = forward(case, model, split.inputs).float()
+    loss = cross_entropy(output, split.targets).item()
+    if case.model.kind == "text":
+        return {"val_loss": loss, "val_perplexity_token": float(torch.tensor(loss).exp())}
+    return {"val_loss": loss, "val_top1": (output.argmax(-1) == split.targets).float().mean().item()}
+
+
+def forward(case: Case, model: torch.nn.Module, inputs: Tensor) -> Tensor:
+    if not case.policy:
+        with autocast(case):
+            return model(inputs)
+    weights = {name: weight.to(type_of_dtype[case.precision]) for name, weight in model.named_parameters()}
+    cast = inputs.to(type_of_dtype[case.precision]) if inputs.is_floating_point() else inputs
+    return torch.func.functional_call(model, weights, (cast,))
+
+
+def cross_entropy(output: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(output.float().flatten(0, -2), targets.flatten())
+
+
+def autocast(case: Case) -> torch.autocast:
+    return torch.autocast("cpu", type_of_dtype[case.precision], enabled=case.precision != "fp32")
+
+
+def buffers(model: torch.nn.Module) -> dict[str, Tensor]:
+    return {name: buffer.clone() for name, buffer in model.named_buffers() if buffer.is_floating_point()}
+
+
+def restore(model: torch.nn.Module, saved: dict[str, Tensor]) -> None:
+    for name, buffer in model.named_buffers():
+        if name in saved:
+            buffer.copy_(saved[name])

@@ -1,0 +1,115 @@
+"""Which calls of a training step would make the host wait for a GPU, counted on ranks that compute on the CPU."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ddlbench.errors import Unsupported
+from ddlbench.frameworks.local_sgd import LocalSGD
+from ddlbench.frameworks.pipeline.pipedream import PipeDream
+from ddlbench.job import Batch, Framework, Job, Place
+from tests.support.equal import make_job
+from tests.support.reference import Case
+from tests.support.strategies import Strategy, strategies
+
+# Operations whose result the host needs: a number, or the shape of what they return. torch dispatches them on every
+# device.
+OPERATIONS = {
+    "aten::_local_scalar_dense": "item",
+    "aten::nonzero": "nonzero",
+    "aten::equal": "equal",
+    "aten::masked_select": "masked_select",
+    "aten::_unique2": "unique",
+    "aten::bincount": "bincount",
+    "aten::repeat_interleave": "repeat_interleave",
+}
+# Methods that do nothing, or copy nothing, on the CPU.
+METHODS = {Tensor.cpu: "cpu", Tensor.tolist: "tolist", Tensor.numpy: "numpy", torch.tensor: "tensor"}
+Found = dict[tuple[str, str], Counter[str]]
+
+
+class Operations(TorchDispatchMode):
+    def __init__(self, counts: Counter[str]) -> None:
+        super().__init__()
+        self.counts = counts
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name
+        if name in OPERATIONS:
+            self.counts[OPERATIONS[name]] += 1
+        elif name == "aten::index" and any(each is not None and each.dtype == torch.bool for each in args[1]):
+            self.counts["nonzero"] += 1
+        return func(*args, **(kwargs or {}))
+
+
+class Methods(TorchFunctionMode):
+    def __init__(self, counts: Counter[str]) -> None:
+        super().__init__()
+        self.counts = counts
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in METHODS:
+            self.counts[METHODS[func]] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def counted() -> Generator[Counter[str]]:
+    """The calls made within, by name."""
+    counts = Counter[str]()
+    with Methods(counts), Operations(counts):
+        yield counts
+
+
+def every_strategy(world: int, case: Case) -> Iterator[Strategy]:
+    yield from strategies(world, case)
+    yield Strategy("local_sgd", LocalSGD(local_steps=1), world)
+    yield Strategy("pipedream", PipeDream(), 1, micro_batch=2)
+    yield Strategy("pipedream_2bw", PipeDream(double_buffered=True), 1, micro_batch=2)
+
+
+def batch_for(job: Job, place: Place) -> Batch | None:
+    if not place.reads_data:
+        return None
+    samples, shape = job.replica_batch(place.data_size), job.model.input_shape()
+    targets = torch.zeros(samples, *(shape if job.model.kind == "text" else ()), dtype=torch.int64)
+    inputs = targets if job.model.kind == "text" else torch.rand(samples, *shape)
+    return Batch(inputs, targets, torch.ones(samples, dtype=torch.bool))
+
+
+def counts_of(case: Case, framework: Framework) -> Counter[str] | None:
+    """Of the third step: the first ones make what lasts, such as an optimizer's state and a traced order of layers.
+    None where the framework refuses the case."""
+    job = make_job(case)
+    try:
+        framework.check(job)
+    except Unsupported:
+        return None
+    place = framework.setup(job)
+    batch = batch_for(job, place)
+    for _ in range(2):
+        framework.step(batch)
+    with counted() as counts:
+        framework.step(batch)
+    framework.flush()
+    dist.barrier()
+    framework.close()
+    return counts
+
+
+def count_all(cases: Sequence[Case]) -> Found:
+    counts = {
+        (case.name, strategy.name): counts_of(case, strategy.framework)
+        for case in cases
+        for strategy in every_strategy(dist.get_world_size(), case)
+    }
+    return {key: each for key, each in counts.items() if each is not None}
