@@ -81,9 +81,8 @@ class Survey:
     def groups(self) -> list[list[str]]:
         """Frameworks of one class together."""
 
-        def place(name: str) -> tuple[str, str]:
-            cls = type(self.frameworks[name])
-            return cls.__module__, cls.__qualname__
+        def place(name: str) -> str:
+            return type(self.frameworks[name]).__qualname__
 
         return [list(names) for _, names in groupby(sorted(self.frameworks, key=place), place)]
 
