@@ -56,4 +56,4 @@ def test_the_wheel_brings_its_configuration_and_templates(tmp_path: Path, wheel:
     places = run(sys.executable, "-c", where, HOME=home, PYTHONPATH=site).split()
     assert all(place.startswith(site) for place in places)
     assert (Path(places[1]) / "config.yaml").is_file()
-    assert (tmp_path / "site" / "ddlbench" / "results" / "report.html.j2").is_file()
+    assert (tmp_path / "site" / "ddlbench" / "report" / "report.html.j2").is_file()
