@@ -146,17 +146,29 @@ def largest_divisor(number: int, most: int) -> int:
 
 @runtime_checkable
 class Framework(Protocol):
-    """One way of training in parallel. Its dataclass fields are the keys of `framework.` in the configuration."""
+    """One way of training in parallel: its configuration. Dataclass fields are the keys of `framework.`."""
 
-    optimizer: Optimizer  # the loop only sets its learning rate
-    updates: int  # weight updates really applied: fp16 overflow skips do not count
+    name: str
 
     def check(self, job: Job) -> None:
         """Raise Unsupported or Unavailable for what cannot be run; called on every rank before any group exists."""
         ...
 
-    def setup(self, job: Job) -> Place:
-        """Build, shard and wrap the model; say where this rank stands."""
+    def setup(self, job: Job) -> Trainer:
+        """Build, shard and wrap the model."""
+        ...
+
+
+@runtime_checkable
+class Trainer(Protocol):
+    """What `Framework.setup` returns: the live model of one rank, and how it is trained."""
+
+    place: Place  # where this rank stands
+    optimizer: Optimizer  # the loop only sets its learning rate
+
+    @property
+    def updates(self) -> int:
+        """Weight updates really applied: fp16 overflow skips do not count."""
         ...
 
     def step(self, batch: Batch | None) -> Tensor | None:
@@ -184,5 +196,5 @@ class Framework(Protocol):
         ...
 
     def close(self) -> None:
-        """Drop model and optimizer, so that process groups can be destroyed after."""
+        """Forget model and optimizer, and with them this object: process groups are destroyed after."""
         ...

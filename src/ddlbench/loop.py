@@ -1,4 +1,4 @@
-"""The one training loop. It names no framework: each turns a batch into one weight update behind `Framework`."""
+"""The one training loop. It names no framework: each turns a batch into one weight update behind `Trainer`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ddlbench.data.feed import Feed
-from ddlbench.job import Framework, Job, Place
+from ddlbench.job import Job, Place, Trainer
 from ddlbench.measure.clock import EpochClock
 from ddlbench.measure.memory import reset_peaks
 from ddlbench.measure.metrics import batch_sums, empty_sums, finish
@@ -35,7 +35,7 @@ class Run:
     """One run, set up and ready to train."""
 
     job: Job
-    framework: Framework | None  # None: nothing is trained, loading.py takes the batches
+    framework: Trainer | None  # None: nothing is trained, loading.py takes the batches
     place: Place
     feed: Feed
     learning_rate: Callable[[int], float]  # training step, counted over epochs -> learning rate
@@ -87,7 +87,7 @@ def train(run: Run) -> None:
         row.require_finite()
 
 
-def validate(run: Run, framework: Framework) -> dict[str, Any]:
+def validate(run: Run, framework: Trainer) -> dict[str, Any]:
     """Every validation sample once, over all replicas; sums are added first, metrics computed from the sums."""
     clock = EpochClock(run.job.device, barrier)
     sums = empty_sums(run.job.device)

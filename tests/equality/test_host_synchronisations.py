@@ -107,16 +107,17 @@ def waits_on_gpu(case: Case, framework: Framework) -> list[str]:
     connect(detect(), device, 60.0)
     job = replace(make_job(case), device=device)
     framework.check(job)
-    batch = batch_for(job, framework.setup(job))
+    trainer = framework.setup(job)
+    batch = batch_for(job, trainer.place)
     assert batch is not None
     batch = batch.to(device)
     for _ in range(2):
-        framework.step(batch)
+        trainer.step(batch)
     torch.cuda.synchronize()
     with warnings.catch_warnings(record=True) as reported:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
-        framework.step(batch)
+        trainer.step(batch)
         torch.cuda.set_sync_debug_mode("default")
-    framework.close()
+    trainer.close()
     return [str(each.message) for each in reported if "synchronizing CUDA operation" in str(each.message)]

@@ -1,4 +1,5 @@
-"""docs/adding-a-framework.md shows local_sgd.py and its YAML whole and as they are, and leads to files that exist."""
+"""docs/adding-a-framework.md shows local_sgd.py and its YAML whole and as they are, parts of replica.py as they are,
+and leads to files that exist."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddlbench.job import Framework
+from ddlbench.job import Framework, Trainer
 
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "adding-a-framework.md"
@@ -31,11 +32,24 @@ def test_the_page_shows_the_file(language: str, file: str) -> None:
     assert shown == lines((ROOT / file).read_text())
 
 
-def test_every_method_of_the_protocol_is_shown() -> None:
-    methods = {name for name, value in vars(Framework).items() if callable(value) and not name.startswith("_")}
-    assert {"check", "setup", "step", "flush"} <= methods
-    missing = {name for name in methods if not any(f"def {name}(" in block for block in blocks("python"))}
-    assert not missing
+def test_the_page_shows_parts_of_the_replica() -> None:
+    whole = lines((ROOT / "src/ddlbench/frameworks/shared/replica.py").read_text())
+    parts = [lines(block) for block in blocks("py")]
+    assert parts
+    for part in parts:
+        assert any(whole[start : start + len(part)] == part for start in range(len(whole))), part
+
+
+def test_every_method_of_the_protocols_is_shown() -> None:
+    members = {**vars(Framework), **vars(Trainer)}
+    methods = {
+        name
+        for name, value in members.items()
+        if (callable(value) or isinstance(value, property)) and not name.startswith("_")
+    }
+    assert {"check", "setup", "step", "flush", "updates"} <= methods
+    shown = [*blocks("python"), *blocks("py")]
+    assert not {name for name in methods if not any(f"def {name}(" in block for block in shown)}
 
 
 def test_the_links_lead_somewhere() -> None:

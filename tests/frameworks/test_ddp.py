@@ -51,14 +51,14 @@ def first_buckets() -> list[tuple[int, dict[str, Any]]]:
     wide = replace(CASE, model=GPT2("gpt2", n_layer=2, n_embd=128, n_head=4, vocab_size=3000, seq_len=16, dropout=0.0))
     for framework in (DDP(), DDP(bucket_cap_mb=25)):
         job, sizes = make_job(wide), list[int]()
-        framework.setup(job)
-        framework.model.register_comm_hook(sizes, lambda state, bucket: reduce_and_note(state, bucket))
+        trainer = framework.setup(job)
+        trainer.trained.register_comm_hook(sizes, lambda state, bucket: reduce_and_note(state, bucket))
         for _ in range(2):  # torch arranges the buckets anew after the first backward pass, by the order seen in it
             sizes.clear()
-            framework.step(tokens_for(job))
-        found.append((sizes[0], framework.facts()))
+            trainer.step(tokens_for(job))
+        found.append((sizes[0], trainer.facts()))
         dist.barrier()
-        framework.close()
+        trainer.close()
     return found
 
 

@@ -20,7 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ddlbench.errors import Unsupported, UserError
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.fsdp import FSDP
-from ddlbench.job import Batch, Job, Place
+from ddlbench.frameworks.shared.replica import Replica
+from ddlbench.job import Batch, Job
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.vgg import VGG
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
@@ -51,13 +52,13 @@ class ToldDDP(Told, DDP): ...
 class Summed(FSDP):
     """Gradients summed over ranks where they should be averaged."""
 
-    def setup(self, job: Job) -> Place:
-        place = super().setup(job)
-        for module in self.model.modules():
+    def setup(self, job: Job) -> Replica:
+        trainer = super().setup(job)
+        for module in trainer.model.modules():
             if isinstance(module, FSDPModule):
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sums
-        return place
+        return trainer
 
 
 # name -> case, framework, how far its weights may be from one process's, as a share of the way they went
@@ -102,10 +103,10 @@ def sent() -> list[tuple[int, ...]]:
 
 def sent_by(framework: FSDP) -> tuple[int, ...]:
     job = make_job(CASE)
-    framework.setup(job)
+    trainer = framework.setup(job)
     with CommDebugMode() as watched:
-        framework.step(batch_for(job))
-    framework.close()
+        trainer.step(batch_for(job))
+    trainer.close()
     counts = {str(operation): count for operation, count in watched.get_comm_counts().items()}
     kinds = ("all_?gather", "reduce_scatter", "all_?reduce")
     return tuple(sum(n for name, n in counts.items() if re.search(kind, name)) for kind in kinds)
@@ -152,28 +153,28 @@ def cast_bytes_of(framework: FSDP) -> tuple[int, int]:
 
     job = make_job(replace(BF16, model=WIDE, micro_batch=None))
     plain = job.loss
-    framework.setup(replace(job, loss=loss))
+    trainer = framework.setup(replace(job, loss=loss))
     with Gathered() as gathered, torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        framework.step(batch_for(job))
-    framework.close()
+        trainer.step(batch_for(job))
+    trainer.close()
     return after_forward[0], gathered.total
 
 
 def state_bytes() -> tuple[int, int, int]:
     """Bytes of the parameters, of the gradients before the update and of the momentum that this rank holds."""
     framework, job = FSDP(), make_job(replace(CASE, model=WIDE, micro_batch=None))
-    framework.setup(job)
+    trainer = framework.setup(job)
     gradients: list[int] = []
-    framework.optimizer.register_step_pre_hook(lambda *_: gradients.append(held(grads(framework))))
-    framework.step(batch_for(job))
-    momentum = [state["momentum_buffer"] for state in framework.optimizer.state.values()]
-    sizes = held(framework.model.parameters()), gradients[0], held(momentum)
-    framework.close()
+    trainer.optimizer.register_step_pre_hook(lambda *_: gradients.append(held(grads(trainer))))
+    trainer.step(batch_for(job))
+    momentum = [state["momentum_buffer"] for state in trainer.optimizer.state.values()]
+    sizes = held(trainer.model.parameters()), gradients[0], held(momentum)
+    trainer.close()
     return sizes
 
 
-def grads(framework: FSDP) -> list[Tensor]:
-    return [parameter.grad for parameter in framework.model.parameters() if parameter.grad is not None]
+def grads(trainer: Replica) -> list[Tensor]:
+    return [parameter.grad for parameter in trainer.model.parameters() if parameter.grad is not None]
 
 
 def held(tensors: Iterable[Tensor]) -> int:
@@ -186,46 +187,46 @@ def overflow() -> tuple[int, bool, int]:
     """Updates and whether the weights moved where one rank's slice of the gradient is infinite; updates after a
     finite one."""
     framework, job = FSDP(), make_job(replace(CASE, precision="fp16"))
-    framework.setup(job)
-    before = framework.state() or {}
-    framework.update.scale(torch.ones(()))
-    for parameter in framework.model.parameters():
+    trainer = framework.setup(job)
+    before = trainer.state() or {}
+    trainer.update.scale(torch.ones(()))
+    for parameter in trainer.model.parameters():
         parameter.grad = torch.zeros_like(parameter)
         if job.rank == 1:
             parameter.grad.to_local().fill_(float("inf"))  # pyright: ignore
-    framework.update.apply(framework.model.parameters())
-    skipped, after = framework.updates, framework.state() or {}
-    framework.step(batch_for(job))
-    made = framework.updates
-    framework.close()
+    trainer.update.apply(trainer.model.parameters())
+    skipped, after = trainer.updates, trainer.state() or {}
+    trainer.step(batch_for(job))
+    made = trainer.updates
+    trainer.close()
     return skipped, any(not torch.equal(before[name], after[name]) for name in before), made
 
 
 def reloaded() -> tuple[dict[str, Tensor], dict[str, Tensor], float]:
     """The state given back, the state loaded, and how far outputs are from the plain model's with that state."""
     framework, job = FSDP(), make_job(CASE)
-    framework.setup(job)
-    framework.step(batch_for(job))
-    framework.evaluate(batch_for(job))  # leaves the outermost group gathered
-    shared = [framework.state()]
+    trainer = framework.setup(job)
+    trainer.step(batch_for(job))
+    trainer.evaluate(batch_for(job))  # leaves the outermost group gathered
+    shared = [trainer.state()]
     dist.broadcast_object_list(shared)
     doubled = {name: tensor * 2 for name, tensor in (shared[0] or {}).items()}
-    framework.load(doubled)
+    trainer.load(doubled)
     plain = TEXT.build()
     plain.load_state_dict(doubled)
-    output = framework.evaluate(batch_for(job))
+    output = trainer.evaluate(batch_for(job))
     assert output is not None
     off = (output - plain(batch_for(job).inputs)).abs().max().item()
-    found = framework.state() or {}
-    framework.close()
+    found = trainer.state() or {}
+    trainer.close()
     return found, doubled, off
 
 
 def facts() -> dict[str, Any]:
     framework = FSDP()
-    framework.setup(make_job(BF16))
-    found = framework.facts()
-    framework.close()
+    trainer = framework.setup(make_job(BF16))
+    found = trainer.facts()
+    trainer.close()
     return found
 
 
@@ -318,12 +319,12 @@ def test_facts_name_the_scheme(found: list[dict[str, Any]]) -> None:
 def placements() -> tuple[list[str], tuple[int, int, int]]:
     """Where two replicas of two shards put a weight, and what plain shards hold."""
     framework = FSDP(replicate=2)
-    framework.setup(make_job(replace(CASE, global_batch=24)))
-    weight = next(framework.model.parameters())
+    trainer = framework.setup(make_job(replace(CASE, global_batch=24)))
+    weight = next(trainer.model.parameters())
     assert isinstance(weight, DTensor)
     groups = [weight.device_mesh.get_group(axis) for axis in ("replicate", "shard")]
     ranks = [str(dist.get_process_group_ranks(group)) for group in groups]
-    framework.close()
+    trainer.close()
     return ranks, state_bytes()
 
 

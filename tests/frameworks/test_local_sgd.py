@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ddlbench.errors import Unsupported, UserError
-from ddlbench.frameworks.local_sgd import LocalSGD
+from ddlbench.frameworks.local_sgd import LocalReplica, LocalSGD
 from ddlbench.job import Batch, Job
 from ddlbench.ranks.control import everyones
 from ddlbench.record.run_json import weights_hash
@@ -120,21 +120,32 @@ def works(ranks: int, keys: Sequence[Key]) -> list[tuple[Case, LocalSGD]]:
 class Late(LocalSGD):
     """The first average comes a step late."""
 
-    begun: bool = False
+    def setup(self, job: Job) -> LocalReplica:
+        trainer = super().setup(job)
+        begin = trainer.step
 
-    def step(self, batch: Batch | None) -> Tensor | None:
-        self.alone -= not self.begun
-        self.begun = True
-        return super().step(batch)
+        def step(batch: Batch | None) -> Tensor | None:
+            trainer.alone, trainer.step = -1, begin
+            return begin(batch)
+
+        trainer.step = step
+        return trainer
 
 
 @dataclass
 class Forgetful(LocalSGD):
     """Momentum is lost when replicas meet."""
 
-    def flush(self) -> None:
-        super().flush()
-        self.optimizer.state.clear()
+    def setup(self, job: Job) -> LocalReplica:
+        trainer = super().setup(job)
+        meet = trainer.flush
+
+        def flush() -> None:
+            meet()
+            trainer.optimizer.state.clear()
+
+        trainer.flush = flush
+        return trainer
 
 
 FAULTS = {"none": LocalSGD(local_steps=2), "late": Late(local_steps=2), "forgetful": Forgetful(local_steps=2)}
@@ -166,43 +177,43 @@ def show() -> Seen:
 def meetings() -> tuple[list[bool], dict[str, object]]:
     """Whether all replicas are the same after each of three updates; after a look at the state; after one more update
     and an evaluation."""
-    framework, batch = ready("resnet-fp32-whole")
+    trainer, batch = ready("resnet-fp32-whole")
     same: list[bool] = []
     for _ in range(3):
-        framework.step(batch)
-        same.append(alike(framework))
-    framework.state()
-    same.append(alike(framework))
-    framework.step(batch)
-    framework.evaluate(batch)
-    same.append(alike(framework))
-    facts = framework.facts()
-    framework.close()
+        trainer.step(batch)
+        same.append(alike(trainer))
+    trainer.state()
+    same.append(alike(trainer))
+    trainer.step(batch)
+    trainer.evaluate(batch)
+    same.append(alike(trainer))
+    facts = trainer.facts()
+    trainer.close()
     return same, facts
 
 
-def ready(name: str) -> tuple[LocalSGD, Batch]:
+def ready(name: str) -> tuple[LocalReplica, Batch]:
     """Set up, with this rank's share of a batch."""
     case, framework = at(2, name), LocalSGD(local_steps=2)
-    framework.setup(make_job(case))
+    trainer = framework.setup(make_job(case))
     split = case.data.split(True, case.model, case.seed)
-    rows = slice(6 * framework.job.rank, 6 * framework.job.rank + 6)
-    return framework, Batch(split.inputs[rows], split.targets[rows], torch.ones(6, dtype=torch.bool))
+    rows = slice(6 * trainer.job.rank, 6 * trainer.job.rank + 6)
+    return trainer, Batch(split.inputs[rows], split.targets[rows], torch.ones(6, dtype=torch.bool))
 
 
-def alike(framework: LocalSGD) -> bool:
-    return len(set(everyones(weights_hash(framework.model.state_dict())))) == 1
+def alike(trainer: LocalReplica) -> bool:
+    return len(set(everyones(weights_hash(trainer.model.state_dict())))) == 1
 
 
 def restored() -> list[float]:
     """Losses of three updates from the first weights, and again from the same weights loaded."""
-    framework, batch = ready("vgg-fp32-whole")
-    start, losses = deepcopy(framework.model.state_dict()), list[float]()
+    trainer, batch = ready("vgg-fp32-whole")
+    start, losses = deepcopy(trainer.model.state_dict()), list[float]()
     for _ in range(2):
-        framework.load(start)
-        framework.optimizer.state.clear()
-        losses.append(sum(float(framework.step(batch)) for _ in range(3)))  # pyright: ignore
-    framework.close()
+        trainer.load(start)
+        trainer.optimizer.state.clear()
+        losses.append(sum(float(trainer.step(batch)) for _ in range(3)))  # pyright: ignore
+    trainer.close()
     return losses
 
 

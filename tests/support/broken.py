@@ -7,24 +7,31 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 from ddlbench.data.images.sample import SampleImages
 from ddlbench.frameworks.ddp import DDP
-from ddlbench.frameworks.deepspeed.adapter import DeepSpeed
+from ddlbench.frameworks.deepspeed.adapter import DeepSpeed, ZeroTrainer
 from ddlbench.frameworks.fsdp import FSDP
 from ddlbench.frameworks.horovod.adapter import Horovod
 from ddlbench.frameworks.local_sgd import LocalSGD
 from ddlbench.frameworks.pipeline.adapter import Pipeline
-from ddlbench.frameworks.pipeline.pipedream import PipeDream
-from ddlbench.frameworks.shared.common import accumulate
-from ddlbench.frameworks.tensor.adapter import TensorParallel
-from ddlbench.job import Batch, Job, Place
+from ddlbench.frameworks.pipeline.pipedream import PipeDream, PipeDreamTrainer
+from ddlbench.frameworks.pipeline.trainer import PipelineTrainer
+from ddlbench.frameworks.shared.replica import Replica
+from ddlbench.frameworks.tensor.adapter import TensorParallel, TensorReplica
+from ddlbench.job import Batch, Job, Trainer
 from ddlbench.run.board import FAILURE
+
+OnBatch = Callable[[Batch | None], Tensor | None]
+Repeats = TypeVar("Repeats", Replica, ZeroTrainer)
 
 
 @dataclass
@@ -42,26 +49,29 @@ class Failing:
     after_s: float = 0.0
     steps: int = 0
 
-    def setup(self, job: Job) -> Place:
-        if job.rank == self.on % job.world_size:
-            if self.how == "setup":
-                raise torch.OutOfMemoryError("planted: too large")
-            if self.how == "hang_in_setup":
-                time.sleep(600)
-        return super().setup(job)  # pyright: ignore
+    def setup(self, job: Job) -> Trainer:
+        fails = job.rank == self.on % job.world_size
+        if fails and self.how == "setup":
+            raise torch.OutOfMemoryError("planted: too large")
+        if fails and self.how == "hang_in_setup":
+            time.sleep(600)
+        trainer: Trainer = super().setup(job)  # pyright: ignore
+        trainer.step = partial(self._step, trainer.step, fails)
+        trainer.evaluate = partial(self._evaluate, trainer.evaluate)
+        return trainer
 
-    def step(self, batch: Batch | None) -> Tensor | None:
+    def _step(self, step: OnBatch, fails: bool, batch: Batch | None) -> Tensor | None:
         self.steps += 1
-        if self.steps == 3 and self.job.rank == self.on % self.job.world_size:
+        if self.steps == 3 and fails:
             fail(self.how, batch)
         elif self.steps == 3 and self.how == "abort":
             be_aborted(self.after_s)
         if self.how == "slow":
             time.sleep(0.5)
-        return super().step(batch)  # pyright: ignore
+        return step(batch)
 
-    def evaluate(self, batch: Batch | None) -> Tensor | None:
-        output = super().evaluate(batch)  # pyright: ignore
+    def _evaluate(self, evaluate: OnBatch, batch: Batch | None) -> Tensor | None:
+        output = evaluate(batch)
         return output.fill_(float("nan")) if self.how == "validation" and output is not None else output
 
 
@@ -136,33 +146,49 @@ class BrokenPipeDream(Failing, PipeDream): ...
 class Summed(DDP):
     """Gradients summed over ranks where they should be averaged."""
 
-    def step(self, batch: Batch | None) -> Tensor | None:
-        assert batch is not None
-        loss = accumulate(self.model, batch, self.job, self.count, self.update, self.model.no_sync)
-        for parameter in self.model.parameters():
-            assert parameter.grad is not None
-            parameter.grad *= self.job.world_size
-        self.update.apply(self.model.parameters())
-        return loss
+    def setup(self, job: Job) -> Replica:
+        trainer = super().setup(job)
+        apply = trainer.update.apply
+
+        def summed(parameters: Iterable[nn.Parameter]) -> None:
+            parameters = list(parameters)
+            for parameter in parameters:
+                assert parameter.grad is not None
+                parameter.grad *= job.world_size
+            apply(parameters)
+
+        trainer.update.apply = summed
+        return trainer
 
 
 @dataclass
 class Dropping(DDP):
     """The last micro batch is a copy of the one before."""
 
-    def step(self, batch: Batch | None) -> Tensor | None:
+    def setup(self, job: Job) -> Replica:
+        return repeating(super().setup(job))
+
+
+def repeating(trainer: Repeats) -> Repeats:
+    """Its last micro batch becomes a copy of the one before."""
+    own, count = trainer.step, trainer.micro_batches
+
+    def step(batch: Batch | None) -> Tensor | None:
         assert batch is not None
-        size = len(batch.inputs) // self.count
+        size = len(batch.inputs) // count
         inputs, targets = batch.inputs.clone(), batch.targets.clone()
         inputs[-size:], targets[-size:] = inputs[-2 * size : -size], targets[-2 * size : -size]
-        return super().step(replace(batch, inputs=inputs, targets=targets))
+        return own(replace(batch, inputs=inputs, targets=targets))
+
+    trainer.step = step
+    return trainer
 
 
 @dataclass
 class Clipping(DDP):
     """Gradients clipped at a norm of 0.1 though nobody asked."""
 
-    def setup(self, job: Job) -> Place:
+    def setup(self, job: Job) -> Replica:
         return super().setup(replace(job, clip_norm=0.1))
 
 
@@ -173,11 +199,14 @@ class BrokenStage(Pipeline):
     how: str = "raise"
     steps: int = 0
 
-    def _loss(self, output: Tensor, targets: Tensor) -> Tensor:
-        self.steps += 1
-        if self.steps == 3:
-            raise RuntimeError("planted fault")
-        return super()._loss(output, targets)
+    def setup(self, job: Job) -> PipelineTrainer:
+        def loss(output: Tensor, targets: Tensor) -> Tensor:
+            self.steps += 1
+            if self.steps == 3:
+                raise RuntimeError("planted fault")
+            return job.loss(output, targets)
+
+        return super().setup(replace(job, loss=loss))
 
 
 @dataclass
@@ -189,48 +218,58 @@ class BrokenHybrid(Failing, Pipeline):
 class Untied(Pipeline):
     """The tied embedding's two copies get their own gradients only."""
 
-    def setup(self, job: Job) -> Place:
-        place = super().setup(job)
-        self.blocks.shared = []
-        return place
+    def setup(self, job: Job) -> PipelineTrainer:
+        trainer = super().setup(job)
+        trainer.blocks.shared = []
+        return trainer
 
 
 @dataclass
 class CountedTwice(Pipeline):
     """Clipped by a norm in which what all parts of a layer have counts once a part."""
 
-    def setup(self, job: Job) -> Place:
-        place = super().setup(job)
-        self.blocks._counted = lambda: list(self.model.parameters())
-        return place
+    def setup(self, job: Job) -> PipelineTrainer:
+        trainer = super().setup(job)
+        trainer.blocks._counted = lambda: list(trainer.model.parameters())
+        return trainer
 
 
 @dataclass
 class OwnTokens(TensorParallel):
     """Sequence parallelism in which each rank trains the parameters that all have on its own tokens only."""
 
-    def _sum_over_tokens(self) -> None: ...
+    def setup(self, job: Job) -> TensorReplica:
+        trainer = super().setup(job)
+        trainer._sum_over_tokens = lambda: None
+        return trainer
 
 
 @dataclass
 class Unstashed(PipeDream):
     """Updates overwrite the weights that backward passes in flight still need."""
 
-    def setup(self, job: Job) -> Place:
-        place = super().setup(job)
-        self.flight.weights.part = lambda: None
-        return place
+    def setup(self, job: Job) -> PipeDreamTrainer:
+        trainer = super().setup(job)
+        trainer.flight.weights.part = lambda: None
+        return trainer
 
 
 @dataclass
 class Prompt(PipeDream):
     """Updates at the loop's rate of the moment, not at their minibatch's."""
 
-    def step(self, batch: Batch | None) -> Tensor | None:
-        rate = self.optimizer.param_groups[0]["lr"]
-        for minibatch in {id(micro.minibatch): micro.minibatch for micro in self.flight.micros}.values():
-            minibatch.rate = rate
-        return super().step(batch)
+    def setup(self, job: Job) -> PipeDreamTrainer:
+        trainer = super().setup(job)
+        own = trainer.step
+
+        def step(batch: Batch | None) -> Tensor | None:
+            rate = trainer.optimizer.param_groups[0]["lr"]
+            for minibatch in {id(micro.minibatch): micro.minibatch for micro in trainer.flight.micros}.values():
+                minibatch.rate = rate
+            return own(batch)
+
+        trainer.step = step
+        return trainer
 
 
 @dataclass
@@ -239,12 +278,19 @@ class Emptied(PipeDream):
 
     steps: int = 0
 
-    def step(self, batch: Batch | None) -> Tensor | None:
-        loss = super().step(batch)
-        self.steps += 1
-        if self.steps == 3:
-            self.flush()
-        return loss
+    def setup(self, job: Job) -> PipeDreamTrainer:
+        trainer = super().setup(job)
+        own = trainer.step
+
+        def step(batch: Batch | None) -> Tensor | None:
+            loss = own(batch)
+            self.steps += 1
+            if self.steps == 3:
+                trainer.flush()
+            return loss
+
+        trainer.step = step
+        return trainer
 
 
 @dataclass

@@ -83,24 +83,24 @@ def train_case(case: Case, framework: Framework, timeout_s: float | None = 30.0)
 def _train(case: Case, framework: Framework, trace: Trace) -> Outcome:
     job, data, recorder = make_job(case), case.data, Rows()
     framework.check(job)
-    place = framework.setup(job)
+    trainer = framework.setup(job)
     trace.set_up()
-    start = framework.state() or {}
-    request = Request(case.model, place, job.device, job.seed, job.replica_batch(place.data_size))
+    start = trainer.state() or {}
+    request = Request(case.model, trainer.place, job.device, job.seed, job.replica_batch(trainer.place.data_size))
     feed = loader().open(data, request)
     run = Run(
-        job, framework, place, feed, case.rate, epochs=1, warmup_steps=1, recorder=recorder,
+        job, trainer, trainer.place, feed, case.rate, epochs=1, warmup_steps=1, recorder=recorder,
         progress=Progress(False), alive=trace.step_ended,
     )  # fmt: skip
     train(run)
     row = recorder.rows[0]
     losses = [sum(step) / len(step) for step in zip(*(rank.losses for rank in row.ranks if rank.losses), strict=True)]
-    outcome = Outcome(losses, framework.state() or {}, row.metrics, framework.updates, start)
+    outcome = Outcome(losses, trainer.state() or {}, row.metrics, trainer.updates, start)
     outcome.ledger = ledger(run, recorded_config(case), weights_hash(start), row.steps)
     assert row.metrics["val_samples"] == case.val_samples
     feed.close()
     dist.barrier()
-    framework.close()
+    trainer.close()
     return outcome
 
 

@@ -21,7 +21,7 @@ from ddlbench.data.images.folders import ImageFolders
 from ddlbench.data.loaders.dali import Dali
 from ddlbench.data.loaders.native import Native
 from ddlbench.data.loaders.synthetic import Synthetic
-from ddlbench.job import Batch, Framework, Job, Place
+from ddlbench.job import Batch, Framework, Job, Place, Trainer
 from ddlbench.loop import Run, train
 from ddlbench.measure.rows import EpochRow
 from ddlbench.models.resnet import ResNet
@@ -84,21 +84,22 @@ def feed_all(frameworks: Sequence[Framework], data: ImageFolders) -> list[dict[s
 def feed_one(framework: Framework, data: ImageFolders) -> dict[str, Fed]:
     job = make_job(CASE)
     framework.check(job)
-    place = framework.setup(job)
-    found = {loader.name: one_epoch(framework, job, place, loader, data) for loader in LOADERS}
+    trainer = framework.setup(job)
+    place = trainer.place
+    found = {loader.name: one_epoch(trainer, job, place, loader, data) for loader in LOADERS}
     dist.barrier()
-    framework.close()
+    trainer.close()
     return found
 
 
-def one_epoch(framework: Framework, job: Job, place: Place, loader: Loader, data: ImageFolders) -> Fed:
+def one_epoch(trainer: Trainer, job: Job, place: Place, loader: Loader, data: ImageFolders) -> Fed:
     loader.check(data, MODEL)
     recorder = Rows()
     with first_layer() as computed, pipelines() as built:
         request = Request(MODEL, place, job.device, job.seed, job.replica_batch(place.data_size))
         feed = Watched(loader.open(data, request), ([], []))
         run = Run(
-            job, framework, place, feed, CASE.rate, epochs=1, warmup_steps=1, recorder=recorder,
+            job, trainer, place, feed, CASE.rate, epochs=1, warmup_steps=1, recorder=recorder,
             progress=Progress(False),
         )  # fmt: skip
         train(run)

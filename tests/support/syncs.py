@@ -94,15 +94,16 @@ def counts_of(case: Case, framework: Framework) -> Counter[str] | None:
         framework.check(job)
     except Unsupported:
         return None
-    place = framework.setup(job)
+    trainer = framework.setup(job)
+    place = trainer.place
     batch = batch_for(job, place)
     for _ in range(2):
-        framework.step(batch)
+        trainer.step(batch)
     with counted() as counts:
-        framework.step(batch)
-    framework.flush()
+        trainer.step(batch)
+    trainer.flush()
     dist.barrier()
-    framework.close()
+    trainer.close()
     return counts
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ddlbench.job import Job, Place
+from ddlbench.job import Job, Trainer
 
 
 @dataclass
@@ -16,15 +16,15 @@ class Told:
 
     changes: dict[str, Any] = field(default_factory=dict[str, Any], kw_only=True)
 
-    def setup(self, job: Job) -> Place:
+    def setup(self, job: Job) -> Trainer:
         return super().setup(replace(job, **self.changes))  # pyright: ignore
 
 
 class Loaded:
     """Weights of another seed, and the case's own loaded after setup: they count from the first step on."""
 
-    def setup(self, job: Job) -> Place:
-        place = super().setup(replace(job, seed=99))  # pyright: ignore
+    def setup(self, job: Job) -> Trainer:
+        trainer: Trainer = super().setup(replace(job, seed=99))  # pyright: ignore
         torch.manual_seed(job.seed)
-        self.load(job.model.build().state_dict())  # pyright: ignore
-        return place
+        trainer.load(job.model.build().state_dict())
+        return trainer

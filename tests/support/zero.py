@@ -16,11 +16,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ddlbench.frameworks.ddp import DDP
-from ddlbench.frameworks.deepspeed.adapter import DeepSpeed, tell_device
+from ddlbench.frameworks.deepspeed.adapter import DeepSpeed, ZeroTrainer, set_device_index
 from ddlbench.frameworks.deepspeed.knobs import library
-from ddlbench.job import Batch, Framework, Job
+from ddlbench.job import Batch, Framework, Job, Trainer
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
+from tests.support.broken import repeating
 from tests.support.equal import make_job, train_cases
 from tests.support.reference import Case
 
@@ -62,12 +63,8 @@ class Clipping(DeepSpeed):
 class Dropping(DeepSpeed):
     """The last micro batch is a copy of the one before."""
 
-    def step(self, batch: Batch | None) -> Tensor | None:
-        assert batch is not None
-        size = len(batch.inputs) // self.count
-        inputs, targets = batch.inputs.clone(), batch.targets.clone()
-        inputs[-size:], targets[-size:] = inputs[-2 * size : -size], targets[-2 * size : -size]
-        return super().step(replace(batch, inputs=inputs, targets=targets))
+    def setup(self, job: Job) -> ZeroTrainer:
+        return repeating(super().setup(job))
 
 
 FAULTS = [cls(zero_stage=stage) for stage in (1, 3) for cls in (Clipping, Dropping)]
@@ -86,9 +83,9 @@ def samples(job: Job, seed: int = 0) -> Batch:
     return Batch(tokens[:, :-1], tokens[:, 1:], torch.ones(len(tokens), dtype=torch.bool))
 
 
-def weights_of(framework: Framework) -> Tensor:
+def weights_of(trainer: Trainer) -> Tensor:
     """On rank 0; empty elsewhere."""
-    state = framework.state() or {}
+    state = trainer.state() or {}
     return torch.cat([tensor.double().flatten() for _, tensor in sorted(state.items())] or [torch.empty(0)])
 
 
@@ -98,14 +95,14 @@ def train_each(frameworks: Sequence[Framework], reduce_dtypes: Sequence[str]) ->
     for framework, reduce_dtype in zip(frameworks, reduce_dtypes, strict=True):
         job = replace(adamw_job(), reduce_dtype=reduce_dtype)
         framework.check(job)
-        framework.setup(job)
+        trainer = framework.setup(job)
         for step in range(4):
-            for group in framework.optimizer.param_groups:
+            for group in trainer.optimizer.param_groups:
                 group["lr"] = 0.01 / (step + 1)
-            framework.step(samples(job, step))
-        found.append(weights_of(framework))
+            trainer.step(samples(job, step))
+        found.append(weights_of(trainer))
         dist.barrier()
-        framework.close()
+        trainer.close()
     return found
 
 
@@ -149,12 +146,12 @@ def both_loops() -> list[tuple[Tensor, Tensor]]:
     found: list[tuple[Tensor, Tensor]] = []
     for stage in STAGES:
         framework = ZERO[stage]
-        framework.setup(job)
+        trainer = framework.setup(job)
         for step in range(4):
-            framework.step(samples(job, step))
-        found.append((weights_of(framework), own_loop(job, stage)))
+            trainer.step(samples(job, step))
+        found.append((weights_of(trainer), own_loop(job, stage)))
         dist.barrier()
-        framework.close()
+        trainer.close()
     return found
 
 
@@ -176,11 +173,11 @@ def norms(clip_norm: float | None) -> list[tuple[int, bool]]:
                 watched.enter_context(patch(name, autospec=True, side_effect=pkgutil.resolve_name(name)))
                 for name in NORMS
             ]
-            framework.setup(job)
-            framework.step(samples(job))
-            found.append((sum(watch.call_count for watch in watches), framework.facts()["gradient_norm"]))
+            trainer = framework.setup(job)
+            trainer.step(samples(job))
+            found.append((sum(watch.call_count for watch in watches), trainer.facts()["gradient_norm"]))
         dist.barrier()
-        framework.close()
+        trainer.close()
     return found
 
 
@@ -194,19 +191,19 @@ def rounds(frameworks: Sequence[DeepSpeed]) -> list[tuple[Tensor, Tensor, Tensor
     for framework in frameworks:
         job = make_job(replace(CASE, lr=0.1))
         job = replace(job, optimizer=partial(make_optimizer, OptimizerConfig("sgd", lr=0.1)))  # without a memory
-        framework.setup(job)
-        state = [framework.state()]
+        trainer = framework.setup(job)
+        state = [trainer.state()]
         dist.broadcast_object_list(state)
-        weights = [weights_of(framework)]
-        framework.step(samples(job))
-        weights.append(weights_of(framework))
-        framework.load(state[0] or {})
-        framework.evaluate(samples(job))  # between two updates, as between two epochs
-        weights.append(weights_of(framework))
-        framework.step(samples(job))
-        found.append((*weights, weights_of(framework)))  # pyright: ignore
+        weights = [weights_of(trainer)]
+        trainer.step(samples(job))
+        weights.append(weights_of(trainer))
+        trainer.load(state[0] or {})
+        trainer.evaluate(samples(job))  # between two updates, as between two epochs
+        weights.append(weights_of(trainer))
+        trainer.step(samples(job))
+        found.append((*weights, weights_of(trainer)))  # pyright: ignore
         dist.barrier()
-        framework.close()
+        trainer.close()
     return found
 
 
@@ -225,14 +222,14 @@ def overflow() -> tuple[list[int], list[Tensor]]:
     job = replace(job, loss=lambda output, targets: plain(output, targets) * next(losses))
     framework = DeepSpeed(zero_stage=0)
     framework.check(job)
-    framework.setup(job)
-    updates, weights = [framework.updates], [weights_of(framework)]
+    trainer = framework.setup(job)
+    updates, weights = [trainer.updates], [weights_of(trainer)]
     for _ in range(2):
-        framework.step(samples(job))
-        updates.append(framework.updates)
-        weights.append(weights_of(framework))
+        trainer.step(samples(job))
+        updates.append(trainer.updates)
+        weights.append(weights_of(trainer))
     dist.barrier()
-    framework.close()
+    trainer.close()
     return updates, weights
 
 
@@ -256,19 +253,19 @@ def on_one_visible_gpu() -> list[dict[str, Any]]:
     before, found = get_accelerator(), list[dict[str, Any]]()
     os.environ.update(LOCAL_RANK="1", LOCAL_WORLD_SIZE="2")
     set_accelerator(Visible())
-    gpu = partial(tell_device, torch.device("cuda", 0))
+    gpu = partial(set_device_index, torch.device("cuda", 0))
     with (
-        patch("ddlbench.frameworks.deepspeed.adapter.tell_device", lambda _: gpu()),
+        patch("ddlbench.frameworks.deepspeed.adapter.set_device_index", lambda _: gpu()),
         patch.object(dist, "set_timeout", None),
     ):
         for framework in ZERO:
             job = make_job(CASE)
-            framework.setup(job)
-            group = framework.engine.data_parallel_group
+            trainer = framework.setup(job)
+            group = trainer.engine.data_parallel_group
             for step in range(2):
-                framework.step(samples(job, step))
+                trainer.step(samples(job, step))
             options = group._get_backend(job.device).options
-            framework.close()
+            trainer.close()
             found.append({"asked": asked.copy(), "after": os.environ["LOCAL_RANK"], "timeout": options._timeout})
             asked.clear()
     set_accelerator(before)

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
-from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from ddlbench.errors import Unsupported, UserError
-from ddlbench.frameworks.shared.batchnorm import Statistics
-from ddlbench.frameworks.shared.common import (
-    Update,
-    accumulate,
-    check_alike,
-    checkpoint_blocks,
-    drop,
-    evaluate,
-    whole_state,
-)
-from ddlbench.job import Batch, Job, Place
+from ddlbench.frameworks.shared.common import check_alike
+from ddlbench.frameworks.shared.replica import Replica, build
+from ddlbench.job import Job
 
 # BatchNorm's statistics are averaged before validation, not sent at every step. torch 2.14 renamed the switch.
 RENAMED = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
@@ -80,12 +70,9 @@ class DDP:
             )
         return job.reduce_dtype
 
-    def setup(self, job: Job) -> Place:
-        self.job = job
-        model = job.build()
-        if job.checkpoint_activations:
-            checkpoint_blocks(model)
-        self.model = DistributedDataParallel(
+    def setup(self, job: Job) -> Replica:
+        model = build(job)
+        wrapped = DistributedDataParallel(
             model,
             **NO_BUFFER_SYNC,
             init_sync=False,  # every rank builds the same weights from the seed
@@ -93,63 +80,34 @@ class DDP:
             gradient_as_bucket_view=self.gradient_as_bucket_view,
             static_graph=self.static_graph,
         )
-        self._register_hook()
-        if job.compile:
-            self.model.compile()
-        self.optimizer = job.optimizer(self.model.module.named_parameters())
-        self.update = Update(self.optimizer, job)
-        self.count = job.micro_batches(job.world_size)
-        self.statistics = Statistics(self.model, dist.group.WORLD)
-        return Place(job.rank, job.world_size, coordinates={"dp": job.rank})
+        self._register_hook(wrapped, self._hook(job))
+        optimizer = job.optimizer(model.named_parameters())
+        return Replica(
+            job, model, optimizer, self._facts(job),
+            trained=wrapped, no_sync=wrapped.no_sync, dp_group=dist.group.WORLD,
+        )  # fmt: skip
 
-    def _register_hook(self) -> None:
+    def _register_hook(self, model: DistributedDataParallel, hook: str) -> None:
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-        match self._hook(self.job):
+        match hook:
             case "fp16":
-                self.model.register_comm_hook(None, default_hooks.fp16_compress_hook)
+                model.register_comm_hook(None, default_hooks.fp16_compress_hook)
             case "bf16":
-                self.model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+                model.register_comm_hook(None, default_hooks.bf16_compress_hook)
             case "powersgd":
                 state = powerSGD_hook.PowerSGDState(
                     process_group=None,
                     matrix_approximation_rank=self.powersgd_rank,
                     start_powerSGD_iter=self.powersgd_start_step,
                 )
-                self.model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+                model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
             case _:
                 pass  # DDP's own all-reduce, in the gradients' type
 
-    @property
-    def updates(self) -> int:
-        return self.update.count
-
-    def step(self, batch: Batch | None) -> Tensor | None:
-        assert batch is not None
-        loss = accumulate(self.model, batch, self.job, self.count, self.update, self.model.no_sync)
-        self.update.apply(self.model.parameters())
-        self.statistics.moved()
-        return loss
-
-    def evaluate(self, batch: Batch | None) -> Tensor | None:
-        assert batch is not None
-        self.statistics.settle()
-        return evaluate(self.model, self.model, batch, self.job, self.count)
-
-    def flush(self) -> None:
-        """Nothing is in flight between steps."""
-
-    def state(self) -> dict[str, Tensor] | None:
-        self.statistics.settle()
-        return whole_state(self.model.module) if dist.get_rank() == 0 else None
-
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        self.model.module.load_state_dict(state)
-
-    def facts(self) -> dict[str, Any]:
-        hook = self._hook(self.job)
+    def _facts(self, job: Job) -> dict[str, Any]:
+        hook = self._hook(job)
         return {
-            "staleness": 0,
             "bucket_cap_mb": self.bucket_cap_mb,
             "bucket_rule": bucket_rule(self.bucket_cap_mb),
             "gradient_as_bucket_view": self.gradient_as_bucket_view,
@@ -157,9 +115,6 @@ class DDP:
             "comm_hook": hook,
             "reduce_dtype": hook if hook in ("fp16", "bf16") else "fp32",
         }
-
-    def close(self) -> None:
-        drop(self, "statistics", "model", "optimizer", "update")
 
 
 def bucket_rule(cap_mb: float | None) -> str:

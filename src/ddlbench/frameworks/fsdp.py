@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -22,18 +23,10 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from ddlbench.errors import Unsupported, UserError
-from ddlbench.frameworks.shared.batchnorm import Statistics
-from ddlbench.frameworks.shared.common import (
-    Update,
-    accumulate,
-    check_alike,
-    checkpoint_blocks,
-    drop,
-    evaluate,
-    has_batch_norm,
-    subgroup,
-)
-from ddlbench.job import Batch, Job, Place, type_of_dtype
+from ddlbench.frameworks.shared.common import Update, check_alike, has_batch_norm, subgroup
+from ddlbench.frameworks.shared.layout import Layout
+from ddlbench.frameworks.shared.replica import Replica, build
+from ddlbench.job import Job, type_of_dtype
 
 SCHEMES = ("autocast", "policy")
 
@@ -87,23 +80,18 @@ class FSDP:
             return "fp32"
         return self.mixed_precision or ("autocast" if has_batch_norm(job) else "policy")
 
-    def setup(self, job: Job) -> Place:
-        self.job = job
-        # What the micro batches run under: no autocast where FSDP casts. The loss scale of fp16 is the update's.
-        self.compute = replace(job, precision="fp32") if self._casts(job) else job
-        self.model = job.build()
+    def setup(self, job: Job) -> Replica:
+        model = build(job)
         if job.channels_last:  # fully_shard takes contiguous weights only; channels-last inputs suffice to convolve so
-            self.model.to(memory_format=torch.contiguous_format)
-        if job.checkpoint_activations:
-            checkpoint_blocks(self.model)
-        shard(self.model, make_mesh(job, self.replicate), self.reshard_after_forward, self._policy(job))
-        if job.compile:
-            self.model.compile()
-        self.optimizer = job.optimizer(self.model.named_parameters())
-        self.update = Update(self.optimizer, job)
-        self.count = job.micro_batches(job.world_size)
-        self.statistics = Statistics(self.model, dist.group.WORLD)
-        return Place(job.rank, job.world_size, coordinates={"dp": job.rank})
+            model.to(memory_format=torch.contiguous_format)
+        shard(model, make_mesh(job, self.replicate), self.reshard_after_forward, self._policy(job))
+        # What the micro batches run under: no autocast where FSDP casts. The loss scale of fp16 is the update's.
+        compute = replace(job, precision="fp32") if self._casts(job) else job
+        optimizer = job.optimizer(model.named_parameters())
+        return ShardedReplica(
+            compute, model, optimizer, self._facts(job),
+            update=Update(optimizer, job), no_sync=partial(no_sync, model), dp_group=dist.group.WORLD,
+        )  # fmt: skip
 
     def _policy(self, job: Job) -> MixedPrecisionPolicy:
         """Left alone, FSDP would reduce gradients in the type it computes in."""
@@ -112,37 +100,21 @@ class FSDP:
             reduce_dtype=type_of_dtype[job.reduce_dtype],
         )
 
-    @property
-    def updates(self) -> int:
-        return self.update.count
+    def _facts(self, job: Job) -> dict[str, Any]:
+        return {
+            "reshard_after_forward": self.reshard_after_forward,
+            "replicas": self.replicate,
+            "shards": job.world_size // self.replicate,
+            "precision_scheme": self._scheme(job),
+            "reduce_dtype": job.reduce_dtype,
+        }
 
-    def step(self, batch: Batch | None) -> Tensor | None:
-        assert batch is not None
-        loss = accumulate(self.model, batch, self.compute, self.count, self.update, self._no_sync)
-        self.update.apply(self.model.parameters())
-        self.statistics.moved()
-        return loss
 
-    @contextmanager
-    def _no_sync(self) -> Generator[None]:
-        """A backward pass that adds up whole gradients on this rank, and leaves the sending to a later one."""
-        root = cast(FSDPModule, self.model)
-        root.set_requires_gradient_sync(False)
-        root.set_is_last_backward(False)
-        yield
-        root.set_requires_gradient_sync(True)
-        root.set_is_last_backward(True)
-
-    def evaluate(self, batch: Batch | None) -> Tensor | None:
-        assert batch is not None
-        self.statistics.settle()
-        return evaluate(self.model, self.model, batch, self.compute, self.count)
-
-    def flush(self) -> None:
-        """Nothing is in flight between steps."""
+class ShardedReplica(Replica):
+    """States are gathered, and sharded again."""
 
     def state(self) -> dict[str, Tensor] | None:
-        self.statistics.settle()
+        self.synchronize()
         first = self.job.rank == 0
         whole = gathered_state(self.model, keep=first)
         return whole if first else None
@@ -150,27 +122,26 @@ class FSDP:
     def load(self, state: Mapping[str, Tensor]) -> None:
         self.model.load_state_dict(sharded_like(self.model, state))
 
-    def facts(self) -> dict[str, Any]:
-        return {
-            "staleness": 0,
-            "reshard_after_forward": self.reshard_after_forward,
-            "replicas": self.replicate,
-            "shards": self.job.world_size // self.replicate,
-            "precision_scheme": self._scheme(self.job),
-            "reduce_dtype": self.job.reduce_dtype,
-        }
 
-    def close(self) -> None:
-        drop(self, "statistics", "model", "optimizer", "update")
+@contextmanager
+def no_sync(model: nn.Module) -> Generator[None]:
+    """A backward pass that adds up whole gradients on this rank, and leaves the sending to a later one."""
+    root = cast(FSDPModule, model)
+    root.set_requires_gradient_sync(False)
+    root.set_is_last_backward(False)
+    yield
+    root.set_requires_gradient_sync(True)
+    root.set_is_last_backward(True)
 
 
 def make_mesh(job: Job, replicas: int) -> DeviceMesh:
     """All ranks in a row, or replicas x shards with neighbouring ranks sharing a replica."""
     if replicas == 1:
         return init_device_mesh(job.device.type, (job.world_size,), mesh_dim_names=("shard",))
-    grid = torch.arange(job.world_size).view(replicas, -1)
+    layout = Layout(dp=replicas, tp=job.world_size // replicas)  # the shards of a replica are its parts
     # A mesh that makes its own groups leaves them torch's timeout.
-    groups = [cast(dist.ProcessGroup, subgroup(rows.tolist(), job, own=True)) for rows in (grid.T, grid)]
+    grid = layout.tp_groups()
+    groups = [cast(dist.ProcessGroup, subgroup(lists, job, own=True)) for lists in (layout.dp_groups(), grid)]
     return DeviceMesh.from_group(groups, job.device.type, grid, mesh_dim_names=("replicate", "shard"))
 
 

@@ -4,24 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.profiler import record_function
 
 from ddlbench.errors import Unsupported, UserError
 from ddlbench.frameworks.shared.batchnorm import average, average_statistics
-from ddlbench.frameworks.shared.common import (
-    Update,
-    accumulate,
-    check_alike,
-    checkpoint_blocks,
-    drop,
-    evaluate,
-    whole_state,
-)
-from ddlbench.job import Batch, Job, Place
+from ddlbench.frameworks.shared.common import check_alike
+from ddlbench.frameworks.shared.replica import Replica, build
+from ddlbench.job import Batch, Job
 
 
 @dataclass
@@ -45,54 +37,39 @@ class LocalSGD:
             raise Unsupported("local_sgd: in fp16 each replica would skip updates of its own: set train.precision=bf16")
         check_alike(job, job.world_size)
 
-    def setup(self, job: Job) -> Place:
-        self.job, self.count = job, job.micro_batches(job.world_size)
-        self.model = job.build()
-        if job.checkpoint_activations:
-            checkpoint_blocks(self.model)
-        if job.compile:
-            self.model.compile()
-        self.optimizer = job.optimizer(self.model.named_parameters())
-        self.update = Update(self.optimizer, job)
-        self.alone = 0  # updates since all replicas were the same
-        return Place(job.rank, job.world_size, coordinates={"dp": job.rank})
+    def setup(self, job: Job) -> LocalReplica:
+        return LocalReplica(job, build(job), self.local_steps)
 
-    @property
-    def updates(self) -> int:
-        return self.update.count
+
+class LocalReplica(Replica):
+    """The live replica: it counts its updates since all replicas were equal."""
+
+    local_steps: int
+    alone: int
+
+    def __init__(self, job: Job, model: nn.Module, local_steps: int) -> None:
+        facts = {"local_steps": local_steps, "reduce_dtype": "fp32"}
+        super().__init__(job, model, job.optimizer(model.named_parameters()), facts)
+        self.local_steps, self.alone = local_steps, 0
 
     def step(self, batch: Batch | None) -> Tensor | None:
-        assert batch is not None
-        loss = accumulate(self.model, batch, self.job, self.count, self.update)
-        self.update.apply(self.model.parameters())
+        loss = super().step(batch)
         self.alone += 1
         if self.alone == self.local_steps:
             self.flush()
         return loss
 
     def flush(self) -> None:
-        """All replicas become their mean: every `local_steps`, at the end of an epoch, before anybody looks at them."""
+        """All replicas become their mean: every `local_steps` updates and at the end of an epoch."""
         if self.alone:
             with torch.no_grad(), record_function("ddlbench/communicate"):
                 average(list(self.model.parameters()))
                 average_statistics(self.model)
             self.alone = 0
 
-    def evaluate(self, batch: Batch | None) -> Tensor | None:
-        assert batch is not None
+    def synchronize(self) -> None:
         self.flush()
-        return evaluate(self.model, self.model, batch, self.job, self.count)
-
-    def state(self) -> dict[str, Tensor] | None:
-        self.flush()
-        return whole_state(self.model) if self.job.rank == 0 else None
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        self.model.load_state_dict(state)
+        super().load(state)
         self.alone = 0
-
-    def facts(self) -> dict[str, Any]:
-        return {"staleness": 0, "local_steps": self.local_steps, "reduce_dtype": "fp32"}
-
-    def close(self) -> None:
-        drop(self, "model", "optimizer", "update")

@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
-
-from torch import Tensor
 
 from ddlbench.errors import Unsupported
-from ddlbench.frameworks.shared.common import (
-    Update,
-    accumulate,
-    check_alike,
-    checkpoint_blocks,
-    drop,
-    evaluate,
-    whole_state,
-)
-from ddlbench.job import Batch, Job, Place
+from ddlbench.frameworks.shared.common import check_alike
+from ddlbench.frameworks.shared.replica import Replica, build
+from ddlbench.job import Job
 
 
 @dataclass
@@ -35,43 +24,6 @@ class Single:
             )
         check_alike(job, 1)
 
-    def setup(self, job: Job) -> Place:
-        self.job = job
-        self.model = job.build()
-        if job.checkpoint_activations:
-            checkpoint_blocks(self.model)
-        if job.compile:
-            self.model.compile()
-        self.optimizer = job.optimizer(self.model.named_parameters())
-        self.update = Update(self.optimizer, job)
-        self.count = job.micro_batches(1)
-        return Place(0, 1, coordinates={"dp": 0})
-
-    @property
-    def updates(self) -> int:
-        return self.update.count
-
-    def step(self, batch: Batch | None) -> Tensor | None:
-        assert batch is not None
-        loss = accumulate(self.model, batch, self.job, self.count, self.update)
-        self.update.apply(self.model.parameters())
-        return loss
-
-    def evaluate(self, batch: Batch | None) -> Tensor | None:
-        assert batch is not None
-        return evaluate(self.model, self.model, batch, self.job, self.count)
-
-    def flush(self) -> None:
-        """Nothing is in flight between steps."""
-
-    def state(self) -> dict[str, Tensor] | None:
-        return whole_state(self.model)
-
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        self.model.load_state_dict(state)
-
-    def facts(self) -> dict[str, Any]:
-        return {"staleness": 0, "reduce_dtype": "fp32"}
-
-    def close(self) -> None:
-        drop(self, "model", "optimizer", "update")
+    def setup(self, job: Job) -> Replica:
+        model = build(job)
+        return Replica(job, model, job.optimizer(model.named_parameters()), {"reduce_dtype": "fp32"})

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ddlbench.config.schema import Config
 from ddlbench.errors import RunError
-from ddlbench.job import Framework, Job, Model
+from ddlbench.job import Job, Model, Trainer
 from ddlbench.loop import Run
 from ddlbench.measure.environment import environment
 from ddlbench.measure.flops import training_flops
@@ -96,7 +96,7 @@ def ledger(run: Run, config: Config, weights: str | None, steps: int) -> dict[st
     return read | trained
 
 
-def _trained(run: Run, framework: Framework, config: Config, steps: int) -> dict[str, Any]:
+def _trained(run: Run, framework: Trainer, config: Config, steps: int) -> dict[str, Any]:
     job, updates, told = run.job, framework.updates, framework.facts()
     return {
         "updates": updates,

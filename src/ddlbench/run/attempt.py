@@ -14,7 +14,7 @@ from ddlbench.data.feed import Feed, Request
 from ddlbench.data.loaders.cores import fewest_cores, own_cores
 from ddlbench.data.staging import node_storage
 from ddlbench.errors import PeerFailed, RunError, Unavailable, Unsupported, UserError
-from ddlbench.job import Job, Place
+from ddlbench.job import Job, Place, Trainer
 from ddlbench.loop import Run, train
 from ddlbench.measure.allocator import keep_freed_memory
 from ddlbench.progress import Progress
@@ -117,20 +117,22 @@ def check(config: Config, job: Job) -> Unsupported | Unavailable | None:
 def work(config: Config, job: Job, records: Records, watch: Watch, spans: Spans) -> None:
     """The run itself, between connecting and disconnecting. It drops the model before it returns: process groups must
     not be destroyed while a wrapped model lives."""
-    framework, feed = (None if config.mode == "loader" else config.framework), None
+    trainer: Trainer | None = None
+    feed: Feed | None = None
     progress = Progress(config.progress and job.rank == 0)
     try:
-        place = framework.setup(job) if framework else loading.every_rank(job)
+        trainer = config.framework.setup(job) if config.mode != "loader" else None
+        place = trainer.place if trainer else loading.every_rank(job)
         # Building the model left every rank the same random stream: replicas and stages would drop the same units.
         part = place.data_rank + place.data_size * place.coordinates.get("pp", 0)
         torch.manual_seed((job.seed << 32) + part + 1)
         watch.expect("the data were not opened")
         feed = open_feed(config, job, place)
         spans.end("setup_s")
-        start = framework.state() if framework else None
+        start = trainer.state() if trainer else None
         run = Run(
             job=job,
-            framework=framework,
+            framework=trainer,
             place=place,
             feed=feed,
             learning_rate=learning_rate(config.recipe, job.global_batch, feed.steps_per_epoch, config.train.epochs),
@@ -148,18 +150,28 @@ def work(config: Config, job: Job, records: Records, watch: Watch, spans: Spans)
         if job.device.type == "cpu":
             keep_freed_memory()
         watch.expect("no step ended")
-        if framework:
+        if trainer:
             train(run)
         else:
             loading.load(run, counted=loading.asks(config))
         run.recorder.end(run, everyones(feed.facts()))
         barrier()
+    except BaseException as error:
+        clear_frames(error)  # a setup that failed half-way has left its model in them
+        raise
     finally:
         if feed is not None:
             feed.close()
-        if framework:
-            framework.close()
+        if trainer:
+            trainer.close()
         gc.collect()
+
+
+def clear_frames(error: BaseException | None) -> None:
+    """Drop the local variables of the functions that raised an error and its causes."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def make_job(config: Config, launch: Launch, device: torch.device) -> Job:

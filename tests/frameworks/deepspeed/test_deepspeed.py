@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from ddlbench.errors import Unavailable, Unsupported, UserError
-from ddlbench.frameworks.deepspeed.adapter import DeepSpeed, restore, tell_device
+from ddlbench.frameworks.deepspeed.adapter import DeepSpeed, restore, set_device_index
 from ddlbench.frameworks.deepspeed.knobs import library
 from ddlbench.job import Job
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
@@ -130,12 +130,34 @@ def test_open_mpis_local_rank_says_the_same(monkeypatch: pytest.MonkeyPatch) -> 
     """The engine asserts that both variables are equal."""
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_RANK", "3")
-    before = tell_device(torch.device("cuda", 0))
+    before = set_device_index(torch.device("cuda", 0))
     assert (os.environ["LOCAL_RANK"], os.environ["OMPI_COMM_WORLD_LOCAL_RANK"]) == ("0", "0")
-    for name, value in before.items():
-        restore(name, value)
+    restore(before)
     assert "LOCAL_RANK" not in os.environ
     assert os.environ["OMPI_COMM_WORLD_LOCAL_RANK"] == "3"
+
+
+def test_a_set_up_that_fails_leaves_the_launchers_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    deepspeed = library(torch.device("cpu"))
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    monkeypatch.setattr("ddlbench.frameworks.deepspeed.adapter.set_device_index", lambda _: change("LOCAL_RANK", "0"))
+    monkeypatch.setattr("ddlbench.frameworks.deepspeed.adapter.make_group", lambda _: None)
+    seen: list[str] = []
+
+    def fail(**_: object) -> None:
+        seen.append(os.environ["LOCAL_RANK"])
+        raise torch.OutOfMemoryError("planted: too large")
+
+    monkeypatch.setattr(deepspeed, "initialize", fail)
+    with pytest.raises(torch.OutOfMemoryError):
+        DeepSpeed().setup(replace(job(), global_batch=2, micro_batch=None))
+    assert (seen, os.environ["LOCAL_RANK"]) == (["0"], "3")
+
+
+def change(name: str, value: str) -> dict[str, str | None]:
+    before = {name: os.environ.get(name)}
+    os.environ[name] = value
+    return before
 
 
 @pytest.mark.slow

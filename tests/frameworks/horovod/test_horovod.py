@@ -16,7 +16,8 @@ import torch
 from ddlbench.errors import Unavailable, Unsupported, UserError
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.horovod.adapter import Horovod, library, stall_seconds
-from ddlbench.job import Batch, Framework, Job, Place
+from ddlbench.frameworks.shared.replica import Replica
+from ddlbench.job import Batch, Framework, Job
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
 from tests.equality.test_equal_training import TOLERANCES, distance
 from tests.frameworks.test_ddp import CASE, two_ranks
@@ -52,10 +53,10 @@ CHANGES: dict[str, dict[str, Any]] = {
 class SummedHorovod(Horovod):
     """Gradients summed over ranks where they should be averaged."""
 
-    def setup(self, job: Job) -> Place:
-        place = super().setup(job)
-        self.optimizer.op = self.hvd.Sum
-        return place
+    def setup(self, job: Job) -> Replica:
+        trainer = super().setup(job)
+        trainer.optimizer.op = library().Sum  # pyright: ignore
+        return trainer
 
 
 @dataclass
@@ -87,10 +88,10 @@ def first_operations() -> list[tuple[torch.device, str]]:
         return real(tensor, **options)
 
     with patch.object(hvd, "allreduce", recorded):
-        framework.setup(make_job(CASE))
+        trainer = framework.setup(make_job(CASE))
         phase = "after"
-        framework.state()
-    framework.close()
+        trainer.state()
+    trainer.close()
     return found
 
 
@@ -98,21 +99,21 @@ def step(framework: Framework, changes: dict[str, Any]) -> Stepped:
     """After four batches."""
     job = replace(make_job(CASE), **changes)
     framework.check(job)
-    framework.setup(job)
+    trainer = framework.setup(job)
     generator = torch.Generator().manual_seed(job.rank)
     for _ in range(4):
         tokens = torch.randint(61, (6, 17), generator=generator)
-        framework.step(Batch(tokens[:, :-1], tokens[:, 1:], torch.ones(6, dtype=torch.bool)))
-    state, updates = framework.state() or {}, framework.updates
-    framework.close()
+        trainer.step(Batch(tokens[:, :-1], tokens[:, 1:], torch.ones(6, dtype=torch.bool)))
+    state, updates = trainer.state() or {}, trainer.updates
+    trainer.close()
     return state, updates
 
 
 def facts() -> dict[str, Any]:
     framework, job = Horovod(fusion_threshold_mb=64), replace(make_job(CASE), micro_batch=3, reduce_dtype="fp16")
-    framework.setup(job)
-    found = framework.facts()
-    framework.close()
+    trainer = framework.setup(job)
+    found = trainer.facts()
+    trainer.close()
     return found
 
 

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from ddlbench.frameworks.horovod.adapter import Horovod
+from ddlbench.frameworks.horovod.adapter import Horovod, library
 from ddlbench.frameworks.horovod.start import environment, meeting, places, started_by_mpi
 from tests.frameworks.test_ddp import CASE
 from tests.support.equal import make_job
@@ -57,9 +57,10 @@ def meet() -> tuple[list[tuple[int, int, int]], str | None, dict[str, str]]:
 
 def started() -> tuple[int, int, int]:
     framework = Horovod()
-    framework.setup(make_job(CASE))
-    found = framework.hvd.size(), framework.hvd.rank(), framework.hvd.local_rank()
-    framework.close()
+    trainer = framework.setup(make_job(CASE))
+    hvd = library()
+    found = hvd.size(), hvd.rank(), hvd.local_rank()
+    trainer.close()
     return found
 
 

@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 from ddlbench.errors import Unsupported
 from ddlbench.frameworks.pipeline.groups import Groups
+from ddlbench.frameworks.shared.layout import Layout
 from tests.frameworks.shared.test_common import job
 
 
@@ -17,4 +18,4 @@ def test_a_pipeline_cannot_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     given = replace(job(), world_size=2, device=torch.device("cuda", 0))
     monkeypatch.setattr(dist, "get_backend_config", lambda: "cpu:gloo,cuda:gloo")
     with pytest.raises(Unsupported, match="backend=cuda:gloo: gloo cannot send tensors of a GPU, and a pipeline sends"):
-        Groups.connect(given, dp=1, ranks=2)
+        Groups.connect(given, Layout(pp=2))

@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor
 
 from ddlbench.errors import Unsupported, UserError
 from ddlbench.frameworks.pipeline.adapter import Pipeline
+from ddlbench.frameworks.pipeline.trainer import PipelineTrainer
 from ddlbench.frameworks.shared.common import gradient
 from ddlbench.job import Batch, Job, Place
 from ddlbench.models.gpt2 import GPT2
@@ -64,9 +65,10 @@ def places() -> list[tuple[dict[str, int], int, bool, bool]]:
     """Coordinates, replica, whether it reads and whether it reports, for two meshes."""
     found: list[tuple[dict[str, int], int, bool, bool]] = []
     for framework in (Pipeline(tp=2), Pipeline(dp=2, tp=2)):
-        place = framework.setup(make_job(TEXT))
+        trainer = framework.setup(make_job(TEXT))
+        place = trainer.place
         found.append((dict(place.coordinates), place.data_rank, place.reads_data, place.reports))
-        framework.close()
+        trainer.close()
     return found
 
 
@@ -80,14 +82,15 @@ def dropped_alike() -> list[bool]:
     """Whether the ranks that share layers stay alike in what both have, though each step drops units."""
     framework = Pipeline(tp=2)
     here = make_job(replace(TEXT, model=replace(GPT, dropout=0.3)))
-    place = framework.setup(here)
+    trainer = framework.setup(here)
+    place = trainer.place
     for _ in range(2):
-        framework.step(batch_for(here, place))
-    whole = [tensor for name, tensor in framework.model.state_dict().items() if name not in framework.blocks.splits]
+        trainer.step(batch_for(here, place))
+    whole = [tensor for name, tensor in trainer.model.state_dict().items() if name not in trainer.blocks.splits]
     copies = [[torch.empty_like(tensor) for _ in range(2)] for tensor in whole]
     for tensor, both in zip(whole, copies, strict=True):
-        dist.all_gather(both, tensor, group=framework.groups.part.group)
-    framework.close()
+        dist.all_gather(both, tensor, group=trainer.groups.part.group)
+    trainer.close()
     return [torch.equal(*both) for both in copies]
 
 
@@ -97,37 +100,39 @@ def overflows() -> list[tuple[int, bool, int]]:
     found: list[tuple[int, bool, int]] = []
     for framework in (Pipeline(tp=2), Pipeline(dp=2, sharded=True)):
         here = make_job(replace(TEXT, precision="fp16"))
-        place = framework.setup(here)
-        before = local(framework)
-        framework.update.scale(torch.ones(()))
-        for parameter in framework.model.parameters():
+        trainer = framework.setup(here)
+        place = trainer.place
+        before = local(trainer)
+        trainer.update.scale(torch.ones(()))
+        for parameter in trainer.model.parameters():
             parameter.grad = torch.zeros_like(parameter)
             gradient(parameter).fill_(float("inf") if here.rank == 1 else 0.0)
-        framework.update.apply(framework.model.parameters(), framework.blocks.clip)
+        trainer.update.apply(trainer.model.parameters(), trainer.blocks.clip)
         skipped, moved = (
-            framework.updates,
-            any(not torch.equal(*pair) for pair in zip(before, local(framework), strict=True)),
+            trainer.updates,
+            any(not torch.equal(*pair) for pair in zip(before, local(trainer), strict=True)),
         )
-        framework.step(batch_for(here, place))
-        found.append((skipped, moved, framework.updates))
-        framework.close()
+        trainer.step(batch_for(here, place))
+        found.append((skipped, moved, trainer.updates))
+        trainer.close()
     return found
 
 
 def in_fp16() -> int:
     """Updates of a pipeline, whose first stage has no loss that its scaler would see."""
     framework, here = Pipeline(), make_job(replace(TEXT, precision="fp16"))
-    place = framework.setup(here)
-    framework.step(batch_for(here, place))
-    made = framework.updates
-    framework.close()
+    trainer = framework.setup(here)
+    place = trainer.place
+    trainer.step(batch_for(here, place))
+    made = trainer.updates
+    trainer.close()
     return made
 
 
-def local(framework: Pipeline) -> list[Tensor]:
+def local(trainer: PipelineTrainer) -> list[Tensor]:
     return [
         (parameter.to_local() if isinstance(parameter, DTensor) else parameter).detach().clone()
-        for parameter in framework.model.parameters()
+        for parameter in trainer.model.parameters()
     ]
 
 
@@ -137,11 +142,12 @@ def shares() -> tuple[int, int]:
     for sharded in (True, False):
         framework = Pipeline(dp=2, sharded=sharded)
         here = make_job(TEXT)
-        place = framework.setup(here)
-        framework.step(batch_for(here, place))
-        momenta = [state["momentum_buffer"] for state in framework.optimizer.state.values()]
+        trainer = framework.setup(here)
+        place = trainer.place
+        trainer.step(batch_for(here, place))
+        momenta = [state["momentum_buffer"] for state in trainer.optimizer.state.values()]
         found.append(sum((each.to_local() if isinstance(each, DTensor) else each).numel() for each in momenta))
-        framework.close()
+        trainer.close()
     return found[0], found[1]
 
 

@@ -116,12 +116,13 @@ def look() -> Layout:
     framework = buffered()
     here = replace(make_job(Case("gpt2", TIED)), micro_batch=3)
     framework.check(here)
-    place = framework.setup(here)
-    facts = framework.facts()
-    framework.flush()  # nothing is in flight
-    state = framework.state()
+    trainer = framework.setup(here)
+    place = trainer.place
+    facts = trainer.facts()
+    trainer.flush()  # nothing is in flight
+    state = trainer.state()
     assert state is None or state.keys() == TIED.build().state_dict().keys()
-    framework.close()
+    trainer.close()
     return place, facts
 
 

@@ -65,13 +65,14 @@ def test_the_central_test_notices_copies_that_went_apart_and_a_wrong_norm() -> N
 def layout(framework: Pipeline) -> tuple[Place, dict[str, Any], list[str]]:
     here = replace(make_job(CASE), checkpoint_activations=True)
     framework.check(here)
-    place = framework.setup(here)
-    names = [name for name, _ in framework.model.named_children()]
-    facts = framework.facts()
-    framework.flush()
-    assert framework.bubble is None  # no step was made
-    assert framework.state() is None or dist.get_rank() == 0
-    framework.close()
+    trainer = framework.setup(here)
+    place = trainer.place
+    names = [name for name, _ in trainer.model.named_children()]
+    facts = trainer.facts()
+    trainer.flush()
+    assert trainer.bubble is None  # no step was made
+    assert trainer.state() is None or dist.get_rank() == 0
+    trainer.close()
     return place, facts, names
 
 
@@ -96,12 +97,13 @@ def test_where_ranks_stand() -> None:
 
 def middle() -> tuple[bool, bool, int]:
     framework = Pipeline(balance=[1, 3, 1])
-    place = framework.setup(make_job(CASE))
-    state = framework.state()
+    trainer = framework.setup(make_job(CASE))
+    place = trainer.place
+    state = trainer.state()
     if state is not None:
         assert state.keys() == GPT.build().state_dict().keys()
-    reads, reports, shared = place.reads_data, place.reports, len(framework.blocks.shared)
-    framework.close()
+    reads, reports, shared = place.reads_data, place.reports, len(trainer.blocks.shared)
+    trainer.close()
     return reads, reports, shared
 
 
@@ -126,18 +128,18 @@ def test_a_state_can_be_loaded() -> None:
 
 def out_of_memory() -> None:
     framework = Pipeline()
-    framework.setup(make_job(CASE))
+    trainer = framework.setup(make_job(CASE))
 
     def fail(*_: object) -> None:
         raise torch.OutOfMemoryError("planted: out of memory")
 
-    framework.model[1].register_forward_pre_hook(fail)
+    trainer.model[1].register_forward_pre_hook(fail)
     tokens = torch.zeros(12, 16, dtype=torch.int64)
     batch = Batch(tokens, tokens, torch.ones(12, dtype=torch.bool))
-    for run in (framework.step, framework.evaluate):
+    for run in (trainer.step, trainer.evaluate):
         with pytest.raises(torch.OutOfMemoryError):
             run(batch)
-    framework.close()
+    trainer.close()
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddlbench.errors import UserError
-from ddlbench.frameworks.shared.layout import divisors, fill, nearest_mesh
+from ddlbench.frameworks.shared.layout import Layout, divisors, fill, nearest_mesh
 
 
 def test_divisors() -> None:
@@ -25,3 +25,23 @@ def test_what_does_not_fill_the_ranks_comes_with_the_nearest_mesh() -> None:
         fill(8, {"dp": 5, "tp": None}, free="tp")
     assert nearest_mesh(8, [2, 3, 3]) == (2, 2, 2)
     assert nearest_mesh(6, [2, None]) == (2, 3)
+
+
+def test_every_rank_is_in_one_group_of_each_kind() -> None:
+    layout = Layout(dp=2, tp=3, pp=4)
+    kinds = [layout.dp_groups(), layout.tp_groups(), layout.pp_groups(), layout.replica_groups()]
+    for groups, size in zip(kinds, (2, 3, 4, 12), strict=True):
+        assert {len(ranks) for ranks in groups} == {size}
+        assert sorted(rank for ranks in groups for rank in ranks) == list(range(24))
+    for rank in range(24):
+        dp, tp, pp = layout.position(rank)
+        assert layout.rank(dp, tp, pp) == rank
+
+
+def test_parts_are_neighbours_and_stages_are_furthest_apart() -> None:
+    layout = Layout(dp=2, tp=2, pp=3)
+    assert layout.tp_groups() == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11]]
+    assert layout.dp_groups() == [[0, 2], [1, 3], [4, 6], [5, 7], [8, 10], [9, 11]]
+    assert layout.pp_groups() == [[0, 4, 8], [1, 5, 9], [2, 6, 10], [3, 7, 11]]
+    assert layout.embedding_groups() == [[0, 8], [1, 9], [2, 10], [3, 11]]
+    assert layout.replica_groups() == [[0, 1, 4, 5, 8, 9], [2, 3, 6, 7, 10, 11]]

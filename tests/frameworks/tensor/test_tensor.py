@@ -16,7 +16,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 from ddlbench.errors import Unsupported, UserError
 from ddlbench.frameworks.ddp import DDP
-from ddlbench.frameworks.tensor.adapter import TensorParallel, gradient
+from ddlbench.frameworks.tensor.adapter import TensorParallel, TensorReplica, gradient
 from ddlbench.job import Batch, Job, Model, Place
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.resnet import ResNet
@@ -98,33 +98,35 @@ def dropped() -> dict[str, dict[str, Tensor]]:
     for name, tokens, checkpoint in (("", False, False), ("again", False, True), ("tokens", True, False)):
         case = replace(CASE, model=replace(TEXT, dropout=0.5), checkpoint_activations=checkpoint)
         framework, job = TensorParallel(sequence_parallel=tokens), make_job(case)
-        place = framework.setup(job)
+        trainer = framework.setup(job)
+        place = trainer.place
         for _ in range(2):
             torch.rand(dist.get_rank() + 1)  # as a loader would on the rank that reads
-            framework.step(batch_of(TEXT, place))
+            trainer.step(batch_of(TEXT, place))
         found[name] = {
             key: parameter.detach().clone()
-            for key, parameter in framework.model.named_parameters()
-            if key not in framework.splits
+            for key, parameter in trainer.model.named_parameters()
+            if key not in trainer.splits
         }
-        framework.close()
+        trainer.close()
     return found
 
 
 def zeros_of_dropout() -> dict[str, Tensor]:
     """Which units VGG's two dropouts dropped on this rank."""
     framework, job = TensorParallel(), make_job(Case("vgg", replace(IMAGES, dropout=0.5), global_batch=6))
-    place, found = framework.setup(job), dict[str, Tensor]()
+    trainer, found = framework.setup(job), dict[str, Tensor]()
+    place = trainer.place
 
     def note(name: str) -> Callable[[nn.Module, Any, Tensor], None]:
         return lambda _, __, output: found.update({name: output.detach() == 0})
 
     for name in ("fc6", "fc7"):  # dropout over inputs that no ReLU has set to zero
-        dropout = framework.model.get_submodule(f"{name}.dropout")
+        dropout = trainer.model.get_submodule(f"{name}.dropout")
         dropout.register_forward_pre_hook(lambda _, inputs: (inputs[0] + 1,))
         dropout.register_forward_hook(note(name))
-    framework.step(batch_of(IMAGES, place))
-    framework.close()
+    trainer.step(batch_of(IMAGES, place))
+    trainer.close()
     return found
 
 
@@ -133,10 +135,11 @@ def sent() -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = {}
     for tokens in (False, True):
         framework, job = TensorParallel(sequence_parallel=tokens), make_job(replace(CASE, micro_batch=None))
-        place = framework.setup(job)
+        trainer = framework.setup(job)
+        place = trainer.place
         with CommDebugMode() as watched:
-            framework.step(batch_of(TEXT, place))
-        framework.close()
+            trainer.step(batch_of(TEXT, place))
+        trainer.close()
         found["tokens" if tokens else ""] = {str(name): n for name, n in watched.get_comm_counts().items()}
     return found
 
@@ -144,47 +147,49 @@ def sent() -> dict[str, dict[str, int]]:
 def overflow() -> tuple[int, bool, int, bool]:
     """Updates and whether weights moved where one rank's part of the gradient is infinite; the same after a step."""
     framework, job = TensorParallel(), make_job(replace(CASE, precision="fp16"))
-    place, before = framework.setup(job), {}
-    before = {name: weight.clone() for name, weight in framework.model.state_dict().items()}
-    framework.update.scale(torch.ones(()))
-    for parameter in framework.model.parameters():
+    trainer = framework.setup(job)
+    place = trainer.place
+    before = {name: weight.clone() for name, weight in trainer.model.state_dict().items()}
+    trainer.update.scale(torch.ones(()))
+    for parameter in trainer.model.parameters():
         parameter.grad = torch.zeros_like(parameter)
     if job.rank == 1:
-        gradient(framework.model.get_parameter("h0.mlp.c_fc.weight")).fill_(float("inf"))
-    framework.update.apply(framework.model.parameters())
-    moved, skipped = changed(framework, before), framework.updates
-    framework.step(batch_of(TEXT, place))
-    made = framework.updates, changed(framework, before)
-    framework.close()
+        gradient(trainer.model.get_parameter("h0.mlp.c_fc.weight")).fill_(float("inf"))
+    trainer.update.apply(trainer.model.parameters())
+    moved, skipped = changed(trainer, before), trainer.updates
+    trainer.step(batch_of(TEXT, place))
+    made = trainer.updates, changed(trainer, before)
+    trainer.close()
     return skipped, moved, *made
 
 
-def changed(framework: TensorParallel, before: dict[str, Tensor]) -> bool:
-    return any(not torch.equal(before[name], weight) for name, weight in framework.model.state_dict().items())
+def changed(trainer: TensorReplica, before: dict[str, Tensor]) -> bool:
+    return any(not torch.equal(before[name], weight) for name, weight in trainer.model.state_dict().items())
 
 
 def reloaded() -> tuple[dict[str, Tensor], dict[str, Tensor], float]:
     """The state given back, the state loaded, and how far outputs are from the plain model's with that state."""
     framework, job = TensorParallel(), make_job(CASE)
-    place = framework.setup(job)
-    shared = [framework.state()]
+    trainer = framework.setup(job)
+    place = trainer.place
+    shared = [trainer.state()]
     dist.broadcast_object_list(shared)
     doubled = {name: tensor * 2 for name, tensor in (shared[0] or {}).items()}
-    framework.load(doubled)
+    trainer.load(doubled)
     plain, batch = TEXT.build(), batch_of(TEXT, place)
     plain.load_state_dict(doubled)
-    output = framework.evaluate(batch)
+    output = trainer.evaluate(batch)
     off = (output - plain(batch.inputs)).abs().max().item() if output is not None and batch is not None else 0.0
-    given = framework.state() or {}
-    framework.close()
+    given = trainer.state() or {}
+    trainer.close()
     return given, doubled, off
 
 
 def facts() -> dict[str, Any]:
     framework = TensorParallel(sequence_parallel=True)
-    framework.setup(make_job(CASE))
-    found = framework.facts()
-    framework.close()
+    trainer = framework.setup(make_job(CASE))
+    found = trainer.facts()
+    trainer.close()
     return found
 
 

@@ -20,7 +20,8 @@ from torch.profiler import record_function
 
 from ddlbench.frameworks.deepspeed.knobs import Knobs, library, without_norm
 from ddlbench.frameworks.shared.batchnorm import Statistics
-from ddlbench.frameworks.shared.common import checkpoint_blocks, drop, evaluate, micro_batches, overflowed, subgroup
+from ddlbench.frameworks.shared.common import evaluate, micro_batches, overflowed, subgroup
+from ddlbench.frameworks.shared.replica import build
 from ddlbench.job import Batch, Job, Place, type_of_dtype
 from ddlbench.ranks.launch import detect
 from ddlbench.ranks.launchers import OPEN_MPI
@@ -30,43 +31,68 @@ from ddlbench.ranks.launchers import OPEN_MPI
 class DeepSpeed(Knobs):
     """deepspeed.initialize over a configuration made of the job and the knobs."""
 
-    def setup(self, job: Job) -> Place:
+    def setup(self, job: Job) -> ZeroTrainer:
         deepspeed = library(job.device)
-        self.job, self.count = job, job.micro_batches(job.world_size)
-        model = job.build()
-        if job.checkpoint_activations:
-            checkpoint_blocks(model)
-        self.launcher_variables = tell_device(job.device)
-        self._make_group()
-        self.engine, *_ = deepspeed.initialize(
-            args=SimpleNamespace(device_rank=job.device.index or 0),
-            model=model,
-            optimizer=job.optimizer(model.named_parameters()),
-            config=self.config(job),
-            dist_init_required=False,
-        )
+        model = build(job)
+        variables = set_device_index(job.device)
+        try:
+            make_group(job)
+            engine, *_ = deepspeed.initialize(
+                args=SimpleNamespace(device_rank=job.device.index or 0),
+                model=model,
+                optimizer=job.optimizer(model.named_parameters()),
+                config=self.config(job),
+                dist_init_required=False,
+            )
+        except BaseException:
+            restore(variables)
+            raise
         if self.zero_stage == 3 and not self.needs_norm(job):
-            without_norm(self.engine.optimizer)
+            without_norm(engine.optimizer)
         if job.compile:
-            self.engine.compile()
-        self.optimizer = self.engine.basic_optimizer
-        self.applied = 0
+            engine.compile()
+        return ZeroTrainer(job, self, engine, variables)
+
+
+def make_group(job: Job) -> None:
+    """The engine reduces in a group of its own, which it would make with torch's default timeout and at its first
+    operation. It takes the one that it finds in this place."""
+    from deepspeed.utils import groups
+
+    groups._WORLD_GROUP = subgroup([range(job.world_size)], job, own=True)  # pyright: ignore[reportPrivateUsage]
+
+
+class ZeroTrainer:
+    """One rank's live engine: a `Trainer` (ddlbench/job.py).
+
+    applied: updates at stage 0, where a loss scaler of torch's decides, unseen by the engine
+    variables: what set_device_index has replaced
+    """
+
+    job: Job
+    knobs: Knobs
+    place: Place
+    engine: Any
+    optimizer: Optimizer
+    statistics: Statistics
+    micro_batches: int
+    applied: int
+    variables: Mapping[str, str | None]
+
+    def __init__(self, job: Job, knobs: Knobs, engine: Any, variables: Mapping[str, str | None]) -> None:
+        self.job, self.knobs, self.engine, self.variables = job, knobs, engine, variables
+        self.place = Place(job.rank, job.world_size, coordinates={"dp": job.rank})
+        self.optimizer = engine.basic_optimizer
         self.optimizer.register_step_post_hook(self._made)
-        self.statistics = Statistics(self.engine.module, dist.group.WORLD)
-        return Place(job.rank, job.world_size, coordinates={"dp": job.rank})
-
-    def _make_group(self) -> None:
-        """The engine reduces in a group of its own, which it would make with torch's default timeout and at its first
-        operation. It takes the one that it finds in this place."""
-        from deepspeed.utils import groups
-
-        groups._WORLD_GROUP = subgroup([range(self.job.world_size)], self.job, own=True)  # pyright: ignore[reportPrivateUsage]
+        self.statistics = Statistics(engine.module, dist.group.WORLD)
+        self.micro_batches = job.micro_batches(job.world_size)
+        self.applied = 0
 
     @property
     def updates(self) -> int:
-        if self.zero_stage:
+        if self.knobs.zero_stage:
             return self.engine.global_steps - self.engine.skipped_steps
-        return self.applied  # at stage 0 a loss scaler of torch's decides, unseen by the engine
+        return self.applied
 
     def _made(self, optimizer: Optimizer, *_: object) -> None:
         self.applied += not overflowed(optimizer)
@@ -74,28 +100,28 @@ class DeepSpeed(Knobs):
     def step(self, batch: Batch | None) -> Tensor | None:
         assert batch is not None
         total = torch.zeros((), device=self.job.device)
-        for micro in micro_batches(batch, self.count):
+        for micro in micro_batches(batch, self.micro_batches):
             with record_function("ddlbench/forward"):  # under the engine's own autocast
                 loss = self.job.loss(self.engine(self._cast(micro.inputs)), micro.targets)
             with record_function("ddlbench/backward"):
                 self.engine.backward(loss)  # which divides by the number of micro batches
             with record_function("ddlbench/update"):
                 self.engine.step()  # counts the micro batches, updates after the last
-            total += loss.detach() / self.count
+            total += loss.detach() / self.micro_batches
         self.statistics.moved()
         return total
 
     def _cast(self, inputs: Tensor) -> Tensor:
         """Images in the type of weights that the library cast."""
-        casts = self.casts(self.job) and inputs.is_floating_point()
+        casts = self.knobs.casts(self.job) and inputs.is_floating_point()
         return inputs.to(type_of_dtype[self.job.precision]) if casts else inputs
 
     def evaluate(self, batch: Batch | None) -> Tensor | None:
         assert batch is not None
         self.statistics.settle()
         module: nn.Module = self.engine.module
-        job = replace(self.job, precision="fp32") if self.casts(self.job) else self.job  # then without autocast
-        return evaluate(module, lambda inputs: module(self._cast(inputs)), batch, job, self.count)
+        job = replace(self.job, precision="fp32") if self.knobs.casts(self.job) else self.job  # then without autocast
+        return evaluate(module, lambda inputs: module(self._cast(inputs)), batch, job, self.micro_batches)
 
     def flush(self) -> None:
         """Nothing is in flight between steps."""
@@ -112,7 +138,7 @@ class DeepSpeed(Knobs):
 
     def _whole(self, tensor: Tensor) -> Tensor:
         """In fp32, also where the model's own copy is not."""
-        if not self.zero_stage or not isinstance(tensor, nn.Parameter):
+        if not self.knobs.zero_stage or not isinstance(tensor, nn.Parameter):
             return tensor
         from deepspeed.utils import safe_get_full_fp32_param
 
@@ -126,35 +152,33 @@ class DeepSpeed(Knobs):
         for name, tensor in self.engine.module.state_dict(keep_vars=True).items():
             with gathered([tensor], modifier_rank=0), torch.no_grad():
                 tensor.copy_(state[name])
-        if self.zero_stage:  # the optimizer has its own copy of what it updates
+        if self.knobs.zero_stage:  # the optimizer has its own copy of what it updates
             self.engine.optimizer.refresh_fp32_params()
 
     def facts(self) -> dict[str, Any]:
-        zero = self.engine.config["zero_optimization"]
-        scheme = "deepspeed weights" if self.casts(self.job) else "autocast"
+        zero, knobs = self.engine.config["zero_optimization"], self.knobs
+        scheme = "deepspeed weights" if knobs.casts(self.job) else "autocast"
         return {
             "staleness": 0,
-            "zero_stage": self.zero_stage,
-            "offload_optimizer": self.offload_optimizer,
-            "offload_parameters": self.offload_parameters,
+            "zero_stage": knobs.zero_stage,
+            "offload_optimizer": knobs.offload_optimizer,
+            "offload_parameters": knobs.offload_parameters,
             "reduce_bucket_elements": zero.get("reduce_bucket_size"),
-            "gather_bucket_mb": self.gather_bucket_mb,
-            "overlap_comm": bool(self.zero_stage and self.engine.zero_overlap_comm()),
-            "gradient_norm": self.needs_norm(self.job),
-            "persistence_threshold": self.persistence_threshold if self.zero_stage == 3 else None,
+            "gather_bucket_mb": knobs.gather_bucket_mb,
+            "overlap_comm": bool(knobs.zero_stage and self.engine.zero_overlap_comm()),
+            "gradient_norm": knobs.needs_norm(self.job),
+            "persistence_threshold": knobs.persistence_threshold if knobs.zero_stage == 3 else None,
             "precision_scheme": "fp32" if self.job.precision == "fp32" else scheme,
             "reduce_dtype": self.job.reduce_dtype,
         }
 
     def close(self) -> None:
-        if hasattr(self, "engine"):
-            self.engine.destroy()
-        for name, value in vars(self).pop("launcher_variables", {}).items():
-            restore(name, value)
-        drop(self, "statistics", "engine", "optimizer")
+        self.engine.destroy()
+        restore(self.variables)
+        vars(self).clear()
 
 
-def tell_device(device: torch.device) -> dict[str, str | None]:
+def set_device_index(device: torch.device) -> dict[str, str | None]:
     """The engine takes LOCAL_RANK for the index of this rank's device, in set-up and in steps; it is another number
     where each task sees one GPU (--gpus-per-task=1). Under Open MPI it wants the launcher's variable to say the same.
     Returns what they said before."""
@@ -165,8 +189,10 @@ def tell_device(device: torch.device) -> dict[str, str | None]:
     return before
 
 
-def restore(name: str, value: str | None) -> None:
-    if value is None:
-        os.environ.pop(name, None)
-    else:
-        os.environ[name] = value
+def restore(variables: Mapping[str, str | None]) -> None:
+    """In the environment. None: the variable was not set."""
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

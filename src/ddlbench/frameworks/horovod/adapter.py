@@ -3,30 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.profiler import record_function
 
 from ddlbench.errors import Unavailable, Unsupported, UserError
 from ddlbench.frameworks.horovod.start import start, started_by_mpi
-from ddlbench.frameworks.shared.batchnorm import Statistics
-from ddlbench.frameworks.shared.common import (
-    Clip,
-    Update,
-    accumulate,
-    check_alike,
-    checkpoint_blocks,
-    drop,
-    evaluate,
-    whole_state,
-)
-from ddlbench.job import Batch, Job, Place
+from ddlbench.frameworks.shared.common import Clip, Update, check_alike
+from ddlbench.frameworks.shared.replica import Replica, build
+from ddlbench.job import Job
 from ddlbench.ranks.control import everyones
 
 COMPRESSIONS = ("none", "fp16")
@@ -108,30 +99,27 @@ class Horovod:
             raise Unsupported("horovod 0.28.1 does not know bf16: set train.reduce_dtype=fp32 or fp16")
         return "fp16" if job.reduce_dtype == "fp16" else self.compression
 
-    def setup(self, job: Job) -> Place:
-        self.job, self.hvd = job, library()
-        start(self.hvd, job, self._variables(job))
-        op = self.hvd.Adasum if self.adasum else self.hvd.Average
-        self.hvd.allreduce(torch.ones(1, device=job.device), op=op)  # makes NCCL's communicator, as launch.connect does
-        self.model = job.build()
-        assert_same_weights(self.model)
-        if job.checkpoint_activations:
-            checkpoint_blocks(self.model)
-        self.count = job.micro_batches(job.world_size)
-        self.optimizer = self.hvd.DistributedOptimizer(
-            job.optimizer(self.model.named_parameters()),
-            named_parameters=self.model.named_parameters(),
-            compression=getattr(self.hvd.Compression, self._compression(job)),
-            backward_passes_per_step=self.count,
+    def setup(self, job: Job) -> Replica:
+        """Horovod stays up until the process ends: see `start`."""
+        hvd = library()
+        start(hvd, job, self._variables(job))
+        op = hvd.Adasum if self.adasum else hvd.Average
+        hvd.allreduce(torch.ones(1, device=job.device), op=op)  # makes NCCL's communicator, as launch.connect does
+        model = build(job)
+        assert_same_weights(model)
+        optimizer = hvd.DistributedOptimizer(
+            job.optimizer(model.named_parameters()),
+            named_parameters=model.named_parameters(),
+            compression=getattr(hvd.Compression, self._compression(job)),
+            # Horovod counts the backward passes itself and adds them up: `accumulate` divides their losses.
+            backward_passes_per_step=job.micro_batches(job.world_size),
             op=op,
         )
-        if job.compile:
-            self.model.compile()
         # Adasum's optimizer has stepped when backward ends, and refuses to be synchronised by hand.
         combined = self.adasum and job.world_size > 1
-        self.update = Update(self.optimizer, job) if combined else AveragedUpdate(self.optimizer, job)
-        self.statistics = Statistics(self.model, dist.group.WORLD)
-        return Place(job.rank, job.world_size, coordinates={"dp": job.rank})
+        update = Update(optimizer, job) if combined else AveragedUpdate(optimizer, job)
+        facts = self._facts(job, controller="mpi" if hvd.mpi_enabled() else "gloo")
+        return Replica(job, model, optimizer, facts, update=update, dp_group=dist.group.WORLD)
 
     def _variables(self, job: Job) -> dict[str, str]:
         """What Horovod reads from the environment when it starts. Stalls are looked for every `look` seconds."""
@@ -145,49 +133,17 @@ class Horovod:
             "HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(1, int(job.timeout_s))),
         }
 
-    @property
-    def updates(self) -> int:
-        return self.update.count
-
-    def step(self, batch: Batch | None) -> Tensor | None:
-        assert batch is not None
-        # Horovod counts the backward passes itself and adds them up: `accumulate` divides their losses.
-        loss = accumulate(self.model, batch, self.job, self.count, self.update)
-        self.update.apply(self.model.parameters())
-        self.statistics.moved()
-        return loss
-
-    def evaluate(self, batch: Batch | None) -> Tensor | None:
-        assert batch is not None
-        self.statistics.settle()
-        return evaluate(self.model, self.model, batch, self.job, self.count)
-
-    def flush(self) -> None:
-        """Nothing is in flight between steps."""
-
-    def state(self) -> dict[str, Tensor] | None:
-        self.statistics.settle()
-        return whole_state(self.model) if dist.get_rank() == 0 else None
-
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        self.model.load_state_dict(state)
-
-    def facts(self) -> dict[str, Any]:
-        compression = self._compression(self.job)
+    def _facts(self, job: Job, controller: str) -> dict[str, Any]:
+        compression = self._compression(job)
         return {
-            "staleness": 0,
             "compression": compression,
             "fusion_threshold_mb": self.fusion_threshold_mb,
             "cycle_time_ms": self.cycle_time_ms,
             "adasum": self.adasum,
-            "backward_passes_per_step": self.count,
-            "controller": "mpi" if self.hvd.mpi_enabled() else "gloo",
+            "backward_passes_per_step": job.micro_batches(job.world_size),
+            "controller": controller,
             "reduce_dtype": "fp16" if compression == "fp16" else "fp32",
         }
-
-    def close(self) -> None:
-        """Horovod lives on until the process ends: see `start`."""
-        drop(self, "statistics", "model", "optimizer", "update")
 
 
 class AveragedUpdate(Update):

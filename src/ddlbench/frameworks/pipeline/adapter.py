@@ -8,19 +8,12 @@ stage: all together the hybrid of Narayanan et al. 2021 (docs/adr/0010).
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
-
-import torch
-from torch import Tensor
-from torch.profiler import record_function
 
 from ddlbench.errors import Unsupported, UserError
 from ddlbench.frameworks.fsdp import check_shards
-from ddlbench.frameworks.pipeline.blocks import Blocks, own_edges
-from ddlbench.frameworks.pipeline.clock import BusyClock
+from ddlbench.frameworks.pipeline.blocks import Blocks
 from ddlbench.frameworks.pipeline.groups import Groups
 from ddlbench.frameworks.pipeline.schedules import (
     LOOPED,
@@ -31,17 +24,12 @@ from ddlbench.frameworks.pipeline.schedules import (
     micro_batch_count,
     pipeline_ranks,
 )
-from ddlbench.frameworks.pipeline.stages import Plan, Stage, block_count
-from ddlbench.frameworks.shared.common import (
-    Update,
-    autocast,
-    check_alike,
-    drop,
-)
+from ddlbench.frameworks.pipeline.stages import Plan, block_count
+from ddlbench.frameworks.pipeline.trainer import PipelineTrainer
+from ddlbench.frameworks.shared.common import check_alike
+from ddlbench.frameworks.shared.layout import Layout
 from ddlbench.frameworks.tensor.checks import check_compile, check_parts
-from ddlbench.frameworks.tensor.collectives import share
-from ddlbench.frameworks.tensor.loss import loss_of_parts, whole_logits
-from ddlbench.job import Batch, Job, Place
+from ddlbench.job import Job
 
 
 @dataclass
@@ -93,121 +81,28 @@ class Pipeline:
             check_shards(self.name, job)
         check_alike(job, self.dp)
 
-    def setup(self, job: Job) -> Place:
-        self.ranks = pipeline_ranks(job.world_size, self.dp, self.pp, self.tp)
-        self.count = micro_batch_count(self.schedule, job, self.ranks, self.dp)
-        self.groups = groups = Groups.connect(job, self.dp, self.ranks, self.tp, self.sharded)
+    def setup(self, job: Job) -> PipelineTrainer:
+        layout = Layout(self.dp, self.tp, pipeline_ranks(job.world_size, self.dp, self.pp, self.tp))
+        count = micro_batch_count(self.schedule, job, layout.pp, self.dp)
+        groups = Groups.connect(job, layout, self.sharded)
         groups.open_links(job.device, looped=self.virtual_stages > 1)
-        self.job = replace(job, loss=loss_of_parts(job, groups.part, parallel=True))
-        self.clock, self.bubble = BusyClock(job.device), None
-        self.losses: list[Tensor] = []
-        samples = job.replica_batch(self.dp) // self.count
-        self.plan = Plan.of(job, self.ranks * self.virtual_stages, samples, self.balance, self.flops_per_byte)
-        self.blocks = Blocks(job, groups, self.plan, self.sharded)
-        self.model = self.blocks.model
-        self.runner = self._runner(self.blocks.stages)
-        self.optimizer = job.optimizer(self.model.named_parameters())
-        self.update = Update(self.optimizer, job, groups.update)
-        return groups.place()
+        samples = job.replica_batch(self.dp) // count
+        plan = Plan.of(job, layout.pp * self.virtual_stages, samples, self.balance, self.flops_per_byte)
+        blocks = Blocks(job, groups, plan, self.sharded)
+        return PipelineTrainer(job, groups, plan, blocks, self.schedule, count, self._facts(job, layout, plan, count))
 
-    def _runner(self, stages: Mapping[int, Stage]) -> Any:
-        """torch's schedule over this rank's stages. Shapes are given, so that it need not run the model to find out."""
-        from torch.distributed.pipelining import PipelineStage
-        from torch.distributed.pipelining.schedules import get_schedule_class
-
-        edges, made = own_edges(self.plan, self.job, self.groups.part), list[PipelineStage]()
-        for index, blocks in stages.items():
-            if self.job.compile:
-                blocks.blocks.compile()
-            before, after = edges[index : index + 2]
-            count, group = len(self.plan.sizes), self.groups.pipeline
-            stage = PipelineStage(blocks, index, count, self.job.device, before, after, group=group)
-            for method in ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk"):
-                setattr(stage, method, self.clock.computing(getattr(stage, method)))
-            made.append(stage)
-        schedule: Any = get_schedule_class(SCHEDULES[self.schedule])
-        one_or_more = made if self.schedule in LOOPED else made[0]
-        return schedule(one_or_more, self.count, loss_fn=self.clock.computing(self._loss), scale_grads=False)
-
-    def _loss(self, output: Tensor, targets: Tensor) -> Tensor:
-        """Of one micro batch, as its share of the replica's."""
-        with autocast(self.job):
-            loss = self.job.loss(output, targets) / self.count
-        self.losses.append(loss.detach())
-        return self.update.scale(loss)
-
-    @property
-    def updates(self) -> int:
-        return self.update.count
-
-    def step(self, batch: Batch | None) -> Tensor | None:
-        self.losses.clear()
-        if self.tp > 1:  # whatever a rank drew in between, the loader's for one: ranks that share layers draw the same
-            torch.manual_seed(torch.initial_seed() + self.dp * self.ranks)
-        inputs, targets = self._ends_of(batch)
-        with as_raised(), self.clock.schedule():
-            self.runner.step(*inputs, target=targets, return_outputs=False)
-        with record_function("ddlbench/communicate"):
-            self.blocks.reduce()
-        self.update.apply(self.model.parameters(), self.blocks.clip)
-        return torch.stack(self.losses).sum() if batch is not None and self.losses else None
-
-    def _ends_of(self, batch: Batch | None) -> tuple[tuple[Tensor, ...], Tensor | None]:
-        """What torch's schedule takes: inputs on the first stage's ranks, targets on the last one's."""
-        first, last = self.groups.first, self.groups.last
-        if not (first or last):
-            return (), None
-        shared = share(batch, self.job, self.job.replica_batch(self.dp), self.groups.part)
-        return (shared.inputs,) if first else (), shared.targets if last else None
-
-    def evaluate(self, batch: Batch | None) -> Tensor | None:
-        self.blocks.statistics.settle()
-        inputs, targets = self._ends_of(batch)
-        self.model.eval()
-        with as_raised(), torch.no_grad():
-            output = self.runner.eval(*inputs, target=targets)
-        self.model.train()
-        self.blocks.fold()
-        if not self.groups.last:
-            return None
-        whole = whole_logits(output, self.job, self.groups.part)
-        return whole if batch is not None else None
-
-    def flush(self) -> None:
-        """The schedules end with an empty pipeline: only its clock is read."""
-        self.bubble = self.clock.bubble()
-
-    def state(self) -> dict[str, Tensor] | None:
-        return self.blocks.state()
-
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        self.blocks.load(state)
-
-    def facts(self) -> dict[str, Any]:
+    def _facts(self, job: Job, layout: Layout, plan: Plan, count: int) -> dict[str, Any]:
         return {
             "staleness": 0,
             "schedule": self.schedule,
             "dp": self.dp,
             "tp": self.tp,
-            "pp": self.ranks,
+            "pp": layout.pp,
             "shards": self.dp if self.sharded else 1,
             "virtual_stages": self.virtual_stages,
-            **self.plan.facts(),
-            "micro_batches": self.count,
-            "micro_batches_rule": "4 a rank" if self.job.micro_batch is None else "train.micro_batch",
-            "bubble": self.bubble,
-            "bubble_theoretical": bubble(self.schedule, self.count, self.ranks, self.virtual_stages),
+            **plan.facts(),
+            "micro_batches": count,
+            "micro_batches_rule": "4 a rank" if job.micro_batch is None else "train.micro_batch",
+            "bubble_theoretical": bubble(self.schedule, count, layout.pp, self.virtual_stages),
             "reduce_dtype": "fp32",
         }
-
-    def close(self) -> None:
-        drop(self, "runner", "blocks", "model", "optimizer", "update")
-
-
-@contextmanager
-def as_raised() -> Generator[None]:
-    """torch wraps what a stage raises, but whoever records it wants to tell memory that ran out from other errors."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise (error.__cause__ or error) from None

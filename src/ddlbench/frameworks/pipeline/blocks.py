@@ -45,11 +45,11 @@ class Blocks:
     """
 
     def __init__(self, job: Job, groups: Groups, plan: Plan, sharded: bool) -> None:
-        self.groups, self.sharded = groups, sharded and groups.dp > 1
+        self.groups, self.sharded = groups, sharded and groups.layout.dp > 1
         # Built whole on the CPU, for the same weights everywhere; only this rank's blocks go to the device.
         whole = replace(job, device=torch.device("cpu")).build()
         ties = tied_names(whole)
-        own = {i: part for i, part in enumerate(cut(whole, plan.sizes)) if i % groups.ranks == groups.stage_rank}
+        own = {i: part for i, part in enumerate(cut(whole, plan.sizes)) if i % groups.layout.pp == groups.stage_rank}
         self.model = nn.Sequential(OrderedDict(block for part in own.values() for block in part.named_children()))
         self.splits = split_model(self.model, job.model.tensor_plan(), groups.part)
         self.model.to(job.device)
@@ -59,12 +59,12 @@ class Blocks:
         if self.sharded:
             self._shard(job)
         self.shared = groups.shared(self.model, ties)
-        self.statistics = Statistics(self.model, groups.copies)
+        self.statistics = Statistics(self.model, groups.dp_group)
 
     def _shard(self, job: Job) -> None:
         policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
-        assert self.groups.copies is not None
-        mesh = DeviceMesh.from_group(self.groups.copies, job.device.type, mesh_dim_names=("shard",))
+        assert self.groups.dp_group is not None
+        mesh = DeviceMesh.from_group(self.groups.dp_group, job.device.type, mesh_dim_names=("shard",))
         for stage in self.stages.values():
             shard(stage.blocks, mesh, False, policy)
             fully_shard(stage, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
@@ -76,7 +76,7 @@ class Blocks:
         self.statistics.moved()
 
     def clip(self, parameters: Iterable[nn.Parameter], max_norm: float) -> None:
-        clip_parts(parameters, max_norm, self._counted(), self.groups.update)
+        clip_parts(parameters, max_norm, self._counted(), self.groups.norm_group)
 
     def _counted(self) -> list[nn.Parameter]:
         """What two ends share counts on the first, what all parts of a stage have on the first of them."""

@@ -61,7 +61,7 @@ class Flight:
         shared: Sequence[str],
     ) -> None:
         self.job, self.groups, self.count, self.wait, self.shared = job, groups, count, wait, shared
-        self.depth = groups.ranks - 1 - groups.stage_rank  # forward passes that run ahead of the backward passes
+        self.depth = groups.layout.pp - 1 - groups.stage_rank  # forward passes that run ahead of the backward passes
         self.clock = BusyClock(job.device)
         self.model = model
         self.stage = self.clock.computing(Stage(model, job))
@@ -73,15 +73,15 @@ class Flight:
         self.before = None if groups.first else self._link(-1, borders[here - 1])
         self.after = None if groups.last else self._link(+1, borders[here])
         # The tied weights' group is their own: both ends send in it between other messages, in another order.
-        last = (groups.ranks - 1) * groups.dp
-        self.ends = subgroup([[rank, last + rank] for rank in range(groups.dp)], job, own=True) if last else None
+        pairs = groups.layout.embedding_groups()
+        self.embedding_group = subgroup(pairs, job, own=True) if groups.layout.pp > 1 else None
         self.micros: deque[MicroBatch] = deque()
         self.due: deque[Minibatch] = deque()  # gradients whole, update not made
         self.admitted = 0
         self.returning: Tensor | None = None  # gradient that the stage before waits for
 
     def _link(self, way: int, border: Tensor) -> Link:
-        return Link(self.job.rank + way * self.groups.dp, self.groups.pipeline, border, self.job.device)
+        return Link(self.job.rank + way * self.groups.layout.dp, self.groups.pp_group, border, self.job.device)
 
     def step(self, batch: Batch | None) -> Tensor | None:
         """A forward pass of each micro batch of this minibatch, and as many backward passes of those `depth` before."""
@@ -161,7 +161,9 @@ class Flight:
             if minibatch.sums is None and minibatch.index < before:
                 with record_function("ddlbench/communicate"):
                     shares = [gradient(minibatch.weights[name]) for name in self.shared]
-                    minibatch.sums = [dist.all_reduce(share, group=self.ends, async_op=True) for share in shares]
+                    minibatch.sums = [
+                        dist.all_reduce(share, group=self.embedding_group, async_op=True) for share in shares
+                    ]
 
     def _apply(self, minibatch: Minibatch) -> None:
         for work in minibatch.sums or ():

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ddlbench.errors import Unsupported
 from ddlbench.frameworks.shared.batchnorm import average
 from ddlbench.frameworks.shared.common import gradient, subgroup
+from ddlbench.frameworks.shared.layout import Layout
 from ddlbench.frameworks.tensor.collectives import Part
 from ddlbench.job import Job, Place
 from ddlbench.ranks.launch import SHARED_GPU
@@ -21,40 +22,37 @@ from ddlbench.ranks.launch import SHARED_GPU
 
 @dataclass(frozen=True)
 class Groups:
-    """One mesh of `ranks` stages x `dp` replicas x `tp` parts: rank (stage * dp + replica) * tp + part. What is sent
-    most goes between neighbours: activations within a layer first, gradients of copies next.
+    """A rank's place in a mesh of replicas, parts and stages, and the groups that it is in.
 
-    part: this rank's, among those that share every layer
-    pipeline: the ranks of this rank's pipeline, in order; copies: those with the same weights, None with one replica;
-    ends: first and last rank of this rank's pipeline, None between them; update: the ranks of which each has some of
-    the gradients of one update, those of a replica or with shards all
+    part: this rank's, among those that share every layer, and with it the tp_group
+    pp_group: the ranks of this rank's pipeline, in order
+    dp_group: the ranks with the same weights, None with one replica
+    embedding_group: first and last rank of this rank's pipeline, None between them
+    norm_group: the ranks of which each has some of the gradients of one update: those of a replica, with shards all
     """
 
+    layout: Layout
     stage_rank: int
-    ranks: int
     data_rank: int
-    dp: int
     part: Part
-    pipeline: dist.ProcessGroup | None
-    copies: dist.ProcessGroup | None
-    ends: dist.ProcessGroup | None
-    update: dist.ProcessGroup | None
+    pp_group: dist.ProcessGroup | None
+    dp_group: dist.ProcessGroup | None
+    embedding_group: dist.ProcessGroup | None
+    norm_group: dist.ProcessGroup | None
 
     @classmethod
-    def connect(cls, job: Job, dp: int, ranks: int, tp: int = 1, sharded: bool = False) -> Groups:
-        """`dp` pipelines of `ranks` stages each, every stage shared by `tp` ranks."""
-        if ranks > 1 and job.device.type == "cuda" and SHARED_GPU in dist.get_backend_config():
+    def connect(cls, job: Job, layout: Layout, sharded: bool = False) -> Groups:
+        if layout.pp > 1 and job.device.type == "cuda" and SHARED_GPU in dist.get_backend_config():
             raise Unsupported(f"backend={SHARED_GPU}: gloo cannot send tensors of a GPU, and a pipeline sends them")
-        layout = torch.arange(job.world_size).view(ranks, dp, tp)
-        stage_rank, data_rank, part_rank = (int(index) for index in (layout == job.rank).nonzero()[0])
-        pipeline = subgroup(layout.permute(1, 2, 0).flatten(0, 1).tolist(), job)
-        copies = subgroup(layout.transpose(1, 2).flatten(0, 1).tolist(), job) if dp > 1 else None
-        ends = subgroup(layout[[0, -1]].permute(1, 2, 0).flatten(0, 1).tolist(), job) if ranks > 2 else pipeline
-        parts = subgroup(layout.flatten(0, 1).tolist(), job) if tp > 1 else None
-        replica = subgroup(layout.transpose(0, 1).flatten(1).tolist(), job) if tp > 1 else pipeline
-        update = dist.group.WORLD if sharded else replica
-        part = Part(parts, part_rank, tp)
-        return cls(stage_rank, ranks, data_rank, dp, part, pipeline, copies, ends, update)
+        data_rank, tp_rank, stage_rank = layout.position(job.rank)
+        pp_group = subgroup(layout.pp_groups(), job)
+        dp_group = subgroup(layout.dp_groups(), job) if layout.dp > 1 else None
+        embedding_group = subgroup(layout.embedding_groups(), job) if layout.pp > 2 else pp_group
+        tp_group = subgroup(layout.tp_groups(), job) if layout.tp > 1 else None
+        replica = subgroup(layout.replica_groups(), job) if layout.tp > 1 else pp_group
+        norm_group = dist.group.WORLD if sharded else replica
+        part = Part(tp_group, tp_rank, layout.tp)
+        return cls(layout, stage_rank, data_rank, part, pp_group, dp_group, embedding_group, norm_group)
 
     @property
     def first(self) -> bool:
@@ -62,20 +60,21 @@ class Groups:
 
     @property
     def last(self) -> bool:
-        return self.stage_rank == self.ranks - 1
+        return self.stage_rank == self.layout.pp - 1
 
     def open_links(self, device: torch.device, looped: bool) -> None:
         """Let NCCL make the communicator of two ranks in which torch's schedules send to a neighbour: otherwise the
         first step would. looped: last rank and first rank are neighbours too. All ranks take the pairs in one order."""
-        pairs = [(rank, rank + 1) for rank in range(self.ranks - 1)]
-        if looped and self.ranks > 2:
-            pairs.append((0, self.ranks - 1))
+        stages = self.layout.pp
+        pairs = [(stage, stage + 1) for stage in range(stages - 1)]
+        if looped and stages > 2:
+            pairs.append((0, stages - 1))
         token = torch.zeros(1, device=device)
         for sender, receiver in pairs:
             if self.stage_rank == sender:
-                dist.send(token, group=self.pipeline, group_dst=receiver)
+                dist.send(token, group=self.pp_group, group_dst=receiver)
             elif self.stage_rank == receiver:
-                dist.recv(token, group=self.pipeline, group_src=sender)
+                dist.recv(token, group=self.pp_group, group_src=sender)
         token.item()
 
     def place(self) -> Place:
@@ -84,7 +83,9 @@ class Groups:
             coordinates["tp"] = self.part.rank
         leads = self.part.rank == 0
         reads = leads and (self.first or self.last)
-        return Place(self.data_rank, self.dp, reads_data=reads, reports=leads and self.last, coordinates=coordinates)
+        return Place(
+            self.data_rank, self.layout.dp, reads_data=reads, reports=leads and self.last, coordinates=coordinates
+        )
 
     def shared(self, model: nn.Module, ties: Sequence[Sequence[str]]) -> list[nn.Parameter]:
         """This rank's parameters of which the other end of the pipeline holds a copy. (Within one rank a tied parameter
@@ -98,15 +99,15 @@ class Groups:
     def reduce(self, gradients: Sequence[Tensor], shared: Sequence[nn.Parameter]) -> None:
         """Averages over copies first, sums of tied parameters then: two numbers add up to the same on both ends, so the
         two copies of a tied parameter stay equal to the last bit. gradients: those that nobody has averaged yet."""
-        if self.copies is not None and gradients:
-            average(gradients, self.copies)
+        if self.dp_group is not None and gradients:
+            average(gradients, self.dp_group)
         for parameter in shared:
-            dist.all_reduce(gradient(parameter), group=self.ends)
+            dist.all_reduce(gradient(parameter), group=self.embedding_group)
 
     def gather(self, own: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
         """The states of the first pipeline's ranks as one, in their order, on rank 0; None elsewhere."""
         if self.data_rank > 0 or self.part.rank > 0:
             return None
-        parts: list[Any] | None = [None] * self.ranks if self.first else None
-        dist.gather_object(own, parts, dst=0, group=self.pipeline)
+        parts: list[Any] | None = [None] * self.layout.pp if self.first else None
+        dist.gather_object(own, parts, dst=0, group=self.pp_group)
         return None if parts is None else {name: tensor for each in parts for name, tensor in each.items()}

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ddlbench.errors import Unsupported, UserError
@@ -26,11 +26,8 @@ from ddlbench.frameworks.pipeline.flight import Flight
 from ddlbench.frameworks.pipeline.groups import Groups
 from ddlbench.frameworks.pipeline.schedules import check_stages, micro_batch_count, pipeline_ranks
 from ddlbench.frameworks.pipeline.stages import Plan, block_count, tied_names
-from ddlbench.frameworks.shared.common import (
-    check_alike,
-    drop,
-    on_meta,
-)
+from ddlbench.frameworks.shared.common import check_alike, on_meta
+from ddlbench.frameworks.shared.layout import Layout
 from ddlbench.job import Batch, Job, Place
 
 
@@ -89,26 +86,55 @@ class PipeDream:
                 "last: set model.tie_weights=false, or use framework=pipedream_2bw (the same staleness everywhere)"
             )
 
-    def setup(self, job: Job) -> Place:
-        self.job = job
-        self.ranks = pipeline_ranks(job.world_size, self.dp, self.pp)
-        self.count = self._micro_batches(job, self.ranks)
-        self.groups = Groups.connect(job, self.dp, self.ranks)
-        self.bubble: float | None = None
-        samples = job.replica_batch(self.dp) // self.count
-        self.plan = Plan.of(job, self.ranks, samples, self.balance, self.flops_per_byte)
-        self.blocks = Blocks(job, self.groups, self.plan, sharded=False)
-        self.model = self.blocks.model
-        apart = {id(parameter) for parameter in self.blocks.shared}
-        shared = [name for name, parameter in self.model.named_parameters() if id(parameter) in apart]
-        self.flight = Flight(
-            job, self.groups, self.model, self.plan.between, self.count, wait=self.double_buffered, shared=shared
-        )
-        return self.groups.place()
+    def setup(self, job: Job) -> PipeDreamTrainer:
+        layout = Layout(self.dp, pp=pipeline_ranks(job.world_size, self.dp, self.pp))
+        count = self._micro_batches(job, layout.pp)
+        groups = Groups.connect(job, layout)
+        samples = job.replica_batch(self.dp) // count
+        plan = Plan.of(job, layout.pp, samples, self.balance, self.flops_per_byte)
+        blocks = Blocks(job, groups, plan, sharded=False)
+        apart = {id(parameter) for parameter in blocks.shared}
+        shared = [name for name, parameter in blocks.model.named_parameters() if id(parameter) in apart]
+        flight = Flight(job, groups, blocks.model, plan.between, count, wait=self.double_buffered, shared=shared)
+        return PipeDreamTrainer(groups.place(), blocks, flight, self._facts(job, layout.pp, plan, count))
 
-    @property
-    def optimizer(self) -> Optimizer:
-        return self.flight.optimizer
+    def _facts(self, job: Job, ranks: int, plan: Plan, count: int) -> dict[str, Any]:
+        behind = [-(-(ranks - 1 - stage) // count) for stage in range(ranks)]  # minibatches in flight
+        return {
+            "staleness": [1] * ranks if self.double_buffered else behind,  # in updates, by stage
+            "weight_versions": [number + 1 for number in behind],
+            "schedule": "1f1b without flush",
+            "pp": ranks,
+            **plan.facts(),
+            "micro_batches": count,
+            "micro_batches_rule": self._rule(job),
+            "bubble_theoretical": 0.0,  # but for filling and emptying it once an epoch
+            "reduce_dtype": "fp32",
+        }
+
+    def _rule(self, job: Job) -> str:
+        if job.micro_batch is not None:
+            return "train.micro_batch"
+        return "4 a rank" if self.double_buffered else "the whole minibatch"
+
+
+class PipeDreamTrainer:
+    """One rank's live stage: a `Trainer` (ddlbench/job.py).
+
+    bubble: share of the time in which ranks waited, as last measured
+    """
+
+    place: Place
+    blocks: Blocks
+    model: nn.Module
+    flight: Flight
+    optimizer: Optimizer
+    bubble: float | None
+    knobs: Mapping[str, Any]  # the facts that are known before the first step
+
+    def __init__(self, place: Place, blocks: Blocks, flight: Flight, knobs: Mapping[str, Any]) -> None:
+        self.place, self.blocks, self.flight, self.knobs = place, blocks, flight, knobs
+        self.model, self.optimizer, self.bubble = blocks.model, flight.optimizer, None
 
     @property
     def updates(self) -> int:
@@ -139,24 +165,7 @@ class PipeDream:
         self.blocks.load(state)
 
     def facts(self) -> dict[str, Any]:
-        behind = [-(-(self.ranks - 1 - stage) // self.count) for stage in range(self.ranks)]  # minibatches in flight
-        return {
-            "staleness": [1] * self.ranks if self.double_buffered else behind,  # in updates, by stage
-            "weight_versions": [number + 1 for number in behind],
-            "schedule": "1f1b without flush",
-            "pp": self.ranks,
-            **self.plan.facts(),
-            "micro_batches": self.count,
-            "micro_batches_rule": self._rule(),
-            "bubble": self.bubble,
-            "bubble_theoretical": 0.0,  # but for filling and emptying it once an epoch
-            "reduce_dtype": "fp32",
-        }
-
-    def _rule(self) -> str:
-        if self.job.micro_batch is not None:
-            return "train.micro_batch"
-        return "4 a rank" if self.double_buffered else "the whole minibatch"
+        return {**self.knobs, "bubble": self.bubble}
 
     def close(self) -> None:
-        drop(self, "flight", "blocks", "model")
+        vars(self).clear()

@@ -34,12 +34,6 @@ def check_alike(job: Job, data_size: int) -> None:
         )
 
 
-def drop(framework: object, *names: str) -> None:
-    """Forget attributes that `setup` may or may not have reached."""
-    for name in names:
-        vars(framework).pop(name, None)
-
-
 def micro_batches(batch: Batch, count: int) -> Iterator[Batch]:
     """Contiguous slices of a replica batch, equal in size: [B, ...] -> count x [B / count, ...]."""
     parts = (tensor.chunk(count) for tensor in (batch.inputs, batch.targets, batch.valid))

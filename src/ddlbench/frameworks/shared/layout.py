@@ -1,12 +1,57 @@
-"""How many ranks each dimension of a mesh gets: data x tensor x pipeline parallel. Plain arithmetic."""
+"""How many ranks each dimension of a mesh gets, and which: data x tensor x pipeline parallel. Plain arithmetic."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import product
 from math import log2, prod
 
 from ddlbench.errors import UserError
+
+Ranks = list[int]
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A mesh of dp replicas x tp parts of every layer x pp stages.
+
+    Rank (stage * dp + replica) * tp + part: what is sent most goes between neighbours, activations within a layer
+    first, gradients of replicas next. Each list below holds all groups of one kind, and every rank is in one of each.
+    """
+
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+
+    def rank(self, dp: int = 0, tp: int = 0, pp: int = 0) -> int:
+        return (pp * self.dp + dp) * self.tp + tp
+
+    def position(self, rank: int) -> tuple[int, int, int]:
+        """Replica, part and stage of a rank."""
+        rest, tp = divmod(rank, self.tp)
+        pp, dp = divmod(rest, self.dp)
+        return dp, tp, pp
+
+    def dp_groups(self) -> list[Ranks]:
+        """Ranks with the same weights."""
+        return [[self.rank(d, t, p) for d in range(self.dp)] for p in range(self.pp) for t in range(self.tp)]
+
+    def tp_groups(self) -> list[Ranks]:
+        """Ranks that share every layer of a stage."""
+        return [[self.rank(d, t, p) for t in range(self.tp)] for p in range(self.pp) for d in range(self.dp)]
+
+    def pp_groups(self) -> list[Ranks]:
+        """The stages of a pipeline in their order."""
+        return [[self.rank(d, t, p) for p in range(self.pp)] for d in range(self.dp) for t in range(self.tp)]
+
+    def embedding_groups(self) -> list[Ranks]:
+        """First and last stage, which both have a tied embedding. Only they are in a group."""
+        return [[ranks[0], ranks[-1]] for ranks in self.pp_groups()]
+
+    def replica_groups(self) -> list[Ranks]:
+        """The ranks of a replica: all its parts of all its stages."""
+        return [[self.rank(d, t, p) for p in range(self.pp) for t in range(self.tp)] for d in range(self.dp)]
 
 
 def divisors(number: int) -> list[int]:

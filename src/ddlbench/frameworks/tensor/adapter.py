@@ -12,28 +12,29 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddlbench.errors import Unsupported, UserError
 from ddlbench.frameworks.ddp import NO_BUFFER_SYNC
-from ddlbench.frameworks.shared.batchnorm import Statistics, average
+from ddlbench.frameworks.shared.batchnorm import average
 from ddlbench.frameworks.shared.common import (
     Update,
     accumulate,
     check_alike,
     checkpoint_blocks,
     clip_parts,
-    drop,
     evaluate,
     gradient,
     subgroup,
     whole_state,
 )
-from ddlbench.frameworks.shared.layout import fill
+from ddlbench.frameworks.shared.layout import Layout, fill
+from ddlbench.frameworks.shared.replica import Replica
 from ddlbench.frameworks.tensor.checks import check_compile, check_parts, check_sequence
 from ddlbench.frameworks.tensor.collectives import Part, share
-from ddlbench.frameworks.tensor.layers import joined_state, own_state, split_model
+from ddlbench.frameworks.tensor.layers import Splits, joined_state, own_state, split_model
 from ddlbench.frameworks.tensor.loss import loss_of_parts, whole_logits
 from ddlbench.job import Batch, Job, Place
 
@@ -63,65 +64,89 @@ class TensorParallel:
             raise Unsupported("tensor: gradients in bf16 need NCCL (gloo cannot sum them): use fp16 or fp32 on CPU")
         check_alike(job, self.dp)
 
-    def setup(self, job: Job) -> Place:
-        self.count = job.micro_batches(self.dp)
-        self._connect(job)
-        self.job = replace(job, loss=loss_of_parts(job, self.part, self.parallel_loss))
-        self._build()
-        self.statistics = Statistics(self.model, self.replicas)
-        reads, coordinates = self.part.rank == 0, {"dp": self.data_rank, "tp": self.part.rank}
-        return Place(self.data_rank, self.dp, reads_data=reads, reports=reads, coordinates=coordinates)
+    def setup(self, job: Job) -> TensorReplica:
+        layout = Layout(self.dp, fill(job.world_size, {"dp": self.dp, "tp": self.tp}, free="tp"))
+        data_rank, tp_rank, _ = layout.position(job.rank)
+        tp_group = subgroup(layout.tp_groups(), job) if layout.tp > 1 else None
+        dp_group = subgroup(layout.dp_groups(), job) if layout.dp > 1 else None
+        part = Part(tp_group, tp_rank, layout.tp, sequence=self.sequence_parallel and layout.tp > 1)
+        model, splits = own_part(job, part)
+        reads, coordinates = tp_rank == 0, {"dp": data_rank, "tp": tp_rank}
+        place = Place(data_rank, self.dp, reads_data=reads, reports=reads, coordinates=coordinates)
+        job = replace(job, loss=loss_of_parts(job, part, self.parallel_loss))
+        return TensorReplica(job, model, part, splits, self._facts(job, model, part), place, dp_group)
 
-    def _connect(self, job: Job) -> None:
-        """Ranks d * tp to (d + 1) * tp - 1 make replica d: what is sent most goes between neighbours."""
-        tp = fill(job.world_size, {"dp": self.dp, "tp": self.tp}, free="tp")
-        self.data_rank, tp_rank = divmod(job.rank, tp)
-        layout = torch.arange(job.world_size).view(self.dp, tp)
-        group = subgroup(layout.tolist(), job) if tp > 1 else None
-        self.replicas = subgroup(layout.T.tolist(), job) if self.dp > 1 else None
-        self.part = Part(group, tp_rank, tp, sequence=self.sequence_parallel and tp > 1)
+    def _facts(self, job: Job, model: nn.Module, part: Part) -> dict[str, Any]:
+        return {
+            "dp": self.dp,
+            "tp": part.size,
+            "sequence_parallel": part.sequence,
+            "parallel_loss": self.parallel_loss and part.size > 1,
+            "parameters_per_rank": sum(parameter.numel() for parameter in model.parameters()),
+            "reduce_dtype": job.reduce_dtype if self.dp > 1 else "fp32",
+        }
 
-    def _build(self) -> None:
-        """Built whole on the CPU, for the same weights everywhere; only this rank's part goes to the device."""
-        job = self.job
-        self.model = replace(job, device=torch.device("cpu")).build()
-        self.splits = split_model(self.model, job.model.tensor_plan(), self.part)
-        self.model.to(job.device)
-        if job.checkpoint_activations:
-            checkpoint_blocks(self.model)
-        self.trained = self._replicated(self.model) if self.dp > 1 else self.model
-        self.optimizer = job.optimizer(self.model.named_parameters())
-        self.update = Update(self.optimizer, job, self.part.group)
 
-    def _replicated(self, model: nn.Module) -> DistributedDataParallel:
-        """Each part averages its gradients over its copies in the other replicas."""
-        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+def own_part(job: Job, part: Part) -> tuple[nn.Sequential, Splits]:
+    """Built whole on the CPU, for the same weights everywhere; only this rank's part goes to the device."""
+    model = replace(job, device=torch.device("cpu")).build()
+    splits = split_model(model, job.model.tensor_plan(), part)
+    model.to(job.device)
+    if job.checkpoint_activations:
+        checkpoint_blocks(model)
+    return model, splits
 
-        wrapped = DistributedDataParallel(
-            model, process_group=self.replicas, **NO_BUFFER_SYNC, init_sync=False, gradient_as_bucket_view=True
-        )
-        hooks = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
-        if self.job.reduce_dtype in hooks:
-            wrapped.register_comm_hook(self.replicas, hooks[self.job.reduce_dtype])
-        return wrapped
 
-    @property
-    def updates(self) -> int:
-        return self.update.count
+def replicated(job: Job, model: nn.Module, dp_group: dist.ProcessGroup) -> DistributedDataParallel:
+    """Each part averages its gradients over its copies in the other replicas."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    wrapped = DistributedDataParallel(
+        model, process_group=dp_group, **NO_BUFFER_SYNC, init_sync=False, gradient_as_bucket_view=True
+    )
+    hooks = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
+    if job.reduce_dtype in hooks:
+        wrapped.register_comm_hook(dp_group, hooks[job.reduce_dtype])
+    return wrapped
+
+
+class TensorReplica(Replica):
+    """One rank's part of a live replica. splits: how the parameters that are not whole are cut, by name."""
+
+    part: Part
+    splits: Splits
+
+    def __init__(
+        self,
+        job: Job,
+        model: nn.Sequential,
+        part: Part,
+        splits: Splits,
+        knobs: Mapping[str, Any],
+        place: Place,
+        dp_group: dist.ProcessGroup | None,
+    ) -> None:
+        self.part, self.splits = part, splits
+        wrapped = None if dp_group is None else replicated(job, model, dp_group)
+        optimizer = job.optimizer(model.named_parameters())
+        super().__init__(
+            job, model, optimizer, knobs,
+            trained=wrapped, update=Update(optimizer, job, part.group),
+            no_sync=wrapped.no_sync if wrapped else nullcontext, dp_group=dp_group, place=place,
+        )  # fmt: skip
 
     def step(self, batch: Batch | None) -> Tensor | None:
         # Whatever a rank drew in between, the loader's first rank for one: a replica's ranks draw the same in a step.
-        torch.manual_seed(torch.initial_seed() + self.dp)
+        torch.manual_seed(torch.initial_seed() + self.place.data_size)
         shared = self._shared(batch)
-        no_sync = self.trained.no_sync if isinstance(self.trained, DistributedDataParallel) else nullcontext
-        loss = accumulate(self.trained, shared, self.job, self.count, self.update, no_sync)
+        loss = accumulate(self.trained, shared, self.job, self.micro_batches, self.update, self.no_sync)
         self._sum_over_tokens()
         self.update.apply(self.model.parameters(), self._clip)
         self.statistics.moved()
         return loss if batch is not None else None
 
     def _shared(self, batch: Batch | None) -> Batch:
-        return share(batch, self.job, self.job.replica_batch(self.dp), self.part)
+        return share(batch, self.job, self.job.replica_batch(self.place.data_size), self.part)
 
     def _sum_over_tokens(self) -> None:
         """With sequence parallelism each rank has the gradients of its tokens; split parameters see all of them."""
@@ -140,34 +165,18 @@ class TensorParallel:
         clip_parts(parameters, max_norm, counted, self.part.group)
 
     def evaluate(self, batch: Batch | None) -> Tensor | None:
-        self.statistics.settle()
+        self.synchronize()
         shared = self._shared(batch)
-        output = evaluate(self.model, self._whole_logits, shared, self.job, self.count)
+        output = evaluate(self.model, self._whole_logits, shared, self.job, self.micro_batches)
         return output if batch is not None else None
 
     def _whole_logits(self, inputs: Tensor) -> Tensor:
         return whole_logits(self.model(inputs), self.job, self.part)
 
-    def flush(self) -> None:
-        """Nothing is in flight between steps."""
-
     def state(self) -> dict[str, Tensor] | None:
-        self.statistics.settle()
-        return joined_state(whole_state(self.model), self.splits, self.part) if self.data_rank == 0 else None
+        self.synchronize()
+        first = self.place.data_rank == 0
+        return joined_state(whole_state(self.model), self.splits, self.part) if first else None
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         self.model.load_state_dict(own_state(state, self.splits, self.part))
-
-    def facts(self) -> dict[str, Any]:
-        return {
-            "staleness": 0,
-            "dp": self.dp,
-            "tp": self.part.size,
-            "sequence_parallel": self.part.sequence,
-            "parallel_loss": self.parallel_loss and self.part.size > 1,
-            "parameters_per_rank": sum(parameter.numel() for parameter in self.model.parameters()),
-            "reduce_dtype": self.job.reduce_dtype if self.dp > 1 else "fp32",
-        }
-
-    def close(self) -> None:
-        drop(self, "statistics", "trained", "model", "optimizer", "update")

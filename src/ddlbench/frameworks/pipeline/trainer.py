@@ -1,0 +1,155 @@
+"""A live pipeline of torch.distributed.pipelining: this rank's stages and the schedule that runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.profiler import record_function
+
+from ddlbench.frameworks.pipeline.blocks import Blocks, own_edges
+from ddlbench.frameworks.pipeline.clock import BusyClock
+from ddlbench.frameworks.pipeline.groups import Groups
+from ddlbench.frameworks.pipeline.schedules import LOOPED, SCHEDULES
+from ddlbench.frameworks.pipeline.stages import Plan
+from ddlbench.frameworks.shared.common import Update, autocast
+from ddlbench.frameworks.tensor.collectives import share
+from ddlbench.frameworks.tensor.loss import loss_of_parts, whole_logits
+from ddlbench.job import Batch, Job, Place
+
+
+class PipelineTrainer:
+    """One rank's live stages: a `Trainer` (ddlbench/job.py).
+
+    model: this rank's blocks
+    runner: torch's schedule
+    losses: of the micro batches of the last step, on the last stage
+    bubble: share of the time in which ranks waited, as last measured
+    """
+
+    job: Job
+    groups: Groups
+    place: Place
+    blocks: Blocks
+    model: nn.Module
+    clock: BusyClock
+    bubble: float | None
+    losses: list[Tensor]
+    micro_batches: int  # in one update
+    runner: Any
+    optimizer: Optimizer
+    update: Update
+    knobs: Mapping[str, Any]  # the facts that are known before the first step
+
+    def __init__(
+        self,
+        job: Job,
+        groups: Groups,
+        plan: Plan,
+        blocks: Blocks,
+        schedule: str,
+        micro_batches: int,
+        knobs: Mapping[str, Any],
+    ) -> None:
+        self.job = replace(job, loss=loss_of_parts(job, groups.part, parallel=True))
+        self.groups, self.blocks, self.model, self.knobs = groups, blocks, blocks.model, knobs
+        self.place = groups.place()
+        self.clock, self.bubble, self.losses = BusyClock(job.device), None, []
+        self.micro_batches = micro_batches
+        self.runner = self._runner(plan, schedule)
+        self.optimizer = job.optimizer(self.model.named_parameters())
+        self.update = Update(self.optimizer, job, groups.norm_group)
+
+    def _runner(self, plan: Plan, schedule: str) -> Any:
+        """torch's schedule over this rank's stages. Shapes are given, so that it need not run the model to find out."""
+        from torch.distributed.pipelining import PipelineStage
+        from torch.distributed.pipelining.schedules import get_schedule_class
+
+        edges, made = own_edges(plan, self.job, self.groups.part), list[PipelineStage]()
+        for index, blocks in self.blocks.stages.items():
+            if self.job.compile:
+                blocks.blocks.compile()
+            before, after = edges[index : index + 2]
+            count, group = len(plan.sizes), self.groups.pp_group
+            stage = PipelineStage(blocks, index, count, self.job.device, before, after, group=group)
+            for method in ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk"):
+                setattr(stage, method, self.clock.computing(getattr(stage, method)))
+            made.append(stage)
+        make: Any = get_schedule_class(SCHEDULES[schedule])
+        one_or_more = made if schedule in LOOPED else made[0]
+        return make(one_or_more, self.micro_batches, loss_fn=self.clock.computing(self._loss), scale_grads=False)
+
+    def _loss(self, output: Tensor, targets: Tensor) -> Tensor:
+        """Of one micro batch, as its share of the replica's."""
+        with autocast(self.job):
+            loss = self.job.loss(output, targets) / self.micro_batches
+        self.losses.append(loss.detach())
+        return self.update.scale(loss)
+
+    @property
+    def updates(self) -> int:
+        return self.update.count
+
+    def step(self, batch: Batch | None) -> Tensor | None:
+        self.losses.clear()
+        layout = self.groups.layout
+        if layout.tp > 1:  # ranks that share layers draw the same, whatever a rank drew in between (its loader, say)
+            torch.manual_seed(torch.initial_seed() + layout.dp * layout.pp)
+        inputs, targets = self._ends_of(batch)
+        with as_raised(), self.clock.schedule():
+            self.runner.step(*inputs, target=targets, return_outputs=False)
+        with record_function("ddlbench/communicate"):
+            self.blocks.reduce()
+        self.update.apply(self.model.parameters(), self.blocks.clip)
+        return torch.stack(self.losses).sum() if batch is not None and self.losses else None
+
+    def _ends_of(self, batch: Batch | None) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        """What torch's schedule takes: inputs on the first stage's ranks, targets on the last one's."""
+        first, last = self.groups.first, self.groups.last
+        if not (first or last):
+            return (), None
+        shared = share(batch, self.job, self.job.replica_batch(self.place.data_size), self.groups.part)
+        return (shared.inputs,) if first else (), shared.targets if last else None
+
+    def evaluate(self, batch: Batch | None) -> Tensor | None:
+        self.blocks.statistics.settle()
+        inputs, targets = self._ends_of(batch)
+        self.model.eval()
+        with as_raised(), torch.no_grad():
+            output = self.runner.eval(*inputs, target=targets)
+        self.model.train()
+        self.blocks.fold()
+        if not self.groups.last:
+            return None
+        whole = whole_logits(output, self.job, self.groups.part)
+        return whole if batch is not None else None
+
+    def flush(self) -> None:
+        """The schedules end with an empty pipeline: only its clock is read."""
+        self.bubble = self.clock.bubble()
+
+    def state(self) -> dict[str, Tensor] | None:
+        return self.blocks.state()
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        self.blocks.load(state)
+
+    def facts(self) -> dict[str, Any]:
+        return {**self.knobs, "bubble": self.bubble}
+
+    def close(self) -> None:
+        vars(self).clear()
+
+
+@contextmanager
+def as_raised() -> Generator[None]:
+    """torch wraps what a stage raises, but whoever records it wants to tell memory that ran out from other errors."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise (error.__cause__ or error) from None

@@ -1,0 +1,105 @@
+"""A whole replica on one rank: plain forward and backward passes, however its gradients travel.
+
+This is what `single`, `ddp`, `fsdp`, `horovod`, `local_sgd` and `tensor` have in common: each of them wraps the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ddlbench.frameworks.shared.batchnorm import Statistics
+from ddlbench.frameworks.shared.common import Update, accumulate, checkpoint_blocks, evaluate, whole_state
+from ddlbench.job import Batch, Job, Place
+
+
+def build(job: Job) -> nn.Sequential:
+    """The whole model on this rank's device; its blocks are checkpointed if the job says so."""
+    model = job.build()
+    if job.checkpoint_activations:
+        checkpoint_blocks(model)
+    return model
+
+
+class Replica:
+    """One rank's live replica: a `Trainer` (ddlbench/job.py).
+
+    model, trained: the model under its own names, and the same as the framework wraps it
+    no_sync: the context of every micro batch but the last of an update
+    """
+
+    job: Job
+    place: Place
+    model: nn.Module
+    trained: nn.Module
+    optimizer: Optimizer
+    update: Update
+    statistics: Statistics
+    no_sync: Callable[[], AbstractContextManager[object]]
+    micro_batches: int  # in one update
+    knobs: Mapping[str, Any]  # the framework's own facts
+
+    def __init__(
+        self,
+        job: Job,
+        model: nn.Module,
+        optimizer: Optimizer,
+        knobs: Mapping[str, Any],
+        *,
+        trained: nn.Module | None = None,
+        update: Update | None = None,
+        no_sync: Callable[[], AbstractContextManager[object]] = nullcontext,
+        dp_group: dist.ProcessGroup | None = None,
+        place: Place | None = None,
+    ) -> None:
+        """trained: `model` itself if None. dp_group: the ranks that average BatchNorm's statistics; None: no average.
+        place: every rank is a replica if None."""
+        self.job, self.model, self.optimizer, self.knobs, self.no_sync = job, model, optimizer, knobs, no_sync
+        self.place = place or Place(job.rank, job.world_size, coordinates={"dp": job.rank})
+        self.trained = model if trained is None else trained
+        self.update = update or Update(optimizer, job)
+        self.statistics = Statistics(model, dp_group)
+        self.micro_batches = job.micro_batches(self.place.data_size)
+        if job.compile:
+            self.trained.compile()
+
+    @property
+    def updates(self) -> int:
+        return self.update.count
+
+    def step(self, batch: Batch | None) -> Tensor | None:
+        assert batch is not None
+        loss = accumulate(self.trained, batch, self.job, self.micro_batches, self.update, self.no_sync)
+        self.update.apply(self.trained.parameters())
+        self.statistics.moved()
+        return loss
+
+    def evaluate(self, batch: Batch | None) -> Tensor | None:
+        assert batch is not None
+        self.synchronize()
+        return evaluate(self.trained, self.trained, batch, self.job, self.micro_batches)
+
+    def synchronize(self) -> None:
+        """Make the replicas equal, before validation and before the model is saved."""
+        self.statistics.settle()
+
+    def flush(self) -> None:
+        """Nothing is in flight between steps."""
+
+    def state(self) -> dict[str, Tensor] | None:
+        self.synchronize()
+        return whole_state(self.model) if self.job.rank == 0 else None
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        self.model.load_state_dict(state)
+
+    def facts(self) -> dict[str, Any]:
+        return {"staleness": 0, **self.knobs}
+
+    def close(self) -> None:
+        vars(self).clear()
