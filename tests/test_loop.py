@@ -3,10 +3,24 @@
 from __future__ import annotations
 
 import ast
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+import torch
 
 import ddlbench.loop
 from ddlbench.config.choices import choices
+from ddlbench.data.feed import Feed
+from ddlbench.errors import Killed
+from ddlbench.job import Framework, Job, Place
+from ddlbench.loop import Run, train
+from ddlbench.progress import Progress
+from ddlbench.ranks.boundary import Boundary
+from ddlbench.recipe.rates import Rates
+from tests.support.equal import Rows
 
 
 def test_the_loop_names_no_framework() -> None:
@@ -33,3 +47,51 @@ def names(node: ast.AST) -> list[str]:
             return [module or "", *(alias.name for alias in aliases)]
         case _:
             return []
+
+
+@dataclass
+class Weight:
+    """Trains one number and keeps the learning rate of each step."""
+
+    rates: list[float] = field(default_factory=list[float])
+    updates: int = 0
+
+    def __post_init__(self) -> None:
+        self.optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(()))], lr=9.0)
+
+    def step(self, batch: object) -> torch.Tensor:
+        self.rates.append(self.optimizer.param_groups[0]["lr"])
+        self.updates += 1
+        return torch.tensor(1.0)
+
+    def flush(self) -> None: ...
+
+
+def run_of(epochs: int, steps: int) -> tuple[Run, Rows]:
+    feed = SimpleNamespace(train=lambda epoch: iter([None] * steps), steps_per_epoch=steps)
+    rows = Rows()
+    job = SimpleNamespace(device=torch.device("cpu"), rank=0, global_batch=4)
+    run = Run(
+        cast(Job, job), Place(0, 1), cast(Feed, feed), epochs, 0, rows, Progress(False), Boundary(job.device),
+        validate=False,
+    )  # fmt: skip
+    return run, rows
+
+
+@pytest.mark.parametrize("first", [0, 30])
+def test_steps_are_counted_over_epochs_from_where_the_run_begins(first: int) -> None:
+    (run, rows), trainer, rates = run_of(epochs=2, steps=3), Weight(), Rates(lambda step: step / 10, first)
+    train(run, cast(Framework, trainer), rates)
+    expected = [(first + step) / 10 for step in range(6)]
+    assert trainer.rates == expected
+    assert [row.ranks[0].rates for row in rows.rows] == [expected[:3], expected[3:]]  # its own epoch's alone
+    assert [row.lr_last for row in rows.rows] == [expected[2], expected[5]]
+    assert (rates.step, rates.first, rates.last) == (first + 6, expected[0], expected[-1])
+
+
+def test_a_rank_that_asks_to_stop_keeps_the_epochs_that_are_done() -> None:
+    (run, rows), trainer = run_of(epochs=3, steps=3), Weight()
+    run.boundary.stop_asked = lambda: trainer.updates > 4  # within epoch 1
+    with pytest.raises(Killed):
+        train(run, cast(Framework, trainer), Rates(lambda _: 0.1))
+    assert [row.epoch for row in rows.rows] == [0, 1]

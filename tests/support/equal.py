@@ -18,9 +18,11 @@ from ddlbench.job import Framework, Job
 from ddlbench.loop import Run, train
 from ddlbench.measure.rows import EpochRow
 from ddlbench.progress import Progress
+from ddlbench.ranks.boundary import Boundary
 from ddlbench.recipe.losses import make_loss
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
-from ddlbench.record.run_json import ledger, weights_hash
+from ddlbench.recipe.rates import Rates
+from ddlbench.record.run_json import ledger, training_ledger, weights_hash
 from tests.support.reference import Case, Outcome
 from tests.support.tiny import TinyData
 from tests.support.trace import Trace
@@ -89,14 +91,16 @@ def _train(case: Case, framework: Framework, trace: Trace) -> Outcome:
     request = Request(case.model, trainer.place, job.device, job.seed, job.replica_batch(trainer.place.data_size))
     feed = loader().open(data, request)
     run = Run(
-        job, trainer, trainer.place, feed, case.rate, epochs=1, warmup_steps=1, recorder=recorder,
-        progress=Progress(False), alive=trace.step_ended,
+        job, trainer.place, feed, epochs=1, warmup_steps=1, recorder=recorder, progress=Progress(False),
+        boundary=Boundary(job.device, trace.step_ended),
     )  # fmt: skip
-    train(run)
+    rates = Rates(case.rate)
+    train(run, trainer, rates)
     row = recorder.rows[0]
     losses = [sum(step) / len(step) for step in zip(*(rank.losses for rank in row.ranks if rank.losses), strict=True)]
     outcome = Outcome(losses, trainer.state() or {}, row.metrics, trainer.updates, start)
-    outcome.ledger = ledger(run, recorded_config(case), weights_hash(start), row.steps)
+    trained = training_ledger(run, trainer, rates, recorded_config(case), row.steps)
+    outcome.ledger = ledger(run, row.steps) | trained | {"weights_hash_start": weights_hash(start)}
     assert row.metrics["val_samples"] == case.val_samples
     feed.close()
     dist.barrier()

@@ -26,6 +26,8 @@ from ddlbench.loop import Run, train
 from ddlbench.measure.rows import EpochRow
 from ddlbench.models.resnet import ResNet
 from ddlbench.progress import Progress
+from ddlbench.ranks.boundary import Boundary
+from ddlbench.recipe.rates import Rates
 from tests.support.equal import Rows, make_job
 from tests.support.reference import Case
 
@@ -99,10 +101,10 @@ def one_epoch(trainer: Trainer, job: Job, place: Place, loader: Loader, data: Im
         request = Request(MODEL, place, job.device, job.seed, job.replica_batch(place.data_size))
         feed = Watched(loader.open(data, request), ([], []))
         run = Run(
-            job, trainer, place, feed, CASE.rate, epochs=1, warmup_steps=1, recorder=recorder,
-            progress=Progress(False),
+            job, place, feed, epochs=1, warmup_steps=1, recorder=recorder, progress=Progress(False),
+            boundary=Boundary(job.device),
         )  # fmt: skip
-        train(run)
+        train(run, trainer, Rates(CASE.rate))
         sources = len(built) + len(multiprocessing.active_children())
         feed.close()
     assert multiprocessing.active_children() == []

@@ -15,8 +15,8 @@ from ddlbench.errors import Diverged
 from ddlbench.job import Job, Place
 from ddlbench.measure.clock import EpochTimes
 from ddlbench.measure.memory import PEAKS, peaks
+from ddlbench.ranks.boundary import REMEDY
 from ddlbench.ranks.control import everyones, to_first
-from ddlbench.ranks.health import REMEDY
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
-
-from torch import Tensor
+from typing import Any, Protocol
 
 from ddlbench.config.schema import Config
 from ddlbench.loop import Run
@@ -15,11 +13,23 @@ from ddlbench.measure.summary import summarise
 from ddlbench.progress import Progress
 from ddlbench.record.advice import advice
 from ddlbench.record.record import Record
-from ddlbench.record.run_json import bad_samples, facts, ledger, model_section
+from ddlbench.record.run_json import bad_samples
+
+
+class Subject(Protocol):
+    """What a scenario says of itself in the record."""
+
+    def facts(self) -> dict[str, Any]:
+        """The section `framework`."""
+        ...
+
+    def ledger(self, run: Run, steps: int) -> dict[str, Any]:
+        """The section `ledger` after so many steps."""
+        ...
 
 
 class NoRecorder:
-    """On every rank but the first."""
+    """On every rank but rank 0."""
 
     def begin(self, run: Run, spans: Mapping[str, float], hosts: Sequence[str]) -> None: ...
 
@@ -31,12 +41,15 @@ class NoRecorder:
 class FileRecorder:
     """Keeps summary and ledger up to date after each epoch, so that a run which is cut short leaves what it reached."""
 
-    def __init__(self, record: Record, config: Config, start: Mapping[str, Tensor] | None, progress: Progress) -> None:
-        assert (start is None) == (config.mode == "loader"), "the first rank reports the whole state"
+    def __init__(
+        self, record: Record, config: Config, model: dict[str, Any], subject: Subject, progress: Progress
+    ) -> None:
+        """model: the record's section of that name"""
         self.record = record
         self.config = config
+        self.model = model
+        self.subject = subject
         self.progress = progress
-        self.model = model_section(config.model, start)
         self.startup_s = 0.0
 
     def begin(self, run: Run, spans: Mapping[str, float], hosts: Sequence[str]) -> None:
@@ -44,7 +57,7 @@ class FileRecorder:
         self.startup_s = sum(spans[name] for name in STARTUP)
         launch = {**self.record.content["launch"], "hosts": sorted(set(hosts))}
         self.record.add(
-            model=self.model, framework=facts(run), loader=run.feed.facts(), spans=dict(spans), launch=launch
+            model=self.model, framework=self.subject.facts(), loader=run.feed.facts(), spans=dict(spans), launch=launch
         )
         self.record.add(advice=advice(self.config, run.job.device, run.feed.facts()))
         self._update(run)
@@ -65,7 +78,7 @@ class FileRecorder:
     def end(self, run: Run, feeds: Sequence[Mapping[str, Any]]) -> None:
         bad = bad_samples(feeds)
         self.record.add(
-            framework=facts(run),
+            framework=self.subject.facts(),
             loader={**run.feed.facts(), "bad_samples": bad},
             ledger={**self.record.content["ledger"], "bad_samples": len(bad)},
         )
@@ -79,7 +92,7 @@ class FileRecorder:
         summary = summarise(rows, run.job.world_size, self.model["tokens_per_sample"])
         self.record.add(
             summary={**summary, "startup_s": self.startup_s, **self._flops(run, summary)},
-            ledger=ledger(run, self.config, self.model.get("weights_hash_start"), steps),
+            ledger=self.subject.ledger(run, steps),
         )
 
     def _flops(self, run: Run, summary: Mapping[str, Any]) -> dict[str, float | None]:

@@ -17,6 +17,7 @@ from ddlbench.loop import Run
 from ddlbench.measure.environment import environment
 from ddlbench.measure.flops import training_flops
 from ddlbench.ranks.launch import Launch
+from ddlbench.recipe.rates import Rates
 from ddlbench.report.merge import DEVELOPER
 
 
@@ -76,15 +77,11 @@ def weights_hash(state: Mapping[str, Tensor]) -> str:
     return digest.hexdigest()
 
 
-def facts(run: Run) -> dict[str, Any]:
-    """The framework's own, if there is one."""
-    return run.framework.facts() if run.framework else {}
-
-
-def ledger(run: Run, config: Config, weights: str | None, steps: int) -> dict[str, Any]:
-    """What two rows must share to be comparable, counted and not copied from the configuration where it can be."""
+def ledger(run: Run, steps: int) -> dict[str, Any]:
+    """What two rows must share to be comparable, counted and not copied from the configuration where it can be: of the
+    samples, whatever was done with them."""
     job, data_size = run.job, run.place.data_size
-    read = {
+    return {
         "samples": steps * job.global_batch,
         "dropped_samples_per_epoch": run.feed.dropped_samples,
         "global_batch": job.global_batch,
@@ -92,26 +89,25 @@ def ledger(run: Run, config: Config, weights: str | None, steps: int) -> dict[st
         "data_size": data_size,
         "seed": job.seed,
     }
-    trained = _trained(run, run.framework, config, steps) | {"weights_hash_start": weights} if run.framework else {}
-    return read | trained
 
 
-def _trained(run: Run, framework: Trainer, config: Config, steps: int) -> dict[str, Any]:
-    job, updates, told = run.job, framework.updates, framework.facts()
+def training_ledger(run: Run, trainer: Trainer, rates: Rates, config: Config, steps: int) -> dict[str, Any]:
+    """The same of training."""
+    job, updates, facts = run.job, trainer.updates, trainer.facts()
     return {
         "updates": updates,
         "skipped_updates": steps - updates,
-        "micro_batches": told.get("micro_batches", job.micro_batches(run.place.data_size)),
+        "micro_batches": facts.get("micro_batches", job.micro_batches(run.place.data_size)),
         "precision": job.precision,
-        "precision_scheme": told.get("precision_scheme", "autocast") if job.precision != "fp32" else None,
-        "reduce_dtype": told.get("reduce_dtype", job.reduce_dtype),
+        "precision_scheme": facts.get("precision_scheme", "autocast") if job.precision != "fp32" else None,
+        "reduce_dtype": facts.get("reduce_dtype", job.reduce_dtype),
         "clip_norm": job.clip_norm,
         "weight_decay": config.recipe.optimizer.weight_decay,
         "recipe": config.recipe.name,
         "label_smoothing": config.recipe.label_smoothing,
         "dropout": config.resolved["model"].get("dropout"),
-        "lr_first": run.rates[0] if run.rates else None,
-        "lr_last": run.rates[-1] if run.rates else None,
+        "lr_first": rates.first,
+        "lr_last": rates.last,
     }
 
 

@@ -14,23 +14,23 @@ from ddlbench.data.feed import Feed, Request
 from ddlbench.data.loaders.cores import fewest_cores, own_cores
 from ddlbench.data.staging import node_storage
 from ddlbench.errors import PeerFailed, RunError, Unavailable, Unsupported, UserError
-from ddlbench.job import Job, Place, Trainer
-from ddlbench.loop import Run, train
+from ddlbench.job import Job, Place
+from ddlbench.loop import Run
 from ddlbench.measure.allocator import keep_freed_memory
 from ddlbench.progress import Progress
+from ddlbench.ranks.boundary import Boundary
 from ddlbench.ranks.control import barrier, everyones, wait_for
 from ddlbench.ranks.launch import Launch, connect, disconnect, pick_device
 from ddlbench.recipe.losses import make_loss
 from ddlbench.recipe.optimizers import make_optimizer
-from ddlbench.recipe.recipe import learning_rate
 from ddlbench.record.record import writable
 from ddlbench.record.recorder import FileRecorder, NoRecorder
 from ddlbench.record.run_json import intention
-from ddlbench.run import loading
 from ddlbench.run.board import Board
 from ddlbench.run.failure import Failure
 from ddlbench.run.faults import Watch, disable_nccl_abort
 from ddlbench.run.limits import check_machine, planned_device
+from ddlbench.run.scenarios import Scenario, choose
 from ddlbench.run.start import Records, Spans, stage_data
 
 NO_CONNECTION = (
@@ -47,7 +47,8 @@ def attempt(config: Config, launch: Launch, started: float) -> int:
     device = planned or pick_device(launch, config.backend)
     set_switches(config.train, device)
     job = make_job(config, launch, device)
-    refusal = check(config, job)
+    scenario = choose(config, job)
+    refusal = check(config, scenario)
     if config.dryrun:
         print(intention(config, job, refusal))
         if refusal:
@@ -73,7 +74,7 @@ def attempt(config: Config, launch: Launch, started: float) -> int:
             records.agree()
             stage_data(records, spans)
             watch.expect("the framework's setup did not end")
-            work(config, job, records, watch, spans)
+            work(scenario, config, job, records, watch, spans)
             watch.leave()  # the rank that holds the store may now go first
             disconnect(clean=True)
         except Exception as error:  # every kind of failure becomes a row
@@ -97,7 +98,7 @@ def set_switches(train: Train, device: torch.device) -> None:
         torch.backends.cudnn.benchmark = train.cudnn_benchmark is not False
 
 
-def check(config: Config, job: Job) -> Unsupported | Unavailable | None:
+def check(config: Config, scenario: Scenario) -> Unsupported | Unavailable | None:
     """Everything that can be known before anything starts, the same on every rank. A UserError ends the program;
     what the framework or the loader cannot do is returned, for it becomes a row."""
     writable(config.results_dir)
@@ -105,55 +106,30 @@ def check(config: Config, job: Job) -> Unsupported | Unavailable | None:
     if config.data.stage_to is not None:
         node_storage(config.data.stage_to)
     try:
-        if config.mode == "loader":
-            loading.check(config)
-        config.framework.check(job)
+        scenario.check()
         config.loader.check(config.data, config.model)
     except (Unsupported, Unavailable) as refusal:
         return refusal
     return None
 
 
-def work(config: Config, job: Job, records: Records, watch: Watch, spans: Spans) -> None:
+def work(scenario: Scenario, config: Config, job: Job, records: Records, watch: Watch, spans: Spans) -> None:
     """The run itself, between connecting and disconnecting. It drops the model before it returns: process groups must
     not be destroyed while a wrapped model lives."""
-    trainer: Trainer | None = None
-    feed: Feed | None = None
-    progress = Progress(config.progress and job.rank == 0)
+    feed = None
     try:
-        trainer = config.framework.setup(job) if config.mode != "loader" else None
-        place = trainer.place if trainer else loading.every_rank(job)
-        # Building the model left every rank the same random stream: replicas and stages would drop the same units.
-        part = place.data_rank + place.data_size * place.coordinates.get("pp", 0)
-        torch.manual_seed((job.seed << 32) + part + 1)
+        place = scenario.setup()
+        seed_replica(job, place)
         watch.expect("the data were not opened")
         feed = open_feed(config, job, place)
         spans.end("setup_s")
-        start = trainer.state() if trainer else None
-        run = Run(
-            job=job,
-            framework=trainer,
-            place=place,
-            feed=feed,
-            learning_rate=learning_rate(config.recipe, job.global_batch, feed.steps_per_epoch, config.train.epochs),
-            epochs=config.train.epochs,
-            warmup_steps=config.train.warmup_steps,
-            recorder=FileRecorder(records.record, config, start, progress) if records.record else NoRecorder(),
-            progress=progress,
-            alive=watch.alive,
-            validate=config.train.validate,
-            val_words=records.dataset.get("val_words"),
-        )
-        del start
+        run = make_run(scenario, config, job, place, feed, records, watch)
         watch.expect("training did not begin")
         run.recorder.begin(run, spans.seconds, records.hosts)
         if job.device.type == "cpu":
             keep_freed_memory()
         watch.expect("no step ended")
-        if trainer:
-            train(run)
-        else:
-            loading.load(run, counted=loading.asks(config))
+        scenario.run(run)
         run.recorder.end(run, everyones(feed.facts()))
         barrier()
     except BaseException as error:
@@ -162,8 +138,7 @@ def work(config: Config, job: Job, records: Records, watch: Watch, spans: Spans)
     finally:
         if feed is not None:
             feed.close()
-        if trainer:
-            trainer.close()
+        scenario.close()
         gc.collect()
 
 
@@ -172,6 +147,32 @@ def clear_frames(error: BaseException | None) -> None:
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
+
+
+def seed_replica(job: Job, place: Place) -> None:
+    """Building the model left every rank the same random stream: replicas and stages would drop the same units."""
+    part = place.data_rank + place.data_size * place.coordinates.get("pp", 0)
+    torch.manual_seed((job.seed << 32) + part + 1)
+
+
+def make_run(
+    scenario: Scenario, config: Config, job: Job, place: Place, feed: Feed, records: Records, watch: Watch
+) -> Run:
+    model = scenario.begin(feed)
+    progress = Progress(config.progress and job.rank == 0)
+    record = records.record
+    return Run(
+        job=job,
+        place=place,
+        feed=feed,
+        epochs=config.train.epochs,
+        warmup_steps=config.train.warmup_steps,
+        recorder=FileRecorder(record, config, model, scenario, progress) if record else NoRecorder(),
+        progress=progress,
+        boundary=Boundary(job.device, watch.alive),
+        validate=config.train.validate,
+        val_words=records.dataset.get("val_words"),
+    )
 
 
 def make_job(config: Config, launch: Launch, device: torch.device) -> Job:

@@ -1,0 +1,59 @@
+"""mode=train: a framework trains the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddlbench.config.schema import Config
+from ddlbench.data.feed import Feed
+from ddlbench.job import Job, Place, Trainer
+from ddlbench.loop import Run, train
+from ddlbench.recipe.rates import Rates
+from ddlbench.recipe.recipe import learning_rate
+from ddlbench.record.run_json import ledger, model_section, training_ledger
+
+
+@dataclass
+class Training:
+    config: Config
+    job: Job
+    made: Trainer | None = None  # by `setup`
+    rates: Rates = field(init=False)
+    weights_hash: str | None = None  # of the initial model
+
+    def check(self) -> None:
+        self.config.framework.check(self.job)
+
+    def setup(self) -> Place:
+        self.made = self.config.framework.setup(self.job)
+        return self.made.place
+
+    def begin(self, feed: Feed) -> dict[str, Any]:
+        epochs = self.config.train.epochs
+        self.rates = Rates(learning_rate(self.config.recipe, self.job.global_batch, feed.steps_per_epoch, epochs))
+        start = self.trainer.state()
+        assert (start is None) == (self.job.rank != 0), "rank 0 alone has the whole state"
+        model = model_section(self.config.model, start)
+        self.weights_hash = model.get("weights_hash_start")
+        return model
+
+    def run(self, run: Run) -> None:
+        train(run, self.trainer, self.rates)
+
+    def facts(self) -> dict[str, Any]:
+        return self.trainer.facts()
+
+    def ledger(self, run: Run, steps: int) -> dict[str, Any]:
+        trained = training_ledger(run, self.trainer, self.rates, self.config, steps)
+        return ledger(run, steps) | trained | {"weights_hash_start": self.weights_hash}
+
+    def close(self) -> None:
+        if self.made is not None:
+            self.made.close()
+            self.made = None
+
+    @property
+    def trainer(self) -> Trainer:
+        assert self.made is not None, "`setup` comes first"
+        return self.made

@@ -1,0 +1,132 @@
+"""All ranks stop at the same boundary, for a loss that is not finite or because one rank asks; no step waits."""
+
+from __future__ import annotations
+
+import time
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ddlbench.errors import Diverged, Killed, RunError
+from ddlbench.ranks.boundary import Boundary
+from ddlbench.run.failure import Failure
+from tests.support.ranks import run_ranks
+
+CPU = torch.device("cpu")
+NAN = float("nan")
+
+
+def stopped_after(values: list[float | None], boundary: Boundary) -> tuple[int, RunError | None]:
+    """Steps until the run stops, and why; all of them and None where it goes on to its end."""
+    boundary.begin()
+    for step, value in enumerate(values):
+        try:
+            boundary.pass_step(None if value is None else torch.tensor(value))
+        except RunError as error:
+            return step + 1, error
+    try:
+        boundary.end()
+    except RunError as error:
+        return len(values), error
+    return len(values), None
+
+
+def test_finite_losses_pass_with_a_heartbeat_at_every_step() -> None:
+    beats: list[int] = []
+    boundary = Boundary(CPU, lambda: beats.append(boundary.steps), every=4)
+    assert stopped_after([1.0] * 40, boundary) == (40, None)
+    assert beats == list(range(40))
+
+
+@pytest.mark.parametrize("bad", [NAN, float("inf"), float("-inf")])
+def test_a_bad_loss_stops_two_boundaries_of_the_vote_later(bad: float) -> None:
+    values = [1.0] * 40
+    values[5] = bad  # copied after step 7, sent after 11, acted on after 15
+    steps, error = stopped_after([*values], Boundary(CPU, every=4))
+    assert steps == 16
+    assert isinstance(error, Diverged)
+    assert "at step 15" in str(error)
+
+
+def test_the_vote_in_flight_counts_at_the_end_of_the_epoch() -> None:
+    values = [1.0] * 12
+    values[5] = NAN
+    steps, error = stopped_after([*values], Boundary(CPU, every=4))
+    assert (steps, type(error)) == (12, Diverged)
+
+
+def test_a_loss_counts_in_its_own_epoch_only() -> None:
+    boundary = Boundary(CPU, every=4)
+    stopped_after([1.0] * 9 + [NAN], boundary)  # the row of this epoch says it
+    assert stopped_after([1.0] * 40, boundary) == (40, None)
+
+
+@cache
+def two_ranks() -> list[dict[str, Any]]:
+    return run_ranks(2, every_case, timeout_s=120)
+
+
+def every_case() -> dict[str, Any]:
+    rank = dist.get_rank()
+    asked: list[int] = []
+    ended: list[bool] = []
+    found: dict[str, Any] = {"ended": ended}
+    found["quiet"] = stopped_after([1.0] * 20 if rank else [None] * 20, Boundary(CPU, every=4))
+    bad = [1.0] * 5 + [NAN] + [1.0] * 30
+    found["diverged"] = stopped_after([1.0] * 36 if rank else [*bad], Boundary(CPU, every=4))
+
+    boundary = Boundary(CPU, lambda: asked.append(1), lambda: rank == 1 and len(asked) > 5, every=4)
+    found["asked"] = stopped_after([1.0] * 36, boundary)  # asks at step 5, sent after 7, acted on after 11
+    asked.clear()
+    boundary = Boundary(CPU, lambda: asked.append(1), lambda: rank == 1 and len(asked) > 5, every=4)
+    found["short"] = stopped_after([1.0] * 10, boundary)
+    with pytest.raises(Killed) as raised:
+        boundary.begin()
+    found["next"] = raised.value
+    boundary = Boundary(CPU, every=4)
+    boundary.begin()
+    for _ in range(8):
+        boundary.pass_step(torch.tensor(1.0))
+    ended.append(without_the_host(boundary))
+    boundary.end()
+    return found
+
+
+def without_the_host(boundary: Boundary) -> bool:
+    """Whether the vote in flight ends though this rank's host does nothing more."""
+    assert boundary.vote is not None
+    work = boundary.vote[1]
+    assert work is not None
+    deadline = time.monotonic() + 60
+    while not work.is_completed() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return work.is_completed()
+
+
+def test_a_rank_without_losses_votes_too() -> None:
+    assert [found["quiet"] for found in two_ranks()] == [(20, None)] * 2
+
+
+def test_both_ranks_diverge_at_the_same_step() -> None:
+    for steps, error in (found["diverged"] for found in two_ranks()):
+        assert (steps, type(error)) == (16, Diverged)
+
+
+def test_one_rank_asks_and_both_stop_at_the_same_step() -> None:
+    for rank, (steps, error) in enumerate(found["asked"] for found in two_ranks()):
+        assert steps == 12
+        failure = Failure.of(error, rank)
+        assert (failure.status, failure.exit_code) == ("killed", 143)
+
+
+def test_an_epoch_that_is_done_counts_and_no_other_begins() -> None:
+    for found in two_ranks():
+        assert found["short"] == (10, None)
+        assert str(found["next"]) == "stopped before an epoch, as a rank asked"
+
+
+def test_a_vote_in_flight_ends_without_the_host() -> None:
+    assert [found["ended"] for found in two_ranks()] == [[True], [True]]

@@ -1,0 +1,23 @@
+"""`mode` chooses what an attempt does, in one table."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import ddlbench
+from ddlbench.config.schema import MODES
+from ddlbench.run.scenarios import SCENARIOS
+
+SOURCE = Path(ddlbench.__file__).parent
+
+
+def test_every_mode_has_a_scenario() -> None:
+    assert tuple(SCENARIOS) == MODES
+
+
+def test_nobody_else_asks_which_mode_it_is() -> None:
+    for name in ("loop.py", "run/attempt.py", "run/start.py", "record/recorder.py", "record/run_json.py"):
+        tree = ast.parse((SOURCE / name).read_text())
+        asked = [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "mode"]
+        assert not asked, (name, asked)
