@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from ddlbench.frameworks.deepspeed.adapter import DeepSpeed
-from ddlbench.job import Framework
+from ddlbench.frameworks.deepspeed.adapter import ZeroTrainer
+from ddlbench.job import Trainer
 
 LARGE = 2**14  # bytes
 Storages = dict[int, int]  # address -> bytes
@@ -61,35 +61,35 @@ def total(found: Storages, *counted: Storages) -> int:
     return sum(size for address, size in found.items() if not any(address in each for each in counted))
 
 
-def model_of(framework: Any) -> nn.Module:
-    return framework.engine.module if isinstance(framework, DeepSpeed) else framework.model
+def model_of(trainer: Any) -> nn.Module:
+    return trainer.engine.module if isinstance(trainer, ZeroTrainer) else trainer.model
 
 
-def parameters(framework: Framework) -> Storages:
-    own = list(model_of(framework).parameters())
+def parameters(trainer: Trainer) -> Storages:
+    own = list(model_of(trainer).parameters())
     return storages([*own, *(each.ds_tensor for each in own if hasattr(each, "ds_tensor"))])
 
 
-def gradients(framework: Any) -> Storages:
+def gradients(trainer: Any) -> Storages:
     found = [each.grad for each in live_tensors() if each.is_leaf and each.grad is not None]
-    if isinstance(framework, DeepSpeed):
-        groups = framework.engine.optimizer.averaged_gradients.values()
+    if isinstance(trainer, ZeroTrainer):
+        groups = trainer.engine.optimizer.averaged_gradients.values()
         found += [part for parts in groups if parts is not None for part in parts]
     return storages(found)
 
 
-def optimizer(framework: Any) -> Storages:
+def optimizer(trainer: Any) -> Storages:
     """DeepSpeed's stage 3 shows the optimizer its copy of the weights during the update only."""
-    kept = [each for state in framework.optimizer.state.values() for each in state.values()]
-    kept += [each for group in framework.optimizer.param_groups for each in group["params"]]
-    if isinstance(framework, DeepSpeed):
-        kept += getattr(framework.engine.optimizer, "fp32_partitioned_groups_flat", [])
+    kept = [each for state in trainer.optimizer.state.values() for each in state.values()]
+    kept += [each for group in trainer.optimizer.param_groups for each in group["params"]]
+    if isinstance(trainer, ZeroTrainer):
+        kept += getattr(trainer.engine.optimizer, "fp32_partitioned_groups_flat", [])
     return storages(each for each in kept if isinstance(each, Tensor))
 
 
-def before_update(framework: Any, act: Callable[[], None]) -> None:
+def before_update(trainer: Any, act: Callable[[], None]) -> None:
     """`act` when the gradients are ready and the weights still old."""
-    owner, name = (framework.engine, "step") if isinstance(framework, DeepSpeed) else (framework.update, "apply")
+    owner, name = (trainer.engine, "step") if isinstance(trainer, ZeroTrainer) else (trainer.update, "apply")
     update = getattr(owner, name)
 
     def first(*args: Any, **kwargs: Any) -> Any:

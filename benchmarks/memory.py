@@ -45,9 +45,9 @@ from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.deepspeed.adapter import DeepSpeed
 from ddlbench.frameworks.fsdp import FSDP
 from ddlbench.frameworks.pipeline.adapter import Pipeline
-from ddlbench.frameworks.pipeline.stages import on_meta
+from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.tensor.adapter import TensorParallel
-from ddlbench.job import Batch, Framework, Job, Place
+from ddlbench.job import Batch, Framework, Job, Place, Trainer
 from ddlbench.measure.memory_formula import Bytes, data_parallel, in_fp32, stage_counts, tensor_count, touched
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.ranks.control import everyones
@@ -108,24 +108,24 @@ def measure(framework: Framework, job: Job, kind: str) -> tuple[Held, Expected]:
     framework.check(job)
     batch = samples(job)
     before, lent = storages(live_tensors()), large_blocks()
-    place = framework.setup(job)
-    share = part(batch, place) if place.reads_data else None
+    trainer = framework.setup(job)
+    share = part(batch, trainer.place) if trainer.place.reads_data else None
     for _ in range(2):
-        framework.step(share)
+        trainer.step(share)
     seen: dict[str, int] = {}
     most: list[int] = []
-    watch_gradients(model_of(framework), most)
-    before_update(framework, lambda: seen.update(look(framework, before, lent)))
-    framework.step(share)
-    formula = expected(framework, job, kind)
+    watch_gradients(model_of(trainer), most)
+    before_update(trainer, lambda: seen.update(look(trainer, before, lent)))
+    trainer.step(share)
+    formula = expected(framework, trainer, job, kind)
     dist.barrier()
-    framework.close()
+    trainer.close()
     return Held(**seen, most=max(most, default=0)), formula
 
 
-def look(framework: Framework, before: Storages, lent: int) -> dict[str, int]:
+def look(trainer: Trainer, before: Storages, lent: int) -> dict[str, int]:
     """What is there now. before, lent: what was there before `setup`."""
-    own, grads, state = parameters(framework), gradients(framework), optimizer(framework)
+    own, grads, state = parameters(trainer), gradients(trainer), optimizer(trainer)
     return {
         "malloc": large_blocks() - lent,
         "parameters": total(own),
@@ -135,7 +135,7 @@ def look(framework: Framework, before: Storages, lent: int) -> dict[str, int]:
     }
 
 
-def expected(framework: Any, job: Job, kind: str) -> Expected:
+def expected(framework: Any, trainer: Trainer, job: Job, kind: str) -> Expected:
     model, each, ranks = on_meta(job), in_fp32(kind), job.world_size
     sizes = [parameter.numel() for parameter in model.parameters()]
     match framework:
@@ -146,7 +146,7 @@ def expected(framework: Any, job: Job, kind: str) -> Expected:
         case TensorParallel():
             own = tensor_count(model, job.model.tensor_plan(), ranks)
         case Pipeline():
-            own = stage_counts(model, framework.plan.sizes)[job.rank]
+            own = stage_counts(model, trainer.facts()["blocks_per_stage"])[job.rank]
         case _:  # DDP copies a gradient that has arrived into its bucket: the largest is there twice for a moment
             return Expected(data_parallel(sum(sizes), each, 0, ranks), each.gradients * (sum(sizes) + max(sizes)))
     return Expected(each.times(own), each.gradients * own)

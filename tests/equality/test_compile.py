@@ -18,8 +18,8 @@ from ddlbench.frameworks.horovod.adapter import Horovod
 from ddlbench.frameworks.local_sgd import LocalSGD
 from ddlbench.frameworks.pipeline.adapter import Pipeline
 from tests.equality.test_equal_training import CASES, TOLERANCES, assert_equal, at, plain_process
-from tests.frameworks.shared.test_common import job
 from tests.support.equal import train_case
+from tests.support.jobs import job
 from tests.support.libraries import why_no_horovod
 from tests.support.ranks import run_ranks
 from tests.support.reference import Outcome

@@ -16,9 +16,9 @@ from ddlbench.frameworks.single import Single
 from ddlbench.job import Batch, Job
 from ddlbench.models.gpt2 import GPT2
 from tests.equality.test_equal_training import TOLERANCES, distance
-from tests.frameworks.shared.test_common import job
 from tests.support.broken import Clipping, Dropping, Summed
 from tests.support.equal import make_job, train_cases
+from tests.support.jobs import job
 from tests.support.ranks import run_ranks
 from tests.support.reference import Case, reference
 

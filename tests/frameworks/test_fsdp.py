@@ -26,8 +26,8 @@ from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.vgg import VGG
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
 from tests.equality.test_equal_training import TOLERANCES, distance
-from tests.frameworks.shared.test_common import job
 from tests.support.equal import make_job, train_cases
+from tests.support.jobs import job
 from tests.support.ranks import run_ranks
 from tests.support.reference import Case, Outcome, reference
 from tests.support.told import Told

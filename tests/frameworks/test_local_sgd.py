@@ -18,8 +18,8 @@ from ddlbench.job import Batch, Job
 from ddlbench.ranks.control import everyones
 from ddlbench.record.run_json import weights_hash
 from tests.equality.test_equal_training import CASES, TOLERANCES, assert_equal, distance
-from tests.frameworks.shared.test_common import job
 from tests.support.equal import make_job, train_case, train_cases
+from tests.support.jobs import job
 from tests.support.ranks import run_ranks
 from tests.support.reference import Case, Outcome, autocast, cross_entropy, order, reference, validate
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,13 +9,10 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ddlbench.errors import Unsupported, UserError
-from ddlbench.frameworks.shared.common import check_alike
+from ddlbench.frameworks.shared.batchnorm import NO_BUFFER_SYNC
+from ddlbench.frameworks.shared.refusals import check_alike, check_reduction
 from ddlbench.frameworks.shared.replica import Replica, build
 from ddlbench.job import Job
-
-# BatchNorm's statistics are averaged before validation, not sent at every step. torch 2.14 renamed the switch.
-RENAMED = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
-NO_BUFFER_SYNC: dict[str, Any] = {"forward_sync_buffers" if RENAMED else "broadcast_buffers": False}
 
 HOOKS = ("none", "fp16", "bf16", "powersgd")
 
@@ -46,8 +42,7 @@ class DDP:
 
     def check(self, job: Job) -> None:
         hook = self._hook(job)
-        if hook == "bf16" and job.device.type != "cuda":
-            raise Unsupported("ddp: gradients in bf16 need NCCL (gloo cannot sum them): use fp16 or fp32 on CPU")
+        check_reduction("ddp", job, hook)
         if self.static_graph and job.micro_batches(job.world_size) > 1:
             raise Unsupported(
                 f"ddp: static_graph does not go with {job.micro_batches(job.world_size)} micro batches an update "

@@ -8,7 +8,6 @@ between the replicas besides.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,13 +18,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
 from ddlbench.errors import Unsupported, UserError
-from ddlbench.frameworks.shared.common import Update, check_alike, has_batch_norm, subgroup
+from ddlbench.frameworks.shared.groups import subgroup
 from ddlbench.frameworks.shared.layout import Layout
+from ddlbench.frameworks.shared.meta import has_batch_norm
+from ddlbench.frameworks.shared.refusals import check_alike, check_reduction, check_shards
 from ddlbench.frameworks.shared.replica import Replica, build
+from ddlbench.frameworks.shared.sharding import gathered_state, shard, sharded_like
+from ddlbench.frameworks.shared.step import Update
 from ddlbench.job import Job, type_of_dtype
 
 SCHEMES = ("autocast", "policy")
@@ -50,8 +52,7 @@ class FSDP:
 
     def check(self, job: Job) -> None:
         self._check_replicas(job.world_size)
-        if job.reduce_dtype == "bf16" and job.device.type != "cuda":
-            raise Unsupported("fsdp: gradients in bf16 need NCCL (gloo cannot sum them): use fp16 or fp32 on CPU")
+        check_reduction("fsdp", job)
         check_shards(self.name, job)
         if self._casts(job) and has_batch_norm(job):
             raise Unsupported(
@@ -143,41 +144,3 @@ def make_mesh(job: Job, replicas: int) -> DeviceMesh:
     grid = layout.tp_groups()
     groups = [cast(dist.ProcessGroup, subgroup(lists, job, own=True)) for lists in (layout.dp_groups(), grid)]
     return DeviceMesh.from_group(groups, job.device.type, grid, mesh_dim_names=("replicate", "shard"))
-
-
-def shard(model: nn.Sequential, mesh: DeviceMesh, reshard: bool | None, policy: MixedPrecisionPolicy) -> None:
-    """A group of parameters a named block. Blocks that share one (the tied embedding and head) must be in the same
-    group, so they stay with the root's."""
-    users = Counter(parameter for block in model.children() for parameter in block.parameters())
-    own = [block for block in model.children() if all(users[parameter] == 1 for parameter in block.parameters())]
-    for module in (*own, model):
-        fully_shard(module, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
-
-
-def gathered_state(model: nn.Module, keep: bool) -> dict[str, Tensor]:
-    """A copy of the whole tensors on the CPU; of nothing where they are not kept. Called on all ranks that share."""
-    whole: dict[str, Tensor] = {}
-    for name, tensor in model.state_dict().items():
-        gathered = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-        if keep:
-            whole[name] = gathered.detach().cpu().clone()
-    return whole
-
-
-def sharded_like(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Whole tensors, which every rank has, cut as the model's own are; nothing is sent."""
-    own = model.state_dict()
-    return {name: _cut(tensor, own.get(name)) for name, tensor in state.items()}
-
-
-def _cut(tensor: Tensor, own: Tensor | None) -> Tensor:
-    if not isinstance(own, DTensor):
-        return tensor
-    return distribute_tensor(tensor.to(own.device), own.device_mesh, own.placements, src_data_rank=None)
-
-
-def check_shards(name: str, job: Job) -> None:
-    """Asked of an optimizer over a single weight, for the job holds no recipe."""
-    optimizer = job.optimizer([("weight", nn.Parameter(torch.zeros(1, 1)))])
-    if isinstance(optimizer, torch.optim.SGD) and optimizer.defaults["fused"]:
-        raise Unsupported(f"{name}: torch's fused SGD does not know shards: set recipe.optimizer.fused=null")

@@ -11,7 +11,7 @@ from torch.profiler import record_function
 
 from ddlbench.errors import Unsupported, UserError
 from ddlbench.frameworks.shared.batchnorm import average, average_statistics
-from ddlbench.frameworks.shared.common import check_alike
+from ddlbench.frameworks.shared.refusals import check_alike
 from ddlbench.frameworks.shared.replica import Replica, build
 from ddlbench.job import Batch, Job
 

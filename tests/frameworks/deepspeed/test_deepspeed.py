@@ -20,7 +20,7 @@ from ddlbench.frameworks.deepspeed.knobs import library
 from ddlbench.job import Job
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
 from tests.equality.test_equal_training import MODELS, TOLERANCES, distance, norm
-from tests.frameworks.shared.test_common import job
+from tests.support.jobs import job
 from tests.support.processes import PYTHON, run
 from tests.support.ranks import run_ranks
 from tests.support.reference import reference

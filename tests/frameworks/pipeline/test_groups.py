@@ -11,7 +11,7 @@ import torch.distributed as dist
 from ddlbench.errors import Unsupported
 from ddlbench.frameworks.pipeline.groups import Groups
 from ddlbench.frameworks.shared.layout import Layout
-from tests.frameworks.shared.test_common import job
+from tests.support.jobs import job
 
 
 def test_a_pipeline_cannot_share_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

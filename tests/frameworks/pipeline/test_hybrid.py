@@ -16,15 +16,15 @@ from torch.distributed.tensor import DTensor
 from ddlbench.errors import Unsupported, UserError
 from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.frameworks.pipeline.trainer import PipelineTrainer
-from ddlbench.frameworks.shared.common import gradient
+from ddlbench.frameworks.shared.gradients import gradient
 from ddlbench.job import Batch, Job, Place
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.vgg import VGG
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
 from tests.equality.test_equal_training import TOLERANCES, assert_equal, distance
-from tests.frameworks.shared.test_common import job
 from tests.support.broken import CountedTwice
 from tests.support.equal import make_job, train_cases
+from tests.support.jobs import job
 from tests.support.ranks import run_ranks
 from tests.support.reference import Case, Outcome, reference
 from tests.support.told import Loaded

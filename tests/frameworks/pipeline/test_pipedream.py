@@ -14,9 +14,9 @@ from ddlbench.frameworks.pipeline.pipedream import PipeDream
 from ddlbench.job import Framework, Job, Model, Place
 from ddlbench.models.gpt2 import GPT2
 from tests.equality.test_equal_training import MODELS, RATES, TOLERANCES, Tolerance, assert_equal, distance
-from tests.frameworks.shared.test_common import job
 from tests.support.broken import Emptied, Prompt, Unstashed
 from tests.support.equal import make_job, train_cases
+from tests.support.jobs import job
 from tests.support.ranks import run_ranks
 from tests.support.reference import Case, Outcome
 from tests.support.stale import simulate

@@ -15,9 +15,9 @@ from ddlbench.job import Batch, Place
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.resnet import ResNet
 from tests.equality.test_equal_training import TOLERANCES, assert_equal, distance
-from tests.frameworks.shared.test_common import job
 from tests.support.broken import CountedTwice, Untied
 from tests.support.equal import make_job, train_case, train_cases
+from tests.support.jobs import job
 from tests.support.ranks import run_ranks
 from tests.support.reference import Case, Outcome, reference
 from tests.support.told import Loaded

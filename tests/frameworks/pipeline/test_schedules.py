@@ -14,7 +14,7 @@ from ddlbench.frameworks.pipeline.schedules import (
     pipeline_ranks,
 )
 from ddlbench.job import Job
-from tests.frameworks.shared.test_common import job
+from tests.support.jobs import job
 
 
 def of(global_batch: int, micro_batch: int | None = None) -> Job:

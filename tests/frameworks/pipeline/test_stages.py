@@ -10,7 +10,7 @@ import torch
 
 from ddlbench.frameworks.pipeline.stages import Stage, balanced, borders, cut, size_bytes, stage_costs, tied_names
 from ddlbench.models.gpt2 import GPT2
-from tests.frameworks.shared.test_common import job
+from tests.support.jobs import job
 
 TINY = GPT2("gpt2", n_layer=2, n_embd=32, n_head=4, vocab_size=61, seq_len=16, dropout=0.0)
 

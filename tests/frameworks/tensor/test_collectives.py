@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from ddlbench.frameworks.tensor.collectives import Part, apart, collected, copied, gathered, scattered, share, summed
 from ddlbench.frameworks.tensor.loss import parallel_cross_entropy
 from ddlbench.job import Batch
-from tests.frameworks.shared.test_common import job
+from tests.support.jobs import job
 from tests.support.ranks import run_ranks
 
 ROW, WEIGHTS = torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[1.0, 10.0, 100.0]])

@@ -24,9 +24,9 @@ from ddlbench.models.vgg import VGG
 from ddlbench.recipe.losses import make_loss
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
 from tests.equality.test_equal_training import TOLERANCES, distance
-from tests.frameworks.shared.test_common import job
 from tests.support.broken import OwnTokens
 from tests.support.equal import make_job, train_cases
+from tests.support.jobs import job
 from tests.support.ranks import run_ranks
 from tests.support.reference import Case, Outcome, reference
 from tests.support.told import Told

@@ -20,8 +20,9 @@ from torch.profiler import record_function
 
 from ddlbench.frameworks.deepspeed.knobs import Knobs, library, without_norm
 from ddlbench.frameworks.shared.batchnorm import Statistics
-from ddlbench.frameworks.shared.common import evaluate, micro_batches, overflowed, subgroup
+from ddlbench.frameworks.shared.groups import subgroup
 from ddlbench.frameworks.shared.replica import build
+from ddlbench.frameworks.shared.step import evaluate, micro_batches, overflowed
 from ddlbench.job import Batch, Job, Place, type_of_dtype
 from ddlbench.ranks.launch import detect
 from ddlbench.ranks.launchers import OPEN_MPI

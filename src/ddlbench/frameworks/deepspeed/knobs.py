@@ -9,16 +9,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
 
 from ddlbench.errors import Unavailable, Unsupported, UserError
-from ddlbench.frameworks.shared.common import check_alike, has_batch_norm
+from ddlbench.frameworks.shared.meta import has_batch_norm
+from ddlbench.frameworks.shared.refusals import ELEMENTWISE, check_alike, check_reduction, optimizer_of
 from ddlbench.job import Job
 
 SCHEMES = ("autocast", "weights")
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 BUCKET_MB = 25.0  # DDP's. DeepSpeed's own, 5e8 elements, takes 2 GB whatever the size of the model
-ELEMENTWISE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 
 
 def library(device: torch.device) -> Any:
@@ -88,14 +87,13 @@ class Knobs:
 
     def supports(self, job: Job) -> None:
         """What `check` refuses wherever the library is installed."""
-        if job.reduce_dtype == "bf16" and job.device.type != "cuda":
-            raise Unsupported("deepspeed: gradients in bf16 need NCCL (gloo cannot sum them): use fp16 or fp32 on CPU")
+        check_reduction("deepspeed", job)
         if self.zero_stage:
             self._check_shards(job)
         check_alike(job, job.world_size)
 
     def _check_shards(self, job: Job) -> None:
-        optimizer = type(job.optimizer([("weight", nn.Parameter(torch.zeros(2, 2)))]))
+        optimizer = type(optimizer_of(job))
         casts, precision = self.casts(job), job.precision
         refusals = [
             (optimizer not in ELEMENTWISE, optimizer.__name__, "layer-wise norms need whole tensors, and ZeRO hands "

@@ -15,8 +15,9 @@ from torch.profiler import record_function
 
 from ddlbench.errors import Unavailable, Unsupported, UserError
 from ddlbench.frameworks.horovod.start import start, started_by_mpi
-from ddlbench.frameworks.shared.common import Clip, Update, check_alike
+from ddlbench.frameworks.shared.refusals import check_alike
 from ddlbench.frameworks.shared.replica import Replica, build
+from ddlbench.frameworks.shared.step import Clip, Update
 from ddlbench.job import Job
 from ddlbench.ranks.control import everyones
 

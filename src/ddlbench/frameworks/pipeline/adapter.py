@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddlbench.errors import Unsupported, UserError
-from ddlbench.frameworks.fsdp import check_shards
 from ddlbench.frameworks.pipeline.blocks import Blocks
 from ddlbench.frameworks.pipeline.groups import Groups
 from ddlbench.frameworks.pipeline.schedules import (
@@ -26,8 +25,8 @@ from ddlbench.frameworks.pipeline.schedules import (
 )
 from ddlbench.frameworks.pipeline.stages import Plan, block_count
 from ddlbench.frameworks.pipeline.trainer import PipelineTrainer
-from ddlbench.frameworks.shared.common import check_alike
 from ddlbench.frameworks.shared.layout import Layout
+from ddlbench.frameworks.shared.refusals import check_alike, check_shards
 from ddlbench.frameworks.tensor.checks import check_compile, check_parts
 from ddlbench.job import Job
 

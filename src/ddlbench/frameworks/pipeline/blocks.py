@@ -12,11 +12,13 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
-from ddlbench.frameworks.fsdp import gathered_state, shard, sharded_like
 from ddlbench.frameworks.pipeline.groups import Groups
-from ddlbench.frameworks.pipeline.stages import Plan, Stage, cut, on_meta, tied_names
+from ddlbench.frameworks.pipeline.stages import Plan, Stage, cut, tied_names
 from ddlbench.frameworks.shared.batchnorm import Statistics
-from ddlbench.frameworks.shared.common import checkpoint_blocks, clip_parts, gradient
+from ddlbench.frameworks.shared.checkpointing import checkpoint_blocks
+from ddlbench.frameworks.shared.gradients import clip_parts, gradient
+from ddlbench.frameworks.shared.meta import on_meta
+from ddlbench.frameworks.shared.sharding import gathered_state, shard, sharded_like
 from ddlbench.frameworks.tensor.collectives import Part
 from ddlbench.frameworks.tensor.layers import gives_own_features, joined_state, own_state, split_model
 from ddlbench.job import Job

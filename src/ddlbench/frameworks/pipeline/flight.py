@@ -18,7 +18,9 @@ from ddlbench.frameworks.pipeline.groups import Groups
 from ddlbench.frameworks.pipeline.link import Link
 from ddlbench.frameworks.pipeline.stages import Stage
 from ddlbench.frameworks.pipeline.versions import Version, Weights
-from ddlbench.frameworks.shared.common import Update, autocast, gradient, micro_batches, subgroup
+from ddlbench.frameworks.shared.gradients import gradient
+from ddlbench.frameworks.shared.groups import subgroup
+from ddlbench.frameworks.shared.step import Update, autocast, micro_batches
 from ddlbench.job import Batch, Job
 
 

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from ddlbench.errors import Unsupported
 from ddlbench.frameworks.shared.batchnorm import average
-from ddlbench.frameworks.shared.common import gradient, subgroup
+from ddlbench.frameworks.shared.gradients import gradient
+from ddlbench.frameworks.shared.groups import subgroup
 from ddlbench.frameworks.shared.layout import Layout
 from ddlbench.frameworks.tensor.collectives import Part
 from ddlbench.job import Job, Place

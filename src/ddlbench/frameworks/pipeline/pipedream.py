@@ -26,8 +26,9 @@ from ddlbench.frameworks.pipeline.flight import Flight
 from ddlbench.frameworks.pipeline.groups import Groups
 from ddlbench.frameworks.pipeline.schedules import check_stages, micro_batch_count, pipeline_ranks
 from ddlbench.frameworks.pipeline.stages import Plan, block_count, tied_names
-from ddlbench.frameworks.shared.common import check_alike, on_meta
 from ddlbench.frameworks.shared.layout import Layout
+from ddlbench.frameworks.shared.meta import on_meta
+from ddlbench.frameworks.shared.refusals import check_alike
 from ddlbench.job import Batch, Job, Place
 
 

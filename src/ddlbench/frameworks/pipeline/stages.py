@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.profiler import record_function
 
-from ddlbench.frameworks.shared.common import autocast, on_meta
+from ddlbench.frameworks.shared.meta import on_meta
+from ddlbench.frameworks.shared.step import autocast
 from ddlbench.job import Job
 from ddlbench.measure.flops import forward_flops_per_block
 

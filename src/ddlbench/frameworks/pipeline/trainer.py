@@ -17,7 +17,7 @@ from ddlbench.frameworks.pipeline.clock import BusyClock
 from ddlbench.frameworks.pipeline.groups import Groups
 from ddlbench.frameworks.pipeline.schedules import LOOPED, SCHEDULES
 from ddlbench.frameworks.pipeline.stages import Plan
-from ddlbench.frameworks.shared.common import Update, autocast
+from ddlbench.frameworks.shared.step import Update, autocast
 from ddlbench.frameworks.tensor.collectives import share
 from ddlbench.frameworks.tensor.loss import loss_of_parts, whole_logits
 from ddlbench.job import Batch, Job, Place

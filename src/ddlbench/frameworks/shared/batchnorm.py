@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
+from torch.nn.parallel import DistributedDataParallel
+
+# BatchNorm's statistics are averaged before validation, not sent at every step. torch 2.14 renamed the switch.
+RENAMED = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
+NO_BUFFER_SYNC: dict[str, Any] = {"forward_sync_buffers" if RENAMED else "broadcast_buffers": False}
 
 
 def batch_norms(model: nn.Module) -> list[_BatchNorm]:

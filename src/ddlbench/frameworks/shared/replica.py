@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ddlbench.frameworks.shared.batchnorm import Statistics
-from ddlbench.frameworks.shared.common import Update, accumulate, checkpoint_blocks, evaluate, whole_state
+from ddlbench.frameworks.shared.checkpointing import checkpoint_blocks
+from ddlbench.frameworks.shared.step import Update, accumulate, evaluate
 from ddlbench.job import Batch, Job, Place
 
 
@@ -24,6 +25,11 @@ def build(job: Job) -> nn.Sequential:
     if job.checkpoint_activations:
         checkpoint_blocks(model)
     return model
+
+
+def whole_state(model: nn.Module) -> dict[str, Tensor]:
+    """A copy on the CPU, under the module's own names."""
+    return {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
 
 
 class Replica:

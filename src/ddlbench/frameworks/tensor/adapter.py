@@ -16,22 +16,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddlbench.errors import Unsupported, UserError
-from ddlbench.frameworks.ddp import NO_BUFFER_SYNC
-from ddlbench.frameworks.shared.batchnorm import average
-from ddlbench.frameworks.shared.common import (
-    Update,
-    accumulate,
-    check_alike,
-    checkpoint_blocks,
-    clip_parts,
-    evaluate,
-    gradient,
-    subgroup,
-    whole_state,
-)
+from ddlbench.errors import UserError
+from ddlbench.frameworks.shared.batchnorm import NO_BUFFER_SYNC, average
+from ddlbench.frameworks.shared.checkpointing import checkpoint_blocks
+from ddlbench.frameworks.shared.gradients import clip_parts, gradient
+from ddlbench.frameworks.shared.groups import subgroup
 from ddlbench.frameworks.shared.layout import Layout, fill
-from ddlbench.frameworks.shared.replica import Replica
+from ddlbench.frameworks.shared.refusals import check_alike, check_reduction
+from ddlbench.frameworks.shared.replica import Replica, whole_state
+from ddlbench.frameworks.shared.step import Update, accumulate, evaluate
 from ddlbench.frameworks.tensor.checks import check_compile, check_parts, check_sequence
 from ddlbench.frameworks.tensor.collectives import Part, share
 from ddlbench.frameworks.tensor.layers import Splits, joined_state, own_state, split_model
@@ -60,8 +53,7 @@ class TensorParallel:
         check_compile(self.name, job)
         if self.sequence_parallel:
             check_sequence(job, tp)
-        if job.reduce_dtype == "bf16" and job.device.type != "cuda":
-            raise Unsupported("tensor: gradients in bf16 need NCCL (gloo cannot sum them): use fp16 or fp32 on CPU")
+        check_reduction("tensor", job)
         check_alike(job, self.dp)
 
     def setup(self, job: Job) -> TensorReplica:

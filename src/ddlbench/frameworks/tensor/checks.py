@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-import torch
 from torch import nn
 
 from ddlbench.errors import Unsupported
-from ddlbench.frameworks.shared.common import on_meta
 from ddlbench.frameworks.shared.layout import divisors
+from ddlbench.frameworks.shared.meta import on_meta
+from ddlbench.frameworks.shared.refusals import check_elementwise
 from ddlbench.frameworks.tensor.layers import is_transposed
 from ddlbench.job import Job
-
-ELEMENTWISE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)
 
 
 def check_parts(name: str, job: Job, tp: int, pp: int = 1) -> None:
@@ -60,16 +58,6 @@ def split_numbers(model: nn.Sequential, plan: Mapping[str, str]) -> dict[str, in
             case _:
                 pass
     return found
-
-
-def check_elementwise(name: str, job: Job) -> None:
-    """Asked of an optimizer over a single weight, for the job holds no recipe."""
-    optimizer = job.optimizer([("weight", nn.Parameter(torch.zeros(1, 1)))])
-    if not isinstance(optimizer, ELEMENTWISE):
-        raise Unsupported(
-            f"{name}: {type(optimizer).__name__} takes the norm of whole layers, of which a rank has a part: "
-            f"choose recipe.optimizer.name={' or '.join(known.__name__.lower() for known in ELEMENTWISE)}"
-        )
 
 
 def check_sequence(job: Job, tp: int) -> None:

@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ddlbench.frameworks.tensor.collectives import Part, apart, collected, copied, gathered, scattered, summed
+from ddlbench.measure.memory_formula import SPLIT
 
 TOKENS = 1  # dimension of [B, T, E]
 CHANNELS = 1  # dimension of [B, C, H, W]
@@ -77,16 +78,10 @@ def split_model(model: nn.Sequential, plan: Mapping[str, str], part: Part) -> Sp
 def _splits(module: nn.Module, style: str) -> Splits:
     """How the style cuts the module's own tensors."""
     transposed = is_transposed(module)
-    match style:
-        case "column" | "qkv" | "logits":
-            pieces = 3 if style == "qkv" else 1
-            splits = {"weight": Split(int(transposed), pieces), "bias": Split(0, pieces)}
-        case "row":
-            splits = {"weight": Split(int(not transposed))}
-        case "vocab" | "filter" | "norm":
-            splits = {name: Split(0) for name in ("weight", "bias", "running_mean", "running_var")}
-        case _:
-            splits = {}
+    features = {"row": int(not transposed)} | dict.fromkeys(("column", "qkv", "logits"), int(transposed))
+    names = (*SPLIT.get(style, ()), *(("running_mean", "running_var") if style == "norm" else ()))
+    pieces = 3 if style == "qkv" else 1
+    splits = {name: Split(features.get(style, 0) if name == "weight" else 0, pieces) for name in names}
     return {name: split for name, split in splits.items() if isinstance(getattr(module, name, None), Tensor)}
 
 

@@ -1,51 +1,13 @@
-"""What frameworks share: micro batches, the weight update, checkpointing, BatchNorm's statistics."""
+"""Micro batches, the update of the weights, evaluation."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 
-from ddlbench.frameworks.shared.batchnorm import average_statistics
-from ddlbench.frameworks.shared.common import Update, accumulate, checkpoint_blocks, evaluate, micro_batches, on_meta
-from ddlbench.job import Batch, Job
-from ddlbench.models.resnet import ResNet
-from tests.support.ranks import run_ranks
-
-CPU = torch.device("cpu")
-MODEL = ResNet(name="resnet", layers=[1, 1, 1, 1], width_per_group=8, image_size=32, num_classes=5)
-
-
-def job(precision: str = "fp32", clip_norm: float | None = None) -> Job:
-    return Job(
-        model=MODEL,
-        loss=nn.functional.mse_loss,
-        optimizer=lambda named: torch.optim.SGD([parameter for _, parameter in named], lr=0.1),
-        device=CPU,
-        rank=0,
-        world_size=1,
-        seed=0,
-        global_batch=4,
-        micro_batch=2,
-        precision=precision,
-        clip_norm=clip_norm,
-    )
-
-
-def batch(samples: int = 4) -> Batch:
-    generator = torch.Generator().manual_seed(0)
-    inputs, targets = torch.randn(samples, 3, generator=generator), torch.randn(samples, 2, generator=generator)
-    return Batch(inputs, targets, torch.ones(samples, dtype=torch.bool))
-
-
-def test_a_model_without_weights_is_built_once() -> None:
-    first = on_meta(job())
-    assert all(parameter.is_meta for parameter in first.parameters())
-    assert on_meta(replace(job(), model=replace(MODEL))) is first
-    assert on_meta(replace(job(), model=replace(MODEL, num_classes=6))) is not first
+from ddlbench.frameworks.shared.step import Update, accumulate, evaluate, micro_batches
+from tests.support.jobs import batch, job
 
 
 def test_micro_batches_are_contiguous_slices() -> None:
@@ -125,35 +87,9 @@ def test_an_overflow_in_fp16_is_no_update(fused: bool) -> None:
     torch.testing.assert_close(model.weight.detach(), before - 0.1 * batch().inputs.sum(0).expand(2, 3))
 
 
-def test_checkpointing_changes_nothing_but_memory() -> None:
-    images = torch.randn(4, 3, 32, 32)
-    plain, checkpointed = job().build(), job().build()
-    checkpoint_blocks(checkpointed)
-    for model in (plain, checkpointed):
-        model(images).square().mean().backward()
-    for (name, one), (other, two) in zip(plain.named_parameters(), checkpointed.named_parameters(), strict=True):
-        assert name == other
-        assert torch.equal(one.grad, two.grad)  # pyright: ignore
-    # BatchNorm ran twice and must have counted once.
-    for name, buffer in plain.named_buffers():
-        assert torch.equal(buffer, dict(checkpointed.named_buffers())[name]), name
-
-
 def test_evaluation_leaves_the_model_training() -> None:
     model = nn.Sequential(nn.Linear(3, 2), nn.Dropout(0.5))
     output = evaluate(model, model, batch(), job(), 2)
     assert model.training
     assert output.shape == (4, 2)
     assert torch.equal(output, model[0](batch().inputs).detach())
-
-
-def averaged() -> tuple[float, float]:
-    norm = nn.BatchNorm1d(1)
-    norm.running_mean.fill_(dist.get_rank() + 1.0)  # pyright: ignore
-    norm.running_var.fill_(10.0 * dist.get_rank())  # pyright: ignore
-    average_statistics(nn.Sequential(norm))
-    return norm.running_mean.item(), norm.running_var.item()  # pyright: ignore
-
-
-def test_statistics_are_averaged_over_ranks() -> None:
-    assert run_ranks(2, averaged) == [(1.5, 5.0), (1.5, 5.0)]

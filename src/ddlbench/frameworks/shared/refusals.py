@@ -1,0 +1,48 @@
+"""What several frameworks cannot do, in the same words."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from ddlbench.errors import Unsupported
+from ddlbench.job import Job
+
+ELEMENTWISE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)  # they need no norm of a whole layer
+
+
+def check_alike(job: Job, data_size: int) -> None:
+    """What no framework here can do."""
+    job.micro_batches(data_size)
+    if job.compile and job.checkpoint_activations:
+        raise Unsupported(
+            "train.compile and train.checkpoint_activations do not go together (torch.compile refuses what keeps "
+            "BatchNorm's statistics right in the second forward): set one of them to false"
+        )
+
+
+def check_reduction(name: str, job: Job, dtype: str | None = None) -> None:
+    """dtype: in which gradients are summed, where it is not train.reduce_dtype."""
+    if (dtype or job.reduce_dtype) == "bf16" and job.device.type != "cuda":
+        raise Unsupported(f"{name}: gradients in bf16 need NCCL (gloo cannot sum them): use fp16 or fp32 on CPU")
+
+
+def optimizer_of(job: Job) -> Optimizer:
+    """Over a single weight, to see what it is, for the job holds no recipe."""
+    return job.optimizer([("weight", nn.Parameter(torch.zeros(1, 1)))])
+
+
+def check_elementwise(name: str, job: Job) -> None:
+    optimizer = optimizer_of(job)
+    if not isinstance(optimizer, ELEMENTWISE):
+        raise Unsupported(
+            f"{name}: {type(optimizer).__name__} takes the norm of whole layers, of which a rank has a part: "
+            f"choose recipe.optimizer.name={' or '.join(known.__name__.lower() for known in ELEMENTWISE)}"
+        )
+
+
+def check_shards(name: str, job: Job) -> None:
+    optimizer = optimizer_of(job)
+    if isinstance(optimizer, torch.optim.SGD) and optimizer.defaults["fused"]:
+        raise Unsupported(f"{name}: torch's fused SGD does not know shards: set recipe.optimizer.fused=null")

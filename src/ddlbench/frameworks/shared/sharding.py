@@ -1,0 +1,42 @@
+"""Parameters in shards, as FSDP cuts them: how a model becomes sharded, and its states whole and cut again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+
+def shard(model: nn.Sequential, mesh: DeviceMesh, reshard: bool | None, policy: MixedPrecisionPolicy) -> None:
+    """A group of parameters a named block. Blocks that share one (the tied embedding and head) must be in the same
+    group, so they stay with the root's."""
+    users = Counter(parameter for block in model.children() for parameter in block.parameters())
+    own = [block for block in model.children() if all(users[parameter] == 1 for parameter in block.parameters())]
+    for module in (*own, model):
+        fully_shard(module, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
+
+
+def gathered_state(model: nn.Module, keep: bool) -> dict[str, Tensor]:
+    """A copy of the whole tensors on the CPU; of nothing where they are not kept. Called on all ranks that share."""
+    whole: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        gathered = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        if keep:
+            whole[name] = gathered.detach().cpu().clone()
+    return whole
+
+
+def sharded_like(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Whole tensors, which every rank has, cut as the model's own are; nothing is sent."""
+    own = model.state_dict()
+    return {name: _cut(tensor, own.get(name)) for name, tensor in state.items()}
+
+
+def _cut(tensor: Tensor, own: Tensor | None) -> Tensor:
+    if not isinstance(own, DTensor):
+        return tensor
+    return distribute_tensor(tensor.to(own.device), own.device_mesh, own.placements, src_data_rank=None)

@@ -1,0 +1,115 @@
+"""One update of the weights: micro batches under autocast, the loss scale, the optimizer's step; and evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.profiler import record_function
+
+from ddlbench.job import Batch, Job, type_of_dtype
+
+Clip = Callable[[Iterable[nn.Parameter], float], object]  # (parameters, largest norm), gradients in place
+
+
+def micro_batches(batch: Batch, count: int) -> Iterator[Batch]:
+    """Contiguous slices of a replica batch, equal in size: [B, ...] -> count x [B / count, ...]."""
+    parts = (tensor.chunk(count) for tensor in (batch.inputs, batch.targets, batch.valid))
+    return (Batch(*part) for part in zip(*parts, strict=True))
+
+
+def autocast(job: Job) -> AbstractContextManager[object]:
+    """Mixed precision over fp32 weights. Enter it once a micro batch: its cache of cast weights must not outlive one
+    (sharded frameworks free the weights in between)."""
+    return torch.autocast(job.device.type, type_of_dtype[job.precision], enabled=job.precision != "fp32")
+
+
+def accumulate(
+    model: Callable[[Tensor], Tensor],
+    batch: Batch,
+    job: Job,
+    count: int,
+    update: Update,
+    no_sync: Callable[[], AbstractContextManager[object]] = nullcontext,
+) -> Tensor:
+    """Forward and backward of `count` micro batches; only the last may communicate. The mean loss, on the device."""
+    total = torch.zeros((), device=job.device)
+    for index, micro in enumerate(micro_batches(batch, count)):
+        with nullcontext() if index == count - 1 else no_sync():
+            with record_function("ddlbench/forward"), autocast(job):
+                loss = job.loss(model(micro.inputs), micro.targets) / count
+            with record_function("ddlbench/backward"):
+                update.scale(loss).backward()
+            total += loss.detach()
+    return total
+
+
+class Update:
+    """One weight update from the gradients in place: unscale, clip, step, forget; and how many there were."""
+
+    def __init__(self, optimizer: Optimizer, job: Job, parts: dist.ProcessGroup | None = None) -> None:
+        """parts: the ranks with the other parts of the same model, which skip an update where one's gradient overflows
+        (where the library that shards does not see to it)."""
+        self.optimizer = optimizer
+        self.clip_norm = job.clip_norm
+        self.scaler = make_scaler(job, parts)
+        self.agrees = parts is not None and job.precision == "fp16"
+        self.count = 0
+        # The scaler skips `optimizer.step` when a gradient overflowed: the hook sees the updates really made. A wrapped
+        # optimizer calls it more than once an update.
+        self.made = False
+        optimizer.register_step_post_hook(self._made)
+
+    def _made(self, optimizer: Optimizer, *_: object) -> None:
+        self.made = not overflowed(optimizer)
+
+    def scale(self, loss: Tensor) -> Tensor:
+        return self.scaler.scale(loss)
+
+    def apply(self, parameters: Iterable[nn.Parameter], clip: Clip = nn.utils.clip_grad_norm_) -> None:
+        """clip: by the norm of the whole gradient, also where this rank has a part of it only."""
+        with record_function("ddlbench/update"):
+            if self.clip_norm is not None or self.agrees:
+                self.scaler.unscale_(self.optimizer)
+            if self.clip_norm is not None:
+                clip(parameters, self.clip_norm)
+            self.made = False
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
+            self.count += self.made
+            self.optimizer.zero_grad()
+
+
+def make_scaler(job: Job, parts: dist.ProcessGroup | None = None) -> torch.amp.GradScaler:
+    """Loss scaling for fp16, off for other types."""
+    enabled = job.precision == "fp16"
+    if not enabled or parts is None:
+        return torch.amp.GradScaler(job.device.type, enabled=enabled)
+    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler  # takes a while to import
+
+    scaler = ShardedGradScaler(job.device.type, process_group=parts)
+    scaler.scale(torch.zeros((), device=job.device))  # torch makes the scale here; a rank may have no loss of its own
+    return scaler
+
+
+def overflowed(optimizer: Optimizer) -> bool:
+    """Whether the step just made changed nothing: the scaler steps a fused optimizer in any case, which looks for the
+    overflow itself, on the device."""
+    found = getattr(optimizer, "found_inf", None)
+    return found is not None and bool(found.item())
+
+
+def evaluate(model: nn.Module, forward: Callable[[Tensor], Tensor], batch: Batch, job: Job, count: int) -> Tensor:
+    """Outputs [B, ...] in evaluation mode, computed micro batch by micro batch as in training."""
+    model.eval()
+    with torch.no_grad():
+        outputs: list[Tensor] = []
+        for micro in micro_batches(batch, count):
+            with autocast(job):
+                outputs.append(forward(micro.inputs))
+    model.train()
+    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)

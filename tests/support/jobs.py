@@ -1,0 +1,34 @@
+"""A small job for tests that train nothing."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from ddlbench.job import Batch, Job
+from ddlbench.models.resnet import ResNet
+
+CPU = torch.device("cpu")
+MODEL = ResNet(name="resnet", layers=[1, 1, 1, 1], width_per_group=8, image_size=32, num_classes=5)
+
+
+def job(precision: str = "fp32", clip_norm: float | None = None) -> Job:
+    return Job(
+        model=MODEL,
+        loss=nn.functional.mse_loss,
+        optimizer=lambda named: torch.optim.SGD([parameter for _, parameter in named], lr=0.1),
+        device=CPU,
+        rank=0,
+        world_size=1,
+        seed=0,
+        global_batch=4,
+        micro_batch=2,
+        precision=precision,
+        clip_norm=clip_norm,
+    )
+
+
+def batch(samples: int = 4) -> Batch:
+    generator = torch.Generator().manual_seed(0)
+    inputs, targets = torch.randn(samples, 3, generator=generator), torch.randn(samples, 2, generator=generator)
+    return Batch(inputs, targets, torch.ones(samples, dtype=torch.bool))
