@@ -174,6 +174,7 @@ def make_job(config: Config, launch: Launch, device: torch.device) -> Job:
         optimizer=partial(make_optimizer, recipe.optimizer),
         device=device,
         rank=launch.rank,
+        local_rank=launch.local_rank,
         world_size=launch.world_size,
         seed=train.seed,
         global_batch=train.samples_per_update(launch.world_size),

@@ -130,12 +130,19 @@ def test_open_mpis_local_rank_says_the_same(monkeypatch: pytest.MonkeyPatch) -> 
     """The engine asserts that both variables are equal."""
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_RANK", "3")
-    before = tell_device(torch.device("cuda", 0))
+    before = tell_device(torch.device("cuda", 0), local_rank=3)
     assert (os.environ["LOCAL_RANK"], os.environ["OMPI_COMM_WORLD_LOCAL_RANK"]) == ("0", "0")
     for name, value in before.items():
         restore(name, value)
     assert "LOCAL_RANK" not in os.environ
     assert os.environ["OMPI_COMM_WORLD_LOCAL_RANK"] == "3"
+
+
+def test_on_the_cpu_the_local_rank_is_the_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the launcher's variables do not say it."""
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    tell_device(torch.device("cpu"), local_rank=2)
+    assert os.environ["LOCAL_RANK"] == "2"
 
 
 @pytest.mark.slow

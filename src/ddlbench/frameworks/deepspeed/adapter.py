@@ -22,7 +22,6 @@ from ddlbench.frameworks.deepspeed.knobs import Knobs, library, without_norm
 from ddlbench.frameworks.shared.batchnorm import Statistics
 from ddlbench.frameworks.shared.common import checkpoint_blocks, drop, evaluate, micro_batches, overflowed, subgroup
 from ddlbench.job import Batch, Job, Place, type_of_dtype
-from ddlbench.ranks.launch import detect
 from ddlbench.ranks.launchers import OPEN_MPI
 
 
@@ -36,7 +35,7 @@ class DeepSpeed(Knobs):
         model = job.build()
         if job.checkpoint_activations:
             checkpoint_blocks(model)
-        self.launcher_variables = tell_device(job.device)
+        self.launcher_variables = tell_device(job.device, job.local_rank)
         self._make_group()
         self.engine, *_ = deepspeed.initialize(
             args=SimpleNamespace(device_rank=job.device.index or 0),
@@ -154,11 +153,11 @@ class DeepSpeed(Knobs):
         drop(self, "statistics", "engine", "optimizer")
 
 
-def tell_device(device: torch.device) -> dict[str, str | None]:
+def tell_device(device: torch.device, local_rank: int) -> dict[str, str | None]:
     """The engine takes LOCAL_RANK for the index of this rank's device, in set-up and in steps; it is another number
     where each task sees one GPU (--gpus-per-task=1). Under Open MPI it wants the launcher's variable to say the same.
     Returns what they said before."""
-    index = str(device.index if device.type == "cuda" else detect().local_rank)
+    index = str(device.index if device.type == "cuda" else local_rank)
     names = [name for name in ("LOCAL_RANK", OPEN_MPI[2]) if name == "LOCAL_RANK" or name in os.environ]
     before = {name: os.environ.get(name) for name in names}
     os.environ.update(dict.fromkeys(names, index))
