@@ -169,6 +169,7 @@ def make_job(kind: str) -> Job:
         optimizer=partial(make_optimizer, OPTIMIZERS[kind]),
         device=torch.device("cpu"),
         rank=dist.get_rank(),
+        local_rank=dist.get_rank(),  # one host
         world_size=dist.get_world_size(),
         seed=0,
         global_batch=16,

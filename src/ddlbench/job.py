@@ -85,15 +85,27 @@ class Model(Protocol):
         ...
 
 
+def build_model(job: Job) -> nn.Sequential:
+    """The whole model on this rank's device, the same bytes on every rank and in every framework."""
+    torch.manual_seed(job.seed)
+    model = job.model.build().to(job.device)
+    return model.to(memory_format=torch.channels_last) if job.channels_last else model
+
+
 @dataclass(frozen=True)
 class Job:
-    """What every framework is given, alike."""
+    """The inputs of a framework, the same for every framework.
+
+    local_rank: the number of this rank among the ranks of its node; not always the index of its device
+    builder: makes the model that `build` returns; another one may make a model without weights
+    """
 
     model: Model
     loss: Callable[[Tensor, Tensor], Tensor]  # (output, targets) -> scalar mean over the micro batch
     optimizer: Callable[[NamedParameters], Optimizer]  # sharding changes the parameters: called inside setup
     device: torch.device
     rank: int
+    local_rank: int
     world_size: int
     seed: int
     global_batch: int
@@ -105,12 +117,11 @@ class Job:
     compile: bool = False
     channels_last: bool = False
     timeout_s: float = 600.0
+    builder: Callable[[Job], nn.Sequential] = build_model
 
     def build(self) -> nn.Sequential:
-        """The whole model on this rank's device, the same bytes on every rank and in every framework."""
-        torch.manual_seed(self.seed)
-        model = self.model.build().to(self.device)
-        return model.to(memory_format=torch.channels_last) if self.channels_last else model
+        """The whole model, as `builder` makes it."""
+        return self.builder(self)
 
     def replica_batch(self, data_size: int) -> int:
         """Samples one replica sees in one update."""

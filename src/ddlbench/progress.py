@@ -1,4 +1,4 @@
-"""What a person sees while a run works: a bar on a terminal, plain lines in a log file, the first rank only."""
+"""What a person sees while a run works: a bar on a terminal, plain lines in a log file, on rank 0 only."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from functools import cache
 from typing import Any
 
@@ -14,6 +15,7 @@ from ddlbench.errors import Diverged, Killed, RunError
 from ddlbench.ranks.boundary import Boundary
 from ddlbench.run.failure import Failure
 from tests.support.ranks import run_ranks
+from tests.support.syncs import counted
 
 CPU = torch.device("cpu")
 NAN = float("nan")
@@ -62,6 +64,29 @@ def test_a_loss_counts_in_its_own_epoch_only() -> None:
     boundary = Boundary(CPU, every=4)
     stopped_after([1.0] * 9 + [NAN], boundary)  # the row of this epoch says it
     assert stopped_after([1.0] * 40, boundary) == (40, None)
+
+
+def test_steps_between_votes_do_not_wait_for_the_device() -> None:
+    boundary = Boundary(CPU, every=4)
+    boundary.begin()
+    with counted() as counts:
+        for _ in range(3):
+            boundary.pass_step(torch.ones(()))
+    assert not counts
+
+
+@pytest.mark.gpu
+def test_a_vote_on_a_gpu_does_not_wait_for_its_stream() -> None:
+    boundary = Boundary(torch.device("cuda"), every=4)
+    boundary.begin()
+    values = torch.tensor([1.0] * 5 + [NAN] + [1.0] * 20, device="cuda").unbind()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with pytest.raises(Diverged):
+            deque(map(boundary.pass_step, values))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert boundary.steps == 16
 
 
 @cache

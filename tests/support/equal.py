@@ -59,6 +59,7 @@ def make_job(case: Case) -> Job:
         optimizer=partial(make_optimizer, optimizer_of(case)),
         device=torch.device("cpu"),
         rank=dist.get_rank(),
+        local_rank=dist.get_rank(),  # one host
         world_size=dist.get_world_size(),
         seed=case.seed,
         global_batch=case.global_batch,

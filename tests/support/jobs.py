@@ -19,6 +19,7 @@ def job(precision: str = "fp32", clip_norm: float | None = None) -> Job:
         optimizer=lambda named: torch.optim.SGD([parameter for _, parameter in named], lr=0.1),
         device=CPU,
         rank=0,
+        local_rank=0,
         world_size=1,
         seed=0,
         global_batch=4,

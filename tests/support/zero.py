@@ -253,9 +253,9 @@ def on_one_visible_gpu() -> list[dict[str, Any]]:
     before, found = get_accelerator(), list[dict[str, Any]]()
     os.environ.update(LOCAL_RANK="1", LOCAL_WORLD_SIZE="2")
     set_accelerator(Visible())
-    gpu = partial(set_device_index, torch.device("cuda", 0))
+    gpu = partial(set_device_index, torch.device("cuda", 0), local_rank=1)
     with (
-        patch("ddlbench.frameworks.deepspeed.adapter.set_device_index", lambda _: gpu()),
+        patch("ddlbench.frameworks.deepspeed.adapter.set_device_index", lambda *_: gpu()),
         patch.object(dist, "set_timeout", None),
     ):
         for framework in ZERO:

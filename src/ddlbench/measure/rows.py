@@ -38,7 +38,7 @@ class RankEpoch:
 
 @dataclass
 class EpochRow:
-    """One epoch over all ranks; `ranks` holds every rank's steps on the first rank and nothing elsewhere."""
+    """One epoch over all ranks; `ranks` holds every rank's steps on rank 0 and nothing elsewhere."""
 
     epoch: int
     steps: int

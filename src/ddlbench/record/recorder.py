@@ -1,4 +1,4 @@
-"""Rows on their way from the loop to the files, and what a person sees of them."""
+"""Write the rows of the loop to the files of the record, and show them to the user."""
 
 from __future__ import annotations
 

@@ -50,22 +50,14 @@ def attempt(config: Config, launch: Launch, started: float) -> int:
     scenario = choose(config, job)
     refusal = check(config, scenario)
     if config.dryrun:
-        print(intention(config, job, refusal))
-        if refusal:
-            print(f"ddlbench: {refusal.status}: {refusal}", file=sys.stderr)
-        return refusal.exit_code if refusal else 0
+        return dry_run(config, job, refusal)
     spans = Spans(started)
     spans.end("imports_s")
     records = Records(config, launch, device)
     with Watch(launch.rank, records, config.train.timeout_s) as watch:
         try:
-            if device.type == "cuda":
-                disable_nccl_abort()
-            watch.expect(NO_CONNECTION, more_s=10)  # what `connect` raises says more and comes first, if it comes
-            connect(launch, device, config.train.timeout_s, config.backend)
-            watch.join(Board.open())
+            connect_ranks(config, launch, device, watch)
             spans.end("connecting_s")
-            watch.expect_nothing()
             records.open()
             wait_for([0], "ddlbench/data")
             spans.end("data_preparation_s")
@@ -78,19 +70,43 @@ def attempt(config: Config, launch: Launch, started: float) -> int:
             watch.leave()  # the rank that holds the store may now go first
             disconnect(clean=True)
         except Exception as error:  # every kind of failure becomes a row
-            own = Failure.of(error, launch.rank)
-            first = watch.settle(own)
-            records.fail(first, begun=not isinstance(error, UserError))
-            complain(error, first, launch.rank)
-            watch.linger(first)
-            if job.world_size == 1:  # with more, the others may still be in a collective: the program just ends
-                disconnect(clean=False)
-            return own.exit_code if own.status == first.status else PeerFailed.exit_code
+            return fail(error, launch, records, watch)
     return 0 if records.succeed() else 1
 
 
+def dry_run(config: Config, job: Job, refusal: RunError | None) -> int:
+    """Print the run as it would be; its exit code."""
+    print(intention(config, job, refusal))
+    if refusal is None:
+        return 0
+    print(f"ddlbench: {refusal.status}: {refusal}", file=sys.stderr)
+    return refusal.exit_code
+
+
+def connect_ranks(config: Config, launch: Launch, device: torch.device, watch: Watch) -> None:
+    """Connect all ranks. From then on every rank watches for failures of the others."""
+    if device.type == "cuda":
+        disable_nccl_abort()
+    watch.expect(NO_CONNECTION, more_s=10)  # an error that `connect` raises has more details and comes before
+    connect(launch, device, config.train.timeout_s, config.backend)
+    watch.join(Board.open())
+    watch.expect_nothing()
+
+
+def fail(error: Exception, launch: Launch, records: Records, watch: Watch) -> int:
+    """Record the failure that came first, of this rank or of another one; the exit code of this process."""
+    own = Failure.of(error, launch.rank)
+    first = watch.settle(own)
+    records.fail(first, begun=not isinstance(error, UserError))
+    complain(error, first, launch.rank)
+    watch.linger(first)
+    if launch.world_size == 1:  # with more, the others may still be in a collective: the program just ends
+        disconnect(clean=False)
+    return own.exit_code if own.status == first.status else PeerFailed.exit_code
+
+
 def set_switches(train: Train, device: torch.device) -> None:
-    """torch's global ones; measure/environment.py records them."""
+    """Set torch's global switches; measure/environment.py records them."""
     if device.type == "cpu":
         torch.set_num_threads(train.threads_per_rank)
     else:  # torch's own default is TF32 for convolutions and fp32 for matrix products
@@ -176,7 +192,7 @@ def make_run(
 
 
 def make_job(config: Config, launch: Launch, device: torch.device) -> Job:
-    """What the framework is given."""
+    """The inputs of the framework."""
     train, recipe = config.train, config.recipe
     return Job(
         model=config.model,
@@ -184,6 +200,7 @@ def make_job(config: Config, launch: Launch, device: torch.device) -> Job:
         optimizer=partial(make_optimizer, recipe.optimizer),
         device=device,
         rank=launch.rank,
+        local_rank=launch.local_rank,
         world_size=launch.world_size,
         seed=train.seed,
         global_batch=train.samples_per_update(launch.world_size),
@@ -213,7 +230,7 @@ def open_feed(config: Config, job: Job, place: Place) -> Feed:
 
 
 def complain(error: Exception, first: Failure, rank: int) -> None:
-    """The rank that failed first says so; a traceback only where it is not the user's mistake."""
+    """Print the failure on the rank that failed first; with a traceback where it is not the user's mistake."""
     if first.rank != rank:
         return
     if not isinstance(error, RunError):

@@ -28,7 +28,7 @@ from ddlbench.run.failure import Failure
 
 
 class Spans:
-    """Seconds of the parts of a start, one after the other."""
+    """Seconds of each part of a start, one after the other."""
 
     def __init__(self, began: float) -> None:
         self.last = began
@@ -40,8 +40,8 @@ class Spans:
 
 
 class Records:
-    """The record of this attempt, on the first rank alone. Its name needs the data's hash: so the first rank makes what
-    the program makes itself (sample sets, indices, token files) before it opens the record."""
+    """The record of this attempt, on rank 0 alone. Its name needs the hash of the data: so rank 0 first makes the data
+    that the program makes itself (sample sets, indices, token files)."""
 
     def __init__(self, config: Config, launch: Launch, device: torch.device) -> None:
         self.config, self.launch, self.device = config, launch, device
@@ -49,11 +49,11 @@ class Records:
         self.folder: Path | None = None  # of rank 0's record, on every rank
         self.hosts: list[str] = []  # of each rank
         self.claiming = threading.Lock()
-        self.said = False  # where the record is
+        self.shown = False  # where the record is
 
     @cached_property
     def dataset(self) -> dict[str, Any]:
-        """What the data say of themselves; known once the first rank has prepared them."""
+        """The description of the data; it exists once rank 0 has prepared them."""
         return self.config.data.describe()
 
     @cached_property
@@ -75,7 +75,7 @@ class Records:
         for rank, (host, run, *_) in enumerate(found):
             if run != found[0][1]:
                 raise UserError(
-                    f"rank {rank} on {host} has the data or configuration of {run}, the first rank on {found[0][0]} "
+                    f"rank {rank} on {host} has the data or configuration of {run}, rank 0 on {found[0][0]} has "
                     f"those of {found[0][1]}: give every node the same (data.root, stale file list in data.cache_dir)"
                 )
         self.hosts = [host for host, *_ in found]
@@ -85,31 +85,31 @@ class Records:
             self.record.add(environment={**environment, "cpu_count_min": min(counts, default=None)})
 
     def fail(self, failure: Failure, begun: bool) -> None:
-        """Close the record with a failure. `begun`: open it for that if it is not; if this fails too (there are no
-        data to name it by), the first failure is still the one to tell."""
+        """Close the record with a failure. begun: open it before, if it is not open; where that fails too (without data
+        the record has no name), the first failure is still the one that is reported."""
         if begun:
             with contextlib.suppress(Exception):
                 self.open()
         self.close(failure)
 
     def close(self, failure: Failure, final: bool = True) -> None:
-        """Record the end, if there is a record here. Never raises."""
+        """Record the end, if this rank has the record. Never raises."""
         if self.record is not None and self.record.finish(failure.status, failure.reason, final) and final:
-            self._say_where(self.record)
+            self._show_folder(self.record)
 
     def succeed(self) -> bool:
-        """Whether this run is recorded as `ok`, as far as this rank is concerned."""
+        """Record the end of a complete run; False where rank 0 did not record `ok`. On the other ranks True."""
         if self.record is None:
             return True
         recorded = self.record.finish("ok")
         if recorded:
-            self._say_where(self.record)
+            self._show_folder(self.record)
         return recorded
 
-    def _say_where(self, record: Record) -> None:
-        """Once, and not in a quiet run that ended well."""
-        if not self.said and (self.config.progress or record.content["status"] != "ok"):
-            self.said = True
+    def _show_folder(self, record: Record) -> None:
+        """Once, and not with progress=false in a run that ended with `ok`."""
+        if not self.shown and (self.config.progress or record.content["status"] != "ok"):
+            self.shown = True
             results = shlex.quote(self.config.results_dir)
             line = f"the record is in {record.folder}; to see tables: python -m ddlbench.report {results}"
             print(f"ddlbench: {line}", file=sys.stderr, flush=True)
@@ -122,7 +122,7 @@ class Records:
 
 
 def stage_data(records: Records, spans: Spans) -> None:
-    """Copy the data to the nodes' own storage, if that was asked for: one rank a node copies, all wait for all."""
+    """Copy the data to the nodes' own storage where data.stage_to is set: one rank a node copies, all ranks wait."""
     config, launch = records.config, records.launch
     if config.data.stage_to is None:
         return

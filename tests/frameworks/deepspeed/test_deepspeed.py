@@ -130,7 +130,7 @@ def test_open_mpis_local_rank_says_the_same(monkeypatch: pytest.MonkeyPatch) -> 
     """The engine asserts that both variables are equal."""
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_RANK", "3")
-    before = set_device_index(torch.device("cuda", 0))
+    before = set_device_index(torch.device("cuda", 0), local_rank=3)
     assert (os.environ["LOCAL_RANK"], os.environ["OMPI_COMM_WORLD_LOCAL_RANK"]) == ("0", "0")
     restore(before)
     assert "LOCAL_RANK" not in os.environ
@@ -140,7 +140,7 @@ def test_open_mpis_local_rank_says_the_same(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_set_up_that_fails_leaves_the_launchers_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     deepspeed = library(torch.device("cpu"))
     monkeypatch.setenv("LOCAL_RANK", "3")
-    monkeypatch.setattr("ddlbench.frameworks.deepspeed.adapter.set_device_index", lambda _: change("LOCAL_RANK", "0"))
+    monkeypatch.setattr("ddlbench.frameworks.deepspeed.adapter.set_device_index", lambda *_: change("LOCAL_RANK", "0"))
     monkeypatch.setattr("ddlbench.frameworks.deepspeed.adapter.make_group", lambda _: None)
     seen: list[str] = []
 
@@ -158,6 +158,13 @@ def change(name: str, value: str) -> dict[str, str | None]:
     before = {name: os.environ.get(name)}
     os.environ[name] = value
     return before
+
+
+def test_on_the_cpu_the_local_rank_is_the_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the launcher's variables do not say it."""
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    set_device_index(torch.device("cpu"), local_rank=2)
+    assert os.environ["LOCAL_RANK"] == "2"
 
 
 @pytest.mark.slow

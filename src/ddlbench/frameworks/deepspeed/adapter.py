@@ -24,7 +24,6 @@ from ddlbench.frameworks.shared.groups import subgroup
 from ddlbench.frameworks.shared.replica import build
 from ddlbench.frameworks.shared.step import evaluate, micro_batches, overflowed
 from ddlbench.job import Batch, Job, Place, type_of_dtype
-from ddlbench.ranks.launch import detect
 from ddlbench.ranks.launchers import OPEN_MPI
 
 
@@ -35,7 +34,7 @@ class DeepSpeed(Knobs):
     def setup(self, job: Job) -> ZeroTrainer:
         deepspeed = library(job.device)
         model = build(job)
-        variables = set_device_index(job.device)
+        variables = set_device_index(job.device, job.local_rank)
         try:
             make_group(job)
             engine, *_ = deepspeed.initialize(
@@ -179,11 +178,11 @@ class ZeroTrainer:
         vars(self).clear()
 
 
-def set_device_index(device: torch.device) -> dict[str, str | None]:
+def set_device_index(device: torch.device, local_rank: int) -> dict[str, str | None]:
     """The engine takes LOCAL_RANK for the index of this rank's device, in set-up and in steps; it is another number
     where each task sees one GPU (--gpus-per-task=1). Under Open MPI it wants the launcher's variable to say the same.
     Returns what they said before."""
-    index = str(device.index if device.type == "cuda" else detect().local_rank)
+    index = str(device.index if device.type == "cuda" else local_rank)
     names = [name for name in ("LOCAL_RANK", OPEN_MPI[2]) if name == "LOCAL_RANK" or name in os.environ]
     before = {name: os.environ.get(name) for name in names}
     os.environ.update(dict.fromkeys(names, index))

@@ -1,0 +1,41 @@
+"""What a job gives to every framework."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from ddlbench.config.compose import configuration, configurations
+from ddlbench.job import Job
+from ddlbench.ranks.launchers import Launch
+from ddlbench.run.attempt import make_job
+
+SMALL = ("+framework=ddp", "+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=8")
+
+
+def job(launch: Launch) -> Job:
+    with configurations():
+        return make_job(configuration(*SMALL), launch, torch.device("cpu"))
+
+
+def test_local_rank_is_the_launchers() -> None:
+    assert job(Launch("srun", rank=5, world_size=8, local_rank=1, local_world_size=4)).local_rank == 1
+
+
+def test_every_rank_builds_the_same_model() -> None:
+    models = [job(Launch("torchrun", rank, 2, rank, 2)).build().state_dict() for rank in range(2)]
+    for name, weight in models[0].items():
+        assert torch.equal(weight, models[1][name]), name
+
+
+def test_another_builder_makes_the_model() -> None:
+    """A rehearsal sets a framework up with a model that has no weights."""
+
+    def without_weights(job: Job) -> nn.Sequential:
+        with torch.device("meta"):
+            return job.model.build()
+
+    rehearsed = replace(job(Launch("alone")), builder=without_weights).build()
+    assert {parameter.device.type for parameter in rehearsed.parameters()} == {"meta"}
