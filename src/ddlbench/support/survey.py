@@ -1,4 +1,4 @@
-"""Every framework asked about every model, precision and knob; docs/frameworks.md (support.py) shows the answers."""
+"""Runs the checks of every framework for every model, precision and option; docs/frameworks.md shows the answers."""
 
 from __future__ import annotations
 

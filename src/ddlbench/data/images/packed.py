@@ -1,4 +1,4 @@
-"""Packed image sets (packed_index.py), trained on with the recipe of images.py."""
+"""Packed image sets (data/tfrecord/packed.py) as training data, with the crops and flips of data/images/folders.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What DALI does to image files: the recipe of images.py in DALI's operators, on the CPU, the GPU or both."""
+"""DALI operators from image files to batches: the crops and flips of data/images/folders.py, on CPU, GPU or both."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def tokenize_file(source: Path, tokenizer: TextTokenizer, target: Path, chunk_by
 
 
 def encoded(chunks: Iterable[list[str]], tokenizer: TextTokenizer, table: BinaryIO) -> Iterator[NDArray[Any]]:
-    """The tokens of each chunk; in passing, `table` is written (rawtext.py)."""
+    """The tokens of each chunk; the table of lines is written to `table` at the same time (data/text/raw.py)."""
     end = np.zeros(2, dtype=ROW)
     table.write(end.tobytes())
     for lines in chunks:
