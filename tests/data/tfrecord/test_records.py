@@ -101,7 +101,7 @@ def test_damaged_length_hides_what_follows_unless_an_index_tells(file, place):
     assert found[0] == b"first"
     assert list(found) == [0, 21]
     assert "its length" in found[21]
-    assert "does not have its checksum" in found[21]
+    assert "does not match its checksum" in found[21]
     assert seen(file, spans) == found | {37: PAYLOADS[2]}
 
 
@@ -109,7 +109,7 @@ def test_damaged_length_hides_what_follows_unless_an_index_tells(file, place):
 def test_damaged_payload_is_one_bad_record(file, place):
     flip(file, place)
     found = seen(file)
-    assert found[0] == "its payload does not have its checksum"
+    assert found[0] == "its payload does not match its checksum"
     assert list(found.values())[1:] == PAYLOADS[1:]
 
 
