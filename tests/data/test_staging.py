@@ -269,7 +269,9 @@ def test_folder_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NOT_SET", raising=False)
     assert node_folder("$SCRATCH_HERE/x", "set", "0123456789abcdef0") == Path("/local/7/x/set-0123456789abcdef")
     for wrong in ("$NOT_SET/x", "", "relative"):
-        with pytest.raises(UserError, match=rf"data.stage_to={re.escape(wrong)} is '.*' here, no absolute path"):
+        with pytest.raises(
+            UserError, match=rf"data.stage_to={re.escape(wrong)} is '.*' on this node, which is not an absolute path"
+        ):
             node_folder(wrong, "set", "0")
 
 

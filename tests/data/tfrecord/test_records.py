@@ -113,7 +113,9 @@ def test_damaged_payload_is_one_bad_record(file, place):
     assert list(found.values())[1:] == PAYLOADS[1:]
 
 
-@pytest.mark.parametrize(("bytes_left", "what"), [(100, "76753 of its 76816 bytes"), (40, "3 bytes into its head")])
+@pytest.mark.parametrize(
+    ("bytes_left", "what"), [(100, "76753 of its 76816 bytes"), (40, "after 3 bytes of its header")]
+)
 def test_file_that_was_cut_short(file, bytes_left, what):
     file.write_bytes(file.read_bytes()[:bytes_left])
     assert what in seen(file)[37]

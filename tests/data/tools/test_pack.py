@@ -112,7 +112,7 @@ def test_interrupted_pack_goes_on(layout, packed, tmp_path, in_process, monkeypa
     monkeypatch.setattr("ddlbench.data.tools.pack.make_shard", interrupted)
     with pytest.raises(KeyboardInterrupt):
         pack(layout, target, SHARD_BYTES, processes=1)
-    with pytest.raises(UserError, match=r"pack.json cannot be read .* was not finished: pack it again"):
+    with pytest.raises(UserError, match=r"pack.json cannot be read .* was not packed completely: pack it again"):
         open_pack(target)
     with pytest.raises(UserError, match=r"holds these images in other shards"):
         pack(layout, target, 10**6, processes=1)
@@ -173,7 +173,7 @@ def test_file_that_changes_or_vanishes_is_named(tmp_path, in_process):
     file.write_bytes(b"short")
     with pytest.raises(UserError, match=r"val/b/000.JPEG has 5 bytes, \d+ when the folders were indexed: delete"):
         pack(layout, tmp_path / "second", SHARD_BYTES, processes=1)
-    with pytest.raises(UserError, match=r"cannot read .*gone.JPEG: No such file or directory\): restore or remove it"):
+    with pytest.raises(UserError, match=r"cannot read .*gone.JPEG \(No such file or directory\): restore or remove it"):
         make_shard(ShardToMake(tmp_path, "x.tfrecord", layout.root, (("gone.JPEG", 0, 1),)))
     assert not list(tmp_path.glob("*x.tfrecord*"))
 
@@ -193,7 +193,9 @@ def test_full_disk_leaves_nothing_that_looks_whole(layout, packed, tmp_path):
     target = tmp_path / "set"
     with (
         largest_file(3_000),
-        pytest.raises(UserError, match=r"cannot write .*tfrecord \(File too large\): free space .* same command again"),
+        pytest.raises(
+            UserError, match=r"cannot write .*tfrecord \(File too large\): free space .* run the command again"
+        ),
     ):
         pack(layout, target, SHARD_BYTES, processes=1)
     assert [name for name in content(target) if name != "pack.unfinished.jsonl"] == []
