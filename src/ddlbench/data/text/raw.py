@@ -48,7 +48,7 @@ class RawText:
         if table is None:
             raise UserError(
                 f"there is no table {table_path(self.file.path)} of the lines of {self.path} on this node: "
-                f"set data.cache_dir to a folder that all nodes share"
+                f"set data.cache_dir=FOLDER to one that all nodes share"
             )
         on_one_thread()
         return RawTokens(self.path, table, self.tokenizer.load())

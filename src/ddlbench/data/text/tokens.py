@@ -177,7 +177,7 @@ class TokenText:
         if not is_made(text, target):
             raise UserError(
                 f"there is no token file {target} of {text} on this node: "
-                f"set data.cache_dir to a folder that all nodes share"
+                f"set data.cache_dir=FOLDER to one that all nodes share"
             )
         file = TokenFile.open(target)
         if files:
