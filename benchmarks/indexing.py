@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from benchmarks.pairs import peak_resident, tell
-from ddlbench.data.images.index import Index, Layout, open_index, prepare_index
+from ddlbench.data.images.index import FolderLayout, Index, open_index, prepare_index
 
 NAMES, CLASSES = 1_280_000, 1_000
 IMAGES_A_VALIDATION_IMAGE = 26  # ImageNet has 1,281,167 and 50,000
@@ -36,7 +36,7 @@ def make_tree(root: Path, names: int, classes: int) -> None:
 
 def index(root: Path) -> None:
     """Print images, seconds to list, to open as a rank does, to open after a look at the folders, and the file's MB."""
-    layout, clock = Layout(root, "train", "val"), [time.perf_counter()]
+    layout, clock = FolderLayout(root, "train", "val"), [time.perf_counter()]
     for work in (prepare_index, open_index, prepare_index):
         images = samples(work(layout, None))
         clock.append(time.perf_counter())

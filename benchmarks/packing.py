@@ -18,7 +18,7 @@ from statistics import median
 import numpy as np
 
 from benchmarks.pairs import peak_resident, tell, told
-from ddlbench.data.images.index import Layout, prepare_index
+from ddlbench.data.images.index import FolderLayout, prepare_index
 from ddlbench.data.images.sample import SampleImages
 from ddlbench.data.images.source import FolderSource
 from ddlbench.data.images.split import decode_image
@@ -32,7 +32,7 @@ DECODED = 200  # images a turn
 COUNTS = (3_000, 12_000)  # images, when memory is looked at
 
 
-def copy(layout: Layout, target: Path, shard_bytes: int) -> int:
+def copy(layout: FolderLayout, target: Path, shard_bytes: int) -> int:
     """The bytes written."""
     index, size = prepare_index(layout, None), 0
     for split, where, files in zip(SPLITS, layout.splits, (index.train, index.val), strict=True):
@@ -81,7 +81,7 @@ def compare(_: str, pairs: int) -> None:
             tell_memory(images, Path(folder), count)
 
 
-def tell_speed(name: str, layouts: tuple[Layout, Layout], images: list[Path], pairs: int) -> None:
+def tell_speed(name: str, layouts: tuple[FolderLayout, FolderLayout], images: list[Path], pairs: int) -> None:
     """layouts: of all images and of a few"""
     (layout, few), processes = layouts, usual_processes()
     works: list[Callable[[Path], object]] = [
@@ -114,11 +114,11 @@ def tell_memory(images: list[Path], place: Path, count: int) -> None:
     tell("pack's memory", f"{megabytes:.0f} MB resident at most with {count} images, parent and one process")
 
 
-def link(folder: Path, images: list[Path], count: int) -> Layout:
+def link(folder: Path, images: list[Path], count: int) -> FolderLayout:
     """Image folders of `count` names, nine of ten for training: links to `images`, as often as it takes."""
     for number in range(count):
         image = images[number % len(images)]
         held = folder / ("val" if number % 10 == 9 else "train") / image.parent.name
         held.mkdir(parents=True, exist_ok=True)
         (held / f"{number:06d}.JPEG").symlink_to(image)
-    return Layout(folder, "train", "val")
+    return FolderLayout(folder, "train", "val")

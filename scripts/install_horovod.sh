@@ -70,7 +70,7 @@ build_wheel() {
   # shellcheck disable=SC2064 # the folder of now
   trap "rm -rf '$work'" EXIT
   echo "install_horovod: building $name, which takes a few minutes; log in $wheels/$name.log" >&2
-  # torch and its headers are in this environment: no isolated build, and Horovod's setup.py asks for what it runs with.
+  # torch and its headers are in this environment: no isolated build: Horovod's build script looks for them here.
   "${pip[@]}" install --constraint constraints.txt setuptools wheel cffi cloudpickle packaging psutil pyyaml
   "${pip[@]}" download --no-deps --no-build-isolation --no-binary horovod --dest "$work" "horovod==$version"
   echo "$sha256  $work/horovod-$version.tar.gz" | sha256sum --check --quiet

@@ -62,9 +62,9 @@ def test_the_page_is_what_the_frameworks_answer(survey: Survey) -> None:
 
 def test_a_framework_that_refuses_more_changes_the_page(survey: Survey) -> None:
     text = page(replace(survey, frameworks={"ddp": Picky()}))
-    assert "Asked about 4 GPUs (`ddp`: 1):" in text
+    assert "The checks are for 4 GPUs (`ddp`: 1), models of full size" in text
     assert "| `ddp` | yes | yes | yes | yes | yes | fp32, bf16 ([1]) |\n" in text
-    own = section(text, "Each framework's own knobs")
+    own = section(text, "Each framework's own options")
     assert "- `static_graph=true`: no ([2])\n" in own
     assert "- `comm_hook=fp16`: also VGG in fp16\n" in own
     assert "- `train.clip_norm=1`: `ddp` no ([3])\n" in section(text, "On CPU")
@@ -89,7 +89,7 @@ def test_who_cannot_answer_without_a_library_leaves_no_page(survey: Survey) -> N
 
 
 def test_every_framework_and_knob_is_on_the_page(survey: Survey) -> None:
-    own = section(PAGE.read_text(), "Each framework's own knobs")
+    own = section(PAGE.read_text(), "Each framework's own options")
     assert sorted(survey.names) == choices("framework")
     for group in survey.groups:
         text = own.partition(f"### {', '.join(group)}\n")[2].partition("\n### ")[0]

@@ -12,7 +12,7 @@ import torch
 from benchmarks import images, indexing, packing, reading, windows
 from benchmarks.bare import imagefolder
 from benchmarks.pairs import peak_resident
-from ddlbench.data.images.index import Layout
+from ddlbench.data.images.index import FolderLayout
 from ddlbench.data.text.sample import SampleText
 from ddlbench.data.text.tokens import TokenText
 from ddlbench.data.tfrecord.packed import PackedImage
@@ -118,7 +118,7 @@ def contains(text, window):
 
 
 def test_a_packed_set_holds_the_bytes_that_a_copy_holds(folder, tmp_path):
-    layout = Layout(folder, "train", "val")
+    layout = FolderLayout(folder, "train", "val")
     packing.copy(layout, tmp_path / "copy", shard_bytes=4_000)
     pack(layout, tmp_path / "pack", shard_bytes=4_000, processes=1)
     for split in ("train", "val"):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddlbench.data.home import ABANDONED_S, _place, home, make_folder, replacing
+from ddlbench.data.home import ABANDONED_S, _process_namespace, home, make_folder, replacing
 from ddlbench.errors import UserError
 
 
@@ -68,7 +68,7 @@ def dead_process() -> int:
 
 def left_by(path, pid, place=None):
     """A leftover as `path`'s maker with that process number leaves it."""
-    host, space = place or _place()
+    host, space = place or _process_namespace()
     left = path.parent / f".{path.name}~{host}~{space}~{pid}~0123abcd"
     left.mkdir(parents=True)
     (left / "half").write_text("")

@@ -43,7 +43,7 @@ def packed(made, tmp_path):
 def in_process(monkeypatch):
     """Starting processes takes longer than the work."""
     for module in ("pack", "verify"):
-        monkeypatch.setattr(f"ddlbench.data.{module}.in_processes", lambda work, jobs, _: map(work, jobs))
+        monkeypatch.setattr(f"ddlbench.data.tools.{module}.in_processes", lambda work, jobs, _: map(work, jobs))
 
 
 @pytest.fixture
@@ -156,7 +156,10 @@ def test_token_files_are_told_and_checked(data, text):
     assert out[2].startswith("text       some.txt: 400 words, 150 lines, ")
     assert data("verify", text.parent) == (0, [f"{text.parent}: whole"], [])
     flip(target, 7)
-    assert data("verify", target)[:2] == (1, [f"{target}: its sha256 is not that of some.json", f"{target}: 1 fault"])
+    assert data("verify", target)[:2] == (
+        1,
+        [f"{target}: its sha256 is not the one in some.json", f"{target}: 1 fault"],
+    )
     target.write_bytes(target.read_bytes()[:-2])
     code, out, err = data("verify", target)
     assert (code, out) == (2, [])
@@ -168,9 +171,9 @@ def test_mistakes_are_one_line(data, packed, text, tmp_path):
     (tmp_path / "empty").mkdir()
     for arguments, told in [
         (("info", tmp_path / "nothing"), "nothing does not exist"),
-        (("verify", tmp_path / "empty"), "empty is none of: image folders"),
-        (("verify", packed), "its packing was not finished: pack it again"),
-        (("info", packed), "its packing was not finished: pack it again"),
+        (("verify", tmp_path / "empty"), "empty is not one of: image folders"),
+        (("verify", packed), "it was not packed completely: pack it again"),
+        (("info", packed), "it was not packed completely: pack it again"),
         (("pack", tmp_path / "empty", tmp_path / "target"), "there is no folder"),
         (("info", tmp_path / "no.bin"), "no.bin has no index"),
         (("tokenize", tmp_path / "no.txt"), "no.txt is not a text file"),

@@ -37,7 +37,7 @@ def test_an_error_in_a_process_ends_the_work():
 
 
 def test_a_process_that_dies_is_told():
-    with pytest.raises(UserError, match=r"one of 1 processes died, .*try fewer"):
+    with pytest.raises(UserError, match=r"one of 1 processes died, .*use fewer"):
         list(in_processes(os._exit, [9], 1))
 
 

@@ -16,7 +16,7 @@ import torch
 
 from ddlbench.config.compose import configuration, configurations
 from ddlbench.data import staging
-from ddlbench.data.staging import Part, node_folder, stage
+from ddlbench.data.staging import StagedFiles, node_folder, stage
 from ddlbench.data.text.sample import train_bpe
 from ddlbench.data.text.tokens import TokenText
 from ddlbench.errors import UserError
@@ -123,11 +123,11 @@ def test_where_to_is_not_measured_that_it_was_is() -> None:
     assert measured_options({"data": None}) == {"data": None}
 
 
-def part(root: Path, *names: str, size: int = 1000) -> Part:
+def part(root: Path, *names: str, size: int = 1000) -> StagedFiles:
     for name in names:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_bytes(name[:1].encode() * size)
-    return Part(root, root.parent / "node" / "train", names, len(names), size * len(names))
+    return StagedFiles(root, root.parent / "node" / "train", names, len(names), size * len(names))
 
 
 def test_a_copy_that_was_lost_cut_or_replaced_is_made_again(tmp_path: Path) -> None:
@@ -147,7 +147,9 @@ def test_a_copy_that_was_lost_cut_or_replaced_is_made_again(tmp_path: Path) -> N
 def test_a_disk_that_gives_back_other_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = part(tmp_path / "data", "a")
     monkeypatch.setattr(staging.os, "fsync", lambda number: os.pwrite(number, b"x", 10))
-    with pytest.raises(UserError, match=r"the copy of .*data/a in .*node/train is not what was written: is its"):
+    with pytest.raises(
+        UserError, match=r"the copy of .*data/a in .*node/train differs from the original: check the disk"
+    ):
         stage([wanted], QUIET)
     assert contents(wanted.copy) == {}
 
@@ -164,7 +166,7 @@ def test_a_disk_that_fills_up_leaves_whole_copies_alone(tmp_path: Path) -> None:
 
 
 def test_no_room_is_known_before_anything_is_copied(tmp_path: Path) -> None:
-    wanted = Part(tmp_path, tmp_path / "node" / "set" / "train", ["a"], 1, bytes=10**18)
+    wanted = StagedFiles(tmp_path, tmp_path / "node" / "set" / "train", ["a"], 1, bytes=10**18)
     with pytest.raises(UserError, match=r"the data are 1000000000.00 GB, .* has .* GB free: choose a larger"):
         stage([wanted], QUIET)
     assert not (tmp_path / "node").exists()
@@ -198,7 +200,7 @@ def test_texts_of_one_name_stay_apart(tmp_path: Path, tokenize: str) -> None:
     plain = TokenText("text", root=str(tmp_path), tokenizer=str(tmp_path), tokenize=tokenize, **names)
     plain.prepare()
     staged = replace(plain, stage_to=str(tmp_path / "node"))
-    stage(staged.parts(), QUIET)
+    stage(staged.files_to_stage(), QUIET)
     model = gpt2.GPT2("gpt2", n_layer=1, n_embd=8, n_head=1, vocab_size=256, seq_len=16)
     for train in (True, False):
         own, original = (text.split(train, model, 0).__getitems__([(0, 3)]).inputs for text in (staged, plain))
@@ -249,7 +251,7 @@ def test_a_folder_of_somebody_elses_is_not_trusted(tmp_path: Path, monkeypatch: 
     wanted = part(tmp_path / "data", "a")
     stage([wanted], QUIET)
     monkeypatch.setattr(staging.os, "getuid", lambda: 4711)
-    with pytest.raises(UserError, match=r"node is user \d+'s: choose a data.stage_to of your own"):
+    with pytest.raises(UserError, match=r"node belongs to user \d+: set data.stage_to to a folder of your own"):
         stage([wanted], QUIET)
 
 
@@ -267,7 +269,9 @@ def test_folder_of_a_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NOT_SET", raising=False)
     assert node_folder("$SCRATCH_HERE/x", "set", "0123456789abcdef0") == Path("/local/7/x/set-0123456789abcdef")
     for wrong in ("$NOT_SET/x", "", "relative"):
-        with pytest.raises(UserError, match=rf"data.stage_to={re.escape(wrong)} is '.*' here, no absolute path"):
+        with pytest.raises(
+            UserError, match=rf"data.stage_to={re.escape(wrong)} is '.*' on this node, which is not an absolute path"
+        ):
             node_folder(wrong, "set", "0")
 
 
@@ -275,7 +279,7 @@ def test_files_are_taken_one_by_one(tmp_path: Path) -> None:
     """However many there are: neither their names nor their jobs are gathered."""
     (tmp_path / "file").write_bytes(b"1")
     names = ("file" for _ in range(20_000))
-    wanted = Part(tmp_path, tmp_path / "node" / "train", names, 20_000, 20_000)
+    wanted = StagedFiles(tmp_path, tmp_path / "node" / "train", names, 20_000, 20_000)
     stage([replace(wanted, names=["file"])], QUIET)
     tracemalloc.start()
     staged = stage([wanted], QUIET)

@@ -143,14 +143,14 @@ def test_columns_are_aligned() -> None:
 
 
 def test_a_section_that_cannot_be_made_does_not_end_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> list[doctor.Row]:
+    def fail() -> list[doctor.Line]:
         raise OSError("no such file")
 
     for name in ("links", "limits", "launchers", "loaders"):
         monkeypatch.setattr(doctor, name, fail)
     monkeypatch.setattr(doctor, "choices", lambda group: ["ddp"])
     text = doctor.report(ALONE)
-    assert text.count("cannot be told\n    ! OSError: no such file") == 4
+    assert text.count("not available\n    ! OSError: no such file") == 4
     assert "\n  ddp  runs, torch" in text
 
 

@@ -29,7 +29,7 @@ UNLIMITED = resource.RLIM_INFINITY
 def test_few_open_files_bite() -> None:
     assert open_files((1024, 524_288))[1:] == (
         "1,024, can be raised to 524,288",
-        "sockets and loader workers soon need more: ulimit -n 4096",
+        "sockets and loader workers may need more: ulimit -n 4096",
     )
     assert open_files((20_000, 20_000))[1:] == ("20,000", "")
     assert open_files((UNLIMITED, UNLIMITED))[1:] == ("unlimited", "")
@@ -123,7 +123,7 @@ def test_slurm_as_it_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         ("slurm job", "7 of 2 tasks", ""),
     ]
     program(tmp_path, "sinfo", "echo no controller >&2", 1)
-    assert slurm({})[1:] == [("partition", "unknown", "sinfo has no answer: no controller")]
+    assert slurm({})[1:] == [("partition", "unknown", "sinfo failed: no controller")]
     program(tmp_path, "srun", "echo no configuration >&2", 1)
     assert slurm({}) == [("srun", "does not work", "no configuration")]
 
@@ -139,4 +139,4 @@ def test_a_command_that_does_not_answer_is_left(monkeypatch: pytest.MonkeyPatch)
     assert not done
     assert "timed out" in said
     assert run("no-such-program")[0] is False
-    assert first_line("\n \n") == "it says nothing"
+    assert first_line("\n \n") == "no message"

@@ -189,12 +189,15 @@ def test_libraries_are_imported_on_build_only() -> None:
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ({"n_embd": 30}, r"model.n_embd=30 does not divide over model.n_head=4 .*: choose model.n_embd=28 or 32"),
-        ({"n_embd": 3}, r"model.n_embd=3 does not divide over model.n_head=4 .*: choose model.n_embd=4$"),
+        (
+            {"n_embd": 30},
+            r"model.n_embd=30 is not divisible by model.n_head=4 .*: choose model.n_embd=28 or 32",
+        ),
+        ({"n_embd": 3}, r"model.n_embd=3 is not divisible by model.n_head=4 .*: choose model.n_embd=4$"),
         ({"n_layer": 0}, r"model.n_layer=0 is too small: choose model.n_layer=1 or more"),
         ({"seq_len": 0}, r"model.seq_len=0 is too small"),
         ({"pad_vocab_to_multiple": 0}, r"model.pad_vocab_to_multiple=0 is too small"),
-        ({"dropout": -0.1}, r"model.dropout=-0.1 is no dropout rate: choose 0 <= model.dropout < 1"),
+        ({"dropout": -0.1}, r"model.dropout=-0.1 is not a dropout rate: choose 0 <= model.dropout < 1"),
     ],
 )
 def test_impossible_sizes(sizes: dict[str, Any], message: str) -> None:

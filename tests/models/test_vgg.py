@@ -75,7 +75,7 @@ def test_copies_train_alike(copier: str) -> None:
         ({"convs": [1, 1]}, r"model.convs=\[1, 1\] has 2 entries: give 5"),
         ({"channels": [8, 8, 8, 8, 0]}, r"model.channels=\[8, 8, 8, 8, 0\] is too small"),
         ({"hidden": 0}, r"model.hidden=0 is too small: choose model.hidden=1 or more"),
-        ({"dropout": 1.0}, r"model.dropout=1.0 is no dropout rate"),
+        ({"dropout": 1.0}, r"model.dropout=1.0 is not a dropout rate"),
     ],
 )
 def test_impossible_sizes(sizes: dict[str, object], message: str) -> None:

@@ -12,7 +12,17 @@ import torch
 from omegaconf import OmegaConf
 
 from ddlbench.errors import UserError
-from ddlbench.ranks.launch import Cluster, Launch, Unmet, connect, detect, gpu_index, hint, pick_device, shared_gpu
+from ddlbench.ranks.launch import (
+    Cluster,
+    ConnectTimeout,
+    Launch,
+    connect,
+    detect,
+    gpu_index,
+    hint,
+    pick_device,
+    shared_gpu,
+)
 from ddlbench.ranks.launchers import first_host, tasks_per_node
 from tests.support.processes import MEET, PYTHON, environment, met, need, run
 
@@ -112,15 +122,15 @@ def test_every_launcher_is_known_by_its_variables(env, expected):
         ({"PMIX_RANK": "0"}, "PMIX_RANK=0 is set, but not the rest"),
         (TORCHRUN | {"RANK": "8"}, "rank 8 of 8, local rank 1 of 4 contradict"),
         (TORCHRUN | {"LOCAL_RANK": "4"}, "rank 5 of 8, local rank 4 of 4 contradict"),
-        (TORCHRUN | {"LOCAL_RANK": ""}, "LOCAL_RANK is missing"),
-        (TORCHRUN | {"MASTER_ADDR": ""}, "MASTER_ADDR is missing"),
-        (TORCHRUN | {"MASTER_PORT": "70000"}, "MASTER_PORT=70000 is no port"),
-        (TORCHRUN | {"WORLD_SIZE": "two"}, "WORLD_SIZE=two is no number"),
+        (TORCHRUN | {"LOCAL_RANK": ""}, "LOCAL_RANK is not set by the launcher"),
+        (TORCHRUN | {"MASTER_ADDR": ""}, "MASTER_ADDR is not set by the launcher"),
+        (TORCHRUN | {"MASTER_PORT": "70000"}, "MASTER_PORT=70000 is not a port"),
+        (TORCHRUN | {"WORLD_SIZE": "two"}, "WORLD_SIZE=two is not a number"),
         (SRUN | {"RANK": "0", "WORLD_SIZE": "3"}, "RANK=0 but SLURM_PROCID=2: unset RANK"),
         (OPEN_MPI | {"RANK": "0", "WORLD_SIZE": "2"}, "RANK=0 but OMPI_COMM_WORLD_RANK=1: unset RANK"),
         (SRUN | {"SLURM_STEP_TASKS_PER_NODE": "2(x2)"}, "SLURM_STEP_NUM_TASKS=3 and SLURM_NODEID=1 contradict"),
-        (SRUN | {"SLURM_PROCID": ""}, "SLURM_PROCID is missing"),
-        ({"HOROVOD_RANK": "0", "HOROVOD_LOCAL_RANK": "0"}, "HOROVOD_SIZE is missing"),
+        (SRUN | {"SLURM_PROCID": ""}, "SLURM_PROCID is not set by the launcher"),
+        ({"HOROVOD_RANK": "0", "HOROVOD_LOCAL_RANK": "0"}, "HOROVOD_SIZE is not set by the launcher"),
         (DAEMON | HYDRA, r"4 ranks, 2 of them on this node, .* mpirun -x MASTER_ADDR="),
         (DAEMON | HYDRA | {"MASTER_ADDR": "node1"}, "-x MASTER_PORT="),
         (OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_SIZE": "1"}, "-x MASTER_ADDR="),
@@ -282,7 +292,7 @@ def test_a_wrong_interface_of_one_rank_ends_both_in_one_line():
     )
     assert second.returncode == 2
     assert re.search(
-        r"^GLOO_SOCKET_IFNAME=nonexistent is no network interface .*: choose one of .*\blo\b.*, or unset it$",
+        r"^GLOO_SOCKET_IFNAME=nonexistent is not a network interface .*: choose one of .*\blo\b.*, or unset it$",
         second.stderr.splitlines()[-1],
     )
     assert first.returncode == 8
@@ -301,7 +311,7 @@ def test_our_own_start_asks_for_the_only_visible_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "set_device", asked.append)
     monkeypatch.setattr(torch.distributed, "init_process_group", refuse)
     launch = Launch("srun", 1, 2, 1, 2, 1, "localhost", 28768)
-    with pytest.raises(Unmet):
+    with pytest.raises(ConnectTimeout):
         connect(launch, pick_device(launch), 1.0)
     assert asked == [torch.device("cuda", 0)]
 
@@ -318,7 +328,7 @@ def test_ranks_share_a_gpu_over_gloo_only_where_that_was_asked_for(monkeypatch, 
     ranks = [Launch("srun", rank, 4, rank, 4, 1, "localhost", 28769) for rank in range(4)]
     if backend:
         assert [pick_device(launch, backend).index for launch in ranks] == [0, 1, 0, 1]
-    with pytest.raises(Unmet, match=rf"\({expected}\)$"):
+    with pytest.raises(ConnectTimeout, match=rf"\({expected}\)$"):
         connect(ranks[0], torch.device("cuda", 0), 1.0, backend)
 
 
@@ -336,7 +346,7 @@ def test_a_taken_port_ends_in_one_line():
         refused = run(PYTHON, MEET, RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     assert refused.returncode == 2
     assert refused.stderr.splitlines()[-1] == (
-        f"the port of 127.0.0.1:{port} is taken: choose another one with MASTER_PORT=<port>"
+        f"the port of 127.0.0.1:{port} is in use: choose another one with MASTER_PORT=<port>"
     )
 
 

@@ -142,7 +142,7 @@ def test_nothing_readable_is_one_line(capsys):
         closed.mkdir(mode=0)
         assert main([str(closed)]) == 2
         told = capsys.readouterr().err
-        assert told == f"ddlbench.report: {closed} cannot be read (Permission denied): ask its owner for access\n"
+        assert told == f"ddlbench.report: {closed} cannot be read (Permission denied): ask the owner for access\n"
         assert main([str(results)]) == 2
         told = capsys.readouterr().err
         assert told.count("\n") == 1

@@ -71,7 +71,7 @@ def test_it_fits_a_terminal_and_moves_settings_below(tmp_path):
 
 def test_nothing_to_tell(tmp_path):
     write_run(tmp_path, sections={"schema_version": 0})
-    assert "no attempt got so far" in text_of(tmp_path)
+    assert "no attempt has a configuration" in text_of(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_another_version_is_refused_with_both_numbers(tmp_path, version):
     folder = records.write_run(tmp_path, sections={"schema_version": version})
     attempt = read(folder)
     assert attempt.record["status"] == "unreadable"
-    assert f"schema_version {version} is refused, this program reads 1" in attempt.record["reason"]
+    assert f"schema_version {version} is refused, this ddlbench reads 1" in attempt.record["reason"]
     assert "config" not in attempt.record, "nothing of it is used"
     assert attempt.epochs == []
 

@@ -110,14 +110,14 @@ def test_records_that_cannot_be_used_are_visible(tmp_path, capsys):
     write_run(tmp_path, gpus=2, sections={"schema_version": 0})
     assert main([str(tmp_path)]) == 0
     assert "warning: " in (told := capsys.readouterr().err)
-    assert "schema_version 0 is refused, this program reads 1" in told
+    assert "schema_version 0 is refused, this ddlbench reads 1" in told
     assert "schema_version 0 is refused" in (tmp_path / "report" / "report.html").read_text()
 
 
 def test_only_unreadable_records(tmp_path, capsys):
     write_run(tmp_path, sections={"schema_version": 0})
     assert main([str(tmp_path)]) == 0
-    assert "the report names the failures" in capsys.readouterr().out
+    assert "the report lists the failures" in capsys.readouterr().out
     assert len(pd.read_csv(tmp_path / "report" / "tables" / "runs.csv")) == 1
 
 
@@ -142,7 +142,7 @@ def test_tainted_timings_are_told(tmp_path):
     write_run(tmp_path, summary={"allocator_retries": 3}, sections={"environment": {"git_dirty": True}})
     assert main([str(tmp_path)]) == 0
     page = (tmp_path / "report" / "report.html").read_text()
-    assert "3 allocator retries, the timing is tainted" in page
+    assert "3 allocator retries made the timing unreliable" in page
     assert "1 attempt(s) ran with uncommitted changes" in page
 
 

@@ -29,6 +29,48 @@ def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
         test_links_lead_to_files(page)
 
 
+KINDS = (".md", ".py", ".sh", ".sbatch", ".yaml", ".yml", ".toml", ".j2")
+FOLDERS = ("conf", "docs", "scripts", "src", "tests", "benchmarks", "notebooks")
+FILES = {path.relative_to(ROOT).as_posix() for folder in FOLDERS for path in ROOT.glob(f"{folder}/**/*")}
+TOP = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "Makefile", "mkdocs.yml", "pyproject.toml")
+TEXTS = [*TOP, *sorted(name for name in FILES if name.endswith(KINDS) and name != "tests/scripts/test_docs.py")]
+ROOMS = {path.name for path in ROOT.glob("src/ddlbench/*") if path.is_dir()}
+# A path from the top of the repository, or one to a Python file from src/ddlbench; a module; a Python file by its name.
+PATH = re.compile(rf"(?<![\w/.{{}}$<-])(?:{'|'.join(FOLDERS[1:])})/[\w./-]*\w")
+IN_SRC = re.compile(rf"(?<![\w/.{{}}$<-])(?:{'|'.join(ROOMS)})/[\w/]+\.py\b")
+MODULE = re.compile(r"(?<![\w./])ddlbench(?:\.[a-z]\w*)+")
+SCRIPT = re.compile(r"(?<![\w/.{}*\"'-])[a-z]\w*\.py\b")
+EXAMPLES = ("scripts/slurm/site/mine.sh", "scripts/slurm/site/NAME.sh")  # files that a reader would write
+
+
+def missing_names(text: str, scripts: bool) -> set[str]:
+    """Paths and modules (and names of Python files, where `scripts`) in `text` that the repository does not have."""
+    paths = set(PATH.findall(text)) | {f"src/ddlbench/{name}" for name in IN_SRC.findall(text)}
+    missing = {path for path in paths if not any(name.startswith(path) for name in FILES)}
+    modules = {module for module in MODULE.findall(text) if not _is_module(module)}
+    known = {Path(name).name for name in FILES}
+    named = set(SCRIPT.findall(text)) - known if scripts else set[str]()
+    return (missing | modules | named) - set(EXAMPLES)
+
+
+def _is_module(name: str) -> bool:
+    """Also true for an object in a module: ddlbench.errors.UserError."""
+    path = f"src/{name.replace('.', '/')}"
+    return bool({path, f"{path}.py", f"{path.rpartition('/')[0]}.py"} & FILES)
+
+
+def test_files_and_modules_that_are_named_exist() -> None:
+    missing = {text: missing_names((ROOT / text).read_text("utf-8"), not text.startswith("tests")) for text in TEXTS}
+    assert not {text: names for text, names in missing.items() if names}
+
+
+def test_a_name_of_nothing_is_found() -> None:
+    text = "see docs/nowhere.md, src/ddlbench/nothing/, data/nobody.py, ddlbench.nothing.none and stage_away.py"
+    found = {"docs/nowhere.md", "src/ddlbench/nothing", "src/ddlbench/data/nobody.py", "ddlbench.nothing.none"}
+    assert missing_names(text, scripts=True) == found | {"stage_away.py"}
+    assert missing_names(text, scripts=False) == found
+
+
 def test_the_index_of_decisions_names_each_with_its_title() -> None:
     folder = ROOT / "docs" / "adr"
     index = (folder / "README.md").read_text(encoding="utf-8")

@@ -145,7 +145,10 @@ FILES: dict[str, tuple[str, Callable[[Path], None]]] = {
     "deep and whole": ("nested more than 50", _content('{"a":' * 100 + "1" + "}" * 100)),
     "10,000 digits": ("run.json cannot be read (Exceeds the limit", _content('{"a": ' + "9" * 10_000 + "}")),
     "version true": ("schema_version True is refused", _content('{"schema_version": true}')),
-    "version long": ("is refused, this program reads 1", _content(json.dumps({"schema_version": "9" * 10**6}))),
+    "version long": (
+        "is refused, this ddlbench reads 1",
+        _content(json.dumps({"schema_version": "9" * 10**6})),
+    ),
     "no status": ("run.json has no status", _content('{"schema_version": 1}')),
     "status null": ("run.json has no status", _content('{"schema_version": 1, "status": null}')),
     "epochs binary": ("line(s) of epochs.jsonl cannot be read", _content(b"\xff\xfe\0\n\0" * 9, "epochs.jsonl")),

@@ -40,7 +40,7 @@ needs_horovod = pytest.mark.skipif(why_no_horovod() is not None, reason=str(why_
 
 @cache
 def why_no_dali() -> str | None:
-    return why_not(dali_graph.library)
+    return why_not(dali_graph.import_dali)
 
 
 needs_dali = pytest.mark.skipif(why_no_dali() is not None, reason=str(why_no_dali()))

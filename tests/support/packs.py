@@ -9,10 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ddlbench.data.images.index import Layout, prepare_index
+from ddlbench.data.images.index import FolderLayout, prepare_index
 
 
-def write_pack(layout: Layout, root: Path, shards: int = 2) -> Path:
+def write_pack(layout: FolderLayout, root: Path, shards: int = 2) -> Path:
     """The images of the folders, in an order of their own. Checksums of records are left zero: nobody asks for them."""
     index = prepare_index(layout, None)
     about = {"format": 1, "hash": index.hash, "classes": index.classes, "splits": {}}

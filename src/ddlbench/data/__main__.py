@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from ddlbench.data.images.index import Layout
+from ddlbench.data.images.index import FolderLayout
 from ddlbench.data.processes import usual_processes
 from ddlbench.data.text.tokenfile import TokenFile
 from ddlbench.data.tools.info import info, kind
@@ -37,7 +37,7 @@ def make_sample(given: argparse.Namespace) -> int:
 
 
 def pack_folders(given: argparse.Namespace) -> int:
-    """Copy image folders into a few large TFRecord files with DALI's indices, from where an earlier attempt ended."""
+    """Copy image folders into a few large TFRecord files with DALI's indices; resume an earlier attempt."""
     made = pack(_layout(given), given.target, given.shard_mb * 1_000_000, given.processes)
     parts = ", ".join(f"{split.samples} {name} images in {len(split.shards)}" for name, split in made.splits.items())
     print(f"{given.target}: {parts} shards, {sum(split.bytes for split in made.splits.values()) / 1e6:.1f} MB")
@@ -45,13 +45,13 @@ def pack_folders(given: argparse.Namespace) -> int:
 
 
 def verify(given: argparse.Namespace) -> int:
-    """Check every checksum, decode every image, count the classes, name what is bad. Exit code 1 if anything is."""
+    """Check every checksum, decode every image, count the classes, list what is bad. Exit code 1 if anything is bad."""
     checks = {
         "packed": lambda: verify_pack(given.place, given.processes),
         "folders": lambda: verify_folders(_layout(given), given.processes),
         "tokens": lambda: verify_tokens(given.place),
     }
-    return _tell(given.place, checks[kind(given.place, _layout(given))]())
+    return _print_result(given.place, checks[kind(given.place, _layout(given))]())
 
 
 def tokenize(given: argparse.Namespace) -> int:
@@ -79,13 +79,13 @@ def tokenize(given: argparse.Namespace) -> int:
 
 
 def describe(given: argparse.Namespace) -> int:
-    """Say what a folder or file is, what it holds, and its hash."""
+    """Print what a folder or file is, its contents and its hash."""
     for name, value in info(given.place, _layout(given)):
         print(f"{name:9}  {value}")
     return 0
 
 
-def _tell(place: Path, parts: Iterable[Found]) -> int:
+def _print_result(place: Path, parts: Iterable[Found]) -> int:
     counts, faults = Counter[tuple[str, str]](), 0
     for found in parts:
         counts.update(found.counts)
@@ -100,12 +100,12 @@ def _tell(place: Path, parts: Iterable[Found]) -> int:
     return DAMAGED if faults else 0
 
 
-def _layout(given: argparse.Namespace) -> Layout:
-    return Layout(given.place, given.train_dir, given.val_dir)
+def _layout(given: argparse.Namespace) -> FolderLayout:
+    return FolderLayout(given.place, given.train_dir, given.val_dir)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 2 for what the user can mend, 1 for data found damaged."""
+    """Exit code 2 for errors of the user, 1 for damaged data."""
     given = _parser().parse_args(arguments)
     try:
         return given.run(given)
@@ -113,7 +113,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"ddlbench.data: {error}", file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print("ddlbench.data: interrupted; give the same command again to go on", file=sys.stderr)
+        print("ddlbench.data: interrupted; run the same command again to resume", file=sys.stderr)
         return INTERRUPTED
 
 
@@ -122,13 +122,13 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def command(name: str, run: object) -> argparse.ArgumentParser:
-        told = (run.__doc__ or "").strip()
-        made = commands.add_parser(name, help=told, description=told)
+        text = (run.__doc__ or "").strip()
+        made = commands.add_parser(name, help=text, description=text)
         made.set_defaults(run=run)
         return made
 
     sample = command("make-sample", make_sample)
-    sample.add_argument("--root", type=Path, metavar="DIR", help="where (default: $DDLBENCH_HOME, ~/.cache/ddlbench)")
+    sample.add_argument("--root", type=Path, metavar="DIR", help="folder (default: $DDLBENCH_HOME, ~/.cache/ddlbench)")
     sample.add_argument("--train", type=int, default=3000, metavar="N", help="training images (default: 3000)")
     sample.add_argument("--val", type=int, default=1000, metavar="N", help="validation images (default: 1000)")
     sample.add_argument("--text", action="store_true", help="text and a tokenizer instead of images")
@@ -154,17 +154,17 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_place(parser: argparse.ArgumentParser, name: str, told: str) -> None:
-    parser.add_argument("place", type=Path, metavar=name, help=told)
+def _add_place(parser: argparse.ArgumentParser, name: str, text: str) -> None:
+    parser.add_argument("place", type=Path, metavar=name, help=text)
     for split in ("train", "val"):
-        told = f"its folder of {split} images (default: {split})"
-        parser.add_argument(f"--{split}-dir", default=split, metavar="NAME", help=told)
+        text = f"name of the folder of {split} images (default: {split})"
+        parser.add_argument(f"--{split}-dir", default=split, metavar="NAME", help=text)
 
 
 def _add_processes(parser: argparse.ArgumentParser) -> None:
     usual = usual_processes()
-    told = f"processes that work at once (default here: {usual})"
-    parser.add_argument("--processes", type=_positive, default=usual, metavar="N", help=told)
+    text = f"number of processes (default here: {usual})"
+    parser.add_argument("--processes", type=_positive, default=usual, metavar="N", help=text)
 
 
 def _positive(text: str) -> int:

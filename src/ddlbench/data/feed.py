@@ -1,4 +1,4 @@
-"""What the training loop knows of data: a dataset says what there is, a loader opens it as a feed of batches."""
+"""The interface between the training loop and data: a dataset has samples, a loader opens it as a feed of batches."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ddlbench.data.staging import Part
+from ddlbench.data.staging import StagedFiles
 from ddlbench.job import Batch, Model, Place
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a feed must deliver, and to whom.
+    """What a feed must deliver, and for which replica.
 
     replica_batch: samples this replica sees in one update; validation batches have the same size
     steps: cap on the training steps of an epoch, None for all full global batches
-    cores: that each rank has to itself, for defaults of workers and threads
+    cores: of each rank, for the default numbers of workers and threads
     """
 
     model: Model
@@ -65,7 +65,7 @@ class Fetched:
     """Samples read by a split or a loader: shapes as in Batch.
 
     inputs: images as uint8, as every split gives them, or float32 where a loader has normalised them already; tokens
-    valid: False where a sample could not be read (validation only: training puts another sample in its place)
+    valid: False where a sample could not be read (validation only: training uses another sample instead)
     bad: names of the samples that could not be read
     """
 
@@ -87,12 +87,12 @@ class Split(Protocol):
 
 
 class Dataset(Protocol):
-    """What there is to train on. Dataclass fields are the keys of `data.` in the configuration.
+    """Training and validation data. Dataclass fields are the keys of `data.` in the configuration.
 
     kind: "images" | "text", as Model.kind
     mapped: whether samples are read from memory-mapped files, of which the kernel counts no bytes
     stage_to: folder of each node's own storage to read copies from, None: the originals are read
-    costly: whether a sample takes decoding or tokenising, which is worth processes of a loader's
+    costly: whether samples are decoded or tokenised, so that worker processes are useful
     """
 
     name: str
@@ -110,11 +110,11 @@ class Dataset(Protocol):
         ...
 
     def prepare(self) -> None:
-        """Make what the program makes itself (sample sets, indices); called by one rank, safe if called by several."""
+        """Make sample sets and indices; one rank calls it, and it is safe if several do."""
         ...
 
-    def parts(self) -> list[Part]:
-        """What each node copies to its own storage before splits can be read, where `stage_to` is set."""
+    def files_to_stage(self) -> list[StagedFiles]:
+        """The files that each node copies to its own storage before splits can be read, where `stage_to` is set."""
         ...
 
     def split(self, train: bool, model: Model, seed: int) -> Split:

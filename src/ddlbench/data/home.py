@@ -1,4 +1,4 @@
-"""Where the program keeps what it makes itself, and how a folder or a file comes to be there whole or not at all."""
+"""The program's own folder, and files and folders that appear under their names only when they are complete."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import psutil
 
 from ddlbench.errors import UserError
 
-ABANDONED_S = 24 * 3600  # where its maker cannot be asked for: on another node, in another container
+ABANDONED_S = 24 * 3600  # where the process cannot be checked: on another node, in another container
 
 
 def home() -> Path:
@@ -26,8 +26,8 @@ def home() -> Path:
 
 
 def make_folder(folder: Path, make: Callable[[Path], None]) -> None:
-    """Let `make` fill a temporary folder beside `folder`, then rename it: an interrupted maker leaves nothing that
-    looks whole, and of two makers at once the slower throws its own away.
+    """Let `make` fill a temporary folder beside `folder`, then rename it: an interrupted process leaves nothing that
+    looks complete, and of two processes at once the slower one deletes its own folder.
 
     Raises UserError where the folder cannot be written.
     """
@@ -50,9 +50,9 @@ def make_folder(folder: Path, make: Callable[[Path], None]) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path, through: Path | None = None) -> Generator[BinaryIO]:
-    """A file that takes the place of `path` once it is whole and on disk, and leaves nothing behind if it fails.
+    """A file that replaces `path` when it is complete and on disk; after a failure it is removed.
 
-    through: folder of the file until then, on the same file system; None: that of `path`
+    through: folder of the temporary file, on the same file system; None: that of `path`
     """
     if through is None:
         remove_leftovers(path)
@@ -68,12 +68,12 @@ def replacing(path: Path, through: Path | None = None) -> Generator[BinaryIO]:
 
 
 def unfinished_path(path: Path, folder: Path) -> Path:
-    """A new hidden name in `folder`, which says what is made and by which process."""
-    return folder / f".{path.name}~{'~'.join(_place())}~{os.getpid()}~{secrets.token_hex(4)}"
+    """A new hidden name in `folder`, with the name of the target and of the process."""
+    return folder / f".{path.name}~{'~'.join(_process_namespace())}~{os.getpid()}~{secrets.token_hex(4)}"
 
 
 def remove_leftovers(path: Path) -> None:
-    """Remove what makers of `path` left beside it that were killed, never what one is still writing."""
+    """Remove temporary files that killed processes left beside `path`, never those of a running one."""
     name = re.compile(rf"\.{re.escape(path.name)}~(.+)~(\d*)~(\d+)~[0-9a-f]{{8}}")
     with contextlib.suppress(OSError):  # another process may remove the same
         found = [(entry, name.fullmatch(entry.name)) for entry in path.parent.iterdir()]
@@ -83,14 +83,14 @@ def remove_leftovers(path: Path) -> None:
 
 
 def _abandoned(entry: Path, place: tuple[str, str], pid: int) -> bool:
-    if place == _place():
+    if place == _process_namespace():
         return not psutil.pid_exists(pid)
     written = max(path.stat().st_mtime for path in (entry, *entry.rglob("*")))
     return time.time() - written > ABANDONED_S
 
 
-def _place() -> tuple[str, str]:
-    """Where a process number means something: containers of one host name may have numbers of their own."""
+def _process_namespace() -> tuple[str, str]:
+    """Host and namespace of process numbers: containers with one host name may have separate numbers."""
     with contextlib.suppress(OSError):
         return platform.node(), str(Path("/proc/self/ns/pid").stat().st_ino)
     return platform.node(), ""
@@ -100,5 +100,5 @@ def _rename(temporary: Path, folder: Path) -> None:
     try:
         temporary.rename(folder)
     except OSError:
-        if not (folder.is_dir() and any(folder.iterdir())):  # else it is another maker's, finished first
+        if not (folder.is_dir() and any(folder.iterdir())):  # else another process has finished it first
             raise

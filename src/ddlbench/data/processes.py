@@ -1,4 +1,4 @@
-"""Work spread over processes or threads, with no more of it in memory than they are busy with."""
+"""Work divided over processes or threads; only the work in progress is in memory."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from typing import TypeVar
 
 from ddlbench.errors import UserError
 
-Job = TypeVar("Job")
+Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-MOST_PROCESSES = 16  # unless more are asked for: a file system has limits too
+MOST_PROCESSES = 16  # default limit: a file system has limits too
 
 
 def usual_processes() -> int:
     return min(len(os.sched_getaffinity(0)), MOST_PROCESSES)
 
 
-def in_processes(work: Callable[[Job], Result], jobs: Iterable[Job], processes: int) -> Iterator[Result]:
+def in_processes(work: Callable[[Task], Result], jobs: Iterable[Task], processes: int) -> Iterator[Result]:
     """work(job) of all jobs, in the order in which they finish. `work` must be importable.
 
     Raises what `work` raises, and UserError where a process dies.
@@ -34,16 +34,18 @@ def in_processes(work: Callable[[Job], Result], jobs: Iterable[Job], processes: 
     try:
         yield from _spread(pool, work, jobs, processes)
     except BrokenProcessPool as error:
-        raise UserError(f"one of {processes} processes died, of too little memory perhaps: try fewer") from error
+        raise UserError(
+            f"one of {processes} processes died, perhaps for lack of memory: use fewer processes"
+        ) from error
 
 
-def in_threads(work: Callable[[Job], Result], jobs: Iterable[Job], threads: int) -> Iterator[Result]:
+def in_threads(work: Callable[[Task], Result], jobs: Iterable[Task], threads: int) -> Iterator[Result]:
     """work(job) of all jobs, in the order in which they finish. Raises what `work` raises."""
     return _spread(ThreadPoolExecutor(threads), work, jobs, threads)
 
 
-def _spread(pool: Executor, work: Callable[[Job], Result], jobs: Iterable[Job], workers: int) -> Iterator[Result]:
-    """Jobs are taken from their iterator as workers come free."""
+def _spread(pool: Executor, work: Callable[[Task], Result], jobs: Iterable[Task], workers: int) -> Iterator[Result]:
+    """Jobs are taken from their iterator when workers become free."""
     waiting, pending = iter(jobs), set[Future[Result]]()
     try:
         while True:
@@ -57,7 +59,7 @@ def _spread(pool: Executor, work: Callable[[Job], Result], jobs: Iterable[Job], 
 
 
 def _start() -> None:
-    """Ctrl-C ends a process at once, and so does the end of its parent, which it would outlive waiting for work."""
+    """Ctrl-C ends a process at once, and so does the end of its parent; else it would wait for work forever."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

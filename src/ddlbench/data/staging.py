@@ -1,7 +1,7 @@
 """Data copied to each node's own storage before any clock starts, as Lin et al. 2022 did (section IV, "Data Loading").
 
-Every copy is read back from the disk and compared before it gets its name, so whatever this program left under the name
-of a sample is whole. Copies that are there already, of the original's size and second of writing, are kept.
+Every copy is read back from the disk and compared before it gets its final name, so a copy with its final name is
+complete. Existing copies with the original's size and modification time (whole seconds) are kept.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from ddlbench.errors import UserError
 from ddlbench.progress import Progress
 
 CHUNK_BYTES = 2**22
-SPLITS = {True: "train", False: "val"}  # folders of the copies, whatever the originals are called
+SPLITS = {True: "train", False: "val"}  # names of the folders of copies, whatever the names of the original folders
 UNFINISHED = ".unfinished"  # folder of copies in the making
-ABANDONED_S = 3600  # one that nobody has written to for so long is nobody's any more
+ABANDONED_S = 3600  # a file that was not written to for this time belongs to no running process
 
 
 @dataclass(frozen=True)
-class Part:
-    """Files that a node reads. original, copy: folders; names: of the files below either, `count` of them."""
+class StagedFiles:
+    """Files that a node copies. original, copy: folders; names: of the files in either, `count` of them."""
 
     original: Path
     copy: Path
@@ -45,7 +45,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Staged:
-    """What one node has now. copied_bytes: those that were not there before."""
+    """The copies of one node. copied_bytes: without the copies that existed before."""
 
     folder: str
     files: int
@@ -54,12 +54,12 @@ class Staged:
 
 
 def node_storage(stage_to: str) -> Path:
-    """`data.stage_to` on this node, whose variables it may name: '$TMPDIR'. Raises UserError for no absolute path."""
+    """`data.stage_to` on this node, whose variables it may name: '$TMPDIR'. Raises UserError for a relative path."""
     path = Path(os.path.expandvars(stage_to)).expanduser()
     if not path.is_absolute():
         raise UserError(
-            f"data.stage_to={stage_to} is {str(path)!r} here, no absolute path: name a folder of each node's own "
-            f"storage; a variable of the node in quotes and without braces, data.stage_to='$TMPDIR'"
+            f"data.stage_to={stage_to} is {str(path)!r} on this node, which is not an absolute path: give a folder on "
+            f"each node; write a variable of the node in quotes and without braces, data.stage_to='$TMPDIR'"
         )
     return path
 
@@ -69,49 +69,51 @@ def node_folder(stage_to: str, name: str, digest: str) -> Path:
     return node_storage(stage_to) / f"{name}-{digest[:16]}"
 
 
-def stage(parts: Sequence[Part], progress: Progress) -> Staged:
-    """Make all copies. Raises UserError where one cannot be made, or is not its original."""
-    files, size = sum(part.count for part in parts), sum(part.bytes for part in parts)
-    folder = Path(os.path.commonpath([part.copy.parent for part in parts]))
+def stage(sets: Sequence[StagedFiles], progress: Progress) -> Staged:
+    """Make all copies. Raises UserError where one cannot be made, or differs from its original."""
+    files, size = sum(each.count for each in sets), sum(each.bytes for each in sets)
+    folder = Path(os.path.commonpath([each.copy.parent for each in sets]))
     require_room(folder, size)
     unfinished = folder / UNFINISHED
     clear(unfinished)
     progress.say(f"staging {files} files ({size / 1e9:.2f} GB) in {folder}")
-    pairs = (pair for part in parts for pair in part.pairs())
+    pairs = (pair for each in sets for pair in each.pairs())
     copies = in_threads(lambda pair: copy_file(*pair, unfinished), pairs, SCANNERS)
     return Staged(str(folder), files, size, sum(progress.steps(copies, files, "staging, file", "files")))
 
 
 def require_room(folder: Path, size: int) -> None:
-    """Raise UserError before hours of copying. In a folder that is there already, what it holds would count too."""
+    """Raise UserError before hours of copying. Not checked for an existing folder: its files may be complete copies."""
     if folder.exists():
         if folder.stat().st_uid != os.getuid():
-            raise UserError(f"{folder} is user {folder.stat().st_uid}'s: choose a data.stage_to of your own")
+            raise UserError(
+                f"{folder} belongs to user {folder.stat().st_uid}: set data.stage_to to a folder of your own"
+            )
         return
     there = next(parent for parent in folder.parents if parent.is_dir())
     free = shutil.disk_usage(there).free
     if free < size:
         raise UserError(
             f"the data are {size / 1e9:.2f} GB, {there} has {free / 1e9:.2f} GB free: "
-            f"choose a larger data.stage_to, or leave it out"
+            f"choose a larger data.stage_to, or remove it"
         )
 
 
 def clear(unfinished: Path) -> None:
-    """Make the folder, and free it from what killed runs left; another job's copier may be at work in it."""
+    """Make the folder, and remove files of killed runs; another job may be copying into it at the same time."""
     try:
         unfinished.mkdir(parents=True, exist_ok=True)
         for path in unfinished.iterdir():
             if time.time() - path.stat().st_mtime > ABANDONED_S:
                 path.unlink(missing_ok=True)
-    except FileNotFoundError:  # the other one has just finished it
+    except FileNotFoundError:  # the other job has just removed it
         pass
     except OSError as error:
         raise UserError(f"cannot make {unfinished} ({error.strerror}): choose another data.stage_to") from error
 
 
 def copy_file(original: Path, copy: Path, unfinished: Path) -> int:
-    """Bytes copied: none where the copy is there already."""
+    """Bytes copied: 0 where the copy exists already."""
     try:
         known = original.stat()
         if _is_copy(copy, known):
@@ -122,7 +124,7 @@ def copy_file(original: Path, copy: Path, unfinished: Path) -> int:
         return known.st_size
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        remedy = "choose a larger data.stage_to" if full else "see to it, or leave data.stage_to out"
+        remedy = "choose a larger data.stage_to" if full else "check the file system, or remove data.stage_to"
         raise UserError(f"cannot stage {original} as {copy} ({error.strerror or error}): {remedy}") from error
 
 
@@ -136,7 +138,7 @@ def _is_copy(copy: Path, known: os.stat_result) -> bool:
 
 
 def _copy_verified(original: Path, copy: Path, unfinished: Path, size: int) -> None:
-    """What is compared comes from the disk, not from memory, where the system can be asked to forget."""
+    """On Linux the page cache is dropped first, so that the comparison reads the disk and not memory."""
     digest = hashlib.sha256()
     with replacing(copy, unfinished) as written:
         with original.open("rb") as file:
@@ -144,11 +146,13 @@ def _copy_verified(original: Path, copy: Path, unfinished: Path, size: int) -> N
                 digest.update(chunk)
                 written.write(chunk)
         if written.tell() != size:
-            raise UserError(f"{original} had {size} bytes and now {written.tell()}: who writes to it?")
+            raise UserError(
+                f"{original} had {size} bytes and now has {written.tell()}: it must not change during a run"
+            )
         written.flush()
         os.fsync(written.fileno())
         if sys.platform == "linux":
             os.posix_fadvise(written.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         with Path(written.name).open("rb") as again:
             if hashlib.file_digest(again, "sha256").digest() != digest.digest():
-                raise UserError(f"the copy of {original} in {copy.parent} is not what was written: is its disk sound?")
+                raise UserError(f"the copy of {original} in {copy.parent} differs from the original: check the disk")

@@ -1,8 +1,8 @@
-"""python -m ddlbench.doctor: what this machine can run, and why not the rest.
+"""python -m ddlbench.doctor: what this machine can run, and the reason for what it cannot run.
 
-Every framework and loader is composed from its YAML and asked by its own `check`, as a run would do. One that is made
-of a library besides torch names the module in a class attribute, `library: ClassVar[str] = "deepspeed"`, which is how
-its version is found.
+Every framework and loader is composed from its YAML, and its own `check` runs, as in a run. A framework or loader that
+needs a library besides torch names the module in a class attribute, `library: ClassVar[str] = "deepspeed"`, from which
+its version is read.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ import ddlbench
 from ddlbench.config.choices import choices
 from ddlbench.config.compose import configuration, configurations, quiet, refusal
 from ddlbench.config.schema import Config
-from ddlbench.doctor.machine import Row, launchers, limits, links, size
+from ddlbench.doctor.machine import Line, launchers, limits, links, size
 from ddlbench.errors import RunError, Unavailable, Unsupported
 from ddlbench.measure.environment import environment, gpu, known
 from ddlbench.ranks.launch import Launch, detect, pick_device
 from ddlbench.run.attempt import make_job
 
-# A model that most degrees of parallelism divide: the question is what the machine can run, not what fits a model.
+# A model that most degrees of parallelism divide: this checks the machine, not whether a model can be divided.
 PROBE = ("+model=gpt2_small", "model.n_layer=8", "model.n_embd=64", "model.n_head=8", "model.vocab_size=512",
          "model.seq_len=32")  # fmt: skip
-RANKS = (1, 2, 4)  # tried in turn where one process asks
+RANKS = (1, 2, 4)  # tried one after another in a single process
 MODELS = {"images": "resnet50", "text": "gpt2_small"}  # one of each kind, for loaders
 
 
 def report(launch: Launch) -> str:
-    """Sections of aligned rows; one that cannot be made says why."""
+    """Sections of aligned lines; a section that fails has the reason."""
     device = known(lambda: pick_device(launch)) or torch.device("cpu")
     facts = environment(device)
-    sections: dict[str, Callable[[], list[Row]]] = {
+    sections: dict[str, Callable[[], list[Line]]] = {
         "Frameworks": lambda: frameworks(launch, device),
         "Loaders": loaders,
         "Devices": lambda: devices(facts),
@@ -52,14 +52,14 @@ def report(launch: Launch) -> str:
     return "\n\n".join(f"{name}\n{table(rows)}" for name, rows in made.items() if rows)
 
 
-def _made(section: Callable[[], list[Row]]) -> list[Row]:
+def _made(section: Callable[[], list[Line]]) -> list[Line]:
     try:
         return section()
     except Exception as error:
-        return [("", "cannot be told", _line(error))]
+        return [("", "not available", _line(error))]
 
 
-def table(rows: Sequence[Row]) -> str:
+def table(rows: Sequence[Line]) -> str:
     """Names and what is there in columns; a remark below the row that it belongs to."""
     width = max(len(name) for name, _, _ in rows)
     lines: list[str] = []
@@ -69,12 +69,12 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def frameworks(launch: Launch, device: torch.device) -> list[Row]:
+def frameworks(launch: Launch, device: torch.device) -> list[Line]:
     with configurations(), quiet():
         return [framework(name, launch, device) for name in choices("framework")]
 
 
-def framework(name: str, launch: Launch, device: torch.device) -> Row:
+def framework(name: str, launch: Launch, device: torch.device) -> Line:
     """Whether its check accepts the probe, at the ranks of this launch or else at some."""
     try:
         config = configuration(f"+framework={name}", *PROBE)
@@ -97,12 +97,12 @@ def refused(config: Config, ranks: int, launch: Launch, device: torch.device) ->
     return refusal(lambda: config.framework.check(make_job(config, replace(launch, world_size=ranks), device)))
 
 
-def loaders() -> list[Row]:
+def loaders() -> list[Line]:
     with configurations(), quiet():
         return [loader(name) for name in choices("loader")]
 
 
-def loader(name: str) -> Row:
+def loader(name: str) -> Line:
     """The kinds of data it reads, and why it does not read the others."""
     reads, refusals = list[str](), list[str]()
     try:
@@ -126,24 +126,24 @@ def loader(name: str) -> Row:
 def version(made: object) -> str:
     """The library behind a framework or loader, with its version."""
     library: str = getattr(type(made), "library", "torch")
-    return f"{library} {known(lambda: import_module(library).__version__) or 'of unknown version'}"
+    return f"{library} {known(lambda: import_module(library).__version__) or 'version unknown'}"
 
 
-def devices(facts: Mapping[str, Any]) -> list[Row]:
+def devices(facts: Mapping[str, Any]) -> list[Line]:
     cpus, total = facts["cpu_count"], facts["cpu_count_total"]
-    bound = f"of {total}: the rest is not this process's" if cpus != total else ""
-    rows: list[Row] = [
+    bound = f"of {total}: this process may not use the rest" if cpus != total else ""
+    rows: list[Line] = [
         ("cpu", f"{facts['cpu_model'] or 'unknown model'}, {cpus} cores{' ' + bound if bound else ''}", ""),
         ("memory", size(facts["memory_total_bytes"]), ""),
     ]
     rows += [_gpu(index) for index in range(facts["gpu_count"] or 0)]
     if not facts["gpu_count"]:
-        why = "" if torch.version.cuda else "this torch is built without CUDA: it would not see one"
-        rows.append(("gpu", "none visible: ranks compute on the CPU and meet over gloo", why))
+        why = "" if torch.version.cuda else "this torch is built without CUDA and cannot use a GPU"
+        rows.append(("gpu", "none visible: ranks compute on the CPU and communicate over gloo", why))
     return rows
 
 
-def _gpu(index: int) -> Row:
+def _gpu(index: int) -> Line:
     facts = gpu(torch.device("cuda", index))
     told = [
         facts["gpu_model"] or "unknown model",
@@ -154,17 +154,17 @@ def _gpu(index: int) -> Row:
     return f"gpu {index}", ", ".join(text for text in told if "None" not in text), ""
 
 
-def communication(facts: Mapping[str, Any]) -> list[Row]:
+def communication(facts: Mapping[str, Any]) -> list[Line]:
     nccl = f"NCCL {facts['nccl']}" if dist.is_nccl_available() else "not in this torch"
     idle = "" if facts["gpu_count"] else ", for GPUs only"
     return [
         ("gloo", "in torch" if dist.is_gloo_available() else "not in this torch", ""),
         ("nccl", nccl + (idle if dist.is_nccl_available() else ""), ""),
-        ("mpi", "in torch" if dist.is_mpi_available() else "not in this torch: gloo and NCCL do its part", ""),
+        ("mpi", "in torch" if dist.is_mpi_available() else "not in this torch: gloo and NCCL replace it", ""),
     ]
 
 
-def software(facts: Mapping[str, Any]) -> list[Row]:
+def software(facts: Mapping[str, Any]) -> list[Line]:
     commit = facts["git_commit"]
     source = f"commit {commit[:12]}{', changed' if facts['git_dirty'] else ''}" if commit else "installed"
     return [
@@ -181,7 +181,7 @@ def _line(error: Exception) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the report, on the first rank alone; a machine that can run little is no failure."""
+    """Print the report, on rank 0 only. The exit code is 0 also for a machine that can run little."""
     argparse.ArgumentParser(prog="python -m ddlbench.doctor", description=(__doc__ or "").split("\n")[0]).parse_args(
         arguments
     )

@@ -1,6 +1,6 @@
-"""What of this machine limits or connects a run, as rows for `python -m ddlbench.doctor`: name, what is there, remark.
+"""Limits and connections of this machine, as lines for `python -m ddlbench.doctor`: name, value, remark.
 
-A remark says what will go wrong, and the way out. Sources: getrlimit(2), cgroups(7), sinfo(1), and for shared and
+A remark says what will go wrong, and the remedy. Sources: getrlimit(2), cgroups(7), sinfo(1), and for shared and
 locked memory the troubleshooting page of NCCL's user guide.
 """
 
@@ -23,19 +23,19 @@ from ddlbench.errors import UserError
 from ddlbench.measure.environment import known
 from ddlbench.ranks.launch import detect, hint
 
-Row = tuple[str, str, str]
+Line = tuple[str, str, str]
 
 MIB, GIB = 2**20, 2**30
 FEW_FILES = 1024  # the usual default
-SMALL_SHARED_MEMORY = GIB  # a container has 64 MiB unless told otherwise
+SMALL_SHARED_MEMORY = GIB  # the default of a container is 64 MiB
 NO_LIMIT = 2**60  # cgroups v1 write the largest multiple of a page
 PATIENCE_S = 5.0
 PARTITIONS_SHOWN = 8
 INFINIBAND = Path("/sys/class/infiniband")
 
 
-def limits() -> list[Row]:
-    """Those that end or slow runs which are otherwise right."""
+def limits() -> list[Line]:
+    """Limits that end or slow down a correct run."""
     return [
         open_files(resource.getrlimit(resource.RLIMIT_NOFILE)),
         locked_memory(resource.getrlimit(resource.RLIMIT_MEMLOCK), known(adapters) or []),
@@ -44,27 +44,27 @@ def limits() -> list[Row]:
     ]
 
 
-def open_files(limit: tuple[int, int]) -> Row:
+def open_files(limit: tuple[int, int]) -> Line:
     few = 0 <= limit[0] <= FEW_FILES
-    remark = "sockets and loader workers soon need more: ulimit -n 4096" if few else ""
+    remark = "sockets and loader workers may need more: ulimit -n 4096" if few else ""
     return "open files (ulimit -n)", _limit(limit, lambda number: f"{number:,}"), remark
 
 
-def locked_memory(limit: tuple[int, int], infiniband: Sequence[str]) -> Row:
+def locked_memory(limit: tuple[int, int], infiniband: Sequence[str]) -> Line:
     bites = limit[0] != resource.RLIM_INFINITY and bool(infiniband)
-    remark = "InfiniBand pins its buffers and will fail: ulimit -l unlimited" if bites else ""
+    remark = "InfiniBand locks its buffers in memory and will fail: ulimit -l unlimited" if bites else ""
     return "locked memory (ulimit -l)", _limit(limit, size), remark
 
 
-def shared_memory(total: int) -> Row:
+def shared_memory(total: int) -> Line:
     remark = "NCCL and loader workers pass data through it: start the container with --ipc=host or --shm-size=1g"
     return "shared memory (/dev/shm)", size(total), remark if total < SMALL_SHARED_MEMORY else ""
 
 
-def memory_cgroup(limit: int | None, total: int) -> Row:
+def memory_cgroup(limit: int | None, total: int) -> Line:
     if limit is None or limit >= total:
         return "memory cgroup", "no limit", ""
-    remark = f"less than the machine's {size(total)}: the kernel kills whoever exceeds it, loader workers included"
+    remark = f"less than the machine's {size(total)}: the kernel kills processes above it, also loader workers"
     return "memory cgroup", size(limit), remark
 
 
@@ -82,12 +82,12 @@ def memory_limit(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/se
     return min((limit for limit in found if limit < NO_LIMIT), default=None)
 
 
-def links() -> list[Row]:
+def links() -> list[Line]:
     """How GPUs and nodes are connected."""
     return [*_gpus(), *[("infiniband", adapter, "") for adapter in known(adapters) or []], *_networks(), host_name()]
 
 
-def _gpus() -> list[Row]:
+def _gpus() -> list[Line]:
     """The matrix of `nvidia-smi topo -m`, without its legend."""
     if shutil.which("nvidia-smi") is None:
         return []
@@ -102,9 +102,9 @@ def adapters(folder: Path = INFINIBAND) -> list[str]:
     return [f"{port.parts[-3]}: {state[port]}, {(port / 'rate').read_text().strip()}" for port in ports]
 
 
-def _networks() -> list[Row]:
+def _networks() -> list[Line]:
     """Interfaces with an address that other nodes could reach."""
-    speeds, rows = psutil.net_if_stats(), list[Row]()
+    speeds, rows = psutil.net_if_stats(), list[Line]()
     for name, addresses in psutil.net_if_addrs().items():
         reachable = [a.address for a in addresses if a.family == socket.AF_INET and not _loops(a.address)]
         if reachable and speeds[name].isup:
@@ -113,13 +113,13 @@ def _networks() -> list[Row]:
     return rows
 
 
-def host_name() -> Row:
+def host_name() -> Line:
     """Gloo offers the address of the host's name to the other ranks."""
     name = socket.gethostname()
     address = known(lambda: socket.gethostbyname(name))
     remark = ""
     if address is None or _loops(address):
-        remark = "other nodes cannot reach that: export GLOO_SOCKET_IFNAME=<interface> for runs on several nodes"
+        remark = "other nodes cannot reach it: export GLOO_SOCKET_IFNAME=<interface> for runs on several nodes"
     return "host name", f"{name} is {address or 'unknown'}", remark
 
 
@@ -127,37 +127,37 @@ def _loops(address: str) -> bool:
     return ip_address(address).is_loopback
 
 
-def launchers(env: Mapping[str, str] = os.environ) -> list[Row]:
+def launchers(env: Mapping[str, str] = os.environ) -> list[Line]:
     """How ranks can be started here, and how this process was."""
     beside = Path(sys.executable).with_name("torchrun")
     torchrun = str(beside) if beside.exists() else shutil.which("torchrun") or "python -m torch.distributed.run"
     return [this_process(env), ("torchrun", torchrun, ""), _program("mpirun", "MPI"), *slurm(env)]
 
 
-def this_process(env: Mapping[str, str]) -> Row:
+def this_process(env: Mapping[str, str]) -> Line:
     try:
         launch = detect(env)
     except UserError as error:
-        return "this process", "started in a way that no run would accept", str(error)
+        return "this process", "started in a way that a run would refuse", str(error)
     ranks = f"rank {launch.rank} of {launch.world_size} on {launch.nodes} node{'s' if launch.nodes > 1 else ''}"
     started = "started alone" if launch.launcher == "alone" else f"started by {launch.launcher}: {ranks}"
     return "this process", started, hint(launch, env) or ""
 
 
-def slurm(env: Mapping[str, str]) -> list[Row]:
+def slurm(env: Mapping[str, str]) -> list[Line]:
     rows = [_program("srun", "Slurm")]
     if shutil.which("sinfo") and not rows[0][2]:
         done, answer = run("sinfo", "--noheader", "--format=%R: %D nodes of %c cores, %m MB, %G, %l at most")
         lines = [line.strip() for line in answer.splitlines()[:PARTITIONS_SHOWN]] if done else []
         rows += [("partition", line, "") for line in lines]
-        rows += [] if done else [("partition", "unknown", f"sinfo has no answer: {first_line(answer)}")]
+        rows += [] if done else [("partition", "unknown", f"sinfo failed: {first_line(answer)}")]
     if "SLURM_JOB_ID" in env:
         rows.append(("slurm job", f"{env['SLURM_JOB_ID']} of {env.get('SLURM_NTASKS', '?')} tasks", ""))
     return rows
 
 
-def _program(name: str, what: str) -> Row:
-    """The first line a launcher says of its version; a remark where it is there but does not work."""
+def _program(name: str, what: str) -> Line:
+    """The first line of a launcher's version; a remark if it is installed but does not work."""
     if shutil.which(name) is None:
         return name, f"not found: {what} cannot start ranks here", ""
     done, said = run(name, "--version")
@@ -165,7 +165,7 @@ def _program(name: str, what: str) -> Row:
 
 
 def run(*command: str) -> tuple[bool, str]:
-    """Whether a command ended well in time, and what it said (on stderr, where it said nothing else)."""
+    """Whether a command succeeded in time, and its output (stderr if stdout is empty)."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, stdin=subprocess.DEVNULL)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -174,7 +174,7 @@ def run(*command: str) -> tuple[bool, str]:
 
 
 def first_line(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip()), "it says nothing")
+    return next((line.strip() for line in text.splitlines() if line.strip()), "no message")
 
 
 def size(count: int) -> str:

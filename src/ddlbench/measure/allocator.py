@@ -1,6 +1,6 @@
-"""The C library's heap, on the CPU: what a step frees the next step takes again, without asking the kernel for it.
+"""The C library's heap, on the CPU: the next step reuses the memory that a step frees, without the kernel.
 
-glibc hands freed memory back once the top of its heap is free beyond a threshold, which it moves as it goes. Whether a
+glibc returns freed memory to the kernel above a threshold, which changes during the process. Whether a
 training step then pays thousands of page faults depends on the order of allocations long before it, not on the
 framework: 4 % of a small ResNet-50 step, in one process and not in another that does the same.
 """
@@ -17,8 +17,8 @@ LARGEST_ON_THE_HEAP = 32 * 2**20  # glibc takes no larger threshold on 64 bits: 
 
 
 def keep_freed_memory() -> bool:
-    """Hand back now what is free, so that no peak counts it, and keep from here on what is freed. False where nothing
-    was done: another C library, or the user's own MALLOC_ variables or GLIBC_TUNABLES."""
+    """Return free memory to the kernel now, so that no peak counts it, and keep freed memory from now on. False if
+    nothing was done: another C library, or the user has set MALLOC_ variables or GLIBC_TUNABLES."""
     chosen = [name for name in os.environ if name.startswith("MALLOC_") or name == "GLIBC_TUNABLES"]
     if chosen or platform.libc_ver()[0] != "glibc":
         return False

@@ -1,4 +1,4 @@
-"""What could move the numbers: versions, hardware, variables, switches. What cannot be read is null, never an error."""
+"""What can change the numbers: versions, hardware, variables, switches. An unreadable value is null, not an error."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ PACKAGES = (
     "numpy", "pandas", "pyarrow", "pillow", "pillow-simd", "deepspeed", "horovod", "mpi4py", "nvidia-dali-cuda120",
     "nvidia-dali-cuda130", "nvidia-ml-py",
 )  # fmt: skip
-# What libraries, fabrics and schedulers read: only names that begin so are recorded, of those none that may hold a
-# credential or something private. The README says so; change it there too.
+# Prefixes of the variables that libraries, networks and schedulers read: no others are recorded, and of these none that
+# may hold a credential or something private. README.md documents this: change it there too.
 PREFIXES = (
     "CUBLAS_", "CUDA_", "CUDNN_", "DDLBENCH_", "DS_", "FI_", "GLOO_", "HOROVOD_", "KMP_", "MKL_", "NCCL_",
     "NVIDIA_TF32_OVERRIDE", "OMPI_", "OMP_", "PYTORCH_", "SLURM_", "TORCHINDUCTOR_", "TORCH_", "TRITON_", "UCX_",
@@ -64,7 +64,7 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def known(read: Callable[[], T]) -> T | None:
-    """What `read` returns, or None: a record with a gap is better than a run that dies while describing itself."""
+    """What `read` returns, or None: an incomplete record is better than a run that fails while it collects facts."""
     try:
         return read()
     except Exception:
@@ -84,7 +84,7 @@ def nccl_version() -> str:
 def source(package: Path) -> dict[str, Any]:
     """Commit of the git checkout that holds `package`, and whether its code or configuration differ from that commit.
 
-    Null for an installed package, even inside somebody else's repository.
+    Null for an installed package, even inside another repository.
     """
     root = package.parents[1]
     checkout = package == root / "src" / package.name and (root / ".git").exists()
@@ -112,7 +112,7 @@ def cpu_model() -> str | None:
 
 
 def cores() -> int:
-    """Those that this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
@@ -140,7 +140,7 @@ def switches() -> dict[str, Any]:
 
 
 def gpu(device: torch.device) -> dict[str, Any]:
-    """The GPU this rank computes on, and how the node's GPUs hang together; all null on a CPU."""
+    """The GPU of this rank, and how the GPUs of the node are connected; all null on a CPU."""
     cuda = device.type == "cuda"
     properties = known(lambda: torch.cuda.get_device_properties(device)) if cuda else None
     handle = known(lambda: nvml_handle(device)) if cuda else None
@@ -184,7 +184,7 @@ def nvml() -> Any:
 
 
 def nvml_handle(device: torch.device) -> Any:
-    """NVML's handle of a torch device, by its place on the bus: CUDA_VISIBLE_DEVICES renumbers torch's devices only."""
+    """NVML's handle of a torch device, by its PCI address: CUDA_VISIBLE_DEVICES renumbers torch's devices only."""
     place: Any = torch.cuda.get_device_properties(device)
     bus = f"{place.pci_domain_id:08x}:{place.pci_bus_id:02x}:{place.pci_device_id:02x}.0"
     return nvml().nvmlDeviceGetHandleByPciBusId(bus)
@@ -199,5 +199,5 @@ def topology() -> list[list[str]]:
 
 
 def gpu_memory_used(device: torch.device) -> int | None:
-    """Bytes in use on the whole GPU, by whomever: allocator, NCCL, DALI, other processes. None unless NVML tells."""
+    """Bytes in use on the whole GPU, also by NCCL, DALI and other processes. None unless NVML reports it."""
     return known(lambda: torch.cuda.device_memory_used(device)) if device.type == "cuda" else None

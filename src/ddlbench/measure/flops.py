@@ -1,6 +1,6 @@
-"""Floating-point operations of a model, and what share of a device's peak they reach (MFU).
+"""Floating-point operations of a model, and the share of a device's peak that they reach (MFU).
 
-Model FLOPs are those the mathematics asks for: 2 for a multiply-accumulate of a matrix product or a convolution, no
+Model FLOPs are those of the mathematics: 2 for a multiply-accumulate of a matrix product or a convolution, no
 recomputation, attention over the full square of positions (Chowdhery et al. 2022, "PaLM", appendix B).
 """
 

@@ -1,4 +1,4 @@
-"""Peak memory of one rank: what the allocator gave out, what it held, what the device and the host lent."""
+"""Peak memory of one rank: allocated and reserved by the allocator, in use on the device, resident on the host."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PEAKS = (
 
 
 def reset_peaks(device: torch.device) -> None:
-    """Forget earlier peaks, so that building the model does not count. The host's peak needs /proc (Linux)."""
+    """Reset the peaks, so that building the model does not count. The host's peak needs /proc (Linux)."""
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     # proc(5): 5 resets VmHWM to the current resident set. Where it cannot, the peak since the start is an upper bound.
@@ -29,8 +29,8 @@ def reset_peaks(device: torch.device) -> None:
 
 
 def peaks(device: torch.device) -> dict[str, int | None]:
-    """Bytes since `reset_peaks`; None for what this device does not tell. The device's own figure (NVML) is of now,
-    not a peak: the caching allocator and NCCL give little back, so after an epoch it stands at its height."""
+    """Bytes since `reset_peaks`; None for what this device does not report. The device's own figure (NVML) is the
+    current one, not a peak: the caching allocator and NCCL free little, so after an epoch it is at its peak."""
     if device.type != "cuda":
         return dict.fromkeys(PEAKS) | {"memory_host_peak_bytes": _host_peak()}
     return {

@@ -1,7 +1,7 @@
-"""Bytes of parameters, gradients and optimizer state that a rank should hold, to lay beside what it does hold.
+"""Bytes of parameters, gradients and optimizer state of a rank by the papers' formulas, to compare with measured ones.
 
-Rajbhandari et al. 2020, "ZeRO", section 3.1 (what there is) and section 5 (what each stage divides); Shoeybi et al.
-2019, section 3 (tensor parallelism). Counts are numbers, not bytes; a parameter used under two names counts once.
+Rajbhandari et al. 2020, "ZeRO", section 3.1 (which bytes there are) and section 5 (which of them each stage divides);
+Shoeybi et al. 2019, section 3 (tensor parallelism). Counts are numbers, not bytes; a tied parameter counts once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ SPLIT = {
 
 @dataclass(frozen=True)
 class Bytes:
-    """Of one parameter, or of all that a rank holds."""
+    """Of one parameter, or of all parameters of a rank."""
 
     parameters: float
     gradients: float
@@ -51,7 +51,7 @@ def data_parallel(count: int, each: Bytes, stage: int, ranks: int) -> Bytes:
 
 def touched(sizes: Sequence[int], ranks: int, rank: int) -> int:
     """Numbers in all parameters of which a rank has a part, when they are laid end to end and cut into equal shards:
-    what a library holds that keeps a gradient whole where a border cuts it."""
+    the gradients of a library that keeps a gradient whole where a shard's boundary cuts it."""
     start, end = (sum(sizes) * edge / ranks for edge in (rank, rank + 1))
     return sum(size for size, last in zip(sizes, accumulate(sizes), strict=True) if last > start and last - size < end)
 

@@ -1,5 +1,5 @@
-"""Validation metrics as sums first: every rank adds up its own batches, the sums of all ranks are added, and only
-then are means taken. So no layout and no padding changes a metric.
+"""Validation metrics as sums first: every rank adds up its own batches, the sums of all ranks are added, and means
+are taken only then. So no layout and no padding changes a metric.
 
 The sums are one float64 vector: nats of negative log likelihood, scored targets, top-1 hits, top-5 hits, samples.
 """
@@ -22,7 +22,7 @@ def empty_sums(device: torch.device) -> Tensor:
 
 
 def batch_sums(output: Tensor, batch: Batch) -> Tensor:
-    """Sums over the valid samples of one batch, on the output's device and not waited for: [5] float64.
+    """Sums over the valid samples of one batch, on the output's device, without waiting for it: [5] float64.
 
     output: scores of the classes [B, C], or of the next token [B, T, V]; hits are counted for classes only
     The likelihood is the plain one, without the label smoothing of training, in float32 whatever the output's type.
@@ -54,8 +54,8 @@ def count(mask: Tensor) -> Tensor:
 
 
 def finish(sums: Tensor, kind: str, words: int | None) -> dict[str, float | None]:
-    """Metrics of all ranks' sums, named as the table's columns; None for what the sums do not tell, and no hits where
-    the likelihood is not finite: the best of scores that are no numbers is no prediction.
+    """Metrics of all ranks' sums, named as the table's columns; None for what does not follow from the sums, and no
+    hits where the likelihood is not finite: the best of scores that are no numbers is no prediction.
 
     kind: "images" | "text"
     words: words of the original text behind the scored tokens, None where not known

@@ -1,4 +1,4 @@
-"""The headline of a run, from its epochs and steps: what the tables print.
+"""The summary of a run, from its epochs and steps: the columns of the tables.
 
 The first epoch is left out where there are two or more; with one, its warm-up steps are left out of the rate. Times are
 medians of seconds; rates come from summed samples over summed seconds, never from averaged rates.
@@ -17,7 +17,7 @@ LAST = ("val_loss", "val_top1", "val_top5", "val_perplexity_token", "val_perplex
 
 
 def measured(rows: Sequence[EpochRow]) -> list[EpochRow]:
-    """The epochs behind the headline."""
+    """The epochs that the summary is computed from."""
     return [row for row in rows if not row.warmup] or list(rows)
 
 

@@ -1,4 +1,4 @@
-"""What a rank and its loader workers took from the machine: CPU time, and bytes asked of the kernel."""
+"""CPU time of a rank and its loader workers, and the bytes that they read with system calls."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import psutil
 
 @dataclass(frozen=True)
 class Usage:
-    """Since each process began, those that have ended and were waited for included.
+    """Since the start of each process; processes that have ended and were waited for are included.
 
     cpu_s:      CPU seconds, user and system, in ticks of 1/100 s (proc(5))
     read_bytes: bytes that read(2) and its like gave (proc(5): rchar), from the page cache or a disk; a mapped file is
-                read without being asked for and is not in it. None where the kernel does not tell.
-    look_bytes: of these, what the look itself reads: a little of every process of the machine
+                read without being asked for and is not in it. None where the kernel does not report it.
+    look_bytes: of these, the bytes that this measurement itself reads
     """
 
     cpu_s: float
@@ -24,7 +24,7 @@ class Usage:
 
     @classmethod
     def now(cls) -> Usage:
-        """Of this process and everything it has started."""
+        """Usage of this process and all its descendants."""
         own = psutil.Process()
         first = _read_bytes(own.pid)
         cpu_s, read = sum(own.cpu_times()[:4]), [first]  # user, system, and the same of children that have ended
@@ -39,7 +39,7 @@ class Usage:
         return cls(cpu_s, sum(known) if len(known) == len(read) else None, look)
 
     def since(self, earlier: Usage) -> Usage:
-        """What was used between two looks."""
+        """The difference of two measurements."""
         now, then = self.read_bytes, earlier.read_bytes
         used = None if now is None or then is None else now - then - earlier.look_bytes
         return Usage(self.cpu_s - earlier.cpu_s, used)

@@ -78,7 +78,7 @@ class GPT2:
         if rest:
             fits = [size for size in (self.n_embd - rest, self.n_embd - rest + self.n_head) if size]
             raise UserError(
-                f"model.n_embd={self.n_embd} does not divide over model.n_head={self.n_head} heads (rest {rest}): "
+                f"model.n_embd={self.n_embd} is not divisible by model.n_head={self.n_head} heads (rest {rest}): "
                 f"choose model.n_embd={' or '.join(map(str, fits))}"
             )
 

@@ -17,18 +17,18 @@ def length_is(length: int, **lists: list[int]) -> None:
     """Raise UserError for a list without exactly `length` entries."""
     for key, entries in lists.items():
         if len(entries) != length:
-            raise UserError(f"model.{key}={entries} has {len(entries)} entries: give {length}, one a stage")
+            raise UserError(f"model.{key}={entries} has {len(entries)} entries: give {length}, one per stage")
 
 
 def is_probability(**rates: float) -> None:
     """Raise UserError for a dropout rate outside [0, 1)."""
     for key, rate in rates.items():
         if not 0 <= rate < 1:
-            raise UserError(f"model.{key}={rate} is no dropout rate: choose 0 <= model.{key} < 1, 0 turns it off")
+            raise UserError(f"model.{key}={rate} is not a dropout rate: choose 0 <= model.{key} < 1, 0 turns it off")
 
 
 def halvings_fit(halvings: int, image_size: int) -> None:
-    """Raise UserError where an image is gone before its resolution was halved that often."""
+    """Raise UserError where the image is too small to be halved that often."""
     if image_size < 2**halvings:
         raise UserError(
             f"model.image_size={image_size} is below {2**halvings}, which {halvings} halvings of the resolution "

@@ -16,14 +16,14 @@ def alone() -> bool:
 
 
 def barrier() -> None:
-    """All ranks meet. An all-reduce on the CPU: torch's own barrier would queue work on the device."""
+    """Wait for all ranks. An all-reduce on the CPU: torch's own barrier would queue work on the device."""
     if not alone():
         dist.all_reduce(torch.zeros(1))
 
 
 def wait_for(ranks: Sequence[int], what: str) -> None:
-    """All wait until these ranks have come here, for as long as it takes: no group's timeout applies. A rank that ends
-    or is stopped meanwhile is noticed by its heartbeat (faults.Watch), which ends the run."""
+    """Every rank waits, without a timeout, until these ranks have called this. If a rank exits or is stopped, its
+    heartbeat stops, and the run ends."""
     if alone():
         return
     store = dist.distributed_c10d._get_default_store()  # pyright: ignore[reportPrivateUsage]
@@ -41,7 +41,7 @@ def total(values: Tensor) -> Tensor:
 
 
 def everyones(value: Any) -> list[Any]:
-    """What each rank gave, by rank, on every rank. For a few numbers, not for tables."""
+    """The value of each rank, by rank, on every rank (all-gather). For a few numbers, not for tables."""
     if alone():
         return [value]
     values: list[Any] = [None] * dist.get_world_size()
@@ -50,7 +50,7 @@ def everyones(value: Any) -> list[Any]:
 
 
 def to_first(value: Any) -> list[Any]:
-    """What each rank gave, by rank, on the first rank; empty on the others."""
+    """The value of each rank, by rank, on rank 0; empty on the others (gather)."""
     if alone():
         return [value]
     values: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None

@@ -1,7 +1,7 @@
-"""Who am I: rank, world and meeting place as torchrun, horovodrun, mpirun, srun or nobody says.
+"""Rank, world size and rendezvous address from torchrun, horovodrun, mpirun or srun, and the process group.
 
-`detect` reads environment variables and imports no torch, so that a wrong start is known at once. Whoever started the
-ranks, they meet the same way: an own process group with an explicit timeout, also where there is one rank only.
+`detect` reads environment variables and imports no torch, so that a wrong start is reported at once. `connect` is
+the same for every launcher: a process group with an explicit timeout, also for a single rank.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 
-INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # which network each library takes
+INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # each library's network interface
 # For tests of correctness (streams, mixed precision, random numbers): several ranks share a GPU and communicate over
 # gloo. Of GPU tensors torch's gloo group copies those of all_reduce, broadcast, reduce, gather, scatter, all_gather and
 # all_to_all to the host; its reduce_scatter is an all_reduce. It cannot send or receive them: pipelines refuse it. A
@@ -30,8 +30,8 @@ INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # which network each 
 SHARED_GPU = "cuda:gloo"
 
 
-class Unmet(RunError):
-    """The ranks did not find each other in time."""
+class ConnectTimeout(RunError):
+    """Not all ranks connected within the timeout."""
 
     status = "timeout"
     exit_code = 8
@@ -39,7 +39,7 @@ class Unmet(RunError):
 
 @dataclass
 class Cluster:
-    """`cluster.`: labels a run with where it was made."""
+    """`cluster.`: the name of the machine in the record."""
 
     name: str = "local"
     notes: str = ""
@@ -62,7 +62,7 @@ def detect(env: Mapping[str, str] = os.environ) -> Launch:
     if "SLURM_STEP_NUM_TASKS" in env:  # a batch script has SLURM_PROCID too, but is no step
         return srun(env)
     for name in ("RANK", "WORLD_SIZE", "PMI_RANK", "PMIX_RANK"):
-        if name in env:  # starting N lonely runs would be worse than starting none
+        if name in env:  # else N runs of one process each would start
             raise UserError(
                 f"{name}={env[name]} is set, but not the rest of what torchrun, mpirun or srun would set: "
                 f"start with one of them, or unset {name}"
@@ -71,7 +71,7 @@ def detect(env: Mapping[str, str] = os.environ) -> Launch:
 
 
 def hint(launch: Launch, env: Mapping[str, str] = os.environ) -> str | None:
-    """What the user may have forgotten, though it is no error."""
+    """A remark on what the user may have forgotten; it is not an error."""
     tasks = env.get("SLURM_NTASKS", "1")
     if launch.world_size == 1 and tasks != "1":
         return f"one process in a Slurm job of {tasks} tasks: put srun before python to use them all"
@@ -109,11 +109,10 @@ def _too_few(ranks: int, gpus: int) -> str:
 
 
 def connect(launch: Launch, device: torch.device, timeout_s: float, backend: str | None = None) -> None:
-    """Meet the other ranks: gloo for the CPU's numbers, NCCL for a GPU's, `timeout_s` on both. backend: SHARED_GPU, or
-    None.
+    """Make the process group of all ranks: gloo for CPU tensors, NCCL for GPU tensors, `timeout_s` for both.
 
-    Raises on every rank alike where two ranks of a host share a GPU, Unmet where ranks are missing or the network is
-    not the one that joins them.
+    backend: SHARED_GPU, or None. Raises on every rank if two ranks of a host share a GPU, and ConnectTimeout if ranks
+    are missing or the network interface is the wrong one.
     """
     import torch
     import torch.distributed as dist
@@ -137,7 +136,7 @@ def connect(launch: Launch, device: torch.device, timeout_s: float, backend: str
             _refuse_shared_gpus(launch, device)
         first_operation(device)
     except RuntimeError as error:
-        raise _unmet(launch, time.monotonic() - began, timeout_s, str(error)) from error
+        raise _connect_error(launch, time.monotonic() - began, timeout_s, str(error)) from error
 
 
 def group_timeout(device: torch.device, timeout_s: float) -> timedelta:
@@ -156,19 +155,19 @@ def first_operation(device: torch.device, group: dist.ProcessGroup | None = None
     one.item()
 
 
-def _unmet(launch: Launch, waited_s: float, timeout_s: float, error: str) -> RunError:
+def _connect_error(launch: Launch, waited_s: float, timeout_s: float, error: str) -> RunError:
     place = f"{launch.master_addr}:{launch.master_port}"
     if "EADDRINUSE" in error:
-        return UserError(f"the port of {place} is taken: choose another one with MASTER_PORT=<port>")
+        return UserError(f"the port of {place} is in use: choose another one with MASTER_PORT=<port>")
     chosen = {name: os.environ.get(name) for name in INTERFACES}
-    if "Unable to find address for" in error:  # gloo's words for an interface that does not exist
+    if "Unable to find address for" in error:  # gloo's message for an interface that does not exist
         found = ", ".join(name for _, name in socket.if_nameindex())
         return UserError(
-            f"GLOO_SOCKET_IFNAME={chosen['GLOO_SOCKET_IFNAME']} is no network interface with an address on "
+            f"GLOO_SOCKET_IFNAME={chosen['GLOO_SOCKET_IFNAME']} is not a network interface with an address on "
             f"{socket.gethostname()}: choose one of {found}, or unset it"
         )
     network = ", ".join(f"{name}={value}" if value else f"{name} (not set)" for name, value in chosen.items())
-    return Unmet(
+    return ConnectTimeout(
         f"rank {launch.rank} of {launch.world_size} could not connect to the other ranks through {place} in "
         f"{waited_s:.0f} s (train.timeout_s={timeout_s:g}): check that every rank started, and that rank 0's node is "
         f"reached by MASTER_ADDR={launch.master_addr} and by the interfaces {network} "
@@ -197,8 +196,8 @@ def shared_gpu(gpus: list[str]) -> tuple[int, int] | None:
 
 
 def disconnect(clean: bool) -> None:
-    """Leave the group; clean: all ranks come here, so wait for them. Call it after the framework dropped model and
-    optimizer: gloo ranks that destroy the group under a living DDP model now and then abort at exit."""
+    """Destroy the process group; clean: all ranks call this, so wait for them. Call it after the framework
+    has dropped model and optimizer: gloo ranks that destroy the group of a living DDP model sometimes abort at exit."""
     import gc
 
     import torch.distributed as dist

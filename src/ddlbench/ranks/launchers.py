@@ -1,4 +1,4 @@
-"""What each launcher tells a rank in its environment: one reader a launcher, no torch.
+"""The environment variables of each launcher: one function per launcher, without torch.
 
 Variables: torchrun's documentation; Open MPI's and Hydra's own (seen under Open MPI 4.1, MPICH 4.0); horovodrun's own
 (Horovod 0.28.1 over Gloo; over MPI it is mpirun); srun(1), "OUTPUT ENVIRONMENT VARIABLES".
@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from ddlbench.errors import UserError
 
-FIRST_PORT, PORTS = 20_000, 12_000  # ends below 32768, from where Linux hands out ports to outgoing connections
-STEPS = 16  # ports a Slurm job has to itself: the steps of one job and of the next 749 do not clash
+FIRST_PORT, PORTS = 20_000, 12_000  # below 32768, where Linux's ports for outgoing connections begin
+STEPS = 16  # ports of each Slurm job: the steps of one job and of the next 749 do not clash
 LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 OPEN_MPI = "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"
 HOROVOD = "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"
@@ -24,10 +24,10 @@ HYDRA = "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"  # MPICH, I
 
 @dataclass(frozen=True)
 class Launch:
-    """Where one rank stands and where all ranks meet. UserError for numbers that contradict each other.
+    """Rank, sizes and rendezvous address of one process. UserError for numbers that contradict each other.
 
     nodes: as the launcher says; mpirun does not, there it is world_size / local_world_size, rounded up
-    master_port: 0 where one rank has nobody to meet
+    master_port: 0 where there is only one rank
     """
 
     launcher: str  # torchrun | srun | mpirun | horovodrun | alone
@@ -43,10 +43,10 @@ class Launch:
         if not (0 <= self.rank < self.world_size and 0 <= self.local_rank < self.local_world_size <= self.world_size):
             raise UserError(
                 f"{self.launcher}: rank {self.rank} of {self.world_size}, local rank {self.local_rank} of "
-                f"{self.local_world_size} contradict each other: unset what the shell exports by hand"
+                f"{self.local_world_size} contradict each other: unset the variables that the shell exports"
             )
         if not 0 <= self.master_port < 1 << 16:
-            raise UserError(f"MASTER_PORT={self.master_port} is no port: choose one below 65536, or unset it")
+            raise UserError(f"MASTER_PORT={self.master_port} is not a port: choose one below 65536, or unset it")
 
 
 def torchrun(env: Mapping[str, str]) -> Launch:
@@ -74,10 +74,10 @@ def torchrun(env: Mapping[str, str]) -> Launch:
 def mpirun(env: Mapping[str, str], *names: str) -> Launch:
     rank, world, local_rank, local_world = (_number(env, name) for name in names)
     nodes = -(-world // max(1, local_world))
-    job = env.get("OMPI_MCA_ess_base_jobid") or env.get("PMIX_NAMESPACE")  # Open MPI 4, 5: alike on all nodes
+    job = env.get("OMPI_MCA_ess_base_jobid") or env.get("PMIX_NAMESPACE")  # Open MPI 4, 5: the same on all nodes
     if nodes > 1 and not (env.get("MASTER_ADDR") and (job or env.get("MASTER_PORT"))):
         raise UserError(
-            f"{world} ranks, {local_world} of them on this node, do not know where to meet: name the first node, "
+            f"{world} ranks, {local_world} of them on this node, have no rendezvous address: give the first node, "
             "mpirun -x MASTER_ADDR=<host> -x MASTER_PORT=<port> (MPICH, Intel MPI: -genv MASTER_ADDR <host> ...)"
         )
     address = env.get("MASTER_ADDR") or "localhost"
@@ -126,7 +126,7 @@ def srun(env: Mapping[str, str]) -> Launch:
 
 
 def tasks_per_node(text: str) -> list[int]:
-    """Slurm's run-length list, one number a node: "2(x3),1" -> [2, 2, 2, 1]."""
+    """Slurm's run-length list, one number per node: "2(x3),1" -> [2, 2, 2, 1]."""
     matches = [re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", item) for item in text.split(",")]
     return [int(match[1]) for match in matches if match for _ in range(int(match[2] or 1))]
 
@@ -134,7 +134,7 @@ def tasks_per_node(text: str) -> list[int]:
 def first_host(hosts: str) -> str:
     """First name of a Slurm host list, where rank 0 runs: "rack[2-3]n[07-09,12],login1" -> "rack2n07".
 
-    The rest of the syntax does not matter for it, so no scontrol is asked: containers often have none.
+    The rest of the syntax does not matter for it, so scontrol is not needed: containers often have none.
     """
     first = re.split(r",(?![^\[]*\])", hosts, maxsplit=1)[0]
     return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first)
@@ -146,7 +146,7 @@ def _port(job: int) -> int:
 
 def _text(env: Mapping[str, str], name: str) -> str:
     if not env.get(name):
-        raise UserError(f"{name} is missing among the launcher's variables: start with torchrun, srun or mpirun")
+        raise UserError(f"{name} is not set by the launcher: start with torchrun, srun or mpirun")
     return env[name]
 
 
@@ -155,5 +155,5 @@ def _number(env: Mapping[str, str], name: str, default: int | None = None) -> in
         return default
     text = _text(env, name)
     if not text.isdecimal():
-        raise UserError(f"{name}={text} is no number: unset it, or start with torchrun, srun or mpirun")
+        raise UserError(f"{name}={text} is not a number: unset it, or start with torchrun, srun or mpirun")
     return int(text)

@@ -21,7 +21,7 @@ WARNINGS_SHOWN = 50
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the summary and the path of the page. Exit code 2 for what the user can mend."""
+    """Print the summary and the path of the page. Exit code 2 for errors of the user."""
     given = _parser().parse_args(arguments)
     out: Path = given.out or given.results[0] / "report"
     try:
@@ -61,7 +61,7 @@ def write_report(tables: Tables, out: Path) -> Path:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m ddlbench.report", description=__doc__)
     parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help="results_dir of runs")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where the report goes (default: RESULTS/report)")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the report (default: RESULTS/report)")
     return parser
 
 

@@ -1,7 +1,7 @@
 """The figures of a report: throughput, speedup, efficiency and memory over GPU counts, learning over epochs and time.
 
 A marker is the merged value of the repeats, small dots are the repeats themselves, a bar is the interval of the median
-where they are enough for one, a cross on the axis is a configuration of which no attempt ended ok.
+where they are enough for one, a cross on the axis is a configuration without an attempt that ended ok.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""JSON in files that others wrote: regular files of a bounded size only, read without waiting for a writer."""
+"""JSON in files from other people: regular files of a bounded size only, read without waiting for a writer."""
 
 from __future__ import annotations
 

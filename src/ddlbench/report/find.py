@@ -1,4 +1,4 @@
-"""Where attempts lie: every folder named attempt-* below the folders of results, through symbolic links too."""
+"""The folders of attempts: every folder named attempt-* below the folders of results, through symbolic links too."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ BELOW_LINKS = 3  # levels below a linked folder: results, their runs, the attemp
 
 @dataclass
 class Search:
-    """What a walk found.
+    """The result of a search.
 
     attempts:   by their real path, as they were reached first; real folders before links
     unreadable: folders and links that cannot be followed, with the reason
@@ -26,7 +26,7 @@ class Search:
 
 
 def search(folders: Sequence[Path]) -> Search:
-    """All attempts at or below the folders, each once, whatever circles the links make."""
+    """All attempts at or below the folders, each once, also if links form circles."""
     found, seen = Search(), set[str]()
     real, linked = deque((folder, WITHOUT_END) for folder in folders), deque[tuple[Path, int]]()
     while real or linked:

@@ -1,4 +1,4 @@
-"""How well runs learn, over epochs and over time: top-1 for images, perplexity for text, never on one axis."""
+"""Learning curves over epochs and over time: top-1 for images, perplexity for text, never on one axis."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SQUASHED = 20  # a curve that falls by more than this factor has no visible end 
 
 
 def learning_figures(epochs: Sequence[Row], scaling: Sequence[Row], looks: dict[str, Look]) -> dict[str, Figure | None]:
-    """Each metric by epoch and by time; None where no run has it. One thin line a run, repeats alike."""
+    """Each metric by epoch and by time; None where no run has it. One thin line per run; repeats look the same."""
     points = {row["measurement"]: row for row in scaling}
     told = settings(scaling)
     figures: dict[str, Figure | None] = {}
@@ -66,7 +66,7 @@ def _time_axis(axes: Axes, rows: list[Row]) -> tuple[str, float]:
 
 @dataclass(frozen=True)
 class Legend:
-    """What tells a panel's curves apart: colour and marker are the framework and its knobs, dashes and strength of
+    """How the curves of a panel differ: colour and marker are the framework and its knobs, dashes and strength of
     the colour are GPU count and batch."""
 
     names: list[tuple[str, str]]  # framework, name of the curve

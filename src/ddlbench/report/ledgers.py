@@ -1,4 +1,4 @@
-"""What comparable runs must have done alike; where they have not, the reader is told."""
+"""Columns in which comparable runs must agree, and a warning where they differ."""
 
 from __future__ import annotations
 

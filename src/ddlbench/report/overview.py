@@ -63,7 +63,7 @@ def summary_text(scaling: pd.DataFrame) -> str:
     """The table of scaling.csv in at most 140 columns, and below it what its ratios start from."""
     rows = records(scaling)
     if not rows:
-        return "no attempt got so far as to have a configuration: the report names the failures"
+        return "no attempt has a configuration in its record: the report lists the failures"
     told = list(dict.fromkeys(text for row in rows if (text := settings(row))))
     marks: Columns = {"": lambda row: f"[{told.index(text) + 1}]" if (text := settings(row)) else ""}
     headers, lines = overview_cells(rows, MEASURED | FROM_BASE | marks)

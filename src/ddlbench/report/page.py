@@ -1,4 +1,4 @@
-"""report.html: everything of a report in one file that opens without a network."""
+"""report.html: the whole report in one file that needs no network."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ EXPLAINED = (
 
 
 def render(tables: Tables, figures: Mapping[str, Figure], folder: Path) -> str:
-    """The page, given the figures that stand in `folder` as SVG under their names."""
+    """The page with the figures, which are SVG files in `folder`."""
     runs, scaling = records(tables.runs), records(tables.scaling)
     headers, lines = overview_cells(scaling, MEASURED | OWN | VS_SINGLE | SETTINGS)
     loader = jinja2.PackageLoader("ddlbench.report", ".")
@@ -74,15 +74,15 @@ def image(path: Path) -> str:
 
 
 def cautions(runs: Sequence[Row], scaling: Sequence[Row]) -> list[str]:
-    """What a reader must know before he trusts a number."""
+    """Warnings about the trustworthiness of the numbers."""
     dirty = sum(bool(run["git_dirty"]) for run in runs)
-    found = [f"{dirty} attempt(s) ran with uncommitted changes of the harness"] if dirty else []
+    found = [f"{dirty} attempt(s) ran with uncommitted changes of ddlbench's code"] if dirty else []
     for row in scaling:
         name = f"{row['framework']}, {row['model']}, {row['gpus']} GPUs"
         if row["allocator_retries"]:
-            found.append(f"{name}: {row['allocator_retries']} allocator retries, the timing is tainted")
+            found.append(f"{name}: {row['allocator_retries']} allocator retries made the timing unreliable")
         if len((row["git_commits"] or "").split()) > 1:
-            found.append(f"{name}: repeats of several commits of the harness are merged")
+            found.append(f"{name}: repeats of different commits of ddlbench are merged")
     return list(dict.fromkeys(found))
 
 

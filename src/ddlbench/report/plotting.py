@@ -1,4 +1,4 @@
-"""What all figures share: typography, colours that colour-blind readers can tell apart, a grid of panels, axes."""
+"""What all figures share: typography, colours for colour-blind readers, a grid of panels, axes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ LONGEST_TITLE = 44
 
 @dataclass(frozen=True)
 class Look:
-    """How a framework is drawn: one colour, and a marker that its further curves move on from."""
+    """How a framework is drawn: one colour, and a first marker; its further curves use the next markers."""
 
     color: str
     first_marker: int
@@ -79,7 +79,7 @@ def paler(color: str, strength: float) -> tuple[float, float, float]:
 
 
 def earlier(names: Iterable[str]) -> list[int]:
-    """For each name how many like it came before: what tells curves of one framework apart."""
+    """For each name how many equal names came before: distinguishes curves of one framework."""
     seen: dict[str, int] = {}
     found: list[int] = []
     for name in names:
@@ -89,7 +89,7 @@ def earlier(names: Iterable[str]) -> list[int]:
 
 
 def grid(wanted: int) -> tuple[Figure, list[Axes]]:
-    """A figure of so many panels, at most three in a row; where they are too many, it says how many it has."""
+    """A figure of so many panels, at most three in a row; if there are too many, it says how many are drawn."""
     panels = min(wanted, MOST_PANELS)
     columns = min(3, panels)
     rows = -(-panels // columns)
@@ -127,7 +127,7 @@ def _first(handles: dict[str, Any]) -> dict[str, Any]:
 
 
 def title(axes: Axes, head: str, rest: Iterable[str]) -> None:
-    """A bold first line, and small lines below it that are told where there is something to tell."""
+    """A bold first line, and below it the small lines that are not empty."""
     lines = [shortened(line, LONGEST_LINE) for line in rest if line]
     axes.set_title(shortened(head, LONGEST_TITLE), fontweight="bold", pad=8 + 12 * len(lines))
     for number, line in enumerate(reversed(lines)):
@@ -138,8 +138,8 @@ def title(axes: Axes, head: str, rest: Iterable[str]) -> None:
 
 
 def gpu_axis(axes: Axes, counts: Sequence[int], device: str | None, linear: bool) -> None:
-    """GPU counts at their places, named by their numbers. Only where nothing is proportional to them may counts far
-    apart stand on a log2 axis: a straight line must mean a constant speedup a GPU."""
+    """GPU counts at their positions, labelled by their numbers. Counts that are far apart are on a log2 axis only where
+    nothing is proportional to them: a straight line must mean a constant speedup a GPU."""
     low, high = min(counts), max(counts)
     ticks = sorted(set(counts))
     if not linear and high / low > LINEAR_UP_TO:

@@ -1,4 +1,4 @@
-"""From folders of results to attempts in memory. A record that cannot be read is an attempt with a reason, no crash."""
+"""From folders of results to attempts in memory. A record that cannot be read becomes an attempt with a reason."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ REASON = 300  # letters of a reason: an error may quote what it cannot read
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt's files. An unreadable run.json leaves what its folder's name tells.
+    """One attempt's files. If run.json is unreadable, only the folder's name is known.
 
     record:   run.json
     epochs:   lines of epochs.jsonl
-    warnings: what of it could not be used, and why
+    warnings: what could not be used, and why
     """
 
     path: Path
@@ -40,7 +40,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Records:
-    """Every attempt that was found, and a warning for each folder that could not be looked into."""
+    """Every attempt that was found, and a warning for each folder that could not be read."""
 
     attempts: list[Attempt]
     warnings: list[str]
@@ -51,7 +51,7 @@ def read_all(folders: Sequence[Path]) -> Records:
     for folder in folders:
         _listable(folder)
     found = search(folders)
-    attempts = set(found.attempts.values())  # what cannot be read there is told with the attempt
+    attempts = set(found.attempts.values())  # a folder of an attempt is reported with the attempt
     closed = [
         f"{printable(str(path))} cannot be read ({reason})"
         for path, reason in found.unreadable.items()
@@ -73,7 +73,7 @@ def _listable(folder: Path) -> None:
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{folder} is not a folder: give the results_dir of your runs") from None
     except OSError as error:
-        raise UserError(f"{folder} cannot be read ({error.strerror}): ask its owner for access") from error
+        raise UserError(f"{folder} cannot be read ({error.strerror}): ask the owner for access") from error
 
 
 def read(path: Path) -> Attempt:
@@ -86,7 +86,7 @@ def read(path: Path) -> Attempt:
     if type(version) is not int or version != SCHEMA_VERSION:  # True equals 1
         return unreadable(
             path,
-            f"schema_version {shortened(str(version), 40)} is refused, this program reads {SCHEMA_VERSION}: "
+            f"schema_version {shortened(str(version), 40)} is refused, this ddlbench reads {SCHEMA_VERSION}: "
             "run again, or report with the version of ddlbench that wrote it",
             version if type(version) is int else None,
         )
@@ -97,7 +97,7 @@ def read(path: Path) -> Attempt:
 
 
 def unreadable(path: Path, reason: str, version: Any = None) -> Attempt:
-    """What stands for an attempt of which nothing can be used."""
+    """The record of an attempt of which nothing can be used."""
     number = re.fullmatch(r"attempt-([0-9]{1,9})", path.name)
     record = {
         "schema_version": version,
@@ -116,7 +116,7 @@ def _ended(record: Object) -> Object:
 
 
 def _epochs(path: Path) -> tuple[list[Object], str | None]:
-    """The lines of epochs.jsonl, and what is wrong with it: a killed writer may leave half a line."""
+    """The lines of epochs.jsonl, and what is wrong with it: a killed process may leave half a line."""
     file = path / "epochs.jsonl"
     try:
         lines = read_bytes(file).split(b"\n") if os.path.lexists(file) else []

@@ -1,7 +1,7 @@
-"""Rows of scaling.csv: repeats merged, each measurement beside the bases it is compared with.
+"""Rows of scaling.csv: repeats are merged, and each measurement has the bases that it is compared with.
 
-Speedup and efficiency follow Aach et al. 2023, equations 3 and 4, with seconds a sample for the time: T_p0 / T_p and
-T_p0 p0 / (T_p p). Seconds a sample serve strong scaling, weak scaling over a fixed data set and epochs cut short alike.
+Speedup and efficiency follow Aach et al. 2023, equations 3 and 4, with seconds per sample for the time: T_p0 / T_p and
+T_p0 p0 / (T_p p). Seconds per sample serve strong scaling, weak scaling over a fixed data set and shortened epochs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ KINDS = {"strong": "global_batch", "weak": "batch_per_gpu"}
 
 @dataclass(frozen=True)
 class Point:
-    """One measurement: attempts that are repeats of each other, and the texts that tell it from others."""
+    """One measurement: attempts that are repeats of each other, and the texts that distinguish it from others."""
 
     runs: list[Run]
     knobs: str
@@ -46,7 +46,7 @@ class Point:
 
     @cached_property
     def sample_times(self) -> list[float]:
-        """Seconds a sample, one a run."""
+        """Seconds per sample of each run."""
         return [1 / rate for rate in self.values("throughput_samples_per_s") if rate > 0]
 
     @cached_property
@@ -63,7 +63,7 @@ class Point:
 
 
 def scaling_rows(groups: Sequence[list[Run]]) -> list[Row]:
-    """One row a measurement and kind of scaling, sorted for reading."""
+    """One row per measurement and kind of scaling, sorted."""
     samples = [representative(group) for group in groups]
     points = [Point(*parts) for parts in zip(groups, knobs(samples), variants(samples), strict=True)]
     series = {kind: group_by(points, partial(_series, kind)) for kind in KINDS}
@@ -72,7 +72,7 @@ def scaling_rows(groups: Sequence[list[Run]]) -> list[Row]:
 
 
 def representative(group: list[Run]) -> Run:
-    """A run that stands for what all repeats have in common: one that ended ok knows most."""
+    """A run with the values that all repeats have in common: one that ended ok, if there is one."""
     return next((run for run in group if run.ok), group[0])
 
 
@@ -81,7 +81,7 @@ def _series(kind: str, point: Point) -> tuple[str, Any]:
 
 
 def _memberships(point: Point, series: dict[str, dict[Any, list[Point]]]) -> list[tuple[str, list[Point]]]:
-    """The kinds of scaling a point takes part in, each with the points it is compared with."""
+    """The kinds of scaling that a point belongs to, each with the points it is compared with."""
     found = [(kind, series[kind][_series(kind, point)]) for kind in KINDS]
     scaled = [(kind, mates) for kind, mates in found if _scales(mates, KINDS[kind])]
     return scaled or [("single", found[0][1])]
@@ -92,7 +92,7 @@ def _scales(mates: list[Point], size: str) -> bool:
 
 
 def _curve(row: Row) -> tuple[str, ...]:
-    """Rows of one curve stand together."""
+    """Key that keeps the rows of one curve together."""
     size = row[KINDS.get(row["scaling"], "global_batch")]
     names = ("model", "data", "loader", "variant", "comparison", "scaling")
     return *(str(row[name]) for name in names), f"{size or 0:12}", str(row["framework"]), str(row["knobs"])
@@ -104,7 +104,7 @@ def _reach(rows: list[Row]) -> dict[tuple[str, ...], int]:
 
 
 def _order(reach: dict[tuple[str, ...], int], row: Row) -> tuple[Any, ...]:
-    """Curve by curve, those that stay on one GPU before those that go further, for they are the others' base."""
+    """Curve by curve; curves on one GPU come first, since they are the base of the others."""
     *series, framework, options = curve = _curve(row)
     return (*series, reach[tuple(curve)], framework, options, row["gpus"] or 0, str(row["layout"]))
 
@@ -168,7 +168,7 @@ def _seconds(point: Point) -> Row:
 
 
 def _rates(point: Point) -> Row:
-    """All from the merged seconds a sample."""
+    """All rates, from the merged seconds per sample."""
     seconds, gpus, row = point.sample_time_s, point.gpus, point.sample.row
     if not seconds or not gpus:
         return {}

@@ -16,7 +16,7 @@ SMALLEST_N = 6  # the widest interval of five values, their whole range, covers 
 
 @dataclass(frozen=True)
 class Interval:
-    """An interval of the median; `coverage` is its true probability, at least the level asked for."""
+    """An interval of the median; `coverage` is its true probability, at least the requested level."""
 
     low: float
     high: float
@@ -48,7 +48,7 @@ def median_interval(values: Sequence[float], level: float = LEVEL) -> Interval |
 
 
 def confidence(n: int, interval: Interval | None) -> str:
-    """What a table says beside a median of n values."""
+    """The note beside a median of n values."""
     return f"n={n}, {interval.coverage:.1%} CI".replace("%", " %") if interval else f"n={n}, no 95 % CI"
 
 

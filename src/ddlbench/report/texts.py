@@ -1,4 +1,4 @@
-"""Texts of records that others wrote, made safe to print: no control characters, no surrogates, a bounded length."""
+"""Texts of records from other people, made safe to print: no control characters, no surrogates, a bounded length."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def printable(text: str) -> str:
 
 
 def shortened(text: str, longest: int) -> str:
-    """At most `longest` letters. A hash of the whole text stands at the end of a cut one: different texts stay
+    """At most `longest` letters. A shortened text ends with a hash of the whole text, so that different texts stay
     different."""
     if len(text) <= longest:
         return text

@@ -128,7 +128,7 @@ def stage_data(records: Records, spans: Spans) -> None:
         return
     copier = launch.local_rank == 0
     copiers = [rank for rank, copies in enumerate(everyones(copier)) if copies]
-    staged = stage(config.data.parts(), Progress(config.progress and launch.rank == 0)) if copier else None
+    staged = stage(config.data.files_to_stage(), Progress(config.progress and launch.rank == 0)) if copier else None
     wait_for(copiers, "ddlbench/staged")
     found = [each for each in everyones(staged) if each]
     if records.record:

@@ -1,4 +1,4 @@
-"""Every framework asked about every model, precision and knob; docs/frameworks.md (support.py) shows the answers."""
+"""Runs the checks of every framework for every model, precision and option; docs/frameworks.md shows the answers."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ RECIPES = ("lars", "lamb")
 
 @dataclass(frozen=True)
 class Survey:
-    """All frameworks and models by the names of their YAMLs, and what the ones say of the others."""
+    """All frameworks and models by the names of their YAMLs, and the results of the checks."""
 
     frameworks: Mapping[str, Framework]
     models: Mapping[str, Config]
@@ -92,7 +92,7 @@ class Survey:
 
     @cached_property
     def ranks(self) -> dict[str, int]:
-        """How many ranks each framework is asked about: those that run some model."""
+        """The number of ranks in the checks of each framework: one at which it runs some model."""
         configs = self.families.values()
         fits = {
             name: [n for n in RANKS if any(self._ask(name, config, CUDA, n) is None for config in configs)]
@@ -122,7 +122,7 @@ class Survey:
         return refusal(ask)
 
     def changed(self, framework: str, change: Change, device: torch.device = CUDA) -> Answers:
-        """What becomes of the cases that run without the change, a model of each family."""
+        """The results, with the change, of the cases that run without it: one model of each family."""
         before = self.answers(framework, self.families, device=device)
         after = self.answers(framework, self.families, change, device)
         return {case: reason for case, reason in after.items() if before[case] is None}

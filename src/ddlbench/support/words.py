@@ -1,4 +1,4 @@
-"""The words of docs/frameworks.md: answers as cells, reasons as numbered notes, knobs as their YAMLs have them."""
+"""The words of docs/frameworks.md: answers as cells, reasons as numbered notes, options as in their YAMLs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Answers = Mapping[Case, str | None]  # why it is refused; None: it runs
 
 @dataclass
 class Reasons:
-    """Numbers for the program's messages, in the order in which the page needs them. Messages that differ only by the
+    """Numbers for the program's messages, in their order on the page. Messages that differ only by the
     framework's name before them and by words with figures in them (3, fp16, resnet50) share the first one's number."""
 
     messages: dict[str, str] = field(default_factory=dict[str, str])  # the first one of each kind
@@ -47,7 +47,7 @@ class Reasons:
 
 
 def cell(answers: Answers, reasons: Reasons) -> str:
-    """Yes, no, or what runs of it, with the numbers of the reasons; a dash where nothing was asked."""
+    """Yes, no, or what runs of it, with the numbers of the reasons; a dash where nothing was checked."""
     if not answers:
         return "-"
     runs = [case for case, reason in answers.items() if reason is None]

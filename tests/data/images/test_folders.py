@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from PIL import Image
 from torchvision.transforms import v2
 
-from ddlbench.data.images.folders import ImageFolders, spread
+from ddlbench.data.images.folders import ImageFolders, evenly_spaced
 from ddlbench.data.images.split import MEAN, STD, augmentation_seed, normalized
 from ddlbench.errors import UserError
 from tests.support.pictures import Shape, truncate, write_folders
@@ -204,7 +204,7 @@ def test_skipped_in_validation_it_does_not_count(folders, decode):
 def test_not_one_good_file(folders):
     for file in Path(folders.root).glob("train/*/*"):
         no_image(file)
-    with pytest.raises(UserError, match=r"holds not one image that can be decoded \(12 tried\)"):
+    with pytest.raises(UserError, match=r"none of the 12 images tried in .* could be decoded: check the data set"):
         take(replace(folders, on_bad_sample="skip"), True, [(0, 5)])
 
 
@@ -216,9 +216,9 @@ def test_vanished_file_is_never_skipped(folders):
 
 
 def test_val_limit_takes_from_all_classes(folders):
-    assert spread(10, 5).tolist() == [0, 2, 4, 6, 8]
-    assert spread(7, 3).tolist() == [0, 2, 4]
-    assert spread(3, 5).tolist() == spread(3, None).tolist() == [0, 1, 2]
+    assert evenly_spaced(10, 5).tolist() == [0, 2, 4, 6, 8]
+    assert evenly_spaced(7, 3).tolist() == [0, 2, 4]
+    assert evenly_spaced(3, 5).tolist() == evenly_spaced(3, None).tolist() == [0, 1, 2]
     data = replace(folders, val_limit=3)
     assert data.describe()["val_samples"] == len(data.split(False, Shape(), 0)) == 3
     assert take(data, False, [(0, 0), (0, 1), (0, 2)]).targets.tolist() == [0, 1, 2]

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ddlbench.data.images.index import Layout, open_index, prepare_index
+from ddlbench.data.images.index import FolderLayout, open_index, prepare_index
 from ddlbench.errors import UserError
 
 
@@ -31,7 +31,7 @@ def layout(tmp_path):
         file = tmp_path / "set" / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(content)
-    return Layout(tmp_path / "set", "train", "val")
+    return FolderLayout(tmp_path / "set", "train", "val")
 
 
 def listing(files):
@@ -77,7 +77,7 @@ def many(tmp_path):
             (held := root / split / f"n{label:08d}").mkdir(parents=True)
             for number in range(count):
                 os.link(root / "image", held / f"n{label:08d}_{number:05d}.JPEG")
-        yield Layout(root, "train", "val")
+        yield FolderLayout(root, "train", "val")
 
 
 def test_memory_is_that_of_the_index(many):
@@ -128,16 +128,16 @@ def test_copy_of_a_set_has_its_hash(layout, tmp_path):
     copy = tmp_path / "copy"
     (tmp_path / "set").rename(copy)
     (copy / "val").rename(copy / "validation")
-    assert prepare_index(Layout(copy, "train", "validation"), None).hash == hash
+    assert prepare_index(FolderLayout(copy, "train", "validation"), None).hash == hash
 
 
 def test_missing_and_empty_folders_are_named(layout, tmp_path):
     with pytest.raises(UserError, match=r"there is no folder .*nowhere/train.*<class>"):
-        prepare_index(Layout(tmp_path / "nowhere", "train", "val"), None)
+        prepare_index(FolderLayout(tmp_path / "nowhere", "train", "val"), None)
     (tmp_path / "set/flat").mkdir()
     (tmp_path / "set/flat/image.JPEG").write_text("")
     with pytest.raises(UserError, match=r"set/flat holds no class folders"):
-        prepare_index(Layout(tmp_path / "set", "train", "flat"), None)
+        prepare_index(FolderLayout(tmp_path / "set", "train", "flat"), None)
     (layout.root / "train/cat/a.jpg").unlink()
     (layout.root / "train/cat/b.JPEG").unlink()
     with pytest.raises(UserError, match=r"train/cat holds no image \(.jpg, .jpeg, .png\)"):
@@ -160,7 +160,7 @@ def test_links_that_lead_nowhere_are_counted_and_named(layout):
         (train / "cat" / name).symlink_to(train / "nowhere.jpg")
     (train / "dog" / "circle.png").symlink_to(train / "dog" / "circle.png")
     (train / "dog" / "good.png").symlink_to(train / "dog" / "é.png")
-    with pytest.raises(UserError, match=r"3 image links lead to no file \(.*cat/gone-1.jpg, .*gone-2.jpg, .*circle"):
+    with pytest.raises(UserError, match=r"3 image links point to no file \(.*cat/gone-1.jpg, .*gone-2.jpg, .*circle"):
         prepare_index(layout, None)
     for name in ("cat/gone-1.jpg", "cat/gone-2.jpg", "dog/circle.png"):
         (train / name).unlink()

@@ -131,7 +131,7 @@ def test_memory_of_a_scan_is_that_of_the_index(tmp_path):
 
 
 def test_a_split_that_is_not_there(packed):
-    with pytest.raises(UserError, match=r"data.val_dir=valid is none of .*/set: choose train or val"):
+    with pytest.raises(UserError, match=r"data.val_dir=valid is no split of .*/set: choose train or val"):
         replace(packed, val_dir="valid").check(Shape())
     replace(packed, val_dir="train").check(Shape())
 
@@ -215,7 +215,7 @@ def flip_length(shard):
     [
         (flip_length, r"00001-of-00002.tfrecord holds no image at byte 0 \(its length is \d+, \d+ by the index\)"),
         (flip_label, r"00001-of-00002.tfrecord holds no image at byte 0 \(its label is 6[456], there are 3 classes\)"),
-        (Path.unlink, "00001-of-00002.tfrecord is missing: copy the set again"),
+        (Path.unlink, "00001-of-00002.tfrecord is missing: if the set is a copy, copy it again"),
         (cut, r"00001-of-00002.tfrecord has \d+ bytes, pack.json says \d+"),
         (lose_index, "index .*00001-of-00002.idx cannot be read"),
         (stale_index, r"index .*00001-of-00002.idx is stale: it has 6 records"),
@@ -233,7 +233,7 @@ def test_damage_is_told_before_training(packed, spoil, message):
 def test_what_is_no_packed_set(tmp_path, packed):
     with pytest.raises(UserError, match=r"data=imagenet_tfrecord needs data.root=\.\.\.: the folder of a packed"):
         PackedImages("imagenet_tfrecord").check(Shape())
-    with pytest.raises(UserError, match=r"pack.json cannot be read .*is it the folder of a packed image set"):
+    with pytest.raises(UserError, match=r"pack.json cannot be read .*give the folder of a packed image set"):
         PackedImages("packed", root=str(tmp_path)).check(Shape())
     Path(packed.root, "pack.json").write_text(json.dumps({"format": 9}))
     with pytest.raises(UserError, match="has format 9, this version reads 1"):

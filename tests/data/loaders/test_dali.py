@@ -227,8 +227,8 @@ def test_damage_below_a_fused_crop_goes_unseen(tmp_path):
 def test_what_it_cannot_read_is_unsupported(folders):
     Dali("dali").check(folders, Shape())
     for data, message in (
-        (TinyData(26, 7), "data=tiny is none: choose loader=native"),
-        (replace(folders, on_bad_sample="skip"), "cannot skip bad images"),
+        (TinyData(26, 7), "loader=dali reads only images, and data=tiny has none: choose loader=native"),
+        (replace(folders, on_bad_sample="skip"), "cannot skip images that cannot be decoded .*choose loader=native"),
         (replace(folders, decode="torchvision"), "leave out data.decode=torchvision"),
     ):
         with pytest.raises(Unsupported, match=message):

@@ -239,7 +239,7 @@ def emptied(text):
     [
         (not_utf8, r"train\.txt has 0 tokens in bytes \d+ to \d+, it had \d+"),
         (emptied, r"train\.txt has 0 tokens in bytes \d+ to \d+, it had \d+"),
-        (Path.unlink, r"cannot read .*train\.txt: No such file or directory; has it moved"),
+        (Path.unlink, r"cannot read .*train\.txt \(No such file or directory\): check whether it was moved"),
     ],
 )
 def test_text_that_is_spoilt_under_way_is_one_line(tmp_path, tokenizer, spoil, message, workers):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from ddlbench.data.text.sample import SampleText, parted, topics, train_bpe
+from ddlbench.data.text.sample import SampleText, split_paragraphs, topics, train_bpe
 from ddlbench.errors import UserError
 from ddlbench.models.gpt2 import GPT2
 
@@ -70,19 +70,19 @@ def test_makers_at_once_are_harmless(made, tmp_path):
 def test_paragraphs_are_kept_once_and_the_last_tenth_validates():
     prose = {"b": "\n\n".join(f"b{i}" for i in range(10)), "a": "\n\n".join(f"a{i}" for i in range(10)) + "\n\n\n\n"}
     prose["c"] = "a3\n\nb9\n\nb9"
-    train, valid = parted(prose)
+    train, valid = split_paragraphs(prose)
     assert train == "\n\n".join([f"a{i}" for i in range(10)] + [f"b{i}" for i in range(8)]) + "\n"
     assert valid == "b8\n\nb9\n"
 
 
 def test_validation_paragraphs_were_not_trained_on():
-    train, valid = (set(text.strip().split("\n\n")) for text in parted(topics()))
+    train, valid = (set(text.strip().split("\n\n")) for text in split_paragraphs(topics()))
     assert len(valid) > 100
     assert not train & valid
 
 
 def test_training_a_tokenizer_is_reproducible_and_complete(tmp_path):
-    train, _ = parted(topics())
+    train, _ = split_paragraphs(topics())
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         train_bpe(train[:50_000], 400, tmp_path / name)

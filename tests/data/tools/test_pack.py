@@ -13,7 +13,7 @@ import pytest
 from ddlbench.data.images.index import prepare_index
 from ddlbench.data.tfrecord.packed import PackedImage, index_path, make_index, open_pack, order, read_manifest
 from ddlbench.data.tfrecord.records import walk
-from ddlbench.data.tools.pack import Job, make_shard, pack
+from ddlbench.data.tools.pack import ShardToMake, make_shard, pack
 from ddlbench.errors import UserError
 from tests.support.libraries import needs_dali
 from tests.support.pictures import write_folders
@@ -112,7 +112,7 @@ def test_interrupted_pack_goes_on(layout, packed, tmp_path, in_process, monkeypa
     monkeypatch.setattr("ddlbench.data.tools.pack.make_shard", interrupted)
     with pytest.raises(KeyboardInterrupt):
         pack(layout, target, SHARD_BYTES, processes=1)
-    with pytest.raises(UserError, match=r"pack.json cannot be read .* was not finished: pack it again"):
+    with pytest.raises(UserError, match=r"pack.json cannot be read .* was not packed completely: pack it again"):
         open_pack(target)
     with pytest.raises(UserError, match=r"holds these images in other shards"):
         pack(layout, target, 10**6, processes=1)
@@ -148,7 +148,7 @@ def test_target_of_something_else_is_refused(layout, packed, tmp_path):
     with pytest.raises(UserError, match=r"holds these images in other shards .*'train': 4.*'train': 1.*another folder"):
         pack(layout, packed, 10**6, processes=1)
     other = write_folders(tmp_path / "other", train=1, val=1).layout()
-    with pytest.raises(UserError, match=r"holds a pack of other images"):
+    with pytest.raises(UserError, match=r"holds a packed set of other images"):
         pack(other, packed, SHARD_BYTES, processes=1)
     assert content(packed) == before
     with pytest.raises(UserError, match=r"other holds other files: give an empty or a new folder"):
@@ -173,8 +173,8 @@ def test_file_that_changes_or_vanishes_is_named(tmp_path, in_process):
     file.write_bytes(b"short")
     with pytest.raises(UserError, match=r"val/b/000.JPEG has 5 bytes, \d+ when the folders were indexed: delete"):
         pack(layout, tmp_path / "second", SHARD_BYTES, processes=1)
-    with pytest.raises(UserError, match=r"cannot read .*gone.JPEG: No such file or directory; mend it"):
-        make_shard(Job(tmp_path, "x.tfrecord", layout.root, (("gone.JPEG", 0, 1),)))
+    with pytest.raises(UserError, match=r"cannot read .*gone.JPEG \(No such file or directory\): restore or remove it"):
+        make_shard(ShardToMake(tmp_path, "x.tfrecord", layout.root, (("gone.JPEG", 0, 1),)))
     assert not list(tmp_path.glob("*x.tfrecord*"))
 
 
@@ -193,7 +193,9 @@ def test_full_disk_leaves_nothing_that_looks_whole(layout, packed, tmp_path):
     target = tmp_path / "set"
     with (
         largest_file(3_000),
-        pytest.raises(UserError, match=r"cannot write .*tfrecord \(File too large\): free space .* same command again"),
+        pytest.raises(
+            UserError, match=r"cannot write .*tfrecord \(File too large\): free space .* run the command again"
+        ),
     ):
         pack(layout, target, SHARD_BYTES, processes=1)
     assert [name for name in content(target) if name != "pack.unfinished.jsonl"] == []
@@ -214,7 +216,7 @@ INDEX = "train/00000-of-00004.idx"
 @pytest.mark.parametrize(
     ("file", "damaged", "message"),
     [
-        (SHARD, None, r"shard .*00000-of-00004.tfrecord is missing: copy the set again"),
+        (SHARD, None, r"shard .*00000-of-00004.tfrecord is missing: if the set is a copy, copy it again"),
         (SHARD, "short", r"00000-of-00004.tfrecord has 5 bytes, pack.json says \d+"),
         (INDEX, None, r"index .*00000-of-00004.idx cannot be read \(No such file"),
         (INDEX, "0 9\n", r"idx is stale: it has 1 records up to byte 9, the shard 4"),
@@ -222,7 +224,7 @@ INDEX = "train/00000-of-00004.idx"
         ("pack.json", "{", r"pack.json is not JSON"),
         ("pack.json", '{"format": 9}', r"has format 9, this version reads 1"),
         ("pack.json", '{"format": 1}', r"does not describe a packed image set"),
-        ("pack.json", None, r"pack.json cannot be read .*is it the folder of a packed"),
+        ("pack.json", None, r"pack.json cannot be read .*give the folder of a packed"),
     ],
 )
 def test_what_is_seen_on_opening(packed, tmp_path, file, damaged, message):

@@ -58,8 +58,8 @@ def test_whole_set(packed):
     [
         (0, "its length ("),
         (8, "its length ("),
-        (200, "its payload does not have its checksum"),
-        (-1, "its payload does not have its checksum"),
+        (200, "its payload does not match its checksum"),
+        (-1, "its payload does not match its checksum"),
     ],
 )
 def test_flipped_bit_is_found_and_named(packed, within, what):
@@ -73,7 +73,7 @@ def test_flipped_bit_is_found_and_named(packed, within, what):
     assert f"index {packed / INDEX} cannot be read (No such file or directory)" in faults
     if what.startswith("its length"):
         left = (packed / SHARD).stat().st_size - offset
-        assert faults[0].endswith(f"does not have its checksum; the last {left} bytes of the file cannot be checked")
+        assert faults[0].endswith(f"does not match its checksum; the last {left} bytes of the file cannot be checked")
 
 
 def rewrite(packed, change):
@@ -113,7 +113,7 @@ def test_record_that_is_right_but_for_its_content(packed, change, what):
             lambda good: good.replace(b"0 ", b"1 ", 1),
             "is stale: 4 records, the shard has 4; they differ from line 1",
         ),
-        (lambda good: good.replace(b" ", b"  "), "is not written as tfrecord2idx writes it"),
+        (lambda good: good.replace(b" ", b"  "), "differs in form from what tfrecord2idx writes"),
         (lambda good: b"no index", "is not an index (invalid literal"),
     ],
 )
@@ -135,8 +135,8 @@ def test_shards_that_are_missing_cut_swapped_or_strange(packed):
     content = json.loads((packed / "pack.json").read_text())
     content["splits"]["train"]["shards"][0]["sha256"] = "0" * 64
     (packed / "pack.json").write_text(json.dumps(content))
-    assert verify(packed)[0][0] == f"{shard}: its sha256 is not that of pack.json; it is another shard"
+    assert verify(packed)[0][0] == f"{shard}: its sha256 differs from the one in pack.json: it is another shard"
     shard.rename(packed / "train/00001-of-00001.tfrecord")
     faults, _ = verify(packed)
-    assert faults[0] == f"{packed}/train/00001-of-00001.tfrecord: not of this set, pack.json does not name it"
+    assert faults[0] == f"{packed}/train/00001-of-00001.tfrecord: not in the list of pack.json"
     assert faults[1] == f"{shard}: cannot be read (No such file or directory)"

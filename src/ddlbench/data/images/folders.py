@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ddlbench.data.images.index import Index, Layout, open_index, prepare_index
+from ddlbench.data.images.index import FolderLayout, Index, open_index, prepare_index
 from ddlbench.data.images.source import FolderSource, PackedSource, Source
 from ddlbench.data.images.split import DECODERS, ImageSplit
-from ddlbench.data.staging import SPLITS, Part, node_folder
+from ddlbench.data.staging import SPLITS, StagedFiles, node_folder
 from ddlbench.errors import UserError
 from ddlbench.job import Model
 
@@ -28,7 +28,7 @@ class ImageFolders:
 
     cache_dir: where the list of files is kept; None: in root, or with the program's files where root is read-only
     stage_to: folder of each node's own storage to copy the images to before the clock starts; None: read them in root
-    val_limit: validate on so many samples, spread evenly over all classes; None: all
+    val_limit: validate on so many samples, evenly_spaced evenly over all classes; None: all
     decode: pil | torchvision; on_bad_sample: fatal | skip (training takes the next file in its place, validation
         leaves it out of the sums; either way it is named in the log and in the record)
     val_resize: shorter side before validation's centre crop; None: 256/224 of the model's image size
@@ -66,13 +66,13 @@ class ImageFolders:
         if not 0 <= self.flip <= 1:
             raise UserError(f"data.flip={self.flip} must be a probability from 0 to 1")
 
-    def layout(self) -> Layout:
+    def layout(self) -> FolderLayout:
         if self.root is None:
             raise UserError(
                 f"data={self.name} needs data.root=...: a folder with "
                 f"{self.train_dir}/<class>/*.JPEG and {self.val_dir}/<class>/*.JPEG"
             )
-        return Layout(Path(self.root).expanduser(), self.train_dir, self.val_dir)
+        return FolderLayout(Path(self.root).expanduser(), self.train_dir, self.val_dir)
 
     def check(self, model: Model) -> None:
         check_classes(len(self.layout().classes()), model)
@@ -90,7 +90,7 @@ class ImageFolders:
         source, size = self.source(train), model.input_shape()[1:]
         return ImageSplit(
             source=source,
-            chosen=spread(len(source.files), None if train else self.val_limit),
+            chosen=evenly_spaced(len(source.files), None if train else self.val_limit),
             size=(size[0], size[1]),
             train=train,
             seed=seed,
@@ -100,17 +100,17 @@ class ImageFolders:
         )
 
     def source(self, train: bool) -> Source:
-        """As a node reads it: its own copy, if the data are staged."""
+        """As a node reads it: from its own copy if the data are staged."""
         source = self.original(train)
         if self.stage_to is None:
             return source
         copy = node_folder(self.stage_to, self.name, self.digest()) / SPLITS[train]
         return replace(source, where=copy, original=source.where)
 
-    def parts(self) -> list[Part]:
+    def files_to_stage(self) -> list[StagedFiles]:
         assert self.stage_to is not None, "nothing is staged"
         folder = node_folder(self.stage_to, self.name, self.digest())
-        return [self.original(train).part(folder / split) for train, split in SPLITS.items()]
+        return [self.original(train).files_to_stage(folder / split) for train, split in SPLITS.items()]
 
     def digest(self) -> str:
         return self._index().hash
@@ -125,7 +125,7 @@ class ImageFolders:
         return {
             "hash": index.hash,
             "train_samples": len(index.train),
-            "val_samples": len(spread(len(index.val), self.val_limit)),
+            "val_samples": len(evenly_spaced(len(index.val), self.val_limit)),
             "classes": len(index.classes),
         }
 
@@ -155,8 +155,8 @@ class ImageFolders:
         return [v2.PILToTensor()] if self.decode == "pil" else []
 
 
-def spread(samples: int, limit: int | None) -> NDArray[np.int64]:
-    """`limit` of the samples at even distances; as files lie class after class, every class keeps its share."""
+def evenly_spaced(samples: int, limit: int | None) -> NDArray[np.int64]:
+    """`limit` of the samples at even distances; as files are ordered by class, every class keeps its share."""
     if limit is None or limit >= samples:
         return np.arange(samples)
     return np.arange(limit) * samples // limit

@@ -1,4 +1,4 @@
-"""Which image files there are: scanned once, then kept as one compact file, for a million files are slow to list."""
+"""The list of image files: scanned once and kept as one compact file, since listing a million files is slow."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ddlbench.data.images.kept import kept_folder, read_arrays, write_arrays
 from ddlbench.errors import UserError
 
 EXTENSIONS = (".jpg", ".jpeg", ".png")
-VERSION = 1  # of the file's form
+VERSION = 1  # of the file format
 SCANNERS = 16  # threads: a parallel file system answers slowly, but many at once
 
 
@@ -56,7 +56,7 @@ class Index:
 
 
 @dataclass(frozen=True)
-class Layout:
+class FolderLayout:
     """root/<train_dir>/<class>/<image> and root/<val_dir>/<class>/<image>."""
 
     root: Path
@@ -81,7 +81,7 @@ class Layout:
 
 def class_folders(folder: Path) -> list[str]:
     if not folder.is_dir():
-        raise UserError(f"there is no folder {folder}: images lie in {folder}/<class>/*.JPEG")
+        raise UserError(f"there is no folder {folder}: put the images into {folder}/<class>/*.JPEG")
     with os.scandir(folder) as entries:
         names = sorted(entry.name for entry in entries if not entry.name.startswith(".") and _is_folder(entry))
     if not names:
@@ -89,7 +89,7 @@ def class_folders(folder: Path) -> list[str]:
     return names
 
 
-def prepare_index(layout: Layout, cache_dir: str | None) -> Index:
+def prepare_index(layout: FolderLayout, cache_dir: str | None) -> Index:
     """The index as the folders are now: the kept one if no folder changed since, else a new one, which is kept."""
     stamps, kept = folder_stamps(layout), _read(_cache_file(layout, cache_dir))
     if kept is not None and kept[1] == stamps:
@@ -99,20 +99,20 @@ def prepare_index(layout: Layout, cache_dir: str | None) -> Index:
     return index
 
 
-def open_index(layout: Layout, cache_dir: str | None) -> Index:
-    """The index as `prepare_index` left it, without a look at the folders: a thousand ranks may ask at once."""
+def open_index(layout: FolderLayout, cache_dir: str | None) -> Index:
+    """The index as `prepare_index` left it, without reading the folders: a thousand ranks may open it at once."""
     kept = _read(_cache_file(layout, cache_dir))
     return kept[0] if kept else prepare_index(layout, cache_dir)
 
 
-def folder_stamps(layout: Layout) -> list[int]:
+def folder_stamps(layout: FolderLayout) -> list[int]:
     """Modification times of all class folders: a file added, removed or renamed changes its folder's. (A file
     overwritten in its place does not: delete the index then.)"""
     folders = [split / name for split in layout.splits for name in layout.classes()]
     return [folder.stat().st_mtime_ns for folder in (*layout.splits, *folders)]
 
 
-def scan(layout: Layout) -> Index:
+def scan(layout: FolderLayout) -> Index:
     """List every class folder. Memory is about the index's own size. Raises UserError where a folder holds no image."""
     classes, digest = layout.classes(), hashlib.sha256()
     splits: list[Files] = []
@@ -127,7 +127,7 @@ def scan(layout: Layout) -> Index:
         splits.append(columns.files())
     if dangling:
         named = ", ".join(dangling[:3]) + (", ..." if len(dangling) > 3 else "")
-        raise UserError(f"{len(dangling)} image links lead to no file ({named}): restore their files or remove them")
+        raise UserError(f"{len(dangling)} image links point to no file ({named}): restore their files or remove them")
     return Index(tuple(classes), *splits, hash=digest.hexdigest())
 
 
@@ -192,7 +192,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         raise UserError(f"{entry.path} cannot be read ({error.strerror}): restore or remove the link") from error
 
 
-def _cache_file(layout: Layout, cache_dir: str | None) -> Path:
+def _cache_file(layout: FolderLayout, cache_dir: str | None) -> Path:
     key = json.dumps([VERSION, str(layout.root.resolve()), layout.train_dir, layout.val_dir])
     return kept_folder(layout.root, cache_dir) / f"images-{hashlib.sha256(key.encode()).hexdigest()[:16]}.npz"
 

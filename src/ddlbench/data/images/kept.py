@@ -1,4 +1,4 @@
-"""Indices of image sets, kept for the next run as arrays in a file, for a million images are slow to look through."""
+"""Indices of image sets, kept for the next run as arrays in a file: indexing a million images is slow."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def read_arrays(file: Path, names: Iterable[str]) -> dict[str, NDArray[Any]] | N
 
 
 def write_arrays(file: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Under another name first, so that nobody reads half an index. Raises UserError where it cannot be written."""
+    """Under a temporary name first, so that no process reads half an index. UserError where it cannot be written."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as stream:

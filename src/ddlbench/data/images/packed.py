@@ -1,4 +1,4 @@
-"""Packed image sets (packed_index.py), trained on with the recipe of images.py."""
+"""Packed image sets (data/tfrecord/packed.py) as training data, with the crops and flips of data/images/folders.py."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ddlbench.data.images.folders import ImageFolders, check_classes, spread
+from ddlbench.data.images.folders import ImageFolders, check_classes, evenly_spaced
 from ddlbench.data.images.kept import kept_folder
 from ddlbench.data.images.source import PackedSource
 from ddlbench.data.tfrecord.index import open_source, prepare_source
@@ -17,7 +17,7 @@ from ddlbench.job import Model
 
 @dataclass
 class PackedImages(ImageFolders):
-    """ImageFolders whose files lie in TFRecord shards. Checksums of records are not computed while training."""
+    """ImageFolders whose files are in TFRecord shards. Checksums of records are not computed while training."""
 
     mapped = True
 
@@ -25,7 +25,7 @@ class PackedImages(ImageFolders):
         pack = read_manifest(self.folder())
         for key in ("train_dir", "val_dir"):
             if (name := getattr(self, key)) not in pack.splits:
-                raise UserError(f"data.{key}={name} is none of {self.folder()}: choose {' or '.join(pack.splits)}")
+                raise UserError(f"data.{key}={name} is no split of {self.folder()}: choose {' or '.join(pack.splits)}")
         check_classes(len(pack.classes), model)
         self.check_size(model)
 
@@ -35,7 +35,7 @@ class PackedImages(ImageFolders):
         return Path(self.root).expanduser()
 
     def prepare(self) -> None:
-        """Looks through every record, once."""
+        """Reads every record once."""
         for split in (self.train_dir, self.val_dir):
             prepare_source(self.folder(), split, self._cache())
 
@@ -51,7 +51,7 @@ class PackedImages(ImageFolders):
         return {
             "hash": pack.hash,
             "train_samples": len(self.original(True).files),
-            "val_samples": len(spread(len(val), self.val_limit)),
+            "val_samples": len(evenly_spaced(len(val), self.val_limit)),
             "classes": len(pack.classes),
         }
 

@@ -11,7 +11,7 @@ from PIL import Image
 from ddlbench.data.home import home, make_folder
 from ddlbench.data.images.drawing import CLASSES, draw
 from ddlbench.data.images.folders import ImageFolders, check_classes
-from ddlbench.data.images.index import Index, Layout
+from ddlbench.data.images.index import FolderLayout, Index
 from ddlbench.data.processes import in_threads, usual_processes
 from ddlbench.errors import UserError
 from ddlbench.job import Model
@@ -23,9 +23,9 @@ QUALITY = 87  # gives 30 to 155 KB, 89 on average
 
 @dataclass
 class SampleImages(ImageFolders):
-    """ImageFolders that need no data of the user's.
+    """ImageFolders that the program makes itself.
 
-    root: folder that holds the set, made where it is missing; None: the program's own
+    root: folder of the set, made if it is missing; None: the program's own
     sample_train, sample_val: images in each split, the classes taking turns
     """
 
@@ -38,9 +38,9 @@ class SampleImages(ImageFolders):
             if (value := getattr(self, key)) < len(CLASSES):
                 raise UserError(f"data.{key}={value} is too small: there are {len(CLASSES)} classes to fill")
 
-    def layout(self) -> Layout:
+    def layout(self) -> FolderLayout:
         place = Path(self.root).expanduser() if self.root else home()
-        return Layout(place / f"sample_images-v{VERSION}-{self.sample_train}-{self.sample_val}", "train", "val")
+        return FolderLayout(place / f"sample_images-v{VERSION}-{self.sample_train}-{self.sample_val}", "train", "val")
 
     def check(self, model: Model) -> None:
         check_classes(len(CLASSES), model)
@@ -64,7 +64,7 @@ class SampleImages(ImageFolders):
 def make_images(folder: Path, train: int, val: int) -> None:
     """Draw folder/train/<class>/*.JPEG and folder/val/<class>/*.JPEG.
 
-    In threads, not processes: numpy and Pillow leave Python's lock while they work, and nothing must be importable.
+    In threads, not processes: numpy and Pillow release Python's lock while they work, and nothing must be importable.
     """
     jobs = [(folder, split, index) for split, count in (("train", train), ("val", val)) for index in range(count)]
     progress = Progress(enabled=True)

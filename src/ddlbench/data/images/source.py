@@ -1,4 +1,4 @@
-"""Where the bytes of an image set's samples lie: in files of their own, or in the records of a packed set."""
+"""The bytes of the samples of an image set: in separate files, or in the records of a packed set."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddlbench.data.images.index import Files
-from ddlbench.data.staging import Part
+from ddlbench.data.staging import StagedFiles
 from ddlbench.errors import UserError
 
 
 class Source(Protocol):
-    """The images of one split, by their place in the order of classes and names; picklable."""
+    """The images of one split, by their position in the order of classes and names; picklable."""
 
     @property
     def where(self) -> Path:
@@ -27,7 +27,7 @@ class Source(Protocol):
     @property
     def files(self) -> Files: ...
 
-    def part(self, copy: Path) -> Part:
+    def files_to_stage(self, copy: Path) -> StagedFiles:
         """All files of the split, to be copied into the folder `copy`."""
         ...
 
@@ -40,7 +40,7 @@ class Source(Protocol):
         ...
 
     def place(self, i: int) -> str:
-        """For whoever has to mend it."""
+        """For error messages: the file, or the position in a shard."""
         ...
 
 
@@ -53,9 +53,9 @@ class FolderSource:
     files: Files
     original: Path | None = None
 
-    def part(self, copy: Path) -> Part:
+    def files_to_stage(self, copy: Path) -> StagedFiles:
         names = (str(self.path(i).relative_to(self.where)) for i in range(len(self.files)))
-        return Part(self.where, copy, names, len(self.files), int(self.files.sizes.sum()))
+        return StagedFiles(self.where, copy, names, len(self.files), int(self.files.sizes.sum()))
 
     def path(self, i: int) -> Path:
         return self.where / self.classes[self.files.labels[i]] / self.files.name(i)
@@ -64,8 +64,8 @@ class FolderSource:
         try:
             return self.path(i).read_bytes()
         except OSError as error:
-            moved = "has it moved since the data set was indexed?"
-            other = "is data.stage_to the same folder for all ranks of a node?"
+            moved = "check whether it was moved after the data set was indexed"
+            other = "check that data.stage_to is the same folder for all ranks of a node"
             raise UserError(
                 f"cannot read {self.path(i)}: {error.strerror}; {other if self.original else moved}"
             ) from error
@@ -90,12 +90,12 @@ class PackedSource:
     starts: NDArray[np.int64]
     original: Path | None = None
 
-    def part(self, copy: Path) -> Part:
+    def files_to_stage(self, copy: Path) -> StagedFiles:
         sizes = [(self.where / shard).stat().st_size for shard in self.shards]
-        return Part(self.where, copy, self.shards, len(self.shards), sum(sizes))
+        return StagedFiles(self.where, copy, self.shards, len(self.shards), sum(sizes))
 
     def content(self, i: int) -> memoryview:
-        """No copy: whoever looks at the bytes first waits for the disk."""
+        """No copy: the first access to the bytes waits for the disk."""
         start = int(self.starts[i])
         return mapped(self.where / self.shards[self.holders[i]])[start : start + int(self.files.sizes[i])]
 
@@ -109,7 +109,7 @@ class PackedSource:
 
 @cache
 def mapped(path: Path) -> memoryview:
-    """A file as memory, once a process and for good. Raises UserError."""
+    """A file as mapped memory, made once per process and never closed. Raises UserError."""
     try:
         with path.open("rb") as file:
             return memoryview(mmap(file.fileno(), 0, access=ACCESS_READ))

@@ -29,7 +29,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's traini
 
 
 class BadImage(Exception):
-    """A file is there, but no decoder makes a whole image of it."""
+    """A file exists, but cannot be decoded to a complete image."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ class ImageSplit:
         return Fetched(inputs, torch.tensor(labels), torch.tensor(valid), tuple(bad))
 
     def _sample(self, epoch: int, index: int, out: Tensor, bad: list[str]) -> tuple[int, bool]:
-        """Label, validity; the image goes to `out`. Bad files are added to `bad`; in training the next good one stands
-        in."""
+        """Label, validity; the image goes to `out`. Bad files are added to `bad`; in training the next good one
+        replaces it."""
         for offset in range(len(self) if self.train else 1):
             position = (index + offset) % len(self)
             try:
@@ -74,7 +74,9 @@ class ImageSplit:
                 out.copy_(pixels)
                 return self.label(position), True
         if self.train:
-            raise UserError(f"{self.source.where} holds not one image that can be decoded ({len(bad)} tried)")
+            raise UserError(
+                f"none of the {len(bad)} images tried in {self.source.where} could be decoded: check the data set"
+            )
         out.zero_()
         return 0, False
 
@@ -87,11 +89,11 @@ class ImageSplit:
         return int(self.source.files.labels[self.chosen[position]])
 
     def _refuse(self, position: int, error: BadImage) -> str:
-        """The bad file's name, or the end of the run."""
+        """The name of the bad file; UserError unless `skip`."""
         image = int(self.chosen[position])
         if not self.skip:
             raise UserError(
-                f"{self.source.place(image)} cannot be decoded ({error}): mend or remove the file, "
+                f"{self.source.place(image)} cannot be decoded ({error}): replace or remove the file, "
                 f"or leave such samples out with data.on_bad_sample=skip"
             )
         return self.source.name(image)
@@ -167,7 +169,7 @@ def augmentation_seed(seed: int, epoch: int, index: int) -> int:
 
 @contextmanager
 def own_random_stream() -> Generator[None]:
-    """Leave torch's global CPU generator, from which dropout draws, as it was found."""
+    """Restore the state of torch's global CPU generator, from which dropout draws."""
     state = torch.get_rng_state()
     try:
         yield

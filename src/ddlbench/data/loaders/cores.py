@@ -1,4 +1,4 @@
-"""Cores of a rank: how many it has to itself, and how many workers or threads of a loader go with them."""
+"""The cores of a rank, and the default number of a loader's workers or threads."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def default_workers(cores: int, device_type: str, threads: int) -> int:
 
 
 def few_cores(cores: int, workers: int) -> str | None:
-    """What the user of a GPU may have forgotten, though it is no error."""
+    """A remark for users of a GPU; it is not an error."""
     wanted = workers + ON_CUDA
     if cores >= wanted:
         return None

@@ -1,7 +1,7 @@
-"""NVIDIA DALI over images: it reads, decodes and augments in threads of its own, on the CPU or the GPU.
+"""NVIDIA DALI over images: its own threads read, decode and augment, on the CPU or the GPU.
 
-Order, shares and the last batch are replica_feed.py's, as for every loader. Crops and flips are drawn by DALI: from the
-same distribution as the native loader's, from another stream (docs/adr/0011).
+replica_feed.py decides the order, the samples of each rank and the last batch, as for every loader. DALI draws crops
+and flips, from the same distribution as the native loader, with another random stream (docs/adr/0011).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ddlbench.data.images.folders import ImageFolders
 from ddlbench.data.images.source import FolderSource, Source
 from ddlbench.data.images.split import BadImage, ImageSplit, augmentation_seed, decode_image
 from ddlbench.data.loaders.cores import default_workers
-from ddlbench.data.loaders.dali_graph import DEVICES, Graph, first_bad, library, pipeline
+from ddlbench.data.loaders.dali_graph import DEVICES, Graph, first_bad, import_dali, pipeline
 from ddlbench.data.loaders.replica_feed import Key, ReplicaFeed
 from ddlbench.errors import Unsupported, UserError
 from ddlbench.job import Model
@@ -33,7 +33,7 @@ from ddlbench.job import Model
 @dataclass
 class Dali:
     """device: cpu | gpu (decodes on the CPU) | mixed (decodes on the GPU too); None: mixed on a GPU, else cpu
-    threads: of a pipeline, one a rank and split; None: as cores.py says; prefetch: batches it keeps ready
+    threads: of a pipeline, one per rank and split; None: as in cores.py; prefetch: batches it keeps ready
     fused_crop: decode no more of a training image than its crop
     """
 
@@ -54,19 +54,19 @@ class Dali:
 
     def check(self, dataset: Dataset, model: Model) -> None:
         if not isinstance(dataset, ImageFolders):
-            raise Unsupported(f"loader=dali reads sets of images, data={dataset.name} is none: choose loader=native")
+            raise Unsupported(f"loader=dali reads only images, and data={dataset.name} has none: choose loader=native")
         if dataset.on_bad_sample == "skip":
             raise Unsupported(
-                "loader=dali cannot skip bad images, one ends its pipeline: mend them with data.on_bad_sample=fatal, "
-                "or choose loader=native"
+                "loader=dali cannot skip images that cannot be decoded (data.on_bad_sample=skip): "
+                "repair the data set and set data.on_bad_sample=fatal, or choose loader=native"
             )
         if dataset.decode != "pil":
-            raise Unsupported(f"loader=dali has a decoder of its own: leave out data.decode={dataset.decode}")
+            raise Unsupported(f"loader=dali uses its own decoder: remove data.decode={dataset.decode}")
         if self.device in ("gpu", "mixed") and not torch.cuda.is_available():
             raise Unsupported(
-                f"loader.device={self.device} needs an NVIDIA GPU, none is here: choose loader.device=cpu"
+                f"loader.device={self.device} needs an NVIDIA GPU, and none is visible: choose loader.device=cpu"
             )
-        library()
+        import_dali()
 
     def open(self, dataset: Dataset, request: Request) -> ReplicaFeed:
         assert isinstance(dataset, ImageFolders)
@@ -133,7 +133,7 @@ class DaliReader:
         pipeline, self._pipeline = self._pipeline or self._build(self._images), None
         while (images := self._next(pipeline)) is not None:
             yield self._fetched(images)
-        while self._images.under_way:  # an empty batch, which DALI has not seen
+        while self._images.in_flight:  # an empty batch, which DALI has not seen
             yield self._fetched(torch.zeros(0, 3, *self.split.size))
         pipeline.reset()
         self._pipeline = pipeline  # not kept where an epoch was left in the middle
@@ -155,50 +155,50 @@ class DaliReader:
         return tensor.permute(0, 3, 1, 2) if self._channels_last else tensor
 
     def _fetched(self, images: Tensor) -> Fetched:
-        labels = [self.split.label(position) for position in self._images.under_way.popleft()]
+        labels = [self.split.label(position) for position in self._images.in_flight.popleft()]
         return Fetched(images, torch.tensor(labels, dtype=torch.int64), torch.ones(len(labels), dtype=torch.bool))
 
     def _explained(self, error: RuntimeError) -> Exception:
-        """DALI does not say which of the files under way it could not decode."""
-        source, under_way = self.split.source, chain.from_iterable(self._images.under_way)
-        images = [int(self.split.chosen[position]) for position in under_way]
-        bad = self._first_bad(handed(source, image) for image in images)
-        return error if bad is None else complaint(source, images[bad])
+        """DALI does not say which of the files in its queue it could not decode."""
+        source, in_flight = self.split.source, chain.from_iterable(self._images.in_flight)
+        images = [int(self.split.chosen[position]) for position in in_flight]
+        bad = self._first_bad(external_input(source, image) for image in images)
+        return error if bad is None else decode_error(source, images[bad])
 
 
 class Images:
-    """What a pipeline draws images from, a list a batch. It is ahead of the batches that come out."""
+    """The source of a pipeline's images, one list per batch. It is ahead of the batches that the pipeline returns."""
 
     def __init__(self, split: ImageSplit) -> None:
         self._split = split
         self._batches: Iterable[list[Key]] = ()
-        self.under_way: deque[list[int]] = deque()  # positions in the split, batch by batch
+        self.in_flight: deque[list[int]] = deque()  # positions in the split, batch by batch
 
     def begin(self, batches: Iterable[list[Key]]) -> None:
         self._batches = batches
-        self.under_way.clear()
+        self.in_flight.clear()
 
     def __iter__(self) -> Iterator[list[NDArray[np.uint8]]]:
         source, chosen = self._split.source, self._split.chosen
         for keys in self._batches:
             positions = [index for _, index in keys]
-            self.under_way.append(positions)
+            self.in_flight.append(positions)
             if positions:
-                yield [handed(source, int(chosen[position])) for position in positions]
+                yield [external_input(source, int(chosen[position])) for position in positions]
 
 
-def handed(source: Source, i: int) -> NDArray[np.uint8]:
-    """A file's name or a view into a packed set: either way DALI's threads are the first that wait for the disk."""
+def external_input(source: Source, i: int) -> NDArray[np.uint8]:
+    """A file's name or a view into a packed set: in both cases DALI's threads are the first that wait for the disk."""
     named = isinstance(source, FolderSource)
     return np.frombuffer(os.fsencode(source.path(i)) if named else source.content(i), np.uint8)
 
 
-def complaint(source: Source, i: int) -> UserError:
-    """In Pillow's words, for DALI has none that say more than that."""
+def decode_error(source: Source, i: int) -> UserError:
+    """With Pillow's message: DALI's does not say what is wrong."""
     try:
         decode_image(source.content(i), "pil")
     except BadImage as error:
-        return UserError(f"{source.place(i)} cannot be decoded ({error}): mend or remove the file")
+        return UserError(f"{source.place(i)} cannot be decoded ({error}): replace or remove the file")
     except UserError as error:
         return error
     return UserError(

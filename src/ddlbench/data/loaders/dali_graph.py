@@ -1,4 +1,4 @@
-"""What DALI does to image files: the recipe of images.py in DALI's operators, on the CPU, the GPU or both."""
+"""DALI operators from image files to batches: the crops and flips of data/images/folders.py, on CPU, GPU or both."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEVICES = ("cpu", "gpu", "mixed")
 ATTEMPTS = 10  # at a crop that fits, as torchvision
 
 
-def library() -> Any:
+def import_dali() -> Any:
     """The module; Unavailable where it cannot be imported."""
     try:
         for module in ("fn", "math", "types"):
@@ -32,7 +32,7 @@ class Graph:
     """Operators from files to normalised images, to be called within a pipeline.
 
     size: (H, W) of a model's input; device: cpu | gpu (decoded on the CPU, the rest on the GPU) | mixed (all on the
-    GPU); fused_crop: decode no more of a training image than its crop; named: given are the files' names, not their
+    GPU); fused_crop: decode no more of a training image than its crop; named: the input is the files' names, not their
     content
     """
 
@@ -51,13 +51,13 @@ class Graph:
 
     def decoded(self, files: Any) -> Any:
         """Whole images, whatever their sizes."""
-        return library().fn.decoders.image(self._encoded(files), **self._decoder())
+        return import_dali().fn.decoders.image(self._encoded(files), **self._decoder())
 
     def _encoded(self, files: Any) -> Any:
-        return library().fn.io.file.read(files) if self.named else files
+        return import_dali().fn.io.file.read(files) if self.named else files
 
     def _train(self, encoded: Any) -> Any:
-        fn = library().fn
+        fn = import_dali().fn
         crop = {
             "random_area": self.data.crop_scale,
             "random_aspect_ratio": self.data.crop_ratio,
@@ -73,7 +73,7 @@ class Graph:
 
     def _validation(self, encoded: Any) -> Any:
         """Sizes are rounded as torchvision rounds them: half a pixel is most of what a comparison would find."""
-        dali = library()
+        dali = import_dali()
         fn, shape = dali.fn, dali.fn.peek_image_shape(encoded, adjust_orientation=False)
         sides = [
             shape[axis] * self.data.shorter_side(self.size) // dali.math.min(shape[0], shape[1]) for axis in (0, 1)
@@ -89,17 +89,17 @@ class Graph:
 
     def _decoder(self) -> dict[str, Any]:
         """Pillow neither turns images by their EXIF tag nor decodes with a coarse upsampling of colours."""
-        types = library().types
+        types = import_dali().types
         how = {"output_type": types.RGB, "adjust_orientation": False, "jpeg_fancy_upsampling": True}
         return {"device": "mixed" if self.device == "mixed" else "cpu", **how}
 
     def _triangular(self) -> dict[str, Any]:
         """Antialiased where it shrinks: Pillow's and torchvision's "bilinear"."""
-        return {"interp_type": library().types.INTERP_TRIANGULAR}
+        return {"interp_type": import_dali().types.INTERP_TRIANGULAR}
 
     def _normalised(self, images: Any, mirror: Any) -> Any:
         """On the GPU where the images are wanted there: as uint8 they take a quarter of the copying."""
-        dali = library()
+        dali = import_dali()
         return dali.fn.crop_mirror_normalize(
             images.gpu() if self.to_gpu else images,
             dtype=dali.types.FLOAT,
@@ -138,9 +138,10 @@ def first_bad(graph: Graph, files: Iterable[Any], **settings: Any) -> int | None
 
 
 def _pipeline(graph: Graph, files: Iterable[Any], output: Callable[[Any], Any], settings: dict[str, Any]) -> Any:
-    dali = library()
+    dali = import_dali()
     made = dali.Pipeline(**settings)
-    # Names are gone when DALI looks at them; the pages of a packed set stay, and are not to be touched before.
+    # Names no longer exist when DALI reads them, so they are copied. The pages of a packed set stay, and a copy would
+    # read them.
     how = {"batch": True, "cycle": "raise", "ndim": 1, "dtype": dali.types.UINT8, "no_copy": not graph.named}
     with made:
         made.set_outputs(output(dali.fn.external_source(source=files, **how)))

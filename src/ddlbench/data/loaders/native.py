@@ -1,4 +1,4 @@
-"""PyTorch's own DataLoader, over any data set: worker processes read whole batches, each epoch's keys sent to them."""
+"""PyTorch's own DataLoader for every data set: worker processes read whole batches, from the keys of each epoch."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 @dataclass
 class Native:
-    """workers: processes a rank and split; None: as cores.py says where samples are decoded or tokenised, else 0: the
-        rank reads, for slicing a memory map is done sooner than sent
+    """workers: processes per rank and split; None: as in cores.py if samples are decoded or tokenised, else 0: the
+        rank reads, since slicing a memory map is faster than sending the result
     prefetch: batches each worker keeps ready; pin_memory: page-locked batches, on CUDA devices only
     persistent: keep the workers between epochs; start_method: of the workers, None: Python's default
     """
@@ -47,9 +47,9 @@ class Native:
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 0:
-            raise UserError(f"loader.workers={self.workers} must not be negative; null: as the data needs")
+            raise UserError(f"loader.workers={self.workers} must not be negative: 0 or more, or null for the default")
         if self.prefetch < 1:
-            raise UserError(f"loader.prefetch={self.prefetch} must be 1 or more batches a worker")
+            raise UserError(f"loader.prefetch={self.prefetch} must be 1 or more batches per worker")
         if self.start_method not in (None, *START_METHODS):
             raise UserError(
                 f"loader.start_method={self.start_method} is unknown: choose null or one of {', '.join(START_METHODS)}"
@@ -80,13 +80,13 @@ class Reader:
     def __init__(self, split: Split, settings: Native, normalize: bool) -> None:
         self.split = split
         self._keys = EpochKeys()
-        self._loader: DataLoader[Any] = data_loader(Courier(split, normalize), self._keys, settings)
+        self._loader: DataLoader[Any] = data_loader(SplitInWorker(split, normalize), self._keys, settings)
         self._iterator: Any = None
 
     def read(self, batches: Iterable[list[Key]]) -> Iterator[Fetched]:
         """The batches in their order; for an empty list of keys, no samples of the right shape.
 
-        Raises what the split raised, as itself.
+        Raises the error that the split raised.
         """
         self._keys.batches = batches
         self._iterator = iter(self._loader)
@@ -96,7 +96,7 @@ class Reader:
             yield Fetched(*answer)
 
     def close(self) -> None:
-        """Stop the workers now: whoever still holds an iterator or a traceback would keep them alive."""
+        """Stop the workers now: an iterator or a traceback that still exists would keep them alive."""
         stop = getattr(self._iterator, "_shutdown_workers", None)
         if stop is not None:
             stop()
@@ -113,8 +113,8 @@ class EpochKeys:
 
 
 @dataclass(frozen=True)
-class Courier:
-    """A split as workers see it. Its errors travel as values: raised in a worker, they would arrive as a traceback."""
+class SplitInWorker:
+    """A split in a worker process. It returns errors as values: a raised error would reach the rank as a traceback."""
 
     split: Split
     normalize: bool
@@ -135,7 +135,7 @@ def nothing_of(split: Split) -> Fetched:
     return Fetched(one.inputs[:0], one.targets[:0], one.valid[:0])
 
 
-def data_loader(courier: Courier, keys: EpochKeys, settings: Native) -> DataLoader[Any]:
+def data_loader(split: SplitInWorker, keys: EpochKeys, settings: Native) -> DataLoader[Any]:
     workers = settings.workers or 0
     parallel: dict[str, Any] = {
         "multiprocessing_context": settings.start_method,
@@ -144,7 +144,7 @@ def data_loader(courier: Courier, keys: EpochKeys, settings: Native) -> DataLoad
         "worker_init_fn": begin_worker,
     }
     return DataLoader(
-        courier,  # pyright: ignore[reportArgumentType]  # DataLoader asks for no more than __getitems__
+        split,  # pyright: ignore[reportArgumentType]  # DataLoader asks for no more than __getitems__
         batch_sampler=keys,
         num_workers=workers,
         collate_fn=as_it_is,
@@ -160,8 +160,8 @@ def as_it_is(answer: Any) -> Any:
 
 def begin_worker(_: int) -> None:
     """The rank decides when to stop: a signal sent to the whole job must neither run the rank's handlers, inherited by
-    fork, nor make a worker's death look like the failure. (DataLoader itself sets one thread a worker.) Freed memory
-    it keeps, as a rank on the CPU does (ADR 6)."""
+    fork, nor make a worker's death look like the failure. (DataLoader itself sets one thread a worker.) It keeps
+    freed memory, as a rank on the CPU does (ADR 6)."""
     signal.set_wakeup_fd(-1)  # the rank's: what a forked worker receives would end the rank
     for name in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(name, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""A replica's share of each epoch: what every loader of real samples does alike, whoever reads and decodes them."""
+"""A replica's samples of each epoch. Every loader of real samples uses this; only reading and decoding differ."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class SplitReader(Protocol):
-    """Reads one split ahead of its reader."""
+    """Reads the batches of one split in advance."""
 
     @property
     def split(self) -> Split: ...
@@ -35,7 +35,7 @@ class SplitReader(Protocol):
 
 
 class ReplicaFeed:
-    """settings: of the loader, as the record shall have them."""
+    """settings: of the loader, for the record."""
 
     def __init__(
         self, train: SplitReader, validation: SplitReader, request: Request, settings: Mapping[str, Any]

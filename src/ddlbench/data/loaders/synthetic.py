@@ -1,4 +1,4 @@
-"""Batches that cost nothing: made once on the device, yielded again and again. The upper bound of every loader."""
+"""Batches without input cost: made once on the device and yielded again. The upper bound of every loader."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ddlbench.job import Batch, Model
 class Synthetic:
     """As many samples and steps as the data set would give, all of them random numbers.
 
-    train_samples, val_samples: so many instead; None: as the data set has
+    train_samples, val_samples: number of samples; None: as in the data set
     """
 
     name: str
@@ -31,10 +31,10 @@ class Synthetic:
         for key, least in (("train_samples", 1), ("val_samples", 0)):
             value = getattr(self, key)
             if value is not None and value < least:
-                raise UserError(f"loader.{key}={value} must be at least {least}; null: as the data set has")
+                raise UserError(f"loader.{key}={value} must be at least {least}, or null for all samples")
 
     def check(self, dataset: Dataset, model: Model) -> None:
-        """Stands in for every data set."""
+        """Replaces every data set."""
 
     def open(self, dataset: Dataset, request: Request) -> SyntheticFeed:
         def samples(train: bool) -> int:
@@ -67,7 +67,7 @@ class SyntheticFeed:
         self._batches.clear()
 
     def _batch(self, valid: int) -> Batch | None:
-        """A full batch of which the first `valid` samples count, made when first asked for."""
+        """A full batch of which the first `valid` samples count, made at its first use."""
         if not self._request.place.reads_data:
             return None
         if valid not in self._batches:

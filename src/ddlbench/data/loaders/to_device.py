@@ -6,13 +6,13 @@ arrive as uint8, a quarter of the bytes, and two streams share the work:
     side stream:     copy 0 | copy 1 | copy 2 ...
     compute stream:  wait for copy 0, normalise 0, step 0 | wait for copy 1, normalise 1, step 1 | ...
 
-The host sends batch n + 1 before it hands out batch n, so that the copy runs while the device computes on batch n. What
-the compute stream waits for its batch is the data wait of measure/clock.py. An epoch asks its loader for the first
-batch when it is itself asked for it: no batch is fetched before the clock of its epoch runs.
+The host starts the copy of batch n + 1 before it returns batch n, so that the copy runs while the device computes on
+batch n. The time that the compute stream waits for its batch is the data wait of measure/clock.py. An epoch requests
+the first batch from its loader when its own first batch is requested: no batch is fetched before its clock runs.
 
 Memory of the device: a copy belongs to the side stream; `record_stream` keeps its memory from later copies until the
 compute stream has done with it. Memory of the host: torch's allocator of pinned memory notes the stream of each copy,
-and hands the memory out again after the copy; of other memory CUDA takes what it copies before the call returns.
+and reuses the memory after the copy; of other memory CUDA takes what it copies before the call returns.
 """
 
 from __future__ import annotations

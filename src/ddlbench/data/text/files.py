@@ -18,7 +18,7 @@ PAIRS = (("wiki.train.raw", "wiki.valid.raw"), ("wiki.train.tokens", "wiki.valid
 def find_texts(root: str | None, train: str | None, valid: str | None) -> tuple[Path, Path]:
     """Training and validation text in `root`, under the names given or else a pair of PAIRS.
 
-    Raises UserError that tells the layout where something is missing.
+    Raises UserError with the expected files where something is missing.
     """
     pairs = [(train, valid)] if train and valid else list(PAIRS)
     layout = "; or ".join(" and ".join(pair) for pair in pairs)
@@ -60,12 +60,12 @@ def token_path(text: Path, tokenizer_hash: str, cache_dir: str | None) -> Path:
 
 
 def is_made(text: Path, target: Path) -> bool:
-    """Whether there is a token file to open. Without its index it is an interrupted maker's and counts for nothing."""
+    """Whether there is a token file to open. One without an index is incomplete and does not count."""
     return text == target or target.with_suffix(".json").exists()
 
 
 def is_current(text: Path, target: Path) -> bool:
-    """Whether the token file is of this very text. Only a text that was touched, or copied, is read to find out."""
+    """Whether the token file is of this very text. The text is read only if its modification time has changed."""
     if text == target:
         return True
     if not is_made(text, target):

@@ -1,7 +1,7 @@
-"""A text that is tokenised while it is read: whoever asks for a window reads its lines from the raw text, and tokenises
-them anew every time. The tokens are those of the token file, for both are made line by line (tokenize.py).
+"""A text that is tokenised while it is read: each read of a window reads its lines from the raw text and tokenises them
+again. The tokens equal those of the token file, since both are made line by line (tokenize.py).
 
-A table that is made with the token file tells where a window is:
+A table that is made with the token file has the position of each line:
 
     NAME.lines    [lines + 1, 2] little-endian int64: where each line begins, in bytes and in tokens; then the ends
 
@@ -25,7 +25,7 @@ from ddlbench.data.text.tokenize import ROW, TextTokenizer, TokenizerFiles, on_o
 from ddlbench.errors import UserError
 
 
-def has_table(target: Path) -> bool:
+def has_line_table(target: Path) -> bool:
     """Whether a token file, which must be there, has a table of its lines: older ones have none."""
     return _table(TokenFile.open(target)) is not None
 
@@ -48,7 +48,7 @@ class RawText:
         if table is None:
             raise UserError(
                 f"there is no table {table_path(self.file.path)} of the lines of {self.path} on this node: "
-                f"give data.cache_dir= a folder that all nodes share with the one that made it"
+                f"set data.cache_dir=FOLDER to one that all nodes share"
             )
         on_one_thread()
         return RawTokens(self.path, table, self.tokenizer.load())
@@ -69,7 +69,7 @@ class RawTokens:
             with self.path.open("rb", buffering=0) as text:
                 return np.stack([self._stretch(text, row[0], row[-1])[row - row[0]] for row in positions])
         except OSError as error:
-            raise UserError(f"cannot read {self.path}: {error.strerror}; has it moved?") from error
+            raise UserError(f"cannot read {self.path} ({error.strerror}): check whether it was moved") from error
 
     def _stretch(self, text: BinaryIO, first: int, last: int) -> NDArray[Any]:
         """The tokens first..last, cut from those of the lines that hold them."""
@@ -81,7 +81,7 @@ class RawTokens:
         if len(tokens) != after - before:
             raise UserError(
                 f"{self.path} has {len(tokens)} tokens in bytes {start} to {stop}, it had {after - before}: "
-                f"it was changed since it was looked through; start again"
+                f"the text changed after it was indexed: restart to index it again"
             )
         return tokens[first - before : last + 1 - before]
 

@@ -1,4 +1,4 @@
-"""Real English text that every Python carries, with a tokenizer trained on it: made on first use, nothing downloaded.
+"""English text from Python's own documentation, with a tokenizer trained on it: made at its first use, no download.
 
 The text is the language reference as the interactive help has it (pydoc_data.topics, under Python's licence), about
 half a megabyte that differs between Python versions, hence the version in the folder's name and the hash in records.
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ddlbench.data.home import home, make_folder
-from ddlbench.data.staging import Part
+from ddlbench.data.staging import StagedFiles
 from ddlbench.data.text.tokens import TokenText
 from ddlbench.data.text.windows import TokenSplit
 from ddlbench.errors import UserError
@@ -75,8 +75,8 @@ class SampleText:
     def describe(self) -> dict[str, Any]:
         return self._ready().describe()
 
-    def parts(self) -> list[Part]:
-        return self._ready().parts()
+    def files_to_stage(self) -> list[StagedFiles]:
+        return self._ready().files_to_stage()
 
     def folder(self) -> Path:
         """Where the set is, e.g. ~/.cache/ddlbench/sample_text-v1-py3.11.7-bpe2048."""
@@ -93,7 +93,7 @@ class SampleText:
         return replace(text, stage_to=self.stage_to)
 
     def _make(self, folder: Path) -> None:
-        train, valid = parted(topics())
+        train, valid = split_paragraphs(topics())
         (folder / "train.txt").write_bytes(train.encode())
         (folder / "valid.txt").write_bytes(valid.encode())
         train_bpe(train, self.vocab_size, folder)
@@ -106,13 +106,13 @@ def topics() -> dict[str, str]:
         from pydoc_data import topics as module
     except ImportError as error:
         raise UserError(
-            f"this Python ({platform.python_version()}) comes without pydoc_data, the text of data=sample_text: "
+            f"this Python ({platform.python_version()}) has no module pydoc_data, the text of data=sample_text: "
             f"use another Python, or text of your own with data=wikitext2 data.root=FOLDER"
         ) from error
     return module.topics
 
 
-def parted(prose: dict[str, str]) -> tuple[str, str]:
+def split_paragraphs(prose: dict[str, str]) -> tuple[str, str]:
     """Training and validation text: the last tenth of the paragraphs, in the order of their topics, validates.
 
     The help repeats a fifth of its paragraphs under several topics. Each is kept once, where it comes first, so that

@@ -4,7 +4,7 @@ Random access to any window costs one page fault at most and no tokenising, howe
 Megatron-LM's indexed datasets made usual (Shoeybi et al. 2019, "Megatron-LM"), for one continuous text.
 
     NAME.bin    the tokens, little-endian uint16, or uint32 for vocabularies above 65,536
-    NAME.json   TokenIndex: written last, so that an index stands for a whole token file
+    NAME.json   TokenIndex: written last: a token file without it is incomplete
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def smallest_dtype(vocab_size: int) -> str:
 def write_tokens(path: Path, chunks: Iterable[NDArray[Any]], dtype: str) -> tuple[int, str]:
     """Write the chunks one after another; the number of tokens and their sha256. The index must follow.
 
-    Of two makers at once each replaces the other's file with the same bytes, which no reader can tell.
+    Of two processes at once each replaces the other's file with the same bytes, which does not disturb a reader.
     """
     tokens, digest = 0, hashlib.sha256()
     with replacing(path) as file:
@@ -116,7 +116,7 @@ def _read_index(path: Path) -> TokenIndex:
 
 
 def _again(path: Path) -> str:
-    return f"copy it again if it is a copy, else delete it and {path.with_suffix('.json').name} and it is made again"
+    return f"if it is a copy, copy it again; else delete it and {path.with_suffix('.json').name}, and it is made again"
 
 
 def _stored(dtype: str) -> np.dtype[Any]:

@@ -99,7 +99,7 @@ class TextTokenizer:
 def gpt2_tokenizer(vocab: Path, merges: Path) -> Tokenizer:
     """GPT-2's byte-level BPE (Radford et al. 2019, section 2.2) from its two files.
 
-    Raises UserError where a byte has no token: the library would leave such bytes out without a word.
+    Raises UserError where a byte has no token: the library would silently omit such bytes.
     """
     tokenizer = Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -144,7 +144,7 @@ def tokenize_file(source: Path, tokenizer: TextTokenizer, target: Path, chunk_by
 
 
 def encoded(chunks: Iterable[list[str]], tokenizer: TextTokenizer, table: BinaryIO) -> Iterator[NDArray[Any]]:
-    """The tokens of each chunk; in passing, `table` is written (rawtext.py)."""
+    """The tokens of each chunk; the table of lines is written to `table` at the same time (data/text/raw.py)."""
     end = np.zeros(2, dtype=ROW)
     table.write(end.tobytes())
     for lines in chunks:
@@ -171,7 +171,7 @@ def on_all_threads() -> Generator[None]:
 
 
 def on_one_thread() -> None:
-    """From now on the library takes no threads: a rank, and each of its loader workers, stands for one core."""
+    """From now on the library uses no threads: a rank, and each of its loader workers, uses one core."""
     os.environ[THREADS] = "false"
 
 

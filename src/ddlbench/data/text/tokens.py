@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ddlbench.data.staging import SPLITS, Part, node_folder
+from ddlbench.data.staging import SPLITS, StagedFiles, node_folder
 from ddlbench.data.text.files import find_texts, find_tokenizer, is_current, is_made, token_path
-from ddlbench.data.text.raw import RawText, has_table
+from ddlbench.data.text.raw import RawText, has_line_table
 from ddlbench.data.text.tokenfile import TokenFile
 from ddlbench.data.text.tokenize import TextTokenizer, TokenizerFiles, table_path, tokenize_file
 from ddlbench.data.text.windows import TokenSplit
@@ -78,7 +78,7 @@ class TokenText:
                 replace(self, stage_to=None).split(train, model, seed=0)
 
     def prepare(self) -> None:
-        """Tokenise what has not been tokenised yet. Makers at once do the same work and leave the same files."""
+        """Tokenise texts without a current token file. Processes that do so at the same time write the same files."""
         stale = [part for part in self._files().values() if not self._is_ready(*part)]
         files = self._tokenizer_files()
         if stale and files:
@@ -122,10 +122,10 @@ class TokenText:
             "vocab_size": train.vocab_size,
         }
 
-    def parts(self) -> list[Part]:
+    def files_to_stage(self) -> list[StagedFiles]:
         folders = {train: self._here(train) for train in SPLITS}
         return [
-            Part(file.parent, folders[train], [file.name], 1, file.stat().st_size)
+            StagedFiles(file.parent, folders[train], [file.name], 1, file.stat().st_size)
             for train, made in self._files().items()
             for file in self._read(*made)
         ]
@@ -160,7 +160,7 @@ class TokenText:
         }
 
     def _is_ready(self, text: Path, target: Path) -> bool:
-        return is_current(text, target) and (self.mapped or has_table(target))
+        return is_current(text, target) and (self.mapped or has_line_table(target))
 
     def _texts(self) -> tuple[Path, Path]:
         return find_texts(self.root, self.train, self.valid)
@@ -177,7 +177,7 @@ class TokenText:
         if not is_made(text, target):
             raise UserError(
                 f"there is no token file {target} of {text} on this node: "
-                f"give data.cache_dir= a folder that all nodes share with the one that made it"
+                f"set data.cache_dir=FOLDER to one that all nodes share"
             )
         file = TokenFile.open(target)
         if files:

@@ -48,7 +48,7 @@ class TokenSplit:
 
     @cached_property
     def tokens(self) -> NDArray[Any] | RawTokens:
-        """The whole text, mapped or tokenised where it is asked for: [tokens]."""
+        """The whole text, mapped, or tokenised at each access: [tokens]."""
         return self.file.read()
 
     def __getstate__(self) -> dict[str, Any]:

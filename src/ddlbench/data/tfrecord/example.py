@@ -52,7 +52,7 @@ def number_of(data: memoryview, feature: Extent) -> int:
 def one(data: memoryview, message: Extent, number: int) -> Extent:
     found = list(fields(data, message, number))
     if len(found) != 1:
-        raise ValueError(f"{len(found)} fields of number {number} where 1 belongs")
+        raise ValueError(f"{len(found)} fields of number {number} where 1 is expected")
     return found[0]
 
 

@@ -2,10 +2,10 @@
 
     pack.json                      classes, hash, and of each shard its file, samples and bytes
     train/00000-of-00009.tfrecord  a tf.train.Example an image: image/encoded, image/class/label, image/filename
-    train/00000-of-00009.idx       a line "offset size" a record
+    train/00000-of-00009.idx       one line "offset size" per record
 
-Images are numbered by class and name, as in the folders they came from (image_index.py) and wherever they lie in the
-shards: an epoch has the order that it has over the folders.
+Images are numbered by class and name, as in their original folders (data/images/index.py), wherever they are in the
+shards. So an epoch has the same order as over the folders.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A packed image set: the files of image folders, byte for byte, in a few large TFRecord files.
 
-    pack.json                      what the set holds; written last, so that it stands for a whole set
+    pack.json                      what the set holds; written last: a set without it is incomplete
     train/00000-of-00009.tfrecord  a shard: one tf.train.Example an image
     train/00000-of-00009.idx       DALI's index of the shard
     val/...
@@ -44,13 +44,13 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class Split:
+class PackedSplit:
     samples: int
     bytes: int
     shards: tuple[Shard, ...]
 
     @classmethod
-    def of(cls, shards: tuple[Shard, ...]) -> Split:
+    def of(cls, shards: tuple[Shard, ...]) -> PackedSplit:
         return cls(sum(shard.samples for shard in shards), sum(shard.bytes for shard in shards), shards)
 
 
@@ -61,7 +61,7 @@ class Pack:
     format: int
     hash: str
     classes: tuple[str, ...]
-    splits: Mapping[str, Split]
+    splits: Mapping[str, PackedSplit]
 
     @property
     def shards(self) -> list[Shard]:
@@ -125,7 +125,7 @@ def open_pack(folder: Path) -> Pack:
 
 
 def index_fault(shard: Path, known: Shard) -> str | None:
-    """What is wrong with the index of a shard, as far as one can tell without the shard's content."""
+    """What is wrong with the index of a shard, as far as it can be checked without the shard's content."""
     path = index_path(shard)
     spans = index_of(path)
     if isinstance(spans, str):
@@ -161,7 +161,7 @@ def read_manifest(folder: Path) -> Pack:
         content = json.loads(path.read_bytes())
     except OSError as error:
         begun = (folder / UNFINISHED).is_file()
-        remedy = "its packing was not finished: pack it again" if begun else "is it the folder of a packed image set?"
+        remedy = "it was not packed completely: pack it again" if begun else "give the folder of a packed image set"
         raise UserError(f"{path} cannot be read ({error.strerror}); {remedy}") from error
     except ValueError as error:
         raise UserError(f"{path} is not JSON ({error}): {_again()}") from error
@@ -170,7 +170,7 @@ def read_manifest(folder: Path) -> Pack:
         raise UserError(f"{path} has format {version}, this version reads {FORMAT}: {_again()}")
     try:
         shards = {name: tuple(Shard(**shard) for shard in content["splits"][name]["shards"]) for name in SPLITS}
-        splits = {name: Split.of(shards[name]) for name in SPLITS}
+        splits = {name: PackedSplit.of(shards[name]) for name in SPLITS}
         return Pack(version, content["hash"], tuple(content["classes"]), splits)
     except (KeyError, TypeError) as error:
         raise UserError(f"{path} does not describe a packed image set ({error!r}): {_again()}") from error
@@ -182,4 +182,4 @@ def write_manifest(folder: Path, pack: Pack) -> None:
 
 
 def _again() -> str:
-    return "copy the set again if it is a copy, else pack it again, which mends what is damaged"
+    return "if the set is a copy, copy it again; else pack it again, which repairs damaged shards"

@@ -56,22 +56,22 @@ def read_record(file: BinaryIO, offset: int, end: int) -> bytes:
     file.seek(offset)
     head = file.read(HEAD.size)
     if len(head) < HEAD.size:
-        raise BadRecord(f"cut short, the file ends {len(head)} bytes into its head", None)
+        raise BadRecord(f"cut short, the file ends after {len(head)} bytes of its header", None)
     length, check = HEAD.unpack(head)
     if check != masked_crc(head[:8]):
-        raise BadRecord(f"its length ({length}) does not have its checksum", None)
+        raise BadRecord(f"its length ({length}) does not match its checksum", None)
     after = offset + length + FRAME
     if after > end:
         raise BadRecord(f"cut short, {after - end} of its {length + FRAME} bytes are missing", None)
     payload = file.read(length)
     if FOOT.unpack(file.read(FOOT.size))[0] != masked_crc(payload):
-        raise BadRecord("its payload does not have its checksum", after)
+        raise BadRecord("its payload does not match its checksum", after)
     return payload
 
 
 def walk(path: Path, spans: Sequence[Span] = ()) -> Iterator[tuple[int, bytes | BadRecord]]:
-    """(offset, payload or what is wrong) of every record. Behind a length that is damaged the walk goes on where
-    `spans`, an index of the file, has its next record, and ends where it has none."""
+    """(offset, payload or what is wrong) of every record. After a damaged length it continues at the next record
+    of `spans`, an index of the file, or ends if there is none."""
     end, offset = path.stat().st_size, 0
     with path.open("rb") as file:
         while offset < end:

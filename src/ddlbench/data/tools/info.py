@@ -1,20 +1,20 @@
-"""What lies in a folder or file: image folders, a packed image set, or tokens."""
+"""Describes a folder or file: image folders, a packed image set, or tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
-from ddlbench.data.images.index import Files, Layout, prepare_index
+from ddlbench.data.images.index import Files, FolderLayout, prepare_index
 from ddlbench.data.text.tokenfile import TokenFile
 from ddlbench.data.tfrecord.packed import SPLITS, UNFINISHED, is_packed, read_manifest
 from ddlbench.errors import UserError
 
-Row = tuple[str, str]
+Line = tuple[str, str]
 KINDS = "image folders (train/<class>/*.JPEG, val/<class>/*.JPEG), a packed image set (pack.json), a token file (.bin)"
 
 
-def kind(place: Path, layout: Layout) -> str:
+def kind(place: Path, layout: FolderLayout) -> str:
     """packed | tokens | folders. Raises UserError where `place` is none of them."""
     if is_packed(place):
         return "packed"
@@ -22,7 +22,7 @@ def kind(place: Path, layout: Layout) -> str:
         return "tokens"
     if any(split.is_dir() for split in layout.splits):
         return "folders"
-    raise UserError(f"{place} {'is' if place.exists() else 'does not exist; give'} none of: {KINDS}")
+    raise UserError(f"{place} {'is not' if place.exists() else 'does not exist: give'} one of: {KINDS}")
 
 
 def token_files(place: Path) -> list[Path]:
@@ -32,12 +32,12 @@ def token_files(place: Path) -> list[Path]:
     return [path for path in sorted(place.glob("*.bin")) if path.with_suffix(".json").is_file()]
 
 
-def info(place: Path, layout: Layout) -> list[Row]:
+def info(place: Path, layout: FolderLayout) -> list[Line]:
     describe = {"packed": packed_rows, "tokens": token_rows, "folders": lambda _: folder_rows(layout)}
     return list(describe[kind(place, layout)](place))
 
 
-def folder_rows(layout: Layout) -> Iterator[Row]:
+def folder_rows(layout: FolderLayout) -> Iterator[Line]:
     index = prepare_index(layout, None)
     yield "kind", "image folders"
     yield "classes", _classes(index.classes)
@@ -46,7 +46,7 @@ def folder_rows(layout: Layout) -> Iterator[Row]:
     yield "hash", index.hash
 
 
-def packed_rows(folder: Path) -> Iterator[Row]:
+def packed_rows(folder: Path) -> Iterator[Line]:
     pack = read_manifest(folder)
     yield "kind", f"packed image set, format {pack.format}"
     yield "classes", _classes(pack.classes)
@@ -55,10 +55,10 @@ def packed_rows(folder: Path) -> Iterator[Row]:
         yield split, f"{part.samples} images in {len(part.shards)} shards, {_bytes(part.bytes)}"
     yield "hash", pack.hash
     if (folder / UNFINISHED).is_file():
-        yield "warning", "its packing was begun again and not finished: pack it again"
+        yield "warning", "packing it again was started and not finished: pack it again"
 
 
-def token_rows(place: Path) -> Iterator[Row]:
+def token_rows(place: Path) -> Iterator[Line]:
     for path in token_files(place):
         index = TokenFile.open(path).index
         yield "kind", f"token file {path.name}, format {index.format}"

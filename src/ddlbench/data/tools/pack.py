@@ -1,7 +1,7 @@
-"""Image folders into a packed set (data/tfrecord/packed.py): by several processes, from where an earlier attempt ended.
+"""Packs image folders (data/tfrecord/packed.py) with several processes; resumes where an earlier attempt ended.
 
-A shard gets its name once it is whole and on disk, and then its line in pack.unfinished.jsonl, whose first line says
-what is being packed. That file gives way to pack.json when all shards are there. The same folders give the same bytes.
+A shard gets its final name when it is complete and on disk, and then its line in pack.unfinished.jsonl, whose first
+line describes the set. pack.json replaces that file when all shards are complete. The same folders give the same bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddlbench.data.home import replacing
-from ddlbench.data.images.index import Files, Index, Layout, prepare_index
+from ddlbench.data.images.index import Files, FolderLayout, Index, prepare_index
 from ddlbench.data.processes import in_processes
 from ddlbench.data.tfrecord.packed import (
     FORMAT,
@@ -28,8 +28,8 @@ from ddlbench.data.tfrecord.packed import (
     UNFINISHED,
     Pack,
     PackedImage,
+    PackedSplit,
     Shard,
-    Split,
     index_path,
     is_packed,
     make_index,
@@ -45,7 +45,7 @@ READ_AHEAD = 4  # images at once: a disk, and a parallel file system even more, 
 
 
 @dataclass(frozen=True)
-class Job:
+class ShardToMake:
     """One shard to make in set `target`. images: (<class>/<name>, label, bytes); known: the shard as made before."""
 
     target: Path
@@ -55,21 +55,21 @@ class Job:
     known: Shard | None = None
 
 
-def pack(layout: Layout, target: Path, shard_bytes: int, processes: int) -> Pack:
+def pack(layout: FolderLayout, target: Path, shard_bytes: int, processes: int) -> Pack:
     """Pack image folders into `target`, in shards of about `shard_bytes`.
 
     Raises UserError for folders that cannot be used, a target that holds something else, and a full disk;
     Unavailable without google-crc32c.
     """
-    crc32c()  # a missing library is said before the work begins
+    crc32c()  # a missing library is reported before the work begins
     index = prepare_index(layout, None)
     shards = {split: shard_count(files, shard_bytes) for split, files in _files(index).items()}
     plan = {"format": FORMAT, "hash": index.hash, "shards": shards}
     try:
-        with Ledger(target, plan, begun(target, plan)) as ledger:
+        with UnfinishedPack(target, plan, made_before(target, plan)) as unfinished:
             jobs = (job for split in SPLITS for job in _jobs(target, layout, index, split, shards[split]))
-            _make_all(jobs, ledger, sum(shards.values()), processes)
-        made = {split: _split(ledger.made, split) for split in SPLITS}
+            _make_all(jobs, unfinished, sum(shards.values()), processes)
+        made = {split: _split(unfinished.made, split) for split in SPLITS}
         whole = Pack(FORMAT, index.hash, index.classes, made)
         write_manifest(target, whole)
         (target / UNFINISHED).unlink()
@@ -82,7 +82,7 @@ def shard_count(files: Files, shard_bytes: int) -> int:
     return min(len(files), max(1, -(-int(files.sizes.sum()) // shard_bytes)))
 
 
-def begun(target: Path, plan: dict[str, Any]) -> dict[str, Shard]:
+def made_before(target: Path, plan: dict[str, Any]) -> dict[str, Shard]:
     """The shards that earlier attempts at `plan` made, by file. Raises UserError where `target` is of another plan."""
     if (target / MANIFEST).is_file():
         found = read_manifest(target)
@@ -100,9 +100,9 @@ def begun(target: Path, plan: dict[str, Any]) -> dict[str, Shard]:
 
 def _same(found: dict[str, Any], plan: dict[str, Any], target: Path) -> None:
     if found != plan:
-        what = "these images in other shards" if found.get("hash") == plan["hash"] else "a pack of other images"
-        told = ", ".join(f"{found.get(key)} is not {plan[key]}" for key in plan if found.get(key) != plan[key])
-        raise UserError(f"{target} holds {what} ({told}): give another folder, or delete this one")
+        what = "these images in other shards" if found.get("hash") == plan["hash"] else "a packed set of other images"
+        differences = ", ".join(f"{found.get(key)} is not {plan[key]}" for key in plan if found.get(key) != plan[key])
+        raise UserError(f"{target} holds {what} ({differences}): give another folder, or delete this one")
 
 
 def _whole_lines(path: Path) -> list[dict[str, Any]]:
@@ -110,14 +110,14 @@ def _whole_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"}\n")]
 
 
-class Ledger:
+class UnfinishedPack:
     """pack.unfinished.jsonl, open for more lines. known: the shards of earlier attempts; made: those of this one."""
 
     def __init__(self, target: Path, plan: dict[str, Any], known: dict[str, Shard]) -> None:
         self.target, self.plan, self.known = target, plan, known
         self.made: dict[str, Shard] = {}
 
-    def __enter__(self) -> Ledger:
+    def __enter__(self) -> UnfinishedPack:
         for split in SPLITS:
             (self.target / split).mkdir(parents=True, exist_ok=True)
         self._sweep()
@@ -150,12 +150,12 @@ def _files(index: Index) -> dict[str, Files]:
     return dict(zip(SPLITS, (index.train, index.val), strict=True))
 
 
-def _jobs(target: Path, layout: Layout, index: Index, split: str, shards: int) -> Iterator[Job]:
+def _jobs(target: Path, layout: FolderLayout, index: Index, split: str, shards: int) -> Iterator[ShardToMake]:
     """One after another, for the names of a million files as Python strings would take 100 MB."""
     files, source = _files(index)[split], layout.splits[SPLITS.index(split)]
     for number, chosen in enumerate(np.array_split(order(split, len(files)), shards)):
         file = f"{split}/{number:05d}-of-{shards:05d}.tfrecord"
-        yield Job(target, file, source, tuple(_images(index.classes, files, chosen)))
+        yield ShardToMake(target, file, source, tuple(_images(index.classes, files, chosen)))
 
 
 def _images(classes: tuple[str, ...], files: Files, chosen: NDArray[np.int64]) -> Iterator[tuple[str, int, int]]:
@@ -164,20 +164,20 @@ def _images(classes: tuple[str, ...], files: Files, chosen: NDArray[np.int64]) -
         yield f"{classes[label]}/{files.name(i)}", label, int(files.sizes[i])
 
 
-def _make_all(jobs: Iterator[Job], ledger: Ledger, total: int, processes: int) -> None:
-    progress, known, processes = Progress(enabled=True), ledger.known, min(processes, total)
-    again = f"; {len(known)} were made before and are checked" if known else ""
-    progress.say(f"packing {total} shards into {ledger.target}, {processes} at a time{again}")
+def _make_all(jobs: Iterator[ShardToMake], unfinished: UnfinishedPack, total: int, processes: int) -> None:
+    progress, known, processes = Progress(enabled=True), unfinished.known, min(processes, total)
+    again = f"; {len(known)} exist already and are checked" if known else ""
+    progress.say(f"packing {total} shards into {unfinished.target}, {processes} at a time{again}")
     made = in_processes(make_shard, (replace(job, known=known.get(job.file)) for job in jobs), processes)
     for shard in progress.steps(made, total, "packing, shard", "shards"):
-        ledger.add(shard)
+        unfinished.add(shard)
 
 
-def _split(shards: dict[str, Shard], split: str) -> Split:
-    return Split.of(tuple(shards[file] for file in sorted(shards) if file.startswith(f"{split}/")))
+def _split(shards: dict[str, Shard], split: str) -> PackedSplit:
+    return PackedSplit.of(tuple(shards[file] for file in sorted(shards) if file.startswith(f"{split}/")))
 
 
-def make_shard(job: Job) -> Shard:
+def make_shard(job: ShardToMake) -> Shard:
     """The shard and its index on disk: those of an earlier attempt if their bytes are still the same, else new ones."""
     path = job.target / job.file
     if job.known is not None and intact(path, job.known):
@@ -200,7 +200,7 @@ def intact(path: Path, known: Shard) -> bool:
         return False
 
 
-def _write(out: BinaryIO, job: Job) -> tuple[int, str]:
+def _write(out: BinaryIO, job: ShardToMake) -> tuple[int, str]:
     """Bytes written and their sha256."""
     size, digest = 0, hashlib.sha256()
     for (name, label, _), content in zip(job.images, _contents(job), strict=True):
@@ -211,7 +211,7 @@ def _write(out: BinaryIO, job: Job) -> tuple[int, str]:
     return size, digest.hexdigest()
 
 
-def _contents(job: Job) -> Iterator[bytes]:
+def _contents(job: ShardToMake) -> Iterator[bytes]:
     """The images one after another, with no more than READ_AHEAD of them read before they are wanted."""
     ahead = deque[Future[bytes]]()
     with ThreadPoolExecutor(READ_AHEAD) as pool:
@@ -227,7 +227,7 @@ def _read(path: Path, expected: int) -> bytes:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}; mend it, then pack again") from error
+        raise UserError(f"cannot read {path} ({error.strerror}): restore or remove it, then pack again") from error
     if len(content) != expected:
         raise UserError(
             f"{path} has {len(content)} bytes, {expected} when the folders were indexed: "
@@ -238,6 +238,6 @@ def _read(path: Path, expected: int) -> bytes:
 
 def _cannot_write(path: object, error: OSError) -> UserError:
     return UserError(
-        f"cannot write {path} ({error.strerror or error}): free space or mend it, then give the same command again; "
+        f"cannot write {path} ({error.strerror or error}): free space or repair the disk, then run the command again; "
         f"finished shards are kept"
     )

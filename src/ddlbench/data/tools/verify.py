@@ -1,4 +1,4 @@
-"""Whether a data set is whole: every checksum of every record, and every image decoded. Nothing is mended."""
+"""Checks a data set: every checksum of every record, and every image is decoded. Nothing is repaired."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from ddlbench.data.images.index import Files, Index, Layout, prepare_index
+from ddlbench.data.images.index import Files, FolderLayout, Index, prepare_index
 from ddlbench.data.processes import in_processes
 from ddlbench.data.text.tokenfile import TokenFile
 from ddlbench.data.tfrecord.packed import (
@@ -58,17 +58,17 @@ class FolderJob:
 
 def verify_pack(folder: Path, processes: int) -> Iterator[Found]:
     """Shard by shard, as they are done. Raises UserError where pack.json cannot be used."""
-    crc32c()  # a missing library is said before the work begins
+    crc32c()  # a missing library is reported before the work begins
     pack = read_manifest(folder)
     known = {shard.file for shard in pack.shards}
     present = {f"{split}/{path.name}" for split in SPLITS for path in (folder / split).glob("*.tfrecord")}
-    yield Found(faults=[f"{folder / file}: not of this set, {MANIFEST} does not name it" for file in present - known])
+    yield Found(faults=[f"{folder / file}: not in the list of {MANIFEST}" for file in present - known])
     jobs = (ShardJob(folder, split, shard, pack.classes) for split in SPLITS for shard in pack.splits[split].shards)
     found = in_processes(verify_shard, jobs, processes)
     yield from Progress(enabled=True).steps(found, len(known), "verifying, shard", "shards")
 
 
-def verify_folders(layout: Layout, processes: int) -> Iterator[Found]:
+def verify_folders(layout: FolderLayout, processes: int) -> Iterator[Found]:
     """Some images at a time. Raises UserError where the folders cannot be used."""
     index = prepare_index(layout, None)
     splits = list(zip(SPLITS, layout.splits, (index.train, index.val), strict=True))
@@ -161,7 +161,7 @@ def _index_faults(path: Path, index: list[Span] | str, spans: list[Span] | None)
             f"they differ from line {min(at, len(index), len(spans)) + 1} on"
         )
     elif spans is not None and index_path(path).read_bytes() != index_text(spans):
-        yield f"{index_path(path)} is not written as tfrecord2idx writes it"
+        yield f"{index_path(path)} differs in form from what tfrecord2idx writes"
 
 
 def _shard_faults(path: Path, shard: Shard, records: int, size: int, sound: bool) -> Iterator[str]:
@@ -171,7 +171,7 @@ def _shard_faults(path: Path, shard: Shard, records: int, size: int, sound: bool
     elif sound:
         with path.open("rb") as file:
             if hashlib.file_digest(file, "sha256").hexdigest() != shard.sha256:
-                yield f"{path}: its sha256 is not that of {MANIFEST}; it is another shard"
+                yield f"{path}: its sha256 differs from the one in {MANIFEST}: it is another shard"
 
 
 def image_fault(content: bytes) -> str | None:
@@ -194,4 +194,4 @@ def verify_tokens(place: Path) -> Iterator[Found]:
         expected = TokenFile.open(path).index
         with path.open("rb") as file:
             same = hashlib.file_digest(file, "sha256").hexdigest() == expected.sha256
-        yield Found(faults=[] if same else [f"{path}: its sha256 is not that of {path.with_suffix('.json').name}"])
+        yield Found(faults=[] if same else [f"{path}: its sha256 is not the one in {path.with_suffix('.json').name}"])
