@@ -148,6 +148,7 @@ def largest_divisor(number: int, most: int) -> int:
 class Framework(Protocol):
     """One way of training in parallel. Its dataclass fields are the keys of `framework.` in the configuration."""
 
+    name: str  # of the chosen option
     optimizer: Optimizer  # the loop only sets its learning rate
     updates: int  # weight updates really applied: fp16 overflow skips do not count
 

@@ -25,7 +25,7 @@ LAYOUTS = ("single", "ddp")
 
 def check(config: Config) -> None:
     """Raise Unsupported where not every rank would be a data rank."""
-    framework = config.resolved["framework"]["name"]
+    framework = config.framework.name
     if framework not in LAYOUTS:
         raise Unsupported(
             f"mode=loader reads on every rank as {' and '.join(LAYOUTS)} do, not as {framework}: choose +framework=ddp"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -49,7 +49,7 @@ class Pipeline:
     """One pipeline over all ranks, or `dp` of them; conf/framework/gpipe.yaml says what each knob means."""
 
     name: str = "gpipe"
-    schedule: str = "gpipe"
+    schedule: str = field(default="gpipe", metadata={"defines": "hybrid"})
     dp: int = 1
     pp: int | None = None
     tp: int = 1
