@@ -164,7 +164,7 @@ def _model_changed(record: Row) -> str | None:
     """As the record says; one of a version that did not say is compared with the model's published values."""
     found = _dig(record, "model.changed")
     changed = cast(Row, found) if isinstance(found, dict) else options.changed(_section(record, "config.model"))
-    return cell(settings_text(changed) or None, "text")
+    return cell(settings_text(dict(sorted(changed.items()))) or None, "text")
 
 
 def _device_model(record: Row, device: str | None) -> str | None:
