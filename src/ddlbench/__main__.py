@@ -1,4 +1,4 @@
-"""python -m ddlbench: compose the configuration, run it, record it. Only this file and overrides.py know Hydra."""
+"""python -m ddlbench: compose the configuration, run it, record it. Only this file and config/ know Hydra."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ STARTED = time.perf_counter()  # before the heavy imports: start-up time counts 
 import hydra  # noqa: E402
 from hydra.errors import HydraException  # noqa: E402
 from omegaconf import DictConfig  # noqa: E402
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException  # noqa: E402
+from omegaconf.errors import OmegaConfBaseException  # noqa: E402
 
 import ddlbench  # noqa: E402
 from ddlbench.config import overrides  # noqa: E402
 from ddlbench.config.choices import conf_dir, targets  # noqa: E402
+from ddlbench.config.compose import hydra_line  # noqa: E402
 from ddlbench.config.help import help_text  # noqa: E402
-from ddlbench.config.schema import GROUPS, Config, first_line, resolve, unknown_key  # noqa: E402
+from ddlbench.config.schema import GROUPS, Config, first_line, resolve  # noqa: E402
 from ddlbench.config.values import shown  # noqa: E402
 from ddlbench.errors import RunError, UserError  # noqa: E402
 from ddlbench.ranks.launch import Launch, detect, hint  # noqa: E402
@@ -87,17 +88,8 @@ def run() -> int:
         complain(error, launch)
         return error.exit_code
     except (HydraException, OmegaConfBaseException) as error:
-        complain(UserError(_hydra_line(error)), launch)
+        complain(UserError(hydra_line(error)), launch)
         return 2
-
-
-def _hydra_line(error: BaseException) -> str:
-    """Hydra's several lines as one: what is wrong, then the choices there are."""
-    cause = error.__cause__
-    if isinstance(cause, ConfigAttributeError | ConfigKeyError) and isinstance(cause.parent_node, DictConfig):
-        return unknown_key(str(cause.full_key), [str(key) for key in cause.parent_node])
-    text = " ".join(str(error).split())
-    return text.partition(" Config search path:")[0].partition(" Set the env")[0]
 
 
 if __name__ == "__main__":

@@ -159,7 +159,7 @@ def largest_divisor(number: int, most: int) -> int:
 class Framework(Protocol):
     """One way of training in parallel: its configuration. Dataclass fields are the keys of `framework.`."""
 
-    name: str
+    name: str  # of the chosen option
 
     def check(self, job: Job) -> None:
         """Raise Unsupported or Unavailable for what cannot be run; called on every rank before any group exists."""

@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ddlbench.config import schema as config
 from ddlbench.config.choices import choices, conf_dir
-from ddlbench.config.overrides import ADDED
+from ddlbench.config.options import ADDED
 from ddlbench.config.schema import Config, resolve
 from ddlbench.config.values import shown
 from ddlbench.errors import RunError
@@ -76,8 +76,7 @@ class Base:
             section = section[part]
         section[name] = value
         if path:
-            made, typed = config.section(group, changed[group])
-            return replace(self.built, **{group: made}, resolved={**self.built.resolved, group: typed})
+            return replace(self.built, **{group: config.section(group, changed[group])})
         return config.build(changed)
 
 

@@ -79,10 +79,9 @@ def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def add(conf: Path, group: str, like: str, target: str) -> None:
+    own = {"_target_": f"tests.doctor.test_doctor.{target}", "name": "added"}
     content = (conf / group / f"{like}.yaml").read_text().splitlines()
-    lines = [
-        f"_target_: tests.doctor.test_doctor.{target}" if line.startswith("_target_") else line for line in content
-    ]
+    lines = [f"{key}: {own[key]}" if (key := line.partition(":")[0]) in own else line for line in content]
     (conf / group / "added.yaml").write_text("\n".join(lines))
 
 
@@ -123,9 +122,11 @@ def test_what_a_loader_reads(conf: Path) -> None:
     torch_version = f"torch {torch.__version__}"
     with configurations():
         assert loader("native") == ("native", f"reads images and text, {torch_version}", "")
-        add(conf, "loader", "synthetic", "Pictures")
+    add(conf, "loader", "synthetic", "Pictures")
+    with configurations():
         assert loader("added") == ("added", f"reads images, {torch_version}", "pictures only")
-        add(conf, "loader", "synthetic", "Lost")
+    add(conf, "loader", "synthetic", "Lost")
+    with configurations():
         assert loader("added") == ("added", "unavailable", "pip install lost")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from ddlbench.measure.rows import EpochRow
 from ddlbench.record import record, steps
 from ddlbench.record.schema import CLOCKS, EPOCHS, KINDS, RANKS, RUNS, SCALING, SCHEMA_VERSION, STEPS, markdown
 
+PACKAGE = Path(record.__file__).parents[1]
 PAGE = Path(__file__).parents[2] / "docs" / "data-dictionary.md"
 TABLES = {"runs": RUNS, "epochs": EPOCHS, "steps": STEPS, "scaling": SCALING}
 
@@ -53,8 +55,12 @@ def test_what_the_harness_writes_is_in_the_dictionary():
     assert own <= {column.source for column in EPOCHS}
 
 
-def test_the_version_is_the_one_that_is_written():
-    assert record.SCHEMA_VERSION == SCHEMA_VERSION
+def test_the_version_stands_once_and_is_the_one_that_is_written(tmp_path):
+    assigned = re.compile(r"^SCHEMA_VERSION\b.*=", re.MULTILINE)
+    places = [path for path in PACKAGE.rglob("*.py") if assigned.search(path.read_text())]
+    assert [path.name for path in places] == ["schema.py"]
+    written = record.Record.open(str(tmp_path), "run", {}).content
+    assert written["schema_version"] == SCHEMA_VERSION
 
 
 def test_scaling_copies_only_what_runs_have():

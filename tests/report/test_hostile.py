@@ -159,7 +159,7 @@ def test_a_program_error_of_one_record_is_a_row_too(beside, monkeypatch):
 
     known = module.measured_options
     monkeypatch.setattr(
-        module, "measured_options", lambda config: 1 / (config.get("framework") != {}) and known(config)
+        module, "measured_options", lambda config, before: 1 / (config.get("framework") != {}) and known(config, before)
     )
     record = json.loads((folder / "run.json").read_text())
     record["config"]["framework"] = {}

@@ -10,7 +10,7 @@ VERSIONS = {"dataset_hash": "abc", "device_model": "GPU", "torch": "2.14.1", "cu
 
 def run(framework="ddp", options=None, **row):
     names = {"framework": framework, "model": "resnet50", "loader": "native", "data": "sample", "recipe": "sgd"}
-    names |= {"precision_scheme": None}
+    names |= {"precision_scheme": None, "model_changed": None}
     return Run(names | VERSIONS | row, options or {})
 
 
@@ -60,3 +60,14 @@ def test_settings_of_another_loader_are_no_difference():
 def test_layout():
     assert layout(run(options={"framework.dp": 2, "framework.tp": 4, "framework.pp": None})) == "dp=2 tp=4"
     assert layout(run()) == ""
+
+
+def test_what_defines_a_generic_option_is_always_shown():
+    runs = [run("deepspeed", options={"framework.zero_stage": 3, "framework.overlap_comm": True})] * 2
+    assert knobs(runs) == ["zero_stage=3"] * 2
+    assert knobs([run("hybrid", options={"framework.schedule": "1f1b"})]) == ["schedule=1f1b"]
+    assert knobs([run("zero3", options={"framework.zero_stage": 3})]) == [""]
+
+
+def test_a_key_that_only_a_later_version_has_is_told():
+    assert knobs([run(options={}), run(options={"framework.overlap": 2})]) == ["", "overlap=2"]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from ddlbench.report.overview import WIDTH, number, seconds, summary_text
+from ddlbench.report.page import render
 from ddlbench.report.read import read_all
 from ddlbench.report.tables import make_tables
 from tests.support.records import strong_scaling, weak_scaling, write_run
@@ -84,3 +87,30 @@ def test_seconds(value, text):
 @pytest.mark.parametrize(("value", "text"), [(12345.6, "12,346"), (123.45, "123.5"), (1.234, "1.23"), (None, "")])
 def test_numbers(value, text):
     assert number(value) == text
+
+
+def test_a_model_of_other_sizes_is_marked_and_never_compared_with_the_published_one(tmp_path):
+    write_run(tmp_path, framework="single", rate=100.0)
+    small = {"layers": [1, 1, 1, 1], "image_size": 64}
+    write_run(tmp_path, rate=900.0, changed=small)
+    write_run(tmp_path, gpus=2, rate=950.0, changed={"image_size": 96})
+    tables = make_tables(read_all([tmp_path]))
+    text = summary_text(tables.scaling)
+    assert line_of(text, "ddp", "resnet50*", "native", "1").endswith("ddp@1"), "its own base, not the full model's"
+    assert "resnet50*: image_size=64 layers=[1,1,1,1], not as published" in text
+    assert "resnet50*2: image_size=96, not as published" in text
+    assert len(set(tables.scaling["comparison"])) == len(set(tables.scaling["measurement"])) == 3
+    assert set(tables.runs["model"]) == set(tables.scaling["model"]) == {"resnet50"}, "scripts group by the option"
+    assert set(tables.scaling["model_changed"].dropna()) == {"image_size=64 layers=[1,1,1,1]", "image_size=96"}
+    page = render(tables, {}, tmp_path)
+    assert ">resnet50*2<" in page
+    assert "resnet50*2: image_size=96, not as published" in page
+
+
+def test_a_record_that_does_not_say_is_compared_with_the_published_values(tmp_path):
+    folder = write_run(tmp_path)
+    record = json.loads((folder / "run.json").read_text())
+    record["config"]["model"] |= {"layers": [1, 1, 1, 1], "image_size": 224}
+    del record["model"]
+    (folder / "run.json").write_text(json.dumps(record))
+    assert list(make_tables(read_all([tmp_path])).runs["model_changed"]) == ["layers=[1,1,1,1]"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ddlbench.report.figures import make_figures
+from ddlbench.report.labels import marked
 from ddlbench.report.panels import curves, devices, duration, panels
 from ddlbench.report.read import read_all
 from ddlbench.report.tables import make_tables, records
@@ -60,3 +62,18 @@ def test_durations(seconds, text):
 def test_devices():
     assert [devices(1, "cuda"), devices(4, "cuda"), devices(2, "cpu")] == ["1 GPU", "4 GPUs", "2 ranks"]
     assert devices(0, "cuda") == "an unknown number of GPUs"
+
+
+def test_a_model_of_other_sizes_has_panels_of_its_own_that_say_so(tmp_path):
+    write_run(tmp_path, rate=100.0)
+    write_run(tmp_path, rate=900.0, changed={"layers": [1, 1, 1, 1], "image_size": 64})
+    tables = make_tables(read_all([tmp_path]))
+    found = panels(marked(records(tables.scaling)), records(tables.runs))
+    assert {panel.model: panel.lines[1] for panel in found} == {
+        "resnet50": "",
+        "resnet50*": "image_size=64 layers=[1,1,1,1]",
+    }
+    drawn = [axes for figure in make_figures(tables).values() for axes in figure.axes]
+    titles = [title for axes in drawn if (title := axes.get_title(loc="left"))]
+    assert set(titles) == {"resnet50", "resnet50*"}
+    assert titles.count("resnet50*") == titles.count("resnet50") > 4  # accuracy over epochs and time too

@@ -52,6 +52,8 @@ def test_another_version_is_refused_with_both_numbers(tmp_path, version):
     attempt = read(folder)
     assert attempt.record["status"] == "unreadable"
     assert f"schema_version {version} is refused, this ddlbench reads 1" in attempt.record["reason"]
+    remedies = {0: "it is older: run again, or report with the version", 2: "it is newer: update ddlbench"}
+    assert remedies.get(version, "reads 1: run again, or report with the version") in attempt.record["reason"]
     assert "config" not in attempt.record, "nothing of it is used"
     assert attempt.epochs == []
 

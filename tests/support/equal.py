@@ -49,7 +49,7 @@ def optimizer_of(case: Case) -> OptimizerConfig:
 def recorded_config(case: Case) -> Config:
     """As much of a configuration as a record's ledger takes from it."""
     recipe = SimpleNamespace(name="tests", optimizer=optimizer_of(case), label_smoothing=0.0)
-    return cast(Config, SimpleNamespace(recipe=recipe, resolved={"model": {"dropout": 0.0}}))
+    return cast(Config, SimpleNamespace(recipe=recipe, model=SimpleNamespace(dropout=0.0)))
 
 
 def make_job(case: Case) -> Job:

@@ -26,7 +26,7 @@ def plant(words: list[str]) -> None:
             yaml.safe_load(value) if key else f"tests.support.broken.{value}"
         )
 
-    def section(name: str, raw: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def section(name: str, raw: dict[str, Any]) -> Any:
         return own_section(name, raw | planted.get(name, {}))
 
     config.section = section

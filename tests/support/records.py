@@ -34,16 +34,19 @@ def write_run(
     loader: str = "native",
     summary: dict[str, Any] | None = None,
     sections: dict[str, Any] | None = None,
+    changed: dict[str, Any] | None = None,
 ) -> Path:
     """One attempt at `rate` samples a second over an epoch of 1024 samples; returns its folder."""
     text, ok = model in TEXT, status == "ok"
     batch = global_batch or (per_gpu or 0) * gpus
     config = _config(framework, model, loader, text, knobs or {}, epochs)
     config["train"] |= {"global_batch": global_batch, "batch_per_gpu": per_gpu, "repeat": repeat} | (train or {})
+    config["model"] |= changed or {}
     rows = [_epoch(number, 1024 / rate, batch, text) for number in range(epochs if ok else 0)]
+    short = _short(dataset, knobs, train, changed)
     record: dict[str, Any] = {
         "schema_version": 1,
-        "run_id": "-".join([framework, model, loader, f"{gpus}x", f"{batch}r{repeat}", _short(dataset, knobs, train)]),
+        "run_id": "-".join([framework, model, loader, f"{gpus}x", f"{batch}r{repeat}", short]),
         "attempt": attempt,
         "status": status,
         "reason": reason,
@@ -59,7 +62,13 @@ def write_run(
         record |= {
             "ledger": {"global_batch": batch, "samples": 1024 * epochs, "precision": "fp32", "micro_batch": None},
             "framework": {"bucket_cap_mb": 25},
-            "model": {"name": model, "parameters": 10**6, "flops_per_sample": 2e9, "tokens_per_sample": tokens},
+            "model": {
+                "name": model,
+                "changed": changed or {},
+                "parameters": 10**6,
+                "flops_per_sample": 2e9,
+                "tokens_per_sample": tokens,
+            },
             "summary": _summary(rate, gpus, device, rows) | (summary or {}),
         }
     folder = results / record["run_id"] / f"attempt-{attempt}"

@@ -6,6 +6,7 @@ import argparse
 import re
 import shlex
 from collections.abc import Sequence
+from functools import cache, lru_cache
 from typing import NoReturn
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -13,12 +14,12 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
 from ddlbench.config.choices import choices
+from ddlbench.config.options import ADDED, choose
 from ddlbench.config.schema import GROUPS
 from ddlbench.config.values import shown
 from ddlbench.errors import UserError
 
 KEY = r"(\+\+?|~)?[A-Za-z_][\w@:-]*([./][\w@:-]+)*"
-ADDED = ("framework", "model")  # without a default: + adds them
 
 
 class Options(argparse.ArgumentParser):
@@ -38,6 +39,10 @@ class Options(argparse.ArgumentParser):
         raise UserError(f"{message}: see --help; options such as --cfg job come first or last")
 
 
+# What the chosen option is called and what it takes: no user's choice. cluster.name says where a run was made.
+LABELS = {*(f"{group}.name" for group in GROUPS if group != "cluster"), "model.kind", "data.kind"}
+
+
 def check(arguments: Sequence[str]) -> None:
     """Raise UserError for the first word that could not be meant."""
     if {"-m", "--multirun"} & set(arguments):
@@ -45,9 +50,19 @@ def check(arguments: Sequence[str]) -> None:
     options = Options().parse_args(list(arguments))
     if options.shell_completion:
         return  # its word is install=SHELL
+    chosen = check_words(options.overrides)
+    for group in ADDED:
+        if group not in chosen and not (options.info or options.hydra_help):
+            raise UserError(
+                f"no {group}: give {choose(group, 'NAME')}, one of {', '.join(choices(group))} (see --help)"
+            )
+
+
+def check_words(words: Sequence[str]) -> dict[str, str]:
+    """The words that choose an option, by their groups. Raise UserError for the first word that could not be meant."""
     chosen: dict[str, str] = {}
-    for word in options.overrides:
-        override = _parsed(word)
+    for word in words:
+        override = parsed(word)
         key = override.key_or_group
         _check_word(word, override)
         if key in GROUPS:
@@ -55,17 +70,17 @@ def check(arguments: Sequence[str]) -> None:
             if key in chosen:
                 raise UserError(f"{chosen[key]} and {word}: one run has one {key}, give it once")
             chosen[key] = word
-    for group in ADDED:
-        if group not in chosen and not (options.info or options.hydra_help):
-            raise UserError(f"no {group}: give +{group}=NAME, one of {', '.join(choices(group))} (see --help)")
+    return chosen
 
 
-def _parsed(word: str) -> Override:
+@lru_cache(maxsize=2**14)  # a sweep repeats its words
+def parsed(word: str) -> Override:
+    """UserError for a word that Hydra's grammar refuses."""
     key, equals, value = word.partition("=")
     if equals and not re.fullmatch(KEY, key):
         raise UserError(f"{shown(word)} does not begin with a key, such as train.epochs: see --help")
     try:
-        return OverridesParser.create().parse_override(word)
+        return _parser().parse_override(word)
     except HydraException as error:
         if not equals:
             raise UserError(f"{shown(word)} is no key=value: see --help") from error
@@ -82,15 +97,21 @@ def _parsed(word: str) -> Override:
         ) from error
 
 
+@cache
+def _parser() -> OverridesParser:
+    return OverridesParser.create()
+
+
 def _check_word(word: str, override: Override) -> None:
     key = override.key_or_group
     group = key.partition(".")[0]
-    plus = "+" if group in ADDED else ""
     if "_target_" in key:
-        raise UserError(f"{shown(key)} cannot be set: {plus}{group}=NAME chooses a class (see --help)")
+        raise UserError(f"{shown(key)} cannot be set: {choose(group, 'NAME')} chooses a class (see --help)")
     if override.is_delete():
-        choose = f"{plus}{key}=NAME chooses another one" if key in GROUPS else "null turns off what may be off"
-        raise UserError(f"{shown(word)}: nothing can be taken away: {choose} (see --help)")
+        remedy = f"{choose(key, 'NAME')} chooses another one" if key in GROUPS else "null turns off what may be off"
+        raise UserError(f"{shown(word)}: nothing can be taken away: {remedy} (see --help)")
+    if key in LABELS:
+        raise UserError(f"{shown(word)}: {key} belongs to the option: choose one with {choose(group, 'NAME')}")
     if re.split(r"[./]", key)[0] == "hydra" or override.package is not None:
         raise UserError(f"{shown(word)}: Hydra's own settings are fixed: give keys of ddlbench (see --help)")
     if override.is_sweep_override():
@@ -102,11 +123,11 @@ def _check_word(word: str, override: Override) -> None:
 
 def _check_choice(word: str, override: Override) -> None:
     group, value = override.key_or_group, override.value()
-    plus = "+" if group in ADDED else ""
     if not isinstance(value, str | int) or not re.fullmatch(r"\w[\w.-]*", name := str(value)) or ".." in name:
         raise UserError(
-            f"{shown(word)} is no choice of one {group}: give {plus}{group}=NAME, one of {', '.join(choices(group))}"
+            f"{shown(word)} is no choice of one {group}: give {choose(group, 'NAME')}, "
+            f"one of {', '.join(choices(group))}"
         )
-    if override.is_add() != bool(plus):
-        why = "it has no default" if plus else "it has a default, which this replaces"
-        raise UserError(f"{shown(word)}: write {plus}{group}={name} ({why})")
+    if override.is_add() != (group in ADDED):
+        why = "it has no default" if group in ADDED else "it has a default, which this replaces"
+        raise UserError(f"{shown(word)}: write {choose(group, name)} ({why})")

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import importlib
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Collection
+from dataclasses import asdict, dataclass, field, fields
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from ddlbench.config import values
+from ddlbench.config import options, values
+from ddlbench.config.identity import added_later, measured
 from ddlbench.errors import UserError
 from ddlbench.ranks.launch import SHARED_GPU
 
@@ -27,13 +27,7 @@ PRECISIONS = ("fp32", "bf16", "fp16")
 POSITIVE = ("epochs", "steps", "global_batch", "batch_per_gpu", "micro_batch", "threads_per_rank", "timeout_s")
 BATCH_PER_GPU = 32  # where no batch is given
 GROUPS = ("framework", "model", "loader", "data", "recipe", "cluster")
-STAGE_TO = "data.stage_to"
-# What says where a run happens or how it is shown, not what it measures: no part of a run's identity.
-# Where data lies is covered by the data's hash.
-UNMEASURED = (
-    "results_dir", "dryrun", "progress", "train.timeout_s",
-    "data.root", "data.cache_dir", "data.tokenizer", "data.train", "data.valid", STAGE_TO, "cluster.notes",
-)  # fmt: skip
+SECTIONS = (*GROUPS, "train")
 
 
 @dataclass
@@ -95,7 +89,7 @@ class Options:
     profile: bool = False
     dryrun: bool = False
     progress: bool = True
-    backend: str | None = None
+    backend: str | None = field(default=None, metadata={"before": None})
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -123,7 +117,6 @@ class Config:
     dryrun: bool
     progress: bool
     backend: str | None
-    resolved: dict[str, Any]  # the same as plain data, for the record
 
     def __post_init__(self) -> None:
         if self.model.kind != self.data.kind:
@@ -133,29 +126,23 @@ class Config:
                 f"choose data={fitting}"
             )
 
+    @property
+    def resolved(self) -> dict[str, Any]:
+        """The same as plain data, for the record."""
+        settings = {known.name: getattr(self, known.name) for known in fields(Options)}
+        return settings | {name: asdict(getattr(self, name)) for name in SECTIONS}
+
+    @property
+    def added_later(self) -> dict[str, Any]:
+        """The keys that were added after the first version, with the value that means as before."""
+        found = added_later(Options)
+        for name in SECTIONS:
+            found |= added_later(getattr(self, name), f"{name}.")
+        return found
+
     def identity(self) -> dict[str, Any]:
-        """What was to be measured: the resolved configuration without what does not change a measurement."""
-        return measured(self.resolved)
-
-
-def measured(resolved: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration without what does not change a measurement. That data were staged does, where to does not."""
-    plain = copy.deepcopy(dict(resolved))
-    if plain.get("backend") is None:
-        plain.pop("backend", None)  # records from before there was a choice are repeats of those without one
-    for key in UNMEASURED:
-        name, _, leaf = key.rpartition(".")
-        section = _section(plain, name)
-        if key == STAGE_TO and leaf in section:
-            section["staged"] = section[leaf] is not None
-        section.pop(leaf, None)
-    return plain
-
-
-def _section(config: dict[str, Any], name: str) -> dict[str, Any]:
-    """Of a record's configuration too, which may lack it."""
-    found = config.get(name) if name else config
-    return cast(dict[str, Any], found) if isinstance(found, dict) else {}
+        """What was to be measured: the configuration without what does not change a measurement."""
+        return measured(self.resolved, self.added_later)
 
 
 def resolve(composed: DictConfig) -> Config:
@@ -166,17 +153,21 @@ def resolve(composed: DictConfig) -> Config:
         raise UserError(first_line(error)) from error
 
 
-def build(plain: dict[str, Any]) -> Config:
-    """The same of plain data. OmegaConfBaseException for a value of another type than its key's."""
-    sections = {name: _checked(plain, name) for name in (*GROUPS, "train")}
+def build(plain: dict[str, Any], make: Callable[[str, dict[str, Any]], Any] | None = None) -> Config:
+    """The same of plain data. OmegaConfBaseException for a value of another type than its key's.
+
+    make: how a section becomes an object, where that is not `section`
+    """
+    made = make or section
+    sections = {name: _checked(plain, name) for name in SECTIONS}
     others = {key: value for key, value in plain.items() if key not in sections}
-    for key in sorted(set(others) - {field.name for field in fields(Options)}):
+    for key in sorted(set(others) - {known.name for known in fields(Options)}):
         raise UserError(unknown_key(key, plain.keys() - {key}))
-    options, settings = _typed(Options, others, "")
-    typed = {name: section(name, raw) for name, raw in sections.items()}
-    built = {name: made for name, (made, _) in typed.items()}
-    resolved = {**settings, **{name: values for name, (_, values) in typed.items()}}
-    return Config(**built, **vars(options), resolved=resolved)
+    settings = made("", others)
+    built = {name: made(name, raw) for name, raw in sections.items()}
+    for group in GROUPS:
+        options.check(group, str(sections[group]["_target_"]), built[group])
+    return Config(**built, **vars(settings))
 
 
 def _checked(plain: dict[str, Any], name: str) -> dict[str, Any]:
@@ -205,26 +196,24 @@ def unknown_key(full_key: str, known: Collection[str]) -> str:
     return f"{values.shown(full_key)} does not exist: {remedy or there}"
 
 
-def section(name: str, raw: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The object of a section: of the class that a group's `_target_` names, its fields filled from the other keys."""
+def section(name: str, raw: dict[str, Any]) -> Any:
+    """The object of a section, "" for the keys that belong to none: of the class that a group's `_target_` names, its
+    fields filled from the other keys."""
     if name not in GROUPS:
-        return _typed(Train, raw, name)
-    target = raw["_target_"]
-    module, _, class_name = str(target).rpartition(".")
+        return _typed(Train if name else Options, raw, name)
+    module, _, class_name = str(raw["_target_"]).rpartition(".")
     cls = getattr(importlib.import_module(module), class_name)
-    made, typed = _typed(cls, {key: value for key, value in raw.items() if key != "_target_"}, name)
-    return made, {"_target_": target, **typed}
+    return _typed(cls, {key: value for key, value in raw.items() if key != "_target_"}, name)
 
 
-def _typed(cls: type, raw: dict[str, Any], group: str) -> tuple[Any, dict[str, Any]]:
-    """The object, and the same as plain data in its types: a `1` given for a float is 1.0 in every record."""
-    known = {field.name for field in fields(cls)}
+def _typed(cls: type, raw: dict[str, Any], group: str) -> Any:
+    """The object, its values in the types of its fields: a `1` given for a float is 1.0."""
+    known = {known.name for known in fields(cls)}
     unknown = sorted(str(key) for key in set(raw) - known)
     if unknown:
         raise UserError(unknown_key(f"{group}.{unknown[0]}" if group else unknown[0], known))
     values.check(group, raw)
     schema = OmegaConf.create({group: OmegaConf.structured(cls)})  # under its group, so that an error names the key
     merged = cast(DictConfig, OmegaConf.merge(schema, {group: raw}))
-    typed = cast(dict[str, Any], OmegaConf.to_container(merged[group]))
-    values.check(group, typed)  # once more: texts such as 'nan' have become numbers
-    return OmegaConf.to_object(merged[group]), {key: typed[key] for key in raw}
+    values.check(group, OmegaConf.to_container(merged[group]))  # once more: texts such as 'nan' have become numbers
+    return OmegaConf.to_object(merged[group])

@@ -21,9 +21,9 @@ from typing import Any
 
 from ddlbench.errors import RunError, UserError
 from ddlbench.measure.rows import EpochRow
+from ddlbench.record.schema import SCHEMA_VERSION
 from ddlbench.record.steps import StepTable
 
-SCHEMA_VERSION = 1
 RESERVE_BYTES = 2**18  # some times the size of a run.json: freed for the last one where the disk is full
 RESERVE = ".reserve"
 CLAIM = ".end-by-another-rank"

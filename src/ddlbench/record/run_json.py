@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ddlbench.config.options import changed
 from ddlbench.config.schema import Config
 from ddlbench.errors import RunError
 from ddlbench.job import Job, Model, Trainer
@@ -25,6 +26,8 @@ def opening(config: Config, launch: Launch, device: torch.device, dataset: Mappi
     """What is known before anything starts."""
     return {
         "config": config.resolved,
+        "config_added_later": config.added_later,
+        "model": {"changed": changed(vars(config.model))},
         "launch": {
             "launcher": launch.launcher,
             "world_size": launch.world_size,
@@ -49,6 +52,7 @@ def model_section(model: Model, start: Mapping[str, Tensor] | None) -> dict[str,
     named = {
         "name": model.name,
         "kind": model.kind,
+        "changed": changed(vars(model)),
         "tokens_per_sample": model.input_shape()[0] if model.kind == "text" else None,
         "vocabulary": model.outputs() if model.kind == "text" else None,  # with its padding
     }
@@ -105,7 +109,7 @@ def training_ledger(run: Run, trainer: Trainer, rates: Rates, config: Config, st
         "weight_decay": config.recipe.optimizer.weight_decay,
         "recipe": config.recipe.name,
         "label_smoothing": config.recipe.label_smoothing,
-        "dropout": config.resolved["model"].get("dropout"),
+        "dropout": getattr(config.model, "dropout", None),
         "lr_first": rates.first,
         "lr_last": rates.last,
     }

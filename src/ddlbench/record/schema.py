@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-SCHEMA_VERSION = 1  # of run.json; raised when a key changes its meaning
+# Of run.json; raised when a key changes its meaning. New keys alone do not raise it: a record without them is read.
+SCHEMA_VERSION = 1
 KINDS = ("text", "int", "float", "bool")
 
 
@@ -92,6 +93,10 @@ interval of it by order statistics (Hoefler and Belli, SC'15). Speedup and effic
 ratios are never averaged. Speedup rests on seconds a sample rather than on the epoch's time, because epochs of capped
 steps hold different numbers of samples at different GPU counts in weak scaling; where epochs hold the same samples the
 two agree.
+
+A record says its `schema_version`. The report reads records of one version: an older or a newer one is a row with
+status unreadable and a reason that says which ddlbench reports it. A version's records may lack what was added to it
+later: those cells are empty.
 
 Several folders that hold one attempt (equal run_id, attempt and start) are one row. A value that is not of its column's
 kind, or outside the range of its unit below (or of its column, where the meaning gives one), is left out; the report's

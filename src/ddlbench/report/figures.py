@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ddlbench.report import plotting
+from ddlbench.report.labels import marked
 from ddlbench.report.learning import learning_figures
 from ddlbench.report.merge import Row, group_by
 from ddlbench.report.panels import Panel, curve_name, curves, panels
@@ -51,7 +52,8 @@ class Quantity:
 
 def make_figures(tables: Tables) -> dict[str, Figure]:
     """Every figure that the tables have something for, by name."""
-    runs, scaling = records(tables.runs), records(tables.scaling)
+    runs = records(tables.runs)
+    scaling = marked(records(tables.scaling), runs)
     looks = plotting.looks_of(str(row["framework"]) for row in scaling)
     with mpl.rc_context(cast(Any, plotting.STYLE)):
         shared = panels(scaling, runs)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ddlbench.report.merge import LAYOUT, Row, Run, group_by
@@ -11,26 +11,53 @@ from ddlbench.report.texts import shortened
 
 # Settings that have a column of their own.
 _TOLD = {"mode", *(f"train.{name}" for name in ("precision", "repeat", "global_batch", "batch_per_gpu", "micro_batch"))}
+# Of options that may have any value of it, the key without which their name says too little.
+ALWAYS_SHOWN = {"deepspeed": "zero_stage", "hybrid": "schedule"}
 LONGEST = 1_000  # letters of all settings together
 LONGEST_VALUE = 100
 _VERSIONS = ("dataset_hash", "device_model", "torch", "cuda")
 
 
 def knobs(runs: Sequence[Run]) -> list[str]:
-    """For each run the settings of the framework, and the micro batch, in which runs of its framework differ; before
-    them how it computes in 16 bits, where that is not autocast as in most frameworks."""
-    differing = _differences(runs, ("framework", "model"), _knobs)
+    """For each run the settings of the framework, and the micro batch, in which runs of its framework differ, and what
+    defines it where its name does not; before them how it computes in 16 bits, where that is not autocast as in most
+    frameworks."""
+    differing = _differences(runs, ("framework", "model", "model_changed"), _knobs, _always)
     return [" ".join(filter(None, texts)) for texts in zip(map(_scheme, runs), differing, strict=True)]
 
 
 def variants(runs: Sequence[Run]) -> list[str]:
     """For each run the other settings and versions in which runs of its model, loader, data and recipe differ."""
-    return _differences(runs, ("model", "loader", "data", "recipe"), _others)
+    return _differences(runs, ("model", "model_changed", "loader", "data", "recipe"), _others)
 
 
 def layout(run: Run) -> str:
     """How the ranks are laid out, where the configuration says so: "dp=2 tp=4"."""
-    return _join({key.removeprefix("framework."): run.options.get(key) for key in LAYOUT})
+    return settings_text({key.removeprefix("framework."): run.options.get(key) for key in LAYOUT})
+
+
+def marked(rows: Sequence[Row], known: Sequence[Row] | None = None) -> list[Row]:
+    """The rows with a mark after the name of each model of other sizes than published: "resnet50*"; several such models
+    are numbered, "resnet50*2".
+
+    known: rows of all models that the reader meets, where those are more than `rows`
+    """
+    changed = sorted({(str(row["model"]), row["model_changed"]) for row in known or rows if row["model_changed"]})
+    sizes = {name: [texts for model, texts in changed if model == name] for name, _ in changed}
+    return [row | {"model": _mark(row, sizes.get(str(row["model"]), []))} for row in rows]
+
+
+def _mark(row: Row, sizes: list[str]) -> str | None:
+    if not row["model_changed"]:
+        return row["model"]
+    number = sizes.index(row["model_changed"]) + 1
+    return f"{row['model']}*{number if number > 1 else ''}"
+
+
+def changed_models(rows: Iterable[Row]) -> list[str]:
+    """What each mark means, of rows that have them: "resnet50*: image_size=64", and how it differs."""
+    changed = {str(row["model"]): row["model_changed"] for row in rows if row["model_changed"]}
+    return [f"{model}: {text}, not as published" for model, text in sorted(changed.items())]
 
 
 def _scheme(run: Run) -> str:
@@ -40,6 +67,10 @@ def _scheme(run: Run) -> str:
 
 def _knobs(run: Run) -> Row:
     return {key.removeprefix("framework."): value for key, value in _chosen(run, _is_knob).items()}
+
+
+def _always(run: Run) -> str | None:
+    return ALWAYS_SHOWN.get(run.row["framework"] or "")
 
 
 def _chosen(run: Run, choose: Callable[[str], bool]) -> Row:
@@ -59,23 +90,37 @@ def _others(run: Run) -> Row:
     return _chosen(run, _is_other) | seen
 
 
-def _differences(runs: Sequence[Run], within: tuple[str, ...], settings: Callable[[Run], Row]) -> list[str]:
-    """A setting is told where two runs that are equal in the columns `within` have different values of it."""
+def _differences(
+    runs: Sequence[Run],
+    within: tuple[str, ...],
+    settings: Callable[[Run], Row],
+    always: Callable[[Run], str | None] = lambda _: None,
+) -> list[str]:
+    """A setting is told where two runs that are equal in the columns `within` have different values of it, or where
+    only one of them has it: a key that a later version added has a value only where that is not the one before."""
     texts = [""] * len(runs)
     for group in group_by(range(len(runs)), lambda n: tuple(runs[n].row[name] for name in within)).values():
         own = {n: settings(runs[n]) for n in group}
         keys = sorted({key for values in own.values() for key in values})
-        differing = [key for key in keys if len({_text(own[n][key]) for n in group if key in own[n]}) > 1]
+        differing = [key for key in keys if len({_value(own[n], key) for n in group} - {None}) > 1]
         for n in group:
-            texts[n] = _join({key: own[n][key] for key in differing if key in own[n]}, null="null")
+            shown = [key for key in keys if key in own[n] and (key in differing or key == always(runs[n]))]
+            texts[n] = settings_text({key: own[n][key] for key in shown}, null="null")
     return texts
 
 
-def _join(values: Row, null: str | None = None) -> str:
+def _value(own: Row, key: str) -> str | None:
+    """None for a version that a run never got to know."""
+    return _text(own[key]) if key in own else None if key in _VERSIONS else ""
+
+
+def settings_text(values: Row, null: str | None = None) -> str:
+    """ "a=1 b=[1,2]"; what is None is left out unless `null` says how to write it."""
     texts = {key: null if value is None else _text(value) for key, value in values.items()}
     joined = " ".join(f"{key}={text}" for key, text in texts.items() if text is not None)
     return shortened(joined, LONGEST)
 
 
 def _text(value: Any) -> str:
-    return shortened(value if isinstance(value, str) else json.dumps(value, default=str), LONGEST_VALUE)
+    text = value if isinstance(value, str) else json.dumps(value, default=str, separators=(",", ":"))
+    return shortened(text, LONGEST_VALUE)

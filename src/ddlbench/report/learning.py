@@ -29,10 +29,15 @@ def learning_figures(epochs: Sequence[Row], scaling: Sequence[Row], looks: dict[
     figures: dict[str, Figure | None] = {}
     for name, (column, axis) in METRICS.items():
         rows = [row for row in epochs if row[column] is not None and row["measurement"] in points]
-        merged = [row | {"point": points[row["measurement"]], "told": told[row["measurement"]]} for row in rows]
+        merged = [_merged(row, points[row["measurement"]], told[row["measurement"]]) for row in rows]
         figures[f"{name}_by_epoch"] = _figure(merged, column, axis, looks, over_time=False)
         figures[f"{name}_by_time"] = _figure(merged, column, axis, looks, over_time=True)
     return figures
+
+
+def _merged(row: Row, point: Row, told: str) -> Row:
+    """A row of epochs.csv beside its measurement, whose model is marked where its sizes are not as published."""
+    return row | {"point": point, "told": told, "model": point["model"]}
 
 
 def _figure(rows: list[Row], column: str, axis: str, looks: dict[str, Look], over_time: bool) -> Figure | None:

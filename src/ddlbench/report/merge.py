@@ -8,7 +8,8 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
-from ddlbench.config.schema import measured
+from ddlbench.config.identity import added_later, measured
+from ddlbench.config.schema import Options
 
 Row = dict[str, Any]
 Item = TypeVar("Item")
@@ -34,18 +35,21 @@ class Run:
         return self.row["status"] == "ok"
 
 
-def measured_options(config: Mapping[str, Any]) -> Row:
-    """The configuration as dotted keys, without what does not change a measurement."""
-    return _flatten(measured(config))
+def measured_options(config: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> Row:
+    """The configuration as dotted keys, without what does not change a measurement.
+
+    before: the keys that a later version added, with the value at which they are left out, as the record says
+    """
+    return _flatten(measured(config, added_later(Options) | dict(before or {})))
 
 
 def _flatten(config: Mapping[str, Any], prefix: str = "") -> Row:
-    """{"train": {"seed": 0}} -> {"train.seed": 0}, without what only names a class."""
+    """{"train": {"seed": 0}} -> {"train.seed": 0}."""
     flat: Row = {}
     for key, value in config.items():
         if isinstance(value, dict) and value:
             flat |= _flatten(cast(Row, value), f"{prefix}{key}.")
-        elif key != "_target_":
+        else:
             flat[prefix + key] = value
     return flat
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import pandas as pd
 
 from ddlbench.report.figures import GIB, MEMORY
+from ddlbench.report.labels import changed_models, marked
 from ddlbench.report.merge import Row
 from ddlbench.report.panels import devices, duration
 from ddlbench.report.stats import SMALLEST_N
@@ -61,7 +62,7 @@ def overview_cells(rows: Sequence[Row], columns: Columns) -> tuple[list[str], li
 
 def summary_text(scaling: pd.DataFrame) -> str:
     """The table of scaling.csv in at most 140 columns, and below it what its ratios start from."""
-    rows = records(scaling)
+    rows = marked(records(scaling))
     if not rows:
         return "no attempt has a configuration in its record: the report lists the failures"
     told = list(dict.fromkeys(text for row in rows if (text := settings(row))))
@@ -90,10 +91,11 @@ def base_lines(rows: Sequence[Row]) -> list[str]:
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
-    """What the table cannot say in a cell."""
+    """What the table cannot say in a cell. `rows`: with their models marked."""
     few = any(0 < row["runs_ok"] < SMALLEST_N for row in rows)
     host = any(row["device"] == "cpu" for row in rows)
     return [
+        *changed_models(rows),
         *(["peak memory on CPU is the fullest rank's process on the host"] if host else []),
         *([f"n < {SMALLEST_N}: no 95 % CI of the median; every repeat is in the figures"] if few else []),
     ]

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from ddlbench.record.schema import CLOCKS, EPOCHS, RANKS, RUNS, SCALING, Column
 from ddlbench.report.compare import comparisons
+from ddlbench.report.labels import marked
 from ddlbench.report.merge import Row, group_by
 from ddlbench.report.overview import MEASURED, OWN, SETTINGS, VS_SINGLE, base_lines, notes, overview_cells
 from ddlbench.report.tables import Tables, records
@@ -39,7 +40,8 @@ EXPLAINED = (
 
 def render(tables: Tables, figures: Mapping[str, Figure], folder: Path) -> str:
     """The page with the figures, which are SVG files in `folder`."""
-    runs, scaling = records(tables.runs), records(tables.scaling)
+    plain_runs, plain_scaling = records(tables.runs), records(tables.scaling)
+    runs, scaling = marked(plain_runs), marked(plain_scaling, plain_runs)
     headers, lines = overview_cells(scaling, MEASURED | OWN | VS_SINGLE | SETTINGS)
     loader = jinja2.PackageLoader("ddlbench.report", ".")
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
@@ -60,8 +62,8 @@ def render(tables: Tables, figures: Mapping[str, Figure], folder: Path) -> str:
         versions=counted(runs, MADE_WITH),
         datasets=counted(runs, DATASET),
         tables={
-            "scaling": grid(SCALING, scaling),
-            "runs": grid(RUNS, runs),
+            "scaling": grid(SCALING, plain_scaling),
+            "runs": grid(RUNS, plain_runs),
             "epochs": grid(EPOCHS, records(tables.epochs)[:ROWS_SHOWN]),
         },
         epochs=len(tables.epochs),

@@ -63,7 +63,7 @@ def settings(scaling: Sequence[Row]) -> dict[str, str]:
     texts: dict[str, str] = {}
     for rows in group_by(scaling, lambda row: row["model"]).values():
         values = {name: {row[name] for row in rows if row[name]} for name in _TITLES}
-        told = [name for name in _TITLES if len(values[name]) > 1 or "loader" in values[name]]
+        told = ["model_changed", *(name for name in _TITLES if len(values[name]) > 1 or "loader" in values[name])]
         for row in rows:
             texts[row["measurement"]] = ", ".join(str(row[name]) for name in (*told, "variant") if row[name])
     return texts

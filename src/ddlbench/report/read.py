@@ -84,16 +84,20 @@ def read(path: Path) -> Attempt:
         return unreadable(path, f"run.json cannot be read ({why(error)})")
     version = record.get("schema_version")
     if type(version) is not int or version != SCHEMA_VERSION:  # True equals 1
-        return unreadable(
-            path,
-            f"schema_version {shortened(str(version), 40)} is refused, this ddlbench reads {SCHEMA_VERSION}: "
-            "run again, or report with the version of ddlbench that wrote it",
-            version if type(version) is int else None,
-        )
+        return unreadable(path, _refusal(version), version if type(version) is int else None)
     if not isinstance(record.get("status"), str):
         return unreadable(path, "run.json has no status", version)
     epochs, warning = _epochs(path)
     return Attempt(path, _ended(record), epochs, (warning,) if warning else ())
+
+
+def _refusal(version: Any) -> str:
+    """Why a record of another version is not read, and what to do about it."""
+    remedy = "run again, or report with the version of ddlbench that wrote it"
+    if type(version) is int:
+        newer = version > SCHEMA_VERSION
+        remedy = "it is newer: update ddlbench to report it" if newer else f"it is older: {remedy}"
+    return f"schema_version {shortened(str(version), 40)} is refused, this ddlbench reads {SCHEMA_VERSION}: {remedy}"
 
 
 def unreadable(path: Path, reason: str, version: Any = None) -> Attempt:

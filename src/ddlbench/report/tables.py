@@ -9,10 +9,12 @@ from typing import Any, cast
 
 import pandas as pd
 
+from ddlbench.config import options
 from ddlbench.record.schema import EPOCHS, RUNS, SCALING, Column
 from ddlbench.report.cells import cell, fit, in_one_line
 from ddlbench.report.copies import without_copies
 from ddlbench.report.epochs import epoch_rows
+from ddlbench.report.labels import settings_text
 from ddlbench.report.ledgers import differences
 from ddlbench.report.merge import DEVELOPER, Row, Run, measured_options, measurement_id, measurements
 from ddlbench.report.read import Attempt, Records, unreadable, why
@@ -83,7 +85,9 @@ def _guarded(attempt: Attempt) -> Rows:
 
 def _rows(attempt: Attempt) -> Rows:
     left_out: list[str] = []
-    run = Run(run_row(attempt, left_out), measured_options(_section(attempt.record, "config")))
+    record = attempt.record
+    asked = measured_options(_section(record, "config"), _section(record, "config_added_later"))
+    run = Run(run_row(attempt, left_out), asked)
     epochs = epoch_rows(attempt.epochs, left_out)
     told = [f"{attempt.name}: {in_one_line(left_out)}"] if left_out else []
     return Rows(run, epochs, [*attempt.warnings, *told])
@@ -96,6 +100,7 @@ def run_row(attempt: Attempt, left_out: list[str]) -> Row:
     row["global_batch"] = row["global_batch"] or _asked_batch(attempt.record, row["gpus"], left_out)
     row["batch_per_gpu"] = _share(row["global_batch"], row["gpus"])
     row["micro_batch"] = row["micro_batch"] or cell(_share(row["replica_batch"], row["micro_batches"]), "int")
+    row["model_changed"] = _model_changed(attempt.record)
     row["device_model"] = _device_model(attempt.record, row["device"])
     return row | {"measurement": None, "path": attempt.name}
 
@@ -141,7 +146,7 @@ def _dig(record: Any, key: str) -> Any:
 
 
 def _section(record: Row, key: str) -> Row:
-    value = record.get(key)
+    value = _dig(record, key)
     return cast(Row, value) if isinstance(value, dict) else {}
 
 
@@ -153,6 +158,13 @@ def _asked_batch(record: Row, gpus: int | None, left_out: list[str]) -> int | No
 
 def _share(whole: int | None, parts: int | None) -> float | None:
     return whole / parts if whole and parts else None
+
+
+def _model_changed(record: Row) -> str | None:
+    """As the record says; one of a version that did not say is compared with the model's published values."""
+    found = _dig(record, "model.changed")
+    changed = cast(Row, found) if isinstance(found, dict) else options.changed(_section(record, "config.model"))
+    return cell(settings_text(dict(sorted(changed.items()))) or None, "text")
 
 
 def _device_model(record: Row, device: str | None) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from numpy.random import RandomState
@@ -29,6 +29,9 @@ class SampleImages(ImageFolders):
     sample_train, sample_val: images in each split, the classes taking turns
     """
 
+    # Of the folder that this class draws: no keys of its YAML, and not in older records.
+    train_dir: str = field(default="train", metadata={"before": "train"})
+    val_dir: str = field(default="val", metadata={"before": "val"})
     sample_train: int = 3000
     sample_val: int = 1000
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
@@ -44,7 +44,7 @@ class Knobs:
     library: ClassVar[str] = "deepspeed"
 
     name: str = "deepspeed"
-    zero_stage: int = 1
+    zero_stage: int = field(default=1, metadata={"defines": "deepspeed"})
     offload_optimizer: bool = False
     offload_parameters: bool = False
     mixed_precision: str = "autocast"

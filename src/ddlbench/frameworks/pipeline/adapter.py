@@ -8,7 +8,7 @@ stage: all together the hybrid of Narayanan et al. 2021 (docs/adr/0010).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ddlbench.errors import Unsupported, UserError
@@ -36,7 +36,7 @@ class Pipeline:
     """One pipeline over all ranks, or `dp` of them; conf/framework/gpipe.yaml says what each knob means."""
 
     name: str = "gpipe"
-    schedule: str = "gpipe"
+    schedule: str = field(default="gpipe", metadata={"defines": "hybrid"})
     dp: int = 1
     pp: int | None = None
     tp: int = 1

@@ -14,7 +14,7 @@ With t counting the minibatches of an epoch, W(t) the weights after t updates, f
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
@@ -37,7 +37,7 @@ class PipeDream:
     """One pipeline over all ranks, or `dp` of them; conf/framework/pipedream.yaml says what each knob means."""
 
     name: str = "pipedream"
-    double_buffered: bool = False
+    double_buffered: bool = field(default=False, metadata={"defines": None})
     dp: int = 1
     pp: int | None = None
     balance: list[int] | None = None

@@ -33,7 +33,7 @@ class Loading:
 
     def check(self) -> None:
         """Raise Unsupported where not every rank would be a data rank."""
-        framework = self.config.resolved["framework"]["name"]
+        framework = self.config.framework.name
         if framework not in LAYOUTS:
             raise Unsupported(
                 f"mode=loader reads on every rank as {' and '.join(LAYOUTS)} do, not as {framework}: "

@@ -1,0 +1,68 @@
+"""What of a configuration is measured: what `run_id` is a hash of, and what the report merges and compares by.
+
+A field that a later version adds is declared with the value that means as before, so that new records are repeats of
+old ones that lack it: `field(default=None, metadata={"before": None})`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import Field, fields, is_dataclass
+from typing import Any, cast
+
+STAGE_TO = "data.stage_to"
+# What says where a run happens or how it is shown, not what it measures. Where data lies is covered by the data's hash.
+UNMEASURED = (
+    "results_dir", "dryrun", "progress", "train.timeout_s",
+    "data.root", "data.cache_dir", "data.tokenizer", "data.train", "data.valid", STAGE_TO, "cluster.notes",
+)  # fmt: skip
+
+
+def added_later(made: object, prefix: str = "") -> dict[str, Any]:
+    """The dotted keys of a dataclass, or of one of its objects, that a later version added, with the value that means
+    as before."""
+    found: dict[str, Any] = {}
+    known: tuple[Field[Any], ...] = fields(cast(Any, made))
+    for field in known:
+        if "before" in field.metadata:
+            found[prefix + field.name] = field.metadata["before"]
+        elif is_dataclass(part := getattr(made, field.name, None)):
+            found |= added_later(part, f"{prefix}{field.name}.")
+    return found
+
+
+def measured(plain: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration without what does not change a measurement. That data were staged does, where to does not.
+
+    before: the keys that were added later, with the value at which they are left out; of a record too, whose
+        configuration may lack any of its keys
+    """
+    left = _without_classes(plain)
+    for key, value in before.items():
+        section, leaf = _place(left, key)
+        if leaf in section and section[leaf] == value:
+            del section[leaf]
+    for key in UNMEASURED:
+        section, leaf = _place(left, key)
+        if key == STAGE_TO and leaf in section:
+            section["staged"] = section[leaf] is not None
+        section.pop(leaf, None)
+    return left
+
+
+def _without_classes(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of its sections without the modules' paths that older records hold."""
+    return {
+        key: _without_classes(cast(Mapping[str, Any], value)) if isinstance(value, Mapping) else value
+        for key, value in plain.items()
+        if key != "_target_"
+    }
+
+
+def _place(config: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
+    """The section that holds a dotted key, and the key's last part."""
+    *path, leaf = key.split(".")
+    for part in path:
+        found = config.get(part)
+        config = cast(dict[str, Any], found) if isinstance(found, dict) else {}
+    return config, leaf

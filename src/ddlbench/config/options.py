@@ -1,0 +1,90 @@
+"""What the options of a group are, so that a label says what was measured: another option's values are refused.
+
+A field of a framework that defines its option says so in its metadata: {"defines": NAME}, where NAME is the option that
+may have any value of it, or None where there is no such option.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from functools import cache
+from typing import Any, cast
+
+from omegaconf import OmegaConf
+
+from ddlbench.config.choices import choices, conf_dir
+from ddlbench.config.values import shown
+from ddlbench.errors import UserError
+
+ADDED = ("framework", "model")  # groups without a default: + adds them
+
+
+def choose(group: str, option: str) -> str:
+    """The word that chooses an option."""
+    return f"{'+' if group in ADDED else ''}{group}={option}"
+
+
+def check(group: str, target: str, made: Any) -> None:
+    """Raise UserError where `made`, built of the class `target`, is not the option whose name it has. A name that is
+    none of the program's options is that of a user's own YAML."""
+    option = str(made.name)
+    if option not in choices(group):
+        return
+    own = published(group, option)
+    if own["_target_"] != target:
+        raise UserError(
+            f"{group}.name={option} is the name of {own['_target_']}, not of {shown(target)}: choose another name"
+        )
+    _check_defining(group, option, made)
+    if group == "model":
+        _check_sizes(option, made)
+
+
+def changed(model: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a `model` section that differ from the published ones, in its option's YAML."""
+    name = model.get("name")
+    own = published("model", name) if name in choices("model") else {}
+    return {key: model[key] for key in sorted(own) if key in model and key != "_target_" and model[key] != own[key]}
+
+
+@cache
+def published(group: str, option: str) -> dict[str, Any]:
+    """The keys of an option's YAML and their values there."""
+    content = OmegaConf.to_container(OmegaConf.load(conf_dir() / group / f"{option}.yaml"))
+    return cast(dict[str, Any], content)
+
+
+def _others(group: str, option: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The other options of the same class."""
+    target = published(group, option)["_target_"]
+    for other in choices(group):
+        if other != option and published(group, other)["_target_"] == target:
+            yield other, published(group, other)
+
+
+def _check_defining(group: str, option: str, made: Any) -> None:
+    own = published(group, option)
+    for field in fields(made):
+        key, value, generic = field.name, getattr(made, field.name), field.metadata.get("defines", option)
+        if generic == option or value == own[key]:
+            continue
+        named = [other for other, theirs in _others(group, option) if other != generic and theirs[key] == value]
+        remedy = choose(group, named[0]) if named else f"{choose(group, generic)} {group}.{key}={_text(value)}"
+        raise UserError(f"{group}.{key}={_text(value)} is not {option}, which has {_text(own[key])}: choose {remedy}")
+
+
+def _check_sizes(option: str, made: Any) -> None:
+    """Sizes are free, but not all of those in which another option differs."""
+    own = published("model", option)
+    for other, theirs in _others("model", option):
+        sizes = {key: theirs[key] for key in own if key != "name" and theirs.get(key) != own[key]}
+        if sizes and all(getattr(made, key, None) == size for key, size in sizes.items()):
+            words = " ".join(f"model.{key}={_text(size)}" for key, size in sizes.items())
+            raise UserError(f"{words} is {other}, not {option}: choose {choose('model', other)}")
+
+
+def _text(value: object) -> str:
+    """As on a command line."""
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))

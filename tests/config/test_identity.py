@@ -1,0 +1,103 @@
+"""A run's identity is what it measures: neither where a class lives nor a key that a later version adds."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass, field, replace
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from ddlbench.config import schema
+from ddlbench.config.identity import added_later, measured
+from ddlbench.config.schema import Config
+from ddlbench.frameworks.ddp import DDP
+from ddlbench.record.record import run_id
+from ddlbench.report.merge import Run, measured_options, measurements
+from tests.config.test_schema import composed
+
+WORDS = ("+framework=ddp", "+model=resnet50")
+
+
+def name_of(config: Config) -> str:
+    return run_id(config.identity(), 4, 1, "abc")
+
+
+def moved(cls: type, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Config:
+    """The same command where the framework's class is `cls`, in another module."""
+    module = ModuleType("planted_elsewhere")
+    setattr(module, cls.__name__, cls)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    own = schema.section
+
+    def section(name: str, raw: dict[str, Any]) -> Any:
+        planted = {"_target_": f"planted_elsewhere.{cls.__name__}", **changes} if name == "framework" else {}
+        return own(name, raw | planted)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(schema, "section", section)
+        return composed(*WORDS)
+
+
+@dataclass
+class Later(DDP):
+    """DDP of a later version, which has a key more."""
+
+    overlap: int | None = field(default=None, metadata={"before": None})
+
+
+def test_a_class_may_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, after = composed(*WORDS), moved(DDP, monkeypatch)
+    assert name_of(before) == name_of(after)
+    assert before.resolved == after.resolved
+    assert "_target_" not in json.dumps(after.resolved)
+    assert "ddlbench.frameworks" not in json.dumps([after.resolved, after.identity()])
+
+
+def test_a_key_may_be_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    before, after = composed(*WORDS), moved(Later, monkeypatch)
+    assert after.resolved["framework"]["overlap"] is None
+    assert name_of(before) == name_of(after)
+    assert name_of(moved(Later, monkeypatch, overlap=2)) != name_of(before)
+
+
+def run_of(config: dict[str, Any], before: dict[str, Any] | None) -> Run:
+    row = dict.fromkeys(("dataset_hash", "device", "device_model", "torch", "cuda", "global_batch"), "x")
+    return Run(row | {"status": "ok", "gpus": 4, "nodes": 1}, measured_options(config, before))
+
+
+def test_an_old_record_merges_with_one_that_has_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, later, used = composed(*WORDS), moved(Later, monkeypatch), moved(Later, monkeypatch, overlap=2)
+    old = plain.resolved
+    old["framework"] |= {"_target_": "ddlbench.frameworks.old.DDP"}
+    del old["backend"], old["data"]["train_dir"], old["data"]["val_dir"]  # a record of the first version
+    runs = [run_of(old, None), *(run_of(config.resolved, config.added_later) for config in (plain, later, used))]
+    assert [len(group) for group in measurements(runs)] == [3, 1]
+
+
+def test_keys_of_nested_sections_are_found_too() -> None:
+    @dataclass
+    class Part:
+        speed: int = field(default=1, metadata={"before": 1})
+
+    @dataclass
+    class Whole:
+        part: Part = field(default_factory=Part)
+        size: int = 3
+
+    assert added_later(Whole(), "recipe.") == {"recipe.part.speed": 1}
+    plain = {"recipe": {"part": {"speed": 1}, "size": 3}}
+    assert measured(plain, {"recipe.part.speed": 1}) == {"recipe": {"part": {}, "size": 3}}
+    assert measured(plain, {"recipe.part.speed": 2, "absent.key": 0}) == plain
+
+
+def test_plain_data_follow_the_objects() -> None:
+    config = composed(*WORDS)
+    changed = replace(config, train=replace(config.train, seed=7), results_dir="elsewhere")
+    assert changed.resolved["train"]["seed"] == 7
+    assert changed.resolved["results_dir"] == "elsewhere"
+    assert changed.identity()["train"]["seed"] == 7
+    assert config.resolved["train"]["seed"] == 0
+    assert name_of(changed) != name_of(config)
