@@ -71,7 +71,7 @@ def run_of(config: dict[str, Any], before: dict[str, Any] | None) -> Run:
 def test_an_old_record_merges_with_one_that_has_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     plain, later, used = composed(*WORDS), moved(Later, monkeypatch), moved(Later, monkeypatch, overlap=2)
     old = plain.resolved
-    old["framework"] |= {"_target_": "ddlbench.frameworks.old.DDP"}
+    old["framework"] |= {"_target_": "another.module.DDP"}
     del old["backend"], old["data"]["train_dir"], old["data"]["val_dir"]  # a record of the first version
     runs = [run_of(old, None), *(run_of(config.resolved, config.added_later) for config in (plain, later, used))]
     assert [len(group) for group in measurements(runs)] == [3, 1]
