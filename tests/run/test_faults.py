@@ -163,7 +163,7 @@ def test_what_a_framework_cannot_do_is_a_row(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGUSR1, marks=pytest.mark.slow)])
 def test_a_signal_ends_the_run_as_killed(tmp_path: Path, number: signal.Signals) -> None:
-    processes = start(tmp_path, "slow")
+    processes = start(tmp_path, "slow", "train.steps=10000")  # they end by the signals alone
     deadline = time.monotonic() + WITHIN_S
     while not list(tmp_path.glob("*/attempt-1/run.json")) or "spans" not in record(tmp_path):
         assert time.monotonic() < deadline

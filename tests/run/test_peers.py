@@ -181,7 +181,7 @@ def test_a_results_folder_that_is_removed_ends_the_run_with_a_line(tmp_path: Pat
 
 
 def test_the_end_of_a_terminal_is_a_signal_too(tmp_path: Path) -> None:
-    processes = start(tmp_path, "slow", ranks=1)
+    processes = start(tmp_path, "slow", "train.steps=10000", ranks=1)  # it ends by the signal alone
     wait_until(lambda: begun(tmp_path))
     processes[0].send_signal(signal.SIGHUP)
     codes, said = end(processes)

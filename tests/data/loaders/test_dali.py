@@ -229,7 +229,7 @@ def test_what_it_cannot_read_is_unsupported(folders):
     for data, message in (
         (TinyData(26, 7), "loader=dali reads only images, and data=tiny has none: choose loader=native"),
         (replace(folders, on_bad_sample="skip"), "cannot skip images that cannot be decoded .*choose loader=native"),
-        (replace(folders, decode="torchvision"), "leave out data.decode=torchvision"),
+        (replace(folders, decode="torchvision"), "remove data.decode=torchvision"),
     ):
         with pytest.raises(Unsupported, match=message):
             Dali("dali").check(data, Shape())
@@ -299,7 +299,7 @@ def test_the_program_trains_on_it(ddlbench, tmp_path, folders, monkeypatch):
 def test_two_ranks_of_the_program_train_on_it(tmp_path, folders, framework):
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "ddlbench"]
     done = run(
-        PYTHON, *torchrun, *SMALL, f"+framework={framework}", f"data.root={folders.root}", cwd=tmp_path, timeout=120
+        PYTHON, *torchrun, *SMALL, f"+framework={framework}", f"data.root={folders.root}", cwd=tmp_path, timeout=280
     )
     assert done.returncode == 0, done.stdout + done.stderr
     (path,) = tmp_path.glob("results/*/attempt-1/run.json")

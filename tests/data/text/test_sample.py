@@ -120,7 +120,7 @@ def test_deleted_token_file_is_made_again(made, tmp_path):
 def test_python_without_the_help_is_told(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "pydoc_data", None)
     monkeypatch.delitem(sys.modules, "pydoc_data.topics", raising=False)
-    with pytest.raises(UserError, match=r"comes without pydoc_data.*: use another Python, or text of your own"):
+    with pytest.raises(UserError, match=r"has no module pydoc_data.*: use another Python, or text of your own"):
         SampleText("sample_text", root=str(tmp_path), vocab_size=512).check(MODEL)
 
 
