@@ -218,7 +218,9 @@ def test_text_that_changes_is_tokenised_and_measured_again(tmp_path, tokenizer):
     split = fly.split(True, model(9), 0)
     before = every_window(fly, True, 9)[0]
     (tmp_path / "train.txt").write_bytes((PROSE * 3).replace("the", "x\ny").encode())  # as many bytes
-    with pytest.raises(UserError, match=r"train\.txt has \d+ tokens in bytes 0 to 52, it had \d+: .* restart to index it again"):
+    with pytest.raises(
+        UserError, match=r"train\.txt has \d+ tokens in bytes 0 to 52, it had \d+: .* restart to index it again"
+    ):
         split.__getitems__([(0, 0)])
     fly.prepare()
     assert not torch.equal(every_window(fly, True, 5)[0][: len(before)], before)
