@@ -50,7 +50,7 @@ from ddlbench.frameworks.tensor.adapter import TensorParallel
 from ddlbench.job import Batch, Framework, Job, Place, Trainer
 from ddlbench.measure.memory_formula import Bytes, data_parallel, in_fp32, stage_counts, tensor_count, touched
 from ddlbench.models.gpt2 import GPT2
-from ddlbench.ranks.control import everyones
+from ddlbench.ranks.control import all_gather
 from ddlbench.ranks.launch import connect, detect, disconnect
 from ddlbench.recipe.losses import make_loss
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
@@ -211,7 +211,7 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     torch.set_num_threads(1)
     connect(detect(), torch.device("cpu"), 120.0)
-    ranks = everyones(measure_all())
+    ranks = all_gather(measure_all())
     if dist.get_rank() == 0:
         print(table(ranks))
     disconnect(clean=True)

@@ -17,7 +17,7 @@ from ddlbench.measure.metrics import batch_sums, empty_sums, finish
 from ddlbench.measure.rows import EpochRow, RankEpoch, gather_epoch
 from ddlbench.progress import Progress
 from ddlbench.ranks.boundary import Boundary
-from ddlbench.ranks.control import barrier, total
+from ddlbench.ranks.control import barrier, sum_over_ranks
 from ddlbench.recipe.rates import Rates
 
 
@@ -95,7 +95,7 @@ def validate(run: Run, trainer: Trainer) -> dict[str, Any]:
             sums += batch_sums(output, batch)
         run.boundary.heartbeat()
     times = clock.stop()
-    metrics = finish(total(sums), run.job.model.kind, run.val_words)
+    metrics = finish(sum_over_ranks(sums), run.job.model.kind, run.val_words)
     return {**metrics, "validation_time_s": times.epoch_s + times.straggler_s}
 
 

@@ -23,7 +23,7 @@ from ddlbench.config.schema import Config, resolve
 from ddlbench.config.values import shown
 from ddlbench.errors import RunError
 from ddlbench.ranks.launch import Launch
-from ddlbench.record.run_json import intention
+from ddlbench.record.run_json import planned_run
 from ddlbench.run.attempt import check, make_job
 from ddlbench.run.limits import check_machine
 from ddlbench.run.scenarios import choose
@@ -90,7 +90,7 @@ def verdict(base: Base, key: str, value: object, world_size: int) -> str:
         if refusal:
             raise refusal
         if key.startswith(("model", "results")):
-            intention(built, job, None)
+            planned_run(built, job, None)
     except RunError as error:
         return str(error) if error.exit_code in (2, 3, 4) else f"not before a run:\n{error}"
     except OmegaConfBaseException as error:  # `resolve` makes one line of it

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from ddlbench.config import schema
-from ddlbench.config.identity import added_later, measured
+from ddlbench.config.identity import added_later, measured_part
 from ddlbench.config.schema import Config
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.record.record import run_id
-from ddlbench.report.merge import Run, measured_options, measurements
+from ddlbench.report.merge import AttemptRow, measured_options, measurements
 from tests.config.test_schema import composed
 
 WORDS = ("+framework=ddp", "+model=resnet50")
@@ -63,9 +63,9 @@ def test_a_key_may_be_added(monkeypatch: pytest.MonkeyPatch) -> None:
     assert name_of(moved(Later, monkeypatch, overlap=2)) != name_of(before)
 
 
-def run_of(config: dict[str, Any], before: dict[str, Any] | None) -> Run:
+def run_of(config: dict[str, Any], before: dict[str, Any] | None) -> AttemptRow:
     row = dict.fromkeys(("dataset_hash", "device", "device_model", "torch", "cuda", "global_batch"), "x")
-    return Run(row | {"status": "ok", "gpus": 4, "nodes": 1}, measured_options(config, before))
+    return AttemptRow(row | {"status": "ok", "gpus": 4, "nodes": 1}, measured_options(config, before))
 
 
 def test_an_old_record_merges_with_one_that_has_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,8 +89,8 @@ def test_keys_of_nested_sections_are_found_too() -> None:
 
     assert added_later(Whole(), "recipe.") == {"recipe.part.speed": 1}
     plain = {"recipe": {"part": {"speed": 1}, "size": 3}}
-    assert measured(plain, {"recipe.part.speed": 1}) == {"recipe": {"part": {}, "size": 3}}
-    assert measured(plain, {"recipe.part.speed": 2, "absent.key": 0}) == plain
+    assert measured_part(plain, {"recipe.part.speed": 1}) == {"recipe": {"part": {}, "size": 3}}
+    assert measured_part(plain, {"recipe.part.speed": 2, "absent.key": 0}) == plain
 
 
 def test_plain_data_follow_the_objects() -> None:

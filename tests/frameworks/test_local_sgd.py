@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ddlbench.errors import Unsupported, UserError
 from ddlbench.frameworks.local_sgd import LocalReplica, LocalSGD
 from ddlbench.job import Batch, Job
-from ddlbench.ranks.control import everyones
+from ddlbench.ranks.control import all_gather
 from ddlbench.record.run_json import weights_hash
 from tests.equality.test_equal_training import CASES, TOLERANCES, assert_equal, distance
 from tests.support.equal import make_job, train_case, train_cases
@@ -202,7 +202,7 @@ def ready(name: str) -> tuple[LocalReplica, Batch]:
 
 
 def alike(trainer: LocalReplica) -> bool:
-    return len(set(everyones(weights_hash(trainer.model.state_dict())))) == 1
+    return len(set(all_gather(weights_hash(trainer.model.state_dict())))) == 1
 
 
 def restored() -> list[float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddlbench.report.labels import knobs, layout, variants
-from ddlbench.report.merge import Run
+from ddlbench.report.merge import AttemptRow
 
 VERSIONS = {"dataset_hash": "abc", "device_model": "GPU", "torch": "2.14.1", "cuda": "13.0"}
 
@@ -11,7 +11,7 @@ VERSIONS = {"dataset_hash": "abc", "device_model": "GPU", "torch": "2.14.1", "cu
 def run(framework="ddp", options=None, **row):
     names = {"framework": framework, "model": "resnet50", "loader": "native", "data": "sample", "recipe": "sgd"}
     names |= {"precision_scheme": None, "model_changed": None}
-    return Run(names | VERSIONS | row, options or {})
+    return AttemptRow(names | VERSIONS | row, options or {})
 
 
 def test_equal_settings_are_not_told():

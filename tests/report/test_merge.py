@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddlbench.report.merge import Run, measured_options, measurements
+from ddlbench.report.merge import AttemptRow, measured_options, measurements
 from ddlbench.report.read import read_all
 from ddlbench.report.tables import make_tables, run_row
 from tests.support import records
@@ -13,7 +13,7 @@ from tests.support import records
 def groups(results):
     """(status, repeat) of the attempts, group by group."""
     attempts = read_all([results]).attempts
-    runs = [Run(run_row(attempt, []), measured_options(attempt.record["config"])) for attempt in attempts]
+    runs = [AttemptRow(run_row(attempt, []), measured_options(attempt.record["config"])) for attempt in attempts]
     return sorted(sorted((run.row["status"], run.row["repeat"]) for run in group) for group in measurements(runs))
 
 

@@ -1,189 +1,114 @@
-"""Ranks that end without a message, are stopped, or lose their launcher: the record names them, whoever writes it."""
+"""Heartbeats and the first failure, over a real store: each rank is one `Peers` here; a dead rank is a closed one."""
 
 from __future__ import annotations
 
-import re
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 
-import pandas as pd
 import pytest
+from torch.distributed import TCPStore
 
-from ddlbench.report.read import read_all
-from tests.record.test_record import fill
-from tests.run.test_faults import ROOT, WITHIN_S, command, end, patience_s, record, start
-from tests.support.processes import environment, small_disk
+from ddlbench.run.failure import Failure
+from ddlbench.run.peers import ANSWER_S, Peers
 from tests.support.ranks import free_port
 
-GONE = r"rank {} \(.*, pid \d+\) ended without a message, or is stopped: .*; rank {}"
+WITHIN_S = 60
+HOLDER = """
+import sys, time
+from torch.distributed import TCPStore
+store = TCPStore("127.0.0.1", int(sys.argv[1]), is_master=True, wait_for_workers=False)
+print("ready", flush=True)
+time.sleep(600)
+"""
 
 
-def torchrun(folder: Path, how: str, *more: str) -> subprocess.Popen[str]:
-    """Two ranks whose store lives in torchrun."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
-    words = [*launcher, *command(folder, how, *more)]
-    return subprocess.Popen(words, env=environment(PYTHONPATH=f"{ROOT}/src:{ROOT}"), text=True, stderr=subprocess.PIPE)
+OPEN: list[Peers] = []
 
 
-@pytest.mark.parametrize("on", [1, pytest.param(0, marks=pytest.mark.slow)])
-def test_the_rank_that_was_killed_is_named_not_the_signal_of_the_launcher(tmp_path: Path, on: int) -> None:
-    _, said = end([torchrun(tmp_path, "kill", f"+framework.on={on}")])
-    content = record(tmp_path)
-    assert content["status"] == "error", said
-    assert re.match(GONE.format(on, 1 - on), content["reason"]), content["reason"]
-    assert content["times"]["end"] is not None
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    """A thread within the store would disturb the interpreter's end."""
+    yield
+    while OPEN:
+        OPEN.pop().close()
 
 
-def test_rank_0_is_killed_and_the_store_with_it(tmp_path: Path) -> None:
-    codes, said = end(start(tmp_path, "kill", "+framework.on=0"))
-    assert codes[0] == -signal.SIGKILL
-    assert codes[1] > 0
-    content = record(tmp_path)
-    assert content["status"] == "error", said
-    assert content["reason"].startswith("rank 0, which held the rendezvous store, ended without a message; rank 1")
-    assert content["reason"] in said[1]
+@pytest.fixture
+def store() -> TCPStore:
+    return TCPStore("127.0.0.1", free_port(), is_master=True, wait_for_workers=False)
 
 
-def test_a_failing_rank_0_stays_until_the_others_know_why(tmp_path: Path) -> None:
-    """The store ends with it."""
-    codes, said = end(start(tmp_path, "memory", "+framework.on=0"))
-    assert codes == [7, 6], said
-    assert record(tmp_path)["reason"] == "rank 0: OutOfMemoryError: planted: out of memory"
-    assert "without a message" not in said[1]
-
-
-def test_a_launcher_that_dies_is_named(tmp_path: Path) -> None:
-    end([torchrun(tmp_path, "launcher", "+framework.on=0")])
-    wait_until(lambda: begun(tmp_path) and record(tmp_path)["status"] != "running")
-    assert record(tmp_path)["reason"].startswith("torchrun, which held the rendezvous store, ended without a message")
-
-
-def test_rank_0_is_stopped_and_another_rank_writes_the_end(tmp_path: Path) -> None:
-    """With the store in rank 0, which then does not answer either."""
-    stopped, other = processes = start(tmp_path, "stop", "+framework.on=0", f"train.timeout_s={patience_s()}")
+@pytest.fixture
+def held() -> Iterator[tuple[subprocess.Popen[str], TCPStore]]:
+    """A store in another process, and a connection to it."""
+    port = free_port()
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER, str(port)], stdout=subprocess.PIPE, text=True)
     try:
-        assert other.wait(WITHIN_S) == 8
-        content = record(tmp_path)
-        assert content["status"] == "timeout"
-        assert content["reason"].startswith("rank 0, which holds the rendezvous store, does not answer")
-        assert "train.timeout_s" in content["reason"]
-        assert content["times"]["end"] is not None
-        stopped.send_signal(signal.SIGCONT)
-        end(processes)
-        assert record(tmp_path) == content
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "ready\n"
+        yield holder, TCPStore("127.0.0.1", port, is_master=False)
     finally:
-        stopped.kill()
+        holder.kill()
+        holder.communicate()
 
 
-@pytest.mark.slow
-def test_rank_0_is_stopped_under_torchrun(tmp_path: Path) -> None:
-    launcher = torchrun(tmp_path, "stop", "+framework.on=0", f"train.timeout_s={patience_s()}")
-    try:
-        wait_until(lambda: begun(tmp_path) and record(tmp_path)["status"] != "running")
-    finally:
-        launcher.send_signal(signal.SIGTERM)
-        end([launcher])
-    content = record(tmp_path)
-    assert content["status"] == "timeout"
-    assert re.match(GONE.format(0, 1), content["reason"]), content["reason"]
+def ranks_of(store: TCPStore, world: int) -> list[Peers]:
+    """All ranks, each heard of once."""
+    ranks = [Peers(store.clone(), rank, world) for rank in range(world)]
+    OPEN.extend(ranks)
+    wait_until(lambda: len(ranks[0]._beats(range(world)) or {}) == world)
+    return ranks
 
 
-def test_a_setup_that_hangs_is_a_timeout(tmp_path: Path) -> None:
-    codes, said = end(start(tmp_path, "hang_in_setup", "train.timeout_s=3", ranks=1))
-    content = record(tmp_path)
-    assert codes == [8], said
-    assert content["status"] == "timeout"
-    assert content["reason"] == "rank 0: the framework's setup did not end within 3 s (train.timeout_s)"
-
-
-def test_a_loader_worker_that_is_killed_is_named(tmp_path: Path) -> None:
-    images = ["loader=native", "loader.workers=1", "data.sample_train=40", "data.sample_val=20"]
-    codes, said = end(start(tmp_path, "worker", *images, "train.steps=5"))
-    content = record(tmp_path)
-    assert codes[1] == 1, said
-    assert content["status"] == "error"
-    assert re.match(r"rank 1: a loader worker process \(pid \d+\) was killed by signal 'Killed'", content["reason"])
-    assert "loader.workers" in content["reason"]
-
-
-def begun(folder: Path, epochs: int = 0) -> bool:
-    """Whether there is a record of so many epochs."""
-    if not list(folder.glob("*/attempt-1/run.json")):
-        return False
-    return record(folder).get("summary", {}).get("epochs_done", -1) >= epochs
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
+def wait_until(condition: Callable[[], object]) -> None:
     deadline = time.monotonic() + WITHIN_S
     while not condition():
         assert time.monotonic() < deadline
-        time.sleep(0.1)
+        time.sleep(0.05)
 
 
-def test_what_was_measured_survives_kill_9(tmp_path: Path) -> None:
-    processes = start(tmp_path, "none", "train.epochs=100000", "train.steps=3")
-    try:
-        wait_until(lambda: begun(tmp_path, epochs=3))
-    finally:
-        for process in processes:
-            process.kill()
-        end(processes)
-    content, (folder,) = record(tmp_path), tmp_path.glob("*/attempt-1")
-    done = content["summary"]["epochs_done"]
-    assert content["status"] == "running"
-    assert done >= 3
-    assert content["summary"]["throughput_samples_per_s"] > 0
-    assert content["ledger"]["updates"] == 3 * done
-    steps = pd.read_parquet(folder / "steps.parquet").groupby("epoch").size()
-    assert steps[:done].tolist() == [2 * 3] * done
-    (attempt,) = read_all([tmp_path]).attempts
-    assert len(attempt.epochs) >= done
+def test_the_failure_that_was_posted_first_counts(store: TCPStore) -> None:
+    one, two = ranks_of(store, 2)
+    first = Failure("oom", "rank 1: out of memory", 7, rank=1)
+    assert two.post(first) == first
+    assert one.post(Failure("error", "rank 0: connection closed", 1, rank=0)) == first
+    wait_until(lambda: one.failure == two.failure == first)
+    assert not one.recorded
+    one.tell_recorded()
+    wait_until(lambda: two.recorded)
+    for _ in range(2):  # counted once
+        two.acknowledge()
+    assert one.readers() == 1
 
 
-def test_waiting_for_data_ends_where_the_rank_that_prepares_them_is_stopped(tmp_path: Path) -> None:
-    stopped, other = start(tmp_path, "none", "+data=Stopping", f"train.timeout_s={patience_s()}")
-    try:
-        assert other.wait(WITHIN_S) == 8
-    finally:
-        stopped.kill()
-    _, said = end([stopped, other])
-    assert "timeout: rank 0, which holds the rendezvous store, does not answer" in said[1]
-    assert "train.timeout_s" in said[1]
+def test_the_rank_that_sends_no_more_heartbeats_is_named_and_no_other(store: TCPStore) -> None:
+    one, two, three = ranks_of(store, 3)
+    assert one.find_cause() is None
+    three.close()
+    assert (one.find_cause() or "").startswith("rank 2 (")
+    wait_until(lambda: two.silent_for() > 4 * two.period_s)  # rank 1 listens to rank 2 all the time
+    assert three.silent_for() >= 0
+    two.post(Failure("error", "rank 1: its own", 1, rank=1))
+    wait_until(lambda: one.failure)
+    assert one.find_cause() is None  # a failure that was posted says more
 
 
-def test_a_disk_that_fills_up_ends_the_run_with_a_record_and_a_line(tmp_path: Path) -> None:
-    with small_disk(tmp_path, 2**20) as disk:
-        processes = start(disk, "slow", "train.steps=5", "train.epochs=1000", ranks=1)
-        wait_until(lambda: begun(disk))
-        fill(disk)
-        codes, said = end(processes)
-        content = record(disk)
-    assert codes == [1], said
-    assert content["status"] == "error"
-    assert "cannot be written (No space left on device)" in content["reason"]
-    assert said[0].count(content["reason"]) == 1
-    assert "Traceback" not in said[0]
-
-
-def test_a_results_folder_that_is_removed_ends_the_run_with_a_line(tmp_path: Path) -> None:
-    processes = start(tmp_path / "results", "slow", "train.steps=5", "train.epochs=1000", ranks=1)
-    wait_until(lambda: begun(tmp_path / "results"))
-    shutil.rmtree(tmp_path / "results")
-    codes, said = end(processes)
-    assert codes == [1], said
-    assert "ddlbench: error: the record in" in said[0]
-    assert "Traceback" not in said[0]
-
-
-def test_the_end_of_a_terminal_is_a_signal_too(tmp_path: Path) -> None:
-    processes = start(tmp_path, "slow", "train.steps=10000", ranks=1)  # it ends by the signal alone
-    wait_until(lambda: begun(tmp_path))
-    processes[0].send_signal(signal.SIGHUP)
-    codes, said = end(processes)
-    assert codes == [128 + signal.SIGHUP], said
-    assert (record(tmp_path)["status"], record(tmp_path)["reason"]) == ("killed", "rank 0 received SIGHUP")
+def test_a_store_that_does_not_answer_keeps_nobody_waiting(held: tuple[subprocess.Popen[str], TCPStore]) -> None:
+    holder, store = held
+    one, _ = ranks_of(store, 2)
+    failure = Failure("timeout", "rank 0: no step ended", 8, rank=0)
+    holder.send_signal(signal.SIGSTOP)
+    assert (one.find_cause() or "").startswith("rank 0, which holds the rendezvous store, does not answer")
+    assert one.post(failure) == failure
+    began = time.monotonic()
+    for _ in range(20):  # once it is known, no answer is waited for
+        assert one.post(failure) == failure
+    assert time.monotonic() - began < 20 * ANSWER_S
+    assert not one.lost
+    holder.kill()
+    wait_until(lambda: one.lost)
+    assert one.find_cause() == "rank 0, which held the rendezvous store, ended without a message"
+    assert one.post(failure) == failure

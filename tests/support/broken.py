@@ -28,7 +28,7 @@ from ddlbench.frameworks.pipeline.trainer import PipelineTrainer
 from ddlbench.frameworks.shared.replica import Replica
 from ddlbench.frameworks.tensor.adapter import TensorParallel, TensorReplica
 from ddlbench.job import Batch, Job, Trainer
-from ddlbench.run.board import FAILURE
+from ddlbench.run.peers import FAILURE
 
 OnBatch = Callable[[Batch | None], Tensor | None]
 Repeats = TypeVar("Repeats", Replica, ZeroTrainer)

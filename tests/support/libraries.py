@@ -26,12 +26,12 @@ def why_not(library: Callable[[], object]) -> str | None:
 
 @cache
 def why_no_horovod() -> str | None:
-    return why_not(horovod.library)
+    return why_not(horovod.horovod_torch)
 
 
 @cache
 def why_no_adasum() -> str | None:
-    built = why_no_horovod() is None and horovod.library().mpi_built()
+    built = why_no_horovod() is None and horovod.horovod_torch().mpi_built()
     return None if built else "needs Horovod with MPI: scripts/install_horovod.sh mpi"
 
 

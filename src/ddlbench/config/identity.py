@@ -31,7 +31,7 @@ def added_later(made: object, prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def measured(plain: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
+def measured_part(plain: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
     """A configuration without what does not change a measurement. That data were staged does, where to does not.
 
     before: the keys that were added later, with the value at which they are left out; of a record too, whose

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ddlbench.config import options, values
-from ddlbench.config.identity import added_later, measured
+from ddlbench.config.identity import added_later, measured_part
 from ddlbench.errors import UserError
 from ddlbench.ranks.launch import SHARED_GPU
 
@@ -142,7 +142,7 @@ class Config:
 
     def identity(self) -> dict[str, Any]:
         """What was to be measured: the configuration without what does not change a measurement."""
-        return measured(self.resolved, self.added_later)
+        return measured_part(self.resolved, self.added_later)
 
 
 def resolve(composed: DictConfig) -> Config:

@@ -16,7 +16,7 @@ from ddlbench.job import Job, Place
 from ddlbench.measure.clock import EpochTimes
 from ddlbench.measure.memory import PEAKS, peaks
 from ddlbench.ranks.boundary import REMEDY
-from ddlbench.ranks.control import everyones, to_first
+from ddlbench.ranks.control import all_gather, gather_to_rank0
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ def gather_epoch(epoch: int, epochs: int, rank: RankEpoch, global_batch: int, up
     """The row of an epoch, the same on every rank."""
     times = rank.times
     bad = next((step for step, loss in enumerate(rank.losses) if not math.isfinite(loss)), None)
-    figures = everyones((times.epoch_s, times.measured_s, times.straggler_s, _wait_share(times), rank.memory))
-    losses = everyones((sum(rank.losses), len(rank.losses), bad))
+    figures = all_gather((times.epoch_s, times.measured_s, times.straggler_s, _wait_share(times), rank.memory))
+    losses = all_gather((sum(rank.losses), len(rank.losses), bad))
     epoch_s, measured_s, straggler_s, wait_share, memory = zip(*figures, strict=True)
     loss_sum, loss_count, bad_steps = zip(*losses, strict=True)
     steps = len(times.step_s)
@@ -120,7 +120,7 @@ def gather_epoch(epoch: int, epochs: int, rank: RankEpoch, global_batch: int, up
         bad_step=min((step for step in bad_steps if step is not None), default=None),
         lr_last=rank.rates[-1] if rank.rates else None,
         memory={name: _largest([peak[name] for peak in memory]) for name in PEAKS},
-        ranks=to_first(rank),
+        ranks=gather_to_rank0(rank),
     )
 
 

@@ -16,7 +16,7 @@ from ddlbench.measure.rows import EpochRow
 LAST = ("val_loss", "val_top1", "val_top5", "val_perplexity_token", "val_perplexity_word", "val_samples")
 
 
-def measured(rows: Sequence[EpochRow]) -> list[EpochRow]:
+def measured_epochs(rows: Sequence[EpochRow]) -> list[EpochRow]:
     """The epochs that the summary is computed from."""
     return [row for row in rows if not row.warmup] or list(rows)
 
@@ -25,7 +25,7 @@ def summarise(rows: Sequence[EpochRow], world_size: int, tokens_per_sample: int 
     """Flat metrics named as the table's columns; only what is known."""
     if not rows:
         return {"epochs_done": 0}
-    counted = measured(rows)
+    counted = measured_epochs(rows)
     seconds = [row.epoch_time_s for row in counted]
     rate = sum(row.measured_samples for row in counted) / sum(row.measured_time_s for row in counted)
     steps = _step_seconds(counted)

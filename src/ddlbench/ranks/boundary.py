@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ddlbench.errors import Diverged, Killed
-from ddlbench.ranks.control import alone, total
+from ddlbench.ranks.control import single_process, sum_over_ranks
 
 
 class Boundary:
@@ -43,7 +43,7 @@ class Boundary:
     def begin(self) -> None:
         """Before an epoch, outside its clock. All ranks wait for each other; raises Killed on all where one asks."""
         self.steps, self.losses, self.looked, self.vote = 0, [], None, None
-        if total(torch.tensor([float(self.stop_asked())])).item():
+        if sum_over_ranks(torch.tensor([float(self.stop_asked())])).item():
             raise Killed("stopped before an epoch, as a rank asked")
 
     def pass_step(self, loss: Tensor | None) -> None:
@@ -89,7 +89,7 @@ class Boundary:
             event.synchronize()
         # A copy on the CPU travels by gloo, whatever the device's own backend is.
         flags = torch.cat([not_finite, torch.tensor([float(self.stop_asked())])])
-        return flags, None if alone() else dist.all_reduce(flags, op=dist.ReduceOp.MAX, async_op=True)
+        return flags, None if single_process() else dist.all_reduce(flags, op=dist.ReduceOp.MAX, async_op=True)
 
     def _answer(self) -> tuple[bool, bool]:
         """The flags of the vote that was sent, over all ranks; there is none at an epoch's first boundaries."""

@@ -11,20 +11,20 @@ import torch.distributed as dist
 from torch import Tensor
 
 
-def alone() -> bool:
+def single_process() -> bool:
     return not dist.is_initialized() or dist.get_world_size() == 1
 
 
 def barrier() -> None:
     """Wait for all ranks. An all-reduce on the CPU: torch's own barrier would queue work on the device."""
-    if not alone():
+    if not single_process():
         dist.all_reduce(torch.zeros(1))
 
 
 def wait_for(ranks: Sequence[int], what: str) -> None:
     """Every rank waits, without a timeout, until these ranks have called this. If a rank exits or is stopped, its
     heartbeat stops, and the run ends."""
-    if alone():
+    if single_process():
         return
     store = dist.distributed_c10d._get_default_store()  # pyright: ignore[reportPrivateUsage]
     if dist.get_rank() in ranks:
@@ -32,26 +32,26 @@ def wait_for(ranks: Sequence[int], what: str) -> None:
     store.wait([f"{what}/{rank}" for rank in ranks], timedelta(days=7))
 
 
-def total(values: Tensor) -> Tensor:
+def sum_over_ranks(values: Tensor) -> Tensor:
     """The sum over all ranks, on the CPU. Waits for the device."""
     values = values.detach().to("cpu", copy=True)
-    if not alone():
+    if not single_process():
         dist.all_reduce(values)
     return values
 
 
-def everyones(value: Any) -> list[Any]:
+def all_gather(value: Any) -> list[Any]:
     """The value of each rank, by rank, on every rank (all-gather). For a few numbers, not for tables."""
-    if alone():
+    if single_process():
         return [value]
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
 
 
-def to_first(value: Any) -> list[Any]:
+def gather_to_rank0(value: Any) -> list[Any]:
     """The value of each rank, by rank, on rank 0; empty on the others (gather)."""
-    if alone():
+    if single_process():
         return [value]
     values: list[Any] | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
     dist.gather_object(value, values)

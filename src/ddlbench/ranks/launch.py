@@ -140,7 +140,7 @@ def connect(launch: Launch, device: torch.device, timeout_s: float, backend: str
 
 
 def group_timeout(device: torch.device, timeout_s: float) -> timedelta:
-    """For every process group. NCCL's own timeout ends the process without a record: faults.Watch must come first."""
+    """For every process group. NCCL's own timeout ends the process without a record: `Supervisor` must come first."""
     return timedelta(seconds=timeout_s + (60 if device.type == "cuda" else 0))
 
 

@@ -120,7 +120,7 @@ def bad_samples(facts: Sequence[Mapping[str, Any]]) -> list[str]:
     return sorted({name for fact in facts for name in fact.get("bad_samples", [])})
 
 
-def intention(config: Config, job: Job, refusal: RunError | None) -> str:
+def planned_run(config: Config, job: Job, refusal: RunError | None) -> str:
     """What `dryrun=true` prints: the run as it would be, in JSON."""
     content = {
         "would_run": refusal is None,

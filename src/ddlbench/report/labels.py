@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ddlbench.report.merge import LAYOUT, Row, Run, group_by
+from ddlbench.report.merge import LAYOUT, AttemptRow, Row, group_by
 from ddlbench.report.texts import shortened
 
 # Settings that have a column of their own.
@@ -18,7 +18,7 @@ LONGEST_VALUE = 100
 _VERSIONS = ("dataset_hash", "device_model", "torch", "cuda")
 
 
-def knobs(runs: Sequence[Run]) -> list[str]:
+def knobs(runs: Sequence[AttemptRow]) -> list[str]:
     """For each run the settings of the framework, and the micro batch, in which runs of its framework differ, and what
     defines it where its name does not; before them how it computes in 16 bits, where that is not autocast as in most
     frameworks."""
@@ -26,12 +26,12 @@ def knobs(runs: Sequence[Run]) -> list[str]:
     return [" ".join(filter(None, texts)) for texts in zip(map(_scheme, runs), differing, strict=True)]
 
 
-def variants(runs: Sequence[Run]) -> list[str]:
+def variants(runs: Sequence[AttemptRow]) -> list[str]:
     """For each run the other settings and versions in which runs of its model, loader, data and recipe differ."""
     return _differences(runs, ("model", "model_changed", "loader", "data", "recipe"), _others)
 
 
-def layout(run: Run) -> str:
+def layout(run: AttemptRow) -> str:
     """How the ranks are laid out, where the configuration says so: "dp=2 tp=4"."""
     return settings_text({key.removeprefix("framework."): run.options.get(key) for key in LAYOUT})
 
@@ -60,20 +60,20 @@ def changed_models(rows: Iterable[Row]) -> list[str]:
     return [f"{model}: {text}, not as published" for model, text in sorted(changed.items())]
 
 
-def _scheme(run: Run) -> str:
+def _scheme(run: AttemptRow) -> str:
     scheme = run.row["precision_scheme"]
     return "" if scheme in (None, "autocast") else f"precision_scheme={scheme}"
 
 
-def _knobs(run: Run) -> Row:
+def _knobs(run: AttemptRow) -> Row:
     return {key.removeprefix("framework."): value for key, value in _chosen(run, _is_knob).items()}
 
 
-def _always(run: Run) -> str | None:
+def _always(run: AttemptRow) -> str | None:
     return ALWAYS_SHOWN.get(run.row["framework"] or "")
 
 
-def _chosen(run: Run, choose: Callable[[str], bool]) -> Row:
+def _chosen(run: AttemptRow, choose: Callable[[str], bool]) -> Row:
     return {key: value for key, value in run.options.items() if choose(key)}
 
 
@@ -85,16 +85,16 @@ def _is_other(key: str) -> bool:
     return not key.startswith(("framework.", "cluster.")) and not key.endswith(".name") and key not in _TOLD
 
 
-def _others(run: Run) -> Row:
+def _others(run: AttemptRow) -> Row:
     seen = {name: run.row[name] for name in _VERSIONS if run.row[name] is not None}
     return _chosen(run, _is_other) | seen
 
 
 def _differences(
-    runs: Sequence[Run],
+    runs: Sequence[AttemptRow],
     within: tuple[str, ...],
-    settings: Callable[[Run], Row],
-    always: Callable[[Run], str | None] = lambda _: None,
+    settings: Callable[[AttemptRow], Row],
+    always: Callable[[AttemptRow], str | None] = lambda _: None,
 ) -> list[str]:
     """A setting is told where two runs that are equal in the columns `within` have different values of it, or where
     only one of them has it: a key that a later version added has a value only where that is not the one before."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
-from ddlbench.config.identity import added_later, measured
+from ddlbench.config.identity import added_later, measured_part
 from ddlbench.config.schema import Options
 
 Row = dict[str, Any]
@@ -24,7 +24,7 @@ _FREE = ("train.repeat", "train.global_batch", "train.batch_per_gpu", "cluster.n
 
 
 @dataclass(frozen=True)
-class Run:
+class AttemptRow:
     """One attempt: its row of runs.csv, and what of its configuration is measured, as dotted keys."""
 
     row: Row
@@ -40,7 +40,7 @@ def measured_options(config: Mapping[str, Any], before: Mapping[str, Any] | None
 
     before: the keys that a later version added, with the value at which they are left out, as the record says
     """
-    return _flatten(measured(config, added_later(Options) | dict(before or {})))
+    return _flatten(measured_part(config, added_later(Options) | dict(before or {})))
 
 
 def _flatten(config: Mapping[str, Any], prefix: str = "") -> Row:
@@ -67,18 +67,18 @@ def group_by(items: Iterable[Item], key: Callable[[Item], Hashable]) -> dict[Any
     return groups
 
 
-def measurements(runs: Iterable[Run]) -> list[list[Run]]:
+def measurements(runs: Iterable[AttemptRow]) -> list[list[AttemptRow]]:
     """Repeats together. Runs that ended ok are merged where everything asked and everything seen is equal. Another
     attempt joins them where what it got to see agrees with one group alone; else it stands for itself."""
     return [group for alike in group_by(runs, _asked).values() for group in _by_seen(alike)]
 
 
-def _asked(run: Run) -> str:
+def _asked(run: AttemptRow) -> str:
     options = {key: value for key, value in run.options.items() if key not in _FREE}
     return json.dumps([options, run.row["gpus"], run.row["nodes"]], sort_keys=True, default=str)
 
 
-def _by_seen(runs: list[Run]) -> list[list[Run]]:
+def _by_seen(runs: list[AttemptRow]) -> list[list[AttemptRow]]:
     groups = list(group_by((run for run in runs if run.ok), _seen).values())
     others = [run for run in runs if not run.ok]
     for run in sorted(others, key=lambda run: _seen(run).count(None)):
@@ -90,27 +90,27 @@ def _by_seen(runs: list[Run]) -> list[list[Run]]:
     return groups
 
 
-def _seen(run: Run) -> tuple[Any, ...]:
+def _seen(run: AttemptRow) -> tuple[Any, ...]:
     return tuple(run.row[name] for name in SEEN)
 
 
-def _fits(run: Run, known: Run) -> bool:
+def _fits(run: AttemptRow, known: AttemptRow) -> bool:
     return all(own is None or own == other for own, other in zip(_seen(run), _seen(known), strict=True))
 
 
-def measurement_id(group: list[Run]) -> str:
+def measurement_id(group: list[AttemptRow]) -> str:
     """Names a group of repeats in both tables."""
     return digest([_asked(group[0]), _seen(group[0])])
 
 
-def comparison_id(run: Run) -> str:
+def comparison_id(run: AttemptRow) -> str:
     """Equal for rows that differ in framework, GPU count, batch sizes and site alone."""
     free = (*_FREE, "train.micro_batch")
     shared = {k: v for k, v in run.options.items() if k not in free and not k.startswith(("framework.", "cluster."))}
     return digest([shared, [run.row[name] for name in SEEN if name != "global_batch"]])
 
 
-def curve_id(run: Run) -> str:
+def curve_id(run: AttemptRow) -> str:
     """Equal for the points of one framework's curve: the same framework and knobs, whatever the layout."""
     own = {key: value for key, value in run.options.items() if key.startswith("framework.") and key not in LAYOUT}
     return digest(own)

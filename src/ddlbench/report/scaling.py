@@ -13,7 +13,7 @@ from typing import Any
 
 from ddlbench.record.schema import SCALING
 from ddlbench.report.labels import knobs, layout, variants
-from ddlbench.report.merge import Row, Run, comparison_id, curve_id, group_by
+from ddlbench.report.merge import AttemptRow, Row, comparison_id, curve_id, group_by
 from ddlbench.report.stats import confidence, efficiency, median, median_interval, speedup
 
 # What stays equal along a curve of each kind.
@@ -24,16 +24,16 @@ KINDS = {"strong": "global_batch", "weak": "batch_per_gpu"}
 class Point:
     """One measurement: attempts that are repeats of each other, and the texts that distinguish it from others."""
 
-    runs: list[Run]
+    runs: list[AttemptRow]
     knobs: str
     variant: str
 
     @cached_property
-    def ok(self) -> list[Run]:
+    def ok(self) -> list[AttemptRow]:
         return [run for run in self.runs if run.ok]
 
     @property
-    def sample(self) -> Run:
+    def sample(self) -> AttemptRow:
         return representative(self.runs)
 
     @property
@@ -62,7 +62,7 @@ class Point:
         return curve_id(self.sample)
 
 
-def scaling_rows(groups: Sequence[list[Run]]) -> list[Row]:
+def scaling_rows(groups: Sequence[list[AttemptRow]]) -> list[Row]:
     """One row per measurement and kind of scaling, sorted."""
     samples = [representative(group) for group in groups]
     points = [Point(*parts) for parts in zip(groups, knobs(samples), variants(samples), strict=True)]
@@ -71,7 +71,7 @@ def scaling_rows(groups: Sequence[list[Run]]) -> list[Row]:
     return sorted(rows, key=partial(_order, _reach(rows)))
 
 
-def representative(group: list[Run]) -> Run:
+def representative(group: list[AttemptRow]) -> AttemptRow:
     """A run with the values that all repeats have in common: one that ended ok, if there is one."""
     return next((run for run in group if run.ok), group[0])
 

@@ -16,7 +16,7 @@ from ddlbench.report.copies import without_copies
 from ddlbench.report.epochs import epoch_rows
 from ddlbench.report.labels import settings_text
 from ddlbench.report.ledgers import differences
-from ddlbench.report.merge import DEVELOPER, Row, Run, measured_options, measurement_id, measurements
+from ddlbench.report.merge import DEVELOPER, AttemptRow, Row, measured_options, measurement_id, measurements
 from ddlbench.report.read import Attempt, Records, unreadable, why
 from ddlbench.report.scaling import scaling_rows
 from ddlbench.report.texts import quoted
@@ -45,7 +45,7 @@ class Tables:
 class Rows:
     """What one attempt gives the tables."""
 
-    run: Run
+    run: AttemptRow
     epochs: list[Row]
     warnings: list[str]
 
@@ -87,7 +87,7 @@ def _rows(attempt: Attempt) -> Rows:
     left_out: list[str] = []
     record = attempt.record
     asked = measured_options(_section(record, "config"), _section(record, "config_added_later"))
-    run = Run(run_row(attempt, left_out), asked)
+    run = AttemptRow(run_row(attempt, left_out), asked)
     epochs = epoch_rows(attempt.epochs, left_out)
     told = [f"{attempt.name}: {in_one_line(left_out)}"] if left_out else []
     return Rows(run, epochs, [*attempt.warnings, *told])

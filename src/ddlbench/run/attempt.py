@@ -19,17 +19,17 @@ from ddlbench.loop import Run
 from ddlbench.measure.allocator import keep_freed_memory
 from ddlbench.progress import Progress
 from ddlbench.ranks.boundary import Boundary
-from ddlbench.ranks.control import barrier, everyones, wait_for
+from ddlbench.ranks.control import all_gather, barrier, wait_for
 from ddlbench.ranks.launch import Launch, connect, disconnect, pick_device
 from ddlbench.recipe.losses import make_loss
 from ddlbench.recipe.optimizers import make_optimizer
 from ddlbench.record.record import writable
 from ddlbench.record.recorder import FileRecorder, NoRecorder
-from ddlbench.record.run_json import intention
-from ddlbench.run.board import Board
+from ddlbench.record.run_json import planned_run
 from ddlbench.run.failure import Failure
-from ddlbench.run.faults import Watch, disable_nccl_abort
+from ddlbench.run.faults import Supervisor, disable_nccl_abort
 from ddlbench.run.limits import check_machine, planned_device
+from ddlbench.run.peers import Peers
 from ddlbench.run.scenarios import Scenario, choose
 from ddlbench.run.start import Records, Spans, stage_data
 
@@ -54,9 +54,9 @@ def attempt(config: Config, launch: Launch, started: float) -> int:
     spans = Spans(started)
     spans.end("imports_s")
     records = Records(config, launch, device)
-    with Watch(launch.rank, records, config.train.timeout_s) as watch:
+    with Supervisor(launch.rank, records, config.train.timeout_s) as supervisor:
         try:
-            connect_ranks(config, launch, device, watch)
+            connect_ranks(config, launch, device, supervisor)
             spans.end("connecting_s")
             records.open()
             wait_for([0], "ddlbench/data")
@@ -65,41 +65,41 @@ def attempt(config: Config, launch: Launch, started: float) -> int:
                 raise refusal
             records.agree()
             stage_data(records, spans)
-            watch.expect("the framework's setup did not end")
-            work(scenario, config, job, records, watch, spans)
-            watch.leave()  # the rank that holds the store may now go first
+            supervisor.expect("the framework's setup did not end")
+            work(scenario, config, job, records, supervisor, spans)
+            supervisor.leave()  # the rank that holds the store may now go first
             disconnect(clean=True)
         except Exception as error:  # every kind of failure becomes a row
-            return fail(error, launch, records, watch)
+            return fail(error, launch, records, supervisor)
     return 0 if records.succeed() else 1
 
 
 def dry_run(config: Config, job: Job, refusal: RunError | None) -> int:
     """Print the run as it would be; its exit code."""
-    print(intention(config, job, refusal))
+    print(planned_run(config, job, refusal))
     if refusal is None:
         return 0
     print(f"ddlbench: {refusal.status}: {refusal}", file=sys.stderr)
     return refusal.exit_code
 
 
-def connect_ranks(config: Config, launch: Launch, device: torch.device, watch: Watch) -> None:
+def connect_ranks(config: Config, launch: Launch, device: torch.device, supervisor: Supervisor) -> None:
     """Connect all ranks. From then on every rank watches for failures of the others."""
     if device.type == "cuda":
         disable_nccl_abort()
-    watch.expect(NO_CONNECTION, more_s=10)  # an error that `connect` raises has more details and comes before
+    supervisor.expect(NO_CONNECTION, more_s=10)  # an error that `connect` raises has more details and comes before
     connect(launch, device, config.train.timeout_s, config.backend)
-    watch.join(Board.open())
-    watch.expect_nothing()
+    supervisor.join(Peers.open())
+    supervisor.expect_nothing()
 
 
-def fail(error: Exception, launch: Launch, records: Records, watch: Watch) -> int:
+def fail(error: Exception, launch: Launch, records: Records, supervisor: Supervisor) -> int:
     """Record the failure that came first, of this rank or of another one; the exit code of this process."""
     own = Failure.of(error, launch.rank)
-    first = watch.settle(own)
+    first = supervisor.record_cause(own)
     records.fail(first, begun=not isinstance(error, UserError))
     complain(error, first, launch.rank)
-    watch.linger(first)
+    supervisor.wait_for_readers(first)
     if launch.world_size == 1:  # with more, the others may still be in a collective: the program just ends
         disconnect(clean=False)
     return own.exit_code if own.status == first.status else PeerFailed.exit_code
@@ -129,24 +129,24 @@ def check(config: Config, scenario: Scenario) -> Unsupported | Unavailable | Non
     return None
 
 
-def work(scenario: Scenario, config: Config, job: Job, records: Records, watch: Watch, spans: Spans) -> None:
+def work(scenario: Scenario, config: Config, job: Job, records: Records, supervisor: Supervisor, spans: Spans) -> None:
     """The run itself, between connecting and disconnecting. It drops the model before it returns: process groups must
     not be destroyed while a wrapped model lives."""
     feed = None
     try:
         place = scenario.setup()
         seed_replica(job, place)
-        watch.expect("the data were not opened")
+        supervisor.expect("the data were not opened")
         feed = open_feed(config, job, place)
         spans.end("setup_s")
-        run = make_run(scenario, config, job, place, feed, records, watch)
-        watch.expect("training did not begin")
+        run = make_run(scenario, config, job, place, feed, records, supervisor)
+        supervisor.expect("training did not begin")
         run.recorder.begin(run, spans.seconds, records.hosts)
         if job.device.type == "cpu":
             keep_freed_memory()
-        watch.expect("no step ended")
+        supervisor.expect("no step ended")
         scenario.run(run)
-        run.recorder.end(run, everyones(feed.facts()))
+        run.recorder.end(run, all_gather(feed.facts()))
         barrier()
     except BaseException as error:
         clear_frames(error)  # a setup that failed half-way has left its model in them
@@ -172,7 +172,7 @@ def seed_replica(job: Job, place: Place) -> None:
 
 
 def make_run(
-    scenario: Scenario, config: Config, job: Job, place: Place, feed: Feed, records: Records, watch: Watch
+    scenario: Scenario, config: Config, job: Job, place: Place, feed: Feed, records: Records, supervisor: Supervisor
 ) -> Run:
     model = scenario.begin(feed)
     progress = Progress(config.progress and job.rank == 0)
@@ -185,7 +185,7 @@ def make_run(
         warmup_steps=config.train.warmup_steps,
         recorder=FileRecorder(record, config, model, scenario, progress) if record else NoRecorder(),
         progress=progress,
-        boundary=Boundary(job.device, watch.alive),
+        boundary=Boundary(job.device, supervisor.progressed),
         validate=config.train.validate,
         val_words=records.dataset.get("val_words"),
     )
@@ -224,7 +224,7 @@ def open_feed(config: Config, job: Job, place: Place) -> Feed:
         replica_batch=job.replica_batch(place.data_size),
         steps=config.train.steps,
         channels_last=job.channels_last,
-        cores=fewest_cores(everyones(own_cores())),
+        cores=fewest_cores(all_gather(own_cores())),
     )
     return config.loader.open(config.data, request)
 

@@ -1,7 +1,7 @@
 """When a rank fails: which rank caused it, which rank records it, and how every process ends in time.
 
 A rank stuck in a collective cannot be reached by Python's own signal handlers (they run between bytecodes), so a thread
-watches for signals, for the other ranks' failures (board.py) and for a main thread that no longer moves.
+watches for signals, for the other ranks' failures (peers.py) and for a main thread that no longer moves.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from dataclasses import replace
 from typing import Protocol
 
 from ddlbench.errors import Killed, PeerFailed
-from ddlbench.run.board import Board
 from ddlbench.run.failure import Failure
+from ddlbench.run.peers import Peers
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 PERIOD_S = 0.25
-LINGER_S = 3.0  # how long a failing rank stays for the others, at most
+READERS_S = 3.0  # how long a failing rank stays for the others, at most
 GRACE_S = 5.0  # from a peer's failure, told and recorded, to the end of a main thread that does not end by itself
 # torch's NCCL watchdog and its monitor abort the process when they see an error, a hang of 8 minutes or a failed CUDA
-# call: then no record would be written. `Watch` sees the same, writes, and ends the process (ProcessGroupNCCL.cpp).
+# call: then no record would be written. `Supervisor` does the same after the record is written (ProcessGroupNCCL.cpp).
 NCCL_DEFAULTS = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
@@ -58,7 +58,7 @@ class Ending(Protocol):
         ...
 
 
-class Watch:
+class Supervisor:
     """A thread that ends this process, the reason recorded, when a signal comes, when another rank failed or no longer
     responds, or when the main thread does not move."""
 
@@ -66,16 +66,16 @@ class Watch:
         self.rank = rank
         self.ending = ending
         self.timeout_s = timeout_s
-        self.board: Board | None = None
+        self.peers: Peers | None = None
         self.expected, self.within_s = "", math.inf
         self.heard = time.perf_counter()
-        self.lingering = threading.Lock()
-        self.lingered = False
+        self.waiting = threading.Lock()
+        self.waited = False
         self.reading, self.writing = os.pipe()
         self.stopped = threading.Event()
-        self.thread = threading.Thread(target=self._watch, name="ddlbench-watch", daemon=True)
+        self.thread = threading.Thread(target=self._supervise, name="ddlbench-supervisor", daemon=True)
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> Supervisor:
         os.set_blocking(self.writing, False)
         self.wakeup = signal.set_wakeup_fd(self.writing, warn_on_full_buffer=False)
         ignored = signal.SIG_IGN  # as SIGHUP is by nohup
@@ -95,21 +95,21 @@ class Watch:
         os.close(self.reading)
         os.close(self.writing)
 
-    def join(self, board: Board | None) -> None:
+    def join(self, peers: Peers | None) -> None:
         """From now on look for other ranks' failures, and for a rank that sends no heartbeat for `timeout_s`."""
-        self.board = board
+        self.peers = peers
 
     def leave(self) -> None:
         """From now on look for nobody's failure: all is well."""
-        board, self.board = self.board, None
+        peers, self.peers = self.peers, None
         self.expect_nothing()
-        if board is not None:
-            board.close()
+        if peers is not None:
+            peers.close()
 
     def expect(self, what: str, more_s: float = 0.0) -> None:
         """From now on a main thread that says nothing for `timeout_s` and `more_s` hangs: a wait for a GPU raises
         nothing. what: as in "no step ended"."""
-        self.alive()
+        self.progressed()
         limit = "train.timeout_s" + (f" + {more_s:g}" if more_s else "")
         self.expected, self.within_s = f"{what} within {self.timeout_s + more_s:g} s ({limit})", self.timeout_s + more_s
 
@@ -117,56 +117,56 @@ class Watch:
         """From now on the main thread may take the time it needs, while every other rank sends heartbeats."""
         self.within_s = math.inf
 
-    def alive(self) -> None:
+    def progressed(self) -> None:
         self.heard = time.perf_counter()
 
-    def settle(self, own: Failure) -> Failure:
+    def record_cause(self, own: Failure) -> Failure:
         """The failure that counts, posted and recorded: another rank's if one was posted before, else this one."""
-        board = self.board
-        if board is not None:
-            self.ending.close(board.failure or own, final=False)  # now: the launcher may leave this process no time
-            if own.doubtful and board.failure is None and (cause := board.find_cause()) is not None:
+        peers = self.peers
+        if peers is not None:
+            self.ending.close(peers.failure or own, final=False)  # now: the launcher may leave this process no time
+            if own.doubtful and peers.failure is None and (cause := peers.find_cause()) is not None:
                 status = own.status if own.status == "timeout" else "error"
                 own = replace(own, status=status, reason=f"{cause}; {own.reason}")
-            own = board.post(own)
+            own = peers.post(own)
         self.ending.close(own)
         return own
 
-    def linger(self, failure: Failure) -> None:
+    def wait_for_readers(self, failure: Failure) -> None:
         """Rank 0 stays until the others know the reason, for it may hold the store; they stay until it is recorded."""
-        with self.lingering:
-            board = self.board
-            if self.lingered or board is None:
+        with self.waiting:
+            peers = self.peers
+            if self.waited or peers is None:
                 return
-            self.lingered = True
-            deadline = time.perf_counter() + LINGER_S + 2 * board.period_s
+            self.waited = True
+            deadline = time.perf_counter() + READERS_S + 2 * peers.period_s
             if self.rank == 0:
-                board.tell_recorded()
-                while board.readers() < board.world_size - 1 and time.perf_counter() < deadline and not board.lost:
-                    time.sleep(board.period_s / 2)
+                peers.tell_recorded()
+                while peers.readers() < peers.world_size - 1 and time.perf_counter() < deadline and not peers.lost:
+                    time.sleep(peers.period_s / 2)
                 return
-            board.acknowledge()
-            while not board.recorded and time.perf_counter() < deadline:
-                time.sleep(board.period_s / 2)
-            if not board.recorded:
+            peers.acknowledge()
+            while not peers.recorded and time.perf_counter() < deadline:
+                time.sleep(peers.period_s / 2)
+            if not peers.recorded:
                 time.sleep(0.2 * min(self.rank, 50))  # the lowest rank first
                 self.ending.claim(failure)
 
-    def _watch(self) -> None:
+    def _supervise(self) -> None:
         while not self.stopped.is_set():
             ready, _, _ = select.select([self.reading], [], [], PERIOD_S)
-            board = self.board
+            peers = self.peers
             if self.stopped.is_set():
                 return
             if ready:
                 self._signalled(os.read(self.reading, 1)[0])
-            elif board is not None and board.failure is not None:
-                self._peer_failed(board.failure)
-            elif board is not None and board.lost:
+            elif peers is not None and peers.failure is not None:
+                self._peer_failed(peers.failure)
+            elif peers is not None and peers.lost:
                 reason = f"rank {self.rank} lost its connection to the rendezvous store"
                 self._fail(Failure("error", reason, PeerFailed.exit_code, self.rank, doubtful=True))
-            elif board is not None and board.silent_for() > self.timeout_s:
-                peer, seconds = board.name(board.next_rank), board.silent_for()
+            elif peers is not None and peers.silent_for() > self.timeout_s:
+                peer, seconds = peers.name(peers.next_rank), peers.silent_for()
                 reason = f"rank {self.rank} has not heard from {peer} for {seconds:.0f} s (train.timeout_s)"
                 self._fail(Failure("timeout", reason, 8, self.rank, doubtful=True))
             elif time.perf_counter() - self.heard > self.within_s:
@@ -178,24 +178,24 @@ class Watch:
         if number not in {int(item) for item in self.handlers}:
             return  # SIGCHLD and the like pass through the same pipe
         reason = f"rank {self.rank} received {signal.Signals(number).name}"
-        if self.board is not None and number == signal.SIGTERM:
+        if self.peers is not None and number == signal.SIGTERM:
             reason += ": from the scheduler, or from the launcher because another rank ended"
         self._fail(Failure("killed", reason, 128 + number, self.rank, doubtful=True))
 
     def _peer_failed(self, failure: Failure) -> None:
         """Record it first, then give the main thread time to leave in order: often its collective fails by itself."""
         self.ending.close(failure)
-        self.linger(failure)
+        self.wait_for_readers(failure)
         if not self.stopped.wait(GRACE_S):
             self._exit(failure)
 
     def _fail(self, own: Failure, begun: bool = False) -> None:
         try:
-            failure = self.settle(own)
+            failure = self.record_cause(own)
             self.ending.fail(failure, begun)
             if failure.rank == self.rank:
                 print(f"ddlbench: {failure.status}: {failure.reason}", file=sys.stderr, flush=True)
-            self.linger(failure)
+            self.wait_for_readers(failure)
             self._exit(failure)
         finally:  # whatever happens, no process may be left that only SIGKILL ends
             os._exit(own.exit_code)

@@ -20,7 +20,7 @@ from ddlbench.data.staging import stage
 from ddlbench.errors import UserError
 from ddlbench.measure.environment import cores, known
 from ddlbench.progress import Progress
-from ddlbench.ranks.control import everyones, wait_for
+from ddlbench.ranks.control import all_gather, wait_for
 from ddlbench.ranks.launch import Launch
 from ddlbench.record.record import Record, end_for_rank_0, run_id
 from ddlbench.record.run_json import opening
@@ -70,7 +70,7 @@ class Records:
     def agree(self) -> None:
         """UserError on every rank where one reads other data or has another configuration."""
         folder = self.record.folder.resolve() if self.record else None
-        found = everyones((socket.gethostname(), self.run_id, folder, known(cores)))
+        found = all_gather((socket.gethostname(), self.run_id, folder, known(cores)))
         self.folder = found[0][2]
         for rank, (host, run, *_) in enumerate(found):
             if run != found[0][1]:
@@ -127,10 +127,10 @@ def stage_data(records: Records, spans: Spans) -> None:
     if config.data.stage_to is None:
         return
     copier = launch.local_rank == 0
-    copiers = [rank for rank, copies in enumerate(everyones(copier)) if copies]
+    copiers = [rank for rank, copies in enumerate(all_gather(copier)) if copies]
     staged = stage(config.data.files_to_stage(), Progress(config.progress and launch.rank == 0)) if copier else None
     wait_for(copiers, "ddlbench/staged")
-    found = [each for each in everyones(staged) if each]
+    found = [each for each in all_gather(staged) if each]
     if records.record:
         copied = sum(each.copied_bytes for each in found)
         records.record.add(staging={**asdict(found[0]), "copied_bytes": copied, "nodes": len(found)})

@@ -16,7 +16,7 @@ import torch
 
 from ddlbench.errors import Unavailable, Unsupported, UserError
 from ddlbench.frameworks.deepspeed.adapter import DeepSpeed, restore, set_device_index
-from ddlbench.frameworks.deepspeed.knobs import library
+from ddlbench.frameworks.deepspeed.knobs import import_deepspeed
 from ddlbench.job import Job
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
 from tests.equality.test_equal_training import MODELS, TOLERANCES, distance, norm
@@ -103,7 +103,7 @@ def test_gradients_travel_during_the_backward_pass_on_gpus() -> None:
 
 
 def test_where_the_library_cannot_do_without_the_norm_the_facts_say_so() -> None:
-    library(torch.device("cpu"))
+    import_deepspeed(torch.device("cpu"))
     for framework, asked, needed in (
         (DeepSpeed(zero_stage=2), two_ranks(), False),
         (DeepSpeed(zero_stage=2, offload_optimizer=True), two_ranks(), True),
@@ -138,7 +138,7 @@ def test_open_mpis_local_rank_says_the_same(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_set_up_that_fails_leaves_the_launchers_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    deepspeed = library(torch.device("cpu"))
+    deepspeed = import_deepspeed(torch.device("cpu"))
     monkeypatch.setenv("LOCAL_RANK", "3")
     monkeypatch.setattr("ddlbench.frameworks.deepspeed.adapter.set_device_index", lambda *_: change("LOCAL_RANK", "0"))
     monkeypatch.setattr("ddlbench.frameworks.deepspeed.adapter.make_group", lambda _: None)

@@ -15,7 +15,7 @@ import torch
 
 from ddlbench.errors import Unavailable, Unsupported, UserError
 from ddlbench.frameworks.ddp import DDP
-from ddlbench.frameworks.horovod.adapter import Horovod, library, stall_seconds
+from ddlbench.frameworks.horovod.adapter import Horovod, horovod_torch, stall_seconds
 from ddlbench.frameworks.shared.replica import Replica
 from ddlbench.job import Batch, Framework, Job
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
@@ -55,7 +55,7 @@ class SummedHorovod(Horovod):
 
     def setup(self, job: Job) -> Replica:
         trainer = super().setup(job)
-        trainer.optimizer.op = library().Sum  # pyright: ignore
+        trainer.optimizer.op = horovod_torch().Sum  # pyright: ignore
         return trainer
 
 
@@ -80,7 +80,7 @@ def find() -> Found:
 
 def first_operations() -> list[tuple[torch.device, str]]:
     """NCCL makes Horovod's communicator at its first operation on a device: which is in the set-up."""
-    framework, found, phase, hvd = Horovod(), list[tuple[torch.device, str]](), "set-up", library()
+    framework, found, phase, hvd = Horovod(), list[tuple[torch.device, str]](), "set-up", horovod_torch()
     real = hvd.allreduce
 
     def recorded(tensor: torch.Tensor, **options: Any) -> torch.Tensor:
@@ -235,7 +235,7 @@ def test_a_gpu_or_adasum_needs_another_flavour() -> None:
 @needs_horovod
 @pytest.mark.parametrize(("nccl", "mpi"), [(True, False), (False, True), (False, False)])
 def test_adasum_on_gpus_needs_nccl_and_mpi(monkeypatch: pytest.MonkeyPatch, nccl: bool, mpi: bool) -> None:
-    hvd = library()
+    hvd = horovod_torch()
     monkeypatch.setattr(hvd, "nccl_built", lambda: nccl)
     monkeypatch.setattr(hvd, "mpi_built", lambda: mpi)
     with pytest.raises(Unsupported, match=r"both NCCL and MPI: build it with scripts/install_horovod.sh nccl-mpi"):

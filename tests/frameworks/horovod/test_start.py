@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from ddlbench.frameworks.horovod.adapter import Horovod, library
+from ddlbench.frameworks.horovod.adapter import Horovod, horovod_torch
 from ddlbench.frameworks.horovod.start import environment, meeting, places, started_by_mpi
 from tests.frameworks.test_ddp import CASE
 from tests.support.equal import make_job
@@ -58,7 +58,7 @@ def meet() -> tuple[list[tuple[int, int, int]], str | None, dict[str, str]]:
 def started() -> tuple[int, int, int]:
     framework = Horovod()
     trainer = framework.setup(make_job(CASE))
-    hvd = library()
+    hvd = horovod_torch()
     found = hvd.size(), hvd.rank(), hvd.local_rank()
     trainer.close()
     return found

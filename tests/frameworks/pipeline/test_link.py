@@ -23,7 +23,7 @@ def turns() -> list[float | None]:
         came = link.exchange(outgoing.reshape(NUMBERS) if outgoing is not None else None, receive)
         got.append(None if came is None else came.unique().item())
     assert link.exchange(None, receive=False) is None
-    link.settle()
+    link.wait_for_send()
     return got
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.profiler import record_function
 
-from ddlbench.frameworks.deepspeed.knobs import Knobs, library, without_norm
+from ddlbench.frameworks.deepspeed.knobs import Knobs, import_deepspeed, without_norm
 from ddlbench.frameworks.shared.batchnorm import Statistics
 from ddlbench.frameworks.shared.groups import subgroup
 from ddlbench.frameworks.shared.replica import build
@@ -32,7 +32,7 @@ class DeepSpeed(Knobs):
     """deepspeed.initialize over a configuration made of the job and the knobs."""
 
     def setup(self, job: Job) -> ZeroTrainer:
-        deepspeed = library(job.device)
+        deepspeed = import_deepspeed(job.device)
         model = build(job)
         variables = set_device_index(job.device, job.local_rank)
         try:
@@ -108,7 +108,7 @@ class ZeroTrainer:
             with record_function("ddlbench/update"):
                 self.engine.step()  # counts the micro batches, updates after the last
             total += loss.detach() / self.micro_batches
-        self.statistics.moved()
+        self.statistics.mark_changed()
         return total
 
     def _cast(self, inputs: Tensor) -> Tensor:
@@ -118,7 +118,7 @@ class ZeroTrainer:
 
     def evaluate(self, batch: Batch | None) -> Tensor | None:
         assert batch is not None
-        self.statistics.settle()
+        self.statistics.synchronise()
         module: nn.Module = self.engine.module
         job = replace(self.job, precision="fp32") if self.knobs.casts(self.job) else self.job  # then without autocast
         return evaluate(module, lambda inputs: module(self._cast(inputs)), batch, job, self.micro_batches)
@@ -128,7 +128,7 @@ class ZeroTrainer:
 
     def state(self) -> dict[str, Tensor] | None:
         """Tensor by tensor, so that no device need hold the whole model."""
-        self.statistics.settle()
+        self.statistics.synchronise()
         whole: dict[str, Tensor] = {}
         for name, tensor in self.engine.module.state_dict(keep_vars=True).items():
             full = self._whole(tensor)
@@ -148,7 +148,8 @@ class ZeroTrainer:
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Rounded to the model's type where the library cast it."""
-        gathered = library(self.job.device).zero.GatheredParameters  # at stages 0 to 2 it finds nothing to gather
+        # At stages 0 to 2 it finds nothing to gather.
+        gathered = import_deepspeed(self.job.device).zero.GatheredParameters
         for name, tensor in self.engine.module.state_dict(keep_vars=True).items():
             with gathered([tensor], modifier_rank=0), torch.no_grad():
                 tensor.copy_(state[name])

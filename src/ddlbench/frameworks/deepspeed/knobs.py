@@ -20,7 +20,7 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 BUCKET_MB = 25.0  # DDP's. DeepSpeed's own, 5e8 elements, takes 2 GB whatever the size of the model
 
 
-def library(device: torch.device) -> Any:
+def import_deepspeed(device: torch.device) -> Any:
     """The module, quiet; Unavailable where it cannot be imported."""
     os.environ.setdefault("DS_ACCELERATOR", device.type)  # else it says aloud what it finds
     try:
@@ -83,7 +83,7 @@ class Knobs:
 
     def check(self, job: Job) -> None:
         self.supports(job)
-        library(job.device)
+        import_deepspeed(job.device)
 
     def supports(self, job: Job) -> None:
         """What `check` refuses wherever the library is installed."""
@@ -174,7 +174,7 @@ class Knobs:
 
 
 def has_norm_switch() -> bool:
-    """Whether this version of the library, which `library` has imported, has zero_optimization.compute_grad_norm."""
+    """Whether this version of DeepSpeed has zero_optimization.compute_grad_norm."""
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig  # pyright: ignore
 
     return "compute_grad_norm" in DeepSpeedZeroConfig.model_fields

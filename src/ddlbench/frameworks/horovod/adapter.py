@@ -19,12 +19,12 @@ from ddlbench.frameworks.shared.refusals import check_alike
 from ddlbench.frameworks.shared.replica import Replica, build
 from ddlbench.frameworks.shared.step import Clip, Update
 from ddlbench.job import Job
-from ddlbench.ranks.control import everyones
+from ddlbench.ranks.control import all_gather
 
 COMPRESSIONS = ("none", "fp16")
 
 
-def library() -> Any:
+def horovod_torch() -> Any:
     """horovod.torch. Its own import succeeds without the compiled part, so that part is imported first."""
     try:
         import_module("horovod.torch.mpi_ops")
@@ -62,7 +62,7 @@ class Horovod:
 
     def check(self, job: Job) -> None:
         self.supports(job)
-        hvd = library()
+        hvd = horovod_torch()
         if self.adasum and job.device.type == "cuda" and not (hvd.nccl_built() and hvd.mpi_built()):
             raise Unsupported(
                 "horovod: adasum on GPUs needs a Horovod with both NCCL and MPI: build it with "
@@ -102,7 +102,7 @@ class Horovod:
 
     def setup(self, job: Job) -> Replica:
         """Horovod stays up until the process ends: see `start`."""
-        hvd = library()
+        hvd = horovod_torch()
         start(hvd, job, self._variables(job))
         op = hvd.Adasum if self.adasum else hvd.Average
         hvd.allreduce(torch.ones(1, device=job.device), op=op)  # makes NCCL's communicator, as launch.connect does
@@ -183,4 +183,4 @@ def assert_same_weights(model: nn.Module) -> None:
     """Horovod's own broadcast is not needed, for every rank builds from the same seed. Their bits are added up as
     integers, which gives the same sum on every device."""
     bits = [int(parameter.detach().view(torch.int32).sum()) for parameter in model.parameters()]
-    assert len({tuple(each) for each in everyones(bits)}) == 1, "the ranks start from different weights"
+    assert len({tuple(each) for each in all_gather(bits)}) == 1, "the ranks start from different weights"

@@ -18,7 +18,7 @@ from typing import Any
 import torch.distributed as dist
 
 from ddlbench.job import Job
-from ddlbench.ranks.control import barrier, everyones
+from ddlbench.ranks.control import all_gather, barrier
 
 MPI_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")  # mpirun of Open MPI, of MPICH; srun --mpi=pmix
 
@@ -67,7 +67,7 @@ def rendezvous(rank: int) -> Generator[dict[str, str]]:
     """The variables that tell a rank its place and where the others are; the first rank serves meanwhile."""
     server = serve() if rank == 0 else None
     try:
-        met = everyones((socket.gethostname(), server.server_address[1] if server else 0))
+        met = all_gather((socket.gethostname(), server.server_address[1] if server else 0))
         hosts, port = [host for host, _ in met], met[0][1]
         yield {**places(hosts, rank), **meeting(port)}
     finally:

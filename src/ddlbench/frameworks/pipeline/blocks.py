@@ -75,7 +75,7 @@ class Blocks:
         """Of shards torch's schedule has averaged the gradients already."""
         unaveraged = [] if self.sharded else [gradient(parameter) for parameter in self.model.parameters()]
         self.groups.reduce(unaveraged, self.shared)
-        self.statistics.moved()
+        self.statistics.mark_changed()
 
     def clip(self, parameters: Iterable[nn.Parameter], max_norm: float) -> None:
         clip_parts(parameters, max_norm, self._counted(), self.groups.norm_group)
@@ -96,7 +96,7 @@ class Blocks:
                 stage.reshard()
 
     def state(self) -> dict[str, Tensor] | None:
-        self.statistics.settle()
+        self.statistics.synchronise()
         own = gathered_state(self.model, keep=self.groups.data_rank == 0)
         if self.groups.data_rank > 0:
             return None

@@ -11,7 +11,7 @@ from typing import ParamSpec, TypeVar
 import torch
 
 from ddlbench.measure.clock import Mark, mark, seconds
-from ddlbench.ranks.control import total
+from ddlbench.ranks.control import sum_over_ranks
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -56,4 +56,5 @@ class BusyClock:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         own = [(seconds(*whole), sum(seconds(*span) for span in spans)) for whole, spans in self.steps]
-        return median(1 - busy / whole for whole, busy in total(torch.tensor(own, dtype=torch.float64)).tolist())
+        summed = sum_over_ranks(torch.tensor(own, dtype=torch.float64))
+        return median(1 - busy / whole for whole, busy in summed.tolist())

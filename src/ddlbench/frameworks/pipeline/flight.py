@@ -185,7 +185,7 @@ class Flight:
         self._start_sums(before=self.admitted)
         while self.due:
             self._apply(self.due.popleft())
-        self._settle()
+        self._wait_for_sends()
         self.weights.use(self.weights.newest)
         self.admitted = 0
 
@@ -201,7 +201,7 @@ class Flight:
         with torch.no_grad():
             outputs = [self._pass_on(micro) for micro in self._slices(batch)]
         self.model.train()
-        self._settle()
+        self._wait_for_sends()
         return torch.cat(outputs) if self.after is None else None
 
     def _pass_on(self, micro: Batch | None) -> Tensor:
@@ -210,10 +210,10 @@ class Flight:
             self.after.exchange(output, receive=False)
         return output
 
-    def _settle(self) -> None:
+    def _wait_for_sends(self) -> None:
         for link in (self.before, self.after):
             if link is not None:
-                link.settle()
+                link.wait_for_send()
 
 
 @contextmanager

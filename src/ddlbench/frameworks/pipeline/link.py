@@ -26,7 +26,7 @@ class Link:
 
     def exchange(self, outgoing: Tensor | None, receive: bool) -> Tensor | None:
         """Start to send, where there is something; wait for what comes, where something does."""
-        self.settle()
+        self.wait_for_send()
         operations: list[dist.P2POp] = []
         if outgoing is not None:
             outgoing = outgoing.contiguous()
@@ -42,7 +42,7 @@ class Link:
         self.sending = outgoing, works
         return incoming
 
-    def settle(self) -> None:
+    def wait_for_send(self) -> None:
         """Wait until what was sent has gone: its memory is needed until then."""
         for work in self.sending[1]:
             work.wait()

@@ -142,7 +142,7 @@ class PipeDreamTrainer:
         return self.flight.update.count
 
     def step(self, batch: Batch | None) -> Tensor | None:
-        self.blocks.statistics.moved()
+        self.blocks.statistics.mark_changed()
         return self.flight.step(batch)
 
     def flush(self) -> None:
@@ -151,7 +151,7 @@ class PipeDreamTrainer:
 
     def evaluate(self, batch: Batch | None) -> Tensor | None:
         self._assert_empty()
-        self.blocks.statistics.settle()
+        self.blocks.statistics.synchronise()
         return self.flight.evaluate(batch)
 
     def _assert_empty(self) -> None:

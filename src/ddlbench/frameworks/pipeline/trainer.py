@@ -117,7 +117,7 @@ class PipelineTrainer:
         return (shared.inputs,) if first else (), shared.targets if last else None
 
     def evaluate(self, batch: Batch | None) -> Tensor | None:
-        self.blocks.statistics.settle()
+        self.blocks.statistics.synchronise()
         inputs, targets = self._ends_of(batch)
         self.model.eval()
         with as_raised(), torch.no_grad():

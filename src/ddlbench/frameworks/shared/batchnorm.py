@@ -37,10 +37,10 @@ class Statistics:
     def __init__(self, model: nn.Module, copies: dist.ProcessGroup | None) -> None:
         self.model, self.copies, self.alike = model, copies, True
 
-    def moved(self) -> None:
+    def mark_changed(self) -> None:
         self.alike = False
 
-    def settle(self) -> None:
+    def synchronise(self) -> None:
         if not self.alike and self.copies is not None:
             average_statistics(self.model, self.copies)
         self.alike = True

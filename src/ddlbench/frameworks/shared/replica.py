@@ -82,7 +82,7 @@ class Replica:
         assert batch is not None
         loss = accumulate(self.trained, batch, self.job, self.micro_batches, self.update, self.no_sync)
         self.update.apply(self.trained.parameters())
-        self.statistics.moved()
+        self.statistics.mark_changed()
         return loss
 
     def evaluate(self, batch: Batch | None) -> Tensor | None:
@@ -92,7 +92,7 @@ class Replica:
 
     def synchronize(self) -> None:
         """Make the replicas equal, before validation and before the model is saved."""
-        self.statistics.settle()
+        self.statistics.synchronise()
 
     def flush(self) -> None:
         """Nothing is in flight between steps."""

@@ -134,7 +134,7 @@ class TensorReplica(Replica):
         loss = accumulate(self.trained, shared, self.job, self.micro_batches, self.update, self.no_sync)
         self._sum_over_tokens()
         self.update.apply(self.model.parameters(), self._clip)
-        self.statistics.moved()
+        self.statistics.mark_changed()
         return loss if batch is not None else None
 
     def _shared(self, batch: Batch | None) -> Batch:

@@ -20,7 +20,7 @@ from ddlbench.measure.clock import EpochClock
 from ddlbench.measure.memory import reset_peaks
 from ddlbench.measure.rows import RankEpoch, gather_epoch
 from ddlbench.measure.usage import Usage
-from ddlbench.ranks.control import barrier, everyones, total
+from ddlbench.ranks.control import all_gather, barrier, sum_over_ranks
 from ddlbench.record.run_json import ledger, model_section
 
 LAYOUTS = ("single", "ddp")
@@ -81,7 +81,7 @@ class Loading:
 
 def over_ranks(used: Usage, counted: bool) -> dict[str, Any]:
     """CPU seconds and bytes of all ranks together. counted: whether the bytes read can be known"""
-    all_used = everyones(used)
+    all_used = all_gather(used)
     read = [usage.read_bytes for usage in all_used if usage.read_bytes is not None]
     known = counted and len(read) == len(all_used)
     return {"cpu_time_s": sum(usage.cpu_s for usage in all_used), "read_bytes": sum(read) if known else None}
@@ -96,4 +96,4 @@ def read_validation(run: Run) -> dict[str, Any]:
         samples += batch.valid.sum()
         run.boundary.heartbeat()
     times = clock.stop()
-    return {"val_samples": int(total(samples)), "validation_time_s": times.epoch_s + times.straggler_s}
+    return {"val_samples": int(sum_over_ranks(samples)), "validation_time_s": times.epoch_s + times.straggler_s}

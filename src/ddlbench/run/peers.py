@@ -28,7 +28,7 @@ ANSWER_S = 3.0  # longest wait for one answer of the store
 SILENCE_S = 4.0  # a rank without a heartbeat for so long, while another rank looks for the cause of a failure, is named
 
 
-class Board:
+class Peers:
     """The store's keys as attributes, brought up to date every `period_s`; the larger the world, the rarer.
 
     failure: the first that was posted; recorded: whether rank 0 has written it
@@ -46,11 +46,11 @@ class Board:
         self.beats = 0
         self.asked_at: float | None = None  # since when a request to the store is under way
         self.requests: queue.SimpleQueue[tuple[Callable[[Any], Any], Future[Any]]] = queue.SimpleQueue()
-        self.thread = threading.Thread(target=self._serve, name="ddlbench-board", daemon=True)
+        self.thread = threading.Thread(target=self._serve, name="ddlbench-peers", daemon=True)
         self.thread.start()
 
     @classmethod
-    def open(cls) -> Board | None:
+    def open(cls) -> Peers | None:
         """Over a connection of its own, so that a thread may read it while another waits in the store."""
         if not (dist.is_initialized() and dist.get_world_size() > 1):
             return None

@@ -1,0 +1,189 @@
+"""Ranks that end without a message, are stopped, or lose their launcher: the record names them, whoever writes it."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from ddlbench.report.read import read_all
+from tests.record.test_record import fill
+from tests.run.test_faults import ROOT, WITHIN_S, command, end, patience_s, record, start
+from tests.support.processes import environment, small_disk
+from tests.support.ranks import free_port
+
+GONE = r"rank {} \(.*, pid \d+\) ended without a message, or is stopped: .*; rank {}"
+
+
+def torchrun(folder: Path, how: str, *more: str) -> subprocess.Popen[str]:
+    """Two ranks whose store lives in torchrun."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
+    words = [*launcher, *command(folder, how, *more)]
+    return subprocess.Popen(words, env=environment(PYTHONPATH=f"{ROOT}/src:{ROOT}"), text=True, stderr=subprocess.PIPE)
+
+
+@pytest.mark.parametrize("on", [1, pytest.param(0, marks=pytest.mark.slow)])
+def test_the_rank_that_was_killed_is_named_not_the_signal_of_the_launcher(tmp_path: Path, on: int) -> None:
+    _, said = end([torchrun(tmp_path, "kill", f"+framework.on={on}")])
+    content = record(tmp_path)
+    assert content["status"] == "error", said
+    assert re.match(GONE.format(on, 1 - on), content["reason"]), content["reason"]
+    assert content["times"]["end"] is not None
+
+
+def test_rank_0_is_killed_and_the_store_with_it(tmp_path: Path) -> None:
+    codes, said = end(start(tmp_path, "kill", "+framework.on=0"))
+    assert codes[0] == -signal.SIGKILL
+    assert codes[1] > 0
+    content = record(tmp_path)
+    assert content["status"] == "error", said
+    assert content["reason"].startswith("rank 0, which held the rendezvous store, ended without a message; rank 1")
+    assert content["reason"] in said[1]
+
+
+def test_a_failing_rank_0_stays_until_the_others_know_why(tmp_path: Path) -> None:
+    """The store ends with it."""
+    codes, said = end(start(tmp_path, "memory", "+framework.on=0"))
+    assert codes == [7, 6], said
+    assert record(tmp_path)["reason"] == "rank 0: OutOfMemoryError: planted: out of memory"
+    assert "without a message" not in said[1]
+
+
+def test_a_launcher_that_dies_is_named(tmp_path: Path) -> None:
+    end([torchrun(tmp_path, "launcher", "+framework.on=0")])
+    wait_until(lambda: begun(tmp_path) and record(tmp_path)["status"] != "running")
+    assert record(tmp_path)["reason"].startswith("torchrun, which held the rendezvous store, ended without a message")
+
+
+def test_rank_0_is_stopped_and_another_rank_writes_the_end(tmp_path: Path) -> None:
+    """With the store in rank 0, which then does not answer either."""
+    stopped, other = processes = start(tmp_path, "stop", "+framework.on=0", f"train.timeout_s={patience_s()}")
+    try:
+        assert other.wait(WITHIN_S) == 8
+        content = record(tmp_path)
+        assert content["status"] == "timeout"
+        assert content["reason"].startswith("rank 0, which holds the rendezvous store, does not answer")
+        assert "train.timeout_s" in content["reason"]
+        assert content["times"]["end"] is not None
+        stopped.send_signal(signal.SIGCONT)
+        end(processes)
+        assert record(tmp_path) == content
+    finally:
+        stopped.kill()
+
+
+@pytest.mark.slow
+def test_rank_0_is_stopped_under_torchrun(tmp_path: Path) -> None:
+    launcher = torchrun(tmp_path, "stop", "+framework.on=0", f"train.timeout_s={patience_s()}")
+    try:
+        wait_until(lambda: begun(tmp_path) and record(tmp_path)["status"] != "running")
+    finally:
+        launcher.send_signal(signal.SIGTERM)
+        end([launcher])
+    content = record(tmp_path)
+    assert content["status"] == "timeout"
+    assert re.match(GONE.format(0, 1), content["reason"]), content["reason"]
+
+
+def test_a_setup_that_hangs_is_a_timeout(tmp_path: Path) -> None:
+    codes, said = end(start(tmp_path, "hang_in_setup", "train.timeout_s=3", ranks=1))
+    content = record(tmp_path)
+    assert codes == [8], said
+    assert content["status"] == "timeout"
+    assert content["reason"] == "rank 0: the framework's setup did not end within 3 s (train.timeout_s)"
+
+
+def test_a_loader_worker_that_is_killed_is_named(tmp_path: Path) -> None:
+    images = ["loader=native", "loader.workers=1", "data.sample_train=40", "data.sample_val=20"]
+    codes, said = end(start(tmp_path, "worker", *images, "train.steps=5"))
+    content = record(tmp_path)
+    assert codes[1] == 1, said
+    assert content["status"] == "error"
+    assert re.match(r"rank 1: a loader worker process \(pid \d+\) was killed by signal 'Killed'", content["reason"])
+    assert "loader.workers" in content["reason"]
+
+
+def begun(folder: Path, epochs: int = 0) -> bool:
+    """Whether there is a record of so many epochs."""
+    if not list(folder.glob("*/attempt-1/run.json")):
+        return False
+    return record(folder).get("summary", {}).get("epochs_done", -1) >= epochs
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WITHIN_S
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_what_was_measured_survives_kill_9(tmp_path: Path) -> None:
+    processes = start(tmp_path, "none", "train.epochs=100000", "train.steps=3")
+    try:
+        wait_until(lambda: begun(tmp_path, epochs=3))
+    finally:
+        for process in processes:
+            process.kill()
+        end(processes)
+    content, (folder,) = record(tmp_path), tmp_path.glob("*/attempt-1")
+    done = content["summary"]["epochs_done"]
+    assert content["status"] == "running"
+    assert done >= 3
+    assert content["summary"]["throughput_samples_per_s"] > 0
+    assert content["ledger"]["updates"] == 3 * done
+    steps = pd.read_parquet(folder / "steps.parquet").groupby("epoch").size()
+    assert steps[:done].tolist() == [2 * 3] * done
+    (attempt,) = read_all([tmp_path]).attempts
+    assert len(attempt.epochs) >= done
+
+
+def test_waiting_for_data_ends_where_the_rank_that_prepares_them_is_stopped(tmp_path: Path) -> None:
+    stopped, other = start(tmp_path, "none", "+data=Stopping", f"train.timeout_s={patience_s()}")
+    try:
+        assert other.wait(WITHIN_S) == 8
+    finally:
+        stopped.kill()
+    _, said = end([stopped, other])
+    assert "timeout: rank 0, which holds the rendezvous store, does not answer" in said[1]
+    assert "train.timeout_s" in said[1]
+
+
+def test_a_disk_that_fills_up_ends_the_run_with_a_record_and_a_line(tmp_path: Path) -> None:
+    with small_disk(tmp_path, 2**20) as disk:
+        processes = start(disk, "slow", "train.steps=5", "train.epochs=1000", ranks=1)
+        wait_until(lambda: begun(disk))
+        fill(disk)
+        codes, said = end(processes)
+        content = record(disk)
+    assert codes == [1], said
+    assert content["status"] == "error"
+    assert "cannot be written (No space left on device)" in content["reason"]
+    assert said[0].count(content["reason"]) == 1
+    assert "Traceback" not in said[0]
+
+
+def test_a_results_folder_that_is_removed_ends_the_run_with_a_line(tmp_path: Path) -> None:
+    processes = start(tmp_path / "results", "slow", "train.steps=5", "train.epochs=1000", ranks=1)
+    wait_until(lambda: begun(tmp_path / "results"))
+    shutil.rmtree(tmp_path / "results")
+    codes, said = end(processes)
+    assert codes == [1], said
+    assert "ddlbench: error: the record in" in said[0]
+    assert "Traceback" not in said[0]
+
+
+def test_the_end_of_a_terminal_is_a_signal_too(tmp_path: Path) -> None:
+    processes = start(tmp_path, "slow", "train.steps=10000", ranks=1)  # it ends by the signal alone
+    wait_until(lambda: begun(tmp_path))
+    processes[0].send_signal(signal.SIGHUP)
+    codes, said = end(processes)
+    assert codes == [128 + signal.SIGHUP], said
+    assert (record(tmp_path)["status"], record(tmp_path)["reason"]) == ("killed", "rank 0 received SIGHUP")
