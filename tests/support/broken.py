@@ -250,7 +250,7 @@ class Unstashed(PipeDream):
 
     def setup(self, job: Job) -> PipeDreamTrainer:
         trainer = super().setup(job)
-        trainer.flight.weights.part = lambda: None
+        trainer.flight.updates.weights.copy_newest = lambda: None
         return trainer
 
 

@@ -29,7 +29,7 @@ def test_a_version_keeps_its_weights_while_the_newest_move_on() -> None:
     weights.use(old)
     loss = model(torch.ones(1, 1)).square().sum()  # (2 w)^2 = 36
 
-    weights.part()
+    weights.copy_newest()
     (newest,) = weights.newest.values()
     newest.grad = torch.full_like(newest, 2.0)
     optimizer.step()  # 3 - 2
@@ -53,5 +53,5 @@ def test_memory_is_shared_until_the_newest_part() -> None:
     (newest,) = weights.newest.values()
     (first,), (second,) = weights.version().values(), weights.version().values()
     assert first.data_ptr() == second.data_ptr() == newest.data_ptr()
-    weights.part()
+    weights.copy_newest()
     assert first.data_ptr() == second.data_ptr() != newest.data_ptr()

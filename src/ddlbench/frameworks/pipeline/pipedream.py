@@ -9,6 +9,15 @@ With t counting the minibatches of an epoch, W(t) the weights after t updates, f
     pipedream:     W(t+1) = W(t) - lr(t) df/dW [W_s(t - n_s) on each stage s],  n_s = ceil((p - 1 - s) / micro batches)
     pipedream_2bw: W(t+1) = W(t) - lr(t) df/dW [W(t - 1) on all stages]
 (no version before the epoch's first), where the forward and the backward pass of a minibatch see the same weights.
+
+What each of p = 3 stages computes in each tick, with one micro batch in each minibatch and with a forward pass as long
+as a backward pass. F3 is the forward pass of minibatch 3, B3 its backward pass. `pipedream` makes an update after each
+B; once the pipeline is full, no stage waits.
+
+    tick       0   1   2   3   4   5   6   7   8   9
+    stage 0   F0  F1  F2   .   .  B0  F3  B1  F4  B2
+    stage 1    .  F0  F1   .  B0  F2  B1  F3  B2  F4
+    stage 2    .   .  F0  B0  F1  B1  F2  B2  F3  B3
 """
 
 from __future__ import annotations
@@ -135,11 +144,11 @@ class PipeDreamTrainer:
 
     def __init__(self, place: Place, blocks: Blocks, flight: Flight, knobs: Mapping[str, Any]) -> None:
         self.place, self.blocks, self.flight, self.knobs = place, blocks, flight, knobs
-        self.model, self.optimizer, self.bubble = blocks.model, flight.optimizer, None
+        self.model, self.optimizer, self.bubble = blocks.model, flight.updates.optimizer, None
 
     @property
     def updates(self) -> int:
-        return self.flight.update.count
+        return self.flight.updates.update.count
 
     def step(self, batch: Batch | None) -> Tensor | None:
         self.blocks.statistics.mark_changed()

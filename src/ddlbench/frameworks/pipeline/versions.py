@@ -28,7 +28,7 @@ class Weights:
         ]
 
     def version(self) -> Version:
-        """The newest weights as they are now. `part` keeps them so while others are updated."""
+        """The newest weights as they are now. `copy_newest` keeps them so while others are updated."""
         return {name: nn.Parameter(newest.data, newest.requires_grad) for name, newest in self.newest.items()}
 
     def use(self, version: Version) -> None:
@@ -38,7 +38,7 @@ class Weights:
                 setattr(module, attribute, version[name])
             self.in_use = version
 
-    def part(self) -> None:
+    def copy_newest(self) -> None:
         """The newest weights move to memory of their own, before an update that versions given out must not see."""
         for newest in self.newest.values():
             newest.data = newest.data.clone()
