@@ -10,23 +10,7 @@ from pathlib import Path
 
 import pytest
 
-SMALL = [
-    "+framework=single",
-    "+model=resnet50",
-    "model.layers=[1,1,1,1]",
-    "model.width_per_group=8",
-    "model.image_size=32",
-    "loader=synthetic",
-    "train.global_batch=4",
-    "train.steps=3",
-    "train.epochs=2",
-    "data.val_limit=6",
-]
-
-
-def record(folder: Path) -> dict:
-    (path,) = folder.glob("results/*/attempt-1/run.json")
-    return json.loads(path.read_text())
+from tests.support.runs import SMALL, record
 
 
 def test_a_run_leaves_one_whole_record(ddlbench, tmp_path: Path) -> None:

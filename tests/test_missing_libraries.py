@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.run.test_runs import GPT2, RESNET
 from tests.support.pictures import write_folders
 from tests.support.processes import environment
+from tests.support.runs import GPT2, RESNET
 
 MISSING = ("timm", "google_crc32c", "deepspeed", "horovod", "nvidia.dali", "pynvml", "jinja2")
 

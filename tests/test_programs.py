@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.ranks.test_launch import AS_ROOT, MPI
+from tests.support.mpi import AS_ROOT, MPI
 from tests.support.processes import PYTHON, need, run
 
 TORCHRUN = (PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")

@@ -16,7 +16,7 @@ from ddlbench.config.schema import Config
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.record.record import run_id
 from ddlbench.report.merge import AttemptRow, measured_options, measurements
-from tests.config.test_schema import composed
+from tests.support.configs import composed
 
 WORDS = ("+framework=ddp", "+model=resnet50")
 

@@ -6,20 +6,15 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
 
 from ddlbench.config.choices import choices, conf_dir, keys
-from ddlbench.config.schema import GROUPS, Config, Train, resolve
+from ddlbench.config.schema import GROUPS, Train
 from ddlbench.errors import UserError
 from ddlbench.job import Framework
+from tests.support.configs import composed
 
 BASE = {"framework": "ddp", "model": "resnet50"}
 ALL = [(group, choice) for group in GROUPS for choice in choices(group)]
-
-
-def composed(*overrides: str) -> Config:
-    with initialize_config_dir(str(conf_dir()), version_base="1.3"):
-        return resolve(compose("config", list(overrides)))
 
 
 def overrides_of(group: str, choice: str) -> list[str]:

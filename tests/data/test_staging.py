@@ -25,11 +25,11 @@ from ddlbench.progress import Progress
 from ddlbench.report.merge import measured_options
 from ddlbench.report.read import read_all
 from ddlbench.report.tables import make_tables, records
-from tests.data.tools.test_pack import largest_file
-from tests.run.test_runs import GPT2, RESNET
 from tests.support import packs
+from tests.support.limits import largest_file
 from tests.support.pictures import truncate, write_folders
 from tests.support.processes import PYTHON, run
+from tests.support.runs import GPT2, RESNET
 
 QUIET = Progress(enabled=False)
 

@@ -17,7 +17,8 @@ from ddlbench.frameworks.fsdp import FSDP
 from ddlbench.frameworks.horovod.adapter import Horovod
 from ddlbench.frameworks.local_sgd import LocalSGD
 from ddlbench.frameworks.pipeline.adapter import Pipeline
-from tests.equality.test_equal_training import CASES, TOLERANCES, assert_equal, at, plain_process
+from tests.equality.cases import CASES, at, plain_process
+from tests.equality.distances import TOLERANCES, assert_equal
 from tests.support.equal import train_case
 from tests.support.jobs import job
 from tests.support.libraries import why_no_horovod

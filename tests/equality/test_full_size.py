@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.run.test_runs import GPT2, RESNET, record
+from tests.support.runs import GPT2, RESNET, record
 
 pytestmark = pytest.mark.slow
 

@@ -22,7 +22,7 @@ from ddlbench.frameworks.single import Single
 from ddlbench.frameworks.tensor.adapter import TensorParallel
 from ddlbench.job import Framework
 from ddlbench.ranks.launch import connect, detect, disconnect
-from tests.equality.test_equal_training import CASES, MODELS, at
+from tests.equality.cases import CASES, MODELS, at
 from tests.support.equal import make_job
 from tests.support.ranks import run_ranks
 from tests.support.reference import Case

@@ -9,7 +9,8 @@ import torch
 
 from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.models.gpt2 import GPT2
-from tests.equality.test_equal_training import CASES, TOLERANCES, assert_equal
+from tests.equality.cases import CASES
+from tests.equality.distances import TOLERANCES, assert_equal
 from tests.support.equal import train_cases
 from tests.support.ranks import run_ranks
 from tests.support.reference import Case, Outcome, cross_entropy, order, validate

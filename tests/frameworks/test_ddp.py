@@ -15,14 +15,12 @@ from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.single import Single
 from ddlbench.job import Batch, Job
 from ddlbench.models.gpt2 import GPT2
-from tests.equality.test_equal_training import TOLERANCES, distance
+from tests.equality.distances import TOLERANCES, distance
 from tests.support.broken import Clipping, Dropping, Summed
 from tests.support.equal import make_job, train_cases
-from tests.support.jobs import job
+from tests.support.jobs import CASE, job, two_ranks
 from tests.support.ranks import run_ranks
-from tests.support.reference import Case, reference
-
-CASE = Case("gpt2", GPT2("gpt2", n_layer=1, n_embd=32, n_head=4, vocab_size=61, seq_len=16, dropout=0.0), lr=0.02)
+from tests.support.reference import reference
 
 # name -> framework, how far its weights may be from those of uncompressed gradients, as a share of the way they went
 KNOBS = {
@@ -90,10 +88,6 @@ def test_the_central_test_notices_a_planted_fault() -> None:
     tolerance = TOLERANCES["gpt2", "fp32"].weights
     assert found.pop("none") <= tolerance
     assert all(off > 100 * tolerance for off in found.values()), found
-
-
-def two_ranks(**changes: object) -> Job:
-    return replace(job(), world_size=2, micro_batch=None, **changes)  # pyright: ignore
 
 
 def test_what_it_cannot_do_is_said_before_anything_starts() -> None:

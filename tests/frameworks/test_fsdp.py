@@ -25,7 +25,7 @@ from ddlbench.job import Batch, Job
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.vgg import VGG
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
-from tests.equality.test_equal_training import TOLERANCES, distance
+from tests.equality.distances import TOLERANCES, distance
 from tests.support.equal import make_job, train_cases
 from tests.support.jobs import job
 from tests.support.ranks import run_ranks

@@ -17,7 +17,8 @@ from ddlbench.frameworks.local_sgd import LocalReplica, LocalSGD
 from ddlbench.job import Batch, Job
 from ddlbench.ranks.control import all_gather
 from ddlbench.record.run_json import weights_hash
-from tests.equality.test_equal_training import CASES, TOLERANCES, assert_equal, distance
+from tests.equality.cases import CASES
+from tests.equality.distances import TOLERANCES, assert_equal, distance
 from tests.support.equal import make_job, train_case, train_cases
 from tests.support.jobs import job
 from tests.support.ranks import run_ranks

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ddlbench.measure.environment import PREFIXES, SECRETS, environment, gpu_memory_used, source, variables
-from tests.test_main import SMALL
+from tests.support.runs import SMALL
 
 CPU = torch.device("cpu")
 GPU_FACTS = (

@@ -24,6 +24,7 @@ from ddlbench.ranks.launch import (
     shared_gpu,
 )
 from ddlbench.ranks.launchers import first_host, tasks_per_node
+from tests.support.mpi import AS_ROOT, MPI
 from tests.support.processes import MEET, PYTHON, environment, met, need, run
 
 TORCHRUN = {  # rank 5 of 2 nodes x 4
@@ -226,14 +227,6 @@ def test_torchrun():
         ("torchrun", 0, 0, 3),
         ("torchrun", 1, 1, 3),
     ]
-
-
-MPI = {"mpirun.openmpi": "openmpi-bin", "mpirun.mpich": "mpich"}
-AS_ROOT = {
-    "OMPI_ALLOW_RUN_AS_ROOT": "1",
-    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-    "OMPI_MCA_rmaps_base_oversubscribe": "1",
-}
 
 
 @pytest.mark.mpi

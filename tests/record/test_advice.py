@@ -16,7 +16,7 @@ from ddlbench.data.loaders.cores import few_cores
 from ddlbench.measure.environment import switches
 from ddlbench.record.advice import advice
 from ddlbench.run.attempt import set_switches
-from tests.test_main import SMALL, record
+from tests.support.runs import SMALL, record
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 

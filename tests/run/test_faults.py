@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
-import subprocess
-import sys
 import time
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,62 +15,8 @@ from ddlbench.errors import Diverged, Unavailable, Unsupported, UserError
 from ddlbench.measure.environment import variables
 from ddlbench.run.failure import Failure
 from ddlbench.run.faults import NCCL_DEFAULTS, disable_nccl_abort
+from tests.support.faults import WITHIN_S, end, patience_s, record, start
 from tests.support.libraries import needs_horovod
-from tests.support.ranks import free_port
-
-ROOT = Path(__file__).parents[2]
-WITHIN_S = 240  # only a test that fails waits so long
-
-
-@cache
-def patience_s() -> float:
-    """A time-out that a healthy run keeps on this machine as it is now: of the length of a start, measured."""
-    began = time.monotonic()
-    subprocess.run([sys.executable, "-c", "import torch, torch.distributed"], check=True)
-    return max(5.0, 2 * (time.monotonic() - began))
-
-
-def command(folder: Path, how: str, *more: str, framework: str = "ddp", target: str = "Broken") -> list[str]:
-    """The words after python. Those of `more` with a + are for the planted classes: +framework.on=0, +data=Stopping."""
-    planted = [f"framework={target}", f"framework.how={how}", *(word[1:] for word in more if word.startswith("+"))]
-    words = [
-        f"+framework={framework}", "+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=8",
-        "model.image_size=32", "loader=synthetic", "train.global_batch=4", "train.steps=20", "train.epochs=1",
-        "train.validate=false", f"results_dir={folder}", *(word for word in more if not word.startswith("+")),
-    ]  # fmt: skip
-    return ["-m", "tests.support.planted", *planted, "--", *{word.partition("=")[0]: word for word in words}.values()]
-
-
-def start(
-    folder: Path, how: str, *more: str, ranks: int = 2, framework: str = "ddp", target: str = "Broken"
-) -> list[subprocess.Popen[str]]:
-    """Ranks started by nobody who would end one when another fails."""
-    words = [sys.executable, *command(folder, how, *more, framework=framework, target=target)]
-    port = str(free_port())
-    processes: list[subprocess.Popen[str]] = []
-    for rank in map(str, range(ranks)):
-        places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "PYTHONPATH": f"{ROOT}/src:{ROOT}"}
-        environment = {**os.environ, **places, **meeting}
-        processes.append(subprocess.Popen(words, env=environment, text=True, stderr=subprocess.PIPE))
-    return processes
-
-
-def end(processes: list[subprocess.Popen[str]]) -> tuple[list[int], list[str]]:
-    """Exit codes and what each said; a process that does not end in time is a failure."""
-    deadline = time.monotonic() + WITHIN_S
-    try:
-        said = [process.communicate(timeout=max(0.1, deadline - time.monotonic()))[1] for process in processes]
-    finally:
-        for process in processes:
-            if process.poll() is None:
-                process.kill()
-    return [process.returncode for process in processes], said
-
-
-def record(folder: Path) -> dict[str, Any]:
-    (path,) = folder.glob("*/attempt-1/run.json")
-    return json.loads(path.read_text())
 
 
 @pytest.mark.parametrize(

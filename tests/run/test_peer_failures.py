@@ -16,7 +16,7 @@ import pytest
 
 from ddlbench.report.read import read_all
 from tests.record.test_record import fill
-from tests.run.test_faults import ROOT, WITHIN_S, command, end, patience_s, record, start
+from tests.support.faults import ROOT, WITHIN_S, command, end, patience_s, record, start
 from tests.support.processes import environment, small_disk
 from tests.support.ranks import free_port
 

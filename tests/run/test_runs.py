@@ -13,20 +13,7 @@ import pytest
 
 from ddlbench.data.text.sample import train_bpe
 from tests.support.pictures import truncate, write_folders
-
-RESNET = [
-    "+framework=single", "+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=8", "model.image_size=32",
-    "train.global_batch=4", "train.steps=2", "train.epochs=1",
-]  # fmt: skip
-GPT2 = [
-    "+framework=single", "+model=gpt2_small", "model.n_layer=1", "model.n_embd=32", "model.n_head=2",
-    "train.global_batch=2", "train.steps=2", "train.epochs=1",
-]  # fmt: skip
-
-
-def record(folder: Path) -> dict[str, Any]:
-    (path,) = folder.glob("results/*/attempt-1/run.json")
-    return json.loads(path.read_text())
+from tests.support.runs import GPT2, RESNET, record
 
 
 def test_image_folders(ddlbench, tmp_path: Path) -> None:

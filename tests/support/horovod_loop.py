@@ -12,7 +12,7 @@ from dataclasses import replace
 import horovod.torch as hvd
 import torch
 
-from tests.frameworks.test_ddp import CASE
+from tests.support.jobs import CASE
 from tests.support.reference import Case, cross_entropy, order
 
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
 from ddlbench.job import Batch, Job
+from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.resnet import ResNet
+from tests.support.reference import Case
 
 CPU = torch.device("cpu")
 MODEL = ResNet(name="resnet", layers=[1, 1, 1, 1], width_per_group=8, image_size=32, num_classes=5)
+CASE = Case("gpt2", GPT2("gpt2", n_layer=1, n_embd=32, n_head=4, vocab_size=61, seq_len=16, dropout=0.0), lr=0.02)
 
 
 def job(precision: str = "fp32", clip_norm: float | None = None) -> Job:
@@ -27,6 +32,10 @@ def job(precision: str = "fp32", clip_norm: float | None = None) -> Job:
         precision=precision,
         clip_norm=clip_norm,
     )
+
+
+def two_ranks(**changes: object) -> Job:
+    return replace(job(), world_size=2, micro_batch=None, **changes)  # pyright: ignore
 
 
 def batch(samples: int = 4) -> Batch:

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.deepspeed.adapter import DeepSpeed, ZeroTrainer, set_device_index
-from ddlbench.frameworks.deepspeed.knobs import library
 from ddlbench.job import Batch, Framework, Job, Trainer
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
@@ -109,7 +108,7 @@ def train_each(frameworks: Sequence[Framework], reduce_dtypes: Sequence[str]) ->
 def own_loop(job: Job, stage: int) -> Tensor:
     """The loop of DeepSpeed's "Getting Started" (deepspeed.ai/getting-started): its engine, its configuration file's
     optimizer by name, a model that returns its loss. The weights after a few updates, in their names' order."""
-    deepspeed = library(job.device)
+    deepspeed = import_deepspeed(job.device)
 
     class WithLoss(torch.nn.Module):
         def __init__(self) -> None:
@@ -165,7 +164,7 @@ NORMS = (  # where DeepSpeed computes the gradient's norm
 def norms(clip_norm: float | None) -> list[tuple[int, bool]]:
     """For each stage how often an update computes the gradient's norm, and what the facts say."""
     found: list[tuple[int, bool]] = []
-    library(torch.device("cpu"))
+    import_deepspeed(torch.device("cpu"))
     for framework in ZERO:
         job = make_job(replace(THREES, clip_norm=clip_norm))
         with ExitStack() as watched:

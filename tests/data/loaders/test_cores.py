@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ddlbench.data.loaders.cores import default_workers, few_cores, fewest_cores, own_cores
-from tests.run.test_runs import RESNET
+from tests.support.runs import RESNET
 
 EIGHT = list(range(8))
 

@@ -21,9 +21,9 @@ from ddlbench.data.text.tokenize import THREADS, TextTokenizer, table_path
 from ddlbench.data.text.tokens import TokenText
 from ddlbench.errors import UserError
 from ddlbench.job import Place
-from ddlbench.models.gpt2 import GPT2
-from tests.data.tools.test_pack import largest_file
+from tests.support.limits import largest_file
 from tests.support.processes import PYTHON, run
+from tests.support.text import every_window, model
 
 PIECES = [
     "the ",
@@ -41,10 +41,6 @@ PIECES = [
     "7",
 ]
 PROSE = "the and the naïve band stood there, 1 @.@ 5 m off;\n"
-
-
-def model(seq_len, vocab_size=300):
-    return GPT2("gpt2", n_layer=1, n_embd=4, n_head=1, vocab_size=vocab_size, seq_len=seq_len)
 
 
 @pytest.fixture(scope="module")
@@ -67,12 +63,6 @@ def written(folder, tokenizer, train, valid=PROSE):
     fly = replace(ahead, tokenize="on_the_fly")
     fly.prepare()
     return ahead, fly
-
-
-def every_window(text, train, seq_len):
-    split = text.split(train, model(seq_len), 0)
-    fetched = split.__getitems__([(0, index) for index in range(len(split))])
-    return fetched.inputs, fetched.targets, fetched.valid
 
 
 def same(ahead, fly, seq_lens, trains=(True, False)):
@@ -187,7 +177,7 @@ def test_table_holds_bytes_and_tokens_before_each_line(tmp_path, tokenizer):
     assert isinstance(file, RawText)
     table = np.fromfile(table_path(file.file.path), "<i8").reshape(-1, 2)
     assert table[:, 0].tolist() == [0, 3, 4, 10]
-    counts = [len(fly._tokenizer_files().load().encode([line])) for line in ("\u00e9\n", "\n", "no end")]
+    counts = [len(fly.token_files.tokenizer_files().load().encode([line])) for line in ("\u00e9\n", "\n", "no end")]
     assert table[:, 1].tolist() == [0, *np.cumsum(counts)]
 
 
@@ -290,7 +280,7 @@ def test_sample_text_has_the_knob(tmp_path):
 THREADS_OF_A_WORKER = """
 import os, sys
 from ddlbench.data.text.tokens import TokenText
-from tests.data.text.test_raw import model, every_window
+from tests.support.text import every_window
 text = TokenText("text", root=sys.argv[1], tokenizer=sys.argv[2], tokenize="on_the_fly")
 if sys.argv[3] == "prepare":
     text.prepare()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import shutil
 from dataclasses import replace
@@ -11,44 +10,17 @@ from itertools import pairwise
 from multiprocessing import get_context
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from omegaconf import OmegaConf
 
 from ddlbench.data.sampler import validation_batches
-from ddlbench.data.text.sample import train_bpe
 from ddlbench.data.text.tokenfile import TokenFile
 from ddlbench.data.text.tokens import TokenText
 from ddlbench.errors import UserError
-from ddlbench.models.gpt2 import GPT2
+from tests.support.text import TEXT, model, tokens_of
 
 CONF = Path(__file__).parents[3] / "conf" / "data"
-TEXT = "one two three\n\nfour five , six seven .\n"
-
-
-def model(seq_len, vocab_size=300):
-    return GPT2("gpt2", n_layer=1, n_embd=4, n_head=1, vocab_size=vocab_size, seq_len=seq_len)
-
-
-@pytest.fixture
-def root(tmp_path):
-    """Raw text of 39 + 12 bytes and a tokenizer of single bytes, so that tokens can be counted by hand."""
-    (tmp_path / "wiki.train.raw").write_text(TEXT)
-    (tmp_path / "wiki.valid.raw").write_text("a b\n\nc dd .\n")
-    train_bpe("", 256, tmp_path)
-    return tmp_path
-
-
-@pytest.fixture
-def text(root):
-    text = TokenText("text", root=str(root))
-    text.prepare()
-    return text
-
-
-def tokens_of(text, train):
-    return torch.from_numpy(text.split(train, model(1), 0).tokens.astype(np.int64))
 
 
 def all_of(split, epoch=0):
@@ -56,7 +28,7 @@ def all_of(split, epoch=0):
 
 
 def test_tokens_are_the_bytes_of_the_text(root, text):
-    core = text._tokenizer_files().load().core
+    core = text.token_files.tokenizer_files().load().core
     assert core.decode(tokens_of(text, True).tolist()) == TEXT
     assert len(tokens_of(text, True)) == len(TEXT) == 39
     assert len(tokens_of(text, False)) == 12
@@ -151,8 +123,8 @@ def test_split_travels_to_a_worker_without_the_text(text):
 
 def test_description(text):
     described = text.describe()
-    hashes = [TokenFile.open(text._files()[train][1]).index.sha256 for train in (True, False)]
-    tokenizer = text._tokenizer_files().hash()
+    hashes = [TokenFile.open(text.token_files.paths()[train][1]).index.sha256 for train in (True, False)]
+    tokenizer = text.token_files.tokenizer_files().hash()
     assert described == {
         "name": "text",
         "kind": "text",
@@ -182,36 +154,6 @@ def test_hash_is_of_the_content_alone(root, text, tmp_path_factory):
     assert copied.describe()["hash"] != text.describe()["hash"]
 
 
-def test_text_is_tokenised_once_and_again_only_if_it_changed(root, text):
-    target = text._files()[True][1]
-    before = target.stat().st_mtime_ns, target.stat().st_ino
-    os.utime(root / "wiki.train.raw")  # touched, not changed
-    text.prepare()
-    assert (target.stat().st_mtime_ns, target.stat().st_ino) == before
-    (root / "wiki.train.raw").write_text(TEXT.replace("one", "two"))  # of the same size
-    text.prepare()
-    assert target.stat().st_ino != before[1]
-    assert text._tokenizer_files().load().core.decode(tokens_of(text, True).tolist()).startswith("two two three")
-
-
-def test_cut_short_token_file_is_refused_before_the_start(text):
-    target = text._files()[False][1]
-    target.write_bytes(target.read_bytes()[:10])
-    with pytest.raises(UserError, match=rf"{target.name} has 10 bytes, its index says 24"):
-        text.check(model(4))
-    target.unlink()
-    target.with_suffix(".json").unlink()
-    text.prepare()
-    text.check(model(4))
-
-
-def test_interrupted_maker_is_made_good(text):
-    text._files()[True][1].with_suffix(".json").unlink()
-    text.check(model(4))
-    text.prepare()
-    assert text.describe()["train_tokens"] == 39
-
-
 def test_larger_vocabulary_than_the_models_is_refused_even_before_tokenising(root):
     text = TokenText("text", root=str(root))
     with pytest.raises(UserError, match=r"BPE-256-\w+ has a vocabulary of 256, the model's is 255: .*vocab_size=256"):
@@ -228,67 +170,6 @@ def test_text_shorter_than_a_window_is_refused(root, text):
     text.prepare()
     with pytest.raises(UserError, match=r"has 1 tokens, model\.seq_len=4 needs 2"):
         text.check(model(4))
-
-
-@pytest.fixture
-def made(text, root, tmp_path_factory):
-    """A folder with the two token files alone."""
-    folder = tmp_path_factory.mktemp("made")
-    for name, train in (("train", True), ("valid", False)):
-        for suffix in (".bin", ".json"):
-            shutil.copyfile(text._files()[train][1].with_suffix(suffix), folder / f"{name}{suffix}")
-    return TokenText("made", root=str(folder), train="train.bin", valid="valid.bin")
-
-
-def test_token_files_made_before_are_opened_as_they_are(text, root, made):
-    made.check(model(4))
-    made.prepare()
-    assert made.describe() == text.describe() | {"name": "made"}
-    replace(made, tokenizer=str(root)).check(model(4))
-
-
-def test_token_file_of_another_tokenizer_is_refused(made, tmp_path_factory):
-    other = tmp_path_factory.mktemp("other")
-    train_bpe(TEXT * 2, 260, other)
-    with pytest.raises(UserError, match=rf"train\.bin was made with tokenizer BPE-256-\w+, .*is {other}/vocab\.json"):
-        replace(made, tokenizer=str(other)).check(model(4))
-
-
-def test_token_files_of_two_tokenizers_are_refused(made):
-    index = Path(made.root) / "valid.json"
-    index.write_text(
-        index.read_text().replace(TokenFile.open(index.with_suffix(".bin")).index.tokenizer_hash, "ab" * 32)
-    )
-    with pytest.raises(UserError, match=r"valid\.bin was made with .*train\.bin with BPE-256-"):
-        made.check(model(4))
-
-
-def test_missing_pieces_are_refused(root, made):
-    with pytest.raises(UserError, match=r"data\.root is not set"):
-        TokenText("text").check(model(4))
-    with pytest.raises(UserError, match=r"data\.train=a and data\.valid=None: give both"):
-        TokenText("text", train="a")
-    (root / "merges.txt").unlink()
-    with pytest.raises(UserError, match=f"no tokenizer in {root}: put GPT-2's vocab.json and merges.txt there"):
-        TokenText("text", root=str(root)).check(model(4))
-    with pytest.raises(UserError, match="no tokenizer in /nowhere"):
-        replace(made, tokenizer="/nowhere").check(model(4))
-    (Path(made.root) / "train.json").unlink()
-    with pytest.raises(UserError, match=r"train\.bin has no index"):
-        made.check(model(4))
-
-
-def test_token_file_that_another_node_made_is_missed(root):
-    with pytest.raises(
-        UserError, match=r"no token file .*wiki\.train\.raw-39-\w+\.bin of .* on this node: .*cache_dir="
-    ):
-        TokenText("text", root=str(root)).split(True, model(4), 0)
-
-
-def test_place_that_cannot_be_written_is_told(root):
-    (root / "file").write_text("")
-    with pytest.raises(UserError, match=r"cannot make token file .*: choose data\.cache_dir=FOLDER"):
-        TokenText("text", root=str(root), cache_dir=str(root / "file")).prepare()
 
 
 @pytest.mark.parametrize("name", ["wikitext2", "wikitext103"])

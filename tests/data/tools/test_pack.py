@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import resource
 import shutil
 
 import pytest
@@ -16,6 +14,7 @@ from ddlbench.data.tfrecord.records import walk
 from ddlbench.data.tools.pack import ShardToMake, make_shard, pack
 from ddlbench.errors import UserError
 from tests.support.libraries import needs_dali
+from tests.support.limits import largest_file
 from tests.support.pictures import write_folders
 
 SHARD_BYTES = 4_500  # four or five images of about 980 bytes: four training shards, two of validation
@@ -176,17 +175,6 @@ def test_file_that_changes_or_vanishes_is_named(tmp_path, in_process):
     with pytest.raises(UserError, match=r"cannot read .*gone.JPEG \(No such file or directory\): restore or remove it"):
         make_shard(ShardToMake(tmp_path, "x.tfrecord", layout.root, (("gone.JPEG", 0, 1),)))
     assert not list(tmp_path.glob("*x.tfrecord*"))
-
-
-@contextlib.contextmanager
-def largest_file(size):
-    """No process of this one's writes a larger file: what a full disk or a quota does to a program."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_full_disk_leaves_nothing_that_looks_whole(layout, packed, tmp_path):

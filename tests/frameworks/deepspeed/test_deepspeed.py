@@ -19,7 +19,8 @@ from ddlbench.frameworks.deepspeed.adapter import DeepSpeed, restore, set_device
 from ddlbench.frameworks.deepspeed.knobs import import_deepspeed
 from ddlbench.job import Job
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
-from tests.equality.test_equal_training import MODELS, TOLERANCES, distance, norm
+from tests.equality.cases import MODELS
+from tests.equality.distances import TOLERANCES, distance, norm
 from tests.support.jobs import job
 from tests.support.processes import PYTHON, run
 from tests.support.ranks import run_ranks

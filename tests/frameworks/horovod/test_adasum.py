@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from ddlbench.frameworks.horovod.adapter import Horovod
-from tests.equality.test_equal_training import TOLERANCES, distance
-from tests.frameworks.test_ddp import CASE
-from tests.ranks.test_launch import AS_ROOT
-from tests.run.test_runs import GPT2, record
+from tests.equality.distances import TOLERANCES, distance
 from tests.support.equal import train_case
+from tests.support.jobs import CASE
 from tests.support.libraries import why_no_adasum
+from tests.support.mpi import AS_ROOT
 from tests.support.processes import PYTHON, need, run
 from tests.support.reference import Outcome, cross_entropy, order, reference
+from tests.support.runs import GPT2, record
 
 
 def adasum(updates: list[Tensor]) -> Tensor:

@@ -19,10 +19,10 @@ from ddlbench.frameworks.horovod.adapter import Horovod, horovod_torch, stall_se
 from ddlbench.frameworks.shared.replica import Replica
 from ddlbench.job import Batch, Framework, Job
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
-from tests.equality.test_equal_training import TOLERANCES, distance
-from tests.frameworks.test_ddp import CASE, two_ranks
-from tests.run.test_faults import end, record, start
+from tests.equality.distances import TOLERANCES, distance
 from tests.support.equal import make_job, train_cases
+from tests.support.faults import end, record, start
+from tests.support.jobs import CASE, two_ranks
 from tests.support.libraries import needs_horovod
 from tests.support.processes import PYTHON, run
 from tests.support.ranks import run_ranks

@@ -8,8 +8,8 @@ import pytest
 
 from ddlbench.frameworks.horovod.adapter import Horovod, horovod_torch
 from ddlbench.frameworks.horovod.start import environment, meeting, places, started_by_mpi
-from tests.frameworks.test_ddp import CASE
 from tests.support.equal import make_job
+from tests.support.jobs import CASE
 from tests.support.libraries import why_no_horovod
 from tests.support.ranks import run_ranks
 

@@ -21,7 +21,7 @@ from ddlbench.job import Batch, Job, Place
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.vgg import VGG
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
-from tests.equality.test_equal_training import TOLERANCES, assert_equal, distance
+from tests.equality.distances import TOLERANCES, assert_equal, distance
 from tests.support.broken import CountedTwice
 from tests.support.equal import make_job, train_cases
 from tests.support.jobs import job

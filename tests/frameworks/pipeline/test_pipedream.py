@@ -13,7 +13,8 @@ from ddlbench.errors import Unsupported, UserError
 from ddlbench.frameworks.pipeline.pipedream import PipeDream
 from ddlbench.job import Framework, Job, Model, Place
 from ddlbench.models.gpt2 import GPT2
-from tests.equality.test_equal_training import MODELS, RATES, TOLERANCES, Tolerance, assert_equal, distance
+from tests.equality.cases import MODELS, RATES
+from tests.equality.distances import TOLERANCES, Tolerance, assert_equal, distance
 from tests.support.broken import Emptied, Prompt, Unstashed
 from tests.support.equal import make_job, train_cases
 from tests.support.jobs import job

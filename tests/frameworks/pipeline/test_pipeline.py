@@ -14,7 +14,7 @@ from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.job import Batch, Place
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.resnet import ResNet
-from tests.equality.test_equal_training import TOLERANCES, assert_equal, distance
+from tests.equality.distances import TOLERANCES, assert_equal, distance
 from tests.support.broken import CountedTwice, Untied
 from tests.support.equal import make_job, train_case, train_cases
 from tests.support.jobs import job

@@ -23,7 +23,7 @@ from ddlbench.models.resnet import ResNet
 from ddlbench.models.vgg import VGG
 from ddlbench.recipe.losses import make_loss
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
-from tests.equality.test_equal_training import TOLERANCES, distance
+from tests.equality.distances import TOLERANCES, distance
 from tests.support.broken import OwnTokens
 from tests.support.equal import make_job, train_cases
 from tests.support.jobs import job

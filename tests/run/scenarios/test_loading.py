@@ -19,10 +19,10 @@ from ddlbench.report.overview import summary_text
 from ddlbench.report.panels import panels
 from ddlbench.report.read import read_all
 from ddlbench.report.tables import Tables, make_tables, records
-from tests.run.test_runs import GPT2, RESNET, record
 from tests.support.pictures import write_folders
 from tests.support.processes import PYTHON, run
 from tests.support.records import write_run
+from tests.support.runs import GPT2, RESNET, record
 
 NEW = ("cpu_share", "read_bytes_per_s")
 OF_TRAINING = ("train_loss", "val_loss", "updates", "lr_first", "parameters", "mfu", "model_flops_per_s_per_gpu")

@@ -1,0 +1,60 @@
+"""How far a training may be from the plain process that it must equal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from tests.support.reference import Outcome
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """loss: largest difference at any update and in validation. weights: the distance between both final weights as
+    a share of the way they came; a gradient twice too large is off by 1, one micro batch of six dropped by 1/6."""
+
+    loss: float
+    weights: float
+
+
+# fp32: sums in another order. bf16: a weight that differs in its last bits may round the other way; in a ResNet, where
+# BatchNorm carries that far, bf16 can only show gross faults, and fp32 shows the others.
+TOLERANCES = {
+    ("resnet", "fp32"): Tolerance(1e-5, 0.02),
+    ("resnet", "bf16"): Tolerance(2e-2, 0.3),
+    ("vgg", "fp32"): Tolerance(1e-5, 1e-4),
+    ("vgg", "bf16"): Tolerance(5e-3, 0.02),
+    ("gpt2", "fp32"): Tolerance(1e-5, 1e-4),
+    ("gpt2", "bf16"): Tolerance(5e-3, 0.02),
+}
+
+
+def assert_equal(found: Outcome, expected: Outcome, tolerance: Tolerance) -> None:
+    assert found.updates == expected.updates
+    assert found.losses == pytest.approx(expected.losses, abs=tolerance.loss)
+    assert found.weights.keys() == expected.weights.keys()
+    assert distance(found.weights, expected) <= tolerance.weights
+    for name, value in expected.metrics.items():
+        assert found.metrics[name] == pytest.approx(value, rel=tolerance.loss, abs=tolerance.loss), name
+
+
+def distance(weights: Mapping[str, torch.Tensor], expected: Outcome) -> float:
+    """|found - expected| / |expected - start| over all parameters, running statistics weighed apart from them."""
+    shares: list[float] = []
+    for statistics in (False, True):
+        names = [
+            name
+            for name, weight in weights.items()
+            if weight.is_floating_point() and ("running_" in name) == statistics
+        ]
+        if names:
+            off = norm([weights[name] - expected.weights[name] for name in names])
+            shares.append(off / norm([expected.weights[name] - expected.start[name] for name in names]))
+    return max(shares)
+
+
+def norm(tensors: Sequence[torch.Tensor]) -> float:
+    return float(torch.cat([tensor.double().flatten() for tensor in tensors]).norm())

@@ -1,0 +1,35 @@
+"""Command lines of short runs on one rank, and the record that a run leaves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+SMALL = [
+    "+framework=single",
+    "+model=resnet50",
+    "model.layers=[1,1,1,1]",
+    "model.width_per_group=8",
+    "model.image_size=32",
+    "loader=synthetic",
+    "train.global_batch=4",
+    "train.steps=3",
+    "train.epochs=2",
+    "data.val_limit=6",
+]
+
+
+RESNET = [
+    "+framework=single", "+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=8", "model.image_size=32",
+    "train.global_batch=4", "train.steps=2", "train.epochs=1",
+]  # fmt: skip
+GPT2 = [
+    "+framework=single", "+model=gpt2_small", "model.n_layer=1", "model.n_embd=32", "model.n_head=2",
+    "train.global_batch=2", "train.steps=2", "train.epochs=1",
+]  # fmt: skip
+
+
+def record(folder: Path) -> dict[str, Any]:
+    (path,) = folder.glob("results/*/attempt-1/run.json")
+    return json.loads(path.read_text())
