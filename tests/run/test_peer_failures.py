@@ -7,8 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -16,9 +14,10 @@ import pytest
 
 from ddlbench.report.read import read_all
 from tests.record.test_record import fill
-from tests.support.faults import ROOT, WITHIN_S, command, end, patience_s, record, start
+from tests.support.faults import ROOT, command, end, patience_s, record, start
 from tests.support.processes import environment, small_disk
 from tests.support.ranks import free_port
+from tests.support.waiting import WITHIN_S, wait_until
 
 GONE = r"rank {} \(.*, pid \d+\) ended without a message, or is stopped: .*; rank {}"
 
@@ -116,13 +115,6 @@ def begun(folder: Path, epochs: int = 0) -> bool:
     if not list(folder.glob("*/attempt-1/run.json")):
         return False
     return record(folder).get("summary", {}).get("epochs_done", -1) >= epochs
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + WITHIN_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def test_what_was_measured_survives_kill_9(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 from torch.distributed import TCPStore
@@ -14,8 +14,8 @@ from torch.distributed import TCPStore
 from ddlbench.run.failure import Failure
 from ddlbench.run.peers import ANSWER_S, Peers
 from tests.support.ranks import free_port
+from tests.support.waiting import wait_until
 
-WITHIN_S = 60
 HOLDER = """
 import sys, time
 from torch.distributed import TCPStore
@@ -61,13 +61,6 @@ def ranks_of(store: TCPStore, world: int) -> list[Peers]:
     OPEN.extend(ranks)
     wait_until(lambda: len(ranks[0]._beats(range(world)) or {}) == world)
     return ranks
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + WITHIN_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def test_the_failure_that_was_posted_first_counts(store: TCPStore) -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.ranks import free_port
+from tests.support.waiting import WITHIN_S
 
 ROOT = Path(__file__).parents[2]
-WITHIN_S = 240  # only a test that fails waits so long
 
 
 @cache

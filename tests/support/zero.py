@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.deepspeed.adapter import DeepSpeed, ZeroTrainer, set_device_index
+from ddlbench.frameworks.deepspeed.knobs import import_deepspeed
 from ddlbench.job import Batch, Framework, Job, Trainer
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer

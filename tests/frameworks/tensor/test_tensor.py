@@ -27,7 +27,7 @@ from tests.equality.distances import TOLERANCES, distance
 from tests.support.broken import OwnTokens
 from tests.support.equal import make_job, train_cases
 from tests.support.jobs import job
-from tests.support.ranks import run_ranks
+from tests.support.ranks import results, run_ranks
 from tests.support.reference import Case, Outcome, reference
 from tests.support.told import Told
 
@@ -205,14 +205,10 @@ WORK: list[Callable[[], Any]] = [
 ]
 
 
-def everything() -> dict[str, Any]:
-    return {work.__name__: work() for work in WORK}
-
-
 @pytest.fixture(scope="module")
 def found() -> list[dict[str, Any]]:
     """What each piece of work returned, by rank: one set of processes does it all."""
-    return run_ranks(2, everything)
+    return run_ranks(2, results, WORK)
 
 
 def test_knobs_train_the_same(found: list[dict[str, Any]]) -> None:
