@@ -3,7 +3,7 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 results=${RESULTS:-results/run-$(date +%Y%m%d-%H%M%S)}
-export OMP_NUM_THREADS=1 # a rank stands for a device; torchrun would say so at length
+export OMP_NUM_THREADS=1 # one thread for each rank; torchrun sets the same and prints a long notice
 run=(+model=resnet50 model.image_size=64 model.num_classes=10 data=sample_images data.val_limit=500
   train.epochs=2 train.steps=12 train.global_batch=32 "results_dir=$results")
 

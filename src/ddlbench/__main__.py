@@ -47,7 +47,7 @@ def _with_own_classes(composed: DictConfig) -> DictConfig:
 
 
 def complain(error: Exception, launch: Launch | None) -> None:
-    """One line for the user, said once: the first rank at once, another only if the launcher has not ended it by then,
+    """One line for the user, said once: rank 0 at once, another only if the launcher has not ended it by then,
     for then the mistake is that rank's own (a missing folder on one node)."""
     rank = launch.rank if launch else 0
     if rank:
@@ -75,7 +75,7 @@ def run() -> int:
         config = compose()
         if config is None:
             return 0
-        from ddlbench.run.attempt import attempt  # torch comes with it: only once the configuration stands
+        from ddlbench.run.attempt import attempt  # torch comes with it: only once the configuration is right
 
         code = attempt(config, launch, STARTED)
         if code and launch.world_size > 1:

@@ -47,7 +47,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Place:
-    """Where one rank stands: all that the loop may act on.
+    """The position of one rank: all that the loop may act on.
 
     data_rank, data_size: which replica this rank belongs to, and how many there are
     reads_data: whether `step` and `evaluate` want the batch on this rank
@@ -174,7 +174,7 @@ class Framework(Protocol):
 class Trainer(Protocol):
     """What `Framework.setup` returns: the live model of one rank, and how it is trained."""
 
-    place: Place  # where this rank stands
+    place: Place  # of this rank
     optimizer: Optimizer  # the loop only sets its learning rate
 
     @property

@@ -49,10 +49,10 @@ def _choices(group: str) -> Iterator[str]:
 
 
 def _keys(prefix: str, group: str, choice: str) -> Iterator[str]:
-    told = meanings(group)
+    comments = meanings(group)
     for key in keys(group, choice):
         if key.name != "_target_":
-            yield from _row(f"{prefix}{key.name}={key.value}", key.comment or told.get(key.name, ""))
+            yield from _row(f"{prefix}{key.name}={key.value}", key.comment or comments.get(key.name, ""))
 
 
 def _row(left: str, right: str) -> Iterable[str]:

@@ -145,13 +145,13 @@ def devices(facts: Mapping[str, Any]) -> list[Line]:
 
 def _gpu(index: int) -> Line:
     facts = gpu(torch.device("cuda", index))
-    told = [
+    parts = [
         facts["gpu_model"] or "unknown model",
         size(facts["gpu_memory_total_bytes"] or 0),
         f"driver {facts['driver']}",
         f"{facts['gpu_power_limit_w']} W at most",
     ]
-    return f"gpu {index}", ", ".join(text for text in told if "None" not in text), ""
+    return f"gpu {index}", ", ".join(text for text in parts if "None" not in text), ""
 
 
 def communication(facts: Mapping[str, Any]) -> list[Line]:

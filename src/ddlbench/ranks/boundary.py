@@ -48,7 +48,7 @@ class Boundary:
 
     def pass_step(self, loss: Tensor | None) -> None:
         """After every step of an epoch; loss: a number on the device, None where this rank has none. Raises Diverged
-        or Killed on every rank alike."""
+        or Killed, on every rank."""
         self.heartbeat()
         self.steps += 1
         if loss is not None:

@@ -31,7 +31,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: BaseException, rank: int) -> Failure:
-        """The status of an exception; a library's own out-of-memory and timeout errors are told by their words."""
+        """The status of an exception; out-of-memory and timeout errors of libraries are found by their words."""
         if isinstance(error, RunError):
             return cls(error.status, str(error), error.exit_code, rank)
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -24,7 +24,7 @@ from ddlbench.run.peers import Peers
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 PERIOD_S = 0.25
 READERS_S = 3.0  # how long a failing rank stays for the others, at most
-GRACE_S = 5.0  # from a peer's failure, told and recorded, to the end of a main thread that does not end by itself
+GRACE_S = 5.0  # for the main thread to end by itself, once the failure of another rank is recorded
 # torch's NCCL watchdog and its monitor abort the process when they see an error, a hang of 8 minutes or a failed CUDA
 # call: then no record would be written. `Supervisor` does the same after the record is written (ProcessGroupNCCL.cpp).
 NCCL_DEFAULTS = {
@@ -68,7 +68,7 @@ class Supervisor:
         self.timeout_s = timeout_s
         self.peers: Peers | None = None
         self.expected, self.within_s = "", math.inf
-        self.heard = time.perf_counter()
+        self.progress_at = time.perf_counter()
         self.waiting = threading.Lock()
         self.waited = False
         self.reading, self.writing = os.pipe()
@@ -100,7 +100,7 @@ class Supervisor:
         self.peers = peers
 
     def leave(self) -> None:
-        """From now on look for nobody's failure: all is well."""
+        """From now on do not look for failures of other ranks: the run has ended."""
         peers, self.peers = self.peers, None
         self.expect_nothing()
         if peers is not None:
@@ -118,7 +118,7 @@ class Supervisor:
         self.within_s = math.inf
 
     def progressed(self) -> None:
-        self.heard = time.perf_counter()
+        self.progress_at = time.perf_counter()
 
     def record_cause(self, own: Failure) -> Failure:
         """The failure that counts, posted and recorded: another rank's if one was posted before, else this one."""
@@ -169,7 +169,7 @@ class Supervisor:
                 peer, seconds = peers.name(peers.next_rank), peers.silent_for()
                 reason = f"rank {self.rank} has not heard from {peer} for {seconds:.0f} s (train.timeout_s)"
                 self._fail(Failure("timeout", reason, 8, self.rank, doubtful=True))
-            elif time.perf_counter() - self.heard > self.within_s:
+            elif time.perf_counter() - self.progress_at > self.within_s:
                 reason = f"rank {self.rank}: {self.expected}"
                 self._fail(Failure("timeout", reason, 8, self.rank, doubtful=True), begun=True)
 

@@ -1,7 +1,7 @@
-"""What ranks tell each other beside the collectives, through the store they met in: heartbeats, and the first failure.
+"""What ranks say to each other through the rendezvous store, apart from collectives: heartbeats, the first failure.
 
-A thread of its own speaks to the store: a request to a store whose process is stopped never returns, and whoever needs
-the answer must not wait for it.
+A thread makes all requests to the store: a request to a store whose process is stopped never returns, and the thread
+that needs the answer must not wait for it.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Peers:
             return None
 
     def close(self) -> None:
-        """Say and hear no more. A thread within the store would disturb the interpreter's end."""
+        """End the exchange. A thread within the store would disturb the interpreter's end."""
         self.closed = True
         self.thread.join(ANSWER_S)
 
@@ -161,7 +161,7 @@ class Peers:
             self.asked_at = None
 
     def _round(self) -> None:
-        """Beat, and look for news."""
+        """Send a heartbeat; read what other ranks have posted."""
         self.beats += 1
         self.store.set(f"{BEAT}/{self.rank}", f"{self.beats} {platform.node()}, pid {os.getpid()}")
         if self.failure is None and self.store.check([FAILURE]):

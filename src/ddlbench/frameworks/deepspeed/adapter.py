@@ -1,7 +1,7 @@
 """DeepSpeed's ZeRO (Rajbhandari et al. 2020): replicas that share out optimizer state, gradients and parameters.
 
 Stage 0 shares nothing out, stage 1 the optimizer state, stage 2 the gradients too, stage 3 the parameters too. The
-library's engine owns backward and step; torch's optimizer is the one that everybody has.
+library's engine owns backward and step; the optimizer is torch's, as in every framework.
 """
 
 from __future__ import annotations

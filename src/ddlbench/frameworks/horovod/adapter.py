@@ -162,7 +162,7 @@ class AveragedUpdate(Update):
             super().apply(parameters, clip)
 
     def _synchronize(self, optimizer: Any) -> None:
-        """Horovod says the same of a rank that ended and of one that stays away: the time tells which."""
+        """The error is the same for a rank that ended and for one that does not come: time distinguishes them."""
         started = time.monotonic()
         try:
             optimizer.synchronize()

@@ -1,7 +1,7 @@
-"""Bring Horovod up on ranks that have met already, whoever started them: horovodrun is not needed.
+"""Bring Horovod up on ranks that have met already, with any launcher: horovodrun is not needed.
 
 Its ranks find each other through a small key-value server, of which horovodrun tells them by environment variables
-(docs of Horovod 0.28, "Horovod with Gloo"; horovod/common/gloo/gloo_context.cc reads them). Here the first rank runs
+(docs of Horovod 0.28, "Horovod with Gloo"; horovod/common/gloo/gloo_context.cc reads them). Here rank 0 runs
 that server, and the group that the ranks have met in carries its port. Without the variables every rank would be a
 world of its own and say nothing.
 """
@@ -36,13 +36,13 @@ def start(hvd: Any, job: Job, variables: Mapping[str, str]) -> None:
     found = "HOROVOD_RANK" in os.environ or (hvd.mpi_built() and started_by_mpi()) or job.world_size == 1
     if hvd.is_initialized():
         pass
-    elif found:  # by horovodrun, by MPI, or nobody to find
+    elif found:  # by horovodrun, by MPI, or this is the only rank
         with environment(variables):
             hvd.init()
     else:
-        with rendezvous(job.rank) as told, environment({**variables, **told}):
+        with rendezvous(job.rank) as places, environment({**variables, **places}):
             hvd.init()
-            barrier()  # the first rank's server must outlive every rank's start
+            barrier()  # the server of rank 0 must run until every rank has started
     assert hvd.size() == job.world_size, f"Horovod has {hvd.size()} ranks, the launch {job.world_size}"
     assert hvd.rank() == job.rank, f"Horovod calls this rank {hvd.rank()}, the launcher {job.rank}"
 
@@ -64,7 +64,7 @@ def environment(variables: Mapping[str, str]) -> Generator[None]:
 
 @contextmanager
 def rendezvous(rank: int) -> Generator[dict[str, str]]:
-    """The variables that tell a rank its place and where the others are; the first rank serves meanwhile."""
+    """The variables that tell a rank its place and where the others are; rank 0 runs the server meanwhile."""
     server = serve() if rank == 0 else None
     try:
         met = all_gather((socket.gethostname(), server.server_address[1] if server else 0))
@@ -89,8 +89,8 @@ def serve() -> Any:
 
 
 def places(hosts: list[str], rank: int) -> dict[str, str]:
-    """Where `rank` stands; `hosts`: the host of each rank. "Local" counts the ranks of a host, "cross" the hosts that
-    have a rank of the same local number, in order of their first ranks."""
+    """The position of `rank`; hosts: the host of each rank. "Local" counts the ranks of a host, "cross" the hosts that
+    have a rank of the same local number, in order of their lowest ranks."""
     local = hosts[:rank].count(hosts[rank])
     across = [host for host in dict.fromkeys(hosts) if hosts.count(host) > local]
     numbers = {

@@ -1,4 +1,4 @@
-"""Where a rank stands among replicas, stages and parts of layers, and what it does together with whom. No schedule is
+"""The position of a rank among replicas, stages and parts of layers, and its collectives. No schedule is
 named here."""
 
 from __future__ import annotations
@@ -65,7 +65,8 @@ class Groups:
 
     def open_links(self, device: torch.device, looped: bool) -> None:
         """Let NCCL make the communicator of two ranks in which torch's schedules send to a neighbour: otherwise the
-        first step would. looped: last rank and first rank are neighbours too. All ranks take the pairs in one order."""
+        first step would. looped: the last stage and stage 0 are neighbours too. All ranks take the pairs
+        in one order."""
         stages = self.layout.pp
         pairs = [(stage, stage + 1) for stage in range(stages - 1)]
         if looped and stages > 2:
@@ -99,7 +100,7 @@ class Groups:
 
     def reduce(self, gradients: Sequence[Tensor], shared: Sequence[nn.Parameter]) -> None:
         """Averages over copies first, sums of tied parameters then: two numbers add up to the same on both ends, so the
-        two copies of a tied parameter stay equal to the last bit. gradients: those that nobody has averaged yet."""
+        two copies of a tied parameter stay equal to the last bit. gradients: those that are not averaged yet."""
         if self.dp_group is not None and gradients:
             average(gradients, self.dp_group)
         for parameter in shared:

@@ -148,7 +148,7 @@ class PipelineTrainer:
 
 @contextmanager
 def as_raised() -> Generator[None]:
-    """torch wraps what a stage raises, but whoever records it wants to tell memory that ran out from other errors."""
+    """torch wraps what a stage raises; the record must distinguish out of memory from other errors."""
     try:
         yield
     except RuntimeError as error:

@@ -51,7 +51,7 @@ class Updates:
         self.admitted = 0
 
     def admit(self, in_flight: bool) -> Minibatch:
-        """The next minibatch, with the newest weights that it may see and the rate that its update shall have.
+        """The next minibatch, with the newest weights that it may see and the learning rate of its update.
 
         in_flight: minibatches admitted before still need the weights that they were admitted with
         """

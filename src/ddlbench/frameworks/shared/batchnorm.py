@@ -31,19 +31,19 @@ def average_statistics(model: nn.Module, group: dist.ProcessGroup | None = None)
 
 
 class Statistics:
-    """BatchNorm's running statistics: replicas keep their own while they train; before anybody looks they are averaged
+    """BatchNorm's running statistics: replicas keep their own while they train; they are averaged before they are read
     (docs/adr/0001). copies: this rank and those with the same weights in other replicas; None: there is one replica."""
 
     def __init__(self, model: nn.Module, copies: dist.ProcessGroup | None) -> None:
-        self.model, self.copies, self.alike = model, copies, True
+        self.model, self.copies, self.synchronised = model, copies, True
 
     def mark_changed(self) -> None:
-        self.alike = False
+        self.synchronised = False
 
     def synchronise(self) -> None:
-        if not self.alike and self.copies is not None:
+        if not self.synchronised and self.copies is not None:
             average_statistics(self.model, self.copies)
-        self.alike = True
+        self.synchronised = True
 
 
 def average(tensors: Sequence[Tensor], group: dist.ProcessGroup | None = None) -> None:

@@ -16,7 +16,7 @@ def has_batch_norm(job: Job) -> bool:
 
 
 def on_meta(job: Job) -> nn.Sequential:
-    """The model without its weights. Built once for everybody who asks: look at it, change nothing."""
+    """The model without its weights. It is built once and shared: do not change it."""
     key = type(job.model), repr(job.model)  # a dataclass, so this says all of it
     if key not in _on_meta:
         with torch.device("meta"):

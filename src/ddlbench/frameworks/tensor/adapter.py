@@ -1,7 +1,7 @@
 """Tensor parallelism: tp ranks share every layer of a model, dp such groups are replicas.
 
 Transformers and classifiers as in Megatron-LM (Shoeybi et al. 2019), convolutions by filters (Kahira et al. 2021). What
-is split how stands beside each model; the parts are made in frameworks/tensor/layers.py (docs/adr/0008).
+is split, and how, is said beside each model; the parts are made in frameworks/tensor/layers.py (docs/adr/0008).
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class TensorReplica(Replica):
         return [parameter for name, parameter in self.model.named_parameters() if (name in self.splits) == split]
 
     def _clip(self, parameters: Iterable[nn.Parameter], max_norm: float) -> None:
-        """The first rank counts what every rank has."""
+        """Rank 0 counts what every rank has."""
         counted = [*self._parameters(split=True), *(self._parameters(split=False) if self.part.rank == 0 else [])]
         clip_parts(parameters, max_norm, counted, self.part.group)
 

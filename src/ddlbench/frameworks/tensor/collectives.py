@@ -57,7 +57,7 @@ def summed(partial: Tensor, part: Part) -> Tensor:
 
 
 def gathered(own: Tensor, dim: int, length: int, part: Part) -> Tensor:
-    """All ranks' slices joined along `dim` to `length`, for what every rank computes alike from there on."""
+    """All ranks' slices joined along `dim` to `length`, for what every rank computes in the same way from there on."""
 
     def own_slice(gradient: Tensor) -> Tensor:
         return gradient.narrow(dim, *part.span(length))

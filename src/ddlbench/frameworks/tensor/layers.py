@@ -134,7 +134,7 @@ def row(module: nn.Module, part: Part) -> None:
 
 def heads(module: nn.Module, part: Part) -> None:
     """Attention weights are dropped by each rank for its own heads. The dropout after it is of whole activations, which
-    all ranks must drop alike; of own tokens with sequence parallelism."""
+    all ranks must drop the same elements; of own tokens with sequence parallelism."""
     attention = cast(Any, module)
     attention.num_heads //= part.size
     attention.split_size //= part.size

@@ -22,7 +22,7 @@ class Scenario(Protocol):
         ...
 
     def setup(self) -> Place:
-        """Set up what needs process groups; say where this rank stands."""
+        """Set up what needs process groups; return the position of this rank."""
         ...
 
     def begin(self, feed: Feed) -> dict[str, Any]:
