@@ -35,9 +35,9 @@ class Panel:
     def own_bases_tell_more(self) -> bool:
         """Whether ratios to own bases are worth a figure beside those to the best single GPU."""
         return any(
-            row["reference_s"] != row["base_sample_time_s"] and row["base_gpus"] != row["gpus"]
+            row["reference_s"] != row["own_base_sample_time_s"] and row["own_base_gpus"] != row["gpus"]
             for row in self.rows
-            if row["speedup"] is not None
+            if row["speedup_vs_own_base"] is not None
         )
 
     def against_own_bases(self) -> Panel:
@@ -98,8 +98,15 @@ def _with_references(panel: Panel, own: bool = False) -> Panel:
         rows = [row | {"reference_s": single, "reference_gpus": 1} for row in panel.rows]
         base = _base(panel.device, panel.rows[0]["best_single_framework"], 1, single)
         return replace(panel, rows=rows, base=base)
-    rows = [row | {"reference_s": row["base_sample_time_s"], "reference_gpus": row["base_gpus"]} for row in panel.rows]
-    bases = {(row["base_framework"], row["base_gpus"], row["base_sample_time_s"]) for row in rows if row["base_gpus"]}
+    rows = [
+        row | {"reference_s": row["own_base_sample_time_s"], "reference_gpus": row["own_base_gpus"]}
+        for row in panel.rows
+    ]
+    bases = {
+        (row["own_base_framework"], row["own_base_gpus"], row["own_base_sample_time_s"])
+        for row in rows
+        if row["own_base_gpus"]
+    }
     several = "base: each framework's own fewest GPUs" if bases else ""
     return replace(panel, rows=rows, base=_base(panel.device, *bases.pop()) if len(bases) == 1 else several)
 
