@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from ddlbench.report.read import read_all
@@ -244,3 +246,54 @@ def test_single_gpu_rows_come_before_those_that_start_from_them(tmp_path):
         ("ddp", 4),
         ("ddp", 8),
     ]
+
+
+def loaders_and_frameworks(results):
+    """Native and DALI under ddp and fsdp on 1 and 2 GPUs."""
+    for framework, factor in (("ddp", 1.0), ("fsdp", 0.5)):
+        for loader, rate in (("native", 100.0), ("dali", 160.0)):
+            for gpus in (1, 2):
+                write_run(results, framework=framework, loader=loader, gpus=gpus, rate=rate * factor * gpus**0.5)
+
+
+def test_loaders_are_one_comparison_by_loader(tmp_path):
+    loaders_and_frameworks(tmp_path)
+    rows = records(make_tables(read_all([tmp_path]), by="loader").scaling)
+    by_framework = {name: {row["comparison"] for row in rows if row["framework"] == name} for name in ("ddp", "fsdp")}
+    assert [len(ids) for ids in by_framework.values()] == [1, 1]
+    assert by_framework["ddp"].isdisjoint(by_framework["fsdp"])
+    two = row_of(rows, framework="fsdp", loader="native", gpus=2)
+    assert (two["compared_by"], two["compared"]) == ("loader", "native")
+    assert two["best_single_sample_time_s"] == pytest.approx(1 / 80), "fsdp with dali"
+    assert two["speedup"] == pytest.approx(50 * 2**0.5 / 80)
+    assert two["speedup_vs_own_base"] == pytest.approx(2**0.5), "fsdp with native"
+
+
+def test_loaders_are_two_comparisons_by_framework(tmp_path):
+    loaders_and_frameworks(tmp_path)
+    rows = rows_of(tmp_path)
+    assert len({row["comparison"] for row in rows}) == 2
+    assert {(row["compared_by"], row["compared"]) for row in rows} == {("framework", "ddp"), ("framework", "fsdp")}
+
+
+def test_models_are_one_comparison_by_model(tmp_path):
+    for model, rate in (("resnet50", 100.0), ("resnet101", 60.0)):
+        write_run(tmp_path, model=model, rate=rate)
+        write_run(tmp_path, model=model, rate=2 * rate, gpus=2)
+    rows = records(make_tables(read_all([tmp_path]), by="model").scaling)
+    assert len({row["comparison"] for row in rows}) == 1
+    assert row_of(rows, model="resnet101", gpus=2)["speedup"] == pytest.approx(1.2)
+    assert row_of(rows, model="resnet101", gpus=2)["speedup_vs_own_base"] == pytest.approx(2.0)
+    assert {row["compared"] for row in rows} == {"resnet50", "resnet101"}
+
+
+def test_settings_of_a_loader_name_its_curves_by_loader(tmp_path):
+    for workers in (2, 8):
+        folder = write_run(tmp_path, train={"steps": workers})
+        record = json.loads((folder / "run.json").read_text())
+        record["config"]["loader"]["workers"] = workers
+        record["config"]["train"]["steps"] = None
+        (folder / "run.json").write_text(json.dumps(record))
+    found = make_tables(read_all([tmp_path]), by="loader").scaling
+    assert list(found["knobs"]) == ["workers=2", "workers=8"]
+    assert found["variant"].isna().all()

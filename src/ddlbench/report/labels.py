@@ -20,13 +20,21 @@ LONGEST_VALUE = 100
 _VERSIONS = ("dataset_hash", "device_model", "torch", "cuda")
 
 
-def knobs(runs: Sequence[AttemptRow]) -> list[str]:
-    """For each run the settings of the framework, and the micro batch, in which runs of its framework differ, and what
-    defines it where its name does not; before them how it computes in 16 bits, where that is not autocast as in most
-    frameworks."""
-    differing = _differences(runs, _columns("framework", "model", "model_changed"), _knobs, _always)
+def knobs(runs: Sequence[AttemptRow], by: str = "framework") -> list[str]:
+    """For each run the settings of what is compared, and of a framework the micro batch, in which runs of its name
+    differ, and what defines it where its name does not; before them how it computes in 16 bits, where that is not
+    autocast as in most frameworks."""
+    within = _columns(*dict.fromkeys((by, "framework", "model", "model_changed")))
+    differing = _differences(runs, within, partial(_knobs, by=by), _always)
     texts = zip(map(_scheme, runs), differing, environments(runs), strict=True)
     return [" ".join(filter(None, own)) for own in texts]
+
+
+def variants(runs: Sequence[AttemptRow], by: str = "framework") -> list[str]:
+    """For each run the other settings and versions in which runs of its model, loader, data and recipe differ."""
+    fixed = () if by == "framework" else ("framework",)
+    names = (*fixed, *(name for name in ("model", "model_changed", "loader", "data", "recipe") if name != by))
+    return _differences(runs, _columns(*names), partial(_others, by=by))
 
 
 def environments(runs: Sequence[AttemptRow]) -> list[str]:
@@ -51,11 +59,6 @@ def _around(run: AttemptRow, launch: bool) -> Row:
 
 def _columns(*names: str) -> Callable[[AttemptRow], Hashable]:
     return lambda run: tuple(run.row[name] for name in names)
-
-
-def variants(runs: Sequence[AttemptRow]) -> list[str]:
-    """For each run the other settings and versions in which runs of its model, loader, data and recipe differ."""
-    return _differences(runs, _columns("model", "model_changed", "loader", "data", "recipe"), _others)
 
 
 def layout(run: AttemptRow) -> str:
@@ -92,8 +95,9 @@ def _scheme(run: AttemptRow) -> str:
     return "" if scheme in (None, "autocast") else f"precision_scheme={scheme}"
 
 
-def _knobs(run: AttemptRow) -> Row:
-    return {key.removeprefix("framework."): value for key, value in _chosen(run, _is_knob).items()}
+def _knobs(run: AttemptRow, by: str) -> Row:
+    own = _chosen(run, partial(_is_knob, by=by))
+    return {key.removeprefix(f"{by}."): value for key, value in own.items()}
 
 
 def _always(run: AttemptRow) -> str | None:
@@ -104,17 +108,21 @@ def _chosen(run: AttemptRow, choose: Callable[[str], bool]) -> Row:
     return {key: value for key, value in run.options.items() if choose(key)}
 
 
-def _is_knob(key: str) -> bool:
-    return key == "train.micro_batch" or (key.startswith("framework.") and key not in LAYOUT)
+def _is_knob(key: str, by: str) -> bool:
+    if key == "train.micro_batch":
+        return by == "framework"
+    return key.startswith(f"{by}.") and not key.endswith(".name") and key not in LAYOUT
 
 
-def _is_other(key: str) -> bool:
-    return not key.startswith(("framework.", "cluster.")) and not key.endswith(".name") and key not in _TOLD
+def _is_other(key: str, by: str) -> bool:
+    if key == "train.micro_batch":
+        return by != "framework"
+    return not key.startswith((f"{by}.", "cluster.")) and not key.endswith(".name") and key not in (*_TOLD, *LAYOUT)
 
 
-def _others(run: AttemptRow) -> Row:
+def _others(run: AttemptRow, by: str) -> Row:
     seen = {name: run.row[name] for name in _VERSIONS if run.row[name] is not None}
-    return _chosen(run, _is_other) | seen
+    return _chosen(run, partial(_is_other, by=by)) | seen
 
 
 def _differences(

@@ -22,6 +22,7 @@ _NOT_COMPARED = ("global_batch", "environment_id")
 DEVELOPER = "gloo (cuda)"  # `launch.backend` where ranks shared a GPU: no measurement
 # Where the ranks of a framework stand; differs over the GPU counts of one curve.
 LAYOUT = ("framework.dp", "framework.tp", "framework.pp")
+FACTORS = ("framework", "loader", "model")  # that a report may compare: each is a group of the configuration
 # What a measurement may have several values of, and what `global_batch` says better.
 _FREE = ("train.repeat", "train.global_batch", "train.batch_per_gpu", "cluster.notes")
 
@@ -110,16 +111,19 @@ def measurement_id(group: list[AttemptRow]) -> str:
     return digest([asked(group[0]), _seen(group[0])])
 
 
-def comparison_id(run: AttemptRow) -> str:
-    """Equal for rows that differ in framework, GPU count, batch sizes and site alone."""
-    free = (*_FREE, "train.micro_batch")
-    shared = {k: v for k, v in run.options.items() if k not in free and not k.startswith(("framework.", "cluster."))}
+def comparison_id(run: AttemptRow, by: str = "framework") -> str:
+    """Equal for rows that differ in the compared factor, GPU count, batch sizes and site alone.
+
+    by: one of FACTORS
+    """
+    free = (*_FREE, *LAYOUT, *(("train.micro_batch",) if by == "framework" else ()))
+    shared = {k: v for k, v in run.options.items() if k not in free and not k.startswith((f"{by}.", "cluster."))}
     return digest([shared, [run.row[name] for name in SEEN if name not in _NOT_COMPARED]])
 
 
-def curve_id(run: AttemptRow) -> str:
-    """Equal for the points of one framework's curve: the same framework, knobs, train.micro_batch, versions and kind of
-    host, whatever the layout."""
-    own = {key: value for key, value in run.options.items() if key.startswith("framework.") and key not in LAYOUT}
+def curve_id(run: AttemptRow, by: str = "framework") -> str:
+    """Equal for the points of one curve: the same value of the compared factor, with its settings, train.micro_batch,
+    versions and kind of host, whatever the layout."""
+    own = {key: value for key, value in run.options.items() if key.startswith(f"{by}.") and key not in LAYOUT}
     around = {key: value for key, value in run.environment.items() if not of_the_launch(key)}
     return digest([own, run.options.get("train.micro_batch"), around])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ddlbench.report.merge import Row, group_by
 
@@ -48,22 +49,30 @@ def panels(scaling: Sequence[Row], runs: Iterable[Row]) -> list[Panel]:
     """All panels, in the order of the table. Rows without a GPU count cannot be drawn."""
     repeats = group_by((run for run in runs if run["status"] == "ok"), lambda run: run["measurement"])
     rows: list[Row] = [row | {"repeats": repeats.get(row["measurement"], [])} for row in scaling if row["gpus"]]
-    series = group_by(rows, lambda row: (row["model"], row["comparison"], row["scaling"], batch_size(row)))
+    series = group_by(rows, _series)
     told = settings(rows)
     found = [_panel(mates, told[mates[0]["measurement"]]) for mates in series.values()]
     return [_with_references(panel) for panel in found]
 
 
+def _series(row: Row) -> tuple[Any, ...]:
+    model = None if row["compared_by"] == "model" else row["model"]
+    return model, row["comparison"], row["scaling"], batch_size(row)
+
+
 def _panel(rows: list[Row], told: str) -> Panel:
-    return Panel(str(rows[0]["model"]), [scaling_text(rows[0]), told], "", rows)
+    models = dict.fromkeys(str(row["model"]) for row in rows)
+    return Panel(", ".join(models), [scaling_text(rows[0]), told], "", rows)
 
 
 def settings(scaling: Sequence[Row]) -> dict[str, str]:
     """For each measurement, what distinguishes its panel from the others of the same model."""
     texts: dict[str, str] = {}
     for rows in group_by(scaling, lambda row: row["model"]).values():
-        values = {name: {row[name] for row in rows if row[name]} for name in _TITLES}
-        told = ["model_changed", *(name for name in _TITLES if len(values[name]) > 1 or "loader" in values[name])]
+        fixed = () if rows[0]["compared_by"] == "framework" else ("framework",)
+        shared = [name for name in (*fixed, *_TITLES) if name != rows[0]["compared_by"]]
+        values = {name: {row[name] for row in rows if row[name]} for name in shared}
+        told = ["model_changed", *(name for name in shared if len(values[name]) > 1 or "loader" in values[name])]
         for row in rows:
             texts[row["measurement"]] = ", ".join(str(row[name]) for name in (*told, "variant") if row[name])
     return texts
@@ -75,7 +84,7 @@ def curves(panel: Panel) -> list[list[Row]]:
 
 
 def curve_name(row: Row) -> str:
-    return f"{row['framework']} ({row['knobs']})" if row["knobs"] else str(row["framework"])
+    return f"{row['compared']} ({row['knobs']})" if row["knobs"] else str(row["compared"])
 
 
 def batch_size(row: Row) -> float | None:

@@ -24,6 +24,7 @@ class Point:
     runs: list[AttemptRow]
     knobs: str
     variant: str
+    by: str  # the compared factor
 
     @cached_property
     def ok(self) -> list[AttemptRow]:
@@ -66,17 +67,18 @@ class Point:
 
     @cached_property
     def comparison(self) -> str:
-        return comparison_id(self.sample)
+        return comparison_id(self.sample, self.by)
 
     @cached_property
     def curve(self) -> str:
-        return curve_id(self.sample)
+        return curve_id(self.sample, self.by)
 
 
-def scaling_rows(groups: Sequence[list[AttemptRow]]) -> list[Row]:
-    """One row per measurement and kind of scaling, sorted."""
+def scaling_rows(groups: Sequence[list[AttemptRow]], by: str = "framework") -> list[Row]:
+    """One row per measurement and kind of scaling, sorted; by: the compared factor."""
     samples = [representative(group) for group in groups]
-    points = [Point(*parts) for parts in zip(groups, knobs(samples), variants(samples), strict=True)]
+    texts = zip(groups, knobs(samples, by), variants(samples, by), strict=True)
+    points = [Point(group, own, other, by) for group, own, other in texts]
     series = {kind: group_by(points, partial(_series, kind)) for kind in KINDS}
     rows = [_row(point, kind, mates) for point in points for kind, mates in _memberships(point, series)]
     return sorted(rows, key=partial(_order, _reach(rows)))
@@ -162,6 +164,8 @@ def _texts(point: Point, kind: str) -> Row:
         "variant": point.variant or None,
         "git_commits": " ".join(sorted(commits)) or None,
         "comparison": point.comparison,
+        "compared_by": point.by,
+        "compared": point.sample.row[point.by],
     }
 
 

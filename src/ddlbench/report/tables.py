@@ -51,8 +51,8 @@ class Rows:
     warnings: list[str]
 
 
-def make_tables(found: Records) -> Tables:
-    """All tables of any number of attempts."""
+def make_tables(found: Records, by: str = "framework") -> Tables:
+    """All tables of any number of attempts; by: the factor that rows of scaling.csv are compared by."""
     attempts, copies = without_copies(found.attempts)
     rows = [_guarded(attempt) for attempt in attempts]
     shared = [own.run.row["path"] for own in rows if own.run.row["backend"] == DEVELOPER]
@@ -66,7 +66,7 @@ def make_tables(found: Records) -> Tables:
     return Tables(
         runs=frame(RUNS, (run.row for run in runs)),
         epochs=frame(EPOCHS, (_copied(own.run.row) | epoch for own in rows for epoch in own.epochs)),
-        scaling=frame(SCALING, scaling_rows(groups)),
+        scaling=frame(SCALING, scaling_rows(groups, by)),
         warnings=[
             *found.warnings,
             *copies,
