@@ -51,6 +51,26 @@ def test_panels_of_one_model_say_what_distinguishes_them(tmp_path):
     assert [panel.lines[1] for panel in panels_of(tmp_path)] == ["native", "synthetic"]
 
 
+def test_by_loader_native_and_dali_are_curves_of_one_panel_a_framework(tmp_path):
+    for framework in ("ddp", "fsdp"):
+        for loader in ("native", "dali"):
+            write_run(tmp_path, framework=framework, loader=loader, gpus=1)
+            write_run(tmp_path, framework=framework, loader=loader, gpus=2)
+    tables = make_tables(read_all([tmp_path]), by="loader")
+    found = panels(records(tables.scaling), records(tables.runs))
+    assert [panel.lines[1] for panel in found] == ["ddp", "fsdp"]
+    assert [[rows[0]["compared"] for rows in curves(panel)] for panel in found] == [["dali", "native"]] * 2
+
+
+def test_by_model_all_models_are_curves_of_one_panel(tmp_path):
+    for model in ("resnet50", "resnet101"):
+        write_run(tmp_path, model=model)
+    tables = make_tables(read_all([tmp_path]), by="model")
+    (panel,) = panels(records(tables.scaling), records(tables.runs))
+    assert panel.model == "resnet101, resnet50"
+    assert len(curves(panel)) == 2
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(2.0, "2.00 s"), (0.1, "100 ms"), (0.00971, "9.71 ms"), (0.000123, "123 µs"), (12.34, "12.3 s")],

@@ -110,7 +110,7 @@ def test_records_that_cannot_be_used_are_visible(tmp_path, capsys):
     write_run(tmp_path, gpus=2, sections={"schema_version": 0})
     assert main([str(tmp_path)]) == 0
     assert "warning: " in (told := capsys.readouterr().err)
-    assert "schema_version 0 is refused, this ddlbench reads 1" in told
+    assert "schema_version 0 is refused, this ddlbench reads 1 and 2" in told
     assert "schema_version 0 is refused" in (tmp_path / "report" / "report.html").read_text()
 
 

@@ -10,6 +10,7 @@ from typing import TextIO
 
 from ddlbench.errors import UserError
 from ddlbench.report.figures import make_figures
+from ddlbench.report.merge import FACTORS
 from ddlbench.report.overview import summary_text
 from ddlbench.report.page import render
 from ddlbench.report.plotting import save
@@ -25,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     out: Path = given.out or given.results[0] / "report"
     try:
-        tables = make_tables(read_all(given.results))
+        tables = make_tables(read_all(given.results), given.by)
         page = write_report(tables, out)
     except UserError as error:
         _say(f"ddlbench.report: {printable(str(error))}", sys.stderr)
@@ -62,6 +63,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m ddlbench.report", description=__doc__)
     parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help="results_dir of runs")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the report (default: RESULTS/report)")
+    parser.add_argument(
+        "--by", choices=FACTORS, default="framework", help="what the curves of a figure differ in (default: framework)"
+    )
     return parser
 
 

@@ -15,7 +15,7 @@ from ddlbench.record.schema import CLOCKS, EPOCHS, RANKS, RUNS, SCALING, Column
 from ddlbench.report.compare import comparisons
 from ddlbench.report.labels import marked
 from ddlbench.report.merge import Row, group_by
-from ddlbench.report.overview import MEASURED, OWN, SETTINGS, VS_SINGLE, base_lines, notes, overview_cells
+from ddlbench.report.overview import MEASURED, SETTINGS, VS_OWN, VS_SINGLE, base_lines, notes, overview_cells
 from ddlbench.report.tables import Tables, records
 
 ROWS_SHOWN = 500  # of the epochs' table; the file beside the page has all
@@ -42,7 +42,7 @@ def render(tables: Tables, figures: Mapping[str, Figure], folder: Path) -> str:
     """The page with the figures, which are SVG files in `folder`."""
     plain_runs, plain_scaling = records(tables.runs), records(tables.scaling)
     runs, scaling = marked(plain_runs), marked(plain_scaling, plain_runs)
-    headers, lines = overview_cells(scaling, MEASURED | OWN | VS_SINGLE | SETTINGS)
+    headers, lines = overview_cells(scaling, MEASURED | VS_SINGLE | VS_OWN | SETTINGS)
     loader = jinja2.PackageLoader("ddlbench.report", ".")
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     return environment.get_template("report.html.j2").render(

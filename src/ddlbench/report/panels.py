@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ddlbench.report.merge import Row, group_by
 
@@ -35,9 +36,9 @@ class Panel:
     def own_bases_tell_more(self) -> bool:
         """Whether ratios to own bases are worth a figure beside those to the best single GPU."""
         return any(
-            row["reference_s"] != row["base_sample_time_s"] and row["base_gpus"] != row["gpus"]
+            row["reference_s"] != row["own_base_sample_time_s"] and row["own_base_gpus"] != row["gpus"]
             for row in self.rows
-            if row["speedup"] is not None
+            if row["speedup_vs_own_base"] is not None
         )
 
     def against_own_bases(self) -> Panel:
@@ -48,22 +49,30 @@ def panels(scaling: Sequence[Row], runs: Iterable[Row]) -> list[Panel]:
     """All panels, in the order of the table. Rows without a GPU count cannot be drawn."""
     repeats = group_by((run for run in runs if run["status"] == "ok"), lambda run: run["measurement"])
     rows: list[Row] = [row | {"repeats": repeats.get(row["measurement"], [])} for row in scaling if row["gpus"]]
-    series = group_by(rows, lambda row: (row["model"], row["comparison"], row["scaling"], batch_size(row)))
+    series = group_by(rows, _series)
     told = settings(rows)
     found = [_panel(mates, told[mates[0]["measurement"]]) for mates in series.values()]
     return [_with_references(panel) for panel in found]
 
 
+def _series(row: Row) -> tuple[Any, ...]:
+    model = None if row["compared_by"] == "model" else row["model"]
+    return model, row["comparison"], row["scaling"], batch_size(row)
+
+
 def _panel(rows: list[Row], told: str) -> Panel:
-    return Panel(str(rows[0]["model"]), [scaling_text(rows[0]), told], "", rows)
+    models = dict.fromkeys(str(row["model"]) for row in rows)
+    return Panel(", ".join(models), [scaling_text(rows[0]), told], "", rows)
 
 
 def settings(scaling: Sequence[Row]) -> dict[str, str]:
     """For each measurement, what distinguishes its panel from the others of the same model."""
     texts: dict[str, str] = {}
     for rows in group_by(scaling, lambda row: row["model"]).values():
-        values = {name: {row[name] for row in rows if row[name]} for name in _TITLES}
-        told = ["model_changed", *(name for name in _TITLES if len(values[name]) > 1 or "loader" in values[name])]
+        fixed = () if rows[0]["compared_by"] == "framework" else ("framework",)
+        shared = [name for name in (*fixed, *_TITLES) if name != rows[0]["compared_by"]]
+        values = {name: {row[name] for row in rows if row[name]} for name in shared}
+        told = ["model_changed", *(name for name in shared if len(values[name]) > 1 or "loader" in values[name])]
         for row in rows:
             texts[row["measurement"]] = ", ".join(str(row[name]) for name in (*told, "variant") if row[name])
     return texts
@@ -75,7 +84,7 @@ def curves(panel: Panel) -> list[list[Row]]:
 
 
 def curve_name(row: Row) -> str:
-    return f"{row['framework']} ({row['knobs']})" if row["knobs"] else str(row["framework"])
+    return f"{row['compared']} ({row['knobs']})" if row["knobs"] else str(row["compared"])
 
 
 def batch_size(row: Row) -> float | None:
@@ -98,8 +107,15 @@ def _with_references(panel: Panel, own: bool = False) -> Panel:
         rows = [row | {"reference_s": single, "reference_gpus": 1} for row in panel.rows]
         base = _base(panel.device, panel.rows[0]["best_single_framework"], 1, single)
         return replace(panel, rows=rows, base=base)
-    rows = [row | {"reference_s": row["base_sample_time_s"], "reference_gpus": row["base_gpus"]} for row in panel.rows]
-    bases = {(row["base_framework"], row["base_gpus"], row["base_sample_time_s"]) for row in rows if row["base_gpus"]}
+    rows = [
+        row | {"reference_s": row["own_base_sample_time_s"], "reference_gpus": row["own_base_gpus"]}
+        for row in panel.rows
+    ]
+    bases = {
+        (row["own_base_framework"], row["own_base_gpus"], row["own_base_sample_time_s"])
+        for row in rows
+        if row["own_base_gpus"]
+    }
     several = "base: each framework's own fewest GPUs" if bases else ""
     return replace(panel, rows=rows, base=_base(panel.device, *bases.pop()) if len(bases) == 1 else several)
 
