@@ -6,10 +6,11 @@ import json
 
 import pytest
 
+from ddlbench.report.figures import Drawing
 from ddlbench.report.overview import WIDTH, number, seconds, summary_text
 from ddlbench.report.page import render
 from ddlbench.report.read import read_all
-from ddlbench.report.tables import make_tables
+from ddlbench.report.tables import make_tables, records
 from tests.support.records import strong_scaling, weak_scaling, write_run
 
 
@@ -29,16 +30,48 @@ def test_one_line_a_measurement(tmp_path):
     head = text.splitlines()[0].split("  ")
     assert [name.strip() for name in head if name.strip()] == [
         "framework", "model", "loader", "gpus", "scaling", "status", "n", "epoch time", "samples/s", "peak memory",
-        "top-1/ppl", "speedup", "efficiency", "base",
+        "top-1/ppl", "speedup", "efficiency", "best single",
     ]  # fmt: skip
     assert line_of(text, "ddp", "resnet50", "native", "4") == (
         "ddp resnet50 native 4 weak ok 1 3.66 s 280.0 3.50 GiB 63.3 % 2.80 70.0 % single@1"
     )
-    assert line_of(text, "ddp", "gpt2_small", "native", "8") == (
-        "ddp gpt2_small native 8 strong ok 1 32.0 s 32.0 4.00 GiB ppl 133.3 3.20 80.0 % ddp@2"
+    assert line_of(text, "ddp", "gpt2_small", "native", "8", "strong", "ok") == (
+        "ddp gpt2_small native 8 strong ok 1 32.0 s 32.0 4.00 GiB ppl 133.3"
     )
+    assert line_of(text, "ddp", "gpt2_small", "native", "8", "strong", "1") == (
+        "ddp gpt2_small native 8 strong 1 3.20, 80.0 % of ddp@2"
+    ), "nothing ran on one GPU"
     assert line_of(text, "ddp", "resnet50", "native", "8") == "ddp resnet50 native 8 weak oom 0 single@1"
     assert "oom: ddp resnet50 on 8 GPUs: CUDA out of memory" in text
+
+
+def test_speedup_is_against_the_best_single_gpu_here_as_in_the_csv(tmp_path):
+    weak_scaling(tmp_path)
+    tables = make_tables(read_all([tmp_path]))
+    for row in records(tables.scaling):
+        cells = line_of(summary_text(tables.scaling), row["framework"], "resnet50", "native", str(row["gpus"])).split()
+        assert cells[-1] == "single@1"
+        if row["speedup"] is not None:
+            assert cells[-4:-1] == [f"{row['speedup']:.2f}", f"{100 * row['efficiency']:.1f}", "%"]
+
+
+def test_ratios_have_intervals_from_six_repeats_on(tmp_path):
+    """Rates of the repeats: single 100 to 105, ddp on one GPU 80 to 84, on two 90 to 110.2."""
+    for repeat in range(6):
+        write_run(tmp_path, framework="single", rate=100.0 + repeat, repeat=repeat)
+        write_run(tmp_path, framework="ddp", rate=80.0 + 0.8 * repeat, repeat=repeat)
+        write_run(tmp_path, framework="ddp", gpus=2, rate=90.0 + 4 * repeat, repeat=repeat)
+    text = text_of(tmp_path)
+    assert "ddp resnet50 native 1 weak 6 0.76 to 0.84 76.2 % to 84.0 % 93.8 %" in [
+        " ".join(line.split()) for line in text.splitlines()
+    ]
+    # 90/105 = 0.857 and 110/100 = 1.1: the interval includes 1
+    assert line_of(text, "ddp", "resnet50", "native", "2", "weak", "6").endswith(
+        "0.86 to 1.10 42.9 % to 55.0 % 1.07 to 1.38 93.8 %"
+    )
+    assert line_of(text, "ddp", "resnet50", "native", "2", "weak", "ok").endswith("none shown 48.8 % single@1")
+    assert "none shown: 1 is inside" in text
+    assert max(len(line) for line in text.splitlines()) <= WIDTH
 
 
 def test_the_bases_have_their_absolute_time(tmp_path):
@@ -102,7 +135,7 @@ def test_a_model_of_other_sizes_is_marked_and_never_compared_with_the_published_
     assert len(set(tables.scaling["comparison"])) == len(set(tables.scaling["measurement"])) == 3
     assert set(tables.runs["model"]) == set(tables.scaling["model"]) == {"resnet50"}, "scripts group by the option"
     assert set(tables.scaling["model_changed"].dropna()) == {"image_size=64 layers=[1,1,1,1]", "image_size=96"}
-    page = render(tables, {}, tmp_path)
+    page = render(tables, Drawing(), tmp_path)
     assert ">resnet50*2<" in page
     assert "resnet50*2: image_size=96, not as published" in page
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddlbench.errors import UserError
+from ddlbench.record.schema import READ_VERSIONS
 from ddlbench.report.read import read, read_all
 from tests.support import records
 
@@ -46,16 +47,22 @@ def test_a_folder_without_a_record_is_an_attempt_with_a_reason(tmp_path):
     assert read(folder).record["reason"] == "run.json cannot be read (No such file or directory)"
 
 
-@pytest.mark.parametrize("version", [0, 2, None, "1"])
+@pytest.mark.parametrize("version", [0, 3, None, "1"])
 def test_another_version_is_refused_with_both_numbers(tmp_path, version):
     folder = records.write_run(tmp_path, sections={"schema_version": version})
     attempt = read(folder)
     assert attempt.record["status"] == "unreadable"
-    assert f"schema_version {version} is refused, this ddlbench reads 1" in attempt.record["reason"]
-    remedies = {0: "it is older: run again, or report with the version", 2: "it is newer: update ddlbench"}
-    assert remedies.get(version, "reads 1: run again, or report with the version") in attempt.record["reason"]
+    assert f"schema_version {version} is refused, this ddlbench reads 1 and 2" in attempt.record["reason"]
+    remedies = {0: "it is older: run again, or report with the version", 3: "it is newer: update ddlbench"}
+    assert remedies.get(version, "reads 1 and 2: run again, or report with the version") in attempt.record["reason"]
     assert "config" not in attempt.record, "nothing of it is used"
     assert attempt.epochs == []
+
+
+@pytest.mark.parametrize("version", READ_VERSIONS)
+def test_a_record_of_an_earlier_version_is_read(tmp_path, version):
+    attempt = read(records.write_run(tmp_path, sections={"schema_version": version}))
+    assert (attempt.record["status"], attempt.record["schema_version"], len(attempt.epochs)) == ("ok", version, 3)
 
 
 def test_an_unfinished_attempt_says_so(tmp_path):

@@ -25,19 +25,19 @@ def test_weak_scaling_by_hand(tmp_path):
     # ddp: 80, 150, 280 samples/s on 1, 2, 4; single: 100 on 1
     four = row_of(rows, framework="ddp", gpus=4)
     assert four["sample_time_s"] == pytest.approx(1 / 280)
-    assert four["speedup"] == pytest.approx(3.5)
-    assert four["efficiency"] == pytest.approx(0.875)
-    assert (four["base_framework"], four["base_gpus"]) == ("ddp", 1)
-    assert four["base_sample_time_s"] == pytest.approx(1 / 80)
-    assert four["base_epoch_time_s"] == pytest.approx(12.8)  # 1024 samples at 80 a second
-    assert four["speedup_vs_best_single"] == pytest.approx(2.8)
-    assert four["efficiency_vs_best_single"] == pytest.approx(0.7)
+    assert four["speedup_vs_own_base"] == pytest.approx(3.5)
+    assert four["efficiency_vs_own_base"] == pytest.approx(0.875)
+    assert (four["own_base_framework"], four["own_base_gpus"]) == ("ddp", 1)
+    assert four["own_base_sample_time_s"] == pytest.approx(1 / 80)
+    assert four["own_base_epoch_time_s"] == pytest.approx(12.8)  # 1024 samples at 80 a second
+    assert four["speedup"] == pytest.approx(2.8)
+    assert four["efficiency"] == pytest.approx(0.7)
     assert four["best_single_framework"] == "single"
     assert four["best_single_epoch_time_s"] == pytest.approx(10.24)
     two = row_of(rows, framework="ddp", gpus=2)
-    assert (two["speedup"], two["efficiency"]) == (pytest.approx(1.875), pytest.approx(0.9375))
+    assert (two["speedup_vs_own_base"], two["efficiency_vs_own_base"]) == (pytest.approx(1.875), pytest.approx(0.9375))
     one = row_of(rows, framework="ddp", gpus=1)
-    assert (one["speedup"], one["speedup_vs_best_single"]) == (pytest.approx(1.0), pytest.approx(0.8))
+    assert (one["speedup_vs_own_base"], one["speedup"]) == (pytest.approx(1.0), pytest.approx(0.8))
 
 
 def test_strong_scaling_from_a_base_of_two_by_hand(tmp_path):
@@ -46,9 +46,9 @@ def test_strong_scaling_from_a_base_of_two_by_hand(tmp_path):
     assert {row["scaling"] for row in rows} == {"strong"}
     # 10, 19, 32 samples/s on 2, 4, 8
     eight = row_of(rows, gpus=8)
-    assert (eight["speedup"], eight["base_gpus"]) == (pytest.approx(3.2), 2)
-    assert eight["efficiency"] == pytest.approx(0.8)
-    assert eight["speedup_vs_best_single"] is None, "nothing ran on one GPU"
+    assert (eight["speedup_vs_own_base"], eight["own_base_gpus"]) == (pytest.approx(3.2), 2)
+    assert eight["efficiency_vs_own_base"] == pytest.approx(0.8)
+    assert eight["speedup"] is None, "nothing ran on one GPU"
     assert eight["tokens_per_s"] == pytest.approx(32 * 1024)
 
 
@@ -57,7 +57,7 @@ def test_a_failure_gives_a_row_where_nothing_succeeded(tmp_path):
     row = row_of(rows_of(tmp_path), gpus=8)
     assert (row["status"], row["reason"]) == ("oom", "CUDA out of memory")
     assert (row["runs_ok"], row["attempts_failed"], row["scaling"]) == (0, 1, "weak")
-    assert row["speedup"] is None
+    assert row["speedup_vs_own_base"] is None
     assert row["interval"] is None
 
 
@@ -106,14 +106,59 @@ def test_six_repeats_have_an_interval(tmp_path):
     assert row["interval"] == "n=6, 96.9 % CI"
 
 
+def test_the_interval_of_a_ratio_by_hand(tmp_path):
+    """Seconds a sample of one GPU: 10 to 12.5 ms (median 11); of two: 4 to 8 ms (median 6)."""
+    for repeat, (one, two) in enumerate(
+        zip((10.0, 10.5, 10.8, 11.2, 12.0, 12.5), (4.0, 5.0, 5.9, 6.1, 7.0, 8.0), strict=True)
+    ):
+        write_run(tmp_path, framework="single", rate=1e3 / one, repeat=repeat)
+        write_run(tmp_path, gpus=2, rate=1e3 / two, repeat=repeat)
+    row = row_of(rows_of(tmp_path), gpus=2)
+    assert row["speedup"] == pytest.approx(11 / 6)
+    assert (row["speedup_low"], row["speedup_high"]) == (pytest.approx(10 / 8), pytest.approx(12.5 / 4))
+    assert (row["efficiency_low"], row["efficiency_high"]) == (pytest.approx(0.625), pytest.approx(1.5625))
+    assert row["speedup_coverage"] == pytest.approx(0.9375), "1 - 2 (1 - 0.96875)"
+    assert row["speedup_verdict"] == "speedup"
+    single = row_of(rows_of(tmp_path), gpus=1)
+    assert (single["speedup"], single["speedup_low"]) == (1.0, None), "itself: 1 by definition"
+    assert row["speedup_vs_own_base_low"] is None
+
+
+def test_no_speedup_is_shown_where_the_interval_includes_1(tmp_path):
+    for repeat in range(6):
+        write_run(tmp_path, framework="single", rate=100.0 + repeat, repeat=repeat)
+        write_run(tmp_path, rate=95.0 + repeat, repeat=repeat)
+        write_run(tmp_path, framework="fsdp", rate=80.0 + repeat, repeat=repeat)
+    rows = rows_of(tmp_path)
+    assert row_of(rows, framework="ddp")["speedup_verdict"] == "no speedup shown"
+    assert row_of(rows, framework="fsdp")["speedup_verdict"] == "slowdown"
+
+
+def test_five_repeats_on_either_side_give_no_interval_of_the_ratio(tmp_path):
+    for repeat in range(6):
+        write_run(tmp_path, framework="single", rate=100.0, repeat=repeat)
+        if repeat < 5:
+            write_run(tmp_path, gpus=2, rate=150.0, repeat=repeat)
+    row = row_of(rows_of(tmp_path), gpus=2)
+    assert (row["speedup"], row["speedup_low"], row["speedup_verdict"]) == (pytest.approx(1.5), None, None)
+
+
+def test_the_own_base_has_the_same_micro_batch(tmp_path):
+    write_run(tmp_path, gpus=1, rate=100.0, train={"micro_batch": 32})
+    write_run(tmp_path, gpus=1, rate=80.0, train={"micro_batch": 8})
+    write_run(tmp_path, gpus=2, rate=120.0, train={"micro_batch": 8})
+    two = row_of(rows_of(tmp_path), gpus=2)
+    assert (two["speedup_vs_own_base"], two["speedup"]) == (pytest.approx(1.5), pytest.approx(1.2))
+
+
 def test_capped_steps_do_not_bend_the_speedup(tmp_path):
     """Weak scaling, 5 steps an epoch: the epoch of two GPUs holds twice the samples and takes as long."""
     for gpus in (1, 2):
         write_run(tmp_path, gpus=gpus, rate=90.0 * gpus, train={"steps": 5}, summary={"epoch_time_s": 1.7})
     two = row_of(rows_of(tmp_path), gpus=2)
-    assert two["epoch_time_s"] == two["base_epoch_time_s"]
-    assert two["speedup"] == pytest.approx(2.0)
-    assert two["efficiency"] == pytest.approx(1.0)
+    assert two["epoch_time_s"] == two["own_base_epoch_time_s"]
+    assert two["speedup_vs_own_base"] == pytest.approx(2.0)
+    assert two["efficiency_vs_own_base"] == pytest.approx(1.0)
 
 
 def test_one_point_in_both_kinds_has_a_row_in_each(tmp_path):
@@ -127,8 +172,8 @@ def test_one_point_in_both_kinds_has_a_row_in_each(tmp_path):
         (2, 32, "strong"),
         (2, 64, "weak"),
     ]
-    assert row_of(rows, gpus=2, scaling="strong")["speedup"] == pytest.approx(1.6)
-    assert row_of(rows, gpus=2, scaling="weak")["speedup"] == pytest.approx(1.9)
+    assert row_of(rows, gpus=2, scaling="strong")["speedup_vs_own_base"] == pytest.approx(1.6)
+    assert row_of(rows, gpus=2, scaling="weak")["speedup_vs_own_base"] == pytest.approx(1.9)
 
 
 def test_one_gpu_count_is_single(tmp_path):
@@ -136,7 +181,7 @@ def test_one_gpu_count_is_single(tmp_path):
     write_run(tmp_path, rate=80.0)
     rows = rows_of(tmp_path)
     assert {row["scaling"] for row in rows} == {"single"}
-    assert row_of(rows, framework="ddp")["speedup_vs_best_single"] == pytest.approx(0.8)
+    assert row_of(rows, framework="ddp")["speedup"] == pytest.approx(0.8)
 
 
 @pytest.mark.parametrize(
@@ -148,8 +193,8 @@ def test_what_is_not_comparable_is_no_base(tmp_path, other):
     write_run(tmp_path, gpus=1, rate=100.0, **other)
     write_run(tmp_path, gpus=2, rate=150.0)
     two = row_of(rows_of(tmp_path), gpus=2)
-    assert two["speedup_vs_best_single"] is None
-    assert two["base_gpus"] == 2
+    assert two["speedup"] is None
+    assert two["own_base_gpus"] == 2
     assert two["scaling"] == "single"
 
 
@@ -158,8 +203,8 @@ def test_each_choice_of_knobs_has_its_own_base(tmp_path):
         write_run(tmp_path, gpus=1, rate=rate, knobs={"bucket_cap_mb": size})
         write_run(tmp_path, gpus=2, rate=160.0, knobs={"bucket_cap_mb": size})
     rows = rows_of(tmp_path)
-    assert row_of(rows, gpus=2, knobs="bucket_cap_mb=25")["speedup"] == pytest.approx(2.0)
-    assert row_of(rows, gpus=2, knobs="bucket_cap_mb=50")["speedup"] == pytest.approx(1.6)
+    assert row_of(rows, gpus=2, knobs="bucket_cap_mb=25")["speedup_vs_own_base"] == pytest.approx(2.0)
+    assert row_of(rows, gpus=2, knobs="bucket_cap_mb=50")["speedup_vs_own_base"] == pytest.approx(1.6)
     assert {row["best_single_sample_time_s"] for row in rows} == {0.01}
 
 
@@ -171,8 +216,8 @@ def test_layouts_of_one_framework_share_a_base(tmp_path):
     rows = rows_of(tmp_path)
     four = row_of(rows, gpus=4)
     assert (four["layout"], four["knobs"]) == ("dp=1 tp=4", None)
-    assert four["speedup"] == pytest.approx(1.5)
-    assert four["efficiency"] == pytest.approx(0.75)
+    assert four["speedup_vs_own_base"] == pytest.approx(1.5)
+    assert four["efficiency_vs_own_base"] == pytest.approx(0.75)
 
 
 def test_other_settings_that_differ_are_told(tmp_path):

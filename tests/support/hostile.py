@@ -146,7 +146,7 @@ FILES: dict[str, tuple[str, Callable[[Path], None]]] = {
     "10,000 digits": ("run.json cannot be read (Exceeds the limit", _content('{"a": ' + "9" * 10_000 + "}")),
     "version true": ("schema_version True is refused", _content('{"schema_version": true}')),
     "version long": (
-        "is refused, this ddlbench reads 1",
+        "is refused, this ddlbench reads 1 and 2",
         _content(json.dumps({"schema_version": "9" * 10**6})),
     ),
     "no status": ("run.json has no status", _content('{"schema_version": 1}')),

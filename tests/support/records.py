@@ -45,7 +45,7 @@ def write_run(
     rows = [_epoch(number, 1024 / rate, batch, text) for number in range(epochs if ok else 0)]
     short = _short(dataset, knobs, train, changed)
     record: dict[str, Any] = {
-        "schema_version": 1,
+        "schema_version": 2,
         "run_id": "-".join([framework, model, loader, f"{gpus}x", f"{batch}r{repeat}", short]),
         "attempt": attempt,
         "status": status,

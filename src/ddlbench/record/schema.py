@@ -10,8 +10,10 @@ from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
 
-# Of run.json; raised when a key changes its meaning. New keys alone do not raise it: a record without them is read.
-SCHEMA_VERSION = 1
+# Of run.json and the tables; raised when a key or a column changes its meaning. New keys alone do not raise it: a
+# record without them is read. From version 2 on, `speedup` and `efficiency` are against the best single GPU.
+SCHEMA_VERSION = 2
+READ_VERSIONS = (1, 2)  # run.json of version 1 means the same: it lacks what was added
 KINDS = ("text", "int", "float", "bool")
 
 
@@ -94,9 +96,14 @@ ratios are never averaged. Speedup rests on seconds a sample rather than on the 
 steps hold different numbers of samples at different GPU counts in weak scaling; where epochs hold the same samples the
 two agree.
 
-A record says its `schema_version`. The report reads records of one version: an older or a newer one is a row with
-status unreadable and a reason that says which ddlbench reports it. A version's records may lack what was added to it
-later: those cells are empty.
+A record says its `schema_version`. The report reads versions 1 and 2; a newer one is a row with status unreadable and
+a reason that says what to do. Records may lack what was added later: those cells are empty. Version 2 changed columns
+of scaling.csv: `speedup` and `efficiency` are against the best single GPU (before: `speedup_vs_best_single`). What they
+were before is `speedup_vs_own_base` and `efficiency_vs_own_base`, with `own_base_` before the columns of that base.
+
+The interval of a speedup or an efficiency comes from the ends of two intervals: the base's lower end over the row's
+upper end, and the reverse. It is conservative; its coverage column is the least probability that it holds the ratio of
+the true medians.
 
 Several folders that hold one attempt (equal run_id, attempt and start) are one row. A value that is not of its column's
 kind, or outside the range of its unit below (or of its column, where the meaning gives one), is left out; the report's

@@ -32,7 +32,11 @@ def draw(axes: Axes, panel: Panel, looks: Looks, quantity: Quantity) -> None:
         points = _points(rows, quantity)
         _spread(axes, points, style)
         _markers(axes, points, look, style, name)
-        values += [value for _, point in points for value in (cast(float, point.merged), *point.repeats)]
+        values += [
+            value
+            for _, point in points
+            for value in (cast(float, point.merged), *point.repeats, *(point.interval or ()))
+        ]
     log_values = log and quantity.proportional and all(value > 0 for value in values)
     plotting.value_axis(axes, values, quantity.label, quantity.percent, log_values, band(panel))
     mark_failures(axes, panel, dict(zip(names, own, strict=True)))

@@ -151,7 +151,7 @@ def _draw_panel(courses: Courses, looks: Looks, axis: str, by: str) -> DrawPanel
             _failed_line(axes, course, unit, own[name(row)])
         for text, look in own.items():
             axes.plot([], [], color=look.color, label=plotting.label(text), **_shape(look))
-        axes.set_ylabel(axis)
+        plotting.value_name(axes, axis)
         _metric_axis(axes, axis, [float(end) for _, course in merged + failed for end in (*course.low, *course.high)])
 
     return draw_panel
@@ -207,6 +207,6 @@ def _metric_axis(axes: Axes, label: str, values: list[float]) -> None:
         return
     if values and max(values) > SQUASHED * min(values) > 0:
         axes.set_yscale("log")
-        axes.set_ylabel(f"{label} (log scale)")
+        plotting.value_name(axes, f"{label} (log scale)")
         axes.yaxis.set_minor_formatter(NullFormatter())
     axes.yaxis.set_major_formatter(FuncFormatter(plotting.plain))

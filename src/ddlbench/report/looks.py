@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
+from ddlbench.report.families import family
+
 # Okabe and Ito's palette, readable for colour-blind people, without yellow: it is too pale on white paper.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
@@ -61,7 +63,7 @@ def looks_of(curves: Iterable[tuple[str, str]], known: Looks | None = None) -> L
 
     known: looks whose colours the frameworks keep
     """
-    names = sorted(set(curves))
+    names = sorted(set(curves), key=lambda curve: (family(curve[0]), *curve))  # a family's colours differ
     frameworks = list(known.colors if known else dict.fromkeys(framework for framework, _ in names))
     colors = {framework: PALETTE[n % len(PALETTE)] for n, framework in enumerate(frameworks)}
     taken: dict[str, set[tuple[str, bool]]] = {color: set() for color in PALETTE}

@@ -111,6 +111,7 @@ def comparison_id(run: AttemptRow) -> str:
 
 
 def curve_id(run: AttemptRow) -> str:
-    """Equal for the points of one framework's curve: the same framework and knobs, whatever the layout."""
+    """Equal for the points of one framework's curve: the same framework, knobs and train.micro_batch, whatever the
+    layout."""
     own = {key: value for key, value in run.options.items() if key.startswith("framework.") and key not in LAYOUT}
-    return digest(own)
+    return digest([own, run.options.get("train.micro_batch")])

@@ -10,6 +10,7 @@ from ddlbench.report.labels import changed_models, marked
 from ddlbench.report.merge import Row
 from ddlbench.report.panels import devices, duration
 from ddlbench.report.quantities import GIB, MEMORY
+from ddlbench.report.ratios import NONE_SHOWN
 from ddlbench.report.stats import SMALLEST_N
 from ddlbench.report.tables import records
 from ddlbench.report.texts import shortened
@@ -17,7 +18,23 @@ from ddlbench.report.texts import shortened
 WIDTH = 140
 FAILURES_SHOWN = 10
 LONGEST_NAME = 30
-_LEFT = ("framework", "model", "loader", "mode", "scaling", "status", "base", "settings")
+_LEFT = (
+    "framework",
+    "model",
+    "loader",
+    "mode",
+    "scaling",
+    "status",
+    "best single",
+    "own base",
+    "vs own base",
+    "settings",
+)
+
+INTERVAL_NOTE = (
+    "intervals of ratios: each end of the base's over the opposite end of the row's, coverage at least as given; "
+    "none shown: 1 is inside"
+)
 
 Columns = dict[str, Callable[[Row], str]]
 MEASURED: Columns = {
@@ -34,21 +51,29 @@ MEASURED: Columns = {
     "peak memory": lambda row: memory(row),
     "top-1/ppl": lambda row: quality(row),
 }
-# The base of the figures: the best single GPU where there is one, else the framework's own fewest GPUs.
-FROM_BASE: Columns = {
-    "speedup": lambda row: ratio(row["speedup_vs_best_single"] or row["speedup"]),
-    "efficiency": lambda row: percent(row["efficiency_vs_best_single"] or row["efficiency"]),
-    "base": lambda row: base(row, "best_single") or base(row, "base"),
-}
-OWN: Columns = {
-    "speedup": lambda row: ratio(row["speedup"]),
-    "efficiency": lambda row: percent(row["efficiency"]),
-    "own base": lambda row: base(row, "base"),
-}
 VS_SINGLE: Columns = {
-    "speedup vs best single": lambda row: ratio(row["speedup_vs_best_single"]),
-    "efficiency vs best single": lambda row: percent(row["efficiency_vs_best_single"]),
+    "speedup": lambda row: shown_ratio(row, "speedup"),
+    "efficiency": lambda row: percent(row["efficiency"]),
     "best single": lambda row: base(row, "best_single"),
+}
+VS_OWN: Columns = {
+    "speedup vs own base": lambda row: shown_ratio(row, "speedup_vs_own_base"),
+    "efficiency vs own base": lambda row: percent(row["efficiency_vs_own_base"]),
+    "own base": lambda row: base(row, "own_base"),
+}
+# A second table of the terminal: ratios with an interval, and those to the own base where nothing ran on one GPU.
+RATIOS: Columns = {
+    "framework": lambda row: name(row["framework"]),
+    "model": lambda row: name(row["model"]),
+    "loader": lambda row: name(row["loader"]),
+    "gpus": lambda row: str(row["gpus"] or ""),
+    "scaling": lambda row: str(row["scaling"]),
+    "n": lambda row: str(row["runs_ok"]),
+    "speedup interval": lambda row: between(row, "speedup", ratio),
+    "efficiency interval": lambda row: between(row, "efficiency", percent),
+    "vs own base": lambda row: own_ratio(row) if needs_own(row) else "",
+    "its interval": lambda row: between(row, "speedup_vs_own_base", ratio),
+    "coverage": lambda row: percent(row["speedup_coverage"] or row["speedup_vs_own_base_coverage"]),
 }
 SETTINGS: Columns = {"settings": lambda row: settings(row)}
 
@@ -61,28 +86,48 @@ def overview_cells(rows: Sequence[Row], columns: Columns) -> tuple[list[str], li
 
 
 def summary_text(scaling: pd.DataFrame) -> str:
-    """The table of scaling.csv in at most 140 columns, and below it what its ratios start from."""
+    """The table of scaling.csv in at most 140 columns, and below it intervals, and what its ratios start from."""
     rows = marked(records(scaling))
     if not rows:
         return "no attempt has a configuration in its record: the report lists the failures"
     told = list(dict.fromkeys(text for row in rows if (text := settings(row))))
     marks: Columns = {"": lambda row: f"[{told.index(text) + 1}]" if (text := settings(row)) else ""}
-    headers, lines = overview_cells(rows, MEASURED | FROM_BASE | marks)
+    table = text_table(rows, MEASURED | VS_SINGLE | marks)
+    explained = [f"[{number}] {text}" for number, text in enumerate(told, 1)]
+    below = [*explained, *base_lines(rows), *notes(rows), *failure_lines(rows)]
+    return "\n".join([*table, *ratio_lines(rows, marks), "", *below])
+
+
+def text_table(rows: Sequence[Row], columns: Columns) -> list[str]:
+    """Lines with aligned columns under their headers, none longer than WIDTH."""
+    headers, lines = overview_cells(rows, columns)
     widths = [max(len(line[n]) for line in [headers, *lines]) for n in range(len(headers))]
     align = [str.ljust if header in _LEFT else str.rjust for header in headers]
-    texts = [
-        "  ".join(pad(cell, width) for pad, cell, width in zip(align, line, widths, strict=True)).rstrip()
+    return [
+        _cut("  ".join(pad(cell, width) for pad, cell, width in zip(align, line, widths, strict=True)).rstrip())
         for line in [headers, ["-" * width for width in widths], *lines]
     ]
-    explained = [f"[{number}] {text}" for number, text in enumerate(told, 1)]
-    return "\n".join([*map(_cut, texts), "", *explained, *base_lines(rows), *notes(rows), *failure_lines(rows)])
+
+
+def ratio_lines(rows: Sequence[Row], marks: Columns) -> list[str]:
+    known = [row for row in rows if has_interval(row) or needs_own(row)]
+    return ["", *text_table(known, RATIOS | marks)] if known else []
+
+
+def has_interval(row: Row) -> bool:
+    return row["speedup_low"] is not None or row["speedup_vs_own_base_low"] is not None
+
+
+def needs_own(row: Row) -> bool:
+    """Whether its own base is all that the row can be compared with."""
+    return row["speedup_vs_own_base"] is not None and not row["best_single_sample_time_s"]
 
 
 def base_lines(rows: Sequence[Row]) -> list[str]:
     """The bases by name and absolute time: a speedup without them says little."""
     told: list[str] = []
     for row in rows:
-        for kind in ("best_single", "base"):
+        for kind in ("best_single", "own_base"):
             sample_s, epoch_s = row[f"{kind}_sample_time_s"], row[f"{kind}_epoch_time_s"]
             if sample_s:
                 epoch = f", epoch {seconds(epoch_s)}" if epoch_s else ""
@@ -96,6 +141,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
     host = any(row["device"] == "cpu" for row in rows)
     return [
         *changed_models(rows),
+        *([INTERVAL_NOTE] if any(map(has_interval, rows)) else []),
         *(["peak memory on CPU is the fullest rank's process on the host"] if host else []),
         *([f"n < {SMALLEST_N}: no 95 % CI of the median; every repeat is in the figures"] if few else []),
     ]
@@ -140,9 +186,25 @@ def ratio(value: float | None) -> str:
     return "" if value is None else f"{value:.2f}"
 
 
+def shown_ratio(row: Row, column: str) -> str:
+    """A speedup; "none shown" where its interval includes 1."""
+    return "none shown" if row[f"{column}_verdict"] == NONE_SHOWN else ratio(row[column])
+
+
+def own_ratio(row: Row) -> str:
+    """Speedup and efficiency against the own base, and which that is: "3.20, 80.0 % of ddp@2"."""
+    told = ", ".join(filter(None, (shown_ratio(row, "speedup_vs_own_base"), percent(row["efficiency_vs_own_base"]))))
+    return " of ".join(filter(None, (told, base(row, "own_base"))))
+
+
+def between(row: Row, column: str, text: Callable[[float | None], str]) -> str:
+    low, high = row[f"{column}_low"], row[f"{column}_high"]
+    return "" if low is None else f"{text(low)} to {text(high)}"
+
+
 def base(row: Row, kind: str) -> str:
-    """The base of a row's ratios, "ddp@2"; kind: "base" | "best_single"."""
-    gpus = 1 if kind == "best_single" else row["base_gpus"]
+    """The base of a row's ratios, "ddp@2"; kind: "own_base" | "best_single"."""
+    gpus = 1 if kind == "best_single" else row["own_base_gpus"]
     return f"{name(row[f'{kind}_framework'])}@{gpus}" if row[f"{kind}_sample_time_s"] else ""
 
 

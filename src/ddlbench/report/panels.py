@@ -19,7 +19,7 @@ class Panel:
     """Comparable rows of one model and one kind of scaling.
 
     rows:   of scaling.csv, each with `reference_s` and `reference_gpus`, the time and GPU count its ratios start from,
-            and `repeats`, the rows of runs.csv merged in it
+            `reference`, how the columns of its ratios end, and `repeats`, the rows of runs.csv merged in it
     folded: names of the curves that the panel has no room for
     """
 
@@ -46,9 +46,9 @@ class Panel:
     def own_bases_tell_more(self) -> bool:
         """Whether ratios to own bases are worth a figure beside those to the best single GPU."""
         return any(
-            row["reference_s"] != row["base_sample_time_s"] and row["base_gpus"] != row["gpus"]
+            row["reference_s"] != row["own_base_sample_time_s"] and row["own_base_gpus"] != row["gpus"]
             for row in self.rows
-            if row["speedup"] is not None
+            if row["speedup_vs_own_base"] is not None
         )
 
     def against_own_bases(self) -> Panel:
@@ -136,13 +136,22 @@ def _with_references(panel: Panel, own: bool = False) -> Panel:
     """Ratios start from the best single GPU where the series has one, else from each framework's own base."""
     single = panel.rows[0]["best_single_sample_time_s"]
     if single and not own:
-        rows = [row | {"reference_s": single, "reference_gpus": 1} for row in panel.rows]
+        rows = [row | {"reference_s": single, "reference_gpus": 1, "reference": ""} for row in panel.rows]
         base = _base(panel.device, panel.rows[0]["best_single_framework"], 1, single)
         return replace(panel, rows=rows, base=base)
-    rows = [row | {"reference_s": row["base_sample_time_s"], "reference_gpus": row["base_gpus"]} for row in panel.rows]
-    bases = {(row["base_framework"], row["base_gpus"], row["base_sample_time_s"]) for row in rows if row["base_gpus"]}
+    rows = [row | _own_reference(row) for row in panel.rows]
+    bases = {
+        (row["own_base_framework"], row["own_base_gpus"], row["own_base_sample_time_s"])
+        for row in rows
+        if row["own_base_gpus"]
+    }
     several = "base: each framework's own fewest GPUs" if bases else ""
     return replace(panel, rows=rows, base=_base(panel.device, *bases.pop()) if len(bases) == 1 else several)
+
+
+def _own_reference(row: Row) -> Row:
+    seconds, gpus = row["own_base_sample_time_s"], row["own_base_gpus"]
+    return {"reference_s": seconds, "reference_gpus": gpus, "reference": "_vs_own_base"}
 
 
 def _base(device: str | None, framework: str, gpus: int, seconds: float) -> str:

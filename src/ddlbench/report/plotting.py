@@ -46,7 +46,10 @@ LINEAR_UP_TO = 8  # fewer ones too, where they are further apart than this
 COLUMNS = 2  # panels beside each other: readable on a page of paper
 # Inches of a panel's axes, and of what is around them.
 PANEL = (3.55, 2.5)
-LEFT, RIGHT, BELOW, HEAD, LINE = 0.85, 0.25, 0.56, 0.34, 0.167
+LEFT, RIGHT, BELOW, HEAD, LINE = 1.0, 0.2, 0.56, 0.34, 0.167
+VALUE_NAME = (
+    -0.215
+)  # the place of a value axis's name, left of its numbers and of the statuses, as a share of the width
 LEGEND_LINE = 0.19
 LETTERS = 13  # of a legend, in one inch
 # What a figure has room for.
@@ -201,12 +204,18 @@ def _apart(counts: list[int], place: Callable[[float], float]) -> list[int]:
     return kept
 
 
+def value_name(axes: Axes, name: str) -> None:
+    """The name of the vertical axis, at the same place in all panels."""
+    axes.set_ylabel(name)
+    axes.yaxis.set_label_coords(VALUE_NAME, 0.5)
+
+
 def value_axis(axes: Axes, values: Sequence[float], name: str, percents: bool, log: bool, band: float = 0.0) -> None:
     """Linear from 0, or logarithmic, to a little above the largest value; an axis without values says so.
 
     band: the share of the axis above all values that stays free for other marks
     """
-    axes.set_ylabel(name)
+    value_name(axes, name)
     if not values:
         axes.set_yticks([])
         axes.text(0.5, 0.4, "nothing measured", transform=axes.transAxes, ha="center", va="center", color="#555555")

@@ -33,15 +33,23 @@ class Quantity:
     proportional: bool = False  # to the GPU count, if scaling is ideal
 
 
-def _of_seconds(value: Callable[[Row, float], float]) -> Callable[[Row], Values]:
-    """Values computed from a row's seconds a sample, its repeats' and its interval's."""
+def _of_seconds(value: Callable[[Row, float], float], ratio: str = "") -> Callable[[Row], Values]:
+    """Values computed from a row's seconds a sample and its repeats'.
+
+    ratio: the column of scaling.csv with the same value, whose interval also counts that of the base; "": the interval
+           is that of the seconds
+    """
 
     def values(row: Row) -> Values:
         seconds, low, high = (row[f"sample_time_{end}s"] for end in ("", "low_", "high_"))
         if not seconds or not row["reference_s"]:
             return Values(None)
         rates = (run["throughput_samples_per_s"] for run in row["repeats"])
-        ends = (value(row, high), value(row, low)) if low else None  # shorter times are larger values
+        if ratio:
+            name = f"{ratio}{row['reference']}"
+            ends = (row[f"{name}_low"], row[f"{name}_high"]) if row[f"{name}_low"] else None
+        else:
+            ends = (value(row, high), value(row, low)) if low else None  # shorter times are larger values
         return Values(value(row, seconds), [value(row, 1 / rate) for rate in rates if rate], ends)
 
     return values
@@ -67,13 +75,15 @@ THROUGHPUT = Quantity(
 )
 SPEEDUP = Quantity(
     "speedup",
-    _of_seconds(lambda row, seconds: row["reference_s"] / seconds),
+    _of_seconds(lambda row, seconds: row["reference_s"] / seconds, "speedup"),
     lambda row, gpus: gpus / row["reference_gpus"],
     proportional=True,
 )
 EFFICIENCY = Quantity(
     "efficiency (% of ideal speedup)",
-    _of_seconds(lambda row, seconds: row["reference_s"] * row["reference_gpus"] / (seconds * row["gpus"])),
+    _of_seconds(
+        lambda row, seconds: row["reference_s"] * row["reference_gpus"] / (seconds * row["gpus"]), "efficiency"
+    ),
     lambda row, gpus: 1.0,
     percent=True,
 )

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from ddlbench.errors import UserError
-from ddlbench.record.schema import SCHEMA_VERSION
+from ddlbench.record.schema import READ_VERSIONS, SCHEMA_VERSION
 from ddlbench.report.files import Object, parse, read_bytes
 from ddlbench.report.find import search
 from ddlbench.report.texts import printable, shortened
 
+READS = " and ".join(map(str, READ_VERSIONS))
 REASON = 300  # letters of a reason: an error may quote what it cannot read
 
 
@@ -83,7 +84,7 @@ def read(path: Path) -> Attempt:
     except Exception as error:  # whatever one record holds, the others are reported
         return unreadable(path, f"run.json cannot be read ({why(error)})")
     version = record.get("schema_version")
-    if type(version) is not int or version != SCHEMA_VERSION:  # True equals 1
+    if type(version) is not int or version not in READ_VERSIONS:  # True equals 1
         return unreadable(path, _refusal(version), version if type(version) is int else None)
     if not isinstance(record.get("status"), str):
         return unreadable(path, "run.json has no status", version)
@@ -97,7 +98,7 @@ def _refusal(version: Any) -> str:
     if type(version) is int:
         newer = version > SCHEMA_VERSION
         remedy = "it is newer: update ddlbench to report it" if newer else f"it is older: {remedy}"
-    return f"schema_version {shortened(str(version), 40)} is refused, this ddlbench reads {SCHEMA_VERSION}: {remedy}"
+    return f"schema_version {shortened(str(version), 40)} is refused, this ddlbench reads {READS}: {remedy}"
 
 
 def unreadable(path: Path, reason: str, version: Any = None) -> Attempt:

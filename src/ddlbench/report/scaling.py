@@ -1,8 +1,4 @@
-"""Rows of scaling.csv: repeats are merged, and each measurement has the bases that it is compared with.
-
-Speedup and efficiency follow Aach et al. 2023, equations 3 and 4, with seconds per sample for the time: T_p0 / T_p and
-T_p0 p0 / (T_p p). Seconds per sample serve strong scaling, weak scaling over a fixed data set and shortened epochs.
-"""
+"""Rows of scaling.csv: repeats are merged, and each measurement has the bases that it is compared with."""
 
 from __future__ import annotations
 
@@ -14,7 +10,8 @@ from typing import Any
 from ddlbench.record.schema import SCALING
 from ddlbench.report.labels import knobs, layout, variants
 from ddlbench.report.merge import AttemptRow, Row, comparison_id, curve_id, group_by
-from ddlbench.report.stats import confidence, efficiency, median, median_interval, speedup
+from ddlbench.report.ratios import Timed, against
+from ddlbench.report.stats import Interval, confidence, median, median_interval
 
 # What stays equal along a curve of each kind.
 KINDS = {"strong": "global_batch", "weak": "batch_per_gpu"}
@@ -52,6 +49,20 @@ class Point:
     @cached_property
     def sample_time_s(self) -> float | None:
         return median(self.sample_times) if self.sample_times else None
+
+    @cached_property
+    def interval(self) -> Interval | None:
+        """Of sample_time_s."""
+        return median_interval(self.sample_times)
+
+    @cached_property
+    def timed(self) -> Timed | None:
+        """None where no time or no number of GPUs is known."""
+        if not self.sample_time_s or not self.gpus:
+            return None
+        epochs = self.values("epoch_time_s")
+        framework = self.sample.row["framework"]
+        return Timed(framework, self.gpus, self.sample_time_s, self.interval, median(epochs) if epochs else None)
 
     @cached_property
     def comparison(self) -> str:
@@ -110,7 +121,7 @@ def _order(reach: dict[tuple[str, ...], int], row: Row) -> tuple[Any, ...]:
 
 
 def _row(point: Point, kind: str, mates: list[Point]) -> Row:
-    known = [mate for mate in mates if mate.sample_time_s]
+    known = [mate for mate in mates if mate.timed]
     own = [mate for mate in known if mate.curve == point.curve]
     fewest = min((mate.gpus or 0 for mate in own), default=None)
     base = _fastest([mate for mate in own if mate.gpus == fewest])
@@ -120,9 +131,8 @@ def _row(point: Point, kind: str, mates: list[Point]) -> Row:
         **_texts(point, kind),
         **_seconds(point),
         **_rates(point),
-        "base_gpus": base and base.gpus,
-        **_against(point, base, "base", "speedup", "efficiency"),
-        **_against(point, single, "best_single", "speedup_vs_best_single", "efficiency_vs_best_single"),
+        **against(point.timed, single and single.timed, "best_single"),
+        **against(point.timed, base and base.timed, "own_base", "_vs_own_base"),
     }
 
 
@@ -156,7 +166,7 @@ def _texts(point: Point, kind: str) -> Row:
 
 
 def _seconds(point: Point) -> Row:
-    epoch, sample = (median_interval(times) for times in (point.values("epoch_time_s"), point.sample_times))
+    epoch, sample = median_interval(point.values("epoch_time_s")), point.interval
     return {
         "interval": confidence(len(point.sample_times), sample) if point.sample_times else None,
         "epoch_time_low_s": epoch and epoch.low,
@@ -182,19 +192,3 @@ def _rates(point: Point) -> Row:
         "model_flops_per_s_per_gpu": flops_per_s,
         "mfu": flops_per_s / peak if flops_per_s and peak else None,
     }
-
-
-def _against(point: Point, base: Point | None, prefix: str, ratio: str, share: str) -> Row:
-    """The base's own figures, and the point's speedup and efficiency over it where both are known."""
-    if base is None or not base.sample_time_s or not base.gpus:
-        return {}
-    epochs = base.values("epoch_time_s")
-    row: Row = {
-        f"{prefix}_framework": base.sample.row["framework"],
-        f"{prefix}_sample_time_s": base.sample_time_s,
-        f"{prefix}_epoch_time_s": median(epochs) if epochs else None,
-    }
-    if point.sample_time_s and point.gpus:
-        row[ratio] = speedup(base.sample_time_s, point.sample_time_s)
-        row[share] = efficiency(base.sample_time_s, base.gpus, point.sample_time_s, point.gpus)
-    return row

@@ -52,6 +52,20 @@ def confidence(n: int, interval: Interval | None) -> str:
     return f"n={n}, {interval.coverage:.1%} CI".replace("%", " %") if interval else f"n={n}, no 95 % CI"
 
 
+def ratio_interval(over: Interval, under: Interval) -> Interval:
+    """An interval of the ratio of two medians, over / under, from the ends of their intervals.
+
+    It is conservative: the ratio lies in it wherever both medians lie in theirs, so it covers with at least 1 less what
+    either may miss (Bonferroni), independent or not; mostly with more.
+    """
+    return Interval(over.low / under.high, over.high / under.low, over.coverage + under.coverage - 1)
+
+
+def verdict(ratio: Interval, above: str, below: str, none: str) -> str:
+    """Which of the words holds: `above` or `below` where the whole interval lies above or below 1, else `none`."""
+    return above if ratio.low > 1 else below if ratio.high < 1 else none
+
+
 def speedup(base_s: float, time_s: float) -> float:
     """T_p0 / T_p for the same work (Aach et al. 2023, equation 3)."""
     return base_s / time_s

@@ -117,7 +117,7 @@ def test_training_beside_it_is_another_comparison(ddlbench, tmp_path: Path) -> N
     rows = {row["mode"]: row for row in records(made.scaling)}
     assert len({row["comparison"] for row in rows.values()}) == 2
     assert [rows["train"][name] for name in NEW] == [None, None]
-    assert [row["speedup"] for row in rows.values()] == [1, 1]
+    assert [row["speedup_vs_own_base"] for row in rows.values()] == [1, 1]
     assert comparisons(list(rows.values())) == []
     header, _, *lines = summary_text(made.scaling).splitlines()
     assert "mode" in header.split()
