@@ -88,3 +88,73 @@ def test_both_tables_name_the_measurement_alike(tmp_path):
     records.write_run(tmp_path, repeat=1, status="oom")
     tables = make_tables(read_all([tmp_path]))
     assert list(tables.runs["measurement"].unique()) == list(tables.scaling["measurement"])
+
+
+ENVIRONMENT = {
+    "torch": "2.14.1", "cuda": "13.0", "gpu_model": records.GPU, "driver": "550.54", "nccl": "2.27.3", "kernel": "6.1",
+    "gpu_power_limit_w": 400.0, "packages": {"deepspeed": "0.19.8"}, "variables": {"NCCL_ALGO": "Tree"},
+}  # fmt: skip
+
+
+def six(results, gpus=2, **other):
+    """Three usual runs and three with another value in their environment."""
+    for repeat in range(6):
+        environment = ENVIRONMENT | (other if repeat >= 3 else {})
+        records.write_run(results, framework="zero1", gpus=gpus, repeat=repeat, sections={"environment": environment})
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        ({"packages": {"deepspeed": "0.18.1"}}, ["deepspeed=0.18.1", "deepspeed=0.19.8"]),
+        ({"driver": "560.1"}, ["driver=550.54", "driver=560.1"]),
+        ({"nccl": "2.30.7"}, ["nccl=2.27.3", "nccl=2.30.7"]),
+        ({"gpu_power_limit_w": 300.0}, ["gpu_power_limit_w=300.0", "gpu_power_limit_w=400.0"]),
+        ({"variables": {"NCCL_ALGO": "Ring"}}, ["NCCL_ALGO=Ring", "NCCL_ALGO=Tree"]),
+        ({"variables": {}}, [None, "NCCL_ALGO=Tree"]),
+    ],
+    ids=["DeepSpeed", "driver", "NCCL", "power limit", "variable", "variable not set"],
+)
+def test_another_environment_is_another_measurement_and_is_told_by_name(tmp_path, other, told):
+    six(tmp_path, **other)
+    scaling = make_tables(read_all([tmp_path])).scaling
+    assert list(scaling["runs_ok"]) == [3, 3]
+    assert sorted((text if isinstance(text, str) else None for text in scaling["knobs"]), key=str) == sorted(
+        told, key=str
+    )
+
+
+def test_what_differs_from_host_to_host_is_merged_with_a_warning(tmp_path):
+    six(tmp_path, kernel="6.2", hostname="node9", memory_total_bytes=1)
+    tables = make_tables(read_all([tmp_path]))
+    assert list(tables.scaling["runs_ok"]) == [6]
+    assert tables.warnings == [
+        "repeats are merged: zero1 on 2, resnet50, differ in kernel "
+        '("6.1": repeat 0, repeat 1, repeat 2; "6.2": repeat 3, repeat 4, repeat 5)'
+    ]
+
+
+def test_an_own_base_has_the_same_versions(tmp_path):
+    for gpus, rate, driver in ((1, 100.0, "1"), (1, 80.0, "2"), (2, 120.0, "2")):
+        environment = ENVIRONMENT | {"driver": driver, "variables": {"OMP_NUM_THREADS": str(gpus)}}
+        records.write_run(tmp_path, gpus=gpus, rate=rate, attempt=int(driver), sections={"environment": environment})
+    tables = make_tables(read_all([tmp_path]))
+    two = tables.scaling[tables.scaling["gpus"] == 2].iloc[0]
+    assert two["speedup_vs_own_base"] == pytest.approx(1.5), "the 80 samples/s of driver 2"
+    assert "not the same environment: resnet50, differs in driver" in tables.warnings[0]
+
+
+def test_versions_are_columns(tmp_path):
+    packages = {"deepspeed": "0.19.8", "torchvision": "0.29.1", "nvidia-dali-cuda120": "2.4.0"}
+    library = "deepspeed 0.19.8"
+    sections = {"environment": ENVIRONMENT | {"packages": packages}, "framework_library": library}
+    records.write_run(tmp_path, sections=sections)
+    tables = make_tables(read_all([tmp_path]))
+    run, row = tables.runs.iloc[0], tables.scaling.iloc[0]
+    assert (run["framework_library"], run["deepspeed"], run["dali"]) == (library, "0.19.8", "2.4.0")
+    assert (row["framework_library"], row["driver"], row["nccl"]) == (library, "550.54", "2.27.3")
+
+
+def test_ranks_that_differed_are_a_warning_of_the_report(tmp_path):
+    folder = records.write_run(tmp_path, sections={"ranks_differ": ["rank 1 on b has driver 2, rank 0 on a has 1"]})
+    assert f"{folder}: rank 1 on b has driver 2, rank 0 on a has 1" in make_tables(read_all([tmp_path])).warnings

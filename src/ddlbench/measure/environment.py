@@ -28,8 +28,9 @@ PACKAGES = (
 # Prefixes of the variables that libraries, networks and schedulers read: no others are recorded, and of these none that
 # may hold a credential or something private. README.md documents this: change it there too.
 PREFIXES = (
-    "CUBLAS_", "CUDA_", "CUDNN_", "DDLBENCH_", "DS_", "FI_", "GLOO_", "HOROVOD_", "KMP_", "MKL_", "NCCL_",
-    "NVIDIA_TF32_OVERRIDE", "OMPI_", "OMP_", "PYTORCH_", "SLURM_", "TORCHINDUCTOR_", "TORCH_", "TRITON_", "UCX_",
+    "CUBLAS_", "CUDA_", "CUDNN_", "DDLBENCH_", "DS_", "FI_", "GLOO_", "GOMP_", "HOROVOD_", "KMP_", "LD_PRELOAD",
+    "MALLOC_", "MKL_", "NCCL_", "NVIDIA_TF32_OVERRIDE", "OMPI_", "OMP_", "PYTORCH_", "SLURM_", "TCMALLOC_",
+    "TORCHINDUCTOR_", "TORCH_", "TRITON_", "UCX_",
 )  # fmt: skip
 SECRETS = (
     "AUTH", "COMMENT", "COOKIE", "CREDENTIAL", "JWT", "KEY", "LICENSE", "PASS", "PWD", "SECRET", "SESSION", "TOKEN",
@@ -42,13 +43,17 @@ TOPOLOGY = {0: "SAME", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
 
 def environment(device: torch.device) -> dict[str, Any]:
     """The `environment` section of run.json, as this rank sees it."""
+    return {**machine(device), **source(Path(ddlbench.__file__).parent)}
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """The same without the commit: what ranks compare."""
     return {
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda,
         "nccl": known(nccl_version),
         "packages": packages(),
-        **source(Path(ddlbench.__file__).parent),
         "hostname": platform.node(),
         "kernel": platform.release(),
         "cpu_model": known(cpu_model),

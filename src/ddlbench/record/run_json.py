@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from importlib import metadata
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from ddlbench.config.schema import Config
 from ddlbench.errors import RunError
 from ddlbench.job import Job, Model, Trainer
 from ddlbench.loop import Run
-from ddlbench.measure.environment import environment
+from ddlbench.measure.environment import environment, known
 from ddlbench.measure.flops import training_flops
 from ddlbench.ranks.launch import Launch
 from ddlbench.recipe.rates import Rates
@@ -39,7 +40,19 @@ def opening(config: Config, launch: Launch, device: torch.device, dataset: Mappi
         },
         "dataset": {"name": config.data.name, "kind": config.data.kind, **dataset},
         "environment": {**environment(device), "threads_per_rank": torch.get_num_threads()},
+        "framework_library": framework_library(type(config.framework).__module__),
     }
+
+
+def framework_library(module: str) -> str:
+    """ "deepspeed 0.19.8": the library behind a framework, which its folder of frameworks/ is named after, and its
+    version; else torch.
+
+    module: where the framework's class is
+    """
+    name = next((part for part in module.split(".") if part in ("deepspeed", "horovod")), "torch")
+    version = str(torch.__version__) if name == "torch" else known(lambda: metadata.version(name))
+    return f"{name} {version or 'of an unknown version'}"
 
 
 def backend_name(backend: str | None, device: torch.device) -> str:

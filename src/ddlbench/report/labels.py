@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
-from ddlbench.report.merge import LAYOUT, AttemptRow, Row, group_by
+from ddlbench.record.fingerprint import of_the_launch
+from ddlbench.report.merge import LAYOUT, AttemptRow, Row, asked, group_by
 from ddlbench.report.texts import shortened
 
 # Settings that have a column of their own.
@@ -22,13 +24,38 @@ def knobs(runs: Sequence[AttemptRow]) -> list[str]:
     """For each run the settings of the framework, and the micro batch, in which runs of its framework differ, and what
     defines it where its name does not; before them how it computes in 16 bits, where that is not autocast as in most
     frameworks."""
-    differing = _differences(runs, ("framework", "model", "model_changed"), _knobs, _always)
-    return [" ".join(filter(None, texts)) for texts in zip(map(_scheme, runs), differing, strict=True)]
+    differing = _differences(runs, _columns("framework", "model", "model_changed"), _knobs, _always)
+    texts = zip(map(_scheme, runs), differing, environments(runs), strict=True)
+    return [" ".join(filter(None, own)) for own in texts]
+
+
+def environments(runs: Sequence[AttemptRow]) -> list[str]:
+    """For each run what of its environment separates it from others: versions, switches and kind of host in which runs
+    of its framework and model differ, variables and cores in which runs differ that are asked for the same."""
+    known = [n for n, run in enumerate(runs) if run.environment]
+    listed = [runs[n] for n in known]
+    curve = _differences(listed, _columns("framework", "model", "model_changed"), partial(_around, launch=False))
+    launch = _differences(listed, asked, partial(_around, launch=True))
+    texts = [""] * len(runs)
+    for n, *parts in zip(known, curve, launch, strict=True):
+        texts[n] = " ".join(filter(None, parts))
+    return texts
+
+
+def _around(run: AttemptRow, launch: bool) -> Row:
+    """A part of the environment, but for what has columns that `variants` tells."""
+    told = ("torch", "cuda", "packages.torch", "gpu_model", *(("cpu_model",) if run.row["device"] == "cpu" else ()))
+    found = {k: v for k, v in run.environment.items() if of_the_launch(k) == launch and k not in told}
+    return {key.partition(".")[2] or key: value for key, value in found.items()}
+
+
+def _columns(*names: str) -> Callable[[AttemptRow], Hashable]:
+    return lambda run: tuple(run.row[name] for name in names)
 
 
 def variants(runs: Sequence[AttemptRow]) -> list[str]:
     """For each run the other settings and versions in which runs of its model, loader, data and recipe differ."""
-    return _differences(runs, ("model", "model_changed", "loader", "data", "recipe"), _others)
+    return _differences(runs, _columns("model", "model_changed", "loader", "data", "recipe"), _others)
 
 
 def layout(run: AttemptRow) -> str:
@@ -92,14 +119,14 @@ def _others(run: AttemptRow) -> Row:
 
 def _differences(
     runs: Sequence[AttemptRow],
-    within: tuple[str, ...],
+    within: Callable[[AttemptRow], Hashable],
     settings: Callable[[AttemptRow], Row],
     always: Callable[[AttemptRow], str | None] = lambda _: None,
 ) -> list[str]:
-    """A setting is told where two runs that are equal in the columns `within` have different values of it, or where
+    """A setting is told where two runs that are equal in `within` have different values of it, or where
     only one of them has it: a key that a later version added has a value only where that is not the one before."""
     texts = [""] * len(runs)
-    for group in group_by(range(len(runs)), lambda n: tuple(runs[n].row[name] for name in within)).values():
+    for group in group_by(range(len(runs)), lambda n: within(runs[n])).values():
         own = {n: settings(runs[n]) for n in group}
         keys = sorted({key for values in own.values() for key in values})
         differing = [key for key in keys if len({_value(own[n], key) for n in group} - {None}) > 1]

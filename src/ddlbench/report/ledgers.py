@@ -1,13 +1,17 @@
-"""Columns in which comparable runs must agree, and a warning where they differ."""
+"""Columns and environments in which comparable runs should agree, and a warning where they differ."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Callable, Iterable, Sequence
 
-from ddlbench.report.merge import AttemptRow, comparison_id, group_by
+from ddlbench.record.fingerprint import of_the_launch
+from ddlbench.report.merge import AttemptRow, Row, comparison_id, group_by
 
 # Columns of runs.csv that the framework must not change: what it starts from, how much it does, at which rates.
 SHARED = ("weights_hash_start", "samples", "updates", "dropped_samples_per_epoch", "lr_first", "lr_last")
+KEYS_SHOWN = 5
+RUNS_SHOWN = 4
 
 
 def differences(runs: Iterable[AttemptRow]) -> list[str]:
@@ -33,3 +37,57 @@ def _name(run: AttemptRow) -> str:
 
 def _short(value: object) -> str:
     return str(value)[:12]
+
+
+def environments(runs: Iterable[AttemptRow]) -> list[str]:
+    """A sentence for each comparison whose runs that ended ok differ in versions, switches or the kind of host."""
+    ended = [run for run in runs if run.ok and run.environment]
+    sentences: list[str] = []
+    for group in group_by(ended, comparison_id).values():
+        texts = _several(group, _around, _name)
+        if texts:
+            sentences.append(f"not the same environment: {group[0].row['model']}, differs in {texts}")
+    return sentences
+
+
+def _around(run: AttemptRow) -> Row:
+    return {key: value for key, value in run.environment.items() if not of_the_launch(key)}
+
+
+def merged_though(groups: Iterable[Sequence[AttemptRow]]) -> list[str]:
+    """A sentence for each measurement whose repeats differ in something that does not separate them."""
+    sentences: list[str] = []
+    for group in groups:
+        ended = [run for run in group if run.ok]
+        texts = _several(ended, lambda run: run.noted, lambda run: f"repeat {run.row['repeat']}")
+        if texts:
+            sentences.append(f"repeats are merged: {_name(ended[0])}, {ended[0].row['model']}, differ in {texts}")
+    return sentences
+
+
+def _several(
+    runs: Sequence[AttemptRow], values: Callable[[AttemptRow], Row], name: Callable[[AttemptRow], str]
+) -> str | None:
+    """The keys that have several known values, each value with the runs that have it."""
+    own = [(run, values(run)) for run in runs]
+    texts: list[str] = []
+    for key in sorted({key for _, known in own for key in known}):
+        groups = group_by(
+            [(_short(json.dumps(known[key], default=str)), run) for run, known in own if key in known], _first
+        )
+        if len(groups) > 1:
+            told = "; ".join(f"{value}: {_few(name(run) for _, run in found)}" for value, found in groups.items())
+            texts.append(f"{key} ({told})")
+    more = f", and {len(texts) - KEYS_SHOWN} more" if len(texts) > KEYS_SHOWN else ""
+    return ", ".join(texts[:KEYS_SHOWN]) + more if texts else None
+
+
+def _first(pair: tuple[str, AttemptRow]) -> str:
+    return pair[0]
+
+
+def _few(names: Iterable[str]) -> str:
+    listed = sorted(set(names))
+    return ", ".join(listed[:RUNS_SHOWN]) + (
+        f" and {len(listed) - RUNS_SHOWN} more" if len(listed) > RUNS_SHOWN else ""
+    )

@@ -5,17 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 from ddlbench.config.identity import added_later, measured_part
 from ddlbench.config.schema import Options
+from ddlbench.record.fingerprint import of_the_launch
 
 Row = dict[str, Any]
 Item = TypeVar("Item")
 
 # What a run meets rather than asks for. A failed attempt may not have got so far as to know it.
-SEEN = ("dataset_hash", "device", "device_model", "torch", "cuda", "global_batch")
+SEEN = ("dataset_hash", "device", "device_model", "torch", "cuda", "global_batch", "environment_id")
+# What of it is not asked of rows that are compared, but warned of where it differs (ledgers.py).
+_NOT_COMPARED = ("global_batch", "environment_id")
 DEVELOPER = "gloo (cuda)"  # `launch.backend` where ranks shared a GPU: no measurement
 # Where the ranks of a framework stand; differs over the GPU counts of one curve.
 LAYOUT = ("framework.dp", "framework.tp", "framework.pp")
@@ -25,10 +28,13 @@ _FREE = ("train.repeat", "train.global_batch", "train.batch_per_gpu", "cluster.n
 
 @dataclass(frozen=True)
 class AttemptRow:
-    """One attempt: its row of runs.csv, and what of its configuration is measured, as dotted keys."""
+    """One attempt: its row of runs.csv, what of its configuration is measured, as dotted keys, and so of its
+    environment what repeats must share, and what they may differ in with a warning."""
 
     row: Row
     options: Row
+    environment: Row = field(default_factory=dict[str, Any])
+    noted: Row = field(default_factory=dict[str, Any])
 
     @property
     def ok(self) -> bool:
@@ -70,10 +76,11 @@ def group_by(items: Iterable[Item], key: Callable[[Item], Hashable]) -> dict[Any
 def measurements(runs: Iterable[AttemptRow]) -> list[list[AttemptRow]]:
     """Repeats together. Runs that ended ok are merged where everything asked and everything seen is equal. Another
     attempt joins them where what it got to see agrees with one group alone; else it stands for itself."""
-    return [group for alike in group_by(runs, _asked).values() for group in _by_seen(alike)]
+    return [group for alike in group_by(runs, asked).values() for group in _by_seen(alike)]
 
 
-def _asked(run: AttemptRow) -> str:
+def asked(run: AttemptRow) -> str:
+    """What repeats are asked to do, as a text."""
     options = {key: value for key, value in run.options.items() if key not in _FREE}
     return json.dumps([options, run.row["gpus"], run.row["nodes"]], sort_keys=True, default=str)
 
@@ -100,18 +107,19 @@ def _fits(run: AttemptRow, known: AttemptRow) -> bool:
 
 def measurement_id(group: list[AttemptRow]) -> str:
     """Names a group of repeats in both tables."""
-    return digest([_asked(group[0]), _seen(group[0])])
+    return digest([asked(group[0]), _seen(group[0])])
 
 
 def comparison_id(run: AttemptRow) -> str:
     """Equal for rows that differ in framework, GPU count, batch sizes and site alone."""
     free = (*_FREE, "train.micro_batch")
     shared = {k: v for k, v in run.options.items() if k not in free and not k.startswith(("framework.", "cluster."))}
-    return digest([shared, [run.row[name] for name in SEEN if name != "global_batch"]])
+    return digest([shared, [run.row[name] for name in SEEN if name not in _NOT_COMPARED]])
 
 
 def curve_id(run: AttemptRow) -> str:
-    """Equal for the points of one framework's curve: the same framework, knobs and train.micro_batch, whatever the
-    layout."""
+    """Equal for the points of one framework's curve: the same framework, knobs, train.micro_batch, versions and kind of
+    host, whatever the layout."""
     own = {key: value for key, value in run.options.items() if key.startswith("framework.") and key not in LAYOUT}
-    return digest([own, run.options.get("train.micro_batch")])
+    around = {key: value for key, value in run.environment.items() if not of_the_launch(key)}
+    return digest([own, run.options.get("train.micro_batch"), around])

@@ -10,13 +10,14 @@ from typing import Any, cast
 import pandas as pd
 
 from ddlbench.config import options
+from ddlbench.record.fingerprint import fingerprint, noted
 from ddlbench.record.schema import EPOCHS, RUNS, SCALING, Column
 from ddlbench.report.cells import cell, fit, in_one_line
 from ddlbench.report.copies import without_copies
 from ddlbench.report.epochs import epoch_rows
 from ddlbench.report.labels import settings_text
-from ddlbench.report.ledgers import differences
-from ddlbench.report.merge import DEVELOPER, AttemptRow, Row, measured_options, measurement_id, measurements
+from ddlbench.report.ledgers import differences, environments, merged_though
+from ddlbench.report.merge import DEVELOPER, AttemptRow, Row, digest, measured_options, measurement_id, measurements
 from ddlbench.report.read import Attempt, Records, unreadable, why
 from ddlbench.report.scaling import scaling_rows
 from ddlbench.report.texts import quoted
@@ -71,6 +72,9 @@ def make_tables(found: Records) -> Tables:
             *copies,
             *told,
             *differences(runs),
+            *environments(runs),
+            *merged_though(groups),
+            *(f"{run.row['path']}: {run.row['ranks_differ']}" for run in runs if run.row["ranks_differ"]),
             *(f"{path}: ranks shared a GPU (backend=cuda:gloo): not in the scaling table" for path in shared),
         ],
     )
@@ -87,7 +91,8 @@ def _rows(attempt: Attempt) -> Rows:
     left_out: list[str] = []
     record = attempt.record
     asked = measured_options(_section(record, "config"), _section(record, "config_added_later"))
-    run = AttemptRow(run_row(attempt, left_out), asked)
+    found = record.get("environment")
+    run = AttemptRow(run_row(attempt, left_out), asked, fingerprint(found), noted(found))
     epochs = epoch_rows(attempt.epochs, left_out)
     told = [f"{attempt.name}: {in_one_line(left_out)}"] if left_out else []
     return Rows(run, epochs, [*attempt.warnings, *told])
@@ -102,6 +107,7 @@ def run_row(attempt: Attempt, left_out: list[str]) -> Row:
     row["micro_batch"] = row["micro_batch"] or cell(_share(row["replica_batch"], row["micro_batches"]), "int")
     row["model_changed"] = _model_changed(attempt.record)
     row["device_model"] = _device_model(attempt.record, row["device"])
+    row["environment_id"] = digest(known) if (known := fingerprint(attempt.record.get("environment"))) else None
     return row | {"measurement": None, "path": attempt.name}
 
 

@@ -18,12 +18,13 @@ import torch
 from ddlbench.config.schema import Config
 from ddlbench.data.staging import stage
 from ddlbench.errors import UserError
-from ddlbench.measure.environment import cores, known
+from ddlbench.measure.environment import cores, known, machine
 from ddlbench.progress import Progress
 from ddlbench.ranks.control import all_gather, wait_for
 from ddlbench.ranks.launch import Launch
 from ddlbench.record.record import Record, end_for_rank_0, run_id
 from ddlbench.record.run_json import opening
+from ddlbench.run.agreement import compare_environments
 from ddlbench.run.failure import Failure
 
 
@@ -68,7 +69,8 @@ class Records:
             self.record = Record.open(self.config.results_dir, self.run_id, content)
 
     def agree(self) -> None:
-        """UserError on every rank where one reads other data or has another configuration."""
+        """UserError on every rank where one reads other data, or has another configuration or other versions of
+        libraries. Other differences between their environments are recorded and printed."""
         folder = self.record.folder.resolve() if self.record else None
         found = all_gather((socket.gethostname(), self.run_id, folder, known(cores)))
         self.folder = found[0][2]
@@ -79,7 +81,11 @@ class Records:
                     f"those of {found[0][1]}: give every node the same (data.root, stale file list in data.cache_dir)"
                 )
         self.hosts = [host for host, *_ in found]
+        differing = compare_environments(machine(self.device))
         if self.record:
+            self.record.add(ranks_differ=differing)
+            for line in differing:
+                print(f"ddlbench: warning: {line}", file=sys.stderr, flush=True)
             counts = [count for *_, count in found if count is not None]
             environment = self.record.content["environment"]
             self.record.add(environment={**environment, "cpu_count_min": min(counts, default=None)})
