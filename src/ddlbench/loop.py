@@ -13,6 +13,7 @@ from ddlbench.data.feed import Feed
 from ddlbench.job import Job, Place, Trainer
 from ddlbench.measure.clock import EpochClock
 from ddlbench.measure.memory import reset_peaks
+from ddlbench.measure.meter import Meter
 from ddlbench.measure.metrics import batch_sums, empty_sums, finish
 from ddlbench.measure.rows import EpochRow, RankEpoch, gather_epoch
 from ddlbench.progress import Progress
@@ -45,6 +46,7 @@ class Run:
     boundary: Boundary
     validate: bool = True
     val_words: int | None = None
+    meter: Meter | None = None
     elapsed_s: float = 0.0
 
     def warmup(self, epoch: int) -> int:
@@ -63,7 +65,7 @@ def train(run: Run, trainer: Trainer, rates: Rates) -> None:
     device = run.job.device
     for epoch in range(run.epochs):
         run.boundary.begin()
-        clock = EpochClock(device, barrier, run.warmup(epoch))
+        clock = EpochClock(device, barrier, run.warmup(epoch), run.meter)
         losses, used = list[Tensor](), list[float]()
         reset_peaks(device)
         batches = run.progress.steps(run.feed.train(epoch), run.feed.steps_per_epoch, f"epoch {epoch}")

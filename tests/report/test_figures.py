@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from ddlbench.report import plotting
+from ddlbench.report import failures, plotting
+from ddlbench.report import figures as module
 from ddlbench.report.figures import make_figures
-from ddlbench.report.plotting import save
 from ddlbench.report.read import read_all
+from ddlbench.report.saving import save
 from ddlbench.report.tables import make_tables
 from tests.support.records import strong_scaling, weak_scaling, write_run
 
-ALWAYS = {"throughput", "speedup", "efficiency", "memory"}
+ALWAYS = {"throughput", "speedup", "efficiency", "epoch_time", "memory"}
 
 
 def figures_of(results):
-    return make_figures(make_tables(read_all([results])))
+    return make_figures(make_tables(read_all([results]))).figures
 
 
 def lines(axes, label):
@@ -35,7 +38,7 @@ def test_speedup_and_its_ideal_line(tmp_path):
     assert lines(axes, "ddp") == [[[1, pytest.approx(0.8)], [2, pytest.approx(1.5)], [4, pytest.approx(2.8)]]]
     assert lines(axes, "single") == [[[1, pytest.approx(1.0)]]]
     assert lines(axes, "ideal") == [[[1, 1], [8, 8]]]
-    assert axes.get_ylim()[0] == 0
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log"), "the ideal line stays straight"
     assert axes.get_xlabel() == "GPUs"
     (own,) = figures_of(tmp_path)["speedup_own_base"].axes
     assert lines(own, "ddp") == [[[1, pytest.approx(1.0)], [2, pytest.approx(1.875)], [4, pytest.approx(3.5)]]]
@@ -75,6 +78,11 @@ def test_failures_are_crosses_on_the_axis(tmp_path):
         crosses = [line for line in axes.lines if line.get_marker() == "x"]
         assert [line.get_xdata()[0] for line in crosses] == [8]
         assert "oom" in [text.get_text() for text in axes.texts]
+        assert crosses[0].get_ydata()[0] > 1 - failures.LINE - 0.02, (
+            "in the band above the data, as a share of the axis"
+        )
+        top = max(value for line in axes.lines if line.get_marker() != "x" for value in line.get_ydata())
+        assert axes.transAxes.inverted().transform(axes.transData.transform((1, top)))[1] < 1 - failures.LINE - 0.02
 
 
 def test_a_colour_belongs_to_a_framework_in_all_figures(tmp_path):
@@ -109,12 +117,24 @@ def test_time_has_a_unit_and_starts_at_the_first_step(tmp_path):
     assert longest == pytest.approx(3 * 1026 / 60)
 
 
+def test_four_counts_stand_on_a_log2_axis(tmp_path):
+    for gpus in (1, 2, 3, 4):
+        write_run(tmp_path, gpus=gpus, rate=100.0 * gpus)
+    for name, figure in figures_of(tmp_path).items():
+        if name in ALWAYS:
+            (axes,) = figure.axes
+            assert axes.get_xscale() == "log"
+            assert axes.xaxis.get_transform().base == 2
+            assert axes.get_yscale() == ("log" if name in ("throughput", "speedup") else "linear")
+
+
 def test_far_apart_counts_stand_on_a_log_axis_only_where_nothing_is_proportional(tmp_path):
     for gpus in (1, 4, 64):
         write_run(tmp_path, gpus=gpus, rate=100.0 * gpus)
     figures = figures_of(tmp_path)
     scales = {name: figures[name].axes[0].get_xscale() for name in ALWAYS}
-    assert scales == {"throughput": "linear", "speedup": "linear", "efficiency": "log", "memory": "log"}
+    linear = {"throughput": "linear", "speedup": "linear"}
+    assert scales == {"efficiency": "log", "epoch_time": "log", "memory": "log"} | linear
     assert all(figures[name].axes[0].get_yscale() == "linear" for name in ALWAYS)
 
 
@@ -157,15 +177,92 @@ def test_nothing_used_is_an_axis_from_zero(tmp_path):
     assert axes.get_ylim() == (0, 1)
 
 
-def test_too_many_panels_curves_and_failures_are_counted(tmp_path, monkeypatch):
-    monkeypatch.setattr(plotting, "MOST_PANELS", 2)
+def test_too_many_panels_labels_and_failures_are_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MOST_PANELS", 2)
     monkeypatch.setattr(plotting, "MOST_LABELS", 4)
+    monkeypatch.setattr(failures, "CROSSES_SHOWN", 4)
     for number in range(4):
         write_run(tmp_path, model=f"model{number}")
-    for number in range(13):
-        write_run(tmp_path, model="model0", framework=f"f{number}", status="oom", knobs={"number": number})
-    figure = figures_of(tmp_path)["memory"]
+    for number in range(7):
+        write_run(tmp_path, model="model0", framework="ddp", status="oom", knobs={"number": number})
+    drawing = make_figures(make_tables(read_all([tmp_path])))
+    figure = drawing.figures["memory"]
     assert len(figure.axes) == 2
-    assert figure.get_suptitle() == "2 of 4 panels are drawn; the tables have all"
-    assert "and 3 more" in [text.get_text() for text in figure.axes[0].texts]
-    assert [text.get_text() for text in figure.legends[0].get_texts()][-1] == "and 10 more"
+    assert "memory: 2 of 4 panels are drawn; --only model=NAME or framework=A,B draws others" in drawing.notes
+    assert "+3" in [text.get_text() for text in figure.axes[0].texts]
+    assert [text.get_text() for text in figure.legends[0].get_texts()][-1] == "and 4 more"
+
+
+def test_many_panels_are_several_files(tmp_path):
+    for number in range(7):
+        write_run(tmp_path, model=f"model{number}")
+    figures = figures_of(tmp_path)
+    assert [len(figures[name].axes) for name in ("memory", "memory_2")] == [6, 1]
+
+
+def test_nine_curves_become_a_panel_for_each_family(tmp_path):
+    names = ("single", "ddp", "horovod", "fsdp", "zero1", "zero2", "gpipe", "tensor", "unheard_of")
+    for name in names:
+        write_run(tmp_path, framework=name)
+    figures = figures_of(tmp_path)
+    panels = {texts_of(axes)[-1]: labels(axes) for axes in figures["epoch_time"].axes}
+    assert panels == {
+        "data parallel": {"single", "ddp", "horovod"},
+        "sharded": {"fsdp", "zero1", "zero2"},
+        "pipeline": {"gpipe"},
+        "tensor": {"tensor"},
+        "other frameworks": {"unheard_of"},
+    }
+
+
+def test_a_family_of_nine_curves_becomes_a_panel_for_each_framework_and_the_slowest_curve_is_named(tmp_path):
+    write_run(tmp_path, framework="ddp")
+    for number in range(9):
+        write_run(tmp_path, framework="horovod", rate=100.0 + number, knobs={"bucket": number})
+    drawing = make_figures(make_tables(read_all([tmp_path])))
+    panels = {texts_of(axes)[-1]: labels(axes) for axes in drawing.figures["epoch_time"].axes}
+    assert panels == {"ddp": {"ddp"}, "horovod": {f"horovod (bucket={n})" for n in range(1, 9)}}
+    assert drawing.notes[0].endswith("horovod: 1 curves are not drawn: horovod (bucket=0)")
+
+
+def test_no_two_curves_of_a_panel_have_one_colour_and_marker(tmp_path):
+    for number in range(8):
+        write_run(tmp_path, framework=f"f{number}", gpus=2)
+        write_run(tmp_path, framework="f0", gpus=2, model="gpt2_small", knobs={"bucket": number})
+    for axes in figures_of(tmp_path)["throughput"].axes:
+        curves = [line for line in axes.lines if line.get_label() in labels(axes)]
+        assert len({(line.get_color(), line.get_marker(), line.get_markerfacecolor()) for line in curves}) == 8
+
+
+def labels(axes):
+    return set(axes.get_legend_handles_labels()[1]) - {"ideal"}
+
+
+def texts_of(axes):
+    """The small lines below a panel's title, from above."""
+    return [text.get_text() for text in axes.texts if text.get_fontsize() == 8][::-1]
+
+
+def test_learning_curves_are_the_median_of_the_repeats_with_their_range(tmp_path):
+    for repeat, top1 in enumerate((0.5, 0.7, 0.6)):
+        folder = write_run(tmp_path, repeat=repeat, epochs=1)
+        line = json.loads((folder / "epochs.jsonl").read_text())
+        (folder / "epochs.jsonl").write_text(json.dumps(line | {"val_top1": top1, "elapsed_s": 10.0 + repeat}))
+    figures = figures_of(tmp_path)
+    (by_epoch,), (by_time,) = figures["accuracy_by_epoch"].axes, figures["accuracy_by_time"].axes
+    assert [[1, 0.6]] in [line.get_xydata().tolist() for line in by_epoch.lines]
+    assert [[11, 0.6]] in [line.get_xydata().tolist() for line in by_time.lines]
+    (band,) = by_epoch.collections
+    assert {tuple(point) for point in band.get_paths()[0].vertices.tolist()} >= {(1, 0.5), (1, 0.7)}
+
+
+def test_a_run_that_did_not_end_ok_is_a_line_of_its_own_with_a_cross_at_its_end(tmp_path):
+    folder = write_run(tmp_path, epochs=2)
+    lines_of_ok = (folder / "epochs.jsonl").read_text()
+    failed = write_run(tmp_path, epochs=2, repeat=1, status="killed", reason="signal 9")
+    (failed / "epochs.jsonl").write_text(lines_of_ok.replace("0.55", "0.25"))
+    (axes,) = figures_of(tmp_path)["accuracy_by_epoch"].axes
+    drawn = [line.get_xydata().tolist() for line in axes.lines]
+    assert [[1, pytest.approx(0.3)], [2, 0.55]] in drawn, "of the run that ended ok alone"
+    assert [[1, pytest.approx(0.3)], [2, 0.25]] in drawn
+    assert [line.get_xydata().tolist() for line in axes.lines if line.get_marker() == "x"] == [[[2, 0.25]]]

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from ddlbench.report.figures import Drawing
 from ddlbench.report.overview import WIDTH, number, seconds, summary_text
 from ddlbench.report.page import render
 from ddlbench.report.read import read_all
@@ -134,7 +135,7 @@ def test_a_model_of_other_sizes_is_marked_and_never_compared_with_the_published_
     assert len(set(tables.scaling["comparison"])) == len(set(tables.scaling["measurement"])) == 3
     assert set(tables.runs["model"]) == set(tables.scaling["model"]) == {"resnet50"}, "scripts group by the option"
     assert set(tables.scaling["model_changed"].dropna()) == {"image_size=64 layers=[1,1,1,1]", "image_size=96"}
-    page = render(tables, {}, tmp_path)
+    page = render(tables, Drawing(), tmp_path)
     assert ">resnet50*2<" in page
     assert "resnet50*2: image_size=96, not as published" in page
 

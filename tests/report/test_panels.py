@@ -93,7 +93,7 @@ def test_a_model_of_other_sizes_has_panels_of_its_own_that_say_so(tmp_path):
         "resnet50": "",
         "resnet50*": "image_size=64 layers=[1,1,1,1]",
     }
-    drawn = [axes for figure in make_figures(tables).values() for axes in figure.axes]
+    drawn = [axes for figure in make_figures(tables).figures.values() for axes in figure.axes]
     titles = [title for axes in drawn if (title := axes.get_title(loc="left"))]
     assert set(titles) == {"resnet50", "resnet50*"}
     assert titles.count("resnet50*") == titles.count("resnet50") > 4  # accuracy over epochs and time too

@@ -50,7 +50,7 @@ def test_what_a_report_holds(report):
     assert tables == ["epochs.csv", "runs.csv", "scaling.csv"]
     figures = {path.name for path in (folder / "figures").iterdir()}
     for name in ("throughput", "speedup", "efficiency", "memory", "accuracy_by_epoch", "accuracy_by_time"):
-        assert {f"{name}.png", f"{name}.svg"} <= figures
+        assert {f"{name}.png", f"{name}.svg", f"{name}.pdf"} <= figures
     assert len(pd.read_csv(folder / "tables" / "runs.csv")) == 8
     assert out.startswith("framework")
     assert out.rstrip().endswith(f"report: {folder / 'report.html'}")
@@ -69,7 +69,7 @@ def test_the_page_needs_no_network(report):
             assert link[1:] in links.ids
         elif not link.startswith("data:image/svg+xml;base64,"):
             assert (folder / link).is_file(), link
-    assert sum(link.startswith("data:") for link in links.found) == 10
+    assert sum(link.startswith("data:") for link in links.found) == 11
 
 
 def test_the_page_tells_failures_bases_and_how_it_was_measured(report):
@@ -102,7 +102,7 @@ def test_reporting_twice_gives_the_same_tables_and_figures(tmp_path):
     first = {path: path.read_bytes() for path in (tmp_path / "report").rglob("*.*") if path.suffix != ".html"}
     main([str(tmp_path)])
     assert {path: path.read_bytes() for path in first} == first
-    assert len(first) == 3 + 2 * 4
+    assert len(first) == 3 + 3 * 5
 
 
 def test_records_that_cannot_be_used_are_visible(tmp_path, capsys):

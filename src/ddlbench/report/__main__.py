@@ -13,8 +13,8 @@ from ddlbench.report.figures import make_figures
 from ddlbench.report.merge import FACTORS
 from ddlbench.report.overview import summary_text
 from ddlbench.report.page import render
-from ddlbench.report.plotting import save
 from ddlbench.report.read import read_all
+from ddlbench.report.saving import save
 from ddlbench.report.tables import Tables, make_tables
 from ddlbench.report.texts import printable
 
@@ -47,13 +47,13 @@ def _say(text: str, stream: TextIO) -> None:
 
 
 def write_report(tables: Tables, out: Path) -> Path:
-    """tables/*.csv, figures/*.png and *.svg, report.html below `out`; returns the page's path."""
+    """tables/*.csv, figures/*.png, *.svg and *.pdf, report.html below `out`; returns the page's path."""
     try:
         tables.write(out / "tables")
-        figures = make_figures(tables)
-        save(figures, out / "figures")
+        drawing = make_figures(tables)
+        save(drawing.figures, out / "figures")
         page = out / "report.html"
-        page.write_text(render(tables, figures, out / "figures"), encoding="utf-8")
+        page.write_text(render(tables, drawing, out / "figures"), encoding="utf-8")
     except OSError as error:
         raise UserError(f"{out} cannot be written ({error.strerror}): choose another folder with --out") from error
     return page

@@ -1,13 +1,13 @@
-"""The figures of a report: throughput, speedup, efficiency and memory over GPU counts, learning over epochs and time.
+"""The figures of a report: each quantity over GPU counts, learning over epochs and time.
 
 A marker is the merged value of the repeats, small dots are the repeats themselves, a bar is the interval of the median
-where they are enough for one, a cross on the axis is a configuration without an attempt that ended ok.
+where they are enough for one. Configurations without an attempt that ended ok are crosses above the data.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import matplotlib as mpl
@@ -15,185 +15,88 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ddlbench.report import plotting
+from ddlbench.report.curves import draw
 from ddlbench.report.labels import marked
-from ddlbench.report.learning import learning_figures
-from ddlbench.report.merge import Row, group_by
-from ddlbench.report.panels import Panel, curve_name, curves, panels
-from ddlbench.report.plotting import Look
+from ddlbench.report.learning import learning
+from ddlbench.report.looks import Looks, looks_of
+from ddlbench.report.panels import Panel, curve_name, panels, small_multiples
+from ddlbench.report.plotting import Head
+from ddlbench.report.quantities import EFFICIENCY, EPOCH_TIME, SPEEDUP, THROUGHPUT, Quantity, memory
 from ddlbench.report.tables import Tables, records
-from ddlbench.report.texts import shortened
 
-GIB = 2**30
-FAILURES_SHOWN = 10  # above one another, at one GPU count of a panel
-MEMORY = {"cpu": "memory_host_peak_bytes", "cuda": "memory_allocated_peak_bytes"}
+PANELS_OF_A_FILE = 6  # fit a page of paper
+MOST_PANELS = 24
 
-
-@dataclass(frozen=True)
-class Values:
-    """What is drawn of one row: the merged value, the interval around it if there is one, every repeat."""
-
-    merged: float | None
-    repeats: list[float] = field(default_factory=list[float])
-    interval: tuple[float, float] | None = None
+DrawPanel = Callable[[Axes, Panel], None]
 
 
 @dataclass(frozen=True)
-class Quantity:
-    """Something drawn over GPU counts. `ideal`: its value at a GPU count if scaling from the row's reference were
-    perfect; None where there is no ideal."""
+class Drawing:
+    """The figures by name; a figure of many panels has several, "speedup" and "speedup_2". notes: what is not drawn."""
 
-    label: str
-    values: Callable[[Row], Values]
-    ideal: Callable[[Row, float], float] | None = None
-    percent: bool = False
-    told_base: bool = False
-    per_gpu: bool = True  # ideally proportional to the GPU count: needs a linear axis
+    figures: dict[str, Figure] = field(default_factory=dict[str, Figure])
+    notes: list[str] = field(default_factory=list[str])
 
 
-def make_figures(tables: Tables) -> dict[str, Figure]:
-    """Every figure that the tables have something for, by name."""
+def make_figures(tables: Tables) -> Drawing:
+    """Every figure that the tables have something for."""
     runs = records(tables.runs)
     scaling = marked(records(tables.scaling), runs)
-    looks = plotting.looks_of(str(row["framework"]) for row in scaling)
+    looks = looks_of((str(row["framework"]), curve_name(row)) for row in scaling)
+    drawing = Drawing()
     with mpl.rc_context(cast(Any, plotting.STYLE)):
-        shared = panels(scaling, runs)
+        whole = panels(scaling, runs)
+        shared = [part for panel in whole for part in small_multiples(panel)]
         own = [panel.against_own_bases() for panel in shared if panel.own_bases_tell_more]
-        drawn = {
-            "throughput": _figure(shared, looks, lambda _: THROUGHPUT),
-            "speedup": _figure(shared, looks, lambda _: SPEEDUP),
-            "efficiency": _figure(shared, looks, lambda _: EFFICIENCY),
-            "speedup_own_base": _figure(own, looks, lambda _: SPEEDUP),
-            "efficiency_own_base": _figure(own, looks, lambda _: EFFICIENCY),
-            "memory": _figure(shared, looks, _memory),
-            **learning_figures(records(tables.epochs), scaling, looks),
-        }
-    return {name: figure for name, figure in drawn.items() if figure is not None}
+        drawing.notes.extend(_folded(shared))
+        for name, shown, quantity in (
+            ("throughput", _without_base(shared), lambda _: THROUGHPUT),
+            ("speedup", shared, lambda _: SPEEDUP),
+            ("efficiency", shared, lambda _: EFFICIENCY),
+            ("speedup_own_base", own, lambda _: SPEEDUP),
+            ("efficiency_own_base", own, lambda _: EFFICIENCY),
+            ("epoch_time", _without_base(shared), lambda _: EPOCH_TIME),
+            ("memory", _without_base(shared), memory),
+        ):
+            _add(drawing, name, shown, _over_gpus(looks, quantity))
+        for name, shown, draw_panel in learning(tables.epochs, scaling, looks):
+            drawing.notes.extend(_folded(shown))
+            _add(drawing, name, shown, draw_panel)
+    return drawing
 
 
-def _of_seconds(value: Callable[[Row, float], float]) -> Callable[[Row], Values]:
-    """Values computed from a row's seconds a sample, its repeats' and its interval's."""
-
-    def values(row: Row) -> Values:
-        seconds, low, high = (row[f"sample_time_{end}s"] for end in ("", "low_", "high_"))
-        if not seconds or not row["reference_s"]:
-            return Values(None)
-        rates = (run["throughput_samples_per_s"] for run in row["repeats"])
-        ends = (value(row, high), value(row, low)) if low else None  # shorter times are larger values
-        return Values(value(row, seconds), [value(row, 1 / rate) for rate in rates if rate], ends)
-
-    return values
+def _without_base(shown: Sequence[Panel]) -> list[Panel]:
+    """For quantities that are no ratios."""
+    return [replace(panel, base="") for panel in shown]
 
 
-THROUGHPUT = Quantity(
-    "throughput (samples/s)",
-    _of_seconds(lambda row, seconds: 1 / seconds),
-    lambda row, gpus: gpus / (row["reference_gpus"] * row["reference_s"]),
-)
-SPEEDUP = Quantity(
-    "speedup",
-    _of_seconds(lambda row, seconds: row["reference_s"] / seconds),
-    lambda row, gpus: gpus / row["reference_gpus"],
-    told_base=True,
-)
-EFFICIENCY = Quantity(
-    "efficiency (% of ideal speedup)",
-    _of_seconds(lambda row, seconds: row["reference_s"] * row["reference_gpus"] / (seconds * row["gpus"])),
-    lambda row, gpus: 1.0,
-    percent=True,
-    told_base=True,
-    per_gpu=False,
-)
+def _folded(shown: Sequence[Panel]) -> list[str]:
+    """The curves that no panel has room for."""
+    return [
+        f"{panel.name}: {len(panel.folded)} curves are not drawn: {', '.join(panel.folded)}"
+        for panel in shown
+        if panel.folded
+    ]
 
 
-def _memory(panel: Panel) -> Quantity:
-    """The allocator's peak on a GPU, the process's own on a CPU; the fullest rank, the largest of the repeats."""
-    column = MEMORY.get(panel.device or "", MEMORY["cpu"])
+def _over_gpus(looks: Looks, choose: Callable[[Panel], Quantity]) -> DrawPanel:
+    def draw_panel(axes: Axes, panel: Panel) -> None:
+        draw(axes, panel, looks, choose(panel))
 
-    def values(row: Row) -> Values:
-        repeats = [run[column] / GIB for run in row["repeats"] if run[column] is not None]
-        return Values(row[column] / GIB if row[column] is not None else None, repeats)
-
-    name = "host" if column == MEMORY["cpu"] else "allocated"
-    return Quantity(f"peak {name} memory (GiB)", values, per_gpu=False)
+    return draw_panel
 
 
-def _figure(shown: Sequence[Panel], looks: dict[str, Look], choose: Callable[[Panel], Quantity]) -> Figure | None:
-    if not shown:
-        return None
-    figure, axes = plotting.grid(len(shown))
-    for panel, place in zip(shown, axes, strict=False):  # the first, where there are too many
-        _draw(place, panel, looks, choose(panel))
-    plotting.legend(figure, axes)
-    return figure
-
-
-def _draw(axes: Axes, panel: Panel, looks: dict[str, Look], quantity: Quantity) -> None:
-    plotting.title(axes, panel.model, [*panel.lines, panel.base if quantity.told_base else ""])
-    plotting.gpu_axis(axes, panel.gpus, panel.device, linear=quantity.per_gpu)
-    drawn = curves(panel)
-    numbers = plotting.earlier(str(rows[0]["framework"]) for rows in drawn)
-    values = _ideal_lines(axes, panel, quantity.ideal) if quantity.ideal else []
-    for place, (rows, number) in enumerate(zip(drawn, numbers, strict=True)):
-        look = looks[str(rows[0]["framework"])]
-        style = {"color": look.color, "transform": plotting.beside(axes, place, len(drawn))}
-        shape = {"marker": look.marker(number), "linestyle": plotting.DASHES[number % len(plotting.DASHES)]}
-        values += _curve(axes, rows, quantity, style, shape)
-    plotting.value_axis(axes, values, quantity.label, quantity.percent)
-    _failures(axes, panel, looks)
-
-
-def _ideal_lines(axes: Axes, panel: Panel, ideal: Callable[[Row, float], float]) -> list[float]:
-    """From each base to the largest GPU count. Returns the values drawn."""
-    bases = {(row["reference_gpus"], row["reference_s"]): row for row in panel.rows if row["reference_s"]}
-    ends = [((start, max(panel.gpus)), row) for (start, _), row in bases.items()]
-    lines = [(counts, [ideal(row, count) for count in counts]) for counts, row in ends]
-    for counts, values in lines:
-        axes.plot(counts, values, label="ideal", **cast(Any, plotting.IDEAL))
-    return [value for _, values in lines for value in values]
-
-
-def _curve(
-    axes: Axes, rows: list[Row], quantity: Quantity, style: dict[str, Any], shape: dict[str, Any]
-) -> list[float]:
-    """All rows of a curve as markers; the line joins the fastest of each GPU count. Returns the values drawn."""
-    slowest_first = sorted(rows, key=lambda row: -(row["sample_time_s"] or 0.0))
-    known = [(row["gpus"], values) for row in slowest_first if (values := quantity.values(row)).merged is not None]
-    for gpus, values in known:
-        axes.plot([gpus] * len(values.repeats), values.repeats, ".", alpha=0.35, markersize=5, zorder=2, **style)
-        if values.interval:
-            axes.plot([gpus, gpus], values.interval, linewidth=3.5, alpha=0.45, zorder=2, **style)
-    _line(axes, known, style | shape | {"linestyle": ""})
-    _line(axes, sorted(dict(known).items()), style | shape | {"label": plotting.label(curve_name(rows[0]))})
-    return [value for _, values in known for value in (cast(float, values.merged), *values.repeats)]
-
-
-def _line(axes: Axes, points: Sequence[tuple[int, Values]], style: dict[str, Any]) -> None:
-    merged = [cast(float, values.merged) for _, values in points]
-    axes.plot([gpus for gpus, _ in points], merged, markeredgecolor="white", zorder=3, **style)
-
-
-def _failures(axes: Axes, panel: Panel, looks: dict[str, Look]) -> None:
-    """A cross with the status, on the axis, one above the other where several failed at one GPU count."""
-    failed = [row for row in panel.rows if row["status"] != "ok"]
-    for gpus, rows in group_by(failed, lambda row: row["gpus"]).items():
-        for number, row in enumerate(rows[:FAILURES_SHOWN]):
-            color = looks[str(row["framework"])].color
-            where = axes.get_xaxis_transform()
-            axes.plot(
-                gpus, _height(number), "x", transform=where, color=color, markeredgewidth=2, clip_on=False, zorder=4
-            )
-            _beside_cross(axes, gpus, number, shortened(str(row["status"]), 20), color)
-        if len(rows) > FAILURES_SHOWN:
-            _beside_cross(axes, gpus, FAILURES_SHOWN, f"and {len(rows) - FAILURES_SHOWN} more", "#333333")
-
-
-def _height(number: int) -> float:
-    """Of a cross above the axis, as a share of the panel's height."""
-    return 0.035 + 0.075 * number
-
-
-def _beside_cross(axes: Axes, gpus: int, number: int, text: str, color: str) -> None:
-    axes.annotate(
-        text, (gpus, _height(number)), (-6, 0), xycoords=axes.get_xaxis_transform(), textcoords="offset points",
-        annotation_clip=False, ha="right", va="center", fontsize=8, color=color,
-    )  # fmt: skip
+def _add(drawing: Drawing, name: str, shown: Sequence[Panel], draw_panel: DrawPanel) -> None:
+    """The figures of one quantity: none where there is no panel."""
+    drawn = shown[:MOST_PANELS]
+    for start in range(0, len(drawn), PANELS_OF_A_FILE):
+        part = drawn[start : start + PANELS_OF_A_FILE]
+        grid = plotting.grid([Head(panel.model, [*panel.lines, panel.base]) for panel in part])
+        for axes, panel in zip(grid.axes, part, strict=True):
+            draw_panel(axes, panel)
+        number = start // PANELS_OF_A_FILE + 1
+        drawing.figures[name if number == 1 else f"{name}_{number}"] = grid.arrange()
+    if len(drawn) < len(shown):
+        drawing.notes.append(
+            f"{name}: {len(drawn)} of {len(shown)} panels are drawn; --only model=NAME or framework=A,B draws others"
+        )

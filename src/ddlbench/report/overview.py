@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 
 import pandas as pd
 
-from ddlbench.report.figures import GIB, MEMORY
 from ddlbench.report.labels import changed_models, marked
 from ddlbench.report.merge import Row
 from ddlbench.report.panels import devices, duration
+from ddlbench.report.quantities import GIB, MEMORY
 from ddlbench.report.ratios import NONE_SHOWN
 from ddlbench.report.stats import SMALLEST_N
 from ddlbench.report.tables import records

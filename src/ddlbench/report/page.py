@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import jinja2
-from matplotlib.figure import Figure
 
 from ddlbench.record.schema import CLOCKS, EPOCHS, RANKS, RUNS, SCALING, Column
+from ddlbench.report.best import best
 from ddlbench.report.compare import comparisons
+from ddlbench.report.figures import Drawing
+from ddlbench.report.images import pictures
 from ddlbench.report.labels import marked
 from ddlbench.report.merge import Row, group_by
 from ddlbench.report.overview import MEASURED, SETTINGS, VS_OWN, VS_SINGLE, base_lines, notes, overview_cells
 from ddlbench.report.tables import Tables, records
+from ddlbench.report.texts import shortened
 
-ROWS_SHOWN = 500  # of the epochs' table; the file beside the page has all
+# Of each table; the files beside the page have all rows.
+ROWS_SHOWN = 300
+LINES_SHOWN = 100  # of warnings, comparisons and notes
+LONGEST_CELL = 300
 MADE_WITH = ("device_model", "nodes", "torch", "cuda", "cudnn", "nccl", "driver", "python", "git_commit", "git_dirty")
 DATASET = ("data", "dataset_hash", "dataset_train_samples", "dataset_val_samples")
 EXPLAINED = (
@@ -38,11 +43,12 @@ EXPLAINED = (
 )
 
 
-def render(tables: Tables, figures: Mapping[str, Figure], folder: Path) -> str:
-    """The page with the figures, which are SVG files in `folder`."""
+def render(tables: Tables, drawing: Drawing, folder: Path) -> str:
+    """The page with the figures, which are files in `folder`."""
     plain_runs, plain_scaling = records(tables.runs), records(tables.scaling)
     runs, scaling = marked(plain_runs), marked(plain_scaling, plain_runs)
-    headers, lines = overview_cells(scaling, MEASURED | VS_SINGLE | VS_OWN | SETTINGS)
+    headers, lines = overview_cells(scaling[:ROWS_SHOWN], MEASURED | VS_SINGLE | VS_OWN | SETTINGS)
+    paragraphs, more = best(scaling)
     loader = jinja2.PackageLoader("ddlbench.report", ".")
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     return environment.get_template("report.html.j2").render(
@@ -50,29 +56,34 @@ def render(tables: Tables, figures: Mapping[str, Figure], folder: Path) -> str:
         attempts=len(runs),
         ok=sum(run["status"] == "ok" for run in runs),
         headers=headers,
-        lines=[(row["status"], cells) for row, cells in zip(scaling, lines, strict=True)],
-        notes=[*base_lines(scaling), *notes(scaling)],
-        cautions=[*tables.warnings, *cautions(runs, scaling)],
-        figures={name: (image(folder / f"{name}.svg"), drawn.get_figwidth()) for name, drawn in figures.items()},
-        comparisons=comparisons(scaling),
-        failures=[run for run in runs if run["status"] != "ok"],
+        paragraphs=paragraphs,
+        more_paragraphs=more,
+        lines=[(row["status"], cells) for row, cells in zip(scaling, lines, strict=False)],
+        measurements=len(scaling),
+        notes=first([*base_lines(scaling), *notes(scaling)]),
+        cautions=first([*tables.warnings, *cautions(runs, scaling)]),
+        pictures=pictures(drawing.figures, folder),
+        folded=first(drawing.notes),
+        comparisons=first(comparisons(scaling)),
+        failures=[run for run in runs if run["status"] != "ok"][:ROWS_SHOWN],
+        failed=sum(run["status"] != "ok" for run in runs),
         explained=[column for column in RUNS if column.name in EXPLAINED],
         over_ranks=RANKS,
         clocks=CLOCKS,
         versions=counted(runs, MADE_WITH),
         datasets=counted(runs, DATASET),
         tables={
-            "scaling": grid(SCALING, plain_scaling),
-            "runs": grid(RUNS, plain_runs),
-            "epochs": grid(EPOCHS, records(tables.epochs)[:ROWS_SHOWN]),
+            "Scaling": grid(SCALING, plain_scaling),
+            "Runs": grid(RUNS, plain_runs),
+            "Epochs": grid(EPOCHS, records(tables.epochs.head(ROWS_SHOWN)), len(tables.epochs)),
         },
-        epochs=len(tables.epochs),
     )
 
 
-def image(path: Path) -> str:
-    """An SVG as a data URL: its names cannot clash with those of other figures in the page."""
-    return "data:image/svg+xml;base64," + base64.b64encode(path.read_bytes()).decode()
+def first(lines: Sequence[str]) -> list[str]:
+    """The first lines, shortened, and how many there are more."""
+    more = [f"and {len(lines) - LINES_SHOWN} more"] if len(lines) > LINES_SHOWN else []
+    return [*(shortened(line, 4 * LONGEST_CELL) for line in lines[:LINES_SHOWN]), *more]
 
 
 def cautions(runs: Sequence[Row], scaling: Sequence[Row]) -> list[str]:
@@ -99,9 +110,13 @@ def counted(runs: Sequence[Row], names: Sequence[str]) -> dict[str, Any]:
     return {"headers": [*names, "attempts"], "lines": lines}
 
 
-def grid(columns: Sequence[Column], rows: Sequence[Row]) -> dict[str, Any]:
-    """A whole table: its columns and its cells as text."""
-    return {"columns": columns, "lines": [[text(column.name, row[column.name]) for column in columns] for row in rows]}
+def grid(columns: Sequence[Column], rows: Sequence[Row], total: int | None = None) -> dict[str, Any]:
+    """The first rows of a table: its columns and its cells as text. total: how many rows there are, where not all are
+    in `rows`."""
+    known = [column for column in columns if any(row[column.name] is not None for row in rows[:ROWS_SHOWN])]
+    lines = [[text(column.name, row[column.name]) for column in known] for row in rows[:ROWS_SHOWN]]
+    empty = [column.name for column in columns if column not in known]
+    return {"columns": known, "lines": lines, "total": total or len(rows), "empty": empty}
 
 
 def text(name: str, value: Any) -> str:
@@ -110,4 +125,6 @@ def text(name: str, value: Any) -> str:
         return ""
     if isinstance(value, float):
         return f"{value:.6g}"
-    return str(value)[:12] if name.endswith(("_hash", "git_commit", "hash_start")) else str(value)
+    if name.endswith(("_hash", "git_commit", "hash_start")):
+        return str(value)[:12]
+    return shortened(str(value), LONGEST_CELL)

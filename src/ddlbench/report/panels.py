@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
+from ddlbench.report.families import family
 from ddlbench.report.merge import Row, group_by
 
+Naming = Callable[[Row], str]
+MOST_CURVES = 8  # of a panel that a reader can tell apart
 _TITLES = ("mode", "loader", "data", "recipe", "precision", "device_model")
 
 
@@ -15,14 +19,21 @@ _TITLES = ("mode", "loader", "data", "recipe", "precision", "device_model")
 class Panel:
     """Comparable rows of one model and one kind of scaling.
 
-    rows: of scaling.csv, each with `reference_s` and `reference_gpus`, the time and GPU count its ratios start from,
-          and `repeats`, the rows of runs.csv merged in it
+    rows:   of scaling.csv, each with `reference_s` and `reference_gpus`, the time and GPU count its ratios start from,
+            `reference`, how the columns of its ratios end, and `repeats`, the rows of runs.csv merged in it
+    folded: names of the curves that the panel has no room for
     """
 
     model: str
     lines: list[str]
     base: str
     rows: list[Row]
+    folded: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The panel in one line."""
+        return ", ".join([self.model, *filter(None, self.lines)])
 
     @property
     def gpus(self) -> list[int]:
@@ -83,6 +94,36 @@ def curves(panel: Panel) -> list[list[Row]]:
     return list(group_by(panel.rows, curve_name).values())
 
 
+def small_multiples(panel: Panel, name: Naming | None = None) -> list[Panel]:
+    """The panel, or where it has more than MOST_CURVES curves one for each family of frameworks; where a family has too
+    many, one for each framework; where a framework has too many, with its fastest ones.
+
+    name: of the curve that a row belongs to (default: curve_name)
+    """
+    named = name or curve_name
+    parts = _divided(panel, lambda row: family(str(row["framework"])), named)
+    single = [part for found in parts for part in _divided(found, lambda row: str(row["framework"]), named)]
+    return [_fastest(part, named) for part in single]
+
+
+def _divided(panel: Panel, key: Naming, name: Naming) -> list[Panel]:
+    if len(group_by(panel.rows, name)) <= MOST_CURVES:
+        return [panel]
+    return [_part(panel, text, rows) for text, rows in group_by(panel.rows, key).items()]
+
+
+def _part(panel: Panel, text: str, rows: list[Row]) -> Panel:
+    return replace(panel, lines=panel.lines if text in panel.lines else [*panel.lines, text], rows=rows)
+
+
+def _fastest(panel: Panel, name: Naming) -> Panel:
+    """With the curves of the shortest seconds a sample; those without any come last."""
+    curves = group_by(panel.rows, name)
+    order = sorted(curves, key=lambda text: min(row["sample_time_s"] or inf for row in curves[text]))
+    kept = set(order[:MOST_CURVES])
+    return replace(panel, rows=[row for row in panel.rows if name(row) in kept], folded=tuple(order[MOST_CURVES:]))
+
+
 def curve_name(row: Row) -> str:
     return f"{row['compared']} ({row['knobs']})" if row["knobs"] else str(row["compared"])
 
@@ -104,13 +145,10 @@ def _with_references(panel: Panel, own: bool = False) -> Panel:
     """Ratios start from the best single GPU where the series has one, else from each framework's own base."""
     single = panel.rows[0]["best_single_sample_time_s"]
     if single and not own:
-        rows = [row | {"reference_s": single, "reference_gpus": 1} for row in panel.rows]
+        rows = [row | {"reference_s": single, "reference_gpus": 1, "reference": ""} for row in panel.rows]
         base = _base(panel.device, panel.rows[0]["best_single_framework"], 1, single)
         return replace(panel, rows=rows, base=base)
-    rows = [
-        row | {"reference_s": row["own_base_sample_time_s"], "reference_gpus": row["own_base_gpus"]}
-        for row in panel.rows
-    ]
+    rows = [row | _own_reference(row) for row in panel.rows]
     bases = {
         (row["own_base_framework"], row["own_base_gpus"], row["own_base_sample_time_s"])
         for row in rows
@@ -118,6 +156,11 @@ def _with_references(panel: Panel, own: bool = False) -> Panel:
     }
     several = "base: each framework's own fewest GPUs" if bases else ""
     return replace(panel, rows=rows, base=_base(panel.device, *bases.pop()) if len(bases) == 1 else several)
+
+
+def _own_reference(row: Row) -> Row:
+    seconds, gpus = row["own_base_sample_time_s"], row["own_base_gpus"]
+    return {"reference_s": seconds, "reference_gpus": gpus, "reference": "_vs_own_base"}
 
 
 def _base(device: str | None, framework: str, gpus: int, seconds: float) -> str:

@@ -1,19 +1,17 @@
-"""What all figures share: typography, colours for colour-blind readers, a grid of panels, axes."""
+"""What all figures share: typography, a grid of panels of one size, legends, axes."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from math import log2
 from typing import Any, cast
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 from matplotlib.transforms import Transform, offset_copy
 
 from ddlbench.report.texts import shortened
@@ -35,41 +33,130 @@ STYLE = {
     "ytick.color": "#444444",
     "legend.frameon": False,
     "lines.linewidth": 1.6,
-    "lines.markersize": 6,
+    "lines.markersize": 6.5,
+    "lines.markeredgewidth": 0.7,
     "savefig.dpi": 160,
     "text.parse_math": False,  # names are no formulas: $ is a letter
     "svg.hashsalt": "ddlbench",  # the same bytes for the same records
+    "pdf.fonttype": 42,  # TrueType: publishers refuse Type 3 fonts
 }
-# Okabe and Ito's palette, without yellow, which white paper swallows.
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
-DASHES: tuple[Any, ...] = ("-", (0, (4, 1.6)), (0, (1, 1.3)), (0, (7, 1.5, 1, 1.5)))
 IDEAL = {"color": "#8a8a8a", "linestyle": (0, (5, 3)), "linewidth": 1.2, "zorder": 1}
-PANEL_INCHES = (4.4, 3.3)
-LINEAR_UP_TO = 8  # GPU counts further apart than this stand on a log2 axis
-# What a figure has room for. PNG files end at 65,536 pixels.
-MOST_PANELS = 60
+LOG_FROM = 4  # GPU counts: so many stand on a log2 axis
+LINEAR_UP_TO = 8  # fewer ones too, where they are further apart than this
+COLUMNS = 2  # panels beside each other: readable on a page of paper
+# Inches of a panel's axes, and of what is around them.
+PANEL = (3.55, 2.5)
+LEFT, RIGHT, BELOW, HEAD, LINE = 1.0, 0.2, 0.56, 0.34, 0.167
+VALUE_NAME = (
+    -0.215
+)  # the place of a value axis's name, left of its numbers and of the statuses, as a share of the width
+LEGEND_LINE = 0.19
+LETTERS = 13  # of a legend, in one inch
+# What a figure has room for.
+SHARED_LABELS = 12  # more than these stand below their own panels
 MOST_LABELS = 100
 LONGEST_LABEL = 90
-LONGEST_LINE = 70
+LONGEST_LINE = 66
 LONGEST_TITLE = 44
 
 
 @dataclass(frozen=True)
-class Look:
-    """How a framework is drawn: one colour, and a first marker; its further curves use the next markers."""
+class Head:
+    """What stands above a panel: a bold line, and small lines below it."""
 
-    color: str
-    first_marker: int
-
-    def marker(self, number: int = 0) -> str:
-        return MARKERS[(self.first_marker + 4 * number) % len(MARKERS)]
+    title: str
+    lines: list[str]
 
 
-def looks_of(frameworks: Iterable[str]) -> dict[str, Look]:
-    """One colour and marker a framework, the same in all figures of a report."""
-    names = sorted(set(frameworks))
-    return {name: Look(PALETTE[n % len(PALETTE)], n) for n, name in enumerate(names)}
+@dataclass(frozen=True)
+class Grid:
+    """A figure of panels, all of one size, COLUMNS beside each other."""
+
+    figure: Figure
+    axes: list[Axes]
+    heads: list[Head]
+
+    def arrange(self) -> Figure:
+        """Place panels and legends when all is drawn; the figure becomes as high and wide as they need."""
+        drawn = [_handles(panel) for panel in self.axes]
+        shared = {text: handle for handles in drawn for text, handle in handles.items()}
+        own = len(shared) > SHARED_LABELS and len(drawn) > 1
+        columns = min(COLUMNS, len(self.axes))
+        step = LEFT + PANEL[0] + RIGHT
+        width = max(columns * step, 0 if own else (_longest(shared) + 6) / LETTERS)
+        below = [_legend_inches(handles, step) if own else 0.0 for handles in drawn]
+        rows = [range(start, min(start + columns, len(drawn))) for start in range(0, len(drawn), columns)]
+        tops = [HEAD + LINE * max(len(self.heads[n].lines) for n in row) for row in rows]
+        legends = [max(below[n] for n in row) for row in rows]
+        bottom = 0.0 if own else _legend_inches(shared, width)
+        height = sum(tops) + sum(legends) + len(rows) * (PANEL[1] + BELOW) + bottom
+        self.figure.set_size_inches(width, height)
+        y = height
+        for row, top, legend in zip(rows, tops, legends, strict=True):
+            y -= top + PANEL[1]
+            for column, number in enumerate(row):
+                x = column * step + LEFT
+                self.axes[number].set_position((x / width, y / height, PANEL[0] / width, PANEL[1] / height))
+                if own:
+                    _legend(self.figure, drawn[number], x - LEFT + 0.1, y - BELOW, step)
+            y -= BELOW + legend
+        if not own:
+            _legend(self.figure, shared, 0.1, y, width)
+        return self.figure
+
+
+def grid(heads: Sequence[Head]) -> Grid:
+    """A figure with one panel for each head."""
+    figure = Figure()
+    axes = [figure.add_axes((0.1, 0.1, 0.8, 0.8), label=str(number)) for number in range(len(heads))]
+    short = [Head(shortened(head.title, LONGEST_TITLE), _lines(head.lines)) for head in heads]
+    for panel, head in zip(axes, short, strict=True):
+        _title(panel, head)
+    return Grid(figure, axes, short)
+
+
+def _lines(lines: Iterable[str]) -> list[str]:
+    return [shortened(line, LONGEST_LINE) for line in lines if line]
+
+
+def _title(axes: Axes, head: Head) -> None:
+    axes.set_title(head.title, fontweight="bold", pad=8 + 12 * len(head.lines))
+    for number, line in enumerate(reversed(head.lines)):
+        axes.annotate(
+            line, (0, 1), (0, 6 + 12 * number), xycoords="axes fraction", textcoords="offset points",
+            fontsize=8, color="#555555",
+        )  # fmt: skip
+
+
+def _handles(axes: Axes) -> dict[str, Any]:
+    """What the panel's legend names; equal labels once."""
+    handles: dict[str, Any] = {}
+    for handle, text in zip(*axes.get_legend_handles_labels(), strict=True):
+        handles.setdefault(text, handle)
+    more = len(handles) - MOST_LABELS
+    return dict(list(handles.items())[:MOST_LABELS]) | ({f"and {more} more": Line2D([], [], ls="")} if more > 0 else {})
+
+
+def _longest(labels: Iterable[str]) -> int:
+    return max(map(len, labels), default=0)
+
+
+def _legend_columns(labels: dict[str, Any], width: float) -> int:
+    return max(1, min(int(width * LETTERS // (_longest(labels) + 6)), len(labels)))
+
+
+def _legend_inches(labels: dict[str, Any], width: float) -> float:
+    return LEGEND_LINE * -(-len(labels) // _legend_columns(labels, width)) + 0.12 if labels else 0.0
+
+
+def _legend(figure: Figure, labels: dict[str, Any], x: float, y: float, width: float) -> None:
+    """x, y: inches of the legend's upper left corner."""
+    if labels:
+        size = figure.get_size_inches()
+        figure.legend(
+            labels.values(), labels.keys(), loc="upper left", bbox_to_anchor=(x / size[0], y / size[1]),
+            ncols=_legend_columns(labels, width), borderaxespad=0.0, columnspacing=1.2, fontsize=8.5,
+        )  # fmt: skip
 
 
 def paler(color: str, strength: float) -> tuple[float, float, float]:
@@ -78,92 +165,71 @@ def paler(color: str, strength: float) -> tuple[float, float, float]:
     return 1 - (1 - red) * strength, 1 - (1 - green) * strength, 1 - (1 - blue) * strength
 
 
-def earlier(names: Iterable[str]) -> list[int]:
-    """For each name how many equal names came before: distinguishes curves of one framework."""
-    seen: dict[str, int] = {}
-    found: list[int] = []
-    for name in names:
-        found.append(seen.get(name, 0))
-        seen[name] = found[-1] + 1
-    return found
-
-
-def grid(wanted: int) -> tuple[Figure, list[Axes]]:
-    """A figure of so many panels, at most three in a row; if there are too many, it says how many are drawn."""
-    panels = min(wanted, MOST_PANELS)
-    columns = min(3, panels)
-    rows = -(-panels // columns)
-    width, height = PANEL_INCHES
-    figure = Figure(figsize=(max(width * columns, 5.4), height * rows + 0.2), layout="constrained")
-    axes = [figure.add_subplot(rows, columns, number + 1) for number in range(panels)]
-    if panels < wanted:
-        figure.suptitle(f"{panels} of {wanted} panels are drawn; the tables have all")
-    return figure, axes
-
-
 def label(text: str) -> str:
     """A text as an entry of a legend: of bounded length, and visible even where it begins with an underscore."""
     return shortened(f" {text}" if text.startswith("_") else text, LONGEST_LABEL)
 
 
-def legend(figure: Figure, axes: Sequence[Axes]) -> None:
-    """One legend below all panels; equal labels once."""
-    handles: dict[str, Any] = {}
-    for panel in axes:
-        for handle, text in zip(*panel.get_legend_handles_labels(), strict=True):
-            handles.setdefault(text, handle)
-    if handles:
-        handles = _first(handles)
-        room = figure.get_figwidth() * 13 // (max(len(text) for text in handles) + 8)  # about 13 letters an inch
-        columns = max(1, min(int(room), len(handles)))
-        lines = -(-len(handles) // columns)
-        figure.set_figheight(figure.get_figheight() + 0.21 * lines)
-        figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=columns)
+def log_counts(counts: Sequence[int], proportional: bool) -> bool:
+    """Whether GPU counts stand on a log2 axis. proportional: of a quantity that grows with them if scaling is ideal:
+    with few counts a straight line on linear axes shows that best."""
+    far = max(counts) / min(counts) > LINEAR_UP_TO
+    return len(set(counts)) >= LOG_FROM or (far and not proportional)
 
 
-def _first(handles: dict[str, Any]) -> dict[str, Any]:
-    more = len(handles) - MOST_LABELS
-    return dict(list(handles.items())[:MOST_LABELS]) | ({f"and {more} more": Line2D([], [], ls="")} if more > 0 else {})
-
-
-def title(axes: Axes, head: str, rest: Iterable[str]) -> None:
-    """A bold first line, and below it the small lines that are not empty."""
-    lines = [shortened(line, LONGEST_LINE) for line in rest if line]
-    axes.set_title(shortened(head, LONGEST_TITLE), fontweight="bold", pad=8 + 12 * len(lines))
-    for number, line in enumerate(reversed(lines)):
-        axes.annotate(
-            line, (0, 1), (0, 6 + 12 * number), xycoords="axes fraction", textcoords="offset points",
-            fontsize=8, color="#555555",
-        )  # fmt: skip
-
-
-def gpu_axis(axes: Axes, counts: Sequence[int], device: str | None, linear: bool) -> None:
-    """GPU counts at their positions, labelled by their numbers. Counts that are far apart are on a log2 axis only where
-    nothing is proportional to them: a straight line must mean a constant speedup a GPU."""
+def gpu_axis(axes: Axes, counts: Sequence[int], device: str | None, log: bool) -> None:
+    """GPU counts at their positions, labelled by their numbers."""
     low, high = min(counts), max(counts)
-    ticks = sorted(set(counts))
-    if not linear and high / low > LINEAR_UP_TO:
+    place: Callable[[float], float] = float
+    if log:
         axes.set_xscale("log", base=2)
         axes.set_xlim(low / 1.25, high * 1.25)
+        place = log2
     else:
         room = max(0.12 * (high - low), 0.4)
         axes.set_xlim(low - room, high + room)
-        ticks = [tick for n, tick in enumerate(ticks) if n == 0 or tick - ticks[n - 1] > 0.03 * (high - low)]
-    axes.xaxis.set_major_locator(FixedLocator(ticks))
+    axes.xaxis.set_major_locator(FixedLocator(_apart(sorted(set(counts)), place)))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
     axes.set_xlabel("ranks (CPU)" if device == "cpu" else "GPUs")
 
 
-def value_axis(axes: Axes, values: Sequence[float], name: str, percents: bool) -> None:
-    """From 0 to a little above the largest value; an axis without values says so."""
+def _apart(counts: list[int], place: Callable[[float], float]) -> list[int]:
+    """The counts whose labels do not overlap."""
+    room = 0.055 * (place(counts[-1]) - place(counts[0]))
+    kept: list[int] = []
+    for count in counts:
+        if not kept or place(count) - place(kept[-1]) > room:
+            kept.append(count)
+    return kept
+
+
+def value_name(axes: Axes, name: str) -> None:
+    """The name of the vertical axis, at the same place in all panels."""
     axes.set_ylabel(name)
-    if values:
-        axes.set_ylim(0, max(values) * 1.08 or 1)
-        axes.yaxis.set_major_formatter(FuncFormatter(percent if percents else plain))
-    else:
+    axes.yaxis.set_label_coords(VALUE_NAME, 0.5)
+
+
+def value_axis(axes: Axes, values: Sequence[float], name: str, percents: bool, log: bool, band: float = 0.0) -> None:
+    """Linear from 0, or logarithmic, to a little above the largest value; an axis without values says so.
+
+    band: the share of the axis above all values that stays free for other marks
+    """
+    value_name(axes, name)
+    if not values:
         axes.set_yticks([])
-        axes.text(0.5, 0.5, "nothing measured", transform=axes.transAxes, ha="center", va="center", color="#555555")
+        axes.text(0.5, 0.4, "nothing measured", transform=axes.transAxes, ha="center", va="center", color="#555555")
+        return
+    write, top = percent if percents else plain, max(values) * 1.08 or 1.0
+    if log:
+        low = min(values) / 1.15
+        axes.set_yscale("log")
+        axes.set_ylim(low, top * (top / low) ** (band / (1 - band)))
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if top / low < 1000 else (1,)))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    else:
+        axes.set_ylim(0, top / (1 - band))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: write(value) if value <= top or not band else ""))
 
 
 def beside(axes: Axes, number: int, of: int) -> Transform:
@@ -180,14 +246,3 @@ def plain(value: float, _: Any = None) -> str:
 def percent(value: float, _: Any = None) -> str:
     """A share's tick in percent."""
     return f"{100 * value:.4g}"
-
-
-def save(figures: dict[str, Figure], folder: Path) -> None:
-    """NAME.png and NAME.svg of every figure."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with mpl.rc_context(cast(Any, STYLE)), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # a name in another script: boxes, no crash
-        for name, figure in figures.items():
-            figure.savefig(folder / f"{name}.png", metadata={"Software": None})
-            figure.set_layout_engine("none")  # the layout found for the PNG holds; finding it is the costly part
-            figure.savefig(folder / f"{name}.svg", metadata={"Date": None})

@@ -1,0 +1,94 @@
+"""The first paragraph of a report: the fastest framework for each model and GPU count, and how certain that is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ddlbench.report.merge import Row, group_by
+from ddlbench.report.panels import curve_name, devices, duration, settings
+from ddlbench.report.stats import SMALLEST_N, Interval
+from ddlbench.report.texts import shortened
+
+PARAGRAPHS = 12
+PLACES = 12  # GPU counts and batches of one paragraph
+NAMED = 4  # frameworks that are not told apart
+LONGEST_NAME = 60
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """subject: the model and what else is common; sentences: one for each GPU count and batch."""
+
+    subject: str
+    sentences: list[str]
+
+
+def best(scaling: Sequence[Row]) -> tuple[list[Paragraph], int]:
+    """A paragraph for each group of comparable measurements, and the number of those without room.
+
+    scaling: rows of scaling.csv, models marked
+    """
+    told = settings(scaling)
+    rows = list({row["measurement"]: row for row in scaling}.values())  # strong and weak scaling: two rows, one fact
+    groups = list(group_by(rows, lambda row: (row["model"], row["comparison"])).values())
+    paragraphs = [Paragraph(_subject(own[0], told[own[0]["measurement"]]), _sentences(own)) for own in groups]
+    known = [paragraph for paragraph in paragraphs if paragraph.sentences]
+    return known[:PARAGRAPHS], max(0, len(known) - PARAGRAPHS)
+
+
+def _subject(row: Row, told: str) -> str:
+    return ", ".join(filter(None, [str(row["model"]), told]))
+
+
+def _sentences(rows: Sequence[Row]) -> list[str]:
+    places = group_by(rows, lambda row: (row["gpus"] or 0, row["global_batch"] or 0))
+    found = [_sentence(places[place], len(places) > 1) for place in sorted(places)]
+    known = [text for text in found if text]
+    more = len(known) - PLACES
+    return [*known[:PLACES], *([f"{more} more GPU counts and batches are in the table."] if more > 0 else [])]
+
+
+def _sentence(rows: Sequence[Row], several: bool) -> str:
+    """ "On 4 GPUs, 128 samples an update: ddp is the fastest, ..."; empty where nothing was measured."""
+    timed = sorted((row for row in rows if row["sample_time_s"]), key=lambda row: row["sample_time_s"])
+    if not timed:
+        return ""
+    first = rows[0]
+    batch = f", {first['global_batch']} samples an update" if first["global_batch"] and several else ""
+    where = f"On {devices(first['gpus'] or 0, first['device'])}{batch}"
+    fastest, *others = timed
+    rate = f"{1 / fastest['sample_time_s']:,.4g} samples/s"
+    if not others:
+        return f"{where}: {_name(fastest)} is the only one with a result, {rate} (n={fastest['runs_ok']})."
+    return f"{where}: {_verdict(fastest, others, rate)}."
+
+
+def _verdict(fastest: Row, others: Sequence[Row], rate: str) -> str:
+    second = others[0]
+    factor = f"{second['sample_time_s'] / fastest['sample_time_s']:.3g} times as fast as {_name(second)}"
+    lead = f"{_name(fastest)} has the shortest median, {rate}, {factor}"
+    own, counts = _interval(fastest), f"n={fastest['runs_ok']} and n={second['runs_ok']}"
+    if own is None or _interval(second) is None:
+        return f"{lead}, but with {counts} this is not certain: an interval needs {SMALLEST_N} repeats"
+    equal = [row for row in others if (interval := _interval(row)) is None or own.overlaps(interval)]
+    if equal:
+        names = ", ".join(map(_name, equal[:NAMED])) + (f" and {len(equal) - NAMED} more" if len(equal) > NAMED else "")
+        return f"{lead}; no difference is shown between {_name(fastest)} and {names} ({duration_range(fastest)})"
+    return f"{_name(fastest)} is the fastest, {rate}, {factor}; the 95 % intervals do not overlap ({counts})"
+
+
+def duration_range(row: Row) -> str:
+    """The interval of the median of a sample's time, in words."""
+    low, high = row["sample_time_low_s"], row["sample_time_high_s"]
+    return f"95 % interval {duration(low)} to {duration(high)} a sample"
+
+
+def _interval(row: Row) -> Interval | None:
+    low, high = row["sample_time_low_s"], row["sample_time_high_s"]
+    return None if low is None or high is None else Interval(low, high, 0.95)
+
+
+def _name(row: Row) -> str:
+    text = curve_name(row) + (f" [{row['layout']}]" if row["layout"] else "")
+    return shortened(text, LONGEST_NAME)

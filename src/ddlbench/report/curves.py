@@ -1,0 +1,86 @@
+"""One panel over GPU counts: curves with their repeats and intervals, ideal lines, failures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from matplotlib.axes import Axes
+
+from ddlbench.report import plotting
+from ddlbench.report.failures import band, mark_failures
+from ddlbench.report.looks import Look, Looks
+from ddlbench.report.merge import Row
+from ddlbench.report.panels import Panel, curve_name, curves
+from ddlbench.report.quantities import Quantity, Values
+
+DOTS = 12  # repeats of one measurement that are drawn one by one; of more ones the range is a thin line
+
+Point = tuple[int, Values]
+
+
+def draw(axes: Axes, panel: Panel, looks: Looks, quantity: Quantity) -> None:
+    """Draw a quantity of the panel's rows."""
+    log = plotting.log_counts(panel.gpus, quantity.proportional)
+    plotting.gpu_axis(axes, panel.gpus, panel.device, log)
+    drawn = curves(panel)
+    names = [curve_name(rows[0]) for rows in drawn]
+    own = looks.of([(str(rows[0]["framework"]), name) for rows, name in zip(drawn, names, strict=True)])
+    values = _ideal_lines(axes, panel, quantity.ideal) if quantity.ideal else []
+    for place, (rows, look, name) in enumerate(zip(drawn, own, names, strict=True)):
+        style = {"color": look.color, "transform": plotting.beside(axes, place, len(drawn))}
+        points = _points(rows, quantity)
+        _spread(axes, points, style)
+        _markers(axes, points, look, style, name)
+        values += [
+            value
+            for _, point in points
+            for value in (cast(float, point.merged), *point.repeats, *(point.interval or ()))
+        ]
+    log_values = log and quantity.proportional and all(value > 0 for value in values)
+    plotting.value_axis(axes, values, quantity.label, quantity.percent, log_values, band(panel))
+    mark_failures(axes, panel, dict(zip(names, own, strict=True)))
+
+
+def _points(rows: list[Row], quantity: Quantity) -> list[Point]:
+    """What is known, the slowest rows first."""
+    slowest_first = sorted(rows, key=lambda row: -(row["sample_time_s"] or 0.0))
+    return [(row["gpus"], found) for row in slowest_first if (found := quantity.values(row)).merged is not None]
+
+
+def _ideal_lines(axes: Axes, panel: Panel, ideal: Callable[[Row, float], float]) -> list[float]:
+    """From each base to the largest GPU count. Returns the values drawn."""
+    bases = {(row["reference_gpus"], row["reference_s"]): row for row in panel.rows if row["reference_s"]}
+    ends = [((start, max(panel.gpus)), row) for (start, _), row in bases.items()]
+    lines = [(counts, [ideal(row, count) for count in counts]) for counts, row in ends]
+    for counts, values in lines:
+        axes.plot(counts, values, label="ideal", **cast(Any, plotting.IDEAL))
+    return [value for _, values in lines for value in values]
+
+
+def _spread(axes: Axes, points: Sequence[Point], style: dict[str, Any]) -> None:
+    """Repeats as dots, or as a thin line over their range where they are many; intervals as bars."""
+    few = [(gpus, value) for gpus, values in points if len(values.repeats) <= DOTS for value in values.repeats]
+    if few:
+        xs, ys = zip(*few, strict=True)
+        axes.plot(xs, ys, ".", alpha=0.35, markersize=5, zorder=2, **style)
+    many = [(gpus, (min(v.repeats), max(v.repeats))) for gpus, v in points if len(v.repeats) > DOTS]
+    intervals = [(gpus, values.interval) for gpus, values in points if values.interval]
+    _bars(axes, many, style, linewidth=1.0, alpha=0.45)
+    _bars(axes, intervals, style, linewidth=3.5, alpha=0.45)
+
+
+def _bars(axes: Axes, ends: Sequence[tuple[int, tuple[float, float]]], style: dict[str, Any], **line: float) -> None:
+    for gpus, pair in ends:
+        axes.plot([gpus, gpus], pair, zorder=2, **style, **cast(Any, line))
+
+
+def _markers(axes: Axes, points: Sequence[Point], look: Look, style: dict[str, Any], name: str) -> None:
+    """All rows as markers; the line joins the fastest of each GPU count."""
+    _line(axes, points, style | look.shape | {"linestyle": ""})
+    _line(axes, sorted(dict(points).items()), style | look.shape | {"label": plotting.label(name)})
+
+
+def _line(axes: Axes, points: Sequence[Point], style: dict[str, Any]) -> None:
+    merged = [cast(float, values.merged) for _, values in points]
+    axes.plot([gpus for gpus, _ in points], merged, zorder=3, **style)

@@ -1,0 +1,99 @@
+"""What is drawn over GPU counts: the value of a row of scaling.csv, its repeats, its interval and its ideal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ddlbench.report.merge import Row
+from ddlbench.report.panels import Panel
+
+GIB = 2**30
+MEMORY = {"cpu": "memory_host_peak_bytes", "cuda": "memory_allocated_peak_bytes"}
+
+
+@dataclass(frozen=True)
+class Values:
+    """What is drawn of one row: the merged value, the interval around it if there is one, every repeat."""
+
+    merged: float | None
+    repeats: list[float] = field(default_factory=list[float])
+    interval: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """Something drawn over GPU counts. `ideal`: its value at a GPU count if scaling from the row's reference were
+    perfect; None where there is no ideal."""
+
+    label: str
+    values: Callable[[Row], Values]
+    ideal: Callable[[Row, float], float] | None = None
+    percent: bool = False
+    proportional: bool = False  # to the GPU count, if scaling is ideal
+
+
+def _of_seconds(value: Callable[[Row, float], float], ratio: str = "") -> Callable[[Row], Values]:
+    """Values computed from a row's seconds a sample and its repeats'.
+
+    ratio: the column of scaling.csv with the same value, whose interval also counts that of the base; "": the interval
+           is that of the seconds
+    """
+
+    def values(row: Row) -> Values:
+        seconds, low, high = (row[f"sample_time_{end}s"] for end in ("", "low_", "high_"))
+        if not seconds or not row["reference_s"]:
+            return Values(None)
+        rates = (run["throughput_samples_per_s"] for run in row["repeats"])
+        if ratio:
+            name = f"{ratio}{row['reference']}"
+            ends = (row[f"{name}_low"], row[f"{name}_high"]) if row[f"{name}_low"] else None
+        else:
+            ends = (value(row, high), value(row, low)) if low else None  # shorter times are larger values
+        return Values(value(row, seconds), [value(row, 1 / rate) for rate in rates if rate], ends)
+
+    return values
+
+
+def of_column(column: str, unit: float = 1.0, interval: tuple[str, str] | None = None) -> Callable[[Row], Values]:
+    """Values of a column that runs.csv and scaling.csv have alike. interval: the columns of its ends."""
+
+    def values(row: Row) -> Values:
+        repeats = [run[column] / unit for run in row["repeats"] if run.get(column) is not None]
+        ends = [row[name] for name in interval or ()]
+        known = (ends[0] / unit, ends[1] / unit) if ends and None not in ends else None
+        return Values(row[column] / unit if row.get(column) is not None else None, repeats, known)
+
+    return values
+
+
+THROUGHPUT = Quantity(
+    "throughput (samples/s)",
+    _of_seconds(lambda row, seconds: 1 / seconds),
+    lambda row, gpus: gpus / (row["reference_gpus"] * row["reference_s"]),
+    proportional=True,
+)
+SPEEDUP = Quantity(
+    "speedup",
+    _of_seconds(lambda row, seconds: row["reference_s"] / seconds, "speedup"),
+    lambda row, gpus: gpus / row["reference_gpus"],
+    proportional=True,
+)
+EFFICIENCY = Quantity(
+    "efficiency (% of ideal speedup)",
+    _of_seconds(
+        lambda row, seconds: row["reference_s"] * row["reference_gpus"] / (seconds * row["gpus"]), "efficiency"
+    ),
+    lambda row, gpus: 1.0,
+    percent=True,
+)
+EPOCH_TIME = Quantity(
+    "time of an epoch (s)", of_column("epoch_time_s", interval=("epoch_time_low_s", "epoch_time_high_s"))
+)
+
+
+def memory(panel: Panel) -> Quantity:
+    """The allocator's peak on a GPU, the process's own on a CPU; the fullest rank, the largest of the repeats."""
+    column = MEMORY.get(panel.device or "", MEMORY["cpu"])
+    name = "host" if column == MEMORY["cpu"] else "allocated"
+    return Quantity(f"peak {name} memory (GiB)", of_column(column, GIB))

@@ -1,0 +1,30 @@
+"""Figures as files: PNG for the screen, SVG and PDF for documents."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from ddlbench.report.plotting import STYLE
+
+# What each kind of file says of its making, without the time: the same records give the same bytes.
+METADATA: dict[str, dict[str, Any]] = {
+    "png": {"Software": None},
+    "svg": {"Date": None},
+    "pdf": {"CreationDate": None, "Producer": None},
+}
+
+
+def save(figures: Mapping[str, Figure], folder: Path) -> None:
+    """NAME.png, NAME.svg and NAME.pdf of every figure."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with mpl.rc_context(cast(Any, STYLE)), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # a name in another script: boxes, no crash
+        for name, figure in figures.items():
+            for kind, metadata in METADATA.items():
+                figure.savefig(folder / f"{name}.{kind}", metadata=metadata)
