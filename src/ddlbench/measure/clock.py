@@ -19,7 +19,8 @@ from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 import torch
-from torch.profiler import record_function
+
+from ddlbench.measure.spans import DATA, span
 
 Item = TypeVar("Item")
 Mark: TypeAlias = torch.cuda.Event | float
@@ -65,7 +66,7 @@ class EpochClock:
         while True:
             begin = mark(self.device)
             try:
-                with record_function("ddlbench/data"):
+                with span(DATA):
                     batch = next(source)
             except StopIteration:
                 return
