@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from ddlbench.record.schema import SCALING
+from ddlbench.report.breakdown import merged_windows
 from ddlbench.report.labels import knobs, layout, variants
 from ddlbench.report.merge import AttemptRow, Row, comparison_id, curve_id, group_by
 from ddlbench.report.ratios import Timed, against
@@ -134,6 +135,7 @@ def _row(point: Point, kind: str, mates: list[Point]) -> Row:
         **_texts(point, kind),
         **_seconds(point),
         **_rates(point),
+        **merged_windows([run.row for run in point.ok]),
         **against(point.timed, single and single.timed, "best_single"),
         **against(point.timed, base and base.timed, "own_base", "_vs_own_base"),
     }

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.profiler import record_function
 
 from ddlbench.frameworks.pipeline.clock import BusyClock
 from ddlbench.frameworks.pipeline.groups import Groups
@@ -20,6 +19,7 @@ from ddlbench.frameworks.pipeline.stages import Stage
 from ddlbench.frameworks.pipeline.updates import Minibatch, Updates
 from ddlbench.frameworks.shared.step import autocast, micro_batches
 from ddlbench.job import Batch, Job
+from ddlbench.measure.spans import BACKWARD, FORWARD, span
 
 
 @dataclass(eq=False)
@@ -99,7 +99,7 @@ class Flight:
         return value
 
     def _loss(self, output: Tensor, targets: Tensor) -> Tensor:
-        with autocast(self.job):
+        with span(FORWARD), autocast(self.job):
             return self.job.loss(output, targets) / self.count
 
     def _backward(self, upstream: Tensor | None) -> None:
@@ -107,7 +107,7 @@ class Flight:
         oldest = self.micros.popleft()
         minibatch = oldest.minibatch
         self.updates.use(minibatch.weights)  # checkpointed blocks run again
-        with record_function("ddlbench/backward"):
+        with span(BACKWARD):
             self.backward(oldest.output, upstream)
         self.returning = oldest.value.grad
         minibatch.backwards += 1

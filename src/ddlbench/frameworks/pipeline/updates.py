@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
-from torch.profiler import record_function
 
 from ddlbench.frameworks.pipeline.groups import Groups
 from ddlbench.frameworks.pipeline.versions import Version, Weights
@@ -18,6 +17,7 @@ from ddlbench.frameworks.shared.gradients import gradient
 from ddlbench.frameworks.shared.groups import subgroup
 from ddlbench.frameworks.shared.step import Update
 from ddlbench.job import Job
+from ddlbench.measure.spans import COMMUNICATE, span
 
 
 @dataclass(eq=False)
@@ -62,7 +62,7 @@ class Updates:
 
     def take(self, minibatch: Minibatch, in_flight: bool) -> None:
         """The gradient of this minibatch is complete on this stage. in_flight: as in `admit`."""
-        with record_function("ddlbench/communicate"):  # averages over copies of the stage
+        with span(COMMUNICATE):  # averages over copies of the stage
             self.groups.reduce([gradient(weight) for weight in minibatch.weights.values()], ())
         if self.wait:
             self.due.append(minibatch)
@@ -78,7 +78,7 @@ class Updates:
         """
         for minibatch in self.due:
             if minibatch.sums is None and minibatch.index < before:
-                with record_function("ddlbench/communicate"):
+                with span(COMMUNICATE):
                     shares = [gradient(minibatch.weights[name]) for name in self.shared]
                     minibatch.sums = [
                         dist.all_reduce(share, group=self.embedding_group, async_op=True) for share in shares
