@@ -63,21 +63,23 @@ class FakeCuda:
         self.device_s = max(self.host_s, self.device_s) + seconds
 
 
-class FakeMemory:
-    """The memory functions of torch.cuda, each with a figure of its own."""
-
-    peak = {"max_memory_allocated": 300, "max_memory_reserved": 500}
-    now = {"memory_allocated": 200, "memory_reserved": 400, "device_memory_used": 900}
-    stats = {
+MEMORY: dict[str, Any] = {
+    "max_memory_allocated": 300, "max_memory_reserved": 500, "memory_allocated": 200, "memory_reserved": 400,
+    "device_memory_used": 900, "reset_peak_memory_stats": None,
+    "memory_stats": {
         "num_alloc_retries": 3, "num_ooms": 1, "allocation.all.peak": 70, "allocated_bytes.all.peak": 300,
         "reserved_bytes.all.peak": 500, "allocated_bytes.all.current": 200, "reserved_bytes.all.current": 400,
-    }  # fmt: skip
+    },
+}  # fmt: skip
+
+
+class FakeMemory:
+    """The memory functions of torch.cuda, each with a figure of its own, and a record of every call."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.calls: list[str] = []
-        for name, value in {**self.peak, **self.now, "memory_stats": self.stats}.items():
+        for name, value in MEMORY.items():
             patch.setattr(torch.cuda, name, self._returns(name, value), raising=False)
-        patch.setattr(torch.cuda, "reset_peak_memory_stats", self._returns("reset_peak_memory_stats", None))
 
     def _returns(self, name: str, value: Any) -> Any:
         def call(device: Any) -> Any:
