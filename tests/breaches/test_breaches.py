@@ -63,6 +63,13 @@ def test_names_are_unique_and_ten_are_quick() -> None:
     assert len(QUICK) == 10
 
 
+def test_the_methodology_names_each_under_its_rule() -> None:
+    page = (ROOT / "docs" / "methodology.md").read_text(encoding="utf-8")
+    caught = " ".join(re.findall(r"\*\*Caught\*\*(.*?)\.\n\n", page, re.DOTALL))
+    named = [" ".join(name.split()) for name in re.findall(r"\*([^*]+)\*", caught)]
+    assert sorted(named) == sorted(breach.name for breach in BREACHES)
+
+
 @pytest.fixture(scope="module")
 def output(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Of one process that plants the quick breaches and the wrong ones."""
