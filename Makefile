@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup horovod run test test-all lint format bench bench-loaders docs docs-site
+.PHONY: help setup horovod run test test-all test-breaches lint format bench bench-loaders docs docs-site
 
 # What needs root (Slurm, Open MPI from Debian) the tests install themselves, or they say why they skip.
 # Two files at a time: most tests keep one core busy.
@@ -23,6 +23,9 @@ test: setup horovod ## the test suite (about six minutes on two cores)
 
 test-all: setup horovod ## the test suite with its slow tests (about 25 minutes)
 	$(PYTEST)
+
+test-breaches: setup ## plant every wrong way to measure of tests/breaches: each must be noticed (about two minutes)
+	.venv/bin/python -m tests.breaches
 
 lint: setup ## ruff, pyright, shellcheck
 	.venv/bin/ruff check .

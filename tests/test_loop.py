@@ -79,6 +79,15 @@ def run_of(epochs: int, steps: int) -> tuple[Run, Rows]:
     return run, rows
 
 
+def test_memory_peaks_start_anew_before_the_first_step_of_every_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    (run, _), trainer, calls = run_of(epochs=2, steps=2), Weight(), list[str]()
+    monkeypatch.setattr(ddlbench.loop, "reset_peaks", lambda device: calls.append("reset"))
+    step = trainer.step
+    monkeypatch.setattr(trainer, "step", lambda batch: calls.append("step") or step(batch))
+    train(run, cast(Framework, trainer), Rates(lambda step: 0.1))
+    assert calls == ["reset", "step", "step"] * 2
+
+
 @pytest.mark.parametrize("first", [0, 30])
 def test_steps_are_counted_over_epochs_from_where_the_run_begins(first: int) -> None:
     (run, rows), trainer, rates = run_of(epochs=2, steps=3), Weight(), Rates(lambda step: step / 10, first)

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 import pytest
 import torch
 
 from ddlbench.measure import clock as clock_module
-from ddlbench.measure.clock import EpochClock
+from ddlbench.measure.clock import EpochClock, EpochTimes
+from ddlbench.ranks import control
+from tests.support.fake_cuda import DEVICE, FakeCuda
+from tests.support.simulated import World
 
 CPU = torch.device("cpu")
 
@@ -61,6 +65,76 @@ def test_waits_are_timed_by_the_clock_of_the_steps(monkeypatch: pytest.MonkeyPat
     times = clock.stop()
     assert times.wait_s == [0.25, 0.5]
     assert times.step_s == [1.0, 2.0]
+
+
+def test_an_epoch_begins_when_the_last_rank_has_come_and_the_closing_wait_is_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rank 1 comes 10 s later and takes 8 s for two steps, rank 0 takes 5 s; nothing else moves a clock."""
+    world = World(2)
+    world.install(monkeypatch)
+
+    def epoch(rank: int) -> EpochTimes:
+        world.spend(10.0 * rank)
+        clock = EpochClock(CPU, control.barrier)
+        for step in clock.steps(range(2)):
+            world.spend(4.0 if rank else 2.0 + step)
+        return clock.stop()
+
+    assert world.run(epoch) == [
+        EpochTimes(5.0, 5.0, 3.0, 0, [2.0, 3.0], [0.0, 0.0]),
+        EpochTimes(8.0, 8.0, 0.0, 0, [4.0, 4.0], [0.0, 0.0]),
+    ]
+
+
+def test_all_ranks_start_the_measured_steps_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The warm-up step takes 1 s on rank 0 and 9 s on rank 1; the measured one 2 s on both."""
+    world = World(2)
+    world.install(monkeypatch)
+
+    def epoch(rank: int) -> EpochTimes:
+        clock = EpochClock(CPU, control.barrier, warmup_steps=1)
+        for step in clock.steps(range(2)):
+            world.spend(2.0 if step else 1.0 + 8.0 * rank)
+        return clock.stop()
+
+    assert world.run(epoch) == [
+        EpochTimes(11.0, 2.0, 0.0, 1, [1.0, 2.0], [0.0, 0.0]),
+        EpochTimes(11.0, 2.0, 0.0, 1, [9.0, 2.0], [0.0, 0.0]),
+    ]
+
+
+def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], EpochTimes]:
+    """Two steps, the first a warm-up: 0.25 s of copying the batch, 2 s of computing; the host runs ahead."""
+    cuda = FakeCuda(monkeypatch)
+
+    def batches() -> Iterator[int]:
+        for step in range(2):
+            cuda.launch(0.25, "batch")
+            yield step
+
+    clock = EpochClock(DEVICE, cuda.barrier, warmup_steps=1)
+    for _ in clock.steps(batches()):
+        cuda.launch(2.0, "step")
+    times = clock.stop()
+    return cuda.calls, times
+
+
+def test_on_a_gpu_the_host_waits_at_both_ends_and_after_the_warmup_and_at_no_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls, _ = on_a_gpu(monkeypatch)
+    together = ["synchronize", "now", "barrier", "now"]
+    step = ["record", "batch", "record", "step", "record"]
+    asking = ["record"]  # for a third batch, that is not there
+    reading = ["elapsed"] * 4
+    assert calls == [*together, *step, *together, *step, *asking, "synchronize", "now", "barrier", "now", *reading]
+
+
+def test_on_a_gpu_times_are_those_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each barrier takes 0.5 s: the second lies between the two steps, the third after the epoch."""
+    _, times = on_a_gpu(monkeypatch)
+    assert times == EpochTimes(5.0, 2.25, 0.5, 1, [2.25, 2.25], [0.25, 0.25])
 
 
 @pytest.mark.gpu

@@ -54,6 +54,12 @@ def test_one_epoch_measures_the_steps_after_the_warmup() -> None:
     assert summary["memory_host_peak_bytes"] == 1000
 
 
+def test_step_times_are_those_after_the_warmup() -> None:
+    """Of 5, 9, 1, 2 and 4 s the first two are a warm-up."""
+    summary = summarise([epoch_row(0, 1, [5.0, 9.0, 1.0, 2.0, 4.0], warmup=2)], world_size=1, tokens_per_sample=None)
+    assert (summary["step_time_median_s"], summary["step_time_p95_s"]) == (2.0, 4.0)
+
+
 def test_a_run_without_epochs_claims_nothing() -> None:
     assert summarise([], world_size=1, tokens_per_sample=None) == {"epochs_done": 0}
 

@@ -12,13 +12,15 @@ import torch
 from torchvision.transforms import v2
 
 from ddlbench.data.feed import Fetched
-from ddlbench.data.images.split import MEAN, STD, normalize, normalized
+from ddlbench.data.images.split import normalize, normalized
 from ddlbench.data.loaders import to_device
 from ddlbench.data.loaders.to_device import ToDevice
 from ddlbench.job import Batch
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
-TO_FLOAT = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])
+# Mean and spread of ImageNet's training images, as torchvision's published models expect them.
+IMAGENET = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+TO_FLOAT = v2.Compose([v2.ToDtype(torch.float32, scale=True), v2.Normalize(*IMAGENET)])
 
 
 def images(number: int, samples: int = 3, valid: int = 3) -> Batch:

@@ -1,0 +1,91 @@
+"""Peaks of one rank: of this process as the kernel has them, of a GPU by a fake of torch.cuda's counters."""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+
+from ddlbench.measure import memory
+from ddlbench.measure.memory import PEAKS, peaks, reset_peaks
+from tests.support.fake_cuda import DEVICE, FakeMemory
+
+CPU = torch.device("cpu")
+BLOCK = 192 * 2**20  # bytes; far more than what else changes meanwhile
+
+
+def host_peak() -> int:
+    peak = peaks(CPU)["memory_host_peak_bytes"]
+    assert peak is not None
+    return peak
+
+
+def kernel(field: str) -> int:
+    """Bytes, as /proc/self/status has them in KiB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 2**10 for line in lines if line.startswith(field))
+
+
+def use(size: int) -> None:
+    """Touch every page of so many bytes, and give them back to the kernel."""
+    with mmap.mmap(-1, size) as block:
+        for page in range(0, size, mmap.PAGESIZE):
+            block[page] = 1
+
+
+def test_the_hosts_peak_stays_after_the_memory_is_given_back() -> None:
+    reset_peaks(CPU)
+    before = host_peak()
+    use(BLOCK)
+    assert host_peak() > before + 0.9 * BLOCK
+
+
+def test_a_reset_starts_from_what_is_resident_now() -> None:
+    use(BLOCK)
+    before = host_peak()
+    reset_peaks(CPU)
+    gc.collect()
+    assert host_peak() < before - 0.5 * BLOCK
+    assert host_peak() >= kernel("VmRSS:") - 0.1 * BLOCK
+
+
+def test_the_kernels_kib_are_1024_bytes() -> None:
+    low = kernel("VmHWM:")
+    peak = host_peak()
+    assert low <= peak <= kernel("VmHWM:")
+
+
+def test_without_proc_the_peak_since_the_start_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    low = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 2**10
+    monkeypatch.setattr(memory, "Path", lambda name: tmp_path / str(name).lstrip("/"))
+    peak = host_peak()
+    assert low <= peak <= resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 2**10
+    reset_peaks(CPU)  # cannot, and does not fail
+
+
+def test_a_cpu_reports_no_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = peaks(CPU)
+    assert tuple(found) == PEAKS
+    assert [name for name, value in found.items() if value is not None] == ["memory_host_peak_bytes"]
+
+
+def test_a_gpus_peaks_are_the_allocators_own_in_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    FakeMemory(monkeypatch)
+    monkeypatch.setattr(memory, "_host_peak", lambda: 1100)
+    assert peaks(DEVICE) == {
+        "memory_allocated_peak_bytes": 300,
+        "memory_reserved_peak_bytes": 500,
+        "memory_device_peak_bytes": 900,
+        "memory_host_peak_bytes": 1100,
+        "allocator_retries": 3,
+    }
+
+
+def test_a_reset_on_a_gpu_resets_the_allocators_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeMemory(monkeypatch)
+    reset_peaks(DEVICE)
+    assert fake.calls == ["reset_peak_memory_stats"]

@@ -1,0 +1,114 @@
+"""One row from the epochs of several ranks: hand-made ones that differ in every figure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ddlbench.measure.clock import EpochTimes
+from ddlbench.measure.memory import PEAKS
+from ddlbench.measure.rows import EpochRow, RankEpoch, gather_epoch
+from tests.support.simulated import World
+
+# Two replicas of two ranks; the middle of the times is neither their mean nor a rank's own. Rank 3 is the slowest, rank
+# 1 waits longest for data, rank 0 longest for the others, rank 2 holds most memory.
+STEPS = ([1.0, 1.0, 2.0], [3.0, 1.5, 1.5], [1.0, 4.0, 3.0], [2.0, 4.0, 10.0])
+WAITS = ([1.0, 0.5, 0.25], [2.0, 0.75, 0.75], [0.5, 0.5, 1.25], [0.0, 1.0, 2.5])
+EPOCH_S = (4.5, 6.5, 8.5, 16.5)
+MEASURED_S = (3.0, 3.0, 7.0, 14.0)
+STRAGGLER_S = (12.0, 10.0, 8.0, 0.0)
+ALLOCATED = (100, 300, 700, 200)
+RETRIES = (0, 3, 1, 0)
+LOSSES = ([1.0, 2.0, 3.0], [], [3.0, 4.0, 5.0], [])
+
+
+def memory(rank: int) -> dict[str, int | None]:
+    """The last figure is not known on rank 0."""
+    return {
+        "memory_allocated_peak_bytes": ALLOCATED[rank],
+        "memory_reserved_peak_bytes": 2 * ALLOCATED[rank],
+        "memory_device_peak_bytes": None,
+        "memory_host_peak_bytes": None if rank == 0 else 1000 - rank,
+        "allocator_retries": RETRIES[rank],
+    }
+
+
+def rank_epoch(rank: int) -> RankEpoch:
+    times = EpochTimes(EPOCH_S[rank], MEASURED_S[rank], STRAGGLER_S[rank], 1, STEPS[rank], WAITS[rank])
+    return RankEpoch(rank, rank // 2, times, LOSSES[rank], [0.5, 0.25, 0.125], memory(rank))
+
+
+def gathered(monkeypatch: pytest.MonkeyPatch, epochs: int = 1, **changed: list[float]) -> list[EpochRow]:
+    """The row as each rank has it; changed: losses of rank 2."""
+    world = World(4)
+    world.install(monkeypatch)
+
+    def row(rank: int) -> EpochRow:
+        own = rank_epoch(rank)
+        own = replace(own, **changed) if rank == 2 else own
+        return gather_epoch(0, epochs, own, global_batch=8, updates=3)
+
+    return world.run(row)
+
+
+def test_times_are_those_of_the_slowest_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = gathered(monkeypatch)[0]
+    assert row.epoch_time_s == 16.5
+    assert row.epoch_time_fastest_rank_s == 4.5
+    assert row.epoch_time_median_rank_s == 7.5  # of 6.5 and 8.5; the mean is 9
+    assert row.measured_time_s == 14.0
+    assert row.straggler_wait_s == 12.0
+    # Waits of the measured steps: 0.75 of 3, 1.5 of 3, 1.75 of 7, 3.5 of 14.
+    assert row.data_wait_share == 0.5
+
+
+def test_the_slowest_rank_of_each_step_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert gathered(monkeypatch)[0].slowest_s == [3.0, 4.0, 10.0]
+
+
+def test_every_step_of_every_rank_is_kept_on_rank_0_and_none_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, *others = gathered(monkeypatch)
+    assert [rank.rank for rank in first.ranks] == [0, 1, 2, 3]
+    assert [rank.times.step_s for rank in first.ranks] == list(STEPS)
+    assert [rank.times.wait_s for rank in first.ranks] == list(WAITS)
+    assert [row.ranks for row in others] == [[], [], []]
+
+
+def test_all_ranks_have_the_same_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, *others = (row.line() for row in gathered(monkeypatch))
+    assert others == [first] * 3
+
+
+def test_samples_count_once_however_many_ranks_share_a_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = gathered(monkeypatch)[0]
+    assert (row.steps, row.samples) == (3, 24)
+    assert (row.measured_steps, row.measured_samples) == (2, 16)
+
+
+def test_memory_is_that_of_the_fullest_rank_and_unknown_where_no_rank_knows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    row = gathered(monkeypatch)[0]
+    assert set(row.memory) == set(PEAKS)
+    assert row.memory == {
+        "memory_allocated_peak_bytes": 700,
+        "memory_reserved_peak_bytes": 1400,
+        "memory_device_peak_bytes": None,
+        "memory_host_peak_bytes": 999,
+        "allocator_retries": 3,
+    }
+
+
+def test_the_loss_is_the_mean_over_replicas_and_ranks_that_do_not_report_have_no_weight(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert gathered(monkeypatch)[0].train_loss == 3.0
+
+
+def test_the_first_loss_that_is_not_finite_on_any_rank_is_named_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = gathered(monkeypatch, losses=[1.0, float("nan"), 1.0])
+    assert [row.bad_step for row in rows] == [1] * 4
+
+
+def test_epoch_0_of_several_is_a_warmup(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert gathered(monkeypatch, epochs=2)[0].warmup
+    assert not gathered(monkeypatch, epochs=1)[0].warmup

@@ -1,0 +1,68 @@
+"""The harness's own collectives, over gloo, on three real ranks that come at different times."""
+
+from __future__ import annotations
+
+import time
+from functools import cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ddlbench.ranks.control import all_gather, barrier, gather_to_rank0, single_process, sum_over_ranks
+from tests.support.ranks import run_ranks
+
+RANKS = 3
+
+
+def seen_after_a_barrier(repeat: int) -> list[bool]:
+    """Whether each rank had come to a barrier when this rank left it. Another rank is the last one in each repeat."""
+    store = dist.distributed_c10d._get_default_store()
+    if dist.get_rank() == repeat % RANKS:
+        time.sleep(0.5)
+    store.set(f"came-{repeat}-{dist.get_rank()}", "")
+    barrier()
+    return [store.check([f"came-{repeat}-{rank}"]) for rank in range(RANKS)]
+
+
+def on_each_rank() -> dict[str, Any]:
+    rank = dist.get_rank()
+    values = torch.tensor([float(rank), 10.0])
+    return {
+        "alone": single_process(),
+        "came": [seen_after_a_barrier(repeat) for repeat in range(RANKS)],
+        "gathered": all_gather(("rank", rank)),
+        "to_rank_0": gather_to_rank0(rank),
+        "sum": sum_over_ranks(values).tolist(),
+        "own": values.tolist(),
+    }
+
+
+@cache
+def found() -> list[dict[str, Any]]:
+    return run_ranks(RANKS, on_each_rank)
+
+
+def test_no_rank_leaves_a_barrier_before_the_last_one_has_come() -> None:
+    for rank in found():
+        assert rank["came"] == [[True] * RANKS] * RANKS
+
+
+def test_values_are_by_rank() -> None:
+    for rank in found():
+        assert rank["gathered"] == [("rank", 0), ("rank", 1), ("rank", 2)]
+        assert not rank["alone"]
+    assert [rank["to_rank_0"] for rank in found()] == [[0, 1, 2], [], []]
+
+
+def test_a_sum_is_of_all_ranks_and_leaves_their_own_values() -> None:
+    for number, rank in enumerate(found()):
+        assert rank["sum"] == [3.0, 30.0]
+        assert rank["own"] == [number, 10.0]
+
+
+def test_a_single_process_waits_for_nobody() -> None:
+    barrier()
+    assert single_process()
+    assert all_gather(5) == gather_to_rank0(5) == [5]
+    assert sum_over_ranks(torch.tensor([2.0])).tolist() == [2.0]

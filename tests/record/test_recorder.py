@@ -1,0 +1,86 @@
+"""What rank 0 writes beside the epochs: the parts of the start, the hosts, the FLOPs that were reached."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from ddlbench.config.schema import Config
+from ddlbench.loop import Run
+from ddlbench.progress import Progress
+from ddlbench.record.record import Record
+from ddlbench.record.recorder import FileRecorder
+from ddlbench.record.run_json import model_section
+from ddlbench.report.read import read_all
+from ddlbench.report.tables import make_tables, records
+from tests.measure.test_summary import epoch_row
+from tests.support.simulated_run import job_of
+
+A100 = "NVIDIA A100-SXM4-80GB"  # 312 TFLOP/s in bf16, 19.5 in fp32 without TF32
+SAID: Any = SimpleNamespace(facts=dict[str, Any], ledger=lambda run, steps: {"samples": steps * 8})
+
+
+def recorded(results: Path, *words: str, world: int = 4, flops: float = 3e12, **spans: float) -> dict[str, Any]:
+    """The record of one epoch of 4 steps of 8 samples on `world` A100: 32 samples in 4 s."""
+    config, job = job_of(("+framework=ddp", "+model=resnet50", *words), world)
+    job = replace(job, device=torch.device("cuda", 0), world_size=world, global_batch=8)
+    content = {
+        "config": config.resolved,
+        "launch": {"world_size": world, "nodes": 2, "device_type": "cuda"},
+        "environment": {"gpu_model": A100, "torch": "2.14.1"},
+        "dataset": {"hash": "a" * 64},
+    }
+    record = Record.open(str(results), "run", content)
+    feed = SimpleNamespace(facts=dict[str, Any], steps_per_epoch=4)
+    model = {**model_section(config.model, None), "flops_per_sample": flops}
+    files = FileRecorder(record, cast(Config, config), model, SAID, Progress(False))
+    run = cast(Run, SimpleNamespace(job=job, feed=feed))
+    seconds = {"imports_s": 1.0, "connecting_s": 0.5, "data_preparation_s": 64.0, "setup_s": 2.0, **spans}
+    files.begin(run, seconds, ["node1", "node1", "node0", "node0"])
+    files.epoch(run, epoch_row(0, 1, [1.0] * 4))
+    assert record.finish("ok")
+    return json.loads((record.folder / "run.json").read_text())
+
+
+def test_start_up_is_imports_connecting_and_setup(tmp_path: Path) -> None:
+    """Making a data set, which the first run alone does, and staging are apart."""
+    content = recorded(tmp_path, staging_s=128.0)
+    assert content["summary"]["startup_s"] == 3.5
+    assert content["spans"]["data_preparation_s"] == 64.0
+    assert content["spans"]["staging_s"] == 128.0
+
+
+def test_each_host_of_any_rank_is_named_once(tmp_path: Path) -> None:
+    assert recorded(tmp_path)["launch"]["hosts"] == ["node0", "node1"]
+
+
+def test_model_flops_are_those_of_one_gpu(tmp_path: Path) -> None:
+    """8 samples/s, 2 on each of 4 GPUs, of 3 TFLOP: 6 TFLOP/s of 312."""
+    summary = recorded(tmp_path, "train.precision=bf16")["summary"]
+    assert summary["throughput_samples_per_s"] == 8.0
+    assert summary["throughput_samples_per_s_per_gpu"] == 2.0
+    assert summary["model_flops_per_s_per_gpu"] == 6e12
+    assert summary["mfu"] == 6e12 / 312e12
+
+
+def test_fp32_is_compared_with_the_peak_outside_the_tensor_cores(tmp_path: Path) -> None:
+    assert recorded(tmp_path, "train.precision=fp32")["summary"]["mfu"] == 6e12 / 19.5e12
+
+
+def test_tf32_has_no_peak_here_and_so_no_mfu(tmp_path: Path) -> None:
+    summary = recorded(tmp_path, "train.precision=fp32", "train.tf32=true")["summary"]
+    assert summary["mfu"] is None
+    assert summary["model_flops_per_s_per_gpu"] == 6e12
+
+
+def test_the_merged_row_has_the_runs_own_flops_and_share(tmp_path: Path) -> None:
+    recorded(tmp_path, "train.precision=bf16")
+    (row,) = records(make_tables(read_all([tmp_path])).scaling)
+    assert row["model_flops_per_s_per_gpu"] == pytest.approx(6e12, rel=1e-12)
+    assert row["mfu"] == pytest.approx(6e12 / 312e12, rel=1e-12)

@@ -1,0 +1,47 @@
+"""From the program's start to the first step: the spans, and what all ranks tell each other."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+import torch
+
+from ddlbench.config.schema import Config
+from ddlbench.ranks.launchers import Launch
+from ddlbench.run import start
+from ddlbench.run.start import Records, Spans
+from tests.support.simulated import World
+
+RUN = "run-of-four"
+
+
+def test_each_span_is_from_the_end_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter([3.0, 7.0, 7.5])
+    monkeypatch.setattr(start, "time", SimpleNamespace(perf_counter=lambda: next(now)))
+    spans = Spans(1.0)
+    for name in ("imports_s", "connecting_s", "setup_s"):
+        spans.end(name)
+    assert spans.seconds == {"imports_s": 2.0, "connecting_s": 4.0, "setup_s": 0.5}
+
+
+def agreed(monkeypatch: pytest.MonkeyPatch, runs: list[str]) -> list[Records]:
+    """Four ranks on two hosts, each with the name that it gives the run."""
+    world = World(len(runs))
+    world.install(monkeypatch)
+    host: Any = SimpleNamespace(gethostname=lambda: f"node{world.own.rank // 2}")
+    monkeypatch.setattr(start, "socket", host)
+
+    def agree(rank: int) -> Records:
+        records = Records(cast(Config, None), Launch("torchrun", rank, 4, rank, 4), torch.device("cpu"))
+        records.__dict__["run_id"] = runs[rank]
+        records.agree()
+        return records
+
+    return world.run(agree)
+
+
+def test_every_rank_learns_the_hosts_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for records in agreed(monkeypatch, [RUN] * 4):
+        assert records.hosts == ["node0", "node0", "node1", "node1"]
