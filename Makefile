@@ -38,7 +38,7 @@ format: setup ## let ruff format the code
 	.venv/bin/ruff format .
 
 bench: setup horovod ## what the harness costs, beside scripts that use each library alone
-	.venv/bin/python benchmarks/overhead.py
+	.venv/bin/python -m benchmarks.overhead
 
 bench-loaders: setup ## how fast data are read, beside scripts that use each library alone
 	.venv/bin/python -m benchmarks.loaders

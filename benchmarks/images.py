@@ -7,19 +7,17 @@ from __future__ import annotations
 
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from benchmarks.overhead import Side
 from benchmarks.pairs import tell, told
+from benchmarks.turns import Pairs, Program, take_turns
 from ddlbench.data.images.sample import SampleImages
 
 BATCH, SIZE, WORKERS = 32, 224, 2
 TURN_S = 2.0  # a batch takes a tenth of a second
 WARM = 12  # batches before the first turn
-Turn = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -39,42 +37,18 @@ COMPARISONS = {
 }
 
 
-class Reader(Side):
-    """A program that prints a time a batch."""
-
-    def times(self) -> list[float]:
-        lines = (self.folder / "out").read_text().split("\n")
-        return [float(line) for line in lines[:-1]]  # the last may still be in the making
-
-    def is_warm(self) -> bool | None:
-        return len(self.times()) >= WARM or None
-
-    def timed_turn(self, seconds: float) -> Turn:
-        began = time.monotonic()
-        self.turn(seconds)
-        return began, time.monotonic()
-
-
-def rate(times: list[float], turn: Turn, batch: int) -> float | None:
-    """Images a second from the first to the last batch of a turn; None where a slow spell left less than two."""
-    inside = [at for at in times if turn[0] <= at <= turn[1]]
-    return batch * (len(inside) - 1) / (inside[-1] - inside[0]) if len(inside) > 1 else None
-
-
-def rates(commands: list[list[str]], folder: Path, pairs: int, turn_s: float, batch: int) -> list[tuple[float, ...]]:
-    """(images a second of the first program, of the second), pair by pair."""
-    readers: list[Reader] = []
+def read_by_turns(commands: list[list[str]], folder: Path, pairs: int, turn_s: float) -> Pairs:
+    """Seconds a batch of the first program and of the second, pair by pair."""
+    readers: list[Program] = []
     try:
         for number, command in enumerate(commands):
-            readers.append(reader := Reader(folder / str(number), command))
-            reader.wait_for(reader.is_warm)
-        turns = [[reader.timed_turn(turn_s) for reader in readers] for _ in range(pairs)]
-        every = [reader.times() for reader in readers]
+            readers.append(reader := Program(folder / str(number), command))
+            reader.wait_until_warm(WARM)
+        first, second = readers
+        return take_turns((first, second), pairs, turn_s)
     finally:
         for reader in readers:
             reader.kill()
-    found = [[rate(times, turn, batch) for times, turn in zip(every, pair, strict=True)] for pair in turns]
-    return [tuple(speed) for speed in found if None not in speed]
 
 
 def command(side: tuple[str, ...], images: Path, *settings: int) -> list[str]:
@@ -87,7 +61,7 @@ def compare(name: str, pairs: int) -> None:
     images.prepare()
     commands = [command(side, images.layout().root, BATCH, SIZE, WORKERS) for side in (what.own, what.other)]
     with tempfile.TemporaryDirectory() as folder:
-        found = rates(commands, Path(folder), pairs, TURN_S, BATCH)
-    own, other = (median(side) for side in zip(*found, strict=True))
+        found = read_by_turns(commands, Path(folder), pairs, TURN_S)
+    own, other = (BATCH / median(seconds) for seconds in zip(*found.found, strict=True))
     speeds = f"{own:.0f} and {other:.0f} images/s"
-    tell(name, f"ratio {told([a / b for a, b in found])}, {speeds}; aim: {what.aim}")
+    tell(name, f"ratio {told(found.ratios())}, {found.remark()}, {speeds}; aim: {what.aim}")

@@ -20,6 +20,8 @@ POLL_S = 0.02
 
 def told(ratios: Sequence[float]) -> str:
     """Median with its distribution-free interval; the single ratios go to standard error."""
+    if not ratios:
+        return "unknown: no pair of turns is complete"
     print(" ".join(f"{ratio:.3f}" for ratio in ratios), file=sys.stderr)
     interval = median_interval(ratios)
     shown = f"{interval.low:.3f} .. {interval.high:.3f}, " if interval else ""

@@ -5,7 +5,7 @@ import os
 import torch
 import torch.distributed as dist
 
-from benchmarks.bare.work import build, leave, loss_of, make_optimizer, samples, timed
+from benchmarks.bare.work import build, chosen, loss_of, make_optimizer, samples, timed
 
 
 def main() -> None:
@@ -13,7 +13,9 @@ def main() -> None:
     optimizer = make_optimizer(model)
     inputs, targets = samples()
     if dist.is_initialized():
-        model = torch.nn.parallel.DistributedDataParallel(model, broadcast_buffers=False, gradient_as_bucket_view=True)
+        model = torch.nn.parallel.DistributedDataParallel(
+            model, broadcast_buffers=not chosen("buffers"), gradient_as_bucket_view=chosen("buckets")
+        )
 
     def step() -> None:
         loss_of(model(inputs), targets).backward()
@@ -27,4 +29,3 @@ if __name__ == "__main__":
     if "WORLD_SIZE" in os.environ:
         dist.init_process_group("gloo")
     main()
-    leave()

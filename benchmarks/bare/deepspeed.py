@@ -8,7 +8,7 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 import deepspeed
 import torch.distributed as dist
 
-from benchmarks.bare.work import batch, build, leave, loss_of, make_optimizer, samples, timed
+from benchmarks.bare.work import batch, build, loss_of, make_optimizer, samples, timed
 
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # for inference only, compiled at the first start
 config = {
@@ -40,4 +40,3 @@ def main() -> None:
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     main()
-    leave()

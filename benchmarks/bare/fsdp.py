@@ -6,7 +6,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-from benchmarks.bare.work import gpt2, leave, loss_of, make_optimizer, samples, timed
+from benchmarks.bare.work import gpt2, loss_of, make_optimizer, samples, timed
 
 
 def main() -> None:
@@ -29,4 +29,3 @@ def main() -> None:
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     main()
-    leave()

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
 
-from benchmarks.bare.work import batch, gpt2, leave, loss_of, make_optimizer, samples, size, timed
+from benchmarks.bare.work import batch, gpt2, loss_of, make_optimizer, samples, size, timed
 
 BLOCKS_IN_FRONT = 3
 MICRO_BATCHES = 8
@@ -59,4 +59,3 @@ def main() -> None:
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     main()
-    leave()

@@ -22,4 +22,3 @@ def main() -> None:
 if __name__ == "__main__":
     hvd.init()
     main()
-    hvd.shutdown()

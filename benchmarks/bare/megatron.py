@@ -9,9 +9,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers.activations import NewGELUActivation
 
-from benchmarks.bare.work import batch, leave, make_optimizer, samples, size, timed
+from benchmarks.bare.work import batch, make_optimizer, samples, size, timed
 
 WIDTH, HEADS, LAYERS, VOCAB, DROPOUT = 512, 8, 4, 8192, 0.1
 RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -59,7 +58,7 @@ class Block(nn.Module):
         self.ln_1, self.ln_2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.qkv, self.proj = nn.Linear(WIDTH, 3 * WIDTH // RANKS), Row(WIDTH // RANKS, WIDTH)
         self.fc, self.out = nn.Linear(WIDTH, 4 * WIDTH // RANKS), Row(4 * WIDTH // RANKS, WIDTH)
-        self.act, self.drop = NewGELUActivation(), nn.Dropout(DROPOUT)
+        self.act, self.drop = nn.GELU(approximate="tanh"), nn.Dropout(DROPOUT)
 
     def forward(self, x: Tensor) -> Tensor:
         qkv = self.qkv(Copied.apply(self.ln_1(x))).view(*x.shape[:2], 3, HEADS // RANKS, -1).transpose(1, 3)
@@ -111,4 +110,3 @@ def main() -> None:
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     main()
-    leave()

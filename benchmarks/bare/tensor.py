@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, loss_parallel, parallelize_module
-from transformers.activations import NewGELUActivation
 
-from benchmarks.bare.work import batch, leave, loss_of, make_optimizer, samples, size, timed
+from benchmarks.bare.work import batch, loss_of, make_optimizer, samples, size, timed
 
 WIDTH, HEADS, LAYERS, VOCAB, DROPOUT = 512, 8, 4, 8192, 0.1
 
@@ -26,7 +25,7 @@ class Block(nn.Module):
         self.ln_1, self.ln_2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
         self.qkv, self.proj = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
         self.fc, self.out = nn.Linear(WIDTH, 4 * WIDTH), nn.Linear(4 * WIDTH, WIDTH)
-        self.act, self.drop = NewGELUActivation(), nn.Dropout(DROPOUT)
+        self.act, self.drop = nn.GELU(approximate="tanh"), nn.Dropout(DROPOUT)
 
     def forward(self, x: Tensor) -> Tensor:
         own_heads = self.qkv(self.ln_1(x)).view(*x.shape[:2], -1, 3, WIDTH // HEADS).transpose(1, 2)
@@ -73,4 +72,3 @@ def main() -> None:
 if __name__ == "__main__":
     dist.init_process_group("gloo")
     main()
-    leave()

@@ -1,24 +1,39 @@
 """The work of one comparison: a model, one batch that stays, and the clock around a step.
 
-The command line of every script: resnet50|gpt2_small BATCH_PER_RANK STEPS IMAGE_SIZE|SEQ_LEN
+The command line of every script: resnet50|gpt2_small BATCH_PER_RANK IMAGE_SIZE|SEQ_LEN [SETTING=VALUE ...]
+By default every setting is as in ddlbench; its other value is the default of the library.
 """
 
-import gc
 import os
 import sys
 import time
 from collections.abc import Callable
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-name, batch, steps, size = sys.argv[1], *map(int, sys.argv[2:5])
+from ddlbench.measure.allocator import keep_freed_memory
+
+SETTINGS = {
+    "heap": ("kept", "freed"),  # whether the C library keeps freed memory (ADR 6)
+    "cache": ("off", "on"),  # GPT-2's cache of keys and values, which only generation of text needs
+    "activation": ("fused", "eager"),  # GPT-2's activation: one kernel, or one kernel for each operation of its formula
+    "buffers": ("local", "broadcast"),  # DDP: running statistics of BatchNorm sent from rank 0 before each step
+    "buckets": ("views", "copies"),  # DDP: gradients as views of the buckets that are reduced
+}
+LR = 1e-9
+name, batch, size = sys.argv[1], *map(int, sys.argv[2:4])
+settings = {key: values[0] for key, values in SETTINGS.items()} | dict(each.split("=") for each in sys.argv[4:])
 first = os.environ.get("RANK", os.environ.get("HOROVOD_RANK", "0")) == "0"
-torch.set_num_threads(1)
+torch.set_num_threads(1)  # ddlbench's train.threads_per_rank
 torch.manual_seed(0)
+
+
+def chosen(setting: str) -> bool:
+    """Whether the setting is as in ddlbench."""
+    return SETTINGS[setting].index(settings[setting]) == 0
 
 
 def resnet() -> nn.Module:
@@ -31,7 +46,8 @@ def gpt2() -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
     sizes = {"n_layer": 4, "n_embd": 512, "n_head": 8, "vocab_size": 8192, "n_positions": size}
-    return GPT2LMHeadModel(GPT2Config(**sizes, activation_function="gelu_pytorch_tanh"))
+    activation = "gelu_pytorch_tanh" if chosen("activation") else "gelu_new"
+    return GPT2LMHeadModel(GPT2Config(**sizes, activation_function=activation, use_cache=not chosen("cache")))
 
 
 def build() -> nn.Module:
@@ -45,9 +61,10 @@ def samples(count: int = batch) -> tuple[Tensor, Tensor]:
 
 
 def make_optimizer(model: nn.Module) -> Optimizer:
+    """Neither side learns its one batch by heart: gradients near zero become denormal numbers, which are slow."""
     if name == "resnet50":
-        return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
-    return torch.optim.AdamW(model.parameters(), lr=1e-5, weight_decay=0.1)
+        return torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9, weight_decay=1e-4)
+    return torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.1)
 
 
 def loss_of(output: Tensor, targets: Tensor) -> Tensor:
@@ -56,21 +73,10 @@ def loss_of(output: Tensor, targets: Tensor) -> Tensor:
 
 
 def timed(step: Callable[[], object]) -> None:
-    began, times = time.perf_counter(), []
-    for index in range(steps):
+    """Step after step, without end; rank 0 prints at what time each ended. The driver ends the program."""
+    if chosen("heap"):
+        assert keep_freed_memory(), "the heap is not kept: unset MALLOC_* and GLIBC_TUNABLES"
+    while True:
         step()
-        now = time.perf_counter()
-        times.append(now - began)
-        began = now
-        if index == 4 and first:  # warm: tell how long a step takes
-            print("ready", min(times), flush=True)
-    if first:
-        print("steps", *times)
-
-
-def leave() -> None:
-    """Once nobody holds the model any more: a live one can abort a rank at its exit."""
-    if dist.is_initialized():
-        dist.barrier()
-        gc.collect()
-        dist.destroy_process_group()
+        if first:
+            print(time.monotonic(), flush=True)

@@ -70,24 +70,19 @@ def test_every_reader_of_images_gives_the_same_kind_of_epochs(folder, epochs):
 
 
 def test_programs_take_turns(folder, tmp_path):
-    """Both go on after each stop, and what they printed falls into their own turns. A busy machine may lose a turn."""
+    """Both go on after each stop, and what they printed falls into their own turns. A busy machine may lose a pair."""
     native, torchvision = (
         images.command(side, folder, BATCH, SIZE, WORKERS) for side in (images.NATIVE, ("benchmarks.bare.imagefolder",))
     )
-    found = images.rates([native, torchvision], tmp_path, pairs=4, turn_s=1.0, batch=BATCH)
-    assert 2 <= len(found) <= 4
-    assert all(speed > 0 for pair in found for speed in pair)
+    pairs = images.read_by_turns([native, torchvision], tmp_path, pairs=4, turn_s=1.0)
+    assert len(pairs.found) + pairs.lost == 4
+    assert len(pairs.found) >= 2
+    assert all(seconds > 0 for pair in pairs.found for seconds in pair)
 
 
 def test_a_program_that_ends_is_told(tmp_path):
     with pytest.raises(SystemExit, match="did not begin its steps"):
-        images.rates([[sys.executable, "-c", "print(1.0)"]], tmp_path, pairs=1, turn_s=0.1, batch=1)
-
-
-def test_rate_counts_from_the_first_to_the_last_batch_of_a_turn():
-    times = [0.0, 1.0, 1.5, 2.0, 9.0]
-    assert images.rate(times, (0.9, 2.1), batch=4) == 4 * 2 / 1.0
-    assert images.rate(times, (1.9, 8.0), batch=4) is None
+        images.read_by_turns([[sys.executable, "-c", "print(1.0)"]], tmp_path, pairs=1, turn_s=0.1)
 
 
 def test_both_readers_of_text_give_the_same_kind_of_windows(tmp_path):

@@ -1,0 +1,126 @@
+"""Two programs that run by turns: one runs while the other is stopped (SIGSTOP), with all its processes.
+
+Both are started once and stay alive. The two turns of a pair follow each other at once, and every second pair has them
+in the other order, so a slow spell of the machine falls on both programs. A program prints time.monotonic() at the end
+of each step, by the clock that also times the turns: so a step is known to belong to the turn in which it ran. A pair
+in which one of the programs had no whole step is lost, and counted.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).parents[1]
+LIMIT_S = 600
+WARM = 6  # steps before the first turn
+STEP = re.compile(r"^(?:.*>:)?(\d+\.\d+)$", re.MULTILINE)  # horovodrun puts "[rank]<stdout>:" before a line
+Turn = tuple[float, float]  # its begin and its end
+Command = Sequence[str]
+
+
+class Program:
+    """A program with all its processes. It writes under `folder`."""
+
+    def __init__(self, folder: Path, command: Command, environment: dict[str, str] | None = None) -> None:
+        self.folder, self.command = folder, command
+        folder.mkdir()
+        with (folder / "out").open("w") as out, (folder / "err").open("w") as err:
+            self.process = subprocess.Popen(
+                command, stdout=out, stderr=err, start_new_session=True, cwd=ROOT, env=environment
+            )
+
+    def times(self) -> list[float]:
+        """The end of every step so far."""
+        complete = (self.folder / "out").read_text().rpartition("\n")[0]
+        return [float(time) for time in STEP.findall(complete)]
+
+    def wait_until(self, ready: Callable[[], bool]) -> None:
+        """Raises SystemExit if the program ends before; stopped from there on."""
+        until = time.monotonic() + LIMIT_S
+        while not ready():
+            if self.process.poll() is not None or time.monotonic() > until:
+                raise SystemExit(f"{' '.join(self.command)} did not begin its steps:\n{self.errors()}")
+            time.sleep(0.1)
+        self.signal(signal.SIGSTOP)
+
+    def wait_until_warm(self, steps: int = WARM) -> None:
+        self.wait_until(lambda: len(self.times()) >= steps)
+
+    def step_s(self) -> float:
+        """The shortest of its steps so far."""
+        times = self.times()
+        return min(after - before for before, after in pairwise(times))
+
+    def turn(self, seconds: float) -> Turn:
+        began = time.monotonic()
+        self.signal(signal.SIGCONT)
+        time.sleep(seconds)
+        if self.process.poll() is not None:
+            raise SystemExit(f"{' '.join(self.command)} ended before its last turn:\n{self.errors()}")
+        self.signal(signal.SIGSTOP)
+        return began, time.monotonic()
+
+    def signal(self, number: int) -> None:
+        family = psutil.Process(self.process.pid)
+        for process in [*family.children(recursive=True), family]:
+            process.send_signal(number)
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            self.signal(signal.SIGKILL)
+        self.process.wait(LIMIT_S)
+
+    def errors(self) -> str:
+        return (self.folder / "err").read_text()
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """found: seconds a step of the first program and of the second, pair by pair
+    lost: pairs in which one of them had no whole step"""
+
+    found: list[tuple[float, float]]
+    lost: int
+
+    def ratios(self) -> list[float]:
+        """Steps a second of the first program over those of the second."""
+        return [second / first for first, second in self.found]
+
+    def remark(self) -> str:
+        return f"{self.lost} of {len(self.found) + self.lost} pairs lost"
+
+
+def take_turns(programs: tuple[Program, Program], pairs: int, seconds: float) -> Pairs:
+    """Both programs are stopped before and after."""
+    first, second = programs
+    turns: list[tuple[Turn, Turn]] = []
+    for number in range(pairs):
+        if number % 2:
+            later = second.turn(seconds)
+            turns.append((first.turn(seconds), later))
+        else:
+            turns.append((first.turn(seconds), second.turn(seconds)))
+    return pair_by_time(first.times(), second.times(), turns)
+
+
+def pair_by_time(first: list[float], second: list[float], turns: Sequence[tuple[Turn, Turn]]) -> Pairs:
+    """first, second: the ends of the steps of two programs; turns: theirs, pair by pair."""
+    every = [(seconds_a_step(first, own), seconds_a_step(second, other)) for own, other in turns]
+    found = [(own, other) for own, other in every if own is not None and other is not None]
+    return Pairs(found, len(every) - len(found))
+
+
+def seconds_a_step(ends: Sequence[float], turn: Turn) -> float | None:
+    """Mean from the first end of a step within the turn to the last one: so the step that a stop interrupted does not
+    count. None without a whole step."""
+    inside = [at for at in ends if turn[0] <= at <= turn[1]]
+    return (inside[-1] - inside[0]) / (len(inside) - 1) if len(inside) > 1 else None

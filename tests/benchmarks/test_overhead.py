@@ -1,0 +1,112 @@
+"""benchmarks/overhead.py: both sides do the same work with the same settings. Speed is not looked at."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from benchmarks.overhead import FREED, LR, SHAPES, WORKS, Work
+from benchmarks.turns import ROOT
+from ddlbench.models import gpt2
+
+GPT2 = ("gpt2_small", "2", "16")
+TOLD = """
+import json
+from benchmarks.bare import work
+
+def told():
+    config, model = work.gpt2().config, work.build()
+    return {
+        "cache": config.use_cache,
+        "activation": config.activation_function,
+        "attention": config._attn_implementation,
+        "threads": work.torch.get_num_threads(),
+        "lr": work.make_optimizer(model).param_groups[0]["lr"],
+        "parameters": sum(each.numel() for each in model.parameters()),
+    }
+
+own = told()
+work.settings.update(cache="on", activation="eager")
+print(json.dumps([own, told()]))
+"""
+# As in tests/measure/test_allocator.py: more than glibc keeps by itself.
+FAULTS = """
+import resource
+from benchmarks.bare import work
+faults = []
+
+def step():
+    blocks = [bytearray(9 * 2**20) for _ in range(6)]
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+    if len(faults) == 13:
+        print("faults", faults[-1] - faults[2])
+        raise SystemExit
+
+work.timed(step)
+"""
+
+
+def run(source: str, *arguments: str) -> str:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("MALLOC_", "GLIBC_"))}
+    done = subprocess.run(
+        [sys.executable, "-c", source, *arguments],
+        env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1]
+
+
+def test_bare_gpt2_has_the_settings_of_ddlbench():
+    sizes = dict(each.removeprefix("model.").split("=") for each in SHAPES["gpt2_small"])
+    dropout = float(sizes.pop("dropout"))
+    model = gpt2.GPT2("gpt2", **{name: int(size) for name, size in sizes.items()}, seq_len=16, dropout=dropout)
+    built = model.build()
+    config = built.h0.attn.config
+    told, library = json.loads(run(TOLD, *GPT2))
+    assert told["cache"] is False  # ddlbench calls the blocks without a cache
+    assert (told["activation"], told["attention"]) == (config.activation_function, config._attn_implementation)
+    assert told["parameters"] == sum(each.numel() for each in built.parameters())
+    assert (told["threads"], told["lr"]) == (1, LR)
+    assert (library["cache"], library["activation"]) == (True, "gelu_new")
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+def test_heap_of_the_bare_script_is_kept_or_freed_as_it_is_told():
+    kept, freed = (int(run(FAULTS, *GPT2, f"heap={heap}").split()[1]) for heap in ("kept", "freed"))
+    assert freed > 10 * 9 * 2**20 / 4096 > 100 * kept
+
+
+def test_variable_for_a_freed_heap_is_one_that_ddlbench_leaves_alone():
+    source = "from ddlbench.measure.allocator import keep_freed_memory; print(keep_freed_memory())"
+    done = subprocess.run(
+        [sys.executable, "-c", source], env=os.environ | FREED, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == "False"
+
+
+def test_every_comparison_has_its_own_name_and_script():
+    assert len({work.name for work in WORKS}) == len(WORKS)
+    for work in WORKS:
+        (module,) = [part for part in work.bare() if part.startswith("benchmarks.bare.")]
+        assert (ROOT / f"{module.replace('.', '/')}.py").is_file()
+
+
+@pytest.mark.slow
+def test_harness_prints_the_end_of_every_step(tmp_path: Path):
+    command = [part for part in Work("single", "resnet50", 2, 32).ddlbench(tmp_path) if "steps=1000000" not in part]
+    done = subprocess.run(
+        [*command, "model.layers=[1,1,1,1]", "train.steps=4"], cwd=ROOT, capture_output=True, text=True, timeout=240
+    )
+    assert done.returncode == 0, done.stderr
+    ends = [float(line) for line in done.stdout.split()]
+    assert len(ends) == 4
+    steps = pq.read_table(next(tmp_path.glob("*/attempt-1/steps.parquet"))).column("step_time_s").to_pylist()
+    assert [after - before for before, after in pairwise(ends)] == pytest.approx(steps[1:], abs=0.05)
