@@ -12,36 +12,18 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from ddlbench.config.choices import choices
-from ddlbench.job import Batch, Framework
-from tests.equality.cases import MODELS
-from tests.support.configs import composed
+from ddlbench.job import Batch
+from tests.frameworks.fake import FRAMEWORKS, JOB_CASE, NO_STEP, WORLD, framework
 from tests.support.equal import make_job
-from tests.support.reference import Case
 
-CASE = Case("gpt2", MODELS["gpt2"], lr=0.02, global_batch=32)
-WORLD = 8
-LAYOUTS = {  # five blocks and four heads divide over at most five stages and four ranks
-    "tensor": ["framework.tp=4", "framework.dp=2"],
-    "hybrid": ["framework.tp=2", "framework.pp=2", "framework.dp=2"],
-    **{name: ["framework.dp=2"] for name in ("gpipe", "1f1b", "zero_bubble", "pipedream_2bw")},
-    "interleaved": ["framework.dp=4"],
-    "pipedream": ["framework.dp=8"],  # a tied embedding may not be on two stages
-}
-FRAMEWORKS = sorted(set(choices("framework")) - {"single", "horovod"})
-NO_STEP = {"ddp", "local_sgd", "tensor"}
 RANKS = [(name, rank) for name in FRAMEWORKS for rank in (0, 5) if (name, rank) != ("zero3", 5)]
-
-
-def framework(name: str) -> Framework:
-    return composed(f"+framework={name}", "+model=gpt2_small", *LAYOUTS.get(name, [])).framework
 
 
 @pytest.mark.parametrize(("name", "rank"), RANKS)
 def test_one_process_sets_up_as_one_rank_of_eight(name: str, rank: int) -> None:
     dist.init_process_group("fake", rank=rank, world_size=WORLD, store=FakeStore())
     try:
-        job = make_job(CASE)
+        job = make_job(JOB_CASE)
         assert (job.rank, job.world_size) == (rank, WORLD)
         chosen = framework(name)
         chosen.check(job)

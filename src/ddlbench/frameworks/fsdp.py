@@ -17,7 +17,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
 from ddlbench.errors import Unsupported, UserError
@@ -138,7 +138,7 @@ def no_sync(model: nn.Module) -> Generator[None]:
 def make_mesh(job: Job, replicas: int) -> DeviceMesh:
     """All ranks in a row, or replicas x shards with neighbouring ranks sharing a replica."""
     if replicas == 1:
-        return init_device_mesh(job.device.type, (job.world_size,), mesh_dim_names=("shard",))
+        return DeviceMesh(job.device.type, list(range(job.world_size)), mesh_dim_names=("shard",))
     layout = Layout(dp=replicas, tp=job.world_size // replicas)  # the shards of a replica are its parts
     # A mesh that makes its own groups leaves them torch's timeout.
     grid = layout.tp_groups()

@@ -144,13 +144,20 @@ def group_timeout(device: torch.device, timeout_s: float) -> timedelta:
     return timedelta(seconds=timeout_s + (60 if device.type == "cuda" else 0))
 
 
+def is_fake() -> bool:
+    """Whether the ranks do not exist (ranks/fake.py): their collectives return no values that could be read."""
+    import torch.distributed as dist
+
+    return dist.get_backend() == "fake"
+
+
 def first_operation(device: torch.device, group: dist.ProcessGroup | None = None) -> None:
     """Let a group (None: all ranks) make its communicator now: NCCL does it at the group's first operation. All ranks
     of the group come here; returns when the operation has ended. A fake group (a rehearsal) has no communicator."""
     import torch
     import torch.distributed as dist
 
-    if dist.get_backend() == "fake":
+    if is_fake():
         return
     one = torch.zeros(1, device=device)
     dist.all_reduce(one, group=group)

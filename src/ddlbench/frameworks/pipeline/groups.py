@@ -18,7 +18,7 @@ from ddlbench.frameworks.shared.groups import subgroup
 from ddlbench.frameworks.shared.layout import Layout
 from ddlbench.frameworks.tensor.collectives import Part
 from ddlbench.job import Job, Place
-from ddlbench.ranks.launch import SHARED_GPU
+from ddlbench.ranks.launch import SHARED_GPU, is_fake
 
 
 @dataclass(frozen=True)
@@ -67,6 +67,8 @@ class Groups:
         """Let NCCL make the communicator of two ranks in which torch's schedules send to a neighbour: otherwise the
         first step would. looped: the last stage and stage 0 are neighbours too. All ranks take the pairs
         in one order."""
+        if is_fake():
+            return
         stages = self.layout.pp
         pairs = [(stage, stage + 1) for stage in range(stages - 1)]
         if looped and stages > 2:

@@ -1,0 +1,25 @@
+"""Which frameworks are tried as one rank of eight that do not exist, in which layout."""
+
+from __future__ import annotations
+
+from ddlbench.config.choices import choices
+from ddlbench.job import Framework
+from tests.equality.cases import MODELS
+from tests.support.configs import composed
+from tests.support.reference import Case
+
+JOB_CASE = Case("gpt2", MODELS["gpt2"], lr=0.02, global_batch=32)
+WORLD = 8
+LAYOUTS = {  # five blocks and four heads divide over at most five stages and four ranks
+    "tensor": ["framework.tp=4", "framework.dp=2"],
+    "hybrid": ["framework.tp=2", "framework.pp=2", "framework.dp=2"],
+    **{name: ["framework.dp=2"] for name in ("gpipe", "1f1b", "zero_bubble", "pipedream_2bw")},
+    "interleaved": ["framework.dp=4"],
+    "pipedream": ["framework.dp=8"],  # a tied embedding may not be on two stages
+}
+FRAMEWORKS = sorted(set(choices("framework")) - {"single", "horovod"})
+NO_STEP = {"ddp", "local_sgd", "tensor"}
+
+
+def framework(name: str) -> Framework:
+    return composed(f"+framework={name}", "+model=gpt2_small", *LAYOUTS.get(name, [])).framework
