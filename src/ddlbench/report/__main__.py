@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         targets = [target(text) for text in given.target]
         tables = only(make_tables(read_all(given.results)), given.only)
-        page = write_report(tables, out, targets)
+        page = write_report(tables, out, targets, given.baseline == "published")
     except UserError as error:
         _say(f"ddlbench.report: {printable(str(error))}", sys.stderr)
         return error.exit_code
@@ -50,13 +50,13 @@ def _say(text: str, stream: TextIO) -> None:
     print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream)
 
 
-def write_report(tables: Tables, out: Path, targets: Sequence[Target] = ()) -> Path:
+def write_report(tables: Tables, out: Path, targets: Sequence[Target] = (), baseline: bool = False) -> Path:
     """Tables (CSV, Markdown, LaTeX), figures (PNG, SVG, PDF) and report.html below `out`; returns the page's path."""
     try:
         tables.write(out / "tables")
         write_documents(marked(records(tables.scaling), records(tables.runs)), out / "tables")
         write_targets(tables, targets, out / "tables")
-        drawing = make_figures(tables, targets)
+        drawing = make_figures(tables, targets, baseline)
         save(drawing.figures, out / "figures")
         page = out / "report.html"
         page.write_text(render(tables, drawing, out / "figures"), encoding="utf-8")
@@ -73,6 +73,7 @@ def _parser() -> argparse.ArgumentParser:
         "--only", nargs="+", default=[], metavar="COLUMN=VALUE[,VALUE]",
         help="report the attempts with these values in columns of runs.csv: --only framework=ddp,fsdp model=resnet50",
     )  # fmt: skip
+    parser.add_argument("--baseline", choices=["published"], help="draw the printed numbers of papers beside one's own")
     parser.add_argument(
         "--target", nargs="+", default=[], metavar="METRIC=NUMBER",
         help="epochs, updates, samples and seconds until a metric reaches a value: --target val_top1=0.7",

@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ddlbench.report import plotting
+from ddlbench.report.bars import breakdown_panels, draw_breakdown
 from ddlbench.report.curves import draw
 from ddlbench.report.labels import marked
 from ddlbench.report.learning import learning
@@ -22,6 +23,7 @@ from ddlbench.report.looks import Looks, looks_of
 from ddlbench.report.merge import Row
 from ddlbench.report.panels import Panel, curve_name, panels, small_multiples
 from ddlbench.report.plotting import Head
+from ddlbench.report.published import comparable, draw_communication, draw_efficiency, efficiencies, shares, sources
 from ddlbench.report.quantities import (
     BUBBLE,
     EFFICIENCY,
@@ -50,8 +52,12 @@ class Drawing:
     notes: list[str] = field(default_factory=list[str])
 
 
-def make_figures(tables: Tables, targets: Sequence[Target] = ()) -> Drawing:
-    """Every figure that the tables have something for. targets: metrics to show the cost of."""
+def make_figures(tables: Tables, targets: Sequence[Target] = (), baseline: bool = False) -> Drawing:
+    """Every figure that the tables have something for.
+
+    targets:  metrics to show the cost of
+    baseline: whether to draw the papers' printed numbers beside one's own
+    """
     runs = records(tables.runs)
     scaling = marked(records(tables.scaling), runs)
     looks = looks_of((str(row["framework"]), curve_name(row)) for row in scaling)
@@ -73,6 +79,11 @@ def make_figures(tables: Tables, targets: Sequence[Target] = ()) -> Drawing:
             ("bubble", _measured(_without_base(shared), "bubble"), lambda _: BUBBLE),
         ):
             _add(drawing, name, shown, _over_gpus(looks, quantity))
+        _add(drawing, "breakdown", breakdown_panels(shared), draw_breakdown)
+        if baseline:
+            _add(drawing, "published_efficiency", comparable(shared, efficiencies), draw_efficiency(looks))
+            _add(drawing, "published_communication", comparable(whole, shares), draw_communication)
+            drawing.notes.extend(f"published: {text}" for text in sources())
         for name, shown, draw_panel in learning(tables.epochs, scaling, looks):
             drawing.notes.extend(_folded(shown))
             _add(drawing, name, shown, draw_panel)
