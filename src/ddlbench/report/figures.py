@@ -39,7 +39,7 @@ from ddlbench.report.tables import Tables, records
 from ddlbench.report.targets import COSTS, Target, costs, target_rows
 
 PANELS_OF_A_FILE = 6  # fit a page of paper
-MOST_PANELS = 24
+MOST_PANELS = 12
 
 DrawPanel = Callable[[Axes, Panel], None]
 
