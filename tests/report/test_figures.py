@@ -178,7 +178,8 @@ def test_nothing_used_is_an_axis_from_zero(tmp_path):
 
 
 def test_too_many_panels_labels_and_failures_are_counted(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "MOST_PANELS", 2)
+    monkeypatch.setattr(module, "MOST_PANELS", 3)
+    monkeypatch.setattr(module, "PANELS_OF_A_FILE", 2)
     monkeypatch.setattr(plotting, "MOST_LABELS", 4)
     monkeypatch.setattr(failures, "CROSSES_SHOWN", 4)
     for number in range(4):

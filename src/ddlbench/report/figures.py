@@ -39,7 +39,7 @@ from ddlbench.report.tables import Tables, records
 from ddlbench.report.targets import COSTS, Target, costs, target_rows
 
 PANELS_OF_A_FILE = 6  # fit a page of paper
-MOST_PANELS = 12
+MOST_PANELS = 24  # with more of them, a figure has one file: the others would take minutes
 
 DrawPanel = Callable[[Axes, Panel], None]
 
@@ -143,7 +143,7 @@ def _over_gpus(looks: Looks, choose: Callable[[Panel], Quantity]) -> DrawPanel:
 
 def _add(drawing: Drawing, name: str, shown: Sequence[Panel], draw_panel: DrawPanel) -> None:
     """The figures of one quantity: none where there is no panel."""
-    drawn = shown[:MOST_PANELS]
+    drawn = shown if len(shown) <= MOST_PANELS else shown[:PANELS_OF_A_FILE]
     for start in range(0, len(drawn), PANELS_OF_A_FILE):
         part = drawn[start : start + PANELS_OF_A_FILE]
         grid = plotting.grid([Head(panel.model, [*panel.lines, panel.base]) for panel in part])
