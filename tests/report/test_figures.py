@@ -178,7 +178,8 @@ def test_nothing_used_is_an_axis_from_zero(tmp_path):
 
 
 def test_too_many_panels_labels_and_failures_are_counted(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "MOST_PANELS", 2)
+    monkeypatch.setattr(module, "MOST_PANELS", 3)
+    monkeypatch.setattr(module, "PANELS_OF_A_FILE", 2)
     monkeypatch.setattr(plotting, "MOST_LABELS", 4)
     monkeypatch.setattr(failures, "CROSSES_SHOWN", 4)
     for number in range(4):
@@ -266,3 +267,15 @@ def test_a_run_that_did_not_end_ok_is_a_line_of_its_own_with_a_cross_at_its_end(
     assert [[1, pytest.approx(0.3)], [2, 0.55]] in drawn, "of the run that ended ok alone"
     assert [[1, pytest.approx(0.3)], [2, 0.25]] in drawn
     assert [line.get_xydata().tolist() for line in axes.lines if line.get_marker() == "x"] == [[[2, 0.25]]]
+
+
+def test_energy_and_bubble_beside_its_theory(tmp_path):
+    write_run(tmp_path, framework="ddp", summary={"energy_sample_j": 2.5})
+    write_run(tmp_path, framework="gpipe", gpus=2, sections={"framework": {"bubble": 0.3, "bubble_theoretical": 0.2}})
+    figures = figures_of(tmp_path)
+    (energy,), (bubble,) = figures["energy"].axes, figures["bubble"].axes
+    assert labels(energy) == {"ddp"}
+    assert [[1, 2.5]] in lines(energy, "ddp")
+    assert [[2, 0.3]] in lines(bubble, "gpipe")
+    assert [[2, 0.2]] in [line.get_xydata().tolist() for line in bubble.lines if line.get_linestyle() == ":"]
+    assert labels(bubble) == {"gpipe", "theory"}

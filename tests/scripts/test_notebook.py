@@ -17,21 +17,33 @@ nbclient = pytest.importorskip("nbclient", reason="pip install 'ddlbench[noteboo
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 
 
-def test_the_scaling_notebook_draws_speedup_and_efficiency(tmp_path, monkeypatch):
-    records.weak_scaling(tmp_path / "results")
-    records.strong_scaling(tmp_path / "results")
-    make_tables(read_all([tmp_path / "results"])).write(tmp_path / "tables")
-    monkeypatch.setenv("DDLBENCH_TABLES", str(tmp_path / "tables"))
-
-    notebook = nbformat.read(NOTEBOOKS / "scaling.ipynb", as_version=4)
+def executed(name, tables, monkeypatch):
+    """The notebook's outputs after it ran on the tables."""
+    monkeypatch.setenv("DDLBENCH_TABLES", str(tables))
+    notebook = nbformat.read(NOTEBOOKS / name, as_version=4)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # jupyter_client's and zmq's own
         client = nbclient.NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(NOTEBOOKS)}})
         client.execute()
-
     outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+    assert not [output for output in outputs if output.output_type == "stream"]  # no warnings on the way
     images = [output for output in outputs if "image/png" in output.get("data", {})]
-    texts = "".join(output["data"].get("text/plain", "") for output in outputs if "data" in output)
+    return images, "".join(output["data"].get("text/plain", "") for output in outputs if "data" in output)
+
+
+def test_the_scaling_notebook_draws_speedup_and_efficiency(tmp_path, monkeypatch):
+    records.weak_scaling(tmp_path / "results")
+    records.strong_scaling(tmp_path / "results")
+    make_tables(read_all([tmp_path / "results"])).write(tmp_path / "tables")
+    images, texts = executed("scaling.ipynb", tmp_path / "tables", monkeypatch)
     assert len(images) == 2
     assert "CUDA out of memory" in texts  # the failed attempt is told
-    assert not [output for output in outputs if output.output_type == "stream"]  # no warnings on the way
+
+
+def test_the_notebook_of_statistical_efficiency_shows_the_cost_of_a_target(tmp_path, monkeypatch):
+    records.weak_scaling(tmp_path / "results")  # top-1 of 0.3, 0.55 and 0.63; epochs of 1024 / rate + 2 s
+    make_tables(read_all([tmp_path / "results"])).write(tmp_path / "tables")
+    monkeypatch.setenv("DDLBENCH_TARGET", "val_top1=0.5")
+    images, texts = executed("statistical_efficiency.ipynb", tmp_path / "tables", monkeypatch)
+    assert len(images) == 2
+    assert f"{2 * (1024 / 100 + 2):.2f}" in texts, "single: two epochs and validations"

@@ -9,13 +9,17 @@ from pathlib import Path
 from typing import TextIO
 
 from ddlbench.errors import UserError
+from ddlbench.report.documents import write_documents
 from ddlbench.report.figures import make_figures
+from ddlbench.report.labels import marked
 from ddlbench.report.merge import FACTORS
+from ddlbench.report.only import only
 from ddlbench.report.overview import summary_text
 from ddlbench.report.page import render
 from ddlbench.report.read import read_all
 from ddlbench.report.saving import save
-from ddlbench.report.tables import Tables, make_tables
+from ddlbench.report.tables import Tables, make_tables, records
+from ddlbench.report.targets import Target, target, write_targets
 from ddlbench.report.texts import printable
 
 WARNINGS_SHOWN = 50
@@ -26,8 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     out: Path = given.out or given.results[0] / "report"
     try:
-        tables = make_tables(read_all(given.results), given.by)
-        page = write_report(tables, out)
+        targets = [target(text) for text in given.target]
+        tables = only(make_tables(read_all(given.results), given.by), given.only)
+        page = write_report(tables, out, targets, given.baseline == "published")
     except UserError as error:
         _say(f"ddlbench.report: {printable(str(error))}", sys.stderr)
         return error.exit_code
@@ -46,11 +51,13 @@ def _say(text: str, stream: TextIO) -> None:
     print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream)
 
 
-def write_report(tables: Tables, out: Path) -> Path:
-    """tables/*.csv, figures/*.png, *.svg and *.pdf, report.html below `out`; returns the page's path."""
+def write_report(tables: Tables, out: Path, targets: Sequence[Target] = (), baseline: bool = False) -> Path:
+    """Tables (CSV, Markdown, LaTeX), figures (PNG, SVG, PDF) and report.html below `out`; returns the page's path."""
     try:
         tables.write(out / "tables")
-        drawing = make_figures(tables)
+        write_documents(marked(records(tables.scaling), records(tables.runs)), out / "tables")
+        write_targets(tables, targets, out / "tables")
+        drawing = make_figures(tables, targets, baseline)
         save(drawing.figures, out / "figures")
         page = out / "report.html"
         page.write_text(render(tables, drawing, out / "figures"), encoding="utf-8")
@@ -66,6 +73,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--by", choices=FACTORS, default="framework", help="what the curves of a figure differ in (default: framework)"
     )
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="COLUMN=VALUE[,VALUE]",
+        help="report the attempts with these values in columns of runs.csv: --only framework=ddp,fsdp model=resnet50",
+    )  # fmt: skip
+    parser.add_argument("--baseline", choices=["published"], help="draw the printed numbers of papers beside one's own")
+    parser.add_argument(
+        "--target", nargs="+", default=[], metavar="METRIC=NUMBER",
+        help="epochs, updates, samples and seconds until a metric reaches a value: --target val_top1=0.7",
+    )  # fmt: skip
     return parser
 
 

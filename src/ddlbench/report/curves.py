@@ -37,6 +37,8 @@ def draw(axes: Axes, panel: Panel, looks: Looks, quantity: Quantity) -> None:
             for _, point in points
             for value in (cast(float, point.merged), *point.repeats, *(point.interval or ()))
         ]
+    if quantity.theory:
+        values += _theory_lines(axes, list(zip(drawn, own, strict=True)), quantity.theory)
     log_values = log and quantity.proportional and all(value > 0 for value in values)
     plotting.value_axis(axes, values, quantity.label, quantity.percent, log_values, band(panel))
     mark_failures(axes, panel, dict(zip(names, own, strict=True)))
@@ -56,6 +58,20 @@ def _ideal_lines(axes: Axes, panel: Panel, ideal: Callable[[Row, float], float])
     for counts, values in lines:
         axes.plot(counts, values, label="ideal", **cast(Any, plotting.IDEAL))
     return [value for _, values in lines for value in values]
+
+
+def _theory_lines(
+    axes: Axes, drawn: list[tuple[list[Row], Look]], theory: Callable[[Row], float | None]
+) -> list[float]:
+    """What a formula expects, as thin dotted lines with open markers. Returns the values drawn."""
+    values: list[float] = []
+    for rows, look in drawn:
+        points = sorted((row["gpus"], value) for row in rows if (value := theory(row)) is not None)
+        values += [value for _, value in points]
+        xs, ys = [gpus for gpus, _ in points], [value for _, value in points]
+        axes.plot(xs, ys, color=look.color, marker=look.marker, fillstyle="none", linestyle=":", linewidth=1, zorder=1)
+    axes.plot([], [], color="#666666", marker="o", fillstyle="none", linestyle=":", linewidth=1, label="theory")
+    return values
 
 
 def _spread(axes: Axes, points: Sequence[Point], style: dict[str, Any]) -> None:

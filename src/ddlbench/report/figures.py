@@ -6,7 +6,7 @@ where they are enough for one. Configurations without an attempt that ended ok a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -15,17 +15,31 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ddlbench.report import plotting
+from ddlbench.report.bars import breakdown_panels, draw_breakdown
 from ddlbench.report.curves import draw
 from ddlbench.report.labels import marked
 from ddlbench.report.learning import learning
 from ddlbench.report.looks import Looks, looks_of
+from ddlbench.report.merge import Row
 from ddlbench.report.panels import Panel, curve_name, panels, small_multiples
 from ddlbench.report.plotting import Head
-from ddlbench.report.quantities import EFFICIENCY, EPOCH_TIME, SPEEDUP, THROUGHPUT, Quantity, memory
+from ddlbench.report.published import comparable, draw_communication, draw_efficiency, efficiencies, shares, sources
+from ddlbench.report.quantities import (
+    BUBBLE,
+    EFFICIENCY,
+    ENERGY,
+    EPOCH_TIME,
+    SPEEDUP,
+    THROUGHPUT,
+    Quantity,
+    memory,
+    to_target,
+)
 from ddlbench.report.tables import Tables, records
+from ddlbench.report.targets import COSTS, Target, costs, target_rows
 
 PANELS_OF_A_FILE = 6  # fit a page of paper
-MOST_PANELS = 24
+MOST_PANELS = 24  # with more of them, a figure has one file: the others would take minutes
 
 DrawPanel = Callable[[Axes, Panel], None]
 
@@ -38,8 +52,12 @@ class Drawing:
     notes: list[str] = field(default_factory=list[str])
 
 
-def make_figures(tables: Tables) -> Drawing:
-    """Every figure that the tables have something for."""
+def make_figures(tables: Tables, targets: Sequence[Target] = (), baseline: bool = False) -> Drawing:
+    """Every figure that the tables have something for.
+
+    targets:  metrics to show the cost of
+    baseline: whether to draw the papers' printed numbers beside one's own
+    """
     runs = records(tables.runs)
     scaling = marked(records(tables.scaling), runs)
     looks = looks_of((str(row["framework"]), curve_name(row)) for row in scaling)
@@ -57,17 +75,54 @@ def make_figures(tables: Tables) -> Drawing:
             ("efficiency_own_base", own, lambda _: EFFICIENCY),
             ("epoch_time", _without_base(shared), lambda _: EPOCH_TIME),
             ("memory", _without_base(shared), memory),
+            ("energy", _measured(_without_base(shared), "energy_sample_j"), lambda _: ENERGY),
+            ("bubble", _measured(_without_base(shared), "bubble"), lambda _: BUBBLE),
         ):
             _add(drawing, name, shown, _over_gpus(looks, quantity))
+        _add(drawing, "breakdown", breakdown_panels(shared), draw_breakdown)
+        if baseline:
+            _add(drawing, "published_efficiency", comparable(shared, efficiencies), draw_efficiency(looks))
+            _add(drawing, "published_communication", comparable(whole, shares), draw_communication)
+            drawing.notes.extend(f"published: {text}" for text in sources())
         for name, shown, draw_panel in learning(tables.epochs, scaling, looks):
             drawing.notes.extend(_folded(shown))
             _add(drawing, name, shown, draw_panel)
+        for wanted in targets:
+            _add_target(drawing, wanted, tables, scaling, looks)
     return drawing
+
+
+def _add_target(drawing: Drawing, wanted: Target, tables: Tables, scaling: Sequence[Row], looks: Looks) -> None:
+    """Two figures: epochs and seconds to the target."""
+    reached = costs(tables.epochs, wanted)
+    merged = {row["measurement"]: row for row in target_rows(tables, wanted)}
+    none: dict[str, float | None] = dict.fromkeys(COSTS)
+    runs = [run | _suffixed(reached.get(run["path"], none)) for run in records(tables.runs)]
+    rows = [row | _costs_of(merged.get(row["measurement"])) for row in scaling]
+    shown = [part for panel in panels(rows, runs) for part in small_multiples(panel)]
+    for cost in ("epochs", "seconds"):
+        known = _measured(_without_base(shown), f"{cost}_to_target")
+        quantity = to_target(wanted.text, cost)
+        _add(drawing, f"{cost}_to_{wanted.text}", known, _over_gpus(looks, lambda _, quantity=quantity: quantity))
+
+
+def _suffixed(values: Mapping[str, float | None]) -> Row:
+    return {f"{name}_to_target": value for name, value in values.items()}
+
+
+def _costs_of(row: Row | None) -> Row:
+    return {f"{name}_to_target": row and row[f"{name}_to_target"] for name in COSTS}
 
 
 def _without_base(shown: Sequence[Panel]) -> list[Panel]:
     """For quantities that are no ratios."""
     return [replace(panel, base="") for panel in shown]
+
+
+def _measured(shown: Sequence[Panel], column: str) -> list[Panel]:
+    """The panels that have a value of the column, with the rows that have one."""
+    known = [replace(panel, rows=[row for row in panel.rows if row.get(column) is not None]) for panel in shown]
+    return [panel for panel in known if panel.rows]
 
 
 def _folded(shown: Sequence[Panel]) -> list[str]:
@@ -88,7 +143,7 @@ def _over_gpus(looks: Looks, choose: Callable[[Panel], Quantity]) -> DrawPanel:
 
 def _add(drawing: Drawing, name: str, shown: Sequence[Panel], draw_panel: DrawPanel) -> None:
     """The figures of one quantity: none where there is no panel."""
-    drawn = shown[:MOST_PANELS]
+    drawn = shown if len(shown) <= MOST_PANELS else shown[:PANELS_OF_A_FILE]
     for start in range(0, len(drawn), PANELS_OF_A_FILE):
         part = drawn[start : start + PANELS_OF_A_FILE]
         grid = plotting.grid([Head(panel.model, [*panel.lines, panel.base]) for panel in part])

@@ -30,6 +30,10 @@ class Picture:
         head, _, number = self.name.rpartition("_")
         return head if number.isdigit() else self.name
 
+    @property
+    def part(self) -> str:
+        return "" if self.base == self.name else ", continued"
+
 
 def pictures(figures: Mapping[str, Figure], folder: Path) -> list[Picture]:
     """The saved figures in `folder` as data URLs: SVG while they are small, then PNG of few colours."""

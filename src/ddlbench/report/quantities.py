@@ -23,14 +23,19 @@ class Values:
 
 @dataclass(frozen=True)
 class Quantity:
-    """Something drawn over GPU counts. `ideal`: its value at a GPU count if scaling from the row's reference were
-    perfect; None where there is no ideal."""
+    """Something drawn over GPU counts.
+
+    ideal:        its value at a GPU count if scaling from the row's reference were perfect; None where there is none
+    theory:       what a formula expects of a row; None where there is none
+    proportional: whether it grows with the GPU count if scaling is ideal
+    """
 
     label: str
     values: Callable[[Row], Values]
     ideal: Callable[[Row, float], float] | None = None
     percent: bool = False
-    proportional: bool = False  # to the GPU count, if scaling is ideal
+    proportional: bool = False
+    theory: Callable[[Row], float | None] | None = None
 
 
 def _of_seconds(value: Callable[[Row, float], float], ratio: str = "") -> Callable[[Row], Values]:
@@ -90,6 +95,16 @@ EFFICIENCY = Quantity(
 EPOCH_TIME = Quantity(
     "time of an epoch (s)", of_column("epoch_time_s", interval=("epoch_time_low_s", "epoch_time_high_s"))
 )
+ENERGY = Quantity("energy of a sample, all devices (J)", of_column("energy_sample_j"))
+BUBBLE = Quantity(
+    "bubble (% of the ranks' time)", of_column("bubble"), percent=True, theory=lambda row: row["bubble_theoretical"]
+)
+
+
+def to_target(metric: str, cost: str) -> Quantity:
+    """Epochs, updates, samples or seconds until the metric reached its target; columns that figures.py adds to rows."""
+    label = "time since the first step (s)" if cost == "seconds" else cost
+    return Quantity(f"{label} to {metric}", of_column(f"{cost}_to_target"))
 
 
 def memory(panel: Panel) -> Quantity:

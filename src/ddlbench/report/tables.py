@@ -41,7 +41,7 @@ class Tables:
         folder.mkdir(parents=True, exist_ok=True)
         tables = {"runs": self.runs, "epochs": self.epochs, "scaling": self.scaling}
         for name, table in (tables | {"breakdown": breakdown(self.scaling)}).items():
-            _for_spreadsheets(table).to_csv(folder / f"{name}.csv", index=False)
+            for_spreadsheets(table).to_csv(folder / f"{name}.csv", index=False)
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def _copied(run: Row) -> Row:
     return {column.name: run[column.name] for column in EPOCHS if column.source == "run"}
 
 
-def _for_spreadsheets(table: pd.DataFrame) -> pd.DataFrame:
+def for_spreadsheets(table: pd.DataFrame) -> pd.DataFrame:
     """The table with every text quoted that a spreadsheet would run."""
     texts = table.select_dtypes("string")
     return table.assign(**{str(name): texts[name].map(quoted, na_action="ignore") for name in texts})

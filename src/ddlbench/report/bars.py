@@ -1,0 +1,65 @@
+"""Where the time of a step goes: stacked bars of the shares of the profiled windows, by GPU count."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter
+
+from ddlbench.report import plotting
+from ddlbench.report.merge import Row
+from ddlbench.report.panels import Panel, curve_name
+
+# The parts of a bar from below, with a colour and a hatching: they add up to 1. Communication is the exposed one.
+PARTS = {
+    "forward_share": ("forward", "#56B4E9", ""),
+    "backward_share": ("backward", "#0072B2", ""),
+    "update_share": ("update", "#009E73", ""),
+    "other_compute_share": ("other computing", "#B8D8BE", ""),
+    "comm_exposed_share": ("exposed communication", "#D55E00", "//"),
+    "data_share": ("waiting for data", "#E69F00", ".."),
+    "idle_share": ("idle", "#d9d9d9", ""),
+}
+MOST_BARS = 24
+LETTERS = 16
+
+
+def breakdown_panels(shown: Sequence[Panel]) -> list[Panel]:
+    """The panels with the rows that have a profiled window."""
+    known = [replace(panel, base="", rows=[row for row in panel.rows if _known(row)]) for panel in shown]
+    return [panel for panel in known if panel.rows]
+
+
+def _known(row: Row) -> bool:
+    return all(row.get(name) is not None for name in PARTS)
+
+
+def draw_breakdown(axes: Axes, panel: Panel) -> None:
+    """One bar for each framework and GPU count."""
+    rows = sorted(panel.rows, key=lambda row: (curve_name(row), row["gpus"]))[:MOST_BARS]
+    below = [0.0] * len(rows)
+    for column, (name, color, hatch) in PARTS.items():
+        shares = [row[column] for row in rows]
+        axes.bar(
+            range(len(rows)), shares, 0.8, below, color=color, hatch=hatch, label=name, edgecolor="white", linewidth=0.4
+        )
+        below = [low + share for low, share in zip(below, shares, strict=True)]
+    several = len({curve_name(row) for row in rows}) > 1
+    names = [_name(row, several) for row in rows]
+    turned = len(rows) > 4 and several
+    axes.set_xticks(range(len(rows)), names, rotation=90 if turned else 0, fontsize=7 if turned else 8.5)
+    axes.set_xlim(-0.6, len(rows) - 0.4)
+    axes.set_ylim(0, 1)
+    axes.grid(visible=False, axis="x")
+    axes.yaxis.set_major_formatter(FuncFormatter(plotting.percent))
+    plotting.value_name(axes, "share of a step's time (%)")
+    if not turned:
+        axes.set_xlabel("ranks (CPU)" if panel.device == "cpu" else "GPUs")
+
+
+def _name(row: Row, several: bool) -> str:
+    name = curve_name(row)
+    short = name if len(name) <= LETTERS else name[: LETTERS - 1] + "…"
+    return f"{short} {row['gpus']}" if several else str(row["gpus"])

@@ -1,0 +1,50 @@
+"""The summary as tables for documents: Markdown and LaTeX."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ddlbench.report.merge import Row
+from ddlbench.report.overview import MEASURED, SETTINGS, VS_OWN, VS_SINGLE, notes, overview_cells
+
+_LATEX = {
+    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "_": r"\_", "%": r"\%",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "|": r"\textbar{}", '"': r"\textquotedbl{}", "µ": r"\textmu{}",
+}  # fmt: skip
+_MARKDOWN = "\\`*_{}[]<>#|$~!&="
+_TEXTS = ("framework", "model", "loader", "mode", "scaling", "status", "best single", "own base", "settings")
+
+
+def write_documents(scaling: Sequence[Row], folder: Path) -> None:
+    """summary.md and summary.tex of rows of scaling.csv, models marked."""
+    headers, lines = overview_cells(scaling, MEASURED | VS_SINGLE | VS_OWN | SETTINGS)
+    (folder / "summary.md").write_text(markdown(headers, lines, notes(scaling)), encoding="utf-8")
+    (folder / "summary.tex").write_text(latex(headers, lines, notes(scaling)), encoding="utf-8")
+
+
+def markdown(headers: Sequence[str], lines: Sequence[Sequence[str]], below: Sequence[str]) -> str:
+    """A table of GitHub's Markdown; numbers are aligned to the right."""
+    rule = ["---" if header in _TEXTS else "---:" for header in headers]
+    table = [list(map(_markdown, headers)), rule, *([_markdown(cell) for cell in line] for line in lines)]
+    told = [f"- {_markdown(note)}" for note in below]
+    return "\n".join([*(f"| {' | '.join(cells)} |" for cells in table), "", *told]) + "\n"
+
+
+def latex(headers: Sequence[str], lines: Sequence[Sequence[str]], below: Sequence[str]) -> str:
+    r"""A tabular with the rules of the package booktabs, to \input into a document."""
+    columns = "".join("l" if header in _TEXTS else "r" for header in headers)
+    rows = [" & ".join(map(_latex, line)) + r" \\" for line in lines]
+    told = [f"% {_latex(note)}" for note in below]
+    head = [r"% needs \usepackage{booktabs,textcomp} and an input encoding of UTF-8", *told]
+    begin = [f"\\begin{{tabular}}{{{columns}}}", r"\toprule", " & ".join(map(_latex, headers)) + r" \\", r"\midrule"]
+    return "\n".join([*head, *begin, *rows, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+
+def _latex(text: str) -> str:
+    return "".join(_LATEX.get(letter, letter) for letter in text)
+
+
+def _markdown(text: str) -> str:
+    return "".join(f"\\{letter}" if letter in _MARKDOWN else letter for letter in text)

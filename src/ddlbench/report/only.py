@@ -1,0 +1,60 @@
+"""`--only framework=ddp,fsdp model=resnet50`: a part of the tables. Ratios keep the bases that they have in all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from ddlbench.errors import UserError
+from ddlbench.record.schema import RUNS
+from ddlbench.report.merge import Row
+from ddlbench.report.tables import Tables, records
+from ddlbench.report.texts import printable, shortened
+
+VALUES_TOLD = 20
+
+
+def only(tables: Tables, filters: Sequence[str]) -> Tables:
+    """The attempts whose columns have one of the given values, with their epochs and measurements. UserError for
+    columns and values that the tables do not have."""
+    if not filters:
+        return tables
+    kept = records(tables.runs)
+    for text in filters:
+        column, wanted = _parsed(text)
+        _check(column, wanted, sorted({str(run[column]) for run in records(tables.runs)} - {"None"}))
+        kept = [run for run in kept if str(run[column]) in wanted]
+    told = f"only {' '.join(map(printable, filters))}: {len(kept)} of {len(tables.runs)} attempts are reported"
+    if not kept:
+        raise UserError(f"{told}: no attempt has all of these values; leave one filter out")
+    return Tables(
+        runs=_with(tables.runs, "path", kept),
+        epochs=_with(tables.epochs, "path", kept),
+        scaling=_with(tables.scaling, "measurement", kept),
+        warnings=[told, *tables.warnings],
+    )
+
+
+def _with(table: pd.DataFrame, column: str, kept: Sequence[Row]) -> pd.DataFrame:
+    """The rows of the table that belong to the runs."""
+    wanted = {run[column] for run in kept if run[column] is not None}
+    return table.loc[table[column].isin(list(wanted)).to_numpy(bool)]
+
+
+def _parsed(text: str) -> tuple[str, list[str]]:
+    column, _, values = text.partition("=")
+    names = [known.name for known in RUNS]
+    if column not in names or not values:
+        raise UserError(
+            f"--only {printable(text)}: write COLUMN=VALUE[,VALUE] with a column of runs.csv, such as "
+            "framework, model, loader, gpus, recipe or precision"
+        )
+    return column, values.split(",")
+
+
+def _check(column: str, wanted: Sequence[str], known: Sequence[str]) -> None:
+    unknown = [value for value in wanted if value not in known]
+    if unknown:
+        told = ", ".join(shortened(value, 40) for value in known[:VALUES_TOLD]) or "no value"
+        raise UserError(f"--only {column}={printable(','.join(unknown))}: no attempt has it; the results have {told}")

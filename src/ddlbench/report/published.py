@@ -1,0 +1,108 @@
+"""`--baseline published`: what papers print beside one's own efficiency and communication, in figures of their own."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from matplotlib.axes import Axes
+
+from ddlbench.report import plotting
+from ddlbench.report.curves import draw
+from ddlbench.report.looks import MARKERS, Looks
+from ddlbench.report.merge import Row, group_by
+from ddlbench.report.panels import Panel
+from ddlbench.report.quantities import EFFICIENCY
+
+GREY = "#7a7a7a"
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A number that a paper prints. relation: "=", or "<" or ">" where the text gives only a limit."""
+
+    source: str
+    place: str
+    model: str
+    framework: str
+    loader: str
+    gpus: int
+    relation: str
+    value: float
+
+    @property
+    def name(self) -> str:
+        sign = "" if self.relation == "=" else f", {self.relation} {100 * self.value:g} %"
+        return f"{self.source}: {self.framework}, {self.loader}{sign}"
+
+
+@cache
+def _file() -> dict[str, Any]:
+    return tomllib.loads(files("ddlbench.report").joinpath("published.toml").read_text(encoding="utf-8"))
+
+
+def efficiencies(model: str) -> list[Printed]:
+    """Printed efficiencies of a model against 4 GPUs of the same framework."""
+    return [Printed(**row) for row in _file()["efficiency"] if row["model"] == model]
+
+
+def shares(model: str) -> dict[str, list[tuple[int, float, float, float]]]:
+    """By loader: GPUs, and the shares of the kernels' time in communication, data loading and computation (0 to 1)."""
+    table = _file()["kernel_time"].get(model, {})
+    return {loader: [(row[0], *(part / 100 for part in row[1:])) for row in rows] for loader, rows in table.items()}
+
+
+def sources() -> list[str]:
+    """The papers, with what their numbers hold for, and what they state without digits for an axis."""
+    known = _file()["sources"]
+    lines = [f"{name}: {source['text']}; {source['machine']}" for name, source in known.items()]
+    told = [f"{row['source']}, {row['place']}: {row['model']}: {row['text']}" for row in _file()["statement"]]
+    return [*lines, *told]
+
+
+def comparable(shown: Sequence[Panel], printed: Callable[[str], Any]) -> list[Panel]:
+    """The panels against own bases whose model, of whatever sizes, has printed numbers."""
+    return [
+        replace(panel.against_own_bases(), base="own base; grey: printed values, base 4 GPUs")
+        for panel in shown
+        if printed(panel.model.partition("*")[0])
+    ]
+
+
+def draw_efficiency(looks: Looks) -> Callable[[Axes, Panel], None]:
+    """Own efficiencies with their lines, printed ones as grey points without."""
+
+    def draw_panel(axes: Axes, panel: Panel) -> None:
+        points = efficiencies(panel.model.partition("*")[0])
+        draw(axes, panel, looks, EFFICIENCY)
+        counts = [*panel.gpus, *(point.gpus for point in points)]
+        plotting.gpu_axis(axes, counts, panel.device, log=True)
+        for number, (name, same) in enumerate(group_by(points, lambda point: point.name).items()):
+            xs, ys = [point.gpus for point in same], [point.value for point in same]
+            marker = MARKERS[number % len(MARKERS)]
+            axes.plot(xs, ys, color=GREY, marker=marker, fillstyle="none", linestyle="", label=plotting.label(name))
+
+    return draw_panel
+
+
+def draw_communication(axes: Axes, panel: Panel) -> None:
+    """Communication as a share of all kernels' time as printed, and of the profiled window as measured here."""
+    printed = shares(panel.model.partition("*")[0])
+    own: list[Row] = [row for row in panel.rows if row.get("comm_share") is not None]
+    counts = [row["gpus"] for row in own] + [row[0] for rows in printed.values() for row in rows]
+    plotting.gpu_axis(axes, counts, panel.device, log=True)
+    values = [row["comm_share"] for row in own]
+    for number, (framework, rows) in enumerate(group_by(own, lambda row: str(row["framework"])).items()):
+        points = sorted((row["gpus"], row["comm_share"]) for row in rows)
+        axes.plot(*zip(*points, strict=True), color=f"C{number}", marker="o", label=plotting.label(framework))
+    for number, (loader, rows) in enumerate(printed.items()):
+        values += [row[1] for row in rows]
+        axes.plot(
+            [row[0] for row in rows], [row[1] for row in rows], color=GREY, marker=MARKERS[number], fillstyle="none",
+            linestyle="--", linewidth=1, label=f"aach2023, Table 2: ddp, {loader}",
+        )  # fmt: skip
+    plotting.value_axis(axes, values, "communication (% of time)", percents=True, log=False)

@@ -1,0 +1,33 @@
+"""Stacked bars of where the time goes."""
+
+from __future__ import annotations
+
+import matplotlib.figure
+import pytest
+
+from ddlbench.report.bars import PARTS, breakdown_panels, draw_breakdown
+from ddlbench.report.panels import Panel
+
+SHARES = dict(zip(PARTS, (0.2, 0.4, 0.1, 0.05, 0.15, 0.06, 0.04), strict=True))
+
+
+def row(gpus, **others):
+    known = {"framework": "ddp", "knobs": None, "gpus": gpus, "device": "cuda", "status": "ok"}
+    return known | dict.fromkeys(PARTS) | others
+
+
+def test_a_bar_for_each_row_with_a_window_that_adds_up_to_one():
+    panel = Panel("resnet50", [], "base", [row(4, **SHARES), row(2, **SHARES), row(8)])
+    (known,) = breakdown_panels([panel])
+    assert [own["gpus"] for own in known.rows] == [4, 2]
+    axes = matplotlib.figure.Figure().add_subplot()
+    draw_breakdown(axes, known)
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["2", "4"]
+    heights = [[bar.get_height() for bar in container] for container in axes.containers]
+    assert [height[0] for height in heights] == pytest.approx(list(SHARES.values()))
+    top = axes.containers[-1][0]
+    assert top.get_y() + top.get_height() == pytest.approx(1)
+
+
+def test_no_window_no_panel():
+    assert breakdown_panels([Panel("resnet50", [], "", [row(2)])]) == []

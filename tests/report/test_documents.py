@@ -1,0 +1,34 @@
+"""The summary in Markdown and LaTeX."""
+
+from __future__ import annotations
+
+from ddlbench.report.documents import latex, markdown, write_documents
+from ddlbench.report.read import read_all
+from ddlbench.report.tables import make_tables, records
+from tests.support.records import weak_scaling
+
+
+def test_markdown():
+    text = markdown(["framework", "gpus"], [["a|b_c", "2"]], ["n < 6"])
+    assert text == "| framework | gpus |\n| --- | ---: |\n| a\\|b\\_c | 2 |\n\n- n \\< 6\n"
+
+
+def test_latex():
+    text = latex(["framework", "efficiency"], [["x_{$\\", "70.0 %"]], [])
+    assert text.splitlines()[1:] == [
+        r"\begin{tabular}{lr}",
+        r"\toprule",
+        r"framework & efficiency \\",
+        r"\midrule",
+        r"x\_\{\$\textbackslash{} & 70.0 \% \\",
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+
+
+def test_every_measurement_has_a_line(tmp_path):
+    weak_scaling(tmp_path / "results")
+    scaling = records(make_tables(read_all([tmp_path / "results"])).scaling)
+    write_documents(scaling, tmp_path)
+    assert (tmp_path / "summary.tex").read_text().count(r" \\") == 1 + len(scaling)
+    assert "| ddp | resnet50 | native | 4 | weak | ok | 1 | 3.66 s | 280.0 |" in (tmp_path / "summary.md").read_text()

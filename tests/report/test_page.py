@@ -1,0 +1,91 @@
+"""The page at the width of a phone and on paper."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ddlbench.report.__main__ import main
+from ddlbench.report.images import ALL_BYTES, Picture, pictures
+from tests.support.records import write_run
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    results = tmp_path_factory.mktemp("results")
+    reason = "x" * 400
+    write_run(results, framework="a_framework_with_a_long_name_" * 4, knobs={"bucket": 1})
+    write_run(results, gpus=2, status="error", reason=reason)
+    assert main([str(results)]) == 0
+    return results / "report" / "report.html"
+
+
+def test_every_table_and_image_scrolls_inside_the_page(page):
+    text = page.read_text()
+    tables = re.findall(r"(<div class=\"[^\"]*scroll[^\"]*\"[^>]*>)?<table", text)
+    assert tables
+    assert all(tables), "each in a box of its own"
+    assert text.count("<img ") == text.count('<div class="sideways"')
+    assert re.search(r"\.scroll \{[^}]*overflow-x: auto", text)
+    assert re.search(r"\.sideways \{[^}]*overflow-x: auto", text)
+    assert 'name="viewport" content="width=device-width, initial-scale=1"' in text
+
+
+def test_on_paper_cells_fold_and_figures_stay_whole(page):
+    (printed,) = re.findall(r"@media print \{(.*?)\n\}", page.read_text(), re.DOTALL)
+    assert "white-space: normal" in printed
+    assert "overflow-wrap: anywhere" in printed
+    assert "figure { break-inside: avoid" in printed
+
+
+def test_the_first_thing_is_the_summary_in_words(page):
+    text = page.read_text()
+    assert 0 < text.index('<p class="best">') < text.index("<table")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+@pytest.mark.parametrize("width", [360, 1280])
+def test_no_part_is_wider_than_the_window(page, tmp_path, width):
+    script = "e = f.contentDocument.documentElement; document.title = e.scrollWidth - e.clientWidth"
+    frame = f'<iframe id="f" src="{page.as_uri()}" style="width:{width}px;height:800px;border:0" onload="{script}">'
+    (tmp_path / "frame.html").write_text(f"<!DOCTYPE html><title>none</title>{frame}</iframe>")
+    command = [
+        str(CHROMIUM), "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync",
+        "--disable-background-networking", "--disable-component-update", "--allow-file-access-from-files",
+        f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=20000", "--dump-dom",
+        (tmp_path / "frame.html").as_uri(),
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
+    assert "<title>0</title>" in done.stdout, done.stdout[:300] + done.stderr[-300:]
+
+
+class Drawn:
+    def get_figwidth(self):
+        return 9.5
+
+
+def test_images_stay_within_their_bytes(tmp_path: Path):
+    from PIL import Image
+
+    names = [f"figure_{n}" for n in range(1, 40)]
+    for name in names:
+        (tmp_path / f"{name}.svg").write_bytes(b"x" * 250_000)
+        Image.effect_noise((700, 700), 100).save(tmp_path / f"{name}.png")
+    found = pictures(dict.fromkeys(names, Drawn()), tmp_path)
+    sizes = [len(picture.source) * 3 / 4 for picture in found if picture.source]
+    assert sum(sizes) <= ALL_BYTES * 1.01
+    kinds = [picture.source[:15] if picture.source else None for picture in found]
+    assert kinds[0] == "data:image/svg+"
+    assert "data:image/png;" in kinds
+    assert kinds[-1] is None, "named, with its files, but not shown"
+
+
+def test_a_picture_knows_the_figure_that_it_continues():
+    assert [Picture(name, None, 1.0).base for name in ("speedup", "speedup_2", "a_b")] == ["speedup", "speedup", "a_b"]

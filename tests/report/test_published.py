@@ -1,0 +1,58 @@
+"""The papers' printed numbers, and how they are drawn."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddlbench.report.figures import make_figures
+from ddlbench.report.published import efficiencies, shares, sources
+from ddlbench.report.read import read_all
+from ddlbench.report.tables import make_tables
+from tests.support.records import weak_scaling
+
+
+def test_every_number_has_a_source_that_is_listed():
+    listed = {line.partition(":")[0] for line in sources()}
+    for model in ("resnet50", "resnet101", "resnet152"):
+        assert {point.source for point in efficiencies(model)} <= listed
+        assert all(point.place for point in efficiencies(model))
+
+
+def test_two_numbers_as_the_paper_prints_them():
+    assert [(p.loader, p.value) for p in efficiencies("resnet50") if p.gpus == 1024] == [
+        ("dali, CPU", 0.76),
+        ("dali, GPU", 0.68),
+    ]
+    assert shares("resnet50")["native"][-1] == (
+        512,
+        pytest.approx(0.8261),
+        pytest.approx(0.0366),
+        pytest.approx(0.0552),
+    )
+    assert shares("resnet50")["dali"][-1][:2] == (1024, pytest.approx(0.4618))
+
+
+def test_shares_of_the_kernels_time_leave_room_for_other_kernels():
+    for model in ("resnet50", "resnet101", "resnet152"):
+        for rows in shares(model).values():
+            assert all(sum(row[1:]) < 1 for row in rows)
+            assert [row[0] for row in rows] == [4 * 2**n for n in range(len(rows))]
+
+
+def test_drawn_beside_ones_own(tmp_path):
+    weak_scaling(tmp_path)
+    drawing = make_figures(make_tables(read_all([tmp_path])), baseline=True)
+    (axes,) = drawing.figures["published_efficiency"].axes
+    drawn = [line.get_xydata().tolist() for line in axes.lines]
+    assert [[1, 1], [2, pytest.approx(1.875 / 2)], [4, pytest.approx(3.5 / 4)]] in drawn, "over the own base"
+    assert [[1024, 0.76]] in drawn
+    assert axes.get_xlim()[1] > 1024
+    assert "aach2023: ddp, native, < 44 %" in axes.get_legend_handles_labels()[1]
+    (axes,) = drawing.figures["published_communication"].axes
+    assert len([line for line in axes.lines if len(line.get_xdata()) == 9]) == 1
+    assert any("JUWELS Booster" in note for note in drawing.notes)
+
+
+def test_not_drawn_unless_asked_for(tmp_path):
+    weak_scaling(tmp_path)
+    assert not [name for name in make_figures(make_tables(read_all([tmp_path]))).figures if "published" in name]

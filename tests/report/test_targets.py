@@ -1,0 +1,83 @@
+"""Epochs, updates, samples and seconds until a metric reaches its target, by hand."""
+
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+import pytest
+
+from ddlbench.errors import UserError
+from ddlbench.report.figures import make_figures
+from ddlbench.report.read import read_all
+from ddlbench.report.tables import make_tables
+from ddlbench.report.targets import Target, target, target_rows, write_targets
+from tests.support.records import write_run
+
+
+def write_course(results, values, metric="val_top1", **others):
+    """Epochs of 100 samples in 10 updates and 7 s each."""
+    folder = write_run(results, **others)
+    rows = [
+        {"epoch": n, "samples": 100, "updates": 10 * (n + 1), "elapsed_s": 7.0 * (n + 1), metric: value}
+        for n, value in enumerate(values)
+    ]
+    (folder / "epochs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+
+def rows_of(results, wanted):
+    return target_rows(make_tables(read_all([results])), wanted)
+
+
+def test_the_first_epoch_that_reaches_it_counts(tmp_path):
+    write_course(tmp_path, [0.2, 0.5, 0.4, 0.6])
+    (row,) = rows_of(tmp_path, Target("val_top1", 0.5))
+    found = {name: row[f"{name}_to_target"] for name in ("epochs", "updates", "samples", "seconds")}
+    assert found == {"epochs": 2, "updates": 20, "samples": 200, "seconds": 14.0}
+    assert (row["target"], row["runs"], row["reached"]) == ("val_top1=0.5", 1, 1)
+
+
+def test_perplexity_falls_to_its_target(tmp_path):
+    write_course(tmp_path, [90.0, 60.0, 30.0], metric="val_perplexity_token", model="gpt2_small")
+    (row,) = rows_of(tmp_path, Target("val_perplexity_token", 60.0))
+    assert row["epochs_to_target"] == 2
+
+
+def test_runs_that_never_reach_it_count_as_infinitely_long(tmp_path):
+    for repeat, last in enumerate((0.6, 0.6, 0.1)):
+        write_course(tmp_path, [0.1, 0.2, last], repeat=repeat)
+    (row,) = rows_of(tmp_path, Target("val_top1", 0.5))
+    assert (row["runs"], row["reached"], row["epochs_to_target"]) == (3, 2, 3)
+    (row,) = rows_of(tmp_path, Target("val_top1", 0.7))
+    assert (row["reached"], row["epochs_to_target"], row["seconds_to_target"]) == (0, None, None)
+
+
+def test_six_runs_have_an_interval(tmp_path):
+    for repeat in range(6):
+        write_course(tmp_path, [0.1] * repeat + [0.6], repeat=repeat)
+    (row,) = rows_of(tmp_path, Target("val_top1", 0.5))
+    assert (row["epochs_low"], row["epochs_to_target"], row["epochs_high"]) == (1, 3.5, 6)
+
+
+def test_only_runs_with_the_metric_have_a_row(tmp_path):
+    write_course(tmp_path, [0.6])
+    write_course(tmp_path, [60.0], metric="val_perplexity_token", model="gpt2_small")
+    assert [row["model"] for row in rows_of(tmp_path, Target("val_top1", 0.5))] == ["resnet50"]
+
+
+def test_a_table_and_two_figures(tmp_path):
+    for gpus in (1, 2):
+        write_course(tmp_path / "results", [0.2, 0.6], gpus=gpus)
+    tables = make_tables(read_all([tmp_path / "results"]))
+    write_targets(tables, [Target("val_top1", 0.5)], tmp_path)
+    assert list(pd.read_csv(tmp_path / "targets.csv")["seconds_to_target"]) == [14.0, 14.0]
+    figures = make_figures(tables, [Target("val_top1", 0.5)]).figures
+    (axes,) = figures["seconds_to_val_top1=0.5"].axes
+    assert [[1, 14], [2, 14]] in [line.get_xydata().tolist() for line in axes.lines]
+    assert "epochs_to_val_top1=0.5" in figures
+
+
+@pytest.mark.parametrize("text", ["val_top1", "val_top1=", "val_top1=high", "val_top1=nan", "epoch_time_s=3"])
+def test_a_target_that_cannot_be_read(text):
+    with pytest.raises(UserError, match="METRIC=NUMBER"):
+        target(text)
