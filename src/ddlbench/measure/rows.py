@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ddlbench.errors import Diverged, RunError
+from ddlbench.errors import Diverged
 from ddlbench.job import Job, Place
 from ddlbench.measure.clock import EpochTimes
+from ddlbench.measure.counts import require_samples
 from ddlbench.measure.memory import BY_STAGE, PEAKS, peaks
 from ddlbench.measure.meter import OverRanks
 from ddlbench.measure.straggler import OwnStep
@@ -186,17 +187,6 @@ def gather_epoch(epoch: int, epochs: int, rank: RankEpoch, global_batch: int, up
         stages={name: _by_stage(stages, [peak[name] for peak in memory]) for name in BY_STAGE},
         ranks=gather_to_rank0(rank.packed()),
     )
-
-
-def require_samples(counted: Sequence[int | None], asked: int) -> None:
-    """The samples of the batches on the ranks that report, against those that the steps should have had. Raises
-    RunError on every rank alike."""
-    known = [count for count in counted if count is not None]
-    if known and sum(known) != asked:
-        raise RunError(
-            f"the batches of {len(known)} reporting ranks held {sum(known)} training samples in an epoch, not the "
-            f"{asked} of its steps: the loader, or the framework's place of its ranks, is wrong"
-        )
 
 
 def _wait_share(times: EpochTimes) -> float:
