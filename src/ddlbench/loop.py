@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -61,7 +62,8 @@ class Run:
     def validated(self, metrics: dict[str, Any]) -> dict[str, Any]:
         """What may be reported of a validation. RunError on every rank alike where samples are missing or doubled."""
         require_val_samples(metrics["val_samples"], self.feed, self.place.reports)
-        return metrics if self.scored else {"val_samples": metrics["val_samples"]}
+        diverged = not math.isfinite(metrics.get("val_loss") or 0.0)  # whatever the samples
+        return metrics if self.scored or diverged else {"val_samples": metrics["val_samples"]}
 
     def record(self, row: EpochRow) -> None:
         """Hand over the row of an epoch with its validation."""
