@@ -139,3 +139,20 @@ def test_the_names_are_those_of_the_library() -> None:
         "RELIABILITY": "reliability",
     }
     assert {getattr(library, f"NVML_PERF_POLICY_{name}"): word for name, word in policies.items()} == nvml.POLICIES
+
+
+@pytest.mark.gpu
+def test_a_real_gpu_counts_energy_while_it_computes() -> None:
+    device = torch.device("cuda", 0)
+    reader = gpu_state_reader(device)
+    if reader is None:
+        pytest.skip("NVML cannot be reached")
+    before, square = reader(), torch.randn(8192, 8192, device=device)
+    if before.energy_mj is None:
+        pytest.skip("this GPU has no energy counter, or is a slice of one")
+    for _ in range(200):
+        square = torch.tanh(square @ square)
+    torch.cuda.synchronize(device)
+    energy = joules(before, reader())
+    assert energy is not None
+    assert energy > 10
