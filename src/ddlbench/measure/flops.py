@@ -62,6 +62,9 @@ PEAKS = {
 }
 
 
+SAMPLES = 2  # of a checkpointed model
+
+
 def forward_flops(model: Model) -> int:
     """Model FLOPs of one sample's forward pass."""
     counter, _ = _count(model, backward=False)
@@ -76,9 +79,10 @@ def training_flops(model: Model) -> int:
 
 def hardware_flops(model: Model, checkpoint: Callable[[nn.Sequential], None]) -> int:
     """FLOPs that are computed for one training sample where `checkpoint` lets blocks run again in the backward pass:
-    counted on the blocks as it changes them, for torch ends a second run at the last tensor that is needed."""
-    counter, _ = _count(model, backward=True, change=checkpoint)
-    return counter.get_total_flops()
+    counted on the blocks as it changes them, for torch ends a second run at the last tensor that is needed. So dropout
+    matters, which keeps what comes before it: training mode, and two samples for BatchNorm's sake."""
+    counter, _ = _count(model, backward=True, checkpoint=checkpoint)
+    return counter.get_total_flops() // SAMPLES
 
 
 def forward_flops_per_block(model: Model) -> dict[str, int]:
@@ -89,18 +93,20 @@ def forward_flops_per_block(model: Model) -> dict[str, int]:
 
 
 def _count(
-    model: Model, backward: bool, change: Callable[[nn.Sequential], None] = lambda whole: None
+    model: Model, backward: bool, checkpoint: Callable[[nn.Sequential], None] | None = None
 ) -> tuple[FlopCounterMode, list[str]]:
-    """FLOPs of one sample, and the names of the blocks. Fake tensors have shapes only: nothing is computed.
+    """FLOPs of one sample (of SAMPLES with `checkpoint`), and the names of the blocks. Fake tensors have shapes only:
+    nothing is computed.
 
     SDPA's math kernel is made of matrix products, which the counter knows; of the fused kernels it knows only some.
     Evaluation mode: BatchNorm refuses to take statistics of one value a channel, and they count for nothing here.
     """
     with FakeTensorMode(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        whole = model.build().eval()
-        change(whole)
+        whole = model.build().train(checkpoint is not None)
+        if checkpoint:
+            checkpoint(whole)
         dtype = torch.int64 if model.kind == "text" else torch.float32
-        output = whole(torch.zeros(1, *model.input_shape(), dtype=dtype))
+        output = whole(torch.zeros(SAMPLES if checkpoint else 1, *model.input_shape(), dtype=dtype))
         if backward:
             output.sum().backward()
     return counter, [name for name, _ in whole.named_children()]

@@ -189,6 +189,7 @@ def make_run(
         boundary=Boundary(job.device, supervisor.progressed),
         validate=config.train.validate,
         val_words=records.dataset.get("val_words"),
+        scored=config.loader.scored,
         meter=Meter(job.device, leader=job.local_rank == 0),
     )
 

@@ -96,4 +96,5 @@ def read_validation(run: Run) -> dict[str, Any]:
         samples += batch.valid.sum()
         run.boundary.heartbeat()
     times = clock.stop()
-    return {"val_samples": int(sum_over_ranks(samples)), "validation_time_s": times.epoch_s + times.straggler_s}
+    counted = run.validated({"val_samples": int(sum_over_ranks(samples))})
+    return {**counted, "validation_time_s": times.epoch_s + times.straggler_s}

@@ -1,0 +1,84 @@
+"""Columns beside the headline: bubble, staleness, HFU, steady rate and marks, from records made by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddlbench.report.read import read_all
+from ddlbench.report.tables import Tables, make_tables, records
+from tests.support.records import write_run
+
+STAGED = {"bubble": 0.3, "bubble_theoretical": 3 / 11, "staleness": [2, 1, 0]}
+COSTLY = {"name": "resnet50", "changed": {}, "flops_per_sample": 2e9, "hardware_flops_per_sample": 2.5e9}
+
+
+def tables(folder: Path) -> Tables:
+    return make_tables(read_all([folder]))
+
+
+def test_bubble_and_staleness_are_what_the_framework_says(tmp_path: Path) -> None:
+    write_run(tmp_path, framework="pipedream", sections={"framework": STAGED})
+    write_run(tmp_path, framework="ddp", sections={"framework": {"staleness": 0}})
+    write_run(tmp_path, framework="fsdp")
+    made = tables(tmp_path)
+    rows = {row["framework"]: row for row in records(made.runs)}
+    found = {
+        name: [row[column] for column in ("bubble", "bubble_theoretical", "staleness_max")]
+        for name, row in rows.items()
+    }
+    assert found == {"pipedream": [0.3, 3 / 11, 2], "ddp": [None, None, 0], "fsdp": [None, None, None]}
+    merged = {row["framework"]: row for row in records(made.scaling)}
+    assert [merged["pipedream"][column] for column in ("bubble", "bubble_theoretical", "staleness_max")] == [
+        0.3,
+        3 / 11,
+        2,
+    ]
+
+
+@pytest.mark.parametrize("staleness", ["two", [None], {"a": 1}, [-1], True])
+def test_a_staleness_that_is_no_number_is_empty(tmp_path: Path, staleness: Any) -> None:
+    write_run(tmp_path, sections={"framework": {"staleness": staleness}})
+    (row,) = records(tables(tmp_path).runs)
+    assert row["staleness_max"] is None
+
+
+def test_merged_rates_come_from_merged_seconds(tmp_path: Path) -> None:
+    for repeat, (rate, steady) in enumerate(((100.0, 110.0), (50.0, 80.0))):
+        summary = {"throughput_steady_samples_per_s": steady, "energy_sample_j": 2.0 + repeat, "hfu": 0.9}
+        write_run(tmp_path, rate=rate, repeat=repeat, summary=summary, sections={"model": COSTLY})
+    (row,) = records(tables(tmp_path).scaling)
+    assert row["throughput_steady_samples_per_s"] == pytest.approx(1 / ((1 / 110 + 1 / 80) / 2))
+    assert row["throughput_samples_per_s"] == pytest.approx(1 / ((1 / 100 + 1 / 50) / 2))
+    assert row["hfu"] == pytest.approx(row["mfu"] * 2.5 / 2)
+    assert row["energy_sample_j"] == 2.5
+
+
+def test_a_marked_run_stays_in_the_table(tmp_path: Path) -> None:
+    for repeat, marks in enumerate(("throttled; load", "load", None)):
+        write_run(tmp_path, rate=100, repeat=repeat, summary={"marks": marks})
+    made = tables(tmp_path)
+    (row,) = records(made.scaling)
+    assert row["runs_ok"] == 3
+    assert row["marks"] == "load (2 of 3); throttled (1 of 3)"
+    assert sorted(str(run["marks"]) for run in records(made.runs)) == ["None", "load", "throttled; load"]
+
+
+def test_records_from_before_have_empty_cells(tmp_path: Path) -> None:
+    write_run(tmp_path)
+    made = tables(tmp_path)
+    (run,), (row,) = records(made.runs), records(made.scaling)
+    new = (
+        "throughput_steady_samples_per_s",
+        "energy_epoch_j",
+        "hfu",
+        "bubble",
+        "own_step_s",
+        "straggler_host",
+        "marks",
+    )
+    assert [run[name] for name in new] == [None] * len(new)
+    assert [row[name] for name in ("hfu", "marks", "throughput_steady_samples_per_s", "energy_source")] == [None] * 4
+    assert made.warnings == []
