@@ -75,7 +75,7 @@ def profiled(run: Run, trainer: Trainer, steps: int) -> Window:
         trainer.flush()
         idle(device)
     on_device = device.type == "cuda"
-    own = RankWindow.of(run.job.rank, steps, profiler.events(), on_device)
+    own = RankWindow.of(run.job, run.place, steps, profiler.events())
     run.boundary.heartbeat()
     return Window(all_gather(own), lead_in, on_device, profiler)
 
