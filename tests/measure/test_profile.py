@@ -39,6 +39,7 @@ HOST = [
     Event("aten::add_", 86, 90),
     Event("aten::zero_", 95, 96),  # in no span
     Event("aten::mm", -50, -10),  # before the window
+    Event("gloo:all_reduce", -20, -5),  # the barrier there
     Event("gloo:all_reduce", 98, 140),  # ends after it
 ]
 

@@ -102,7 +102,7 @@ class RankWindow:
     """One rank's window.
 
     host, stage: where it ran; only ranks of one pipeline stage have the same work
-    collectives: how many events of communication there were
+    collectives: how many events of communication began in it
     parts: names of the spans that the profiler saw
     """
 
@@ -118,7 +118,8 @@ class RankWindow:
     def of(cls, job: Job, place: Place, steps: int, events: Sequence[Event]) -> RankWindow:
         """events: of every thread and stream"""
         on_device = job.device.type == "cuda"
-        communication = [event for event in events if is_communication(event, on_device)]
+        begin = min(event.begin for event in events if event.name == WINDOW)
+        communication = [event for event in events if is_communication(event, on_device) and event.begin >= begin]
         parts = tuple(part for part in PARTS if any(event.name == part for event in events))
         where = job.rank, platform.node(), place.coordinates.get("pp", 0)
         return cls(*where, steps, divide(events, on_device), len(communication), parts)
