@@ -44,6 +44,7 @@ from ddlbench.run.scenarios.window import Window, profiled
 from tests.equality.test_equal_training import MODELS
 from tests.support.equal import Rows, loader, make_job
 from tests.support.libraries import why_no_horovod
+from tests.support.pictures import write_folders
 from tests.support.processes import PYTHON, run
 from tests.support.ranks import free_port, run_ranks
 from tests.support.reference import Case
@@ -266,9 +267,9 @@ def test_the_section_by_hand() -> None:
     }  # fmt: skip
 
 
-GPT2 = [
-    "+framework=single", "+model=gpt2_small", "model.n_layer=1", "model.n_embd=32", "model.n_head=2",
-    "model.seq_len=32", "train.global_batch=2", "train.steps=3", "train.epochs=2",
+RESNET = [
+    "+framework=single", "+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=8", "model.image_size=32",
+    "train.global_batch=4", "train.epochs=2", "data=imagenet", "loader.workers=0",
 ]  # fmt: skip
 
 
@@ -281,12 +282,14 @@ def record(results: Path) -> tuple[dict[str, Any], list[dict[str, Any]], Path]:
 
 def test_the_measured_epochs_are_those_of_a_run_without_a_window(ddlbench, tmp_path: Path) -> None:
     """Bit-equal losses and metrics, the same ledger, and the same run_id: repeats of one measurement."""
-    code, said = ddlbench(*GPT2, "results_dir=plain")
+    write_folders(tmp_path / "images", train=4, val=3)  # of three classes: three steps an epoch
+    words = [*RESNET, f"data.root={tmp_path}/images"]
+    code, said = ddlbench(*words, "results_dir=plain")
     assert code == 0, said
-    code, said = ddlbench(*GPT2, "results_dir=profiled", "profile=true", "profile_steps=2", "profile_trace=true")
+    code, said = ddlbench(*words, "results_dir=profiled", "profile=true", "profile_steps=2", "profile_trace=true")
     assert code == 0, said
     (plain, epochs, _), (content, lines, folder) = record(tmp_path / "plain"), record(tmp_path / "profiled")
-    for name in ("train_loss", "val_loss", "val_perplexity_token", "updates", "samples", "lr_last"):
+    for name in ("train_loss", "val_loss", "val_top1", "updates", "samples", "lr_last"):
         assert [line[name] for line in lines] == [epoch[name] for epoch in epochs], name
     assert content["ledger"] == plain["ledger"]
     assert content["run_id"] == plain["run_id"]
@@ -296,14 +299,20 @@ def test_the_measured_epochs_are_those_of_a_run_without_a_window(ddlbench, tmp_p
     assert window["comm_share"] == 0.0  # one rank
     assert window["trace"] == "trace-rank0.json.gz"
     assert (folder / window["trace"]).stat().st_size > 1000
-    assert "profiled window of 1 steps" in said
+    (line,) = (line for line in said.splitlines() if line.startswith("profiled window"))
+    shown = [f"{window[f'{name}_share']:.1%}" for name in ("compute", "comm_exposed", "data", "idle")]
+    names = ("computing", "exposed communication", "waiting for data", "idle")
+    parts = [f"{share} {name}" for share, name in zip(shown, names, strict=True)]
+    assert line == f"profiled window of 1 steps: {', '.join(parts)}"
 
 
 @pytest.mark.slow
 def test_two_real_ranks_fill_the_columns(tmp_path: Path) -> None:
     """torchrun, the record, and the row of runs.csv."""
     command = [PYTHON, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
-    words = ["+framework=ddp", *GPT2[1:], "profile=true", f"results_dir={tmp_path}/results"]
+    write_folders(tmp_path / "images", train=4, val=3)
+    words = ["+framework=ddp", *RESNET[1:], f"data.root={tmp_path}/images", "profile=true"]
+    words.append(f"results_dir={tmp_path}/results")
     done = run(*command, "-m", "ddlbench", *words, timeout=200, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     content, _, _ = record(tmp_path / "results")
