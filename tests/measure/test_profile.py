@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+import platform
+from dataclasses import asdict, replace
 
 import pytest
+import torch
 
+from ddlbench.job import Place
 from ddlbench.measure.profile import Event, RankWindow, Seconds, divide
 from ddlbench.measure.spans import BACKWARD, COMMUNICATE, DATA, FORWARD, UPDATE, WAIT, WINDOW
+from tests.support.jobs import job
 
 NS = 1e-9
 
@@ -35,6 +39,7 @@ HOST = [
     Event("aten::add_", 86, 90),
     Event("aten::zero_", 95, 96),  # in no span
     Event("aten::mm", -50, -10),  # before the window
+    Event("gloo:all_reduce", -20, -5),  # the barrier there
     Event("gloo:all_reduce", 98, 140),  # ends after it
 ]
 
@@ -69,7 +74,7 @@ def test_a_send_counts_while_its_sender_waits_for_it() -> None:
     ]  # fmt: skip
     found = units(divide(events, on_device=False))
     assert (found["communication"], found["exposed"], found["idle"]) == (20, 20, 40)
-    assert RankWindow.of(0, 1, events, on_device=False).collectives == 2
+    assert RankWindow.of(job(), Place(0, 1), 1, events).collectives == 2
 
 
 def test_waiting_for_data_while_a_collective_runs_is_communication() -> None:
@@ -95,7 +100,8 @@ DEVICE = [
     Event("sm90_reduce", 60, 75, device=True, launched=13),  # another stream
     Event("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 50, 90, device=True, launched=14),
     Event("scale", 90, 91, device=True, launched=21),  # in the span of communication
-    Event("multi_tensor_apply_kernel", 91, 96, device=True, launched=23),
+    Event("multi_tensor_apply_kernel", 91, 94, device=True, launched=23),
+    Event("Memcpy HtoD (Pinned -> Device)", 94, 96, device=True, launched=24),  # of an optimizer on the host
     Event("Memset", 96, 97, device=True, launched=None),
     Event("gloo:all_reduce", 0, 100),  # the harness's: on the host
 ]
@@ -116,16 +122,21 @@ def test_the_parts_of_a_step_on_a_device() -> None:
 
 
 def test_what_was_seen_is_counted() -> None:
-    host, device = RankWindow.of(1, 4, HOST, on_device=False), RankWindow.of(0, 4, DEVICE, on_device=True)
+    last = Place(0, 1, coordinates={"dp": 0, "pp": 1})
+    host = RankWindow.of(replace(job(), rank=1), last, 4, HOST)
+    device = RankWindow.of(replace(job(), device=torch.device("cuda")), Place(0, 1), 4, DEVICE)
     assert (host.collectives, device.collectives) == (3, 1)
     assert host.parts == (FORWARD, BACKWARD, UPDATE, DATA)
     assert device.parts == (FORWARD, BACKWARD, UPDATE, COMMUNICATE, DATA)
     assert host.line() == {
         "rank": 1,
+        "host": platform.node(),
+        "stage": 1,
         "collectives": 3,
         **asdict(host.seconds),
         "compute_s": pytest.approx(55 * NS),
         "own_s": pytest.approx(73 * NS),  # 100 - 10 of data - 17 of exposed communication
+        "own_step_s": pytest.approx(73 / 4 * NS),
     }
 
 

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+import pytest
 import torch
 
-from ddlbench.measure.profile import Event
+from ddlbench.measure.profile import Event, divide
 from ddlbench.measure.profiler import Profiler, plain_events
-from ddlbench.measure.spans import FORWARD, WINDOW, profiling, span
+from ddlbench.measure.spans import BACKWARD, FORWARD, WINDOW, profiling, span
 
 
 class DeviceType(Enum):
@@ -94,3 +95,19 @@ def test_a_real_window_on_the_cpu(tmp_path: Path) -> None:
 
 def test_a_span_without_a_profiler_is_nothing() -> None:
     assert span(FORWARD) is span(WINDOW)
+
+
+@pytest.mark.gpu
+def test_a_real_window_on_a_gpu() -> None:
+    """Kernels of the backward pass, which torch launches in a thread of its own, count as backward."""
+    device = torch.device("cuda")
+    weight = torch.ones(2048, 2048, device=device, requires_grad=True)
+    with Profiler(device) as profiler, span(WINDOW):
+        with span(FORWARD):
+            loss = (weight @ weight).sum()
+        with span(BACKWARD):
+            loss.backward()
+        torch.cuda.synchronize()
+    found = divide(profiler.events(), on_device=True)
+    assert found.backward_s > found.forward_s > 0
+    assert found.other_s < found.forward_s

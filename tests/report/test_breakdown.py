@@ -38,6 +38,7 @@ def test_shares_by_gpu_count_and_the_seconds_of_a_step(tmp_path: Path) -> None:
     assert list(found["gpus"]) == [1, 2]
     assert list(found["comm_exposed_share"]) == pytest.approx([0.0, 0.25])
     assert list(found["comm_share"]) == pytest.approx([0.1, 0.35])
+    assert list(found["comm_overlap_share"]) == pytest.approx([0.1, 0.1])
     assert list(found["profile_step_time_s"]) == pytest.approx([0.5, 0.5])  # 5 s / 10; 10 s / (2 ranks x 10)
     assert list(found["forward_step_s"]) == pytest.approx([0.1, 0.1])
     assert list(found["backward_step_s"]) == pytest.approx([0.2, 0.15])

@@ -4,21 +4,26 @@ Every moment of the window counts once, for the first of these that applies: com
 computation overlaps (exposed), waiting for data, idle. So the shares sum to 1. Computation is divided into forward,
 backward, update and other, by the span (measure/spans.py) in which the host launched it.
 
-On CUDA the events are those of the device: kernels and copies; the kernels named nccl* communicate, whichever library
-launched them, and copies from the host are data. Not run on a GPU yet. On the CPU the events are torch's operators and
-the collectives of gloo's threads ("gloo:all_reduce"); Horovod's frameworks/horovod/traced.py reports. A collective or a
-receive lasts until all data are there: waiting for a slower rank, and so the bubble of a pipeline, is communication.
+On the CPU the events are torch's operators, the collectives of gloo's threads ("gloo:all_reduce"), the host's waits for
+messages, and what frameworks/horovod/traced.py reports. On CUDA they are the kernels and copies of the device: kernels
+named nccl* communicate, whichever library launched them, and what was launched while the rank took its batch is data.
+Not run on a GPU yet. A collective or a receive lasts until all data are there: waiting for a slower rank, and so the
+bubble of a pipeline, is communication.
 """
 
 from __future__ import annotations
 
+import platform
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, TypeAlias
 
+from ddlbench.job import Job, Place
 from ddlbench.measure.intervals import Interval, Intervals, difference, intersection, length, union
 from ddlbench.measure.spans import BACKWARD, COMMUNICATE, DATA, FORWARD, UPDATE, WAIT, WINDOW
+
+PartAt: TypeAlias = Callable[[int | None], str]  # a time in nanoseconds -> the part of the step
 
 PARTS = (FORWARD, BACKWARD, UPDATE, COMMUNICATE, DATA)
 COLLECTIVES = ("gloo:", "mpi:", "horovod:")  # on the host
@@ -96,27 +101,35 @@ SHARES = {
 class RankWindow:
     """One rank's window.
 
-    collectives: how many events of communication there were
+    host, stage: where it ran; only ranks of one pipeline stage have the same work
+    collectives: how many events of communication began in it
     parts: names of the spans that the profiler saw
     """
 
     rank: int
+    host: str
+    stage: int
     steps: int
     seconds: Seconds
     collectives: int
     parts: tuple[str, ...]
 
     @classmethod
-    def of(cls, rank: int, steps: int, events: Sequence[Event], on_device: bool) -> RankWindow:
-        """events: of every thread and stream; on_device: whether the device is another than the host."""
-        communication = [event for event in events if is_communication(event, on_device)]
+    def of(cls, job: Job, place: Place, steps: int, events: Sequence[Event]) -> RankWindow:
+        """events: of every thread and stream"""
+        on_device = job.device.type == "cuda"
+        begin = min(event.begin for event in events if event.name == WINDOW)
+        communication = [event for event in events if is_communication(event, on_device) and event.begin >= begin]
         parts = tuple(part for part in PARTS if any(event.name == part for event in events))
-        return cls(rank, steps, divide(events, on_device), len(communication), parts)
+        where = job.rank, platform.node(), place.coordinates.get("pp", 0)
+        return cls(*where, steps, divide(events, on_device), len(communication), parts)
 
     def line(self) -> dict[str, Any]:
         """As run.json has it."""
-        seconds = asdict(self.seconds) | {"compute_s": self.seconds.compute_s, "own_s": self.seconds.own_s}
-        return {"rank": self.rank, "collectives": self.collectives, **seconds}
+        computed = {"compute_s": self.seconds.compute_s, "own_s": self.seconds.own_s}
+        own = {"own_step_s": self.seconds.own_s / self.steps}
+        where = {"rank": self.rank, "host": self.host, "stage": self.stage}
+        return {**where, "collectives": self.collectives, **asdict(self.seconds), **computed, **own}
 
 
 def is_communication(event: Event, on_device: bool) -> bool:
@@ -152,7 +165,9 @@ def divide(events: Sequence[Event], on_device: bool) -> Seconds:
     return Seconds(*(nanoseconds / 1e9 for nanoseconds in whole))
 
 
-def _work_by_part(events: Sequence[Event], on_device: bool, part_at: Callable[[int], str]) -> dict[str, list[Interval]]:
+def _work_by_part(
+    events: Sequence[Event], on_device: bool, part_at: Callable[[int | None], str]
+) -> dict[str, list[Interval]]:
     """When the device computed or copied, by the part of the step that launched it."""
     found: dict[str, list[Interval]] = {}
     for event in events:
@@ -161,19 +176,18 @@ def _work_by_part(events: Sequence[Event], on_device: bool, part_at: Callable[[i
         if not (on_device or event.name.startswith(OPERATORS)):
             continue
         launched = event.launched if on_device else event.begin
-        part = DATA if event.name.startswith("Memcpy HtoD") else "other" if launched is None else part_at(launched)
-        found.setdefault(part, []).append((event.begin, event.end))
+        found.setdefault(part_at(launched), []).append((event.begin, event.end))
     return found
 
 
-def _part_finder(spans: dict[str, Intervals]) -> Callable[[int], str]:
-    """The part of the step at a time. Spans are not nested."""
+def _part_finder(spans: dict[str, Intervals]) -> PartAt:
+    """The part of the step at a time, "other" where that is not known. Spans are not nested."""
     known = sorted((begin, end, part) for part, found in spans.items() for begin, end in found)
     begins = [begin for begin, _, _ in known]
 
-    def part_at(time: int) -> str:
-        place = bisect_right(begins, time) - 1
-        if place < 0 or time >= known[place][1]:
+    def part_at(time: int | None) -> str:
+        place = -1 if time is None else bisect_right(begins, time) - 1
+        if time is None or place < 0 or time >= known[place][1]:
             return "other"
         part = known[place][2]
         return "other" if part == COMMUNICATE else part

@@ -130,12 +130,7 @@ class FileRecorder:
 
 
 def _window_line(section: Mapping[str, Any]) -> str:
-    names = {
-        "compute": "computing",
-        "comm_exposed": "exposed communication",
-        "data": "waiting for data",
-        "idle": "idle",
-    }
+    names = {"compute": "computing", "comm_exposed": "exposed communication", "data": "waiting for data"}
     said = ", ".join(f"{section[f'{name}_share']:.1%} {text}" for name, text in names.items())
     return f"profiled window of {section['steps']} steps: {said}, {section['idle_share']:.1%} idle"
 

@@ -50,8 +50,9 @@ def breakdown(scaling: pd.DataFrame) -> pd.DataFrame:
     """The rows of scaling.csv that have a window, each measurement once, in the order of that table."""
     with_window = cast(pd.DataFrame, scaling[scaling["profile_windows"].fillna(0) > 0])
     rows = with_window.drop_duplicates(subset=["measurement"])
-    seconds = {name: rows[share] * rows["profile_step_time_s"] for name, share in BAR.items()}
-    return rows.assign(**seconds).reset_index(drop=True).filter([column.name for column in BREAKDOWN])
+    computed = {name: rows[share] * rows["profile_step_time_s"] for name, share in BAR.items()}
+    computed["comm_overlap_share"] = rows["comm_share"] - rows["comm_exposed_share"]
+    return rows.assign(**computed).reset_index(drop=True).filter([column.name for column in BREAKDOWN])
 
 
 def _number(run: Row, name: str) -> float:

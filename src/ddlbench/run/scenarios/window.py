@@ -69,13 +69,14 @@ def profiled(run: Run, trainer: Trainer, steps: int) -> Window:
     batches = iter(run.feed.train(run.epochs))
     train_steps(run, trainer, batches, lead_in)
     idle(device)
-    barrier()
-    with Profiler(device) as profiler, span(WINDOW):
-        train_steps(run, trainer, batches, steps)
-        trainer.flush()
-        idle(device)
+    with Profiler(device) as profiler:
+        barrier()  # a profiler takes longer to start on some ranks than on others
+        with span(WINDOW):
+            train_steps(run, trainer, batches, steps)
+            trainer.flush()
+            idle(device)
     on_device = device.type == "cuda"
-    own = RankWindow.of(run.job.rank, steps, profiler.events(), on_device)
+    own = RankWindow.of(run.job, run.place, steps, profiler.events())
     run.boundary.heartbeat()
     return Window(all_gather(own), lead_in, on_device, profiler)
 
