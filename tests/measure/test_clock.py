@@ -67,6 +67,11 @@ def test_waits_are_timed_by_the_clock_of_the_steps(monkeypatch: pytest.MonkeyPat
     assert times.step_s == [1.0, 2.0]
 
 
+def timed(times: EpochTimes) -> tuple[float, float, float, list[float], list[float]]:
+    """Epoch, its measured part, wait at its end; of each step its time and its wait."""
+    return times.epoch_s, times.measured_s, times.straggler_s, list(times.step_s), list(times.wait_s)
+
+
 def test_an_epoch_begins_when_the_last_rank_has_come_and_the_closing_wait_is_apart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -81,9 +86,9 @@ def test_an_epoch_begins_when_the_last_rank_has_come_and_the_closing_wait_is_apa
             world.spend(4.0 if rank else 2.0 + step)
         return clock.stop()
 
-    assert world.run(epoch) == [
-        EpochTimes(5.0, 5.0, 3.0, 0, [2.0, 3.0], [0.0, 0.0]),
-        EpochTimes(8.0, 8.0, 0.0, 0, [4.0, 4.0], [0.0, 0.0]),
+    assert [timed(times) for times in world.run(epoch)] == [
+        (5.0, 5.0, 3.0, [2.0, 3.0], [0.0, 0.0]),
+        (8.0, 8.0, 0.0, [4.0, 4.0], [0.0, 0.0]),
     ]
 
 
@@ -98,9 +103,9 @@ def test_all_ranks_start_the_measured_steps_together(monkeypatch: pytest.MonkeyP
             world.spend(2.0 if step else 1.0 + 8.0 * rank)
         return clock.stop()
 
-    assert world.run(epoch) == [
-        EpochTimes(11.0, 2.0, 0.0, 1, [1.0, 2.0], [0.0, 0.0]),
-        EpochTimes(11.0, 2.0, 0.0, 1, [9.0, 2.0], [0.0, 0.0]),
+    assert [timed(times) for times in world.run(epoch)] == [
+        (11.0, 2.0, 0.0, [1.0, 2.0], [0.0, 0.0]),
+        (11.0, 2.0, 0.0, [9.0, 2.0], [0.0, 0.0]),
     ]
 
 
@@ -134,7 +139,7 @@ def test_on_a_gpu_the_host_waits_at_both_ends_and_after_the_warmup_and_at_no_ste
 def test_on_a_gpu_times_are_those_of_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each barrier takes 0.5 s: the second lies between the two steps, the third after the epoch."""
     _, times = on_a_gpu(monkeypatch)
-    assert times == EpochTimes(5.0, 2.25, 0.5, 1, [2.25, 2.25], [0.25, 0.25])
+    assert timed(times) == (5.0, 2.25, 0.5, [2.25, 2.25], [0.25, 0.25])
 
 
 @pytest.mark.gpu
