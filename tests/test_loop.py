@@ -15,7 +15,7 @@ import ddlbench.loop
 from ddlbench.config.choices import choices
 from ddlbench.data.feed import Feed
 from ddlbench.errors import Killed
-from ddlbench.job import Framework, Job, Place
+from ddlbench.job import Batch, Framework, Job, Place
 from ddlbench.loop import Run, train
 from ddlbench.progress import Progress
 from ddlbench.ranks.boundary import Boundary
@@ -68,7 +68,8 @@ class Weight:
 
 
 def run_of(epochs: int, steps: int) -> tuple[Run, Rows]:
-    feed = SimpleNamespace(train=lambda epoch: iter([None] * steps), steps_per_epoch=steps)
+    batch = Batch(torch.zeros(4), torch.zeros(4), torch.ones(4, dtype=torch.bool))
+    feed = SimpleNamespace(train=lambda epoch: iter([batch] * steps), steps_per_epoch=steps)
     rows = Rows()
     job = SimpleNamespace(device=torch.device("cpu"), rank=0, global_batch=4)
     run = Run(
@@ -93,7 +94,7 @@ def test_steps_are_counted_over_epochs_from_where_the_run_begins(first: int) -> 
     train(run, cast(Framework, trainer), rates)
     expected = [(first + step) / 10 for step in range(6)]
     assert trainer.rates == expected
-    assert [row.ranks[0].rates for row in rows.rows] == [expected[:3], expected[3:]]  # its own epoch's alone
+    assert [list(row.ranks[0].rates) for row in rows.rows] == [expected[:3], expected[3:]]  # its own epoch's alone
     assert [row.lr_last for row in rows.rows] == [expected[2], expected[5]]
     assert (rates.step, rates.first, rates.last) == (first + 6, expected[0], expected[-1])
 

@@ -41,10 +41,16 @@ def test_a_run_leaves_one_whole_record(ddlbench, tmp_path: Path) -> None:
     assert content["summary"]["epochs_measured"] == 1
     assert content["summary"]["throughput_samples_per_s"] > 0
     assert content["summary"]["val_samples"] == 6
+    assert not {"val_loss", "val_top1", "val_top5"} & set(content["summary"])  # of random samples
     assert content["summary"]["mfu"] is None  # no peak is known for a CPU
     assert content["environment"]["threads_per_rank"] == 1
     (folder,) = tmp_path.glob("results/*/attempt-1")
-    assert sorted(path.name for path in folder.iterdir()) == ["epochs.jsonl", "run.json", "steps.parquet"]
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "epochs.jsonl",
+        "ranks.parquet",
+        "run.json",
+        "steps.parquet",
+    ]
     assert "epoch 1:" in said
     assert said.splitlines()[-1] == (
         f"ddlbench: the record is in {folder.relative_to(tmp_path)}; to see tables: python -m ddlbench.report results"

@@ -12,7 +12,9 @@ from torch.optim import Optimizer
 from ddlbench.data.feed import Feed
 from ddlbench.job import Job, Place, Trainer
 from ddlbench.measure.clock import EpochClock
+from ddlbench.measure.counts import require_val_samples
 from ddlbench.measure.memory import reset_peaks
+from ddlbench.measure.meter import Meter
 from ddlbench.measure.metrics import batch_sums, empty_sums, finish
 from ddlbench.measure.rows import EpochRow, RankEpoch, gather_epoch
 from ddlbench.progress import Progress
@@ -33,7 +35,10 @@ class Recorder(Protocol):
 
 @dataclass
 class Run:
-    """What every scenario has: this rank's place, its samples, and where rows go."""
+    """What every scenario has: this rank's place, its samples, and where rows go.
+
+    scored: whether metrics of the validation samples say something about the model
+    """
 
     job: Job
     place: Place
@@ -45,11 +50,18 @@ class Run:
     boundary: Boundary
     validate: bool = True
     val_words: int | None = None
+    scored: bool = True
+    meter: Meter | None = None
     elapsed_s: float = 0.0
 
     def warmup(self, epoch: int) -> int:
         """Steps that begin this epoch and are left out of its rate; never all of them."""
         return min(self.warmup_steps, self.feed.steps_per_epoch - 1) if epoch == 0 else 0
+
+    def validated(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        """What may be reported of a validation. RunError on every rank alike where samples are missing or doubled."""
+        require_val_samples(metrics["val_samples"], self.feed, self.place.reports)
+        return metrics if self.scored else {"val_samples": metrics["val_samples"]}
 
     def record(self, row: EpochRow) -> None:
         """Hand over the row of an epoch with its validation."""
@@ -63,7 +75,7 @@ def train(run: Run, trainer: Trainer, rates: Rates) -> None:
     device = run.job.device
     for epoch in range(run.epochs):
         run.boundary.begin()
-        clock = EpochClock(device, barrier, run.warmup(epoch))
+        clock = EpochClock(device, barrier, run.warmup(epoch), run.meter)
         losses, used = list[Tensor](), list[float]()
         reset_peaks(device)
         batches = run.progress.steps(run.feed.train(epoch), run.feed.steps_per_epoch, f"epoch {epoch}")
@@ -96,7 +108,7 @@ def validate(run: Run, trainer: Trainer) -> dict[str, Any]:
         run.boundary.heartbeat()
     times = clock.stop()
     metrics = finish(sum_over_ranks(sums), run.job.model.kind, run.val_words)
-    return {**metrics, "validation_time_s": times.epoch_s + times.straggler_s}
+    return {**run.validated(metrics), "validation_time_s": times.epoch_s + times.straggler_s}
 
 
 def set_learning_rate(optimizer: Optimizer, rate: float) -> None:

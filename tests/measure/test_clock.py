@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from ddlbench.job import Batch
 from ddlbench.measure import clock as clock_module
 from ddlbench.measure.clock import EpochClock, EpochTimes
 from ddlbench.ranks import control
@@ -130,8 +133,9 @@ def test_on_a_gpu_the_host_waits_at_both_ends_and_after_the_warmup_and_at_no_ste
 ) -> None:
     calls, _ = on_a_gpu(monkeypatch)
     together = ["synchronize", "now", "barrier", "now"]
-    step = ["record", "batch", "record", "step", "record"]
-    asking = ["record"]  # for a third batch, that is not there
+    # The host reads its own clock around its wait for the loader.
+    step = ["record", "now", "batch", "now", "record", "step", "record"]
+    asking = ["record", "now"]  # for a third batch, that is not there
     reading = ["elapsed"] * 4
     assert calls == [*together, *step, *together, *step, *asking, "synchronize", "now", "barrier", "now", *reading]
 
@@ -140,6 +144,41 @@ def test_on_a_gpu_times_are_those_of_the_device(monkeypatch: pytest.MonkeyPatch)
     """Each barrier takes 0.5 s: the second lies between the two steps, the third after the epoch."""
     _, times = on_a_gpu(monkeypatch)
     assert timed(times) == (5.0, 2.25, 0.5, [2.25, 2.25], [0.25, 0.25])
+
+
+def test_the_host_s_wait_stands_beside_the_device_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loader takes 3 s of the host's time for each batch, while the device is busy and waits 0.25 s."""
+    marks, now = iter([0.0, 0.25, 5.0, 5.0, 5.25, 9.0, 9.0]), [100.0]
+    monkeypatch.setattr(clock_module, "mark", lambda device: next(marks))
+    monkeypatch.setattr(clock_module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+
+    def batches() -> Iterator[Batch | None]:
+        now[0] += 3
+        yield Batch(torch.zeros(4), torch.zeros(4), torch.ones(4, dtype=torch.bool))
+        now[0] += 3
+        yield None
+
+    clock = EpochClock(CPU, lambda: None)
+    for _ in clock.steps(batches()):
+        now[0] += 1
+    times = clock.stop()
+    assert times.wait_s == [0.25, 0.25]
+    assert times.host_wait_s == [3.0, 3.0]
+    assert times.samples == [4, 0]
+
+
+def test_what_the_loop_s_own_thread_loads_is_known() -> None:
+    def computed() -> Iterator[int]:
+        end = time.thread_time() + 0.05
+        while time.thread_time() < end:
+            pass
+        yield 0
+
+    for batches, least, most in ((computed(), 0.05, math.inf), (slow(1, 0.1), 0.0, 0.05)):
+        clock = EpochClock(CPU, lambda: None)
+        for _ in clock.steps(batches):
+            pass
+        assert least <= clock.stop().loading_s < most
 
 
 @pytest.mark.gpu

@@ -1,9 +1,19 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from ddlbench.measure.flops import forward_flops, forward_flops_per_block, mfu, peak_flops, training_flops
+from ddlbench.frameworks.shared.checkpointing import checkpoint_blocks
+from ddlbench.measure.flops import (
+    forward_flops,
+    forward_flops_per_block,
+    hardware_flops,
+    mfu,
+    peak_flops,
+    training_flops,
+)
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.resnet import ResNet
 from ddlbench.models.vgg import VGG
@@ -50,9 +60,21 @@ def test_one_pixel_before_the_batch_norms_is_counted_too() -> None:
     assert forward_flops(ResNet("tiny", layers=[1, 1, 1, 1], width_per_group=8, image_size=32)) > 0
 
 
+def test_what_checkpointed_blocks_compute_again_is_counted() -> None:
+    """A block runs again up to the last tensor that its backward pass needs. The output of a matrix product is none."""
+    down, head = 2 * 4 * 4 * 8 * 8, 2 * 4 * 8 * 11
+    again = forward_flops(TINY) - head  # dropout after the block's last product keeps a mask
+    assert hardware_flops(TINY, checkpoint_blocks) == training_flops(TINY) + again
+    assert hardware_flops(replace(TINY, dropout=0.0), checkpoint_blocks) == training_flops(TINY) + again - down
+    net = ResNet("tiny", layers=[1, 1, 1, 1], width_per_group=8, image_size=32, num_classes=5)
+    classifier = 2 * 2048 * 5
+    assert hardware_flops(net, checkpoint_blocks) == training_flops(net) + forward_flops(net) - classifier
+
+
 def test_counting_leaves_no_trace() -> None:
     before = torch.get_rng_state()
     training_flops(TINY)
+    hardware_flops(TINY, checkpoint_blocks)
     assert torch.equal(torch.get_rng_state(), before)
     assert torch.isfinite(TINY.build()(torch.zeros(1, 4, dtype=torch.int64))).all()
 

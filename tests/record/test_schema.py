@@ -8,13 +8,25 @@ from pathlib import Path
 
 import pytest
 
+from ddlbench.measure.meter import OverRanks
 from ddlbench.measure.rows import EpochRow
-from ddlbench.record import record, steps
-from ddlbench.record.schema import CLOCKS, EPOCHS, KINDS, RANKS, RUNS, SCALING, SCHEMA_VERSION, STEPS, markdown
+from ddlbench.record import rank_epochs, record, steps
+from ddlbench.record.schema import (
+    CLOCKS,
+    EPOCHS,
+    KINDS,
+    RANK_EPOCHS,
+    RANKS,
+    RUNS,
+    SCALING,
+    SCHEMA_VERSION,
+    STEPS,
+    markdown,
+)
 
 PACKAGE = Path(record.__file__).parents[1]
 PAGE = Path(__file__).parents[2] / "docs" / "data-dictionary.md"
-TABLES = {"runs": RUNS, "epochs": EPOCHS, "steps": STEPS, "scaling": SCALING}
+TABLES = {"runs": RUNS, "epochs": EPOCHS, "steps": STEPS, "ranks": RANK_EPOCHS, "scaling": SCALING}
 
 
 def test_the_page_is_the_schema():
@@ -51,7 +63,9 @@ def test_the_contract_names_are_there():
 
 def test_what_the_harness_writes_is_in_the_dictionary():
     assert {column.name for column in STEPS} == set(steps.SCHEMA.names)
-    own = {field.name for field in fields(EpochRow)} - {"memory", "metrics", "ranks", "bad_step"}
+    assert [column.name for column in RANK_EPOCHS] == rank_epochs.SCHEMA.names
+    own = {field.name for field in fields(EpochRow)} - {"memory", "metrics", "ranks", "bad_step", "use", "stages"}
+    own |= set(OverRanks().line())
     assert own <= {column.source for column in EPOCHS}
 
 

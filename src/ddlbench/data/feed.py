@@ -42,6 +42,7 @@ class Feed(Protocol):
     steps_per_epoch: int  # training steps `train` yields: full global batches, at most Request.steps
     dropped_samples: int  # training samples of an epoch left over by the incomplete last global batch
     val_samples: int  # validation samples over all replicas
+    val_unread: int  # of the last validation: samples that this rank could not read, and that do not count
 
     def train(self, epoch: int) -> Iterator[Batch | None]:
         """`steps_per_epoch` batches of `replica_batch` samples; None on a rank that does not read data."""
@@ -127,9 +128,15 @@ class Dataset(Protocol):
 
 
 class Loader(Protocol):
-    """How data is read. Dataclass fields are the keys of `loader.` in the configuration."""
+    """How data is read. Dataclass fields are the keys of `loader.` in the configuration.
+
+    scored: whether a model's answers on these samples say something about it
+    """
 
     name: str
+
+    @property
+    def scored(self) -> bool: ...
 
     def check(self, dataset: Dataset, model: Model) -> None:
         """Raise Unsupported or Unavailable for what this loader cannot read."""

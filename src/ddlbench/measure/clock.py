@@ -9,17 +9,22 @@ CUDA that is the time in which the compute stream, done with the step before, ha
 because the copy had not ended, or because images were still to be normalised (loaders/to_device.py). A loader that the
 host waits for while the device is busy costs nothing and does not count. One batch is fetched ahead: the first step
 waits for two batches, the last for none; so where warm-up steps are left out, the first measured batch is there.
+The host's own wait for the loader is timed beside it: on CUDA the two differ, on the CPU they are the same.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from time import thread_time
 from typing import TypeAlias, TypeVar
 
 import torch
 from torch.profiler import record_function
+
+from ddlbench.job import Batch
+from ddlbench.measure.meter import Meter, Use
 
 Item = TypeVar("Item")
 Mark: TypeAlias = torch.cuda.Event | float
@@ -33,14 +38,22 @@ class EpochTimes:
     measured_s:  the same from the end of the warm-up steps (equal to epoch_s where there are none)
     straggler_s: waiting for the slowest rank at the closing barrier
     step_s, wait_s: per step; of a step's seconds, those spent waiting for its batch
+    host_wait_s: per step, the host's wait for the loader
+    loading_s:   CPU time of the loop's own thread within these waits: a loader without workers
+    samples:     per step, those of its batch; 0 without one
+    use:         what `meter` read at the barriers, None without one
     """
 
     epoch_s: float
     measured_s: float
     straggler_s: float
     warmup_steps: int
-    step_s: list[float]
-    wait_s: list[float]
+    step_s: Sequence[float]
+    wait_s: Sequence[float]
+    host_wait_s: Sequence[float] = ()
+    loading_s: float = 0.0
+    samples: Sequence[int] = ()
+    use: Use | None = None
 
     @property
     def measured_steps(self) -> int:
@@ -48,12 +61,21 @@ class EpochTimes:
 
 
 class EpochClock:
-    """Times one epoch on one rank: iterate over `steps`, then `stop`."""
+    """Times one epoch on one rank: iterate over `steps`, then `stop`.
 
-    def __init__(self, device: torch.device, barrier: Callable[[], None], warmup_steps: int = 0) -> None:
+    meter: read before the opening barrier and after the closing one, outside the times
+    """
+
+    def __init__(
+        self, device: torch.device, barrier: Callable[[], None], warmup_steps: int = 0, meter: Meter | None = None
+    ) -> None:
         self.device = device
         self.barrier = barrier
         self.warmup_steps = warmup_steps
+        self.meter = meter
+        self.host_wait_s: list[float] = []
+        self.loading_s = 0.0
+        self.samples: list[int] = []
         self.begins: list[Mark] = []
         self.ready: list[Mark] = []  # a step's batch
         self.ends: list[Mark] = []
@@ -61,14 +83,21 @@ class EpochClock:
     def steps(self, batches: Iterable[Item]) -> Iterator[Item]:
         """The same batches; from asking for one to asking for the next is a step."""
         source = iter(batches)
+        if self.meter:
+            self.meter.begin()
         self.began = self.measured_from = self._together()
         while True:
-            begin = mark(self.device)
+            begin, asked, used = mark(self.device), time.perf_counter(), thread_time()
+            if self.meter:
+                self.meter.tick(asked)
             try:
                 with record_function("ddlbench/data"):
                     batch = next(source)
             except StopIteration:
                 return
+            self.host_wait_s.append(time.perf_counter() - asked)
+            self.loading_s += thread_time() - used
+            self.samples.append(len(batch.valid) if isinstance(batch, Batch) else 0)
             self.begins.append(begin)
             self.ready.append(mark(self.device))
             yield batch
@@ -80,13 +109,18 @@ class EpochClock:
         """Close the epoch: this rank's device is idle, then all ranks meet."""
         idle = self._idle()
         self.barrier()
+        straggler_s = time.perf_counter() - idle
         return EpochTimes(
             epoch_s=idle - self.began,
             measured_s=idle - self.measured_from,
-            straggler_s=time.perf_counter() - idle,
+            straggler_s=straggler_s,
             warmup_steps=self.warmup_steps,
             step_s=[seconds(begin, end) for begin, end in zip(self.begins, self.ends, strict=True)],
             wait_s=[seconds(begin, ready) for begin, ready in zip(self.begins, self.ready, strict=True)],
+            host_wait_s=self.host_wait_s,
+            loading_s=self.loading_s,
+            samples=self.samples,
+            use=self.meter.end() if self.meter else None,
         )
 
     def _idle(self) -> float:

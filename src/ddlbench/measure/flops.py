@@ -1,15 +1,18 @@
 """Floating-point operations of a model, and the share of a device's peak that they reach (MFU).
 
 Model FLOPs are those of the mathematics: 2 for a multiply-accumulate of a matrix product or a convolution, no
-recomputation, attention over the full square of positions (Chowdhery et al. 2022, "PaLM", appendix B).
+recomputation, attention over the full square of positions (Chowdhery et al. 2022, "PaLM", appendix B). Hardware FLOPs
+are those that are computed, with recomputation (Korthikanti et al. 2022, section 5).
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
@@ -59,6 +62,9 @@ PEAKS = {
 }
 
 
+SAMPLES = 2  # of a checkpointed model
+
+
 def forward_flops(model: Model) -> int:
     """Model FLOPs of one sample's forward pass."""
     counter, _ = _count(model, backward=False)
@@ -71,6 +77,14 @@ def training_flops(model: Model) -> int:
     return counter.get_total_flops()
 
 
+def hardware_flops(model: Model, checkpoint: Callable[[nn.Sequential], None]) -> int:
+    """FLOPs that are computed for one training sample where `checkpoint` lets blocks run again in the backward pass:
+    counted on the blocks as it changes them, for torch ends a second run at the last tensor that is needed. So dropout
+    matters, which keeps what comes before it: training mode, and two samples for BatchNorm's sake."""
+    counter, _ = _count(model, backward=True, checkpoint=checkpoint)
+    return counter.get_total_flops() // SAMPLES
+
+
 def forward_flops_per_block(model: Model) -> dict[str, int]:
     """Model FLOPs of one sample's forward pass in each named block."""
     counter, blocks = _count(model, backward=False)
@@ -78,16 +92,21 @@ def forward_flops_per_block(model: Model) -> dict[str, int]:
     return {block: sum(counts.get(f"Sequential.{block}", {}).values()) for block in blocks}
 
 
-def _count(model: Model, backward: bool) -> tuple[FlopCounterMode, list[str]]:
-    """FLOPs of one sample, and the names of the blocks. Fake tensors have shapes only: nothing is computed.
+def _count(
+    model: Model, backward: bool, checkpoint: Callable[[nn.Sequential], None] | None = None
+) -> tuple[FlopCounterMode, list[str]]:
+    """FLOPs of one sample (of SAMPLES with `checkpoint`), and the names of the blocks. Fake tensors have shapes only:
+    nothing is computed.
 
     SDPA's math kernel is made of matrix products, which the counter knows; of the fused kernels it knows only some.
     Evaluation mode: BatchNorm refuses to take statistics of one value a channel, and they count for nothing here.
     """
     with FakeTensorMode(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        whole = model.build().eval()
+        whole = model.build().train(checkpoint is not None)
+        if checkpoint:
+            checkpoint(whole)
         dtype = torch.int64 if model.kind == "text" else torch.float32
-        output = whole(torch.zeros(1, *model.input_shape(), dtype=dtype))
+        output = whole(torch.zeros(SAMPLES if checkpoint else 1, *model.input_shape(), dtype=dtype))
         if backward:
             output.sum().backward()
     return counter, [name for name, _ in whole.named_children()]
@@ -101,6 +120,7 @@ def peak_flops(gpu_name: str, precision: str) -> float | None:
 
 
 def mfu(flops_per_s: float, gpu_name: str, precision: str) -> float | None:
-    """Model FLOPs utilisation: the share of one device's peak that its model FLOP/s reach; None for an unknown peak."""
+    """Model FLOPs utilisation: the share of one device's peak that its model FLOP/s reach; None for an unknown peak.
+    Of hardware FLOP/s: hardware FLOPs utilisation."""
     peak = peak_flops(gpu_name, precision)
     return None if peak is None else flops_per_s / peak

@@ -17,6 +17,7 @@ PEAKS = (
     "memory_host_peak_bytes",
     "allocator_retries",
 )
+BY_STAGE = ("memory_allocated_peak_bytes", "memory_host_peak_bytes")  # of a pipeline: stages differ in what they hold
 
 
 def reset_peaks(device: torch.device) -> None:

@@ -9,9 +9,12 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+from ddlbench.measure.marks import load_columns, marks
 from ddlbench.measure.rows import EpochRow
+from ddlbench.measure.straggler import OwnStep, own_columns
 
 LAST = ("val_loss", "val_top1", "val_top5", "val_perplexity_token", "val_perplexity_word", "val_samples")
 
@@ -42,7 +45,9 @@ def summarise(rows: Sequence[EpochRow], world_size: int, tokens_per_sample: int 
         "step_time_median_s": statistics.median(steps),
         "step_time_p95_s": steps[math.ceil(0.95 * len(steps)) - 1],
         "first_step_s": rows[0].slowest_s[0],
+        **_steady(counted),
         "data_wait_share": max(row.data_wait_share for row in counted),
+        "host_wait_share": max(row.host_wait_share for row in counted),
         "straggler_wait_s": max(row.straggler_wait_s for row in counted),
         "validation_time_s": _median_of(counted, "validation_time_s"),
         "cpu_share": _a_second(counted, "cpu_time_s", ranks=world_size),
@@ -50,7 +55,67 @@ def summarise(rows: Sequence[EpochRow], world_size: int, tokens_per_sample: int 
         "train_loss": rows[-1].line()["train_loss"],
         **{name: rows[-1].metrics[name] for name in LAST if name in rows[-1].metrics},
         **{name: _peak(counted, name) for name in rows[0].memory},
+        **{name.replace("peak", "by_stage"): _by_stage(counted, name) for name in rows[0].stages},
+        **_energy(counted),
+        **_state(rows),
+        **own_columns(_own_steps(counted), "thread"),
     }
+
+
+def _steady(rows: Sequence[EpochRow]) -> dict[str, Any]:
+    """Each epoch's first step, and the rate without it: a ratio of sums."""
+    seconds = [row.steady_time_s for row in rows if row.steady_time_s is not None]
+    known = len(seconds) == len(rows)
+    return {
+        "epoch_first_step_s": statistics.median(row.first_step_s for row in rows),
+        "throughput_steady_samples_per_s": sum(row.steady_samples for row in rows) / sum(seconds) if known else None,
+    }
+
+
+def _energy(rows: Sequence[EpochRow]) -> dict[str, Any]:
+    """None where an epoch does not know its energy."""
+    joules = [row.use.energy_j for row in rows if row.use.energy_j is not None]
+    seconds = [row.use.time_s for row in rows if row.use.time_s is not None]
+    if len(joules) < len(rows) or len(seconds) < len(rows):
+        return {}
+    return {
+        "energy_source": rows[0].use.energy_source,
+        "energy_epoch_j": statistics.median(joules),
+        "energy_sample_j": sum(joules) / sum(row.samples for row in rows),
+        "power_mean_w": sum(joules) / sum(seconds),
+    }
+
+
+def _state(rows: Sequence[EpochRow]) -> dict[str, Any]:
+    """Clock, throttling and load from the run's begin to its end, warm-up epochs included, and the marks."""
+    first, last = rows[0].use, rows[-1].use
+    reasons = sorted({reason for row in rows for reason in row.use.throttled})
+    loads = load_columns([before for before, _ in first.loads], [after for _, after in last.loads])
+    retries = [count for row in rows if (count := row.memory.get("allocator_retries")) is not None]
+    return {
+        "device_clock_start_mhz": first.clock_before_mhz,
+        "device_clock_end_mhz": last.clock_after_mhz,
+        "throttle_reasons": ", ".join(reasons) or None,
+        **loads,
+        "marks": "; ".join(marks(reasons, max(retries, default=0), loads)) or None,
+    }
+
+
+def _own_steps(rows: Sequence[EpochRow]) -> list[OwnStep]:
+    """Each rank's own seconds of a step: median over the epochs; empty where an epoch does not know them."""
+    if not all(row.own_steps for row in rows):
+        return []
+    return [
+        replace(ranks[0], seconds=statistics.median(each.seconds for each in ranks))
+        for ranks in zip(*(row.own_steps for row in rows), strict=True)
+    ]
+
+
+def _by_stage(rows: Sequence[EpochRow], name: str) -> str | None:
+    """The peak of each pipeline stage, in their order; None without a pipeline and where a stage does not know it."""
+    by_stage = zip(*(row.stages[name] for row in rows), strict=True)
+    stages = [[value for value in values if value is not None] for values in by_stage]
+    return " ".join(str(max(values)) for values in stages) if len(stages) > 1 and all(stages) else None
 
 
 def _step_seconds(rows: Sequence[EpochRow]) -> list[float]:

@@ -1,4 +1,4 @@
-"""One attempt's files: run.json, epochs.jsonl, steps.parquet. Only the first rank writes.
+"""One attempt's files: run.json, epochs.jsonl, steps.parquet, ranks.parquet. Only rank 0 writes.
 
 run.json is there from the start with status `running` and is replaced whole, never edited: a reader finds the old
 version or the new one.
@@ -21,8 +21,11 @@ from typing import Any
 
 from ddlbench.errors import RunError, UserError
 from ddlbench.measure.rows import EpochRow
+from ddlbench.record import rank_epochs, steps
+from ddlbench.record.epoch_files import EpochFiles
+from ddlbench.record.rank_epochs import rank_tables
 from ddlbench.record.schema import SCHEMA_VERSION
-from ddlbench.record.steps import StepTable
+from ddlbench.record.steps import step_tables
 
 RESERVE_BYTES = 2**18  # some times the size of a run.json: freed for the last one where the disk is full
 RESERVE = ".reserve"
@@ -63,7 +66,8 @@ class Record:
         self.lock = threading.RLock()
         self.finished = self.saved = False
         self.rows: list[EpochRow] = []
-        self.steps = StepTable(folder / "steps.parquet")
+        self.steps = EpochFiles(folder / "steps.parquet", steps.SCHEMA)
+        self.ranks = EpochFiles(folder / "ranks.parquet", rank_epochs.SCHEMA)
         self.reserve = folder / RESERVE
 
     @classmethod
@@ -97,7 +101,8 @@ class Record:
         with self.lock, self._saving():
             if self.finished:
                 return
-            self.steps.append(row)
+            self.steps.append(row.epoch, step_tables(row))
+            self.ranks.append(row.epoch, rank_tables(row))
             row.forget_ranks()
             self.rows.append(row)
             with (self.folder / "epochs.jsonl").open("a") as lines:
@@ -123,8 +128,9 @@ class Record:
             self.content["times"]["end"] = _now()
             self.saved = self._save_at_last()
             if final:
-                with contextlib.suppress(OSError):  # its folder serves as well
-                    self.steps.close()
+                for files in (self.steps, self.ranks):
+                    with contextlib.suppress(OSError):  # its folder serves as well
+                        files.close()
             return self.saved
 
     def _save_at_last(self) -> bool:

@@ -102,9 +102,11 @@ class FileRecorder:
             return {}
         gpu = self.record.content["environment"].get("gpu_model") if run.job.device.type == "cuda" else None
         tf32 = self.config.train.tf32 and run.job.precision == "fp32"  # the peaks of fp32 are those without TF32
+        computed = self.model.get("hardware_flops_per_sample")
         return {
             "model_flops_per_s_per_gpu": rate * flops,
             "mfu": mfu(rate * flops, gpu, run.job.precision) if gpu and not tf32 else None,
+            "hfu": mfu(rate * computed, gpu, run.job.precision) if gpu and not tf32 and computed else None,
         }
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ddlbench.config.options import changed
 from ddlbench.config.schema import Config
@@ -16,7 +16,7 @@ from ddlbench.errors import RunError
 from ddlbench.job import Job, Model, Trainer
 from ddlbench.loop import Run
 from ddlbench.measure.environment import environment
-from ddlbench.measure.flops import training_flops
+from ddlbench.measure.flops import hardware_flops, training_flops
 from ddlbench.ranks.launch import Launch
 from ddlbench.recipe.rates import Rates
 from ddlbench.report.merge import DEVELOPER
@@ -46,9 +46,11 @@ def backend_name(backend: str | None, device: torch.device) -> str:
     return DEVELOPER if backend else "nccl" if device.type == "cuda" else "gloo"
 
 
-def model_section(model: Model, start: Mapping[str, Tensor] | None) -> dict[str, Any]:
+def model_section(
+    model: Model, start: Mapping[str, Tensor] | None, checkpoint: Callable[[nn.Sequential], None] | None = None
+) -> dict[str, Any]:
     """Name, size and cost of the model. `start`: the whole model's initial state; None where none was built, which
-    leaves size and cost unsaid."""
+    leaves size and cost unsaid. checkpoint: lets blocks run again, None where they run once"""
     named = {
         "name": model.name,
         "kind": model.kind,
@@ -61,7 +63,8 @@ def model_section(model: Model, start: Mapping[str, Tensor] | None) -> dict[str,
     return {
         **named,
         "parameters": parameter_count(model),
-        "flops_per_sample": training_flops(model),
+        "flops_per_sample": (flops := training_flops(model)),
+        "hardware_flops_per_sample": hardware_flops(model, checkpoint) if checkpoint else flops,
         "weights_hash_start": weights_hash(start),
     }
 

@@ -66,6 +66,7 @@ def _column(name: str, line: dict[str, Any]) -> Column:
 RUNS = _columns("runs")
 EPOCHS = _columns("epochs")
 STEPS = _columns("steps")
+RANK_EPOCHS = _columns("rank_epochs")
 SCALING = _columns("scaling")
 
 _TABLES = {
@@ -76,6 +77,11 @@ _TABLES = {
         STEPS,
         "One row for each step of each rank, in each attempt. While a run is on, and where it was killed, a folder "
         "with a file for each epoch, which pandas.read_parquet reads as one table.",
+    ),
+    "ranks.parquet": (
+        RANK_EPOCHS,
+        "One row for each epoch of each rank, in each attempt; a folder while a run is on, as steps.parquet. Records "
+        "from before it was written have none.",
     ),
 }
 

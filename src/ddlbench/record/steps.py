@@ -1,19 +1,12 @@
-"""steps.parquet: every step of every rank, a row group for each epoch.
-
-While the run is on it is a folder with one file for each epoch, which pandas.read_parquet reads as one table: so a run
-that is killed leaves its epochs. The end of the run makes one file of them.
-"""
+"""The rows of steps.parquet: every step of every rank."""
 
 from __future__ import annotations
 
-import contextlib
-import math
-import shutil
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ddlbench.measure.rows import EpochRow, RankEpoch
 
@@ -25,6 +18,7 @@ SCHEMA = pa.schema(
         ("step", pa.int32()),
         ("step_time_s", pa.float64()),
         ("data_wait_s", pa.float64()),
+        ("host_wait_s", pa.float64()),
         ("lr", pa.float64()),
         ("loss", pa.float32()),
         ("warmup", pa.bool_()),
@@ -32,54 +26,25 @@ SCHEMA = pa.schema(
 )
 
 
-class StepTable:
-    """A file has its name only when it is complete."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def append(self, row: EpochRow) -> None:
-        """Raises OSError, and then leaves nothing of this epoch."""
-        self.path.mkdir(exist_ok=True)
-        growing = self.path / f".epoch-{row.epoch:06}"  # readers pass over hidden files
-        try:
-            pq.write_table(pa.concat_tables([_table(row, rank) for rank in row.ranks]), growing)
-            growing.replace(self.path / f"epoch-{row.epoch:06}.parquet")
-        except BaseException:
-            with contextlib.suppress(OSError):
-                growing.unlink()
-            raise
-
-    def close(self) -> None:
-        """Put one file in the place of the folder. Raises OSError, and then the epochs can be read as before."""
-        if not self.path.is_dir():
-            return
-        whole, epochs = self.path.with_name(f".{self.path.name}"), self.path.with_name(f".{self.path.name}-epochs")
-        try:
-            with pq.ParquetWriter(whole, SCHEMA) as writer:
-                for epoch in sorted(self.path.glob("epoch-*.parquet")):
-                    writer.write_table(pq.read_table(epoch, schema=SCHEMA))
-        except BaseException:
-            with contextlib.suppress(OSError):
-                whole.unlink()
-            raise
-        self.path.rename(epochs)
-        whole.rename(self.path)
-        shutil.rmtree(epochs, ignore_errors=True)
+def step_tables(row: EpochRow) -> Iterator[Any]:
+    """One table a rank."""
+    return (_table(row, rank) for rank in row.ranks)
 
 
 def _table(row: EpochRow, rank: RankEpoch) -> Any:
-    steps = range(len(rank.times.step_s))
-    warm = rank.times.warmup_steps
+    steps, times = len(rank.times.step_s), rank.times
+    number = np.arange(steps)
+    losses = np.asarray(rank.losses)
     columns: dict[str, Any] = {
-        "rank": [rank.rank] * len(steps),
-        "data_rank": [rank.data_rank] * len(steps),
-        "epoch": [row.epoch] * len(steps),
-        "step": list(steps),
-        "step_time_s": rank.times.step_s,
-        "data_wait_s": rank.times.wait_s,
-        "lr": rank.rates or [None] * len(steps),
-        "loss": [loss if math.isfinite(loss) else None for loss in rank.losses] or [None] * len(steps),
-        "warmup": [row.warmup or step < warm for step in steps],
+        "rank": np.full(steps, rank.rank),
+        "data_rank": np.full(steps, rank.data_rank),
+        "epoch": np.full(steps, row.epoch),
+        "step": number,
+        "step_time_s": np.asarray(times.step_s),
+        "data_wait_s": np.asarray(times.wait_s),
+        "host_wait_s": np.asarray(times.host_wait_s) if len(times.host_wait_s) else pa.nulls(steps),
+        "lr": np.asarray(rank.rates) if len(rank.rates) else pa.nulls(steps),
+        "loss": pa.array(losses, pa.float32(), mask=~np.isfinite(losses)) if len(losses) else pa.nulls(steps),
+        "warmup": row.warmup | (number < times.warmup_steps),
     }
     return pa.table(columns, schema=SCHEMA)

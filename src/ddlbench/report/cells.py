@@ -15,7 +15,8 @@ LONGEST_TEXT = 10_000  # of those that hold sentences, lists or JSON
 LARGEST_INT = 2**63 - 1
 SHOWN = 3  # cells left out that one warning names
 
-_TEXTS = ("reason", "hosts", "framework_facts", "loader_facts")
+_BY_STAGE = ("memory_allocated_by_stage_bytes", "memory_host_by_stage_bytes")
+_TEXTS = ("reason", "hosts", "framework_facts", "loader_facts", "throttle_reasons", "marks", *_BY_STAGE)
 _NOUNS = {"int": "a whole number of 64 bits", "float": "a finite number", "bool": "true or false"}
 
 

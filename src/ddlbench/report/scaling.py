@@ -6,6 +6,7 @@ T_p0 p0 / (T_p p). Seconds per sample serve strong scaling, weak scaling over a 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -151,8 +152,15 @@ def _texts(point: Point, kind: str) -> Row:
         "knobs": point.knobs or None,
         "variant": point.variant or None,
         "git_commits": " ".join(sorted(commits)) or None,
+        "marks": _marks(point),
         "comparison": point.comparison,
     }
+
+
+def _marks(point: Point) -> str | None:
+    """Each mark of a merged run, with the number of runs that have it."""
+    found = Counter(mark for marks in point.values("marks") for mark in marks.split("; "))
+    return "; ".join(f"{mark} ({count} of {len(point.ok)})" for mark, count in sorted(found.items())) or None
 
 
 def _seconds(point: Point) -> Row:
@@ -181,6 +189,17 @@ def _rates(point: Point) -> Row:
         "tokens_per_s": tokens / seconds if tokens else None,
         "model_flops_per_s_per_gpu": flops_per_s,
         "mfu": flops_per_s / peak if flops_per_s and peak else None,
+        **_beside_the_headline(point, flops_per_s / peak if flops_per_s and peak else None),
+    }
+
+
+def _beside_the_headline(point: Point, mfu: float | None) -> Row:
+    """Rates of which no speedup is computed."""
+    steady, row = [1 / rate for rate in point.values("throughput_steady_samples_per_s") if rate > 0], point.sample.row
+    computed, flops = row["hardware_flops_per_sample"], row["flops_per_sample"]
+    return {
+        "throughput_steady_samples_per_s": 1 / median(steady) if steady else None,
+        "hfu": mfu * computed / flops if mfu and computed and flops else None,
     }
 
 

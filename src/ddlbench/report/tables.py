@@ -102,6 +102,7 @@ def run_row(attempt: Attempt, left_out: list[str]) -> Row:
     row["micro_batch"] = row["micro_batch"] or cell(_share(row["replica_batch"], row["micro_batches"]), "int")
     row["model_changed"] = _model_changed(attempt.record)
     row["device_model"] = _device_model(attempt.record, row["device"])
+    row["staleness_max"] = _staleness_max(attempt.record)
     return row | {"measurement": None, "path": attempt.name}
 
 
@@ -165,6 +166,13 @@ def _model_changed(record: Row) -> str | None:
     found = _dig(record, "model.changed")
     changed = cast(Row, found) if isinstance(found, dict) else options.changed(_section(record, "config.model"))
     return cell(settings_text(dict(sorted(changed.items()))) or None, "text")
+
+
+def _staleness_max(record: Row) -> int | None:
+    """The framework says one number, or one for each stage."""
+    said = _dig(record, "framework.staleness")
+    stages = [cell(value, "int") for value in (cast(list[Any], said) if isinstance(said, list) else [said])]
+    return max((value for value in stages if value is not None and value >= 0), default=None)
 
 
 def _device_model(record: Row, device: str | None) -> str | None:

@@ -17,6 +17,7 @@ from ddlbench.errors import PeerFailed, RunError, Unavailable, Unsupported, User
 from ddlbench.job import Job, Place
 from ddlbench.loop import Run
 from ddlbench.measure.allocator import keep_freed_memory
+from ddlbench.measure.meter import Meter
 from ddlbench.progress import Progress
 from ddlbench.ranks.boundary import Boundary
 from ddlbench.ranks.control import all_gather, barrier, wait_for
@@ -188,6 +189,8 @@ def make_run(
         boundary=Boundary(job.device, supervisor.progressed),
         validate=config.train.validate,
         val_words=records.dataset.get("val_words"),
+        scored=config.loader.scored,
+        meter=Meter(job.device, leader=job.local_rank == 0),
     )
 
 

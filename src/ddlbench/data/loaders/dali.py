@@ -52,6 +52,10 @@ class Dali:
             if (value := getattr(self, key)) is not None and value < 1:
                 raise UserError(f"loader.{key}={value} must be 1 or more")
 
+    @property
+    def scored(self) -> bool:
+        return True
+
     def check(self, dataset: Dataset, model: Model) -> None:
         if not isinstance(dataset, ImageFolders):
             raise Unsupported(f"loader=dali reads only images, and data={dataset.name} has none: choose loader=native")

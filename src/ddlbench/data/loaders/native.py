@@ -55,6 +55,10 @@ class Native:
                 f"loader.start_method={self.start_method} is unknown: choose null or one of {', '.join(START_METHODS)}"
             )
 
+    @property
+    def scored(self) -> bool:
+        return True
+
     def check(self, dataset: Dataset, model: Model) -> None:
         """Reads every data set."""
 

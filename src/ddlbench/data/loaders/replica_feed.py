@@ -44,6 +44,7 @@ class ReplicaFeed:
         self.steps_per_epoch = training_steps(samples, request.global_batch, request.steps)
         self.dropped_samples = samples % request.global_batch
         self.val_samples = len(validation.split)
+        self.val_unread = 0
         self._train, self._validation, self._request, self._settings = train, validation, request, settings
         self._to_device = ToDevice(request.device, request.channels_last)
         self._bad: Counter[str] = Counter()
@@ -59,6 +60,7 @@ class ReplicaFeed:
     def validation(self) -> Iterator[Batch | None]:
         place, size = self._request.place, self._request.replica_batch
         batches = validation_batches(self.val_samples, size, place.data_rank, place.data_size)
+        self.val_unread = 0
         if not place.reads_data:
             return repeat(None, len(batches))
         return self._to_device(self._read(self._validation, 0, batches))
@@ -75,6 +77,7 @@ class ReplicaFeed:
     def _read(self, reader: SplitReader, epoch: int, batches: Iterable[Indices]) -> Iterator[Batch]:
         for fetched in reader.read([(epoch, int(index)) for index in batch] for batch in batches):
             self._note(fetched.bad)
+            self.val_unread += len(fetched.bad) if reader is self._validation else 0
             yield padded(fetched, self._request.replica_batch)
 
     def _note(self, bad: Iterable[str]) -> None:

@@ -33,6 +33,11 @@ class Synthetic:
             if value is not None and value < least:
                 raise UserError(f"loader.{key}={value} must be at least {least}, or null for all samples")
 
+    @property
+    def scored(self) -> bool:
+        """Random samples, and in validation those of training: a model that has learned them has learned nothing."""
+        return False
+
     def check(self, dataset: Dataset, model: Model) -> None:
         """Replaces every data set."""
 
@@ -49,6 +54,7 @@ class SyntheticFeed:
         self.steps_per_epoch = training_steps(train_samples, request.global_batch, request.steps)
         self.dropped_samples = train_samples % request.global_batch
         self.val_samples = val_samples
+        self.val_unread = 0
         self._request = request
         self._batches: dict[int, Batch] = {}
 

@@ -51,7 +51,7 @@ class Loading:
         """Every epoch: take its batches against the clock, reduce over ranks, read the validation samples, record."""
         for epoch in range(run.epochs):
             run.boundary.begin()
-            clock = EpochClock(run.job.device, barrier, run.warmup(epoch))
+            clock = EpochClock(run.job.device, barrier, run.warmup(epoch), run.meter)
             reset_peaks(run.job.device)
             before = Usage.now()
             batches = run.progress.steps(run.feed.train(epoch), run.feed.steps_per_epoch, f"epoch {epoch}")
@@ -96,4 +96,5 @@ def read_validation(run: Run) -> dict[str, Any]:
         samples += batch.valid.sum()
         run.boundary.heartbeat()
     times = clock.stop()
-    return {"val_samples": int(sum_over_ranks(samples)), "validation_time_s": times.epoch_s + times.straggler_s}
+    counted = run.validated({"val_samples": int(sum_over_ranks(samples))})
+    return {**counted, "validation_time_s": times.epoch_s + times.straggler_s}

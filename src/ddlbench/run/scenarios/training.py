@@ -7,6 +7,7 @@ from typing import Any
 
 from ddlbench.config.schema import Config
 from ddlbench.data.feed import Feed
+from ddlbench.frameworks.shared.checkpointing import checkpoint_blocks
 from ddlbench.job import Job, Place, Trainer
 from ddlbench.loop import Run, train
 from ddlbench.recipe.rates import Rates
@@ -34,7 +35,7 @@ class Training:
         self.rates = Rates(learning_rate(self.config.recipe, self.job.global_batch, feed.steps_per_epoch, epochs))
         start = self.trainer.state()
         assert (start is None) == (self.job.rank != 0), "rank 0 alone has the whole state"
-        model = model_section(self.config.model, start)
+        model = model_section(self.config.model, start, checkpoint_blocks if self.job.checkpoint_activations else None)
         self.weights_hash = model.get("weights_hash_start")
         return model
 

@@ -1,0 +1,44 @@
+"""What makes the timing of a run doubtful: its marks. A marked run stays in every table; the reader judges.
+
+The limits, on the node where a figure is largest:
+- load: half of a node's cores or more were busy on average in the minute before epoch 0. The run's own start is less.
+- cpu pressure: in more than a tenth of the last 10 s, at the begin of epoch 0 or after the last epoch, some process
+  waited for a core. Ranks and loader workers that are more than the cores do this themselves.
+- steal: the hypervisor gave more than a hundredth of the cores' time to others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from ddlbench.measure.load import Load
+
+MOST_LOAD, MOST_PRESSURE, MOST_STEAL = 0.5, 0.1, 0.01
+
+
+def load_columns(before: Sequence[Load], after: Sequence[Load]) -> dict[str, float | None]:
+    """Of the node with the most. before, after: each node's, in the same order."""
+    return {
+        "load_start": _most(load.load for load in before),
+        "load_end": _most(load.load for load in after),
+        "cpu_pressure_start": _most(load.pressure for load in before),
+        "cpu_pressure_end": _most(load.pressure for load in after),
+        "cpu_steal_share": _most(b.steal_share(a) for a, b in zip(before, after, strict=True)),
+    }
+
+
+def marks(throttled: Sequence[str], retries: int, loads: Mapping[str, float | None]) -> list[str]:
+    """In words. throttled: why a GPU's clock had been lowered; retries: of the allocator; loads: as `load_columns`."""
+    pressure = max(loads["cpu_pressure_start"] or 0.0, loads["cpu_pressure_end"] or 0.0)
+    found = {
+        "throttled": bool(throttled),
+        "allocator retries": retries > 0,
+        "load": (loads["load_start"] or 0.0) >= MOST_LOAD,
+        "cpu pressure": pressure > MOST_PRESSURE,
+        "steal": (loads["cpu_steal_share"] or 0.0) > MOST_STEAL,
+    }
+    return [name for name, holds in found.items() if holds]
+
+
+def _most(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)

@@ -1,0 +1,161 @@
+"""What one rank reads before and after an epoch, outside its times: energy, device clock, throttling, its own thread's
+time, load of its node. Nothing is read at a step."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ddlbench.measure.environment import known
+from ddlbench.measure.load import Load
+from ddlbench.measure.nvml import GpuState, gpu_state_reader, joules, throttling
+from ddlbench.measure.rapl import READ_EVERY_S, Rapl
+
+
+@dataclass(frozen=True)
+class Use:
+    """From one reading to the next; None for what cannot be read.
+
+    seconds:   between the readings
+    counts_energy: whether this rank is to read a counter: each rank that of its GPU; on the CPU one rank a node
+    energy_j:  of the rank's GPU, or of the node's CPU packages
+    thread_s:  in which the training thread computed or waited for a core; on device cpu only
+    clock_before_mhz, clock_after_mhz: of the rank's GPU
+    throttled: why the GPU's clock had been lowered
+    before, after: the node's load, on one rank a node
+    """
+
+    seconds: float
+    counts_energy: bool
+    energy_j: float | None = None
+    energy_source: str | None = None
+    thread_s: float | None = None
+    clock_before_mhz: int | None = None
+    clock_after_mhz: int | None = None
+    throttled: tuple[str, ...] | None = None
+    before: Load | None = None
+    after: Load | None = None
+
+
+@dataclass(frozen=True)
+class OverRanks:
+    """The same of all ranks.
+
+    energy_j: the sum; None where a counter is missing, for part of the devices is no result
+    time_s:   between the readings, on the rank where they are furthest apart
+    clock_before_mhz, clock_after_mhz: the lowest
+    """
+
+    energy_j: float | None = None
+    energy_source: str | None = None
+    time_s: float | None = None
+    clock_before_mhz: int | None = None
+    clock_after_mhz: int | None = None
+    throttled: tuple[str, ...] = ()
+    loads: tuple[tuple[Load, Load], ...] = ()  # of each node, before and after
+
+    @classmethod
+    def of(cls, uses: Sequence[Use | None]) -> OverRanks:
+        known = [use for use in uses if use is not None]
+        counting = [use for use in known if use.counts_energy]
+        joules = [use.energy_j for use in counting if use.energy_j is not None]
+        whole = bool(joules) and len(joules) == len(counting)
+        return cls(
+            energy_j=sum(joules) if whole else None,
+            energy_source=counting[0].energy_source if whole else None,
+            time_s=max(use.seconds for use in counting) if whole else None,
+            clock_before_mhz=_least(use.clock_before_mhz for use in known),
+            clock_after_mhz=_least(use.clock_after_mhz for use in known),
+            throttled=tuple(sorted({reason for use in known for reason in use.throttled or ()})),
+            loads=tuple((use.before, use.after) for use in known if use.before and use.after),
+        )
+
+    def line(self) -> dict[str, Any]:
+        """As epochs.jsonl has it."""
+        return {
+            "energy_j": self.energy_j,
+            "energy_time_s": self.time_s,
+            "device_clock_before_mhz": self.clock_before_mhz,
+            "device_clock_after_mhz": self.clock_after_mhz,
+            "throttle_reasons": ", ".join(self.throttled) or None,
+        }
+
+
+def _least(values: Iterable[int | None]) -> int | None:
+    return min((value for value in values if value is not None), default=None)
+
+
+@dataclass(frozen=True)
+class Reading:
+    at: float
+    gpu: GpuState | None
+    package_j: float | None
+    thread_s: float | None
+    load: Load | None
+
+
+class Meter:
+    """leader: this rank reads for its node what the node has once"""
+
+    def __init__(self, device: torch.device, leader: bool) -> None:
+        self.cuda = device.type == "cuda"
+        self.leader = leader
+        self.gpu = gpu_state_reader(device)
+        self.rapl = Rapl.open() if leader and not self.cuda else None
+        self.next_tick = math.inf
+
+    def begin(self) -> None:
+        self.first = self._read()
+        self.next_tick = self.first.at + READ_EVERY_S if self.rapl else math.inf
+
+    def tick(self, now: float) -> None:
+        """At every step, which costs nothing: once a minute the CPU's energy counter is read, before it could pass its
+        range twice."""
+        if now >= self.next_tick and self.rapl:
+            known(self.rapl.joules)
+            self.next_tick = now + READ_EVERY_S
+
+    def end(self) -> Use:
+        first, last = self.first, self._read()
+        gpus = (first.gpu, last.gpu) if first.gpu and last.gpu else None
+        energy = joules(*gpus) if gpus else _difference(first.package_j, last.package_j)
+        throttled = throttling(*gpus) if gpus else None
+        return Use(
+            seconds=last.at - first.at,
+            counts_energy=self.cuda or self.leader,
+            energy_j=energy,
+            energy_source=None if energy is None else "nvml" if gpus else "rapl",
+            thread_s=_difference(first.thread_s, last.thread_s),
+            clock_before_mhz=first.gpu.clock_mhz if first.gpu else None,
+            clock_after_mhz=last.gpu.clock_mhz if last.gpu else None,
+            throttled=None if throttled is None else tuple(throttled),
+            before=first.load,
+            after=last.load,
+        )
+
+    def _read(self) -> Reading:
+        return Reading(
+            at=time.perf_counter(),
+            gpu=self.gpu() if self.gpu else None,
+            package_j=known(self.rapl.joules) if self.rapl else None,
+            thread_s=None if self.cuda else known(thread_seconds),
+            load=Load.now() if self.leader else None,
+        )
+
+
+def thread_seconds() -> float:
+    """Seconds in which this thread computed or was ready and waited for a core, since its start. Waiting for another
+    rank, for a disk or asleep is not in it. Raises OSError where the kernel does not say."""
+    computed, waited, _ = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat").read_text().split()
+    return (int(computed) + int(waited)) / 1e9
+
+
+def _difference(first: float | None, last: float | None) -> float | None:
+    return None if first is None or last is None else last - first

@@ -1,0 +1,93 @@
+"""What NVML counts and reports of one GPU while it works: energy, clock, and why the clock was lowered.
+
+Not run on a GPU yet: tested with a recorded fake of the library (tests/measure/test_nvml.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ddlbench.measure.environment import known, nvml, nvml_handle
+
+# nvml.h, nvmlClocksEventReasons: those that mean a clock below the one that the device would run. Left out are idle
+# (0x1), clocks that the user has set (0x2) and clocks that a display has set (0x100).
+REASONS = {
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "thermal slowdown by software",
+    0x40: "thermal slowdown by hardware",
+    0x80: "power brake",
+    0x200: "board limit",
+    0x400: "reliability",
+}
+# nvml.h, nvmlPerfPolicyType: time spent below the clock for each policy, counted since the driver was loaded
+POLICIES = {0: "power cap", 1: "thermal slowdown", 3: "board limit", 5: "reliability"}
+
+
+@dataclass(frozen=True)
+class GpuState:
+    """At one moment; None for what the device does not report.
+
+    energy_mj:  millijoules since the driver was loaded, of the whole GPU, whoever uses it
+    clock_mhz:  of the streaming multiprocessors
+    reasons:    bits of REASONS and others
+    lowered_ns: by policy, time since the driver was loaded in which it had lowered the clock
+    """
+
+    energy_mj: int | None
+    clock_mhz: int | None
+    reasons: int | None
+    lowered_ns: dict[int, int | None]
+
+
+def gpu_state_reader(device: torch.device) -> Callable[[], GpuState] | None:
+    """Reads the state of a torch device; None where NVML or the device cannot be reached."""
+    handle = known(lambda: nvml_handle(device)) if device.type == "cuda" else None
+    if handle is None:
+        return None
+    library = nvml()
+    sliced = known(lambda: bool(library.nvmlDeviceGetMigMode(handle)[0])) or False
+
+    def read() -> GpuState:
+        return GpuState(
+            # The counter is the whole GPU's: other slices of it may belong to other users.
+            None if sliced else known(lambda: library.nvmlDeviceGetTotalEnergyConsumption(handle)),
+            known(lambda: library.nvmlDeviceGetClockInfo(handle, library.NVML_CLOCK_SM)),
+            known(lambda: _reasons(library, handle)),
+            {number: known(lambda number=number: _lowered(library, handle, number)) for number in POLICIES},
+        )
+
+    return read
+
+
+def _reasons(library: Any, handle: Any) -> int:
+    """nvml.h renamed throttle reasons to event reasons; older drivers and packages know the older name alone."""
+    new = known(lambda: library.nvmlDeviceGetCurrentClocksEventReasons(handle))
+    return new if new is not None else library.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+
+
+def _lowered(library: Any, handle: Any, policy: int) -> int:
+    return library.nvmlDeviceGetViolationStatus(handle, policy).violationTime
+
+
+def joules(before: GpuState, after: GpuState) -> float | None:
+    if before.energy_mj is None or after.energy_mj is None or after.energy_mj < before.energy_mj:
+        return None  # the counter begins again when the driver is loaded
+    return (after.energy_mj - before.energy_mj) / 1000
+
+
+def throttling(before: GpuState, after: GpuState) -> list[str] | None:
+    """Why the clock was lower than the device would run: at one of the two moments, or by a counter in between. None
+    where the device reports neither."""
+    bits = [state.reasons for state in (before, after) if state.reasons is not None]
+    pairs = {policy: (before.lowered_ns[policy], after.lowered_ns[policy]) for policy in POLICIES}
+    grown = {policy: b - a for policy, (a, b) in pairs.items() if a is not None and b is not None}
+    if not bits and not grown:
+        return None
+    named = {name for bit, name in REASONS.items() if any(value & bit for value in bits)}
+    return sorted(named | {POLICIES[policy] for policy, more in grown.items() if more > 0})

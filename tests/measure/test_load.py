@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ddlbench.measure.load import Load
+
+
+def proc(folder: Path, stat: str, load: str = "3.00 2.00 1.00 1/100 42\n", some: float = 25.0) -> Path:
+    (folder / "pressure").mkdir(parents=True)
+    (folder / "loadavg").write_text(load)
+    (folder / "stat").write_text(f"cpu  {stat}\ncpu0 1 1 1 1 1 1 1 1 1 1\n")
+    lines = (
+        f"some avg10={some:.2f} avg60=90.00 avg300=80.00 total=12\nfull avg10=99.00 avg60=0.00 avg300=0.00 total=0\n"
+    )
+    (folder / "pressure" / "cpu").write_text(lines)
+    return folder
+
+
+def test_a_node_with_known_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    # user nice system idle iowait irq softirq steal guest guest_nice
+    before = Load.now(proc(tmp_path / "a", "100 10 20 800 5 1 4 60 50 5"))
+    assert before == Load(load=0.75, pressure=0.25, stolen=60, ticks=1000)  # guests' ticks are in user and nice
+    after = Load.now(proc(tmp_path / "b", "150 10 20 840 5 1 4 70 90 5"))
+    assert after.steal_share(before) == 10 / 100
+
+
+def test_what_the_kernel_does_not_say_is_none(tmp_path: Path) -> None:
+    nothing = Load.now(tmp_path)
+    assert nothing == Load(None, None, None, None)
+    assert nothing.steal_share(nothing) is None
+    assert Load(0.0, 0.0, 5, 10).steal_share(Load(0.0, 0.0, 5, 10)) is None  # no time has passed
+
+
+def test_this_machine() -> None:
+    assert (load := Load.now().load) is not None
+    assert load >= 0

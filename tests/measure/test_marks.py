@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import pytest
+
+from ddlbench.measure.load import Load
+from ddlbench.measure.marks import load_columns, marks
+
+QUIET = Load(load=0.1, pressure=0.02, stolen=0, ticks=1000)
+
+
+def test_the_node_with_the_most_counts_and_each_node_steals_for_itself() -> None:
+    before = [QUIET, Load(load=0.4, pressure=None, stolen=50, ticks=2000)]
+    after = [Load(load=2.0, pressure=0.05, stolen=10, ticks=1100), Load(0.3, None, 51, 2200)]
+    assert load_columns(before, after) == {
+        "load_start": 0.4,
+        "load_end": 2.0,
+        "cpu_pressure_start": 0.02,
+        "cpu_pressure_end": 0.05,
+        "cpu_steal_share": 0.1,  # 10 of 100 ticks; 1 of 200 on the other
+    }
+
+
+@pytest.mark.parametrize(
+    ("figure", "most"),
+    [("load_start", 0.499), ("cpu_pressure_start", 0.1), ("cpu_pressure_end", 0.1), ("cpu_steal_share", 0.01)],
+)
+def test_each_figure_above_its_limit_is_a_mark(figure: str, most: float) -> None:
+    quiet = load_columns([QUIET], [QUIET])
+    name = {"load_start": "load", "cpu_steal_share": "steal"}.get(figure, "cpu pressure")
+    assert marks([], 0, quiet | {figure: most}) == []
+    assert marks([], 0, quiet | {figure: most + 0.001}) == [name]
+
+
+def test_a_run_may_have_several_marks_and_its_own_load_is_none() -> None:
+    unknown = load_columns([], [])
+    assert set(unknown.values()) == {None}
+    assert marks([], 0, unknown | {"load_end": 8.0}) == []
+    assert marks(["power cap"], 3, unknown) == ["throttled", "allocator retries"]

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from ddlbench.measure import clock as clock_module
+from ddlbench.measure import meter as meter_module
+from ddlbench.measure.clock import EpochClock
+from ddlbench.measure.load import Load
+from ddlbench.measure.meter import Meter, OverRanks, Use, thread_seconds
+from ddlbench.measure.nvml import GpuState
+from ddlbench.measure.rapl import Rapl
+from tests.measure.test_rapl import turn, zone
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+
+
+class Recorded:
+    """A meter that keeps when it was read."""
+
+    def __init__(self, events: list[str]) -> None:
+        self.events = events
+
+    def begin(self) -> None:
+        self.events.append("begin")
+
+    def tick(self, now: float) -> None:
+        self.events.append("tick")
+
+    def end(self) -> str:
+        self.events.append("end")
+        return "use"
+
+
+def test_the_meter_is_read_outside_the_times() -> None:
+    events: list[str] = []
+    clock = EpochClock(CPU, lambda: events.append("barrier"), 1, Recorded(events))  # type: ignore[arg-type]
+    for _ in clock.steps(range(2)):
+        events.append("step")
+    assert clock.stop().use == "use"  # type: ignore[comparison-overlap]
+    opening, warm = ["begin", "barrier"], ["tick", "step", "barrier"]
+    assert events == [*opening, *warm, "tick", "step", "tick", "barrier", "end"]
+
+
+def test_energy_of_the_packages_between_the_readings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = zone(tmp_path, "0", "package-0", 900, range_j=1000)
+    rapl = Rapl.open(tmp_path)
+    seconds = iter([10.0, 14.0])
+    monkeypatch.setattr(meter_module, "Rapl", SimpleNamespace(open=lambda: rapl))
+    monkeypatch.setattr(meter_module, "time", SimpleNamespace(perf_counter=lambda: next(seconds)))
+    meter = Meter(CPU, leader=True)
+    turn(package, 920)
+    meter.begin()
+    turn(package, 970)
+    meter.tick(69.9)  # not yet a minute
+    meter.tick(70.0)
+    turn(package, 20)  # began again
+    meter.tick(130.0)
+    turn(package, 990)  # without the reading before nobody would know that it had begun again
+    use = meter.end()
+    assert (use.energy_j, use.energy_source, use.seconds, use.counts_energy) == (50 + 50 + 970, "rapl", 4.0, True)
+
+
+def test_one_rank_of_a_node_reads_what_the_node_has_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[bool] = []
+    monkeypatch.setattr(meter_module, "Rapl", SimpleNamespace(open=lambda: opened.append(True)))
+    for leader in (True, False):
+        meter = Meter(CPU, leader)
+        meter.begin()
+        use = meter.end()
+        assert use.counts_energy == leader
+        assert isinstance(use.before, Load) == isinstance(use.after, Load) == leader
+        assert use.energy_j is None
+    assert opened == [True]
+
+
+def test_a_gpu_is_read_before_and_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    unlowered = dict.fromkeys((0, 1, 3, 5), 0)
+    states = iter([GpuState(1_000, 1980, 0, unlowered), GpuState(61_000, 1410, 0x4, unlowered)])
+    monkeypatch.setattr(meter_module, "gpu_state_reader", lambda device: lambda: next(states))
+    meter = Meter(CUDA, leader=False)
+    meter.begin()
+    use = meter.end()
+    assert (use.energy_j, use.energy_source, use.counts_energy) == (60.0, "nvml", True)
+    assert (use.clock_before_mhz, use.clock_after_mhz, use.throttled) == (1980, 1410, ("power cap",))
+    assert use.thread_s is None  # the host's thread is not the device
+
+
+def test_a_thread_s_seconds_are_its_computing_and_no_sleep() -> None:
+    try:
+        before = thread_seconds()
+    except OSError:
+        pytest.skip("this kernel does not say how long a thread computed and waited for a core")
+    computed, began = time.thread_time(), time.perf_counter()
+    other = threading.Thread(target=lambda: sum(range(10**6)))
+    other.start()
+    other.join()
+    time.sleep(0.2)
+    while time.thread_time() - computed < 0.1:
+        pass
+    used, passed = thread_seconds() - before, time.perf_counter() - began
+    assert 0.1 <= used <= passed - 0.2
+
+
+def use(energy_j: float | None = None, seconds: float = 10.0, counts: bool = True, source: str = "nvml") -> Use:
+    return Use(seconds, counts, energy_j, source if energy_j is not None else None)
+
+
+def test_energy_is_the_sum_of_all_counters_or_unknown() -> None:
+    summed = OverRanks.of([use(100.0), use(50.0, seconds=11.0)])
+    assert (summed.energy_j, summed.energy_source, summed.time_s) == (150.0, "nvml", 11.0)
+    assert OverRanks.of([use(100.0), use(None)]).energy_j is None  # a GPU without a counter
+    packages = [use(100.0, source="rapl"), use(counts=False, seconds=99.0), use(40.0, source="rapl"), use(counts=False)]
+    assert OverRanks.of(packages).line()["energy_j"] == 140.0
+    assert OverRanks.of(packages).time_s == 10.0
+    assert OverRanks.of([use(counts=False)]).energy_j is None
+    assert OverRanks.of([None, None]) == OverRanks()
+
+
+def test_clocks_are_the_lowest_and_reasons_those_of_all() -> None:
+    slow = replace(use(), clock_before_mhz=1980, clock_after_mhz=1200, throttled=("power cap", "board limit"))
+    fast = replace(use(), clock_before_mhz=1900, clock_after_mhz=1980, throttled=())
+    line = OverRanks.of([fast, slow, use()]).line()
+    assert (line["device_clock_before_mhz"], line["device_clock_after_mhz"]) == (1900, 1200)
+    assert line["throttle_reasons"] == "board limit, power cap"
+
+
+def test_the_clock_sees_no_time_in_the_meter(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A minute in each reading is in no second of the epoch."""
+    now = [0.0]
+
+    class Slow(Recorded):
+        def begin(self) -> None:
+            now[0] += 60
+
+        def end(self) -> str:
+            now[0] += 60
+            return "use"
+
+    monkeypatch.setattr(clock_module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    clock = EpochClock(CPU, lambda: None, 0, Slow([]))  # type: ignore[arg-type]
+    for _ in clock.steps(range(2)):
+        now[0] += 1
+    times = clock.stop()
+    assert (times.epoch_s, times.straggler_s, times.step_s) == (2.0, 0.0, [1.0, 1.0])

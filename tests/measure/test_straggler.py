@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import pytest
+
+from ddlbench.measure.straggler import OwnStep, own_columns, own_step, straggler
+
+
+def ranks(*seconds: float, stages: tuple[int, ...] = ()) -> list[OwnStep]:
+    places = stages or (0,) * len(seconds)
+    return [
+        OwnStep(rank, f"node{rank // 2}", place, own)
+        for rank, (own, place) in enumerate(zip(seconds, places, strict=True))
+    ]
+
+
+def test_all_ranks_are_equally_late_but_not_by_their_own_step() -> None:
+    """Rank 1 sleeps 0.5 s a step of 0.6: the others spend that in the all-reduce."""
+    own = [own_step(0.6, 0.02, exposed_s) for exposed_s in (0.5, 0.0, 0.5)]
+    assert own == pytest.approx([0.08, 0.58, 0.08])
+    columns = own_columns(ranks(*own), "window")
+    assert columns == {
+        "own_step_s": pytest.approx(0.58),
+        "own_step_median_rank_s": pytest.approx(0.08),
+        "own_step_source": "window",
+        "straggler_rank": 1,
+        "straggler_host": "node0",
+    }
+
+
+def test_a_tenth_more_than_the_others_is_no_straggler() -> None:
+    assert straggler(ranks(1.0, 1.099, 1.0)) is None
+    assert straggler(ranks(1.0, 1.0, 1.101)) == OwnStep(2, "node1", 0, 1.101)
+    assert straggler(ranks(1.0)) is None
+    assert straggler(ranks(0.0, 0.0)) is None
+
+
+def test_only_ranks_of_one_stage_are_compared() -> None:
+    """The last stage has twice the work of the first, and no rank is slow."""
+    assert straggler(ranks(1.0, 1.0, 2.0, 2.0, stages=(0, 0, 1, 1))) is None
+    assert straggler(ranks(1.0, 1.3, 2.0, 2.0, stages=(0, 0, 1, 1))) == OwnStep(1, "node0", 0, 1.3)
+    assert straggler(ranks(1.0, 9.0, stages=(0, 1))) is None  # nothing to compare with
+
+
+def test_nothing_known_claims_nothing() -> None:
+    assert own_columns([], "thread") == {}
