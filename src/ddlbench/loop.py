@@ -15,7 +15,7 @@ from ddlbench.measure.clock import EpochClock
 from ddlbench.measure.counts import require_val_samples
 from ddlbench.measure.memory import reset_peaks
 from ddlbench.measure.meter import Meter
-from ddlbench.measure.metrics import batch_sums, empty_sums, finish
+from ddlbench.measure.metrics import batch_sums, empty_sums, finish, without_scores
 from ddlbench.measure.rows import EpochRow, RankEpoch, gather_epoch
 from ddlbench.progress import Progress
 from ddlbench.ranks.boundary import Boundary
@@ -61,7 +61,7 @@ class Run:
     def validated(self, metrics: dict[str, Any]) -> dict[str, Any]:
         """What may be reported of a validation. RunError on every rank alike where samples are missing or doubled."""
         require_val_samples(metrics["val_samples"], self.feed, self.place.reports)
-        return metrics if self.scored else {"val_samples": metrics["val_samples"]}
+        return metrics if self.scored else without_scores(metrics)
 
     def record(self, row: EpochRow) -> None:
         """Hand over the row of an epoch with its validation."""

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ddlbench.data.sampler import validation_batches
 from ddlbench.job import Batch
-from ddlbench.measure.metrics import batch_sums, empty_sums, finish
+from ddlbench.measure.metrics import batch_sums, empty_sums, finish, without_scores
 
 # softmax of (ln 1, ln 2, ln 5) is (1, 2, 5) / 8
 ROW = [0.0, math.log(2), math.log(5)]
@@ -121,3 +121,10 @@ def test_text_never_holds_all_scores_in_float32():
     with Largest() as largest:
         batch_sums(output, Batch(targets, targets, torch.ones(6, dtype=torch.bool)))
     assert largest.elements == 4 * 50
+
+
+def test_random_samples_have_no_scores_but_may_diverge() -> None:
+    images = {"val_samples": 5, "val_loss": 1.5, "val_top1": 1.0, "val_top5": 1.0}
+    assert without_scores(images) == {"val_samples": 5}
+    assert without_scores({"val_samples": 5, "val_loss": math.inf}) == {"val_samples": 5, "val_loss": math.inf}
+    assert without_scores({"val_samples": 0, "val_loss": None}) == {"val_samples": 0}

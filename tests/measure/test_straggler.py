@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddlbench.measure.straggler import OwnStep, own_columns, own_step, straggler
+from ddlbench.measure.straggler import OwnStep, own_columns, own_steps_of_window, straggler
 
 
 def ranks(*seconds: float, stages: tuple[int, ...] = ()) -> list[OwnStep]:
@@ -15,9 +15,10 @@ def ranks(*seconds: float, stages: tuple[int, ...] = ()) -> list[OwnStep]:
 
 def test_all_ranks_are_equally_late_but_not_by_their_own_step() -> None:
     """Rank 1 sleeps 0.5 s a step of 0.6: the others spend that in the all-reduce."""
-    own = [own_step(0.6, 0.02, exposed_s) for exposed_s in (0.5, 0.0, 0.5)]
-    assert own == pytest.approx([0.08, 0.58, 0.08])
-    columns = own_columns(ranks(*own), "window")
+    lines = [{"window_s": 3.0, "data_s": 0.1, "exposed_s": exposed_s} for exposed_s in (2.5, 0.0, 2.5)]
+    own = own_steps_of_window({"steps": 5, "ranks": lines}, ["node0", "node0", "node1"], [0, 0, 0])
+    assert [each.seconds for each in own] == pytest.approx([0.08, 0.58, 0.08])
+    columns = own_columns(own, "window")
     assert columns == {
         "own_step_s": pytest.approx(0.58),
         "own_step_median_rank_s": pytest.approx(0.08),
@@ -43,3 +44,4 @@ def test_only_ranks_of_one_stage_are_compared() -> None:
 
 def test_nothing_known_claims_nothing() -> None:
     assert own_columns([], "thread") == {}
+    assert own_steps_of_window({}, ["node0"], [0]) == []

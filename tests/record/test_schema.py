@@ -64,7 +64,15 @@ def test_the_contract_names_are_there():
 def test_what_the_harness_writes_is_in_the_dictionary():
     assert {column.name for column in STEPS} == set(steps.SCHEMA.names)
     assert [column.name for column in RANK_EPOCHS] == rank_epochs.SCHEMA.names
-    own = {field.name for field in fields(EpochRow)} - {"memory", "metrics", "ranks", "bad_step", "use", "stages"}
+    own = {field.name for field in fields(EpochRow)} - {
+        "memory",
+        "metrics",
+        "ranks",
+        "bad_step",
+        "use",
+        "rank_stages",
+        "stage_memory",
+    }
     own |= set(OverRanks().line())
     assert own <= {column.source for column in EPOCHS}
 

@@ -7,6 +7,8 @@ The sums are one float64 vector: nats of negative log likelihood, scored targets
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -74,6 +76,14 @@ def finish(sums: Tensor, kind: str, words: int | None) -> dict[str, float | None
         **metrics,
         "val_perplexity_token": perplexity(nats, scored),
         "val_perplexity_word": perplexity(nats, words),
+    }
+
+
+def without_scores(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Of random samples: how many they were, and a loss that is not finite, which is a failure on any samples."""
+    diverged = not math.isfinite(metrics.get("val_loss") or 0.0)
+    return {
+        name: value for name, value in metrics.items() if name == "val_samples" or (name == "val_loss" and diverged)
     }
 
 

@@ -102,7 +102,8 @@ class EpochRow:
     steady_time_s: float | None  # None: no second measured step
     host_wait_share: float
     use: OverRanks
-    stages: dict[str, list[int | None]]  # memory, by pipeline stage
+    rank_stages: list[int]  # the pipeline stage of each rank
+    stage_memory: dict[str, list[int | None]]  # the fullest rank of each stage
     metrics: dict[str, Any] = field(default_factory=dict[str, Any])
     elapsed_s: float = 0.0
     ranks: list[RankEpoch] = field(default_factory=list[RankEpoch])
@@ -143,7 +144,8 @@ class EpochRow:
 
 
 NOT_IN_LINE = (
-    "memory", "metrics", "ranks", "slowest_s", "own_steps", "bad_step", "train_loss", "use", "stages",
+    "memory", "metrics", "ranks", "slowest_s", "own_steps", "bad_step", "train_loss", "use", "rank_stages",
+    "stage_memory",
 )  # fmt: skip
 
 
@@ -184,7 +186,8 @@ def gather_epoch(epoch: int, epochs: int, rank: RankEpoch, global_batch: int, up
         steady_time_s=max(steady_s) if steady_steps else None,
         host_wait_share=max(host_wait_share),
         use=OverRanks.of(uses),
-        stages={name: _by_stage(stages, [peak[name] for peak in memory]) for name in BY_STAGE},
+        rank_stages=list(stages),
+        stage_memory={name: _by_stage(stages, [peak[name] for peak in memory]) for name in BY_STAGE},
         ranks=gather_to_rank0(rank.packed()),
     )
 

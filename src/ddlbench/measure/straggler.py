@@ -8,7 +8,7 @@ thread computed or waited for a core, which leaves out every wait for another ra
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,9 +28,18 @@ class OwnStep:
     seconds: float
 
 
-def own_step(step_s: float, data_wait_s: float, exposed_s: float) -> float:
-    """From a profiled window: a step's seconds on one rank, and of these the waits."""
-    return step_s - data_wait_s - exposed_s
+def own_steps_of_window(window: Mapping[str, Any], hosts: Sequence[str], stages: Sequence[int]) -> list[OwnStep]:
+    """Every rank's own seconds of a step in a profiled window: a mean over its steps.
+
+    window: the record's section `profile`, with window_s, data_s and exposed_s of each rank; empty without one
+    hosts, stages: of each rank
+    """
+    return [
+        OwnStep(
+            rank, hosts[rank], stages[rank], (each["window_s"] - each["data_s"] - each["exposed_s"]) / window["steps"]
+        )
+        for rank, each in enumerate(window.get("ranks", []))
+    ]
 
 
 def own_columns(own: Sequence[OwnStep], source: str) -> dict[str, Any]:

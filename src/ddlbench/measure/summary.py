@@ -55,7 +55,7 @@ def summarise(rows: Sequence[EpochRow], world_size: int, tokens_per_sample: int 
         "train_loss": rows[-1].line()["train_loss"],
         **{name: rows[-1].metrics[name] for name in LAST if name in rows[-1].metrics},
         **{name: _peak(counted, name) for name in rows[0].memory},
-        **{name.replace("peak", "by_stage"): _by_stage(counted, name) for name in rows[0].stages},
+        **{name.replace("peak", "by_stage"): _by_stage(counted, name) for name in rows[0].stage_memory},
         **_energy(counted),
         **_state(rows),
         **own_columns(_own_steps(counted), "thread"),
@@ -113,7 +113,7 @@ def _own_steps(rows: Sequence[EpochRow]) -> list[OwnStep]:
 
 def _by_stage(rows: Sequence[EpochRow], name: str) -> str | None:
     """The peak of each pipeline stage, in their order; None without a pipeline and where a stage does not know it."""
-    by_stage = zip(*(row.stages[name] for row in rows), strict=True)
+    by_stage = zip(*(row.stage_memory[name] for row in rows), strict=True)
     stages = [[value for value in values if value is not None] for values in by_stage]
     return " ".join(str(max(values)) for values in stages) if len(stages) > 1 and all(stages) else None
 

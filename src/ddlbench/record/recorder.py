@@ -9,6 +9,7 @@ from ddlbench.config.schema import Config
 from ddlbench.loop import Run
 from ddlbench.measure.flops import mfu
 from ddlbench.measure.rows import EpochRow
+from ddlbench.measure.straggler import own_columns, own_steps_of_window
 from ddlbench.measure.summary import summarise
 from ddlbench.progress import Progress
 from ddlbench.record.advice import advice
@@ -51,10 +52,12 @@ class FileRecorder:
         self.subject = subject
         self.progress = progress
         self.startup_s = 0.0
+        self.hosts: list[str] = []  # of each rank
 
     def begin(self, run: Run, spans: Mapping[str, float], hosts: Sequence[str]) -> None:
         """spans: seconds of each part of the start, in their order; hosts: each rank's."""
         self.startup_s = sum(spans[name] for name in STARTUP)
+        self.hosts = list(hosts)
         launch = {**self.record.content["launch"], "hosts": sorted(set(hosts))}
         self.record.add(
             model=self.model, framework=self.subject.facts(), loader=run.feed.facts(), spans=dict(spans), launch=launch
@@ -77,7 +80,11 @@ class FileRecorder:
 
     def end(self, run: Run, feeds: Sequence[Mapping[str, Any]]) -> None:
         bad = bad_samples(feeds)
+        window = own_steps_of_window(
+            self.record.content.get("profile", {}), self.hosts, self.record.rows[0].rank_stages
+        )
         self.record.add(
+            summary={**self.record.content["summary"], **own_columns(window, "window")},
             framework=self.subject.facts(),
             loader={**run.feed.facts(), "bad_samples": bad},
             ledger={**self.record.content["ledger"], "bad_samples": len(bad)},

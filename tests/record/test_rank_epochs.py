@@ -1,0 +1,109 @@
+from __future__ import annotations
+
+import tracemalloc
+from array import array
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pyarrow.parquet as pq
+
+from ddlbench.measure.clock import EpochTimes
+from ddlbench.measure.meter import OverRanks, Use
+from ddlbench.measure.rows import EpochRow, RankEpoch
+from ddlbench.measure.summary import summarise
+from ddlbench.record import steps
+from ddlbench.record.epoch_files import EpochFiles
+from ddlbench.record.record import Record
+from ddlbench.record.steps import step_tables
+from tests.measure.test_summary import MEMORY, epoch_row
+
+USE = Use(
+    9.0, True, 60.0, "nvml", None, clock_before_mhz=1980, clock_after_mhz=1410, throttled=("board limit", "power cap")
+)
+
+
+def rank_epoch(rank: int, steps: int = 2, use: Use | None = USE) -> RankEpoch:
+    """1 s a step, rank milliseconds more in the first; a pipeline of two stages with two parts each."""
+    step_s = array("d", [1.0 + rank / 1000] + [1.0] * (steps - 1))
+    waits = array("d", [0.25] * steps)
+    times = EpochTimes(sum(step_s), sum(step_s), 0.5, 0, step_s, waits, array("d", [0.75] * steps), 0.0, (), use)
+    place = {"dp": 0, "tp": rank % 2, "pp": rank // 2}
+    reports = steps * 8 if rank == 2 else None
+    return RankEpoch(rank, 0, times, (), array("d", [0.1] * steps), MEMORY, reports, f"node{rank // 2}", place)
+
+
+def test_each_rank_and_epoch_is_a_row(tmp_path: Path) -> None:
+    record = Record.open(str(tmp_path), "run", {})
+    for epoch in range(2):
+        row = replace(epoch_row(epoch, 2, [1.0, 1.0]), ranks=[rank_epoch(rank) for rank in range(4)])
+        record.epoch(row)
+    assert len(pd.read_parquet(record.folder / "ranks.parquet")) == 8  # a folder while the run is on
+    record.finish("ok")
+    assert (record.folder / "ranks.parquet").is_file()
+    rows = pq.read_table(record.folder / "ranks.parquet").to_pylist()
+    assert [(row["epoch"], row["rank"], row["warmup"]) for row in rows] == [
+        (epoch, rank, epoch == 0) for epoch in range(2) for rank in range(4)
+    ]
+    assert rows[7] == {
+        "rank": 3,
+        "host": "node1",
+        "dp": 0,
+        "tp": 1,
+        "pp": 1,
+        "epoch": 1,
+        "warmup": False,
+        "samples": None,
+        "epoch_time_s": 2.003,
+        "measured_time_s": 2.003,
+        "straggler_wait_s": 0.5,
+        "data_wait_s": 0.5,
+        "host_wait_s": 1.5,
+        "thread_time_s": None,
+        **MEMORY,
+        "energy_j": 60.0,
+        "device_clock_before_mhz": 1980,
+        "device_clock_after_mhz": 1410,
+        "throttle_reasons": "board limit, power cap",
+    }
+    assert rows[6]["samples"] == 16
+
+
+def many(ranks: int, steps: int) -> EpochRow:
+    return replace(epoch_row(1, 2, [1.0] * steps), ranks=[rank_epoch(rank, steps) for rank in range(ranks)])
+
+
+def most_memory(path: Path, row: EpochRow) -> int:
+    """Bytes of Python's own allocations while the steps are written and the summary is made."""
+    tracemalloc.start()
+    files = EpochFiles(path, steps.SCHEMA)
+    files.append(row.epoch, step_tables(row))
+    summary = summarise([row], len(row.ranks), None)
+    row.forget_ranks()
+    files.close()
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert summary["step_time_median_s"] == 1.0
+    assert summary["first_step_s"] == 1.0 + (pq.read_metadata(path).num_rows // row.steps - 1) / 1000
+    return most
+
+
+def test_a_thousand_ranks_need_no_more_memory_to_record_than_64(tmp_path: Path) -> None:
+    few, thousand = many(64, 400), many(1024, 400)
+    limit = most_memory(tmp_path / "few", few)
+    assert most_memory(tmp_path / "many", thousand) < 2 * limit
+    metadata = pq.read_metadata(tmp_path / "many")
+    assert metadata.num_rows == 1024 * 400
+    assert metadata.num_row_groups == 16
+
+
+def test_what_is_gathered_is_eight_bytes_a_number() -> None:
+    import pickle
+
+    numbers = 5 * 10_000  # step, wait, host wait, rate, loss
+    whole = replace(rank_epoch(0, 10_000), losses=[0.5] * 10_000).packed()
+    assert len(pickle.dumps(whole)) < 8 * numbers * 1.05
+
+
+def test_energy_of_a_hand_made_row_is_empty() -> None:
+    assert epoch_row(0, 1, [1.0]).use == OverRanks()

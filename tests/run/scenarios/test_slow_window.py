@@ -1,0 +1,57 @@
+"""A rank that sleeps is seen in a profiled window: its step without data wait and exposed communication is longer."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ddlbench.data.feed import Request
+from ddlbench.frameworks.ddp import DDP
+from ddlbench.frameworks.fsdp import FSDP
+from ddlbench.job import Framework
+from ddlbench.loop import Run
+from ddlbench.measure.straggler import own_columns, own_steps_of_window
+from ddlbench.models.resnet import ResNet
+from ddlbench.progress import Progress
+from ddlbench.ranks.boundary import Boundary
+from tests.support.equal import Rows, loader, make_job
+from tests.support.ranks import run_ranks
+from tests.support.reference import Case
+
+pytest.importorskip("ddlbench.run.scenarios.window", reason="without profile=true there is no window")
+
+WORLD, SLOW, STEPS, SLEEP_S = 3, 1, 2, 1.0
+HOSTS = ["node0", "node1", "node2"]
+MODEL = ResNet("resnet", layers=[1, 1, 1, 1], width_per_group=8, image_size=32, num_classes=5)
+CASE = Case("slow", MODEL, global_batch=6, steps=STEPS + 2)
+FRAMEWORKS: dict[str, Framework] = {"ddp": DDP(), "fsdp": FSDP()}
+
+
+def windows() -> dict[str, dict[str, Any]]:
+    from ddlbench.run.scenarios.window import profiled
+
+    found: dict[str, dict[str, Any]] = {}
+    for name, framework in FRAMEWORKS.items():
+        job = make_job(CASE)
+        trainer = framework.setup(job)
+        feed = loader().open(CASE.data, Request(MODEL, trainer.place, job.device, job.seed, job.replica_batch(WORLD)))
+        if dist.get_rank() == SLOW:
+            trainer.model.register_forward_pre_hook(lambda *_: time.sleep(SLEEP_S))
+        run = Run(job, trainer.place, feed, 1, 0, Rows(), Progress(False), Boundary(torch.device("cpu")))
+        found[name] = profiled(run, trainer, STEPS).section()
+        feed.close()
+        dist.barrier()
+        trainer.close()
+    return found
+
+
+def test_the_rank_that_sleeps_is_named_by_its_host() -> None:
+    for name, section in run_ranks(WORLD, windows)[0].items():
+        assert all(rank["window_s"] >= STEPS * SLEEP_S for rank in section["ranks"]), "every rank is equally late"
+        columns = own_columns(own_steps_of_window(section, HOSTS, [0] * WORLD), "window")
+        assert (columns["straggler_rank"], columns["straggler_host"]) == (SLOW, HOSTS[SLOW]), name
+        assert columns["own_step_s"] >= SLEEP_S, name
