@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -29,6 +30,8 @@ class Recorder(Protocol):
     def begin(self, run: Run, spans: Mapping[str, float], hosts: Sequence[str]) -> None: ...
 
     def epoch(self, run: Run, row: EpochRow) -> None: ...
+
+    def window(self, section: Mapping[str, Any], save_trace: Callable[[Path], None]) -> None: ...
 
     def end(self, run: Run, feeds: Sequence[Mapping[str, Any]]) -> None: ...
 

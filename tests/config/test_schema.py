@@ -98,7 +98,8 @@ def test_the_global_batch() -> None:
         ("train.clip_norm=-1", r"train\.clip_norm=-1.0 must be greater than 0; null"),
         ("model.image_size=big", r"model\.image_size: Value 'big'"),
         ("recipe.optimizer.name=sdg", r"recipe\.optimizer\.name=sdg"),
-        ("profile=true", r"profile=true"),
+        ("profile_steps=0", r"profile_steps=0 must be greater than 0"),
+        ("profile_trace=true", r"set profile=true too"),
     ],
 )
 def test_a_wrong_value_names_its_key(override: str, message: str) -> None:

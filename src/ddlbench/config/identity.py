@@ -14,6 +14,7 @@ STAGE_TO = "data.stage_to"
 # What says where a run happens or how it is shown, not what it measures. Where data lies is covered by the data's hash.
 UNMEASURED = (
     "results_dir", "dryrun", "progress", "train.timeout_s",
+    "profile", "profile_steps", "profile_trace",  # a window after all that is measured (docs/adr/0016)
     "data.root", "data.cache_dir", "data.tokenizer", "data.train", "data.valid", STAGE_TO, "cluster.notes",
 )  # fmt: skip
 

@@ -87,6 +87,8 @@ class Options:
     mode: str = "train"
     results_dir: str = "results"
     profile: bool = False
+    profile_steps: int = 10
+    profile_trace: bool = False
     dryrun: bool = False
     progress: bool = True
     backend: str | None = field(default=None, metadata={"before": None})
@@ -94,8 +96,12 @@ class Options:
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise UserError(f"mode={self.mode} is unknown: choose one of {', '.join(MODES)}")
-        if self.profile:
-            raise UserError("profile=true is not available yet: leave it false")
+        if self.profile_steps <= 0:
+            raise UserError(f"profile_steps={self.profile_steps} must be greater than 0")
+        if self.profile and self.mode != "train":
+            raise UserError(f"profile=true needs a model to train, mode={self.mode} has none: choose mode=train")
+        if self.profile_trace and not self.profile:
+            raise UserError("profile_trace=true keeps the trace of a profiled window: set profile=true too")
         if self.backend not in (None, SHARED_GPU):
             raise UserError(f"backend={self.backend} is unknown: choose null, or {SHARED_GPU} (ranks share a GPU)")
 
@@ -114,6 +120,8 @@ class Config:
     mode: str
     results_dir: str
     profile: bool
+    profile_steps: int
+    profile_trace: bool
     dryrun: bool
     progress: bool
     backend: str | None

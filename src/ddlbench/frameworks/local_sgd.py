@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.profiler import record_function
 
 from ddlbench.errors import Unsupported, UserError
 from ddlbench.frameworks.shared.batchnorm import average, average_statistics
 from ddlbench.frameworks.shared.refusals import check_alike
 from ddlbench.frameworks.shared.replica import Replica, build
 from ddlbench.job import Batch, Job
+from ddlbench.measure.spans import COMMUNICATE, span
 
 
 @dataclass
@@ -62,7 +62,7 @@ class LocalReplica(Replica):
     def flush(self) -> None:
         """All replicas become their mean: every `local_steps` updates and at the end of an epoch."""
         if self.alone:
-            with torch.no_grad(), record_function("ddlbench/communicate"):
+            with torch.no_grad(), span(COMMUNICATE):
                 average(list(self.model.parameters()))
                 average_statistics(self.model)
             self.alone = 0

@@ -21,10 +21,10 @@ from time import thread_time
 from typing import TypeAlias, TypeVar
 
 import torch
-from torch.profiler import record_function
 
 from ddlbench.job import Batch
 from ddlbench.measure.meter import Meter, Use
+from ddlbench.measure.spans import DATA, span
 
 Item = TypeVar("Item")
 Mark: TypeAlias = torch.cuda.Event | float
@@ -91,7 +91,7 @@ class EpochClock:
             if self.meter:
                 self.meter.tick(asked)
             try:
-                with record_function("ddlbench/data"):
+                with span(DATA):
                     batch = next(source)
             except StopIteration:
                 return

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 from ddlbench.config.schema import Config
@@ -35,6 +36,8 @@ class NoRecorder:
     def begin(self, run: Run, spans: Mapping[str, float], hosts: Sequence[str]) -> None: ...
 
     def epoch(self, run: Run, row: EpochRow) -> None: ...
+
+    def window(self, section: Mapping[str, Any], save_trace: Callable[[Path], None]) -> None: ...
 
     def end(self, run: Run, feeds: Sequence[Mapping[str, Any]]) -> None: ...
 
@@ -78,6 +81,15 @@ class FileRecorder:
         self.record.save()
         self.progress.say(_line(row))
 
+    def window(self, section: Mapping[str, Any], save_trace: Callable[[Path], None]) -> None:
+        """The section `profile`; the trace of rank 0 beside run.json where the configuration asks for it."""
+        if self.config.profile_trace:
+            save_trace(self.record.folder / TRACE)
+        self.record.add(profile={**section, "trace": TRACE if self.config.profile_trace else None})
+        self.record.save()
+        if "comm_exposed_share" in section:
+            self.progress.say(_window_line(section))
+
     def end(self, run: Run, feeds: Sequence[Mapping[str, Any]]) -> None:
         bad = bad_samples(feeds)
         window = own_steps_of_window(
@@ -117,6 +129,17 @@ class FileRecorder:
         }
 
 
+def _window_line(section: Mapping[str, Any]) -> str:
+    names = {
+        "compute": "computing",
+        "comm_exposed": "exposed communication",
+        "data": "waiting for data",
+        "idle": "idle",
+    }
+    said = ", ".join(f"{section[f'{name}_share']:.1%} {text}" for name, text in names.items())
+    return f"profiled window of {section['steps']} steps: {said}, {section['idle_share']:.1%} idle"
+
+
 def _line(row: EpochRow) -> str:
     rate = row.measured_samples / row.measured_time_s
     parts = [f"epoch {row.epoch}: {row.epoch_time_s:.2f} s", f"{rate:.1f} samples/s"]
@@ -127,4 +150,5 @@ def _line(row: EpochRow) -> str:
 
 # Seconds to the first step that every start pays: making a sample set once, and the record's own counting, are apart.
 STARTUP = ("imports_s", "connecting_s", "setup_s")
+TRACE = "trace-rank0.json.gz"
 SHOWN = ("val_loss", "val_top1", "val_perplexity_token")

@@ -68,11 +68,17 @@ EPOCHS = _columns("epochs")
 STEPS = _columns("steps")
 RANK_EPOCHS = _columns("rank_epochs")
 SCALING = _columns("scaling")
+BREAKDOWN = _columns("breakdown")
 
 _TABLES = {
     "tables/runs.csv": (RUNS, "One row an attempt, failed and unreadable ones included."),
     "tables/epochs.csv": (EPOCHS, "One row an epoch of an attempt: the lines of every epochs.jsonl."),
     "tables/scaling.csv": (SCALING, "One row a measurement, its repeats merged, beside the base it is compared with."),
+    "tables/breakdown.csv": (
+        BREAKDOWN,
+        "One row a measurement that has a profiled window: where the time of a step goes. The columns from "
+        "forward_step_s to idle_step_s add up to profile_step_time_s.",
+    ),
     "steps.parquet": (
         STEPS,
         "One row for each step of each rank, in each attempt. While a run is on, and where it was killed, a folder "

@@ -13,6 +13,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from ddlbench.record.schema import SCALING
+from ddlbench.report.breakdown import merged_windows
 from ddlbench.report.labels import knobs, layout, variants
 from ddlbench.report.merge import AttemptRow, Row, comparison_id, curve_id, group_by
 from ddlbench.report.stats import confidence, efficiency, median, median_interval, speedup
@@ -121,6 +122,7 @@ def _row(point: Point, kind: str, mates: list[Point]) -> Row:
         **_texts(point, kind),
         **_seconds(point),
         **_rates(point),
+        **merged_windows([run.row for run in point.ok]),
         "base_gpus": base and base.gpus,
         **_against(point, base, "base", "speedup", "efficiency"),
         **_against(point, single, "best_single", "speedup_vs_best_single", "efficiency_vs_best_single"),

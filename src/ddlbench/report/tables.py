@@ -11,6 +11,7 @@ import pandas as pd
 
 from ddlbench.config import options
 from ddlbench.record.schema import EPOCHS, RUNS, SCALING, Column
+from ddlbench.report.breakdown import breakdown
 from ddlbench.report.cells import cell, fit, in_one_line
 from ddlbench.report.copies import without_copies
 from ddlbench.report.epochs import epoch_rows
@@ -35,9 +36,10 @@ class Tables:
     warnings: list[str]
 
     def write(self, folder: Path) -> None:
-        """runs.csv, epochs.csv, scaling.csv; an unknown cell is empty."""
+        """runs.csv, epochs.csv, scaling.csv, breakdown.csv; an unknown cell is empty."""
         folder.mkdir(parents=True, exist_ok=True)
-        for name, table in (("runs", self.runs), ("epochs", self.epochs), ("scaling", self.scaling)):
+        tables = {"runs": self.runs, "epochs": self.epochs, "scaling": self.scaling}
+        for name, table in (tables | {"breakdown": breakdown(self.scaling)}).items():
             _for_spreadsheets(table).to_csv(folder / f"{name}.csv", index=False)
 
 

@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.profiler import record_function
 
 from ddlbench.frameworks.deepspeed.knobs import Knobs, import_deepspeed, without_norm
 from ddlbench.frameworks.shared.batchnorm import Statistics
@@ -24,6 +23,7 @@ from ddlbench.frameworks.shared.groups import subgroup
 from ddlbench.frameworks.shared.replica import build
 from ddlbench.frameworks.shared.step import evaluate, micro_batches, overflowed
 from ddlbench.job import Batch, Job, Place, type_of_dtype
+from ddlbench.measure.spans import BACKWARD, FORWARD, UPDATE, span
 from ddlbench.ranks.launchers import OPEN_MPI
 
 
@@ -101,11 +101,11 @@ class ZeroTrainer:
         assert batch is not None
         total = torch.zeros((), device=self.job.device)
         for micro in micro_batches(batch, self.micro_batches):
-            with record_function("ddlbench/forward"):  # under the engine's own autocast
+            with span(FORWARD):  # under the engine's own autocast
                 loss = self.job.loss(self.engine(self._cast(micro.inputs)), micro.targets)
-            with record_function("ddlbench/backward"):
+            with span(BACKWARD):
                 self.engine.backward(loss)  # which divides by the number of micro batches
-            with record_function("ddlbench/update"):
+            with span(UPDATE):
                 self.engine.step()  # counts the micro batches, updates after the last
             total += loss.detach() / self.micro_batches
         self.statistics.mark_changed()

@@ -11,14 +11,15 @@ from typing import Any, ClassVar
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.profiler import record_function
 
 from ddlbench.errors import Unavailable, Unsupported, UserError
 from ddlbench.frameworks.horovod.start import start, started_by_mpi
+from ddlbench.frameworks.horovod.traced import trace_horovod
 from ddlbench.frameworks.shared.refusals import check_alike
 from ddlbench.frameworks.shared.replica import Replica, build
 from ddlbench.frameworks.shared.step import Clip, Update
 from ddlbench.job import Job
+from ddlbench.measure.spans import COMMUNICATE, span
 from ddlbench.ranks.control import all_gather
 
 COMPRESSIONS = ("none", "fp16")
@@ -104,6 +105,7 @@ class Horovod:
         """Horovod stays up until the process ends: see `start`."""
         hvd = horovod_torch()
         start(hvd, job, self._variables(job))
+        trace_horovod()
         op = hvd.Adasum if self.adasum else hvd.Average
         hvd.allreduce(torch.ones(1, device=job.device), op=op)  # makes NCCL's communicator, as launch.connect does
         model = build(job)
@@ -156,7 +158,7 @@ class AveragedUpdate(Update):
 
     def apply(self, parameters: Iterable[nn.Parameter], clip: Clip = nn.utils.clip_grad_norm_) -> None:
         optimizer: Any = self.optimizer
-        with record_function("ddlbench/communicate"):
+        with span(COMMUNICATE):
             self._synchronize(optimizer)
         with optimizer.skip_synchronize():
             super().apply(parameters, clip)

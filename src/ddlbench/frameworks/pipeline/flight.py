@@ -11,7 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.profiler import record_function
 
 from ddlbench.frameworks.pipeline.clock import BusyClock
 from ddlbench.frameworks.pipeline.groups import Groups
@@ -22,6 +21,7 @@ from ddlbench.frameworks.shared.gradients import gradient
 from ddlbench.frameworks.shared.groups import subgroup
 from ddlbench.frameworks.shared.step import Update, autocast, micro_batches
 from ddlbench.job import Batch, Job
+from ddlbench.measure.spans import BACKWARD, COMMUNICATE, FORWARD, span
 
 
 @dataclass(eq=False)
@@ -128,7 +128,7 @@ class Flight:
         return value
 
     def _loss(self, output: Tensor, targets: Tensor) -> Tensor:
-        with autocast(self.job):
+        with span(FORWARD), autocast(self.job):
             return self.job.loss(output, targets) / self.count
 
     def _backward(self, upstream: Tensor | None) -> None:
@@ -136,7 +136,7 @@ class Flight:
         oldest = self.micros.popleft()
         minibatch = oldest.minibatch
         self.weights.use(minibatch.weights)  # checkpointed blocks run again
-        with record_function("ddlbench/backward"):
+        with span(BACKWARD):
             self.backward(oldest.output, upstream)
         self.returning = oldest.value.grad
         minibatch.backwards += 1
@@ -149,7 +149,7 @@ class Flight:
 
     def _reduce(self, minibatch: Minibatch) -> None:
         """Averages over copies of the stage."""
-        with record_function("ddlbench/communicate"):
+        with span(COMMUNICATE):
             self.groups.reduce([gradient(weight) for weight in minibatch.weights.values()], ())
 
     def _start_sums(self, before: int) -> None:
@@ -161,7 +161,7 @@ class Flight:
         """
         for minibatch in self.due:
             if minibatch.sums is None and minibatch.index < before:
-                with record_function("ddlbench/communicate"):
+                with span(COMMUNICATE):
                     shares = [gradient(minibatch.weights[name]) for name in self.shared]
                     minibatch.sums = [
                         dist.all_reduce(share, group=self.embedding_group, async_op=True) for share in shares

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.profiler import record_function
 
 from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.shared.step import autocast
 from ddlbench.job import Job
 from ddlbench.measure.flops import forward_flops_per_block
+from ddlbench.measure.spans import FORWARD, span
 
 
 def balanced(costs: Sequence[float], stages: int, sending: Sequence[float] | None = None) -> list[int]:
@@ -112,7 +112,7 @@ class Stage(nn.Module):
     def forward(self, value: Tensor) -> Tensor:
         if self.job.channels_last and value.dim() == 4:
             value = value.contiguous(memory_format=torch.channels_last)
-        with record_function("ddlbench/forward"), autocast(self.job):
+        with span(FORWARD), autocast(self.job):
             return self.blocks(value).contiguous()
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.profiler import record_function
 
 from ddlbench.frameworks.pipeline.blocks import Blocks, own_edges
 from ddlbench.frameworks.pipeline.clock import BusyClock
@@ -21,6 +20,7 @@ from ddlbench.frameworks.shared.step import Update, autocast
 from ddlbench.frameworks.tensor.collectives import share
 from ddlbench.frameworks.tensor.loss import loss_of_parts, whole_logits
 from ddlbench.job import Batch, Job, Place
+from ddlbench.measure.spans import BACKWARD, COMMUNICATE, FORWARD, span, spanned
 
 
 class PipelineTrainer:
@@ -77,8 +77,9 @@ class PipelineTrainer:
             before, after = edges[index : index + 2]
             count, group = len(plan.sizes), self.groups.pp_group
             stage = PipelineStage(blocks, index, count, self.job.device, before, after, group=group)
-            for method in ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk"):
-                setattr(stage, method, self.clock.computing(getattr(stage, method)))
+            stage.forward_one_chunk = self.clock.computing(stage.forward_one_chunk)
+            for method in ("backward_one_chunk", "backward_weight_one_chunk"):
+                setattr(stage, method, self.clock.computing(spanned(BACKWARD, getattr(stage, method))))
             made.append(stage)
         make: Any = get_schedule_class(SCHEDULES[schedule])
         one_or_more = made if schedule in LOOPED else made[0]
@@ -86,7 +87,7 @@ class PipelineTrainer:
 
     def _loss(self, output: Tensor, targets: Tensor) -> Tensor:
         """Of one micro batch, as its share of the replica's."""
-        with autocast(self.job):
+        with span(FORWARD), autocast(self.job):
             loss = self.job.loss(output, targets) / self.micro_batches
         self.losses.append(loss.detach())
         return self.update.scale(loss)
@@ -103,7 +104,7 @@ class PipelineTrainer:
         inputs, targets = self._ends_of(batch)
         with as_raised(), self.clock.schedule():
             self.runner.step(*inputs, target=targets, return_outputs=False)
-        with record_function("ddlbench/communicate"):
+        with span(COMMUNICATE):
             self.blocks.reduce()
         self.update.apply(self.model.parameters(), self.blocks.clip)
         return torch.stack(self.losses).sum() if batch is not None and self.losses else None

@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.profiler import record_function
 
 from ddlbench.job import Batch, Job, type_of_dtype
+from ddlbench.measure.spans import BACKWARD, FORWARD, UPDATE, span
 
 Clip = Callable[[Iterable[nn.Parameter], float], object]  # (parameters, largest norm), gradients in place
 
@@ -40,9 +40,9 @@ def accumulate(
     total = torch.zeros((), device=job.device)
     for index, micro in enumerate(micro_batches(batch, count)):
         with nullcontext() if index == count - 1 else no_sync():
-            with record_function("ddlbench/forward"), autocast(job):
+            with span(FORWARD), autocast(job):
                 loss = job.loss(model(micro.inputs), micro.targets) / count
-            with record_function("ddlbench/backward"):
+            with span(BACKWARD):
                 update.scale(loss).backward()
             total += loss.detach()
     return total
@@ -72,7 +72,7 @@ class Update:
 
     def apply(self, parameters: Iterable[nn.Parameter], clip: Clip = nn.utils.clip_grad_norm_) -> None:
         """clip: by the norm of the whole gradient, also where this rank has a part of it only."""
-        with record_function("ddlbench/update"):
+        with span(UPDATE):
             if self.clip_norm is not None or self.agrees:
                 self.scaler.unscale_(self.optimizer)
             if self.clip_norm is not None:

@@ -7,12 +7,14 @@ from typing import Any
 
 from ddlbench.config.schema import Config
 from ddlbench.data.feed import Feed
+from ddlbench.errors import RunError
 from ddlbench.frameworks.shared.checkpointing import checkpoint_blocks
 from ddlbench.job import Job, Place, Trainer
 from ddlbench.loop import Run, train
 from ddlbench.recipe.rates import Rates
 from ddlbench.recipe.recipe import learning_rate
 from ddlbench.record.run_json import ledger, model_section, training_ledger
+from ddlbench.run.scenarios.window import profiled
 
 
 @dataclass
@@ -22,6 +24,7 @@ class Training:
     made: Trainer | None = None  # by `setup`
     rates: Rates = field(init=False)
     weights_hash: str | None = None  # of the initial model
+    measured_facts: dict[str, Any] | None = None  # after the measured epochs, where steps follow that are not measured
 
     def check(self) -> None:
         self.config.framework.check(self.job)
@@ -41,9 +44,18 @@ class Training:
 
     def run(self, run: Run) -> None:
         train(run, self.trainer, self.rates)
+        if self.config.profile:
+            self.measured_facts = self.trainer.facts()
+            self._profile(run)
+
+    def _profile(self, run: Run) -> None:
+        window = profiled(run, self.trainer, self.config.profile_steps)
+        run.recorder.window(window.section(), window.profiler.save)
+        if window.failure:
+            raise RunError(window.failure)
 
     def facts(self) -> dict[str, Any]:
-        return self.trainer.facts()
+        return self.trainer.facts() if self.measured_facts is None else self.measured_facts
 
     def ledger(self, run: Run, steps: int) -> dict[str, Any]:
         trained = training_ledger(run, self.trainer, self.rates, self.config, steps)

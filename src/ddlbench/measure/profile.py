@@ -1,0 +1,195 @@
+"""Where the time of a profiled window goes, on one rank and over all ranks.
+
+Every moment of the window counts once, for the first of these that applies: computation, communication that no
+computation overlaps (exposed), waiting for data, idle. So the shares sum to 1. Computation is divided into forward,
+backward, update and other, by the span (measure/spans.py) in which the host launched it.
+
+On the CPU the events are torch's operators, the collectives of gloo's threads ("gloo:all_reduce"), the host's waits for
+messages, and what frameworks/horovod/traced.py reports. On CUDA they are the kernels and copies of the device: kernels
+named nccl* communicate, whichever library launched them, and what was launched while the rank took its batch is data.
+Not run on a GPU yet. A collective or a receive lasts until all data are there: waiting for a slower rank, and so the
+bubble of a pipeline, is communication.
+"""
+
+from __future__ import annotations
+
+import platform
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, TypeAlias
+
+from ddlbench.job import Job, Place
+from ddlbench.measure.intervals import Interval, Intervals, difference, intersection, length, union
+from ddlbench.measure.spans import BACKWARD, COMMUNICATE, DATA, FORWARD, UPDATE, WAIT, WINDOW
+
+PartAt: TypeAlias = Callable[[int | None], str]  # a time in nanoseconds -> the part of the step
+
+PARTS = (FORWARD, BACKWARD, UPDATE, COMMUNICATE, DATA)
+COLLECTIVES = ("gloo:", "mpi:", "horovod:")  # on the host
+# Ends only when its sender asks for it, which may be long after the data have gone: the sender's waits are counted.
+SEND = "gloo:send"
+# torch's operators, and what torch.compile makes of them. Nodes of autograd are left out: hooks in them may wait.
+OPERATORS = ("aten::", "fsdp::", "torchvision::", "mkldnn::", "inductor::", "## Call CompiledFxGraph")
+
+
+@dataclass(frozen=True)
+class Event:
+    """What a profiler saw; nanoseconds of one clock.
+
+    device: whether it ran on a stream of the device
+    launched: of what ran on the device, when the host launched it; None: not known
+    """
+
+    name: str
+    begin: int
+    end: int
+    device: bool = False
+    launched: int | None = None
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Seconds of one rank's window, or sums of them over ranks. window_s = forward_s + backward_s + update_s +
+    other_s + exposed_s + data_s + idle_s; communication_s, overlapped or not, is apart."""
+
+    window_s: float
+    forward_s: float
+    backward_s: float
+    update_s: float
+    other_s: float
+    communication_s: float
+    exposed_s: float
+    data_s: float
+    idle_s: float
+
+    @classmethod
+    def total(cls, ranks: Iterable[Seconds]) -> Seconds:
+        listed = list(ranks)
+        return cls(*(sum(getattr(rank, field.name) for rank in listed) for field in fields(cls)))
+
+    @property
+    def compute_s(self) -> float:
+        return self.forward_s + self.backward_s + self.update_s + self.other_s
+
+    @property
+    def own_s(self) -> float:
+        """What the rank itself took: its window without waiting for data and without exposed communication, in which
+        it may wait for a slower rank."""
+        return self.window_s - self.data_s - self.exposed_s
+
+    def shares(self) -> dict[str, float]:
+        """Of the window: the columns of the tables."""
+        seconds = asdict(self) | {"compute_s": self.compute_s}
+        return {column: seconds[name] / self.window_s for column, name in SHARES.items()}
+
+
+SHARES = {
+    "compute_share": "compute_s",
+    "comm_exposed_share": "exposed_s",
+    "data_share": "data_s",
+    "idle_share": "idle_s",
+    "comm_share": "communication_s",
+    "forward_share": "forward_s",
+    "backward_share": "backward_s",
+    "update_share": "update_s",
+    "other_compute_share": "other_s",
+}
+
+
+@dataclass(frozen=True)
+class RankWindow:
+    """One rank's window.
+
+    host, stage: where it ran; only ranks of one pipeline stage have the same work
+    collectives: how many events of communication began in it
+    parts: names of the spans that the profiler saw
+    """
+
+    rank: int
+    host: str
+    stage: int
+    steps: int
+    seconds: Seconds
+    collectives: int
+    parts: tuple[str, ...]
+
+    @classmethod
+    def of(cls, job: Job, place: Place, steps: int, events: Sequence[Event]) -> RankWindow:
+        """events: of every thread and stream"""
+        on_device = job.device.type == "cuda"
+        begin = min(event.begin for event in events if event.name == WINDOW)
+        communication = [event for event in events if is_communication(event, on_device) and event.begin >= begin]
+        parts = tuple(part for part in PARTS if any(event.name == part for event in events))
+        where = job.rank, platform.node(), place.coordinates.get("pp", 0)
+        return cls(*where, steps, divide(events, on_device), len(communication), parts)
+
+    def line(self) -> dict[str, Any]:
+        """As run.json has it."""
+        computed = {"compute_s": self.seconds.compute_s, "own_s": self.seconds.own_s}
+        own = {"own_step_s": self.seconds.own_s / self.steps}
+        where = {"rank": self.rank, "host": self.host, "stage": self.stage}
+        return {**where, "collectives": self.collectives, **asdict(self.seconds), **computed, **own}
+
+
+def is_communication(event: Event, on_device: bool) -> bool:
+    """Communication that moves data between ranks: on CUDA kernels of NCCL, on the CPU collectives of the libraries."""
+    if event.device != on_device:
+        return False
+    return event.name.startswith("nccl") if on_device else event.name.startswith(COLLECTIVES)
+
+
+def _takes_time(event: Event, on_device: bool) -> bool:
+    """Whether the time of an event is communication."""
+    waits = event.name == WAIT and not on_device
+    return waits or (is_communication(event, on_device) and event.name != SEND)
+
+
+def divide(events: Sequence[Event], on_device: bool) -> Seconds:
+    """Divide the time of the span WINDOW."""
+    spans = {part: union((e.begin, e.end) for e in events if e.name == part and not e.device) for part in PARTS}
+    window = union((event.begin, event.end) for event in events if event.name == WINDOW and not event.device)
+    communication = intersection(union((e.begin, e.end) for e in events if _takes_time(e, on_device)), window)
+    work = _work_by_part(events, on_device, _part_finder(spans))
+    computed: Intervals = []
+    lengths: dict[str, int] = {}
+    for part in (FORWARD, BACKWARD, UPDATE, "other"):
+        own = difference(intersection(union(work.get(part, [])), window), computed)
+        lengths[part] = length(own)
+        computed = union([*computed, *own])
+    exposed = difference(communication, computed)
+    data = difference(intersection(union([*spans[DATA], *work.get(DATA, [])]), window), union([*computed, *exposed]))
+    idle = length(window) - length(computed) - length(exposed) - length(data)
+    parts = (lengths[FORWARD], lengths[BACKWARD], lengths[UPDATE], lengths["other"])
+    whole = (length(window), *parts, length(communication), length(exposed), length(data), idle)
+    return Seconds(*(nanoseconds / 1e9 for nanoseconds in whole))
+
+
+def _work_by_part(
+    events: Sequence[Event], on_device: bool, part_at: Callable[[int | None], str]
+) -> dict[str, list[Interval]]:
+    """When the device computed or copied, by the part of the step that launched it."""
+    found: dict[str, list[Interval]] = {}
+    for event in events:
+        if event.device != on_device or is_communication(event, on_device):
+            continue
+        if not (on_device or event.name.startswith(OPERATORS)):
+            continue
+        launched = event.launched if on_device else event.begin
+        found.setdefault(part_at(launched), []).append((event.begin, event.end))
+    return found
+
+
+def _part_finder(spans: dict[str, Intervals]) -> PartAt:
+    """The part of the step at a time, "other" where that is not known. Spans are not nested."""
+    known = sorted((begin, end, part) for part, found in spans.items() for begin, end in found)
+    begins = [begin for begin, _, _ in known]
+
+    def part_at(time: int | None) -> str:
+        place = -1 if time is None else bisect_right(begins, time) - 1
+        if time is None or place < 0 or time >= known[place][1]:
+            return "other"
+        part = known[place][2]
+        return "other" if part == COMMUNICATE else part
+
+    return part_at

@@ -1,0 +1,61 @@
+"""torch's profiler over a window of steps; its events as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.profiler import ProfilerActivity, profile
+
+from ddlbench.measure.profile import Event
+from ddlbench.measure.spans import WAIT, spanned
+
+
+class Profiler:
+    """Records while it is entered: the host's operators and its waits for collectives and messages, and on CUDA the
+    device's kernels and copies too."""
+
+    def __init__(self, device: torch.device) -> None:
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if device.type == "cuda" else [])]
+        self._profile = profile(activities=activities)
+
+    def __enter__(self) -> Profiler:
+        self._wait = dist.Work.wait
+        dist.Work.wait = spanned(WAIT, self._wait)
+        self._profile.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._profile.stop()
+        dist.Work.wait = self._wait
+
+    def events(self) -> list[Event]:
+        """Of all threads and streams. The raw ones: torch's tree of them takes minutes for a large window."""
+        recorded: Any = self._profile.profiler
+        return plain_events(recorded.kineto_results.events())
+
+    def save(self, path: Path) -> None:
+        """The trace in Chrome's format, which chrome://tracing and ui.perfetto.dev show; packed where it ends in .gz"""
+        self._profile.export_chrome_trace(str(path))
+
+
+def plain_events(found: Sequence[Any]) -> list[Event]:
+    """Of torch's `_KinetoEvent`. What runs on the device names the operator that launched it by its number
+    (`linked_correlation_id`). Spans of the host that are drawn on the device again are left out."""
+    host = [event for event in found if _on_host(event)]
+    begins = {event.correlation_id(): event.start_ns() for event in host if not event.linked_correlation_id()}
+    return [_plain(event, begins) for event in found if _on_host(event) or not event.is_user_annotation()]
+
+
+def _on_host(event: Any) -> bool:
+    return event.device_type().name == "CPU"
+
+
+def _plain(event: Any, begins: Mapping[int, int]) -> Event:
+    begin = event.start_ns()
+    device = not _on_host(event)
+    launched = begins.get(event.linked_correlation_id()) if device else None
+    return Event(event.name(), begin, begin + event.duration_ns(), device, launched)

@@ -1,0 +1,51 @@
+"""The spans of all-reduces whose ends nobody reports; those of Horovod itself: tests/run/scenarios/test_window.py."""
+
+from __future__ import annotations
+
+from itertools import count
+from types import SimpleNamespace
+
+import torch
+
+from ddlbench.frameworks.horovod.traced import NAME, InFlight, trace_horovod
+from ddlbench.measure.profiler import Profiler
+from tests.support.libraries import needs_horovod
+
+
+def library() -> SimpleNamespace:
+    """Two functions of horovod.torch.optimizer: a handle is a number, and what is waited for gives twice its number."""
+    handles = count(1)
+    return SimpleNamespace(allreduce_async_=lambda tensor: next(handles), synchronize=lambda handle: 2 * handle)
+
+
+def test_a_span_ends_when_its_end_is_noticed() -> None:
+    made, ended = library(), set[int]()
+    flight = InFlight(made, ended.__contains__)
+    with Profiler(torch.device("cpu")) as profiler:
+        first, second = made.allreduce_async_("a"), made.allreduce_async_("b")
+        ended.add(first)
+        third = made.allreduce_async_("c")
+        assert list(flight.open) == [second, third]
+        assert made.synchronize(second) == 2 * second
+        assert list(flight.open) == [third]
+        made.synchronize(third)
+    spans = sorted((event.begin, event.end) for event in profiler.events() if event.name == NAME)
+    (_, first_end), (second_begin, second_end), (third_begin, third_end) = spans
+    assert second_begin < first_end <= third_begin < second_end <= third_end
+
+
+def test_without_a_profiler_nothing_is_kept() -> None:
+    made = library()
+    flight = InFlight(made, lambda handle: False)
+    assert made.synchronize(made.allreduce_async_("a")) == 2
+    assert flight.open == {}
+
+
+@needs_horovod
+def test_horovods_functions_are_replaced_once() -> None:
+    trace_horovod()
+    import horovod.torch.optimizer as optimizer
+
+    before = optimizer.allreduce_async_, optimizer.synchronize
+    trace_horovod()
+    assert (optimizer.allreduce_async_, optimizer.synchronize) == before

@@ -1,0 +1,150 @@
+"""Shares of a window, computed by hand from planted events: 100 ns are 100 units."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import asdict, replace
+
+import pytest
+import torch
+
+from ddlbench.job import Place
+from ddlbench.measure.profile import Event, RankWindow, Seconds, divide
+from ddlbench.measure.spans import BACKWARD, COMMUNICATE, DATA, FORWARD, UPDATE, WAIT, WINDOW
+from tests.support.jobs import job
+
+NS = 1e-9
+
+
+def units(seconds: Seconds) -> dict[str, int]:
+    return {name.removesuffix("_s"): round(value / NS) for name, value in asdict(seconds).items()}
+
+
+# 0   10       40        70      85   90   100
+# data forward   backward  (wait)  upd  idle
+HOST = [
+    Event(WINDOW, 0, 100),
+    Event(DATA, 0, 10),
+    Event("aten::div", 2, 9),  # the batch is normalised: data, not computation
+    Event(FORWARD, 10, 40),
+    Event("aten::mm", 10, 30),
+    Event("aten::addmm", 12, 28),  # within the other
+    Event(BACKWARD, 40, 85),
+    Event("autograd::engine::evaluate_function: MmBackward0", 40, 85),  # hooks in it may wait
+    Event("aten::mm", 40, 70),
+    Event("gloo:all_reduce", 50, 65),  # overlapped
+    Event("gloo:all_reduce", 60, 85),  # two at a time; exposed from 70 on
+    Event("c10d::allreduce_", 60, 84),
+    Event(UPDATE, 85, 90),
+    Event("aten::add_", 86, 90),
+    Event("aten::zero_", 95, 96),  # in no span
+    Event("aten::mm", -50, -10),  # before the window
+    Event("gloo:all_reduce", -20, -5),  # the barrier there
+    Event("gloo:all_reduce", 98, 140),  # ends after it
+]
+
+
+def test_the_parts_of_a_step_on_the_host() -> None:
+    found = divide(HOST, on_device=False)
+    assert units(found) == {
+        "window": 100,
+        "forward": 20,
+        "backward": 30,
+        "update": 4,
+        "other": 1,
+        "communication": 37,  # 50 to 85, 98 to 100
+        "exposed": 17,  # 70 to 85, 98 to 100
+        "data": 10,
+        "idle": 18,  # 30 to 40, 85 to 86, 90 to 95, 96 to 98
+    }
+    shares = found.shares()
+    assert shares["comm_exposed_share"] == pytest.approx(0.17)
+    assert shares["comm_share"] == pytest.approx(0.37)
+    own = [shares[name] for name in ("compute_share", "comm_exposed_share", "data_share", "idle_share")]
+    assert sum(own) == pytest.approx(1, abs=1e-12)
+    parts = [shares[f"{name}_share"] for name in ("forward", "backward", "update", "other_compute")]
+    assert sum(parts) == pytest.approx(shares["compute_share"], abs=1e-12)
+
+
+def test_a_send_counts_while_its_sender_waits_for_it() -> None:
+    """gloo's event of a send ends when somebody asks for it."""
+    events = [
+        Event(WINDOW, 0, 100), Event("gloo:send", 0, 90), Event("aten::mm", 0, 40), Event(WAIT, 80, 90),
+        Event("gloo:recv", 50, 60),
+    ]  # fmt: skip
+    found = units(divide(events, on_device=False))
+    assert (found["communication"], found["exposed"], found["idle"]) == (20, 20, 40)
+    assert RankWindow.of(job(), Place(0, 1), 1, events).collectives == 2
+
+
+def test_waiting_for_data_while_a_collective_runs_is_communication() -> None:
+    events = [Event(WINDOW, 0, 100), Event(DATA, 20, 60), Event("horovod:all_reduce", 0, 50)]
+    found = units(divide(events, on_device=False))
+    assert (found["exposed"], found["data"], found["idle"]) == (50, 10, 40)
+
+
+# The host launches and runs ahead; the device computes later, on two streams and one of NCCL.
+DEVICE = [
+    Event(WINDOW, 0, 100),
+    Event(DATA, 0, 5),
+    Event(FORWARD, 5, 10),
+    Event("aten::mm", 5, 9),  # the host's: no computation of the device
+    Event(BACKWARD, 10, 20),
+    Event(COMMUNICATE, 20, 22),
+    Event(UPDATE, 22, 25),
+    Event("cudaDeviceSynchronize", 25, 100),
+    Event("Memcpy HtoD (Pinned -> Device)", 0, 8, device=True, launched=1),
+    Event("normalize", 8, 10, device=True, launched=3),  # in the span of the data
+    Event("sm90_gemm", 10, 40, device=True, launched=6),
+    Event("sm90_gemm", 40, 70, device=True, launched=12),
+    Event("sm90_reduce", 60, 75, device=True, launched=13),  # another stream
+    Event("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 50, 90, device=True, launched=14),
+    Event("scale", 90, 91, device=True, launched=21),  # in the span of communication
+    Event("multi_tensor_apply_kernel", 91, 94, device=True, launched=23),
+    Event("Memcpy HtoD (Pinned -> Device)", 94, 96, device=True, launched=24),  # of an optimizer on the host
+    Event("Memset", 96, 97, device=True, launched=None),
+    Event("gloo:all_reduce", 0, 100),  # the harness's: on the host
+]
+
+
+def test_the_parts_of_a_step_on_a_device() -> None:
+    assert units(divide(DEVICE, on_device=True)) == {
+        "window": 100,
+        "forward": 30,
+        "backward": 35,
+        "update": 5,
+        "other": 2,
+        "communication": 40,
+        "exposed": 15,  # 75 to 90
+        "data": 10,
+        "idle": 3,
+    }
+
+
+def test_what_was_seen_is_counted() -> None:
+    last = Place(0, 1, coordinates={"dp": 0, "pp": 1})
+    host = RankWindow.of(replace(job(), rank=1), last, 4, HOST)
+    device = RankWindow.of(replace(job(), device=torch.device("cuda")), Place(0, 1), 4, DEVICE)
+    assert (host.collectives, device.collectives) == (3, 1)
+    assert host.parts == (FORWARD, BACKWARD, UPDATE, DATA)
+    assert device.parts == (FORWARD, BACKWARD, UPDATE, COMMUNICATE, DATA)
+    assert host.line() == {
+        "rank": 1,
+        "host": platform.node(),
+        "stage": 1,
+        "collectives": 3,
+        **asdict(host.seconds),
+        "compute_s": pytest.approx(55 * NS),
+        "own_s": pytest.approx(73 * NS),  # 100 - 10 of data - 17 of exposed communication
+        "own_step_s": pytest.approx(73 / 4 * NS),
+    }
+
+
+def test_shares_over_ranks_are_of_summed_seconds() -> None:
+    """A rank of 100 with 17 exposed, one of 300 with 3: 20 / 400, not the mean of 17 % and 1 %."""
+    short = divide(HOST, on_device=False)
+    long = divide([Event(WINDOW, 0, 300), Event("aten::mm", 0, 200), Event("gloo:all_reduce", 190, 203)], False)
+    total = Seconds.total([short, long])
+    assert total.window_s == pytest.approx(400 * NS)
+    assert total.shares()["comm_exposed_share"] == pytest.approx(20 / 400)
+    assert total.shares()["compute_share"] == pytest.approx(255 / 400)
