@@ -57,7 +57,9 @@ class Outcomes:
             if call.when == "call":
                 self.passed.add(name)
         elif not call.excinfo.errisinstance(pytest.skip.Exception):
-            error = "" if call.excinfo.errisinstance(NOTICED) else call.excinfo.exconly()[:300]
+            said = call.excinfo.exconly()[:300]
+            late = "pytest-timeout" in said
+            error = "" if call.excinfo.errisinstance(NOTICED) and not late else said
             self.failed[name] = self.failed.get(name, error) and error
 
 

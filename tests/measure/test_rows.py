@@ -70,8 +70,8 @@ def test_the_slowest_rank_of_each_step_counts(monkeypatch: pytest.MonkeyPatch) -
 def test_every_step_of_every_rank_is_kept_on_rank_0_and_none_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     first, *others = gathered(monkeypatch)
     assert [rank.rank for rank in first.ranks] == [0, 1, 2, 3]
-    assert [rank.times.step_s for rank in first.ranks] == list(STEPS)
-    assert [rank.times.wait_s for rank in first.ranks] == list(WAITS)
+    assert [list(rank.times.step_s) for rank in first.ranks] == list(STEPS)
+    assert [list(rank.times.wait_s) for rank in first.ranks] == list(WAITS)
     assert [row.ranks for row in others] == [[], [], []]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ddlbench.frameworks.shared.checkpointing import checkpoint_blocks
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.record.run_json import model_section
 
@@ -16,6 +17,13 @@ def test_flops_of_a_sample_are_those_of_forward_and_backward() -> None:
     section = model_section(TINY, TINY.build().state_dict())
     assert section["flops_per_sample"] == 3 * (projections + attention + head)
     assert section["tokens_per_sample"] == 4
+
+
+def test_what_is_computed_again_is_no_work_of_the_model() -> None:
+    plain = model_section(TINY, TINY.build().state_dict())
+    again = model_section(TINY, TINY.build().state_dict(), checkpoint_blocks)
+    assert again["flops_per_sample"] == plain["flops_per_sample"] == plain["hardware_flops_per_sample"]
+    assert again["hardware_flops_per_sample"] > plain["hardware_flops_per_sample"]
 
 
 def test_a_model_that_was_not_built_has_no_flops() -> None:

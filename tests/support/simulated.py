@@ -123,8 +123,9 @@ class ScriptedFeed:
     script: RankScript
     replica_batch: int
     val_batch: Batch
-    val_samples: int = 5
+    val_samples: int
     dropped_samples: int = 0
+    val_unread: int = 0
 
     @property
     def steps_per_epoch(self) -> int:

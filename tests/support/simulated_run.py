@@ -69,7 +69,9 @@ class Scripted:
         place, script = self.places[rank], self.scripts[rank]
         job = make_job(config, launch(rank, world.size), CPU)
         trainer = ScriptedTrainer(world, script, place, lambda step: self.loss(place.data_rank, step))
-        feed = ScriptedFeed(world, script, job.replica_batch(place.data_size), self.val_batches[rank])
+        reported = [batch for batch, there in zip(self.val_batches, self.places, strict=True) if there.reports]
+        val_samples = sum(int(batch.valid.sum()) for batch in reported)
+        feed = ScriptedFeed(world, script, job.replica_batch(place.data_size), self.val_batches[rank], val_samples)
         rates = Rates(lambda step: 0.125)
         model = {**model_section(config.model, None), "flops_per_sample": FLOPS_PER_SAMPLE}
         files = FileRecorder(record, config, model, subject(trainer, rates, config), Progress(False))

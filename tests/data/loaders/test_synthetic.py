@@ -73,6 +73,12 @@ def test_replicas_differ_and_runs_do_not():
     assert torch.equal(first, next(opened(0, 2).train(0)).inputs)
 
 
+def test_random_samples_are_not_scored():
+    """Validation repeats the batch of training: accuracy there says nothing of a model."""
+    assert not Synthetic(name="synthetic").scored
+    assert Native(name="native").scored
+
+
 def test_valid_samples_add_up():
     batches = [batch for rank in range(3) for batch in opened(rank, 3, replica_batch=2).validation()]
     assert sum(int(batch.valid.sum()) for batch in batches) == 7
