@@ -11,7 +11,7 @@ help: ## this list
 setup: ## make .venv with the versions of constraints.txt and ddlbench in it
 	@scripts/setup.sh
 
-run: setup ## ResNet-50 with one process and with two, to a table and a report (about 4 minutes)
+run: setup ## a small ResNet with one process and with two, to a table and a report (about 4 minutes)
 	@scripts/demo.sh
 
 # Where it cannot be built, its tests skip and say so; everything else is tested all the same.

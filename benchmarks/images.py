@@ -62,6 +62,5 @@ def compare(name: str, pairs: int) -> None:
     commands = [command(side, images.layout().root, BATCH, SIZE, WORKERS) for side in (what.own, what.other)]
     with tempfile.TemporaryDirectory() as folder:
         found = read_by_turns(commands, Path(folder), pairs, TURN_S)
-    own, other = (BATCH / median(seconds) for seconds in zip(*found.found, strict=True))
-    speeds = f"{own:.0f} and {other:.0f} images/s"
+    speeds = " and ".join(f"{BATCH / median(seconds):.0f}" for seconds in zip(*found.found, strict=True)) + " images/s"
     tell(name, f"ratio {told(found.ratios())}, {found.remark()}, {speeds}; aim: {what.aim}")

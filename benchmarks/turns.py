@@ -86,17 +86,18 @@ class Program:
 @dataclass(frozen=True)
 class Pairs:
     """found: seconds a step of the first program and of the second, pair by pair
-    lost: pairs in which one of them had no whole step"""
+    lost: numbers, from 1, of the pairs in which one of them had no whole step"""
 
     found: list[tuple[float, float]]
-    lost: int
+    lost: list[int]
 
     def ratios(self) -> list[float]:
         """Steps a second of the first program over those of the second."""
         return [second / first for first, second in self.found]
 
     def remark(self) -> str:
-        return f"{self.lost} of {len(self.found) + self.lost} pairs lost"
+        numbers = f" ({', '.join(map(str, self.lost))})" if self.lost else ""
+        return f"{len(self.lost)} of {len(self.found) + len(self.lost)} pairs lost{numbers}"
 
 
 def take_turns(programs: tuple[Program, Program], pairs: int, seconds: float) -> Pairs:
@@ -116,7 +117,7 @@ def pair_by_time(first: list[float], second: list[float], turns: Sequence[tuple[
     """first, second: the ends of the steps of two programs; turns: theirs, pair by pair."""
     every = [(seconds_a_step(first, own), seconds_a_step(second, other)) for own, other in turns]
     found = [(own, other) for own, other in every if own is not None and other is not None]
-    return Pairs(found, len(every) - len(found))
+    return Pairs(found, [number for number, pair in enumerate(every, start=1) if None in pair])
 
 
 def seconds_a_step(ends: Sequence[float], turn: Turn) -> float | None:

@@ -61,7 +61,8 @@ def samples(count: int = batch) -> tuple[Tensor, Tensor]:
 
 
 def make_optimizer(model: nn.Module) -> Optimizer:
-    """Neither side learns its one batch by heart: gradients near zero become denormal numbers, which are slow."""
+    """With this learning rate neither side learns its one batch: gradients near zero may be denormal numbers, which are
+    slow."""
     if name == "resnet50":
         return torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9, weight_decay=1e-4)
     return torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.1)

@@ -75,7 +75,7 @@ def test_programs_take_turns(folder, tmp_path):
         images.command(side, folder, BATCH, SIZE, WORKERS) for side in (images.NATIVE, ("benchmarks.bare.imagefolder",))
     )
     pairs = images.read_by_turns([native, torchvision], tmp_path, pairs=4, turn_s=1.0)
-    assert len(pairs.found) + pairs.lost == 4
+    assert len(pairs.found) + len(pairs.lost) == 4
     assert len(pairs.found) >= 2
     assert all(seconds > 0 for pair in pairs.found for seconds in pair)
 

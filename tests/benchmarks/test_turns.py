@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.pairs import told
 from benchmarks.turns import Pairs, Program, pair_by_time, seconds_a_step, take_turns
 
 STEPS = "import time\nwhile True: time.sleep(0.02); print(time.monotonic(), flush=True)"
@@ -32,13 +33,14 @@ def test_pairs_are_found_by_time_where_a_turn_is_lost():
     pairs = pair_by_time(first, second, TURNS)
     assert pairs.found == [(2.0, 4.0), (1.0, 3.0)]
     assert pairs.ratios() == [4.0 / 2.0, 3.0 / 1.0]  # by number the last would be 8 / 1
-    assert pairs.lost == 1
-    assert pairs.remark() == "1 of 3 pairs lost"
+    assert pairs.lost == [2]
+    assert pairs.remark() == "1 of 3 pairs lost (2)"
 
 
 def test_pair_is_lost_on_either_side_and_once():
-    assert pair_by_time([1.0, 2.0, 21.0, 22.0], [11.0, 12.0], TURNS) == Pairs([(1.0, 1.0)], 2)
-    assert pair_by_time([], [], TURNS) == Pairs([], 3)
+    assert pair_by_time([1.0, 2.0, 21.0, 22.0], [11.0, 12.0], TURNS) == Pairs([(1.0, 1.0)], [2, 3])
+    assert pair_by_time([], [], TURNS) == Pairs([], [1, 2, 3])
+    assert told([]) == "unknown: no pair of turns is complete"
 
 
 def test_stopped_program_makes_no_step(tmp_path):
@@ -58,7 +60,7 @@ def test_stopped_program_makes_no_step(tmp_path):
         assert sum(own[0] <= at <= own[1] for at in steps) > 1
         assert sum(later[0] <= at <= later[1] for at in steps) > 1
         pairs = take_turns((first, second), 2, 0.5)
-        assert len(pairs.found) + pairs.lost == 2
+        assert len(pairs.found) + len(pairs.lost) == 2
         assert pairs.found
         assert all(seconds >= 0.02 for pair in pairs.found for seconds in pair)
     finally:
