@@ -51,7 +51,7 @@ def render(tables: Tables, figures: Mapping[str, Figure], folder: Path) -> str:
         ok=sum(run["status"] == "ok" for run in runs),
         headers=headers,
         lines=[(row["status"], cells) for row, cells in zip(scaling, lines, strict=True)],
-        notes=[*base_lines(scaling), *notes(scaling)],
+        notes=[*base_lines(scaling), *notes(scaling), *([tables.drift] if tables.drift else [])],
         cautions=[*tables.warnings, *cautions(runs, scaling)],
         figures={name: (image(folder / f"{name}.svg"), drawn.get_figwidth()) for name, drawn in figures.items()},
         comparisons=comparisons(scaling),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,10 +12,11 @@ import pandas as pd
 
 from ddlbench.config import options
 from ddlbench.record.fingerprint import fingerprint, noted
-from ddlbench.record.schema import EPOCHS, RUNS, SCALING, Column
+from ddlbench.record.schema import RUNS, SCALING, Column
+from ddlbench.report.blocks import Block, block, epochs_table
 from ddlbench.report.cells import cell, fit, in_one_line
 from ddlbench.report.copies import without_copies
-from ddlbench.report.epochs import epoch_rows
+from ddlbench.report.doubts import drift, questions
 from ddlbench.report.labels import settings_text
 from ddlbench.report.ledgers import differences, environments, merged_though
 from ddlbench.report.merge import DEVELOPER, AttemptRow, Row, digest, measured_options, measurement_id, measurements
@@ -34,6 +36,7 @@ class Tables:
     epochs: pd.DataFrame
     scaling: pd.DataFrame
     warnings: list[str]
+    drift: str | None = None  # over the campaign, in words
 
     def write(self, folder: Path) -> None:
         """runs.csv, epochs.csv, scaling.csv; an unknown cell is empty."""
@@ -47,7 +50,7 @@ class Rows:
     """What one attempt gives the tables."""
 
     run: AttemptRow
-    epochs: list[Row]
+    epochs: Block
     warnings: list[str]
 
 
@@ -62,11 +65,12 @@ def make_tables(found: Records, by: str = "framework") -> Tables:
         for run in group:
             run.row["measurement"] = name
     runs = [own.run for own in rows]
+    merged = scaling_rows(groups, by)
     told = [warning for own in rows for warning in own.warnings]
     return Tables(
         runs=frame(RUNS, (run.row for run in runs)),
-        epochs=frame(EPOCHS, (_copied(own.run.row) | epoch for own in rows for epoch in own.epochs)),
-        scaling=frame(SCALING, scaling_rows(groups, by)),
+        epochs=epochs_table([own.epochs for own in rows]),
+        scaling=frame(SCALING, merged),
         warnings=[
             *found.warnings,
             *copies,
@@ -74,9 +78,11 @@ def make_tables(found: Records, by: str = "framework") -> Tables:
             *differences(runs),
             *environments(runs),
             *merged_though(groups),
+            *questions(merged),
             *(f"{run.row['path']}: {run.row['ranks_differ']}" for run in runs if run.row["ranks_differ"]),
             *(f"{path}: ranks shared a GPU (backend=cuda:gloo): not in the scaling table" for path in shared),
         ],
+        drift=drift(groups),
     )
 
 
@@ -93,9 +99,10 @@ def _rows(attempt: Attempt) -> Rows:
     asked = measured_options(_section(record, "config"), _section(record, "config_added_later"))
     found = record.get("environment")
     run = AttemptRow(run_row(attempt, left_out), asked, fingerprint(found), noted(found))
-    epochs = epoch_rows(attempt.epochs, left_out)
+    lines, warning = attempt.read_epochs()
+    epochs = block(run.row, lines, left_out)
     told = [f"{attempt.name}: {in_one_line(left_out)}"] if left_out else []
-    return Rows(run, epochs, [*attempt.warnings, *told])
+    return Rows(run, epochs, [*attempt.own_warnings, *([warning] if warning else []), *told])
 
 
 def run_row(attempt: Attempt, left_out: list[str]) -> Row:
@@ -109,11 +116,6 @@ def run_row(attempt: Attempt, left_out: list[str]) -> Row:
     row["device_model"] = _device_model(attempt.record, row["device"])
     row["environment_id"] = digest(known) if (known := fingerprint(attempt.record.get("environment"))) else None
     return row | {"measurement": None, "path": attempt.name}
-
-
-def _copied(run: Row) -> Row:
-    """What a row of epochs.csv has from its attempt."""
-    return {column.name: run[column.name] for column in EPOCHS if column.source == "run"}
 
 
 def _for_spreadsheets(table: pd.DataFrame) -> pd.DataFrame:
@@ -141,24 +143,33 @@ def records(table: pd.DataFrame) -> list[Row]:
 
 def _find(record: Row, column: Column, left_out: list[str]) -> Any:
     """The first of the column's sources that is known."""
-    values = (fit(_dig(record, key), column, left_out) for key in column.source.split("|"))
-    return next((value for value in values if value is not None), None)
+    for path in _paths(column.source):
+        value = _dig(record, path)
+        if value is not None and (found := fit(value, column, left_out)) is not None:
+            return found
+    return None
 
 
-def _dig(record: Any, key: str) -> Any:
-    for part in key.split("."):
+@cache
+def _paths(source: str) -> tuple[tuple[str, ...], ...]:
+    """ "a.b|c": the keys (a, b), else (c)."""
+    return tuple(tuple(key.split(".")) for key in source.split("|"))
+
+
+def _dig(record: Any, path: Sequence[str]) -> Any:
+    for part in path:
         record = cast(Row, record).get(part) if isinstance(record, dict) else None
     return record
 
 
 def _section(record: Row, key: str) -> Row:
-    value = _dig(record, key)
+    value = record.get(key)
     return cast(Row, value) if isinstance(value, dict) else {}
 
 
 def _asked_batch(record: Row, gpus: int | None, left_out: list[str]) -> int | None:
     """The global batch of an attempt that failed before it wrote its ledger."""
-    batch = cell(_dig(record, "config.train.batch_per_gpu"), "int")
+    batch = cell(_dig(record, ("config", "train", "batch_per_gpu")), "int")
     return fit(batch * gpus, _GLOBAL_BATCH, left_out) if batch and gpus else None
 
 
@@ -168,11 +179,13 @@ def _share(whole: int | None, parts: int | None) -> float | None:
 
 def _model_changed(record: Row) -> str | None:
     """As the record says; one of a version that did not say is compared with the model's published values."""
-    found = _dig(record, "model.changed")
-    changed = cast(Row, found) if isinstance(found, dict) else options.changed(_section(record, "config.model"))
+    found = _dig(record, ("model", "changed"))
+    changed = (
+        cast(Row, found) if isinstance(found, dict) else options.changed(_section(_section(record, "config"), "model"))
+    )
     return cell(settings_text(dict(sorted(changed.items()))) or None, "text")
 
 
 def _device_model(record: Row, device: str | None) -> str | None:
     key = {"cuda": "gpu_model", "cpu": "cpu_model"}.get(device or "")
-    return cell(_dig(record, f"environment.{key}"), "text") if key else None
+    return cell(_dig(record, ("environment", key)), "text") if key else None
