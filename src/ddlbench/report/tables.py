@@ -54,35 +54,49 @@ class Rows:
     warnings: list[str]
 
 
-def make_tables(found: Records, by: str = "framework") -> Tables:
-    """All tables of any number of attempts; by: the factor that rows of scaling.csv are compared by."""
+@dataclass(frozen=True)
+class Merged:
+    """Attempts in order, copies left out, and the groups of repeats."""
+
+    rows: list[Rows]
+    groups: list[list[AttemptRow]]
+    copies: list[str]
+
+
+def merge(found: Records) -> Merged:
+    """All attempts, each with the name of its measurement."""
     attempts, copies = without_copies(found.attempts)
     rows = [_guarded(attempt) for attempt in attempts]
-    shared = [own.run.row["path"] for own in rows if own.run.row["backend"] == DEVELOPER]
     groups = measurements(own.run for own in rows if own.run.options and own.run.row["backend"] != DEVELOPER)
     for group in groups:
         name = measurement_id(group)
         for run in group:
             run.row["measurement"] = name
-    runs = [own.run for own in rows]
-    merged = scaling_rows(groups, by)
-    told = [warning for own in rows for warning in own.warnings]
+    return Merged(rows, groups, copies)
+
+
+def make_tables(found: Records, by: str = "framework") -> Tables:
+    """All tables of any number of attempts; by: the factor that rows of scaling.csv are compared by."""
+    merged = merge(found)
+    runs = [own.run for own in merged.rows]
+    scaling = scaling_rows(merged.groups, by)
+    shared = [run.row["path"] for run in runs if run.row["backend"] == DEVELOPER]
     return Tables(
         runs=frame(RUNS, (run.row for run in runs)),
-        epochs=epochs_table([own.epochs for own in rows]),
-        scaling=frame(SCALING, merged),
+        epochs=epochs_table([own.epochs for own in merged.rows]),
+        scaling=frame(SCALING, scaling),
         warnings=[
             *found.warnings,
-            *copies,
-            *told,
+            *merged.copies,
+            *(warning for own in merged.rows for warning in own.warnings),
             *differences(runs),
             *environments(runs),
-            *merged_though(groups),
-            *questions(merged),
+            *merged_though(merged.groups),
+            *questions(scaling),
             *(f"{run.row['path']}: {run.row['ranks_differ']}" for run in runs if run.row["ranks_differ"]),
             *(f"{path}: ranks shared a GPU (backend=cuda:gloo): not in the scaling table" for path in shared),
         ],
-        drift=drift(groups),
+        drift=drift(merged.groups),
     )
 
 
