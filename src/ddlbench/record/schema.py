@@ -69,11 +69,16 @@ RUNS = _columns("runs")
 EPOCHS = _columns("epochs")
 STEPS = _columns("steps")
 SCALING = _columns("scaling")
+LEARNING = _columns("learning")
 
 _TABLES = {
     "tables/runs.csv": (RUNS, "One row an attempt, failed and unreadable ones included."),
     "tables/epochs.csv": (EPOCHS, "One row an epoch of an attempt: the lines of every epochs.jsonl."),
     "tables/scaling.csv": (SCALING, "One row a measurement, its repeats merged, beside the base it is compared with."),
+    "tables/learning.csv": (
+        LEARNING,
+        "One row for each epoch of runs that differ in seed and repeat alone: loss and accuracy over seeds.",
+    ),
     "steps.parquet": (
         STEPS,
         "One row for each step of each rank, in each attempt. While a run is on, and where it was killed, a folder "

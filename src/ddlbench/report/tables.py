@@ -19,7 +19,17 @@ from ddlbench.report.copies import without_copies
 from ddlbench.report.doubts import drift, questions
 from ddlbench.report.labels import settings_text
 from ddlbench.report.ledgers import differences, environments, merged_though
-from ddlbench.report.merge import DEVELOPER, AttemptRow, Row, digest, measured_options, measurement_id, measurements
+from ddlbench.report.merge import (
+    DEVELOPER,
+    AttemptRow,
+    Row,
+    digest,
+    measured_options,
+    measurement_id,
+    measurements,
+    quality_id,
+)
+from ddlbench.report.quality import learning_table
 from ddlbench.report.read import Attempt, Records, unreadable, why
 from ddlbench.report.scaling import scaling_rows
 from ddlbench.report.texts import quoted
@@ -30,19 +40,20 @@ DTYPES = {"text": "string", "int": "Int64", "float": "Float64", "bool": "boolean
 
 @dataclass(frozen=True)
 class Tables:
-    """The three tables of a report, and what the reader must know about records that could not be used whole."""
+    """The tables of a report, and what the reader must know about records that could not be used whole."""
 
     runs: pd.DataFrame
     epochs: pd.DataFrame
     scaling: pd.DataFrame
+    learning: pd.DataFrame
     warnings: list[str]
     drift: str | None = None  # over the campaign, in words
 
     def write(self, folder: Path) -> None:
-        """runs.csv, epochs.csv, scaling.csv; an unknown cell is empty."""
+        """runs.csv, epochs.csv, scaling.csv, learning.csv; an unknown cell is empty."""
         folder.mkdir(parents=True, exist_ok=True)
-        for name, table in (("runs", self.runs), ("epochs", self.epochs), ("scaling", self.scaling)):
-            _for_spreadsheets(table).to_csv(folder / f"{name}.csv", index=False)
+        for name in ("runs", "epochs", "scaling", "learning"):
+            _for_spreadsheets(getattr(self, name)).to_csv(folder / f"{name}.csv", index=False)
 
 
 @dataclass(frozen=True)
@@ -71,7 +82,7 @@ def merge(found: Records) -> Merged:
     for group in groups:
         name = measurement_id(group)
         for run in group:
-            run.row["measurement"] = name
+            run.row.update(measurement=name, learning=quality_id(run))
     return Merged(rows, groups, copies)
 
 
@@ -80,11 +91,13 @@ def make_tables(found: Records, by: str = "framework") -> Tables:
     merged = merge(found)
     runs = [own.run for own in merged.rows]
     scaling = scaling_rows(merged.groups, by)
+    epochs = epochs_table([own.epochs for own in merged.rows])
     shared = [run.row["path"] for run in runs if run.row["backend"] == DEVELOPER]
     return Tables(
         runs=frame(RUNS, (run.row for run in runs)),
-        epochs=epochs_table([own.epochs for own in merged.rows]),
+        epochs=epochs,
         scaling=frame(SCALING, scaling),
+        learning=learning_table(epochs, runs),
         warnings=[
             *found.warnings,
             *merged.copies,
@@ -129,7 +142,7 @@ def run_row(attempt: Attempt, left_out: list[str]) -> Row:
     row["model_changed"] = _model_changed(attempt.record)
     row["device_model"] = _device_model(attempt.record, row["device"])
     row["environment_id"] = digest(known) if (known := fingerprint(attempt.record.get("environment"))) else None
-    return row | {"measurement": None, "path": attempt.name}
+    return row | {"measurement": None, "learning": None, "path": attempt.name}
 
 
 def _for_spreadsheets(table: pd.DataFrame) -> pd.DataFrame:
