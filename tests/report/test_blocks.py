@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 
 import pytest
 
@@ -61,3 +62,18 @@ def test_lines_with_other_keys_and_in_another_order_are_rows_too():
     notes = []
     assert [(row["epoch"], row["val_loss"]) for row in table_of(lines, notes)] == [(0, None), (1, 2.0)]
     assert notes == ["1 line(s) of epochs.jsonl that repeat an epoch"]
+
+
+def test_many_epochs_take_little_memory():
+    """100,000 epochs as one Python object a row would take some hundred MiB; 10,000 runs of 100 epochs have ten times
+    as many."""
+    tracemalloc.start()
+    try:
+        blocks = [block(RUN, [line | {"epoch": 3 * n + line["epoch"]} for n in range(100) for line in LINES], [])]
+        blocks += [block(RUN, [LINES[0] | {"epoch": n} for n in range(100)], []) for _ in range(997)]
+        table = epochs_table(blocks)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(table) == 300 + 99_700
+    assert peak < 100e6
