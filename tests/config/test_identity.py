@@ -15,7 +15,7 @@ from ddlbench.config.identity import added_later, measured_part
 from ddlbench.config.schema import Config
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.record.record import run_id
-from ddlbench.report.merge import AttemptRow, measured_options, measurements
+from ddlbench.report.merge import SEEN, AttemptRow, measured_options, measurements
 from tests.support.configs import composed
 
 WORDS = ("+framework=ddp", "+model=resnet50")
@@ -64,7 +64,7 @@ def test_a_key_may_be_added(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run_of(config: dict[str, Any], before: dict[str, Any] | None) -> AttemptRow:
-    row = dict.fromkeys(("dataset_hash", "device", "device_model", "torch", "cuda", "global_batch"), "x")
+    row = dict.fromkeys(SEEN, "x")
     return AttemptRow(row | {"status": "ok", "gpus": 4, "nodes": 1}, measured_options(config, before))
 
 
@@ -72,7 +72,12 @@ def test_an_old_record_merges_with_one_that_has_the_key(monkeypatch: pytest.Monk
     plain, later, used = composed(*WORDS), moved(Later, monkeypatch), moved(Later, monkeypatch, overlap=2)
     old = plain.resolved
     old["framework"] |= {"_target_": "another.module.DDP"}
-    del old["backend"], old["data"]["train_dir"], old["data"]["val_dir"]  # a record of the first version
+    del (
+        old["backend"],
+        old["data"]["train_dir"],
+        old["data"]["val_dir"],
+        old["train"]["deterministic"],
+    )  # a record of the first version
     runs = [run_of(old, None), *(run_of(config.resolved, config.added_later) for config in (plain, later, used))]
     assert [len(group) for group in measurements(runs)] == [3, 1]
 

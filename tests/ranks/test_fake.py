@@ -1,7 +1,7 @@
 """One rank of a world that does not exist: every framework sets up with fake tensors, on "cuda" too.
 
-Not here: Horovod, whose library needs its peers; on "cuda" DeepSpeed and every step, since DeepSpeed and autograd ask the
-driver; steps with the reducer of DDP, which refuses what the fake group returns.
+Not here: Horovod, whose library needs its peers; on "cuda" DeepSpeed and every step, since they ask the driver; steps
+with the reducer of DDP, which refuses what the fake group returns.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,8 @@ import torch
 from ddlbench.config.compose import configuration, configurations
 from ddlbench.config.schema import Config, Train
 from ddlbench.data.loaders.cores import few_cores
-from ddlbench.measure.environment import switches
+from ddlbench.errors import UserError
+from ddlbench.measure.environment import environment, switches
 from ddlbench.record.advice import advice
 from ddlbench.run.attempt import set_switches
 from tests.support.runs import SMALL, record
@@ -81,6 +83,32 @@ def test_cudnn_benchmark_is_on_by_default_on_a_gpu_alone() -> None:
         set_switches(Train(cudnn_benchmark=asked), device)
         found.append(switches()["cudnn_benchmark"])
     assert found == [False, False, True, True]
+
+
+@pytest.mark.usefixtures("restored")
+@pytest.mark.parametrize("device", [CPU, GPU], ids=str)
+def test_deterministic_sets_every_switch_and_the_environment_has_them(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not run on a GPU: of cuda only the switches are set here."""
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
+    torch.backends.cudnn.benchmark = False
+    try:
+        set_switches(Train(deterministic=True), device)
+        found = environment(CPU)
+    finally:
+        torch.use_deterministic_algorithms(False)
+        os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+    names = ("deterministic_algorithms", "cudnn_deterministic", "cudnn_benchmark")
+    assert [found["switches"][name] for name in names] == [True, True, False]
+    assert found["variables"]["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_autotuning_and_deterministic_exclude_each_other() -> None:
+    with pytest.raises(UserError, match=r"exclude each other.*leave train.cudnn_benchmark out"):
+        Train(deterministic=True, cudnn_benchmark=True)
 
 
 def test_the_record_has_the_lines_and_rank_0_says_them(

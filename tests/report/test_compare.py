@@ -40,6 +40,35 @@ def test_apart_intervals_give_the_size_of_the_effect(tmp_path):
     assert "single is 1.25 times as fast as ddp: 5.00 ms and 6.25 ms a sample" in sentence
 
 
+def test_the_effect_has_a_range_by_hand(tmp_path):
+    """10 to 12.5 ms against 20 to 40 ms: 20 / 12.5 = 1.6 to 40 / 10 = 4."""
+    repeats(tmp_path, "single", [100.0, 100.0, 90.0, 90.0, 80.0, 80.0])
+    repeats(tmp_path, "ddp", [50.0, 50.0, 40.0, 40.0, 25.0, 25.0])
+    (sentence,) = sentences(tmp_path)
+    assert sentence.endswith("the ratio is 1.6 to 4")
+
+
+def test_all_of_a_place_are_one_sentence_and_the_base_another(tmp_path):
+    repeats(tmp_path, "single", [100.0] * 6)
+    for framework, rates in (("ddp", [180.0] * 6), ("fsdp", [150.0] * 6), ("zero1", [95.0] * 5 + [105.0])):
+        for repeat, rate in enumerate(rates):
+            write_run(tmp_path, framework=framework, gpus=2, rate=rate, repeat=repeat)
+    place, base, count = sentences(tmp_path)
+    where = "resnet50, weak scaling, 32 samples a GPU, 2 GPUs"
+    assert place == (
+        f"{where}: ddp is 1.2 times as fast as fsdp: 5.56 ms and 6.67 ms a sample, the ratio is 1.2 to 1.2; "
+        "ddp is 1.89 times as fast as zero1: 5.56 ms and 10.5 ms a sample, the ratio is 1.71 to 1.89"
+    )
+    assert base == (
+        f"{where}, against single on 1 GPU: ddp is 1.8 times as fast (1.8 to 1.8); "
+        "fsdp is 1.5 times as fast (1.5 to 1.5); zero1: no speedup shown (0.95 to 1.05)"
+    )
+    assert count == (
+        "5 comparisons with intervals, not corrected for their number: each is wrong with probability 10 % at most, "
+        "so by chance up to about 0.5 of them"
+    )
+
+
 def test_only_comparable_rows_are_compared(tmp_path):
     write_run(tmp_path, gpus=1)
     write_run(tmp_path, gpus=2)

@@ -47,7 +47,9 @@ def failed_run(results, **others):
 def test_what_a_report_holds(report):
     folder, out, err = report
     tables = sorted(path.name for path in (folder / "tables").iterdir())
-    assert tables == ["breakdown.csv", "epochs.csv", "runs.csv", "scaling.csv", "summary.md", "summary.tex"]
+    assert tables == [
+        "breakdown.csv", "epochs.csv", "learning.csv", "runs.csv", "scaling.csv", "summary.md", "summary.tex",
+    ]  # fmt: skip
     figures = {path.name for path in (folder / "figures").iterdir()}
     for name in ("throughput", "speedup", "efficiency", "memory", "accuracy_by_epoch", "accuracy_by_time"):
         assert {f"{name}.png", f"{name}.svg", f"{name}.pdf"} <= figures
@@ -102,7 +104,7 @@ def test_reporting_twice_gives_the_same_tables_and_figures(tmp_path):
     first = {path: path.read_bytes() for path in (tmp_path / "report").rglob("*.*") if path.suffix != ".html"}
     main([str(tmp_path)])
     assert {path: path.read_bytes() for path in first} == first
-    assert len(first) == 4 + 2 + 3 * 5
+    assert len(first) == 5 + 2 + 3 * 5
 
 
 def test_records_that_cannot_be_used_are_visible(tmp_path, capsys):

@@ -53,6 +53,7 @@ class Train:
     threads_per_rank: int = 1
     validate: bool = True
     timeout_s: float = 600.0
+    deterministic: bool = field(default=False, metadata={"before": False})
 
     def __post_init__(self) -> None:
         for name in POSITIVE:
@@ -69,6 +70,11 @@ class Train:
             raise UserError(
                 f"train.global_batch={self.global_batch} and train.batch_per_gpu={self.batch_per_gpu} say the same "
                 "thing twice: give one of them"
+            )
+        if self.deterministic and self.cudnn_benchmark:
+            raise UserError(
+                "train.deterministic=true and train.cudnn_benchmark=true exclude each other, for autotuning may choose "
+                "another algorithm in every run: leave train.cudnn_benchmark out"
             )
         if self.clip_norm is not None and self.clip_norm <= 0:
             raise UserError(f"train.clip_norm={self.clip_norm} must be greater than 0; null turns clipping off")

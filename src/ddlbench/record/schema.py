@@ -71,6 +71,7 @@ STEPS = _columns("steps")
 RANK_EPOCHS = _columns("rank_epochs")
 SCALING = _columns("scaling")
 BREAKDOWN = _columns("breakdown")
+LEARNING = _columns("learning")
 
 _TABLES = {
     "tables/runs.csv": (RUNS, "One row an attempt, failed and unreadable ones included."),
@@ -80,6 +81,10 @@ _TABLES = {
         BREAKDOWN,
         "One row a measurement that has a profiled window: where the time of a step goes. The columns from "
         "forward_step_s to idle_step_s add up to profile_step_time_s.",
+    ),
+    "tables/learning.csv": (
+        LEARNING,
+        "One row for each epoch of runs that differ in seed and repeat alone: loss and accuracy over seeds.",
     ),
     "steps.parquet": (
         STEPS,

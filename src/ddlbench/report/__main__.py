@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,9 +19,10 @@ from ddlbench.report.overview import summary_text
 from ddlbench.report.page import render
 from ddlbench.report.read import read_all
 from ddlbench.report.saving import save
-from ddlbench.report.tables import Tables, make_tables, records
+from ddlbench.report.tables import Tables, make_tables, merge, records
 from ddlbench.report.targets import Target, target, write_targets
 from ddlbench.report.texts import printable
+from ddlbench.report.versus import SLOWER, UNDECIDED, versus
 
 WARNINGS_SHOWN = 50
 
@@ -28,10 +30,13 @@ WARNINGS_SHOWN = 50
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the summary and the path of the page. Exit code 2 for errors of the user."""
     given = _parser().parse_args(arguments)
-    out: Path = given.out or given.results[0] / "report"
     try:
+        if given.compare:
+            before, after = given.compare
+            return _compare(before, after, given.fail_if_slower)
+        out: Path = given.out or _results(given)[0] / "report"
         targets = [target(text) for text in given.target]
-        tables = only(make_tables(read_all(given.results), given.by), given.only)
+        tables = only(make_tables(read_all(_results(given)), given.by), given.only)
         page = write_report(tables, out, targets, given.baseline == "published")
     except UserError as error:
         _say(f"ddlbench.report: {printable(str(error))}", sys.stderr)
@@ -41,8 +46,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if len(tables.warnings) > WARNINGS_SHOWN:
         _say(f"warning: {len(tables.warnings) - WARNINGS_SHOWN} more warnings are in the report", sys.stderr)
     _say(summary_text(tables.scaling), sys.stdout)
+    if tables.drift:
+        _say(tables.drift, sys.stdout)
     _say(f"\nreport: {printable(str(page))}", sys.stdout)
     return 0
+
+
+def _results(given: argparse.Namespace) -> list[Path]:
+    if not given.results or given.fail_if_slower is not None:
+        raise UserError("give RESULTS for a report, or --compare BEFORE AFTER (--help shows all options)")
+    return given.results
+
+
+def _compare(before: Path, after: Path, limit: float | None) -> int:
+    """Print what changed between two sets of results; the exit code of the gate."""
+    one, two = (merge(read_all([folder])).groups for folder in (before, after))
+    found = versus(one, two, limit)
+    for line in found.lines:
+        _say(line, sys.stdout)
+    return found.exit_code
+
+
+def share(text: str) -> float:
+    """ "5%" or "0.05" -> 0.05."""
+    value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    if not 0 <= value < math.inf:
+        raise ValueError(text)
+    return value
 
 
 def _say(text: str, stream: TextIO) -> None:
@@ -68,7 +98,7 @@ def write_report(tables: Tables, out: Path, targets: Sequence[Target] = (), base
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m ddlbench.report", description=__doc__)
-    parser.add_argument("results", nargs="+", type=Path, metavar="RESULTS", help="results_dir of runs")
+    parser.add_argument("results", nargs="*", type=Path, metavar="RESULTS", help="results_dir of runs")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the report (default: RESULTS/report)")
     parser.add_argument(
         "--by", choices=FACTORS, default="framework", help="what the curves of a figure differ in (default: framework)"
@@ -82,6 +112,20 @@ def _parser() -> argparse.ArgumentParser:
         "--target", nargs="+", default=[], metavar="METRIC=NUMBER",
         help="epochs, updates, samples and seconds until a metric reaches a value: --target val_top1=0.7",
     )  # fmt: skip
+    parser.add_argument(
+        "--compare",
+        nargs=2,
+        type=Path,
+        metavar=("BEFORE", "AFTER"),
+        help="instead of a report: what changed between two sets of results, in configuration, environment and time",
+    )
+    parser.add_argument(
+        "--fail-if-slower",
+        type=share,
+        metavar="5%",
+        help=f"with --compare: exit code {SLOWER} where a measurement is shown to be slower by more than this or no "
+        f"longer ends ok, {UNDECIDED} where n is too small to decide",
+    )
     return parser
 
 

@@ -6,20 +6,46 @@ from collections.abc import Sequence
 
 from ddlbench.report.merge import Row, group_by
 from ddlbench.report.panels import batch_size, curve_name, devices, duration, scaling_text
-from ddlbench.report.stats import Interval
+from ddlbench.report.ratios import NONE_SHOWN
+from ddlbench.report.stats import LEVEL, Interval, ratio_interval
 
 
 def comparisons(scaling: Sequence[Row]) -> list[str]:
-    """Each measurement against the fastest one at the same model, batch and GPU count."""
+    """A sentence for each model, batch and GPU count: the fastest measurement against the others; one more for the
+    ratios to the best single GPU; at the end how many comparisons there are, for each may be wrong by chance."""
     rows = [row for row in scaling if row["sample_time_s"] and row["gpus"]]
     groups = group_by(rows, lambda row: (row["comparison"], row["scaling"], batch_size(row), row["gpus"]))
     sentences: list[str] = []
+    decided = 0
     for group in groups.values():
         fastest, *others = sorted(group, key=lambda row: row["sample_time_s"])
         alone = ", loader alone" if fastest["mode"] == "loader" else ""
         where = f"{fastest['model']}{alone}, {scaling_text(fastest)}, {devices(fastest['gpus'], fastest['device'])}"
-        sentences += [f"{where}: {_sentence(fastest, other)}" for other in others]
-    return sentences
+        if others:
+            sentences.append(f"{where}: {'; '.join(_sentence(fastest, other) for other in others)}")
+        based = [row for row in group if row["speedup_low"] is not None and row["gpus"] > 1]
+        if based:
+            sentences.append(f"{where}, against {_base(fastest)}: {'; '.join(map(_against_base, based))}")
+        decided += len(based) + sum(bool(_interval(fastest) and _interval(other)) for other in others)
+    return [*sentences, *([_multiplicity(decided)] if decided > 1 else [])]
+
+
+def _multiplicity(count: int) -> str:
+    return (
+        f"{count} comparisons with intervals, not corrected for their number: each is wrong with probability "
+        f"{2 * (1 - LEVEL):.0%} at most, so by chance up to about {2 * (1 - LEVEL) * count:.1f} of them"
+    ).replace("%", " %")
+
+
+def _base(row: Row) -> str:
+    return f"{row['best_single_framework']} on {devices(1, row['device'])}"
+
+
+def _against_base(row: Row) -> str:
+    ends = f"{row['speedup_low']:.3g} to {row['speedup_high']:.3g}"
+    if row["speedup_verdict"] == NONE_SHOWN:
+        return f"{_name(row)}: {NONE_SHOWN} ({ends})"
+    return f"{_name(row)} is {row['speedup']:.3g} times as fast ({ends})"
 
 
 def _sentence(fast: Row, slow: Row) -> str:
@@ -29,13 +55,12 @@ def _sentence(fast: Row, slow: Row) -> str:
     if one is None or two is None:
         counts = f"n={fast['runs_ok']} and n={slow['runs_ok']}"
         return f"{names} took {times} ({counts}, no 95 % CI): too few repeats to tell them apart"
+    effect = ratio_interval(two, one)
+    ends = f"{effect.low:.3g} to {effect.high:.3g}"
     if one.overlaps(two):
-        return f"no difference shown between {names}: {times}, intervals {_range(one)} and {_range(two)} overlap"
+        return f"no difference shown between {names}: {times}, their ratio is {ends}"
     factor = slow["sample_time_s"] / fast["sample_time_s"]
-    return (
-        f"{_name(fast)} is {factor:.3g} times as fast as {_name(slow)}: {times}, "
-        f"intervals {_range(one)} and {_range(two)} do not overlap"
-    )
+    return f"{_name(fast)} is {factor:.3g} times as fast as {_name(slow)}: {times}, the ratio is {ends}"
 
 
 def _name(row: Row) -> str:
@@ -44,8 +69,4 @@ def _name(row: Row) -> str:
 
 def _interval(row: Row) -> Interval | None:
     low, high = row["sample_time_low_s"], row["sample_time_high_s"]
-    return None if low is None or high is None else Interval(low, high, 0.95)
-
-
-def _range(interval: Interval) -> str:
-    return f"{duration(interval.low)} to {duration(interval.high)}"
+    return None if low is None or high is None else Interval(low, high, LEVEL)

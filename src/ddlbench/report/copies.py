@@ -14,7 +14,7 @@ def without_copies(attempts: Sequence[Attempt]) -> tuple[list[Attempt], list[str
     kept: list[Attempt] = []
     warnings: list[str] = []
     for same in group_by(attempts, _identity).values():
-        counted = max(same, key=_progress)  # the first of equals
+        counted = max(same, key=_progress) if len(same) > 1 else same[0]  # the first of equals
         kept.append(counted)
         warnings += [_warning(copy, counted) for copy in same if copy is not counted]
     return kept, warnings

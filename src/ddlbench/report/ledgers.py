@@ -72,18 +72,14 @@ def _several(
     own = [(run, values(run)) for run in runs]
     texts: list[str] = []
     for key in sorted({key for _, known in own for key in known}):
-        groups = group_by(
-            [(_short(json.dumps(known[key], default=str)), run) for run, known in own if key in known], _first
-        )
-        if len(groups) > 1:
-            told = "; ".join(f"{value}: {_few(name(run) for _, run in found)}" for value, found in groups.items())
-            texts.append(f"{key} ({told})")
+        found = [(known[key], run) for run, known in own if key in known]
+        if all(value == found[0][0] for value, _ in found):
+            continue
+        groups = group_by(found, lambda pair: _short(json.dumps(pair[0], default=str)))
+        told = "; ".join(f"{value}: {_few(name(run) for _, run in pairs)}" for value, pairs in groups.items())
+        texts.append(f"{key} ({told})")
     more = f", and {len(texts) - KEYS_SHOWN} more" if len(texts) > KEYS_SHOWN else ""
     return ", ".join(texts[:KEYS_SHOWN]) + more if texts else None
-
-
-def _first(pair: tuple[str, AttemptRow]) -> str:
-    return pair[0]
 
 
 def _few(names: Iterable[str]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
@@ -80,9 +80,9 @@ def measurements(runs: Iterable[AttemptRow]) -> list[list[AttemptRow]]:
     return [group for alike in group_by(runs, asked).values() for group in _by_seen(alike)]
 
 
-def asked(run: AttemptRow) -> str:
-    """What repeats are asked to do, as a text."""
-    options = {key: value for key, value in run.options.items() if key not in _FREE}
+def asked(run: AttemptRow, free: Sequence[str] = _FREE) -> str:
+    """What repeats are asked to do, as a text; free: the keys that may have several values."""
+    options = {key: value for key, value in run.options.items() if key not in free}
     return json.dumps([options, run.row["gpus"], run.row["nodes"]], sort_keys=True, default=str)
 
 
@@ -109,6 +109,11 @@ def _fits(run: AttemptRow, known: AttemptRow) -> bool:
 def measurement_id(group: list[AttemptRow]) -> str:
     """Names a group of repeats in both tables."""
     return digest([asked(group[0]), _seen(group[0])])
+
+
+def quality_id(run: AttemptRow) -> str:
+    """Equal for repeats and for other seeds of one measurement."""
+    return digest([asked(run, (*_FREE, "train.seed")), _seen(run)])
 
 
 def comparison_id(run: AttemptRow, by: str = "framework") -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pandas as pd
 
@@ -28,10 +29,12 @@ def only(tables: Tables, filters: Sequence[str]) -> Tables:
     told = f"only {' '.join(map(printable, filters))}: {len(kept)} of {len(tables.runs)} attempts are reported"
     if not kept:
         raise UserError(f"{told}: no attempt has all of these values; leave one filter out")
-    return Tables(
+    return replace(
+        tables,
         runs=_with(tables.runs, "path", kept),
         epochs=_with(tables.epochs, "path", kept),
         scaling=_with(tables.scaling, "measurement", kept),
+        learning=_with(tables.learning, "learning", kept),
         warnings=[told, *tables.warnings],
     )
 

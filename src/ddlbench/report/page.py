@@ -60,7 +60,7 @@ def render(tables: Tables, drawing: Drawing, folder: Path) -> str:
         more_paragraphs=more,
         lines=[(row["status"], cells) for row, cells in zip(scaling, lines, strict=False)],
         measurements=len(scaling),
-        notes=first([*base_lines(scaling), *notes(scaling)]),
+        notes=first([*base_lines(scaling), *notes(scaling), *([tables.drift] if tables.drift else [])]),
         cautions=first([*tables.warnings, *cautions(runs, scaling)]),
         pictures=pictures(drawing.figures, folder),
         folded=first(drawing.notes),

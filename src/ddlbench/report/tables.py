@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,14 +12,25 @@ import pandas as pd
 
 from ddlbench.config import options
 from ddlbench.record.fingerprint import fingerprint, noted
-from ddlbench.record.schema import EPOCHS, RUNS, SCALING, Column
+from ddlbench.record.schema import RUNS, SCALING, Column
+from ddlbench.report.blocks import Block, block, epochs_table
 from ddlbench.report.breakdown import breakdown
 from ddlbench.report.cells import cell, fit, in_one_line
 from ddlbench.report.copies import without_copies
-from ddlbench.report.epochs import epoch_rows
+from ddlbench.report.doubts import drift, questions
 from ddlbench.report.labels import settings_text
 from ddlbench.report.ledgers import differences, environments, merged_though
-from ddlbench.report.merge import DEVELOPER, AttemptRow, Row, digest, measured_options, measurement_id, measurements
+from ddlbench.report.merge import (
+    DEVELOPER,
+    AttemptRow,
+    Row,
+    digest,
+    measured_options,
+    measurement_id,
+    measurements,
+    quality_id,
+)
+from ddlbench.report.quality import learning_table
 from ddlbench.report.read import Attempt, Records, unreadable, why
 from ddlbench.report.scaling import scaling_rows
 from ddlbench.report.texts import quoted
@@ -29,17 +41,19 @@ DTYPES = {"text": "string", "int": "Int64", "float": "Float64", "bool": "boolean
 
 @dataclass(frozen=True)
 class Tables:
-    """The three tables of a report, and what the reader must know about records that could not be used whole."""
+    """The tables of a report, and what the reader must know about records that could not be used whole."""
 
     runs: pd.DataFrame
     epochs: pd.DataFrame
     scaling: pd.DataFrame
+    learning: pd.DataFrame
     warnings: list[str]
+    drift: str | None = None  # over the campaign, in words
 
     def write(self, folder: Path) -> None:
-        """runs.csv, epochs.csv, scaling.csv, breakdown.csv; an unknown cell is empty."""
+        """runs.csv, epochs.csv, scaling.csv, learning.csv, breakdown.csv; an unknown cell is empty."""
         folder.mkdir(parents=True, exist_ok=True)
-        tables = {"runs": self.runs, "epochs": self.epochs, "scaling": self.scaling}
+        tables = {name: getattr(self, name) for name in ("runs", "epochs", "scaling", "learning")}
         for name, table in (tables | {"breakdown": breakdown(self.scaling)}).items():
             for_spreadsheets(table).to_csv(folder / f"{name}.csv", index=False)
 
@@ -49,36 +63,55 @@ class Rows:
     """What one attempt gives the tables."""
 
     run: AttemptRow
-    epochs: list[Row]
+    epochs: Block
     warnings: list[str]
 
 
-def make_tables(found: Records, by: str = "framework") -> Tables:
-    """All tables of any number of attempts; by: the factor that rows of scaling.csv are compared by."""
+@dataclass(frozen=True)
+class Merged:
+    """Attempts in order, copies left out, and the groups of repeats."""
+
+    rows: list[Rows]
+    groups: list[list[AttemptRow]]
+    copies: list[str]
+
+
+def merge(found: Records) -> Merged:
+    """All attempts, each with the name of its measurement."""
     attempts, copies = without_copies(found.attempts)
     rows = [_guarded(attempt) for attempt in attempts]
-    shared = [own.run.row["path"] for own in rows if own.run.row["backend"] == DEVELOPER]
     groups = measurements(own.run for own in rows if own.run.options and own.run.row["backend"] != DEVELOPER)
     for group in groups:
         name = measurement_id(group)
         for run in group:
-            run.row["measurement"] = name
-    runs = [own.run for own in rows]
-    told = [warning for own in rows for warning in own.warnings]
+            run.row.update(measurement=name, learning=quality_id(run))
+    return Merged(rows, groups, copies)
+
+
+def make_tables(found: Records, by: str = "framework") -> Tables:
+    """All tables of any number of attempts; by: the factor that rows of scaling.csv are compared by."""
+    merged = merge(found)
+    runs = [own.run for own in merged.rows]
+    scaling = scaling_rows(merged.groups, by)
+    epochs = epochs_table([own.epochs for own in merged.rows])
+    shared = [run.row["path"] for run in runs if run.row["backend"] == DEVELOPER]
     return Tables(
         runs=frame(RUNS, (run.row for run in runs)),
-        epochs=frame(EPOCHS, (_copied(own.run.row) | epoch for own in rows for epoch in own.epochs)),
-        scaling=frame(SCALING, scaling_rows(groups, by)),
+        epochs=epochs,
+        scaling=frame(SCALING, scaling),
+        learning=learning_table(epochs, runs),
         warnings=[
             *found.warnings,
-            *copies,
-            *told,
+            *merged.copies,
+            *(warning for own in merged.rows for warning in own.warnings),
             *differences(runs),
             *environments(runs),
-            *merged_though(groups),
+            *merged_though(merged.groups),
+            *questions(scaling),
             *(f"{run.row['path']}: {run.row['ranks_differ']}" for run in runs if run.row["ranks_differ"]),
             *(f"{path}: ranks shared a GPU (backend=cuda:gloo): not in the scaling table" for path in shared),
         ],
+        drift=drift(merged.groups),
     )
 
 
@@ -95,9 +128,10 @@ def _rows(attempt: Attempt) -> Rows:
     asked = measured_options(_section(record, "config"), _section(record, "config_added_later"))
     found = record.get("environment")
     run = AttemptRow(run_row(attempt, left_out), asked, fingerprint(found), noted(found))
-    epochs = epoch_rows(attempt.epochs, left_out)
+    lines, warning = attempt.read_epochs()
+    epochs = block(run.row, lines, left_out)
     told = [f"{attempt.name}: {in_one_line(left_out)}"] if left_out else []
-    return Rows(run, epochs, [*attempt.warnings, *told])
+    return Rows(run, epochs, [*attempt.own_warnings, *([warning] if warning else []), *told])
 
 
 def run_row(attempt: Attempt, left_out: list[str]) -> Row:
@@ -111,12 +145,7 @@ def run_row(attempt: Attempt, left_out: list[str]) -> Row:
     row["device_model"] = _device_model(attempt.record, row["device"])
     row["environment_id"] = digest(known) if (known := fingerprint(attempt.record.get("environment"))) else None
     row["staleness_max"] = _staleness_max(attempt.record)
-    return row | {"measurement": None, "path": attempt.name}
-
-
-def _copied(run: Row) -> Row:
-    """What a row of epochs.csv has from its attempt."""
-    return {column.name: run[column.name] for column in EPOCHS if column.source == "run"}
+    return row | {"measurement": None, "learning": None, "path": attempt.name}
 
 
 def for_spreadsheets(table: pd.DataFrame) -> pd.DataFrame:
@@ -144,24 +173,33 @@ def records(table: pd.DataFrame) -> list[Row]:
 
 def _find(record: Row, column: Column, left_out: list[str]) -> Any:
     """The first of the column's sources that is known."""
-    values = (fit(_dig(record, key), column, left_out) for key in column.source.split("|"))
-    return next((value for value in values if value is not None), None)
+    for path in _paths(column.source):
+        value = _dig(record, path)
+        if value is not None and (found := fit(value, column, left_out)) is not None:
+            return found
+    return None
 
 
-def _dig(record: Any, key: str) -> Any:
-    for part in key.split("."):
+@cache
+def _paths(source: str) -> tuple[tuple[str, ...], ...]:
+    """ "a.b|c": the keys (a, b), else (c)."""
+    return tuple(tuple(key.split(".")) for key in source.split("|"))
+
+
+def _dig(record: Any, path: Sequence[str]) -> Any:
+    for part in path:
         record = cast(Row, record).get(part) if isinstance(record, dict) else None
     return record
 
 
 def _section(record: Row, key: str) -> Row:
-    value = _dig(record, key)
+    value = record.get(key)
     return cast(Row, value) if isinstance(value, dict) else {}
 
 
 def _asked_batch(record: Row, gpus: int | None, left_out: list[str]) -> int | None:
     """The global batch of an attempt that failed before it wrote its ledger."""
-    batch = cell(_dig(record, "config.train.batch_per_gpu"), "int")
+    batch = cell(_dig(record, ("config", "train", "batch_per_gpu")), "int")
     return fit(batch * gpus, _GLOBAL_BATCH, left_out) if batch and gpus else None
 
 
@@ -171,18 +209,20 @@ def _share(whole: int | None, parts: int | None) -> float | None:
 
 def _model_changed(record: Row) -> str | None:
     """As the record says; one of a version that did not say is compared with the model's published values."""
-    found = _dig(record, "model.changed")
-    changed = cast(Row, found) if isinstance(found, dict) else options.changed(_section(record, "config.model"))
+    found = _dig(record, ("model", "changed"))
+    changed = (
+        cast(Row, found) if isinstance(found, dict) else options.changed(_section(_section(record, "config"), "model"))
+    )
     return cell(settings_text(dict(sorted(changed.items()))) or None, "text")
 
 
 def _staleness_max(record: Row) -> int | None:
     """The framework says one number, or one for each stage."""
-    said = _dig(record, "framework.staleness")
+    said = _dig(record, ("framework", "staleness"))
     stages = [cell(value, "int") for value in (cast(list[Any], said) if isinstance(said, list) else [said])]
     return max((value for value in stages if value is not None and value >= 0), default=None)
 
 
 def _device_model(record: Row, device: str | None) -> str | None:
     key = {"cuda": "gpu_model", "cpu": "cpu_model"}.get(device or "")
-    return cell(_dig(record, f"environment.{key}"), "text") if key else None
+    return cell(_dig(record, ("environment", key)), "text") if key else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import traceback
 from functools import partial
@@ -112,7 +113,17 @@ def set_switches(train: Train, device: torch.device) -> None:
         torch.set_num_threads(train.threads_per_rank)
     else:  # torch's own default is TF32 for convolutions and fp32 for matrix products
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = train.tf32
-        torch.backends.cudnn.benchmark = train.cudnn_benchmark is not False
+        torch.backends.cudnn.benchmark = train.cudnn_benchmark is not False and not train.deterministic
+    if train.deterministic:
+        use_deterministic_algorithms()
+
+
+def use_deterministic_algorithms() -> None:
+    """The same bits in every run on the same devices; an operation without such an algorithm ends the run. cuBLAS reads
+    its variable when it is first used, so this comes before any work on a device; a value of the user's stays."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # one of the two values that CUDA's documentation names
+    torch.backends.cudnn.deterministic = True
+    torch.use_deterministic_algorithms(True)
 
 
 def check(config: Config, scenario: Scenario) -> Unsupported | Unavailable | None:

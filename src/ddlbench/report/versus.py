@@ -1,0 +1,178 @@
+"""Two sets of results: what changed in configuration and environment first, then the numbers, and a gate for both."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from ddlbench.errors import UserError
+from ddlbench.report.merge import SEEN, AttemptRow, Row, asked, group_by
+from ddlbench.report.panels import devices, duration
+from ddlbench.report.scaling import Point, representative
+from ddlbench.report.stats import Interval, ratio_interval
+from ddlbench.report.texts import shortened
+
+Group: TypeAlias = list[AttemptRow]
+Pair: TypeAlias = tuple[Group, Group]
+
+SLOWER, UNDECIDED = 1, 3  # exit codes of the gate; 2 is that of a wrong command
+NAMES = ("mode", "framework", "model", "model_changed", "loader", "data", "recipe", "precision", "gpus", "nodes")
+LONGEST = 60  # letters of a value
+CHANGES_SHOWN = 30
+
+
+@dataclass
+class Versus:
+    """What is printed, and what decides the gate: measurements that are slower, and those with too few repeats."""
+
+    lines: list[str] = field(default_factory=list[str])
+    slower: list[str] = field(default_factory=list[str])
+    undecided: list[str] = field(default_factory=list[str])
+
+    @property
+    def exit_code(self) -> int:
+        return SLOWER if self.slower else UNDECIDED if self.undecided else 0
+
+
+def versus(before: Sequence[Group], after: Sequence[Group], limit: float | None = None) -> Versus:
+    """Compare measurements of two sets; limit: the share by which one may be slower, None: no gate.
+
+    Measurements are paired where the same was asked for in both; of the rest those of equal names and batch. UserError
+    where there is no pair.
+    """
+    pairs, left = _paired(before, after)
+    if not pairs:
+        raise UserError(
+            f"the sets have no measurement in common ({len(before)} and {len(after)}): "
+            "give two results_dir with the same framework, model, data and number of GPUs"
+        )
+    found = Versus([*_changes(pairs), "", "times (seconds a sample, medians; ratio after / before):"])
+    for pair in pairs:
+        _judge(found, pair, limit)
+    found.lines += [f"only in {where}: {_name(group)}" for where, group in left]
+    if limit is not None:
+        found.lines += ["", *_gate(found, limit)]
+    return found
+
+
+def _paired(before: Sequence[Group], after: Sequence[Group]) -> tuple[list[Pair], list[tuple[str, Group]]]:
+    pairs: list[Pair] = []
+    ones, twos = list(before), list(after)
+    for key in (_same_environment, _same_request, _same_names):
+        found = list(_unique_pairs(ones, twos, key))
+        pairs += found
+        used = {id(group) for pair in found for group in pair}
+        ones, twos = ([group for group in side if id(group) not in used] for side in (ones, twos))
+    return pairs, [*(("before", group) for group in ones), *(("after", group) for group in twos)]
+
+
+def _unique_pairs(ones: Sequence[Group], twos: Sequence[Group], key: Callable[[Group], Any]) -> Iterator[Pair]:
+    """Where each side has one group of a key."""
+    by_key = group_by(twos, key)
+    for name, groups in group_by(ones, key).items():
+        if len(groups) == len(by_key.get(name, ())) == 1:
+            yield groups[0], by_key[name][0]
+
+
+def _same_environment(group: Group) -> tuple[Any, ...]:
+    row = representative(group).row
+    return (*_same_request(group), row["environment_id"], row["dataset_hash"], row["device_model"], row["torch"])
+
+
+def _same_request(group: Group) -> tuple[Any, ...]:
+    run = representative(group)
+    return asked(run), run.row["global_batch"]
+
+
+def _same_names(group: Group) -> tuple[Any, ...]:
+    row = representative(group).row
+    return tuple(row[name] for name in (*NAMES, "global_batch"))
+
+
+def _changes(pairs: Sequence[Pair]) -> list[str]:
+    """Every change, with the number of measurements that have it."""
+    counts = Counter(change for pair in pairs for change in _changed(*map(representative, pair)))
+    if not counts:
+        return ["nothing changed in configuration and environment"]
+    lines = [
+        f"  {text}" + ("" if count == len(pairs) else f" ({count} of {len(pairs)} measurements)")
+        for text, count in sorted(counts.items())
+    ]
+    more = len(lines) - CHANGES_SHOWN
+    return ["changed:", *lines[:CHANGES_SHOWN], *([f"  and {more} more"] if more > 0 else [])]
+
+
+def _changed(one: AttemptRow, two: AttemptRow) -> Iterator[str]:
+    free = {"train.repeat", "train.global_batch", "train.batch_per_gpu", "cluster.notes"}
+    seen = [name for name in SEEN if name != "environment_id"]
+    parts: list[tuple[str, Row, Row]] = [
+        ("configuration", _without(one.options, free), _without(two.options, free)),
+        ("environment", one.environment | one.noted, two.environment | two.noted),
+        ("seen", {name: one.row[name] for name in seen}, {name: two.row[name] for name in seen}),
+    ]
+    for part, old, new in parts:
+        for key in sorted(old.keys() | new.keys()):
+            if old.get(key) != new.get(key):
+                yield f"{part}: {key}: {_value(old, key)} -> {_value(new, key)}"
+
+
+def _without(options: Row, keys: Iterable[str]) -> Row:
+    return {key: value for key, value in options.items() if key not in keys}
+
+
+def _value(values: Row, key: str) -> str:
+    if key not in values:
+        return "not set"
+    value = values[key]
+    return shortened(value if isinstance(value, str) else json.dumps(value, default=str), LONGEST)
+
+
+def _judge(found: Versus, pair: Pair, limit: float | None) -> None:
+    """Add the line of one pair, and what the gate makes of it."""
+    one, two = (Point(group, "", "", "framework") for group in pair)
+    name = _name(pair[0])
+    if not one.sample_time_s:
+        found.lines.append(f"  {name}: no time before ({_status(pair[0])}), {_time(two, pair[1])} after")
+        return
+    if not two.sample_time_s:
+        found.lines.append(f"  {name}: {_time(one, pair[0])} before, no time after ({_status(pair[1])})")
+        found.slower.append(f"{name}: no run ended ok")
+        return
+    ratio = two.sample_time_s / one.sample_time_s
+    interval = ratio_interval(two.interval, one.interval) if one.interval and two.interval else None
+    counts = f"n={len(one.sample_times)} and n={len(two.sample_times)}"
+    told = f"{_word(interval)}, {interval.low:.3f} to {interval.high:.3f}" if interval else "too few for an interval"
+    times = f"{duration(one.sample_time_s)} -> {duration(two.sample_time_s)}"
+    found.lines.append(f"  {name}: {times}, ratio {ratio:.3f} ({told}, {counts})")
+    if limit is not None and interval is None:
+        found.undecided.append(f"{name}: {counts}")
+    elif limit is not None and interval is not None and interval.low > 1 + limit:
+        found.slower.append(f"{name}: at least {interval.low:.3f} times the time")
+
+
+def _word(interval: Interval) -> str:
+    return "slower" if interval.low > 1 else "faster" if interval.high < 1 else "no difference shown"
+
+
+def _gate(found: Versus, limit: float) -> list[str]:
+    percent = f"{100 * limit:g} %"
+    lines = [f"slower by more than {percent}: {text}" for text in found.slower]
+    lines += [f"too few repeats to decide (6 a side are needed): {text}" for text in found.undecided]
+    return lines or [f"no measurement is shown to be slower by more than {percent}"]
+
+
+def _status(group: Group) -> str:
+    return ", ".join(dict.fromkeys(str(run.row["status"]) for run in group))
+
+
+def _time(point: Point, group: Group) -> str:
+    return duration(point.sample_time_s) if point.sample_time_s else f"no time ({_status(group)})"
+
+
+def _name(group: Group) -> str:
+    row = representative(group).row
+    where = devices(row["gpus"] or 0, row["device"])
+    return f"{row['framework']}, {row['model']}, {row['loader']}, {where}, batch {row['global_batch']}"
