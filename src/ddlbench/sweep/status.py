@@ -52,7 +52,8 @@ def sums(cells: Sequence[Cell], state: State, asked: Asked) -> list[str]:
     lines.append(f"GPU-hours used: {state.gpu_hours(cells):.3f}")
     serial = hours = unknown = 0.0
     for group in points(cells).values():
-        left, seconds = sum(asked(cell) == MISSING for cell in group), state.estimate(group)
+        left = sum(asked(cell) == MISSING and not cell.refused for cell in group)
+        seconds = state.estimate(group)
         serial += (seconds or 0) * left
         hours += (seconds or 0) * left * group[0].gpus / 3600
         unknown += left if seconds is None else 0
