@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ddlbench.config.choices import choices, conf_dir
 from ddlbench.config.compose import configuration, configurations
 from ddlbench.errors import UserError
 from ddlbench.sweep.plan import INVALID, key_of, plan
@@ -97,3 +99,20 @@ def test_a_study_is_reported_before_torch_is_loaded(tmp_path: Path) -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", choices("experiment"))
+def test_an_experiment_is_one_cell_and_its_command_runs_it(name: str) -> None:
+    cells = plan(load(name), CPU)
+    assert len({(cell.family, cell.gpus) for cell in cells}) == 1
+    text = (conf_dir() / "experiment" / f"{name}.yaml").read_text()
+    comment = " ".join(line.lstrip("# ").rstrip("\\") for line in text.splitlines() if line.startswith("#"))
+    options, words = comment.partition("Command, where data.root=FOLDER names the data:")[2].split(
+        "python -m ddlbench "
+    )
+    nodes, tasks = (int(found) for found in re.findall(r"-N(\d+) --ntasks-per-node=(\d+)", options)[0])
+    assert nodes * tasks == cells[0].gpus
+    with configurations():
+        identity = configuration(*words.split()).identity()
+    first = next(cell for cell in cells if cell.repeat == 0)
+    assert first.key == key_of(identity, first.gpus)

@@ -37,7 +37,7 @@ def test_renamed_code_and_moved_results_are_still_the_same_cells(tmp_path: Path,
     with configurations():
         made = configuration(*cells[0].words)
     old = measured_part(made.resolved, made.added_later)
-    old["framework"]["_target_"] = "ddlbench.before.Single"
+    old["framework"]["_target_"] = "ddlbench.frameworks.single.Before"
     write_record(tmp_path / "before", old, cells[0].gpus, "any-name/attempt-1")
     shutil.move(tmp_path / "before", tmp_path / "results")
     assert State(tmp_path / "results").refresh().status(cells[0]) == "ok"

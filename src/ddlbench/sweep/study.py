@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from ddlbench.config.choices import choices, conf_dir, title
+from ddlbench.config.choices import choices, conf_dir
 from ddlbench.config.values import shown
 from ddlbench.errors import UserError
 from ddlbench.sweep.values import Plain, check_key, given, read, word
@@ -78,8 +78,9 @@ class Study:
 
 
 def names() -> dict[str, str]:
-    """Every ready study and experiment with its title."""
-    return {name: title(folder, name) for folder in FOLDERS for name in choices(folder)}
+    """Every ready study and experiment with its title, the first line of its file."""
+    files = [conf_dir() / folder / f"{name}.yaml" for folder in FOLDERS for name in choices(folder)]
+    return {path.stem: path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ") for path in files}
 
 
 def load(name: str, words: Sequence[str] = ()) -> Study:
