@@ -1,0 +1,138 @@
+"""`python -m ddlbench.sweep STUDY`: plan the cells of a study, run what is missing, show how far it is."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddlbench.errors import RunError
+from ddlbench.report.texts import printable
+from ddlbench.sweep import slurm
+from ddlbench.sweep.lock import Owner, holder
+from ddlbench.sweep.plan import INVALID, Cell, plan
+from ddlbench.sweep.state import MISSING, RETRIES, RUNNING, State
+from ddlbench.sweep.status import Asked, plan_lines, status_lines
+from ddlbench.sweep.study import Study, load, names
+
+if TYPE_CHECKING:
+    import torch
+
+INTERRUPTED = 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 0 where nothing is left to do or to repair, 1 where cells failed, 2 for errors of the user, 130 after
+    Ctrl-C."""
+    given = _parser().parse_intermixed_args(arguments)
+    try:
+        if given.study is None:
+            _say("\n".join(f"{name:24} {title}" for name, title in names().items()))
+            return 0
+        return _run(given, load(given.study, given.words))
+    except RunError as error:
+        print(f"ddlbench.sweep: {printable(str(error))}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        again = f"python -m ddlbench.sweep {shlex.join([str(given.study), *given.words])} --local"
+        print(f"ddlbench.sweep: interrupted; what has ended is kept, to go on: {again}", file=sys.stderr)
+        return INTERRUPTED
+
+
+def _run(given: argparse.Namespace, study: Study) -> int:
+    from ddlbench.sweep import local  # torch comes with it: a mistake in the study is reported before
+
+    cells = plan(study, _device(given))
+    state = State(Path(study.results_dir).absolute()).refresh()
+    if given.cancel:
+        return _cancel(cells, state)
+    if given.slurm:
+        options = slurm.Options(given.site, tuple(shlex.split(given.sbatch)), given.throttle, given.pack)
+        _say("\n".join(slurm.submit(study, cells, state, options, given.retry)) or "nothing to submit")
+        return 0
+    if given.local:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        left_out = [cell for cell in cells if cell.gpus > local.most_ranks() or _invalid(cell)]
+        failed = local.run_cells(cells, state, given.retry, _say)
+        _say("\n".join(status_lines(cells, state, _asked(state))))
+        if left_out:
+            _say(f"{len(left_out)} cells cannot run on this machine: --dry-run shows which")
+        _say(f"report: python -m ddlbench.report {shlex.quote(study.results_dir)}")
+        return 1 if failed else 0
+    lines = status_lines if given.status else plan_lines
+    _say("\n".join(lines(cells, state, _asked(state))))
+    return 0
+
+
+def _device(given: argparse.Namespace) -> torch.device:
+    """Of the machine that will run the cells."""
+    import torch
+
+    if given.slurm:
+        return torch.device("cpu" if "--gpus-per-node=0" in shlex.split(given.sbatch) else "cuda")
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _cancel(cells: Sequence[Cell], state: State) -> int:
+    """End the Slurm jobs that hold cells of this study, and the sweeps on this machine."""
+    queued = slurm.queue()
+    owners = {owner for cell in cells if (owner := holder(state.results, cell.key, queued))}
+    slurm.cancel(owner.job for owner in owners if owner.job)
+    here = {owner.pid for owner in owners if not owner.job and owner.place == Owner.this().place}
+    for pid in here:
+        os.kill(pid, signal.SIGINT)
+    _say(f"cancelled: {sum(owner.job is not None for owner in owners)} Slurm jobs, {len(here)} local sweeps")
+    return 0
+
+
+def _asked(state: State) -> Asked:
+    """The status of a cell: `running` only where somebody holds its claim, `queued` before its Slurm job has begun."""
+    queued = slurm.queue()
+
+    def status(cell: Cell) -> str:
+        if _invalid(cell):
+            return INVALID
+        found = state.status(cell)
+        if found not in (MISSING, RUNNING):
+            return found
+        owner = holder(state.results, cell.key, queued)
+        if owner is None:
+            return MISSING
+        return "queued" if owner.job and found == MISSING else RUNNING
+
+    return status
+
+
+def _invalid(cell: Cell) -> bool:
+    return cell.refused is not None and cell.refused[0] == INVALID
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m ddlbench.sweep", description=__doc__)
+    parser.add_argument("study", nargs="?", metavar="STUDY", help="name or YAML file; without one: lists the studies")
+    parser.add_argument("words", nargs="*", metavar="key=value", help="values of an axis, keys of a study or of a run")
+    parser.add_argument("--dry-run", action="store_true", help="show the cells and start nothing (the default)")
+    parser.add_argument("--local", action="store_true", help="run what is missing on this machine, one after another")
+    parser.add_argument("--slurm", action="store_true", help="submit what is missing, the smallest cells first")
+    parser.add_argument("--site", help="--slurm: file to source first, or NAME of scripts/slurm/site/NAME.sh")
+    parser.add_argument("--sbatch", default="", metavar="OPTIONS", help="--slurm: further options, in one word")
+    parser.add_argument("--throttle", type=int, default=0, metavar="N", help="--slurm: at most N jobs at a time")
+    parser.add_argument("--pack", type=int, default=1, metavar="N", help="--slurm: up to N cells of one size in a job")
+    parser.add_argument("--cancel", action="store_true", help="end the jobs and the local sweeps of this study")
+    parser.add_argument("--status", action="store_true", help="how many cells are done, failed, running, missing")
+    parser.add_argument("--resume", action="store_true", help="run only what is missing: always so")
+    parser.add_argument("--retry", choices=list(RETRIES), help="run cells again that failed; those that are ok never")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,184 @@
+"""Cells on this machine, one after another: each in processes of its own, with a time limit, and none left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from pathlib import Path
+
+from ddlbench.record.record import end_for_rank_0
+from ddlbench.sweep.lock import FOLDER, Claim, claim
+from ddlbench.sweep.plan import INVALID, Cell
+from ddlbench.sweep.state import RUNNING, State, due
+
+# Of launchers around this program: the ranks are started here.
+LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "SLURM_", "OMPI_", "PMI", "TORCHELASTIC_")
+RANKS_PER_CORE = 2  # at most, where there is no GPU
+POLL_S = 0.05
+GRACE_S = 30.0  # to record the end: after a signal, or after another rank has failed
+LOST = "this process was stopped for minutes and another sweep has taken its cell over"
+
+Say = Callable[[str], None]
+
+
+def run_cells(cells: Sequence[Cell], state: State, retry: str | None, say: Say) -> int:
+    """Run what is due, in this order; the number of cells that did not end well. KeyboardInterrupt once the ranks of
+    the interrupted cell have ended."""
+    failed = 0
+    todo = [cell for cell in cells if _runs_here(cell, state, retry)]
+    for number, cell in enumerate(todo, 1):
+        with _turn(), _claimed(cell, state) as held:
+            # Another sweep may have run it since this one began.
+            if held is None or not due(state.refresh().status(cell), retry):
+                continue
+            began = time.monotonic()
+            codes = run_cell(cell, state.results, held)
+            status = _ended(cell, state, codes)
+        failed += status not in ("ok", "unsupported")
+        say(f"[{number}/{len(todo)}] {cell.name} repeat {cell.repeat}: {status} ({time.monotonic() - began:.1f} s)")
+    return failed
+
+
+def most_ranks() -> int:
+    """How many ranks a cell may have here: one a GPU; without GPUs two a core."""
+    import torch
+
+    return torch.cuda.device_count() or RANKS_PER_CORE * len(os.sched_getaffinity(0))
+
+
+def run_cell(cell: Cell, results: Path, held: Claim | None = None) -> list[int]:
+    """Start a cell's ranks and wait for them; their exit codes. Whatever happens, none of them is left."""
+    logs = results / FOLDER / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    words = [sys.executable, "-m", "ddlbench", *cell.words, f'results_dir="{results}"', "progress=false"]
+    ranks: list[subprocess.Popen[bytes]] = []
+    try:
+        with (logs / f"{cell.key}.log").open("ab") as log:
+            for variables in _variables(cell.gpus):
+                ranks.append(_start(words, variables, log.fileno()))
+        _wait(ranks, time.monotonic() + cell.limit_s, held)
+    finally:
+        end(ranks)
+    return [rank.wait() for rank in ranks]
+
+
+def end(ranks: Sequence[subprocess.Popen[bytes]], first: signal.Signals = signal.SIGTERM) -> None:
+    """Let the ranks record their end, then kill them and the processes that they started."""
+    for number in (first, signal.SIGKILL):
+        _signal(ranks, number)
+        deadline = time.monotonic() + GRACE_S
+        while any(rank.poll() is None for rank in ranks) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+    _signal(ranks, signal.SIGKILL, group=True)
+
+
+def _runs_here(cell: Cell, state: State, retry: str | None) -> bool:
+    fits = cell.gpus <= most_ranks()
+    return fits and (cell.refused is None or cell.refused[0] != INVALID) and due(state.status(cell), retry)
+
+
+@contextlib.contextmanager
+def _claimed(cell: Cell, state: State) -> Generator[Claim | None]:
+    held = claim(state.results, cell.key)
+    try:
+        yield held
+    finally:
+        if held is not None:
+            held.release()
+
+
+@contextlib.contextmanager
+def _turn() -> Generator[None]:
+    """One cell at a time on this machine, whichever sweep starts it: two at once would measure each other."""
+    path = Path(tempfile.gettempdir()) / f"ddlbench-sweep-{os.getuid()}.lock"
+    with os.fdopen(os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600), "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _ended(cell: Cell, state: State, codes: list[int]) -> str:
+    """The status of a cell whose processes have ended; a record that still says `running` is closed."""
+    reason = f"all ranks exited without recording an end: exit codes {', '.join(map(str, codes))}"
+    for attempt in state.refresh().of(cell):
+        if attempt.status == RUNNING:
+            end_for_rank_0(attempt.folder, "error", reason)
+    return state.refresh().status(cell)
+
+
+def _wait(ranks: Sequence[subprocess.Popen[bytes]], deadline: float, held: Claim | None) -> None:
+    """Until all ranks have ended, or are to be ended: at the time limit, or some time after one has failed."""
+    failed: float | None = None
+    checked = time.monotonic()
+    while any(rank.poll() is None for rank in ranks):
+        now = time.monotonic()
+        if failed is None and any(rank.returncode for rank in ranks):
+            failed = now
+        if failed is not None and now > failed + GRACE_S:
+            return
+        if now > deadline:
+            end(ranks, signal.SIGUSR1)
+            return
+        if now > checked + 5:
+            checked = now
+            if held is not None and held.lost():
+                raise RuntimeError(LOST)
+        time.sleep(POLL_S)
+
+
+def _variables(world: int) -> Iterator[dict[str, str]]:
+    """The environment of each rank: torchrun's variables, without another process of a launcher."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
+    kept["OMP_NUM_THREADS"] = "1"  # a rank stands for a device
+    if world == 1:
+        yield kept
+        return
+    sizes = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    for rank in range(world):
+        yield {**kept, **sizes, **place, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+
+
+def _start(words: Sequence[str], variables: dict[str, str], log: int) -> subprocess.Popen[bytes]:
+    """A rank in a session of its own, so that Ctrl-C reaches only the sweep, which then ends all ranks alike."""
+    return subprocess.Popen(
+        words,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        env=variables,
+        start_new_session=True,
+        preexec_fn=_end_with_parent,
+    )
+
+
+def _end_with_parent() -> None:
+    """In the new process: SIGTERM when the sweep ends, however it ends (prctl(2), PR_SET_PDEATHSIG)."""
+    _LIBC.prctl(1, signal.SIGTERM)
+
+
+_LIBC = ctypes.CDLL(None)  # loaded before the fork
+
+
+def _signal(ranks: Sequence[subprocess.Popen[bytes]], number: signal.Signals, group: bool = False) -> None:
+    """group: also what a rank has started, even where the rank itself has ended."""
+    for rank in ranks:
+        with contextlib.suppress(ProcessLookupError):
+            if group:
+                os.killpg(rank.pid, number)
+            elif rank.poll() is None:
+                rank.send_signal(number)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

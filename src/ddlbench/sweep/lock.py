@@ -1,0 +1,163 @@
+"""Claims: two sweeps at once never run a cell twice, on one machine or on several that share a file system.
+
+A claim is the file .sweep/<cell>.<n> in the results folder. It is created with O_EXCL, which is atomic on NFS (version
+3 and later) and Lustre, and it is never removed: the claim after one that was released, or whose owner has ended, has
+the number n + 1. So of two processes that find the same dead owner only one takes its place, and no process needs the
+listing of a folder, which NFS may give from a cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import uuid
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ddlbench.report.files import parse, read_bytes
+
+FOLDER = ".sweep"
+BEAT_S, STALE_S = 10.0, 120.0  # of heartbeats
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Who holds a claim: a process, or the Slurm job of a name.
+
+    place: host, its boot and its process namespace, which give a process number its meaning
+    """
+
+    place: str
+    pid: int
+    started: float
+    job: str | None = None
+
+    @classmethod
+    def this(cls, job: str | None = None) -> Owner:
+        return cls(_place(), os.getpid(), psutil.Process().create_time(), job)
+
+
+class Claim:
+    """One cell's claim while it is held; a heartbeat tells other hosts that its owner lives."""
+
+    def __init__(self, path: Path, owner: Owner) -> None:
+        self.path, self.owner = path, owner
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="claim", daemon=True)
+        if owner.job is None:
+            self._thread.start()
+
+    def lost(self) -> bool:
+        """Whether another process has taken over, because no heartbeat was seen: this one was stopped for long."""
+        return _numbered(self.path, 1).exists()
+
+    def release(self) -> None:
+        """Let the next claim follow. Never raises: without it the next one follows once this process has ended."""
+        self._stop.set()
+        with contextlib.suppress(OSError):
+            new = self.path.with_name(f".{self.path.name}.{uuid.uuid4().hex}")
+            new.write_text('{"released": true}')
+            new.replace(self.path)
+
+    def _beat(self) -> None:
+        while not self._stop.wait(BEAT_S):
+            with contextlib.suppress(OSError):
+                os.utime(self.path)  # the file server's clock
+
+
+def claim(
+    results: Path, cell: str, job: str | None = None, queued: Callable[[str], bool] = lambda _: True
+) -> Claim | None:
+    """This process's claim of a cell (or that of a Slurm job that it is about to submit); None where another holds it.
+
+    queued: whether the Slurm job of a name is still waiting or running
+    """
+    folder = results / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    owner, path = Owner.this(job), folder / f"{cell}.1"
+    while True:
+        try:
+            with os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666), "w") as file:
+                json.dump(asdict(owner), file)
+            return Claim(path, owner)
+        except FileExistsError:
+            if _held(path, queued):
+                return None
+            path = _numbered(path, 1)
+
+
+def holder(results: Path, cell: str, queued: Callable[[str], bool] = lambda _: True) -> Owner | None:
+    """Who holds a cell's claim now."""
+    path, last = results / FOLDER / f"{cell}.1", None
+    while path.exists():
+        path, last = _numbered(path, 1), path
+    return _owner(last) if last is not None and _held(last, queued) else None
+
+
+def _held(path: Path, queued: Callable[[str], bool]) -> bool:
+    content = _content(path)
+    if content.get("released"):
+        return False
+    owner = _owner(path)
+    if owner is None:  # its owner may be writing it now
+        return _age(path) < STALE_S
+    if owner.job is not None:
+        return queued(owner.job) or _submitting(path, owner)
+    return _alive(path, owner)
+
+
+def _submitting(path: Path, owner: Owner) -> bool:
+    """Between the claim and the end of its `sbatch` no job of the name is known yet."""
+    return _alive(path, owner) and _age(path) < STALE_S
+
+
+def _alive(path: Path, owner: Owner) -> bool:
+    if owner.place != _place():
+        return _age(path) < STALE_S
+    try:
+        return abs(psutil.Process(owner.pid).create_time() - owner.started) < 1
+    except psutil.Error:
+        return False
+
+
+def _age(path: Path) -> float:
+    """Seconds since the last heartbeat, both by the file server's clock."""
+    now = path.parent / f".now-{uuid.uuid4().hex}"
+    try:
+        now.touch()
+        return now.stat().st_mtime - path.stat().st_mtime
+    finally:
+        now.unlink(missing_ok=True)
+
+
+def _owner(path: Path) -> Owner | None:
+    try:
+        return Owner(**_content(path))
+    except TypeError:
+        return None
+
+
+def _content(path: Path) -> dict[str, Any]:
+    try:
+        return parse(read_bytes(path))
+    except (OSError, ValueError):
+        return {}
+
+
+def _numbered(path: Path, more: int) -> Path:
+    cell, _, number = path.name.rpartition(".")
+    return path.with_name(f"{cell}.{int(number) + more}")
+
+
+def _place() -> str:
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{socket.gethostname()} {boot} {Path('/proc/self/ns/pid').readlink()}"
+    return socket.gethostname()

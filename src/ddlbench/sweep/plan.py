@@ -1,0 +1,133 @@
+"""The cells of a study: each one run of ddlbench, what it would measure, and whether it is supported."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ddlbench.config.compose import configuration, configurations, supports
+from ddlbench.config.schema import Config
+from ddlbench.errors import Unavailable, Unsupported, UserError
+from ddlbench.sweep.study import Study
+
+if TYPE_CHECKING:
+    import torch
+
+INVALID = "invalid"  # a combination that ddlbench refuses before it starts: no record, no row
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run.
+
+    values: its place on the study's axes
+    words: ddlbench's command line, without results_dir
+    key: identity of what is measured; a record has the same one (state.py)
+    place: of its point among all points
+    family: the same for all GPU counts, repeats and seeds of a configuration
+    refused: "unsupported" or "invalid" and the reason, where it is known before the start; else None
+    """
+
+    values: Mapping[str, Any]
+    words: tuple[str, ...]
+    gpus: int
+    seed: int
+    repeat: int
+    limit_s: float
+    key: str
+    family: str
+    place: int
+    refused: tuple[str, str] | None = None
+
+    @property
+    def name(self) -> str:
+        """In a few words: "ddp resnet50 gpus=2"."""
+        return " ".join(
+            str(value) if key in ("framework", "model", "loader") else f"{key}={value}"
+            for key, value in self.values.items()
+        )
+
+
+def plan(study: Study, device: torch.device) -> list[Cell]:
+    """Every cell once, in the order in which cells start. Repeats are blocks: within each block the order is random
+    over all else, so that a drift of the machine meets all configurations alike. A cell that is known to be unsupported
+    has one repeat and one seed: the outcome is the same.
+
+    device: of the machine that will run them
+    """
+    cells = {cell.key: cell for cell in _cells(study, device)}.values()
+    shuffled = sorted(cells, key=lambda cell: cell.key)  # independent of the order of the axes
+    random.Random(study.order).shuffle(shuffled)
+    ordered = sorted(shuffled, key=lambda cell: (cell.repeat, study.seeds.index(cell.seed)))
+    if ordered and all(cell.refused and cell.refused[0] == INVALID for cell in ordered):
+        assert ordered[0].refused
+        raise UserError(f"{study.name}: no cell can run: {ordered[0].refused[1]}")
+    return ordered
+
+
+def key_of(identity: Mapping[str, Any], world_size: int) -> str:
+    """What identifies a cell: what is measured and how many ranks. The name of the machine is left out, because a
+    results folder belongs to one machine."""
+    measured = {name: value for name, value in identity.items() if name != "cluster"}
+    return _digest([measured, world_size])
+
+
+def _cells(study: Study, device: torch.device) -> Iterator[Cell]:
+    with configurations():
+        for place, point in enumerate(study.points()):
+            yield from _runs(study, place, point, device)
+
+
+def _runs(study: Study, place: int, point: Mapping[str, Any], device: torch.device) -> Iterator[Cell]:
+    """The seeds and repeats of one point, which are composed and checked once."""
+    words, gpus = study.words(point), int(point["gpus"])
+    try:
+        config = configuration(*words)
+        identity: dict[str, Any] = config.identity()
+        refused = _refusal(config, gpus, device)
+    except UserError as error:
+        identity, refused = {"words": words, "train": {}}, (INVALID, str(error))
+    family = _digest(identity)
+    first = Cell(dict(point), words, gpus, study.seeds[0], 0, study.limit(gpus), "", family, place, refused)
+    for seed in study.seeds[: 1 if refused else None]:
+        for repeat in range(1 if refused else study.repeats):
+            measured = {**identity, "train": {**identity["train"], "seed": seed, "repeat": repeat}}
+            yield replace(
+                first,
+                words=(*words, f"train.seed={seed}", f"train.repeat={repeat}"),
+                seed=seed,
+                repeat=repeat,
+                key=key_of(measured, gpus),
+            )
+
+
+def _refusal(config: Config, gpus: int, device: torch.device) -> tuple[str, str] | None:
+    """Why a run would not start. A missing library is no answer: the machine that runs may have it."""
+    from ddlbench.ranks.launch import Launch
+    from ddlbench.run.attempt import make_job
+
+    try:
+        if config.mode == "train":
+            supports(config.framework, make_job(config, Launch("torchrun", world_size=gpus), device))
+        config.loader.check(config.data, config.model)
+    except Unavailable:
+        return None
+    except Unsupported as reason:
+        return reason.status, str(reason)
+    return None
+
+
+def points(cells: Iterable[Cell]) -> dict[tuple[str, int], list[Cell]]:
+    """The cells of each configuration and GPU count, in order of the axes."""
+    found: dict[tuple[str, int], list[Cell]] = {}
+    for cell in sorted(cells, key=lambda cell: cell.place):
+        found.setdefault((cell.family, cell.gpus), []).append(cell)
+    return found
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]

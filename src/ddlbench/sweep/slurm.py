@@ -1,0 +1,165 @@
+"""Cells as Slurm jobs, through scripts/slurm/run.sbatch: the smallest of each configuration first."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddlbench.errors import UserError
+from ddlbench.sweep.lock import FOLDER, claim
+from ddlbench.sweep.plan import INVALID, Cell
+from ddlbench.sweep.state import State, due
+from ddlbench.sweep.study import Study
+
+SCRIPTS = Path(__file__).parents[3] / "scripts" / "slurm"
+NEXT = "--next"  # between the cells of a job, for run.sbatch
+SIGNAL_S = 180  # before its time limit Slurm signals the ranks 120 s (run.sbatch); a minute more to start
+
+
+@dataclass(frozen=True)
+class Options:
+    """site: DDLBENCH_SITE of run.sbatch; sbatch: further options of sbatch; throttle: most jobs at a time, 0 for no
+    limit; pack: most cells in a job."""
+
+    site: str | None = None
+    sbatch: tuple[str, ...] = ()
+    throttle: int = 0
+    pack: int = 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One job: its cells, all with the same GPU count, and the configurations whose smallest cell comes before."""
+
+    cells: tuple[Cell, ...]
+    proves: bool
+
+
+def queue() -> Callable[[str], bool]:
+    """Whether the job of a name waits or runs. Where Slurm does not answer, any may."""
+    try:
+        command = ["squeue", "--noheader", "--format=%j"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return lambda _: True
+    names = set(done.stdout.split())
+    return lambda name: name in names
+
+
+def jobs(cells: Sequence[Cell], pack: int) -> list[Plan]:
+    """The first cell of each configuration at its smallest GPU count, alone; then the others, small GPU counts first,
+    in the order of the study, `pack` of one GPU count in a job."""
+    smallest: dict[str, Cell] = {}
+    for cell in cells:
+        if cell.family not in smallest or cell.gpus < smallest[cell.family].gpus:
+            smallest[cell.family] = cell
+    proofs = {cell.key for cell in smallest.values()}
+    found = [Plan((cell,), True) for cell in sorted(smallest.values(), key=lambda cell: cell.gpus)]
+    by_size: dict[int, list[Cell]] = {}
+    for cell in cells:
+        if cell.key not in proofs:
+            by_size.setdefault(cell.gpus, []).append(cell)
+    for gpus in sorted(by_size):
+        group = by_size[gpus]
+        found += [Plan(tuple(group[start : start + pack]), False) for start in range(0, len(group), pack)]
+    return found
+
+
+def submit(study: Study, cells: Sequence[Cell], state: State, options: Options, retry: str | None) -> list[str]:
+    """Submit what is due and held by nobody; a line for each job. UserError where Slurm refuses one: those before it
+    are submitted."""
+    due_cells = [cell for cell in cells if due(state.status(cell), retry) and not _invalid(cell)]
+    queued, lines, numbers = queue(), list[str](), list[str]()
+    proofs: dict[str, str] = {}  # job of the smallest cell of each configuration
+    planned = jobs(due_cells, options.pack)
+    for job in planned:
+        _size(study, job.cells)  # raises before anything is submitted
+    for job in planned:
+        name = f"ddlbench-{study.name[:40]}-{uuid.uuid4().hex[:12]}"
+        held = [(cell, claim(state.results, cell.key, name, queued)) for cell in job.cells]
+        mine = [cell for cell, one in held if one is not None]
+        if not mine:
+            continue
+        before = [] if job.proves else [proofs[cell.family] for cell in mine if cell.family in proofs]
+        waits = _dependency(before, len(job.cells) == 1, numbers, options.throttle)
+        try:
+            number = _sbatch(study, mine, state.results, name, [*waits, *options.sbatch], options)
+        except UserError:
+            for _, one in held:
+                if one is not None:
+                    one.release()
+            raise
+        numbers.append(number)
+        if job.proves:
+            proofs[mine[0].family] = number
+        lines.append(f"job {number}: {len(mine)} of {mine[0].gpus} GPUs: {', '.join(cell.name for cell in mine)}")
+    return lines
+
+
+def cancel(names: Iterable[str]) -> None:
+    """Cancel the jobs of these names."""
+    for name in set(names):
+        subprocess.run(["scancel", f"--name={name}"], check=False, timeout=60)
+
+
+def _invalid(cell: Cell) -> bool:
+    return cell.refused is not None and cell.refused[0] == INVALID
+
+
+def _dependency(before: Sequence[str], alone: bool, submitted: Sequence[str], throttle: int) -> list[str]:
+    """A job of one cell starts only if the smallest cell of its configuration ended well; a job of several after those
+    of all. At most `throttle` jobs at a time: each waits for the one that many before it."""
+    conditions = [f"{'afterok' if alone else 'afterany'}:{':'.join(sorted(set(before)))}"] if before else []
+    if throttle and len(submitted) >= throttle:
+        conditions.append(f"afterany:{submitted[-throttle]}")
+    return [f"--dependency={','.join(conditions)}", "--kill-on-invalid-dep=yes"] if conditions else []
+
+
+def _sbatch(
+    study: Study, cells: Sequence[Cell], results: Path, name: str, more: Sequence[str], options: Options
+) -> str:
+    """Submit one job; its number."""
+    logs = results / FOLDER / "logs"
+    logs.mkdir(parents=True, exist_ok=True)
+    command = ["sbatch", "--parsable", f"--job-name={name}", f"--output={logs}/%x-%j.out", *_size(study, cells), *more]
+    command.append(str(SCRIPTS / "run.sbatch"))
+    for number, cell in enumerate(cells):
+        command += [NEXT] * (number > 0) + [*cell.words, f'results_dir="{results}"', "progress=false"]
+    try:
+        env = _environment(options)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=env)
+    except (OSError, subprocess.SubprocessError) as error:
+        said = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else error
+        raise UserError(
+            f"sbatch refused a job of {cells[0].gpus} GPUs ({said}): {shlex.join(command[:8])} ..."
+        ) from error
+    return done.stdout.strip().partition(";")[0]
+
+
+def _size(study: Study, cells: Sequence[Cell]) -> list[str]:
+    gpus, per_node = cells[0].gpus, study.gpus_per_node
+    if gpus > per_node and gpus % per_node:
+        raise UserError(f"gpus={gpus} does not fill nodes of {per_node} GPUs: give gpus_per_node=N or other GPU counts")
+    tasks = min(gpus, per_node)
+    minutes = -(-int(sum(cell.limit_s for cell in cells) + SIGNAL_S) // 60)
+    return [
+        f"--nodes={gpus // tasks}",
+        f"--ntasks-per-node={tasks}",
+        f"--gpus-per-node={tasks}",
+        f"--time={minutes}",
+    ]
+
+
+def _environment(options: Options) -> Mapping[str, str]:
+    if options.site is None:
+        return os.environ
+    named = "/" not in options.site
+    site = SCRIPTS / "site" / f"{options.site}.sh" if named else Path(options.site).resolve()
+    if not site.is_file():
+        raise UserError(f"--site {options.site}: there is no file {site}")
+    return {**os.environ, "DDLBENCH_SITE": str(site)}

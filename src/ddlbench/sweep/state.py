@@ -1,0 +1,125 @@
+"""What of a study is done, read from the records in its results folder: there is no other state."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from statistics import median
+from typing import Any, cast
+
+from ddlbench.config.identity import added_later, measured_part
+from ddlbench.config.schema import Options
+from ddlbench.report.files import Object, parse, read_bytes
+from ddlbench.sweep.plan import Cell, key_of
+
+MISSING, RUNNING = "missing", "running"
+FINAL = ("ok", "unsupported")
+# A time limit ends a run with SIGUSR1 (this sweep's and Slurm's, see run.sbatch) and would do so again. Any other
+# signal is an interruption: the cell is still to be run.
+LIMIT = "SIGUSR1"
+RETRIES = {
+    "failed": ("error", "timeout", "diverged", "killed", "unavailable"),
+    "oom": ("oom",),
+    "all": ("error", "timeout", "diverged", "killed", "unavailable", "oom", "unsupported"),
+}
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What the sweep needs of a record."""
+
+    folder: Path
+    key: str
+    status: str
+    reason: str
+    start: str
+    seconds: float | None  # wall time; None while it runs
+    gpus: int
+
+
+@dataclass
+class State:
+    """The attempts below a results folder. `refresh` reads only what is new or has not ended."""
+
+    results: Path
+    attempts: dict[Path, Attempt] = field(default_factory=dict[Path, Attempt])
+    unreadable: set[Path] = field(default_factory=set[Path])
+
+    def refresh(self) -> State:
+        for folder in _folders(self.results):
+            known = self.attempts.get(folder)
+            if known is None or known.status == RUNNING:
+                self._read(folder)
+        self._by_key: dict[str, list[Attempt]] = {}
+        for attempt in sorted(self.attempts.values(), key=lambda attempt: attempt.start):
+            self._by_key.setdefault(attempt.key, []).append(attempt)
+        return self
+
+    def status(self, cell: Cell) -> str:
+        """That of an attempt that ended well, else of the last one; "missing" where there is none, or where it was
+        interrupted and nothing was found out."""
+        found = self.of(cell)
+        if not found:
+            return MISSING
+        last = next((attempt for attempt in found if attempt.status in FINAL), found[-1])
+        interrupted = last.status == "killed" and LIMIT not in last.reason
+        return MISSING if interrupted else last.status
+
+    def of(self, cell: Cell) -> list[Attempt]:
+        """The attempts at a cell, in order of their start."""
+        return self._by_key.get(cell.key, [])
+
+    def estimate(self, cells: Iterable[Cell]) -> float | None:
+        """Seconds of one run, from the runs that ended well among these cells (of one configuration and GPU count);
+        None where there is none. A prediction of cells without runs would be called here."""
+        found = [attempt.seconds for cell in cells for attempt in self.of(cell) if attempt.status == "ok"]
+        return median(known) if (known := [seconds for seconds in found if seconds is not None]) else None
+
+    def gpu_hours(self, cells: Iterable[Cell]) -> float:
+        """Used so far, failed attempts included."""
+        return sum((one.seconds or 0) * one.gpus for cell in cells for one in self.of(cell)) / 3600
+
+    def _read(self, folder: Path) -> None:
+        try:
+            self.attempts[folder] = _attempt(folder, parse(read_bytes(folder / "run.json")))
+            self.unreadable.discard(folder)
+        except Exception:  # whatever a file holds, the others count; the report says what is wrong with it
+            self.unreadable.add(folder)
+
+
+def due(status: str, retry: str | None) -> bool:
+    """Whether a cell of this status is started: what is missing, and what is to be tried again."""
+    return status in (MISSING, RUNNING) or (retry is not None and status in RETRIES[retry])
+
+
+def _folders(results: Path) -> Iterator[Path]:
+    """results/<run>/attempt-<n>, without links: a study's results are real folders."""
+    for run in _directories(results):
+        if not run.name.startswith("."):
+            yield from (path for path in _directories(run) if path.name.startswith("attempt-"))
+
+
+def _directories(folder: Path) -> list[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
+    except OSError:
+        return []
+
+
+def _attempt(folder: Path, record: Object) -> Attempt:
+    config, launch, times = (cast(dict[str, Any], record[name]) for name in ("config", "launch", "times"))
+    before = added_later(Options) | cast(dict[str, Any], record.get("config_added_later") or {})
+    start, end, gpus = str(times["start"]), times["end"], int(launch["world_size"])
+    return Attempt(
+        folder,
+        key_of(measured_part(config, before), gpus),
+        str(record["status"]),
+        str(record.get("reason") or ""),
+        start,
+        (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds() if end else None,
+        gpus,
+    )

@@ -1,0 +1,100 @@
+"""What a sweep prints: the plan, and how far it has come."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from ddlbench.report.texts import printable
+from ddlbench.sweep.plan import INVALID, Cell, points
+from ddlbench.sweep.state import MISSING, RUNNING, State
+
+Asked = Callable[[Cell], str]  # the status of a cell, running ones included
+WIDEST = 100  # letters of a cell of the table
+EMPTY = ""
+
+
+def plan_lines(cells: Sequence[Cell], state: State, asked: Asked) -> list[str]:
+    """A table with one row for each configuration and GPU count, the reasons below it, and sums."""
+    rows: list[Mapping[str, Any]] = []
+    for group in points(cells).values():
+        estimated = state.estimate(group)
+        left = [cell for cell in group if asked(cell) == MISSING]
+        rows.append(
+            {
+                **{key: _text(value) for key, value in group[0].values.items()},
+                "runs": str(len(group)),
+                "status": _counted(_shown(cell, asked) for cell in group),
+                "s/run": EMPTY if estimated is None else f"{estimated:.1f}",
+                "GPU-hours": EMPTY if estimated is None else f"{estimated * group[0].gpus * len(left) / 3600:.3f}",
+            }
+        )
+    return [*table(rows), *_reasons(cells), *sums(cells, state, asked)]
+
+
+def status_lines(cells: Sequence[Cell], state: State, asked: Asked) -> list[str]:
+    """How many cells have each status, what was used, what remains; the reason of each failure."""
+    lines = sums(cells, state, asked)
+    for cell in cells:
+        if (status := asked(cell)) not in ("ok", "unsupported", INVALID, MISSING, RUNNING):
+            reason = state.of(cell)[-1].reason if state.of(cell) else EMPTY
+            lines.append(f"{cell.name} repeat {cell.repeat}: {status}: {printable(reason)[:300]}")
+    if state.unreadable:
+        lines.append(f"{len(state.unreadable)} records cannot be read: python -m ddlbench.report names them")
+    return lines
+
+
+def sums(cells: Sequence[Cell], state: State, asked: Asked) -> list[str]:
+    """Cells by status; GPU-hours used; time and GPU-hours that remain, as far as finished cells tell."""
+    lines = [f"{len(cells)} cells: {_counted(_shown(cell, asked) for cell in cells)}"]
+    lines.append(f"GPU-hours used: {state.gpu_hours(cells):.3f}")
+    serial = hours = unknown = 0.0
+    for group in points(cells).values():
+        left = sum(asked(cell) == MISSING and not cell.refused for cell in group)
+        seconds = state.estimate(group)
+        serial += (seconds or 0) * left
+        hours += (seconds or 0) * left * group[0].gpus / 3600
+        unknown += left if seconds is None else 0
+    if serial or unknown:
+        rest = f"; {unknown:.0f} more cells have no finished run to estimate from" if unknown else EMPTY
+        lines.append(f"remaining, one after another: {serial / 60:.1f} minutes, {hours:.3f} GPU-hours{rest}")
+    return lines
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Left-aligned columns, in the order of the first row."""
+    if not rows:
+        return []
+    head = list(rows[0])
+    texts = [head, *([str(row[key])[:WIDEST] for key in head] for row in rows)]
+    widths = [max(len(text[column]) for text in texts) for column in range(len(head))]
+    texts.insert(1, ["-" * width for width in widths])
+    return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in texts]
+
+
+def _reasons(cells: Sequence[Cell]) -> list[str]:
+    """Why cells are not supported, each reason once."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for group in points(cells).values():
+        if group[0].refused:
+            found.setdefault(group[0].refused, []).append(group[0].name)
+    return [f"{status} ({len(names)}, such as {names[0]}): {reason}" for (status, reason), names in found.items()]
+
+
+def _shown(cell: Cell, asked: Asked) -> str:
+    """As asked; of a cell without a record, what is known before its start."""
+    status = asked(cell)
+    return cell.refused[0] if status == MISSING and cell.refused else status
+
+
+def _counted(statuses: Iterable[str]) -> str:
+    found = Counter(statuses)
+    if len(found) == 1:
+        return next(iter(found))
+    return ", ".join(f"{status} {count}" for status, count in sorted(found.items()))
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))

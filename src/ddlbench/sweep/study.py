@@ -1,0 +1,239 @@
+"""A study: axes, what is excluded, repeats. docs/studies.md explains the keys of its YAML file."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+from ddlbench.config.choices import choices, conf_dir
+from ddlbench.config.values import shown
+from ddlbench.errors import UserError
+from ddlbench.sweep.values import Plain, check_key, given, read, word
+
+FOLDERS = ("study", "experiment")  # of conf/
+LARGEST = 100_000  # cells
+MOST_GPUS = 2**20
+SCALING = {"strong": "train.global_batch", "weak": "train.batch_per_gpu"}
+SPECIAL = ("gpus", "batch", "scaling")  # of axes, beside the keys of ddlbench
+NUMBERS = {"repeats": 1, "order": 0, "gpus_per_node": 1, "limit_s": 1}  # the smallest value of each
+
+
+class Setting(NamedTuple):
+    """Keys of those cells whose values on the axes are all among those of `where`."""
+
+    where: Mapping[str, list[Any]]
+    keys: Plain
+
+
+@dataclass(frozen=True)
+class Study:
+    """Every combination of the axes' values that no line of `exclude` names, `repeats` times for each seed.
+
+    order: seed of the random order of the cells
+    limit_s: seconds after which a cell is ended; limits_s: the same for single GPU counts
+    overrides: keys of the command line, which win over all others
+    """
+
+    name: str
+    axes: Mapping[str, list[Any]]
+    keys: Plain = field(default_factory=dict[str, Any])
+    settings: Sequence[Setting] = ()
+    exclude: Sequence[Mapping[str, list[Any]]] = ()
+    repeats: int = 1
+    seeds: Sequence[int] = (0,)
+    order: int = 0
+    gpus_per_node: int = 4
+    limit_s: float = 3600
+    limits_s: Mapping[int, float] = field(default_factory=dict[int, float])
+    results_dir: str = ""
+    overrides: Plain = field(default_factory=dict[str, Any])
+
+    def points(self) -> Iterator[Plain]:
+        """The values on the axes of every combination that is not excluded."""
+        for values in itertools.product(*self.axes.values()):
+            point = dict(zip(self.axes, values, strict=True))
+            if not any(_matches(where, point) for where in self.exclude):
+                yield point
+
+    def words(self, point: Plain) -> tuple[str, ...]:
+        """ddlbench's command line, without seed and repeat. GPU count and batch rule are taken out of the keys."""
+        keys = dict(self.keys)
+        for setting in self.settings:
+            if _matches(setting.where, point):
+                keys |= setting.keys
+        keys |= {**point, **self.overrides}
+        scaling, batch = keys.pop("scaling", "strong"), keys.pop("batch", None)
+        keys.pop("gpus", None)
+        if batch is not None:
+            keys[SCALING[scaling]] = batch
+        return tuple(word(key, value) for key, value in keys.items())
+
+    def limit(self, gpus: int) -> float:
+        return self.limits_s.get(gpus, self.limit_s)
+
+
+def names() -> dict[str, str]:
+    """Every ready study and experiment with its title, the first line of its file."""
+    files = [conf_dir() / folder / f"{name}.yaml" for folder in FOLDERS for name in choices(folder)]
+    return {path.stem: path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ") for path in files}
+
+
+def load(name: str, words: Sequence[str] = ()) -> Study:
+    """The study of a name, or of a YAML file, with the command line's words. UserError for whatever is wrong."""
+    path = _find(name)
+    raw = read(path)
+    try:
+        study = _study(path.stem, raw)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from error
+    for given_word in words:
+        study = _override(study, *given(given_word))
+    return _checked(replace(study, results_dir=study.results_dir or f"results/{study.name}"))
+
+
+def _find(name: str) -> Path:
+    if name.endswith((".yaml", ".yml")):
+        return Path(name)
+    if re.fullmatch(r"\w[\w-]*", name):
+        for folder in FOLDERS:
+            if (path := conf_dir() / folder / f"{name}.yaml").is_file():
+                return path
+    known = ", ".join(names())
+    raise UserError(f"{shown(name)} is no study: choose one of {known}, or give the path of a YAML file")
+
+
+def _study(name: str, raw: dict[str, Any]) -> Study:
+    known = {known.name for known in fields(Study)} - {"name", "results_dir", "overrides"}
+    for key in raw:
+        if key not in known:
+            raise UserError(f"{shown(key)} is no key of a study: the keys are {', '.join(sorted(known))}")
+    axes = {key: _list(value) for key, value in _keys(raw.get("axes"), "axes").items()}
+    for key, found in axes.items():
+        _check_axis(key, found)
+    return Study(
+        name=name,
+        axes=axes,
+        keys=_settable(raw.get("keys"), "keys"),
+        settings=[_setting(item, axes) for item in _list(raw.get("settings", []))],
+        exclude=[_where(item, axes, "exclude") for item in _list(raw.get("exclude", []))],
+        seeds=_seeds(raw.get("seeds", [0])),
+        limits_s=_limits(raw.get("limits_s")),
+        **cast(Any, {key: _number(key, raw[key], least) for key, least in NUMBERS.items() if key in raw}),
+    )
+
+
+def _override(study: Study, key: str, value: Any) -> Study:
+    """The study with one word of the command line."""
+    if key in NUMBERS:
+        return replace(study, **{key: _number(key, value, NUMBERS[key])})
+    if key == "seeds":
+        return replace(study, seeds=_seeds(value))
+    if key == "results_dir":
+        return replace(study, results_dir=str(value))
+    if key in study.axes:
+        _check_axis(key, _list(value))
+        return replace(study, axes={**study.axes, key: _list(value)})
+    _check_special(key, value)
+    if key not in SPECIAL:
+        check_key(key, value, of_file=False)
+    return replace(study, overrides={**study.overrides, key: value})
+
+
+def _checked(study: Study) -> Study:
+    for key in ("framework", "model"):
+        if not any(key in keys for keys in (study.axes, study.keys, study.overrides)):
+            raise UserError(f"{study.name}: no {key}: give it as an axis or a key")
+    if "gpus" not in study.axes:
+        gpus = study.overrides.get("gpus", study.keys.get("gpus", 1))
+        study = replace(study, axes={**study.axes, "gpus": [gpus]})
+    cells = math.prod(len(found) for found in study.axes.values()) * study.repeats * len(study.seeds)
+    if cells > LARGEST:
+        raise UserError(f"{study.name} has {cells:,} cells: give fewer values or repeats, at most {LARGEST:,} cells")
+    if any(ord(letter) < 32 for letter in study.results_dir):
+        raise UserError(f"results_dir={shown(study.results_dir)} holds a control character: leave it out")
+    return study
+
+
+def _check_axis(key: Any, found: list[Any]) -> None:
+    if not found:
+        raise UserError(f"axis {shown(key)} has no values: give at least one")
+    for value in found:
+        _check_special(key, value)
+        if key not in SPECIAL:
+            check_key(key, value)
+    texts = [str(value) for value in found]
+    if len(set(texts)) < len(texts):
+        raise UserError(f"axis {shown(key)} names a value twice: use repeats for several runs of one cell")
+
+
+def _check_special(key: Any, value: Any) -> None:
+    if key in ("gpus", "batch"):
+        _number(key, value, 1)
+        if value > MOST_GPUS:
+            raise UserError(f"{key}={shown(value)} is too large: give at most {MOST_GPUS}")
+    if key == "scaling" and value not in SCALING:
+        raise UserError(f"scaling={shown(value)} is unknown: choose strong (batch: of all GPUs) or weak (of each)")
+
+
+def _settable(raw: Any, place: str) -> dict[str, Any]:
+    keys = _keys(raw, place)
+    for key, value in keys.items():
+        _check_special(key, value)
+        if key not in SPECIAL:
+            check_key(key, value)
+    return keys
+
+
+def _setting(raw: Any, axes: Plain) -> Setting:
+    content = _keys(raw, "settings")
+    if set(content) != {"where", "keys"}:
+        raise UserError("each of settings has `where` (values on axes) and `keys`")
+    keys = _settable(content["keys"], "settings")
+    if "gpus" in keys:
+        raise UserError("settings cannot set gpus: make it an axis")
+    return Setting(_where(content["where"], axes, "settings"), keys)
+
+
+def _where(raw: Any, axes: Plain, place: str) -> dict[str, list[Any]]:
+    where = _keys(raw, place)
+    for key, value in where.items():
+        unknown = [item for item in _list(value) if key not in axes or item not in axes[key]]
+        if key not in axes or unknown:
+            raise UserError(f"{place}: {shown(key)}={shown(value)} is on no axis: give axes and values of this study")
+    return {key: _list(value) for key, value in where.items()}
+
+
+def _matches(where: Mapping[str, list[Any]], point: Plain) -> bool:
+    return all(point[key] in found for key, found in where.items())
+
+
+def _keys(raw: Any, place: str) -> dict[Any, Any]:
+    if raw is None:
+        return {}
+    if not isinstance(raw, dict):
+        raise UserError(f"{place}: {shown(raw)} is no section of keys")
+    return cast(dict[Any, Any], raw)
+
+
+def _list(value: Any) -> list[Any]:
+    return cast(list[Any], value) if isinstance(value, list) else [value]
+
+
+def _limits(raw: Any) -> dict[int, int]:
+    return {_number("limits_s", key, 1): _number("limits_s", limit, 1) for key, limit in _keys(raw, "limits_s").items()}
+
+
+def _seeds(value: Any) -> list[int]:
+    return [_number("seeds", seed, 0) for seed in _list(value)]
+
+
+def _number(key: Any, value: Any, least: int) -> int:
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not whole or not least <= value < 2**31:
+        raise UserError(f"{key}={shown(value)} must be a whole number from {least} on")
+    return cast(int, value)

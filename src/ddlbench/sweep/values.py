@@ -1,0 +1,125 @@
+"""What a study's YAML may hold: a small, safe part of YAML, and its values as words of ddlbench's command line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import yaml
+
+from ddlbench.config.options import choose
+from ddlbench.config.overrides import check_words
+from ddlbench.config.schema import GROUPS
+from ddlbench.config.values import check, shown
+from ddlbench.errors import UserError
+
+Plain = Mapping[str, Any]
+
+LARGEST_BYTES = 2**18
+DEEPEST = 8  # levels of nesting
+KEY = re.compile(r"[a-z_]\w*(\.[a-z_]\w*)*")
+PLAIN_TEXT = re.compile(r"[A-Za-z_][\w.-]*")
+MEANT = {"null", "true", "false", "nan", "inf"}  # of Hydra's grammar, in any case
+# Where data lie and records go is a matter of the machine: the command line says it, a study's file does not.
+PATHS = ("results_dir", "data.root", "data.cache_dir", "data.stage_to", "data.tokenizer", "data.train", "data.valid")
+# What the sweep itself sets in each cell.
+OWN = {
+    "train.repeat": "repeats=N",
+    "train.seed": "seeds=[A,B]",
+    "train.global_batch": "scaling=strong batch=N",
+    "train.batch_per_gpu": "scaling=weak batch=N",
+    "dryrun": "--dry-run",
+    "backend": "python -m ddlbench, for single runs",
+}
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A YAML file as plain data: no tags, no aliases. UserError where it is anything else."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(LARGEST_BYTES + 1)
+        if len(content) > LARGEST_BYTES:
+            raise UserError(f"{path} is larger than {LARGEST_BYTES:,} bytes: is it a study?")
+        found = parsed(content.decode())
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read ({error}): give a study's name or its YAML file") from error
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise UserError(f"{path}: {' '.join(str(error).split())[:300]}") from error
+    if not isinstance(found, dict):
+        raise UserError(f"{path} holds no keys: see docs/studies.md for what a study holds")
+    return cast(dict[str, Any], found)
+
+
+def parsed(text: str) -> Any:
+    """YAML as plain data. ValueError or yaml.YAMLError where it is none."""
+    depth = 0
+    for event in yaml.parse(text, yaml.SafeLoader):  # as a stream: nothing is built that is too deep
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > DEEPEST:
+            raise ValueError(f"nested more than {DEEPEST} levels deep")
+        if isinstance(event, yaml.AliasEvent):
+            raise ValueError("aliases (*name) are not available in a study: repeat the values")  # noqa: TRY004
+    found = yaml.safe_load(text)
+    _check_plain(found)
+    return found
+
+
+def given(word: str) -> tuple[str, Any]:
+    """Key and value of a word `key=value` of the sweep's command line."""
+    key, equals, text = word.partition("=")
+    key = key.lstrip("+")
+    if not equals or not KEY.fullmatch(key):
+        raise UserError(f"{shown(word)} is no key=value: see python -m ddlbench.sweep --help")
+    try:
+        return key, parsed(text)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise UserError(f"{shown(word)}: {' '.join(str(error).split())[:200]}") from error
+
+
+def word(key: str, value: Any) -> str:
+    """One word of ddlbench's command line."""
+    return choose(key, _text(key, value)) if key in GROUPS else f"{key}={_text(key, value)}"
+
+
+def check_key(key: Any, value: Any, of_file: bool = True) -> None:
+    """UserError for a key that a study cannot set. of_file: in a study's file; else on the command line."""
+    if not isinstance(key, str) or not KEY.fullmatch(key):
+        raise UserError(f"{shown(key)} is no key of ddlbench: write dotted names, such as train.epochs")
+    if key in OWN:
+        raise UserError(f"{key} cannot be set in a study: use {OWN[key]}")
+    if of_file and key in PATHS:
+        raise UserError(f"{key} cannot be set in a study's file: paths belong to the command line, {key}=PATH")
+    check(key, value)
+    check_words([word(key, value)])
+
+
+def _text(key: str, value: Any) -> str:
+    if isinstance(value, list):
+        return f"[{','.join(_text(key, item) for item in cast(list[Any], value))}]"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, int | float):
+        return str(value)
+    if not isinstance(value, str):
+        raise UserError(f"{key}={shown(value)} is no value: give a number, a text, true, false, null or a list")
+    if PLAIN_TEXT.fullmatch(value) and value.lower() not in MEANT:
+        return value
+    if set(value) & set('"\\$'):
+        raise UserError(f'{key}={shown(value)} holds ", \\ or $, which have a meaning of their own: leave them out')
+    return f'"{value}"'
+
+
+def _check_plain(value: Any) -> None:
+    if isinstance(value, dict):
+        for key, item in cast(dict[Any, Any], value).items():
+            _check_plain(key)
+            _check_plain(item)
+    elif isinstance(value, list):
+        for item in cast(list[Any], value):
+            _check_plain(item)
+    elif value is not None and not isinstance(value, bool | int | float | str):
+        raise ValueError(
+            f"{value} is a {type(value).__name__}: write a number, a text, true, false, null, a list or keys"
+        )

@@ -1,0 +1,52 @@
+"""A study as jobs of a real Slurm of two nodes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.cluster import Slurm
+from tests.sweep.studies import write
+from tests.sweep.test_local import statuses
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+
+
+def sweep(cluster: Slurm, study: Path, results: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = (sys.executable, "-m", "ddlbench.sweep", study, f"results_dir={results}", *options)
+    done = cluster.run(*command, timeout=300, DDLBENCH_PYTHON=sys.executable)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_study_runs_under_slurm_once(slurm: Slurm, tmp_path: Path) -> None:
+    study = write(tmp_path, exclude=[{"framework": "ddp", "gpus": 1}, {"framework": "single", "gpus": 2}], repeats=3)
+    results = tmp_path / "results"
+    on_cpus = ("--slurm", "--sbatch=--gpus-per-node=0", "--pack", "2")
+    first = sweep(slurm, study, results, *on_cpus)
+    numbers = [line.split()[1].rstrip(":") for line in first.stdout.splitlines()]
+    assert len(numbers) == 4
+    assert sweep(slurm, study, results, *on_cpus).stdout == "nothing to submit\n"
+    assert slurm.wait(*numbers, timeout=600) == ["COMPLETED"] * 4, [
+        path.read_text() for path in (results / ".sweep/logs").iterdir()
+    ]
+    assert statuses(results) == Counter({"single 1 ok": 3, "ddp 2 ok": 3})
+    assert sweep(slurm, study, results, "--status").stdout.startswith("6 cells: ok\n")
+    assert sweep(slurm, study, results, *on_cpus).stdout == "nothing to submit\n"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_cancel_takes_queued_jobs_away_and_their_cells_are_missing_again(slurm: Slurm, tmp_path: Path) -> None:
+    study = write(tmp_path, axes={"framework": ["single"], "gpus": [1]}, exclude=[])
+    results = tmp_path / "results"
+    sweep(slurm, study, results, "--slurm", "--sbatch=--gpus-per-node=0 --hold")
+    assert sweep(slurm, study, results, "--status").stdout.startswith("1 cells: queued\n")
+    assert "cancelled: 1 Slurm jobs" in sweep(slurm, study, results, "--cancel").stdout
+    assert sweep(slurm, study, results, "--status").stdout.startswith("1 cells: missing\n")

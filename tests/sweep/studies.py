@@ -1,0 +1,73 @@
+"""Small studies for the tests of a sweep, and records as their cells would leave them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ddlbench.config.compose import configuration, configurations
+from ddlbench.sweep.plan import Cell
+
+KEYS: dict[str, Any] = {
+    "model": "resnet50",
+    "model.layers": [1, 1, 1, 1],
+    "model.width_per_group": 8,
+    "model.image_size": 32,
+    "loader": "synthetic",
+    "batch": 4,
+    "train.epochs": 1,
+    "train.steps": 2,
+    "train.validate": False,
+}
+
+
+def write(folder: Path, name: str = "tiny", **content: Any) -> Path:
+    """A study's file: one and two ranks of single and ddp, where `content` says nothing else."""
+    study: dict[str, Any] = {
+        "axes": {"framework": ["single", "ddp"], "gpus": [1, 2]},
+        "exclude": [{"framework": "single", "gpus": 2}],
+        "keys": KEYS,
+    }
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump(study | content, sort_keys=False))
+    return path
+
+
+def record(results: Path, cell: Cell, status: str = "ok", attempt: int = 1, seconds: int = 36, **more: Any) -> Path:
+    """The record of a cell that ran from 10:00:00."""
+    with configurations():
+        config = configuration(*cell.words)
+    more = {"config_added_later": config.added_later} | more
+    return write_record(
+        results, config.resolved, cell.gpus, f"{cell.key}/attempt-{attempt}", status, attempt, seconds, **more
+    )
+
+
+def write_record(
+    results: Path,
+    config: dict[str, Any],
+    gpus: int,
+    name: str,
+    status: str = "ok",
+    attempt: int = 1,
+    seconds: int = 36,
+    **more: Any,
+) -> Path:
+    content = {
+        "schema_version": 1,
+        "status": status,
+        "reason": None,
+        "config": config,
+        "launch": {"world_size": gpus, "nodes": 1},
+        "times": {
+            "start": f"2026-01-01T1{attempt}:00:00.000+00:00",
+            "end": f"2026-01-01T1{attempt}:{seconds // 60:02}:{seconds % 60:02}.000+00:00",
+        },
+    }
+    folder = results / name
+    folder.mkdir(parents=True)
+    (folder / "run.json").write_text(json.dumps(content | more))
+    return folder

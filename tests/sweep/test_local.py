@@ -1,0 +1,154 @@
+"""Sweeps with real runs on this machine: nothing runs twice, nothing is left behind, whatever ends when."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from ddlbench.sweep.local import run_cell
+from ddlbench.sweep.plan import Cell, plan
+from ddlbench.sweep.state import State
+from ddlbench.sweep.study import load
+from tests.support.processes import environment, run
+from tests.sweep.studies import KEYS, write
+
+TIMEOUT = 280.0
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def sweep(study: Path, results: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    command = (sys.executable, "-m", "ddlbench.sweep", study, f"results_dir={results}", "--local", *words)
+    return run(*command, timeout=TIMEOUT, TMPDIR=str(study.parent))
+
+
+def start(study: Path, results: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "ddlbench.sweep", str(study), f"results_dir={results}", "--local"]
+    variables = environment(TMPDIR=str(study.parent))
+    return subprocess.Popen(command, stdout=-1, stderr=-1, text=True, env=variables, start_new_session=True)
+
+
+def statuses(results: Path) -> Counter[str]:
+    """The attempts by framework, ranks and status."""
+    found: Counter[str] = Counter()
+    for path in results.glob("*/attempt-*/run.json"):
+        record = json.loads(path.read_text())
+        place = f"{record['config']['framework']['name']} {record['launch']['world_size']}"
+        found[f"{place} {record['status']}"] += 1
+    return found
+
+
+def cells(study: Path) -> list[Cell]:
+    return plan(load(str(study)), torch.device("cpu"))
+
+
+def wait(ready: Any, what: str) -> None:
+    deadline = time.monotonic() + TIMEOUT
+    while not ready():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def ranks(results: Path) -> list[psutil.Process]:
+    """The processes that run a cell of these results."""
+    found: list[psutil.Process] = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if "ddlbench" in words and any(str(results) in word for word in words):
+            found.append(process)
+    return found
+
+
+def test_a_sweep_runs_every_cell_and_then_only_what_is_missing(tmp_path: Path) -> None:
+    """single on 2 ranks is unsupported: a row."""
+    study, results = write(tmp_path, exclude=[{"framework": "ddp", "gpus": 1}]), tmp_path / "results of mine"
+    done = sweep(study, results)
+    assert done.returncode == 0, done.stdout + done.stderr
+    expected = Counter({"single 1 ok": 1, "ddp 2 ok": 1, "single 2 unsupported": 1})
+    assert statuses(results) == expected
+    assert "3 cells: ok 2, unsupported 1" in done.stdout
+    (missing,) = results.glob("single-*-1x-*")
+    for path in missing.rglob("*"):
+        path.unlink() if path.is_file() else None
+    before = {path: path.stat().st_mtime for path in results.glob("*/attempt-*/run.json")}
+    again = sweep(study, results)
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.count("repeat 0: ") == 1
+    assert statuses(results) == expected
+    assert all(path.stat().st_mtime == time_ for path, time_ in before.items())
+
+
+def test_a_failed_cell_is_a_row_and_runs_again_only_when_asked(tmp_path: Path) -> None:
+    """A folder of images that does not exist ends a run before it has a record; a learning rate of 1e30 diverges."""
+    keys = KEYS | {"recipe.optimizer.lr": 1e30, "train.steps": 8, "train.epochs": 2}
+    study, results = write(tmp_path, axes={"framework": ["single"]}, exclude=[], keys=keys), tmp_path / "results"
+    done = sweep(study, results)
+    assert done.returncode == 1, done.stdout
+    assert statuses(results) == {"single 1 diverged": 1}
+    assert "diverged: " in done.stdout
+    assert sweep(study, results).returncode == 0
+    assert statuses(results) == {"single 1 diverged": 1}
+    assert sweep(study, results, "--retry", "oom").returncode == 0
+    assert sweep(study, results, "--retry", "failed").returncode == 1
+    assert statuses(results) == {"single 1 diverged": 2}
+
+
+def test_two_sweeps_at_once_run_each_cell_once(tmp_path: Path) -> None:
+    study, results = write(tmp_path, axes={"framework": ["single"]}, exclude=[], repeats=3), tmp_path / "results"
+    racing = [start(study, results) for _ in range(2)]
+    outputs = [process.communicate(timeout=TIMEOUT) for process in racing]
+    assert [process.returncode for process in racing] == [0, 0], outputs
+    assert statuses(results) == {"single 1 ok": 3}
+    assert sum(out.count(": ok (") for out, _ in outputs) == 3
+
+
+def test_after_a_kill_no_process_is_left_and_the_sweep_goes_on(tmp_path: Path) -> None:
+    keys = KEYS | {"train.steps": 40}
+    axes = {"framework": ["ddp"], "gpus": [2]}
+    study, results = write(tmp_path, axes=axes, exclude=[], keys=keys, repeats=3), tmp_path / "results"
+    killed = start(study, results)
+    wait(lambda: statuses(results)["ddp 2 ok"] == 1 and statuses(results)["ddp 2 running"] == 1, "no second cell")
+    killed.kill()
+    killed.communicate()
+    wait(lambda: not ranks(results), "ranks are left")
+    assert statuses(results)["ddp 2 ok"] in (1, 2)  # the second may have ended just then
+    again = sweep(study, results)
+    assert again.returncode == 0, again.stderr
+    assert statuses(results)["ddp 2 ok"] == 3
+    state = State(results).refresh()
+    assert [sum(one.status == "ok" for one in state.of(cell)) for cell in cells(study)] == [1, 1, 1]
+
+
+def test_ctrl_c_ends_the_ranks_and_the_cell_is_still_to_run(tmp_path: Path) -> None:
+    keys = KEYS | {"train.steps": 100_000}
+    axes = {"framework": ["ddp"], "gpus": [2]}
+    study, results = write(tmp_path, axes=axes, exclude=[], keys=keys), tmp_path / "results"
+    process = start(study, results)
+    wait(lambda: statuses(results)["ddp 2 running"] == 1, "no cell has started")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 130
+    assert "interrupted; what has ended is kept, to go on: " in err
+    assert not ranks(results)
+    assert statuses(results) == {"ddp 2 killed": 1}
+    (cell,) = cells(study)
+    assert State(results).refresh().status(cell) == "missing"
+
+
+def test_the_time_limit_ends_a_cell_and_the_next_one_runs(tmp_path: Path) -> None:
+    keys = KEYS | {"train.steps": 100_000}
+    study, results = write(tmp_path, axes={"framework": ["single"]}, exclude=[], keys=keys), tmp_path / "results"
+    (cell,) = plan(load(str(study), ["limit_s=60"]), torch.device("cpu"))
+    began = time.monotonic()
+    assert run_cell(cell, results) == [128 + signal.SIGUSR1]
+    assert time.monotonic() - began >= 60
+    assert State(results).refresh().status(cell) == "killed"

@@ -1,0 +1,131 @@
+"""One owner a cell, whatever ends when."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from ddlbench.sweep.lock import FOLDER, STALE_S, Owner, claim, holder
+from tests.support.processes import environment
+
+TAKE = """
+import sys, time
+from pathlib import Path
+from ddlbench.sweep.lock import claim
+print("ready", flush=True)
+sys.stdin.readline()
+print(claim(Path(sys.argv[1]), "cell") is not None, flush=True)
+sys.stdin.readline()
+"""
+
+
+def takers(results: Path, count: int) -> list[subprocess.Popen[str]]:
+    """Processes that claim the cell once they are told to, and then keep it."""
+    command = [sys.executable, "-c", TAKE, str(results)]
+    found = [subprocess.Popen(command, stdin=-1, stdout=-1, text=True, env=environment()) for _ in range(count)]
+    for process in found:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    return found
+
+
+def take(processes: list[subprocess.Popen[str]]) -> list[bool]:
+    """Whether each got the claim; all try at once."""
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    return [process.stdout is not None and process.stdout.readline() == "True\n" for process in processes]
+
+
+def end(processes: list[subprocess.Popen[str]]) -> None:
+    for process in processes:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+
+
+def test_a_second_claim_waits_for_the_release_of_the_one_before(tmp_path: Path) -> None:
+    held = claim(tmp_path, "cell")
+    assert held is not None
+    assert claim(tmp_path, "cell") is None
+    assert holder(tmp_path, "cell") == Owner.this()
+    other = claim(tmp_path, "other")
+    assert other is not None
+    other.release()
+    held.release()
+    assert holder(tmp_path, "cell") is None
+    again = claim(tmp_path, "cell")
+    assert again is not None
+    again.release()
+
+
+def test_of_many_processes_one_gets_the_claim_also_after_its_owner_was_killed(tmp_path: Path) -> None:
+    first = takers(tmp_path, 1)
+    others = takers(tmp_path, 4)
+    try:
+        assert take(first) == [True]
+        assert claim(tmp_path, "cell") is None
+        end(first)
+        assert sum(take(others)) == 1
+        assert claim(tmp_path, "cell") is None
+    finally:
+        end(first + others)
+    assert sorted(path.name for path in (tmp_path / FOLDER).iterdir()) == ["cell.1", "cell.2"]
+
+
+def foreign(folder: Path, **more: object) -> Path:
+    """A claim of another host."""
+    path = folder / FOLDER / "cell.1"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(asdict(replace(Owner.this(), place="elsewhere")) | more))
+    return path
+
+
+def test_the_owner_on_another_host_is_alive_while_its_heartbeat_is(tmp_path: Path) -> None:
+    path = foreign(tmp_path)
+    assert claim(tmp_path, "cell") is None
+    past = time.time() - STALE_S - 60
+    os.utime(path, (past, past))
+    held = claim(tmp_path, "cell")
+    assert held is not None
+    assert not held.lost()
+    held.release()
+
+
+def test_an_owner_that_others_gave_up_sees_that_it_has_lost_the_claim(tmp_path: Path) -> None:
+    held = claim(tmp_path, "cell")
+    assert held is not None
+    (tmp_path / FOLDER / "cell.2").write_text("{}")
+    assert held.lost()
+    held.release()
+
+
+def test_a_claim_that_is_being_written_holds(tmp_path: Path) -> None:
+    (tmp_path / FOLDER).mkdir()
+    (tmp_path / FOLDER / "cell.1").touch()
+    assert claim(tmp_path, "cell") is None
+
+
+def test_a_process_number_given_anew_is_another_process(tmp_path: Path) -> None:
+    path = foreign(tmp_path)
+    path.write_text(json.dumps(asdict(replace(Owner.this(), started=1.0))))
+    held = claim(tmp_path, "cell")
+    assert held is not None
+    held.release()
+
+
+def test_a_claim_of_a_slurm_job_holds_while_the_job_is_queued(tmp_path: Path) -> None:
+    held = claim(tmp_path, "cell", job="sweep-1")
+    assert held is not None
+    path = tmp_path / FOLDER / "cell.1"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"pid": 2**22 + 1}))  # sbatch and its sweep have ended
+    assert claim(tmp_path, "cell", queued=lambda job: job == "sweep-1") is None
+    after = claim(tmp_path, "cell", queued=lambda job: False)
+    assert after is not None
+    after.release()

@@ -1,0 +1,118 @@
+"""The cells of a study, their order, and what is known of them before they start."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from ddlbench.config.choices import choices, conf_dir
+from ddlbench.config.compose import configuration, configurations
+from ddlbench.errors import UserError
+from ddlbench.sweep.plan import INVALID, key_of, plan
+from ddlbench.sweep.study import load, names
+from tests.sweep.studies import KEYS, write
+
+CPU = torch.device("cpu")
+
+
+def test_each_seed_and_repeat_is_a_cell_of_its_own(tmp_path: Path) -> None:
+    cells = plan(load(str(write(tmp_path, repeats=3, seeds=[0, 5]))), CPU)
+    assert len(cells) == len({cell.key for cell in cells}) == 3 * 3 * 2
+    assert Counter(cell.name for cell in cells) == {"single gpus=1": 6, "ddp gpus=1": 6, "ddp gpus=2": 6}
+    assert {cell.words[-2:] for cell in cells} == {
+        (f"train.seed={seed}", f"train.repeat={repeat}") for seed in (0, 5) for repeat in range(3)
+    }
+
+
+def test_a_cell_has_the_identity_of_the_run_that_its_words_start(tmp_path: Path) -> None:
+    for cell in plan(load(str(write(tmp_path, repeats=2, seeds=[7]))), CPU):
+        with configurations():
+            identity = configuration(*cell.words).identity()
+        assert cell.key == key_of(identity, cell.gpus)
+
+
+def test_the_order_is_random_within_each_repeat_and_the_same_for_a_seed(tmp_path: Path) -> None:
+    axes = {"framework": ["ddp", "fsdp", "zero1"], "gpus": [1, 2], "train.micro_batch": [1, 2]}
+    path = str(write(tmp_path, axes=axes, exclude=[], repeats=4))
+    cells = plan(load(path), CPU)
+    assert [cell.repeat for cell in cells] == [repeat for repeat in range(4) for _ in range(12)]
+    blocks = [[cell.name for cell in cells[start : start + 12]] for start in range(0, 48, 12)]
+    assert len({tuple(block) for block in blocks}) == 4  # by chance once in 479001600
+    assert all(sorted(block) == sorted(blocks[0]) for block in blocks)
+    assert plan(load(path), CPU) == cells
+    assert [cell.key for cell in plan(load(path, ["order=1"]), CPU)] != [cell.key for cell in cells]
+
+
+def test_unsupported_cells_have_their_reason_and_one_run(tmp_path: Path) -> None:
+    axes = {"framework": ["ddp", "single"], "gpus": [2]}
+    cells = plan(load(str(write(tmp_path, axes=axes, exclude=[], repeats=6))), CPU)
+    assert Counter(cell.values["framework"] for cell in cells) == {"ddp": 6, "single": 1}
+    (refused,) = [cell.refused for cell in cells if cell.refused]
+    assert refused[0] == "unsupported"
+    assert "framework=single runs in one process, this launch has 2" in refused[1]
+
+
+def test_a_combination_that_cannot_be_composed_is_one_invalid_cell(tmp_path: Path) -> None:
+    study = load(str(write(tmp_path, axes={"framework": ["ddp"], "model.image_size": [16, 32]}, exclude=[])))
+    assert [cell.refused and cell.refused[0] for cell in sorted(plan(study, CPU), key=lambda cell: cell.place)] == [
+        INVALID,
+        None,
+    ]
+
+
+def test_a_study_of_which_no_cell_can_run_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no cell can run: .*train\.epohcs"):
+        plan(load(str(write(tmp_path)), ["train.epohcs=3"]), CPU)
+
+
+def test_the_machine_is_no_part_of_a_cell(tmp_path: Path) -> None:
+    here = plan(load(str(write(tmp_path))), CPU)
+    there = plan(load(str(write(tmp_path)), ["cluster=slurm", "data.root=/data", "results_dir=/elsewhere"]), CPU)
+    assert {cell.key for cell in here} == {cell.key for cell in there}
+
+
+def test_five_thousand_cells_are_planned_in_five_seconds(tmp_path: Path) -> None:
+    frameworks = ["ddp", "fsdp", "local_sgd", "zero1", "zero3"]
+    axes = {"framework": frameworks, "gpus": [2, 4, 8, 16, 32], "train.clip_norm": list(range(1, 41))}
+    study = load(str(write(tmp_path, axes=axes, exclude=[], repeats=5, keys=KEYS | {"batch": 64})))
+    began = time.process_time()  # the load of the machine does not count
+    cells = plan(study, CPU)
+    assert len({cell.key for cell in cells}) == 5000
+    assert time.process_time() - began < 5
+
+
+def test_every_ready_study_has_cells_that_are_supported() -> None:
+    for name in names():
+        assert any(cell.refused is None for cell in plan(load(name), CPU)), name
+
+
+def test_a_study_is_reported_before_torch_is_loaded(tmp_path: Path) -> None:
+    script = (
+        "import sys; from ddlbench.sweep.__main__ import main; assert main(['x']) == 2 and 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("name", choices("experiment"))
+def test_an_experiment_is_one_cell_and_its_command_runs_it(name: str) -> None:
+    cells = plan(load(name), CPU)
+    assert len({(cell.family, cell.gpus) for cell in cells}) == 1
+    text = (conf_dir() / "experiment" / f"{name}.yaml").read_text()
+    comment = " ".join(line.lstrip("# ").rstrip("\\") for line in text.splitlines() if line.startswith("#"))
+    options, words = comment.partition("Command, where data.root=FOLDER names the data:")[2].split(
+        "python -m ddlbench "
+    )
+    nodes, tasks = (int(found) for found in re.findall(r"-N(\d+) --ntasks-per-node=(\d+)", options)[0])
+    assert nodes * tasks == cells[0].gpus
+    with configurations():
+        identity = configuration(*words.split()).identity()
+    first = next(cell for cell in cells if cell.repeat == 0)
+    assert first.key == key_of(identity, first.gpus)

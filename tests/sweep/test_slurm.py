@@ -1,0 +1,74 @@
+"""Cells as Slurm jobs: which jobs, and in which order. tests/slurm/test_sweep.py submits them to a real Slurm."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from ddlbench.errors import UserError
+from ddlbench.sweep.plan import plan
+from ddlbench.sweep.slurm import Options, jobs, submit
+from ddlbench.sweep.state import State
+from ddlbench.sweep.study import load
+from tests.sweep.studies import write
+
+CPU = torch.device("cpu")
+RECORDER = """#!/bin/bash
+printf '%s\\n' "$*" >> {log}
+wc -l < {log}
+"""
+
+
+@pytest.fixture
+def submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What sbatch is given, a line a job: job 1, job 2, ... No job is ever in the queue."""
+    log = tmp_path / "submitted.txt"
+    for name, script in (("sbatch", RECORDER.format(log=log)), ("squeue", "#!/bin/bash\n")):
+        (tmp_path / name).write_text(script)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    return log
+
+
+def test_the_smallest_cell_of_each_configuration_is_a_job_of_its_own_and_first(tmp_path: Path) -> None:
+    axes = {"framework": ["ddp", "fsdp"], "gpus": [2, 4, 8]}
+    study = load(str(write(tmp_path, axes=axes, exclude=[], repeats=3, keys={"model": "resnet50", "batch": 64})))
+    planned = jobs(plan(study, CPU), pack=2)
+    assert [(job.proves, len(job.cells), job.cells[0].gpus) for job in planned[:2]] == [(True, 1, 2), (True, 1, 2)]
+    assert {job.cells[0].values["framework"] for job in planned[:2]} == {"ddp", "fsdp"}
+    assert [job.cells[0].gpus for job in planned] == [2, 2, 2, 2, 4, 4, 4, 8, 8, 8]
+    assert all(len({cell.gpus for cell in job.cells}) == 1 for job in planned)
+    assert len({cell.key for job in planned for cell in job.cells}) == 2 * 3 * 3
+
+
+def test_larger_cells_wait_for_the_proof_and_for_their_turn(tmp_path: Path, submitted: Path) -> None:
+    study = load(str(write(tmp_path, axes={"framework": ["ddp"], "gpus": [2, 4, 8]}, exclude=[])), ["batch=16"])
+    results = tmp_path / "results"
+    lines = submit(study, plan(study, CPU), State(results).refresh(), Options(throttle=2), None)
+    assert [line.partition(":")[0] for line in lines] == ["job 1", "job 2", "job 3"]
+    found = submitted.read_text().splitlines()
+    assert "--dependency" not in found[0]
+    assert "--dependency=afterok:1 --kill-on-invalid-dep=yes" in found[1]
+    assert "--dependency=afterok:1,afterany:1 --kill-on-invalid-dep=yes" in found[2]
+    assert "--nodes=2 --ntasks-per-node=4 --gpus-per-node=4 --time=63 " in found[2]
+    assert f'train.repeat=0 results_dir="{results}" progress=false' in found[2]
+
+
+def test_cells_of_one_size_share_a_job(tmp_path: Path, submitted: Path) -> None:
+    study = load(str(write(tmp_path, axes={"framework": ["ddp"], "gpus": [2]}, exclude=[], repeats=4)))
+    submit(study, plan(study, CPU), State(tmp_path / "results").refresh(), Options(pack=3), None)
+    one, three = submitted.read_text().splitlines()
+    assert (one.count("+framework=ddp"), three.count("+framework=ddp"), three.count(" --next ")) == (1, 3, 2)
+    assert "--time=183 " in three
+
+
+def test_gpus_that_do_not_fill_their_nodes_are_refused_before_anything_is_submitted(
+    tmp_path: Path, submitted: Path
+) -> None:
+    study = load(str(write(tmp_path, axes={"framework": ["ddp"], "gpus": [2, 6]}, exclude=[])), ["batch=12"])
+    with pytest.raises(UserError, match="gpus=6 does not fill nodes of 4 GPUs"):
+        submit(study, plan(study, CPU), State(tmp_path / "results").refresh(), Options(), None)
+    assert not submitted.exists()

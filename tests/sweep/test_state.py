@@ -1,0 +1,133 @@
+"""What is done is read from records alone."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.identity import measured_part
+from ddlbench.sweep.plan import Cell, plan
+from ddlbench.sweep.state import State, due
+from ddlbench.sweep.status import plan_lines, status_lines
+from ddlbench.sweep.study import load
+from tests.sweep.studies import KEYS, record, write, write_record
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def cells(tmp_path: Path) -> list[Cell]:
+    return sorted(plan(load(str(write(tmp_path, repeats=2))), CPU), key=lambda cell: (cell.place, cell.repeat))
+
+
+def test_a_record_of_what_a_cell_measures_is_its_record(tmp_path: Path, cells: list[Cell]) -> None:
+    record(tmp_path / "results", cells[1])
+    state = State(tmp_path / "results").refresh()
+    assert [state.status(cell) for cell in cells] == ["missing", "ok", *["missing"] * 4]
+
+
+def test_renamed_code_and_moved_results_are_still_the_same_cells(tmp_path: Path, cells: list[Cell]) -> None:
+    """Older records name classes, and lack keys that were added later."""
+    with configurations():
+        made = configuration(*cells[0].words)
+    old = measured_part(made.resolved, made.added_later)
+    old["framework"]["_target_"] = "ddlbench.frameworks.single.Before"
+    write_record(tmp_path / "before", old, cells[0].gpus, "any-name/attempt-1")
+    shutil.move(tmp_path / "before", tmp_path / "results")
+    assert State(tmp_path / "results").refresh().status(cells[0]) == "ok"
+
+
+@pytest.mark.parametrize(
+    ("statuses", "expected"),
+    [
+        (["error"], "error"),
+        (["ok", "error"], "ok"),
+        (["error", "ok"], "ok"),
+        (["oom", "error"], "error"),
+        (["killed"], "missing"),
+        (["ok", "killed"], "ok"),
+        (["running"], "running"),
+        (["unsupported"], "unsupported"),
+    ],
+)
+def test_the_status_of_several_attempts(tmp_path: Path, cells: list[Cell], statuses: list[str], expected: str) -> None:
+    for number, status in enumerate(statuses, 1):
+        record(tmp_path / "results", cells[0], status, number)
+    assert State(tmp_path / "results").refresh().status(cells[0]) == expected
+
+
+def test_a_run_that_its_time_limit_ended_is_not_started_again(tmp_path: Path, cells: list[Cell]) -> None:
+    record(tmp_path / "a", cells[0], "killed", reason="rank 0 received SIGUSR1")
+    record(tmp_path / "b", cells[0], "killed", reason="rank 0 received SIGINT")
+    limit, interrupt = (State(tmp_path / name).refresh().status(cells[0]) for name in ("a", "b"))
+    assert (due(limit, None), due(interrupt, None)) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("retry", "expected"),
+    [
+        (None, {"missing", "running"}),
+        ("failed", {"missing", "running", "error", "timeout", "killed"}),
+        ("oom", {"missing", "running", "oom"}),
+        ("all", {"missing", "running", "error", "timeout", "killed", "oom", "unsupported"}),
+    ],
+)
+def test_what_is_started(retry: str | None, expected: set[str]) -> None:
+    known = ("ok", "error", "timeout", "killed", "oom", "unsupported", "missing", "running")
+    assert {status for status in known if due(status, retry)} == expected
+
+
+def test_hours_and_estimates_come_from_finished_runs(tmp_path: Path, cells: list[Cell]) -> None:
+    """ddp on 2 GPUs: one run of 90 s, one missing; a failed one of 36 s counts as used, not as an estimate."""
+    two = [cell for cell in cells if cell.name == "ddp gpus=2"]
+    record(tmp_path / "results", two[0], "error", 1, 36)
+    record(tmp_path / "results", two[0], "ok", 2, 90)
+    state = State(tmp_path / "results").refresh()
+    assert state.estimate(two) == 90
+    assert state.estimate(cells[:2]) is None
+    assert state.gpu_hours(cells) == pytest.approx((36 + 90) * 2 / 3600)
+    text = "\n".join(plan_lines(cells, state, state.status))
+    assert "ddp        2     2     missing 1, ok 1  90.0   0.050" in text
+    assert "GPU-hours used: 0.070" in text
+    assert "remaining, one after another: 1.5 minutes, 0.050 GPU-hours; 4 more cells have no finished run" in text
+
+
+def test_a_status_names_each_failure_with_its_reason(tmp_path: Path, cells: list[Cell]) -> None:
+    record(tmp_path / "results", cells[2], "oom", reason="CUDA out of\x1b[31m memory")
+    state = State(tmp_path / "results").refresh()
+    lines = status_lines(cells, state, state.status)
+    assert lines[0] == "6 cells: missing 5, oom 1"
+    assert any("ddp gpus=1 repeat 0: oom: CUDA out of" in line and "\x1b" not in line for line in lines)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"status": "ok"}', '{"config": 3}', "[" * 9999, '{"times": {}}'])
+def test_a_file_that_is_no_record_is_counted_and_harms_nothing(tmp_path: Path, cells: list[Cell], content: str) -> None:
+    record(tmp_path / "results", cells[0])
+    (tmp_path / "results/x/attempt-1").mkdir(parents=True)
+    (tmp_path / "results/x/attempt-1/run.json").write_text(content)
+    state = State(tmp_path / "results").refresh()
+    assert state.status(cells[0]) == "ok"
+    assert "1 records cannot be read" in "\n".join(status_lines(cells, state, state.status))
+
+
+def test_the_status_of_five_thousand_cells_takes_ten_seconds(tmp_path: Path) -> None:
+    axes = {"framework": ["ddp"], "gpus": [1, 2, 4, 8, 16], "train.clip_norm": list(range(1, 101))}
+    study = load(str(write(tmp_path, axes=axes, exclude=[], repeats=10, keys=KEYS | {"batch": 64})))
+    with configurations():
+        made = configuration(*study.words(next(study.points())))
+    resolved, later = made.resolved, made.added_later
+    for repeat, point in itertools.product(range(10), study.points()):
+        train = resolved["train"] | {"clip_norm": float(point["train.clip_norm"]), "repeat": repeat}
+        name = f"{point['gpus']}-{point['train.clip_norm']}-{repeat}/attempt-1"
+        write_record(tmp_path / "results", resolved | {"train": train}, point["gpus"], name, config_added_later=later)
+    began = time.process_time()  # the load of the machine does not count
+    cells, state = plan(study, CPU), State(tmp_path / "results").refresh()
+    lines = status_lines(cells, state, state.status)
+    assert time.process_time() - began < 10
+    assert lines[0] == "5000 cells: ok"

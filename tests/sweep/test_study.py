@@ -1,0 +1,148 @@
+"""Studies are read as plain data: what a hostile one could do is refused, with one line."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddlbench.errors import UserError
+from ddlbench.sweep.study import load, names
+from ddlbench.sweep.values import word
+from tests.sweep.studies import KEYS, write
+
+
+def test_points_are_the_product_of_the_axes_less_what_is_excluded(tmp_path: Path) -> None:
+    study = load(str(write(tmp_path)))
+    assert [tuple(point.values()) for point in study.points()] == [("single", 1), ("ddp", 1), ("ddp", 2)]
+    assert study.results_dir == "results/tiny"
+
+
+def test_keys_settings_axes_and_command_line_win_in_this_order(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        axes={"framework": ["single", "ddp"], "train.steps": [3]},
+        exclude=[],
+        keys=KEYS | {"train.epochs": 1, "train.warmup_steps": 0},
+        settings=[{"where": {"framework": "ddp"}, "keys": {"train.epochs": 2, "train.steps": 7, "batch": 8}}],
+    )
+    single, ddp = load(str(path)).points()
+    study = load(str(path), ["train.epochs=5"])
+    assert "train.epochs=1" in load(str(path)).words(single)
+    assert {"train.epochs=2", "train.steps=3", "train.global_batch=8"} <= set(load(str(path)).words(ddp))
+    assert {"train.epochs=5", "train.warmup_steps=0"} <= set(study.words(ddp))
+
+
+@pytest.mark.parametrize(
+    ("scaling", "expected"), [("strong", "train.global_batch=4"), ("weak", "train.batch_per_gpu=4")]
+)
+def test_the_batch_rule(tmp_path: Path, scaling: str, expected: str) -> None:
+    study = load(str(write(tmp_path)), [f"scaling={scaling}"])
+    assert {expected} == {found for point in study.points() for found in study.words(point) if found.endswith("=4")}
+
+
+def test_the_command_line_replaces_axes_and_numbers(tmp_path: Path) -> None:
+    study = load(str(write(tmp_path)), ["framework=[ddp]", "gpus=2", "repeats=3", "seeds=[1,2]", "results_dir=x y"])
+    assert [tuple(point.values()) for point in study.points()] == [("ddp", 2)]
+    assert (study.repeats, study.seeds, study.results_dir) == (3, [1, 2], "x y")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "expected"),
+    [
+        ("framework", "ddp", "+framework=ddp"),
+        ("loader", "dali", "loader=dali"),
+        ("model.layers", [1, [2, 3]], "model.layers=[1,[2,3]]"),
+        ("train.compile", True, "train.compile=true"),
+        ("train.clip_norm", None, "train.clip_norm=null"),
+        ("recipe.optimizer.lr", 1e-5, "recipe.optimizer.lr=1e-05"),
+        ("cluster.notes", "a, b", 'cluster.notes="a, b"'),
+        ("cluster.notes", "null", 'cluster.notes="null"'),
+    ],
+)
+def test_a_value_as_a_word_of_the_command_line(key: str, value: Any, expected: str) -> None:
+    assert word(key, value) == expected
+
+
+HOSTILE: list[tuple[dict[str, Any], str]] = [
+    ({"keys": KEYS | {"model._target_": "os.system"}}, "model._target_ cannot be set"),
+    ({"keys": KEYS | {"_target_": "os.system"}}, "_target_ cannot be set"),
+    ({"axes": {"framework": ["ddp"], "loader._target_": ["os.system"]}}, "loader._target_ cannot be set"),
+    ({"keys": KEYS | {"results_dir": "/etc"}}, "results_dir cannot be set in a study's file"),
+    ({"keys": KEYS | {"data.cache_dir": "/etc"}}, "data.cache_dir cannot be set in a study's file"),
+    ({"keys": KEYS | {"hydra.run.dir": "/etc"}}, "Hydra's own settings are fixed"),
+    ({"keys": KEYS | {"cluster.notes": "${oc.env:HOME}"}}, "which have a meaning of their own"),
+    ({"keys": KEYS | {"framework": "../../../etc/passwd"}}, "is no choice of one framework"),
+    ({"keys": KEYS | {"train.seed": 1}}, "use seeds="),
+    ({"keys": KEYS | {"~train.seed": 1}}, "is no key of ddlbench"),
+    ({"keys": KEYS | {"train": {"seed": 1}}}, "is no value"),
+    ({"axes": {"framework": ["ddp"], "gpus": [0]}}, "gpus=0 must be a whole number from 1 on"),
+    ({"axes": {"framework": ["ddp"], "gpus": [True]}}, "gpus=True must be a whole number"),
+    ({"axes": {"framework": ["ddp"], "gpus": list(range(1, 999)), "batch": list(range(1, 999))}}, "996,004 cells"),
+    ({"axes": {"framework": ["ddp", "ddp"]}}, "names a value twice"),
+    ({"axes": {"framework": []}}, "has no values"),
+    ({"exclude": [{"framework": "fsdp"}]}, "framework=fsdp is on no axis"),
+    ({"repeats": 10**9}, "3,000,000,000 cells"),
+    ({"repeats": "6"}, "repeats=6 must be a whole number"),
+    ({"nothing": 1}, "nothing is no key of a study"),
+]
+
+
+@pytest.mark.parametrize(("content", "expected"), HOSTILE, ids=lambda value: str(value)[:40])
+def test_a_hostile_or_wrong_study_is_refused(tmp_path: Path, content: dict[str, Any], expected: str) -> None:
+    content = {"exclude": []} | content
+    if "repeats" in content:
+        content["axes"] = {"framework": ["ddp", "fsdp", "gpipe"]}
+    with pytest.raises(UserError, match=re.escape(expected)):
+        load(str(write(tmp_path, **content)))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("axes: !!python/object/apply:os.system ['touch owned']", "could not determine a constructor"),
+        ("a: &a [1]\nb: [*a, *a]", "aliases"),
+        (f"a: {'[' * 5000}{']' * 5000}", "study.yaml"),
+        ("a: [[[[[[[[[1]]]]]]]]]", "levels deep"),
+        ("a: 2020-01-01", "is a date"),
+        ("- a list", "holds no keys"),
+        ("a: \x00", "study.yaml"),
+        ("", "holds no keys"),
+    ],
+)
+def test_yaml_is_plain_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, expected: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "study.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError, match=re.escape(expected)):
+        load(str(path))
+    assert [found.name for found in tmp_path.iterdir()] == ["study.yaml"]
+
+
+@pytest.mark.parametrize("name", ["../config", "/etc/passwd", "nothing", ".", "a/b", "missing.yaml"])
+def test_a_name_that_is_no_study(name: str) -> None:
+    with pytest.raises(UserError, match=r"is no study|cannot be read"):
+        load(name)
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["model._target_=os.system", "framework=[../x]", "gpus=-1", "order=x", "train.seed=3", "dryrun=true", "nonsense",
+     "cluster.notes=${oc.env:HOME}", "cluster.notes=!!python/name:os.system", "hydra.run.dir=/tmp", "x=*a"],
+)  # fmt: skip
+def test_words_of_the_command_line_are_checked_alike(tmp_path: Path, given: str) -> None:
+    with pytest.raises(UserError):
+        load(str(write(tmp_path)), [given])
+
+
+def test_paths_come_from_the_command_line(tmp_path: Path) -> None:
+    study = load(str(write(tmp_path)), ["data.root=/data/my images"])
+    assert 'data.root="/data/my images"' in study.words(next(study.points()))
+
+
+def test_every_ready_study_has_a_title_and_loads() -> None:
+    for name, title in names().items():
+        assert title, name
+        assert list(load(name).points()), name
