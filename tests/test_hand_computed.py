@@ -215,13 +215,13 @@ def scaling(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, str
 SINGLE = {
     "scaling": "strong", "runs_ok": "3", "interval": "n=3, no 95 % CI", "epoch_time_s": "32.0", "sample_time_s": "2.0",
     "throughput_samples_per_s": "0.5", "throughput_samples_per_s_per_gpu": "0.5", "step_time_median_s": "16.0",
-    "speedup_vs_best_single": "1.0", "efficiency_vs_best_single": "1.0",
+    "speedup": "1.0", "efficiency": "1.0",
     "model_flops_per_s_per_gpu": "2000000000.0",
 }  # fmt: skip
 TWO = {
     "scaling": "strong", "runs_ok": "3", "interval": "n=3, no 95 % CI", "epoch_time_s": "20.0", "sample_time_s": "1.25",
     "throughput_samples_per_s": "0.8", "throughput_samples_per_s_per_gpu": "0.4", "step_time_median_s": "10.0",
-    "speedup_vs_best_single": "1.6", "efficiency_vs_best_single": "0.8",
+    "speedup": "1.6", "efficiency": "0.8",
     "best_single_framework": "single", "best_single_sample_time_s": "2.0", "best_single_epoch_time_s": "32.0",
     "model_flops_per_s_per_gpu": "1600000000.0",
 }  # fmt: skip
