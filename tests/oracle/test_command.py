@@ -133,3 +133,9 @@ def test_five_thousand_predictions_take_seconds(capsys: pytest.CaptureFixture[st
     began = time.process_time()
     assert len(rows(capsys, *TINY, "cluster=abci", f"gpus=[{counts}]")) > 5000
     assert time.process_time() - began < 60
+
+
+def test_a_figure(tmp_path: Path) -> None:
+    assert main([*TINY, "+framework=ddp", "cluster=abci", "gpus=[4,8]", "--figure", str(tmp_path / "steps")]) == 0
+    assert (tmp_path / "steps.png").stat().st_size > 0
+    assert (tmp_path / "steps.svg").stat().st_size > 0

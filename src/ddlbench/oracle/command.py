@@ -17,9 +17,10 @@ from ddlbench.config.schema import Config
 from ddlbench.errors import RunError, UserError
 from ddlbench.job import Job
 from ddlbench.oracle import machine as machines
-from ddlbench.oracle import ranking
+from ddlbench.oracle import network, ranking
 from ddlbench.oracle.computation import Computation
-from ddlbench.oracle.inputs import OneStep, Results, from_one_step, from_roofline, own_cores
+from ddlbench.oracle.figure import draw
+from ddlbench.oracle.inputs import OneStep, Results, from_calibration, from_one_step, from_roofline, own_cores
 from ddlbench.oracle.machine import Machine
 from ddlbench.oracle.predictor import Known, Prediction, predict
 from ddlbench.oracle.question import Question, ask
@@ -43,8 +44,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def answer(question: Question) -> int:
+    if question.options.calibrate_network:
+        machine = machines.load(question.cluster)
+        counts = [gpus for gpus in question.gpus if gpus > 1]
+        print(f"collectives are in {network.calibrate(machine.device.type, counts)}", file=sys.stderr)
     machine = machine_of(question)
     rows = ranking.ranked(predictions(question, machine))
+    if question.options.figure:
+        draw(rows, question.options.figure)
     if question.options.json:
         print(json.dumps([asdict(row) for row in rows], indent=1))
     else:
@@ -55,9 +62,9 @@ def answer(question: Question) -> int:
 def machine_of(question: Question) -> Machine:
     """The cluster's file; for this machine with what is known of it."""
     machine = machines.with_overlap(machines.load(question.cluster), question.overlap)
-    if machine.device.type != "cpu":
+    if machine.name != "local":
         return machine
-    device = machine.device
+    machine, device = network.calibrated(machine), machine.device
     if device.memory_bytes is None:
         device = replace(device, memory_bytes=float(psutil.virtual_memory().total))
     return replace(machine, device=device, cores=machine.cores or own_cores())
@@ -100,6 +107,8 @@ def source(question: Question, machine: Machine, results: Results | None) -> Cal
             return results.computation(config, machine, job)
         if step_s is not None:
             return from_one_step(config, machine, OneStep(step_s, question.options.one_gpu_batch))
+        if question.options.calibrate:
+            return from_calibration(config, machine)
         return from_roofline(config, machine)
 
     def computation(config: Config, job: Job) -> Computation:

@@ -7,7 +7,7 @@ operations in proportion to their roofline, seconds of single blocks are taken a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -69,6 +69,7 @@ class Computation:
     basis: what the seconds come from, for the reader; factor: measured over roofline of a whole step
     measured: seconds of blocks by micro batch size; update_s: of one parameter, None: by its bytes
     samples: the micro batch of the measured step, None where there is none
+    measure: measures blocks, and the update in seconds, of a micro batch of at most `largest` samples
     """
 
     counts: Counts
@@ -77,8 +78,10 @@ class Computation:
     basis: str
     factor: float = 1.0
     samples: float | None = None
-    measured: Mapping[int, Blocks] = field(default_factory=dict[int, Blocks])
+    measured: dict[int, Blocks] = field(default_factory=dict[int, Blocks])
     update_s: float | None = None
+    measure: Callable[[int], tuple[Blocks, float]] | None = None
+    largest: int = 0
     _cache: dict[tuple[float, int], list[Pass]] = field(default_factory=dict[tuple[float, int], list[Pass]])
 
     def blocks(self, samples: float, tp: int = 1) -> list[Pass]:
@@ -98,6 +101,8 @@ class Computation:
 
     def _whole(self, index: int, block: Block, samples: float) -> Pass:
         plain = self._roofline(block, samples)
+        if self.measure is not None:
+            self._calibrate(samples)
         if not self.measured:
             return Pass(plain.forward * self.factor, plain.backward * self.factor)
         near = min(self.measured, key=lambda known: abs(known - samples))
@@ -106,6 +111,14 @@ class Computation:
             there.forward * plain.forward / base.forward if base.forward else there.forward,
             there.backward * plain.backward / base.backward if base.backward else there.backward,
         )
+
+    def _calibrate(self, samples: float) -> None:
+        """Measure this micro batch, if it has not been measured and is not too large."""
+        assert self.measure is not None
+        size = min(int(samples), self.largest)
+        if size not in self.measured:
+            self.measured[size], update_s = self.measure(size)
+            self.update_s = self.update_s or update_s / self.counts.numbers
 
     def _roofline(self, block: Block, samples: float) -> Pass:
         return Pass(self.speeds.seconds(block.forward, samples), self.speeds.seconds(block.backward, samples))
@@ -163,9 +176,11 @@ def spread(
 
 
 def calibrated(
-    counts: Counts, speeds: Speeds | None, optimizer: str, measured: Sequence[Blocks], update_s: float
+    counts: Counts,
+    speeds: Speeds | None,
+    optimizer: str,
+    measure: Callable[[int], tuple[Blocks, float]],
+    largest: int,
 ) -> Computation:
-    """From measured blocks. update_s: seconds of the update of the whole model."""
-    table = {blocks.samples: blocks for blocks in measured}
-    each = update_s / counts.numbers
-    return Computation(counts, speeds or ANY, optimizer, "calibration", measured=table, update_s=each)
+    """From blocks that are measured when they are asked for. largest: samples of a micro batch that surely fits."""
+    return Computation(counts, speeds or ANY, optimizer, "calibration", measure=measure, largest=largest)

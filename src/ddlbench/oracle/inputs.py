@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from ddlbench.config.schema import Config
 from ddlbench.errors import UserError
 from ddlbench.job import Job
 from ddlbench.oracle import computation
-from ddlbench.oracle.computation import Blocks, Computation, Speeds
+from ddlbench.oracle.calibrate import calibration, this_device
+from ddlbench.oracle.computation import Computation, Speeds
 from ddlbench.oracle.counts import Counts, count
 from ddlbench.oracle.machine import Machine
 from ddlbench.report.read import Attempt, read_all
@@ -54,9 +56,13 @@ def from_one_step(config: Config, machine: Machine, step: OneStep, basis: str = 
     )  # fmt: skip
 
 
-def from_blocks(config: Config, machine: Machine, measured: Sequence[Blocks], update_s: float) -> Computation:
-    counts = counts_of(config, machine)
-    return computation.calibrated(counts, speeds_of(config, machine), config.recipe.optimizer.name, measured, update_s)
+def from_calibration(config: Config, machine: Machine) -> Computation:
+    """Blocks of at most twice one GPU's batch: more might not fit."""
+    device = this_device(machine.device)
+    largest = 2 * config.train.samples_per_update(1)
+    measure = partial(calibration, config, device)
+    counts, speeds = counts_of(config, machine), speeds_of(config, machine)
+    return computation.calibrated(counts, speeds, config.recipe.optimizer.name, measure, largest)
 
 
 @dataclass(frozen=True)

@@ -72,6 +72,7 @@ class Machine:
     devices_per_node: None: one node has them all
     overlap: whether devices compute while they send
     sweeps: measured collectives by name and number of ranks
+    contention: measured, how much longer computing takes while so many ranks of a node compute
     cores: that all ranks of a node share, where a rank is no device; None: each has its own
     """
 
@@ -81,6 +82,7 @@ class Machine:
     links: tuple[Link, ...]
     overlap: bool = True
     cores: int | None = None
+    contention: Mapping[int, float] = field(default_factory=dict[int, float], hash=False)
     sweeps: Mapping[tuple[str, int], Sweep] = field(default_factory=dict[tuple[str, int], "Sweep"], hash=False)
 
     def per_node(self, world: int) -> int:
@@ -102,6 +104,9 @@ class Machine:
 
     def shared_cores(self, busy: int) -> float:
         """How much longer computing takes where so many ranks of a node compute at once."""
+        if self.contention and busy > 1:
+            near = min(self.contention, key=lambda ranks: abs(ranks - busy))
+            return max(1.0, self.contention[near] * busy / near) if busy > near else self.contention[near]
         return 1.0 if self.cores is None else max(1.0, busy / self.cores)
 
 

@@ -79,7 +79,7 @@ def predict(cut: Cut, setting: Setting) -> Outcome:
     shared = _stages(cut, setting, samples, found, sends=False)
     sent = _stages(cut, setting, samples, found, sends=True)
     spans = [_time(cut, each, setting) for each in (alone, shared, sent)]
-    busy = max(_of_ranks(alone.busy, cut.pp)) * cut.count
+    busy = max(_of_ranks(alone.busy, cut.pp)) * cut.count * (_slowdown(setting) if setting.machine.cores else 1.0)
     update, numbers = _update(cut, setting), _numbers(cut, setting)
     messages = [*_within(cut, setting, samples, found, spans), *_reduction(cut, setting, numbers)]
     return Outcome(
@@ -128,8 +128,16 @@ def _time(cut: Cut, stages: Stages, setting: Setting) -> float:
     machine = setting.machine
     if machine.cores is None:
         return took
-    node = machine.per_node(setting.world) / setting.world
-    return max(took, cut.count * sum(stages.busy) * cut.dp * cut.tp * node / machine.cores)
+    node = machine.per_node(setting.world)
+    least = cut.count * sum(stages.busy) * cut.dp * cut.tp * (node / setting.world) / min(node, machine.cores)
+    return max(took, least) * _slowdown(setting)
+
+
+def _slowdown(setting: Setting) -> float:
+    """Measured contention beyond that there are fewer cores than ranks: for memory and caches."""
+    machine = setting.machine
+    waits = max(1.0, machine.per_node(setting.world) / machine.cores) if machine.cores else setting.contention
+    return max(1.0, setting.contention / waits)
 
 
 def _of_ranks(stages: Sequence[float], ranks: int) -> list[float]:
