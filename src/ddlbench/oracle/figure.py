@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter
 
 from ddlbench.errors import UserError
 from ddlbench.oracle.predictor import Prediction
@@ -48,9 +49,10 @@ def _throughput(axes: Axes, rows: Sequence[Prediction], names: Sequence[str]) ->
         gpus, rates = [row.gpus for row in own], [row.samples_per_s or 0.0 for row in own]
         look = looks[name]
         axes.plot(gpus, rates, color=look.color, marker=look.marker(), label=plotting.label(name))
-    axes.set_xscale("log", base=2)
+    plotting.gpu_axis(axes, [row.gpus for row in rows], "GPUs", linear=False)
     axes.set_yscale("log", base=2)
-    axes.set(xlabel="GPUs", ylabel="samples/s (predicted)")
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.set_ylabel("samples/s (predicted)")
     plotting.title(axes, f"{rows[0].model} on {rows[0].cluster}", [f"from: {rows[0].basis}"])
 
 
