@@ -25,9 +25,9 @@ from ddlbench.config.compose import configuration, configurations
 from ddlbench.oracle import machine as machines
 from ddlbench.oracle import network
 from ddlbench.oracle.command import machine_of
-from ddlbench.oracle.inputs import Results
 from ddlbench.oracle.predictor import Known, Prediction, predict
 from ddlbench.oracle.question import ask
+from ddlbench.oracle.results import Results
 from ddlbench.report.read import Attempt
 
 MODELS = {
@@ -92,7 +92,7 @@ def predicted(case: Case, results: Results) -> Prediction:
     """From the runs of one process."""
     machine = machine_of(ask(["cluster=local", "+model=x"]))
     config = configuration(*case.words)
-    known = Known(machine, lambda asked, job: results.computation(asked, machine, job))
+    known = Known(machine, lambda asked, job: results.computation(asked, machine))
     return predict(config, config.framework, case.ranks, known)
 
 

@@ -8,8 +8,8 @@ import pytest
 from benchmarks.oracle import Case, measured, table
 from ddlbench.config.compose import configuration, configurations
 from ddlbench.oracle import network
-from ddlbench.oracle.inputs import Results
 from ddlbench.oracle.machine import Machine, Sweep
+from ddlbench.oracle.results import Results
 from ddlbench.report.read import Attempt
 
 
@@ -22,7 +22,7 @@ def record(case: Case, step_s: float) -> dict[str, Any]:
         "config": config.resolved,
         "model": {"name": config.model.name},
         "launch": {"world_size": case.ranks, "device_type": "cpu"},
-        "ledger": {"global_batch": batch},
+        "ledger": {"global_batch": batch, "data_size": case.ranks, "micro_batches": 2},
         "summary": {"throughput_samples_per_s": batch / step_s, "data_wait_share": 0.0},
     }
 

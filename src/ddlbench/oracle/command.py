@@ -20,10 +20,11 @@ from ddlbench.oracle import machine as machines
 from ddlbench.oracle import network, ranking
 from ddlbench.oracle.computation import Computation
 from ddlbench.oracle.figure import draw
-from ddlbench.oracle.inputs import OneStep, Results, from_calibration, from_one_step, from_roofline, own_cores
+from ddlbench.oracle.inputs import OneStep, from_calibration, from_one_step, from_roofline, own_cores
 from ddlbench.oracle.machine import Machine
 from ddlbench.oracle.predictor import Known, Prediction, predict
 from ddlbench.oracle.question import Question, ask
+from ddlbench.oracle.results import Results
 from ddlbench.oracle.volumes import volumes
 
 SAMPLES = {"imagenet": 1_281_167, "imagenet_tfrecord": 1_281_167}  # Russakovsky et al. 2015, ILSVRC 2012
@@ -104,7 +105,7 @@ def source(question: Question, machine: Machine, results: Results | None) -> Cal
 
     def make(config: Config, job: Job) -> Computation:
         if results is not None:
-            return results.computation(config, machine, job)
+            return results.computation(config, machine)
         if step_s is not None:
             return from_one_step(config, machine, OneStep(step_s, question.options.one_gpu_batch))
         if question.options.calibrate:
