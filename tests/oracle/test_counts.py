@@ -7,7 +7,7 @@ from ddlbench.measure.flops import forward_flops_per_block, training_flops
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.resnet import ResNet
 from ddlbench.models.vgg import VGG
-from ddlbench.oracle.counts import count
+from ddlbench.oracle.counting import count
 
 MODELS = [
     ResNet("resnet50", [1, 1, 1, 1], width_per_group=16, image_size=64, num_classes=10),

@@ -59,7 +59,7 @@ def local_sgd(framework: LocalSGD, setting: Setting) -> Outcome:
 
 def zero(framework: Knobs, setting: Setting) -> Outcome:
     """DeepSpeed at stage 0, 1 or 2. Its buckets are all-reduced at stages 1 and 2, too, and each rank copies its share
-    (stage_1_and_2.py, allreduce_and_scatter); the updated weights are all-gathered after the update."""
+    (its `allreduce_and_scatter`); the updated weights are all-gathered after the update."""
     if framework.offload_optimizer or framework.offload_parameters:
         raise Unsupported("the oracle has no model of offloading: set framework.offload_optimizer=false")
     stage, ranks, numbers = framework.zero_stage, setting.world, setting.counts.numbers

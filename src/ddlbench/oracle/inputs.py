@@ -10,7 +10,8 @@ from ddlbench.config.schema import Config
 from ddlbench.oracle import computation
 from ddlbench.oracle.calibrate import calibration, this_device
 from ddlbench.oracle.computation import Computation, Speeds
-from ddlbench.oracle.counts import Counts, count
+from ddlbench.oracle.counting import count
+from ddlbench.oracle.counts import Counts
 from ddlbench.oracle.machine import Machine
 
 ONE_NUMBER = "one GPU's step"
