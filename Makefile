@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup horovod run test test-all test-breaches lint format bench bench-loaders docs docs-site
+.PHONY: help setup horovod run test test-all test-breaches lint format bench bench-loaders bench-oracle docs docs-site
 
 # What needs root (Slurm, Open MPI from Debian) the tests install themselves, or they say why they skip.
 # Two files at a time: most tests keep one core busy.
@@ -42,6 +42,9 @@ bench: setup horovod ## what the harness costs, beside scripts that use each lib
 
 bench-loaders: setup ## how fast data are read, beside scripts that use each library alone
 	.venv/bin/python -m benchmarks.loaders
+
+bench-oracle: setup ## measured steps of 2 and 4 processes beside what the oracle predicts from one (about 40 minutes)
+	.venv/bin/python -m benchmarks.oracle
 
 docs: setup ## make the pages that come from the code: data dictionary, frameworks
 	.venv/bin/python -m ddlbench.record.schema > docs/data-dictionary.md

@@ -18,6 +18,7 @@ ddlbench {version}: one training loop, many frameworks for parallel training, on
   srun -N2 --ntasks-per-node=4 --gpus-per-node=4 python -m ddlbench +framework=... Slurm, one task a GPU
   python -m ddlbench.report RESULTS                                                tables, figures, page
   python -m ddlbench.doctor                                                        what this machine can run
+  python -m ddlbench.predict +model=NAME cluster=NAME gpus=[4,8,...,1024]          step time and memory elsewhere
 
   --help      this text; with +framework=NAME and other choices it shows their keys
   --version   the version of ddlbench

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from math import log2, prod
+from math import isqrt, log2, prod
 
 from ddlbench.errors import UserError
 
@@ -56,7 +56,8 @@ class Layout:
 
 def divisors(number: int) -> list[int]:
     """In ascending order."""
-    return [n for n in range(1, number + 1) if number % n == 0]
+    small = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
+    return sorted({*small, *(number // n for n in small)})
 
 
 def fill(world_size: int, asked: Mapping[str, int | None], free: str) -> int:

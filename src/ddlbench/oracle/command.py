@@ -1,0 +1,141 @@
+"""python -m ddlbench.predict: what each framework would take on a cluster, before it is run there."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import psutil
+
+from ddlbench.config.choices import choices
+from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.schema import Config
+from ddlbench.errors import RunError, UserError
+from ddlbench.job import Job
+from ddlbench.oracle import machine as machines
+from ddlbench.oracle import network, ranking
+from ddlbench.oracle.computation import Computation
+from ddlbench.oracle.figure import draw
+from ddlbench.oracle.inputs import OneStep, from_calibration, from_one_step, from_roofline, own_cores
+from ddlbench.oracle.machine import Machine
+from ddlbench.oracle.predictor import Known, Prediction, predict
+from ddlbench.oracle.question import Question, ask
+from ddlbench.oracle.results import Results
+from ddlbench.oracle.volumes import volumes
+
+SAMPLES = {"imagenet": 1_281_167, "imagenet_tfrecord": 1_281_167}  # Russakovsky et al. 2015, ILSVRC 2012
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 2 for errors of the user, said in one line."""
+    try:
+        question = ask(sys.argv[1:] if arguments is None else arguments)
+        with configurations():
+            return answer(question)
+    except RunError as error:
+        print(f"ddlbench.predict: {' '.join(str(error).split())}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def answer(question: Question) -> int:
+    if question.options.calibrate_network:
+        machine = machines.load(question.cluster)
+        counts = [gpus for gpus in question.gpus if gpus > 1]
+        print(f"collectives are in {network.calibrate(machine.device.type, counts)}", file=sys.stderr)
+    machine = machine_of(question)
+    rows = ranking.ranked(predictions(question, machine))
+    if question.options.figure:
+        draw(rows, question.options.figure)
+    if question.options.json:
+        print(json.dumps([asdict(row) for row in rows], indent=1))
+    else:
+        show(rows, question)
+    return 0 if any(row.status == "ok" for row in rows) else 3
+
+
+def machine_of(question: Question) -> Machine:
+    """The cluster's file; for this machine with what is known of it."""
+    machine = machines.with_overlap(machines.load(question.cluster), question.overlap)
+    if machine.name != "local":
+        return machine
+    machine, device = network.calibrated(machine), machine.device
+    if device.memory_bytes is None:
+        device = replace(device, memory_bytes=float(psutil.virtual_memory().total))
+    return replace(machine, device=device, cores=machine.cores or own_cores())
+
+
+def predictions(question: Question, machine: Machine) -> list[Prediction]:
+    """Of every framework that is asked for, at every number of GPUs."""
+    names = [question.framework] if question.framework else choices("framework")
+    results = Results.read(question.options.results) if question.options.results else None
+    rows: list[Prediction] = []
+    for name in names:
+        try:
+            config = configuration(f"+framework={name}", *question.words)
+        except UserError:
+            if question.framework or name == names[0]:
+                raise
+            continue  # a key that this framework does not have
+        known = known_of(question, machine, config, results)
+        framework = question.only_here or config.framework
+        rows += [predict(config, framework, gpus, known) for gpus in question.gpus]
+    return rows
+
+
+def known_of(question: Question, machine: Machine, config: Config, results: Results | None) -> Known:
+    options = question.options
+    samples, loader = options.samples_per_epoch, options.loader_samples_per_s
+    if results is not None:
+        samples, loader = samples or results.samples(config), loader or results.loader_rate(config)
+    samples = samples or SAMPLES.get(config.data.name)
+    return Known(machine, source(question, machine, results), options.algorithm, samples, loader)
+
+
+def source(question: Question, machine: Machine, results: Results | None) -> Callable[[Config, Job], Computation]:
+    """Where the seconds of computing come from: the best that is given."""
+    made: dict[str, Computation] = {}
+    step_s = question.options.one_gpu_step_s
+
+    def make(config: Config, job: Job) -> Computation:
+        if results is not None:
+            return results.computation(config, machine)
+        if step_s is not None:
+            return from_one_step(config, machine, OneStep(step_s, question.options.one_gpu_batch))
+        if question.options.calibrate:
+            return from_calibration(config, machine)
+        return from_roofline(config, machine)
+
+    def computation(config: Config, job: Job) -> Computation:
+        framework: Any = config.framework
+        key = f"{framework.name} {config.train} {config.model}"
+        if key not in made:
+            made[key] = make(config, job)
+        return made[key]
+
+    return computation
+
+
+def show(rows: Sequence[Prediction], question: Question) -> None:
+    fine = [row for row in rows if row.status == "ok"]
+    if fine:
+        print(ranking.table(rows))
+        basis = ", ".join(dict.fromkeys(row.basis or "" for row in fine))
+        print(f"\nseconds of computing from: {basis}")
+    for line in (*ranking.marks(rows), *(f"limit: {limit}" for limit in ranking.limits(rows))):
+        print(line)
+    for line in ranking.refusals(rows):
+        print(f"refused: {line}")
+    if question.options.check_volumes:
+        print(volumes(fine))
+    memory = question.options.max_memory_gib
+    best = ranking.best(rows, question.options.max_gpus, memory * ranking.GiB if memory else None)
+    told = f" with at most {question.options.max_gpus} GPUs" if question.options.max_gpus else ""
+    told += f" in {memory:g} GiB" if memory else ""
+    print(ranking.conclusion(best, told) if best else f"nothing that fits{told}")

@@ -1,0 +1,109 @@
+"""What each block of a model computes, moves, keeps and exchanges, as numbers. oracle/counting.py counts them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+Numbers = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A number that depends on the batch size: fixed + each * samples."""
+
+    fixed: float
+    each: float
+
+    def at(self, samples: float) -> float:
+        return self.fixed + self.each * samples
+
+
+@dataclass(frozen=True)
+class Work:
+    """The operations of one direction of one block; an entry for each.
+
+    flops: of one sample; fixed, each: bytes that are read and written; shared: tensor parallelism divides it
+    """
+
+    flops: Numbers
+    fixed: Numbers
+    each: Numbers
+    shared: NDArray[np.bool_]
+
+    def bytes_at(self, samples: float) -> Numbers:
+        return self.fixed + self.each * samples
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A module that tensor parallelism splits: bytes of one sample that go in and come out.
+
+    first: nothing before it needs a gradient, so that its input's gradient is not summed
+    """
+
+    name: str
+    style: str
+    entering: float
+    leaving: float
+    first: bool = False
+
+
+@dataclass(frozen=True)
+class Block:
+    """One named block of a model, the last one with the loss.
+
+    parameters: numbers in each of its tensors, a tied one in the first block that has it only
+    leaving: bytes of its output for one sample; kept: bytes that autograd keeps for its backward pass
+    buffers: bytes of its buffers; halo: see `spatial`
+    """
+
+    name: str
+    forward: Work
+    backward: Work
+    parameters: tuple[int, ...]
+    split_parameters: int
+    leaving: float
+    kept: Line
+    buffers: int
+    exchanges: tuple[Exchange, ...]
+    rows: tuple[Rows, ...]
+
+    @cached_property
+    def numbers(self) -> int:
+        return sum(self.parameters)
+
+    @cached_property
+    def flops(self) -> float:
+        """Of one sample's forward pass."""
+        return float(self.forward.flops.sum())
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A convolution or pooling whose window reaches over the border of a part of an image.
+
+    halo: rows that a neighbour has; row: bytes of one row of its input for one sample; height: rows of its input
+    """
+
+    name: str
+    halo: int
+    row: float
+    height: int
+
+
+@dataclass(frozen=True)
+class Counts:
+    """A model's blocks, and what ties them: numbers of the tied parameter, 0 without one, in first and last block."""
+
+    model: str
+    blocks: tuple[Block, ...]
+    tied: int
+
+    @cached_property
+    def numbers(self) -> int:
+        """Parameters of the whole model."""
+        return sum(block.numbers for block in self.blocks)

@@ -1,0 +1,65 @@
+"""What the seconds of computing come from: measured runs, one number, a calibration, or the device's peaks."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import partial
+
+from ddlbench.config.schema import Config
+from ddlbench.oracle import computation
+from ddlbench.oracle.calibrate import calibration, this_device
+from ddlbench.oracle.computation import Computation, Speeds
+from ddlbench.oracle.counting import count
+from ddlbench.oracle.counts import Counts
+from ddlbench.oracle.machine import Machine
+
+ONE_NUMBER = "one GPU's step"
+
+
+@dataclass(frozen=True)
+class OneStep:
+    """A measured step of one process.
+
+    samples, micro: of its batch and of a micro batch; None: those of one GPU in the configuration
+    """
+
+    seconds: float
+    samples: int | None = None
+    micro: int | None = None
+
+
+def counts_of(config: Config, machine: Machine) -> Counts:
+    return count(config.model, config.train.precision, machine.device.type, config.recipe.label_smoothing)
+
+
+def speeds_of(config: Config, machine: Machine) -> Speeds | None:
+    return Speeds.of(machine.device, config.train.precision, config.train.tf32)
+
+
+def from_roofline(config: Config, machine: Machine) -> Computation:
+    counts, speeds = counts_of(config, machine), speeds_of(config, machine)
+    return computation.roofline(counts, speeds, config.recipe.optimizer.name, machine.device.name)
+
+
+def from_one_step(config: Config, machine: Machine, step: OneStep, basis: str = ONE_NUMBER) -> Computation:
+    train = config.train
+    samples = step.samples or train.samples_per_update(1)
+    micro = min(step.micro or train.micro_batch or samples, samples)
+    return computation.spread(
+        counts_of(config, machine), speeds_of(config, machine), config.recipe.optimizer.name,
+        step.seconds, micro, samples // micro, basis, train.checkpoint_activations,
+    )  # fmt: skip
+
+
+def from_calibration(config: Config, machine: Machine) -> Computation:
+    """Blocks of at most twice one GPU's batch: more might not fit."""
+    device = this_device(machine.device)
+    largest = 2 * config.train.samples_per_update(1)
+    measure = partial(calibration, config, device)
+    counts, speeds = counts_of(config, machine), speeds_of(config, machine)
+    return computation.calibrated(counts, speeds, config.recipe.optimizer.name, measure, largest)
+
+
+def own_cores() -> int:
+    return len(os.sched_getaffinity(0))

@@ -1,0 +1,186 @@
+"""--calibrate-network: seconds of collectives between processes of this machine, and how much they slow each other.
+
+One process a rank, over gloo on CPUs and NCCL on GPUs. Each collective runs at several sizes and with several numbers
+of ranks; of each the median of its repeats on the slowest rank counts. Only within one node.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from statistics import median
+from typing import Any, cast
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor
+from torch.nn.functional import conv2d
+
+from ddlbench.data.home import home, replacing
+from ddlbench.errors import UserError
+from ddlbench.frameworks.tensor.collectives import all_gather, reduce_scatter
+from ddlbench.oracle.machine import Machine, Sweep
+
+SIZES = (2**10, 2**14, 2**17, 2**20, 2**22, 2**24, 2**26)  # bytes of the whole message
+REPEATS = 7
+TIMEOUT_S = 300
+Found = dict[str, dict[str, list[float]]]  # collective -> number of ranks -> seconds by size
+
+
+def path(device_type: str) -> Path:
+    return home() / "oracle" / f"network-{platform.node()}-{device_type}.json"
+
+
+def versions(device_type: str) -> dict[str, str]:
+    """What a calibration holds for."""
+    return {"host": platform.node(), "device": device_type, "torch": str(torch.__version__)}
+
+
+def calibrate(device_type: str, counts: Sequence[int], sizes: Sequence[int] = SIZES) -> Path:
+    """Measure and keep; the file's path. UserError where there are too few devices."""
+    devices = torch.cuda.device_count() if device_type == "cuda" else max(counts)
+    if devices < max(counts):
+        raise UserError(f"--calibrate-network: {max(counts)} ranks need as many GPUs, this machine has {devices}")
+    seconds: Found = {}
+    contention: dict[str, float] = {}
+    for ranks in counts:
+        measured = _measured(device_type, ranks, sizes)
+        contention[str(ranks)] = measured.pop("contention")[0]
+        for kind, each in measured.items():
+            seconds.setdefault(kind, {})[str(ranks)] = each
+    target = path(device_type)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    content = {**versions(device_type), "sizes": list(sizes), "seconds": seconds, "contention": contention}
+    with replacing(target) as file:
+        file.write(json.dumps(content, indent=1).encode())
+    return target
+
+
+def calibrated(machine: Machine) -> Machine:
+    """With what was measured on this host with this version of torch; as it is where nothing was."""
+    try:
+        content = cast(dict[str, Any], json.loads(path(machine.device.type).read_text()))
+    except (OSError, ValueError):
+        return machine
+    if {key: content.get(key) for key in versions("")} != versions(machine.device.type):
+        raise UserError(
+            f"{path(machine.device.type)} was measured with torch {content.get('torch')} on {content.get('host')}, "
+            f"this is torch {torch.__version__} on {platform.node()}: run --calibrate-network again"
+        )
+    sizes = tuple(map(float, content["sizes"]))
+    sweeps = {
+        (kind, int(ranks)): Sweep(sizes, tuple(each))
+        for kind, counts in content["seconds"].items()
+        for ranks, each in counts.items()
+    }
+    contention = {int(ranks): max(1.0, each) for ranks, each in content["contention"].items()}
+    return replace(machine, sweeps=sweeps, contention=contention)
+
+
+def _measured(device_type: str, ranks: int, sizes: Sequence[int]) -> dict[str, list[float]]:
+    with tempfile.TemporaryDirectory() as folder:
+        mp.start_processes(_rank, args=(device_type, ranks, folder, sizes), nprocs=ranks, start_method="spawn")  # pyright: ignore
+        return json.loads((Path(folder) / "found.json").read_text())
+
+
+def _rank(rank: int, device_type: str, ranks: int, folder: str, sizes: Sequence[int]) -> None:
+    """One process."""
+    torch.set_num_threads(1)
+    device = torch.device(device_type, rank) if device_type == "cuda" else torch.device("cpu")
+    if device_type == "cuda":
+        torch.cuda.set_device(device)
+    backend = "nccl" if device_type == "cuda" else "gloo"
+    init, timeout = f"file://{folder}/store", timedelta(seconds=TIMEOUT_S)
+    dist.init_process_group(backend, init_method=init, rank=rank, world_size=ranks, timeout=timeout)
+    found = {kind: [slowest(run, size, device) for size in sizes] for kind, run in COLLECTIVES.items()}
+    found["contention"] = [contention(rank, device)]
+    if rank == 0:
+        (Path(folder) / "found.json").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def slowest(run: Callable[[Tensor], None], size: int, device: torch.device) -> float:
+    """Median over repeats of the slowest rank's seconds, for a message whose memory has been touched before."""
+    tensor = torch.ones(size // 4, device=device)
+    seconds: list[float] = []
+    for _ in range(REPEATS + 1):
+        dist.barrier()
+        began = time.perf_counter()
+        run(tensor)
+        wait(device)
+        took = torch.tensor(time.perf_counter() - began, device=device)
+        dist.all_reduce(took, dist.ReduceOp.MAX)
+        seconds.append(float(took))
+    return median(seconds[1:])
+
+
+def contention(rank: int, device: torch.device) -> float:
+    """How much longer a convolution takes while every rank computes one than while rank 0 does alone."""
+    dist.barrier()
+    alone = torch.tensor(_convolve(device) if rank == 0 else 0.0)
+    dist.barrier()
+    together = torch.tensor(_convolve(device))
+    total = torch.stack([alone, together]).to(device)
+    dist.all_reduce(total)
+    return float(total[1] / dist.get_world_size() / total[0])
+
+
+def _convolve(device: torch.device) -> float:
+    """Seconds of some forward and backward passes, long enough for the scheduler to be fair."""
+    images = torch.ones(8, 64, 32, 32, device=device)
+    weight = torch.ones(64, 64, 3, 3, device=device, requires_grad=True)
+    conv2d(images, weight, padding=1).sum().backward()
+    wait(device)
+    began = time.perf_counter()
+    for _ in range(40):
+        conv2d(images, weight, padding=1).sum().backward()
+    wait(device)
+    return time.perf_counter() - began
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _all_reduce(tensor: Tensor) -> None:
+    dist.all_reduce(tensor)
+
+
+def _all_gather(tensor: Tensor) -> None:
+    own = tensor[: tensor.numel() // dist.get_world_size()].clone()
+    all_gather(tensor, own)
+
+
+def _reduce_scatter(tensor: Tensor) -> None:
+    own = tensor.new_empty(tensor.numel() // dist.get_world_size())
+    reduce_scatter(own, tensor)
+
+
+def _broadcast(tensor: Tensor) -> None:
+    dist.broadcast(tensor, 0)
+
+
+def _send(tensor: Tensor) -> None:
+    """From rank 0 to the next."""
+    if dist.get_rank() == 0:
+        dist.send(tensor, 1)
+    elif dist.get_rank() == 1:
+        dist.recv(tensor, 0)
+
+
+COLLECTIVES: dict[str, Callable[[Tensor], None]] = {
+    "all_reduce": _all_reduce,
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "broadcast": _broadcast,
+    "send": _send,
+}

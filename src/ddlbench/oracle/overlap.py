@@ -1,0 +1,99 @@
+"""How much of communication a pass hides: small simulations of one queue that computes and one that sends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+MiB = 2**20
+FIRST_BUCKET, BUCKET = MiB, 25 * MiB  # torch.nn.parallel.DistributedDataParallel
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """bytes_ of one tensor's gradient, and the seconds after the backward pass began when it is there."""
+
+    bytes_: float
+    ready: float
+
+
+def gradients(sizes: Sequence[Sequence[float]], backward: Sequence[float]) -> list[Gradient]:
+    """In the order of the backward pass. sizes: bytes of the tensors of each block; backward: the blocks' seconds. All
+    of a block's gradients are there when its backward pass has ended."""
+    found: list[Gradient] = []
+    now = 0.0
+    for block, seconds in zip(reversed(sizes), reversed(backward), strict=True):
+        now += seconds
+        found += [Gradient(bytes_, now) for bytes_ in reversed(block)]
+    return found
+
+
+def buckets(tensors: Iterable[Gradient], first: float = FIRST_BUCKET, cap: float = BUCKET) -> list[Gradient]:
+    """DDP's: gradients in their order fill a bucket until it has `cap` bytes or more, the first one `first` bytes."""
+    found: list[Gradient] = []
+    size, limit, last = 0.0, first, 0.0
+    for tensor in tensors:
+        size += tensor.bytes_
+        if size >= limit:
+            found.append(Gradient(size, tensor.ready))
+            size, limit = 0.0, cap
+        last = tensor.ready
+    if size:
+        found.append(Gradient(size, last))
+    return found
+
+
+def fused(tensors: Sequence[Gradient], seconds: Callable[[float], float], cap: float, cycle: float) -> list[Gradient]:
+    """Horovod's: every cycle, all gradients that are there are sent in messages of at most `cap` bytes."""
+    found: list[Gradient] = []
+    now, waiting = 0.0, list(tensors)
+    while waiting:
+        now = max(now, waiting[0].ready) + cycle
+        size, count = 0.0, 0
+        for tensor in waiting:
+            if tensor.ready > now or (count and size + tensor.bytes_ > cap):
+                break
+            size, count = size + tensor.bytes_, count + 1
+        found.append(Gradient(size, now))
+        now += seconds(size)
+        del waiting[:count]
+    return found
+
+
+def queue(messages: Iterable[Gradient], seconds: Callable[[float], float]) -> float:
+    """When the last message has arrived: they are sent one after the other, none before it is there."""
+    free = 0.0
+    for message in messages:
+        free = max(free, message.ready) + seconds(message.bytes_)
+    return free
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """Seconds of one block whose weights are in shards: gather before each pass, reduce after backward (0: none)."""
+
+    forward: float
+    backward: float
+    gather: float
+    gather_again: float
+    reduce: float
+
+
+def sharded_step(blocks: Sequence[Sharded]) -> float:
+    """Forward and backward of a micro batch where each block is gathered while the one before computes (FSDP's
+    prefetch), and gradients are reduced while the next block computes. Gathers and reductions share one link."""
+    link, begun, done = 0.0, 0.0, 0.0
+    for block in blocks:
+        link = max(link, begun) + block.gather
+        begun = max(done, link) if block.gather else done
+        done = begun + block.forward
+    pending, begun, link = 0.0, done, max(link, done)
+    for block in reversed(blocks):
+        if block.gather_again:
+            link = max(link, begun) + block.gather_again
+        if pending:  # the reduction of the block before was asked for after this gather
+            link = max(link, done) + pending
+        begun = max(done, link - pending) if block.gather_again else done
+        done = begun + block.backward
+        pending = block.reduce
+    return max(done, max(link, done) + pending if pending else link)

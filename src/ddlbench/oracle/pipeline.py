@@ -1,0 +1,227 @@
+"""Pipelines: stages of consecutive blocks, cut as frameworks/pipeline cuts them, tensor parallel and sharded too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate, pairwise
+
+from ddlbench.frameworks.pipeline.adapter import Pipeline
+from ddlbench.frameworks.pipeline.pipedream import PipeDream
+from ddlbench.frameworks.pipeline.schedules import micro_batch_count, pipeline_ranks
+from ddlbench.frameworks.pipeline.stages import balanced
+from ddlbench.oracle import collectives, schedule
+from ddlbench.oracle.counts import Block
+from ddlbench.oracle.memory import activations, buffers, held
+from ddlbench.oracle.schedule import Stages
+from ddlbench.oracle.setting import Limit, Memory, Message, Outcome, Setting
+from ddlbench.oracle.tensor import Traffic, batch_message, limit, own_numbers, traffic
+
+
+@dataclass(frozen=True)
+class Cut:
+    """dp x tp x pp ranks; sizes: blocks of each stage; count: micro batches; shards: replicas that share the update."""
+
+    schedule: str
+    dp: int
+    tp: int
+    pp: int
+    sizes: tuple[int, ...]
+    count: int
+    sharded: bool = False
+    versions: bool = False  # of the weights, while minibatches are in flight
+
+    def spans(self) -> list[tuple[int, int]]:
+        """First and last block + 1 of each stage."""
+        return list(pairwise([0, *accumulate(self.sizes)]))
+
+
+def pipeline(framework: Pipeline, setting: Setting) -> Outcome:
+    ranks = pipeline_ranks(setting.world, framework.dp, framework.pp, framework.tp)
+    count = micro_batch_count(framework.schedule, setting.job, ranks, framework.dp)
+    sizes = stage_sizes(setting, ranks * framework.virtual_stages, framework.balance, framework.flops_per_byte)
+    sharded = framework.sharded and framework.dp > 1
+    return predict(Cut(framework.schedule, framework.dp, framework.tp, ranks, sizes, count, sharded), setting)
+
+
+def pipedream(framework: PipeDream, setting: Setting) -> Outcome:
+    ranks = pipeline_ranks(setting.world, framework.dp, framework.pp)
+    buffered = framework.double_buffered
+    count = (
+        micro_batch_count(framework.name, setting.job, ranks, framework.dp)
+        if buffered
+        else setting.job.micro_batches(framework.dp)
+    )
+    sizes = stage_sizes(setting, ranks, framework.balance, framework.flops_per_byte)
+    return predict(Cut("pipedream", framework.dp, 1, ranks, sizes, count, versions=True), setting)
+
+
+def stage_sizes(setting: Setting, stages: int, balance: list[int] | None, flops_per_byte: float) -> tuple[int, ...]:
+    """As `Plan.of`."""
+    if balance is not None:
+        return tuple(balance)
+    blocks = setting.counts.blocks
+    costs, sending = tuple(b.flops for b in blocks), tuple(flops_per_byte * b.leaving for b in blocks)
+    return _balanced(costs, stages, sending)
+
+
+@cache
+def _balanced(costs: tuple[float, ...], stages: int, sending: tuple[float, ...]) -> tuple[int, ...]:
+    return tuple(balanced(costs, stages, sending))
+
+
+def predict(cut: Cut, setting: Setting) -> Outcome:
+    job = setting.job
+    samples = job.replica_batch(cut.dp) / cut.count
+    found = [traffic(block, samples, setting, cut.tp) if cut.tp > 1 else Traffic() for block in setting.counts.blocks]
+    alone = _stages(cut, setting, samples, [Traffic() for _ in found], sends=False)
+    shared = _stages(cut, setting, samples, found, sends=False)
+    sent = _stages(cut, setting, samples, found, sends=True)
+    spans = [_time(cut, each, setting) for each in (alone, shared, sent)]
+    busy = max(_of_ranks(alone.busy, cut.pp)) * cut.count * (_slowdown(setting) if setting.machine.cores else 1.0)
+    update, numbers = _update(cut, setting), _numbers(cut, setting)
+    messages = [*_within(cut, setting, samples, found, spans), *_reduction(cut, setting, numbers)]
+    return Outcome(
+        compute_s=(busy + update),
+        messages=tuple(messages),
+        memory=_memory(cut, setting, samples),
+        limits=_limits(cut, setting),
+        bubble_s=max(0.0, spans[0] - busy),
+        layout={"dp": cut.dp, "tp": cut.tp, "pp": cut.pp},
+        notes=(f"{cut.count} micro batches",),
+        micro_samples=samples,
+    )
+
+
+def _stages(cut: Cut, setting: Setting, samples: float, found: Sequence[Traffic], sends: bool) -> Stages:
+    """Seconds of each stage's passes for one micro batch, and of passing it on."""
+    blocks, again = setting.counts.blocks, 2 if setting.job.checkpoint_activations else 1
+    passes = setting.computation.blocks(samples, cut.tp)
+    ahead = [each.forward + sent.forward for each, sent in zip(passes, found, strict=True)]
+    back = [
+        each.backward + sent.backward + (again - 1) * forward
+        for each, sent, forward in zip(passes, found, ahead, strict=True)
+    ]
+    stride = cut.dp * cut.tp
+    send = [
+        collectives.send(blocks[end - 1].leaving * samples, setting.machine, stride, setting.world) if sends else 0.0
+        for _, end in cut.spans()[:-1]
+    ]
+    if cut.pp == 1:
+        send = [0.0 for _ in send]
+    spans = cut.spans()
+    return Stages(
+        tuple(sum(ahead[first:last]) for first, last in spans),
+        tuple(sum(back[first:last]) for first, last in spans),
+        (*send, 0.0),
+    )
+
+
+def _time(cut: Cut, stages: Stages, setting: Setting) -> float:
+    """Seconds of a step's passes. PipeDream stays full: the slowest stage sets the pace, whether it computes or sends.
+    Ranks that share cores cannot be faster than their work takes on these cores."""
+    if cut.schedule == "pipedream":
+        took = cut.count * max(*stages.busy, *(2 * each for each in stages.send))
+    else:
+        took = schedule.seconds(cut.schedule, stages, cut.pp, cut.count)
+    machine = setting.machine
+    if machine.cores is None:
+        return took
+    node = machine.per_node(setting.world)
+    least = cut.count * sum(stages.busy) * cut.dp * cut.tp * (node / setting.world) / min(node, machine.cores)
+    return max(took, least) * _slowdown(setting)
+
+
+def _slowdown(setting: Setting) -> float:
+    """Measured contention beyond that there are fewer cores than ranks: for memory and caches."""
+    machine = setting.machine
+    waits = max(1.0, machine.per_node(setting.world) / machine.cores) if machine.cores else setting.contention
+    return max(1.0, setting.contention / waits)
+
+
+def _of_ranks(stages: Sequence[float], ranks: int) -> list[float]:
+    return [sum(stages[rank::ranks]) for rank in range(ranks)]
+
+
+def _numbers(cut: Cut, setting: Setting) -> list[float]:
+    """Parameters of each rank of a pipeline. A tied head has a copy of its own where it is on another rank."""
+    blocks = setting.counts.blocks
+    stages = [sum(own_numbers(block, cut.tp) for block in blocks[first:last]) for first, last in cut.spans()]
+    ranks = _of_ranks(stages, cut.pp)
+    if cut.pp > 1:
+        ranks[-1] += setting.counts.tied / cut.tp
+    return ranks
+
+
+def _update(cut: Cut, setting: Setting) -> float:
+    shards = cut.dp if cut.sharded else 1
+    return setting.computation.update(max(_numbers(cut, setting)) / shards) * setting.contention
+
+
+def _within(
+    cut: Cut, setting: Setting, samples: float, found: Sequence[Traffic], spans: Sequence[float]
+) -> list[Message]:
+    """What is sent while the schedule runs: by layers, and from stage to stage."""
+    messages: list[Message] = []
+    if cut.tp > 1:
+        bytes_, number = sum(each.bytes_ for each in found), sum(each.count for each in found)
+        seconds = cut.count * sum(each.forward + each.backward for each in found) / cut.pp
+        exposed = max(0.0, spans[1] - spans[0])
+        seconds = max(seconds, exposed)
+        messages.append(Message("collectives of layers", cut.count * number, cut.count * bytes_, seconds, exposed))
+        messages.append(batch_message(setting, cut.dp, cut.tp))
+    if cut.pp > 1:
+        edges = [setting.counts.blocks[end - 1].leaving * samples for _, end in cut.spans()[:-1]]
+        one = max(collectives.send(edge, setting.machine, cut.dp * cut.tp, setting.world) for edge in edges)
+        exposed = max(0.0, spans[2] - spans[1])
+        total = max(exposed, 2 * cut.count * one)
+        messages.append(
+            Message("activations between stages", 2 * cut.count, 2 * cut.count * max(edges), total, exposed)
+        )
+    return messages
+
+
+def _reduction(cut: Cut, setting: Setting, numbers: Sequence[float]) -> list[Message]:
+    """After the schedule: gradients over the replicas of a stage, and of a tied embedding over first and last stage."""
+    messages: list[Message] = []
+    if cut.dp > 1:
+        size = 4 * max(numbers)
+        seconds = setting.all_reduce(size, cut.dp, cut.tp)
+        what = "reduction and gathering of shards" if cut.sharded else "all-reduce of gradients"
+        messages.append(Message(what, 1, size, seconds, seconds))
+    if cut.pp > 1 and setting.counts.tied:
+        size = 4 * setting.counts.tied / cut.tp
+        seconds = setting.all_reduce(size, 2, cut.dp * cut.tp * (cut.pp - 1))
+        messages.append(Message("all-reduce of the tied embedding", 1, size, seconds, seconds))
+    return messages
+
+
+def _memory(cut: Cut, setting: Setting, samples: float) -> Memory:
+    """Of the fullest rank of a pipeline."""
+    own, numbers = setting.counts.blocks, _numbers(cut, setting)
+    stages = [own[first:last] for first, last in cut.spans()]
+    ranks = [_rank_memory(cut, setting, stages, rank, numbers[rank], samples) for rank in range(cut.pp)]
+    return max(ranks, key=lambda memory: memory.total)
+
+
+def _rank_memory(
+    cut: Cut, setting: Setting, stages: Sequence[Sequence[Block]], rank: int, numbers: float, samples: float
+) -> Memory:
+    kept, again = 0.0, setting.job.checkpoint_activations
+    for stage in range(rank, len(stages), cut.pp):
+        flying = schedule.in_flight(cut.schedule, stage, cut.pp, len(stages), cut.count)
+        kept += activations(stages[stage], samples, again, flying, cut.tp)
+    of = held(numbers, setting, 2 if cut.sharded else 0, cut.dp if cut.sharded else 1)
+    more = [block for stage in range(rank, len(stages), cut.pp) for block in stages[stage]]
+    versions = -(-(cut.pp - 1 - rank) // cut.count) if cut.versions else 0
+    room = buffers(more) + versions * of.parameters
+    return Memory(of.parameters, of.gradients, of.optimizer, kept, room)
+
+
+def _limits(cut: Cut, setting: Setting) -> tuple[Limit, ...]:
+    count = len(setting.counts.blocks)
+    found = [Limit("pp", count, f"the model has {count} blocks")]
+    if cut.tp > 1:
+        found.append(limit(setting))
+    return (*found, Limit("dp", setting.job.global_batch, "one sample of the global batch a replica"))

@@ -1,0 +1,169 @@
+"""From one configuration and one number of GPUs to one prediction. A refusal is a prediction, too, with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+import torch
+
+from ddlbench.config.compose import supports
+from ddlbench.config.schema import Config
+from ddlbench.errors import RunError, Unsupported, UserError
+from ddlbench.frameworks.ddp import DDP
+from ddlbench.frameworks.deepspeed.knobs import Knobs
+from ddlbench.frameworks.fsdp import FSDP
+from ddlbench.frameworks.horovod.adapter import Horovod
+from ddlbench.frameworks.local_sgd import LocalSGD
+from ddlbench.frameworks.pipeline.adapter import Pipeline
+from ddlbench.frameworks.pipeline.pipedream import PipeDream
+from ddlbench.frameworks.single import Single
+from ddlbench.frameworks.tensor.adapter import TensorParallel
+from ddlbench.job import Job
+from ddlbench.oracle import data, pipeline, sharded, spatial, tensor
+from ddlbench.oracle.computation import Computation
+from ddlbench.oracle.machine import Machine
+from ddlbench.oracle.reason import reason
+from ddlbench.oracle.setting import Message, Outcome, Setting
+from ddlbench.ranks.launch import Launch
+from ddlbench.run.attempt import make_job
+
+PREDICTION_ONLY = (spatial.Spatial, tensor.Channel)
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """One row. docs/oracle.md explains every key; None: not known, or refused.
+
+    status: ok | unsupported; basis: what the seconds of computing come from; marks: what was not measured so
+    """
+
+    framework: str
+    model: str
+    cluster: str
+    gpus: int
+    status: str
+    reason: str
+    step_s: float | None = None
+    compute_s: float | None = None
+    comm_exposed_s: float | None = None
+    comm_hidden_s: float | None = None
+    bubble_s: float | None = None
+    data_s: float | None = None
+    epoch_s: float | None = None
+    samples_per_s: float | None = None
+    memory_bytes: float | None = None
+    memory: Mapping[str, float] | None = None
+    fits: bool | None = None
+    layout: Mapping[str, int] = field(default_factory=dict[str, int])
+    limits: tuple[Mapping[str, Any], ...] = ()
+    messages: tuple[Mapping[str, Any], ...] = ()
+    basis: str | None = None
+    marks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Known:
+    """What is known beside the configuration. samples: of an epoch; loader: samples a second that one rank can load."""
+
+    machine: Machine
+    computation: Callable[[Config, Job], Computation]
+    algorithm: str = "auto"
+    samples: int | None = None
+    loader: float | None = None
+
+
+def predict(config: Config, framework: Any, gpus: int, known: Known) -> Prediction:
+    """UserError for a mistake in the configuration that holds for every framework (no link, no speed)."""
+    row = Prediction(framework.name, config.model.name, known.machine.name, gpus, "ok", "")
+    job = job_of(config, gpus, known.machine)
+    try:
+        if not isinstance(framework, PREDICTION_ONLY):
+            supports(framework, job)
+        computation = known.computation(replace(config, framework=framework), job)
+        setting = Setting(job, known.machine, computation, config.recipe.optimizer.name, known.algorithm)
+        outcome = strategy(framework, setting)
+    except RunError as error:
+        if isinstance(error, UserError) and not _of_degree(error):
+            raise
+        return replace(row, status="unsupported", reason=str(error))
+    return _filled(row, outcome, setting, known)
+
+
+def _of_degree(error: UserError) -> bool:
+    """Whether another number of GPUs would do: the row says so, the others go on."""
+    return str(error).startswith(("train.global_batch=", "train.micro_batch=", "framework.", "the "))
+
+
+def job_of(config: Config, gpus: int, machine: Machine) -> Job:
+    """The job of rank 0, as it would be on that machine."""
+    launch = Launch("torchrun", world_size=gpus, local_world_size=machine.per_node(gpus))
+    return make_job(config, launch, torch.device(machine.device.type))
+
+
+def strategy(framework: Any, setting: Setting) -> Outcome:
+    """The model of a framework. Unsupported where there is none."""
+    match framework:
+        case Single():
+            return data.single(setting)
+        case DDP():
+            return data.ddp(framework, setting)
+        case Horovod():
+            return data.horovod(framework, setting)
+        case LocalSGD():
+            return data.local_sgd(framework, setting)
+        case Knobs():
+            return (sharded.zero3 if framework.zero_stage == 3 else data.zero)(framework, setting)
+        case FSDP():
+            return sharded.fsdp(framework, setting)
+        case TensorParallel():
+            return tensor.tensor(framework, setting)
+        case tensor.Channel():
+            return tensor.channel(framework, setting)
+        case spatial.Spatial():
+            return spatial.spatial(framework, setting)
+        case Pipeline():
+            return pipeline.pipeline(framework, setting)
+        case PipeDream():
+            return pipeline.pipedream(framework, setting)
+        case _:
+            raise Unsupported(f"the oracle has no model of {type(framework).__name__}")
+
+
+def _filled(row: Prediction, outcome: Outcome, setting: Setting, known: Known) -> Prediction:
+    job, machine = setting.job, setting.machine
+    wait = None
+    if known.loader is not None:  # each replica's batch is loaded by one rank
+        replicas = outcome.layout.get("dp", 1)
+        wait = max(0.0, job.replica_batch(replicas) / known.loader - outcome.step_s)
+    step = outcome.step_s + (wait or 0.0)
+    capacity = machine.device.memory_bytes
+    if capacity is not None and machine.device.type == "cpu":
+        capacity /= machine.per_node(row.gpus)  # ranks share the node's memory
+    fits = None if capacity is None else outcome.memory.total <= capacity
+    steps = None if known.samples is None else known.samples // job.global_batch
+    return replace(
+        row,
+        step_s=step,
+        compute_s=outcome.compute_s,
+        comm_exposed_s=outcome.exposed_s,
+        comm_hidden_s=outcome.hidden_s,
+        bubble_s=outcome.bubble_s,
+        data_s=wait,
+        epoch_s=None if not steps else steps * step,
+        samples_per_s=job.global_batch / step,
+        memory_bytes=outcome.memory.total,
+        memory=asdict(outcome.memory),
+        fits=fits,
+        reason=reason(row.gpus, outcome, step, wait, capacity),
+        layout=outcome.layout,
+        limits=tuple(map(asdict, outcome.limits)),
+        messages=tuple(map(_plain, outcome.messages)),
+        basis=setting.computation.basis,
+        marks=tuple(filter(None, (setting.computation.mark(outcome.micro_samples), *machine.marks(row.gpus)))),
+    )
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    return {**asdict(message), "hidden": message.seconds - message.exposed}

@@ -1,0 +1,95 @@
+"""The predictions as a table, and the best of them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ddlbench.oracle.predictor import Prediction
+
+GiB = 2**30
+TIMES = ("step", "compute", "comm", "hidden", "bubble", "data")
+COLUMNS = ("framework", "layout", "gpus", *TIMES, "memory", "fits", "samples/s")
+
+
+def ranked(rows: Sequence[Prediction]) -> list[Prediction]:
+    """By number of GPUs; of each the fastest that fits first, refusals last."""
+
+    def place(row: Prediction) -> tuple[int, bool, bool, float, str]:
+        return row.gpus, row.status != "ok", row.fits is False, row.step_s or 0.0, row.framework
+
+    return sorted(rows, key=place)
+
+
+def best(rows: Sequence[Prediction], max_gpus: int | None = None, max_memory: float | None = None) -> Prediction | None:
+    """The most samples a second that fit, on at most so many GPUs and in so many bytes; of equal ones on fewer GPUs."""
+    fitting = [
+        row
+        for row in rows
+        if row.status == "ok"
+        and row.fits is not False
+        and (max_gpus is None or row.gpus <= max_gpus)
+        and (max_memory is None or (row.memory_bytes or 0.0) <= max_memory)
+    ]
+    return max(fitting, key=lambda row: (row.samples_per_s or 0.0, -row.gpus), default=None)
+
+
+def table(rows: Sequence[Prediction]) -> str:
+    """For the terminal: a line a prediction; refusals are not in it."""
+    cells = [COLUMNS, tuple("-" * len(name) for name in COLUMNS)]
+    cells += [_cells(row) for row in rows if row.status == "ok"]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(COLUMNS))]
+    return "\n".join(_line(line, widths) for line in cells)
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    """Names to the left, numbers to the right."""
+    padded = [
+        cell.ljust(width) if index < 2 else cell.rjust(width)
+        for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    ]
+    return "  ".join(padded).rstrip()
+
+
+def _cells(row: Prediction) -> tuple[str, ...]:
+    seconds = (row.step_s, row.compute_s, row.comm_exposed_s, row.comm_hidden_s, row.bubble_s, row.data_s)
+    fits = {True: "yes", False: "no", None: ""}[row.fits]
+    layout = "x".join(f"{key}{value}" for key, value in row.layout.items() if value > 1 and key != "shards")
+    memory = f"{(row.memory_bytes or 0.0) / GiB:.2f} GiB"
+    mark = "*" if row.marks else ""
+    rate = f"{row.samples_per_s or 0.0:.4g}{mark}"
+    return (row.framework, layout, str(row.gpus), *map(milliseconds, seconds), memory, fits, rate)
+
+
+def milliseconds(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds * 1e3:.4g} ms"
+
+
+def refusals(rows: Sequence[Prediction]) -> list[str]:
+    """One line for each framework and reason, with the GPU counts."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for row in rows:
+        if row.status != "ok":
+            found.setdefault((row.framework, row.reason), []).append(row.gpus)
+    return [f"{name} at {', '.join(map(str, gpus))}: {reason}" for (name, reason), gpus in found.items()]
+
+
+def marks(rows: Sequence[Prediction]) -> list[str]:
+    """What the stars mean."""
+    found = dict.fromkeys(mark for row in rows for mark in row.marks)
+    return [f"* {mark}" for mark in found]
+
+
+def limits(rows: Sequence[Prediction]) -> list[str]:
+    """The largest degree of each strategy and the layer that sets it, once each."""
+    found = dict.fromkeys(
+        f"{limit['degree']} <= {limit['largest']} ({limit['layer']})"
+        for row in rows
+        for limit in row.limits
+        if limit["degree"] != "dp"
+    )
+    return list(found)
+
+
+def conclusion(row: Prediction, told: str) -> str:
+    layout = " ".join(f"{key}={value}" for key, value in row.layout.items())
+    return f"best{told}: {row.framework} ({layout}) at {row.gpus} GPUs, {row.samples_per_s:.4g} samples/s: {row.reason}"

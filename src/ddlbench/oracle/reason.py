@@ -1,0 +1,51 @@
+"""One sentence: what takes the time of a predicted step, or why it does not fit."""
+
+from __future__ import annotations
+
+from ddlbench.oracle.setting import Memory, Outcome
+
+MiB, GiB = 2**20, 2**30
+
+
+def reason(gpus: int, outcome: Outcome, step_s: float, wait_s: float | None, capacity: float | None) -> str:
+    """capacity: bytes of the device's memory; None: unknown."""
+    if capacity is not None and outcome.memory.total > capacity:
+        return _too_large(outcome.memory, capacity)
+    where = f"at {gpus} GPU{'s' if gpus > 1 else ''}"
+    largest = max(outcome.messages, key=lambda message: message.exposed, default=None)
+    shares = {
+        "computing": outcome.compute_s,
+        "bubble": outcome.bubble_s,
+        "data": wait_s or 0.0,
+        "communication": largest.exposed if largest else 0.0,
+    }
+    lost = max((name for name in shares if name != "computing"), key=lambda name: shares[name])
+    if shares[lost] < 0.05 * step_s:
+        return f"{where} computing takes {outcome.compute_s / step_s:.0%} of the step{_hidden(outcome)}"
+    share = f"{shares[lost] / step_s:.0%} of the step: computing takes {outcome.compute_s / step_s:.0%}"
+    if lost == "bubble":
+        return f"{where} stages wait for each other for {share} ({', '.join(outcome.notes)})"
+    if lost == "data":
+        return f"{where} the loader is waited for during {share}"
+    assert largest is not None
+    return f"{where} the {largest.what} ({size(largest.bytes_)}) takes {share}{_hidden(outcome)}"
+
+
+def _too_large(memory: Memory, capacity: float) -> str:
+    parts = {name: float(value) for name, value in vars(memory).items()}
+    part = max(parts, key=lambda name: parts[name])
+    return (
+        f"does not fit: it needs {memory.total / GiB:.1f} GiB of {capacity / GiB:.1f} GiB, of which {part} "
+        f"{parts[part] / GiB:.1f} GiB"
+    )
+
+
+def _hidden(outcome: Outcome) -> str:
+    sent = outcome.hidden_s + outcome.exposed_s
+    if outcome.hidden_s < 0.01 * outcome.step_s:
+        return ""
+    return f"; {outcome.hidden_s / sent:.0%} of the communication is hidden behind computing"
+
+
+def size(bytes_: float) -> str:
+    return f"{bytes_ / MiB:.4g} MiB" if bytes_ < GiB else f"{bytes_ / GiB:.4g} GiB"

@@ -1,0 +1,166 @@
+"""--from RESULTS: measured runs on one device, or on a few, that other numbers of devices are predicted from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from ddlbench.config.schema import Config
+from ddlbench.errors import UserError
+from ddlbench.oracle.computation import Computation
+from ddlbench.oracle.inputs import OneStep, from_one_step
+from ddlbench.oracle.machine import Machine
+from ddlbench.oracle.predictor import job_of, strategy
+from ddlbench.oracle.setting import Setting
+from ddlbench.report.read import Attempt, read_all
+
+# Keys of a run's `train` section that change how fast one process computes.
+ALIKE = ("precision", "tf32", "checkpoint_activations", "compile", "channels_last", "threads_per_rank")
+ROUNDS = 30  # of solving for one device's seconds
+
+
+@dataclass(frozen=True)
+class Base:
+    """Measured steps of equal runs. samples: of the global batch; micro: of a micro batch."""
+
+    framework: str
+    settings: Mapping[str, Any]  # of the framework
+    ranks: int
+    samples: int
+    micro: int
+    seconds: float
+    path: Path
+
+    def alike(self, other: Base) -> bool:
+        mine, theirs = (replace(base, seconds=0.0, path=Path()) for base in (self, other))
+        return mine == theirs
+
+
+@dataclass
+class Results:
+    """The records of a folder."""
+
+    folder: Path
+    attempts: list[Attempt]
+
+    @classmethod
+    def read(cls, folder: Path) -> Results:
+        return cls(folder, read_all([folder]).attempts)
+
+    def computation(self, config: Config, machine: Machine) -> Computation:
+        """From runs of the same framework on one device, else of `single` or any other; else from runs of the same
+        framework on as few devices as there are. Repeats count by their median. UserError without any."""
+        framework: Any = config.framework
+        bases = self._bases(config, machine)
+        own = [base for base in bases if base.framework == framework.name]
+        alone = [base for base in bases if base.ranks == 1]
+        plain = [base for base in alone if base.framework == "single"]
+        few = [base for base in own if base.settings == config.resolved["framework"]]
+        fewest = [base for base in few if base.ranks == min(base.ranks for base in few)]
+        chosen = next((found[-1] for found in ([b for b in own if b.ranks == 1], plain, alone, fewest) if found), None)
+        if chosen is None:
+            raise UserError(
+                f"{self.folder} has no complete run of {config.model.name} on one {machine.device.name} with "
+                f"train.precision={config.train.precision} and the same sizes: measure one with +framework=single, or "
+                "give --one-gpu-step-s SECONDS"
+            )
+        step_s = median(base.seconds for base in bases if base.alike(chosen))
+        where = "one device" if chosen.ranks == 1 else f"{chosen.ranks} devices"
+        basis = f"{chosen.framework} on {where} ({chosen.path.parent.name})"
+        if chosen.ranks == 1:
+            return from_one_step(config, machine, OneStep(step_s, chosen.samples, chosen.micro), basis)
+        return _of_few(config, machine, replace(chosen, seconds=step_s), basis)
+
+    def _bases(self, config: Config, machine: Machine) -> list[Base]:
+        found = [_base(attempt, config, machine) for attempt in self.attempts]
+        return [base for base in found if base is not None]
+
+    def loader_rate(self, config: Config) -> float | None:
+        """Samples a second that one rank loads, of the last mode=loader run of the same data."""
+        rates: list[float] = []
+        for record in (attempt.record for attempt in self.attempts):
+            settings, launch = _section(record, "config"), _section(record, "launch")
+            rate = _number(_section(record, "summary").get("throughput_samples_per_s"))
+            ranks = _number(launch.get("world_size"))
+            same = _section(settings, "data").get("name") == config.data.name
+            if settings.get("mode") == "loader" and same and rate and ranks:
+                rates.append(rate / ranks)
+        return rates[-1] if rates else None
+
+    def samples(self, config: Config) -> int | None:
+        """Training samples of the same data."""
+        found = [_section(attempt.record, "dataset") for attempt in self.attempts]
+        counts = [_number(each.get("train_samples")) for each in found if each.get("name") == config.data.name]
+        return next((int(each) for each in reversed(counts) if each), None)
+
+
+def _base(attempt: Attempt, config: Config, machine: Machine) -> Base | None:
+    """None for a record that is no base: incomplete, of another model, device or precision."""
+    record = attempt.record
+    launch, summary, settings = _section(record, "launch"), _section(record, "summary"), _section(record, "config")
+    ledger, framework = _section(record, "ledger"), _section(settings, "framework")
+    rate, batch = _number(summary.get("throughput_samples_per_s")), _number(ledger.get("global_batch"))
+    ranks, count = _number(launch.get("world_size")), _number(ledger.get("micro_batches")) or 1
+    if record.get("status") != "ok" or settings.get("mode", "train") != "train" or not rate or not batch or not ranks:
+        return None
+    if not _same(settings, config) or not _on(record, machine):
+        return None
+    seconds = batch / rate * (1 - (_number(summary.get("data_wait_share")) or 0.0))
+    replicas = _number(ledger.get("data_size")) or 1
+    micro = max(1, int(batch / replicas / count))
+    own = {key: value for key, value in framework.items() if key != "_target_"}
+    return Base(str(framework.get("name", "")), own, int(ranks), int(batch), micro, seconds, attempt.path)
+
+
+def _of_few(config: Config, machine: Machine, base: Base, basis: str) -> Computation:
+    """The seconds of one device with which the prediction for so many gives what they took. UserError where its
+    communication alone takes longer."""
+    train = replace(config.train, global_batch=base.samples, batch_per_gpu=None)
+    there = replace(config, train=train)
+    job = job_of(there, base.ranks, machine)
+    alone = max(1, base.samples // base.ranks)
+    step_s = base.seconds
+    for _ in range(ROUNDS):
+        computation = from_one_step(there, machine, OneStep(step_s, alone, min(alone, base.micro)), basis)
+        outcome = strategy(config.framework, Setting(job, machine, computation, config.recipe.optimizer.name))
+        left = base.seconds - outcome.exposed_s
+        if left <= 0:
+            raise UserError(
+                f"{base.path}: {base.ranks} devices took {base.seconds:.4g} s a step, and communication alone is "
+                f"predicted to take {outcome.exposed_s:.4g} s: measure one device"
+            )
+        step_s *= left / (outcome.step_s - outcome.exposed_s)
+    return from_one_step(there, machine, OneStep(step_s, alone, min(alone, base.micro)), basis)
+
+
+def _section(record: Mapping[str, Any], name: str) -> dict[str, Any]:
+    found = record.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _number(value: Any) -> float | None:
+    """A finite number above 0."""
+    fine = isinstance(value, int | float) and math.isfinite(value) and value > 0
+    return float(value) if fine else None
+
+
+def _same(settings: Mapping[str, Any], config: Config) -> bool:
+    """Whether a record's run computes what this configuration does, for a sample."""
+    resolved = config.resolved
+    model = {key: value for key, value in resolved["model"].items() if key != "_target_"}
+    there = {key: value for key, value in _section(settings, "model").items() if key != "_target_"}
+    train, own = _section(settings, "train"), resolved["train"]
+    optimizer = _section(_section(settings, "recipe"), "optimizer").get("name")
+    same = all(train.get(key, own[key]) == own[key] for key in ALIKE)
+    return same and model == there and optimizer == config.recipe.optimizer.name
+
+
+def _on(record: Mapping[str, Any], machine: Machine) -> bool:
+    launch, environment = _section(record, "launch"), _section(record, "environment")
+    if launch.get("device_type") != machine.device.type:
+        return False
+    return machine.device.type == "cpu" or environment.get("gpu_model") == machine.device.name

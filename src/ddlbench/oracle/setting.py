@@ -1,0 +1,115 @@
+"""What a strategy is predicted from, and what it predicts. Plain values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ddlbench.job import Job
+from ddlbench.oracle import collectives
+from ddlbench.oracle.collectives import Path
+from ddlbench.oracle.computation import Computation
+from ddlbench.oracle.counts import Counts
+from ddlbench.oracle.machine import Machine
+
+BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One job on one machine. optimizer: a key of memory_formula.STATES; algorithm: of all-reduces."""
+
+    job: Job
+    machine: Machine
+    computation: Computation
+    optimizer: str
+    algorithm: str = "auto"
+
+    @property
+    def counts(self) -> Counts:
+        return self.computation.counts
+
+    @property
+    def world(self) -> int:
+        return self.job.world_size
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Of one number on the wire."""
+        return BYTES[self.job.reduce_dtype]
+
+    @property
+    def contention(self) -> float:
+        """How much longer computing takes while all ranks of a node compute."""
+        return self.machine.shared_cores(self.machine.per_node(self.world))
+
+    def path(self, ranks: int, stride: int = 1) -> Path:
+        return collectives.path(self.machine, ranks, stride, self.world)
+
+    def all_reduce(self, bytes_: float, ranks: int, stride: int = 1) -> float:
+        """Seconds."""
+        if ranks == 1:
+            return 0.0
+        return collectives.all_reduce(bytes_, self.path(ranks, stride), self.algorithm)
+
+
+@dataclass(frozen=True)
+class Message:
+    """Communication of one kind in a step: how often, bytes altogether, seconds altogether, and those not hidden."""
+
+    what: str
+    count: float
+    bytes_: float
+    seconds: float
+    exposed: float
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of the rank that holds most."""
+
+    weights: float
+    gradients: float
+    optimizer: float
+    activations: float
+    buffers: float
+
+    @property
+    def total(self) -> float:
+        return self.weights + self.gradients + self.optimizer + self.activations + self.buffers
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The largest degree of a strategy, and what sets it."""
+
+    degree: str  # dp | tp | pp | sp
+    largest: int
+    layer: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A step of one strategy: compute_s of the slowest rank; bubble_s: its waiting for other stages."""
+
+    compute_s: float
+    messages: tuple[Message, ...]
+    memory: Memory
+    limits: tuple[Limit, ...] = ()
+    bubble_s: float = 0.0
+    layout: Mapping[str, int] = field(default_factory=dict[str, int])
+    notes: tuple[str, ...] = ()
+    micro_samples: float = 0.0
+
+    @property
+    def exposed_s(self) -> float:
+        return sum(message.exposed for message in self.messages)
+
+    @property
+    def hidden_s(self) -> float:
+        return sum(message.seconds - message.exposed for message in self.messages)
+
+    @property
+    def step_s(self) -> float:
+        """Without waiting for data."""
+        return self.compute_s + self.exposed_s + self.bubble_s

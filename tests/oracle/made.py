@@ -1,0 +1,62 @@
+"""Small settings with round numbers, for sums that can be done by hand."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import torch
+
+from ddlbench.job import Job, Model
+from ddlbench.models.gpt2 import GPT2
+from ddlbench.oracle.computation import Computation, Speeds
+from ddlbench.oracle.counting import count
+from ddlbench.oracle.counts import Block, Counts, Line, Work
+from ddlbench.oracle.machine import Device, Link, Machine
+from ddlbench.oracle.setting import Setting
+from ddlbench.recipe.losses import make_loss
+from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
+
+# Two nodes of four: 1 us and 10 GB/s within, 10 us and 1 GB/s between.
+LINKS = (Link("near", 1e-6, 10e9), Link("far", 10e-6, 1e9))
+MACHINE = Machine("made", Device("Tesla V100-SXM2-16GB", "cuda", 16e9, 900e9), 4, LINKS)
+GPT = GPT2("gpt2_small", n_layer=2, n_embd=32, n_head=4, vocab_size=64, seq_len=8, dropout=0.0)
+
+
+def job(world: int = 1, batch: int = 8, model: Model = GPT, **more: object) -> Job:
+    return Job(
+        model=model,
+        loss=make_loss(0.0),
+        optimizer=partial(make_optimizer, OptimizerConfig("sgd", lr=0.1, momentum=0.9)),
+        device=torch.device("cuda"),
+        rank=0,
+        local_rank=0,
+        world_size=world,
+        seed=0,
+        global_batch=batch,
+        **{"micro_batch": None, **more},  # pyright: ignore
+    )
+
+
+def setting(world: int = 1, batch: int = 8, machine: Machine = MACHINE, model: Model = GPT, **more: object) -> Setting:
+    """Of a real model, counted."""
+    own = job(world, batch, model, **more)
+    counts = count(model, own.precision, "cuda")
+    return Setting(own, machine, Computation(counts, Speeds(15.7e12, 900e9), "sgd", "roofline"), "sgd")
+
+
+def work(seconds: float) -> Work:
+    """One operation of so many FLOPs a sample."""
+    return Work(np.array([seconds]), np.zeros(1), np.zeros(1), np.zeros(1, dtype=bool))
+
+
+def block(name: str, forward: float, backward: float, numbers: int = 0, leaving: float = 0.0) -> Block:
+    """Seconds a sample on a device of one FLOP a second."""
+    return Block(name, work(forward), work(backward), (numbers,), 0, leaving, Line(0.0, 1.0), 0, (), ())
+
+
+def made(world: int, blocks: list[Block], batch: int, machine: Machine = MACHINE, **more: object) -> Setting:
+    """Of blocks with given seconds; the update takes nothing."""
+    counts = Counts("made", tuple(blocks), 0)
+    computation = Computation(counts, Speeds(1.0, float("inf")), "sgd", "given")
+    return Setting(job(world, batch, **more), machine, computation, "sgd")

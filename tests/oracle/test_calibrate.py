@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from ddlbench.config.compose import configuration, configurations
+from ddlbench.errors import UserError
+from ddlbench.oracle import machine as machines
+from ddlbench.oracle import network
+from ddlbench.oracle.calibrate import calibration, this_device
+from ddlbench.oracle.inputs import from_calibration
+
+TINY = ("+framework=ddp", "+model=gpt2_small", "model.n_layer=1", "model.n_embd=32", "model.n_head=4",
+        "model.vocab_size=64", "model.seq_len=16", "train.batch_per_gpu=2")  # fmt: skip
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DDLBENCH_HOME", str(tmp_path))
+    return tmp_path / "oracle"
+
+
+def test_a_calibration_is_kept_for_its_batch_and_precision(own_home: Path) -> None:
+    with configurations():
+        config, half = configuration(*TINY), configuration(*TINY, "train.precision=bf16")
+    first, update_s = calibration(config, CPU, 2)
+    assert [each.forward > 0 and each.backward > 0 for each in first.passes] == [True] * 4  # embed, h0, ln_f, head
+    assert calibration(config, CPU, 2) == (first, update_s)
+    assert len(list(own_home.iterdir())) == 1
+    calibration(config, CPU, 1)
+    calibration(half, CPU, 2)
+    assert len(list(own_home.iterdir())) == 3
+
+
+def test_a_calibration_of_another_version_is_measured_again(own_home: Path) -> None:
+    with configurations():
+        config = configuration(*TINY)
+    calibration(config, CPU, 2)
+    (path,) = own_home.iterdir()
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "key": {**content["key"], "torch": "1.0"}, "update_s": -1.0}))
+    assert calibration(config, CPU, 2)[1] > 0
+
+
+@pytest.mark.usefixtures("own_home")
+def test_blocks_are_measured_up_to_twice_one_gpu_s_batch() -> None:
+    with configurations():
+        config = configuration(*TINY)
+    computation = from_calibration(config, machines.load("local"))
+    exact = computation.blocks(4)
+    assert computation.mark(4) is None
+    assert exact[1].forward == computation.measured[4].passes[1].forward
+    larger = computation.blocks(64)
+    assert larger[1].forward > exact[1].forward
+    assert computation.mark(64) == "calibration at a micro batch of 4, not 64"
+
+
+def test_another_device_is_refused() -> None:
+    with pytest.raises(UserError, match="which has no GPU, not Tesla V100"):
+        this_device(machines.load("abci").device)
+
+
+@pytest.mark.slow
+def test_collectives_are_measured_and_used(own_home: Path) -> None:
+    """Two ranks; what was measured comes back for its sizes."""
+    path = network.calibrate("cpu", [2], sizes=(1024, 4096))
+    content = json.loads(path.read_text())
+    machine = network.calibrated(machines.load("local"))
+    for kind in network.COLLECTIVES:
+        sweep = machine.sweep(kind, 2)
+        assert sweep is not None
+        assert sweep.at(4096) == content["seconds"][kind]["2"][1] > 0
+    assert machine.shared_cores(2) >= 1
+    path.write_text(json.dumps({**content, "torch": "1.0"}))
+    with pytest.raises(UserError, match="run --calibrate-network again"):
+        network.calibrated(machines.load("local"))
+    assert own_home == path.parent
+
+
+@pytest.mark.usefixtures("own_home")
+def test_nothing_measured_leaves_the_machine_as_it_is() -> None:
+    machine = machines.load("local")
+    assert network.calibrated(machine) is machine
+    assert os.environ["DDLBENCH_HOME"]

@@ -1,0 +1,141 @@
+"""python -m ddlbench.predict, as it is typed."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from ddlbench.oracle.command import main
+
+TINY = ("+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=16", "model.image_size=64")
+KEYS = {
+    "framework", "gpus", "step_s", "compute_s", "comm_exposed_s", "comm_hidden_s", "bubble_s", "data_s", "memory_bytes",
+    "fits", "reason",
+}  # fmt: skip
+
+
+def rows(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict]:
+    assert main([*words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def error(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def test_json_has_its_documented_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    (row,) = rows(capsys, *TINY, "+framework=ddp", "cluster=abci", "gpus=16")
+    assert set(row) >= KEYS
+    parts = row["compute_s"] + row["comm_exposed_s"] + row["bubble_s"] + (row["data_s"] or 0)
+    assert row["step_s"] == pytest.approx(parts)
+    assert row["memory_bytes"] == pytest.approx(sum(row["memory"].values()))
+    assert row["data_s"] is None  # nothing is known of the loader
+
+
+def test_one_gpu_s_seconds_come_back_at_one_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (*TINY, "cluster=abci", "gpus=[1,4]", "train.batch_per_gpu=8", "--one-gpu-step-s", "0.25")
+    one, four = rows(capsys, *words, "+framework=ddp")
+    assert one["step_s"] == pytest.approx(0.25)
+    assert four["compute_s"] == pytest.approx(0.25)
+    assert four["step_s"] == pytest.approx(0.25 + four["comm_exposed_s"])
+
+
+def test_abci_adds_communication_as_the_paper_does(capsys: pytest.CaptureFixture[str]) -> None:
+    """25.6 million parameters, 102 MB at 12.5 GB/s, twice: 16.4 ms between nodes at 1,024 GPUs."""
+    words = ("+model=resnet50", "+framework=ddp", "cluster=abci", "gpus=1024", "train.batch_per_gpu=64")
+    (row,) = rows(capsys, *words, "--one-gpu-step-s", "0.2")
+    assert row["comm_hidden_s"] == 0
+    assert row["comm_exposed_s"] == pytest.approx(2 * 25557032 * 4 / 12.5e9, rel=0.05)
+    (hidden,) = rows(capsys, *words, "--one-gpu-step-s", "0.2", "overlap=true")
+    assert hidden["comm_hidden_s"] > 0.5 * row["comm_exposed_s"]
+
+
+def test_every_framework_and_the_best(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*TINY, "cluster=h100", "gpus=[1,4]", "--max-gpus", "4", "--check-volumes"]) == 0
+    out = capsys.readouterr().out
+    assert "refused: single at 4: framework=single runs in one process" in out
+    assert "best with at most 4 GPUs: " in out
+    assert "ddp at 4: all-reduce of gradients: " in out
+    assert "limit: tp <= 16 (filters of layer1_0.conv1)" in out
+
+
+def test_strategies_that_can_only_be_predicted(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (*TINY, "cluster=abci", "gpus=8")
+    (row,) = rows(capsys, *words, "+framework=spatial", "framework.dp=4", "framework.sp=2")
+    assert (row["framework"], row["layout"]) == ("spatial", {"dp": 4, "sp": 2})
+    (row,) = rows(capsys, *words, "+framework=channel", "framework.tp=4", "framework.dp=2")
+    assert row["layout"] == {"dp": 2, "tp": 4}
+
+
+def test_the_loader_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (*TINY, "+framework=ddp", "cluster=abci", "gpus=4", "train.batch_per_gpu=8", "--one-gpu-step-s", "1")
+    (row,) = rows(capsys, *words, "--loader-samples-per-s", "4", "--samples-per-epoch", "320")
+    assert row["step_s"] == pytest.approx(2)  # 8 samples at 4 a second
+    assert row["data_s"] == pytest.approx(1 - row["comm_exposed_s"])
+    assert row["epoch_s"] == pytest.approx(20)
+    assert "the loader is waited for" in row["reason"]
+
+
+def test_another_micro_batch_carries_a_mark(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (*TINY, "+framework=ddp", "cluster=abci", "train.global_batch=64", "gpus=[1,4]", "--one-gpu-step-s", "1")
+    one, four = rows(capsys, *words)
+    assert one["marks"] == []
+    assert four["marks"] == ["one GPU's step at a micro batch of 64, not 16"]
+
+
+def test_degrees_beyond_their_limit_are_refused_in_the_row(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*TINY, "+framework=gpipe", "cluster=abci", "gpus=[4,8]", "--json"]) == 0
+    fine, refused = json.loads(capsys.readouterr().out)
+    assert (fine["status"], refused["status"], refused["step_s"]) == ("ok", "unsupported", None)
+    assert "the model has 6 blocks" in refused["reason"]
+
+
+def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    ddp = (*TINY, "+framework=ddp")
+    assert "cluster=nowhere is not known: choose one of abci" in error(capsys, *ddp, "cluster=nowhere")
+    assert "nothing is known of how fast cpu computes" in error(capsys, *ddp, "cluster=local", "gpus=2")
+    assert "the link within a node is not known" in error(
+        capsys, *ddp, "cluster=local", "gpus=2", "--one-gpu-step-s", "1"
+    )
+    assert "gpus=[4,x] must be numbers" in error(capsys, *ddp, "cluster=abci", "gpus=[4,x]")
+    assert "must be a number above 0" in error(capsys, *ddp, "cluster=abci", "--one-gpu-step-s", "-1")
+    assert "framework.nothing" in error(capsys, *ddp, "cluster=abci", "framework.nothing=1")
+    assert "is no option and no key=value" in error(capsys, *ddp, "cluster=abci", "--nothing")
+    assert "no run in" in error(capsys, *ddp, "cluster=abci", "--from", str(tmp_path))
+
+
+def test_results_without_a_usable_base_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = str(Path(__file__).parents[2] / "results" / "example")
+    line = error(capsys, *TINY, "+framework=ddp", "cluster=abci", "--from", folder)
+    assert "has no complete run of resnet50 on one Tesla V100-SXM2-16GB" in line
+
+
+def test_a_measured_run_is_the_base(capsys: pytest.CaptureFixture[str]) -> None:
+    """The example's run of one process: its step comes back."""
+    folder = Path(__file__).parents[2] / "results" / "example"
+    record = json.loads(next(folder.glob("single-*/attempt-1/run.json")).read_text())
+    summary, batch = record["summary"], record["ledger"]["global_batch"]
+    words = ("+model=resnet50", "model.image_size=64", "model.num_classes=10", f"train.global_batch={batch}")
+    (row,) = rows(capsys, *words, "+framework=single", "gpus=1", "cluster=local", "--from", str(folder))
+    expected = batch / summary["throughput_samples_per_s"] * (1 - summary["data_wait_share"])
+    assert row["step_s"] == pytest.approx(expected)
+    assert row["basis"].startswith("single on one device (single-resnet50")
+
+
+def test_five_thousand_predictions_take_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    """More than 5,000 rows; the process's own seconds, which other work does not move."""
+    counts = ",".join(str(8 * number) for number in range(1, 301))
+    began = time.process_time()
+    assert len(rows(capsys, *TINY, "cluster=abci", f"gpus=[{counts}]")) > 5000
+    assert time.process_time() - began < 60
+
+
+def test_a_figure(tmp_path: Path) -> None:
+    assert main([*TINY, "+framework=ddp", "cluster=abci", "gpus=[4,8]", "--figure", str(tmp_path / "steps")]) == 0
+    assert (tmp_path / "steps.png").stat().st_size > 0
+    assert (tmp_path / "steps.svg").stat().st_size > 0

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.schema import Config
+from ddlbench.errors import UserError
+from ddlbench.oracle.inputs import OneStep, from_one_step
+from ddlbench.oracle.machine import load
+from ddlbench.oracle.predictor import Known, predict
+from ddlbench.oracle.results import Results
+from ddlbench.report.read import Attempt
+
+WORDS = ("+framework=ddp", "+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=16",
+         "model.image_size=64", "train.batch_per_gpu=8")  # fmt: skip
+ABCI = load("abci")
+
+
+def record(asked: Config, ranks: int, step_s: float, **changes: Any) -> Attempt:
+    """A complete run on V100s, as far as the oracle reads it; `changes` replace sections."""
+    batch = 8 * ranks
+    content = {
+        "status": "ok",
+        "config": asked.resolved,
+        "launch": {"world_size": ranks, "device_type": "cuda"},
+        "environment": {"gpu_model": "Tesla V100-SXM2-16GB"},
+        "ledger": {"global_batch": batch, "data_size": ranks, "micro_batches": 1},
+        "summary": {"throughput_samples_per_s": batch / step_s, "data_wait_share": 0.0},
+    }
+    return Attempt(Path(f"results/run-{ranks}/attempt-1"), {**content, **changes})
+
+
+@pytest.fixture(scope="module")
+def config() -> Config:
+    with configurations():
+        return configuration(*WORDS)
+
+
+def results(*attempts: Attempt) -> Results:
+    return Results(Path("results"), list(attempts))
+
+
+def test_equal_runs_count_by_their_median(config: Config) -> None:
+    found = results(*(record(config, 1, seconds) for seconds in (0.4, 0.5, 0.9))).computation(config, ABCI)
+    assert found.step(8) == pytest.approx(0.5)
+    assert found.basis == "ddp on one device (run-1)"
+
+
+def test_waiting_for_data_is_taken_off(config: Config) -> None:
+    summary = {"throughput_samples_per_s": 8 / 0.5, "data_wait_share": 0.2}
+    found = results(record(config, 1, 0.5, summary=summary)).computation(config, ABCI)
+    assert found.step(8) == pytest.approx(0.4)
+
+
+def test_a_few_devices_give_one_device_s_seconds(config: Config) -> None:
+    """What one device with 0.25 s predicts for 8 leads back to 0.25 s."""
+    known = Known(ABCI, lambda asked, _: from_one_step(asked, ABCI, OneStep(0.25)))
+    eight = predict(config, config.framework, 8, known)
+    assert eight.step_s is not None
+    assert eight.comm_exposed_s
+    found = results(record(config, 8, eight.step_s)).computation(config, ABCI)
+    assert found.step(8) == pytest.approx(0.25)
+    assert found.basis == "ddp on 8 devices (run-8)"
+
+
+def test_runs_that_are_faster_than_their_communication_are_refused(config: Config) -> None:
+    with pytest.raises(UserError, match="communication alone is predicted to take"):
+        results(record(config, 8, 1e-6)).computation(config, ABCI)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"status": "oom"},
+        {"launch": {"world_size": 1, "device_type": "cpu"}},
+        {"environment": {"gpu_model": "NVIDIA H200"}},
+        {"summary": {"throughput_samples_per_s": "fast"}},
+        {"summary": None},
+        {"ledger": []},
+    ],
+)
+def test_what_is_no_base(config: Config, changes: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="has no complete run of resnet50 on one Tesla V100-SXM2-16GB"):
+        results(record(config, 1, 0.5, **changes)).computation(config, ABCI)
+
+
+def test_another_precision_is_no_base(config: Config) -> None:
+    with configurations():
+        half = configuration(*WORDS, "train.precision=fp16")
+    with pytest.raises(UserError, match=r"train\.precision=fp16"):
+        results(record(config, 1, 0.5)).computation(half, ABCI)
+
+
+def test_the_loader_s_rate_and_the_samples_of_an_epoch(config: Config) -> None:
+    settings = {**config.resolved, "mode": "loader"}
+    dataset = {"name": config.data.name, "train_samples": 3000}
+    found = results(record(config, 2, 0.5, config=settings, dataset=dataset))
+    assert found.loader_rate(config) == 16  # 16 samples in 0.5 s by two ranks
+    assert found.samples(config) == 3000

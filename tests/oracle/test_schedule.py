@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import pytest
+
+from ddlbench.oracle.schedule import Stages, in_flight, order, seconds, simulate
+
+
+def equal(stages: int, forward: float = 1.0, backward: float = 2.0, send: float = 0.0) -> Stages:
+    return Stages((forward,) * stages, (backward,) * stages, (send,) * (stages - 1) + (0.0,))
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize(("ranks", "count"), [(1, 5), (2, 2), (4, 8), (4, 100), (8, 9)])
+def test_equal_stages_take_m_plus_p_minus_1(schedule: str, ranks: int, count: int) -> None:
+    """Huang et al. 2019: (m + p - 1) (F + B)."""
+    assert seconds(schedule, equal(ranks), ranks, count) == pytest.approx((count + ranks - 1) * 3)
+
+
+def test_interleaving_shortens_the_ramp() -> None:
+    """Narayanan et al. 2021: m v (F + B) + (p - 1) (F + B) of stages that are v times smaller; v = 2, p = 4, m = 8."""
+    assert seconds("interleaved", equal(8), 4, 8) == pytest.approx((8 * 2 + 3) * 3)
+
+
+def test_zero_bubble_is_between_no_bubble_and_1f1b() -> None:
+    """Forward 1, gradients of inputs 1, of weights 1: Qi et al. 2023, ZB-H1 leaves (p - 1) of 3 (p - 1)."""
+    took = seconds("zero_bubble", equal(4), 4, 8)
+    assert 8 * 3 < took < seconds("1f1b", equal(4), 4, 8)
+    assert took == pytest.approx(8 * 3 + 3)
+
+
+def test_the_slowest_stage_sets_the_pace() -> None:
+    """Stage 1 takes 3 + 6: 10 micro batches there, and 1 + 2 once in stage 0."""
+    stages = Stages((1.0, 3.0), (2.0, 6.0), (0.0, 0.0))
+    assert seconds("1f1b", stages, 2, 10) == pytest.approx(10 * 9 + 3)
+
+
+def test_sending_delays_the_ramp() -> None:
+    """One micro batch passes three edges forward and three backward."""
+    assert seconds("gpipe", equal(4, send=0.5), 4, 1) == pytest.approx(4 * 3 + 6 * 0.5)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_long_schedules_go_on_as_they_began(schedule: str) -> None:
+    stages = Stages((1.0, 1.5, 0.5, 1.2), (2.0, 3.0, 0.9, 2.2), (0.1, 0.4, 0.2, 0.0))
+    assert seconds(schedule, stages, 4, 40) == pytest.approx(simulate(schedule, stages, 4, 40))
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zero_bubble"])
+def test_every_pass_once(schedule: str) -> None:
+    stages = 4 if schedule in ("gpipe", "1f1b") else 8
+    ops = [op for rank in range(4) for op in order(schedule, rank, 4, stages, 8)]
+    assert len(ops) == len(set(ops)) == 2 * stages * 8
+
+
+def test_micro_batches_in_flight() -> None:
+    """GPipe keeps all, 1F1B as many as there are stages from here on."""
+    assert [in_flight("gpipe", stage, 4, 4, 16) for stage in range(4)] == [16] * 4
+    assert [in_flight("1f1b", stage, 4, 4, 16) for stage in range(4)] == [4, 3, 2, 1]
+    assert in_flight("1f1b", 0, 4, 4, 2) == 2
+
+
+def test_orders_are_those_of_the_library() -> None:
+    """1F1B of torch.distributed.pipelining, rank 0 of 2 with 3 micro batches: 0F 1F 0B 2F 1B 2B."""
+    assert [f"{micro}{kind}" for kind, _, micro in order("1f1b", 0, 2, 2, 3)] == ["0F", "1F", "0B", "2F", "1B", "2B"]

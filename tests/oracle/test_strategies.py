@@ -1,0 +1,235 @@
+"""Hand-computed steps and the limits in which one strategy becomes another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ddlbench.errors import Unsupported
+from ddlbench.frameworks.ddp import DDP
+from ddlbench.frameworks.deepspeed.knobs import Knobs
+from ddlbench.frameworks.fsdp import FSDP
+from ddlbench.frameworks.local_sgd import LocalSGD
+from ddlbench.frameworks.pipeline.adapter import Pipeline
+from ddlbench.frameworks.pipeline.pipedream import PipeDream
+from ddlbench.frameworks.pipeline.stages import Plan
+from ddlbench.frameworks.tensor.adapter import TensorParallel
+from ddlbench.measure.memory_formula import tensor_count
+from ddlbench.models.resnet import ResNet
+from ddlbench.models.vgg import VGG
+from ddlbench.oracle.predictor import strategy
+from ddlbench.oracle.setting import Outcome
+from ddlbench.oracle.spatial import Spatial
+from ddlbench.oracle.tensor import Channel
+from tests.oracle.made import MACHINE, block, made, setting
+
+RESNET = ResNet("resnet50", [1, 1, 1, 1], width_per_group=16, image_size=64, num_classes=10)
+VGG16 = VGG("vgg16", channels=[8, 8, 16, 16, 16], hidden=32, dropout=0.0, image_size=64, num_classes=10)
+ALONE = [
+    DDP(),
+    LocalSGD(),
+    FSDP(),
+    *(Knobs(zero_stage=stage) for stage in range(4)),
+    TensorParallel(tp=1),
+    Pipeline(schedule="1f1b", pp=1),
+    Pipeline(schedule="gpipe", pp=1),
+    PipeDream(pp=1),
+]
+
+
+def serial(**more: object) -> Outcome:
+    from ddlbench.frameworks.single import Single
+
+    return strategy(Single(), setting(1, **more))
+
+
+def volume(outcome: Outcome, word: str) -> float:
+    return sum(message.bytes_ for message in outcome.messages if word in message.what)
+
+
+@pytest.mark.parametrize("framework", ALONE, ids=lambda framework: f"{framework.name}-{type(framework).__name__}")
+def test_one_rank_is_serial(framework) -> None:
+    """p = 1: the same time, nothing sent, no bubble."""
+    outcome, base = strategy(framework, setting(1, micro_batch=4)), serial(micro_batch=4)
+    assert outcome.step_s == pytest.approx(base.step_s)
+    assert (outcome.messages, outcome.bubble_s) == ((), 0)
+    if not isinstance(framework, Pipeline | PipeDream | Knobs):
+        assert outcome.memory.weights == base.memory.weights
+        assert outcome.memory.activations == base.memory.activations
+
+
+def test_serial_by_hand() -> None:
+    """Kahira et al. 2021, table 1: B sum(FW + BW); 8 samples, 1 + 2 and 3 + 4 s each."""
+    outcome = strategy(DDP(), made(1, [block("a", 1, 2), block("b", 3, 4)], 8))
+    assert outcome.step_s == 80
+
+
+def test_checkpointing_runs_every_forward_pass_twice() -> None:
+    blocks = [block("a", 1, 2), block("b", 3, 4)]
+    assert strategy(DDP(), made(1, blocks, 8, checkpoint_activations=True)).step_s == 8 * 14
+
+
+def test_data_parallel_by_hand() -> None:
+    """4 ranks, 2 samples each: 2 x 10 s. 4e9 bytes in a ring: 6 steps of 1e9 bytes at 10 GB/s. Nothing is hidden: the
+    first block's gradients come last, and it has all of them."""
+    blocks = [block("a", 1, 2, numbers=10**9), block("b", 3, 4)]
+    outcome = strategy(DDP(), made(4, blocks, 8))
+    assert outcome.compute_s == 20
+    assert outcome.exposed_s == pytest.approx(6 * (1e-6 + 0.1))
+    assert outcome.hidden_s == pytest.approx(0)
+
+
+def test_the_last_block_s_gradients_hide_behind_the_first_one_s_backward_pass() -> None:
+    """0.6 s sent while the first block's backward pass takes 2 samples x 2 s."""
+    blocks = [block("a", 1, 2), block("b", 3, 4, numbers=10**9)]
+    outcome = strategy(DDP(), made(4, blocks, 8))
+    assert (outcome.exposed_s, outcome.hidden_s) == (0, pytest.approx(0.600006))
+    without = strategy(DDP(), made(4, blocks, 8, machine=replace(MACHINE, overlap=False)))
+    assert without.exposed_s == pytest.approx(0.600006)
+
+
+def test_accumulation_sends_once() -> None:
+    once, often = (strategy(DDP(), setting(4, 32, micro_batch=micro)) for micro in (8, 2))
+    assert volume(often, "gradients") == volume(once, "gradients")
+
+
+def test_local_sgd_sends_a_share_of_the_weights_in_each_step() -> None:
+    outcome, counts = strategy(LocalSGD(local_steps=8), setting(4)), setting(4).counts
+    assert volume(outcome, "weights") == 4 * counts.numbers / 8
+
+
+def test_zero_sends_what_its_stages_say() -> None:
+    """In parameters' worth: stage 0 one all-reduce, 1 and 2 an all-gather more, 3 three gathers or reductions."""
+    own = setting(4)
+    numbers, tied = own.counts.numbers, own.counts.tied
+    sent = [volume(strategy(Knobs(zero_stage=stage), own), "") / 4 for stage in range(4)]
+    assert sent == [numbers, 2 * numbers, 2 * numbers, 3 * numbers - (own.counts.blocks[0].numbers if tied else 0)]
+
+
+def test_zero_2_reduces_after_every_micro_batch() -> None:
+    one, two = (strategy(Knobs(zero_stage=2), setting(4, 32, micro_batch=micro)) for micro in (8, 4))
+    assert volume(two, "gradients") == 2 * volume(one, "gradients")
+
+
+def test_shards_of_hsdp_stay_within_a_node() -> None:
+    """8 ranks on two nodes: shards over 4 neighbours send less between nodes than shards over 8."""
+    all_, hybrid = (strategy(FSDP(replicate=count), setting(8)) for count in (1, 2))
+    assert volume(hybrid, "all-reduce of shards") == 4 * setting(8).counts.numbers / 4
+    assert hybrid.memory.weights == 2 * all_.memory.weights
+
+
+def test_memory_of_stages_is_the_papers() -> None:
+    """Rajbhandari et al. 2020, section 5, over 4 ranks; SGD with momentum, and DeepSpeed's own copy of the weights."""
+    whole = 4.0 * setting(4).counts.numbers
+    found = [strategy(Knobs(zero_stage=stage), setting(4)).memory for stage in range(4)]
+    assert [memory.weights for memory in found] == [whole, whole, whole, whole / 4]
+    assert [memory.gradients for memory in found] == [whole, whole, whole / 4, whole / 4]
+    assert [memory.optimizer for memory in found] == [whole, whole / 2, whole / 2, whole / 2]
+
+
+@pytest.mark.parametrize("dp", [2, 4])
+def test_tensor_parallelism_of_one_is_data_parallelism(dp: int) -> None:
+    tensor, data = strategy(TensorParallel(dp=dp, tp=1), setting(dp)), strategy(DDP(), setting(dp))
+    assert (tensor.step_s, tensor.hidden_s, tensor.memory) == (data.step_s, pytest.approx(data.hidden_s), data.memory)
+
+
+def test_megatron_sums_twice_forward_and_twice_backward_in_each_block() -> None:
+    """Shoeybi et al. 2019, section 3: 4 all-reduces of B T E a block, one of the embedding, one before the head, two of
+    the loss. 8 samples of 8 tokens of 32 numbers."""
+    outcome = strategy(TensorParallel(), setting(2))
+    message = next(message for message in outcome.messages if "layers" in message.what)
+    assert message.count == 2 * 4 + 2 + 2
+    assert message.bytes_ == (2 * 4 + 2) * 8 * 8 * 32 * 4 + 8 * 8 * 4 * 4
+
+
+def test_parameters_of_a_tensor_parallel_rank() -> None:
+    own = setting(2, model=RESNET)
+    outcome = strategy(TensorParallel(), own)
+    assert outcome.memory.weights == 4 * tensor_count(RESNET.build(), RESNET.tensor_plan(), 2)
+
+
+def test_filters_and_channels_send_the_same_order_of_bytes() -> None:
+    """Kahira et al. 2021, table 1: channel as filter. Filter: y gathered forward, dx summed backward."""
+    filters, channels = (strategy(each, setting(4, model=VGG16)) for each in (TensorParallel(), Channel()))
+    assert filters.exposed_s == pytest.approx(channels.exposed_s, rel=0.5)
+
+
+def test_spatial_by_hand() -> None:
+    """The halo of a 3x3 convolution: 2 rows of 3 x 64 numbers for each of 8 samples, forward and backward."""
+    outcome = strategy(Spatial(sp=2), setting(2, model=VGG16))
+    halos = next(message for message in outcome.messages if "halo" in message.what)
+    rows = [each for each in setting(1, model=VGG16).counts.blocks[0].rows if each.halo]
+    assert 2 * 8 * rows[0].halo * rows[0].row == 2 * 8 * 2 * 3 * 64 * 4
+    assert halos.count == 2 * 13  # convolutions; poolings by halves need no halo
+    assert outcome.limits[0].largest == 4
+
+
+def test_spatial_of_one_is_data_parallel() -> None:
+    one, data = strategy(Spatial(dp=4, sp=1), setting(4, model=VGG16)), strategy(DDP(), setting(4, model=VGG16))
+    assert one.step_s == pytest.approx(data.step_s)
+
+
+def test_spatial_refuses_more_ranks_than_rows_and_text() -> None:
+    with pytest.raises(Unsupported, match="8 ranks cannot share the 4 rows of conv5_1"):
+        strategy(Spatial(), setting(8, model=VGG16))
+    with pytest.raises(Unsupported, match="has no image to split"):
+        strategy(Spatial(), setting(2))
+
+
+def test_pipeline_of_equal_stages_by_hand() -> None:
+    """2 stages, 4 micro batches of 2 samples, F = 2 x 1 s, B = 2 x 2 s: 4 x 6 s of computing, a bubble of 6 s."""
+    outcome = strategy(
+        Pipeline(schedule="1f1b", balance=[1, 1]), made(2, [block("a", 1, 2), block("b", 1, 2)], 8, micro_batch=2)
+    )
+    assert (outcome.compute_s, outcome.bubble_s) == (24, 6)
+
+
+def test_pipedream_has_no_bubble() -> None:
+    """As above, of which the steady state takes 4 x 6 s."""
+    blocks = [block("a", 1, 2), block("b", 1, 2)]
+    outcome = strategy(PipeDream(balance=[1, 1]), made(2, blocks, 8, micro_batch=2))
+    assert (outcome.compute_s, outcome.bubble_s) == (24, 0)
+
+
+def test_gpipe_keeps_all_micro_batches_and_1f1b_one_for_each_stage() -> None:
+    gpipe, one = (strategy(Pipeline(schedule=name), setting(2, 32, micro_batch=2)) for name in ("gpipe", "1f1b"))
+    assert gpipe.memory.activations > 4 * one.memory.activations
+
+
+def test_stages_are_cut_as_the_framework_cuts_them() -> None:
+    own = setting(2, model=RESNET)
+    sizes = Plan.of(own.job, 2, 2, None, 1000.0).sizes
+    from ddlbench.oracle.pipeline import stage_sizes
+
+    assert list(stage_sizes(own, 2, None, 1000.0)) == sizes
+
+
+def test_hybrid_communicates_in_three_ways() -> None:
+    outcome = strategy(Pipeline(schedule="1f1b", dp=2, tp=2, pp=2), setting(8, 32))
+    assert outcome.layout == {"dp": 2, "tp": 2, "pp": 2}
+    assert {message.what for message in outcome.messages} == {
+        "collectives of layers",
+        "broadcast of the batch",
+        "activations between stages",
+        "all-reduce of gradients",
+        "all-reduce of the tied embedding",
+    }
+
+
+def test_ranks_that_share_cores_compute_longer() -> None:
+    """4 ranks on 2 cores: twice as long; a pipeline of 4 is no faster than its work on 2 cores."""
+    shared = replace(MACHINE, cores=2)
+    blocks = [block(name, 1, 2) for name in "abcd"]
+    assert (
+        strategy(DDP(), made(4, blocks, 8, machine=shared)).compute_s
+        == 2 * strategy(DDP(), made(4, blocks, 8)).compute_s
+    )
+    outcome = strategy(Pipeline(schedule="1f1b", balance=[1] * 4), made(4, blocks, 32, machine=shared, micro_batch=1))
+    assert outcome.compute_s + outcome.bubble_s == 32 * 12 / 2
+
+
+def test_what_has_no_model_is_refused() -> None:
+    for framework in (DDP(comm_hook="powersgd"), Knobs(zero_stage=1, offload_optimizer=True)):
+        with pytest.raises(Unsupported, match="the oracle has no model of"):
+            strategy(framework, setting(2))
