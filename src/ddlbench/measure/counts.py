@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
-from ddlbench.data.feed import Feed
 from ddlbench.errors import RunError
 from ddlbench.ranks.control import all_gather
+
+
+class ValidationSet(Protocol):
+    """How many samples it has over all replicas, and how many this rank could not read."""
+
+    @property
+    def val_samples(self) -> int: ...
+
+    @property
+    def val_unread(self) -> int: ...
 
 
 def require_samples(counted: Sequence[int | None], asked: int) -> None:
@@ -22,7 +32,7 @@ def require_samples(counted: Sequence[int | None], asked: int) -> None:
         )
 
 
-def require_val_samples(counted: int, feed: Feed, reports: bool) -> None:
+def require_val_samples(counted: int, feed: ValidationSet, reports: bool) -> None:
     """Raise RunError, on every rank alike, unless every validation sample was counted once, but for those that could
     not be read (data.on_bad_sample=skip).
 

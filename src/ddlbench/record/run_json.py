@@ -20,7 +20,7 @@ from ddlbench.measure.environment import environment, known
 from ddlbench.measure.flops import hardware_flops, training_flops
 from ddlbench.ranks.launch import Launch
 from ddlbench.recipe.rates import Rates
-from ddlbench.report.merge import DEVELOPER
+from ddlbench.record.schema import DEVELOPER
 
 
 def opening(config: Config, launch: Launch, device: torch.device, dataset: Mapping[str, Any]) -> dict[str, Any]:

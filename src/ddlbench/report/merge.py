@@ -19,7 +19,6 @@ Item = TypeVar("Item")
 SEEN = ("dataset_hash", "device", "device_model", "torch", "cuda", "global_batch", "environment_id")
 # What of it is not asked of rows that are compared, but warned of where it differs (ledgers.py).
 _NOT_COMPARED = ("global_batch", "environment_id")
-DEVELOPER = "gloo (cuda)"  # `launch.backend` where ranks shared a GPU: no measurement
 # Where the ranks of a framework stand; differs over the GPU counts of one curve.
 LAYOUT = ("framework.dp", "framework.tp", "framework.pp")
 FACTORS = ("framework", "loader", "model")  # that a report may compare: each is a group of the configuration

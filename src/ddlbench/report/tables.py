@@ -12,7 +12,7 @@ import pandas as pd
 
 from ddlbench.config import options
 from ddlbench.record.fingerprint import fingerprint, noted
-from ddlbench.record.schema import RUNS, SCALING, Column
+from ddlbench.record.schema import DEVELOPER, RUNS, SCALING, Column
 from ddlbench.report.blocks import Block, block, epochs_table
 from ddlbench.report.breakdown import breakdown
 from ddlbench.report.cells import cell, fit, in_one_line
@@ -21,7 +21,6 @@ from ddlbench.report.doubts import drift, questions
 from ddlbench.report.labels import settings_text
 from ddlbench.report.ledgers import differences, environments, merged_though
 from ddlbench.report.merge import (
-    DEVELOPER,
     AttemptRow,
     Row,
     digest,
