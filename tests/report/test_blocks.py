@@ -37,6 +37,13 @@ def test_columns_and_texts_of_several_attempts():
     assert {row["val_loss"] for row in rows} == {None}
 
 
+def test_texts_of_single_epochs():
+    lines = [line | {"throttle_reasons": text} for line, text in zip(LINES, ("heat", None, "power cap"), strict=True)]
+    rows = table_of(lines, left_out := [])
+    assert [row["throttle_reasons"] for row in rows] == ["heat", None, "power cap"]
+    assert not left_out
+
+
 def test_no_attempt_is_an_empty_table():
     assert len(epochs_table([])) == 0
 

@@ -19,7 +19,7 @@ from ddlbench.report.files import Object
 from ddlbench.report.merge import Row
 
 Cells: TypeAlias = tuple["np.ndarray[Any, Any]", "np.ndarray[Any, Any]"]  # values, and whether each is missing
-TYPES = {"int": np.int64, "float": np.float64, "bool": np.bool_}
+TYPES = {"int": np.int64, "float": np.float64, "bool": np.bool_, "text": np.object_}
 ARRAYS: dict[str, Any] = {"int": IntegerArray, "float": FloatingArray, "bool": BooleanArray}
 LAST_EPOCH = 10**9
 PLAIN = {"int": {int}, "float": {int, float}, "bool": {bool}}  # types whose values need no cell of their own
@@ -74,7 +74,7 @@ def _cells(values: Sequence[Any], column: Column, left_out: list[str]) -> Cells 
     kinds = set(map(type, values))
     if kinds <= {NoneType}:
         return None
-    if kinds <= PLAIN[column.kind]:  # nothing is missing
+    if kinds <= PLAIN.get(column.kind, set()):  # nothing is missing
         found = _array(values, column)
         if found is not None:
             return found, np.zeros(len(values), dtype=bool)
@@ -106,7 +106,13 @@ def _joined(column: Column, blocks: Sequence[Block], lengths: np.ndarray[Any, An
         if cells is not None:
             values[start : start + own.length], missing[start : start + own.length] = cells
         start += own.length
-    return ARRAYS[column.kind](values, missing)
+    return _column_of(column, values, missing)
+
+
+def _column_of(column: Column, values: np.ndarray[Any, Any], missing: np.ndarray[Any, Any]) -> Any:
+    if column.kind != "text":
+        return ARRAYS[column.kind](values, missing)
+    return pd.array(np.where(missing, pd.NA, values), dtype=pd.StringDtype("python"))
 
 
 def _repeated(column: Column, values: Sequence[Any], lengths: np.ndarray[Any, Any]) -> Any:
