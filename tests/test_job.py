@@ -10,7 +10,7 @@ from torch import nn
 from ddlbench.config.compose import configuration, configurations
 from ddlbench.job import Job
 from ddlbench.ranks.launchers import Launch
-from ddlbench.run.attempt import make_job
+from ddlbench.run.assembly import make_job
 
 SMALL = ("+framework=ddp", "+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=8")
 

@@ -24,7 +24,8 @@ from ddlbench.config.values import shown
 from ddlbench.errors import RunError
 from ddlbench.ranks.launch import Launch
 from ddlbench.record.run_json import planned_run
-from ddlbench.run.attempt import check, make_job
+from ddlbench.run.assembly import make_job
+from ddlbench.run.attempt import check
 from ddlbench.run.limits import check_machine
 from ddlbench.run.scenarios import choose
 

@@ -43,6 +43,14 @@ def test_finite_losses_pass_with_a_heartbeat_at_every_step() -> None:
     assert beats == list(range(40))
 
 
+def test_what_comes_before_an_epoch_is_not_done_for_one_that_does_not_begin() -> None:
+    done: list[str] = []
+    Boundary(CPU, before_epoch=lambda: done.append("goes on")).begin()
+    with pytest.raises(Killed):
+        Boundary(CPU, stop_asked=lambda: True, before_epoch=lambda: done.append("stops")).begin()
+    assert done == ["goes on"]
+
+
 @pytest.mark.parametrize("bad", [NAN, float("inf"), float("-inf")])
 def test_a_bad_loss_stops_two_boundaries_of_the_vote_later(bad: float) -> None:
     values = [1.0] * 40

@@ -14,7 +14,7 @@ import torch
 
 from ddlbench.config.compose import configuration, configurations, supports
 from ddlbench.ranks.launch import Launch
-from ddlbench.run.attempt import make_job
+from ddlbench.run.assembly import make_job
 from tests.support.processes import environment
 
 ROOT = Path(__file__).parents[2]

@@ -24,7 +24,7 @@ from ddlbench.recipe.rates import Rates
 from ddlbench.record.record import Record
 from ddlbench.record.recorder import FileRecorder, NoRecorder
 from ddlbench.record.run_json import ledger, model_section, training_ledger
-from ddlbench.run.attempt import make_job
+from ddlbench.run.assembly import make_job
 from tests.support.simulated import RankScript, ScriptedFeed, ScriptedTrainer, World
 
 CPU = torch.device("cpu")

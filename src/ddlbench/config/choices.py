@@ -27,7 +27,14 @@ def conf_dir() -> Path:
 
 
 def choices(group: str) -> list[str]:
-    return sorted(path.stem for path in (conf_dir() / group).glob("*.yaml"))
+    """The options of a group, sorted."""
+    return list(_listed(conf_dir() / group))
+
+
+@cache
+def _listed(folder: Path) -> tuple[str, ...]:
+    """Listed once a process: each check of a configuration asks, and a study has thousands of them."""
+    return tuple(sorted(path.stem for path in folder.glob("*.yaml")))
 
 
 @cache

@@ -54,6 +54,7 @@ class Train:
     validate: bool = True
     timeout_s: float = 600.0
     deterministic: bool = field(default=False, metadata={"before": False})
+    cold_cache: bool = field(default=False, metadata={"before": False})
 
     def __post_init__(self) -> None:
         for name in POSITIVE:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -116,6 +117,10 @@ class Dataset(Protocol):
 
     def files_to_stage(self) -> list[StagedFiles]:
         """The files that each node copies to its own storage before splits can be read, where `stage_to` is set."""
+        ...
+
+    def files_read(self) -> Iterable[Path]:
+        """The files of both splits that samples are read from: this node's copies where `stage_to` is set."""
         ...
 
     def split(self, train: bool, model: Model, seed: int) -> Split:

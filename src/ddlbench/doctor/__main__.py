@@ -25,7 +25,7 @@ from ddlbench.doctor.machine import Line, launchers, limits, links, size
 from ddlbench.errors import RunError, Unavailable, Unsupported
 from ddlbench.measure.environment import environment, gpu, known
 from ddlbench.ranks.launch import Launch, detect, pick_device
-from ddlbench.run.attempt import make_job
+from ddlbench.run.assembly import make_job
 
 # A model that most degrees of parallelism divide: this checks the machine, not whether a model can be divided.
 PROBE = ("+model=gpt2_small", "model.n_layer=8", "model.n_embd=64", "model.n_head=8", "model.vocab_size=512",

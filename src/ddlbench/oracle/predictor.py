@@ -27,7 +27,7 @@ from ddlbench.oracle.machine import Machine
 from ddlbench.oracle.reason import reason
 from ddlbench.oracle.setting import Message, Outcome, Setting
 from ddlbench.ranks.launch import Launch
-from ddlbench.run.attempt import make_job
+from ddlbench.run.assembly import make_job
 
 PREDICTION_ONLY = (spatial.Spatial, tensor.Channel)
 

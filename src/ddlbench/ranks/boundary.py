@@ -22,6 +22,7 @@ class Boundary:
 
     heartbeat: called at every step, so that a hang is noticed
     stop_asked: whether this rank asks all ranks to stop
+    before_epoch: called by `begin` on every rank
     """
 
     def __init__(
@@ -30,11 +31,13 @@ class Boundary:
         heartbeat: Callable[[], None] = lambda: None,
         stop_asked: Callable[[], bool] = lambda: False,
         every: int = 50,
+        before_epoch: Callable[[], None] = lambda: None,
     ) -> None:
         self.device = device
         self.heartbeat = heartbeat
         self.stop_asked = stop_asked
         self.every = every
+        self.before_epoch = before_epoch
         self.steps = 0  # of this epoch
         self.losses: list[Tensor] = []  # not looked at yet
         self.looked: tuple[Tensor, torch.cuda.Event | None] | None = None
@@ -45,6 +48,7 @@ class Boundary:
         self.steps, self.losses, self.looked, self.vote = 0, [], None, None
         if sum_over_ranks(torch.tensor([float(self.stop_asked())])).item():
             raise Killed("stopped before an epoch, as a rank asked")
+        self.before_epoch()
 
     def pass_step(self, loss: Tensor | None) -> None:
         """After every step of an epoch; loss: a number on the device, None where this rank has none. Raises Diverged

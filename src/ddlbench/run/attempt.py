@@ -6,28 +6,20 @@ import gc
 import os
 import sys
 import traceback
-from functools import partial
 
 import torch
 
 from ddlbench.config.schema import Config, Train
-from ddlbench.data.feed import Feed, Request
-from ddlbench.data.loaders.cores import fewest_cores, own_cores
 from ddlbench.data.staging import node_storage
 from ddlbench.errors import PeerFailed, RunError, Unavailable, Unsupported, UserError
-from ddlbench.job import Job, Place
-from ddlbench.loop import Run
+from ddlbench.job import Job
 from ddlbench.measure.allocator import keep_freed_memory
-from ddlbench.measure.meter import Meter
-from ddlbench.progress import Progress
-from ddlbench.ranks.boundary import Boundary
 from ddlbench.ranks.control import all_gather, barrier, wait_for
 from ddlbench.ranks.launch import Launch, connect, disconnect, pick_device
-from ddlbench.recipe.losses import make_loss
-from ddlbench.recipe.optimizers import make_optimizer
 from ddlbench.record.record import writable
-from ddlbench.record.recorder import FileRecorder, NoRecorder
 from ddlbench.record.run_json import planned_run
+from ddlbench.run.assembly import make_job, make_run, open_feed, seed_replica
+from ddlbench.run.cold_cache import check_cold_cache
 from ddlbench.run.failure import Failure
 from ddlbench.run.faults import Supervisor, disable_nccl_abort
 from ddlbench.run.limits import check_machine, planned_device
@@ -136,6 +128,7 @@ def check(config: Config, scenario: Scenario) -> Unsupported | Unavailable | Non
     try:
         scenario.check()
         config.loader.check(config.data, config.model)
+        check_cold_cache(config)
     except (Unsupported, Unavailable) as refusal:
         return refusal
     return None
@@ -175,72 +168,6 @@ def clear_frames(error: BaseException | None) -> None:
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
-
-
-def seed_replica(job: Job, place: Place) -> None:
-    """Building the model left every rank the same random stream: replicas and stages would drop the same units."""
-    part = place.data_rank + place.data_size * place.coordinates.get("pp", 0)
-    torch.manual_seed((job.seed << 32) + part + 1)
-
-
-def make_run(
-    scenario: Scenario, config: Config, job: Job, place: Place, feed: Feed, records: Records, supervisor: Supervisor
-) -> Run:
-    model = scenario.begin(feed)
-    progress = Progress(config.progress and job.rank == 0)
-    record = records.record
-    return Run(
-        job=job,
-        place=place,
-        feed=feed,
-        epochs=config.train.epochs,
-        warmup_steps=config.train.warmup_steps,
-        recorder=FileRecorder(record, config, model, scenario, progress) if record else NoRecorder(),
-        progress=progress,
-        boundary=Boundary(job.device, supervisor.progressed),
-        validate=config.train.validate,
-        val_words=records.dataset.get("val_words"),
-        scored=config.loader.scored,
-        meter=Meter(job.device, leader=job.local_rank == 0),
-    )
-
-
-def make_job(config: Config, launch: Launch, device: torch.device) -> Job:
-    """The inputs of the framework."""
-    train, recipe = config.train, config.recipe
-    return Job(
-        model=config.model,
-        loss=make_loss(recipe.label_smoothing),
-        optimizer=partial(make_optimizer, recipe.optimizer),
-        device=device,
-        rank=launch.rank,
-        local_rank=launch.local_rank,
-        world_size=launch.world_size,
-        seed=train.seed,
-        global_batch=train.samples_per_update(launch.world_size),
-        micro_batch=train.micro_batch,
-        precision=train.precision,
-        reduce_dtype=train.reduce_dtype,
-        clip_norm=train.clip_norm,
-        checkpoint_activations=train.checkpoint_activations,
-        compile=train.compile,
-        channels_last=train.channels_last,
-        timeout_s=train.timeout_s,
-    )
-
-
-def open_feed(config: Config, job: Job, place: Place) -> Feed:
-    request = Request(
-        model=config.model,
-        place=place,
-        device=job.device,
-        seed=job.seed,
-        replica_batch=job.replica_batch(place.data_size),
-        steps=config.train.steps,
-        channels_last=job.channels_last,
-        cores=fewest_cores(all_gather(own_cores())),
-    )
-    return config.loader.open(config.data, request)
 
 
 def complain(error: Exception, first: Failure, rank: int) -> None:

@@ -16,7 +16,7 @@ from ddlbench.config.compose import configuration, configurations, refusal, supp
 from ddlbench.config.schema import PRECISIONS, Config
 from ddlbench.job import Framework
 from ddlbench.ranks.launch import Launch
-from ddlbench.run.attempt import make_job
+from ddlbench.run.assembly import make_job
 from ddlbench.support.words import Answers, Case, Knob
 
 RANKS = (4, 1)  # the first number that a framework takes

@@ -108,7 +108,7 @@ def _runs(study: Study, place: int, point: Mapping[str, Any], device: torch.devi
 def _refusal(config: Config, gpus: int, device: torch.device) -> tuple[str, str] | None:
     """Why a run would not start. A missing library is no answer: the machine that runs may have it."""
     from ddlbench.ranks.launch import Launch
-    from ddlbench.run.attempt import make_job
+    from ddlbench.run.assembly import make_job
 
     try:
         if config.mode == "train":

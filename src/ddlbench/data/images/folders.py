@@ -3,7 +3,7 @@ resize and centre crop for validation (github.com/pytorch/vision, references/cla
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -111,6 +111,11 @@ class ImageFolders:
         assert self.stage_to is not None, "nothing is staged"
         folder = node_folder(self.stage_to, self.name, self.digest())
         return [self.original(train).files_to_stage(folder / split) for train, split in SPLITS.items()]
+
+    def files_read(self) -> Iterator[Path]:
+        for train in SPLITS:
+            files = self.source(train).files_to_stage(Path())
+            yield from (files.original / name for name in files.names)
 
     def digest(self) -> str:
         return self._index().hash

@@ -7,6 +7,7 @@ half a megabyte that differs between Python versions, hence the version in the f
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,9 @@ class SampleText:
 
     def files_to_stage(self) -> list[StagedFiles]:
         return self._ready().files_to_stage()
+
+    def files_read(self) -> Iterator[Path]:
+        return self._ready().files_read()
 
     def folder(self) -> Path:
         """Where the set is, e.g. ~/.cache/ddlbench/sample_text-v1-py3.11.7-bpe2048."""

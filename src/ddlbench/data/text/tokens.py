@@ -4,6 +4,7 @@ text itself, tokenised while it is read."""
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -130,8 +131,14 @@ class TokenText:
             for file in self._read(*made)
         ]
 
+    def files_read(self) -> Iterator[Path]:
+        """Without the tables of lines, which stay mapped."""
+        for train, made in self.token_files.paths().items():
+            file, *_ = self._read(*made)
+            yield file if self.stage_to is None else self._here(train) / file.name
+
     def _read(self, text: Path, target: Path) -> list[Path]:
-        """Which files samples are made of."""
+        """Which files samples are made of; first the one that holds the samples."""
         return [target] if self.mapped else [text, table_path(target)]
 
     def _here(self, train: bool) -> Path:

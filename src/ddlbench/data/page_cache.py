@@ -1,0 +1,79 @@
+"""The page cache: drop the pages of files (posix_fadvise(2)), count those that are in memory (mincore(2)).
+
+Caches behind the system are not reached: those of a disk, of a RAID controller and of a file server.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from mmap import PAGESIZE
+from pathlib import Path
+
+import numpy as np
+
+from ddlbench.data.images.index import SCANNERS
+from ddlbench.data.processes import in_threads
+from ddlbench.errors import UserError
+
+IN_MEMORY = 1  # the bit of a page in what mincore(2) returns
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """What was dropped on one node, or on several. left_bytes: still in memory after; None: not available"""
+
+    files: int
+    bytes: int
+    left_bytes: int | None
+
+    @classmethod
+    def total(cls, parts: Iterable[Dropped]) -> Dropped:
+        all_parts = list(parts)
+        left = [part.left_bytes for part in all_parts if part.left_bytes is not None]
+        return cls(
+            files=sum(part.files for part in all_parts),
+            bytes=sum(part.bytes for part in all_parts),
+            left_bytes=sum(left) if len(left) == len(all_parts) else None,
+        )
+
+
+def can_drop() -> bool:
+    return hasattr(os, "posix_fadvise")
+
+
+def drop(files: Iterable[Path]) -> Dropped:
+    """Drop the pages of all files. Raises UserError where one cannot be opened.
+
+    Pages that are not on the disk yet cannot be dropped: so the system first writes all of them, once. An fsync of each
+    file would make the disk empty its own cache as often as there are files.
+    """
+    os.sync()
+    return Dropped.total(in_threads(drop_file, files, SCANNERS))
+
+
+def drop_file(path: Path) -> Dropped:
+    try:
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        return Dropped(1, path.stat().st_size, cached_bytes(path))
+    except OSError as error:
+        raise UserError(f"cannot read {path} ({error.strerror}): check whether it was moved") from error
+
+
+def cached_bytes(path: Path) -> int | None:
+    """Bytes of a file that are in memory, in whole pages. None where the kernel does not say: since Linux 5.2 it
+    reports the truth only to those who own the file or may write it. Reads nothing of the file."""
+    known = path.stat()
+    if known.st_size == 0:
+        return 0
+    if known.st_uid != os.geteuid() and not os.access(path, os.W_OK):
+        return None
+    pages = np.memmap(path, np.uint8, "c")  # private: needs no right to write
+    states = np.empty(-(-pages.size // PAGESIZE), np.uint8)
+    address, answer = ctypes.c_void_p(pages.ctypes.data), ctypes.c_void_p(states.ctypes.data)
+    if ctypes.CDLL(None).mincore(address, ctypes.c_size_t(pages.size), answer):
+        return None
+    return min(int((states & IN_MEMORY).sum()) * PAGESIZE, known.st_size)

@@ -1,0 +1,188 @@
+"""train.cold_cache: each training epoch begins without its data in memory, on every rank, or the run is refused."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from ddlbench import loop
+from ddlbench.data.loaders.replica_feed import ReplicaFeed
+from ddlbench.data.page_cache import Dropped, cached_bytes
+from ddlbench.errors import Unsupported
+from ddlbench.job import Batch
+from ddlbench.measure.clock import EpochClock
+from ddlbench.record.record import run_id
+from ddlbench.report.read import read_all
+from ddlbench.report.tables import run_row
+from ddlbench.run import cold_cache
+from ddlbench.run.cold_cache import ColdCache, check_cold_cache
+from ddlbench.run.scenarios import loading
+from tests.support.configs import composed
+from tests.support.disk import SIZE, written
+from tests.support.pictures import write_folders
+from tests.support.ranks import run_ranks
+from tests.support.runs import RESNET, record
+
+COLD = "train.cold_cache=true"
+WORDS = ("+framework=ddp", "+model=resnet50", "data=imagenet", "data.root=/data", COLD)
+
+
+class Kept:
+    """In place of the record and the supervisor: what the drop tells them."""
+
+    def __init__(self, local_rank: int, has_record: bool = False) -> None:
+        self.launch = SimpleNamespace(local_rank=local_rank)
+        self.record = self if has_record else None
+        self.sections: dict[str, Any] = {}
+        self.expected: list[str] = []
+
+    def add(self, **sections: Any) -> None:
+        self.sections |= sections
+
+    def expect(self, what: str) -> None:
+        self.expected.append(what)
+
+    def expect_nothing(self) -> None:
+        self.expected.append("")
+
+
+def cache(files: list[Path], kept: Kept) -> ColdCache:
+    config = SimpleNamespace(data=SimpleNamespace(files_read=lambda: files))
+    return ColdCache(cast(Any, config), cast(Any, kept), cast(Any, kept))
+
+
+def cold_epochs(path: Path) -> list[int | None]:
+    """Two epochs on this rank: bytes in memory when each begins. Rank 0, which drops, comes last."""
+    rank = int(os.environ["RANK"])
+    kept = Kept(local_rank=rank)
+    cold, found = cache([path], kept), list[int | None]()
+    for _ in range(2):
+        if rank == 0:
+            path.read_bytes()
+            time.sleep(0.5)
+        cold.drop()
+        found.append(cached_bytes(path))
+        time.sleep(0.5 if rank == 0 else 0)  # the file is read again only after the other rank has looked
+    assert kept.expected == ["", "no step ended"] * 2
+    return found
+
+
+def test_every_rank_begins_after_the_drop(tmp_path: Path) -> None:
+    on_disk = written(tmp_path)
+    assert cached_bytes(on_disk) == SIZE
+    assert run_ranks(2, cold_epochs, on_disk) == [[0, 0], [0, 0]]
+
+
+def test_what_was_dropped_is_recorded_and_nothing_dropped_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept = Kept(local_rank=0, has_record=True)
+    cold = cache([], kept)
+    monkeypatch.setattr(cold_cache, "drop", lambda files: Dropped(3, 100, 4))
+    cold.drop()
+    cold.drop()
+    assert kept.sections == {"cold_cache": {"files": 3, "bytes": 100, "left_bytes": 4, "nodes": 1, "epochs": 2}}
+    monkeypatch.setattr(cold_cache, "drop", lambda files: Dropped(3, 100, 100))
+    with pytest.raises(Unsupported, match=r"all 100 bytes of the data are still in memory, .*tmpfs"):
+        cold.drop()
+
+
+@pytest.mark.parametrize("cold", [True, False])
+def test_a_run_reads_each_training_epoch_from_the_disk(
+    ddlbench,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cold: bool,
+) -> None:
+    folder = written(tmp_path).parent
+    write_folders(folder / "images", train=4, val=3)
+    images = sorted((folder / "images").rglob("*.JPEG"))
+    stored, seen, own = sum(image.stat().st_size for image in images), list[int](), ReplicaFeed.train
+
+    def train(feed: ReplicaFeed, epoch: int) -> Iterator[Batch | None]:
+        seen.append(sum(cached_bytes(image) or 0 for image in images))
+        return own(feed, epoch)
+
+    monkeypatch.setattr(ReplicaFeed, "train", train)
+    words = [*RESNET, "data=imagenet", f"data.root={folder}/images", "loader.workers=0", "mode=loader"]
+    code, said = ddlbench(*words, "train.epochs=2", "train.steps=null", f"train.cold_cache={str(cold).lower()}")
+    assert code == 0, said
+    assert seen == ([0, 0] if cold else [stored, stored])
+    (attempt,) = read_all([folder / "results"]).attempts
+    row = run_row(attempt, [])
+    expected = (stored, 0) if cold else (None, None)
+    assert (row["cold_cache_bytes"], row["cold_cache_left_bytes"]) == expected
+    facts = {"files": len(images), "bytes": stored, "left_bytes": 0, "nodes": 1, "epochs": 2}
+    assert record(folder).get("cold_cache") == (facts if cold else None)
+
+
+@pytest.mark.parametrize("mode", ["loader", "train"])
+def test_each_drop_comes_before_the_clock_of_its_epoch(
+    ddlbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str
+) -> None:
+    order, own = list[str](), cold_cache.drop
+
+    def drop(files: Iterable[Path]) -> Dropped:
+        order.append("drop")
+        return own(files)
+
+    class Clock(EpochClock):
+        def __init__(self, *given: Any) -> None:
+            order.append("clock")
+            super().__init__(*given)
+
+    monkeypatch.setattr(cold_cache, "drop", drop)
+    monkeypatch.setattr(loop if mode == "train" else loading, "EpochClock", Clock)
+    folder = written(tmp_path).parent
+    write_folders(folder / "images", train=4, val=3)
+    words = [*RESNET, "data=imagenet", f"data.root={folder}/images", "loader.workers=0", f"mode={mode}", COLD]
+    code, said = ddlbench(*words, "train.epochs=2", "train.validate=false")
+    assert code == 0, said
+    assert order == ["drop", "clock"] * 2
+
+
+def test_files_of_staged_data_are_the_copies(tmp_path: Path) -> None:
+    write_folders(tmp_path / "images", train=2, val=1)
+    words = ("+framework=ddp", "+model=resnet50", "data=imagenet", f"data.root={tmp_path}/images")
+    originals = sorted((tmp_path / "images").rglob("*.JPEG"))
+    assert sorted(composed(*words).data.files_read()) == originals
+    staged = composed(*words, f"data.stage_to={tmp_path}/node").data
+    copies = [copy for files in staged.files_to_stage() for _, copy in files.pairs()]
+    assert sorted(staged.files_read()) == sorted(copies) != originals
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("data=imagenet_tfrecord",), "data imagenet_tfrecord are memory-mapped .* choose data=imagenet, or set"),
+        (("loader=synthetic",), "loader synthetic does not: choose loader=native, or set train.cold_cache=false"),
+        (("loader=dali",), "loader dali does not: choose loader=native"),
+        (("+model=gpt2_small", "data=wikitext2"), "wikitext2 are memory-mapped .* choose data.tokenize=on_the_fly"),
+    ],
+)
+def test_what_stays_in_memory_is_refused(words: tuple[str, ...], why: str) -> None:
+    others = [word for word in WORDS if word.split("=")[0] not in {own.split("=")[0] for own in words}]
+    with pytest.raises(Unsupported, match=why):
+        check_cold_cache(composed(*others, *words))
+
+
+def test_what_is_read_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_cold_cache(composed(*WORDS))
+    text = ("+framework=ddp", "+model=gpt2_small", "data=wikitext2", "data.root=/data", "data.tokenize=on_the_fly")
+    check_cold_cache(composed(*text, COLD))
+    monkeypatch.delattr(os, "posix_fadvise")
+    check_cold_cache(composed(*WORDS[:-1]))
+    with pytest.raises(Unsupported, match=r"train.cold_cache=true needs posix_fadvise, which \w+ lacks"):
+        check_cold_cache(composed(*WORDS))
+
+
+def test_a_cold_epoch_is_another_measurement() -> None:
+    names = [run_id(composed(*words).identity(), 4, 1, "abc") for words in (WORDS, WORDS[:-1])]
+    assert names[0] != names[1]
+    assert "cold_cache" not in composed(*WORDS[:-1]).identity()["train"]  # records made before have the same name
