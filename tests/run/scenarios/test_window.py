@@ -41,7 +41,7 @@ from ddlbench.report.read import read_all
 from ddlbench.report.tables import make_tables
 from ddlbench.run.scenarios.training import Training
 from ddlbench.run.scenarios.window import Window, profiled
-from tests.equality.test_equal_training import MODELS
+from tests.equality.cases import MODELS
 from tests.support.equal import Rows, loader, make_job
 from tests.support.libraries import why_no_horovod
 from tests.support.pictures import write_folders
