@@ -112,7 +112,8 @@ def _joined(column: Column, blocks: Sequence[Block], lengths: np.ndarray[Any, An
 def _column_of(column: Column, values: np.ndarray[Any, Any], missing: np.ndarray[Any, Any]) -> Any:
     if column.kind != "text":
         return ARRAYS[column.kind](values, missing)
-    return pd.array(np.where(missing, pd.NA, values), dtype=pd.StringDtype("python"))
+    values[missing] = pd.NA
+    return pd.array(values, dtype=pd.StringDtype("python"))
 
 
 def _repeated(column: Column, values: Sequence[Any], lengths: np.ndarray[Any, Any]) -> Any:
