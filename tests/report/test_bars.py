@@ -12,7 +12,7 @@ SHARES = dict(zip(PARTS, (0.2, 0.4, 0.1, 0.05, 0.15, 0.06, 0.04), strict=True))
 
 
 def row(gpus, **others):
-    known = {"framework": "ddp", "knobs": None, "gpus": gpus, "device": "cuda", "status": "ok"}
+    known = {"framework": "ddp", "compared": "ddp", "knobs": None, "gpus": gpus, "device": "cuda", "status": "ok"}
     return known | dict.fromkeys(PARTS) | others
 
 

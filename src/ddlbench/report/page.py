@@ -94,8 +94,6 @@ def cautions(runs: Sequence[Row], scaling: Sequence[Row]) -> list[str]:
         name = f"{row['framework']}, {row['model']}, {row['gpus']} GPUs"
         if row["allocator_retries"]:
             found.append(f"{name}: {row['allocator_retries']} allocator retries made the timing unreliable")
-        if len((row["git_commits"] or "").split()) > 1:
-            found.append(f"{name}: repeats of different commits of ddlbench are merged")
     return list(dict.fromkeys(found))
 
 

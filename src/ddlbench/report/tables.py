@@ -149,9 +149,15 @@ def run_row(attempt: Attempt, left_out: list[str]) -> Row:
 
 
 def for_spreadsheets(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with every text quoted that a spreadsheet would run."""
+    """The table with every text quoted that a spreadsheet would run. Each different text is looked at once: epochs.csv
+    repeats those of its runs."""
     texts = table.select_dtypes("string")
-    return table.assign(**{str(name): texts[name].map(quoted, na_action="ignore") for name in texts})
+    return table.assign(**{str(name): _quoted(cast(pd.Series, texts[name])) for name in texts})
+
+
+def _quoted(texts: pd.Series) -> pd.Series:
+    odd = {text: quoted(text) for text in texts.dropna().unique() if quoted(text) != text}
+    return texts.replace(odd) if odd else texts
 
 
 def frame(columns: Sequence[Column], rows: Iterable[Row]) -> pd.DataFrame:
