@@ -11,6 +11,7 @@ from typing import Any
 from ddlbench.record.schema import SCALING
 from ddlbench.report.breakdown import merged_windows
 from ddlbench.report.labels import knobs, layout, variants
+from ddlbench.report.marks import of_run
 from ddlbench.report.merge import SEED, AttemptRow, Row, comparison_id, curve_id, group_by
 from ddlbench.report.ratios import Timed, against
 from ddlbench.report.stats import Interval, confidence, median, median_interval
@@ -176,7 +177,7 @@ def _texts(point: Point, kind: str) -> Row:
 
 def _marks(point: Point) -> str | None:
     """Each mark of a merged run, with the number of runs that have it."""
-    found = Counter(mark for marks in point.values("marks") for mark in marks.split("; "))
+    found = Counter(mark for run in point.ok for mark in of_run(run.row))
     return "; ".join(f"{mark} ({count} of {len(point.ok)})" for mark, count in sorted(found.items())) or None
 
 
