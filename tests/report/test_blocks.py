@@ -37,11 +37,11 @@ def test_columns_and_texts_of_several_attempts():
     assert {row["val_loss"] for row in rows} == {None}
 
 
-def test_a_text_of_a_single_epoch_stays_with_its_epoch():
-    lines = [LINES[0], LINES[1] | {"throttle_reasons": "SwPowerCap"}, LINES[2] | {"throttle_reasons": None}]
-    table = epochs_table([block(RUN, LINES, []), block(RUN, lines, [])])
-    assert [row["throttle_reasons"] for row in records(table)] == [None, None, None, None, "SwPowerCap", None]
-    assert str(table["throttle_reasons"].dtype) == str(table["path"].dtype) == "string"
+def test_texts_of_single_epochs():
+    lines = [line | {"throttle_reasons": text} for line, text in zip(LINES, ("heat", None, "power cap"), strict=True)]
+    rows = table_of(lines, left_out := [])
+    assert [row["throttle_reasons"] for row in rows] == ["heat", None, "power cap"]
+    assert not left_out
 
 
 def test_no_attempt_is_an_empty_table():

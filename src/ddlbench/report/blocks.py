@@ -19,11 +19,10 @@ from ddlbench.report.files import Object
 from ddlbench.report.merge import Row
 
 Cells: TypeAlias = tuple["np.ndarray[Any, Any]", "np.ndarray[Any, Any]"]  # values, and whether each is missing
-TYPES: dict[str, Any] = {"int": np.int64, "float": np.float64, "bool": np.bool_, "text": np.object_}
+TYPES = {"int": np.int64, "float": np.float64, "bool": np.bool_, "text": np.object_}
 ARRAYS: dict[str, Any] = {"int": IntegerArray, "float": FloatingArray, "bool": BooleanArray}
 LAST_EPOCH = 10**9
-# Types whose values need no cell of their own; a text may be too long.
-PLAIN: dict[str, set[type]] = {"int": {int}, "float": {int, float}, "bool": {bool}, "text": set()}
+PLAIN = {"int": {int}, "float": {int, float}, "bool": {bool}}  # types whose values need no cell of their own
 
 
 @dataclass
@@ -75,7 +74,7 @@ def _cells(values: Sequence[Any], column: Column, left_out: list[str]) -> Cells 
     kinds = set(map(type, values))
     if kinds <= {NoneType}:
         return None
-    if kinds <= PLAIN[column.kind]:  # nothing is missing
+    if kinds <= PLAIN.get(column.kind, set()):  # nothing is missing
         found = _array(values, column)
         if found is not None:
             return found, np.zeros(len(values), dtype=bool)
@@ -107,19 +106,20 @@ def _joined(column: Column, blocks: Sequence[Block], lengths: np.ndarray[Any, An
         if cells is not None:
             values[start : start + own.length], missing[start : start + own.length] = cells
         start += own.length
-    return _texts(values, missing) if column.kind == "text" else ARRAYS[column.kind](values, missing)
+    return _column_of(column, values, missing)
 
 
-def _texts(values: np.ndarray[Any, Any], missing: np.ndarray[Any, Any]) -> Any:
-    values[missing] = pd.NA
-    return pd.array(values, dtype=pd.StringDtype("python"))
+def _column_of(column: Column, values: np.ndarray[Any, Any], missing: np.ndarray[Any, Any]) -> Any:
+    if column.kind != "text":
+        return ARRAYS[column.kind](values, missing)
+    return pd.array(np.where(missing, pd.NA, values), dtype=pd.StringDtype("python"))
 
 
 def _repeated(column: Column, values: Sequence[Any], lengths: np.ndarray[Any, Any]) -> Any:
     """A value of each attempt, once for each of its epochs. Texts share their letters."""
     if column.kind == "text":
-        texts = np.array(values, dtype=object)
-        return _texts(np.repeat(texts, lengths), np.repeat(pd.isna(texts), lengths))
+        texts = np.array([pd.NA if value is None else value for value in values], dtype=object)
+        return pd.array(np.repeat(texts, lengths), dtype=pd.StringDtype("python"))
     missing = np.array([value is None for value in values], dtype=bool)
     known = np.array([0 if value is None else value for value in values], dtype=TYPES[column.kind])
     return ARRAYS[column.kind](np.repeat(known, lengths), np.repeat(missing, lengths))
