@@ -13,6 +13,8 @@ from matplotlib.ticker import FuncFormatter
 from ddlbench.errors import UserError
 from ddlbench.oracle.predictor import Prediction
 from ddlbench.report import plotting
+from ddlbench.report.looks import PALETTE, looks_of
+from ddlbench.report.plotting import Head
 
 PARTS = {
     "computing": "compute_s",
@@ -30,11 +32,12 @@ def draw(rows: Sequence[Prediction], path: Path) -> None:
         raise UserError(f"--figure={path}: nothing was predicted")
     names = list(dict.fromkeys(row.framework for row in fine))
     with mpl.rc_context(cast(Any, plotting.STYLE)):
-        figure, axes = plotting.grid(1 + min(len(names), MOST))
-        _throughput(axes[0], fine, names)
-        for panel, name in zip(axes[1:], names, strict=False):
+        first = Head(f"{fine[0].model} on {fine[0].cluster}", [f"from: {fine[0].basis}"])
+        grid = plotting.grid([first, *(Head(name, []) for name in names[:MOST])])
+        _throughput(grid.axes[0], fine, names)
+        for panel, name in zip(grid.axes[1:], names, strict=False):
             _steps(panel, [row for row in fine if row.framework == name])
-        plotting.legend(figure, axes)
+        figure = grid.arrange()
         try:
             for kind in ("png", "svg"):
                 figure.savefig(path.with_suffix(f".{kind}"))
@@ -43,25 +46,23 @@ def draw(rows: Sequence[Prediction], path: Path) -> None:
 
 
 def _throughput(axes: Axes, rows: Sequence[Prediction], names: Sequence[str]) -> None:
-    looks = plotting.looks_of(names)
-    for name in names:
+    curves = [(name, name) for name in names]
+    for name, look in zip(names, looks_of(curves).of(curves), strict=True):
         own = [row for row in rows if row.framework == name]
         gpus, rates = [row.gpus for row in own], [row.samples_per_s or 0.0 for row in own]
-        look = looks[name]
-        axes.plot(gpus, rates, color=look.color, marker=look.marker(), label=plotting.label(name))
-    plotting.gpu_axis(axes, [row.gpus for row in rows], "GPUs", linear=False)
+        axes.plot(gpus, rates, color=look.color, label=plotting.label(name), **look.shape)
+    plotting.gpu_axis(axes, [row.gpus for row in rows], "cuda", log=True)
     axes.set_yscale("log", base=2)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    axes.set_ylabel("samples/s (predicted)")
-    plotting.title(axes, f"{rows[0].model} on {rows[0].cluster}", [f"from: {rows[0].basis}"])
+    plotting.value_name(axes, "samples/s (predicted)")
 
 
 def _steps(axes: Axes, rows: Sequence[Prediction]) -> None:
     below = [0.0] * len(rows)
     places = [str(row.gpus) for row in rows]
-    for color, (part, key) in zip(plotting.PALETTE, PARTS.items(), strict=False):
+    for color, (part, key) in zip(PALETTE, PARTS.items(), strict=False):
         heights = [getattr(row, key) or 0.0 for row in rows]
         axes.bar(places, heights, bottom=below, color=color, label=part)
         below = [low + height for low, height in zip(below, heights, strict=True)]
-    axes.set(xlabel="GPUs", ylabel="s a step (predicted)")
-    plotting.title(axes, rows[0].framework, [])
+    axes.set_xlabel("GPUs")
+    plotting.value_name(axes, "s a step (predicted)")
