@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter
 
 from ddlbench.errors import UserError
 from ddlbench.oracle.predictor import Prediction
@@ -52,9 +51,8 @@ def _throughput(axes: Axes, rows: Sequence[Prediction], names: Sequence[str]) ->
         gpus, rates = [row.gpus for row in own], [row.samples_per_s or 0.0 for row in own]
         axes.plot(gpus, rates, color=look.color, label=plotting.label(name), **look.shape)
     plotting.gpu_axis(axes, [row.gpus for row in rows], "cuda", log=True)
-    axes.set_yscale("log", base=2)
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    plotting.value_name(axes, "samples/s (predicted)")
+    rates = [row.samples_per_s for row in rows if row.samples_per_s]
+    plotting.value_axis(axes, rates, "samples/s (predicted)", percents=False, log=True)
 
 
 def _steps(axes: Axes, rows: Sequence[Prediction]) -> None:
