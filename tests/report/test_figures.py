@@ -279,3 +279,21 @@ def test_energy_and_bubble_beside_its_theory(tmp_path):
     assert [[2, 0.3]] in lines(bubble, "gpipe")
     assert [[2, 0.2]] in [line.get_xydata().tolist() for line in bubble.lines if line.get_linestyle() == ":"]
     assert labels(bubble) == {"gpipe", "theory"}
+
+
+def test_by_loader_curves_have_a_colour_of_their_own_and_name_the_base(tmp_path):
+    for loader in ("native", "dali"):
+        for gpus in (2, 4):
+            write_run(tmp_path, loader=loader, gpus=gpus, rate=100.0 * gpus)
+    figures = make_figures(make_tables(read_all([tmp_path]), by="loader")).figures
+    (axes,) = figures["speedup"].axes
+    colors = {line.get_label(): line.get_color() for line in axes.lines if line.get_label() in ("native", "dali")}
+    assert len(set(colors.values())) == 2
+    assert axes.get_ylabel() == "speedup over own base"
+
+
+def test_a_speedup_over_the_best_single_gpu_has_the_plain_name(tmp_path):
+    weak_scaling(tmp_path)
+    figures = figures_of(tmp_path)
+    names = [figures[name].axes[0].get_ylabel() for name in ("speedup", "speedup_own_base")]
+    assert names == ["speedup", "speedup over own base"]

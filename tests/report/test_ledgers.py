@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ddlbench.report.figures import Drawing
+from ddlbench.report.page import render
 from ddlbench.report.read import read_all
 from ddlbench.report.tables import make_tables
 from tests.support.records import write_run
@@ -49,3 +51,12 @@ def test_what_failed_is_not_compared(tmp_path):
     run(tmp_path, "ddp")
     write_run(tmp_path, framework="fsdp", gpus=2, status="oom", sections={"ledger": {"global_batch": 64, "updates": 3}})
     assert warnings_of(tmp_path) == []
+
+
+def test_merged_commits_are_told_once(tmp_path):
+    for repeat, commit in enumerate(("abc", "def")):
+        write_run(tmp_path, repeat=repeat, sections={"environment": {"git_commit": commit}})
+    tables = make_tables(read_all([tmp_path]))
+    page = render(tables, Drawing(), tmp_path)
+    assert page.count("git_commit (") == 1
+    assert "different commits" not in page

@@ -46,8 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if len(tables.warnings) > WARNINGS_SHOWN:
         _say(f"warning: {len(tables.warnings) - WARNINGS_SHOWN} more warnings are in the report", sys.stderr)
     _say(summary_text(tables.scaling), sys.stdout)
-    if tables.drift:
-        _say(tables.drift, sys.stdout)
+    for line in filter(None, (tables.drift, tables.left_out)):
+        _say(line, sys.stdout)
     _say(f"\nreport: {printable(str(page))}", sys.stdout)
     return 0
 

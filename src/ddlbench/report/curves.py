@@ -11,7 +11,7 @@ from ddlbench.report import plotting
 from ddlbench.report.failures import band, mark_failures
 from ddlbench.report.looks import Look, Looks
 from ddlbench.report.merge import Row
-from ddlbench.report.panels import Panel, curve_name, curves
+from ddlbench.report.panels import Panel, curve_key, curve_name, curves
 from ddlbench.report.quantities import Quantity, Values
 
 DOTS = 12  # repeats of one measurement that are drawn one by one; of more ones the range is a thin line
@@ -25,7 +25,7 @@ def draw(axes: Axes, panel: Panel, looks: Looks, quantity: Quantity) -> None:
     plotting.gpu_axis(axes, panel.gpus, panel.device, log)
     drawn = curves(panel)
     names = [curve_name(rows[0]) for rows in drawn]
-    own = looks.of([(str(rows[0]["framework"]), name) for rows, name in zip(drawn, names, strict=True)])
+    own = looks.of([curve_key(rows[0]) for rows in drawn])
     values = _ideal_lines(axes, panel, quantity.ideal) if quantity.ideal else []
     for place, (rows, look, name) in enumerate(zip(drawn, own, names, strict=True)):
         style = {"color": look.color, "transform": plotting.beside(axes, place, len(drawn))}

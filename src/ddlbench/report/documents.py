@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from ddlbench.report.marks import numbered
 from ddlbench.report.merge import Row
 from ddlbench.report.overview import MEASURED, SETTINGS, VS_OWN, VS_SINGLE, notes, overview_cells
 
@@ -19,7 +20,7 @@ _TEXTS = ("framework", "model", "loader", "mode", "scaling", "status", "best sin
 
 def write_documents(scaling: Sequence[Row], folder: Path) -> None:
     """summary.md and summary.tex of rows of scaling.csv, models marked."""
-    headers, lines = overview_cells(scaling, MEASURED | VS_SINGLE | VS_OWN | SETTINGS)
+    headers, lines = overview_cells(numbered(scaling), MEASURED | VS_SINGLE | VS_OWN | SETTINGS)
     (folder / "summary.md").write_text(markdown(headers, lines, notes(scaling)), encoding="utf-8")
     (folder / "summary.tex").write_text(latex(headers, lines, notes(scaling)), encoding="utf-8")
 

@@ -21,18 +21,18 @@ from ddlbench.report.labels import marked
 from ddlbench.report.learning import learning
 from ddlbench.report.looks import Looks, looks_of
 from ddlbench.report.merge import Row
-from ddlbench.report.panels import Panel, curve_name, panels, small_multiples
+from ddlbench.report.panels import Panel, curve_key, panels, small_multiples
 from ddlbench.report.plotting import Head
 from ddlbench.report.published import comparable, draw_communication, draw_efficiency, efficiencies, shares, sources
 from ddlbench.report.quantities import (
     BUBBLE,
-    EFFICIENCY,
     ENERGY,
     EPOCH_TIME,
-    SPEEDUP,
     THROUGHPUT,
     Quantity,
+    efficiency,
     memory,
+    speedup,
     to_target,
 )
 from ddlbench.report.tables import Tables, records
@@ -60,7 +60,7 @@ def make_figures(tables: Tables, targets: Sequence[Target] = (), baseline: bool 
     """
     runs = records(tables.runs)
     scaling = marked(records(tables.scaling), runs)
-    looks = looks_of((str(row["framework"]), curve_name(row)) for row in scaling)
+    looks = looks_of(map(curve_key, scaling))
     drawing = Drawing()
     with mpl.rc_context(cast(Any, plotting.STYLE)):
         whole = panels(scaling, runs)
@@ -69,10 +69,10 @@ def make_figures(tables: Tables, targets: Sequence[Target] = (), baseline: bool 
         drawing.notes.extend(_folded(shared))
         for name, shown, quantity in (
             ("throughput", _without_base(shared), lambda _: THROUGHPUT),
-            ("speedup", shared, lambda _: SPEEDUP),
-            ("efficiency", shared, lambda _: EFFICIENCY),
-            ("speedup_own_base", own, lambda _: SPEEDUP),
-            ("efficiency_own_base", own, lambda _: EFFICIENCY),
+            ("speedup", shared, speedup),
+            ("efficiency", shared, efficiency),
+            ("speedup_own_base", own, speedup),
+            ("efficiency_own_base", own, efficiency),
             ("epoch_time", _without_base(shared), lambda _: EPOCH_TIME),
             ("memory", _without_base(shared), memory),
             ("energy", _measured(_without_base(shared), "energy_sample_j"), lambda _: ENERGY),
@@ -84,7 +84,7 @@ def make_figures(tables: Tables, targets: Sequence[Target] = (), baseline: bool 
             _add(drawing, "published_efficiency", comparable(shared, efficiencies), draw_efficiency(looks))
             _add(drawing, "published_communication", comparable(whole, shares), draw_communication)
             drawing.notes.extend(f"published: {text}" for text in sources())
-        for name, shown, draw_panel in learning(tables.epochs, scaling, looks):
+        for name, shown, draw_panel in learning(tables.learning, tables.epochs, scaling, looks):
             drawing.notes.extend(_folded(shown))
             _add(drawing, name, shown, draw_panel)
         for wanted in targets:

@@ -18,6 +18,18 @@ LARGEST_BYTES = 32 * MIB  # of a file: 1,000 times a usual run.json, epochs.json
 DEEPEST = 50  # levels of nesting: 10 times those of a usual record
 
 
+class NotRegularError(UserError):
+    """A pipe, a folder, a device."""
+
+
+class TooLargeError(UserError):
+    """More bytes than are read."""
+
+
+class ForeignError(UserError):
+    """JSON, but of no run."""
+
+
 def read_bytes(path: Path, largest: int = LARGEST_BYTES) -> bytes:
     """A file's content. OSError where it cannot be read; UserError where it is no regular file, or larger than
     `largest` bytes."""
@@ -27,7 +39,7 @@ def read_bytes(path: Path, largest: int = LARGEST_BYTES) -> bytes:
         size = _regular(os.fstat(handle))
         content = file.read(largest + 1) if size <= largest else b""
     if max(size, len(content)) > largest:
-        raise UserError(f"it has {max(size, len(content)):,} bytes, more than the {largest:,} that are read")
+        raise TooLargeError(f"it has {max(size, len(content)):,} bytes, more than the {largest:,} that are read")
     return content
 
 
@@ -38,14 +50,14 @@ def parse(content: bytes) -> Object:
     except RecursionError:
         raise UserError(f"it is nested more than {DEEPEST} levels deep") from None
     if not isinstance(found, dict):
-        raise UserError("not a JSON object")
+        raise ForeignError("not a JSON object")
     return cast(Object, found)
 
 
 def _regular(status: os.stat_result) -> int:
     """The size of a regular file."""
     if not stat.S_ISREG(status.st_mode):
-        raise UserError("it is not a regular file")
+        raise NotRegularError("it is not a regular file")
     return status.st_size
 
 

@@ -1,14 +1,14 @@
 """Learning curves over epochs and over time: top-1 for images, perplexity for text, never on one axis.
 
-A line is the median of the repeats of one measurement after each epoch, a band is their range. A run that did not end
-ok is a thin line of its own with a cross at its end.
+A line is the median over the seeds of runs that are otherwise equal, a band is their range, a darker band the interval
+of the median from six seeds on. Repeats of one seed count once; where there is one seed alone the band is their range.
+A run that did not end ok is a thin line of its own with a cross at its end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,9 +16,10 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from ddlbench.report import plotting
+from ddlbench.report.courses import Course, Courses, Floats, courses_of
 from ddlbench.report.looks import Look, Looks, looks_of, numbered
 from ddlbench.report.merge import Row, group_by
-from ddlbench.report.panels import Panel, curve_name, devices, settings, small_multiples
+from ddlbench.report.panels import Panel, curve_key, curve_name, devices, settings, small_multiples
 
 METRICS = {
     "accuracy": ("val_top1", "top-1 (% of validation samples)"),
@@ -26,97 +27,66 @@ METRICS = {
 }
 UNITS = (("h", 3600.0), ("min", 60.0))
 SQUASHED = 20  # a curve that falls by more than this factor has no visible end on a linear axis
-FAILED_SHOWN = 8  # runs of a panel that did not end ok
 MARKERS = 12  # of a line, about
 
-Floats = np.ndarray[Any, np.dtype[np.float64]]
 DrawPanel = Callable[[Axes, Panel], None]
 
 
-@dataclass(frozen=True)
-class Course:
-    """One metric over the epochs: of the repeats of a measurement, or of one run (middle = low = high).
-
-    epoch, elapsed_s: where the values stand; elapsed_s is the median of the repeats
-    middle, low, high: the median of the repeats and their range
-    """
-
-    epoch: Floats
-    elapsed_s: Floats
-    middle: Floats
-    low: Floats
-    high: Floats
-
-
-@dataclass(frozen=True)
-class Courses:
-    """One metric of all measurements, by measurement.
-
-    merged: of the runs that ended ok
-    failed: of each other run
-    """
-
-    merged: dict[str, Course]
-    failed: dict[str, list[Course]]
-
-    def shown(self, rows: Sequence[Row]) -> list[tuple[Row, Course]]:
-        """The merged courses of rows of scaling.csv."""
-        return [(row, self.merged[row["measurement"]]) for row in rows if row["measurement"] in self.merged]
-
-    def shown_failed(self, rows: Sequence[Row]) -> list[tuple[Row, Course]]:
-        """The first few runs that did not end ok."""
-        found = [(row, course) for row in rows for course in self.failed.get(row["measurement"], [])]
-        return found[:FAILED_SHOWN]
-
-
 def learning(
-    epochs: pd.DataFrame, scaling: Sequence[Row], looks: Looks
+    table: pd.DataFrame, epochs: pd.DataFrame, scaling: Sequence[Row], looks: Looks
 ) -> Iterator[tuple[str, list[Panel], DrawPanel]]:
-    """Each metric by epoch and by time: its name, its panels and how a panel is drawn."""
+    """Each metric by epoch and by time: its name, its panels and how a panel is drawn.
+
+    table:   of learning.csv
+    scaling: rows of scaling.csv, models marked
+    """
+    of = {row["measurement"]: row["learning"] for row in scaling}
+    most: Any = table.groupby("learning")["seeds"].max()
+    seeds = {str(name): int(count) for name, count in most.items()}
     for name, (column, axis) in METRICS.items():
         known = epochs.dropna(subset=[column, "measurement"])
-        for by, rows in (("epoch", known), ("time", known.dropna(subset=["elapsed_s"]))):
-            shown = _panels(scaling, set(rows["measurement"]))
-            curves = ((str(row["framework"]), _named(panel)(row)) for panel in shown for row in panel.rows)
-            yield f"{name}_by_{by}", shown, _draw_panel(courses_of(rows, column), looks_of(curves, looks), axis, by)
+        for by, place in (("epoch", "epoch"), ("time", "elapsed_s")):
+            rows = known.dropna(subset=[place])
+            shown = _panels(scaling, set(rows["measurement"].unique()), seeds)
+            curves = ((curve_key(row)[0], _named(panel)(row)) for panel in shown for row in panel.rows)
+            courses = courses_of(table, rows, of, column, [place])
+            yield f"{name}_by_{by}", shown, _draw_panel(courses, looks_of(curves, looks), axis, by)
 
 
-def courses_of(epochs: pd.DataFrame, column: str) -> Courses:
-    """Merge the repeats of each measurement, epoch by epoch."""
-    plain = pd.DataFrame(
-        {
-            "measurement": epochs["measurement"].to_numpy(object),
-            "path": epochs["path"].to_numpy(object),
-            "epoch": epochs["epoch"].to_numpy("float64"),
-            "elapsed_s": epochs["elapsed_s"].to_numpy("float64", na_value=np.nan),
-            "value": epochs[column].to_numpy("float64"),
-        }
-    )
-    ok = (epochs["status"] == "ok").to_numpy(bool)
-    groups = plain[ok].groupby(["measurement", "epoch"], sort=True)
-    merged = groups["value"].agg(["median", "min", "max"]).join(groups["elapsed_s"].median()).reset_index()
-    failed: dict[str, list[Course]] = {}
-    for key, run in plain[~ok].groupby(["measurement", "path"], sort=True):
-        name, _ = cast(tuple[str, str], key)
-        failed.setdefault(name, []).append(_course(cast(pd.DataFrame, run), "value", "value", "value"))
-    named = merged.groupby("measurement", sort=False)
-    return Courses(
-        {str(name): _course(cast(pd.DataFrame, rows), "median", "min", "max") for name, rows in named}, failed
-    )
-
-
-def _course(rows: pd.DataFrame, *columns: str) -> Course:
-    return Course(*(rows[name].to_numpy("float64") for name in ("epoch", "elapsed_s", *columns)))
-
-
-def _panels(scaling: Sequence[Row], measured: set[str]) -> list[Panel]:
-    """Comparable measurements of one model in a panel. A measurement that belongs to strong and to weak scaling is in
-    the table twice; here once."""
-    rows = list({row["measurement"]: row for row in scaling if row["measurement"] in measured}.values())
-    told = settings(scaling)
-    groups = group_by(rows, lambda row: (row["model"], row["comparison"])).values()
-    whole = [Panel(str(own[0]["model"]), [told[own[0]["measurement"]], _shared_size(own)], "", own) for own in groups]
+def _panels(scaling: Sequence[Row], measured: set[str], seeds: Mapping[str, int]) -> list[Panel]:
+    """Comparable curves of one model in a panel. seeds: the number of each curve, by its column `learning`"""
+    rows = _curves(scaling, measured)
+    told = settings([_without_seed(row) for row in scaling])
+    groups = group_by(rows, lambda row: (row["model"], row["learning_comparison"])).values()
+    whole = [
+        Panel(str(own[0]["model"]), [told[own[0]["measurement"]], _shared_size(own), _seeds(own, seeds)], "", own)
+        for own in groups
+    ]
     return [part for panel in whole for part in small_multiples(panel, _named(panel))]
+
+
+def _curves(scaling: Sequence[Row], measured: set[str]) -> list[Row]:
+    """A row for each curve, with `measurements`, those that it stands for: one for each seed. A measurement that
+    belongs to strong and to weak scaling is in the table twice; here once."""
+    rows = {row["measurement"]: row for row in scaling if row["measurement"] in measured}.values()
+    groups = group_by(rows, lambda row: row["learning"]).values()
+    firsts = [next((row for row in mates if row["status"] == "ok"), mates[0]) for mates in groups]
+    pairs = zip(firsts, groups, strict=True)
+    return [row | {"measurements": [mate["measurement"] for mate in mates]} for row, mates in pairs]
+
+
+def _without_seed(row: Row) -> Row:
+    parts = [part for part in (row["variant"] or "").split(" ") if not part.startswith("train.seed=")]
+    return row | {"variant": " ".join(parts)}
+
+
+def _seeds(rows: Sequence[Row], seeds: Mapping[str, int]) -> str:
+    """ "median and range of 3 seeds"; empty where every curve has one."""
+    counts = sorted({seeds[row["learning"]] for row in rows if row["learning"] in seeds})
+    if not counts or counts[-1] == 1:
+        return ""
+    fewest = f"{counts[0]} to " if counts[0] < counts[-1] else ""
+    return f"median and range of {fewest}{counts[-1]} seeds"
 
 
 def _size(row: Row) -> str:
@@ -158,10 +128,11 @@ def _draw_panel(courses: Courses, looks: Looks, axis: str, by: str) -> DrawPanel
 
 
 def _panel_looks(panel: Panel, looks: Looks) -> dict[str, Look]:
-    """By the name of the curve. The curves of a panel with one framework differ in colour too."""
+    """By the name of the curve. The curves of a panel with one value of the compared factor differ in colour
+    too."""
     rows = [own[0] for own in group_by(panel.rows, _named(panel)).values()]
-    keys = [(str(row["framework"]), _named(panel)(row)) for row in rows]
-    alone = len({framework for framework, _ in keys}) == 1 < len(keys)
+    keys = [(curve_key(row)[0], _named(panel)(row)) for row in rows]
+    alone = len({compared for compared, _ in keys}) == 1 < len(keys)
     return dict(zip((text for _, text in keys), numbered(len(keys)) if alone else looks.of(keys), strict=True))
 
 
@@ -193,6 +164,8 @@ def _line(axes: Axes, course: Course, unit: float | None, look: Look) -> None:
     axes.plot(places, course.middle, color=look.color, markevery=len(places) // MARKERS + 1, **_shape(look))
     if (course.high > course.low).any():
         axes.fill_between(places, course.low, course.high, color=look.color, alpha=0.15, linewidth=0)
+    if np.isfinite(course.inner_low).any():
+        axes.fill_between(places, course.inner_low, course.inner_high, color=look.color, alpha=0.25, linewidth=0)
 
 
 def _failed_line(axes: Axes, course: Course, unit: float | None, look: Look) -> None:

@@ -1,4 +1,5 @@
-"""Colours and markers of curves: a framework has one colour in a report, no two curves of a panel look the same."""
+"""Colours and markers of curves: a framework, or another factor that is compared, has one colour for each value in a
+report; no two curves of a panel look the same."""
 
 from __future__ import annotations
 

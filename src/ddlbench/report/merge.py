@@ -23,6 +23,7 @@ _NOT_COMPARED = ("global_batch", "environment_id")
 LAYOUT = ("framework.dp", "framework.tp", "framework.pp")
 FACTORS = ("framework", "loader", "model")  # that a report may compare: each is a group of the configuration
 # What a measurement may have several values of, and what `global_batch` says better.
+SEED = "train.seed"  # differs over runs of one curve of quality
 _FREE = ("train.repeat", "train.global_batch", "train.batch_per_gpu", "cluster.notes")
 
 
@@ -112,15 +113,16 @@ def measurement_id(group: list[AttemptRow]) -> str:
 
 def quality_id(run: AttemptRow) -> str:
     """Equal for repeats and for other seeds of one measurement."""
-    return digest([asked(run, (*_FREE, "train.seed")), _seen(run)])
+    return digest([asked(run, (*_FREE, SEED)), _seen(run)])
 
 
-def comparison_id(run: AttemptRow, by: str = "framework") -> str:
+def comparison_id(run: AttemptRow, by: str = "framework", more: Sequence[str] = ()) -> str:
     """Equal for rows that differ in the compared factor, GPU count, batch sizes and site alone.
 
-    by: one of FACTORS
+    by:   one of FACTORS
+    more: other keys that may differ
     """
-    free = (*_FREE, *LAYOUT, *(("train.micro_batch",) if by == "framework" else ()))
+    free = (*_FREE, *more, *LAYOUT, *(("train.micro_batch",) if by == "framework" else ()))
     shared = {k: v for k, v in run.options.items() if k not in free and not k.startswith((f"{by}.", "cluster."))}
     return digest([shared, [run.row[name] for name in SEEN if name not in _NOT_COMPARED]])
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import pandas as pd
 
 from ddlbench.report.labels import changed_models, marked
+from ddlbench.report.marks import explained, numbered
 from ddlbench.report.merge import Row
 from ddlbench.report.panels import devices, duration
 from ddlbench.report.quantities import GIB, MEMORY
@@ -46,6 +47,7 @@ MEASURED: Columns = {
     "scaling": lambda row: str(row["scaling"]),
     "status": lambda row: name(row["status"]),
     "n": lambda row: str(row["runs_ok"]),
+    "!": lambda row: row.get("mark", ""),
     "epoch time": lambda row: seconds(row["epoch_time_s"]),
     "samples/s": lambda row: number(row["throughput_samples_per_s"]),
     "peak memory": lambda row: memory(row),
@@ -87,14 +89,14 @@ def overview_cells(rows: Sequence[Row], columns: Columns) -> tuple[list[str], li
 
 def summary_text(scaling: pd.DataFrame) -> str:
     """The table of scaling.csv in at most 140 columns, and below it intervals, and what its ratios start from."""
-    rows = marked(records(scaling))
+    rows = numbered(marked(records(scaling)))
     if not rows:
         return "no attempt has a configuration in its record: the report lists the failures"
     told = list(dict.fromkeys(text for row in rows if (text := settings(row))))
     marks: Columns = {"": lambda row: f"[{told.index(text) + 1}]" if (text := settings(row)) else ""}
     table = text_table(rows, MEASURED | VS_SINGLE | marks)
-    explained = [f"[{number}] {text}" for number, text in enumerate(told, 1)]
-    below = [*explained, *base_lines(rows), *notes(rows), *failure_lines(rows)]
+    numbers = [f"[{number}] {text}" for number, text in enumerate(told, 1)]
+    below = [*numbers, *base_lines(rows), *notes(rows), *failure_lines(rows)]
     return "\n".join([*table, *ratio_lines(rows, marks), "", *below])
 
 
@@ -141,6 +143,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
     host = any(row["device"] == "cpu" for row in rows)
     return [
         *changed_models(rows),
+        *explained(rows),
         *([INTERVAL_NOTE] if any(map(has_interval, rows)) else []),
         *(["peak memory on CPU is the fullest rank's process on the host"] if host else []),
         *([f"n < {SMALLEST_N}: no 95 % CI of the median; every repeat is in the figures"] if few else []),

@@ -15,6 +15,7 @@ from ddlbench.report.compare import comparisons
 from ddlbench.report.figures import Drawing
 from ddlbench.report.images import pictures
 from ddlbench.report.labels import marked
+from ddlbench.report.marks import numbered
 from ddlbench.report.merge import Row, group_by
 from ddlbench.report.overview import MEASURED, SETTINGS, VS_OWN, VS_SINGLE, base_lines, notes, overview_cells
 from ddlbench.report.tables import Tables, records
@@ -46,7 +47,7 @@ EXPLAINED = (
 def render(tables: Tables, drawing: Drawing, folder: Path) -> str:
     """The page with the figures, which are files in `folder`."""
     plain_runs, plain_scaling = records(tables.runs), records(tables.scaling)
-    runs, scaling = marked(plain_runs), marked(plain_scaling, plain_runs)
+    runs, scaling = marked(plain_runs), numbered(marked(plain_scaling, plain_runs))
     headers, lines = overview_cells(scaling[:ROWS_SHOWN], MEASURED | VS_SINGLE | VS_OWN | SETTINGS)
     paragraphs, more = best(scaling)
     loader = jinja2.PackageLoader("ddlbench.report", ".")
@@ -61,6 +62,7 @@ def render(tables: Tables, drawing: Drawing, folder: Path) -> str:
         lines=[(row["status"], cells) for row, cells in zip(scaling, lines, strict=False)],
         measurements=len(scaling),
         notes=first([*base_lines(scaling), *notes(scaling), *([tables.drift] if tables.drift else [])]),
+        left_out=tables.left_out,
         cautions=first([*tables.warnings, *cautions(runs, scaling)]),
         pictures=pictures(drawing.figures, folder),
         folded=first(drawing.notes),
@@ -94,8 +96,6 @@ def cautions(runs: Sequence[Row], scaling: Sequence[Row]) -> list[str]:
         name = f"{row['framework']}, {row['model']}, {row['gpus']} GPUs"
         if row["allocator_retries"]:
             found.append(f"{name}: {row['allocator_retries']} allocator retries made the timing unreliable")
-        if len((row["git_commits"] or "").split()) > 1:
-            found.append(f"{name}: repeats of different commits of ddlbench are merged")
     return list(dict.fromkeys(found))
 
 

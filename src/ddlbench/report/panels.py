@@ -44,6 +44,11 @@ class Panel:
         return self.rows[0]["device"]
 
     @property
+    def on_own_bases(self) -> bool:
+        """Whether ratios start from each curve's own base."""
+        return bool(self.rows[0]["reference"])
+
+    @property
     def own_bases_tell_more(self) -> bool:
         """Whether ratios to own bases are worth a figure beside those to the best single GPU."""
         return any(
@@ -126,6 +131,11 @@ def _fastest(panel: Panel, name: Naming) -> Panel:
 
 def curve_name(row: Row) -> str:
     return f"{row['compared']} ({row['knobs']})" if row["knobs"] else str(row["compared"])
+
+
+def curve_key(row: Row) -> tuple[str, str]:
+    """The value of the compared factor, which has one colour in all figures, and the name of the curve."""
+    return str(row["compared"]), curve_name(row)
 
 
 def batch_size(row: Row) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ddlbench.report.merge import Row
 from ddlbench.report.panels import Panel
@@ -99,6 +99,14 @@ ENERGY = Quantity("energy of a sample, all devices (J)", of_column("energy_sampl
 BUBBLE = Quantity(
     "bubble (% of the ranks' time)", of_column("bubble"), percent=True, theory=lambda row: row["bubble_theoretical"]
 )
+
+
+def speedup(panel: Panel) -> Quantity:
+    return replace(SPEEDUP, label="speedup over own base") if panel.on_own_bases else SPEEDUP
+
+
+def efficiency(panel: Panel) -> Quantity:
+    return replace(EFFICIENCY, label="efficiency (% of own ideal speedup)") if panel.on_own_bases else EFFICIENCY
 
 
 def to_target(metric: str, cost: str) -> Quantity:

@@ -15,6 +15,7 @@ from ddlbench.errors import UserError
 from ddlbench.record.schema import READ_VERSIONS, SCHEMA_VERSION
 from ddlbench.report.files import Object, parse, read_bytes
 from ddlbench.report.find import search
+from ddlbench.report.left_out import of_error, of_reason, of_version
 from ddlbench.report.texts import printable, shortened
 
 PLAIN = {int, float, bool, type(None)}  # of numbers alone: no text that would have to be made printable
@@ -29,11 +30,13 @@ class Attempt:
 
     record:       run.json
     own_warnings: why it could not be used
+    left_out:     of an unreadable one, the kind of what is wrong with it
     """
 
     path: Path
     record: Object
     own_warnings: tuple[str, ...] = ()
+    left_out: str | None = None
 
     @property
     def name(self) -> str:
@@ -58,10 +61,11 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Records:
-    """Every attempt that was found, and a warning for each folder that could not be read."""
+    """Every attempt that was found; for each folder that could not be read a warning and the kind of its reason."""
 
     attempts: list[Attempt]
     warnings: list[str]
+    left_out: tuple[str, ...] = ()
 
 
 def read_all(folders: Sequence[Path]) -> Records:
@@ -70,11 +74,8 @@ def read_all(folders: Sequence[Path]) -> Records:
         _listable(folder)
     found = search(folders)
     attempts = set(found.attempts.values())  # a folder of an attempt is reported with the attempt
-    closed = [
-        f"{printable(str(path))} cannot be read ({reason})"
-        for path, reason in found.unreadable.items()
-        if attempts.isdisjoint((path, path.parent))
-    ]
+    reasons = {path: why for path, why in found.unreadable.items() if attempts.isdisjoint((path, path.parent))}
+    closed = [f"{printable(str(path))} cannot be read ({reason})" for path, reason in reasons.items()]
     if not found.attempts:
         names = ", ".join(str(folder) for folder in folders)
         but = f" ({'; '.join(closed[:3])})" if closed else ""
@@ -82,7 +83,8 @@ def read_all(folders: Sequence[Path]) -> Records:
             f"no run in {names}{but}: start one with "
             f"python -m ddlbench +framework=ddp +model=resnet50 results_dir={folders[0]}, then report again"
         )
-    return Records([read(found.attempts[place]) for place in sorted(found.attempts)], closed)
+    read_ones = [read(found.attempts[place]) for place in sorted(found.attempts)]
+    return Records(read_ones, closed, tuple(map(of_reason, reasons.values())))
 
 
 def _listable(folder: Path) -> None:
@@ -99,12 +101,13 @@ def read(path: Path) -> Attempt:
     try:
         record = parse(read_bytes(path / "run.json"))
     except Exception as error:  # whatever one record holds, the others are reported
-        return unreadable(path, f"run.json cannot be read ({why(error)})")
+        return unreadable(path, f"run.json cannot be read ({why(error)})", kind=of_error(error))
     version = record.get("schema_version")
     if type(version) is not int or version not in READ_VERSIONS:  # True equals 1
-        return unreadable(path, _refusal(version), version if type(version) is int else None)
+        known = version if type(version) is int else None
+        return unreadable(path, _refusal(version), known, of_version(version))
     if not isinstance(record.get("status"), str):
-        return unreadable(path, "run.json has no status", version)
+        return unreadable(path, "run.json has no status", version, "not JSON of a run")
     return Attempt(path, _ended(record))
 
 
@@ -117,8 +120,8 @@ def _refusal(version: Any) -> str:
     return f"schema_version {shortened(str(version), 40)} is refused, this ddlbench reads {READS}: {remedy}"
 
 
-def unreadable(path: Path, reason: str, version: Any = None) -> Attempt:
-    """The record of an attempt of which nothing can be used."""
+def unreadable(path: Path, reason: str, version: Any = None, kind: str = "unreadable") -> Attempt:
+    """The record of an attempt of which nothing can be used. kind: of left_out.py"""
     number = re.fullmatch(r"attempt-([0-9]{1,9})", path.name)
     record = {
         "schema_version": version,
@@ -127,7 +130,7 @@ def unreadable(path: Path, reason: str, version: Any = None) -> Attempt:
         "status": "unreadable",
         "reason": shortened(printable(reason), REASON),
     }
-    return Attempt(path, record, own_warnings=(f"{printable(str(path))}: {record['reason']}",))
+    return Attempt(path, record, (f"{printable(str(path))}: {record['reason']}",), kind)
 
 
 def _ended(record: Object) -> Object:

@@ -11,7 +11,8 @@ from typing import Any
 from ddlbench.record.schema import SCALING
 from ddlbench.report.breakdown import merged_windows
 from ddlbench.report.labels import knobs, layout, variants
-from ddlbench.report.merge import AttemptRow, Row, comparison_id, curve_id, group_by
+from ddlbench.report.marks import of_run
+from ddlbench.report.merge import SEED, AttemptRow, Row, comparison_id, curve_id, group_by
 from ddlbench.report.ratios import Timed, against
 from ddlbench.report.stats import Interval, confidence, median, median_interval
 
@@ -168,6 +169,7 @@ def _texts(point: Point, kind: str) -> Row:
         "git_commits": " ".join(sorted(commits)) or None,
         "marks": _marks(point),
         "comparison": point.comparison,
+        "learning_comparison": comparison_id(point.sample, point.by, [SEED]),
         "compared_by": point.by,
         "compared": point.sample.row[point.by],
     }
@@ -175,7 +177,7 @@ def _texts(point: Point, kind: str) -> Row:
 
 def _marks(point: Point) -> str | None:
     """Each mark of a merged run, with the number of runs that have it."""
-    found = Counter(mark for marks in point.values("marks") for mark in marks.split("; "))
+    found = Counter(mark for run in point.ok for mark in of_run(run.row))
     return "; ".join(f"{mark} ({count} of {len(point.ok)})" for mark, count in sorted(found.items())) or None
 
 

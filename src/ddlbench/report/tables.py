@@ -20,6 +20,7 @@ from ddlbench.report.copies import without_copies
 from ddlbench.report.doubts import drift, questions
 from ddlbench.report.labels import settings_text
 from ddlbench.report.ledgers import differences, environments, merged_though
+from ddlbench.report.left_out import line as left_out_line
 from ddlbench.report.merge import (
     AttemptRow,
     Row,
@@ -48,6 +49,7 @@ class Tables:
     learning: pd.DataFrame
     warnings: list[str]
     drift: str | None = None  # over the campaign, in words
+    left_out: str | None = None  # what of the folders is not in the numbers, counted in words
 
     def write(self, folder: Path) -> None:
         """runs.csv, epochs.csv, scaling.csv, learning.csv, breakdown.csv; an unknown cell is empty."""
@@ -64,6 +66,7 @@ class Rows:
     run: AttemptRow
     epochs: Block
     warnings: list[str]
+    left_out: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -111,7 +114,20 @@ def make_tables(found: Records, by: str = "framework") -> Tables:
             *(f"{path}: ranks shared a GPU (backend=cuda:gloo): not in the scaling table" for path in shared),
         ],
         drift=drift(merged.groups),
+        left_out=left_out_line(_kinds(found, merged)),
     )
+
+
+def _kinds(found: Records, merged: Merged) -> list[str]:
+    """Of each attempt, copy, file and folder that is left out of the numbers, in the words of left_out.py."""
+    runs = [own.run.row for own in merged.rows]
+    return [
+        *found.left_out,
+        *("copy" for _ in merged.copies),
+        *(kind for own in merged.rows for kind in own.left_out),
+        *("still running or killed" for row in runs if row["status"] == "running"),
+        *("of ranks that shared a GPU" for row in runs if row["backend"] == DEVELOPER),
+    ]
 
 
 def _guarded(attempt: Attempt) -> Rows:
@@ -130,7 +146,9 @@ def _rows(attempt: Attempt) -> Rows:
     lines, warning = attempt.read_epochs()
     epochs = block(run.row, lines, left_out)
     told = [f"{attempt.name}: {in_one_line(left_out)}"] if left_out else []
-    return Rows(run, epochs, [*attempt.own_warnings, *([warning] if warning else []), *told])
+    kinds = [attempt.left_out, "epochs.jsonl that cannot be read whole" if warning else None]
+    warnings = [*attempt.own_warnings, *([warning] if warning else []), *told]
+    return Rows(run, epochs, warnings, tuple(filter(None, kinds)))
 
 
 def run_row(attempt: Attempt, left_out: list[str]) -> Row:
@@ -148,9 +166,15 @@ def run_row(attempt: Attempt, left_out: list[str]) -> Row:
 
 
 def for_spreadsheets(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with every text quoted that a spreadsheet would run."""
+    """The table with every text quoted that a spreadsheet would run. Each different text is looked at once: epochs.csv
+    repeats those of its runs."""
     texts = table.select_dtypes("string")
-    return table.assign(**{str(name): texts[name].map(quoted, na_action="ignore") for name in texts})
+    return table.assign(**{str(name): _quoted(cast(pd.Series, texts[name])) for name in texts})
+
+
+def _quoted(texts: pd.Series) -> pd.Series:
+    odd = {text: quoted(text) for text in texts.dropna().unique() if quoted(text) != text}
+    return texts.replace(odd) if odd else texts
 
 
 def frame(columns: Sequence[Column], rows: Iterable[Row]) -> pd.DataFrame:

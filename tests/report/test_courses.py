@@ -1,0 +1,81 @@
+"""Learning curves over seeds: one line and one band for runs that differ in seed and repeat alone."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ddlbench.report.figures import make_figures
+from ddlbench.report.read import read_all
+from ddlbench.report.tables import make_tables
+from tests.support.records import write_run
+
+
+def run(results, seed, top1, **others):
+    """A run of one epoch."""
+    folder = write_run(results, train={"seed": seed}, epochs=1, **others)
+    line = json.loads((folder / "epochs.jsonl").read_text())
+    (folder / "epochs.jsonl").write_text(json.dumps(line | {"val_top1": top1, "elapsed_s": 10.0 + seed}))
+    return folder
+
+
+def drawn(results, name="accuracy_by_epoch"):
+    return make_figures(make_tables(read_all([results]))).figures[name].axes
+
+
+def values(axes):
+    """Of the curves, without those that only the legend shows."""
+    return [line.get_xydata().tolist() for line in axes.lines if len(line.get_xdata())]
+
+
+def bands(axes):
+    """(low, high) of each."""
+    ends = [band.get_paths()[0].vertices[:, 1] for band in axes.collections]
+    return [(pytest.approx(found.min()), pytest.approx(found.max())) for found in ends]
+
+
+def lines_above(axes):
+    return [text.get_text() for text in axes.texts]
+
+
+def test_other_seeds_are_one_curve_with_their_median_and_range(tmp_path):
+    for seed, top1 in enumerate((0.5, 0.2, 0.3)):
+        run(tmp_path, seed, top1)
+    for repeat in (1, 2):
+        run(tmp_path, 0, 0.5, repeat=repeat)  # no further evidence: the median over all runs would be 0.5
+    (axes,) = drawn(tmp_path)
+    assert values(axes) == [[[1, 0.3]]]
+    assert bands(axes) == [(0.2, 0.5)]
+    assert "median and range of 3 seeds" in lines_above(axes)
+    (by_time,) = drawn(tmp_path, "accuracy_by_time")
+    assert values(by_time) == [[[10, 0.3]]], "10, 10, 10, 11, 12 s: time is of all runs"
+
+
+def test_six_seeds_have_the_interval_of_the_median_too(tmp_path):
+    for seed in range(9):
+        run(tmp_path, seed, 0.1 * (seed + 1))
+    (axes,) = drawn(tmp_path)
+    assert values(axes) == [[[1, pytest.approx(0.5)]]]
+    assert bands(axes) == [(0.1, 0.9), (0.2, 0.8)], "the 2nd and the 8th of 9"
+
+
+def test_frameworks_with_other_seeds_share_a_panel(tmp_path):
+    for framework, seeds in (("ddp", (0, 1)), ("fsdp", (2,))):
+        for seed in seeds:
+            run(tmp_path, seed, 0.5, framework=framework)
+    (axes,) = drawn(tmp_path)
+    assert axes.get_legend_handles_labels()[1] == ["ddp", "fsdp"]
+    assert "median and range of 1 to 2 seeds" in lines_above(axes)
+    assert not any("train.seed" in text for text in lines_above(axes))
+
+
+def test_a_failed_run_of_another_seed_is_a_line_with_a_cross_in_the_colour_of_the_curve(tmp_path):
+    ok = run(tmp_path, 0, 0.5)
+    failed = write_run(tmp_path, train={"seed": 1}, epochs=1, status="killed", reason="signal 9")
+    line = json.loads((ok / "epochs.jsonl").read_text())
+    (failed / "epochs.jsonl").write_text(json.dumps(line | {"val_top1": 0.1}))
+    (axes,) = drawn(tmp_path)
+    assert values(axes) == [[[1, 0.5]], [[1, 0.1]], [[1, 0.1]]]
+    assert [line.get_marker() for line in axes.lines if len(line.get_xdata())][2] == "x"
+    assert len({line.get_color() for line in axes.lines}) == 1

@@ -1,0 +1,69 @@
+"""What makes a row doubtful stands beside it, with its explanation below."""
+
+from __future__ import annotations
+
+import html
+
+from ddlbench.report.figures import Drawing
+from ddlbench.report.marks import explained, of_run
+from ddlbench.report.overview import summary_text
+from ddlbench.report.page import render
+from ddlbench.report.read import read_all
+from ddlbench.report.tables import make_tables, records
+from tests.support.records import write_run
+
+NOTHING = {"marks": None, "ranks_differ": None, "straggler_rank": None, "straggler_host": None}
+
+
+def test_a_run_has_its_own_marks_those_of_its_ranks_and_its_straggler():
+    assert of_run(NOTHING) == []
+    odd = {"marks": "throttled; steal", "ranks_differ": "torch (2.13: rank 1)", "straggler_rank": 0}
+    assert of_run(NOTHING | odd) == ["throttled", "steal", "ranks differ", "straggler rank 0"]
+    assert of_run(NOTHING | odd | {"straggler_host": "node2"})[-1] == "straggler rank 0 on node2"
+
+
+def tables_of(results):
+    """ddp on 1, 2 and 4 GPUs: all three runs on 4 are marked, one on 2, none on 1."""
+    for repeat in range(3):
+        write_run(results, repeat=repeat)
+        write_run(results, gpus=2, repeat=repeat, summary={"marks": "load" if repeat else None})
+        slow = {"marks": "load; steal", "straggler_rank": 3, "straggler_host": "node2"}
+        write_run(results, gpus=4, repeat=repeat, summary=slow, sections={"ranks_differ": ["torch"]})
+    return make_tables(read_all([results]))
+
+
+LINES = (
+    "!1 load (2 of 3)",
+    "!2 load (3 of 3); ranks differ (3 of 3); steal (3 of 3); straggler rank 3 on node2 (3 of 3)",
+    "load: other processes computed on the host when the run started",
+    "steal: the hypervisor gave the cores to other machines",
+)
+
+
+def test_the_terminal_marks_the_row_and_explains_below(tmp_path):
+    text = summary_text(tables_of(tmp_path).scaling)
+    lines = [line.split() for line in text.splitlines()]
+    n = lines[0].index("n")
+    assert lines[0][n + 1] == "!"
+    rows = {line[n - 3]: line[n + 1] for line in lines if line[:1] == ["ddp"] and "ok" in line}
+    assert rows == {"1": "10.2", "2": "!1", "4": "!2"}, "the row without a mark goes on with its epoch time"
+    for line in LINES:
+        assert f"\n{line}\n" in text
+    assert "throttled" not in text
+
+
+def test_the_page_has_both_too(tmp_path):
+    tables = tables_of(tmp_path)
+    page = html.unescape(render(tables, Drawing(), tmp_path))
+    assert page.count('<td data-name="!" class="number">!1</td>') == 1
+    assert page.count('<td data-name="!" class="number">!2</td>') == 1
+    for line in LINES:
+        assert f"<li>{line}</li>" in page
+    assert sorted(map(str, (row["marks"] for row in records(tables.scaling))))[0] == "None"
+
+
+def test_many_different_marks_are_counted():
+    rows = [{"marks": f"straggler rank {n} (1 of 1)"} for n in range(25)]
+    lines = explained(rows)
+    assert lines[19:21] == ["!20 straggler rank 19 (1 of 1)", "and 5 more: see marks in scaling.csv"]
+    assert lines[21].startswith("straggler: its own step")
