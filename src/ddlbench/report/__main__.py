@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _compare(before, after, given.fail_if_slower)
         out: Path = given.out or _results(given)[0] / "report"
         targets = [target(text) for text in given.target]
-        tables = only(make_tables(read_all(_results(given)), given.by), given.only)
+        tables = only(_tables(given), given.only)
         page = write_report(tables, out, targets, given.baseline == "published")
     except UserError as error:
         _say(f"ddlbench.report: {printable(str(error))}", sys.stderr)
@@ -50,6 +50,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say(line, sys.stdout)
     _say(f"\nreport: {printable(str(page))}", sys.stdout)
     return 0
+
+
+def _tables(given: argparse.Namespace) -> Tables:
+    found = read_all(_results(given))
+    tables = make_tables(found, given.by)
+    if given.predict is None:
+        return tables
+    from ddlbench.report.predicted import with_predictions  # torch comes with it
+
+    return with_predictions(tables, found, given.predict)
 
 
 def _results(given: argparse.Namespace) -> list[Path]:
@@ -111,6 +121,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--target", nargs="+", default=[], metavar="METRIC=NUMBER",
         help="epochs, updates, samples and seconds until a metric reaches a value: --target val_top1=0.7",
+    )  # fmt: skip
+    parser.add_argument(
+        "--predict", metavar="CLUSTER",
+        help="put beside each measurement what the oracle predicts from the runs on one device; CLUSTER as in "
+        "python -m ddlbench.predict cluster=CLUSTER",
     )  # fmt: skip
     parser.add_argument(
         "--compare",

@@ -77,6 +77,12 @@ RATIOS: Columns = {
     "its interval": lambda row: between(row, "speedup_vs_own_base", ratio),
     "coverage": lambda row: percent(row["speedup_coverage"] or row["speedup_vs_own_base_coverage"]),
 }
+# A third table of the terminal, with --predict.
+PREDICTED: Columns = {
+    "predicted step": lambda row: seconds(row["predicted_step_s"]),
+    "prediction error": lambda row: signed(row["predicted_error"]) + ("!" if row["predicted_flag"] else ""),
+}
+WHICH: Columns = {key: MEASURED[key] for key in ("framework", "model", "loader", "gpus", "scaling")}
 SETTINGS: Columns = {"settings": lambda row: settings(row)}
 
 
@@ -97,7 +103,7 @@ def summary_text(scaling: pd.DataFrame) -> str:
     table = text_table(rows, MEASURED | VS_SINGLE | marks)
     numbers = [f"[{number}] {text}" for number, text in enumerate(told, 1)]
     below = [*numbers, *base_lines(rows), *notes(rows), *failure_lines(rows)]
-    return "\n".join([*table, *ratio_lines(rows, marks), "", *below])
+    return "\n".join([*table, *ratio_lines(rows, marks), *predicted_lines(rows, marks), "", *below])
 
 
 def text_table(rows: Sequence[Row], columns: Columns) -> list[str]:
@@ -114,6 +120,11 @@ def text_table(rows: Sequence[Row], columns: Columns) -> list[str]:
 def ratio_lines(rows: Sequence[Row], marks: Columns) -> list[str]:
     known = [row for row in rows if has_interval(row) or needs_own(row)]
     return ["", *text_table(known, RATIOS | marks)] if known else []
+
+
+def predicted_lines(rows: Sequence[Row], marks: Columns) -> list[str]:
+    known = [row for row in rows if row["predicted_step_s"] is not None]
+    return ["", *text_table(known, WHICH | PREDICTED | marks)] if known else []
 
 
 def has_interval(row: Row) -> bool:
@@ -183,6 +194,11 @@ def number(value: float | None) -> str:
 
 def percent(value: float | None) -> str:
     return "" if value is None else f"{100 * value:.1f} %"
+
+
+def signed(value: float | None) -> str:
+    """A share with its sign."""
+    return "" if value is None else f"{100 * value:+.1f} %"
 
 
 def ratio(value: float | None) -> str:

@@ -17,7 +17,7 @@ from ddlbench.report.images import pictures
 from ddlbench.report.labels import marked
 from ddlbench.report.marks import numbered
 from ddlbench.report.merge import Row, group_by
-from ddlbench.report.overview import MEASURED, SETTINGS, VS_OWN, VS_SINGLE, base_lines, notes, overview_cells
+from ddlbench.report.overview import MEASURED, PREDICTED, SETTINGS, VS_OWN, VS_SINGLE, base_lines, notes, overview_cells
 from ddlbench.report.tables import Tables, records
 from ddlbench.report.texts import shortened
 
@@ -48,7 +48,8 @@ def render(tables: Tables, drawing: Drawing, folder: Path) -> str:
     """The page with the figures, which are files in `folder`."""
     plain_runs, plain_scaling = records(tables.runs), records(tables.scaling)
     runs, scaling = marked(plain_runs), numbered(marked(plain_scaling, plain_runs))
-    headers, lines = overview_cells(scaling[:ROWS_SHOWN], MEASURED | VS_SINGLE | VS_OWN | SETTINGS)
+    shown = MEASURED | VS_SINGLE | VS_OWN | PREDICTED | SETTINGS
+    headers, lines = overview_cells(scaling[:ROWS_SHOWN], shown)
     paragraphs, more = best(scaling)
     loader = jinja2.PackageLoader("ddlbench.report", ".")
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
