@@ -33,7 +33,7 @@ from ddlbench.report.merge import (
 from ddlbench.report.quality import learning_table
 from ddlbench.report.read import Attempt, Records, unreadable, why
 from ddlbench.report.scaling import scaling_rows
-from ddlbench.report.texts import quoted
+from ddlbench.report.spreadsheets import for_spreadsheets
 
 _GLOBAL_BATCH = next(column for column in RUNS if column.name == "global_batch")
 DTYPES = {"text": "string", "int": "Int64", "float": "Float64", "bool": "boolean"}
@@ -163,18 +163,6 @@ def run_row(attempt: Attempt, left_out: list[str]) -> Row:
     row["environment_id"] = digest(known) if (known := fingerprint(attempt.record.get("environment"))) else None
     row["staleness_max"] = _staleness_max(attempt.record)
     return row | {"measurement": None, "learning": None, "path": attempt.name}
-
-
-def for_spreadsheets(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with every text quoted that a spreadsheet would run. Each different text is looked at once: epochs.csv
-    repeats those of its runs."""
-    texts = table.select_dtypes("string")
-    return table.assign(**{str(name): _quoted(cast(pd.Series, texts[name])) for name in texts})
-
-
-def _quoted(texts: pd.Series) -> pd.Series:
-    odd = {text: quoted(text) for text in texts.dropna().unique() if quoted(text) != text}
-    return texts.replace(odd) if odd else texts
 
 
 def frame(columns: Sequence[Column], rows: Iterable[Row]) -> pd.DataFrame:

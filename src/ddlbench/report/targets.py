@@ -13,8 +13,9 @@ import pandas as pd
 
 from ddlbench.errors import UserError
 from ddlbench.report.merge import Row, group_by
+from ddlbench.report.spreadsheets import for_spreadsheets
 from ddlbench.report.stats import confidence, median, median_interval
-from ddlbench.report.tables import Tables, for_spreadsheets, records
+from ddlbench.report.tables import Tables, records
 
 RISING = ("val_top1", "val_top5")
 FALLING = ("val_loss", "val_perplexity_token", "val_perplexity_word", "train_loss")
