@@ -57,7 +57,7 @@ def _tables(given: argparse.Namespace) -> Tables:
     tables = make_tables(found, given.by)
     if given.predict is None:
         return tables
-    from ddlbench.report.predicted import with_predictions  # torch comes with it
+    from ddlbench.oracle.beside import with_predictions  # torch comes with it
 
     return with_predictions(tables, found, given.predict)
 

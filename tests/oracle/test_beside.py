@@ -15,9 +15,9 @@ from omegaconf import OmegaConf
 
 from ddlbench.config.compose import configuration, configurations
 from ddlbench.errors import UserError
+from ddlbench.oracle.beside import with_predictions
 from ddlbench.report.__main__ import main
 from ddlbench.report.merge import Row
-from ddlbench.report.predicted import with_predictions
 from ddlbench.report.read import read_all
 from ddlbench.report.tables import Tables, make_tables, records
 from tests.support.records import GPU, write_run
