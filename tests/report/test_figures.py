@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from matplotlib.figure import Figure
 
 from ddlbench.report import failures, plotting
 from ddlbench.report import figures as module
@@ -297,3 +298,11 @@ def test_a_speedup_over_the_best_single_gpu_has_the_plain_name(tmp_path):
     figures = figures_of(tmp_path)
     names = [figures[name].axes[0].get_ylabel() for name in ("speedup", "speedup_own_base")]
     assert names == ["speedup", "speedup over own base"]
+
+
+def test_a_linear_axis_begins_at_zero_however_small_the_differences():
+    axes = Figure().add_subplot()
+    plotting.value_axis(axes, [98.0, 100.0], "samples/s", percents=False, log=False)
+    low, high = axes.get_ylim()
+    assert low == 0
+    assert high == pytest.approx(108)
