@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from ddlbench.errors import Unsupported
 from ddlbench.frameworks.deepspeed.knobs import BUCKET_MB, Knobs
@@ -30,7 +30,8 @@ def fsdp(framework: FSDP, setting: Setting) -> Outcome:
     size = setting.counts.numbers / shards * setting.gradient_bytes
     seconds = setting.all_reduce(size, framework.replicate, shards)
     more = Message("all-reduce of shards", 1, size, seconds, seconds)
-    return _with(outcome, setting, shards, framework.replicate, more)
+    layout = {"dp": setting.world, "shards": shards}
+    return replace(outcome, messages=(*outcome.messages, more), layout=layout)
 
 
 def zero3(framework: Knobs, setting: Setting) -> Outcome:
@@ -40,14 +41,6 @@ def zero3(framework: Knobs, setting: Setting) -> Outcome:
     weight = 2 if framework.casts(setting.job) else 4
     scheme = Scheme(setting.world, weight, setting.gradient_bytes, again=True, always=True, own_copy=True)
     return sharded(setting, scheme)
-
-
-def _with(outcome: Outcome, setting: Setting, shards: int, replicas: int, more: Message) -> Outcome:
-    messages = (*outcome.messages, more) if replicas > 1 else outcome.messages
-    return Outcome(
-        outcome.compute_s, messages, outcome.memory, outcome.limits, 0.0,
-        {"dp": setting.world, "shards": shards}, outcome.notes, outcome.micro_samples,
-    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -115,8 +108,7 @@ def _memory(setting: Setting, scheme: Scheme, samples: float) -> Memory:
 
 def sent(blocks: list[Sharded]) -> float:
     """Seconds of all communication of one micro batch."""
-    total: Callable[[Sharded], float] = lambda block: block.gather + block.gather_again + block.reduce  # noqa: E731
-    return sum(map(total, blocks))
+    return sum(block.gather + block.gather_again + block.reduce for block in blocks)
 
 
 def volume(setting: Setting, scheme: Scheme, count: int) -> float:

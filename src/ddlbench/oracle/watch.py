@@ -87,8 +87,9 @@ class Watch:
         first = not entering.requires_grad
         self.modules.append((name, style, entering.numel() * size, value.numel() * value.element_size(), first))
 
-    def _window(self, name: str, module: nn.Module, image: Tensor) -> None:
-        kernel, stride = (_height(size) for size in (getattr(module, "kernel_size"), getattr(module, "stride")))  # noqa: B009
+    def _window(self, name: str, module: Any, image: Tensor) -> None:
+        """module: a convolution or pooling, with a kernel size and a stride"""
+        kernel, stride = _height(module.kernel_size), _height(module.stride)
         halo = max(0, kernel - stride)
         height = image.shape[-2]
         self.rows.append((name, halo, image.numel() * image.element_size() / height, height))

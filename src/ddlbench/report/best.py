@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ddlbench.report.compare import row_name, sample_interval
 from ddlbench.report.merge import Row, group_by
-from ddlbench.report.panels import curve_name, devices, duration, settings
-from ddlbench.report.stats import SMALLEST_N, Interval
+from ddlbench.report.panels import devices, duration, settings
+from ddlbench.report.stats import SMALLEST_N
 from ddlbench.report.texts import shortened
 
 PARAGRAPHS = 12
@@ -68,10 +69,10 @@ def _verdict(fastest: Row, others: Sequence[Row], rate: str) -> str:
     second = others[0]
     factor = f"{second['sample_time_s'] / fastest['sample_time_s']:.3g} times as fast as {_name(second)}"
     lead = f"{_name(fastest)} has the shortest median, {rate}, {factor}"
-    own, counts = _interval(fastest), f"n={fastest['runs_ok']} and n={second['runs_ok']}"
-    if own is None or _interval(second) is None:
+    own, counts = sample_interval(fastest), f"n={fastest['runs_ok']} and n={second['runs_ok']}"
+    if own is None or sample_interval(second) is None:
         return f"{lead}, but with {counts} this is not certain: an interval needs {SMALLEST_N} repeats"
-    equal = [row for row in others if (interval := _interval(row)) is None or own.overlaps(interval)]
+    equal = [row for row in others if (interval := sample_interval(row)) is None or own.overlaps(interval)]
     if equal:
         names = ", ".join(map(_name, equal[:NAMED])) + (f" and {len(equal) - NAMED} more" if len(equal) > NAMED else "")
         return f"{lead}; no difference is shown between {_name(fastest)} and {names} ({duration_range(fastest)})"
@@ -84,11 +85,5 @@ def duration_range(row: Row) -> str:
     return f"95 % interval {duration(low)} to {duration(high)} a sample"
 
 
-def _interval(row: Row) -> Interval | None:
-    low, high = row["sample_time_low_s"], row["sample_time_high_s"]
-    return None if low is None or high is None else Interval(low, high, 0.95)
-
-
 def _name(row: Row) -> str:
-    text = curve_name(row) + (f" [{row['layout']}]" if row["layout"] else "")
-    return shortened(text, LONGEST_NAME)
+    return shortened(row_name(row), LONGEST_NAME)

@@ -118,9 +118,6 @@ def _column_of(column: Column, values: np.ndarray[Any, Any], missing: np.ndarray
 
 def _repeated(column: Column, values: Sequence[Any], lengths: np.ndarray[Any, Any]) -> Any:
     """A value of each attempt, once for each of its epochs. Texts share their letters."""
-    if column.kind == "text":
-        texts = np.array([pd.NA if value is None else value for value in values], dtype=object)
-        return pd.array(np.repeat(texts, lengths), dtype=pd.StringDtype("python"))
     missing = np.array([value is None for value in values], dtype=bool)
     known = np.array([0 if value is None else value for value in values], dtype=TYPES[column.kind])
-    return ARRAYS[column.kind](np.repeat(known, lengths), np.repeat(missing, lengths))
+    return _column_of(column, np.repeat(known, lengths), np.repeat(missing, lengths))

@@ -26,7 +26,7 @@ def comparisons(scaling: Sequence[Row]) -> list[str]:
         based = [row for row in group if row["speedup_low"] is not None and row["gpus"] > 1]
         if based:
             sentences.append(f"{where}, against {_base(fastest)}: {'; '.join(map(_against_base, based))}")
-        decided += len(based) + sum(bool(_interval(fastest) and _interval(other)) for other in others)
+        decided += len(based) + sum(bool(sample_interval(fastest) and sample_interval(other)) for other in others)
     return [*sentences, *([_multiplicity(decided)] if decided > 1 else [])]
 
 
@@ -44,14 +44,14 @@ def _base(row: Row) -> str:
 def _against_base(row: Row) -> str:
     ends = f"{row['speedup_low']:.3g} to {row['speedup_high']:.3g}"
     if row["speedup_verdict"] == NONE_SHOWN:
-        return f"{_name(row)}: {NONE_SHOWN} ({ends})"
-    return f"{_name(row)} is {row['speedup']:.3g} times as fast ({ends})"
+        return f"{row_name(row)}: {NONE_SHOWN} ({ends})"
+    return f"{row_name(row)} is {row['speedup']:.3g} times as fast ({ends})"
 
 
 def _sentence(fast: Row, slow: Row) -> str:
-    names = f"{_name(fast)} and {_name(slow)}"
+    names = f"{row_name(fast)} and {row_name(slow)}"
     times = f"{duration(fast['sample_time_s'])} and {duration(slow['sample_time_s'])} a sample"
-    one, two = _interval(fast), _interval(slow)
+    one, two = sample_interval(fast), sample_interval(slow)
     if one is None or two is None:
         counts = f"n={fast['runs_ok']} and n={slow['runs_ok']}"
         return f"{names} took {times} ({counts}, no 95 % CI): too few repeats to tell them apart"
@@ -60,13 +60,15 @@ def _sentence(fast: Row, slow: Row) -> str:
     if one.overlaps(two):
         return f"no difference shown between {names}: {times}, their ratio is {ends}"
     factor = slow["sample_time_s"] / fast["sample_time_s"]
-    return f"{_name(fast)} is {factor:.3g} times as fast as {_name(slow)}: {times}, the ratio is {ends}"
+    return f"{row_name(fast)} is {factor:.3g} times as fast as {row_name(slow)}: {times}, the ratio is {ends}"
 
 
-def _name(row: Row) -> str:
+def row_name(row: Row) -> str:
+    """Its curve, and the layout of its ranks where that is asked for."""
     return curve_name(row) + (f" [{row['layout']}]" if row["layout"] else "")
 
 
-def _interval(row: Row) -> Interval | None:
+def sample_interval(row: Row) -> Interval | None:
+    """Of the median of a sample's time; None with too few repeats."""
     low, high = row["sample_time_low_s"], row["sample_time_high_s"]
     return None if low is None or high is None else Interval(low, high, LEVEL)

@@ -61,9 +61,9 @@ def _flatten(config: Mapping[str, Any], prefix: str = "") -> Row:
     return flat
 
 
-def digest(value: Any) -> str:
+def digest(value: Any, letters: int = 8) -> str:
     """A short hash of plain data."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:8]
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:letters]
 
 
 def group_by(items: Iterable[Item], key: Callable[[Item], Hashable]) -> dict[Any, list[Item]]:

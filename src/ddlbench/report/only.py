@@ -21,10 +21,10 @@ def only(tables: Tables, filters: Sequence[str]) -> Tables:
     columns and values that the tables do not have."""
     if not filters:
         return tables
-    kept = records(tables.runs)
+    runs = kept = records(tables.runs)
     for text in filters:
         column, wanted = _parsed(text)
-        _check(column, wanted, sorted({str(run[column]) for run in records(tables.runs)} - {"None"}))
+        _check(column, wanted, sorted({str(run[column]) for run in runs} - {"None"}))
         kept = [run for run in kept if str(run[column]) in wanted]
     told = f"only {' '.join(map(printable, filters))}: {len(kept)} of {len(tables.runs)} attempts are reported"
     if not kept:

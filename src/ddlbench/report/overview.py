@@ -14,7 +14,7 @@ from ddlbench.report.quantities import GIB, MEMORY
 from ddlbench.report.ratios import NONE_SHOWN
 from ddlbench.report.stats import SMALLEST_N
 from ddlbench.report.tables import records
-from ddlbench.report.texts import shortened
+from ddlbench.report.texts import aligned, shortened
 
 WIDTH = 140
 FAILURES_SHOWN = 10
@@ -109,12 +109,7 @@ def summary_text(scaling: pd.DataFrame) -> str:
 def text_table(rows: Sequence[Row], columns: Columns) -> list[str]:
     """Lines with aligned columns under their headers, none longer than WIDTH."""
     headers, lines = overview_cells(rows, columns)
-    widths = [max(len(line[n]) for line in [headers, *lines]) for n in range(len(headers))]
-    align = [str.ljust if header in _LEFT else str.rjust for header in headers]
-    return [
-        _cut("  ".join(pad(cell, width) for pad, cell, width in zip(align, line, widths, strict=True)).rstrip())
-        for line in [headers, ["-" * width for width in widths], *lines]
-    ]
+    return [_cut(line) for line in aligned(headers, lines, _LEFT)]
 
 
 def ratio_lines(rows: Sequence[Row], marks: Columns) -> list[str]:

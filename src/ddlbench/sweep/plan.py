@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import random
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -12,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 from ddlbench.config.compose import configuration, configurations, supports
 from ddlbench.config.schema import Config
 from ddlbench.errors import Unavailable, Unsupported, UserError
+from ddlbench.report.merge import digest
 from ddlbench.sweep.study import Study
 
 if TYPE_CHECKING:
     import torch
 
+LETTERS = 16  # of the hashes that name cells
 INVALID = "invalid"  # a combination that ddlbench refuses before it starts: no record, no row
 
 
@@ -73,7 +73,7 @@ def key_of(identity: Mapping[str, Any], world_size: int) -> str:
     """What identifies a cell: what is measured and how many ranks. The name of the machine is left out, because a
     results folder belongs to one machine."""
     measured = {name: value for name, value in identity.items() if name != "cluster"}
-    return _digest([measured, world_size])
+    return digest([measured, world_size], LETTERS)
 
 
 def _cells(study: Study, device: torch.device) -> Iterator[Cell]:
@@ -91,7 +91,7 @@ def _runs(study: Study, place: int, point: Mapping[str, Any], device: torch.devi
         refused = _refusal(config, gpus, device)
     except UserError as error:
         identity, refused = {"words": words, "train": {}}, (INVALID, str(error))
-    family = _digest(identity)
+    family = digest(identity, LETTERS)
     first = Cell(dict(point), words, gpus, study.seeds[0], 0, study.limit(gpus), "", family, place, refused)
     for seed in study.seeds[: 1 if refused else None]:
         for repeat in range(1 if refused else study.repeats):
@@ -127,7 +127,3 @@ def points(cells: Iterable[Cell]) -> dict[tuple[str, int], list[Cell]]:
     for cell in sorted(cells, key=lambda cell: cell.place):
         found.setdefault((cell.family, cell.gpus), []).append(cell)
     return found
-
-
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:16]

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ddlbench.report.texts import printable
+from ddlbench.report.texts import aligned, printable
 from ddlbench.sweep.plan import INVALID, Cell, points
 from ddlbench.sweep.state import MISSING, RUNNING, State
 
@@ -68,10 +68,7 @@ def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     if not rows:
         return []
     head = list(rows[0])
-    texts = [head, *([str(row[key])[:WIDEST] for key in head] for row in rows)]
-    widths = [max(len(text[column]) for text in texts) for column in range(len(head))]
-    texts.insert(1, ["-" * width for width in widths])
-    return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in texts]
+    return aligned(head, ([str(row[key])[:WIDEST] for key in head] for row in rows))
 
 
 def _reasons(cells: Sequence[Cell]) -> list[str]:
