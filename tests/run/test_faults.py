@@ -81,6 +81,7 @@ def test_a_rank_that_hangs_is_a_timeout(tmp_path: Path) -> None:
     processes = start(tmp_path, "hang", f"train.timeout_s={patience_s()}")
     codes, said = end(processes)
     assert sorted(codes) in ([6, 8], [8, 8]), said  # either rank may notice first; the one that sleeps ends too
+    assert any("broken.py" in text for text in said)  # the stack of the rank that sleeps
     content = record(tmp_path)
     assert content["status"] == "timeout"
     assert "train.timeout_s" in content["reason"]
@@ -91,6 +92,7 @@ def test_a_main_thread_that_is_silent_for_too_long_is_a_timeout(tmp_path: Path) 
     processes = start(tmp_path, "hang", f"train.timeout_s={limit}", ranks=1)
     codes, said = end(processes)
     assert codes == [8], said
+    assert re.search(r"most recent call first.*broken\.py", said[0], re.DOTALL)
     assert record(tmp_path)["status"] == "timeout"
     assert record(tmp_path)["reason"] == f"rank 0: no step ended within {limit} s (train.timeout_s)"
 

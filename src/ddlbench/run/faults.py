@@ -6,6 +6,7 @@ watches for signals, for the other ranks' failures (peers.py) and for a main thr
 
 from __future__ import annotations
 
+import faulthandler
 import math
 import os
 import select
@@ -201,5 +202,7 @@ class Supervisor:
             os._exit(own.exit_code)
 
     def _exit(self, failure: Failure) -> None:
+        if failure.status == "timeout":  # the log shows where each rank waits: a hang may not come a second time
+            faulthandler.dump_traceback(2)
         mine = failure.rank == self.rank or failure.status == Killed.status
         os._exit(failure.exit_code if mine else PeerFailed.exit_code)
