@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import threading
@@ -12,8 +11,8 @@ import pytest
 from ddlbench.errors import RunError, UserError
 from ddlbench.measure.summary import summarise
 from ddlbench.record.record import Record, end_for_rank_0, run_id, writable, write_json
-from tests.measure.test_summary import epoch_row
-from tests.support.processes import small_disk
+from tests.support.epoch_rows import epoch_row
+from tests.support.processes import fill_disk, small_disk
 
 CONFIG = {group: {"name": f"my{group}"} for group in ("framework", "model", "loader")}
 
@@ -126,7 +125,7 @@ def test_a_full_disk_has_room_for_the_status(tmp_path: Path, capsys: pytest.Capt
     with small_disk(tmp_path, 2**20) as disk:
         record = Record.open(str(disk), "run", {})
         record.epoch(epoch_row(0, 3, [1.0, 2.0]))
-        fill(disk)
+        fill_disk(disk)
         with pytest.raises(RunError, match=r"the record in .* cannot be written \(No space left on device\)"):
             record.epoch(epoch_row(1, 3, [1.0, 2.0]))
         assert record.finish("error", "the disk is full")
@@ -137,12 +136,6 @@ def test_a_full_disk_has_room_for_the_status(tmp_path: Path, capsys: pytest.Capt
             Record.open(str(disk), "run", {})
         assert [path.name for path in record.folder.parent.iterdir()] == ["attempt-1"]
     assert capsys.readouterr().err == ""
-
-
-def fill(disk: Path) -> None:
-    with (disk / "others").open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while True:
-            file.write(b"x" * 512)
 
 
 def test_a_folder_that_is_gone_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,7 @@ from ddlbench.record.recorder import FileRecorder
 from ddlbench.record.run_json import model_section
 from ddlbench.report.read import read_all
 from ddlbench.report.tables import make_tables, records
-from tests.measure.test_summary import epoch_row
+from tests.support.epoch_rows import epoch_row
 from tests.support.simulated_run import job_of
 
 A100 = "NVIDIA A100-SXM4-80GB"  # 312 TFLOP/s in bf16, 19.5 in fp32 without TF32

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.cluster import Slurm
-from tests.sweep.studies import write
-from tests.sweep.test_local import statuses
+from tests.sweep.studies import statuses, write
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
