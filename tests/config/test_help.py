@@ -71,7 +71,7 @@ def test_a_key_is_read_with_value_and_comment() -> None:
     assert whole.groups() == ("  ", "a", "'#1'", "what: # it is")
 
 
-def test_help_without_a_choice_says_how_to_ask() -> None:
+def test_help_without_a_choice_names_the_option_to_give() -> None:
     assert "Keys of framework: give --help +framework=NAME" in help_text(["--help"])
     assert "Keys of framework: give --help +framework=NAME" in help_text(["--help", "+framework=nothing"])
 

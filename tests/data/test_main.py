@@ -148,7 +148,7 @@ def test_text_to_a_checked_token_file(data, text, tmp_path):
     assert (tmp_path / "new/my.bin").read_bytes() == target.read_bytes()
 
 
-def test_token_files_are_told_and_checked(data, text):
+def test_token_files_are_described_and_checked(data, text):
     data("tokenize", text, "--out", target := text.with_suffix(".bin"))
     code, out, _ = data("info", target)
     assert code == 0

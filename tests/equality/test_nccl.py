@@ -88,7 +88,7 @@ def message(number: int, kind: str, peer: int) -> list[Event]:
     return [("messages", "a", number, [(kind, peer)]), ("wait", number)]
 
 
-def test_what_ends_is_not_stuck() -> None:
+def test_a_program_that_ends_is_not_reported_as_a_deadlock() -> None:
     assert not stuck(total("a", 1), total("a", 7), made=())
     assert not stuck(message(1, "send", 1) + message(2, "recv", 1), message(1, "recv", 0) + message(2, "send", 0))
     both: list[Event] = [("messages", "a", 1, [("send", 1), ("recv", 1)]), ("synchronize",)]

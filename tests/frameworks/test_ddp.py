@@ -111,7 +111,7 @@ def test_what_it_cannot_do_is_said_before_anything_starts() -> None:
     DDP().check(two_ranks(reduce_dtype="fp16"))
 
 
-def test_single_refuses_company() -> None:
+def test_single_refuses_several_ranks() -> None:
     with pytest.raises(Unsupported, match="runs in one process, this launch has 2"):
         Single().check(two_ranks())
 

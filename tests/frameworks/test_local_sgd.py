@@ -52,12 +52,12 @@ def simulation(case: Case, replicas: int, local_steps: int) -> Outcome:
             optimizer.step()
             optimizer.zero_grad()
         if step % local_steps == 0 or step == case.steps:
-            meet(models)
+            average(models)
     weights = {name: tensor.clone() for name, tensor in models[0].state_dict().items()}
     return Outcome(losses, weights, validate(case, models[0]), case.steps, start)
 
 
-def meet(models: list[nn.Sequential]) -> None:
+def average(models: list[nn.Sequential]) -> None:
     states = [model.state_dict() for model in models]
     means = {name: torch.stack([state[name].double() for state in states]).mean(0) for name in states[0]}
     for model in models:
@@ -225,13 +225,13 @@ def test_the_rule_notices_a_planted_fault() -> None:
     assert all(off > 10 * tolerance for off in found.values()), found
 
 
-def test_replicas_meet_every_so_often_and_when_somebody_looks() -> None:
+def test_weights_are_averaged_after_local_steps_and_before_they_are_read() -> None:
     for rank in seen():
         assert rank.alike == [False, True, False, True, True]
         assert rank.facts == {"staleness": 0, "local_steps": 2, "reduce_dtype": "fp32"}
 
 
-def test_loaded_weights_train_on_from_there() -> None:
+def test_training_continues_from_loaded_weights() -> None:
     for rank in seen():
         assert rank.restored[0] == rank.restored[1]
 

@@ -146,7 +146,7 @@ def test_on_a_gpu_times_are_those_of_the_device(monkeypatch: pytest.MonkeyPatch)
     assert timed(times) == (5.0, 2.25, 0.5, [2.25, 2.25], [0.25, 0.25])
 
 
-def test_the_host_s_wait_stands_beside_the_device_s(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_waits_of_host_and_device_are_both_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loader takes 3 s of the host's time for each batch, while the device is busy and waits 0.25 s."""
     marks, now = iter([0.0, 0.25, 5.0, 5.0, 5.25, 9.0, 9.0]), [100.0]
     monkeypatch.setattr(clock_module, "mark", lambda device: next(marks))

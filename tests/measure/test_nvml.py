@@ -67,7 +67,7 @@ def read() -> GpuState:
     return reader()
 
 
-def test_the_gpu_of_this_rank_is_asked(fake: Nvml) -> None:
+def test_the_gpu_of_this_rank_is_read(fake: Nvml) -> None:
     fake.figures["lowered"] = {0: 7, 1: 0, 3: 0, 5: 0}
     assert read() == GpuState(5_000, 1500, 0, {0: 7, 1: 0, 3: 0, 5: 0})
     assert {words[1] for words in fake.asked} == {"gpu at 0000000a:0b:00.0"}

@@ -93,7 +93,7 @@ def test_energy_is_that_of_each_node_once() -> None:
     assert summary["energy_source"] == "rapl"
 
 
-def test_the_steady_rate_stands_beside_the_headline() -> None:
+def test_the_steady_rate_does_not_replace_the_throughput() -> None:
     summary = summarise(found()[0]["three"], 3, None)
     # epochs 1 and 2 take 18 and 27 s on the slowest rank, of which 10 and 15 are the first step
     assert summary["throughput_samples_per_s"] == pytest.approx(24 / 45)

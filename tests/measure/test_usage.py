@@ -31,7 +31,7 @@ def test_reading_is_counted_and_sleeping_is_not(tmp_path: Path) -> None:
     assert used.cpu_s < 0.25
 
 
-def test_the_look_itself_is_not_counted() -> None:
+def test_the_bytes_of_the_reading_itself_are_not_counted() -> None:
     """It reads a little of every process: on a busy node more than a loader of text does. Other processes begin and end
     between two looks, so the least of several counts."""
     others = [subprocess.Popen(["sleep", "600"]) for _ in range(50)]

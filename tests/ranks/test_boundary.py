@@ -148,7 +148,7 @@ def test_both_ranks_diverge_at_the_same_step() -> None:
         assert (steps, type(error)) == (16, Diverged)
 
 
-def test_one_rank_asks_and_both_stop_at_the_same_step() -> None:
+def test_one_rank_requests_a_stop_and_both_stop_at_the_same_step() -> None:
     for rank, (steps, error) in enumerate(found["asked"] for found in two_ranks()):
         assert steps == 12
         failure = Failure.of(error, rank)

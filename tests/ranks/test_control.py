@@ -43,7 +43,7 @@ def found() -> list[dict[str, Any]]:
     return run_ranks(RANKS, on_each_rank)
 
 
-def test_no_rank_leaves_a_barrier_before_the_last_one_has_come() -> None:
+def test_no_rank_leaves_a_barrier_before_the_last_rank_enters_it() -> None:
     for rank in found():
         assert rank["came"] == [[True] * RANKS] * RANKS
 
@@ -61,7 +61,7 @@ def test_a_sum_is_of_all_ranks_and_leaves_their_own_values() -> None:
         assert rank["own"] == [number, 10.0]
 
 
-def test_a_single_process_waits_for_nobody() -> None:
+def test_a_single_process_does_not_wait() -> None:
     barrier()
     assert single_process()
     assert all_gather(5) == gather_to_rank0(5) == [5]

@@ -216,7 +216,7 @@ def test_detect_needs_no_torch():
     assert run(PYTHON, "-c", code).returncode == 0
 
 
-def test_alone():
+def test_one_process_without_a_launcher():
     (only,) = met(run(PYTHON, MEET))
     assert (only["launcher"], only["world_size"], only["sum"]) == ("alone", 1, 1)
 

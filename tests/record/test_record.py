@@ -94,7 +94,7 @@ def test_a_better_reason_may_follow_but_no_success(tmp_path: Path) -> None:
     assert status(record) == ("error", "another rank ended")
 
 
-def test_of_several_ranks_one_ends_the_record_for_rank_0_and_rank_0_leaves_it_so(tmp_path: Path) -> None:
+def test_rank_0_keeps_the_end_that_another_rank_recorded_for_it(tmp_path: Path) -> None:
     record = Record.open(str(tmp_path), "run", {})
     assert end_for_rank_0(record.folder, "timeout", "rank 0 is stopped")
     assert not end_for_rank_0(record.folder, "error", "second")

@@ -23,7 +23,7 @@ def test_an_efficiency_above_100_percent_is_questioned(tmp_path):
     assert "(single, 10 ms a sample)" in text
 
 
-def test_one_that_chance_may_explain_says_so(tmp_path):
+def test_an_interval_that_begins_below_100_percent_is_named(tmp_path):
     for repeat in range(6):
         write_run(tmp_path, framework="single", rate=100.0 + repeat, repeat=repeat)
         write_run(tmp_path, gpus=2, rate=204.0 + 2 * repeat, repeat=repeat)

@@ -14,7 +14,7 @@ def run(framework="ddp", options=None, **row):
     return AttemptRow(names | VERSIONS | row, options or {})
 
 
-def test_equal_settings_are_not_told():
+def test_equal_settings_are_not_shown():
     runs = [run(options={"framework.bucket_cap_mb": 25, "train.seed": 0})] * 2
     assert knobs(runs) == ["", ""]
     assert variants(runs) == ["", ""]
@@ -48,7 +48,7 @@ def test_variants_are_everything_else_and_versions():
     assert variants(runs) == ["torch=2.14.1 train.compile=true", "torch=2.13.0 train.compile=false"]
 
 
-def test_what_a_run_never_got_to_know_is_no_difference():
+def test_a_value_that_a_run_did_not_record_is_no_difference():
     assert variants([run(), run(torch=None)]) == ["", ""]
 
 
@@ -69,5 +69,5 @@ def test_what_defines_a_generic_option_is_always_shown():
     assert knobs([run("zero3", options={"framework.zero_stage": 3})]) == [""]
 
 
-def test_a_key_that_only_a_later_version_has_is_told():
+def test_a_key_that_only_a_later_version_has_is_shown():
     assert knobs([run(options={}), run(options={"framework.overlap": 2})]) == ["", "overlap=2"]

@@ -74,7 +74,7 @@ def test_the_page_needs_no_network(report):
     assert sum(link.startswith("data:") for link in links.found) == 11
 
 
-def test_the_page_tells_failures_bases_and_how_it_was_measured(report):
+def test_the_page_has_failures_bases_and_how_it_was_measured(report):
     page = (report[0] / "report.html").read_text()
     assert "CUDA out of memory" in page
     assert "base single@1, resnet50: 10.0 ms a sample" in page
@@ -140,7 +140,7 @@ def test_an_out_that_cannot_be_written_is_one_line_with_the_remedy(tmp_path, cap
     assert "cannot be written (Not a directory): choose another folder with --out" in told
 
 
-def test_tainted_timings_are_told(tmp_path):
+def test_doubtful_timings_have_a_warning(tmp_path):
     write_run(tmp_path, summary={"allocator_retries": 3}, sections={"environment": {"git_dirty": True}})
     assert main([str(tmp_path)]) == 0
     page = (tmp_path / "report" / "report.html").read_text()

@@ -57,7 +57,7 @@ def test_overlap_is_symmetric_and_counts_a_common_end():
     assert not low.overlaps(Interval(2.1, 3.0, 0.95))
 
 
-def test_what_a_table_says_of_n():
+def test_a_table_gives_n_and_the_level_of_the_interval():
     assert confidence(3, None) == "n=3, no 95 % CI"
     assert confidence(6, median_interval([float(i) for i in range(6)])) == "n=6, 96.9 % CI"
 

@@ -50,7 +50,7 @@ def scripted(slurm, tmp_path: Path, *options: str, script: str, **env: str) -> l
     return sorted(lines, key=lambda line: line["rank"])
 
 
-def test_srun_ranks_meet_across_nodes(slurm):
+def test_srun_ranks_connect_across_nodes(slurm):
     ranks = met(slurm.run("srun", "-N2", "-n4", "--ntasks-per-node=2", PYTHON, MEET))
     assert [(rank["rank"], rank["local_rank"], rank["host"]) for rank in ranks] == [
         (0, 0, "node1"),
@@ -71,13 +71,13 @@ def test_uneven_nodes_and_one_visible_gpu_a_task(slurm):
     assert ranks[0]["gpu"] != ranks[1]["gpu"]
 
 
-def test_a_batch_script_without_srun_is_one_process_and_told_so(slurm, tmp_path):
+def test_a_batch_script_without_srun_is_one_process_with_a_hint(slurm, tmp_path):
     (only,) = scripted(slurm, tmp_path, "-N2", "-n4", script='"$PY" -c "$WHO"')
     assert (only["launcher"], only["world_size"]) == ("alone", 1)
     assert only["hint"].startswith("one process in a Slurm job of 4 tasks")
 
 
-def test_steps_at_once_on_other_nodes_meet_apart(slurm, tmp_path):
+def test_simultaneous_steps_on_different_nodes_form_separate_groups(slurm, tmp_path):
     step = 'srun --overlap -N1 -n2 -w node{} "$PY" -c "$WHO"'
     ranks = scripted(
         slurm, tmp_path, "-N2", "-n4", "--ntasks-per-node=2", script=f"{step.format(1)} & {step.format(2)}; wait"

@@ -98,7 +98,7 @@ def test_the_owner_on_another_host_is_alive_while_its_heartbeat_is(tmp_path: Pat
     held.release()
 
 
-def test_an_owner_that_others_gave_up_sees_that_it_has_lost_the_claim(tmp_path: Path) -> None:
+def test_an_owner_sees_that_another_process_took_its_claim(tmp_path: Path) -> None:
     held = claim(tmp_path, "cell")
     assert held is not None
     (tmp_path / FOLDER / "cell.2").write_text("{}")

@@ -60,7 +60,7 @@ def test_workers_are_the_cores_that_a_rank_leaves_free(cores: int, device: str, 
 
 
 @pytest.mark.parametrize(("cores", "workers", "wanted"), [(1, 1, 3), (1, 0, 2), (9, 8, 10)])
-def test_few_cores_are_told_in_one_line(cores: int, workers: int, wanted: int) -> None:
+def test_too_few_cores_get_advice_in_one_line(cores: int, workers: int, wanted: int) -> None:
     said = few_cores(cores, workers)
     assert said is not None
     assert f"each rank has {cores} core{'s' if cores > 1 else ''} for itself" in said
@@ -70,7 +70,7 @@ def test_few_cores_are_told_in_one_line(cores: int, workers: int, wanted: int) -
 
 
 @pytest.mark.parametrize("cores", [3, 10, 100])
-def test_the_default_of_enough_cores_is_not_told(cores: int) -> None:
+def test_enough_cores_for_the_default_get_no_advice(cores: int) -> None:
     assert few_cores(cores, default_workers(cores, "cuda", 1)) is None
 
 

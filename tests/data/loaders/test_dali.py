@@ -157,7 +157,7 @@ def test_on_a_gpu_it_is_torchs_current_stream_that_waits(folders, monkeypatch, o
     assert asked == [("side stream" if on_gpu else None)] * 2
 
 
-def test_rank_that_reads_nothing_gets_as_many_nothings(plain):
+def test_rank_that_does_not_read_gets_none_for_each_batch(plain):
     feed = Dali("dali").open(plain, replace(request(), place=Place(0, 1, reads_data=False)))
     assert list(feed.train(0)) == [None] * 6
     assert list(feed.validation()) == [None] * 2

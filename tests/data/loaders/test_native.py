@@ -175,7 +175,7 @@ def test_layout_changes_no_byte(folders):
         assert torch.equal(whole, torch.cat([part.inputs for part in parts]))
 
 
-def test_rank_that_reads_nothing_gets_as_many_nothings():
+def test_rank_that_does_not_read_gets_none_for_each_batch():
     feed = Native("native", workers=2).open(KeyData(), replace(request(), place=Place(0, 1, reads_data=False)))
     assert list(feed.train(0)) == [None] * 6
     assert list(feed.validation()) == [None] * 2

@@ -182,7 +182,7 @@ def test_table_holds_bytes_and_tokens_before_each_line(tmp_path, tokenizer):
 
 
 @pytest.mark.parametrize("spoil", ["missing", "cut short", "of another text"])
-def test_table_that_is_not_the_texts_is_made_again(tmp_path, tokenizer, spoil):
+def test_table_of_another_text_is_made_again(tmp_path, tokenizer, spoil):
     ahead, fly = written(tmp_path / "a", tokenizer, PROSE * 3)
     (table,) = (tmp_path / "a").glob("train*.lines")
     content = table.read_bytes()
@@ -234,7 +234,7 @@ def emptied(text):
         (Path.unlink, r"cannot read .*train\.txt \(No such file or directory\): check whether it was moved"),
     ],
 )
-def test_text_that_is_spoilt_under_way_is_one_line(tmp_path, tokenizer, spoil, message, workers):
+def test_text_that_is_damaged_during_the_run_is_one_line(tmp_path, tokenizer, spoil, message, workers):
     _, fly = written(tmp_path, tokenizer, PROSE * 3)
     request = Request(model(7), Place(0, 1), torch.device("cpu"), seed=0, replica_batch=2)
     feed = Native("native", workers=workers).open(fly, request)
@@ -296,7 +296,7 @@ print(len(os.listdir("/proc/self/task")) - started)
 
 
 @pytest.mark.parametrize("first", ["prepare", "nothing"])
-def test_one_thread_tokenises_and_nobody_warns(tmp_path, tokenizer, first, monkeypatch):
+def test_one_thread_tokenises_without_a_warning(tmp_path, tokenizer, first, monkeypatch):
     """In a rank that made the token file on all threads, and in one that found it made; in its workers and itself."""
     written(tmp_path, tokenizer, PROSE * 9)
     if first == "prepare":

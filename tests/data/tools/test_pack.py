@@ -133,7 +133,7 @@ def test_interrupted_pack_goes_on(layout, packed, tmp_path, in_process, monkeypa
     assert content(target) == content(packed)
 
 
-def test_packing_again_mends_what_is_damaged(layout, packed, tmp_path, in_process):
+def test_packing_again_repairs_what_is_damaged(layout, packed, tmp_path, in_process):
     target = tmp_path / "set"
     pack(layout, target, SHARD_BYTES, processes=1)
     (target / "val/00000-of-00002.tfrecord").write_bytes(b"damaged")

@@ -65,7 +65,7 @@ def started() -> tuple[int, int, int]:
 
 
 @pytest.mark.slow
-def test_ranks_meet_where_they_met_before() -> None:
+def test_ranks_connect_again_at_the_same_addresses() -> None:
     ranks = run_ranks(2, meet)
     assert [meeting for _, _, meeting in ranks] == 2 * [
         {

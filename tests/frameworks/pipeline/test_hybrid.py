@@ -176,7 +176,7 @@ def test_knobs_train_what_one_process_trains() -> None:
 
 
 @pytest.mark.slow
-def test_neighbours_share_layers_and_the_next_average() -> None:
+def test_neighbours_share_layers_and_other_ranks_are_stages_or_replicas() -> None:
     by_rank = [rank["places"] for rank in on_four_ranks()]
     assert [parts for parts, _ in by_rank] == [
         ({"dp": 0, "pp": 0, "tp": 0}, 0, True, False),

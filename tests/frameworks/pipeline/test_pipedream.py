@@ -152,7 +152,7 @@ def assert_noticed(each: Trial, found: Outcome) -> None:
     assert distance(found.weights, each.expected()) > 2 * each.tolerance.weights
 
 
-def test_where_ranks_stand(two_ranks: tuple[dict[str, Outcome], list[Layout]]) -> None:
+def test_every_rank_has_its_coordinates_and_stages(two_ranks: tuple[dict[str, Outcome], list[Layout]]) -> None:
     places, facts = zip(*two_ranks[1], strict=True)
     assert [dict(place.coordinates) for place in places] == [{"dp": 0, "pp": 0}, {"dp": 0, "pp": 1}]
     assert [(place.reads_data, place.reports) for place in places] == [(True, False), (True, True)]
@@ -185,7 +185,7 @@ def test_four_ranks() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trials", [QUICK, SLOW, FOUR_RANKS], ids=["quick", "slow", "four ranks"])
-def test_the_age_of_the_weights_shows(trials: Mapping[str, Trial]) -> None:
+def test_old_weights_differ_from_current_ones_by_more_than_the_tolerance(trials: Mapping[str, Trial]) -> None:
     """Else the comparisons would also pass with weights that are up to date."""
     for name, each in trials.items():
         if max(each.staleness) > 0 and each.case.precision == "fp32":
@@ -196,7 +196,7 @@ def of(world_size: int, model: Model = VGG, **job_keys: Any) -> Job:
     return replace(job(), model=model, world_size=world_size, **{"global_batch": 12, "micro_batch": None, **job_keys})
 
 
-def test_what_goes() -> None:
+def test_supported_settings_are_accepted() -> None:
     PipeDream().check(of(2, precision="bf16", checkpoint_activations=True, channels_last=True))
     PipeDream().check(of(2, micro_batch=4))
     PipeDream().check(of(1, model=TIED, clip_norm=1.0))

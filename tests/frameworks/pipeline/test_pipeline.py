@@ -56,7 +56,7 @@ def test_replicas_of_a_pipeline_with_a_middle_stage_average_weights_and_statisti
     assert_equal(images, reference(IMAGES, 2), TOLERANCES["resnet", "fp32"])
 
 
-def test_the_central_test_notices_copies_that_went_apart_and_a_wrong_norm() -> None:
+def test_the_central_test_notices_untied_copies_and_a_wrong_norm() -> None:
     expected = reference(replace(CASE, micro_batch=2), 1)
     for found in run_ranks(2, train_cases, [(CASE, Untied()), (CASE, CountedTwice(tp=2))])[0]:
         assert distance(found.weights, expected) > 0.01
@@ -77,7 +77,7 @@ def layout(framework: Pipeline) -> tuple[Place, dict[str, Any], list[str]]:
 
 
 @pytest.mark.slow
-def test_where_ranks_stand() -> None:
+def test_every_rank_has_its_coordinates_and_stages() -> None:
     ranks = run_ranks(4, layout, Pipeline(dp=2, virtual_stages=2, schedule="interleaved", balance=[1, 1, 2, 1]))
     places, facts, names = zip(*ranks, strict=True)
     assert [dict(place.coordinates) for place in places] == [
