@@ -49,12 +49,12 @@ def test_help_shows_command_choices_and_keys(words: tuple[str, ...]) -> None:
 
 
 def test_every_key_and_every_choice_is_explained() -> None:
-    told = {group: meanings(group) for group in GROUPS}
+    explained = {group: meanings(group) for group in GROUPS}
     unexplained = [
         f"{group}/{choice}.yaml: {key.name}"
         for group, choice in ALL
         for key in keys(group, choice)
-        if key.name != "_target_" and not told[group].get(key.name)
+        if key.name != "_target_" and not explained[group].get(key.name)
     ]
     assert unexplained == []
     assert [key.name for key in keys(".", "config") if not key.comment] == []

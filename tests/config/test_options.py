@@ -1,4 +1,4 @@
-"""A label cannot lie: no option is made into another one, and other sizes of a model are seen."""
+"""A label cannot lie: no option can be changed into another one, and other sizes of a model are visible."""
 
 from __future__ import annotations
 

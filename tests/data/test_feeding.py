@@ -1,4 +1,4 @@
-"""Every loader feeds every framework: ranks get what their place says, start no more than that, train and validate."""
+"""Every loader with every framework: ranks read what their place says, start no other reader, train and validate."""
 
 from __future__ import annotations
 

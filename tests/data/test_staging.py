@@ -71,7 +71,7 @@ STAGED_FILES = {folders: 4 * 3 + 3 * 3, shards: 2 + 2, text: 2, raw_text: 2 + 2,
 
 @pytest.mark.parametrize("data", STAGED_FILES, ids=lambda data: data.__name__)
 def test_staged_data_train_the_same(ddlbench, tmp_path: Path, data: Any) -> None:
-    """And are read where they lie: the originals' content is not looked at any more."""
+    """And they are read from the node: the originals' content is not read any more."""
     words = data(tmp_path)
     for attempt in ("results_dir=results", f"data.stage_to={tmp_path}/node", f"data.stage_to={tmp_path}/node"):
         code, said = ddlbench(*words, attempt)
@@ -256,7 +256,7 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest
 
 
 def test_a_bad_image_is_the_originals(ddlbench, tmp_path: Path) -> None:
-    """Whoever mends a copy would have it overwritten."""
+    """The next staging would overwrite a repaired copy."""
     words = folders(tmp_path)
     truncate(tmp_path / "images/train/a/001.JPEG")
     code, said = ddlbench(*words, f"data.stage_to={tmp_path}/node", "train.steps=3")

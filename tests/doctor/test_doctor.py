@@ -1,4 +1,4 @@
-"""The report on this machine: every declared choice is in it, whatever is missing, and nothing makes it fail."""
+"""The report on this machine: it has every choice, whatever is missing, and nothing makes it fail."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Missing(DDP):
 
 @dataclass
 class Pairs(DDP):
-    """Talks while its library is imported, as some do."""
+    """Prints while its library is imported, as some do."""
 
     library: ClassVar[str] = "omegaconf"
 
@@ -157,7 +157,7 @@ def test_a_section_that_cannot_be_made_does_not_end_the_report(monkeypatch: pyte
 
 @pytest.mark.slow
 def test_the_program_names_every_choice_and_ends_well(tmp_path: Path) -> None:
-    """In a shell that no run would accept, in any folder, without a GPU to be seen."""
+    """With variables that no run would accept, in any folder, without a visible GPU."""
     variables = environment(RANK="0", CUDA_VISIBLE_DEVICES="")
     command = [sys.executable, "-m", "ddlbench.doctor"]
     done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=200)

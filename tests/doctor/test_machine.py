@@ -1,4 +1,4 @@
-"""What of the machine limits a run: remarks where it bites, silence where it does not."""
+"""Limits of the machine: each is reported, with a remark where it would stop a run."""
 
 from __future__ import annotations
 

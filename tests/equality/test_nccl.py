@@ -96,7 +96,8 @@ def test_a_program_that_ends_is_not_reported_as_a_deadlock() -> None:
 
 
 def test_a_planted_hang_is_found() -> None:
-    """A sum that one rank starts before and the other after both have met, with an idle device before."""
+    """A sum that one rank starts before both ranks wait for each other and the other rank after it, with an idle device
+    before."""
     early: list[Event] = [("collective", "a", 1, "allreduce"), ("synchronize",), ("meet",), ("wait", 1)]
     late: list[Event] = [("synchronize",), ("meet",), *total("a", 1)]
     found = stuck(early, late)

@@ -101,7 +101,7 @@ def test_a_long_value_is_cut():
 
 def test_a_planted_secret_never_reaches_the_record(ddlbench, monkeypatch, tmp_path):
     for name, value in (SEEN | HIDDEN).items():
-        if not name.startswith(("SLURM_", "OMPI_")) or PLANTED in value:  # these would tell of a launcher
+        if not name.startswith(("SLURM_", "OMPI_")) or PLANTED in value:  # these would name a launcher
             monkeypatch.setenv(name, value)
     code, said = ddlbench(*SMALL, "train.epochs=1", "train.validate=false")
     assert code == 0, said

@@ -62,7 +62,7 @@ def test_energy_of_the_packages_between_the_readings(tmp_path: Path, monkeypatch
     meter.tick(70.0)
     set_energy(package, 20)  # began again
     meter.tick(130.0)
-    set_energy(package, 990)  # without the reading before nobody would know that it had begun again
+    set_energy(package, 990)  # only the reading before shows that the counter began again
     use = meter.end()
     assert (use.energy_j, use.energy_source, use.seconds, use.counts_energy) == (50 + 50 + 970, "rapl", 4.0, True)
 

@@ -1,4 +1,4 @@
-"""NVML's counters from a fake of the library that keeps what was asked of it."""
+"""NVML's counters from a fake of the library that records its calls."""
 # ruff: noqa: N802 (the names are those of the library)
 
 from __future__ import annotations

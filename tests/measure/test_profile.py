@@ -67,7 +67,7 @@ def test_the_parts_of_a_step_on_the_host() -> None:
 
 
 def test_a_send_counts_while_its_sender_waits_for_it() -> None:
-    """gloo's event of a send ends when somebody asks for it."""
+    """gloo's event of a send ends when a rank waits for it."""
     events = [
         Event(WINDOW, 0, 100), Event("gloo:send", 0, 90), Event("aten::mm", 0, 40), Event(WAIT, 80, 90),
         Event("gloo:recv", 50, 60),

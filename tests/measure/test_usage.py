@@ -1,4 +1,4 @@
-"""What is counted as used is what this process and its children used."""
+"""CPU time, bytes and page faults are those of this process and its children."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_reading_is_counted_and_sleeping_is_not(tmp_path: Path) -> None:
 
 def test_the_bytes_of_the_reading_itself_are_not_counted() -> None:
     """It reads a little of every process: on a busy node more than a loader of text does. Other processes begin and end
-    between two looks, so the least of several counts."""
+    between two readings, so the least of several counts."""
     others = [subprocess.Popen(["sleep", "600"]) for _ in range(50)]
     try:
         looks = [Usage.now() for _ in range(6)]

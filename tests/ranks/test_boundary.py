@@ -1,4 +1,4 @@
-"""All ranks stop at the same boundary, for a loss that is not finite or because one rank asks; no step waits."""
+"""All ranks stop at the same boundary, for a loss that is not finite or because one rank requests it; no step waits."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def every_case() -> dict[str, Any]:
     found["diverged"] = stopped_after([1.0] * 36 if rank else [*bad], Boundary(CPU, every=4))
 
     boundary = Boundary(CPU, lambda: asked.append(1), lambda: rank == 1 and len(asked) > 5, every=4)
-    found["asked"] = stopped_after([1.0] * 36, boundary)  # asks at step 5, sent after 7, acted on after 11
+    found["asked"] = stopped_after([1.0] * 36, boundary)  # requested at step 5, sent after 7, acted on after 11
     asked.clear()
     boundary = Boundary(CPU, lambda: asked.append(1), lambda: rank == 1 and len(asked) > 5, every=4)
     found["short"] = stopped_after([1.0] * 10, boundary)
@@ -129,7 +129,7 @@ def every_case() -> dict[str, Any]:
 
 
 def without_the_host(boundary: Boundary) -> bool:
-    """Whether the vote in flight ends though this rank's host does nothing more."""
+    """Whether the vote in flight ends although this rank's host does nothing more."""
     assert boundary.vote is not None
     work = boundary.vote[1]
     assert work is not None

@@ -1,4 +1,4 @@
-"""The harness's own collectives, over gloo, on three real ranks that come at different times."""
+"""The harness's own collectives, over gloo, on three real ranks that reach them at different times."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RANKS = 3
 
 
 def seen_after_a_barrier(repeat: int) -> list[bool]:
-    """Whether each rank had come to a barrier when this rank left it. Another rank is the last one in each repeat."""
+    """Whether each rank had reached a barrier when this rank left it. In each repeat another rank is the last one."""
     store = dist.distributed_c10d._get_default_store()
     if dist.get_rank() == repeat % RANKS:
         time.sleep(0.5)

@@ -49,7 +49,7 @@ def recorded(results: Path, *words: str, world: int = 4, flops: float = 3e12, **
 
 
 def test_start_up_is_imports_connecting_and_setup(tmp_path: Path) -> None:
-    """Making a data set, which the first run alone does, and staging are apart."""
+    """Making a data set, which only the first run does, and staging are separate parts."""
     content = recorded(tmp_path, staging_s=128.0)
     assert content["summary"]["startup_s"] == 3.5
     assert content["spans"]["data_preparation_s"] == 64.0

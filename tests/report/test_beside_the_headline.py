@@ -1,4 +1,4 @@
-"""Columns beside the headline: bubble, staleness, HFU, steady rate and marks, from records made by hand."""
+"""Columns beside the throughput: bubble, staleness, HFU, steady rate and marks, from records made by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""JSON of others is read within bounds."""
+"""JSON files of unknown origin are read up to a size and a depth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Only the settings that differ are told."""
+"""Only the settings that differ are shown."""
 
 from __future__ import annotations
 

@@ -104,7 +104,7 @@ def six(results, gpus=2, **other):
 
 
 @pytest.mark.parametrize(
-    ("other", "told"),
+    ("other", "named"),
     [
         ({"packages": {"deepspeed": "0.18.1"}}, ["deepspeed=0.18.1", "deepspeed=0.19.8"]),
         ({"driver": "560.1"}, ["driver=550.54", "driver=560.1"]),
@@ -115,12 +115,12 @@ def six(results, gpus=2, **other):
     ],
     ids=["DeepSpeed", "driver", "NCCL", "power limit", "variable", "variable not set"],
 )
-def test_another_environment_is_another_measurement_and_is_named(tmp_path, other, told):
+def test_another_environment_is_another_measurement_and_is_named(tmp_path, other, named):
     six(tmp_path, **other)
     scaling = make_tables(read_all([tmp_path])).scaling
     assert list(scaling["runs_ok"]) == [3, 3]
     assert sorted((text if isinstance(text, str) else None for text in scaling["knobs"]), key=str) == sorted(
-        told, key=str
+        named, key=str
     )
 
 

@@ -1,4 +1,4 @@
-"""The table that a person reads first."""
+"""The summary table of the terminal and of the page."""
 
 from __future__ import annotations
 

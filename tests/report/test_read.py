@@ -1,4 +1,4 @@
-"""Reading folders of results: nothing that lies there crashes the report."""
+"""Reading folders of results: no content makes the report fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""runs.csv and epochs.csv: what is known stands there, what is not is empty."""
+"""runs.csv and epochs.csv: known values are in their cells, unknown values are empty cells."""
 
 from __future__ import annotations
 

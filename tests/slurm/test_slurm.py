@@ -178,9 +178,9 @@ def test_run_sbatch_gives_each_task_its_share_of_the_cores(slurm, tmp_path, opti
     script = (f"--output={output}", SCRIPTS / "run.sbatch", "+model=resnet50")
     done = slurm.run("sbatch", "--parsable", *options.split(), *script, DDLBENCH_PYTHON=str(python))
     assert slurm.wait(done.stdout.strip()) == ["COMPLETED"], output.read_text()
-    told = sorted(line for line in output.read_text().splitlines() if line.startswith("task "))
-    assert told == [f"task {task}: {cores}" for task in range(len(told))]
-    assert len(told) == {"-n3": 3, "--ntasks-per-node=3": 6}.get(options.split()[1], 4)
+    printed = sorted(line for line in output.read_text().splitlines() if line.startswith("task "))
+    assert printed == [f"task {task}: {cores}" for task in range(len(printed))]
+    assert len(printed) == {"-n3": 3, "--ntasks-per-node=3": 6}.get(options.split()[1], 4)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Sweeps with real runs on this machine: nothing runs twice, nothing is left behind, whatever ends when."""
+"""Sweeps with real runs on this machine: no cell runs twice and no process is left, whichever process ends first."""
 
 from __future__ import annotations
 

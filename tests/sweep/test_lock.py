@@ -1,4 +1,4 @@
-"""One owner a cell, whatever ends when."""
+"""Each cell has one owner, whichever process ends first."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ sys.stdin.readline()
 
 
 def takers(results: Path, count: int) -> list[subprocess.Popen[str]]:
-    """Processes that claim the cell once they are told to, and then keep it."""
+    """Processes that claim the cell when they read a line, and then keep it."""
     command = [sys.executable, "-c", TAKE, str(results)]
     found = [subprocess.Popen(command, stdin=-1, stdout=-1, text=True, env=environment()) for _ in range(count)]
     for process in found:

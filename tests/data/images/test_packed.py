@@ -137,7 +137,7 @@ def test_a_split_that_is_not_there(packed):
 
 
 def test_a_rank_does_not_look_at_the_shards(packed, monkeypatch):
-    """The first rank did, and a thousand may ask at once."""
+    """Rank 0 did, and a thousand ranks would read them at once."""
     packed.prepare()
     monkeypatch.setattr("ddlbench.data.tfrecord.index.open_pack", lambda _: pytest.fail("looked at the shards"))
     assert len(packed.split(True, Shape(), 0)) == packed.describe()["train_samples"] == 15

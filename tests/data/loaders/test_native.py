@@ -1,4 +1,5 @@
-"""The DataLoader behind the feed: who sees which sample, whatever the workers, and what happens when one fails."""
+"""The DataLoader behind the feed: which rank sees which sample, with any number of workers, and what happens when
+one fails."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ CPU = torch.device("cpu")
 
 @dataclass
 class KeySplit:
-    """A sample is its own key, so that a batch tells which samples it holds."""
+    """A sample is its own key, so that a batch shows which samples it holds."""
 
     samples: int
     probe: str | None = None
@@ -226,7 +227,7 @@ def test_signals_to_the_job_neither_stop_workers_nor_run_the_ranks_handlers():
     try:
         assert len(list(feed.train(0))) == 6
         (worker,) = multiprocessing.active_children()
-        os.kill(worker.pid, signal.SIGTERM)  # leaves quietly: its death is not the failure
+        os.kill(worker.pid, signal.SIGTERM)  # ends without an error: its end is not the failure
         worker.join(10)
         assert worker.exitcode == 0
     finally:

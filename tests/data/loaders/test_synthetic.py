@@ -74,7 +74,7 @@ def test_replicas_differ_and_runs_do_not():
 
 
 def test_random_samples_are_not_scored():
-    """Validation repeats the batch of training: accuracy there says nothing of a model."""
+    """Validation repeats the batch of training: its accuracy would have no meaning."""
     assert not Synthetic(name="synthetic").scored
     assert Native(name="native").scored
 

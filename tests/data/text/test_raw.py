@@ -145,7 +145,7 @@ def test_raw_text_is_read_and_the_token_file_is_not(tmp_path, tokenizer):
 
 
 def test_no_line_is_tokenised_that_holds_none_of_the_window(tmp_path, tokenizer, monkeypatch):
-    """Lines of four tokens: the rival shall not be slower than it must be."""
+    """Lines of four tokens: tokenising on the fly must not do needless work."""
     _, fly = written(tmp_path, tokenizer, "1 2\n3 4\n5 6\n7 8\n")
     seen, encode = [], TextTokenizer.encode
     monkeypatch.setattr(TextTokenizer, "encode", lambda self, lines: seen.append(lines) or encode(self, lines))
@@ -194,7 +194,7 @@ def test_table_of_another_text_is_made_again(tmp_path, tokenizer, spoil):
         written(tmp_path / "b", tokenizer, PROSE * 2 + PROSE.replace("the", "777"))
         shutil.copyfile(next((tmp_path / "b").glob("train*.lines")), table)
     ahead.prepare()
-    assert not table.is_file() or table.read_bytes() != content  # who does not need it does not make it
+    assert not table.is_file() or table.read_bytes() != content  # a run that does not need the table does not make it
     with pytest.raises(UserError, match=r"there is no table .*train\.txt-\d+-\w+\.lines of the lines of .*cache_dir="):
         every_window(fly, True, 9)
     fly.check(model(9))

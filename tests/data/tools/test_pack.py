@@ -1,4 +1,4 @@
-"""Packed image sets: the files of the folders byte for byte, whole or not there."""
+"""Packed image sets: the files of the folders byte for byte; a set is complete or does not exist."""
 
 from __future__ import annotations
 

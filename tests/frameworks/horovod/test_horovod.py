@@ -248,7 +248,7 @@ def test_adasum_on_gpus_needs_nccl_and_mpi(monkeypatch: pytest.MonkeyPatch, nccl
     ("how", "more", "status", "reason", "codes"),
     [
         ("exit", (), "error", r"rank 1 .* ended without a message, .*; rank 0: HorovodInternalError", {(1, 9)}),
-        # Horovod 0.28.1 does not always live to tell: its look at stalled gradients of its cache can hang itself.
+        # Horovod 0.28.1 does not always report the stall: its check of the gradients in its cache can hang itself.
         # Then the watch of either rank ends both.
         (
             "hang",

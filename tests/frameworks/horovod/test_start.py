@@ -1,4 +1,4 @@
-"""Where Horovod's ranks stand, without horovodrun."""
+"""The rank, local rank and addresses of Horovod's processes, without horovodrun."""
 
 from __future__ import annotations
 
@@ -76,6 +76,6 @@ def test_ranks_connect_again_at_the_same_addresses() -> None:
             "HOROVOD_GLOO_IFACE": "ib0",
         }
     ]
-    if why_no_horovod() is None:  # it finds the launch's ranks again and again
+    if why_no_horovod() is None:  # each start finds the ranks of the launch
         assert [places for places, _, _ in ranks] == [[(2, 0, 0)] * 2, [(2, 1, 1)] * 2]
         assert {left for _, left, _ in ranks} == {None}

@@ -1,4 +1,4 @@
-"""Neighbours exchange in turns; larger than what a socket's buffer holds."""
+"""Neighbours send and receive in one order; messages are larger than a socket's buffer."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from tests.support.stale import simulate
 
 TIED = MODELS["gpt2"]
 UNTIED = GPT2("gpt2", n_layer=2, n_embd=32, n_head=4, vocab_size=61, seq_len=16, dropout=0.0, tie_weights=False)
-# VGG's weights must move enough in five updates for their age to show.
+# VGG's weights must change enough in five updates for their age to be measurable.
 RATES_HERE = {**RATES, "vgg": 0.5}
 CHANGING = [0.02, 0.03, 0.005, 0.04, 0.01]
 
@@ -103,7 +103,7 @@ FOUR_RANKS = {
 
 
 def train(world: int, trials: Mapping[str, Trial]) -> tuple[dict[str, Outcome], list[Layout]]:
-    """The outcome of each trial, and what every rank says of itself; in one set of processes."""
+    """The outcome of each trial, and the place and facts of every rank; in one set of processes."""
     work: list[tuple[Case, Framework]] = [(each.case, each.framework) for each in trials.values()]
     ranks = run_ranks(world, train_and_look, work)
     return dict(zip(trials, ranks[0][0], strict=True)), [layout for _, layout in ranks]
@@ -186,7 +186,7 @@ def test_four_ranks() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("trials", [QUICK, SLOW, FOUR_RANKS], ids=["quick", "slow", "four ranks"])
 def test_old_weights_differ_from_current_ones_by_more_than_the_tolerance(trials: Mapping[str, Trial]) -> None:
-    """Else the comparisons would also pass with weights that are up to date."""
+    """Otherwise the comparisons would also pass with current weights."""
     for name, each in trials.items():
         if max(each.staleness) > 0 and each.case.precision == "fp32":
             assert distance(each.fresh().weights, each.expected()) > 2 * each.tolerance.weights, name

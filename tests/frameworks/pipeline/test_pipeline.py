@@ -16,11 +16,11 @@ from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.resnet import ResNet
 from tests.equality.distances import TOLERANCES, assert_equal, distance
 from tests.support.broken import CountedTwice, Untied
+from tests.support.changed_job import Loaded
 from tests.support.equal import make_job, train_case, train_cases
 from tests.support.jobs import job
 from tests.support.ranks import run_ranks
 from tests.support.reference import Case, Outcome, reference
-from tests.support.told import Loaded
 
 GPT = GPT2("gpt2", n_layer=2, n_embd=32, n_head=4, vocab_size=61, seq_len=16, dropout=0.0)
 RESNET = ResNet("resnet", layers=[1, 1, 1, 1], width_per_group=8, image_size=64, num_classes=7)
@@ -85,7 +85,7 @@ def test_every_rank_has_its_coordinates_and_stages() -> None:
     ]  # fmt: skip
     assert [(place.data_rank, place.data_size) for place in places] == [(0, 2), (1, 2), (0, 2), (1, 2)]
     assert [place.reports for place in places] == [False, False, True, True]
-    # stages 0 and 2 on the first ranks, 1 and 3 on the last
+    # stages 0 and 2 on ranks 0 and 1, stages 1 and 3 on ranks 2 and 3
     assert names == (["embed", "h1", "ln_f"],) * 2 + (["h0", "head"],) * 2
     assert facts[0] == facts[3]
     assert facts[0]["micro_batches"] == 6

@@ -78,7 +78,7 @@ def unscored() -> float:
 
 
 def random_numbers() -> tuple[list[float], list[float], list[float]]:
-    """Drawn apart, drawn after that, and drawn apart again from the state of before."""
+    """Numbers of a rank's own stream, then of the shared stream, then of its own again from the state before."""
     torch.manual_seed(5)
     state, cpu = torch.get_rng_state(), torch.device("cpu")
     with apart(part(), cpu):

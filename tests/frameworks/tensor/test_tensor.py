@@ -25,11 +25,11 @@ from ddlbench.recipe.losses import make_loss
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
 from tests.equality.distances import TOLERANCES, distance
 from tests.support.broken import OwnTokens
+from tests.support.changed_job import ChangedJob
 from tests.support.equal import make_job, train_cases
 from tests.support.jobs import job
 from tests.support.ranks import results, run_ranks
 from tests.support.reference import Case, Outcome, reference
-from tests.support.told import Told
 
 TEXT = GPT2("gpt2", n_layer=1, n_embd=32, n_head=4, vocab_size=61, seq_len=16, dropout=0.0)
 IMAGES = VGG("vgg", channels=[8, 8, 16, 16, 16], hidden=32, image_size=32, num_classes=7, dropout=0.0)
@@ -38,11 +38,11 @@ CLIPPED = replace(CASE, clip_norm=0.05)
 
 
 @dataclass
-class ToldTensor(Told, TensorParallel): ...
+class ChangedTensor(ChangedJob, TensorParallel): ...
 
 
 @dataclass
-class ToldDDP(Told, DDP): ...
+class ChangedDDP(ChangedJob, DDP): ...
 
 
 EXACT = TOLERANCES["gpt2", "fp32"].weights
@@ -55,7 +55,7 @@ KNOBS = {
     "replicas only": (replace(CASE, micro_batch=3), TensorParallel(dp=2)),
     "channels last": (
         Case("vgg", IMAGES, global_batch=6, steps=3),
-        ToldTensor(changes={"channels_last": True}),
+        ChangedTensor(changes={"channels_last": True}),
     ),
 }
 FAULTS = {"own tokens": (CASE, OwnTokens(sequence_parallel=True))}
@@ -75,7 +75,7 @@ def train_knobs() -> list[Outcome]:
 def train_smoothed() -> list[Outcome]:
     """AdamW and label smoothing: two ranks of one replica, and two replicas."""
     case = replace(CASE, micro_batch=3)
-    return train_cases([(case, ToldTensor(changes=SMOOTHED)), (case, ToldDDP(changes=SMOOTHED))])
+    return train_cases([(case, ChangedTensor(changes=SMOOTHED)), (case, ChangedDDP(changes=SMOOTHED))])
 
 
 def batch_of(model: Model, place: Place, size: int = 6) -> Batch | None:
@@ -248,7 +248,7 @@ def test_own_units_are_dropped_by_each_rank_for_itself(found: list[dict[str, Any
 def test_what_an_update_sends(found: list[dict[str, Any]]) -> None:
     # Forward the embedding's and the block's two sums, backward the block's two and the head's, the loss two; without
     # them with sequence parallelism: halves are gathered and sums scattered, and one sum is of replicated gradients.
-    # The first rank's samples go out as two tensors.
+    # Rank 0 sends its samples as two tensors.
     assert found[0]["sent"][""] == {"c10d.broadcast_": 2, "c10d.allreduce_": 8}
 
 

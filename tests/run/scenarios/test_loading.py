@@ -1,4 +1,4 @@
-"""mode=loader: the loader alone leaves the record and the rows of any run, and never stands beside training."""
+"""mode=loader: the loader alone has a record and rows as any run, and is never compared with training."""
 
 from __future__ import annotations
 
