@@ -14,7 +14,7 @@ from tests.support.reference import Outcome
 @dataclass(frozen=True)
 class Tolerance:
     """loss: largest difference at any update and in validation. weights: the distance between both final weights as
-    a share of the way they came; a gradient twice too large is off by 1, one micro batch of six dropped by 1/6."""
+    a share of their distance from the first ones: a gradient twice too large gives 1, one lost micro batch in 6 1/6."""
 
     loss: float
     weights: float
