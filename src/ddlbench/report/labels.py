@@ -52,8 +52,8 @@ def environments(runs: Sequence[AttemptRow]) -> list[str]:
 
 def _around(run: AttemptRow, launch: bool) -> Row:
     """A part of the environment, but for the columns that `variants` shows."""
-    told = ("torch", "cuda", "packages.torch", "gpu_model", *(("cpu_model",) if run.row["device"] == "cpu" else ()))
-    found = {k: v for k, v in run.environment.items() if of_the_launch(k) == launch and k not in told}
+    shown = ("torch", "cuda", "packages.torch", "gpu_model", *(("cpu_model",) if run.row["device"] == "cpu" else ()))
+    found = {k: v for k, v in run.environment.items() if of_the_launch(k) == launch and k not in shown}
     return {key.partition(".")[2] or key: value for key, value in found.items()}
 
 

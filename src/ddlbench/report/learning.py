@@ -56,10 +56,10 @@ def learning(
 def _panels(scaling: Sequence[Row], measured: set[str], seeds: Mapping[str, int]) -> list[Panel]:
     """Comparable curves of one model in a panel. seeds: the number of each curve, by its column `learning`"""
     rows = _curves(scaling, measured)
-    told = settings([_without_seed(row) for row in scaling])
+    texts = settings([_without_seed(row) for row in scaling])
     groups = group_by(rows, lambda row: (row["model"], row["learning_comparison"])).values()
     whole = [
-        Panel(str(own[0]["model"]), [told[own[0]["measurement"]], _shared_size(own), _seeds(own, seeds)], "", own)
+        Panel(str(own[0]["model"]), [texts[own[0]["measurement"]], _shared_size(own), _seeds(own, seeds)], "", own)
         for own in groups
     ]
     return [part for panel in whole for part in small_multiples(panel, _named(panel))]
