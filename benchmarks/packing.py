@@ -1,9 +1,9 @@
 """Image folders into a packed set, beside a plain copy of the same files into shards of the same size, turn by turn.
 
 The copy reads the files in the order of the packed set and brings each shard to the disk before the next, as `pack`
-does. "cold": the page cache has forgotten the files before each turn; "cached": they come from it, so that what `pack`
-computes is seen. Time is from the call to the end, with the start of a process, which a set of a few hundred MB feels
-and ImageNet does not: the second ratio is without it, that is without the time of packing twenty images.
+does. "cold": the files are dropped from the page cache before each turn; "cached": they are read from it, so that what
+`pack` computes is seen. Time is from the call to the end, with the start of a process, which matters for a set of a few
+hundred MB and not for ImageNet: the second ratio is without it, that is without the time of packing twenty images.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def decode(images: list[Path]) -> None:
         decode_image(image.read_bytes(), "pil")
 
 
-def forget(images: list[Path]) -> None:
+def drop_pages(images: list[Path]) -> None:
     """Drop the files from the page cache."""
     for image in images:
         file = os.open(image, os.O_RDONLY)
@@ -95,7 +95,7 @@ def tell_speed(name: str, layouts: tuple[FolderLayout, FolderLayout], images: li
         found.append([])
         for work in works:
             if name == "cold":
-                forget(images)
+                drop_pages(images)
             found[-1].append(seconds(work, few.root.parent))
     megabytes = sum(image.stat().st_size for image in images) / 1e6
     copied, one, many, start = (median(each) for each in zip(*found, strict=True))

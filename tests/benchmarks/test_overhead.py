@@ -79,7 +79,7 @@ def test_bare_gpt2_has_the_settings_of_ddlbench():
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
-def test_heap_of_the_bare_script_is_kept_or_freed_as_it_is_told():
+def test_heap_of_the_bare_script_is_kept_or_freed_as_configured():
     kept, freed = (int(run(FAULTS, *GPT2, f"heap={heap}").split()[1]) for heap in ("kept", "freed"))
     assert freed > 10 * 9 * 2**20 / 4096 > 100 * kept
 

@@ -130,6 +130,6 @@ def one_tensor() -> list[int]:
 
 
 def test_a_storage_counts_once_and_whole_and_malloc_says_the_same() -> None:
-    once, again, lent, left = run_ranks(1, one_tensor)[0]
+    once, again, allocated, left = run_ranks(1, one_tensor)[0]
     assert (once, again, left) == (2**20, 0, 0)
-    assert lent == pytest.approx(once, rel=0.01)
+    assert allocated == pytest.approx(once, rel=0.01)
