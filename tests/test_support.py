@@ -111,7 +111,7 @@ def test_a_cell_names_the_cases_that_it_holds_for(some: list[Case], words: str) 
     assert scope(some, ALL) == words
 
 
-def test_a_cell_says_what_runs_and_why_not_the_rest() -> None:
+def test_a_cell_shows_which_cases_run_and_why_others_do_not() -> None:
     reasons = Reasons()
     assert cell({}, reasons) == "-"
     assert cell(dict.fromkeys(ALL), reasons) == "yes"

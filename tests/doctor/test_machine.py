@@ -60,7 +60,7 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-def test_the_smallest_limit_on_the_way_up_counts(tmp_path: Path) -> None:
+def test_the_smallest_limit_of_a_cgroup_and_its_parents_counts(tmp_path: Path) -> None:
     own = write(tmp_path / "own", "0::/slurm/job_7/step_0\n")
     write(tmp_path / "slurm/job_7/step_0/memory.max", "max\n")
     write(tmp_path / "slurm/job_7/memory.max", f"{2 * GIB}\n")
@@ -78,7 +78,7 @@ def test_limits_of_the_first_version(tmp_path: Path) -> None:
     assert memory_limit(tmp_path, own) is None
 
 
-def test_ports_of_adapters(tmp_path: Path) -> None:
+def test_the_report_lists_the_ports_of_adapters(tmp_path: Path) -> None:
     write(tmp_path / "mlx5_0/ports/1/state", "4: ACTIVE\n")
     write(tmp_path / "mlx5_0/ports/1/rate", "400 Gb/sec (4X NDR)\n")
     assert adapters(tmp_path) == ["mlx5_0: ACTIVE, 400 Gb/sec (4X NDR)"]

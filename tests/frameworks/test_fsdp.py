@@ -336,7 +336,7 @@ def four_ranks(**changes: object) -> Job:
     return replace(job(), world_size=4, micro_batch=None, **changes)  # pyright: ignore
 
 
-def test_what_it_cannot_do_is_said_before_anything_starts() -> None:
+def test_unsupported_settings_are_refused_before_anything_starts() -> None:
     with pytest.raises(UserError, match=r"mixed_precision=half is unknown: choose autocast or policy, or null"):
         FSDP(mixed_precision="half")
     with pytest.raises(UserError, match=r"replicate=0 must be at least 1"):

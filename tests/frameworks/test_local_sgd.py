@@ -98,7 +98,7 @@ TRAININGS = [
 
 
 @pytest.mark.parametrize(("ranks", "name", "local_steps"), TRAININGS)
-def test_keeps_its_rule(ranks: int, name: str, local_steps: int) -> None:
+def test_local_sgd_trains_by_its_rule(ranks: int, name: str, local_steps: int) -> None:
     found = trained(ranks) if is_slow(ranks, name) else seen()[0].trained
     case = at(ranks, name)
     assert_equal(
@@ -240,7 +240,7 @@ def two_ranks(**changes: object) -> Job:
     return replace(job(), world_size=2, micro_batch=None, **changes)  # pyright: ignore
 
 
-def test_what_it_cannot_do_is_said_before_anything_starts() -> None:
+def test_unsupported_settings_are_refused_before_anything_starts() -> None:
     LocalSGD().check(two_ranks())
     with pytest.raises(Unsupported, match=r"no gradients in bf16: set train\.reduce_dtype=fp32"):
         LocalSGD().check(two_ranks(reduce_dtype="bf16"))

@@ -48,7 +48,7 @@ def test_warmup_steps_are_timed_but_not_measured() -> None:
     assert times.epoch_s - times.measured_s >= times.step_s[0] > 0.1
 
 
-def test_the_barriers_own_time_is_no_steps_time() -> None:
+def test_time_in_barriers_is_part_of_no_step() -> None:
     clock = EpochClock(CPU, lambda: time.sleep(0.05), warmup_steps=1)
     for _ in clock.steps(range(2)):
         pass
@@ -75,7 +75,7 @@ def timed(times: EpochTimes) -> tuple[float, float, float, list[float], list[flo
     return times.epoch_s, times.measured_s, times.straggler_s, list(times.step_s), list(times.wait_s)
 
 
-def test_an_epoch_begins_when_the_last_rank_has_come_and_the_closing_wait_is_apart(
+def test_an_epoch_begins_with_the_last_rank_and_its_closing_wait_is_separate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Rank 1 comes 10 s later and takes 8 s for two steps, rank 0 takes 5 s; nothing else moves a clock."""

@@ -40,7 +40,7 @@ def found() -> list[Found]:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", FRAMEWORKS)
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_four_ranks_hold_what_the_formula_says(kind: str, name: str) -> None:
+def test_four_ranks_hold_the_bytes_of_the_formula(kind: str, name: str) -> None:
     for rank in found():
         held, formula = rank[kind, name]
         for what in ("parameters", "gradients", "optimizer"):
@@ -129,7 +129,7 @@ def one_tensor() -> list[int]:
     return [*found, large_blocks() - before]
 
 
-def test_a_storage_counts_once_and_whole_and_malloc_says_the_same() -> None:
+def test_a_storage_counts_once_and_equals_the_count_of_malloc() -> None:
     once, again, allocated, left = run_ranks(1, one_tensor)[0]
     assert (once, again, left) == (2**20, 0, 0)
     assert allocated == pytest.approx(once, rel=0.01)

@@ -74,7 +74,7 @@ def test_the_gpu_of_this_rank_is_read(fake: Nvml) -> None:
     assert ("clock", "gpu at 0000000a:0b:00.0", Nvml.NVML_CLOCK_SM) in fake.asked
 
 
-def test_a_device_without_counters_says_nothing(fake: Nvml) -> None:
+def test_a_device_without_counters_reports_none(fake: Nvml) -> None:
     fake.figures |= dict.fromkeys(("energy", "clock", "reasons", "lowered", "mig"), RuntimeError("Not Supported"))
     assert read() == GpuState(None, None, None, {0: None, 1: None, 3: None, 5: None})
     assert joules(read(), read()) is None

@@ -8,7 +8,7 @@ from ddlbench.measure.rapl import Rapl
 from tests.support.rapl import set_energy, zone
 
 
-def test_packages_are_summed_without_their_parts_and_the_platform(tmp_path: Path) -> None:
+def test_energy_is_the_sum_over_packages_without_parts_and_platform(tmp_path: Path) -> None:
     zones = [
         zone(tmp_path, "0", "package-0", 10),
         zone(tmp_path, "1", "package-1", 500),
@@ -25,7 +25,7 @@ def test_packages_are_summed_without_their_parts_and_the_platform(tmp_path: Path
     assert meter.joules() == 25  # since it was opened
 
 
-def test_a_counter_that_begins_again_goes_on(tmp_path: Path) -> None:
+def test_a_counter_that_begins_again_is_added_up(tmp_path: Path) -> None:
     package = zone(tmp_path, "0", "package-0", 990, range_j=1000)
     meter = Rapl.open(tmp_path)
     assert meter
@@ -36,7 +36,7 @@ def test_a_counter_that_begins_again_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("broken", ["none", "unreadable", "garbled"])
-def test_what_cannot_be_read_is_no_meter(tmp_path: Path, broken: str) -> None:
+def test_counters_that_cannot_be_read_give_no_meter(tmp_path: Path, broken: str) -> None:
     if broken != "none":
         zone(tmp_path, "0", "package-0", 10)
         second = zone(tmp_path, "1", "package-1", 10)  # one of two packages would be half the energy

@@ -129,7 +129,7 @@ def test_a_sample_of_one_replica_counts_once() -> None:
     assert message.startswith("the batches of the 3 reporting ranks held 36 training samples in an epoch whose steps")
 
 
-def test_every_rank_is_on_rank_0_alone() -> None:
+def test_only_rank_0_keeps_the_rows_of_all_ranks() -> None:
     assert [rank.host for rank in one().ranks] == list(HOSTS)
     assert [list(rank.times.step_s) for rank in one().ranks] == [list(seconds) for seconds in STEP_S]
     assert [each["one"][0].ranks for each in found()[1:]] == [[], []]

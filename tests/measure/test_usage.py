@@ -47,7 +47,7 @@ def test_the_bytes_of_the_reading_itself_are_not_counted() -> None:
 
 
 @pytest.mark.parametrize("ended", [True, False])
-def test_a_child_counts_while_it_lives_and_after(ended: bool) -> None:
+def test_a_child_counts_while_it_runs_and_after_its_end(ended: bool) -> None:
     before = Usage.now()
     wait = "" if ended else "input()"
     child = subprocess.Popen([sys.executable, "-c", BUSY + wait], stdin=-1, stdout=-1, text=True)
@@ -63,6 +63,6 @@ def test_a_child_counts_while_it_lives_and_after(ended: bool) -> None:
     assert used.read_bytes >= 2_000_000
 
 
-def test_what_the_kernel_hides_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_counter_that_the_kernel_hides_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(usage, "_read_bytes", lambda pid: None)
     assert Usage.now().since(Usage(0.0, 5)).read_bytes is None

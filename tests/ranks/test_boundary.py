@@ -43,7 +43,7 @@ def test_finite_losses_pass_with_a_heartbeat_at_every_step() -> None:
     assert beats == list(range(40))
 
 
-def test_what_comes_before_an_epoch_is_not_done_for_one_that_does_not_begin() -> None:
+def test_the_preparation_of_an_epoch_is_skipped_where_the_run_stops_before_it() -> None:
     done: list[str] = []
     Boundary(CPU, before_epoch=lambda: done.append("goes on")).begin()
     with pytest.raises(Killed):

@@ -298,7 +298,7 @@ def together(environments):
         return list(pool.map(lambda env: run(PYTHON, MEET, "5", **env), environments))
 
 
-def test_our_own_start_asks_for_the_only_visible_gpu(monkeypatch):
+def test_connecting_selects_the_only_visible_gpu(monkeypatch):
     asked = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "set_device", asked.append)
@@ -314,7 +314,7 @@ def refuse(backend, **_):
 
 
 @pytest.mark.parametrize(("backend", "expected"), [(None, "cpu:gloo,cuda:nccl"), ("cuda:gloo", "cpu:gloo,cuda:gloo")])
-def test_ranks_share_a_gpu_over_gloo_only_where_that_was_asked_for(monkeypatch, backend, expected):
+def test_ranks_share_a_gpu_over_gloo_only_where_it_is_configured(monkeypatch, backend, expected):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     monkeypatch.setattr(torch.distributed, "init_process_group", refuse)

@@ -66,5 +66,5 @@ def test_drift_has_an_interval_from_18_runs_on():
     assert "no drift shown" in steady
 
 
-def test_runs_without_repeats_say_nothing_of_drift():
+def test_runs_without_repeats_give_no_drift():
     assert drift([runs([(n, 100.0)]) for n in range(9)]) is None

@@ -51,6 +51,6 @@ def test_nesting_has_an_end():
 
 
 @pytest.mark.parametrize("content", [b"", b"[1]", b"\xff", b'{"a"', b"null", b'{"a": ' + b"9" * 5000 + b"}"])
-def test_what_is_no_object_is_a_value_error(content):
+def test_json_that_is_no_object_is_a_value_error(content):
     with pytest.raises(ValueError):  # noqa: PT011 - whichever JSON or UTF-8 gives
         parse(content)

@@ -29,7 +29,7 @@ def test_knobs_are_the_frameworks_own_and_the_micro_batch():
     assert knobs(runs) == ["hook=none train.micro_batch=null", "hook=fp16 train.micro_batch=8", ""]
 
 
-def test_a_row_says_that_it_does_not_compute_under_autocast():
+def test_a_row_shows_mixed_precision_without_autocast():
     options = {"framework.replicate": 1}
     runs = [
         run("fsdp", options=options, precision_scheme="policy"),

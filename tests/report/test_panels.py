@@ -45,7 +45,7 @@ def test_own_bases_add_nothing_where_they_are_the_same(tmp_path):
     assert not panels_of(tmp_path)[0].own_bases_differ
 
 
-def test_panels_of_one_model_say_what_distinguishes_them(tmp_path):
+def test_panels_of_one_model_show_their_differences(tmp_path):
     write_run(tmp_path, loader="native")
     write_run(tmp_path, loader="synthetic")
     assert [panel.lines[1] for panel in panels_of(tmp_path)] == ["native", "synthetic"]

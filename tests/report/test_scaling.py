@@ -70,7 +70,7 @@ def test_a_failure_is_counted_where_another_attempt_succeeded(tmp_path):
     assert (row["status"], row["reason"], row["runs_ok"], row["attempts_failed"]) == ("ok", None, 1, 1)
 
 
-def test_the_last_attempt_says_why_none_succeeded(tmp_path):
+def test_the_reason_of_the_last_attempt_is_shown_where_none_succeeded(tmp_path):
     write_run(tmp_path, attempt=2, status="oom", reason="second")
     write_run(tmp_path, attempt=1, status="error", reason="first")
     (row,) = rows_of(tmp_path)

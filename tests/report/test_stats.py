@@ -37,7 +37,7 @@ def test_interval_is_the_narrowest_that_covers_enough(n, low, high, coverage):
     assert median_interval([float(i) for i in range(1, n + 1)]) == Interval(low, high, coverage)
 
 
-def test_interval_covers_the_median_as_often_as_it_says():
+def test_interval_covers_the_median_with_its_stated_probability():
     """A skewed distribution with a known median: the exponential's is ln 2."""
     draw = random.Random(0)
     found = [median_interval([draw.expovariate(1.0) for _ in range(9)]) for _ in range(4000)]

@@ -105,7 +105,7 @@ def test_makers_at_once_are_harmless(made, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["sample_images-v1-20-10"]
 
 
-def test_progress_is_seen(tmp_path, capfd):
+def test_making_the_set_prints_a_line(tmp_path, capfd):
     sample(tmp_path).prepare()
     assert f"making 30 sample images in {tmp_path}" in capfd.readouterr().err
 

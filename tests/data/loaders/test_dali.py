@@ -212,7 +212,7 @@ def test_bad_file_ends_the_run_with_one_line(tmp_path, spoil, reason, fused_crop
         assert "\n" not in str(error.value)
 
 
-def test_damage_below_a_fused_crop_goes_unseen(tmp_path):
+def test_damage_below_a_fused_crop_is_not_found(tmp_path):
     content = jpeg([1], (480, 400))
     data = write(tmp_path, [content[: len(content) * 19 // 20]] * 8, [content])
     data = replace(data, crop_scale=[0.08, 0.08])

@@ -279,7 +279,7 @@ def test_bad_file_ends_the_run_with_one_line(tmp_path, workers, decode):
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("decode", ["pil", "torchvision"])
-def test_skipped_files_are_counted_named_and_said_once(tmp_path, workers, decode, caplog):
+def test_skipped_files_are_counted_and_named_once(tmp_path, workers, decode, caplog):
     data = replace(write_folders(tmp_path, train=5, val=3), decode=decode, on_bad_sample="skip")
     truncate(tmp_path / "train/a/002.JPEG")
     (tmp_path / "val/b/001.JPEG").write_text("no image")

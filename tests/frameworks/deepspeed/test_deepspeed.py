@@ -103,7 +103,7 @@ def test_gradients_travel_during_the_backward_pass_on_gpus() -> None:
     assert DeepSpeed(zero_stage=1, overlap_comm=True).overlaps(two_ranks())
 
 
-def test_where_the_library_cannot_do_without_the_norm_the_facts_say_so() -> None:
+def test_the_facts_name_where_the_library_needs_the_norm() -> None:
     import_deepspeed(torch.device("cpu"))
     for framework, asked, needed in (
         (DeepSpeed(zero_stage=2), two_ranks(), False),
@@ -197,7 +197,7 @@ def two_ranks(**changes: object) -> Job:
     return replace(job(), world_size=2, micro_batch=None, **changes)  # pyright: ignore
 
 
-def test_what_it_cannot_do_is_said_before_anything_starts() -> None:
+def test_unsupported_settings_are_refused_before_anything_starts() -> None:
     lamb = partial(make_optimizer, OptimizerConfig("lamb", lr=0.1))
     with pytest.raises(Unsupported, match=r"Lamb with framework\.zero_stage=1: layer-wise norms need whole tensors"):
         DeepSpeed().check(two_ranks(optimizer=lamb))

@@ -194,7 +194,7 @@ def test_horovodrun(tmp_path: Path) -> None:
     assert content["framework"]["controller"] == "gloo"
 
 
-def test_what_it_cannot_do_is_said_before_anything_starts() -> None:
+def test_unsupported_settings_are_refused_before_anything_starts() -> None:
     with pytest.raises(UserError, match=r"framework\.compression=bf16 is unknown: choose one of none, fp16"):
         Horovod(compression="bf16")
     with pytest.raises(
@@ -214,7 +214,7 @@ def test_what_it_cannot_do_is_said_before_anything_starts() -> None:
         Horovod().check(two_ranks(global_batch=5))
 
 
-def test_a_missing_library_comes_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "horovod.torch.mpi_ops", None)
     with pytest.raises(Unavailable, match=r"scripts/install_horovod\.sh gloo"):
         Horovod().check(two_ranks())

@@ -225,7 +225,7 @@ def ranks(world: int, **changes: Any) -> Job:
     return replace(job(), world_size=world, model=GPT, micro_batch=None, global_batch=4 * world, **changes)
 
 
-def test_what_it_cannot_do_is_said_before_anything_starts() -> None:
+def test_unsupported_settings_are_refused_before_anything_starts() -> None:
     Pipeline(dp=2, tp=2, sharded=True).check(ranks(8))
     with pytest.raises(UserError, match=r"dp=2 x framework\.tp=3 x framework\.pp=null does not fill 8 ranks: choose "):
         Pipeline(dp=2, tp=3).check(ranks(8))

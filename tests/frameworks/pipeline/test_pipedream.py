@@ -144,7 +144,7 @@ def assert_as_old(each: Trial, found: Outcome) -> None:
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_the_comparison_notices(two_ranks: tuple[dict[str, Outcome], list[Layout]], name: str) -> None:
+def test_the_comparison_notices_planted_faults(two_ranks: tuple[dict[str, Outcome], list[Layout]], name: str) -> None:
     assert_noticed(FAULTS[name], two_ranks[0][name])
 
 
@@ -215,7 +215,7 @@ def test_supported_settings_are_accepted() -> None:
         (PipeDream(), of(24, global_batch=24), r"24 stages \(24 ranks in a pipeline\) but the model has 16 blocks"),
     ],
 )
-def test_what_it_cannot_do_is_said_before_anything_starts(framework: PipeDream, given: Job, says: str) -> None:
+def test_unsupported_settings_are_refused_before_anything_starts(framework: PipeDream, given: Job, says: str) -> None:
     with pytest.raises(Unsupported, match=says):
         framework.check(given)
 

@@ -147,7 +147,7 @@ def test_what_a_stage_raises_is_not_wrapped() -> None:
     run_ranks(1, out_of_memory)
 
 
-def test_what_it_cannot_do_is_said_before_anything_starts() -> None:
+def test_unsupported_settings_are_refused_before_anything_starts() -> None:
     two = replace(job(), world_size=2, micro_batch=None)
     Pipeline().check(two)
     with pytest.raises(Unsupported, match=r"averaged in fp32, not bf16"):

@@ -117,7 +117,7 @@ def test_slices_differ_by_one_at_most() -> None:
     assert here.span(6) == (2, 2)
 
 
-def test_what_comes_out_and_its_gradient(found: list[dict[str, Any]]) -> None:
+def test_each_collective_has_its_output_and_gradient(found: list[dict[str, Any]]) -> None:
     for rank, each in enumerate(found):
         first, count = Part(None, rank, 3).span(7)
         expected = {

@@ -283,7 +283,7 @@ def ranks(world: int, model: Model = TEXT, **changes: Any) -> Job:
     return replace(job(), world_size=world, model=model, micro_batch=None, global_batch=world, **changes)
 
 
-def test_degrees_that_do_not_divide_are_said_with_both_numbers() -> None:
+def test_degrees_that_do_not_divide_are_refused_with_both_numbers() -> None:
     with pytest.raises(Unsupported, match=r"8 ranks cannot share the 4 heads of h0\.attn: .*tp=4 framework\.dp=2"):
         TensorParallel().check(ranks(8))
     resnet = ResNet("resnet", layers=[1, 1, 1, 1], width_per_group=8, image_size=64, num_classes=7)
@@ -303,7 +303,7 @@ def test_a_mesh_that_does_not_fill_the_ranks_is_refused() -> None:
         TensorParallel(dp=0)
 
 
-def test_what_it_cannot_do_is_said_before_anything_starts() -> None:
+def test_unsupported_settings_are_refused_before_anything_starts() -> None:
     lamb = partial(make_optimizer, OptimizerConfig("lamb", lr=0.02))
     with pytest.raises(Unsupported, match="Lamb takes the norm of whole layers"):
         TensorParallel().check(ranks(2, optimizer=lamb))
