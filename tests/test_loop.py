@@ -99,7 +99,7 @@ def test_steps_are_counted_over_epochs_from_where_the_run_begins(first: int) -> 
     assert (rates.step, rates.first, rates.last) == (first + 6, expected[0], expected[-1])
 
 
-def test_a_rank_that_requests_a_stop_keeps_the_finished_epochs() -> None:
+def test_a_rank_that_asks_to_stop_keeps_the_epochs_that_are_done() -> None:
     (run, rows), trainer = run_of(epochs=3, steps=3), Weight()
     run.boundary.stop_asked = lambda: trainer.updates > 4  # within epoch 1
     with pytest.raises(Killed):

@@ -194,10 +194,10 @@ def test_the_report_shows_both(tmp_path: Path, write: Write, cluster: str, capsy
     write("single", 1, 0.25)
     write("ddp", 4, 0.60)
     assert main([str(tmp_path / "results"), "--predict", cluster]) == 0
-    printed = capsys.readouterr()
-    (line,) = [line.split() for line in printed.out.splitlines() if line.endswith("-50.0 %!")]
+    told = capsys.readouterr()
+    (line,) = [line.split() for line in told.out.splitlines() if line.endswith("-50.0 %!")]
     assert line == ["ddp", "resnet50", "native", "4", "weak", "0.300", "s", "-50.0", "%!"]
-    assert "far off its prediction" in printed.err
+    assert "far off its prediction" in told.err
     page = (tmp_path / "results" / "report" / "report.html").read_text()
     assert "prediction error" in page
     assert "-50.0 %!" in page

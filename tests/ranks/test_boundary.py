@@ -1,4 +1,4 @@
-"""All ranks stop at the same boundary, for a loss that is not finite or because one rank requests it; no step waits."""
+"""All ranks stop at the same boundary, for a loss that is not finite or because one rank asks; no step waits."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_finite_losses_pass_with_a_heartbeat_at_every_step() -> None:
     assert beats == list(range(40))
 
 
-def test_the_preparation_of_an_epoch_is_skipped_where_the_run_stops_before_it() -> None:
+def test_what_comes_before_an_epoch_is_not_done_for_one_that_does_not_begin() -> None:
     done: list[str] = []
     Boundary(CPU, before_epoch=lambda: done.append("goes on")).begin()
     with pytest.raises(Killed):
@@ -112,7 +112,7 @@ def every_case() -> dict[str, Any]:
     found["diverged"] = stopped_after([1.0] * 36 if rank else [*bad], Boundary(CPU, every=4))
 
     boundary = Boundary(CPU, lambda: asked.append(1), lambda: rank == 1 and len(asked) > 5, every=4)
-    found["asked"] = stopped_after([1.0] * 36, boundary)  # requested at step 5, sent after 7, acted on after 11
+    found["asked"] = stopped_after([1.0] * 36, boundary)  # asks at step 5, sent after 7, acted on after 11
     asked.clear()
     boundary = Boundary(CPU, lambda: asked.append(1), lambda: rank == 1 and len(asked) > 5, every=4)
     found["short"] = stopped_after([1.0] * 10, boundary)
@@ -129,7 +129,7 @@ def every_case() -> dict[str, Any]:
 
 
 def without_the_host(boundary: Boundary) -> bool:
-    """Whether the vote in flight ends although this rank's host does nothing more."""
+    """Whether the vote in flight ends though this rank's host does nothing more."""
     assert boundary.vote is not None
     work = boundary.vote[1]
     assert work is not None
@@ -148,7 +148,7 @@ def test_both_ranks_diverge_at_the_same_step() -> None:
         assert (steps, type(error)) == (16, Diverged)
 
 
-def test_one_rank_requests_a_stop_and_both_stop_at_the_same_step() -> None:
+def test_one_rank_asks_and_both_stop_at_the_same_step() -> None:
     for rank, (steps, error) in enumerate(found["asked"] for found in two_ranks()):
         assert steps == 12
         failure = Failure.of(error, rank)

@@ -11,8 +11,9 @@ import pytest
 from ddlbench.errors import RunError, UserError
 from ddlbench.measure.summary import summarise
 from ddlbench.record.record import Record, end_for_rank_0, run_id, writable, write_json
+from tests.support.disk import fill_disk
 from tests.support.epoch_rows import epoch_row
-from tests.support.processes import fill_disk, small_disk
+from tests.support.processes import small_disk
 
 CONFIG = {group: {"name": f"my{group}"} for group in ("framework", "model", "loader")}
 

@@ -13,8 +13,9 @@ import pandas as pd
 import pytest
 
 from ddlbench.report.read import read_all
+from tests.support.disk import fill_disk
 from tests.support.faults import ROOT, command, end, patience_s, record, start
-from tests.support.processes import environment, fill_disk, small_disk
+from tests.support.processes import environment, small_disk
 from tests.support.ranks import free_port
 from tests.support.waiting import WITHIN_S, wait_until
 

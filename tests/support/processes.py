@@ -81,12 +81,6 @@ def small_disk(folder: Path, size: int) -> Generator[Path]:
         run("umount", "-l", disk)
 
 
-def fill_disk(disk: Path) -> None:
-    with (disk / "others").open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while True:
-            file.write(b"x" * 512)
-
-
 def met(result: subprocess.CompletedProcess[str]) -> list[dict]:
     """What the ranks of meet.py printed, in order of rank."""
     assert result.returncode == 0, result.stdout + result.stderr
