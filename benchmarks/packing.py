@@ -17,7 +17,7 @@ from statistics import median
 
 import numpy as np
 
-from benchmarks.pairs import peak_resident, tell, told
+from benchmarks.pairs import peak_resident, ratio_text, show
 from ddlbench.data.images.index import FolderLayout, prepare_index
 from ddlbench.data.images.sample import SampleImages
 from ddlbench.data.images.source import FolderSource
@@ -76,7 +76,7 @@ def compare(_: str, pairs: int) -> None:
             tell_speed(name, (layout, few), images, pairs)
         chosen = images[:: -(-len(images) // DECODED)]
         decoded = median(seconds(lambda _: decode(chosen), Path(folder)) for _ in range(pairs))
-        tell("decoding", f"{len(chosen) / decoded:.0f} images/s by one core")
+        show("decoding", f"{len(chosen) / decoded:.0f} images/s by one core")
         for count in COUNTS:
             tell_memory(images, Path(folder), count)
 
@@ -99,11 +99,11 @@ def tell_speed(name: str, layouts: tuple[FolderLayout, FolderLayout], images: li
             found[-1].append(seconds(work, few.root.parent))
     megabytes = sum(image.stat().st_size for image in images) / 1e6
     copied, one, many, start = (median(each) for each in zip(*found, strict=True))
-    tell(f"pack/copy, {name}", f"ratio {told([row[0] / row[1] for row in found])} by 1 process")
-    tell("", f"ratio {told([row[0] / (row[1] - row[3]) for row in found])} without its start, {start:.2f} s")
-    tell("", f"ratio {told([row[0] / row[2] for row in found])} by {processes}")
-    tell("", f"{megabytes / one:.0f}, {megabytes / many:.0f} and {megabytes / copied:.0f} MB/s of {megabytes:.0f} MB")
-    tell("", f"{len(images) / one:.0f} and {len(images) / many:.0f} images/s packed")
+    show(f"pack/copy, {name}", f"ratio {ratio_text([row[0] / row[1] for row in found])} by 1 process")
+    show("", f"ratio {ratio_text([row[0] / (row[1] - row[3]) for row in found])} without its start, {start:.2f} s")
+    show("", f"ratio {ratio_text([row[0] / row[2] for row in found])} by {processes}")
+    show("", f"{megabytes / one:.0f}, {megabytes / many:.0f} and {megabytes / copied:.0f} MB/s of {megabytes:.0f} MB")
+    show("", f"{len(images) / one:.0f} and {len(images) / many:.0f} images/s packed")
 
 
 def tell_memory(images: list[Path], place: Path, count: int) -> None:
@@ -111,7 +111,7 @@ def tell_memory(images: list[Path], place: Path, count: int) -> None:
         link(Path(folder) / "images", images, count)
         command = ("ddlbench.data", "pack", f"{folder}/images", f"{folder}/target", "--processes", "1")
         megabytes, _ = peak_resident(*command)
-    tell("pack's memory", f"{megabytes:.0f} MB resident at most with {count} images, parent and one process")
+    show("pack's memory", f"{megabytes:.0f} MB resident at most with {count} images, parent and one process")
 
 
 def link(folder: Path, images: list[Path], count: int) -> FolderLayout:
