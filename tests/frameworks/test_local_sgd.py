@@ -135,14 +135,14 @@ class Late(LocalSGD):
 
 @dataclass
 class Forgetful(LocalSGD):
-    """Momentum is lost when replicas meet."""
+    """Momentum is lost when replicas are averaged."""
 
     def setup(self, job: Job) -> LocalReplica:
         trainer = super().setup(job)
-        meet = trainer.flush
+        average = trainer.flush
 
         def flush() -> None:
-            meet()
+            average()
             trainer.optimizer.state.clear()
 
         trainer.flush = flush

@@ -11,7 +11,7 @@ import pytest
 from ddlbench.ranks.launchers import first_host
 from tests.support.libraries import needs_horovod
 from tests.support.pictures import write_folders
-from tests.support.processes import MEET, PYTHON, met, need, run
+from tests.support.processes import CONNECT, PYTHON, need, printed_by_ranks, run
 
 pytestmark = pytest.mark.slurm
 
@@ -51,7 +51,7 @@ def scripted(slurm, tmp_path: Path, *options: str, script: str, **env: str) -> l
 
 
 def test_srun_ranks_connect_across_nodes(slurm):
-    ranks = met(slurm.run("srun", "-N2", "-n4", "--ntasks-per-node=2", PYTHON, MEET))
+    ranks = printed_by_ranks(slurm.run("srun", "-N2", "-n4", "--ntasks-per-node=2", PYTHON, CONNECT))
     assert [(rank["rank"], rank["local_rank"], rank["host"]) for rank in ranks] == [
         (0, 0, "node1"),
         (1, 1, "node1"),
@@ -65,7 +65,7 @@ def test_srun_ranks_connect_across_nodes(slurm):
 
 
 def test_uneven_nodes_and_one_visible_gpu_a_task(slurm):
-    ranks = met(slurm.run("srun", "-N2", "-n3", "--gpus-per-task=1", PYTHON, "-c", WHO))
+    ranks = printed_by_ranks(slurm.run("srun", "-N2", "-n3", "--gpus-per-task=1", PYTHON, "-c", WHO))
     assert [(rank["local_rank"], rank["local_world_size"]) for rank in ranks] == [(0, 2), (1, 2), (0, 1)]
     assert [len(rank["gpu"].split(",")) for rank in ranks] == [1, 1, 1]
     assert ranks[0]["gpu"] != ranks[1]["gpu"]
@@ -89,18 +89,18 @@ def test_simultaneous_steps_on_different_nodes_form_separate_groups(slurm, tmp_p
 
 @pytest.mark.mpi
 @pytest.mark.parametrize(
-    ("mpirun", "package", "meet"),
+    ("mpirun", "package", "option"),
     [
         ("mpirun.openmpi", "openmpi-bin", "-x MASTER_ADDR=node1"),
         ("mpirun.mpich", "mpich", "-genv MASTER_ADDR node1 -genv MASTER_PORT 29500"),
     ],
 )
-def test_mpirun_inside_a_job(slurm, tmp_path, mpirun, package, meet):
+def test_mpirun_inside_a_job(slurm, tmp_path, mpirun, package, option):
     """Its daemons are tasks of srun: their step's variables count daemons, not ranks."""
     need({mpirun: package})
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     options = ("-N2", "-n4", "--ntasks-per-node=2")
-    ranks = scripted(slurm, tmp_path, *options, script=f'{mpirun} {meet} "$PY" -c "$WHO"', **root)
+    ranks = scripted(slurm, tmp_path, *options, script=f'{mpirun} {option} "$PY" -c "$WHO"', **root)
     assert [(rank["launcher"], rank["rank"], rank["local_rank"]) for rank in ranks] == [
         ("mpirun", 0, 0),
         ("mpirun", 1, 1),

@@ -46,9 +46,9 @@ def test_torchruns_ranks_are_not_mpis(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not started_by_mpi()
 
 
-def meet() -> tuple[list[tuple[int, int, int]], str | None, dict[str, str]]:
+def start_twice() -> tuple[list[tuple[int, int, int]], str | None, dict[str, str]]:
     """Size, rank and local rank of Horovod started twice in the same process, what it leaves in the environment, and
-    where its ranks meet."""
+    the addresses at which its ranks connect."""
     places = [] if why_no_horovod() else [started(), started()]
     left = os.environ.get("HOROVOD_RANK")
     os.environ["GLOO_SOCKET_IFNAME"] = "ib0,eth0"
@@ -66,7 +66,7 @@ def started() -> tuple[int, int, int]:
 
 @pytest.mark.slow
 def test_ranks_connect_again_at_the_same_addresses() -> None:
-    ranks = run_ranks(2, meet)
+    ranks = run_ranks(2, start_twice)
     assert [meeting for _, _, meeting in ranks] == 2 * [
         {
             "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
