@@ -99,7 +99,7 @@ def test_local_sgd_sends_a_share_of_the_weights_in_each_step() -> None:
     assert volume(outcome, "weights") == 4 * counts.numbers / 8
 
 
-def test_zero_sends_the_messages_of_its_stage() -> None:
+def test_zero_sends_what_its_stages_say() -> None:
     """In parameters' worth: stage 0 one all-reduce, 1 and 2 an all-gather more, 3 three gathers or reductions."""
     own = setting(4)
     numbers, tied = own.counts.numbers, own.counts.tied

@@ -98,10 +98,10 @@ def summary_text(scaling: pd.DataFrame) -> str:
     rows = numbered(marked(records(scaling)))
     if not rows:
         return "no attempt has a configuration in its record: the report lists the failures"
-    settings_texts = list(dict.fromkeys(text for row in rows if (text := settings(row))))
-    marks: Columns = {"": lambda row: f"[{settings_texts.index(text) + 1}]" if (text := settings(row)) else ""}
+    told = list(dict.fromkeys(text for row in rows if (text := settings(row))))
+    marks: Columns = {"": lambda row: f"[{told.index(text) + 1}]" if (text := settings(row)) else ""}
     table = text_table(rows, MEASURED | VS_SINGLE | marks)
-    numbers = [f"[{number}] {text}" for number, text in enumerate(settings_texts, 1)]
+    numbers = [f"[{number}] {text}" for number, text in enumerate(told, 1)]
     below = [*numbers, *base_lines(rows), *notes(rows), *failure_lines(rows)]
     return "\n".join([*table, *ratio_lines(rows, marks), *predicted_lines(rows, marks), "", *below])
 
