@@ -25,7 +25,7 @@ from ddlbench.ranks.launch import (
 )
 from ddlbench.ranks.launchers import first_host, tasks_per_node
 from tests.support.mpi import AS_ROOT, MPI
-from tests.support.processes import CONNECT, PYTHON, environment, need, printed_by_ranks, run
+from tests.support.processes import MEET, PYTHON, environment, met, need, run
 
 TORCHRUN = {  # rank 5 of 2 nodes x 4
     "RANK": "5",
@@ -217,12 +217,12 @@ def test_detect_needs_no_torch():
 
 
 def test_one_process_without_a_launcher():
-    (only,) = printed_by_ranks(run(PYTHON, CONNECT))
+    (only,) = met(run(PYTHON, MEET))
     assert (only["launcher"], only["world_size"], only["sum"]) == ("alone", 1, 1)
 
 
 def test_torchrun():
-    ranks = printed_by_ranks(run(PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", CONNECT))
+    ranks = met(run(PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", MEET))
     assert [(rank["launcher"], rank["rank"], rank["local_rank"], rank["sum"]) for rank in ranks] == [
         ("torchrun", 0, 0, 3),
         ("torchrun", 1, 1, 3),
@@ -233,7 +233,7 @@ def test_torchrun():
 @pytest.mark.parametrize("mpirun", MPI)
 def test_mpirun(mpirun):
     need({mpirun: MPI[mpirun]})
-    ranks = printed_by_ranks(run(mpirun, "-n", 2, PYTHON, CONNECT, **AS_ROOT))
+    ranks = met(run(mpirun, "-n", 2, PYTHON, MEET, **AS_ROOT))
     assert [(rank["launcher"], rank["rank"], rank["local_rank"], rank["sum"]) for rank in ranks] == [
         ("mpirun", 0, 0, 3),
         ("mpirun", 1, 1, 3),
@@ -259,7 +259,7 @@ def test_mpirun_jobs_choose_ports_apart(mpirun, tmp_path):
 
 def test_missing_ranks_end_in_one_line():
     rank = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "28765"}
-    lonely = run(PYTHON, CONNECT, "1", **rank)
+    lonely = run(PYTHON, MEET, "1", **rank)
     assert lonely.returncode == 8
     assert re.search(
         r"^rank 0 of 2 could not connect to the other ranks through 127\.0\.0\.1:28765 in \d+ s \(train\.timeout_s=1\)",
@@ -271,7 +271,7 @@ def test_missing_ranks_end_in_one_line():
 def test_a_wrong_master_address_ends_in_one_line_that_names_the_network(address):
     """127.0.0.9 is this machine, and no process listens there."""
     rank = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_PORT": "28766"}
-    lost = run(PYTHON, CONNECT, "2", MASTER_ADDR=address, NCCL_SOCKET_IFNAME="ib0", **rank)
+    lost = run(PYTHON, MEET, "2", MASTER_ADDR=address, NCCL_SOCKET_IFNAME="ib0", **rank)
     assert lost.returncode == 8
     last = lost.stderr.splitlines()[-1]
     assert f"MASTER_ADDR={address} and by the interfaces GLOO_SOCKET_IFNAME (not set), NCCL_SOCKET_IFNAME=ib0" in last
@@ -293,9 +293,9 @@ def test_a_wrong_interface_of_one_rank_ends_both_in_one_line():
 
 
 def together(environments):
-    """connect.py in each environment at once."""
+    """meet.py in each environment at once."""
     with ThreadPoolExecutor() as pool:
-        return list(pool.map(lambda env: run(PYTHON, CONNECT, "5", **env), environments))
+        return list(pool.map(lambda env: run(PYTHON, MEET, "5", **env), environments))
 
 
 def test_connecting_selects_the_only_visible_gpu(monkeypatch):
@@ -336,7 +336,7 @@ def test_a_taken_port_ends_in_one_line():
         other.bind(("", 0))
         other.listen()
         port = str(other.getsockname()[1])
-        refused = run(PYTHON, CONNECT, RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+        refused = run(PYTHON, MEET, RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
     assert refused.returncode == 2
     assert refused.stderr.splitlines()[-1] == (
         f"the port of 127.0.0.1:{port} is in use: choose another one with MASTER_PORT=<port>"
@@ -346,7 +346,7 @@ def test_a_taken_port_ends_in_one_line():
 @pytest.mark.gpu
 def test_ranks_that_share_a_gpu_are_refused():
     torchrun = (PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    refused = run(*torchrun, CONNECT, CUDA_VISIBLE_DEVICES="0")
+    refused = run(*torchrun, MEET, CUDA_VISIBLE_DEVICES="0")
     assert refused.returncode != 0
     assert refused.stderr.count("ranks 0 and 1 share a GPU: 2 ranks on this node but 1 GPU: start one rank a GPU") == 2
     assert "Traceback" not in refused.stderr.split("torch.distributed.elastic")[0]

@@ -33,7 +33,7 @@ def test_a_panel_against_own_bases_has_their_times(tmp_path):
     weak_scaling(tmp_path)
     (panel,) = panels_of(tmp_path)
     assert {row["reference_s"] for row in panel.rows} == {0.01}
-    assert panel.own_bases_differ
+    assert panel.own_bases_tell_more
     own = panel.against_own_bases()
     assert {row["reference_s"] for row in own.rows} == {0.01, 1 / 80}
     assert own.base == "base: each framework's own fewest GPUs"
@@ -42,7 +42,7 @@ def test_a_panel_against_own_bases_has_their_times(tmp_path):
 def test_own_bases_add_nothing_where_they_are_the_same(tmp_path):
     write_run(tmp_path, gpus=1, rate=100.0)
     write_run(tmp_path, gpus=2, rate=150.0)
-    assert not panels_of(tmp_path)[0].own_bases_differ
+    assert not panels_of(tmp_path)[0].own_bases_tell_more
 
 
 def test_panels_of_one_model_show_their_differences(tmp_path):

@@ -11,7 +11,7 @@ import pytest
 from ddlbench.ranks.launchers import first_host
 from tests.support.libraries import needs_horovod
 from tests.support.pictures import write_folders
-from tests.support.processes import CONNECT, PYTHON, need, printed_by_ranks, run
+from tests.support.processes import MEET, PYTHON, met, need, run
 
 pytestmark = pytest.mark.slurm
 
@@ -51,7 +51,7 @@ def scripted(slurm, tmp_path: Path, *options: str, script: str, **env: str) -> l
 
 
 def test_srun_ranks_connect_across_nodes(slurm):
-    ranks = printed_by_ranks(slurm.run("srun", "-N2", "-n4", "--ntasks-per-node=2", PYTHON, CONNECT))
+    ranks = met(slurm.run("srun", "-N2", "-n4", "--ntasks-per-node=2", PYTHON, MEET))
     assert [(rank["rank"], rank["local_rank"], rank["host"]) for rank in ranks] == [
         (0, 0, "node1"),
         (1, 1, "node1"),
@@ -65,7 +65,7 @@ def test_srun_ranks_connect_across_nodes(slurm):
 
 
 def test_uneven_nodes_and_one_visible_gpu_a_task(slurm):
-    ranks = printed_by_ranks(slurm.run("srun", "-N2", "-n3", "--gpus-per-task=1", PYTHON, "-c", WHO))
+    ranks = met(slurm.run("srun", "-N2", "-n3", "--gpus-per-task=1", PYTHON, "-c", WHO))
     assert [(rank["local_rank"], rank["local_world_size"]) for rank in ranks] == [(0, 2), (1, 2), (0, 1)]
     assert [len(rank["gpu"].split(",")) for rank in ranks] == [1, 1, 1]
     assert ranks[0]["gpu"] != ranks[1]["gpu"]

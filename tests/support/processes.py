@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 PYTHON = sys.executable
-CONNECT = Path(__file__).parent / "connect.py"
+MEET = Path(__file__).parent / "meet.py"
 LAUNCHERS = (
     "RANK",
     "WORLD_SIZE",
@@ -81,8 +81,8 @@ def small_disk(folder: Path, size: int) -> Generator[Path]:
         run("umount", "-l", disk)
 
 
-def printed_by_ranks(result: subprocess.CompletedProcess[str]) -> list[dict]:
-    """What the ranks of connect.py printed, in order of rank."""
+def met(result: subprocess.CompletedProcess[str]) -> list[dict]:
+    """What the ranks of meet.py printed, in order of rank."""
     assert result.returncode == 0, result.stdout + result.stderr
     lines = [json.loads(line) for line in result.stdout.splitlines() if line.startswith("{")]
     return sorted(lines, key=lambda line: line["rank"])

@@ -65,7 +65,7 @@ def make_figures(tables: Tables, targets: Sequence[Target] = (), baseline: bool 
     with mpl.rc_context(cast(Any, plotting.STYLE)):
         whole = panels(scaling, runs)
         shared = [part for panel in whole for part in small_multiples(panel)]
-        own = [panel.against_own_bases() for panel in shared if panel.own_bases_differ]
+        own = [panel.against_own_bases() for panel in shared if panel.own_bases_tell_more]
         drawing.notes.extend(_folded(shared))
         for name, shown, quantity in (
             ("throughput", _without_base(shared), lambda _: THROUGHPUT),

@@ -49,7 +49,7 @@ class Panel:
         return bool(self.rows[0]["reference"])
 
     @property
-    def own_bases_differ(self) -> bool:
+    def own_bases_tell_more(self) -> bool:
         """Whether ratios to own bases are worth a figure beside those to the best single GPU."""
         return any(
             row["reference_s"] != row["own_base_sample_time_s"] and row["own_base_gpus"] != row["gpus"]
