@@ -1,4 +1,4 @@
-"""Both sides of every comparison of benchmarks/loaders.py do the same work, at a small size. Speed is not looked at."""
+"""Both sides of every comparison of benchmarks/loaders.py do the same work, at a small size. Speed is not measured."""
 
 from __future__ import annotations
 

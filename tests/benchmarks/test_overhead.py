@@ -1,4 +1,4 @@
-"""benchmarks/overhead.py: both sides do the same work with the same settings. Speed is not looked at."""
+"""benchmarks/overhead.py: both sides do the same work with the same settings. Speed is not measured."""
 
 from __future__ import annotations
 

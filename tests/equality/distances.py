@@ -21,7 +21,7 @@ class Tolerance:
 
 
 # fp32: sums in another order. bf16: a weight that differs in its last bits may round the other way; in a ResNet, where
-# BatchNorm carries that far, bf16 can only show gross faults, and fp32 shows the others.
+# BatchNorm amplifies that, bf16 can only show gross faults, and fp32 shows the others.
 TOLERANCES = {
     ("resnet", "fp32"): Tolerance(1e-5, 0.02),
     ("resnet", "bf16"): Tolerance(2e-2, 0.3),

@@ -176,7 +176,7 @@ def show() -> Seen:
 
 
 def meetings() -> tuple[list[bool], dict[str, object]]:
-    """Whether all replicas are the same after each of three updates; after a look at the state; after one more update
+    """Whether all replicas are the same after each of three updates; after reading the state; after one more update
     and an evaluation."""
     trainer, batch = ready("resnet-fp32-whole")
     same: list[bool] = []

@@ -1,4 +1,4 @@
-"""Where attempts are looked for: through links, without circles."""
+"""Folders are searched for attempts: through links, and each folder once."""
 
 from __future__ import annotations
 
