@@ -19,7 +19,7 @@ def from_disk() -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith("read_bytes:"))
 
 
-def test_dropped_pages_leave_the_memory_until_they_are_read(tmp_path: Path) -> None:
+def test_dropped_pages_are_gone_and_come_back_when_they_are_read(tmp_path: Path) -> None:
     on_disk = written(tmp_path)
     assert cached_bytes(on_disk) == SIZE
     assert drop([on_disk]) == Dropped(files=1, bytes=SIZE, left_bytes=0)
