@@ -41,15 +41,15 @@ def seconds(activation: Callable[[Tensor], Tensor], inputs: Tensor, repeats: int
     """The fastest of `repeats` forward and backward passes, to an idle device."""
     best = float("inf")
     for _ in range(repeats + 2):  # the first ones warm up
-        settle(inputs.device)
+        synchronize(inputs.device)
         start = time.perf_counter()
         activation(inputs).backward(torch.ones_like(inputs))
-        settle(inputs.device)
+        synchronize(inputs.device)
         best = min(best, time.perf_counter() - start)
     return best
 
 
-def settle(device: torch.device) -> None:
+def synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

@@ -1,4 +1,4 @@
-"""What a process holds: tensors that are alive, by the storages they lie in, and what malloc lent, by its own count."""
+"""What a process holds: live tensors, by the storages they are in, and what malloc has given out, by its own count."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def map_large_blocks() -> None:
 
 
 def large_blocks() -> int:
-    """Bytes in such blocks that were asked for and not given back, whoever asked."""
+    """Bytes in such blocks that were allocated and not freed, by any library."""
     mallinfo = ctypes.CDLL(None).mallinfo2
     mallinfo.restype = Info
     return mallinfo().hblkhd
 
 
 def live_tensors() -> Iterator[Tensor]:
-    """All that Python knows of."""
+    """All tensors that Python's garbage collector knows."""
     gc.collect()
     return (each for each in gc.get_objects() if issubclass(type(each), Tensor))
 

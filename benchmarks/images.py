@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from benchmarks.pairs import tell, told
+from benchmarks.pairs import ratio_text, show
 from benchmarks.turns import Pairs, Program, take_turns
 from ddlbench.data.images.sample import SampleImages
 
@@ -63,4 +63,4 @@ def compare(name: str, pairs: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         found = read_by_turns(commands, Path(folder), pairs, TURN_S)
     speeds = " and ".join(f"{BATCH / median(seconds):.0f}" for seconds in zip(*found.found, strict=True)) + " images/s"
-    tell(name, f"ratio {told(found.ratios())}, {found.remark()}, {speeds}; aim: {what.aim}")
+    show(name, f"ratio {ratio_text(found.ratios())}, {found.remark()}, {speeds}; aim: {what.aim}")

@@ -14,7 +14,7 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
-from benchmarks.pairs import peak_resident, tell
+from benchmarks.pairs import peak_resident, show
 from ddlbench.data.images.index import FolderLayout, Index, open_index, prepare_index
 
 NAMES, CLASSES = 1_280_000, 1_000
@@ -61,9 +61,9 @@ def compare(name: str, _: int) -> None:
     """Few names first: what Python and numpy take by themselves."""
     for count in (CLASSES * 2, NAMES):
         most, (images, listed, opened, looked, megabytes) = measure(count, CLASSES)
-        tell(name, f"{images:.0f} names in {CLASSES} classes: listed in {listed:.2f} s, {megabytes:.1f} MB")
-        tell("", f"opened in {opened:.3f} s, with a look at the folders in {looked:.3f} s")
-        tell("", f"{most:.0f} MB resident at most")
+        show(name, f"{images:.0f} names in {CLASSES} classes: listed in {listed:.2f} s, {megabytes:.1f} MB")
+        show("", f"opened in {opened:.3f} s, with a look at the folders in {looked:.3f} s")
+        show("", f"{most:.0f} MB resident at most")
 
 
 if __name__ == "__main__":

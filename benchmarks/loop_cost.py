@@ -64,7 +64,7 @@ class Rows:
 
 @dataclass
 class Beat:
-    """What a run's supervision hears at every step."""
+    """The part of a run's supervision that every step calls."""
 
     heard: float = 0.0
 

@@ -2,18 +2,18 @@
 
 torchrun --nproc-per-node=4 -m benchmarks.memory
 
-Every framework makes two updates; the third is looked at when its gradients are complete and averaged and nothing is
-updated yet, for afterwards the gradients are forgotten. A storage counts once, whole, whoever looks into it:
+Every framework makes two updates; the third is measured when its gradients are complete and averaged and nothing is
+updated yet, for afterwards the gradients are dropped. A storage counts once and completely, whatever tensors view it:
 
 parameters  what the model's parameters lie in: slices under FSDP and ZeRO stage 3
 gradients   what any tensor has as its `.grad`, and what DeepSpeed keeps for its update
 optimizer   what is in the optimizer's state, and tensors of its own that it updates in place of the model's
-other       what else there is since before `setup`, in tensors that Python knows: buckets, buffers, activations kept
+other       what else there is since before `setup`, in tensors that Python can see: buckets, buffers, activations kept
 
 Two numbers come from elsewhere. `malloc` is by how much the C library's blocks of 16 KiB or more have grown since
-before `setup`: all of the above, and what C++ alone holds, whoever keeps books of it. `most` is the most that the
+before `setup`: all of the above, and what only C++ holds. `most` is the most that the
 gradients of the model's own parameters took as they arrived, before a library dropped other ranks' shares. Neither sees
-what was lent and returned in between: gathered weights, activations.
+what was allocated and freed in between: gathered weights, activations.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def measure(framework: Framework, job: Job, kind: str) -> tuple[Held, Expected]:
     """One framework on this rank, set up, trained for three updates and closed."""
     framework.check(job)
     batch = samples(job)
-    before, lent = storages(live_tensors()), large_blocks()
+    before, allocated = storages(live_tensors()), large_blocks()
     trainer = framework.setup(job)
     share = part(batch, trainer.place) if trainer.place.reads_data else None
     for _ in range(2):
@@ -115,7 +115,7 @@ def measure(framework: Framework, job: Job, kind: str) -> tuple[Held, Expected]:
     seen: dict[str, int] = {}
     most: list[int] = []
     watch_gradients(model_of(trainer), most)
-    before_update(trainer, lambda: seen.update(look(trainer, before, lent)))
+    before_update(trainer, lambda: seen.update(look(trainer, before, allocated)))
     trainer.step(share)
     formula = expected(framework, trainer, job, kind)
     dist.barrier()
@@ -123,11 +123,11 @@ def measure(framework: Framework, job: Job, kind: str) -> tuple[Held, Expected]:
     return Held(**seen, most=max(most, default=0)), formula
 
 
-def look(trainer: Trainer, before: Storages, lent: int) -> dict[str, int]:
-    """What is there now. before, lent: what was there before `setup`."""
+def look(trainer: Trainer, before: Storages, allocated: int) -> dict[str, int]:
+    """Bytes held now. before, allocated: storages and bytes from before `setup`."""
     own, grads, state = parameters(trainer), gradients(trainer), optimizer(trainer)
     return {
-        "malloc": large_blocks() - lent,
+        "malloc": large_blocks() - allocated,
         "parameters": total(own),
         "gradients": total(grads, own),
         "optimizer": total(state, own, grads),

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.pairs import tell, told
+from benchmarks.pairs import ratio_text, show
 from benchmarks.turns import Pairs, Program, take_turns
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -145,7 +145,7 @@ def startup_s(records: Path) -> float:
 def compare(work: Work, pairs: int, folder: Path) -> None:
     found = measure(work, pairs, folder)
     started = "" if work.setting else f", start-up {startup_s(folder / 'records'):.1f} s"
-    tell(work.name, f"ratio {told(found.ratios())}, {found.remark()}{started}")
+    show(work.name, f"ratio {ratio_text(found.ratios())}, {found.remark()}{started}")
 
 
 def main() -> None:
@@ -159,7 +159,7 @@ def main() -> None:
         if arguments.only and work.name not in arguments.only:
             continue
         if work.framework == "horovod" and not Path(HOROVODRUN[0]).exists():
-            tell(work.name, "not compared: build Horovod first (make horovod)")
+            show(work.name, "not compared: build Horovod first (make horovod)")
         else:
             with tempfile.TemporaryDirectory() as folder:
                 compare(work, arguments.pairs, Path(folder))

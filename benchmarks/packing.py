@@ -1,9 +1,9 @@
 """Image folders into a packed set, beside a plain copy of the same files into shards of the same size, turn by turn.
 
 The copy reads the files in the order of the packed set and brings each shard to the disk before the next, as `pack`
-does. "cold": the page cache has forgotten the files before each turn; "cached": they come from it, so that what `pack`
-computes is seen. Time is from the call to the end, with the start of a process, which a set of a few hundred MB feels
-and ImageNet does not: the second ratio is without it, that is without the time of packing twenty images.
+does. "cold": the files are dropped from the page cache before each turn; "cached": they are read from it, so that what
+`pack` computes is seen. Time is from the call to the end, with the start of a process, which matters for a set of a few
+hundred MB and not for ImageNet: the second ratio is without it, that is without the time of packing twenty images.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from statistics import median
 
 import numpy as np
 
-from benchmarks.pairs import peak_resident, tell, told
+from benchmarks.pairs import peak_resident, ratio_text, show
 from ddlbench.data.images.index import FolderLayout, prepare_index
 from ddlbench.data.images.sample import SampleImages
 from ddlbench.data.images.source import FolderSource
@@ -49,7 +49,7 @@ def decode(images: list[Path]) -> None:
         decode_image(image.read_bytes(), "pil")
 
 
-def forget(images: list[Path]) -> None:
+def drop_pages(images: list[Path]) -> None:
     """Drop the files from the page cache."""
     for image in images:
         file = os.open(image, os.O_RDONLY)
@@ -76,7 +76,7 @@ def compare(_: str, pairs: int) -> None:
             tell_speed(name, (layout, few), images, pairs)
         chosen = images[:: -(-len(images) // DECODED)]
         decoded = median(seconds(lambda _: decode(chosen), Path(folder)) for _ in range(pairs))
-        tell("decoding", f"{len(chosen) / decoded:.0f} images/s by one core")
+        show("decoding", f"{len(chosen) / decoded:.0f} images/s by one core")
         for count in COUNTS:
             tell_memory(images, Path(folder), count)
 
@@ -95,15 +95,15 @@ def tell_speed(name: str, layouts: tuple[FolderLayout, FolderLayout], images: li
         found.append([])
         for work in works:
             if name == "cold":
-                forget(images)
+                drop_pages(images)
             found[-1].append(seconds(work, few.root.parent))
     megabytes = sum(image.stat().st_size for image in images) / 1e6
     copied, one, many, start = (median(each) for each in zip(*found, strict=True))
-    tell(f"pack/copy, {name}", f"ratio {told([row[0] / row[1] for row in found])} by 1 process")
-    tell("", f"ratio {told([row[0] / (row[1] - row[3]) for row in found])} without its start, {start:.2f} s")
-    tell("", f"ratio {told([row[0] / row[2] for row in found])} by {processes}")
-    tell("", f"{megabytes / one:.0f}, {megabytes / many:.0f} and {megabytes / copied:.0f} MB/s of {megabytes:.0f} MB")
-    tell("", f"{len(images) / one:.0f} and {len(images) / many:.0f} images/s packed")
+    show(f"pack/copy, {name}", f"ratio {ratio_text([row[0] / row[1] for row in found])} by 1 process")
+    show("", f"ratio {ratio_text([row[0] / (row[1] - row[3]) for row in found])} without its start, {start:.2f} s")
+    show("", f"ratio {ratio_text([row[0] / row[2] for row in found])} by {processes}")
+    show("", f"{megabytes / one:.0f}, {megabytes / many:.0f} and {megabytes / copied:.0f} MB/s of {megabytes:.0f} MB")
+    show("", f"{len(images) / one:.0f} and {len(images) / many:.0f} images/s packed")
 
 
 def tell_memory(images: list[Path], place: Path, count: int) -> None:
@@ -111,7 +111,7 @@ def tell_memory(images: list[Path], place: Path, count: int) -> None:
         link(Path(folder) / "images", images, count)
         command = ("ddlbench.data", "pack", f"{folder}/images", f"{folder}/target", "--processes", "1")
         megabytes, _ = peak_resident(*command)
-    tell("pack's memory", f"{megabytes:.0f} MB resident at most with {count} images, parent and one process")
+    show("pack's memory", f"{megabytes:.0f} MB resident at most with {count} images, parent and one process")
 
 
 def link(folder: Path, images: list[Path], count: int) -> FolderLayout:

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 POLL_S = 0.02
 
 
-def told(ratios: Sequence[float]) -> str:
+def ratio_text(ratios: Sequence[float]) -> str:
     """Median with its distribution-free interval; the single ratios go to standard error."""
     if not ratios:
         return "unknown: no pair of turns is complete"
@@ -28,7 +28,7 @@ def told(ratios: Sequence[float]) -> str:
     return f"{median(ratios):.3f} ({shown}{confidence(len(ratios), interval)})"
 
 
-def tell(name: str, text: str) -> None:
+def show(name: str, text: str) -> None:
     print(f"{name:28s} {text}", flush=True)
 
 

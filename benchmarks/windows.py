@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.bare.tokenise import loader
-from benchmarks.pairs import tell, told
+from benchmarks.pairs import ratio_text, show
 from ddlbench.data.feed import Request
 from ddlbench.data.loaders.native import Native
 from ddlbench.data.text.sample import SampleText
@@ -63,4 +63,5 @@ def compare(name: str, pairs: int) -> None:
         next(side)
     found = [(tokens_a_second(own, TURN_S), tokens_a_second(other, TURN_S)) for _ in range(pairs)]
     speeds = " and ".join(f"{median(side) / 1e6:.2f}" for side in zip(*found, strict=True))
-    tell(f"{name}/on the fly", f"ratio {told([a / b for a, b in found])}, {speeds} M tokens/s; aims: 10, 1 M tokens/s")
+    ratio = ratio_text([a / b for a, b in found])
+    show(f"{name}/on the fly", f"ratio {ratio}, {speeds} M tokens/s; aims: 10, 1 M tokens/s")

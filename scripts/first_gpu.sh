@@ -16,7 +16,7 @@ resnet50=(+model=resnet50 train.channels_last=true train.batch_per_gpu=256)
 synthetic=(loader=synthetic loader.train_samples=1281167)
 gpt2=(+model=gpt2_small train.batch_per_gpu=16 "${synthetic[@]}")
 
-# name, limit in seconds, what it settles
+# name, limit in seconds, what it shows
 one_gpu() {
   cat <<'PARTS'
 tests       480  the tests that need a GPU, the one for waits of the host within a step included

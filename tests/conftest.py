@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-# A rank stands for a device: one thread each, here and in every process that the tests start.
+# One rank is one device: one thread each, here and in every process that the tests start.
 os.environ["OMP_NUM_THREADS"] = "1"
 
 

@@ -134,7 +134,7 @@ def test_a_mistake_is_one_line(ddlbench, tmp_path: Path, arguments: list[str], c
     assert not list(tmp_path.glob("results/*"))
 
 
-def test_a_file_of_the_users_cannot_name_another_class(ddlbench, tmp_path: Path) -> None:
+def test_a_users_file_cannot_name_another_class(ddlbench, tmp_path: Path) -> None:
     (tmp_path / "mine" / "framework").mkdir(parents=True)
     (tmp_path / "mine" / "framework" / "odd.yaml").write_text("_target_: os.system\nname: odd\n")
     code, said = ddlbench("+framework=odd", *SMALL[1:], "--config-dir", str(tmp_path / "mine"))

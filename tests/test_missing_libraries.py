@@ -1,4 +1,4 @@
-"""A machine with torch and little else: what needs an optional library says so, everything else runs."""
+"""A machine with torch and little else: a run that needs an optional library ends with its name, all others are ok."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def record(folder: Path) -> dict[str, Any]:
     ],
     ids=" ".join,
 )
-def test_text_on_real_files_under_torchrun(tmp_path: Path, framework: tuple[str, ...]) -> None:
+def test_text_on_real_files_runs_under_torchrun(tmp_path: Path, framework: tuple[str, ...]) -> None:
     name, *knobs = framework
     done = run(*TORCHRUN, *TEXT, f"+framework={name}", *knobs, cwd=tmp_path, timeout=150)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -55,7 +55,7 @@ def test_text_on_real_files_under_torchrun(tmp_path: Path, framework: tuple[str,
 @pytest.mark.mpi
 @pytest.mark.slow
 @pytest.mark.parametrize("mpirun", MPI)
-def test_images_under_mpirun(tmp_path: Path, mpirun: str) -> None:
+def test_images_run_under_mpirun(tmp_path: Path, mpirun: str) -> None:
     need({mpirun: MPI[mpirun]})
     command = (mpirun, "-n", 2, PYTHON, "-m", *IMAGES, "+framework=ddp")
     done = run(*command, cwd=tmp_path, timeout=150, **AS_ROOT)

@@ -83,7 +83,7 @@ def test_a_library_that_is_not_installed_changes_nothing(survey: Survey, monkeyp
     assert {row.partition(" (")[0] for row in rows} <= set(here)
 
 
-def test_who_cannot_answer_without_a_library_leaves_no_page(survey: Survey) -> None:
+def test_a_framework_that_needs_a_missing_library_to_answer_leaves_no_page(survey: Survey) -> None:
     with pytest.raises(Unavailable, match="pip install abacus"):
         page(replace(survey, frameworks={"ddp": Missing()}))
 
@@ -107,11 +107,11 @@ def test_every_framework_and_knob_is_on_the_page(survey: Survey) -> None:
         ([*ALL[:3], Case("GPT2", "fp16")], "ResNet; GPT2 in fp16"),
     ],
 )
-def test_words_for_some_of_the_cases(some: list[Case], words: str) -> None:
+def test_a_cell_names_the_cases_that_it_holds_for(some: list[Case], words: str) -> None:
     assert scope(some, ALL) == words
 
 
-def test_a_cell_says_what_runs_and_why_not_the_rest() -> None:
+def test_a_cell_shows_which_cases_run_and_why_others_do_not() -> None:
     reasons = Reasons()
     assert cell({}, reasons) == "-"
     assert cell(dict.fromkeys(ALL), reasons) == "yes"

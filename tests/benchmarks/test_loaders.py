@@ -1,4 +1,4 @@
-"""Both sides of every comparison of benchmarks/loaders.py do the same work, at a small size. Speed is not looked at."""
+"""Both sides of every comparison of benchmarks/loaders.py do the same work, at a small size. Speed is not measured."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_programs_take_turns(folder, tmp_path):
     assert all(seconds > 0 for pair in pairs.found for seconds in pair)
 
 
-def test_a_program_that_ends_is_told(tmp_path):
+def test_a_program_that_ends_before_its_turn_is_an_error(tmp_path):
     with pytest.raises(SystemExit, match="did not begin its steps"):
         images.read_by_turns([[sys.executable, "-c", "print(1.0)"]], tmp_path, pairs=1, turn_s=0.1)
 
@@ -124,7 +124,7 @@ def test_a_packed_set_holds_the_bytes_that_a_copy_holds(folder, tmp_path):
             assert copy.read_bytes() == b"".join(PackedImage.of(example).encoded for _, example in walk(shard))
 
 
-def test_links_stand_for_images(folder, tmp_path):
+def test_a_tree_of_links_has_the_images_of_the_folder(folder, tmp_path):
     given = sorted(folder.glob("*/*/*.JPEG"))
     packing.link(tmp_path, given, 100)
     made = sorted(tmp_path.glob("*/*/*.JPEG"))
@@ -132,10 +132,10 @@ def test_links_stand_for_images(folder, tmp_path):
     assert {path.read_bytes() for path in made} == {path.read_bytes() for path in given}
 
 
-def test_files_are_forgotten_not_harmed(folder):
+def test_dropping_pages_changes_no_file(folder):
     given = sorted(folder.glob("*/*/*.JPEG"))
     before = [path.read_bytes() for path in given]
-    packing.forget(given)
+    packing.drop_pages(given)
     assert [path.read_bytes() for path in given] == before
 
 

@@ -1,4 +1,4 @@
-"""benchmarks/overhead.py: both sides do the same work with the same settings. Speed is not looked at."""
+"""benchmarks/overhead.py: both sides do the same work with the same settings. Speed is not measured."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from benchmarks.turns import ROOT
 from ddlbench.models import gpt2
 
 GPT2 = ("gpt2_small", "2", "16")
-TOLD = """
+SETTINGS = """
 import json
 from benchmarks.bare import work
 
-def told():
+def settings_of_work():
     config, model = work.gpt2().config, work.build()
     return {
         "cache": config.use_cache,
@@ -33,9 +33,9 @@ def told():
         "parameters": sum(each.numel() for each in model.parameters()),
     }
 
-own = told()
+own = settings_of_work()
 work.settings.update(cache="on", activation="eager")
-print(json.dumps([own, told()]))
+print(json.dumps([own, settings_of_work()]))
 """
 # As in tests/measure/test_allocator.py: more than glibc keeps by itself.
 FAULTS = """
@@ -70,16 +70,16 @@ def test_bare_gpt2_has_the_settings_of_ddlbench():
     model = gpt2.GPT2("gpt2", **{name: int(size) for name, size in sizes.items()}, seq_len=16, dropout=dropout)
     built = model.build()
     config = built.h0.attn.config
-    told, library = json.loads(run(TOLD, *GPT2))
-    assert told["cache"] is False  # ddlbench calls the blocks without a cache
-    assert (told["activation"], told["attention"]) == (config.activation_function, config._attn_implementation)
-    assert told["parameters"] == sum(each.numel() for each in built.parameters())
-    assert (told["threads"], told["lr"]) == (1, LR)
+    own, library = json.loads(run(SETTINGS, *GPT2))
+    assert own["cache"] is False  # ddlbench calls the blocks without a cache
+    assert (own["activation"], own["attention"]) == (config.activation_function, config._attn_implementation)
+    assert own["parameters"] == sum(each.numel() for each in built.parameters())
+    assert (own["threads"], own["lr"]) == (1, LR)
     assert (library["cache"], library["activation"]) == (True, "gelu_new")
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
-def test_heap_of_the_bare_script_is_kept_or_freed_as_it_is_told():
+def test_heap_of_the_bare_script_is_kept_or_freed_as_configured():
     kept, freed = (int(run(FAULTS, *GPT2, f"heap={heap}").split()[1]) for heap in ("kept", "freed"))
     assert freed > 10 * 9 * 2**20 / 4096 > 100 * kept
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.pairs import told
+from benchmarks.pairs import ratio_text
 from benchmarks.turns import Pairs, Program, pair_by_time, seconds_a_step, take_turns
 
 STEPS = "import time\nwhile True: time.sleep(0.02); print(time.monotonic(), flush=True)"
@@ -40,7 +40,7 @@ def test_pairs_are_found_by_time_where_a_turn_is_lost():
 def test_pair_is_lost_on_either_side_and_once():
     assert pair_by_time([1.0, 2.0, 21.0, 22.0], [11.0, 12.0], TURNS) == Pairs([(1.0, 1.0)], [2, 3])
     assert pair_by_time([], [], TURNS) == Pairs([], [1, 2, 3])
-    assert told([]) == "unknown: no pair of turns is complete"
+    assert ratio_text([]) == "unknown: no pair of turns is complete"
 
 
 def test_stopped_program_makes_no_step(tmp_path):

@@ -155,7 +155,7 @@ def _plant(breach: Breach, base: Path, place: Path) -> str | None:
         os.dup2(output.fileno(), 2)
         outcomes = Outcomes()
         options = ["-q", "--tb=short", "-p", "no:cacheprovider", f"--timeout={TEST_S}", "--rootdir", str(ROOT)]
-        # Hydra, which is imported already, brings a plugin; nobody needs its assertions rewritten.
+        # Hydra, which is imported already, brings a plugin; its assertions need not be rewritten.
         options += ["--basetemp", str(place / "tmp"), "-W", "ignore::pytest.PytestAssertRewriteWarning"]
         code = pytest.main([*options, *breach.tests], plugins=[outcomes])
         sys.stdout.flush()

@@ -50,7 +50,7 @@ def functions(test: str) -> tuple[Path, str]:
 
 
 @pytest.mark.parametrize("breach", BREACHES, ids=lambda breach: breach.name.replace(" ", "-"))
-def test_it_fits_the_sources_and_its_tests_exist(breach: Breach) -> None:
+def test_every_breach_fits_the_sources_and_its_tests_exist(breach: Breach) -> None:
     assert breach.patched((PACKAGE / breach.file).read_text()) != (PACKAGE / breach.file).read_text()
     assert breach.fear
     assert breach.tests
@@ -92,7 +92,7 @@ def test_ten_breaches_are_noticed(output: str) -> None:
     assert not missed, output
 
 
-def test_what_does_not_count_is_said_by_name(output: str) -> None:
+def test_what_does_not_count_as_noticed_is_listed_with_its_reason(output: str) -> None:
     test = "tests/measure/test_rows.py::test_times_are_those_of_the_slowest_rank"
     assert line(output, "nothing is changed").endswith(f"{test} passes")
     assert "its old text is not in measure/rows.py: write the patch anew" in line(

@@ -61,7 +61,7 @@ def test_it_is_what_hydra_would_have_composed(words: tuple[str, ...]) -> None:
         assert configuration(*WORDS).resolved == resolve(hydras("config", list(WORDS))).resolved
 
 
-def test_no_object_is_handed_out_twice() -> None:
+def test_no_object_is_returned_twice() -> None:
     with configurations():
         one, two = configuration(*WORDS), configuration(*WORDS)
     assert one.framework == two.framework

@@ -100,7 +100,7 @@ def verdict(base: Base, key: str, value: object, world_size: int) -> str:
 
 
 def fuzz(base: Base, names: Iterable[str], world_size: int = 1) -> dict[tuple[str, str], str]:
-    """The verdict on each value of each key; failures are gathered, so that one look shows all."""
+    """The result for each value of each key; failures are collected and shown together."""
     found, broken = dict[tuple[str, str], str](), list[str]()
     for key, value in itertools.product(names, VALUES):
         began = time.process_time()
@@ -161,7 +161,7 @@ def test_every_value_of_a_frameworks_own_keys(group: str, framework: str) -> Non
 
 @pytest.mark.parametrize(("group", "choice"), cases("loader", "data", "model"))
 def test_every_value_of_a_choices_own_keys(group: str, choice: str) -> None:
-    """Those of a loader, of data or of a model. A folder of data that is not there refuses everything alike."""
+    """The choices of a loader, of data or of a model. With a missing folder of data every value would be refused."""
     text = choice.startswith(("gpt2", "wikitext", "sample_text"))
     words = {"framework": "ddp", "model": "gpt2_small" if text else "resnet50", group: choice}
     base = Base.of(*(f"{'+' if name in ADDED else ''}{name}={value}" for name, value in words.items()))

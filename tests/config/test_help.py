@@ -49,12 +49,12 @@ def test_help_shows_command_choices_and_keys(words: tuple[str, ...]) -> None:
 
 
 def test_every_key_and_every_choice_is_explained() -> None:
-    told = {group: meanings(group) for group in GROUPS}
+    explained = {group: meanings(group) for group in GROUPS}
     unexplained = [
         f"{group}/{choice}.yaml: {key.name}"
         for group, choice in ALL
         for key in keys(group, choice)
-        if key.name != "_target_" and not told[group].get(key.name)
+        if key.name != "_target_" and not explained[group].get(key.name)
     ]
     assert unexplained == []
     assert [key.name for key in keys(".", "config") if not key.comment] == []
@@ -71,7 +71,7 @@ def test_a_key_is_read_with_value_and_comment() -> None:
     assert whole.groups() == ("  ", "a", "'#1'", "what: # it is")
 
 
-def test_help_without_a_choice_says_how_to_ask() -> None:
+def test_help_without_a_choice_names_the_option_to_give() -> None:
     assert "Keys of framework: give --help +framework=NAME" in help_text(["--help"])
     assert "Keys of framework: give --help +framework=NAME" in help_text(["--help", "+framework=nothing"])
 

@@ -1,4 +1,4 @@
-"""A run's identity is what it measures: neither where a class lives nor a key that a later version adds."""
+"""A run's identity is what it measures: neither the module of a class nor a key that a later version adds."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def moved(cls: type, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> Config:
 
 @dataclass
 class Later(DDP):
-    """DDP of a later version, which has a key more."""
+    """DDP of a later version, which has one more key."""
 
     overlap: int | None = field(default=None, metadata={"before": None})
 

@@ -1,4 +1,4 @@
-"""A label cannot lie: no option is made into another one, and other sizes of a model are seen."""
+"""A label cannot lie: no option can be changed into another one, and other sizes of a model are visible."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_the_name_of_a_site_and_of_an_optimizer_are_free() -> None:
         (("+framework=pipedream_2bw", "framework.double_buffered=false"), r"=false is not .* \+framework=pipedream$"),
     ],
 )
-def test_an_option_is_not_made_into_another(words: tuple[str, ...], remedy: str) -> None:
+def test_an_option_cannot_be_changed_into_another(words: tuple[str, ...], remedy: str) -> None:
     with pytest.raises(UserError, match=remedy):
         composed(*words, "+model=resnet50")
 
@@ -85,7 +85,7 @@ def model_of(*words: str) -> Config:
     return composed("+framework=ddp", *words)
 
 
-def test_a_model_is_not_made_into_another_one_whatever_else_is_changed() -> None:
+def test_a_model_cannot_be_changed_into_another_one() -> None:
     with pytest.raises(UserError, match=r"^model\.layers=\[3,4,23,3\] is resnet101, not resnet50: .*=resnet101$"):
         model_of("+model=resnet50", "model.layers=[3,4,23,3]", "model.image_size=64")
     medium = ("model.n_layer=24", "model.n_embd=1024", "model.n_head=16")

@@ -45,7 +45,7 @@ def test_a_yaml_lists_every_key_of_its_class(group: str, choice: str) -> None:
     assert listed - constant == known - constant
 
 
-def test_gpt2_brings_its_data_and_recipe_unless_told() -> None:
+def test_gpt2_selects_its_data_and_recipe_unless_others_are_given() -> None:
     config = composed("+framework=ddp", "+model=gpt2_small")
     assert (config.data.name, config.recipe.name) == ("sample_text", "adamw")
     config = composed("+framework=ddp", "+model=gpt2_small", "recipe=lamb", "data=wikitext103")

@@ -1,4 +1,4 @@
-"""Every loader feeds every framework: ranks get what their place says, start no more than that, train and validate."""
+"""Every loader with every framework: ranks read what their place says, start no other reader, train and validate."""
 
 from __future__ import annotations
 
@@ -147,7 +147,7 @@ def test_dali_reads_the_native_order(given: Given) -> None:
 
 
 @everywhere
-def test_who_does_not_read_starts_nothing(given: Given) -> None:
+def test_a_rank_that_does_not_read_starts_no_loader(given: Given) -> None:
     for rank in given:
         reads = rank["dali"].place.reads_data
         assert rank["dali"].sources == rank["native"].sources == (2 if reads else 0)  # training and validation

@@ -42,7 +42,7 @@ def test_interrupted_maker_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_slower_of_two_makers_gives_way(tmp_path):
+def test_slower_of_two_makers_discards_its_folder(tmp_path):
     folder = tmp_path / "set"
 
     def slow(temporary):

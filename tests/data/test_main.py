@@ -1,4 +1,4 @@
-"""python -m ddlbench.data as a user meets it."""
+"""python -m ddlbench.data, by its command line."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_text_to_a_checked_token_file(data, text, tmp_path):
     assert (tmp_path / "new/my.bin").read_bytes() == target.read_bytes()
 
 
-def test_token_files_are_told_and_checked(data, text):
+def test_token_files_are_described_and_checked(data, text):
     data("tokenize", text, "--out", target := text.with_suffix(".bin"))
     code, out, _ = data("info", target)
     assert code == 0
@@ -169,7 +169,7 @@ def test_token_files_are_told_and_checked(data, text):
 def test_mistakes_are_one_line(data, packed, text, tmp_path):
     (packed / "pack.json").rename(packed / "pack.unfinished.jsonl")
     (tmp_path / "empty").mkdir()
-    for arguments, told in [
+    for arguments, message in [
         (("info", tmp_path / "nothing"), "nothing does not exist"),
         (("verify", tmp_path / "empty"), "empty is not one of: image folders"),
         (("verify", packed), "it was not packed completely: pack it again"),
@@ -184,7 +184,7 @@ def test_mistakes_are_one_line(data, packed, text, tmp_path):
         code, out, err = data(*arguments)
         assert (code, out, len(err)) == (2, [], 1)
         assert err[0].startswith("ddlbench.data: ")
-        assert told in err[0]
+        assert message in err[0]
     for arguments in ([], ["unpack"], ["pack", "a", "b", "--shard-mb", "0"]):
         with pytest.raises(SystemExit, match="2"):
             main(arguments)

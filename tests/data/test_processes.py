@@ -36,7 +36,7 @@ def test_an_error_in_a_process_ends_the_work():
         list(in_processes(square, range(20), 1))
 
 
-def test_a_process_that_dies_is_told():
+def test_a_process_that_dies_ends_in_one_line():
     with pytest.raises(UserError, match=r"one of 1 processes died, .*use fewer"):
         list(in_processes(os._exit, [9], 1))
 

@@ -71,7 +71,7 @@ STAGED_FILES = {folders: 4 * 3 + 3 * 3, shards: 2 + 2, text: 2, raw_text: 2 + 2,
 
 @pytest.mark.parametrize("data", STAGED_FILES, ids=lambda data: data.__name__)
 def test_staged_data_train_the_same(ddlbench, tmp_path: Path, data: Any) -> None:
-    """And are read where they lie: the originals' content is not looked at any more."""
+    """And they are read from the node: the originals' content is not read any more."""
     words = data(tmp_path)
     for attempt in ("results_dir=results", f"data.stage_to={tmp_path}/node", f"data.stage_to={tmp_path}/node"):
         code, said = ddlbench(*words, attempt)
@@ -97,7 +97,7 @@ def test_staged_data_train_the_same(ddlbench, tmp_path: Path, data: Any) -> None
     assert "data.staged=true" in " ".join(str(row["variant"]) for row in records(tables.scaling))
 
 
-def test_what_is_read_is_the_copy(ddlbench, tmp_path: Path) -> None:
+def test_the_run_reads_the_copy(ddlbench, tmp_path: Path) -> None:
     """An original that breaks once it is staged breaks nothing; its size and name are as they were."""
     words = [*folders(tmp_path), f"data.stage_to={tmp_path}/node"]
     assert ddlbench(*words)[0] == 0
@@ -109,7 +109,7 @@ def test_what_is_read_is_the_copy(ddlbench, tmp_path: Path) -> None:
     assert code == 0, said
 
 
-def test_where_to_is_not_measured_that_it_was_is() -> None:
+def test_staging_is_part_of_the_identity_and_its_folder_is_not() -> None:
     def identity(*words: str) -> dict[str, Any]:
         with configurations():
             return configuration(*RESNET, "data=imagenet", "data.root=/x", *words).identity()
@@ -209,7 +209,7 @@ def test_texts_of_one_name_stay_apart(tmp_path: Path, tokenize: str) -> None:
     assert not torch.equal(first, second)
 
 
-def test_half_made_token_files_are_made_good(ddlbench, tmp_path: Path) -> None:
+def test_incomplete_token_files_are_completed(ddlbench, tmp_path: Path) -> None:
     words = text(tmp_path)
     assert ddlbench(*words)[0] == 0
     for path in (tmp_path / "text").glob("wiki.valid.raw-*"):
@@ -227,7 +227,7 @@ def test_an_empty_stage_to_is_refused(ddlbench, tmp_path: Path) -> None:
     assert not (tmp_path / "results").exists() or not list((tmp_path / "results").iterdir())
 
 
-def test_copiers_may_meet_on_one_folder(tmp_path: Path) -> None:
+def test_several_processes_may_copy_into_one_folder(tmp_path: Path) -> None:
     wanted = part(tmp_path / "data", *(f"{n % 7}/{n}" for n in range(60)))
     with ThreadPoolExecutor(4) as pool:
         staged = list(pool.map(lambda _: stage([wanted], QUIET), range(4)))
@@ -236,7 +236,7 @@ def test_copiers_may_meet_on_one_folder(tmp_path: Path) -> None:
     assert list((tmp_path / "node" / ".unfinished").iterdir()) == []
 
 
-def test_what_killed_copiers_left_is_cleared(tmp_path: Path) -> None:
+def test_files_of_killed_copiers_are_removed(tmp_path: Path) -> None:
     wanted = part(tmp_path / "data", "a")
     unfinished = tmp_path / "node" / ".unfinished"
     unfinished.mkdir(parents=True)
@@ -247,7 +247,7 @@ def test_what_killed_copiers_left_is_cleared(tmp_path: Path) -> None:
     assert [path.name for path in unfinished.iterdir()] == ["another's"]
 
 
-def test_a_folder_of_somebody_elses_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = part(tmp_path / "data", "a")
     stage([wanted], QUIET)
     monkeypatch.setattr(staging.os, "getuid", lambda: 4711)
@@ -256,7 +256,7 @@ def test_a_folder_of_somebody_elses_is_not_trusted(tmp_path: Path, monkeypatch: 
 
 
 def test_a_bad_image_is_the_originals(ddlbench, tmp_path: Path) -> None:
-    """Whoever mends a copy would have it overwritten."""
+    """The next staging would overwrite a repaired copy."""
     words = folders(tmp_path)
     truncate(tmp_path / "images/train/a/001.JPEG")
     code, said = ddlbench(*words, f"data.stage_to={tmp_path}/node", "train.steps=3")

@@ -1,4 +1,4 @@
-"""The report on this machine: every declared choice is in it, whatever is missing, and nothing makes it fail."""
+"""The report on this machine: it has every choice, whatever is missing, and nothing makes it fail."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Missing(DDP):
 
 @dataclass
 class Pairs(DDP):
-    """Talks while its library is imported, as some do."""
+    """Prints while its library is imported, as some do."""
 
     library: ClassVar[str] = "omegaconf"
 
@@ -94,7 +94,7 @@ def add(conf: Path, group: str, like: str, target: str) -> None:
         ("Broken", "broken", "RuntimeError: undefined symbol"),
     ],
 )
-def test_a_framework_says_itself_whether_it_runs(
+def test_every_framework_checks_whether_it_runs_here(
     conf: Path, capsys: pytest.CaptureFixture[str], target: str, value: str, remark: str
 ) -> None:
     add(conf, "framework", "ddp", target)
@@ -103,7 +103,7 @@ def test_a_framework_says_itself_whether_it_runs(
     assert capsys.readouterr().out == ""
 
 
-def test_the_ranks_of_the_launch_are_those_that_count(conf: Path) -> None:
+def test_frameworks_are_checked_for_the_ranks_of_the_launch(conf: Path) -> None:
     add(conf, "framework", "ddp", "Never")
     with configurations():
         assert framework("added", Launch("srun", world_size=8), CPU)[2] == "not on 8 ranks"
@@ -157,7 +157,7 @@ def test_a_section_that_cannot_be_made_does_not_end_the_report(monkeypatch: pyte
 
 @pytest.mark.slow
 def test_the_program_names_every_choice_and_ends_well(tmp_path: Path) -> None:
-    """In a shell that no run would accept, in any folder, without a GPU to be seen."""
+    """With variables that no run would accept, in any folder, without a visible GPU."""
     variables = environment(RANK="0", CUDA_VISIBLE_DEVICES="")
     command = [sys.executable, "-m", "ddlbench.doctor"]
     done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=200)
@@ -175,7 +175,7 @@ def test_the_program_names_every_choice_and_ends_well(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_only_the_first_rank_prints(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_rank_0_prints(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         doctor, "detect", lambda: Launch("srun", rank=1, world_size=2, local_rank=1, local_world_size=2)
     )

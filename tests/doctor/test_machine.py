@@ -1,4 +1,4 @@
-"""What of the machine limits a run: remarks where it bites, silence where it does not."""
+"""Limits of the machine: each is reported, with a remark where it would stop a run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from ddlbench.doctor.machine import (
 UNLIMITED = resource.RLIM_INFINITY
 
 
-def test_few_open_files_bite() -> None:
+def test_a_low_limit_of_open_files_is_reported() -> None:
     assert open_files((1024, 524_288))[1:] == (
         "1,024, can be raised to 524,288",
         "sockets and loader workers may need more: ulimit -n 4096",
@@ -35,19 +35,19 @@ def test_few_open_files_bite() -> None:
     assert open_files((UNLIMITED, UNLIMITED))[1:] == ("unlimited", "")
 
 
-def test_locked_memory_bites_where_there_is_infiniband() -> None:
+def test_a_limit_of_locked_memory_is_reported_where_there_is_infiniband() -> None:
     assert locked_memory((8 * MIB, UNLIMITED), [])[1:] == ("8 MiB, can be raised to unlimited", "")
     assert "ulimit -l unlimited" in locked_memory((8 * MIB, 8 * MIB), ["mlx5_0: ACTIVE"])[2]
     assert locked_memory((UNLIMITED, UNLIMITED), ["mlx5_0: ACTIVE"])[2] == ""
 
 
-def test_a_containers_shared_memory_bites() -> None:
+def test_small_shared_memory_of_a_container_is_reported() -> None:
     assert shared_memory(64 * MIB)[1] == "64 MiB"
     assert "--shm-size=1g" in shared_memory(64 * MIB)[2]
     assert shared_memory(24 * GIB)[1:] == ("24.0 GiB", "")
 
 
-def test_a_cgroup_bites_below_the_machines_memory() -> None:
+def test_a_cgroup_limit_below_the_machines_memory_is_reported() -> None:
     assert memory_cgroup(None, 24 * GIB)[1:] == ("no limit", "")
     assert memory_cgroup(24 * GIB, 24 * GIB)[1:] == ("no limit", "")
     assert memory_cgroup(3 * GIB // 2, 24 * GIB)[1] == "1.5 GiB"
@@ -60,7 +60,7 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-def test_the_smallest_limit_on_the_way_up_counts(tmp_path: Path) -> None:
+def test_the_smallest_limit_of_a_cgroup_and_its_parents_counts(tmp_path: Path) -> None:
     own = write(tmp_path / "own", "0::/slurm/job_7/step_0\n")
     write(tmp_path / "slurm/job_7/step_0/memory.max", "max\n")
     write(tmp_path / "slurm/job_7/memory.max", f"{2 * GIB}\n")
@@ -78,7 +78,7 @@ def test_limits_of_the_first_version(tmp_path: Path) -> None:
     assert memory_limit(tmp_path, own) is None
 
 
-def test_ports_of_adapters(tmp_path: Path) -> None:
+def test_the_report_lists_the_ports_of_adapters(tmp_path: Path) -> None:
     write(tmp_path / "mlx5_0/ports/1/state", "4: ACTIVE\n")
     write(tmp_path / "mlx5_0/ports/1/rate", "400 Gb/sec (4X NDR)\n")
     assert adapters(tmp_path) == ["mlx5_0: ACTIVE, 400 Gb/sec (4X NDR)"]
@@ -86,7 +86,7 @@ def test_ports_of_adapters(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("address", "remarks"), [("127.0.1.1", True), (None, True), ("10.0.0.3", False)])
-def test_a_name_that_leads_back_to_the_host(
+def test_a_host_name_with_a_loopback_address_is_reported(
     monkeypatch: pytest.MonkeyPatch, address: str | None, remarks: bool
 ) -> None:
     def look_up(name: str) -> str:
@@ -113,7 +113,7 @@ def program(folder: Path, name: str, text: str, code: int = 0) -> None:
     path.chmod(0o755)
 
 
-def test_slurm_as_it_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_and_errors_of_slurm_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     program(tmp_path, "srun", "echo slurm 23.11.4")
     program(tmp_path, "sinfo", "echo 'debug: 2 nodes of 4 cores'")
@@ -128,12 +128,12 @@ def test_slurm_as_it_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert slurm({}) == [("srun", "does not work", "no configuration")]
 
 
-def test_without_slurm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_machine_without_slurm_is_reported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert slurm({}) == [("srun", "not found: Slurm cannot start ranks here", "")]
 
 
-def test_a_command_that_does_not_answer_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_that_does_not_end_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ddlbench.doctor.machine.PATIENCE_S", 0.1)
     done, said = run("sleep", "10")
     assert not done

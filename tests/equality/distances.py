@@ -14,14 +14,14 @@ from tests.support.reference import Outcome
 @dataclass(frozen=True)
 class Tolerance:
     """loss: largest difference at any update and in validation. weights: the distance between both final weights as
-    a share of the way they came; a gradient twice too large is off by 1, one micro batch of six dropped by 1/6."""
+    a share of their distance from the first ones: a gradient twice too large gives 1, one lost micro batch in 6 1/6."""
 
     loss: float
     weights: float
 
 
 # fp32: sums in another order. bf16: a weight that differs in its last bits may round the other way; in a ResNet, where
-# BatchNorm carries that far, bf16 can only show gross faults, and fp32 shows the others.
+# BatchNorm amplifies that, bf16 can only show gross faults, and fp32 shows the others.
 TOLERANCES = {
     ("resnet", "fp32"): Tolerance(1e-5, 0.02),
     ("resnet", "bf16"): Tolerance(2e-2, 0.3),

@@ -58,7 +58,7 @@ class Compiled:
 
 
 def compiled() -> dict[tuple[str, str], Compiled]:
-    # Past its limit torch would go on uncompiled and say little.
+    # Beyond its limit torch would continue uncompiled, with hardly a message.
     torch._dynamo.config.fail_on_recompile_limit_hit = True
     found: dict[tuple[str, str], Compiled] = {}
     for (model, name), strategy in WORK.items():

@@ -76,7 +76,7 @@ def test_equals_one_plain_process(world: int, quick: bool, case: Case) -> None:
 
 
 def expected_ledger(case: Case, expected: Outcome) -> dict[str, Any]:
-    """What the record of every framework must say alike; replicas and micro batches are its own."""
+    """What is the same in the record of every framework; replicas and micro batches may differ."""
     return {
         "samples": case.steps * case.global_batch,
         "updates": case.steps,

@@ -23,7 +23,7 @@ PARAMETERS = {
 
 
 @pytest.mark.parametrize("model", PARAMETERS)
-def test_full_size(ddlbench, tmp_path: Path, model: str) -> None:
+def test_full_size_models_train_and_validate(ddlbench, tmp_path: Path, model: str) -> None:
     size = ["model.seq_len=64"] if model.startswith("gpt2") else ["model.image_size=64"]
     code, said = ddlbench(
         "+framework=ddp", f"+model={model}", *size, "train.global_batch=2", "train.epochs=1", "train.steps=2",

@@ -88,7 +88,7 @@ def message(number: int, kind: str, peer: int) -> list[Event]:
     return [("messages", "a", number, [(kind, peer)]), ("wait", number)]
 
 
-def test_what_ends_is_not_stuck() -> None:
+def test_a_program_that_ends_is_not_reported_as_a_deadlock() -> None:
     assert not stuck(total("a", 1), total("a", 7), made=())
     assert not stuck(message(1, "send", 1) + message(2, "recv", 1), message(1, "recv", 0) + message(2, "send", 0))
     both: list[Event] = [("messages", "a", 1, [("send", 1), ("recv", 1)]), ("synchronize",)]
@@ -96,7 +96,8 @@ def test_what_ends_is_not_stuck() -> None:
 
 
 def test_a_planted_hang_is_found() -> None:
-    """A sum that one rank starts before and the other after both have met, with an idle device before."""
+    """A sum that one rank starts before both ranks wait for each other and the other rank after it, with an idle device
+    before."""
     early: list[Event] = [("collective", "a", 1, "allreduce"), ("synchronize",), ("meet",), ("wait", 1)]
     late: list[Event] = [("synchronize",), ("meet",), *total("a", 1)]
     found = stuck(early, late)

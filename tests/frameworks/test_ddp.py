@@ -90,7 +90,7 @@ def test_the_central_test_notices_a_planted_fault() -> None:
     assert all(off > 100 * tolerance for off in found.values()), found
 
 
-def test_what_it_cannot_do_is_said_before_anything_starts() -> None:
+def test_unsupported_settings_are_refused_before_anything_starts() -> None:
     with pytest.raises(Unsupported, match="bf16 need NCCL"):
         DDP(comm_hook="bf16").check(two_ranks())
     with pytest.raises(Unsupported, match="bf16 need NCCL"):
@@ -111,7 +111,7 @@ def test_what_it_cannot_do_is_said_before_anything_starts() -> None:
     DDP().check(two_ranks(reduce_dtype="fp16"))
 
 
-def test_single_refuses_company() -> None:
+def test_single_refuses_several_ranks() -> None:
     with pytest.raises(Unsupported, match="runs in one process, this launch has 2"):
         Single().check(two_ranks())
 

@@ -26,11 +26,11 @@ from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.vgg import VGG
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
 from tests.equality.distances import TOLERANCES, distance
+from tests.support.changed_job import ChangedJob
 from tests.support.equal import make_job, train_cases
 from tests.support.jobs import job
 from tests.support.ranks import results, run_ranks
 from tests.support.reference import Case, Outcome, reference
-from tests.support.told import Told
 
 TEXT = GPT2("gpt2", n_layer=1, n_embd=32, n_head=4, vocab_size=61, seq_len=16, dropout=0.0)
 WIDE = replace(TEXT, n_embd=64)
@@ -41,11 +41,11 @@ POLICY = replace(BF16, policy=True)
 
 
 @dataclass
-class ToldFSDP(Told, FSDP): ...
+class ChangedFSDP(ChangedJob, FSDP): ...
 
 
 @dataclass
-class ToldDDP(Told, DDP): ...
+class ChangedDDP(ChangedJob, DDP): ...
 
 
 @dataclass
@@ -69,8 +69,8 @@ KNOBS = {
     "gathered once": (CASE, FSDP(reshard_after_forward=False), EXACT),
     "replicas only": (CASE, FSDP(replicate=2), EXACT),
     "untied": (UNTIED, FSDP(), EXACT),
-    "channels last": (VGG_CASE, ToldFSDP(changes={"channels_last": True}), EXACT),
-    "fp16 reduction": (CASE, ToldFSDP(changes={"reduce_dtype": "fp16"}), 0.01),
+    "channels last": (VGG_CASE, ChangedFSDP(changes={"channels_last": True}), EXACT),
+    "fp16 reduction": (CASE, ChangedFSDP(changes={"reduce_dtype": "fp16"}), 0.01),
     "policy in fp32": (CASE, FSDP(mixed_precision="policy"), EXACT),
     "policy": (POLICY, FSDP(), CLOSE),
     "policy, checkpointed": (replace(POLICY, checkpoint_activations=True), FSDP(reshard_after_forward=True), CLOSE),
@@ -91,8 +91,8 @@ def train_knobs() -> list[Outcome]:
 
 
 def train_optimizers() -> list[Outcome]:
-    told = [{"optimizer": partial(make_optimizer, config)} for config in OPTIMIZERS.values()]
-    return train_cases([(CASE, framework(changes=changes)) for framework in (ToldFSDP, ToldDDP) for changes in told])
+    changes = [{"optimizer": partial(make_optimizer, config)} for config in OPTIMIZERS.values()]
+    return train_cases([(CASE, framework(changes=each)) for framework in (ChangedFSDP, ChangedDDP) for each in changes])
 
 
 def sent() -> list[tuple[int, ...]]:
@@ -336,7 +336,7 @@ def four_ranks(**changes: object) -> Job:
     return replace(job(), world_size=4, micro_batch=None, **changes)  # pyright: ignore
 
 
-def test_what_it_cannot_do_is_said_before_anything_starts() -> None:
+def test_unsupported_settings_are_refused_before_anything_starts() -> None:
     with pytest.raises(UserError, match=r"mixed_precision=half is unknown: choose autocast or policy, or null"):
         FSDP(mixed_precision="half")
     with pytest.raises(UserError, match=r"replicate=0 must be at least 1"):

@@ -52,12 +52,12 @@ def simulation(case: Case, replicas: int, local_steps: int) -> Outcome:
             optimizer.step()
             optimizer.zero_grad()
         if step % local_steps == 0 or step == case.steps:
-            meet(models)
+            average(models)
     weights = {name: tensor.clone() for name, tensor in models[0].state_dict().items()}
     return Outcome(losses, weights, validate(case, models[0]), case.steps, start)
 
 
-def meet(models: list[nn.Sequential]) -> None:
+def average(models: list[nn.Sequential]) -> None:
     states = [model.state_dict() for model in models]
     means = {name: torch.stack([state[name].double() for state in states]).mean(0) for name in states[0]}
     for model in models:
@@ -98,7 +98,7 @@ TRAININGS = [
 
 
 @pytest.mark.parametrize(("ranks", "name", "local_steps"), TRAININGS)
-def test_keeps_its_rule(ranks: int, name: str, local_steps: int) -> None:
+def test_local_sgd_trains_by_its_rule(ranks: int, name: str, local_steps: int) -> None:
     found = trained(ranks) if is_slow(ranks, name) else seen()[0].trained
     case = at(ranks, name)
     assert_equal(
@@ -135,14 +135,14 @@ class Late(LocalSGD):
 
 @dataclass
 class Forgetful(LocalSGD):
-    """Momentum is lost when replicas meet."""
+    """Momentum is lost when replicas are averaged."""
 
     def setup(self, job: Job) -> LocalReplica:
         trainer = super().setup(job)
-        meet = trainer.flush
+        average = trainer.flush
 
         def flush() -> None:
-            meet()
+            average()
             trainer.optimizer.state.clear()
 
         trainer.flush = flush
@@ -176,7 +176,7 @@ def show() -> Seen:
 
 
 def meetings() -> tuple[list[bool], dict[str, object]]:
-    """Whether all replicas are the same after each of three updates; after a look at the state; after one more update
+    """Whether all replicas are the same after each of three updates; after reading the state; after one more update
     and an evaluation."""
     trainer, batch = ready("resnet-fp32-whole")
     same: list[bool] = []
@@ -225,13 +225,13 @@ def test_the_rule_notices_a_planted_fault() -> None:
     assert all(off > 10 * tolerance for off in found.values()), found
 
 
-def test_replicas_meet_every_so_often_and_when_somebody_looks() -> None:
+def test_weights_are_averaged_after_local_steps_and_before_they_are_read() -> None:
     for rank in seen():
         assert rank.alike == [False, True, False, True, True]
         assert rank.facts == {"staleness": 0, "local_steps": 2, "reduce_dtype": "fp32"}
 
 
-def test_loaded_weights_train_on_from_there() -> None:
+def test_training_continues_from_loaded_weights() -> None:
     for rank in seen():
         assert rank.restored[0] == rank.restored[1]
 
@@ -240,7 +240,7 @@ def two_ranks(**changes: object) -> Job:
     return replace(job(), world_size=2, micro_batch=None, **changes)  # pyright: ignore
 
 
-def test_what_it_cannot_do_is_said_before_anything_starts() -> None:
+def test_unsupported_settings_are_refused_before_anything_starts() -> None:
     LocalSGD().check(two_ranks())
     with pytest.raises(Unsupported, match=r"no gradients in bf16: set train\.reduce_dtype=fp32"):
         LocalSGD().check(two_ranks(reduce_dtype="bf16"))

@@ -46,5 +46,5 @@ def test_freed_memory_is_taken_again_without_page_faults():
     assert without > 10 * 9 * 2**20 / 4096 > 100 * faults
 
 
-def test_the_users_own_choice_stands():
+def test_the_users_own_setting_is_kept():
     assert steps("keep", MALLOC_TRIM_THRESHOLD_="1000000")[0] == "False"

@@ -48,7 +48,7 @@ def test_warmup_steps_are_timed_but_not_measured() -> None:
     assert times.epoch_s - times.measured_s >= times.step_s[0] > 0.1
 
 
-def test_the_barriers_own_time_is_no_steps_time() -> None:
+def test_time_in_barriers_is_part_of_no_step() -> None:
     clock = EpochClock(CPU, lambda: time.sleep(0.05), warmup_steps=1)
     for _ in clock.steps(range(2)):
         pass
@@ -75,7 +75,7 @@ def timed(times: EpochTimes) -> tuple[float, float, float, list[float], list[flo
     return times.epoch_s, times.measured_s, times.straggler_s, list(times.step_s), list(times.wait_s)
 
 
-def test_an_epoch_begins_when_the_last_rank_has_come_and_the_closing_wait_is_apart(
+def test_an_epoch_begins_with_the_last_rank_and_its_closing_wait_is_separate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Rank 1 comes 10 s later and takes 8 s for two steps, rank 0 takes 5 s; nothing else moves a clock."""
@@ -146,7 +146,7 @@ def test_on_a_gpu_times_are_those_of_the_device(monkeypatch: pytest.MonkeyPatch)
     assert timed(times) == (5.0, 2.25, 0.5, [2.25, 2.25], [0.25, 0.25])
 
 
-def test_the_host_s_wait_stands_beside_the_device_s(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_waits_of_host_and_device_are_both_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loader takes 3 s of the host's time for each batch, while the device is busy and waits 0.25 s."""
     marks, now = iter([0.0, 0.25, 5.0, 5.0, 5.25, 9.0, 9.0]), [100.0]
     monkeypatch.setattr(clock_module, "mark", lambda device: next(marks))

@@ -101,7 +101,7 @@ def test_a_long_value_is_cut():
 
 def test_a_planted_secret_never_reaches_the_record(ddlbench, monkeypatch, tmp_path):
     for name, value in (SEEN | HIDDEN).items():
-        if not name.startswith(("SLURM_", "OMPI_")) or PLANTED in value:  # these would tell of a launcher
+        if not name.startswith(("SLURM_", "OMPI_")) or PLANTED in value:  # these would name a launcher
             monkeypatch.setenv(name, value)
     code, said = ddlbench(*SMALL, "train.epochs=1", "train.validate=false")
     assert code == 0, said
@@ -143,7 +143,7 @@ def test_commit_and_changes_of_a_checkout(git, tmp_path, monkeypatch):
     [".venv/lib/python3/site-packages/ddlbench", "vendor/ddlbench", "vendor/ddlbench-0.1/src/ddlbench"],
     ids=["wheel", "target", "sdist"],
 )
-def test_a_copy_inside_somebody_elses_repository_has_no_commit(git, tmp_path, folder):
+def test_a_copy_inside_another_repository_has_no_commit(git, tmp_path, folder):
     package = make_package(tmp_path / folder)
     git("add", "-f", ".")
     git("commit", "-q", "-m", "theirs")

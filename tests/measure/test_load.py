@@ -28,7 +28,7 @@ def test_a_node_with_known_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert after.steal_share(before) == 10 / 100
 
 
-def test_what_the_kernel_does_not_say_is_none(tmp_path: Path) -> None:
+def test_a_value_that_the_kernel_does_not_report_is_none(tmp_path: Path) -> None:
     nothing = Load.now(tmp_path)
     assert nothing == Load(None, None, None, None)
     assert nothing.steal_share(nothing) is None

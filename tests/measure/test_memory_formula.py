@@ -40,7 +40,7 @@ def found() -> list[Found]:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", FRAMEWORKS)
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_four_ranks_hold_what_the_formula_says(kind: str, name: str) -> None:
+def test_four_ranks_hold_the_bytes_of_the_formula(kind: str, name: str) -> None:
     for rank in found():
         held, formula = rank[kind, name]
         for what in ("parameters", "gradients", "optimizer"):
@@ -53,7 +53,7 @@ def test_four_ranks_hold_what_the_formula_says(kind: str, name: str) -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", FRAMEWORKS)
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_malloc_has_lent_what_the_tensors_take(kind: str, name: str) -> None:
+def test_malloc_counts_the_bytes_of_the_tensors(kind: str, name: str) -> None:
     for rank in found():
         held, _ = rank[kind, name]
         tensors = held.parameters + held.gradients + held.optimizer + held.other
@@ -88,7 +88,7 @@ def meta(model: Model) -> nn.Sequential:
         return model.build()
 
 
-def test_a_style_that_splits_is_known_to_the_formula() -> None:
+def test_the_formula_covers_every_style_of_splitting() -> None:
     """Against what the framework itself cuts, for a model with convolutions too."""
     for model in (
         GPT2("gpt2", n_layer=2, n_embd=32, n_head=4, vocab_size=64, seq_len=16),
@@ -129,7 +129,7 @@ def one_tensor() -> list[int]:
     return [*found, large_blocks() - before]
 
 
-def test_a_storage_counts_once_and_whole_and_malloc_says_the_same() -> None:
-    once, again, lent, left = run_ranks(1, one_tensor)[0]
+def test_a_storage_counts_once_and_equals_the_count_of_malloc() -> None:
+    once, again, allocated, left = run_ranks(1, one_tensor)[0]
     assert (once, again, left) == (2**20, 0, 0)
-    assert lent == pytest.approx(once, rel=0.01)
+    assert allocated == pytest.approx(once, rel=0.01)

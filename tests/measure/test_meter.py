@@ -16,7 +16,7 @@ from ddlbench.measure.load import Load
 from ddlbench.measure.meter import Meter, OverRanks, Use, thread_seconds
 from ddlbench.measure.nvml import GpuState
 from ddlbench.measure.rapl import Rapl
-from tests.measure.test_rapl import turn, zone
+from tests.support.rapl import set_energy, zone
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -55,14 +55,14 @@ def test_energy_of_the_packages_between_the_readings(tmp_path: Path, monkeypatch
     monkeypatch.setattr(meter_module, "Rapl", SimpleNamespace(open=lambda: rapl))
     monkeypatch.setattr(meter_module, "time", SimpleNamespace(perf_counter=lambda: next(seconds)))
     meter = Meter(CPU, leader=True)
-    turn(package, 920)
+    set_energy(package, 920)
     meter.begin()
-    turn(package, 970)
+    set_energy(package, 970)
     meter.tick(69.9)  # not yet a minute
     meter.tick(70.0)
-    turn(package, 20)  # began again
+    set_energy(package, 20)  # began again
     meter.tick(130.0)
-    turn(package, 990)  # without the reading before nobody would know that it had begun again
+    set_energy(package, 990)  # only the reading before shows that the counter began again
     use = meter.end()
     assert (use.energy_j, use.energy_source, use.seconds, use.counts_energy) == (50 + 50 + 970, "rapl", 4.0, True)
 

@@ -44,7 +44,7 @@ def test_top5_of_fewer_than_five_classes_is_always_right():
 
 def test_equal_scores_are_no_hits_for_every_class():
     sums = batch_sums(torch.zeros(10, 10), batch(list(range(10)), [True] * 10))
-    assert sums[2:4].tolist() == [1, 5]  # a model that says nothing is right by chance
+    assert sums[2:4].tolist() == [1, 5]  # equal scores are right by chance
 
 
 def test_text_by_hand():

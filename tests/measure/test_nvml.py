@@ -1,4 +1,4 @@
-"""NVML's counters from a fake of the library that keeps what was asked of it."""
+"""NVML's counters from a fake of the library that records its calls."""
 # ruff: noqa: N802 (the names are those of the library)
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ def read() -> GpuState:
     return reader()
 
 
-def test_the_gpu_of_this_rank_is_asked(fake: Nvml) -> None:
+def test_the_gpu_of_this_rank_is_read(fake: Nvml) -> None:
     fake.figures["lowered"] = {0: 7, 1: 0, 3: 0, 5: 0}
     assert read() == GpuState(5_000, 1500, 0, {0: 7, 1: 0, 3: 0, 5: 0})
     assert {words[1] for words in fake.asked} == {"gpu at 0000000a:0b:00.0"}
     assert ("clock", "gpu at 0000000a:0b:00.0", Nvml.NVML_CLOCK_SM) in fake.asked
 
 
-def test_a_device_without_counters_says_nothing(fake: Nvml) -> None:
+def test_a_device_without_counters_reports_none(fake: Nvml) -> None:
     fake.figures |= dict.fromkeys(("energy", "clock", "reasons", "lowered", "mig"), RuntimeError("Not Supported"))
     assert read() == GpuState(None, None, None, {0: None, 1: None, 3: None, 5: None})
     assert joules(read(), read()) is None

@@ -67,7 +67,7 @@ def test_the_parts_of_a_step_on_the_host() -> None:
 
 
 def test_a_send_counts_while_its_sender_waits_for_it() -> None:
-    """gloo's event of a send ends when somebody asks for it."""
+    """gloo's event of a send ends when a rank waits for it."""
     events = [
         Event(WINDOW, 0, 100), Event("gloo:send", 0, 90), Event("aten::mm", 0, 40), Event(WAIT, 80, 90),
         Event("gloo:recv", 50, 60),
@@ -121,7 +121,7 @@ def test_the_parts_of_a_step_on_a_device() -> None:
     }
 
 
-def test_what_was_seen_is_counted() -> None:
+def test_collectives_and_parts_of_a_window_are_counted() -> None:
     last = Place(0, 1, coordinates={"dp": 0, "pp": 1})
     host = RankWindow.of(replace(job(), rank=1), last, 4, HOST)
     device = RankWindow.of(replace(job(), device=torch.device("cuda")), Place(0, 1), 4, DEVICE)

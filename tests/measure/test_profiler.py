@@ -55,7 +55,7 @@ class Kineto:
         return self.annotation
 
 
-def test_a_kernel_knows_when_its_operator_launched_it() -> None:
+def test_a_kernel_has_the_launch_time_of_its_operator() -> None:
     """torch gives each operator a number; kernels name it. The driver's own numbers mean something else."""
     found = plain_events(
         [

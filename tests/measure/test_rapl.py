@@ -5,22 +5,10 @@ from pathlib import Path
 import pytest
 
 from ddlbench.measure.rapl import Rapl
+from tests.support.rapl import set_energy, zone
 
 
-def zone(folder: Path, number: str, name: str, joules: float, range_j: float = 1000.0) -> Path:
-    made = folder / f"intel-rapl:{number}"
-    made.mkdir(parents=True)
-    (made / "name").write_text(f"{name}\n")
-    (made / "max_energy_range_uj").write_text(f"{int(range_j * 1e6)}\n")
-    turn(made, joules)
-    return made
-
-
-def turn(made: Path, joules: float) -> None:
-    (made / "energy_uj").write_text(f"{int(joules * 1e6)}\n")
-
-
-def test_packages_are_summed_without_their_parts_and_the_platform(tmp_path: Path) -> None:
+def test_energy_is_the_sum_over_packages_without_parts_and_platform(tmp_path: Path) -> None:
     zones = [
         zone(tmp_path, "0", "package-0", 10),
         zone(tmp_path, "1", "package-1", 500),
@@ -32,23 +20,23 @@ def test_packages_are_summed_without_their_parts_and_the_platform(tmp_path: Path
     assert meter
     assert meter.joules() == 0
     for each, joules in zip(zones, (15, 520, 100, 100, 950), strict=True):
-        turn(each, joules)
+        set_energy(each, joules)
     assert meter.joules() == 5 + 20
     assert meter.joules() == 25  # since it was opened
 
 
-def test_a_counter_that_begins_again_goes_on(tmp_path: Path) -> None:
+def test_a_counter_that_begins_again_is_added_up(tmp_path: Path) -> None:
     package = zone(tmp_path, "0", "package-0", 990, range_j=1000)
     meter = Rapl.open(tmp_path)
     assert meter
-    turn(package, 4)
+    set_energy(package, 4)
     assert meter.joules() == 14
-    turn(package, 3)  # once more all round
+    set_energy(package, 3)  # the counter began again
     assert meter.joules() == 14 + 999
 
 
 @pytest.mark.parametrize("broken", ["none", "unreadable", "garbled"])
-def test_what_cannot_be_read_is_no_meter(tmp_path: Path, broken: str) -> None:
+def test_counters_that_cannot_be_read_give_no_meter(tmp_path: Path, broken: str) -> None:
     if broken != "none":
         zone(tmp_path, "0", "package-0", 10)
         second = zone(tmp_path, "1", "package-1", 10)  # one of two packages would be half the energy

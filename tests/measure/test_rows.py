@@ -12,7 +12,7 @@ from ddlbench.measure.rows import EpochRow, RankEpoch, gather_epoch
 from tests.support.simulated import World
 
 # Two replicas of two ranks; the middle of the times is neither their mean nor a rank's own. Rank 3 is the slowest, rank
-# 1 waits longest for data, rank 0 longest for the others, rank 2 holds most memory.
+# 1 waits longest for data, rank 0 longest for the others, and rank 2 holds most memory.
 STEPS = ([1.0, 1.0, 2.0], [3.0, 1.5, 1.5], [1.0, 4.0, 3.0], [2.0, 4.0, 10.0])
 WAITS = ([1.0, 0.5, 0.25], [2.0, 0.75, 0.75], [0.5, 0.5, 1.25], [0.0, 1.0, 2.5])
 EPOCH_S = (4.5, 6.5, 8.5, 16.5)

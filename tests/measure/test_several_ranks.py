@@ -93,7 +93,7 @@ def test_energy_is_that_of_each_node_once() -> None:
     assert summary["energy_source"] == "rapl"
 
 
-def test_the_steady_rate_stands_beside_the_headline() -> None:
+def test_the_steady_rate_does_not_replace_the_throughput() -> None:
     summary = summarise(found()[0]["three"], 3, None)
     # epochs 1 and 2 take 18 and 27 s on the slowest rank, of which 10 and 15 are the first step
     assert summary["throughput_samples_per_s"] == pytest.approx(24 / 45)
@@ -129,7 +129,7 @@ def test_a_sample_of_one_replica_counts_once() -> None:
     assert message.startswith("the batches of the 3 reporting ranks held 36 training samples in an epoch whose steps")
 
 
-def test_every_rank_is_on_rank_0_alone() -> None:
+def test_only_rank_0_keeps_the_rows_of_all_ranks() -> None:
     assert [rank.host for rank in one().ranks] == list(HOSTS)
     assert [list(rank.times.step_s) for rank in one().ranks] == [list(seconds) for seconds in STEP_S]
     assert [each["one"][0].ranks for each in found()[1:]] == [[], []]

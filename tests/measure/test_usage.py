@@ -1,4 +1,4 @@
-"""What is counted as used is what this process and its children used."""
+"""CPU time, bytes and page faults are those of this process and its children."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def test_reading_is_counted_and_sleeping_is_not(tmp_path: Path) -> None:
     assert used.cpu_s < 0.25
 
 
-def test_the_look_itself_is_not_counted() -> None:
+def test_the_bytes_of_the_reading_itself_are_not_counted() -> None:
     """It reads a little of every process: on a busy node more than a loader of text does. Other processes begin and end
-    between two looks, so the least of several counts."""
+    between two readings, so the least of several counts."""
     others = [subprocess.Popen(["sleep", "600"]) for _ in range(50)]
     try:
         looks = [Usage.now() for _ in range(6)]
@@ -47,7 +47,7 @@ def test_the_look_itself_is_not_counted() -> None:
 
 
 @pytest.mark.parametrize("ended", [True, False])
-def test_a_child_counts_while_it_lives_and_after(ended: bool) -> None:
+def test_a_child_counts_while_it_runs_and_after_its_end(ended: bool) -> None:
     before = Usage.now()
     wait = "" if ended else "input()"
     child = subprocess.Popen([sys.executable, "-c", BUSY + wait], stdin=-1, stdout=-1, text=True)
@@ -63,6 +63,6 @@ def test_a_child_counts_while_it_lives_and_after(ended: bool) -> None:
     assert used.read_bytes >= 2_000_000
 
 
-def test_what_the_kernel_hides_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_counter_that_the_kernel_hides_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(usage, "_read_bytes", lambda pid: None)
     assert Usage.now().since(Usage(0.0, 5)).read_bytes is None

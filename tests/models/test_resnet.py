@@ -63,7 +63,7 @@ def test_width_per_group_is_torchvisions() -> None:
 
 
 @pytest.mark.parametrize("copier", ["deepcopy", "pickle", "compile"])
-def test_copies_train_alike(copier: str) -> None:
+def test_copies_give_the_same_output_and_gradients(copier: str) -> None:
     assert_copies_train_alike(TINY, copier)
 
 

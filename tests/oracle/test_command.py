@@ -1,4 +1,4 @@
-"""python -m ddlbench.predict, as it is typed."""
+"""python -m ddlbench.predict, by its command line."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ def second_a_byte(size: float) -> float:
     return size
 
 
-def test_gradients_come_last_block_first() -> None:
+def test_gradients_are_ready_in_reverse_order_of_blocks() -> None:
     assert gradients([[1, 2], [3]], [10.0, 5.0]) == [Gradient(3, 5.0), Gradient(2, 15.0), Gradient(1, 15.0)]
 
 

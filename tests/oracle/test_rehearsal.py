@@ -1,4 +1,4 @@
-"""One rank of jobs that nobody started: what it holds, sends and reads, against sums by hand."""
+"""One rank of jobs that were not started: what it holds, sends and reads, against sums by hand."""
 
 from __future__ import annotations
 
@@ -177,9 +177,9 @@ def test_the_command_prints_json_and_lines(capsys: pytest.CaptureFixture[str]) -
 )
 def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], more: tuple[str, ...], message: str) -> None:
     assert main([*words("gpipe", "gpt2_small"), *more]) == 2
-    told = capsys.readouterr().err
-    assert message in told
-    assert told.count("\n") == 1
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
 
 
 @pytest.mark.slow  # 15 s

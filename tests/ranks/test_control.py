@@ -1,4 +1,4 @@
-"""The harness's own collectives, over gloo, on three real ranks that come at different times."""
+"""The harness's own collectives, over gloo, on three real ranks that reach them at different times."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RANKS = 3
 
 
 def seen_after_a_barrier(repeat: int) -> list[bool]:
-    """Whether each rank had come to a barrier when this rank left it. Another rank is the last one in each repeat."""
+    """Whether each rank had reached a barrier when this rank left it. In each repeat another rank is the last one."""
     store = dist.distributed_c10d._get_default_store()
     if dist.get_rank() == repeat % RANKS:
         time.sleep(0.5)
@@ -43,7 +43,7 @@ def found() -> list[dict[str, Any]]:
     return run_ranks(RANKS, on_each_rank)
 
 
-def test_no_rank_leaves_a_barrier_before_the_last_one_has_come() -> None:
+def test_no_rank_leaves_a_barrier_before_the_last_rank_enters_it() -> None:
     for rank in found():
         assert rank["came"] == [[True] * RANKS] * RANKS
 
@@ -61,7 +61,7 @@ def test_a_sum_is_of_all_ranks_and_leaves_their_own_values() -> None:
         assert rank["own"] == [number, 10.0]
 
 
-def test_a_single_process_waits_for_nobody() -> None:
+def test_a_single_process_does_not_wait() -> None:
     barrier()
     assert single_process()
     assert all_gather(5) == gather_to_rank0(5) == [5]

@@ -76,7 +76,7 @@ HOROVODRUN = {  # rank 3 of `horovodrun -np 4 -H node1:2,node2:2` (0.28.1)
     "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1",
     "HOROVOD_GLOO_RENDEZVOUS_PORT": "13005",
 }
-DAEMON = SRUN | {  # what mpirun's daemon on node2, itself a task of srun, hands on to its ranks
+DAEMON = SRUN | {  # what mpirun's daemon on node2, itself a task of srun, passes to its ranks
     "SLURM_STEP_NUM_TASKS": "1",
     "SLURM_PROCID": "0",
     "SLURM_NODEID": "0",
@@ -191,7 +191,7 @@ def test_one_gpu_a_rank():
     ranks = [Launch("srun", rank, 8, rank % 4, 4, 2) for rank in range(8)]
     assert [gpu_index(launch, 4) for launch in ranks] == [0, 1, 2, 3, 0, 1, 2, 3]
     assert [gpu_index(launch, 8) for launch in ranks] == [0, 1, 2, 3, 0, 1, 2, 3]
-    assert {gpu_index(launch, 1) for launch in ranks} == {0}  # --gpus-per-task=1: connect looks whose it is
+    assert {gpu_index(launch, 1) for launch in ranks} == {0}  # --gpus-per-task=1: connect looks which rank has it
     with pytest.raises(UserError, match=r"4 ranks on this node but 2 GPUs: start one rank a GPU .*--nproc-per-node=2"):
         gpu_index(ranks[0], 2)
 
@@ -216,7 +216,7 @@ def test_detect_needs_no_torch():
     assert run(PYTHON, "-c", code).returncode == 0
 
 
-def test_alone():
+def test_one_process_without_a_launcher():
     (only,) = met(run(PYTHON, MEET))
     assert (only["launcher"], only["world_size"], only["sum"]) == ("alone", 1, 1)
 
@@ -269,7 +269,7 @@ def test_missing_ranks_end_in_one_line():
 
 @pytest.mark.parametrize("address", ["no.such.host.invalid", "127.0.0.9"])
 def test_a_wrong_master_address_ends_in_one_line_that_names_the_network(address):
-    """127.0.0.9 is this machine, where nobody listens."""
+    """127.0.0.9 is this machine, and no process listens there."""
     rank = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "MASTER_PORT": "28766"}
     lost = run(PYTHON, MEET, "2", MASTER_ADDR=address, NCCL_SOCKET_IFNAME="ib0", **rank)
     assert lost.returncode == 8
@@ -298,7 +298,7 @@ def together(environments):
         return list(pool.map(lambda env: run(PYTHON, MEET, "5", **env), environments))
 
 
-def test_our_own_start_asks_for_the_only_visible_gpu(monkeypatch):
+def test_connecting_selects_the_only_visible_gpu(monkeypatch):
     asked = []
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "set_device", asked.append)
@@ -314,7 +314,7 @@ def refuse(backend, **_):
 
 
 @pytest.mark.parametrize(("backend", "expected"), [(None, "cpu:gloo,cuda:nccl"), ("cuda:gloo", "cpu:gloo,cuda:gloo")])
-def test_ranks_share_a_gpu_over_gloo_only_where_that_was_asked_for(monkeypatch, backend, expected):
+def test_ranks_share_a_gpu_over_gloo_only_where_it_is_configured(monkeypatch, backend, expected):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     monkeypatch.setattr(torch.distributed, "init_process_group", refuse)

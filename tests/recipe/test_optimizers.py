@@ -97,7 +97,7 @@ def test_norms_and_biases_can_be_left_out_of_decay_and_adaptation(name, moved):
 
 
 @pytest.mark.parametrize("name", ["lars", "lamb"])
-def test_adaptation_does_not_hang_on_weight_decay(name):
+def test_adaptation_does_not_depend_on_weight_decay(name):
     weight = matrix(3.0, 4.0)
     config = OptimizerConfig(name, lr=0.1, eps=0.0, trust_coefficient=1.0, decay_norm_and_bias=False)
     moved = step(make_optimizer(config, [("w", weight)]), weight, 1.0, 1.0)

@@ -23,7 +23,7 @@ from tests.support.runs import SMALL, record
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 
 
-def told(*overrides: str, device: torch.device = GPU) -> list[str]:
+def advice_for(*overrides: str, device: torch.device = GPU) -> list[str]:
     return advice(composed(*overrides), device, {})
 
 
@@ -32,35 +32,35 @@ def composed(*overrides: str) -> Config:
         return configuration("+framework=single", *overrides)
 
 
-def test_fp32_without_tf32_is_told_of_what_is_faster() -> None:
-    (line,) = told("+model=resnet50")
+def test_fp32_without_tf32_gets_advice() -> None:
+    (line,) = advice_for("+model=resnet50")
     assert "train.tf32=true (10 bits of mantissa" in line
     assert "train.precision=bf16" in line
-    assert told("+model=resnet50", "train.tf32=true") == []
+    assert advice_for("+model=resnet50", "train.tf32=true") == []
 
 
-def test_an_unpadded_vocabulary_is_told_what_padding_changes() -> None:
-    (line,) = told("+model=gpt2_small", "train.precision=bf16")
+def test_an_unpadded_vocabulary_gets_advice_with_what_padding_changes() -> None:
+    (line,) = advice_for("+model=gpt2_small", "train.precision=bf16")
     assert line.startswith("a vocabulary of 50,257 does not fill tensor cores: model.pad_vocab_to_multiple=128")
     assert "the 47 tokens that it adds" in line
-    assert told("+model=gpt2_small", "train.precision=bf16", "model.pad_vocab_to_multiple=128") == []
+    assert advice_for("+model=gpt2_small", "train.precision=bf16", "model.pad_vocab_to_multiple=128") == []
 
 
 @pytest.mark.parametrize("model", ["resnet50", "vgg16"])
-def test_convolutions_in_16_bits_are_told_of_channels_last(model: str) -> None:
-    (line,) = told(f"+model={model}", "train.precision=fp16")
+def test_convolutions_in_16_bits_get_advice_on_channels_last(model: str) -> None:
+    (line,) = advice_for(f"+model={model}", "train.precision=fp16")
     assert "train.channels_last=true" in line
-    assert told(f"+model={model}", "train.precision=fp16", "train.channels_last=true") == []
+    assert advice_for(f"+model={model}", "train.precision=fp16", "train.channels_last=true") == []
 
 
-def test_a_cpu_is_told_nothing_and_a_loader_alone_of_its_cores_only() -> None:
-    assert told("+model=gpt2_small", device=CPU) == []
+def test_a_cpu_gets_no_advice_and_a_loader_alone_on_its_cores_only() -> None:
+    assert advice_for("+model=gpt2_small", device=CPU) == []
     alone = replace(composed("+model=resnet50"), mode="loader")
     assert advice(alone, GPU, {"cores": 8, "workers": 6}) == []
     assert advice(alone, GPU, {"cores": 2, "workers": 6}) == [few_cores(2, 6)]
 
 
-def test_a_rank_with_fewer_cores_than_its_loader_wants_is_told() -> None:
+def test_a_rank_with_fewer_cores_than_its_loader_needs_gets_advice() -> None:
     tuned = composed("+model=resnet50", "train.precision=bf16", "train.channels_last=true")
     assert advice(tuned, GPU, {"cores": 3, "threads": 1}) == []
     assert advice(tuned, GPU, {"cores": 1, "threads": 1}) == [few_cores(1, 1)]
@@ -111,7 +111,7 @@ def test_autotuning_and_deterministic_exclude_each_other() -> None:
         Train(deterministic=True, cudnn_benchmark=True)
 
 
-def test_the_record_has_the_lines_and_rank_0_says_them(
+def test_the_record_has_the_advice_and_rank_0_prints_it(
     ddlbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(

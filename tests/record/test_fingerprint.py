@@ -1,4 +1,4 @@
-"""What of an environment repeats must share."""
+"""The part of an environment that repeats of one measurement have in common."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from ddlbench.record import steps
 from ddlbench.record.epoch_files import EpochFiles
 from ddlbench.record.record import Record
 from ddlbench.record.steps import step_tables
-from tests.measure.test_summary import MEMORY, epoch_row
+from tests.support.epoch_rows import MEMORY, epoch_row
 
 USE = Use(
     9.0, True, 60.0, "nvml", None, clock_before_mhz=1980, clock_after_mhz=1410, throttled=("board limit", "power cap")

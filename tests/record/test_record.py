@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import threading
@@ -12,7 +11,8 @@ import pytest
 from ddlbench.errors import RunError, UserError
 from ddlbench.measure.summary import summarise
 from ddlbench.record.record import Record, end_for_rank_0, run_id, writable, write_json
-from tests.measure.test_summary import epoch_row
+from tests.support.disk import fill_disk
+from tests.support.epoch_rows import epoch_row
 from tests.support.processes import small_disk
 
 CONFIG = {group: {"name": f"my{group}"} for group in ("framework", "model", "loader")}
@@ -95,7 +95,7 @@ def test_a_better_reason_may_follow_but_no_success(tmp_path: Path) -> None:
     assert status(record) == ("error", "another rank ended")
 
 
-def test_of_several_ranks_one_ends_the_record_for_rank_0_and_rank_0_leaves_it_so(tmp_path: Path) -> None:
+def test_rank_0_keeps_the_end_that_another_rank_recorded_for_it(tmp_path: Path) -> None:
     record = Record.open(str(tmp_path), "run", {})
     assert end_for_rank_0(record.folder, "timeout", "rank 0 is stopped")
     assert not end_for_rank_0(record.folder, "error", "second")
@@ -126,7 +126,7 @@ def test_a_full_disk_has_room_for_the_status(tmp_path: Path, capsys: pytest.Capt
     with small_disk(tmp_path, 2**20) as disk:
         record = Record.open(str(disk), "run", {})
         record.epoch(epoch_row(0, 3, [1.0, 2.0]))
-        fill(disk)
+        fill_disk(disk)
         with pytest.raises(RunError, match=r"the record in .* cannot be written \(No space left on device\)"):
             record.epoch(epoch_row(1, 3, [1.0, 2.0]))
         assert record.finish("error", "the disk is full")
@@ -137,12 +137,6 @@ def test_a_full_disk_has_room_for_the_status(tmp_path: Path, capsys: pytest.Capt
             Record.open(str(disk), "run", {})
         assert [path.name for path in record.folder.parent.iterdir()] == ["attempt-1"]
     assert capsys.readouterr().err == ""
-
-
-def fill(disk: Path) -> None:
-    with (disk / "others").open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while True:
-            file.write(b"x" * 512)
 
 
 def test_a_folder_that_is_gone_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

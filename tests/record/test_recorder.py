@@ -19,7 +19,7 @@ from ddlbench.record.recorder import FileRecorder
 from ddlbench.record.run_json import model_section
 from ddlbench.report.read import read_all
 from ddlbench.report.tables import make_tables, records
-from tests.measure.test_summary import epoch_row
+from tests.support.epoch_rows import epoch_row
 from tests.support.simulated_run import job_of
 
 A100 = "NVIDIA A100-SXM4-80GB"  # 312 TFLOP/s in bf16, 19.5 in fp32 without TF32
@@ -49,7 +49,7 @@ def recorded(results: Path, *words: str, world: int = 4, flops: float = 3e12, **
 
 
 def test_start_up_is_imports_connecting_and_setup(tmp_path: Path) -> None:
-    """Making a data set, which the first run alone does, and staging are apart."""
+    """Making a data set, which only the first run does, and staging are separate parts."""
     content = recorded(tmp_path, staging_s=128.0)
     assert content["summary"]["startup_s"] == 3.5
     assert content["spans"]["data_preparation_s"] == 64.0

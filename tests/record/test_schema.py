@@ -77,7 +77,7 @@ def test_what_the_harness_writes_is_in_the_dictionary():
     assert own <= {column.source for column in EPOCHS}
 
 
-def test_the_version_stands_once_and_is_the_one_that_is_written(tmp_path):
+def test_the_version_is_defined_once_and_is_the_one_that_is_written(tmp_path):
     assigned = re.compile(r"^SCHEMA_VERSION\b.*=", re.MULTILINE)
     places = [path for path in PACKAGE.rglob("*.py") if assigned.search(path.read_text())]
     assert [path.name for path in places] == ["schema.py"]

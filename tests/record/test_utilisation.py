@@ -14,7 +14,7 @@ from ddlbench.loop import Run
 from ddlbench.progress import Progress
 from ddlbench.record.record import Record
 from ddlbench.record.recorder import FileRecorder
-from tests.measure.test_summary import epoch_row
+from tests.support.epoch_rows import epoch_row
 
 WORDS = ("+framework=ddp", "+model=resnet50", "train.precision=bf16", "train.global_batch=8")
 SPANS = {"imports_s": 1.0, "connecting_s": 0.5, "setup_s": 2.0}

@@ -1,4 +1,4 @@
-"""Columns beside the headline: bubble, staleness, HFU, steady rate and marks, from records made by hand."""
+"""Columns beside the throughput: bubble, staleness, HFU, steady rate and marks, from records made by hand."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_marked_run_stays_in_the_table(tmp_path: Path) -> None:
     assert sorted(str(run["marks"]) for run in records(made.runs)) == ["None", "load", "throttled; load"]
 
 
-def test_records_from_before_have_empty_cells(tmp_path: Path) -> None:
+def test_records_of_an_earlier_version_have_empty_cells(tmp_path: Path) -> None:
     write_run(tmp_path)
     made = tables(tmp_path)
     (run,), (row,) = records(made.runs), records(made.scaling)

@@ -45,7 +45,7 @@ def test_too_few_repeats(tmp_path):
     assert "but with n=6 and n=3 this is not certain: an interval needs 6 repeats" in paragraph.sentences[0]
 
 
-def test_one_framework_alone_and_one_that_failed(tmp_path):
+def test_a_framework_without_a_rival_is_the_only_one_with_a_result(tmp_path):
     repeats(tmp_path, 200.0, count=1, framework="ddp", gpus=2)
     write_run(tmp_path, framework="fsdp", gpus=2, status="oom")
     write_run(tmp_path, framework="fsdp", gpus=4, status="oom")

@@ -1,4 +1,4 @@
-"""Columns at once give what rows one by one give."""
+"""Cells that are made column by column equal cells that are made row by row."""
 
 from __future__ import annotations
 

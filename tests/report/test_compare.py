@@ -32,7 +32,7 @@ def test_overlapping_intervals_show_no_difference(tmp_path):
     assert "no difference shown between single and ddp" in sentence
 
 
-def test_apart_intervals_give_the_size_of_the_effect(tmp_path):
+def test_separate_intervals_give_the_size_of_the_effect(tmp_path):
     repeats(tmp_path, "single", [200.0] * 6)
     repeats(tmp_path, "ddp", [160.0] * 6)
     (sentence,) = sentences(tmp_path)
@@ -48,7 +48,7 @@ def test_the_effect_has_a_range_by_hand(tmp_path):
     assert sentence.endswith("the ratio is 1.6 to 4")
 
 
-def test_all_of_a_place_are_one_sentence_and_the_base_another(tmp_path):
+def test_frameworks_on_equal_gpus_are_one_sentence_and_the_base_is_another(tmp_path):
     repeats(tmp_path, "single", [100.0] * 6)
     for framework, rates in (("ddp", [180.0] * 6), ("fsdp", [150.0] * 6), ("zero1", [95.0] * 5 + [105.0])):
         for repeat, rate in enumerate(rates):

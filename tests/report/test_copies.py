@@ -46,7 +46,7 @@ def test_results_from_two_places(tmp_path):
 
 
 @pytest.mark.parametrize("place", ["attempt-1.bak", "attempt-1/attempt-1", "attempt-1 (copy)", "../other/attempt-7"])
-def test_wherever_the_copy_lies(tmp_path, place):
+def test_a_copy_in_any_folder_counts_once(tmp_path, place):
     folder = write_run(tmp_path)
     shutil.copytree(folder, tmp_path / "aside")
     (folder.parent / place).parent.mkdir(exist_ok=True)
@@ -74,7 +74,7 @@ def test_the_same_command_at_another_time_is_a_repeat(tmp_path):
 
 
 @pytest.mark.parametrize("early", ["a", "b"])
-def test_of_a_copy_made_while_the_run_went_on_the_later_state_counts(tmp_path, early):
+def test_the_later_state_counts_where_a_copy_was_made_during_the_run(tmp_path, early):
     for place in ("a", "b"):
         folder = write_run(tmp_path / place)
         if place == early:

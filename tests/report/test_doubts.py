@@ -23,7 +23,7 @@ def test_an_efficiency_above_100_percent_is_questioned(tmp_path):
     assert "(single, 10 ms a sample)" in text
 
 
-def test_one_that_chance_may_explain_says_so(tmp_path):
+def test_an_interval_that_begins_below_100_percent_is_named(tmp_path):
     for repeat in range(6):
         write_run(tmp_path, framework="single", rate=100.0 + repeat, repeat=repeat)
         write_run(tmp_path, gpus=2, rate=204.0 + 2 * repeat, repeat=repeat)
@@ -66,5 +66,5 @@ def test_drift_has_an_interval_from_18_runs_on():
     assert "no drift shown" in steady
 
 
-def test_runs_without_repeats_say_nothing_of_drift():
+def test_runs_without_repeats_give_no_drift():
     assert drift([runs([(n, 100.0)]) for n in range(9)]) is None

@@ -118,7 +118,7 @@ def test_time_has_a_unit_and_starts_at_the_first_step(tmp_path):
     assert longest == pytest.approx(3 * 1026 / 60)
 
 
-def test_four_counts_stand_on_a_log2_axis(tmp_path):
+def test_four_gpu_counts_are_on_a_log2_axis(tmp_path):
     for gpus in (1, 2, 3, 4):
         write_run(tmp_path, gpus=gpus, rate=100.0 * gpus)
     for name, figure in figures_of(tmp_path).items():
@@ -129,7 +129,7 @@ def test_four_counts_stand_on_a_log2_axis(tmp_path):
             assert axes.get_yscale() == ("log" if name in ("throughput", "speedup") else "linear")
 
 
-def test_far_apart_counts_stand_on_a_log_axis_only_where_nothing_is_proportional(tmp_path):
+def test_distant_gpu_counts_are_on_a_log_axis_only_where_nothing_is_proportional(tmp_path):
     for gpus in (1, 4, 64):
         write_run(tmp_path, gpus=gpus, rate=100.0 * gpus)
     figures = figures_of(tmp_path)

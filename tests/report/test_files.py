@@ -1,4 +1,4 @@
-"""JSON of others is read within bounds."""
+"""JSON files of unknown origin are read up to a size and a depth."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_a_file_up_to_the_limit_is_read(tmp_path):
         read_bytes(file, largest=99)
 
 
-def test_a_file_that_tells_no_size_is_read_to_the_limit_only():
+def test_a_file_without_a_size_is_read_up_to_the_limit():
     with pytest.raises(UserError, match="more than the 4 that are read"):
         read_bytes(Path("/proc/self/status"), largest=4)
 
@@ -38,7 +38,7 @@ def test_a_pipe_is_refused_with_and_without_a_writer(tmp_path):
     writer.join()
 
 
-def test_texts_are_printable_wherever_they_stand():
+def test_texts_are_printable_at_every_depth():
     assert parse(b'{"\\u001b": ["\\ud800", {"a": "x\\ny"}]}') == {"\\x1b": ["\\ud800", {"a": "x\\ny"}]}
 
 
@@ -51,6 +51,6 @@ def test_nesting_has_an_end():
 
 
 @pytest.mark.parametrize("content", [b"", b"[1]", b"\xff", b'{"a"', b"null", b'{"a": ' + b"9" * 5000 + b"}"])
-def test_what_is_no_object_is_a_value_error(content):
+def test_json_that_is_no_object_is_a_value_error(content):
     with pytest.raises(ValueError):  # noqa: PT011 - whichever JSON or UTF-8 gives
         parse(content)

@@ -1,4 +1,4 @@
-"""Where attempts are looked for: through links, without circles."""
+"""Folders are searched for attempts: through links, and each folder once."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_below_a_link_to_much_only_what_may_be_results(tmp_path):
     assert len(search([tmp_path / "results", tmp_path / "home" / "project"]).attempts) == 1
 
 
-def test_links_that_lead_nowhere_are_named(tmp_path):
+def test_broken_links_are_named(tmp_path):
     (tmp_path / "gone").symlink_to("nowhere")
     (tmp_path / "self").symlink_to("self")
     (tmp_path / "file").symlink_to(os.devnull)

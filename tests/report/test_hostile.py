@@ -1,4 +1,4 @@
-"""One bad record does not cost the others their report: it is a row with a reason, or a warning that names it."""
+"""One bad record does not prevent the report of the others: it is a row with a reason, or a warning that names it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OWN = ("framework", "gpus", "runs_ok", "sample_time_s", "epoch_time_s", "speedup
 
 @pytest.fixture
 def beside(tmp_path):
-    """A folder with a good run, and what the tables say of it while nothing is beside it."""
+    """A folder with a good run, and the row of that run while nothing is beside it."""
     return tmp_path, good_run(tmp_path)
 
 
@@ -46,8 +46,8 @@ def check(results, alone):
     tables = make_tables(read_all([results]))
     tables.write(results / "report")
     csv = [path.read_text() for path in (results / "report").iterdir()]
-    told = "\n".join([summary_text(tables.scaling), *csv, *tables.warnings])
-    assert not CONTROL.search(told), CONTROL.search(told)
+    text = "\n".join([summary_text(tables.scaling), *csv, *tables.warnings])
+    assert not CONTROL.search(text), CONTROL.search(text)
     assert len(pd.read_csv(results / "report" / "runs.csv")) == len(tables.runs), "no text breaks a line of the table"
     assert rows_of_good(tables) == alone
     return tables
@@ -75,8 +75,8 @@ def test_any_value_in_a_line_of_epochs(beside, field):
 def expected_warnings(tables, folders, field, ends):
     column = field.rpartition(".")[2].replace("world_size", "gpus")
     for folder, value in zip(folders, hostile.VALUES, strict=True):
-        told = [text for text in tables.warnings if text.startswith(f"{folder}: left out of the tables: {column} = ")]
-        assert len(told) == (not hostile.fits(field, value, ends)), (str(value)[:20], told)
+        notes = [text for text in tables.warnings if text.startswith(f"{folder}: left out of the tables: {column} = ")]
+        assert len(notes) == (not hostile.fits(field, value, ends)), (str(value)[:20], notes)
 
 
 @pytest.mark.parametrize("kind", hostile.FILES)
@@ -129,8 +129,8 @@ def test_a_folder_that_may_not_be_entered_is_named():
         tables = check(results, alone)
         for folder in closed:
             folder.chmod(0o700)
-    told = sorted(tables.warnings)
-    assert told == [
+    warnings = sorted(tables.warnings)
+    assert warnings == [
         f"{closed[0]} cannot be read (Permission denied)",
         f"{closed[1]}: run.json cannot be read (Permission denied)",
     ]
@@ -141,18 +141,18 @@ def test_nothing_readable_is_one_line(capsys):
         closed = results / "closed"
         closed.mkdir(mode=0)
         assert main([str(closed)]) == 2
-        told = capsys.readouterr().err
-        assert told == f"ddlbench.report: {closed} cannot be read (Permission denied): ask the owner for access\n"
+        err = capsys.readouterr().err
+        assert err == f"ddlbench.report: {closed} cannot be read (Permission denied): ask the owner for access\n"
         assert main([str(results)]) == 2
-        told = capsys.readouterr().err
-        assert told.count("\n") == 1
-        assert f"no run in {results} ({closed} cannot be read (Permission denied)): start one" in told
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1
+        assert f"no run in {results} ({closed} cannot be read (Permission denied)): start one" in err
         assert main([str(closed / "within")]) == 2
         assert capsys.readouterr().err.count("\n") == 1
 
 
 def test_a_program_error_of_one_record_is_a_row_too(beside, monkeypatch):
-    """Whatever the checks do not foresee."""
+    """An error that no check foresees."""
     results, alone = beside
     folder = write_run(results, framework="odd")
     import ddlbench.report.tables as module

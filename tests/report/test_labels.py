@@ -1,4 +1,4 @@
-"""Only the settings that differ are told."""
+"""Only the settings that differ are shown."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def run(framework="ddp", options=None, **row):
     return AttemptRow(names | VERSIONS | row, options or {})
 
 
-def test_equal_settings_are_not_told():
+def test_equal_settings_are_not_shown():
     runs = [run(options={"framework.bucket_cap_mb": 25, "train.seed": 0})] * 2
     assert knobs(runs) == ["", ""]
     assert variants(runs) == ["", ""]
@@ -29,7 +29,7 @@ def test_knobs_are_the_frameworks_own_and_the_micro_batch():
     assert knobs(runs) == ["hook=none train.micro_batch=null", "hook=fp16 train.micro_batch=8", ""]
 
 
-def test_a_row_says_that_it_does_not_compute_under_autocast():
+def test_a_row_shows_mixed_precision_without_autocast():
     options = {"framework.replicate": 1}
     runs = [
         run("fsdp", options=options, precision_scheme="policy"),
@@ -48,7 +48,7 @@ def test_variants_are_everything_else_and_versions():
     assert variants(runs) == ["torch=2.14.1 train.compile=true", "torch=2.13.0 train.compile=false"]
 
 
-def test_what_a_run_never_got_to_know_is_no_difference():
+def test_a_value_that_a_run_did_not_record_is_no_difference():
     assert variants([run(), run(torch=None)]) == ["", ""]
 
 
@@ -69,5 +69,5 @@ def test_what_defines_a_generic_option_is_always_shown():
     assert knobs([run("zero3", options={"framework.zero_stage": 3})]) == [""]
 
 
-def test_a_key_that_only_a_later_version_has_is_told():
+def test_a_key_that_only_a_later_version_has_is_shown():
     assert knobs([run(options={}), run(options={"framework.overlap": 2})]) == ["", "overlap=2"]

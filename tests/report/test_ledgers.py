@@ -53,7 +53,7 @@ def test_what_failed_is_not_compared(tmp_path):
     assert warnings_of(tmp_path) == []
 
 
-def test_merged_commits_are_told_once(tmp_path):
+def test_merged_commits_are_named_once(tmp_path):
     for repeat, commit in enumerate(("abc", "def")):
         write_run(tmp_path, repeat=repeat, sections={"environment": {"git_commit": commit}})
     tables = make_tables(read_all([tmp_path]))

@@ -1,4 +1,4 @@
-"""What makes a row doubtful stands beside it, with its explanation below."""
+"""The reasons to doubt a row are beside it, and their explanations are below the table."""
 
 from __future__ import annotations
 

@@ -64,14 +64,14 @@ def test_a_failure_joins_the_one_group_it_fits(tmp_path):
     assert groups(tmp_path) == [[("error", 1), ("ok", 0)]]
 
 
-def test_a_failure_that_fits_two_groups_stands_alone(tmp_path):
+def test_a_failure_that_fits_two_groups_is_a_measurement_of_its_own(tmp_path):
     records.write_run(tmp_path, repeat=0)
     records.write_run(tmp_path, repeat=0, dataset="b" * 64)
     records.write_run(tmp_path, repeat=1, status="error", dataset=None)
     assert groups(tmp_path) == [[("error", 1)], [("ok", 0)], [("ok", 0)]]
 
 
-def test_a_failure_of_another_data_set_stands_alone(tmp_path):
+def test_a_failure_of_another_data_set_is_a_measurement_of_its_own(tmp_path):
     records.write_run(tmp_path, repeat=0)
     records.write_run(tmp_path, repeat=1, status="oom", dataset="b" * 64)
     assert groups(tmp_path) == [[("ok", 0)], [("oom", 1)]]
@@ -104,7 +104,7 @@ def six(results, gpus=2, **other):
 
 
 @pytest.mark.parametrize(
-    ("other", "told"),
+    ("other", "named"),
     [
         ({"packages": {"deepspeed": "0.18.1"}}, ["deepspeed=0.18.1", "deepspeed=0.19.8"]),
         ({"driver": "560.1"}, ["driver=550.54", "driver=560.1"]),
@@ -115,12 +115,12 @@ def six(results, gpus=2, **other):
     ],
     ids=["DeepSpeed", "driver", "NCCL", "power limit", "variable", "variable not set"],
 )
-def test_another_environment_is_another_measurement_and_is_told_by_name(tmp_path, other, told):
+def test_another_environment_is_another_measurement_and_is_named(tmp_path, other, named):
     six(tmp_path, **other)
     scaling = make_tables(read_all([tmp_path])).scaling
     assert list(scaling["runs_ok"]) == [3, 3]
     assert sorted((text if isinstance(text, str) else None for text in scaling["knobs"]), key=str) == sorted(
-        told, key=str
+        named, key=str
     )
 
 

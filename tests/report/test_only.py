@@ -1,4 +1,4 @@
-"""--only: a part of the tables with the bases of all."""
+"""--only: some rows of the tables, with the bases of all rows."""
 
 from __future__ import annotations
 

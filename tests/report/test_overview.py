@@ -1,4 +1,4 @@
-"""The table that a person reads first."""
+"""The summary table of the terminal and of the page."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_the_bases_have_their_absolute_time(tmp_path):
     assert "base single@1, resnet50: 10.0 ms a sample, epoch 10.2 s" in text_of(tmp_path)
 
 
-def test_few_repeats_are_told(tmp_path):
+def test_too_few_repeats_are_marked(tmp_path):
     write_run(tmp_path)
     assert "n < 6: no 95 % CI" in text_of(tmp_path)
     for repeat in range(1, 6):
@@ -105,7 +105,7 @@ def test_it_fits_a_terminal_and_moves_settings_below(tmp_path):
     assert "[2] bucket_cap_mb=50 comm_hook=powersgdpowersgd\n" in text
 
 
-def test_nothing_to_tell(tmp_path):
+def test_an_overview_without_a_readable_record_says_so(tmp_path):
     write_run(tmp_path, sections={"schema_version": 0})
     assert "no attempt has a configuration" in text_of(tmp_path)
 

@@ -29,7 +29,7 @@ def test_a_panel_a_model_and_kind_of_scaling(tmp_path):
     assert [len(row["repeats"]) for row in images.rows] == [2, 2, 2, 2, 0]
 
 
-def test_against_own_bases(tmp_path):
+def test_a_panel_against_own_bases_has_their_times(tmp_path):
     weak_scaling(tmp_path)
     (panel,) = panels_of(tmp_path)
     assert {row["reference_s"] for row in panel.rows} == {0.01}
@@ -39,13 +39,13 @@ def test_against_own_bases(tmp_path):
     assert own.base == "base: each framework's own fewest GPUs"
 
 
-def test_own_bases_tell_no_more_where_they_are_the_same(tmp_path):
+def test_own_bases_add_nothing_where_they_are_the_same(tmp_path):
     write_run(tmp_path, gpus=1, rate=100.0)
     write_run(tmp_path, gpus=2, rate=150.0)
     assert not panels_of(tmp_path)[0].own_bases_tell_more
 
 
-def test_panels_of_one_model_say_what_distinguishes_them(tmp_path):
+def test_panels_of_one_model_show_their_differences(tmp_path):
     write_run(tmp_path, loader="native")
     write_run(tmp_path, loader="synthetic")
     assert [panel.lines[1] for panel in panels_of(tmp_path)] == ["native", "synthetic"]

@@ -1,4 +1,4 @@
-"""Reading folders of results: nothing that lies there crashes the report."""
+"""Reading folders of results: no content makes the report fail."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_an_unfinished_attempt_says_so(tmp_path):
     assert "no end was recorded" in attempt.record["reason"]
 
 
-def test_half_a_line_is_left_out_and_told(tmp_path):
+def test_half_a_line_is_left_out_with_a_warning(tmp_path):
     folder = records.write_run(tmp_path)
     lines = (folder / "epochs.jsonl").read_text()
     (folder / "epochs.jsonl").write_text(lines + '{"epoch": 3, "epoch_ti\n' + json.dumps([1]))

@@ -1,4 +1,4 @@
-"""The command: tables, figures and a page from any number of runs, one clear line where that cannot be."""
+"""The command: tables, figures and a page from any number of runs, or one line that says why not."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def report(tmp_path_factory):
 
 
 def failed_run(results, **others):
-    """The quickest record to report: nothing measured, nothing to draw."""
+    """A record without measurements, so that the report is quick."""
     return write_run(results, status="error", reason="boom", **others)
 
 
@@ -74,7 +74,7 @@ def test_the_page_needs_no_network(report):
     assert sum(link.startswith("data:") for link in links.found) == 11
 
 
-def test_the_page_tells_failures_bases_and_how_it_was_measured(report):
+def test_the_page_has_failures_bases_and_how_it_was_measured(report):
     page = (report[0] / "report.html").read_text()
     assert "CUDA out of memory" in page
     assert "base single@1, resnet50: 10.0 ms a sample" in page
@@ -111,8 +111,8 @@ def test_records_that_cannot_be_used_are_visible(tmp_path, capsys):
     failed_run(tmp_path)
     write_run(tmp_path, gpus=2, sections={"schema_version": 0})
     assert main([str(tmp_path)]) == 0
-    assert "warning: " in (told := capsys.readouterr().err)
-    assert "schema_version 0 is refused, this ddlbench reads 1 and 2" in told
+    assert "warning: " in (err := capsys.readouterr().err)
+    assert "schema_version 0 is refused, this ddlbench reads 1 and 2" in err
     assert "schema_version 0 is refused" in (tmp_path / "report" / "report.html").read_text()
 
 
@@ -125,9 +125,9 @@ def test_only_unreadable_records(tmp_path, capsys):
 
 def test_an_empty_folder_is_one_line_with_the_remedy(tmp_path, capsys):
     assert main([str(tmp_path)]) == 2
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1
-    assert "start one with python -m ddlbench" in told
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "start one with python -m ddlbench" in err
     assert not (tmp_path / "report").exists()
 
 
@@ -135,12 +135,12 @@ def test_an_out_that_cannot_be_written_is_one_line_with_the_remedy(tmp_path, cap
     write_run(tmp_path)
     (tmp_path / "file").write_text("")
     assert main([str(tmp_path), "--out", str(tmp_path / "file" / "out")]) == 2
-    told = capsys.readouterr().err
-    assert told.count("\n") == 1
-    assert "cannot be written (Not a directory): choose another folder with --out" in told
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "cannot be written (Not a directory): choose another folder with --out" in err
 
 
-def test_tainted_timings_are_told(tmp_path):
+def test_doubtful_timings_have_a_warning(tmp_path):
     write_run(tmp_path, summary={"allocator_retries": 3}, sections={"environment": {"git_dirty": True}})
     assert main([str(tmp_path)]) == 0
     page = (tmp_path / "report" / "report.html").read_text()
@@ -170,9 +170,9 @@ def test_nothing_that_a_record_says_controls_the_terminal(tmp_path, capsys):
 
 def test_an_error_names_a_folder_without_its_control_characters(tmp_path, capsys):
     assert main([str(tmp_path / "\x1b[31m\n")]) == 2
-    told = capsys.readouterr().err
-    assert "\\x1b[31m\\n is not a folder" in told
-    assert told.count("\n") == 1
+    err = capsys.readouterr().err
+    assert "\\x1b[31m\\n is not a folder" in err
+    assert err.count("\n") == 1
 
 
 def test_texts_in_csv_are_no_formulas_and_numbers_stay_numbers(tmp_path):

@@ -70,7 +70,7 @@ def test_a_failure_is_counted_where_another_attempt_succeeded(tmp_path):
     assert (row["status"], row["reason"], row["runs_ok"], row["attempts_failed"]) == ("ok", None, 1, 1)
 
 
-def test_the_last_attempt_says_why_none_succeeded(tmp_path):
+def test_the_reason_of_the_last_attempt_is_shown_where_none_succeeded(tmp_path):
     write_run(tmp_path, attempt=2, status="oom", reason="second")
     write_run(tmp_path, attempt=1, status="error", reason="first")
     (row,) = rows_of(tmp_path)
@@ -153,7 +153,7 @@ def test_the_own_base_has_the_same_micro_batch(tmp_path):
     assert (two["speedup_vs_own_base"], two["speedup"]) == (pytest.approx(1.5), pytest.approx(1.2))
 
 
-def test_capped_steps_do_not_bend_the_speedup(tmp_path):
+def test_a_cap_on_the_steps_does_not_change_the_speedup(tmp_path):
     """Weak scaling, 5 steps an epoch: the epoch of two GPUs holds twice the samples and takes as long."""
     for gpus in (1, 2):
         write_run(tmp_path, gpus=gpus, rate=90.0 * gpus, train={"steps": 5}, summary={"epoch_time_s": 1.7})
@@ -222,7 +222,7 @@ def test_layouts_of_one_framework_share_a_base(tmp_path):
     assert four["efficiency_vs_own_base"] == pytest.approx(0.75)
 
 
-def test_other_settings_that_differ_are_told(tmp_path):
+def test_other_settings_that_differ_are_shown(tmp_path):
     write_run(tmp_path, train={"compile": True})
     write_run(tmp_path, train={"compile": False})
     assert [row["variant"] for row in rows_of(tmp_path)] == ["train.compile=false", "train.compile=true"]

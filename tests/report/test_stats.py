@@ -37,7 +37,7 @@ def test_interval_is_the_narrowest_that_covers_enough(n, low, high, coverage):
     assert median_interval([float(i) for i in range(1, n + 1)]) == Interval(low, high, coverage)
 
 
-def test_interval_covers_the_median_as_often_as_it_says():
+def test_interval_covers_the_median_with_its_stated_probability():
     """A skewed distribution with a known median: the exponential's is ln 2."""
     draw = random.Random(0)
     found = [median_interval([draw.expovariate(1.0) for _ in range(9)]) for _ in range(4000)]
@@ -57,7 +57,7 @@ def test_overlap_is_symmetric_and_counts_a_common_end():
     assert not low.overlaps(Interval(2.1, 3.0, 0.95))
 
 
-def test_what_a_table_says_of_n():
+def test_a_table_gives_n_and_the_level_of_the_interval():
     assert confidence(3, None) == "n=3, no 95 % CI"
     assert confidence(6, median_interval([float(i) for i in range(6)])) == "n=6, 96.9 % CI"
 

@@ -1,4 +1,4 @@
-"""runs.csv and epochs.csv: what is known stands there, what is not is empty."""
+"""runs.csv and epochs.csv: known values are in their cells, unknown values are empty cells."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_odd_sections_do_not_crash(tmp_path, config):
 
 
 @pytest.mark.parametrize("batch", [2**62, -1])
-def test_a_batch_that_cannot_be_is_left_out(tmp_path, batch):
+def test_an_impossible_batch_is_left_out(tmp_path, batch):
     folder = write_run(tmp_path, gpus=8, per_gpu=batch, status="error", reason="boom")
     tables = tables_of(tmp_path)
     assert only(tables.runs)["global_batch"] is None

@@ -56,7 +56,7 @@ def test_what_changed_comes_before_the_numbers(tmp_path, capsys):
         ([120.0] * 6, "5%", 0, "ratio 0.833 (faster"),
     ],
 )
-def test_the_gate(tmp_path, capsys, after, limit, code, said):
+def test_the_gate_fails_for_what_is_slower_than_the_limit(tmp_path, capsys, after, limit, code, said):
     repeats(tmp_path / "a", [100.0] * 6)
     repeats(tmp_path / "b", after)
     found = compare(tmp_path, capsys, "--fail-if-slower", limit)

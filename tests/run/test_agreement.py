@@ -59,7 +59,7 @@ def test_one_process_has_nothing_to_compare():
 
 
 def test_many_differences_are_counted(monkeypatch: pytest.MonkeyPatch):
-    """The answers of 3 ranks, as the gathering would give them."""
+    """The answers of 3 ranks, as all_gather would return them."""
     import ddlbench.run.agreement as module
 
     other = {f"packages.p{n}": "2" for n in range(8)}

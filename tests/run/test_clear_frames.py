@@ -1,4 +1,4 @@
-"""A set-up that fails half-way leaves no model behind: process groups must not be destroyed while one lives."""
+"""A set-up that fails half-way leaves no model behind: process groups must not be destroyed while one exists."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ WORDS = ("+framework=ddp", "+model=resnet50", "data=imagenet", "data.root=/data"
 
 
 class Kept:
-    """In place of the record and the supervisor: what the drop tells them."""
+    """In place of the record and the supervisor: keeps what the drop reports to them."""
 
     def __init__(self, local_rank: int, has_record: bool = False) -> None:
         self.launch = SimpleNamespace(local_rank=local_rank)
@@ -58,7 +58,7 @@ def cache(files: list[Path], kept: Kept) -> ColdCache:
 
 
 def cold_epochs(path: Path) -> list[int | None]:
-    """Two epochs on this rank: bytes in memory when each begins. Rank 0, which drops, comes last."""
+    """Two epochs on this rank: bytes in memory when each begins. Rank 0, which drops them, begins last."""
     rank = int(os.environ["RANK"])
     kept = Kept(local_rank=rank)
     cold, found = cache([path], kept), list[int | None]()

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from ddlbench.report.read import read_all
-from tests.record.test_record import fill
+from tests.support.disk import fill_disk
 from tests.support.faults import ROOT, command, end, patience_s, record, start
 from tests.support.processes import environment, small_disk
 from tests.support.ranks import free_port
@@ -152,7 +152,7 @@ def test_a_disk_that_fills_up_ends_the_run_with_a_record_and_a_line(tmp_path: Pa
     with small_disk(tmp_path, 2**20) as disk:
         processes = start(disk, "slow", "train.steps=5", "train.epochs=1000", ranks=1)
         wait_until(lambda: begun(disk))
-        fill(disk)
+        fill_disk(disk)
         codes, said = end(processes)
         content = record(disk)
     assert codes == [1], said

@@ -113,7 +113,7 @@ def test_knobs_run(ddlbench, tmp_path: Path, model: list[str], knobs: list[str])
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # the compiler takes minutes on one core
-def test_compiled(ddlbench, tmp_path: Path) -> None:
+def test_a_compiled_model_has_nearly_the_same_loss(ddlbench, tmp_path: Path) -> None:
     losses: list[float] = []
     for compiled in ("false", "true"):
         code, said = ddlbench(

@@ -1,4 +1,4 @@
-"""From the program's start to the first step: the spans, and what all ranks tell each other."""
+"""From the program's start to the first step: the spans, and the hosts that all ranks exchange."""
 
 from __future__ import annotations
 

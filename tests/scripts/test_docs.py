@@ -83,6 +83,13 @@ def test_the_readme_leads_to_the_glossary() -> None:
     assert "(docs/glossary.md)" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+def test_the_glossary_defines_each_word_once() -> None:
+    rows = [line for line in (ROOT / "docs/glossary.md").read_text("utf-8").splitlines() if line.startswith("| ")]
+    words = [word.strip() for row in rows for word in row.split("|")[1].split(",") if word.strip() != "word"]
+    assert len(words) > 60
+    assert sorted(words) == sorted(set(words))
+
+
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)

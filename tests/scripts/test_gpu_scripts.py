@@ -167,7 +167,7 @@ def test_wheels_for_another_python_end_in_a_line_that_says_so(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("variable", "value"), [("PYTHON_VERSION", "twelve"), ("MACHINE", "vax")])
-def test_packing_refuses_a_machine_that_is_none(variable: str, value: str) -> None:
+def test_packing_refuses_an_unknown_machine(variable: str, value: str) -> None:
     done = run("scripts/pack_for_gpu.sh", **{variable: value})
     assert done.returncode == 2
     assert value in done.stderr

@@ -37,7 +37,7 @@ def test_the_scaling_notebook_draws_speedup_and_efficiency(tmp_path, monkeypatch
     make_tables(read_all([tmp_path / "results"])).write(tmp_path / "tables")
     images, texts = executed("scaling.ipynb", tmp_path / "tables", monkeypatch)
     assert len(images) == 2
-    assert "CUDA out of memory" in texts  # the failed attempt is told
+    assert "CUDA out of memory" in texts  # the failed attempt is named
 
 
 def test_the_notebook_of_statistical_efficiency_shows_the_cost_of_a_target(tmp_path, monkeypatch):

@@ -50,7 +50,7 @@ def scripted(slurm, tmp_path: Path, *options: str, script: str, **env: str) -> l
     return sorted(lines, key=lambda line: line["rank"])
 
 
-def test_srun_ranks_meet_across_nodes(slurm):
+def test_srun_ranks_connect_across_nodes(slurm):
     ranks = met(slurm.run("srun", "-N2", "-n4", "--ntasks-per-node=2", PYTHON, MEET))
     assert [(rank["rank"], rank["local_rank"], rank["host"]) for rank in ranks] == [
         (0, 0, "node1"),
@@ -71,13 +71,13 @@ def test_uneven_nodes_and_one_visible_gpu_a_task(slurm):
     assert ranks[0]["gpu"] != ranks[1]["gpu"]
 
 
-def test_a_batch_script_without_srun_is_one_process_and_told_so(slurm, tmp_path):
+def test_a_batch_script_without_srun_is_one_process_with_a_hint(slurm, tmp_path):
     (only,) = scripted(slurm, tmp_path, "-N2", "-n4", script='"$PY" -c "$WHO"')
     assert (only["launcher"], only["world_size"]) == ("alone", 1)
     assert only["hint"].startswith("one process in a Slurm job of 4 tasks")
 
 
-def test_steps_at_once_on_other_nodes_meet_apart(slurm, tmp_path):
+def test_simultaneous_steps_on_different_nodes_form_separate_groups(slurm, tmp_path):
     step = 'srun --overlap -N1 -n2 -w node{} "$PY" -c "$WHO"'
     ranks = scripted(
         slurm, tmp_path, "-N2", "-n4", "--ntasks-per-node=2", script=f"{step.format(1)} & {step.format(2)}; wait"
@@ -89,18 +89,18 @@ def test_steps_at_once_on_other_nodes_meet_apart(slurm, tmp_path):
 
 @pytest.mark.mpi
 @pytest.mark.parametrize(
-    ("mpirun", "package", "meet"),
+    ("mpirun", "package", "option"),
     [
         ("mpirun.openmpi", "openmpi-bin", "-x MASTER_ADDR=node1"),
         ("mpirun.mpich", "mpich", "-genv MASTER_ADDR node1 -genv MASTER_PORT 29500"),
     ],
 )
-def test_mpirun_inside_a_job(slurm, tmp_path, mpirun, package, meet):
+def test_mpirun_inside_a_job(slurm, tmp_path, mpirun, package, option):
     """Its daemons are tasks of srun: their step's variables count daemons, not ranks."""
     need({mpirun: package})
     root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     options = ("-N2", "-n4", "--ntasks-per-node=2")
-    ranks = scripted(slurm, tmp_path, *options, script=f'{mpirun} {meet} "$PY" -c "$WHO"', **root)
+    ranks = scripted(slurm, tmp_path, *options, script=f'{mpirun} {option} "$PY" -c "$WHO"', **root)
     assert [(rank["launcher"], rank["rank"], rank["local_rank"]) for rank in ranks] == [
         ("mpirun", 0, 0),
         ("mpirun", 1, 1),
@@ -178,9 +178,9 @@ def test_run_sbatch_gives_each_task_its_share_of_the_cores(slurm, tmp_path, opti
     script = (f"--output={output}", SCRIPTS / "run.sbatch", "+model=resnet50")
     done = slurm.run("sbatch", "--parsable", *options.split(), *script, DDLBENCH_PYTHON=str(python))
     assert slurm.wait(done.stdout.strip()) == ["COMPLETED"], output.read_text()
-    told = sorted(line for line in output.read_text().splitlines() if line.startswith("task "))
-    assert told == [f"task {task}: {cores}" for task in range(len(told))]
-    assert len(told) == {"-n3": 3, "--ntasks-per-node=3": 6}.get(options.split()[1], 4)
+    printed = sorted(line for line in output.read_text().splitlines() if line.startswith("task "))
+    assert printed == [f"task {task}: {cores}" for task in range(len(printed))]
+    assert len(printed) == {"-n3": 3, "--ntasks-per-node=3": 6}.get(options.split()[1], 4)
 
 
 @pytest.mark.parametrize(

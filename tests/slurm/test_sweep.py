@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.slurm.cluster import Slurm
-from tests.sweep.studies import write
-from tests.sweep.test_local import statuses
+from tests.sweep.studies import statuses, write
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
@@ -43,7 +42,7 @@ def test_a_study_runs_under_slurm_once(slurm: Slurm, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_cancel_takes_queued_jobs_away_and_their_cells_are_missing_again(slurm: Slurm, tmp_path: Path) -> None:
+def test_cancel_removes_queued_jobs_and_their_cells_are_missing_again(slurm: Slurm, tmp_path: Path) -> None:
     study = write(tmp_path, axes={"framework": ["single"], "gpus": [1]}, exclude=[])
     results = tmp_path / "results"
     sweep(slurm, study, results, "--slurm", "--sbatch=--gpus-per-node=0 --hold")

@@ -186,7 +186,7 @@ def repeating(trainer: Repeats) -> Repeats:
 
 @dataclass
 class Clipping(DDP):
-    """Gradients clipped at a norm of 0.1 though nobody asked."""
+    """Gradients clipped at a norm of 0.1 without being configured."""
 
     def setup(self, job: Job) -> Replica:
         return super().setup(replace(job, clip_norm=0.1))
@@ -256,7 +256,7 @@ class Unstashed(PipeDream):
 
 @dataclass
 class Prompt(PipeDream):
-    """Updates at the loop's rate of the moment, not at their minibatch's."""
+    """Updates at the loop's present learning rate instead of their minibatch's."""
 
     def setup(self, job: Job) -> PipeDreamTrainer:
         trainer = super().setup(job)
@@ -295,7 +295,7 @@ class Emptied(PipeDream):
 
 @dataclass
 class Stopping(SampleImages):
-    """The rank that prepares the data is stopped at it."""
+    """The rank that prepares the data is stopped (SIGSTOP) while it does so."""
 
     def prepare(self) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)

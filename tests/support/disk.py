@@ -1,7 +1,8 @@
-"""A file whose pages are in memory and can be dropped."""
+"""Files for tests of the disk: one whose pages are in memory and can be dropped, one that leaves no room."""
 
 from __future__ import annotations
 
+import contextlib
 from mmap import PAGESIZE
 from pathlib import Path
 
@@ -22,3 +23,9 @@ def written(folder: Path) -> Path:
         pytest.skip(f"no page can be dropped in {folder}: it is in memory, or the system has no posix_fadvise")
     path.write_bytes(bytes(SIZE))
     return path
+
+
+def fill_disk(disk: Path) -> None:
+    with (disk / "others").open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(b"x" * 512)

@@ -1,4 +1,4 @@
-"""Train a case with the package's own loop, loader and framework, in the world this process lives in."""
+"""Train a case with the package's own loop, loader and framework, in this process's group of ranks."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def make_job(case: Case) -> Job:
 
 
 def train_case(case: Case, framework: Framework, timeout_s: float | None = 30.0) -> Outcome:
-    """Losses over all replicas, final weights and metrics; the same on every rank but the weights, which the first
-    rank alone has. timeout_s: for collectives in
+    """Losses over all replicas, final weights and metrics; the same on every rank but the weights, which only
+    rank 0 has. timeout_s: for collectives in
     flight where the clock asks for an idle device; below that of the job, which would end them."""
     with Trace(timeout_s) as trace:
         outcome = _train(case, framework, trace)

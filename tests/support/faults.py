@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 @cache
 def patience_s() -> float:
-    """A time-out that a healthy run keeps on this machine as it is now: of the length of a start, measured."""
+    """A timeout that a healthy run does not reach on this machine now: it follows the measured length of a start."""
     began = time.monotonic()
     subprocess.run([sys.executable, "-c", "import torch, torch.distributed"], check=True)
     return max(5.0, 2 * (time.monotonic() - began))

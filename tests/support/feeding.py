@@ -1,4 +1,4 @@
-"""Train a framework on feeds of real files, in the world this process lives in, and keep what each rank was given."""
+"""Train a framework on feeds of real files, in this process's group of ranks, and keep what each rank received."""
 
 from __future__ import annotations
 

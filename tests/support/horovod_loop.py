@@ -40,7 +40,7 @@ if __name__ == "__main__":
     path, *micro_batch = sys.argv[1:]
     hvd.init()
     torch.set_num_threads(1)
-    torch.manual_seed(CASE.seed + hvd.rank())  # the first rank's weights are broadcast
+    torch.manual_seed(CASE.seed + hvd.rank())  # rank 0's weights are broadcast
     weights = train(replace(CASE, micro_batch=int(micro_batch[0]) if micro_batch else None))
     if hvd.rank() == 0:
         torch.save(weights, path)

@@ -1,4 +1,4 @@
-"""Records and folders that no run writes: for the tests that one of them does not cost the others their report."""
+"""Records and folders that no run writes: a bad one must not prevent the report of the others."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def odd_epoch(results: Path, field: str, value: Any, number: int) -> Path:
 
 
 def fits(field: str, value: Any, ends: tuple[float, float]) -> bool:
-    """Whether a value may stand in a numeric column, by a rule of the test's own."""
+    """Whether a value may be in a numeric column, by a rule of the test's own."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value is None or value in ([], {})
     whole = field.startswith(WHOLE) or field == "epoch"
@@ -127,7 +127,7 @@ KINDS: dict[str, Callable[[Path], Any]] = {
     f"{LARGEST_BYTES + 1:,} bytes, more than the {LARGEST_BYTES:,}": _sparse,
     "Permission denied": lambda path: path.touch(mode=0),
 }
-# What a warning says of the folder, and how its files became so.
+# The warning about the folder, and how its files are damaged.
 FILES: dict[str, tuple[str, Callable[[Path], None]]] = {
     **{f"run.json: {said}": (said, _replaced(by, "run.json")) for said, by in KINDS.items()},
     **{

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def largest_file(size: int) -> Generator[None]:
-    """No process of this one's writes a larger file: what a full disk or a quota does to a program."""
+    """Neither this process nor its children write a larger file, as on a full disk or with a quota."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:

@@ -1,4 +1,4 @@
-"""What every rank does in the launch tests: find out who it is, meet the others, add up, say so, leave."""
+"""What every rank does in the launch tests: detect its launch, connect to the others, all-reduce, print it, end."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""NCCL's rules, on recorded traces (tests/support/trace.py): does every rank come to the end of its own?
+"""NCCL's rules, applied to recorded traces (tests/support/trace.py): does every rank reach the end of its trace?
 
 - A communicator is made at its first use, and that stops the host until the host of every member is there.
-- What is launched waits for all that the rank's stream was told to wait for before.
+- An operation begins after everything that the rank's stream had to wait for before its launch.
 - Operations of one communicator run one after the other, in the order of their launch. A collective runs when every
   member's next operation is that collective; a send meets its receive; a batch ends when all its messages have.
 - `synchronize` stops the host until all that it launched has ended.
@@ -46,7 +46,7 @@ class Rank:
         self.ended.add(self.running[communicator].popleft()[2])
 
     def flow(self) -> bool:
-        """Hand what need not wait any longer to its communicator. True if something moved."""
+        """Give operations that need not wait any longer to their communicator. True if there was one."""
         before = len(self.stream)
         while self.stream and (self.stream[0][0] != "wait" or self.stream[0][1] in self.ended):
             event = self.stream.popleft()
@@ -64,7 +64,7 @@ class Replay:
         self.arrived: dict[str, set[int]] = {}
 
     def stuck(self) -> dict[int, str]:
-        """Where each rank that does not come to its end stands; empty: all do."""
+        """For each rank that does not reach its end, the event at which it waits; empty: all reach it."""
         while self._meet() | any(self._move(rank) for rank in range(len(self.ranks))):
             pass
         return {

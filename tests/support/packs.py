@@ -13,7 +13,7 @@ from ddlbench.data.images.index import FolderLayout, prepare_index
 
 
 def write_pack(layout: FolderLayout, root: Path, shards: int = 2) -> Path:
-    """The images of the folders, in an order of their own. Checksums of records are left zero: nobody asks for them."""
+    """The images of the folders, in an order of their own. Checksums of records are zero: no reader needs them."""
     index = prepare_index(layout, None)
     about = {"format": 1, "hash": index.hash, "classes": index.classes, "splits": {}}
     for split, folder, files in zip(("train", "val"), layout.splits, (index.train, index.val), strict=True):

@@ -1,4 +1,4 @@
-"""A small data set of real image files, and files that are none, for the tests of images and loaders."""
+"""A small data set of real image files, and files that are no images, for the tests of images and loaders."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ddlbench.data.images.folders import ImageFolders
 
 @dataclass
 class Shape:
-    """All that a data set wants to know of a model."""
+    """The attributes of a model that a data set reads."""
 
     size: int = 32
     classes: int = 10

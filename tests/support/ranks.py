@@ -22,7 +22,7 @@ def free_port() -> int:
 
 
 def run_ranks(world: int, work: Callable[..., Any], *args: Any, timeout_s: float = 180.0) -> list[Any]:
-    """`work(*args)` in `world` processes that have met over gloo; what each returned, by rank."""
+    """`work(*args)` in `world` processes that are connected by gloo; what each returned, by rank."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.support.preload"])
     with TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""Records as the harness leaves them, made up for the tests of tables, figures and report."""
+"""Records in the format of the harness, with made-up numbers, for the tests of tables, figures and report."""
 
 from __future__ import annotations
 

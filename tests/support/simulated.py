@@ -21,7 +21,7 @@ HANG_S = 20.0  # of real time: a rank that waits longer for the others ends the 
 
 
 class World:
-    """`size` ranks. A collective sets the clocks of all ranks to the latest one. Stands for `torch.distributed` in
+    """`size` ranks. A collective sets the clocks of all ranks to the latest one. Replaces `torch.distributed` in
     ranks/control.py and for `time` in measure/clock.py."""
 
     ReduceOp = dist.ReduceOp
@@ -41,7 +41,7 @@ class World:
         return self.seconds[self.own.rank]
 
     def spend(self, seconds: float) -> None:
-        """This rank works or waits for so long."""
+        """This rank works or waits for `seconds`."""
         self.seconds[self.own.rank] += seconds
 
     def exchange(self, value: Any) -> list[Any]:
@@ -117,7 +117,7 @@ class RankScript:
 
 @dataclass
 class ScriptedFeed:
-    """Batches that come as late as the script says."""
+    """Batches that arrive with the delays of the script."""
 
     world: World
     script: RankScript
@@ -153,7 +153,7 @@ class ScriptedFeed:
 
 @dataclass
 class ScriptedTrainer:
-    """Steps that take as long as the script says; nothing is trained. loss: of the n-th step of the run"""
+    """Steps with the durations of the script; nothing is trained. loss: of the n-th step of the run"""
 
     world: World
     script: RankScript

@@ -85,7 +85,7 @@ class Scripted:
 
 
 def subject(trainer: Any, rates: Rates, config: Config) -> Any:
-    """What mode=train says of itself, for a trainer without a model."""
+    """The facts of mode=train, for a trainer without a model."""
 
     def counted(run: Run, steps: int) -> dict[str, Any]:
         return ledger(run, steps) | training_ledger(run, trainer, rates, config, steps)
@@ -105,7 +105,7 @@ def job_of(words: Sequence[str], world_size: int = 1) -> tuple[Config, Job]:
 
 
 def _content(config: Config, world_size: int) -> dict[str, Any]:
-    """What run_json.opening says, of a machine that is the same everywhere."""
+    """What run_json.opening returns, for a machine whose values are fixed."""
     return {
         "config": config.resolved,
         "config_added_later": config.added_later,

@@ -1,7 +1,7 @@
 """What a rank's collectives, waits and host synchronisations over gloo would be on a GPU over NCCL, in order.
 
 Recorded where Python enters a process group, so what C++ starts by itself (DDP's reducer, functional collectives) is
-not in it. The harness's own numbers travel over gloo on a GPU too: there all hosts meet.
+not in it. The harness's own numbers are sent over gloo on a GPU too: there every host waits for all others.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class Trace:
         self.events: list[Event] = []
         self.members: dict[str, tuple[int, ...]] = {}
         self.works: dict[int, tuple[dist.Work, int]] = {}  # by id: kept, so that no other work gets the same id
-        self.open: dict[int, str] = {}  # collectives that nobody has waited for, by id of their work
+        self.open: dict[int, str] = {}  # collectives without a wait so far, by id of their work
         self.batch: list[Event] | None = None
         self.count = 0
         self.unused: list[Any] = []
-        self.world = self._communicator(dist.group.WORLD)  # in use since the ranks met
+        self.world = self._communicator(dist.group.WORLD)  # in use since the ranks connected
 
     def __enter__(self) -> Trace:
         self.patches = ExitStack()
@@ -85,7 +85,7 @@ class Trace:
         return sorted((used[1] - used[0] - {self.world}) | late)
 
     def step_ended(self) -> None:
-        """Any step may be the last of the warm-up: then the device is idle and all ranks meet."""
+        """Any step may be the last of the warm-up: then the device is idle and all ranks wait for each other."""
         self.events += [("synchronize",), ("meet",)]
 
     def _communicator(self, group: Any, *pair: int) -> str:

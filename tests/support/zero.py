@@ -50,7 +50,7 @@ THREES = replace(CASE, micro_batch=3)
 
 @dataclass
 class Clipping(DeepSpeed):
-    """Gradients clipped though nobody asked, as DeepSpeed does by default."""
+    """Gradients clipped without being configured, as DeepSpeed does by default."""
 
     def config(self, job: Job) -> dict[str, Any]:
         return super().config(job) | {"gradient_clipping": 0.1}

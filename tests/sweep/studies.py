@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -71,3 +72,13 @@ def write_record(
     folder.mkdir(parents=True)
     (folder / "run.json").write_text(json.dumps(content | more))
     return folder
+
+
+def statuses(results: Path) -> Counter[str]:
+    """The attempts by framework, ranks and status."""
+    found: Counter[str] = Counter()
+    for path in results.glob("*/attempt-*/run.json"):
+        record = json.loads(path.read_text())
+        place = f"{record['config']['framework']['name']} {record['launch']['world_size']}"
+        found[f"{place} {record['status']}"] += 1
+    return found

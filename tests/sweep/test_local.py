@@ -1,8 +1,7 @@
-"""Sweeps with real runs on this machine: nothing runs twice, nothing is left behind, whatever ends when."""
+"""Sweeps with real runs on this machine: no cell runs twice and no process is left, whichever process ends first."""
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import sys
@@ -21,7 +20,7 @@ from ddlbench.sweep.state import State
 from ddlbench.sweep.study import load
 from tests.support.faults import patience_s
 from tests.support.processes import environment, run
-from tests.sweep.studies import KEYS, write
+from tests.sweep.studies import KEYS, statuses, write
 
 TIMEOUT = 280.0
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -36,16 +35,6 @@ def start(study: Path, results: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "ddlbench.sweep", str(study), f"results_dir={results}", "--local"]
     variables = environment(TMPDIR=str(study.parent))
     return subprocess.Popen(command, stdout=-1, stderr=-1, text=True, env=variables, start_new_session=True)
-
-
-def statuses(results: Path) -> Counter[str]:
-    """The attempts by framework, ranks and status."""
-    found: Counter[str] = Counter()
-    for path in results.glob("*/attempt-*/run.json"):
-        record = json.loads(path.read_text())
-        place = f"{record['config']['framework']['name']} {record['launch']['world_size']}"
-        found[f"{place} {record['status']}"] += 1
-    return found
 
 
 def cells(study: Path) -> list[Cell]:

@@ -1,4 +1,4 @@
-"""One owner a cell, whatever ends when."""
+"""Each cell has one owner, whichever process ends first."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ sys.stdin.readline()
 
 
 def takers(results: Path, count: int) -> list[subprocess.Popen[str]]:
-    """Processes that claim the cell once they are told to, and then keep it."""
+    """Processes that claim the cell when they read a line, and then keep it."""
     command = [sys.executable, "-c", TAKE, str(results)]
     found = [subprocess.Popen(command, stdin=-1, stdout=-1, text=True, env=environment()) for _ in range(count)]
     for process in found:
@@ -98,7 +98,7 @@ def test_the_owner_on_another_host_is_alive_while_its_heartbeat_is(tmp_path: Pat
     held.release()
 
 
-def test_an_owner_that_others_gave_up_sees_that_it_has_lost_the_claim(tmp_path: Path) -> None:
+def test_an_owner_sees_that_another_process_took_its_claim(tmp_path: Path) -> None:
     held = claim(tmp_path, "cell")
     assert held is not None
     (tmp_path / FOLDER / "cell.2").write_text("{}")

@@ -33,7 +33,7 @@ def choices(group: str) -> list[str]:
 
 @cache
 def _listed(folder: Path) -> tuple[str, ...]:
-    """Listed once a process: each check of a configuration asks, and a study has thousands of them."""
+    """Listed once a process: each check of a configuration needs it, and a study has thousands of them."""
     return tuple(sorted(path.stem for path in folder.glob("*.yaml")))
 
 

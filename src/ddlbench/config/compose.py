@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 Plain = dict[str, Any]
 MEANT = re.compile(r"\$\{|\?\?\?")  # what OmegaConf does not take literally
 _composed: dict[tuple[str, ...], Plain] = {}  # by the words that choose options
-_built: dict[tuple[str, str], Any] = {}  # by section and content; never handed out: objects may be set up
+_built: dict[tuple[str, str], Any] = {}  # by section and content; never returned: a caller may set up its objects
 
 
 @runtime_checkable

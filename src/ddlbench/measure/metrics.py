@@ -88,7 +88,7 @@ def without_scores(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def perplexity(nats: float, pieces: float | None) -> float | None:
-    """exp(nats per token or word); None where nothing was counted, or beyond a float's range (val_loss still tells)."""
+    """exp(nats per token or word); None where nothing was counted, or beyond a float's range (val_loss is kept)."""
     try:
         return math.exp(nats / pieces) if pieces else None
     except OverflowError:

@@ -33,7 +33,7 @@ POLICIES = {0: "power cap", 1: "thermal slowdown", 3: "board limit", 5: "reliabi
 class GpuState:
     """At one moment; None for what the device does not report.
 
-    energy_mj:  millijoules since the driver was loaded, of the whole GPU, whoever uses it
+    energy_mj:  millijoules since the driver was loaded, of the whole GPU, whichever process uses it
     clock_mhz:  of the streaming multiprocessors
     reasons:    bits of REASONS and others
     lowered_ns: by policy, time since the driver was loaded in which it had lowered the clock

@@ -136,6 +136,6 @@ def show(rows: Sequence[Prediction], question: Question) -> None:
         print(volumes(fine))
     memory = question.options.max_memory_gib
     best = ranking.best(rows, question.options.max_gpus, memory * ranking.GiB if memory else None)
-    told = f" with at most {question.options.max_gpus} GPUs" if question.options.max_gpus else ""
-    told += f" in {memory:g} GiB" if memory else ""
-    print(ranking.conclusion(best, told) if best else f"nothing that fits{told}")
+    caps = f" with at most {question.options.max_gpus} GPUs" if question.options.max_gpus else ""
+    caps += f" in {memory:g} GiB" if memory else ""
+    print(ranking.conclusion(best, caps) if best else f"nothing that fits{caps}")

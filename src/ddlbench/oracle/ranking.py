@@ -90,6 +90,6 @@ def limits(rows: Sequence[Prediction]) -> list[str]:
     return list(found)
 
 
-def conclusion(row: Prediction, told: str) -> str:
+def conclusion(row: Prediction, caps: str) -> str:
     layout = " ".join(f"{key}={value}" for key, value in row.layout.items())
-    return f"best{told}: {row.framework} ({layout}) at {row.gpus} GPUs, {row.samples_per_s:.4g} samples/s: {row.reason}"
+    return f"best{caps}: {row.framework} ({layout}) at {row.gpus} GPUs, {row.samples_per_s:.4g} samples/s: {row.reason}"

@@ -150,7 +150,7 @@ def layers_message(found: Sequence[Traffic], count: int, checkpointed: bool) -> 
 
 
 def batch_message(setting: Setting, dp: int, tp: int) -> Message:
-    """The replica's batch goes from its first rank to the others: images in fp32, tokens and targets in int64."""
+    """The replica's batch is sent from its tp rank 0 to the others: images in fp32, tokens and targets in int64."""
     model, samples = setting.job.model, setting.job.replica_batch(dp)
     text = model.kind == "text"
     numbers = samples * prod(model.input_shape())

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-# Versions that stand apart from those of the packages.
+# Versions beside those of the packages.
 VERSIONS = ("python", "torch", "cuda", "cudnn", "nccl", "driver")
 # The kind of host and its settings.
 HOST = (

@@ -127,7 +127,7 @@ Several folders that hold one attempt (equal run_id, attempt and start) are one 
 kind, or outside the range of its unit below (or of its column, where the meaning gives one), is left out; the report's
 warnings name it.
 
-Characters of a text that do not print stand as escapes ("\\x1b"). In the CSV files a text that begins with = + - @ (or
+Characters of a text that do not print become escapes ("\\x1b"). In CSV files a text that begins with = + - @ (or
 a full-width form of them), a tab or a carriage return has a ' before it, so that spreadsheets do not run it as a
 formula; numbers have none.
 """

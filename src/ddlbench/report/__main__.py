@@ -86,7 +86,7 @@ def share(text: str) -> float:
 
 
 def _say(text: str, stream: TextIO) -> None:
-    """Print; a letter that the terminal's encoding lacks stands as an escape."""
+    """Print; a letter that the terminal's encoding lacks becomes an escape."""
     encoding = stream.encoding or "utf-8"
     print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream)
 

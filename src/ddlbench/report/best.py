@@ -13,7 +13,7 @@ from ddlbench.report.texts import shortened
 
 PARAGRAPHS = 12
 PLACES = 12  # GPU counts and batches of one paragraph
-NAMED = 4  # frameworks that are not told apart
+NAMED = 4  # frameworks without a clear difference
 LONGEST_NAME = 60
 
 
@@ -30,16 +30,16 @@ def best(scaling: Sequence[Row]) -> tuple[list[Paragraph], int]:
 
     scaling: rows of scaling.csv, models marked
     """
-    told = settings(scaling)
+    texts = settings(scaling)
     rows = list({row["measurement"]: row for row in scaling}.values())  # strong and weak scaling: two rows, one fact
     groups = list(group_by(rows, lambda row: (row["model"], row["comparison"])).values())
-    paragraphs = [Paragraph(_subject(own[0], told[own[0]["measurement"]]), _sentences(own)) for own in groups]
+    paragraphs = [Paragraph(_subject(own[0], texts[own[0]["measurement"]]), _sentences(own)) for own in groups]
     known = [paragraph for paragraph in paragraphs if paragraph.sentences]
     return known[:PARAGRAPHS], max(0, len(known) - PARAGRAPHS)
 
 
-def _subject(row: Row, told: str) -> str:
-    return ", ".join(filter(None, [str(row["model"]), told]))
+def _subject(row: Row, text: str) -> str:
+    return ", ".join(filter(None, [str(row["model"]), text]))
 
 
 def _sentences(rows: Sequence[Row]) -> list[str]:

@@ -20,7 +20,7 @@ Floats = np.ndarray[Any, np.dtype[np.float64]]
 class Course:
     """One metric over the epochs: of runs that differ in seed and repeat alone, or of one run (middle = low = high).
 
-    epoch, elapsed_s:        where the values stand; elapsed_s is the median of the runs
+    epoch, elapsed_s:        when the values were reached; elapsed_s is the median of the runs
     middle, low, high:       the median over seeds and their range; with one seed the range of its repeats
     inner_low, inner_high:   the interval of the median, from six seeds on; else NaN
     """
@@ -50,7 +50,7 @@ class Courses:
         return [(row, self.merged[row["learning"]]) for row in rows if row["learning"] in self.merged]
 
     def shown_failed(self, rows: Sequence[Row]) -> list[tuple[Row, Course]]:
-        """The first few runs that did not end ok. rows: each with `measurements`, those that it stands for"""
+        """The first few runs that did not end ok. rows: each with `measurements`, those that it represents"""
         found = [(row, run) for row in rows for name in row["measurements"] for run in self.failed.get(name, [])]
         return found[:FAILED_SHOWN]
 

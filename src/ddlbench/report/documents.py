@@ -29,16 +29,16 @@ def markdown(headers: Sequence[str], lines: Sequence[Sequence[str]], below: Sequ
     """A table of GitHub's Markdown; numbers are aligned to the right."""
     rule = ["---" if header in _TEXTS else "---:" for header in headers]
     table = [list(map(_markdown, headers)), rule, *([_markdown(cell) for cell in line] for line in lines)]
-    told = [f"- {_markdown(note)}" for note in below]
-    return "\n".join([*(f"| {' | '.join(cells)} |" for cells in table), "", *told]) + "\n"
+    lines_below = [f"- {_markdown(note)}" for note in below]
+    return "\n".join([*(f"| {' | '.join(cells)} |" for cells in table), "", *lines_below]) + "\n"
 
 
 def latex(headers: Sequence[str], lines: Sequence[Sequence[str]], below: Sequence[str]) -> str:
     r"""A tabular with the rules of the package booktabs, to \input into a document."""
     columns = "".join("l" if header in _TEXTS else "r" for header in headers)
     rows = [" & ".join(map(_latex, line)) + r" \\" for line in lines]
-    told = [f"% {_latex(note)}" for note in below]
-    head = [r"% needs \usepackage{booktabs,textcomp} and an input encoding of UTF-8", *told]
+    lines_below = [f"% {_latex(note)}" for note in below]
+    head = [r"% needs \usepackage{booktabs,textcomp} and an input encoding of UTF-8", *lines_below]
     begin = [f"\\begin{{tabular}}{{{columns}}}", r"\toprule", " & ".join(map(_latex, headers)) + r" \\", r"\midrule"]
     return "\n".join([*head, *begin, *rows, r"\bottomrule", r"\end{tabular}"]) + "\n"
 

@@ -1,4 +1,4 @@
-"""The settings in which measurements differ, as short texts: what a table or a figure must tell beside the names."""
+"""The settings in which measurements differ, as short texts: what a table or a figure must show beside the names."""
 
 from __future__ import annotations
 
@@ -51,9 +51,9 @@ def environments(runs: Sequence[AttemptRow]) -> list[str]:
 
 
 def _around(run: AttemptRow, launch: bool) -> Row:
-    """A part of the environment, but for what has columns that `variants` tells."""
-    told = ("torch", "cuda", "packages.torch", "gpu_model", *(("cpu_model",) if run.row["device"] == "cpu" else ()))
-    found = {k: v for k, v in run.environment.items() if of_the_launch(k) == launch and k not in told}
+    """A part of the environment, but for the columns that `variants` shows."""
+    shown = ("torch", "cuda", "packages.torch", "gpu_model", *(("cpu_model",) if run.row["device"] == "cpu" else ()))
+    found = {k: v for k, v in run.environment.items() if of_the_launch(k) == launch and k not in shown}
     return {key.partition(".")[2] or key: value for key, value in found.items()}
 
 
@@ -131,7 +131,7 @@ def _differences(
     settings: Callable[[AttemptRow], Row],
     always: Callable[[AttemptRow], str | None] = lambda _: None,
 ) -> list[str]:
-    """A setting is told where two runs that are equal in `within` have different values of it, or where
+    """A setting is shown where two runs that are equal in `within` have different values of it, or where
     only one of them has it: a key that a later version added has a value only where that is not the one before."""
     texts = [""] * len(runs)
     for group in group_by(range(len(runs)), lambda n: within(runs[n])).values():

@@ -56,17 +56,17 @@ def learning(
 def _panels(scaling: Sequence[Row], measured: set[str], seeds: Mapping[str, int]) -> list[Panel]:
     """Comparable curves of one model in a panel. seeds: the number of each curve, by its column `learning`"""
     rows = _curves(scaling, measured)
-    told = settings([_without_seed(row) for row in scaling])
+    texts = settings([_without_seed(row) for row in scaling])
     groups = group_by(rows, lambda row: (row["model"], row["learning_comparison"])).values()
     whole = [
-        Panel(str(own[0]["model"]), [told[own[0]["measurement"]], _shared_size(own), _seeds(own, seeds)], "", own)
+        Panel(str(own[0]["model"]), [texts[own[0]["measurement"]], _shared_size(own), _seeds(own, seeds)], "", own)
         for own in groups
     ]
     return [part for panel in whole for part in small_multiples(panel, _named(panel))]
 
 
 def _curves(scaling: Sequence[Row], measured: set[str]) -> list[Row]:
-    """A row for each curve, with `measurements`, those that it stands for: one for each seed. A measurement that
+    """A row for each curve, with `measurements`, those that it represents: one for each seed. A measurement that
     belongs to strong and to weak scaling is in the table twice; here once."""
     rows = {row["measurement"]: row for row in scaling if row["measurement"] in measured}.values()
     groups = group_by(rows, lambda row: row["learning"]).values()
@@ -99,7 +99,7 @@ def _shared_size(rows: Sequence[Row]) -> str:
 
 
 def _named(panel: Panel) -> Callable[[Row], str]:
-    """The name of a row's curve: with GPU count and batch where the panel does not tell them for all."""
+    """The name of a row's curve: with GPU count and batch where the panel does not show them for all."""
     if panel.lines[1]:
         return curve_name
     batches = {(row["gpus"], row["global_batch"]) for row in panel.rows}

@@ -26,9 +26,9 @@ def _difference(group: list[AttemptRow], column: str) -> str | None:
     values = group_by(known, lambda run: run.row[column])
     if len(values) < 2:
         return None
-    told = "; ".join(f"{_short(value)}: {', '.join(sorted(set(map(_name, runs))))}" for value, runs in values.items())
+    text = "; ".join(f"{_short(value)}: {', '.join(sorted(set(map(_name, runs))))}" for value, runs in values.items())
     row = known[0].row
-    return f"not the same training: {row['model']}, global batch {row['global_batch']}, differs in {column} ({told})"
+    return f"not the same training: {row['model']}, global batch {row['global_batch']}, differs in {column} ({text})"
 
 
 def _name(run: AttemptRow) -> str:
@@ -76,8 +76,8 @@ def _several(
         if all(value == found[0][0] for value, _ in found):
             continue
         groups = group_by(found, lambda pair: _short(json.dumps(pair[0], default=str)))
-        told = "; ".join(f"{value}: {_few(name(run) for _, run in pairs)}" for value, pairs in groups.items())
-        texts.append(f"{key} ({told})")
+        text = "; ".join(f"{value}: {_few(name(run) for _, run in pairs)}" for value, pairs in groups.items())
+        texts.append(f"{key} ({text})")
     more = f", and {len(texts) - KEYS_SHOWN} more" if len(texts) > KEYS_SHOWN else ""
     return ", ".join(texts[:KEYS_SHOWN]) + more if texts else None
 

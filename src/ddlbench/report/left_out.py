@@ -32,8 +32,8 @@ KINDS = {
 def line(kinds: Iterable[str]) -> str | None:
     """ "left out: 3 unreadable, 1 of a newer schema, 2 copies"; None where nothing is."""
     counts = Counter(kinds)
-    told = [f"{counts[one]} {one if counts[one] == 1 else several}" for one, several in KINDS.items() if counts[one]]
-    return f"left out: {', '.join(told)}" if told else None
+    parts = [f"{counts[one]} {one if counts[one] == 1 else several}" for one, several in KINDS.items() if counts[one]]
+    return f"left out: {', '.join(parts)}" if parts else None
 
 
 def of_error(error: Exception) -> str:

@@ -19,7 +19,7 @@ Item = TypeVar("Item")
 SEEN = ("dataset_hash", "device", "device_model", "torch", "cuda", "global_batch", "environment_id")
 # What of it is not asked of rows that are compared, but warned of where it differs (ledgers.py).
 _NOT_COMPARED = ("global_batch", "environment_id")
-# Where the ranks of a framework stand; differs over the GPU counts of one curve.
+# The layout of a framework's ranks; it differs over the GPU counts of one curve.
 LAYOUT = ("framework.dp", "framework.tp", "framework.pp")
 FACTORS = ("framework", "loader", "model")  # that a report may compare: each is a group of the configuration
 # What a measurement may have several values of, and what `global_batch` says better.
@@ -76,7 +76,7 @@ def group_by(items: Iterable[Item], key: Callable[[Item], Hashable]) -> dict[Any
 
 def measurements(runs: Iterable[AttemptRow]) -> list[list[AttemptRow]]:
     """Repeats together. Runs that ended ok are merged where everything asked and everything seen is equal. Another
-    attempt joins them where what it got to see agrees with one group alone; else it stands for itself."""
+    attempt joins them where what it got to see agrees with one group alone; else it is a group of its own."""
     return [group for alike in group_by(runs, asked).values() for group in _by_seen(alike)]
 
 

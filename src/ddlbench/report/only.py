@@ -13,7 +13,7 @@ from ddlbench.report.merge import Row
 from ddlbench.report.tables import Tables, records
 from ddlbench.report.texts import printable, shortened
 
-VALUES_TOLD = 20
+VALUES_SHOWN = 20
 
 
 def only(tables: Tables, filters: Sequence[str]) -> Tables:
@@ -26,16 +26,16 @@ def only(tables: Tables, filters: Sequence[str]) -> Tables:
         column, wanted = _parsed(text)
         _check(column, wanted, sorted({str(run[column]) for run in runs} - {"None"}))
         kept = [run for run in kept if str(run[column]) in wanted]
-    told = f"only {' '.join(map(printable, filters))}: {len(kept)} of {len(tables.runs)} attempts are reported"
+    summary = f"only {' '.join(map(printable, filters))}: {len(kept)} of {len(tables.runs)} attempts are reported"
     if not kept:
-        raise UserError(f"{told}: no attempt has all of these values; leave one filter out")
+        raise UserError(f"{summary}: no attempt has all of these values; leave one filter out")
     return replace(
         tables,
         runs=_with(tables.runs, "path", kept),
         epochs=_with(tables.epochs, "path", kept),
         scaling=_with(tables.scaling, "measurement", kept),
         learning=_with(tables.learning, "learning", kept),
-        warnings=[told, *tables.warnings],
+        warnings=[summary, *tables.warnings],
     )
 
 
@@ -59,5 +59,5 @@ def _parsed(text: str) -> tuple[str, list[str]]:
 def _check(column: str, wanted: Sequence[str], known: Sequence[str]) -> None:
     unknown = [value for value in wanted if value not in known]
     if unknown:
-        told = ", ".join(shortened(value, 40) for value in known[:VALUES_TOLD]) or "no value"
-        raise UserError(f"--only {column}={printable(','.join(unknown))}: no attempt has it; the results have {told}")
+        values = ", ".join(shortened(value, 40) for value in known[:VALUES_SHOWN]) or "no value"
+        raise UserError(f"--only {column}={printable(','.join(unknown))}: no attempt has it; the results have {values}")

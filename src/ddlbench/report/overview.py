@@ -89,8 +89,8 @@ SETTINGS: Columns = {"settings": lambda row: settings(row)}
 def overview_cells(rows: Sequence[Row], columns: Columns) -> tuple[list[str], list[list[str]]]:
     """Headers and cells; a column that says nothing in any row is left out."""
     cells = {name: [cell(row) for row in rows] for name, cell in columns.items()}
-    told = {name: column for name, column in cells.items() if any(column)}
-    return list(told), [list(line) for line in zip(*told.values(), strict=True)]
+    filled = {name: column for name, column in cells.items() if any(column)}
+    return list(filled), [list(line) for line in zip(*filled.values(), strict=True)]
 
 
 def summary_text(scaling: pd.DataFrame) -> str:
@@ -133,14 +133,14 @@ def needs_own(row: Row) -> bool:
 
 def base_lines(rows: Sequence[Row]) -> list[str]:
     """The bases by name and absolute time: a speedup without them says little."""
-    told: list[str] = []
+    lines: list[str] = []
     for row in rows:
         for kind in ("best_single", "own_base"):
             sample_s, epoch_s = row[f"{kind}_sample_time_s"], row[f"{kind}_epoch_time_s"]
             if sample_s:
                 epoch = f", epoch {seconds(epoch_s)}" if epoch_s else ""
-                told.append(f"base {base(row, kind)}, {name(row['model'])}: {duration(sample_s)} a sample{epoch}")
-    return list(dict.fromkeys(told))
+                lines.append(f"base {base(row, kind)}, {name(row['model'])}: {duration(sample_s)} a sample{epoch}")
+    return list(dict.fromkeys(lines))
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
@@ -207,8 +207,8 @@ def shown_ratio(row: Row, column: str) -> str:
 
 def own_ratio(row: Row) -> str:
     """Speedup and efficiency against the own base, and which that is: "3.20, 80.0 % of ddp@2"."""
-    told = ", ".join(filter(None, (shown_ratio(row, "speedup_vs_own_base"), percent(row["efficiency_vs_own_base"]))))
-    return " of ".join(filter(None, (told, base(row, "own_base"))))
+    ratios = ", ".join(filter(None, (shown_ratio(row, "speedup_vs_own_base"), percent(row["efficiency_vs_own_base"]))))
+    return " of ".join(filter(None, (ratios, base(row, "own_base"))))
 
 
 def between(row: Row, column: str, text: Callable[[float | None], str]) -> str:

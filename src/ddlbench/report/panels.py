@@ -66,8 +66,8 @@ def panels(scaling: Sequence[Row], runs: Iterable[Row]) -> list[Panel]:
     repeats = group_by((run for run in runs if run["status"] == "ok"), lambda run: run["measurement"])
     rows: list[Row] = [row | {"repeats": repeats.get(row["measurement"], [])} for row in scaling if row["gpus"]]
     series = group_by(rows, _series)
-    told = settings(rows)
-    found = [_panel(mates, told[mates[0]["measurement"]]) for mates in series.values()]
+    texts = settings(rows)
+    found = [_panel(mates, texts[mates[0]["measurement"]]) for mates in series.values()]
     return [_with_references(panel) for panel in found]
 
 
@@ -76,9 +76,9 @@ def _series(row: Row) -> tuple[Any, ...]:
     return model, row["comparison"], row["scaling"], batch_size(row)
 
 
-def _panel(rows: list[Row], told: str) -> Panel:
+def _panel(rows: list[Row], text: str) -> Panel:
     models = dict.fromkeys(str(row["model"]) for row in rows)
-    return Panel(", ".join(models), [scaling_text(rows[0]), told], "", rows)
+    return Panel(", ".join(models), [scaling_text(rows[0]), text], "", rows)
 
 
 def settings(scaling: Sequence[Row]) -> dict[str, str]:
@@ -88,9 +88,9 @@ def settings(scaling: Sequence[Row]) -> dict[str, str]:
         fixed = () if rows[0]["compared_by"] == "framework" else ("framework",)
         shared = [name for name in (*fixed, *_TITLES) if name != rows[0]["compared_by"]]
         values = {name: {row[name] for row in rows if row[name]} for name in shared}
-        told = ["model_changed", *(name for name in shared if len(values[name]) > 1 or "loader" in values[name])]
+        shown = ["model_changed", *(name for name in shared if len(values[name]) > 1 or "loader" in values[name])]
         for row in rows:
-            texts[row["measurement"]] = ", ".join(str(row[name]) for name in (*told, "variant") if row[name])
+            texts[row["measurement"]] = ", ".join(str(row[name]) for name in (*shown, "variant") if row[name])
     return texts
 
 

@@ -41,7 +41,7 @@ STYLE = {
     "pdf.fonttype": 42,  # TrueType: publishers refuse Type 3 fonts
 }
 IDEAL = {"color": "#8a8a8a", "linestyle": (0, (5, 3)), "linewidth": 1.2, "zorder": 1}
-LOG_FROM = 4  # GPU counts: so many stand on a log2 axis
+LOG_FROM = 4  # GPU counts: so many are on a log2 axis
 LINEAR_UP_TO = 8  # fewer ones too, where they are further apart than this
 COLUMNS = 2  # panels beside each other: readable on a page of paper
 # Inches of a panel's axes, and of what is around them.
@@ -53,7 +53,7 @@ VALUE_NAME = (
 LEGEND_LINE = 0.19
 LETTERS = 13  # of a legend, in one inch
 # What a figure has room for.
-SHARED_LABELS = 12  # more than these stand below their own panels
+SHARED_LABELS = 12  # more than these are below their own panels
 MOST_LABELS = 100
 LONGEST_LABEL = 90
 LONGEST_LINE = 66
@@ -62,7 +62,7 @@ LONGEST_TITLE = 44
 
 @dataclass(frozen=True)
 class Head:
-    """What stands above a panel: a bold line, and small lines below it."""
+    """The text above a panel: a bold line, and small lines below it."""
 
     title: str
     lines: list[str]
@@ -171,7 +171,7 @@ def label(text: str) -> str:
 
 
 def log_counts(counts: Sequence[int], proportional: bool) -> bool:
-    """Whether GPU counts stand on a log2 axis. proportional: of a quantity that grows with them if scaling is ideal:
+    """Whether GPU counts are on a log2 axis. proportional: of a quantity that grows with them if scaling is ideal:
     with few counts a straight line on linear axes shows that best."""
     far = max(counts) / min(counts) > LINEAR_UP_TO
     return len(set(counts)) >= LOG_FROM or (far and not proportional)

@@ -60,8 +60,8 @@ def sources() -> list[str]:
     """The papers, with what their numbers hold for, and what they state without digits for an axis."""
     known = _file()["sources"]
     lines = [f"{name}: {source['text']}; {source['machine']}" for name, source in known.items()]
-    told = [f"{row['source']}, {row['place']}: {row['model']}: {row['text']}" for row in _file()["statement"]]
-    return [*lines, *told]
+    statements = [f"{row['source']}, {row['place']}: {row['model']}: {row['text']}" for row in _file()["statement"]]
+    return [*lines, *statements]
 
 
 def comparable(shown: Sequence[Panel], printed: Callable[[str], Any]) -> list[Panel]:

@@ -145,9 +145,9 @@ def _rows(attempt: Attempt) -> Rows:
     run = AttemptRow(run_row(attempt, left_out), asked, fingerprint(found), noted(found))
     lines, warning = attempt.read_epochs()
     epochs = block(run.row, lines, left_out)
-    told = [f"{attempt.name}: {in_one_line(left_out)}"] if left_out else []
+    notes = [f"{attempt.name}: {in_one_line(left_out)}"] if left_out else []
     kinds = [attempt.left_out, "epochs.jsonl that cannot be read whole" if warning else None]
-    warnings = [*attempt.own_warnings, *([warning] if warning else []), *told]
+    warnings = [*attempt.own_warnings, *([warning] if warning else []), *notes]
     return Rows(run, epochs, warnings, tuple(filter(None, kinds)))
 
 

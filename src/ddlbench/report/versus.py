@@ -144,9 +144,9 @@ def _judge(found: Versus, pair: Pair, limit: float | None) -> None:
     ratio = two.sample_time_s / one.sample_time_s
     interval = ratio_interval(two.interval, one.interval) if one.interval and two.interval else None
     counts = f"n={len(one.sample_times)} and n={len(two.sample_times)}"
-    told = f"{_word(interval)}, {interval.low:.3f} to {interval.high:.3f}" if interval else "too few for an interval"
+    bounds = f"{_word(interval)}, {interval.low:.3f} to {interval.high:.3f}" if interval else "too few for an interval"
     times = f"{duration(one.sample_time_s)} -> {duration(two.sample_time_s)}"
-    found.lines.append(f"  {name}: {times}, ratio {ratio:.3f} ({told}, {counts})")
+    found.lines.append(f"  {name}: {times}, ratio {ratio:.3f} ({bounds}, {counts})")
     if limit is not None and interval is None:
         found.undecided.append(f"{name}: {counts}")
     elif limit is not None and interval is not None and interval.low > 1 + limit:

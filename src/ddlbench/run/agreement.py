@@ -1,4 +1,4 @@
-"""All ranks compare their environments before anything is measured: a result of mixed versions is nobody's."""
+"""All ranks compare their environments before anything is measured: one result must not mix versions."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ def _wait(ranks: Sequence[subprocess.Popen[bytes]], deadline: float, held: Claim
 def _variables(world: int) -> Iterator[dict[str, str]]:
     """The environment of each rank: torchrun's variables, without another process of a launcher."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
-    kept["OMP_NUM_THREADS"] = "1"  # a rank stands for a device
+    kept["OMP_NUM_THREADS"] = "1"  # one rank is one device
     if world == 1:
         yield kept
         return

@@ -45,7 +45,7 @@ class Owner:
 
 
 class Claim:
-    """One cell's claim while it is held; a heartbeat tells other hosts that its owner lives."""
+    """One cell's claim while it is held; a heartbeat shows other hosts that its owner is running."""
 
     def __init__(self, path: Path, owner: Owner) -> None:
         self.path, self.owner = path, owner

@@ -47,7 +47,7 @@ def status_lines(cells: Sequence[Cell], state: State, asked: Asked) -> list[str]
 
 
 def sums(cells: Sequence[Cell], state: State, asked: Asked) -> list[str]:
-    """Cells by status; GPU-hours used; time and GPU-hours that remain, as far as finished cells tell."""
+    """Cells by status; GPU-hours used; time and GPU-hours that remain, estimated from finished cells."""
     lines = [f"{len(cells)} cells: {_counted(_shown(cell, asked) for cell in cells)}"]
     lines.append(f"GPU-hours used: {state.gpu_hours(cells):.3f}")
     serial = hours = unknown = 0.0

@@ -68,7 +68,7 @@ def test_pictures_fill_the_range_and_the_sizes():
 
 
 def test_pixels_are_pinned():
-    """Whoever changes a picture raises sample_images.VERSION: sets of one name must be equal everywhere."""
+    """A change of a picture needs a new sample_images.VERSION: sets of one name must be equal everywhere."""
     digest = hashlib.sha256()
     for label in range(10):
         digest.update(draw(label, RandomState([0, label])).tobytes())

@@ -174,7 +174,7 @@ def test_bad_file_is_fatal_and_named(folders, decode, spoil):
 
 @pytest.mark.parametrize("decode", DECODERS)
 @pytest.mark.parametrize("spoil", [truncate, no_image, empty])
-def test_skipped_in_training_the_next_file_stands_in(folders, decode, spoil):
+def test_the_next_file_replaces_one_skipped_in_training(folders, decode, spoil):
     for name in ("b/003", "c/000"):
         spoil(Path(folders.root) / "train" / f"{name}.JPEG")
     data = replace(folders, decode=decode, on_bad_sample="skip")
@@ -186,14 +186,14 @@ def test_skipped_in_training_the_next_file_stands_in(folders, decode, spoil):
     assert fetched.targets.tolist() == expected.targets.tolist() == [1, 2]
 
 
-def test_skipped_at_the_end_the_first_stands_in(folders):
+def test_the_first_file_replaces_a_skipped_last_one(folders):
     truncate(Path(folders.root) / "train/c/003.JPEG")
     data = replace(folders, on_bad_sample="skip")
     assert torch.equal(take(data, True, [(0, 11)]).inputs, take(data, True, [(0, 0)]).inputs)
 
 
 @pytest.mark.parametrize("decode", DECODERS)
-def test_skipped_in_validation_it_does_not_count(folders, decode):
+def test_a_file_skipped_in_validation_does_not_count(folders, decode):
     truncate(Path(folders.root) / "val/a/001.JPEG")
     fetched = take(replace(folders, decode=decode, on_bad_sample="skip"), False, [(0, 0), (0, 1), (0, 2)])
     assert fetched.valid.tolist() == [True, False, True]
@@ -201,7 +201,7 @@ def test_skipped_in_validation_it_does_not_count(folders, decode):
     assert fetched.inputs.shape == (3, 3, 32, 32)
 
 
-def test_not_one_good_file(folders):
+def test_a_set_without_a_readable_image_is_refused(folders):
     for file in Path(folders.root).glob("train/*/*"):
         no_image(file)
     with pytest.raises(UserError, match=r"none of the 12 images tried in .* could be decoded: check the data set"):

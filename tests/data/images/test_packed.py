@@ -137,7 +137,7 @@ def test_a_split_that_is_not_there(packed):
 
 
 def test_a_rank_does_not_look_at_the_shards(packed, monkeypatch):
-    """The first rank did, and a thousand may ask at once."""
+    """Rank 0 did, and a thousand ranks would read them at once."""
     packed.prepare()
     monkeypatch.setattr("ddlbench.data.tfrecord.index.open_pack", lambda _: pytest.fail("looked at the shards"))
     assert len(packed.split(True, Shape(), 0)) == packed.describe()["train_samples"] == 15
@@ -223,7 +223,7 @@ def flip_length(shard):
         (no_example, r"00001-of-00002.tfrecord holds no image at byte 0 \("),
     ],
 )
-def test_damage_is_told_before_training(packed, spoil, message):
+def test_damage_is_refused_before_training(packed, spoil, message):
     spoil(Path(packed.root, "train/00001-of-00002.tfrecord"))
     with pytest.raises(UserError, match=message) as error:
         packed.prepare()
@@ -240,7 +240,7 @@ def test_what_is_no_packed_set(tmp_path, packed):
         packed.check(Shape())
 
 
-def test_features_lie_where_they_lie():
+def test_features_are_found_wherever_they_begin():
     content = packs.example(b"image" * 100, 300, "a/b.JPEG")
     data, found = memoryview(b"--" + content), features(memoryview(b"--" + content), (2, 2 + len(content)))
     assert bytes(data[slice(*bytes_of(data, found["image/encoded"]))]) == b"image" * 100

@@ -45,7 +45,7 @@ def test_set_is_complete(made):
 
 
 def test_files_are_pinned(made):
-    """Bytes may differ only where Pillow comes with another JPEG library; the record's hash tells then."""
+    """Bytes may differ only where Pillow comes with another JPEG library; the hash in the record shows it then."""
     digest = hashlib.sha256()
     for file in sorted(made.layout().root.glob("*/*/*.JPEG")):
         digest.update(file.read_bytes())
@@ -105,7 +105,7 @@ def test_makers_at_once_are_harmless(made, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["sample_images-v1-20-10"]
 
 
-def test_progress_is_seen(tmp_path, capfd):
+def test_making_the_set_prints_a_line(tmp_path, capfd):
     sample(tmp_path).prepare()
     assert f"making 30 sample images in {tmp_path}" in capfd.readouterr().err
 
@@ -132,5 +132,5 @@ def test_yaml_builds():
     assert fields.pop("_target_") == "ddlbench.data.images.sample.SampleImages"
     built = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(SampleImages), fields))
     assert built == SampleImages("sample_images")
-    # The set's own folders are no choice of the user's.
+    # The user cannot choose the set's own folders.
     assert set(OmegaConf.structured(SampleImages)) - set(fields) == {"train_dir", "val_dir"}

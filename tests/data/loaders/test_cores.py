@@ -51,7 +51,7 @@ def test_own_cores_are_those_of_the_affinity(monkeypatch: pytest.MonkeyPatch) ->
         (8, "cpu", 8, 1),
         (64, "cpu", 1, 8),
         (1, "cuda", 1, 1),
-        (8, "cuda", 8, 6),  # threads are the CPU's business
+        (8, "cuda", 8, 6),  # only on the CPU ranks compute with threads
         (64, "cuda", 1, 16),
     ],
 )
@@ -60,7 +60,7 @@ def test_workers_are_the_cores_that_a_rank_leaves_free(cores: int, device: str, 
 
 
 @pytest.mark.parametrize(("cores", "workers", "wanted"), [(1, 1, 3), (1, 0, 2), (9, 8, 10)])
-def test_few_cores_are_told_in_one_line(cores: int, workers: int, wanted: int) -> None:
+def test_too_few_cores_get_advice_in_one_line(cores: int, workers: int, wanted: int) -> None:
     said = few_cores(cores, workers)
     assert said is not None
     assert f"each rank has {cores} core{'s' if cores > 1 else ''} for itself" in said
@@ -70,7 +70,7 @@ def test_few_cores_are_told_in_one_line(cores: int, workers: int, wanted: int) -
 
 
 @pytest.mark.parametrize("cores", [3, 10, 100])
-def test_the_default_of_enough_cores_is_not_told(cores: int) -> None:
+def test_enough_cores_for_the_default_get_no_advice(cores: int) -> None:
     assert few_cores(cores, default_workers(cores, "cuda", 1)) is None
 
 
@@ -83,6 +83,6 @@ def test_the_record_has_cores_and_workers_and_the_configuration_neither(
         code, said = ddlbench(*RESNET, "data.val_limit=5", "mode=loader", f"results_dir=workers-{workers}")
         assert code == 0, said
     first, second = (json.loads(path.read_text()) for path in sorted(tmp_path.glob("workers-*/*/attempt-1/run.json")))
-    assert [(told["loader"]["cores"], told["loader"]["workers"]) for told in (first, second)] == [(2, 1), (3, 2)]
+    assert [(run["loader"]["cores"], run["loader"]["workers"]) for run in (first, second)] == [(2, 1), (3, 2)]
     assert first["config"]["loader"]["workers"] is None
     assert first["run_id"] == second["run_id"]

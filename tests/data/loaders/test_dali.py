@@ -39,7 +39,7 @@ STEP = 9  # levels of red between one plain image and the next
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    """26 + 7 images of one colour each: whatever is cropped, it says which sample it was."""
+    """26 + 7 images of one colour each: any crop shows which sample it is from."""
     images = [picture(np.full((40, 48, 3), index * STEP)) for index in range(26)]
     return write(tmp_path_factory.mktemp("plain"), images, images[:7])
 
@@ -131,7 +131,7 @@ def test_batches_stay_as_they_were_delivered(plain):
 
 @pytest.mark.parametrize("on_gpu", [True, False])
 def test_on_a_gpu_it_is_torchs_current_stream_that_waits(folders, monkeypatch, on_gpu):
-    """As DALI and its iterator for PyTorch have it: `run` is told the stream, from_dlpack looks for it by itself."""
+    """As in DALI's iterator for PyTorch: `run` takes the stream as an argument, from_dlpack finds the current one."""
     asked = []
 
     class Pipeline:
@@ -157,7 +157,7 @@ def test_on_a_gpu_it_is_torchs_current_stream_that_waits(folders, monkeypatch, o
     assert asked == [("side stream" if on_gpu else None)] * 2
 
 
-def test_rank_that_reads_nothing_gets_as_many_nothings(plain):
+def test_rank_that_does_not_read_gets_none_for_each_batch(plain):
     feed = Dali("dali").open(plain, replace(request(), place=Place(0, 1, reads_data=False)))
     assert list(feed.train(0)) == [None] * 6
     assert list(feed.validation()) == [None] * 2
@@ -212,13 +212,13 @@ def test_bad_file_ends_the_run_with_one_line(tmp_path, spoil, reason, fused_crop
         assert "\n" not in str(error.value)
 
 
-def test_damage_below_a_fused_crop_goes_unseen(tmp_path):
+def test_damage_below_a_fused_crop_is_not_found(tmp_path):
     content = jpeg([1], (480, 400))
     data = write(tmp_path, [content[: len(content) * 19 // 20]] * 8, [content])
     data = replace(data, crop_scale=[0.08, 0.08])
     seen = Counter()
     for fused_crop in (True, False):
-        with suppress(UserError):  # of which the test above assures itself
+        with suppress(UserError):  # which the test above has checked
             for _ in dali(data, replica_batch=1, fused_crop=fused_crop).train(0):
                 seen[fused_crop] += 1
     assert seen[True] > seen[False] == 0

@@ -27,7 +27,7 @@ def folders(tmp_path_factory):
 
 
 def photographs(root):
-    """What ImageNet holds: all shapes, grey, CMYK, a PNG, a picture that wants to be turned."""
+    """What ImageNet holds: all shapes, grey, CMYK, a PNG, a picture whose EXIF tag asks for a rotation."""
     patches = [jpeg([seed], size) for seed, size in enumerate([(48, 40), (40, 48), (400, 376), (72, 200), (64, 64)])]
     image = Image.open(io.BytesIO(patches[0]))
     turned = Image.Exif()
@@ -68,7 +68,7 @@ WIDTH, HEIGHT, COPIES, EPOCHS = 120, 100, 300, 8
 
 @pytest.fixture(scope="module")
 def ramp(tmp_path_factory):
-    """Red tells the column, green the row, so that a crop tells where it was."""
+    """Red gives the column, green the row, so that the pixels of a crop show its place."""
     rows, columns = np.mgrid[0:HEIGHT, 0:WIDTH]
     image = picture(np.stack([2 * columns, 2 * rows, 0 * rows], -1), quality=100, subsampling=0)
     return write(tmp_path_factory.mktemp("ramp"), [image] * COPIES, [image])

@@ -1,4 +1,5 @@
-"""The DataLoader behind the feed: who sees which sample, whatever the workers, and what happens when one fails."""
+"""The DataLoader behind the feed: which rank sees which sample, with any number of workers, and what happens when
+one fails."""
 
 from __future__ import annotations
 
@@ -29,7 +30,7 @@ CPU = torch.device("cpu")
 
 @dataclass
 class KeySplit:
-    """A sample is its own key, so that a batch tells which samples it holds."""
+    """A sample is its own key, so that a batch shows which samples it holds."""
 
     samples: int
     probe: str | None = None
@@ -175,7 +176,7 @@ def test_layout_changes_no_byte(folders):
         assert torch.equal(whole, torch.cat([part.inputs for part in parts]))
 
 
-def test_rank_that_reads_nothing_gets_as_many_nothings():
+def test_rank_that_does_not_read_gets_none_for_each_batch():
     feed = Native("native", workers=2).open(KeyData(), replace(request(), place=Place(0, 1, reads_data=False)))
     assert list(feed.train(0)) == [None] * 6
     assert list(feed.validation()) == [None] * 2
@@ -226,7 +227,7 @@ def test_signals_to_the_job_neither_stop_workers_nor_run_the_ranks_handlers():
     try:
         assert len(list(feed.train(0))) == 6
         (worker,) = multiprocessing.active_children()
-        os.kill(worker.pid, signal.SIGTERM)  # leaves quietly: its death is not the failure
+        os.kill(worker.pid, signal.SIGTERM)  # ends without an error: its end is not the failure
         worker.join(10)
         assert worker.exitcode == 0
     finally:
@@ -278,7 +279,7 @@ def test_bad_file_ends_the_run_with_one_line(tmp_path, workers, decode):
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("decode", ["pil", "torchvision"])
-def test_skipped_files_are_counted_named_and_said_once(tmp_path, workers, decode, caplog):
+def test_skipped_files_are_counted_and_named_once(tmp_path, workers, decode, caplog):
     data = replace(write_folders(tmp_path, train=5, val=3), decode=decode, on_bad_sample="skip")
     truncate(tmp_path / "train/a/002.JPEG")
     (tmp_path / "val/b/001.JPEG").write_text("no image")

@@ -74,7 +74,7 @@ def test_replicas_differ_and_runs_do_not():
 
 
 def test_random_samples_are_not_scored():
-    """Validation repeats the batch of training: accuracy there says nothing of a model."""
+    """Validation repeats the batch of training: its accuracy would have no meaning."""
     assert not Synthetic(name="synthetic").scored
     assert Native(name="native").scored
 
@@ -92,7 +92,7 @@ def test_global_random_stream_is_left_alone():
     assert torch.equal(torch.rand(2), expected)
 
 
-def test_rank_that_reads_nothing_gets_as_many_nothings():
+def test_rank_that_does_not_read_gets_none_for_each_batch():
     feed = Synthetic("synthetic").open(DATA, replace(request(), place=Place(0, 1, reads_data=False)))
     assert list(feed.train(0)) == [None] * 6
     assert list(feed.validation()) == [None] * 2

@@ -40,7 +40,7 @@ def tokens() -> Batch:
 
 @dataclass
 class Recorded:
-    """What is asked of streams, in order, as (stream, what). Tensors stay on the CPU."""
+    """The calls of streams, in order, as (stream, call). Tensors stay on the CPU."""
 
     calls: list[tuple[str, str]] = field(default_factory=list)
     current: str = "compute"

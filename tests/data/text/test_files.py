@@ -23,7 +23,7 @@ def test_first_complete_pair_counts(tmp_path):
     assert [path.name for path in find_texts(str(tmp_path), "a", "b")] == ["a", "b"]
 
 
-def test_missing_text_is_told_with_the_layout(tmp_path):
+def test_missing_text_is_refused_with_the_expected_layout(tmp_path):
     layout = r"wiki\.train\.raw and wiki\.valid\.raw; or .* or train\.txt and valid\.txt"
     with pytest.raises(UserError, match=f"give data.root=FOLDER, a folder that holds {layout}"):
         find_texts(None, None, None)
@@ -36,7 +36,7 @@ def test_missing_text_is_told_with_the_layout(tmp_path):
         find_texts(str(tmp_path), "a", "b")
 
 
-def test_missing_tokenizer_is_told_where_it_belongs(tmp_path):
+def test_missing_tokenizer_is_refused_with_the_folder_to_put_it_in(tmp_path):
     assert find_tokenizer(str(tmp_path), needed=False) is None
     with pytest.raises(UserError, match=f"no tokenizer in {tmp_path}: put GPT-2's vocab.json and merges.txt there"):
         find_tokenizer(str(tmp_path), needed=True)

@@ -145,7 +145,7 @@ def test_raw_text_is_read_and_the_token_file_is_not(tmp_path, tokenizer):
 
 
 def test_no_line_is_tokenised_that_holds_none_of_the_window(tmp_path, tokenizer, monkeypatch):
-    """Lines of four tokens: the rival shall not be slower than it must be."""
+    """Lines of four tokens: tokenising on the fly must not do needless work."""
     _, fly = written(tmp_path, tokenizer, "1 2\n3 4\n5 6\n7 8\n")
     seen, encode = [], TextTokenizer.encode
     monkeypatch.setattr(TextTokenizer, "encode", lambda self, lines: seen.append(lines) or encode(self, lines))
@@ -182,7 +182,7 @@ def test_table_holds_bytes_and_tokens_before_each_line(tmp_path, tokenizer):
 
 
 @pytest.mark.parametrize("spoil", ["missing", "cut short", "of another text"])
-def test_table_that_is_not_the_texts_is_made_again(tmp_path, tokenizer, spoil):
+def test_table_of_another_text_is_made_again(tmp_path, tokenizer, spoil):
     ahead, fly = written(tmp_path / "a", tokenizer, PROSE * 3)
     (table,) = (tmp_path / "a").glob("train*.lines")
     content = table.read_bytes()
@@ -194,7 +194,7 @@ def test_table_that_is_not_the_texts_is_made_again(tmp_path, tokenizer, spoil):
         written(tmp_path / "b", tokenizer, PROSE * 2 + PROSE.replace("the", "777"))
         shutil.copyfile(next((tmp_path / "b").glob("train*.lines")), table)
     ahead.prepare()
-    assert not table.is_file() or table.read_bytes() != content  # who does not need it does not make it
+    assert not table.is_file() or table.read_bytes() != content  # a run that does not need the table does not make it
     with pytest.raises(UserError, match=r"there is no table .*train\.txt-\d+-\w+\.lines of the lines of .*cache_dir="):
         every_window(fly, True, 9)
     fly.check(model(9))
@@ -234,7 +234,7 @@ def emptied(text):
         (Path.unlink, r"cannot read .*train\.txt \(No such file or directory\): check whether it was moved"),
     ],
 )
-def test_text_that_is_spoilt_under_way_is_one_line(tmp_path, tokenizer, spoil, message, workers):
+def test_text_that_is_damaged_during_the_run_is_one_line(tmp_path, tokenizer, spoil, message, workers):
     _, fly = written(tmp_path, tokenizer, PROSE * 3)
     request = Request(model(7), Place(0, 1), torch.device("cpu"), seed=0, replica_batch=2)
     feed = Native("native", workers=workers).open(fly, request)
@@ -296,7 +296,7 @@ print(len(os.listdir("/proc/self/task")) - started)
 
 
 @pytest.mark.parametrize("first", ["prepare", "nothing"])
-def test_one_thread_tokenises_and_nobody_warns(tmp_path, tokenizer, first, monkeypatch):
+def test_one_thread_tokenises_without_a_warning(tmp_path, tokenizer, first, monkeypatch):
     """In a rank that made the token file on all threads, and in one that found it made; in its workers and itself."""
     written(tmp_path, tokenizer, PROSE * 9)
     if first == "prepare":

@@ -117,7 +117,7 @@ def test_deleted_token_file_is_made_again(made, tmp_path):
     assert text.describe() == before
 
 
-def test_python_without_the_help_is_told(monkeypatch, tmp_path):
+def test_python_without_its_help_texts_is_refused(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "pydoc_data", None)
     monkeypatch.delitem(sys.modules, "pydoc_data.topics", raising=False)
     with pytest.raises(UserError, match=r"has no module pydoc_data.*: use another Python, or text of your own"):

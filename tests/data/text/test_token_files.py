@@ -40,7 +40,7 @@ def test_cut_short_token_file_is_refused_before_the_start(text):
     text.check(model(4))
 
 
-def test_interrupted_maker_is_made_good(text):
+def test_token_file_of_an_interrupted_maker_is_completed(text):
     text.token_files.paths()[True][1].with_suffix(".json").unlink()
     text.check(model(4))
     text.prepare()
@@ -102,7 +102,7 @@ def test_token_file_that_another_node_made_is_missed(root):
         TokenText("text", root=str(root)).split(True, model(4), 0)
 
 
-def test_place_that_cannot_be_written_is_told(root):
+def test_place_that_cannot_be_written_is_refused(root):
     (root / "file").write_text("")
     with pytest.raises(UserError, match=r"cannot make token file .*: choose data\.cache_dir=FOLDER"):
         TokenText("text", root=str(root), cache_dir=str(root / "file")).prepare()

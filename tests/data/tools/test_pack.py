@@ -1,4 +1,4 @@
-"""Packed image sets: the files of the folders byte for byte, whole or not there."""
+"""Packed image sets: the files of the folders byte for byte; a set is complete or does not exist."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_every_file_is_there_byte_for_byte(layout, packed):
             assert image.encoded == (folder / image.filename).read_bytes()
 
 
-def test_training_images_are_shuffled_the_same_way_always(packed):
+def test_training_images_have_a_pinned_random_order(packed):
     assert order("train", 6).tolist() == [5, 2, 1, 3, 0, 4]
     assert [image.label for image in images(packed, "val")] == [0, 0, 1, 1, 2, 2]
     assert [image.label for image in images(packed, "train")] != sorted([0, 1, 2] * 5)
@@ -100,7 +100,7 @@ def test_processes_and_attempts_change_no_byte(layout, packed, tmp_path, capfd):
     assert f"packing 6 shards into {tmp_path / 'two'}, 2 at a time\n" in said
 
 
-def test_interrupted_pack_goes_on(layout, packed, tmp_path, in_process, monkeypatch):
+def test_interrupted_pack_is_resumed(layout, packed, tmp_path, in_process, monkeypatch):
     target, whole = tmp_path / "set", make_shard
 
     def interrupted(job):
@@ -133,7 +133,7 @@ def test_interrupted_pack_goes_on(layout, packed, tmp_path, in_process, monkeypa
     assert content(target) == content(packed)
 
 
-def test_packing_again_mends_what_is_damaged(layout, packed, tmp_path, in_process):
+def test_packing_again_repairs_what_is_damaged(layout, packed, tmp_path, in_process):
     target = tmp_path / "set"
     pack(layout, target, SHARD_BYTES, processes=1)
     (target / "val/00000-of-00002.tfrecord").write_bytes(b"damaged")
@@ -215,7 +215,7 @@ INDEX = "train/00000-of-00004.idx"
         ("pack.json", None, r"pack.json cannot be read .*give the folder of a packed"),
     ],
 )
-def test_what_is_seen_on_opening(packed, tmp_path, file, damaged, message):
+def test_damage_of_pack_json_or_an_index_is_found_on_opening(packed, tmp_path, file, damaged, message):
     shutil.copytree(packed, tmp_path / "set")
     if damaged is None:
         (tmp_path / "set" / file).unlink()

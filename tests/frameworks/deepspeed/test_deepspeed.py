@@ -103,7 +103,7 @@ def test_gradients_travel_during_the_backward_pass_on_gpus() -> None:
     assert DeepSpeed(zero_stage=1, overlap_comm=True).overlaps(two_ranks())
 
 
-def test_where_the_library_cannot_do_without_the_norm_the_facts_say_so() -> None:
+def test_the_facts_name_where_the_library_needs_the_norm() -> None:
     import_deepspeed(torch.device("cpu"))
     for framework, asked, needed in (
         (DeepSpeed(zero_stage=2), two_ranks(), False),
@@ -122,12 +122,12 @@ def test_the_only_visible_gpu_is_device_0_whatever_the_local_rank(one_gpu: list[
         assert found["after"] == "1"
 
 
-def test_its_group_waits_as_long_as_ours(one_gpu: list[dict[str, Any]]) -> None:
+def test_its_group_has_the_timeout_of_the_job(one_gpu: list[dict[str, Any]]) -> None:
     """Also where torch has no set_timeout (before 2.14)."""
     assert {found["timeout"] for found in one_gpu} == {timedelta(seconds=60)}  # of tests.support.equal.make_job
 
 
-def test_open_mpis_local_rank_says_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_mpis_local_rank_equals_the_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine asserts that both variables are equal."""
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_RANK", "3")
@@ -178,7 +178,7 @@ def test_its_own_mixed_precision_trains_nearly_the_same(found: Found) -> None:
 
 
 @pytest.mark.slow
-def test_a_loaded_state_is_where_training_goes_on(found: Found) -> None:
+def test_training_continues_from_a_loaded_state(found: Found) -> None:
     for framework, (start, after, loaded, again) in zip(ROUNDS, found["rounds"], strict=True):
         assert norm([after - start]) > 1e-3, framework
         assert torch.equal(loaded, start), framework
@@ -197,7 +197,7 @@ def two_ranks(**changes: object) -> Job:
     return replace(job(), world_size=2, micro_batch=None, **changes)  # pyright: ignore
 
 
-def test_what_it_cannot_do_is_said_before_anything_starts() -> None:
+def test_unsupported_settings_are_refused_before_anything_starts() -> None:
     lamb = partial(make_optimizer, OptimizerConfig("lamb", lr=0.1))
     with pytest.raises(Unsupported, match=r"Lamb with framework\.zero_stage=1: layer-wise norms need whole tensors"):
         DeepSpeed().check(two_ranks(optimizer=lamb))

@@ -75,7 +75,7 @@ needs_adasum = pytest.mark.skipif(why_no_adasum() is not None, reason=str(why_no
 @pytest.mark.mpi
 @needs_adasum
 @pytest.mark.parametrize("world", [2, 4])
-def test_trains_what_its_rule_says(tmp_path: Path, world: int) -> None:
+def test_adasum_trains_by_its_rule(tmp_path: Path, world: int) -> None:
     need({"mpirun": "openmpi-bin"})
     path = tmp_path / "outcome.pt"
     command = ("mpirun", "-n", world, PYTHON, "-m", "tests.frameworks.horovod.test_adasum", path)

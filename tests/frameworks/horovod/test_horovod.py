@@ -194,7 +194,7 @@ def test_horovodrun(tmp_path: Path) -> None:
     assert content["framework"]["controller"] == "gloo"
 
 
-def test_what_it_cannot_do_is_said_before_anything_starts() -> None:
+def test_unsupported_settings_are_refused_before_anything_starts() -> None:
     with pytest.raises(UserError, match=r"framework\.compression=bf16 is unknown: choose one of none, fp16"):
         Horovod(compression="bf16")
     with pytest.raises(
@@ -214,7 +214,7 @@ def test_what_it_cannot_do_is_said_before_anything_starts() -> None:
         Horovod().check(two_ranks(global_batch=5))
 
 
-def test_a_missing_library_comes_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_is_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "horovod.torch.mpi_ops", None)
     with pytest.raises(Unavailable, match=r"scripts/install_horovod\.sh gloo"):
         Horovod().check(two_ranks())
@@ -248,7 +248,7 @@ def test_adasum_on_gpus_needs_nccl_and_mpi(monkeypatch: pytest.MonkeyPatch, nccl
     ("how", "more", "status", "reason", "codes"),
     [
         ("exit", (), "error", r"rank 1 .* ended without a message, .*; rank 0: HorovodInternalError", {(1, 9)}),
-        # Horovod 0.28.1 does not always live to tell: its look at stalled gradients of its cache can hang itself.
+        # Horovod 0.28.1 does not always report the stall: its check of the gradients in its cache can hang itself.
         # Then the watch of either rank ends both.
         (
             "hang",

@@ -1,4 +1,4 @@
-"""Where Horovod's ranks stand, without horovodrun."""
+"""The rank, local rank and addresses of Horovod's processes, without horovodrun."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ def test_torchruns_ranks_are_not_mpis(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not started_by_mpi()
 
 
-def meet() -> tuple[list[tuple[int, int, int]], str | None, dict[str, str]]:
+def start_twice() -> tuple[list[tuple[int, int, int]], str | None, dict[str, str]]:
     """Size, rank and local rank of Horovod started twice in the same process, what it leaves in the environment, and
-    where its ranks meet."""
+    the addresses at which its ranks connect."""
     places = [] if why_no_horovod() else [started(), started()]
     left = os.environ.get("HOROVOD_RANK")
     os.environ["GLOO_SOCKET_IFNAME"] = "ib0,eth0"
@@ -65,8 +65,8 @@ def started() -> tuple[int, int, int]:
 
 
 @pytest.mark.slow
-def test_ranks_meet_where_they_met_before() -> None:
-    ranks = run_ranks(2, meet)
+def test_ranks_connect_again_at_the_same_addresses() -> None:
+    ranks = run_ranks(2, start_twice)
     assert [meeting for _, _, meeting in ranks] == 2 * [
         {
             "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
@@ -76,6 +76,6 @@ def test_ranks_meet_where_they_met_before() -> None:
             "HOROVOD_GLOO_IFACE": "ib0",
         }
     ]
-    if why_no_horovod() is None:  # it finds the launch's ranks again and again
+    if why_no_horovod() is None:  # each start finds the ranks of the launch
         assert [places for places, _, _ in ranks] == [[(2, 0, 0)] * 2, [(2, 1, 1)] * 2]
         assert {left for _, left, _ in ranks} == {None}

@@ -1,4 +1,4 @@
-"""The spans of all-reduces whose ends nobody reports; those of Horovod itself: tests/run/scenarios/test_window.py."""
+"""The spans of all-reduces whose ends no call reports; those of Horovod itself: tests/run/scenarios/test_window.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the groups of a pipeline refuse; what they do is tested with the frameworks that are made of them."""
+"""What the groups of a pipeline refuse; what they do is tested with the frameworks that use them."""
 
 from __future__ import annotations
 

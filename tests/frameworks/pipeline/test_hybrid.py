@@ -23,11 +23,11 @@ from ddlbench.models.vgg import VGG
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
 from tests.equality.distances import TOLERANCES, assert_equal, distance
 from tests.support.broken import CountedTwice
+from tests.support.changed_job import Loaded
 from tests.support.equal import make_job, train_cases
 from tests.support.jobs import job
 from tests.support.ranks import run_ranks
 from tests.support.reference import Case, Outcome, reference
-from tests.support.told import Loaded
 
 GPT = GPT2("gpt2", n_layer=2, n_embd=32, n_head=4, vocab_size=61, seq_len=16, dropout=0.0)
 IMAGES = VGG("vgg", channels=[8, 8, 16, 16, 16], hidden=32, image_size=32, num_classes=7, dropout=0.0)
@@ -176,7 +176,7 @@ def test_knobs_train_what_one_process_trains() -> None:
 
 
 @pytest.mark.slow
-def test_neighbours_share_layers_and_the_next_average() -> None:
+def test_neighbours_share_layers_and_other_ranks_are_stages_or_replicas() -> None:
     by_rank = [rank["places"] for rank in on_four_ranks()]
     assert [parts for parts, _ in by_rank] == [
         ({"dp": 0, "pp": 0, "tp": 0}, 0, True, False),
@@ -225,7 +225,7 @@ def ranks(world: int, **changes: Any) -> Job:
     return replace(job(), world_size=world, model=GPT, micro_batch=None, global_batch=4 * world, **changes)
 
 
-def test_what_it_cannot_do_is_said_before_anything_starts() -> None:
+def test_unsupported_settings_are_refused_before_anything_starts() -> None:
     Pipeline(dp=2, tp=2, sharded=True).check(ranks(8))
     with pytest.raises(UserError, match=r"dp=2 x framework\.tp=3 x framework\.pp=null does not fill 8 ranks: choose "):
         Pipeline(dp=2, tp=3).check(ranks(8))

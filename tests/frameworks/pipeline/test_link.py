@@ -1,4 +1,4 @@
-"""Neighbours exchange in turns; larger than what a socket's buffer holds."""
+"""Neighbours send and receive in one order; messages are larger than a socket's buffer."""
 
 from __future__ import annotations
 
@@ -27,5 +27,5 @@ def turns() -> list[float | None]:
     return got
 
 
-def test_both_ends_take_the_same_turns() -> None:
+def test_both_ends_send_and_receive_in_the_same_order() -> None:
     assert run_ranks(2, turns) == [[None, 11.0, 12.0], [0.0, 1.0, None]]

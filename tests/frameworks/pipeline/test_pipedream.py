@@ -24,7 +24,7 @@ from tests.support.stale import simulate
 
 TIED = MODELS["gpt2"]
 UNTIED = GPT2("gpt2", n_layer=2, n_embd=32, n_head=4, vocab_size=61, seq_len=16, dropout=0.0, tie_weights=False)
-# VGG's weights must move enough in five updates for their age to show.
+# VGG's weights must change enough in five updates for their age to be measurable.
 RATES_HERE = {**RATES, "vgg": 0.5}
 CHANGING = [0.02, 0.03, 0.005, 0.04, 0.01]
 
@@ -103,7 +103,7 @@ FOUR_RANKS = {
 
 
 def train(world: int, trials: Mapping[str, Trial]) -> tuple[dict[str, Outcome], list[Layout]]:
-    """The outcome of each trial, and what every rank says of itself; in one set of processes."""
+    """The outcome of each trial, and the place and facts of every rank; in one set of processes."""
     work: list[tuple[Case, Framework]] = [(each.case, each.framework) for each in trials.values()]
     ranks = run_ranks(world, train_and_look, work)
     return dict(zip(trials, ranks[0][0], strict=True)), [layout for _, layout in ranks]
@@ -144,7 +144,7 @@ def assert_as_old(each: Trial, found: Outcome) -> None:
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_the_comparison_notices(two_ranks: tuple[dict[str, Outcome], list[Layout]], name: str) -> None:
+def test_the_comparison_notices_planted_faults(two_ranks: tuple[dict[str, Outcome], list[Layout]], name: str) -> None:
     assert_noticed(FAULTS[name], two_ranks[0][name])
 
 
@@ -152,7 +152,7 @@ def assert_noticed(each: Trial, found: Outcome) -> None:
     assert distance(found.weights, each.expected()) > 2 * each.tolerance.weights
 
 
-def test_where_ranks_stand(two_ranks: tuple[dict[str, Outcome], list[Layout]]) -> None:
+def test_every_rank_has_its_coordinates_and_stages(two_ranks: tuple[dict[str, Outcome], list[Layout]]) -> None:
     places, facts = zip(*two_ranks[1], strict=True)
     assert [dict(place.coordinates) for place in places] == [{"dp": 0, "pp": 0}, {"dp": 0, "pp": 1}]
     assert [(place.reads_data, place.reports) for place in places] == [(True, False), (True, True)]
@@ -185,8 +185,8 @@ def test_four_ranks() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("trials", [QUICK, SLOW, FOUR_RANKS], ids=["quick", "slow", "four ranks"])
-def test_the_age_of_the_weights_shows(trials: Mapping[str, Trial]) -> None:
-    """Else the comparisons would also pass with weights that are up to date."""
+def test_old_weights_differ_from_current_ones_by_more_than_the_tolerance(trials: Mapping[str, Trial]) -> None:
+    """Otherwise the comparisons would also pass with current weights."""
     for name, each in trials.items():
         if max(each.staleness) > 0 and each.case.precision == "fp32":
             assert distance(each.fresh().weights, each.expected()) > 2 * each.tolerance.weights, name
@@ -196,7 +196,7 @@ def of(world_size: int, model: Model = VGG, **job_keys: Any) -> Job:
     return replace(job(), model=model, world_size=world_size, **{"global_batch": 12, "micro_batch": None, **job_keys})
 
 
-def test_what_goes() -> None:
+def test_supported_settings_are_accepted() -> None:
     PipeDream().check(of(2, precision="bf16", checkpoint_activations=True, channels_last=True))
     PipeDream().check(of(2, micro_batch=4))
     PipeDream().check(of(1, model=TIED, clip_norm=1.0))
@@ -215,7 +215,7 @@ def test_what_goes() -> None:
         (PipeDream(), of(24, global_batch=24), r"24 stages \(24 ranks in a pipeline\) but the model has 16 blocks"),
     ],
 )
-def test_what_it_cannot_do_is_said_before_anything_starts(framework: PipeDream, given: Job, says: str) -> None:
+def test_unsupported_settings_are_refused_before_anything_starts(framework: PipeDream, given: Job, says: str) -> None:
     with pytest.raises(Unsupported, match=says):
         framework.check(given)
 

@@ -16,11 +16,11 @@ from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.resnet import ResNet
 from tests.equality.distances import TOLERANCES, assert_equal, distance
 from tests.support.broken import CountedTwice, Untied
+from tests.support.changed_job import Loaded
 from tests.support.equal import make_job, train_case, train_cases
 from tests.support.jobs import job
 from tests.support.ranks import run_ranks
 from tests.support.reference import Case, Outcome, reference
-from tests.support.told import Loaded
 
 GPT = GPT2("gpt2", n_layer=2, n_embd=32, n_head=4, vocab_size=61, seq_len=16, dropout=0.0)
 RESNET = ResNet("resnet", layers=[1, 1, 1, 1], width_per_group=8, image_size=64, num_classes=7)
@@ -56,7 +56,7 @@ def test_replicas_of_a_pipeline_with_a_middle_stage_average_weights_and_statisti
     assert_equal(images, reference(IMAGES, 2), TOLERANCES["resnet", "fp32"])
 
 
-def test_the_central_test_notices_copies_that_went_apart_and_a_wrong_norm() -> None:
+def test_the_central_test_notices_untied_copies_and_a_wrong_norm() -> None:
     expected = reference(replace(CASE, micro_batch=2), 1)
     for found in run_ranks(2, train_cases, [(CASE, Untied()), (CASE, CountedTwice(tp=2))])[0]:
         assert distance(found.weights, expected) > 0.01
@@ -77,7 +77,7 @@ def layout(framework: Pipeline) -> tuple[Place, dict[str, Any], list[str]]:
 
 
 @pytest.mark.slow
-def test_where_ranks_stand() -> None:
+def test_every_rank_has_its_coordinates_and_stages() -> None:
     ranks = run_ranks(4, layout, Pipeline(dp=2, virtual_stages=2, schedule="interleaved", balance=[1, 1, 2, 1]))
     places, facts, names = zip(*ranks, strict=True)
     assert [dict(place.coordinates) for place in places] == [
@@ -85,7 +85,7 @@ def test_where_ranks_stand() -> None:
     ]  # fmt: skip
     assert [(place.data_rank, place.data_size) for place in places] == [(0, 2), (1, 2), (0, 2), (1, 2)]
     assert [place.reports for place in places] == [False, False, True, True]
-    # stages 0 and 2 on the first ranks, 1 and 3 on the last
+    # stages 0 and 2 on ranks 0 and 1, stages 1 and 3 on ranks 2 and 3
     assert names == (["embed", "h1", "ln_f"],) * 2 + (["h0", "head"],) * 2
     assert facts[0] == facts[3]
     assert facts[0]["micro_batches"] == 6
@@ -147,7 +147,7 @@ def test_what_a_stage_raises_is_not_wrapped() -> None:
     run_ranks(1, out_of_memory)
 
 
-def test_what_it_cannot_do_is_said_before_anything_starts() -> None:
+def test_unsupported_settings_are_refused_before_anything_starts() -> None:
     two = replace(job(), world_size=2, micro_batch=None)
     Pipeline().check(two)
     with pytest.raises(Unsupported, match=r"averaged in fp32, not bf16"):

@@ -41,7 +41,7 @@ def test_the_micro_batch_of_the_configuration_counts() -> None:
     assert micro_batch_count("gpipe", of(24, 2), 2, 3) == 4  # 8 samples a replica
 
 
-def test_a_refused_number_comes_with_the_nearest_choice() -> None:
+def test_a_refused_number_is_named_with_the_nearest_choice() -> None:
     with pytest.raises(
         UserError, match=r"1f1b over 4 ranks cannot run 2 .*micro_batch=6 .* choose train\.micro_batch=3"
     ):

@@ -36,7 +36,7 @@ def test_the_largest_stage_is_as_small_as_can_be(costs: list[float], stages: int
         ([0, 9, 0, 0], [1, 3]),  # in the middle 9, to its left and right 3: the fewest blocks first
         ([9, 9, 1, 0], [3, 1]),
         ([2, 2, 2, 9], [2, 2]),  # as fast as computing; what the last block gives is not sent
-        ([9, 3, 9, 0], [2, 2]),  # dear, but the other cuts are dearer
+        ([9, 3, 9, 0], [2, 2]),  # expensive, but the other cuts cost more
     ],
 )
 def test_a_stage_is_as_slow_as_what_it_sends(sending: list[float], sizes: list[int]) -> None:

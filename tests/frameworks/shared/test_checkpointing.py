@@ -1,4 +1,4 @@
-"""Checkpointed blocks compute what they compute without."""
+"""Blocks give the same results with and without activation checkpointing."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def test_the_free_dimension_takes_the_ranks_that_are_left() -> None:
     assert fill(12, {"dp": 3, "tp": 2, "pp": None}, free="pp") == 2
 
 
-def test_what_does_not_fill_the_ranks_comes_with_the_nearest_mesh() -> None:
+def test_a_mesh_that_does_not_fill_the_ranks_is_refused_with_the_nearest_one() -> None:
     with pytest.raises(UserError, match=r"^framework.dp=2 x framework.tp=3 does not fill 4 .*: choose .*dp=2 .*tp=2$"):
         fill(4, {"dp": 2, "tp": 3}, free="tp")
     with pytest.raises(UserError, match=r"^framework.dp=5 x framework.tp=null does not fill 8 .* .*dp=4 .*tp=2$"):

@@ -78,7 +78,7 @@ def unscored() -> float:
 
 
 def random_numbers() -> tuple[list[float], list[float], list[float]]:
-    """Drawn apart, drawn after that, and drawn apart again from the state of before."""
+    """Numbers of a rank's own stream, then of the shared stream, then of its own again from the state before."""
     torch.manual_seed(5)
     state, cpu = torch.get_rng_state(), torch.device("cpu")
     with apart(part(), cpu):
@@ -117,7 +117,7 @@ def test_slices_differ_by_one_at_most() -> None:
     assert here.span(6) == (2, 2)
 
 
-def test_what_comes_out_and_its_gradient(found: list[dict[str, Any]]) -> None:
+def test_each_collective_has_its_output_and_gradient(found: list[dict[str, Any]]) -> None:
     for rank, each in enumerate(found):
         first, count = Part(None, rank, 3).span(7)
         expected = {
@@ -151,14 +151,14 @@ def test_a_loss_of_nothing_is_not_a_number(found: list[dict[str, Any]]) -> None:
     assert found[0]["unscored"] != found[0]["unscored"]
 
 
-def test_ranks_draw_apart_and_together(found: list[dict[str, Any]]) -> None:
+def test_ranks_draw_own_and_shared_random_numbers(found: list[dict[str, Any]]) -> None:
     first, after, again = zip(*(each["random_numbers"] for each in found), strict=True)
     assert len(set(map(tuple, first))) == 3
     assert after[0] == after[1] == after[2]
     assert list(first) == list(again)
 
 
-def test_every_rank_has_the_batch_that_the_first_read(found: list[dict[str, Any]]) -> None:
+def test_every_rank_has_the_batch_that_rank_0_of_its_group_read(found: list[dict[str, Any]]) -> None:
     for each in found:
         inputs, targets = each["batches"]
         assert inputs.shape == (2, 3, 32, 32)

@@ -25,11 +25,11 @@ from ddlbench.recipe.losses import make_loss
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
 from tests.equality.distances import TOLERANCES, distance
 from tests.support.broken import OwnTokens
+from tests.support.changed_job import ChangedJob
 from tests.support.equal import make_job, train_cases
 from tests.support.jobs import job
 from tests.support.ranks import results, run_ranks
 from tests.support.reference import Case, Outcome, reference
-from tests.support.told import Told
 
 TEXT = GPT2("gpt2", n_layer=1, n_embd=32, n_head=4, vocab_size=61, seq_len=16, dropout=0.0)
 IMAGES = VGG("vgg", channels=[8, 8, 16, 16, 16], hidden=32, image_size=32, num_classes=7, dropout=0.0)
@@ -38,11 +38,11 @@ CLIPPED = replace(CASE, clip_norm=0.05)
 
 
 @dataclass
-class ToldTensor(Told, TensorParallel): ...
+class ChangedTensor(ChangedJob, TensorParallel): ...
 
 
 @dataclass
-class ToldDDP(Told, DDP): ...
+class ChangedDDP(ChangedJob, DDP): ...
 
 
 EXACT = TOLERANCES["gpt2", "fp32"].weights
@@ -55,7 +55,7 @@ KNOBS = {
     "replicas only": (replace(CASE, micro_batch=3), TensorParallel(dp=2)),
     "channels last": (
         Case("vgg", IMAGES, global_batch=6, steps=3),
-        ToldTensor(changes={"channels_last": True}),
+        ChangedTensor(changes={"channels_last": True}),
     ),
 }
 FAULTS = {"own tokens": (CASE, OwnTokens(sequence_parallel=True))}
@@ -75,7 +75,7 @@ def train_knobs() -> list[Outcome]:
 def train_smoothed() -> list[Outcome]:
     """AdamW and label smoothing: two ranks of one replica, and two replicas."""
     case = replace(CASE, micro_batch=3)
-    return train_cases([(case, ToldTensor(changes=SMOOTHED)), (case, ToldDDP(changes=SMOOTHED))])
+    return train_cases([(case, ChangedTensor(changes=SMOOTHED)), (case, ChangedDDP(changes=SMOOTHED))])
 
 
 def batch_of(model: Model, place: Place, size: int = 6) -> Batch | None:
@@ -248,7 +248,7 @@ def test_own_units_are_dropped_by_each_rank_for_itself(found: list[dict[str, Any
 def test_what_an_update_sends(found: list[dict[str, Any]]) -> None:
     # Forward the embedding's and the block's two sums, backward the block's two and the head's, the loss two; without
     # them with sequence parallelism: halves are gathered and sums scattered, and one sum is of replicated gradients.
-    # The first rank's samples go out as two tensors.
+    # Rank 0 sends its samples as two tensors.
     assert found[0]["sent"][""] == {"c10d.broadcast_": 2, "c10d.allreduce_": 8}
 
 
@@ -283,7 +283,7 @@ def ranks(world: int, model: Model = TEXT, **changes: Any) -> Job:
     return replace(job(), world_size=world, model=model, micro_batch=None, global_batch=world, **changes)
 
 
-def test_degrees_that_do_not_divide_are_said_with_both_numbers() -> None:
+def test_degrees_that_do_not_divide_are_refused_with_both_numbers() -> None:
     with pytest.raises(Unsupported, match=r"8 ranks cannot share the 4 heads of h0\.attn: .*tp=4 framework\.dp=2"):
         TensorParallel().check(ranks(8))
     resnet = ResNet("resnet", layers=[1, 1, 1, 1], width_per_group=8, image_size=64, num_classes=7)
@@ -303,7 +303,7 @@ def test_a_mesh_that_does_not_fill_the_ranks_is_refused() -> None:
         TensorParallel(dp=0)
 
 
-def test_what_it_cannot_do_is_said_before_anything_starts() -> None:
+def test_unsupported_settings_are_refused_before_anything_starts() -> None:
     lamb = partial(make_optimizer, OptimizerConfig("lamb", lr=0.02))
     with pytest.raises(Unsupported, match="Lamb takes the norm of whole layers"):
         TensorParallel().check(ranks(2, optimizer=lamb))

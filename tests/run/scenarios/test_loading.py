@@ -1,4 +1,4 @@
-"""mode=loader: the loader alone leaves the record and the rows of any run, and never stands beside training."""
+"""mode=loader: the loader alone has a record and rows as any run, and is never compared with training."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_step_is_waiting_for_its_batch(ddlbench, tmp_path: Path) -> None:
     assert row["val_samples"] is None
 
 
-def test_tokens_are_mapped_and_their_bytes_not_seen(ddlbench, tmp_path: Path) -> None:
+def test_bytes_of_mapped_tokens_are_not_counted(ddlbench, tmp_path: Path) -> None:
     code, said = ddlbench(*GPT2, "model.seq_len=32", "data.val_limit=3", "mode=loader")
     assert code == 0, said
     (row,) = records(tables(tmp_path).runs)
@@ -87,7 +87,7 @@ def test_tokens_are_mapped_and_their_bytes_not_seen(ddlbench, tmp_path: Path) ->
     assert row["val_samples"] == 3
 
 
-def test_text_that_is_tokenised_while_it_is_read_is_seen(
+def test_bytes_of_text_that_is_tokenised_on_the_fly_are_counted(
     ddlbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bytes of every window are asked for, and the comparison is another than that of mapped tokens."""

@@ -64,7 +64,7 @@ def environment(variables: Mapping[str, str]) -> Generator[None]:
 
 @contextmanager
 def rendezvous(rank: int) -> Generator[dict[str, str]]:
-    """The variables that tell a rank its place and where the others are; rank 0 runs the server meanwhile."""
+    """The variables that give a rank its place and the address of the others; rank 0 runs the server meanwhile."""
     server = serve() if rank == 0 else None
     try:
         met = all_gather((socket.gethostname(), server.server_address[1] if server else 0))

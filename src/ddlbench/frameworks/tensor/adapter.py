@@ -128,7 +128,7 @@ class TensorReplica(Replica):
         )  # fmt: skip
 
     def step(self, batch: Batch | None) -> Tensor | None:
-        # Whatever a rank drew in between, the loader's first rank for one: a replica's ranks draw the same in a step.
+        # The rank that loads may have drawn random numbers in between: in a step all ranks of a replica draw the same.
         torch.manual_seed(torch.initial_seed() + self.place.data_size)
         shared = self._shared(batch)
         loss = accumulate(self.trained, shared, self.job, self.micro_batches, self.update, self.no_sync)

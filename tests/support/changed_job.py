@@ -1,4 +1,4 @@
-"""Mixins: a framework that is given something else than the case says. `class ToldDDP(Told, DDP)`."""
+"""Mixins: a framework with another job than that of the case. `class ChangedDDP(ChangedJob, DDP)`."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ddlbench.job import Job, Trainer
 
 
 @dataclass
-class Told:
-    """A job that was changed on the way."""
+class ChangedJob:
+    """Set up with a job of which `changes` are replaced."""
 
     changes: dict[str, Any] = field(default_factory=dict[str, Any], kw_only=True)
 
@@ -21,7 +21,7 @@ class Told:
 
 
 class Loaded:
-    """Weights of another seed, and the case's own loaded after setup: they count from the first step on."""
+    """Set up with weights of another seed; the case's own are loaded afterwards, and training must start from them."""
 
     def setup(self, job: Job) -> Trainer:
         trainer: Trainer = super().setup(replace(job, seed=99))  # pyright: ignore
