@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import torch
+
 from ddlbench.config.choices import choices
-from ddlbench.job import Framework
-from tests.equality.cases import MODELS
+from ddlbench.job import Framework, Job
+from tests.equality.cases import MODELS, RATES
 from tests.support.configs import composed
+from tests.support.equal import make_job
 from tests.support.reference import Case
 
 JOB_CASE = Case("gpt2", MODELS["gpt2"], lr=0.02, global_batch=32)
@@ -17,9 +22,15 @@ LAYOUTS = {  # five blocks and four heads divide over at most five stages and fo
     "interleaved": ["framework.dp=4"],
     "pipedream": ["framework.dp=8"],  # a tied embedding may not be on two stages
 }
-FRAMEWORKS = sorted(set(choices("framework")) - {"single", "horovod"})
+EVERY = choices("framework")
+FRAMEWORKS = sorted(set(EVERY) - {"single", "horovod"})
 NO_STEP = {"ddp", "local_sgd", "tensor"}
 
 
 def framework(name: str) -> Framework:
     return composed(f"+framework={name}", "+model=gpt2_small", *LAYOUTS.get(name, [])).framework
+
+
+def job_of(model: str, device: torch.device) -> Job:
+    """A small job, within a fake world."""
+    return replace(make_job(Case(model, MODELS[model], lr=RATES[model], global_batch=32)), device=device)

@@ -1,44 +1,61 @@
 """One rank of a world that does not exist: every framework sets up with fake tensors, on "cuda" too.
 
-Not here: Horovod, whose library needs its peers; on "cuda" DeepSpeed and every step, since they ask the driver; steps
-with the reducer of DDP, which refuses what the fake group returns.
+Not here: every step on "cuda", since it asks the driver; steps with the reducer of DDP, which refuses what the fake
+group returns.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import FakeTensor
 
+from ddlbench.errors import Unsupported
 from ddlbench.job import Batch
 from ddlbench.ranks.fake import fake_world
-from tests.frameworks.fake import FRAMEWORKS, JOB_CASE, NO_STEP, WORLD, framework
+from tests.frameworks.fake import EVERY, FRAMEWORKS, JOB_CASE, NO_STEP, WORLD, framework, job_of
 from tests.support.equal import make_job
+from tests.support.libraries import needs_horovod
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
-ON_CUDA = [name for name in FRAMEWORKS if not name.startswith(("zero0", "zero1", "zero2", "zero3", "deepspeed"))]
+REFUSED = {"single": "runs in one process, this launch has 8"}
+RANKS = {"cpu": 5, "cuda": 3}
+NAMES = [pytest.param(name, marks=needs_horovod) if name == "horovod" else name for name in EVERY]
 
 
-@pytest.mark.parametrize("name", ON_CUDA)
-def test_sets_up_for_a_gpu_that_is_not_there(name: str) -> None:
-    with fake_world(3, WORLD, CUDA):
-        job = replace(make_job(JOB_CASE), device=CUDA)
-        trainer = framework(name).setup(job)
-        weights = [weight for group in trainer.optimizer.param_groups for weight in group["params"]]
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")  # DeepSpeed's
+@pytest.mark.parametrize("model", [pytest.param("resnet", marks=pytest.mark.slow), "gpt2"])
+@pytest.mark.parametrize("device", [CPU, CUDA], ids=lambda device: device.type)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_framework_sets_up_as_one_rank_of_eight(name: str, device: torch.device, model: str) -> None:
+    chosen, rank = framework(name), RANKS[device.type]
+    with fake_world(rank, WORLD, device, chosen):
+        job = job_of(model, device)
+        if name in REFUSED:
+            with pytest.raises(Unsupported, match=REFUSED[name]):
+                chosen.check(job)
+            return
+        chosen.check(job)
+        trainer: Any = chosen.setup(job)
+        place = trainer.place
+        assert 0 <= place.data_rank < place.data_size <= WORLD
+        weights = list((trainer.engine.module if hasattr(trainer, "engine") else trainer.model).parameters())
         assert weights
         local = [weight.to_local() if hasattr(weight, "to_local") else weight for weight in weights]
-        assert all(isinstance(weight, FakeTensor) and weight.device == CUDA for weight in local)
+        assert all(isinstance(weight, FakeTensor) and weight.device == device for weight in local)
+        trainer.close()
 
 
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")  # DeepSpeed's
 @pytest.mark.parametrize("name", sorted(set(FRAMEWORKS) - NO_STEP))
 def test_steps_without_memory(name: str) -> None:
-    with fake_world(0, WORLD, CPU):
+    chosen = framework(name)
+    with fake_world(0, WORLD, CPU, chosen):
         job = make_job(JOB_CASE)
-        trainer = framework(name).setup(job)
+        trainer = chosen.setup(job)
         samples = job.replica_batch(trainer.place.data_size)
         tokens = torch.zeros(samples, 16, dtype=torch.long)
         batch = Batch(tokens, tokens, torch.ones(samples, dtype=torch.bool))

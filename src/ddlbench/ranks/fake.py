@@ -1,16 +1,16 @@
 """One rank of a world that does not exist: torch's fake process group and fake tensors, on a machine without devices.
 
 A collective returns at once and sends nothing; a tensor has a shape, a type and a device, and no memory. So a framework
-can be set up as any rank of any number of ranks, on "cuda" too where there is no GPU. What torch and its libraries ask
-of a real device meanwhile is answered here.
+can be set up as any rank of any number of ranks, on "cuda" too where there is no GPU. What torch asks of a real device
+meanwhile is answered here, what other libraries ask beside their adapters (`fake_answers`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 from unittest.mock import patch
 
 import torch
@@ -19,19 +19,30 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
 
+Answer = tuple[Any, str, Any]  # module or object, name of its attribute, value meanwhile
+
+
+@runtime_checkable
+class AsksMore(Protocol):
+    """A framework whose library asks more than torch does, of its peers or of the driver."""
+
+    def fake_answers(self, rank: int, world_size: int, device: torch.device) -> Sequence[Answer]: ...
+
 
 @contextmanager
-def fake_world(rank: int, world_size: int, device: torch.device) -> Generator[None]:
-    """Within it this process is `rank` of `world_size` ranks, and tensors are fake. No process group may exist yet."""
+def fake_world(rank: int, world_size: int, device: torch.device, framework: object = None) -> Generator[None]:
+    """Within it this process is `rank` of `world_size` ranks, and tensors are fake. No process group may exist yet.
+    framework: the one that is set up, for what its library asks"""
     from torch._dynamo.trace_rules import get_torch_obj_rule_map
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     get_torch_obj_rule_map()  # made once, of torch's functions as they are at that moment
+    asked = framework.fake_answers(rank, world_size, device) if isinstance(framework, AsksMore) else ()
 
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
     try:
         with ExitStack() as stack:
-            for target, name, value in (*ANSWERS, *(CUDA_ANSWERS if device.type == "cuda" else ())):
+            for target, name, value in (*ANSWERS, *(CUDA_ANSWERS if device.type == "cuda" else ()), *asked):
                 stack.enter_context(patch.object(target, name, value))
             stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
             yield
@@ -60,6 +71,11 @@ def _with_real_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def returning(value: Any) -> Callable[..., Any]:
+    """A function that returns it, whatever it is given."""
+    return lambda *_, **__: value
+
+
 class _Event:
     """A CUDA event that nobody records: no work takes time."""
 
@@ -67,21 +83,47 @@ class _Event:
 
     def record(self, *_: Any) -> None: ...
 
+    def wait(self, *_: Any) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
     def elapsed_time(self, _: Any) -> float:
         return 0.0
 
 
-def _returning(value: Any) -> Callable[..., Any]:
-    return lambda *_, **__: value
+class _Stream:
+    """A CUDA stream in which nothing waits."""
+
+    def __init__(self, *_: Any, **__: Any) -> None: ...
+
+    def wait_stream(self, *_: Any) -> None: ...
+
+    def wait_event(self, *_: Any) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def query(self) -> bool:
+        return True
+
+    def record_event(self, event: _Event | None = None) -> _Event:
+        return event or _Event()
 
 
-ANSWERS: tuple[tuple[Any, str, Any], ...] = (
+STREAM = _Stream()
+ANSWERS: tuple[Answer, ...] = (
     (torch.utils, "swap_tensors", _swap),
     (DeviceMesh, "__init__", _with_real_tensors(DeviceMesh.__init__)),
 )
-CUDA_ANSWERS: tuple[tuple[Any, str, Any], ...] = (
+CUDA_ANSWERS: tuple[Answer, ...] = (
     (torch.cuda, "Event", _Event),
-    *((torch.cuda, name, _returning(None)) for name in ("synchronize", "set_device", "_lazy_init")),
-    (torch.cuda, "current_device", _returning(0)),
-    (torch.cuda, "get_device_properties", _returning(SimpleNamespace(major=9, minor=0, multi_processor_count=132))),
+    (torch.cuda, "Stream", _Stream),
+    (torch.cuda, "stream", returning(nullcontext())),
+    *((torch.cuda, name, returning(STREAM)) for name in ("current_stream", "default_stream")),
+    *((torch.cuda, name, returning(None)) for name in ("synchronize", "set_device", "_lazy_init")),
+    (torch.cuda, "current_device", returning(0)),
+    (torch.cuda, "get_device_properties", returning(SimpleNamespace(major=9, minor=0, multi_processor_count=132))),
+    (Tensor, "record_stream", returning(None)),
 )

@@ -7,10 +7,10 @@ library's engine owns backward and step; the optimizer is torch's, as in every f
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -25,6 +25,9 @@ from ddlbench.frameworks.shared.step import evaluate, micro_batches, overflowed
 from ddlbench.job import Batch, Job, Place, type_of_dtype
 from ddlbench.measure.spans import BACKWARD, FORWARD, UPDATE, span
 from ddlbench.ranks.launchers import OPEN_MPI
+
+if TYPE_CHECKING:
+    from ddlbench.ranks.fake import Answer
 
 
 @dataclass
@@ -52,6 +55,11 @@ class DeepSpeed(Knobs):
         if job.compile:
             engine.compile()
         return ZeroTrainer(job, self, engine, variables)
+
+    def fake_answers(self, rank: int, world_size: int, device: torch.device) -> Sequence[Answer]:
+        from ddlbench.frameworks.deepspeed.fake import answers
+
+        return answers(device)
 
 
 def make_group(job: Job) -> None:
