@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from ddlbench.errors import UserError
+from ddlbench.sweep.__main__ import main
 from ddlbench.sweep.plan import plan
 from ddlbench.sweep.slurm import Options, jobs, submit
 from ddlbench.sweep.state import State
@@ -55,6 +56,15 @@ def test_larger_cells_wait_for_the_proof_and_for_their_turn(tmp_path: Path, subm
     assert "--dependency=afterok:1,afterany:1 --kill-on-invalid-dep=yes" in found[2]
     assert "--nodes=2 --ntasks-per-node=4 --gpus-per-node=4 --time=63 " in found[2]
     assert f'train.repeat=0 results_dir="{results}" progress=false' in found[2]
+
+
+def test_the_results_folder_is_passed_on_as_it_was_given(
+    tmp_path: Path, submitted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A record has the path that the user chose, not where it was on this machine."""
+    monkeypatch.chdir(tmp_path)
+    assert main([str(write(tmp_path)), "--slurm", "results_dir=results/mine", "gpus=2"]) == 0
+    assert 'results_dir="results/mine" progress=false' in submitted.read_text()
 
 
 def test_cells_of_one_size_share_a_job(tmp_path: Path, submitted: Path) -> None:

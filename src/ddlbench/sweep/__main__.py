@@ -48,7 +48,7 @@ def _run(given: argparse.Namespace, study: Study) -> int:
     from ddlbench.sweep import local  # torch comes with it: a mistake in the study is reported before
 
     cells = plan(study, _device(given))
-    state = State(Path(study.results_dir).absolute()).refresh()
+    state = State(Path(study.results_dir)).refresh()
     if given.cancel:
         return _cancel(cells, state)
     if given.slurm:
