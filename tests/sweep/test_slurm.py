@@ -10,14 +10,15 @@ import torch
 
 from ddlbench.errors import UserError
 from ddlbench.sweep.plan import plan
-from ddlbench.sweep.slurm import Options, jobs, submit
+from ddlbench.sweep.slurm import Options, jobs, site_options, submit
 from ddlbench.sweep.state import State
 from ddlbench.sweep.study import load
-from tests.sweep.studies import write
+from tests.sweep.studies import KEYS, write
 
 CPU = torch.device("cpu")
 RECORDER = """#!/bin/bash
 printf '%s\\n' "$*" >> {log}
+printf '%s\\n' "${{DDLBENCH_SITE:-}}" > {log}.site
 wc -l < {log}
 """
 
@@ -72,3 +73,23 @@ def test_gpus_that_do_not_fill_their_nodes_are_refused_before_anything_is_submit
     with pytest.raises(UserError, match="gpus=6 does not fill nodes of 4 GPUs"):
         submit(study, plan(study, CPU), State(tmp_path / "results").refresh(), Options(), None)
     assert not submitted.exists()
+
+
+def test_a_site_gives_its_file_to_the_job_and_its_options_to_sbatch(tmp_path: Path, submitted: Path) -> None:
+    """What the user gives comes later, and the last one counts for sbatch."""
+    study = load(str(write(tmp_path, axes={"framework": ["ddp"], "gpus": [8]}, exclude=[], keys=KEYS | {"batch": 8})))
+    options = Options(site="perlmutter", sbatch=("--qos=debug",))
+    submit(study, plan(study, CPU), State(tmp_path / "results").refresh(), options, None)
+    assert " --constraint=gpu --qos=regular --cpus-per-task=32 --qos=debug " in submitted.read_text()
+    site = Path(submitted.with_name(submitted.name + ".site").read_text().strip())
+    assert (site.name, site.is_file()) == ("perlmutter.sh", True)
+
+
+def test_the_options_of_a_site_are_its_lines_for_sbatch(tmp_path: Path) -> None:
+    (tmp_path / "mine.sh").write_text(
+        "#SBATCH --partition=a --comment='two words'\n# SBATCH --no\nexport A=1\n#SBATCH -C x\n"
+    )
+    assert site_options(str(tmp_path / "mine.sh")) == ["--partition=a", "--comment=two words", "-C", "x"]
+    assert site_options(None) == []
+    with pytest.raises(UserError, match=r"--site moon: there is no file .*, or one of alps, frontier, jsc"):
+        site_options("moon")
