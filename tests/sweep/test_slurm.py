@@ -93,3 +93,23 @@ def test_the_options_of_a_site_are_its_lines_for_sbatch(tmp_path: Path) -> None:
     assert site_options(None) == []
     with pytest.raises(UserError, match=r"--site moon: there is no file .*, or one of alps, frontier, jsc"):
         site_options("moon")
+
+
+def test_what_slurm_did_not_take_is_submitted_by_the_next_sweep_and_nothing_twice(
+    tmp_path: Path, submitted: Path
+) -> None:
+    """The controller goes down after the first job. Whether that job waits is then not known: it holds its cell."""
+    study = load(str(write(tmp_path, axes={"framework": ["ddp"], "gpus": [2]}, exclude=[], repeats=3)))
+    cells, results = plan(study, CPU), tmp_path / "results"
+    working = (tmp_path / "sbatch").read_text()
+    (tmp_path / "sbatch").write_text(working + f"[ $(wc -l < {submitted}) -lt 2 ] || {{ echo down >&2; exit 1; }}\n")
+    with pytest.raises(UserError, match=r"sbatch refused a job of 2 GPUs \(down\)"):
+        submit(study, cells, State(results).refresh(), Options(), None)
+    (tmp_path / "sbatch").write_text(working)
+    (tmp_path / "squeue").write_text("#!/bin/bash\nexit 1\n")
+    submitted.write_text("")
+    lines = submit(study, cells, State(results).refresh(), Options(), None)
+    assert len(lines) == 2
+    given = [line.partition("train.repeat=")[2][0] for line in submitted.read_text().splitlines()]
+    assert len(set(given)) == 2
+    assert submit(study, cells, State(results).refresh(), Options(), None) == []
