@@ -146,6 +146,7 @@ def test_data_that_one_node_lacks_end_both_ranks_with_a_row(tmp_path: Path) -> N
     assert "could not connect" in content["reason"] or "no connection to the other ranks" in content["reason"]
 
 
+@pytest.mark.slow
 def test_what_a_killed_run_left_half_written_harms_no_reader(tmp_path: Path) -> None:
     """Half a line of epochs.jsonl, half a file of steps.parquet, half a run.json before its rename."""
     codes, said = end(start(tmp_path, "kill", *TWO_EPOCHS))
