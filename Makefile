@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup horovod run test test-all test-breaches lint format bench bench-loaders bench-oracle docs docs-site
+.PHONY: help setup horovod run test test-all test-breaches lint format bench bench-loaders bench-oracle chaos docs docs-site
 
 # What needs root (Slurm, Open MPI from Debian) the tests install themselves, or they say why they skip.
 # Two files at a time: most tests keep one core busy.
@@ -27,11 +27,15 @@ test-all: setup horovod ## the test suite with its slow tests (about 25 minutes)
 test-breaches: setup ## plant every wrong way to measure of tests/breaches: each must be noticed (about two minutes)
 	.venv/bin/python -m tests.breaches
 
+# MINUTES=30 SEED=7 make chaos: each trial follows from the seed and its number
+chaos: setup horovod ## kill, stop and signal random ranks of all frameworks for ten minutes: what is lost, what hangs
+	.venv/bin/python -m tests.faults.chaos --minutes $(or $(MINUTES),10) --seed $(or $(SEED),0)
+
 lint: setup ## ruff, pyright, shellcheck
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/pyright
-	.venv/bin/shellcheck scripts/*.sh scripts/slurm/*.sh scripts/slurm/run.sbatch scripts/slurm/site/*.sh .ci/run
+	.venv/bin/shellcheck scripts/*.sh scripts/slurm/*.sh scripts/slurm/run.sbatch scripts/slurm/site/*.sh scripts/container/*.sh .ci/run
 
 format: setup ## let ruff format the code
 	.venv/bin/ruff check --fix .

@@ -79,7 +79,7 @@ SEEN = {
     "PYTORCH_CUDA_ALLOC_CONF": "a", "NVIDIA_TF32_OVERRIDE": "0", "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     "FI_PROVIDER": "x", "TORCHINDUCTOR_CACHE_DIR": "/x", "TRITON_CACHE_DIR": "/x", "DS_BUILD_OPS": "0",
     "OMPI_MCA_btl": "tcp", "CUDA_MODULE_LOADING": "LAZY", "DDLBENCH_HOME": "/scratch",
-    "OMPI_MCA_orte_hnp_uri": "1.0;tcp://10.0.0.1:4000",
+    "OMPI_MCA_orte_hnp_uri": "1.0;tcp://10.0.0.1:4000", "MIOPEN_FIND_MODE": "3", "HSA_ENABLE_SDMA": "0",
 }  # fmt: skip
 PLANTED = "planted-Xy7"
 HIDDEN = {

@@ -1,16 +1,21 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import threading
+import time
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from ddlbench.errors import RunError, UserError
+from ddlbench.heartbeat import Process
 from ddlbench.measure.summary import summarise
-from ddlbench.record.record import Record, end_for_rank_0, run_id, writable, write_json
+from ddlbench.record.ending import DEAD_CLAIM_S, end_for_rank_0, write_json
+from ddlbench.record.files import CLAIM, HEARTBEAT
+from ddlbench.record.record import Record, run_id, writable
 from tests.support.disk import fill_disk
 from tests.support.epoch_rows import epoch_row
 from tests.support.processes import small_disk
@@ -103,6 +108,37 @@ def test_rank_0_keeps_the_end_that_another_rank_recorded_for_it(tmp_path: Path) 
     record.finish("error", "rank 0 wakes up")
     assert status(record) == ("timeout", "rank 0 is stopped")
     assert json.loads((record.folder / "run.json").read_text())["times"]["end"] is not None
+
+
+def test_a_process_that_was_killed_while_it_wrote_the_end_does_not_keep_others_from_it(tmp_path: Path) -> None:
+    """Between its claim and the rename of run.json."""
+    record = Record.open(str(tmp_path), "run", {})
+    (record.folder / CLAIM).touch()
+    (record.folder / ".run.json.4711").write_text('{"status": "kil')
+    assert not end_for_rank_0(record.folder, "killed", "it may still be at it")
+    past = time.time() - DEAD_CLAIM_S - 1
+    os.utime(record.folder / CLAIM, (past, past))
+    assert end_for_rank_0(record.folder, "killed", "no process is left", "2026-01-01T10:00:00.000+00:00")
+    assert status(record) == ("killed", "no process is left")
+    content = json.loads((record.folder / "run.json").read_text())
+    assert content["times"]["end"] == "2026-01-01T10:00:00.000+00:00"
+
+
+def test_a_heartbeat_is_there_until_the_end_is_on_disk(tmp_path: Path) -> None:
+    record = Record.open(str(tmp_path), "run", {})
+    assert json.loads((record.folder / HEARTBEAT).read_text()) == vars(Process.this())
+    record.finish("error", "a better reason may follow", final=False)
+    assert (record.folder / HEARTBEAT).exists()
+    record.finish("error", "this one")
+    assert not (record.folder / HEARTBEAT).exists()
+    assert not record.heartbeat or not record.heartbeat.path.exists()
+
+
+def test_a_rank_0_whose_record_was_ended_by_others_has_not_recorded_its_success(tmp_path: Path) -> None:
+    record = Record.open(str(tmp_path), "run", {})
+    assert end_for_rank_0(record.folder, "timeout", "rank 0 is stopped")
+    assert not record.finish("ok")
+    assert status(record) == ("timeout", "rank 0 is stopped")
 
 
 def test_an_ended_record_is_not_ended_again(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from ddlbench.report.read import read_all
 from tests.support.disk import fill_disk
 from tests.support.faults import ROOT, command, end, patience_s, record, start
+from tests.support.killed import beaten
 from tests.support.processes import environment, small_disk
 from tests.support.ranks import free_port
 from tests.support.waiting import WITHIN_S, wait_until
@@ -133,7 +134,9 @@ def test_what_was_measured_survives_kill_9(tmp_path: Path) -> None:
     assert content["ledger"]["updates"] == 3 * done
     steps = pd.read_parquet(folder / "steps.parquet").groupby("epoch").size()
     assert steps[:done].tolist() == [2 * 3] * done
+    beaten(folder, 60)
     (attempt,) = read_all([tmp_path]).attempts
+    assert attempt.record["status"] == "killed"
     assert len(attempt.epochs) >= done
 
 

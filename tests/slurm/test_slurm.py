@@ -159,6 +159,24 @@ def test_run_sbatch(slurm, tmp_path):
     assert record["config"]["cluster"]["name"] == "ddlbench"  # the test cluster's own name
 
 
+def test_run_sbatch_unpacks_an_environment_on_each_node(slurm, tmp_path):
+    """In it a ddlbench that says where it is. (The nodes are one machine: they share the folder.)"""
+    run(PYTHON, "-m", "venv", "--without-pip", tmp_path / "venv")
+    (packages,) = (tmp_path / "venv").glob("lib/python*/site-packages")
+    (packages / "ddlbench").mkdir()
+    (packages / "ddlbench" / "__main__.py").write_text("import sys; print('ran in', sys.prefix)\n")
+    run("tar", "-C", tmp_path / "venv", "-cf", tmp_path / "venv.tar", ".")
+    output, local = tmp_path / "out.txt", tmp_path / "local disk"
+    local.mkdir()
+    script = (f"--output={output}", SCRIPTS / "run.sbatch", "+model=resnet50")
+    env = {"DDLBENCH_STAGE": str(tmp_path / "venv.tar"), "DDLBENCH_STAGE_TO": str(local)}
+    done = slurm.run("sbatch", "--parsable", "-N2", "--ntasks-per-node=2", *script, **env)
+    job = done.stdout.strip()
+    assert slurm.wait(job) == ["COMPLETED"], output.read_text()
+    assert output.read_text().splitlines() == [f"ran in {local}/ddlbench-{job}"] * 4
+    assert list(local.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("options", "cores"),
     [
@@ -273,5 +291,6 @@ def test_scaling_refuses_in_one_line(options, message):
 
 def test_scripts_are_clean():
     need({"shellcheck": "shellcheck"})
-    checked = run("shellcheck", "--shell=bash", *SCRIPTS.glob("*.s*"), *SCRIPTS.glob("site/*.sh"))
+    others = (*SCRIPTS.glob("site/*.sh"), *SCRIPTS.glob("../container/*.sh"))
+    checked = run("shellcheck", "--shell=bash", *SCRIPTS.glob("*.s*"), *others)
     assert checked.returncode == 0, checked.stdout

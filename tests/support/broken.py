@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddlbench.data.images.sample import SampleImages
+from ddlbench.errors import Unavailable, UserError
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.deepspeed.adapter import DeepSpeed, ZeroTrainer
 from ddlbench.frameworks.fsdp import FSDP
@@ -27,7 +28,7 @@ from ddlbench.frameworks.pipeline.pipedream import PipeDream, PipeDreamTrainer
 from ddlbench.frameworks.pipeline.trainer import PipelineTrainer
 from ddlbench.frameworks.shared.replica import Replica
 from ddlbench.frameworks.tensor.adapter import TensorParallel, TensorReplica
-from ddlbench.job import Batch, Job, Trainer
+from ddlbench.job import Batch, Job, Model, Trainer
 from ddlbench.run.peers import FAILURE
 
 OnBatch = Callable[[Batch | None], Tensor | None]
@@ -38,8 +39,9 @@ Repeats = TypeVar("Repeats", Replica, ZeroTrainer)
 class Failing:
     """Mixed into a framework.
 
-    how: raise | memory | nan | exit | kill | stop | hang | worker | launcher | abort, at the third step; slow, at every
-        step; setup | hang_in_setup, before the first; validation, after the last
+    how: raise | memory | allocate | nan | exit | kill | stop | hang | worker | launcher | abort, at the third step;
+        slow, at every step; setup | hang_in_setup, before the first; validation, after the last; unavailable, before
+        the ranks connect
     on: the rank that fails, counted from the end where negative
     after_s: abort only: seconds from the failure of `on` to the abort of the other ranks
     """
@@ -48,6 +50,11 @@ class Failing:
     on: int = -1
     after_s: float = 0.0
     steps: int = 0
+
+    def check(self, job: Job) -> None:
+        if self.how == "unavailable" and job.rank == self.on % job.world_size:
+            raise Unavailable("planted: no library on this node: install it")
+        super().check(job)  # pyright: ignore
 
     def setup(self, job: Job) -> Trainer:
         fails = job.rank == self.on % job.world_size
@@ -81,6 +88,8 @@ def fail(how: str, batch: Batch | None) -> None:
             raise RuntimeError("planted fault")
         case "memory" | "abort":
             raise torch.OutOfMemoryError("planted: out of memory")
+        case "allocate":  # more than any machine has: the allocator of the CPU refuses it
+            torch.empty(2**50)
         case "nan":
             assert batch is not None
             batch.inputs.fill_(float("nan"))
@@ -299,3 +308,13 @@ class Stopping(SampleImages):
 
     def prepare(self) -> None:
         os.kill(os.getpid(), signal.SIGSTOP)
+
+
+@dataclass
+class OnOneNode(SampleImages):
+    """Data that the node of rank 1 does not have."""
+
+    def check(self, model: Model) -> None:
+        if os.environ["RANK"] == "1":
+            raise UserError("data.root=/planted is no folder here: give the folder of the data")
+        super().check(model)

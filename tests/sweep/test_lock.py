@@ -11,7 +11,8 @@ import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from ddlbench.sweep.lock import FOLDER, STALE_S, Owner, claim, holder
+from ddlbench.heartbeat import SILENT_S
+from ddlbench.sweep.lock import FOLDER, Owner, claim, holder
 from tests.support.processes import environment
 
 TAKE = """
@@ -90,7 +91,7 @@ def foreign(folder: Path, **more: object) -> Path:
 def test_the_owner_on_another_host_is_alive_while_its_heartbeat_is(tmp_path: Path) -> None:
     path = foreign(tmp_path)
     assert claim(tmp_path, "cell") is None
-    past = time.time() - STALE_S - 60
+    past = time.time() - SILENT_S - 60
     os.utime(path, (past, past))
     held = claim(tmp_path, "cell")
     assert held is not None

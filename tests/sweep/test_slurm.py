@@ -11,14 +11,15 @@ import torch
 from ddlbench.errors import UserError
 from ddlbench.sweep.__main__ import main
 from ddlbench.sweep.plan import plan
-from ddlbench.sweep.slurm import Options, jobs, submit
+from ddlbench.sweep.slurm import Options, jobs, site_options, submit
 from ddlbench.sweep.state import State
 from ddlbench.sweep.study import load
-from tests.sweep.studies import write
+from tests.sweep.studies import KEYS, write
 
 CPU = torch.device("cpu")
 RECORDER = """#!/bin/bash
 printf '%s\\n' "$*" >> {log}
+printf '%s\\n' "${{DDLBENCH_SITE:-}}" > {log}.site
 wc -l < {log}
 """
 
@@ -82,3 +83,43 @@ def test_gpus_that_do_not_fill_their_nodes_are_refused_before_anything_is_submit
     with pytest.raises(UserError, match="gpus=6 does not fill nodes of 4 GPUs"):
         submit(study, plan(study, CPU), State(tmp_path / "results").refresh(), Options(), None)
     assert not submitted.exists()
+
+
+def test_a_site_gives_its_file_to_the_job_and_its_options_to_sbatch(tmp_path: Path, submitted: Path) -> None:
+    """What the user gives comes later, and the last one counts for sbatch."""
+    study = load(str(write(tmp_path, axes={"framework": ["ddp"], "gpus": [8]}, exclude=[], keys=KEYS | {"batch": 8})))
+    options = Options(site="perlmutter", sbatch=("--qos=debug",))
+    submit(study, plan(study, CPU), State(tmp_path / "results").refresh(), options, None)
+    assert " --constraint=gpu --qos=regular --cpus-per-task=32 --qos=debug " in submitted.read_text()
+    site = Path(submitted.with_name(submitted.name + ".site").read_text().strip())
+    assert (site.name, site.is_file()) == ("perlmutter.sh", True)
+
+
+def test_the_options_of_a_site_are_its_lines_for_sbatch(tmp_path: Path) -> None:
+    (tmp_path / "mine.sh").write_text(
+        "#SBATCH --partition=a --comment='two words'\n# SBATCH --no\nexport A=1\n#SBATCH -C x\n"
+    )
+    assert site_options(str(tmp_path / "mine.sh")) == ["--partition=a", "--comment=two words", "-C", "x"]
+    assert site_options(None) == []
+    with pytest.raises(UserError, match=r"--site moon: there is no file .*, or one of alps, frontier, jsc"):
+        site_options("moon")
+
+
+def test_what_slurm_did_not_take_is_submitted_by_the_next_sweep_and_nothing_twice(
+    tmp_path: Path, submitted: Path
+) -> None:
+    """The controller goes down after the first job. Whether that job waits is then not known: it holds its cell."""
+    study = load(str(write(tmp_path, axes={"framework": ["ddp"], "gpus": [2]}, exclude=[], repeats=3)))
+    cells, results = plan(study, CPU), tmp_path / "results"
+    working = (tmp_path / "sbatch").read_text()
+    (tmp_path / "sbatch").write_text(working + f"[ $(wc -l < {submitted}) -lt 2 ] || {{ echo down >&2; exit 1; }}\n")
+    with pytest.raises(UserError, match=r"sbatch refused a job of 2 GPUs \(down\)"):
+        submit(study, cells, State(results).refresh(), Options(), None)
+    (tmp_path / "sbatch").write_text(working)
+    (tmp_path / "squeue").write_text("#!/bin/bash\nexit 1\n")
+    submitted.write_text("")
+    lines = submit(study, cells, State(results).refresh(), Options(), None)
+    assert len(lines) == 2
+    given = [line.partition("train.repeat=")[2][0] for line in submitted.read_text().splitlines()]
+    assert len(set(given)) == 2
+    assert submit(study, cells, State(results).refresh(), Options(), None) == []

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 import shutil
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -12,10 +14,13 @@ import torch
 
 from ddlbench.config.compose import configuration, configurations
 from ddlbench.config.identity import measured_part
+from ddlbench.heartbeat import Process
+from ddlbench.record.files import HEARTBEAT
 from ddlbench.sweep.plan import Cell, plan
 from ddlbench.sweep.state import State, due
 from ddlbench.sweep.status import plan_lines, status_lines
 from ddlbench.sweep.study import load
+from tests.support.killed import beat, ended_process
 from tests.sweep.studies import KEYS, record, write, write_record
 
 CPU = torch.device("cpu")
@@ -60,6 +65,32 @@ def test_the_status_of_several_attempts(tmp_path: Path, cells: list[Cell], statu
     for number, status in enumerate(statuses, 1):
         record(tmp_path / "results", cells[0], status, number)
     assert State(tmp_path / "results").refresh().status(cells[0]) == expected
+
+
+def test_a_run_that_was_killed_with_all_its_ranks_gets_its_end_from_the_next_sweep(
+    tmp_path: Path, cells: list[Cell]
+) -> None:
+    """At its last heartbeat: until then its GPUs were used. Its cell is still to be run."""
+    folder = record(tmp_path / "results", cells[0], "running")
+    content = json.loads((folder / "run.json").read_text())
+    last = beat(folder, ended_process(), 60)
+    content["times"] |= {"end": None, "start": datetime.fromtimestamp(last - 36, UTC).isoformat()}
+    (folder / "run.json").write_text(json.dumps(content))
+    state = State(tmp_path / "results").refresh()
+    assert state.status(cells[0]) == "missing"
+    assert state.gpu_hours([cells[0]]) == pytest.approx(36 / 3600, rel=1e-3)
+    after = json.loads((folder / "run.json").read_text())
+    assert (after["status"], after["reason"][:37]) == ("killed", "no end was recorded and its process h")
+    assert not (folder / HEARTBEAT).exists()
+    assert State(tmp_path / "results").refresh().status(cells[0]) == "missing"
+
+
+def test_a_run_that_goes_on_keeps_its_record(tmp_path: Path, cells: list[Cell]) -> None:
+    folder = record(tmp_path / "results", cells[0], "running")
+    before = (folder / "run.json").read_bytes()
+    beat(folder, Process.this(), 60)
+    assert State(tmp_path / "results").refresh().status(cells[0]) == "running"
+    assert (folder / "run.json").read_bytes() == before
 
 
 def test_a_run_that_its_time_limit_ended_is_not_started_again(tmp_path: Path, cells: list[Cell]) -> None:

@@ -15,6 +15,7 @@ STAGE_TO = "data.stage_to"
 UNMEASURED = (
     "results_dir", "dryrun", "progress", "train.timeout_s",
     "profile", "profile_steps", "profile_trace",  # a window after all that is measured (docs/adr/0016)
+    "preflight", "preflight_warn", "preflight_stop",  # a check before it (run/preflight.py)
     "data.root", "data.cache_dir", "data.tokenizer", "data.train", "data.valid", STAGE_TO, "cluster.notes",
 )  # fmt: skip
 

@@ -99,6 +99,9 @@ class Options:
     dryrun: bool = False
     progress: bool = True
     backend: str | None = field(default=None, metadata={"before": None})
+    preflight: bool = False
+    preflight_warn: float = 1.5
+    preflight_stop: float | None = 4.0
 
     def __post_init__(self) -> None:
         if self.mode not in MODES:
@@ -109,6 +112,9 @@ class Options:
             raise UserError(f"profile=true needs a model to train, mode={self.mode} has none: choose mode=train")
         if self.profile_trace and not self.profile:
             raise UserError("profile_trace=true keeps the trace of a profiled window: set profile=true too")
+        for name in ("preflight_warn", "preflight_stop"):
+            if (factor := getattr(self, name)) is not None and factor <= 1:
+                raise UserError(f"{name}={factor} must be greater than 1: so many times as slowly as the median rank")
         if self.backend not in (None, SHARED_GPU):
             raise UserError(f"backend={self.backend} is unknown: choose null, or {SHARED_GPU} (ranks share a GPU)")
 
@@ -132,6 +138,9 @@ class Config:
     dryrun: bool
     progress: bool
     backend: str | None
+    preflight: bool
+    preflight_warn: float
+    preflight_stop: float | None
 
     def __post_init__(self) -> None:
         if self.model.kind != self.data.kind:

@@ -31,6 +31,7 @@ PREFIXES = (
     "CUBLAS_", "CUDA_", "CUDNN_", "DDLBENCH_", "DS_", "FI_", "GLOO_", "GOMP_", "HOROVOD_", "KMP_", "LD_PRELOAD",
     "MALLOC_", "MKL_", "NCCL_", "NVIDIA_TF32_OVERRIDE", "OMPI_", "OMP_", "PYTORCH_", "SLURM_", "TCMALLOC_",
     "TORCHINDUCTOR_", "TORCH_", "TRITON_", "UCX_",
+    "HIP_", "HSA_", "MIOPEN_", "RCCL_", "ROCR_",  # of AMD GPUs
 )  # fmt: skip
 SECRETS = (
     "AUTH", "COMMENT", "COOKIE", "CREDENTIAL", "JWT", "KEY", "LICENSE", "PASS", "PWD", "SECRET", "SESSION", "TOKEN",

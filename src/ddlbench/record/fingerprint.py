@@ -23,11 +23,11 @@ NOTED_PACKAGES = ("ddlbench", "hydra-core", "omegaconf", "pandas", "pyarrow", "n
 
 # Variables that say which process this is, or where files lie, not how it computes.
 IDENTITY = (
-    "CUDA_VISIBLE_DEVICES", "DDLBENCH_", "HOROVOD_CROSS_", "HOROVOD_GLOO_RENDEZVOUS_", "HOROVOD_HOSTNAME",
-    "HOROVOD_LOCAL_", "HOROVOD_RANK", "HOROVOD_SIZE", "OMPI_", "SLURM_",
+    "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "DDLBENCH_", "HOROVOD_CROSS_",
+    "HOROVOD_GLOO_RENDEZVOUS_", "HOROVOD_HOSTNAME", "HOROVOD_LOCAL_", "HOROVOD_RANK", "HOROVOD_SIZE", "OMPI_", "SLURM_",
 )  # fmt: skip
 SETTINGS = ("OMPI_MCA_btl", "OMPI_MCA_coll", "OMPI_MCA_mtl", "OMPI_MCA_pml")  # of those, what is a setting all the same
-PLACES = ("_CACHE_DIR", "_CACHE_PATH", "_HOME", "_DEBUG_FILE", "_EXTENSIONS_DIR", "CUDA_PATH")
+PLACES = ("_CACHE_DIR", "_CACHE_PATH", "_HOME", "_DEBUG_FILE", "_EXTENSIONS_DIR", "_DB_PATH", "CUDA_PATH", "HIP_PATH")
 
 
 def fingerprint(environment: object) -> dict[str, Any]:

@@ -9,27 +9,26 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
 import os
 import shutil
 import sys
 import threading
 from collections.abc import Generator, Mapping
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from ddlbench.errors import RunError, UserError
+from ddlbench.heartbeat import Heartbeat, Process
 from ddlbench.measure.rows import EpochRow
 from ddlbench.record import rank_epochs, steps
+from ddlbench.record.ending import now, plain, why, write_json
 from ddlbench.record.epoch_files import EpochFiles
+from ddlbench.record.files import CLAIM, HEARTBEAT, RESERVE
 from ddlbench.record.rank_epochs import rank_tables
 from ddlbench.record.schema import SCHEMA_VERSION
 from ddlbench.record.steps import step_tables
 
 RESERVE_BYTES = 2**18  # some times the size of a run.json: freed for the last one where the disk is full
-RESERVE = ".reserve"
-CLAIM = ".end-by-another-rank"
 
 
 def run_id(config: Mapping[str, Any], world_size: int, nodes: int, dataset_hash: str) -> str:
@@ -69,6 +68,7 @@ class Record:
         self.steps = EpochFiles(folder / "steps.parquet", steps.SCHEMA)
         self.ranks = EpochFiles(folder / "ranks.parquet", rank_epochs.SCHEMA)
         self.reserve = folder / RESERVE
+        self.heartbeat: Heartbeat | None = None
 
     @classmethod
     def open(cls, results_dir: str, run: str, content: Mapping[str, Any]) -> Record:
@@ -81,13 +81,15 @@ class Record:
             "status": "running",
             "reason": None,
         }
-        record = cls(folder, {**head, "times": {"start": _now(), "end": None}, **content})
+        record = cls(folder, {**head, "times": {"start": now(), "end": None}, **content})
         try:
             record.reserve.write_bytes(os.urandom(RESERVE_BYTES))  # zeros could take no place on a disk that compresses
+            (folder / HEARTBEAT).write_text(json.dumps(vars(Process.this())))  # before run.json says `running`
             record.write()
         except OSError as error:
             shutil.rmtree(folder, ignore_errors=True)
-            raise UserError(f"{folder} cannot be written ({_why(error)}): choose another results_dir=") from error
+            raise UserError(f"{folder} cannot be written ({why(error)}): choose another results_dir=") from error
+        record.heartbeat = Heartbeat(folder / HEARTBEAT)
         return record
 
     def add(self, **sections: Any) -> None:
@@ -106,7 +108,7 @@ class Record:
             row.forget_ranks()
             self.rows.append(row)
             with (self.folder / "epochs.jsonl").open("a") as lines:
-                lines.write(json.dumps(_plain(row.line())) + "\n")
+                lines.write(json.dumps(plain(row.line())) + "\n")
                 lines.flush()
                 os.fsync(lines.fileno())
 
@@ -125,35 +127,47 @@ class Record:
                 return self.saved and status == self.content["status"]
             self.finished = final
             self.content.update(status=status, reason=reason)
-            self.content["times"]["end"] = _now()
+            self.content["times"]["end"] = now()
             self.saved = self._save_at_last()
             if final:
+                self._stop_heartbeat()
                 for files in (self.steps, self.ranks):
                     with contextlib.suppress(OSError):  # its folder serves as well
                         files.close()
             return self.saved
 
+    def _stop_heartbeat(self) -> None:
+        """An end that could not be written leaves the file: a later reader sees from it that the run has ended."""
+        if self.heartbeat is not None:
+            self.heartbeat.stop()
+            if self.saved:
+                with contextlib.suppress(OSError):
+                    self.heartbeat.path.unlink(missing_ok=True)
+
     def _save_at_last(self) -> bool:
         for last in (False, True):
             try:
-                self.write()
+                written = self.write()
                 self.reserve.unlink(missing_ok=True)
-                return True
+                return written
             except Exception as error:
-                why = _why(error) if isinstance(error, OSError) else repr(error)
+                reason = why(error) if isinstance(error, OSError) else repr(error)
                 if last:
                     end = ": ".join(str(self.content[key]) for key in ("status", "reason") if self.content[key])
-                    line = f"ddlbench: the end cannot be recorded in {self.folder} ({why}): {end}"
+                    line = f"ddlbench: the end cannot be recorded in {self.folder} ({reason}): {end}"
                     print(line, file=sys.stderr, flush=True)
                 with contextlib.suppress(OSError):
                     self.reserve.unlink(missing_ok=True)
         return False
 
-    def write(self) -> None:
-        """Replace run.json, unless another rank has written the end meanwhile: this one had been stopped."""
+    def write(self) -> bool:
+        """Replace run.json, unless another process has written the end meanwhile, for this one had been stopped;
+        whether it did."""
         with self.lock:
-            if not (self.folder / CLAIM).exists():
-                write_json(self.folder / "run.json", self.content)
+            if (self.folder / CLAIM).exists():
+                return False
+            write_json(self.folder / "run.json", self.content)
+            return True
 
     @contextlib.contextmanager
     def _saving(self) -> Generator[None]:
@@ -161,44 +175,7 @@ class Record:
             yield
         except OSError as error:
             remedy = "free space or choose another results_dir="
-            raise RunError(f"the record in {self.folder} cannot be written ({_why(error)}): {remedy}") from error
-
-
-def end_for_rank_0(folder: Path, status: str, reason: str) -> bool:
-    """Another rank writes the end into run.json, once; whether this call did. `running` may stay where the folder
-    cannot be reached from here."""
-    try:
-        content = json.loads((folder / "run.json").read_text())
-        if content["status"] != "running":
-            return False
-        (folder / CLAIM).touch(exist_ok=False)
-        content |= {"status": status, "reason": reason, "times": {**content["times"], "end": _now()}}
-        write_json(folder / "run.json", content)
-        (folder / RESERVE).unlink(missing_ok=True)
-        return True
-    except (OSError, ValueError, KeyError):
-        return False
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Replace a file whole: temporary file in the same folder, flush, fsync, rename."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("w") as file:
-            json.dump(_plain(content), file, indent=1)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()  # half a file would hold the space that the next one needs
-        raise
-
-
-def _why(error: OSError) -> str:
-    """In the system's words, also where a library has put it in its own."""
-    return os.strerror(error.errno) if error.errno else str(error)
+            raise RunError(f"the record in {self.folder} cannot be written ({why(error)}): {remedy}") from error
 
 
 def _next_attempt(run: Path) -> tuple[int, Path]:
@@ -210,18 +187,3 @@ def _next_attempt(run: Path) -> tuple[int, Path]:
             return number, folder
         except FileExistsError:
             number += 1
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds")
-
-
-def _plain(value: Any) -> Any:
-    """What JSON can hold: a number that is not finite is unknown, null."""
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value

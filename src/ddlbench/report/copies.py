@@ -31,7 +31,7 @@ def _identity(attempt: Attempt) -> Hashable:
 
 
 def _progress(attempt: Attempt) -> tuple[bool, int]:
-    return attempt.record["status"] != "running", len(attempt.epochs)
+    return attempt.has_end, len(attempt.epochs)
 
 
 def _warning(copy: Attempt, counted: Attempt) -> str:

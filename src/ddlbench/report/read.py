@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -15,6 +16,7 @@ from ddlbench.errors import UserError
 from ddlbench.record.schema import READ_VERSIONS, SCHEMA_VERSION
 from ddlbench.report.files import Object, parse, read_bytes
 from ddlbench.report.find import search
+from ddlbench.report.gone import find_gone
 from ddlbench.report.left_out import of_error, of_reason, of_version
 from ddlbench.report.texts import printable, shortened
 
@@ -31,12 +33,14 @@ class Attempt:
     record:       run.json
     own_warnings: why it could not be used
     left_out:     of an unreadable one, the kind of what is wrong with it
+    has_end:      whether the record itself says how the run ended
     """
 
     path: Path
     record: Object
     own_warnings: tuple[str, ...] = ()
     left_out: str | None = None
+    has_end: bool = True
 
     @property
     def name(self) -> str:
@@ -108,7 +112,7 @@ def read(path: Path) -> Attempt:
         return unreadable(path, _refusal(version), known, of_version(version))
     if not isinstance(record.get("status"), str):
         return unreadable(path, "run.json has no status", version, "not JSON of a run")
-    return Attempt(path, _ended(record))
+    return Attempt(path, record) if record["status"] != "running" else _without_end(path, record)
 
 
 def _refusal(version: Any) -> str:
@@ -133,10 +137,19 @@ def unreadable(path: Path, reason: str, version: Any = None, kind: str = "unread
     return Attempt(path, record, (f"{printable(str(path))}: {record['reason']}",), kind)
 
 
-def _ended(record: Object) -> Object:
-    if record.get("status") != "running" or record.get("reason"):
-        return record
-    return record | {"reason": "no end was recorded: it is still running, or was killed before it could write one"}
+def _without_end(path: Path, record: Object) -> Attempt:
+    """An attempt whose record says `running`: killed where no process of it is left."""
+    gone = find_gone(path, time.time())
+    if gone is None:
+        unknown = "no end was recorded: it is still running, or was killed before it could write one"
+        return Attempt(path, record | {"reason": record.get("reason") or unknown}, has_end=False)
+    try:
+        again = parse(read_bytes(path / "run.json"))  # the end may have been written between the two looks
+    except Exception:
+        again = record
+    if again.get("status") != "running":
+        return read(path)
+    return Attempt(path, record | {"status": "killed", "reason": gone.reason}, has_end=False)
 
 
 def _epochs(path: Path) -> tuple[list[Object], str | None]:

@@ -24,6 +24,7 @@ from ddlbench.run.failure import Failure
 from ddlbench.run.faults import Supervisor, disable_nccl_abort
 from ddlbench.run.limits import check_machine, planned_device
 from ddlbench.run.peers import Peers
+from ddlbench.run.preflight import preflight
 from ddlbench.run.scenarios import Scenario, choose
 from ddlbench.run.start import Records, Spans, stage_data
 
@@ -59,6 +60,7 @@ def attempt(config: Config, launch: Launch, started: float) -> int:
                 raise refusal
             records.agree()
             stage_data(records, spans)
+            check_ranks(records, supervisor, spans)
             supervisor.expect("the framework's setup did not end")
             work(scenario, config, job, records, supervisor, spans)
             supervisor.leave()  # the rank that holds the store may now go first
@@ -85,6 +87,14 @@ def connect_ranks(config: Config, launch: Launch, device: torch.device, supervis
     connect(launch, device, config.train.timeout_s, config.backend)
     supervisor.join(Peers.open())
     supervisor.expect_nothing()
+
+
+def check_ranks(records: Records, supervisor: Supervisor, spans: Spans) -> None:
+    """The pre-flight check, where the configuration asks for it."""
+    if records.config.preflight:
+        supervisor.expect("the pre-flight check did not end")
+        preflight(records.config, records, records.device)
+        spans.end("preflight_s")
 
 
 def fail(error: Exception, launch: Launch, records: Records, supervisor: Supervisor) -> int:

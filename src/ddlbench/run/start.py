@@ -22,7 +22,8 @@ from ddlbench.measure.environment import cores, known, machine
 from ddlbench.progress import Progress
 from ddlbench.ranks.control import all_gather, wait_for
 from ddlbench.ranks.launch import Launch
-from ddlbench.record.record import Record, end_for_rank_0, run_id
+from ddlbench.record.ending import end_for_rank_0
+from ddlbench.record.record import Record, run_id
 from ddlbench.record.run_json import opening
 from ddlbench.run.agreement import compare_environments
 from ddlbench.run.failure import Failure

@@ -13,9 +13,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from ddlbench.record.record import end_for_rank_0
+from ddlbench.record.ending import end_for_rank_0, now
 from ddlbench.sweep.lock import FOLDER, Claim, claim
 from ddlbench.sweep.plan import INVALID, Cell
 from ddlbench.sweep.state import RUNNING, State, due
@@ -24,6 +25,7 @@ from ddlbench.sweep.state import RUNNING, State, due
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "SLURM_", "OMPI_", "PMI", "TORCHELASTIC_")
 RANKS_PER_CORE = 2  # at most, where there is no GPU
 POLL_S = 0.05
+MEBIBYTE = 2**20
 GRACE_S = 30.0  # to record the end: after a signal, or after another rank has failed
 LOST = "this process was stopped for minutes and another sweep has taken its cell over"
 
@@ -40,11 +42,11 @@ def run_cells(cells: Sequence[Cell], state: State, retry: str | None, say: Say) 
             # Another sweep may have run it since this one began.
             if held is None or not due(state.refresh().status(cell), retry):
                 continue
-            began = time.monotonic()
+            started, began = time.monotonic(), Began.now(cell, state)
             codes = run_cell(cell, state.results, held)
-            status = _ended(cell, state, codes)
+            status = _ended(cell, state, codes, began)
         failed += status not in ("ok", "unsupported")
-        say(f"[{number}/{len(todo)}] {cell.name} repeat {cell.repeat}: {status} ({time.monotonic() - began:.1f} s)")
+        say(f"[{number}/{len(todo)}] {cell.name} repeat {cell.repeat}: {status} ({time.monotonic() - started:.1f} s)")
     return failed
 
 
@@ -57,12 +59,12 @@ def most_ranks() -> int:
 
 def run_cell(cell: Cell, results: Path, held: Claim | None = None) -> list[int]:
     """Start a cell's ranks and wait for them; their exit codes. Whatever happens, none of them is left."""
-    logs = results / FOLDER / "logs"
-    logs.mkdir(parents=True, exist_ok=True)
+    path = _log(results, cell)
+    path.parent.mkdir(parents=True, exist_ok=True)
     words = [sys.executable, "-m", "ddlbench", *cell.words, f'results_dir="{results}"', "progress=false"]
     ranks: list[subprocess.Popen[bytes]] = []
     try:
-        with (logs / f"{cell.key}.log").open("ab") as log:
+        with path.open("ab") as log:
             for variables in _variables(cell.gpus):
                 ranks.append(_start(words, variables, log.fileno()))
         _wait(ranks, time.monotonic() + cell.limit_s, held)
@@ -79,6 +81,10 @@ def end(ranks: Sequence[subprocess.Popen[bytes]], first: signal.Signals = signal
         while any(rank.poll() is None for rank in ranks) and time.monotonic() < deadline:
             time.sleep(POLL_S)
     _signal(ranks, signal.SIGKILL, group=True)
+
+
+def _log(results: Path, cell: Cell) -> Path:
+    return results / FOLDER / "logs" / f"{cell.key}.log"
 
 
 def _runs_here(cell: Cell, state: State, retry: str | None) -> bool:
@@ -105,12 +111,38 @@ def _turn() -> Generator[None]:
         yield
 
 
-def _ended(cell: Cell, state: State, codes: list[int]) -> str:
-    """The status of a cell whose processes have ended; a record that still says `running` is closed."""
+@dataclass(frozen=True)
+class Began:
+    """What there was of a cell when its run began: attempts, bytes of its log."""
+
+    when: str
+    attempts: int
+    logged: int
+
+    @classmethod
+    def now(cls, cell: Cell, state: State) -> Began:
+        log = _log(state.results, cell)
+        return cls(now(), len(state.of(cell)), log.stat().st_size if log.exists() else 0)
+
+    def said(self, log: Path) -> str:
+        """The output since then, its last MEBIBYTE."""
+        with log.open("rb") as file:
+            file.seek(max(self.logged, log.stat().st_size - MEBIBYTE))
+            return file.read(MEBIBYTE).decode(errors="replace")
+
+
+def _ended(cell: Cell, state: State, codes: list[int], began: Began) -> str:
+    """The status of a cell whose processes have ended. A record that still says `running` is closed; where the run left
+    none, one is written."""
     reason = f"all ranks exited without recording an end: exit codes {', '.join(map(str, codes))}"
-    for attempt in state.refresh().of(cell):
+    attempts = state.refresh().of(cell)
+    for attempt in attempts:
         if attempt.status == RUNNING:
             end_for_rank_0(attempt.folder, "error", reason)
+    if len(attempts) == began.attempts and any(codes):
+        from ddlbench.sweep.early import record_early_end  # torch comes with it
+
+        record_early_end(cell, state.results, codes, began.when, began.said(_log(state.results, cell)))
     return state.refresh().status(cell)
 
 

@@ -11,37 +11,27 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import socket
-import threading
 import uuid
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
+from ddlbench.heartbeat import SILENT_S, Heartbeat, Process, server_time
 from ddlbench.report.files import parse, read_bytes
 
 FOLDER = ".sweep"
-BEAT_S, STALE_S = 10.0, 120.0  # of heartbeats
 
 
 @dataclass(frozen=True)
-class Owner:
-    """Who holds a claim: a process, or the Slurm job of a name.
+class Owner(Process):
+    """Who holds a claim: a process, or the Slurm job of a name."""
 
-    place: host, its boot and its process namespace, which give a process number its meaning
-    """
-
-    place: str
-    pid: int
-    started: float
     job: str | None = None
 
     @classmethod
     def this(cls, job: str | None = None) -> Owner:
-        return cls(_place(), os.getpid(), psutil.Process().create_time(), job)
+        return cls(**vars(Process.this()), job=job)
 
 
 class Claim:
@@ -49,10 +39,7 @@ class Claim:
 
     def __init__(self, path: Path, owner: Owner) -> None:
         self.path, self.owner = path, owner
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="claim", daemon=True)
-        if owner.job is None:
-            self._thread.start()
+        self._heartbeat = Heartbeat(path) if owner.job is None else None
 
     def lost(self) -> bool:
         """Whether another process has taken over, because no heartbeat was seen: this one was stopped for long."""
@@ -60,16 +47,12 @@ class Claim:
 
     def release(self) -> None:
         """Let the next claim follow. Never raises: without it the next one follows once this process has ended."""
-        self._stop.set()
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
         with contextlib.suppress(OSError):
             new = self.path.with_name(f".{self.path.name}.{uuid.uuid4().hex}")
             new.write_text('{"released": true}')
             new.replace(self.path)
-
-    def _beat(self) -> None:
-        while not self._stop.wait(BEAT_S):
-            with contextlib.suppress(OSError):
-                os.utime(self.path)  # the file server's clock
 
 
 def claim(
@@ -107,7 +90,7 @@ def _held(path: Path, queued: Callable[[str], bool]) -> bool:
         return False
     owner = _owner(path)
     if owner is None:  # its owner may be writing it now
-        return _age(path) < STALE_S
+        return _age(path) < SILENT_S
     if owner.job is not None:
         return queued(owner.job) or _submitting(path, owner)
     return _alive(path, owner)
@@ -115,26 +98,17 @@ def _held(path: Path, queued: Callable[[str], bool]) -> bool:
 
 def _submitting(path: Path, owner: Owner) -> bool:
     """Between the claim and the end of its `sbatch` no job of the name is known yet."""
-    return _alive(path, owner) and _age(path) < STALE_S
+    return _alive(path, owner) and _age(path) < SILENT_S
 
 
 def _alive(path: Path, owner: Owner) -> bool:
-    if owner.place != _place():
-        return _age(path) < STALE_S
-    try:
-        return abs(psutil.Process(owner.pid).create_time() - owner.started) < 1
-    except psutil.Error:
-        return False
+    alive = owner.alive()
+    return _age(path) < SILENT_S if alive is None else alive
 
 
 def _age(path: Path) -> float:
     """Seconds since the last heartbeat, both by the file server's clock."""
-    now = path.parent / f".now-{uuid.uuid4().hex}"
-    try:
-        now.touch()
-        return now.stat().st_mtime - path.stat().st_mtime
-    finally:
-        now.unlink(missing_ok=True)
+    return server_time(path.parent) - path.stat().st_mtime
 
 
 def _owner(path: Path) -> Owner | None:
@@ -154,10 +128,3 @@ def _content(path: Path) -> dict[str, Any]:
 def _numbered(path: Path, more: int) -> Path:
     cell, _, number = path.name.rpartition(".")
     return path.with_name(f"{cell}.{int(number) + more}")
-
-
-def _place() -> str:
-    with contextlib.suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{socket.gethostname()} {boot} {Path('/proc/self/ns/pid').readlink()}"
-    return socket.gethostname()

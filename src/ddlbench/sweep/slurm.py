@@ -17,6 +17,7 @@ from ddlbench.sweep.state import State, due
 from ddlbench.sweep.study import Study
 
 SCRIPTS = Path(__file__).parents[3] / "scripts" / "slurm"
+SBATCH = "#SBATCH "  # begins the lines of a site's file that are options of sbatch
 NEXT = "--next"  # between the cells of a job, for run.sbatch
 SIGNAL_S = 180  # before its time limit Slurm signals the ranks 120 s (run.sbatch); a minute more to start
 
@@ -74,6 +75,7 @@ def submit(study: Study, cells: Sequence[Cell], state: State, options: Options, 
     """Submit what is due and held by nobody; a line for each job. UserError where Slurm refuses one: those before it
     are submitted."""
     due_cells = [cell for cell in cells if due(state.status(cell), retry) and not _invalid(cell)]
+    of_site = site_options(options.site)
     queued, lines, numbers = queue(), list[str](), list[str]()
     proofs: dict[str, str] = {}  # job of the smallest cell of each configuration
     planned = jobs(due_cells, options.pack)
@@ -88,7 +90,7 @@ def submit(study: Study, cells: Sequence[Cell], state: State, options: Options, 
         before = [] if job.proves else [proofs[cell.family] for cell in mine if cell.family in proofs]
         waits = _dependency(before, len(job.cells) == 1, numbers, options.throttle)
         try:
-            number = _sbatch(study, mine, state.results, name, [*waits, *options.sbatch], options)
+            number = _sbatch(study, mine, state.results, name, [*waits, *of_site, *options.sbatch], options)
         except UserError:
             for _, one in held:
                 if one is not None:
@@ -155,11 +157,25 @@ def _size(study: Study, cells: Sequence[Cell]) -> list[str]:
     ]
 
 
+def site_options(site: str | None) -> list[str]:
+    """The options of sbatch that a site's file has in its lines `#SBATCH ...`."""
+    if site is None:
+        return []
+    lines = _site_file(site).read_text(encoding="utf-8").splitlines()
+    return [word for line in lines if line.startswith(SBATCH) for word in shlex.split(line.removeprefix(SBATCH))]
+
+
 def _environment(options: Options) -> Mapping[str, str]:
     if options.site is None:
         return os.environ
-    named = "/" not in options.site
-    site = SCRIPTS / "site" / f"{options.site}.sh" if named else Path(options.site).resolve()
-    if not site.is_file():
-        raise UserError(f"--site {options.site}: there is no file {site}")
-    return {**os.environ, "DDLBENCH_SITE": str(site)}
+    return {**os.environ, "DDLBENCH_SITE": str(_site_file(options.site))}
+
+
+def _site_file(site: str) -> Path:
+    """Of a name, or of a path: a word with a slash."""
+    folder = SCRIPTS / "site"
+    path = Path(site).resolve() if "/" in site else folder / f"{site}.sh"
+    if not path.is_file():
+        known = ", ".join(sorted(each.stem for each in folder.glob("*.sh")))
+        raise UserError(f"--site {site}: there is no file {path}: give a path, or one of {known}")
+    return path

@@ -12,7 +12,11 @@ from typing import Any, cast
 
 from ddlbench.config.identity import added_later, measured_part
 from ddlbench.config.schema import Options
+from ddlbench.heartbeat import server_time
+from ddlbench.record.ending import end_for_rank_0
+from ddlbench.record.files import HEARTBEAT
 from ddlbench.report.files import Object, parse, read_bytes
+from ddlbench.report.gone import find_gone
 from ddlbench.sweep.plan import Cell, key_of
 
 MISSING, RUNNING = "missing", "running"
@@ -84,7 +88,7 @@ class State:
 
     def _read(self, folder: Path) -> None:
         try:
-            self.attempts[folder] = _attempt(folder, parse(read_bytes(folder / "run.json")))
+            self.attempts[folder] = _attempt(folder, _with_end(folder, parse(read_bytes(folder / "run.json"))))
             self.unreadable.discard(folder)
         except Exception:  # whatever a file holds, the others count; the report says what is wrong with it
             self.unreadable.add(folder)
@@ -110,6 +114,20 @@ def _directories(folder: Path) -> list[Path]:
         return []
 
 
+def _with_end(folder: Path, record: Object) -> Object:
+    """A record whose run was killed, all ranks at once, gets its end here: no process is left that would write it."""
+    if record["status"] != RUNNING or not (folder / HEARTBEAT).exists():
+        return record
+    gone = find_gone(folder, server_time(folder))
+    if gone is None:
+        return record
+    end_for_rank_0(folder, "killed", gone.reason, gone.last)
+    now = parse(read_bytes(folder / "run.json"))
+    if now["status"] != RUNNING:
+        return now
+    return record | {"status": "killed", "reason": gone.reason, "times": {**record["times"], "end": gone.last}}
+
+
 def _attempt(folder: Path, record: Object) -> Attempt:
     config, launch, times = (cast(dict[str, Any], record[name]) for name in ("config", "launch", "times"))
     before = added_later(Options) | cast(dict[str, Any], record.get("config_added_later") or {})
@@ -120,6 +138,6 @@ def _attempt(folder: Path, record: Object) -> Attempt:
         str(record["status"]),
         str(record.get("reason") or ""),
         start,
-        (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds() if end else None,
+        max(0.0, (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds()) if end else None,
         gpus,
     )

@@ -62,7 +62,7 @@ class Study:
 
     def words(self, point: Plain) -> tuple[str, ...]:
         """ddlbench's command line, without seed and repeat. GPU count and batch rule are taken out of the keys."""
-        keys = dict(self.keys)
+        keys: dict[str, Any] = {"preflight": True, **self.keys}
         for setting in self.settings:
             if _matches(setting.where, point):
                 keys |= setting.keys

@@ -1,0 +1,95 @@
+"""A file that names a process and whose time that process renews: others tell from it whether the process has ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+BEAT_S = 10.0  # between two heartbeats: parallel file systems must not be kept busy
+SILENT_S = 120.0  # without a heartbeat for so long, a process on another host counts as ended
+
+
+@dataclass(frozen=True)
+class Process:
+    """place: host, its boot and its process namespace, which give a process number its meaning
+    started: seconds from the boot to its start
+    """
+
+    place: str
+    pid: int
+    started: float
+
+    @classmethod
+    def this(cls) -> Process:
+        return cls(this_place(), os.getpid(), _started(os.getpid()))
+
+    def alive(self) -> bool | None:
+        """Whether it has not ended; None for a process of another host, of which only heartbeats are known."""
+        if self.place != this_place():
+            return None
+        try:
+            return abs(_started(self.pid) - self.started) < 1
+        except (psutil.Error, ProcessLookupError):
+            return False
+
+
+class Heartbeat:
+    """Renews the time of a file until it is stopped, or until the file is gone. It changes no content."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._stopped = threading.Event()
+        self.thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
+        self.thread.start()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _beat(self) -> None:
+        while not self._stopped.wait(BEAT_S):
+            try:
+                os.utime(self.path)  # the file server's clock
+            except FileNotFoundError:
+                return
+            except OSError:
+                continue
+
+
+def server_time(folder: Path) -> float:
+    """Now, by the clock that gives the files of a folder their times; this host's where nothing can be written."""
+    probe = folder / f".now-{uuid.uuid4().hex}"
+    try:
+        probe.touch()
+        return probe.stat().st_mtime
+    except OSError:
+        return time.time()
+    finally:
+        with contextlib.suppress(OSError):
+            probe.unlink(missing_ok=True)
+
+
+def _started(pid: int) -> float:
+    """As the kernel counts it (proc(5), field 22 of stat): psutil's times move when the clock is set. Raises
+    ProcessLookupError for a process that has ended and is not collected yet, psutil.Error where there is none."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return psutil.Process(pid).create_time()
+    if fields[0] in "ZX":
+        raise ProcessLookupError(pid)
+    return int(fields[19]) / os.sysconf("SC_CLK_TCK")
+
+
+def this_place() -> str:
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{socket.gethostname()} {boot} {Path('/proc/self/ns/pid').readlink()}"
+    return socket.gethostname()

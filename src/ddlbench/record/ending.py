@@ -1,0 +1,78 @@
+"""run.json as a file, replaced whole, and its end where rank 0 does not live to write it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from ddlbench.record.files import CLAIM, HEARTBEAT, RESERVE
+
+DEAD_CLAIM_S = 30.0  # after so long, the process that claimed to write the end has not lived to do it
+
+
+def end_for_rank_0(folder: Path, status: str, reason: str, ended: str | None = None) -> bool:
+    """Another rank, or a sweep where no rank is left, writes the end into run.json, once; whether this call did.
+    `running` may stay where the folder cannot be reached from here. ended: when, if not now"""
+    try:
+        content = json.loads((folder / "run.json").read_text())
+        if content["status"] != "running" or not _claim_end(folder / CLAIM):
+            return False
+        content |= {"status": status, "reason": reason, "times": {**content["times"], "end": ended or now()}}
+        write_json(folder / "run.json", content)
+        for name in (RESERVE, HEARTBEAT):
+            (folder / name).unlink(missing_ok=True)
+        return True
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _claim_end(claim: Path) -> bool:
+    """Whether this process is the one that writes the end: the first, or the next after one that was killed at it."""
+    try:
+        claim.touch(exist_ok=False)
+    except FileExistsError:
+        return abs(time.time() - claim.stat().st_mtime) > DEAD_CLAIM_S
+    return True
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Replace a file whole: temporary file in the same folder, flush, fsync, rename."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("w") as file:
+            json.dump(plain(content), file, indent=1)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()  # half a file would hold the space that the next one needs
+        raise
+
+
+def why(error: OSError) -> str:
+    """In the system's words, also where a library has put it in its own."""
+    return os.strerror(error.errno) if error.errno else str(error)
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def plain(value: Any) -> Any:
+    """What JSON can hold: a number that is not finite is unknown, null."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value

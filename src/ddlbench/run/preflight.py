@@ -1,0 +1,138 @@
+"""preflight=true: before anything is measured, each rank computes and communicates for a moment; slow ranks are named.
+
+One rank on a slow or broken node slows all others at every step. Each rank multiplies two matrices of ones (the result
+is known), all ranks add up one buffer; the fastest of a few repetitions counts, so that a moment's load does not.
+Not run on a GPU yet.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median_low
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ddlbench.config.schema import Config
+from ddlbench.errors import RunError
+from ddlbench.measure.environment import gpu, known
+from ddlbench.measure.nvml import gpu_state_reader
+from ddlbench.ranks.control import all_gather, single_process
+from ddlbench.record.ending import write_json
+from ddlbench.run.start import Records
+
+SIDES = {"cpu": 512, "cuda": 4096}  # of the matrices: 10 ms and more on both
+REDUCED_BYTES = {"cpu": 2**22, "cuda": 2**26}
+WARMUP, REPEATS = 2, 5
+FILE = "preflight.json"  # beside run.json: one row a rank
+NAMED = 5  # slow ranks that one line names
+
+
+@dataclass(frozen=True)
+class Check:
+    """What one rank found. clock_mhz: of the GPU, right after the multiplications; seconds: the fastest repetition."""
+
+    rank: int
+    host: str
+    device: str
+    clock_mhz: int | None
+    correct: bool
+    matmul_s: float
+    all_reduce_s: float | None  # None for one rank
+
+
+def check_rank(rank: int, host: str, device: torch.device) -> Check:
+    """Compute and communicate. All ranks call this."""
+    seconds, correct = _multiply(device)
+    reader = gpu_state_reader(device)
+    clock = known(lambda: reader().clock_mhz) if reader else None
+    reduced = _all_reduce_s(device)
+    cuda = device.type == "cuda"
+    if cuda:
+        torch.cuda.empty_cache()  # the measured run begins with an empty allocator
+    return Check(rank, host, str(gpu(device)["gpu_model"]) if cuda else "cpu", clock, correct, seconds, reduced)
+
+
+def _multiply(device: torch.device) -> tuple[float, bool]:
+    """Seconds of a product of matrices of ones, and whether each of its elements is their size."""
+    side = SIDES[device.type]
+    ones = torch.ones(side, side, device=device)
+    product = torch.empty_like(ones)
+    seconds = _fastest(lambda: torch.mm(ones, ones, out=product), device)
+    return seconds, bool((product == side).all().item())
+
+
+def _all_reduce_s(device: torch.device) -> float | None:
+    if single_process():
+        return None
+    buffer = torch.zeros(REDUCED_BYTES[device.type] // 4, device=device)
+    return _fastest(lambda: dist.all_reduce(buffer), device)
+
+
+def _fastest(work: Callable[[], object], device: torch.device) -> float:
+    seconds: list[float] = []
+    for _ in range(WARMUP + REPEATS):
+        began = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - began)
+    return min(seconds[WARMUP:])
+
+
+def slow_ranks(checks: Sequence[Check], factor: float) -> dict[int, str]:
+    """Ranks that multiply `factor` times as slowly as the median of all, or more, in words, the slowest first."""
+    usual = median_low(check.matmul_s for check in checks)
+    slow = [check for check in checks if check.matmul_s >= factor * usual]
+    return {
+        check.rank: f"rank {check.rank} on {check.host} computes {check.matmul_s / usual:.1f} times as slowly as the "
+        f"median rank ({check.matmul_s * 1000:.1f} ms, {usual * 1000:.1f} ms)"
+        for check in sorted(slow, key=lambda check: check.matmul_s, reverse=True)
+    }
+
+
+def require_sound(checks: Sequence[Check], stop: float | None) -> None:
+    """RunError for a rank that computes wrongly, or `stop` times as slowly as the median. The same on every rank."""
+    remedy = "exclude its node (sbatch --exclude), or have it repaired"
+    for check in checks:
+        if not check.correct:
+            wrong = f"rank {check.rank} on {check.host} computes wrongly: a matrix product of ones is not its size"
+            raise RunError(f"pre-flight: {wrong}: {remedy}")
+    if stop is not None and (slow := slow_ranks(checks, stop)):
+        more = f" and {len(slow) - NAMED} more" if len(slow) > NAMED else ""
+        named = "; ".join(list(slow.values())[:NAMED])
+        raise RunError(f"pre-flight: {named}{more}: {remedy}, or set preflight_stop=null to run in spite of it")
+
+
+def section(checks: Sequence[Check], device: torch.device, slow: Mapping[int, str], seconds: float) -> dict[str, Any]:
+    """Of run.json."""
+    side, times = SIDES[device.type], [check.matmul_s for check in checks]
+    reduced = [check.all_reduce_s for check in checks if check.all_reduce_s is not None]
+    return {
+        "seconds": seconds,
+        "matmul_flops_per_s_min": 2 * side**3 / max(times),
+        "matmul_flops_per_s_median": 2 * side**3 / median_low(times),
+        "slowest_factor": max(times) / median_low(times),
+        "all_reduce_bytes": REDUCED_BYTES[device.type] if reduced else None,
+        "all_reduce_s": max(reduced, default=None),
+        "slow": list(slow.values()),
+    }
+
+
+def preflight(config: Config, records: Records, device: torch.device) -> None:
+    """Check all ranks, and put what was found into the record: a row for each rank in preflight.json. All ranks call
+    this. RunError, on every rank, for a rank that is broken or too slow."""
+    began = time.perf_counter()
+    checks: list[Check] = all_gather(check_rank(records.launch.rank, socket.gethostname(), device))
+    slow = slow_ranks(checks, config.preflight_warn)
+    if records.record:
+        write_json(records.record.folder / FILE, {"ranks": [asdict(check) for check in checks]})
+        records.record.add(preflight=section(checks, device, slow, time.perf_counter() - began))
+        for line in list(slow.values())[:NAMED]:
+            print(f"ddlbench: warning: {line}", file=sys.stderr, flush=True)
+    require_sound(checks, config.preflight_stop)

@@ -1,0 +1,54 @@
+"""A cell whose run ended before it had a record (wrong data folder, an import that fails): its row, from exit codes and
+output."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+
+from ddlbench.config.compose import configuration, configurations
+from ddlbench.errors import PeerFailed, Unavailable, Unsupported, UserError
+from ddlbench.record.record import Record, run_id
+from ddlbench.sweep.plan import Cell
+
+STATUSES = {
+    **{kind.exit_code: kind.status for kind in (UserError, Unsupported, Unavailable)},
+    7: "oom",
+    8: "timeout",
+    128 + signal.SIGUSR1: "killed",
+}
+INTERRUPTS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+SAID = re.compile(r"ddlbench(?: \(rank \d+\))?: (?!warning: |advice: |the record )(?:[a-z]+: )?(.+)")
+LONGEST = 1000  # letters of a reason
+
+
+def record_early_end(cell: Cell, results: Path, codes: Sequence[int], began: str, said: str) -> bool:
+    """Write a record without measurements for a run that left none; False for a run that a signal interrupted: its cell
+    is still to be run.
+
+    began: when, as the times of a record are written; said: the output of all ranks
+    """
+    interrupts = {code for number in INTERRUPTS for code in (-number, 128 + number)}
+    if interrupts.issuperset(code for code in codes if code):  # a sweep ends the others of a rank that failed
+        return False
+    with configurations():
+        config = configuration(*cell.words)
+    code = next((code for code in codes if code not in (0, PeerFailed.exit_code, *interrupts)), max(codes))
+    content = {
+        "times": {"start": began, "end": None},
+        "config": config.resolved,
+        "config_added_later": config.added_later,
+        "launch": {"world_size": cell.gpus, "nodes": 1, "ranks_per_node": cell.gpus},
+        "dataset": {"name": config.data.name, "kind": config.data.kind},
+    }
+    name = run_id(config.identity(), cell.gpus, 1, "unknown")
+    return Record.open(str(results), name, content).finish(STATUSES.get(code, "error"), _reason(codes, said))
+
+
+def _reason(codes: Sequence[int], said: str) -> str:
+    lines = [match[1] for line in said.splitlines() if (match := SAID.fullmatch(line.strip()))]
+    exits = f"the run ended before it had a record: exit codes {', '.join(map(str, codes))}"
+    signals = [f"rank {rank} received SIGUSR1" for rank, code in enumerate(codes) if code == 128 + signal.SIGUSR1]
+    return "; ".join([*(lines[:1] or signals[:1]), exits])[:LONGEST]

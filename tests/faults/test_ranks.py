@@ -1,0 +1,161 @@
+"""Faults of single ranks, in every family of frameworks: what was measured before stays, no process is left, the record
+says why. docs/reliability.md lists the faults and their tests."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from pathlib import Path
+
+import pandas as pd
+import psutil
+import pytest
+
+from ddlbench.report.read import read_all
+from tests.support.faults import end, patience_s, record, start
+from tests.support.libraries import needs_horovod
+from tests.support.waiting import WITHIN_S, wait_until
+
+# The third step is the first one of epoch 1: epoch 0 has been recorded.
+TWO_EPOCHS = ("train.steps=2", "train.epochs=3")
+FAMILIES = [
+    ("ddp", "Broken"),
+    ("local_sgd", "BrokenLocalSGD"),
+    ("fsdp", "BrokenFSDP"),
+    ("zero2", "BrokenDeepSpeed"),
+    ("tensor", "BrokenTensor"),
+    ("gpipe", "BrokenHybrid"),
+    ("hybrid", "BrokenHybrid"),
+    ("pipedream", "BrokenPipeDream"),
+    pytest.param("horovod", "BrokenHorovod", marks=needs_horovod),
+]
+
+
+def options(framework: str) -> list[str]:
+    """One sample a micro batch would be too few for BatchNorm where a pipeline cuts the batch by itself."""
+    return ["train.global_batch=16", *["framework.tp=2"] * (framework == "hybrid")]
+
+
+def require_first_epoch(folder: Path, ranks: int) -> None:
+    """What was measured before the fault can be read: the epoch's line, every step of every rank, the summary."""
+    (attempt,) = read_all([folder]).attempts
+    assert attempt.warnings == ()
+    assert [row["epoch"] for row in attempt.epochs] == [0]
+    assert attempt.record["summary"]["epochs_done"] == 1
+    steps = pd.read_parquet(attempt.path / "steps.parquet")
+    assert steps.groupby("rank").size().to_dict() == dict.fromkeys(range(ranks), 2)
+    assert not list(attempt.path.glob(".run.json.*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("framework", "target"), FAMILIES)
+@pytest.mark.parametrize("on", [0, 1])
+def test_a_rank_is_killed(tmp_path: Path, framework: str, target: str, on: int) -> None:
+    words = [*options(framework), *TWO_EPOCHS, f"+framework.on={on}"]
+    codes, said = end(start(tmp_path, "kill", *words, framework=framework, target=target))
+    assert codes[on] == -signal.SIGKILL
+    assert codes[1 - on] not in (0, None), said
+    content = record(tmp_path)
+    assert content["status"] == "error", said
+    assert re.match(rf"rank {on}( \(.*, pid \d+\)|, which held the rendezvous store,) ended", content["reason"]), said
+    require_first_epoch(tmp_path, ranks=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("on", [0, 1, 2])
+def test_the_first_the_middle_or_the_last_of_three_ranks_is_killed(tmp_path: Path, on: int) -> None:
+    words = ["train.global_batch=6", *TWO_EPOCHS, f"+framework.on={on}"]
+    codes, said = end(start(tmp_path, "kill", *words, ranks=3))
+    assert codes[on] == -signal.SIGKILL
+    assert all(code != 0 for code in codes)
+    content = record(tmp_path)
+    assert (content["status"], content["times"]["end"] is not None) == ("error", True), said
+    assert content["reason"].startswith(f"rank {on}"), content["reason"]
+    require_first_epoch(tmp_path, ranks=3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("framework", "target"), FAMILIES)
+def test_a_rank_is_stopped(tmp_path: Path, framework: str, target: str) -> None:
+    """The others end at the limit; the stopped one, when it goes on, too, and without a word in the record."""
+    words = [*options(framework), *TWO_EPOCHS, f"train.timeout_s={patience_s()}"]
+    other, stopped = start(tmp_path, "stop", *words, framework=framework, target=target)
+    try:
+        assert other.wait(WITHIN_S) not in (0, None)
+        content = record(tmp_path)
+        assert content["status"] == "timeout"
+        assert "train.timeout_s" in content["reason"]
+        assert "rank 1" in content["reason"], content["reason"]
+        stopped.send_signal(signal.SIGCONT)
+        assert stopped.wait(WITHIN_S) != 0
+    finally:
+        for process in (other, stopped):
+            process.kill()
+            process.communicate()
+    assert record(tmp_path) == content
+    require_first_epoch(tmp_path, ranks=2)
+
+
+def test_an_allocator_that_has_no_memory_is_oom(tmp_path: Path) -> None:
+    """torch's own allocator on the CPU, not a planted exception."""
+    codes, said = end(start(tmp_path, "allocate", *TWO_EPOCHS))
+    assert codes == [6, 7], said
+    content = record(tmp_path)
+    assert content["status"] == "oom"
+    assert re.match(r"rank 1: RuntimeError: .*can't allocate memory", content["reason"])
+    require_first_epoch(tmp_path, ranks=2)
+
+
+@pytest.mark.slow
+def test_the_workers_of_a_killed_rank_end(tmp_path: Path) -> None:
+    images = ["loader=native", "loader.workers=2", "data.sample_train=40", "data.sample_val=20", "train.steps=2"]
+    ranks = start(tmp_path, "kill", *images, "train.epochs=3")
+    workers: set[psutil.Process] = set()
+
+    def watch() -> bool:
+        for rank in ranks:
+            if rank.poll() is None:
+                workers.update(psutil.Process(rank.pid).children())
+        return all(rank.poll() is not None for rank in ranks)
+
+    wait_until(watch)
+    end(ranks)
+    assert len(workers) >= 2
+    _, left = psutil.wait_procs(workers, timeout=30)
+    assert left == []
+    assert record(tmp_path)["status"] == "error"
+
+
+@pytest.mark.slow
+def test_a_library_that_one_node_lacks_is_a_row(tmp_path: Path) -> None:
+    codes, said = end(start(tmp_path, "unavailable", *TWO_EPOCHS))
+    assert codes == [6, 4], said
+    content = record(tmp_path)
+    assert (content["status"], content["reason"]) == ("unavailable", "planted: no library on this node: install it")
+
+
+@pytest.mark.slow
+def test_data_that_one_node_lacks_end_both_ranks_with_a_row(tmp_path: Path) -> None:
+    """Rank 1 says what is missing and never connects; rank 0 waits for it no longer than its limit."""
+    codes, said = end(start(tmp_path, "none", "+data=OnOneNode", f"train.timeout_s={patience_s()}"))
+    assert codes == [8, 2], said
+    assert "data.root=/planted is no folder here" in said[1]
+    content = record(tmp_path)
+    assert content["status"] == "timeout"
+    assert "could not connect" in content["reason"] or "no connection to the other ranks" in content["reason"]
+
+
+@pytest.mark.slow
+def test_what_a_killed_run_left_half_written_harms_no_reader(tmp_path: Path) -> None:
+    """Half a line of epochs.jsonl, half a file of steps.parquet, half a run.json before its rename."""
+    codes, said = end(start(tmp_path, "kill", *TWO_EPOCHS))
+    assert codes[1] == -signal.SIGKILL, said
+    (folder,) = tmp_path.glob("*/attempt-1")
+    with (folder / "epochs.jsonl").open("a") as lines:
+        lines.write('{"epoch": 1, "tra')
+    (folder / ".run.json.4711").write_text('{"status": "ru')
+    (attempt,) = read_all([tmp_path]).attempts
+    assert [row["epoch"] for row in attempt.epochs] == [0]
+    assert "1 line(s) of epochs.jsonl cannot be read" in " ".join(attempt.warnings)
+    assert attempt.record["status"] == json.loads((folder / "run.json").read_text())["status"] == "error"

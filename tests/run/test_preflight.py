@@ -1,0 +1,136 @@
+"""The pre-flight check: what it computes by hand, on two ranks of which one is slow, and in a whole run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from ddlbench.errors import RunError, UserError
+from ddlbench.record.record import Record
+from ddlbench.run import preflight as module
+from ddlbench.run.preflight import Check, preflight, require_sound, section, slow_ranks
+from tests.support.configs import composed
+from tests.support.ranks import run_ranks
+from tests.support.runs import SMALL, record
+
+CPU = torch.device("cpu")
+GOOD = Check(0, "a", "cpu", None, True, 0.010, 0.002)
+# Rank 2 takes 25 ms where the median rank takes 10 ms.
+FOUR = [GOOD, replace(GOOD, rank=1), replace(GOOD, rank=2, host="b", matmul_s=0.025), replace(GOOD, rank=3, host="b")]
+
+
+def test_a_rank_is_slow_against_the_median_of_all() -> None:
+    assert list(slow_ranks(FOUR, 2.5)) == [2]
+    assert slow_ranks(FOUR, 2.6) == {}
+    expected = "rank 2 on b computes 2.5 times as slowly as the median rank (25.0 ms, 10.0 ms)"
+    assert slow_ranks(FOUR, 1.5)[2] == expected
+    assert slow_ranks([GOOD], 1.5) == {}
+
+
+def test_the_slowest_of_many_comes_first_and_the_line_stays_short() -> None:
+    many = [replace(GOOD, rank=rank, matmul_s=0.1 + rank / 1000) for rank in range(10)]
+    with pytest.raises(RunError, match=r"pre-flight: rank 9 on a .*; rank 5 on a [^;]* and 5 more: exclude its node"):
+        require_sound([*many, *[replace(GOOD, rank=rank) for rank in range(10, 30)]], 4.0)
+
+
+def test_a_slow_rank_ends_the_run_only_beyond_the_limit() -> None:
+    require_sound(FOUR, None)
+    require_sound(FOUR, 3.0)
+    with pytest.raises(RunError, match=r"rank 2 on b computes 2\.5 times as slowly"):
+        require_sound(FOUR, 2.0)
+
+
+def test_a_rank_that_computes_wrongly_ends_the_run_in_any_case() -> None:
+    with pytest.raises(RunError, match="rank 1 on a computes wrongly"):
+        require_sound([GOOD, replace(GOOD, rank=1, correct=False)], None)
+
+
+def test_the_figures_of_the_record() -> None:
+    found = section(FOUR, CPU, slow_ranks(FOUR, 1.5), 0.5)
+    assert found["matmul_flops_per_s_min"] == 2 * 512**3 / 0.025
+    assert found["matmul_flops_per_s_median"] == 2 * 512**3 / 0.010
+    assert found["slowest_factor"] == pytest.approx(2.5)
+    assert (found["all_reduce_bytes"], found["all_reduce_s"], found["seconds"]) == (4 * 2**20, 0.002, 0.5)
+    alone = section([replace(GOOD, all_reduce_s=None)], CPU, {}, 0.5)
+    assert (alone["all_reduce_bytes"], alone["all_reduce_s"], alone["slow"]) == (None, None, [])
+
+
+def checked(folder: str) -> list[Any]:
+    """What two ranks say, of which the second is slow: first with a warning alone, then beyond the limit."""
+    import torch.distributed as dist
+
+    rank = dist.get_rank()
+    multiply = module._multiply
+    if rank == 1:
+        module._multiply = lambda device: (1.0, multiply(device)[1])
+    record = Record.open(folder, "run", {}) if rank == 0 else None
+    records: Any = SimpleNamespace(launch=SimpleNamespace(rank=rank), record=record)
+    said: list[Any] = []
+    for stop in (None, 1.5):
+        config: Any = SimpleNamespace(preflight_warn=1.5, preflight_stop=stop)
+        try:
+            preflight(config, records, CPU)
+            said.append(record.content["preflight"] if record else "no record")
+        except RunError as error:
+            said.append(str(error))
+    return said
+
+
+@cache
+def two() -> tuple[list[Any], dict[str, Any]]:
+    with TemporaryDirectory() as folder:
+        said = run_ranks(2, checked, folder)
+        return said, json.loads((Path(folder) / "run/attempt-1/preflight.json").read_text())
+
+
+def test_a_slow_rank_is_named_in_the_record() -> None:
+    (first, _), (other, _) = two()[0]
+    assert [line.partition(" on ")[0] for line in first["slow"]] == ["rank 1"]
+    assert first["matmul_flops_per_s_min"] == 2 * 512**3
+    assert first["all_reduce_s"] > 0
+    assert other == "no record"
+
+
+def test_beyond_the_limit_every_rank_raises_the_same() -> None:
+    (_, one), (_, other) = two()[0]
+    assert one == other
+    assert one.startswith("pre-flight: rank 1 on ")
+    assert one.endswith("or set preflight_stop=null to run in spite of it")
+
+
+def test_every_rank_has_a_row_beside_the_record() -> None:
+    rows = two()[1]["ranks"]
+    assert [(row["rank"], row["correct"], row["device"]) for row in rows] == [(0, True, "cpu"), (1, True, "cpu")]
+    assert rows[1]["matmul_s"] == 1.0 > rows[0]["matmul_s"] > 0
+
+
+def test_a_run_records_its_check_and_trains_the_same(ddlbench, tmp_path: Path) -> None:
+    """The check is no part of the start-up that is reported, and draws no random numbers."""
+    assert ddlbench(*SMALL, "preflight=true")[0] == 0
+    content = record(tmp_path)
+    assert content["preflight"]["seconds"] <= content["spans"]["preflight_s"]
+    parts = sum(content["spans"][name] for name in ("imports_s", "connecting_s", "setup_s"))
+    assert content["summary"]["startup_s"] == pytest.approx(parts)
+    assert ddlbench(*SMALL, "results_dir=without")[0] == 0
+    (other,) = (tmp_path / "without").glob("*/attempt-1")
+    assert other.parent.name == content["run_id"]
+    losses = [
+        [json.loads(line)["train_loss"] for line in (folder / "epochs.jsonl").read_text().splitlines()]
+        for folder in (other, tmp_path / "results" / content["run_id"] / "attempt-1")
+    ]
+    assert losses[0] == losses[1]
+    assert "preflight" not in json.loads((other / "run.json").read_text())
+
+
+@pytest.mark.parametrize("words", ["preflight_warn=1", "preflight_stop=0.5"])
+def test_a_factor_that_every_rank_reaches_is_refused(words: str) -> None:
+    with pytest.raises(UserError, match="must be greater than 1: so many times as slowly as the median rank"):
+        composed("+framework=ddp", "+model=resnet50", words)

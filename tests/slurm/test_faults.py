@@ -1,0 +1,139 @@
+"""Faults that a cluster brings, under clusters of their own: what they break, no other test uses."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ddlbench.report.read import read_all
+from tests.slurm.cluster import COMMANDS, Slurm, obstacle
+from tests.slurm.test_slurm import SCRIPTS, TINY, records
+from tests.support.processes import PYTHON, need
+from tests.support.waiting import wait_until
+from tests.sweep.studies import KEYS, write
+from tests.sweep.test_local import ranks, statuses
+
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(900)]
+LONG = (*TINY[:-3], "train.steps=5", "train.epochs=100000", "train.validate=false", "train.global_batch=8")
+GIB = 2**30
+
+
+@pytest.fixture
+def cluster() -> Iterator[Slurm]:
+    if (reason := obstacle()) is not None:
+        pytest.skip(reason)
+    need(COMMANDS)
+    with Slurm() as slurm:
+        yield slurm
+
+
+def submit(slurm: Slurm, results: Path, *words: str) -> str:
+    options = ("--parsable", "-N2", "--ntasks-per-node=1", f"--output={results}.txt")
+    done = slurm.run(
+        "sbatch", *options, SCRIPTS / "run.sbatch", *words, f"results_dir={results}", DDLBENCH_PYTHON=PYTHON
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def measured(results: Path) -> int:
+    """Epochs of the only record, 0 where there is none."""
+    return sum(record.get("summary", {}).get("epochs_done", 0) for record in records(results))
+
+
+def test_scancel_leaves_a_killed_row_with_its_epochs_and_no_process(cluster: Slurm, tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    job = submit(cluster, results, *LONG)
+    wait_until(lambda: measured(results) >= 2)
+    cluster.run("scancel", job)
+    assert cluster.wait(job, timeout=60) == ["CANCELLED"]
+    wait_until(lambda: not ranks(results))
+    (attempt,) = read_all([results]).attempts
+    assert attempt.record["status"] == "killed"
+    assert "SIGTERM" in attempt.record["reason"]
+    assert len(attempt.epochs) >= 2
+
+
+def on_last_node(cluster: Slurm) -> list[psutil.Process]:
+    """The processes of the last node: its daemon and all that have its host name."""
+    node = host_name_space(cluster.daemons[-1].pid)
+    return [process for process in psutil.process_iter() if host_name_space(process.pid) == node]
+
+
+def host_name_space(process: int) -> Path | None:
+    try:
+        return Path(f"/proc/{process}/ns/uts").readlink()
+    except OSError:  # it has ended
+        return None
+
+
+def sweep(slurm: Slurm, study: Path, results: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = (sys.executable, "-m", "ddlbench.sweep", study, f"results_dir={results}", *options)
+    return slurm.run(*command, timeout=400, DDLBENCH_PYTHON=sys.executable)
+
+
+ON_CPUS = ("--slurm", "--sbatch=--gpus-per-node=0")
+
+
+def test_a_lost_node_is_a_row_and_its_cell_runs_again_once_the_node_is_back(cluster: Slurm, tmp_path: Path) -> None:
+    """slurmd, the step's daemon and the ranks of node2 are killed, as by a loss of power."""
+    keys = KEYS | {"train.epochs": 40, "train.steps": 40, "batch": 8}
+    study = write(tmp_path, axes={"framework": ["ddp"], "gpus": [2]}, exclude=[], keys=keys, gpus_per_node=1)
+    results = tmp_path / "results"
+    first = sweep(cluster, study, results, *ON_CPUS)
+    assert first.returncode == 0, first.stderr
+    wait_until(lambda: measured(results) >= 1)
+    for process in on_last_node(cluster):
+        process.kill()
+    wait_until(lambda: statuses(results)["ddp 2 error"] == 1)
+    (attempt,) = read_all([results]).attempts
+    assert "rank 1 (node2, pid" in attempt.record["reason"]
+    assert attempt.record["summary"]["epochs_done"] >= 1
+    wait_until(lambda: not ranks(results))
+    cluster._start(*cluster._inside("node2"), "slurmd", "-D", "-N", "node2")
+    wait_until(lambda: not cluster.run("squeue", "-h").stdout)
+    again = sweep(cluster, study, results, *ON_CPUS, "--retry", "failed")
+    assert again.returncode == 0, again.stderr
+    assert again.stdout.count("job ") == 1
+    wait_until(lambda: statuses(results)["ddp 2 ok"] == 1)
+    assert statuses(results) == {"ddp 2 ok": 1, "ddp 2 error": 1}
+
+
+def test_a_controller_that_is_down_while_a_sweep_submits(cluster: Slurm, tmp_path: Path) -> None:
+    study, results = write(tmp_path, axes={"framework": ["single"]}, exclude=[], repeats=2), tmp_path / "results"
+    controller = cluster.daemons[1]
+    controller.send_signal(signal.SIGKILL)
+    controller.wait()
+    refused = sweep(cluster, study, results, *ON_CPUS)
+    assert refused.returncode == 2
+    assert "sbatch refused a job of 1 GPUs" in refused.stderr
+    cluster._start("slurmctld", "-D")
+    cluster.daemons.insert(1, cluster.daemons.pop())
+    cluster._wait(lambda: cluster.run("squeue", "-h").returncode == 0)
+    assert sweep(cluster, study, results, *ON_CPUS).stdout.count("job ") == 2
+    assert sweep(cluster, study, results, *ON_CPUS).stdout == "nothing to submit\n"
+    wait_until(lambda: statuses(results) == {"single 1 ok": 2})
+
+
+def test_thirty_two_ranks_on_eight_nodes_complete_a_run(tmp_path: Path) -> None:
+    if (reason := obstacle()) is not None:
+        pytest.skip(reason)
+    need(COMMANDS)
+    if psutil.virtual_memory().available < 18 * GIB:
+        pytest.skip("needs 18 GiB of free memory: half a GiB for each of 32 ranks")
+    with Slurm(nodes=8, cpus=4) as slurm:
+        words = (*TINY[:-3], "train.steps=2", "train.epochs=2", "train.validate=false", "train.global_batch=32")
+        command = (PYTHON, "-m", "ddlbench", *words, f"results_dir={tmp_path}/runs", "progress=false", "preflight=true")
+        done = slurm.run("srun", "-N8", "-n32", "--ntasks-per-node=4", *command, timeout=800)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (record,) = records(tmp_path / "runs")
+    assert record["status"] == "ok"
+    assert (record["launch"]["world_size"], record["launch"]["nodes"]) == (32, 8)
+    assert record["ledger"]["samples"] == 2 * 2 * 32
+    assert len(record["launch"]["hosts"]) == 8

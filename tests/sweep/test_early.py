@@ -1,0 +1,76 @@
+"""Cells whose run ends before it has a record."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+from ddlbench.report.read import read_all
+from ddlbench.sweep.early import record_early_end
+from ddlbench.sweep.local import run_cells
+from ddlbench.sweep.plan import Cell, plan
+from ddlbench.sweep.state import State
+from ddlbench.sweep.study import load
+from tests.sweep.studies import write
+
+BEGAN = "2026-01-01T10:00:00.000+00:00"
+
+
+@pytest.fixture
+def cell(tmp_path: Path) -> Cell:
+    study = write(tmp_path, axes={"framework": ["ddp"], "gpus": [2]}, exclude=[])
+    (found,) = plan(load(str(study)), torch.device("cpu"))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("codes", "said", "status", "reason"),
+    [
+        (
+            [2, 2],
+            "ddlbench: warning: w\nddlbench: no folder /x: give one\nddlbench (rank 1): no",
+            "error",
+            "no folder /x",
+        ),
+        ([6, 4], "ddlbench: unavailable: no library y\n", "unavailable", "no library y"),
+        ([-signal.SIGKILL, 6], "Traceback\n", "error", "the run ended before it had a record: exit codes -9, 6"),
+        ([143, 2], "ddlbench (rank 1): no folder /x on node2", "error", "no folder /x on node2"),
+        ([138, 138], "", "killed", "rank 0 received SIGUSR1"),
+        ([8, 6], "ddlbench: timeout: no connection", "timeout", "no connection"),
+    ],
+)
+def test_a_run_without_a_record_gets_a_row(
+    tmp_path: Path, cell: Cell, codes: list[int], said: str, status: str, reason: str
+) -> None:
+    assert record_early_end(cell, tmp_path / "results", codes, BEGAN, said)
+    (attempt,) = read_all([tmp_path / "results"]).attempts
+    assert attempt.record["status"] == status
+    assert attempt.record["reason"].startswith(reason)
+    assert attempt.record["times"]["start"] == BEGAN
+    assert State(tmp_path / "results").refresh().status(cell) == status
+    assert [path.name for path in attempt.path.iterdir()] == ["run.json"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_interrupted_run_without_a_record_is_still_to_be_run(tmp_path: Path, cell: Cell, number: int) -> None:
+    assert not record_early_end(cell, tmp_path / "results", [128 + number, -number], BEGAN, "")
+    assert State(tmp_path / "results").refresh().status(cell) == "missing"
+
+
+@pytest.mark.timeout(200)
+def test_a_folder_of_data_that_does_not_exist_is_a_row_and_not_tried_again(tmp_path: Path) -> None:
+    words = ["data=imagenet", "loader=native", f"data.root={tmp_path}/nowhere"]
+    study = load(str(write(tmp_path, axes={"framework": ["single"]}, exclude=[])), words)
+    cells, state = plan(study, torch.device("cpu")), State(tmp_path / "results").refresh()
+    lines: list[str] = []
+    assert run_cells(cells, state, None, lines.append) == 1
+    (path,) = (tmp_path / "results").glob("*/attempt-*/run.json")
+    content = json.loads(path.read_text())
+    assert content["status"] == "error"
+    assert f"{tmp_path}/nowhere" in content["reason"]
+    assert run_cells(cells, state.refresh(), None, lines.append) == 0
+    assert len(lines) == 1

@@ -1,0 +1,80 @@
+"""What comes from others is data: results, studies, data sets. And what the program's own code may never call."""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddlbench.report.__main__ import main as report
+from ddlbench.sweep.state import State
+from tests.support.records import write_run
+
+SOURCES = sorted((Path(__file__).parents[1] / "src").rglob("*.py"))
+EXECUTING = ("pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve")  # modules whose files run code
+FORBIDDEN = {"eval", "exec", "compile", "yaml.load", "yaml.unsafe_load", "yaml.full_load", "hydra.utils.instantiate"}
+
+
+def calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield ast.unparse(node.func), node
+
+
+def given(call: ast.Call, name: str) -> str | None:
+    return next((ast.unparse(word.value) for word in call.keywords if word.arg == name), None)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: "/".join(path.parts[-2:]))
+def test_nothing_that_is_read_can_run_code(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    imported = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
+    imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert imported.isdisjoint(EXECUTING)
+    for name, call in calls(tree):
+        assert name not in FORBIDDEN, f"line {call.lineno}: {name}"
+        if name in ("torch.load", "load") and "torch" in name:
+            assert given(call, "weights_only") == "True", f"line {call.lineno}: torch.load without weights_only=True"
+        if name in ("np.load", "numpy.load"):
+            assert given(call, "allow_pickle") in (None, "False"), f"line {call.lineno}: np.load with pickles"
+
+
+def test_the_check_sees_what_it_looks_for() -> None:
+    found = dict(calls(ast.parse("torch.load(f, weights_only=False)\nyaml.load(f)\nbuiltins.eval(x)")))
+    assert given(found["torch.load"], "weights_only") == "False"
+    assert "yaml.load" in FORBIDDEN & set(found)
+
+
+@pytest.fixture
+def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A module that anybody could import, and that leaves a file when somebody does."""
+    folder = tmp_path / "modules"
+    folder.mkdir()
+    trace = tmp_path / "imported"
+    (folder / "planted_module.py").write_text(f"open({str(trace)!r}, 'w').close()\nclass Thing: pass\n")
+    monkeypatch.syspath_prepend(folder)
+    yield trace  # pyright: ignore
+    sys.modules.pop("planted_module", None)
+
+
+def test_a_class_that_a_record_names_is_never_imported(tmp_path: Path, planted: Path) -> None:
+    """By the report, and by a sweep that reads the record as its state."""
+    results = tmp_path / "results"
+    path = write_run(results) / "run.json"
+    content: dict[str, Any] = json.loads(path.read_text())
+    for section in ("framework", "model", "loader", "data", "recipe"):
+        content["config"][section] = {**content["config"].get(section, {}), "_target_": "planted_module.Thing"}
+    content["config"]["_target_"] = content["_target_"] = "planted_module.Thing"
+    path.write_text(json.dumps(content))
+    assert report([str(results), "--out", str(tmp_path / "out")]) == 0
+    state = State(results).refresh()
+    assert not planted.exists()
+    assert len(state.attempts) == 1
+    import planted_module  # noqa: F401  # pyright: ignore
+
+    assert planted.exists()  # an import would have been seen
