@@ -50,7 +50,7 @@ def test_a_signal_to_one_rank_stops_both_at_one_boundary(tmp_path: Path, number:
 
 @pytest.mark.slow
 def test_the_time_limit_stops_all_ranks(tmp_path: Path) -> None:
-    limit = round(8 * patience_s())  # beyond the start and the first epoch
+    limit = round(4 * patience_s())  # beyond the start and the first epoch
     codes, said = stopped(tmp_path, lambda _: None, "slow", *EPOCHS, f"train.time_limit_s={limit}")
     assert codes == [8, 8], said
     content = record(tmp_path)
