@@ -14,11 +14,12 @@ import torch
 import ddlbench.loop
 from ddlbench.config.choices import choices
 from ddlbench.data.feed import Feed
-from ddlbench.errors import Killed
+from ddlbench.errors import Stopped
 from ddlbench.job import Batch, Framework, Job, Place
 from ddlbench.loop import Run, train
 from ddlbench.progress import Progress
 from ddlbench.ranks.boundary import Boundary
+from ddlbench.ranks.stop import Ask
 from ddlbench.recipe.rates import Rates
 from tests.support.equal import Rows
 
@@ -99,9 +100,51 @@ def test_steps_are_counted_over_epochs_from_where_the_run_begins(first: int) -> 
     assert (rates.step, rates.first, rates.last) == (first + 6, expected[0], expected[-1])
 
 
-def test_a_rank_that_asks_to_stop_keeps_the_epochs_that_are_done() -> None:
+def test_a_run_that_is_stopped_keeps_the_epochs_that_are_done() -> None:
     (run, rows), trainer = run_of(epochs=3, steps=3), Weight()
-    run.boundary.stop_asked = lambda: trainer.updates > 4  # within epoch 1
-    with pytest.raises(Killed):
+    stop, own = run.boundary.stop, trainer.step
+
+    def step(batch: object) -> torch.Tensor:
+        if trainer.updates == 4:  # within epoch 1
+            stop.decide(stop.announce(Ask("killed", "rank 0 received SIGTERM", 143)) + 1)
+        return own(batch)
+
+    trainer.step = step
+    with pytest.raises(Stopped, match="rank 0 received SIGTERM; stopped after step 1 of an epoch"):
         train(run, cast(Framework, trainer), Rates(lambda _: 0.1))
-    assert [row.epoch for row in rows.rows] == [0, 1]
+    assert trainer.updates == 5
+    assert [row.epoch for row in rows.rows] == [0]
+
+
+def test_what_follows_an_epoch_comes_once_it_is_recorded_and_no_clock_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    class Clock(ddlbench.loop.EpochClock):
+        def steps(self, batches):
+            calls.append("begin")
+            return super().steps(batches)
+
+        def stop(self):
+            calls.append("end")
+            return super().stop()
+
+    (run, rows), trainer = run_of(epochs=3, steps=2), Weight()
+    monkeypatch.setattr(ddlbench.loop, "EpochClock", Clock)
+    run.first_epoch = 1
+    run.after_epoch = lambda epoch: calls.append(f"saved {epoch} of {len(rows.rows)}")
+    train(run, cast(Framework, trainer), Rates(lambda _: 0.1))
+    assert calls == ["begin", "end", "saved 1 of 1", "begin", "end", "saved 2 of 2"]
+    assert [row.warmup for row in rows.rows] == [True, False]
+
+
+def test_an_epoch_whose_validation_is_stopped_is_recorded_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    (run, rows), trainer = run_of(epochs=2, steps=2), Weight()
+    run.validate = True
+
+    def stopped(*_: object) -> dict[str, float]:
+        raise Stopped("rank 0 received SIGTERM; stopped between two epochs")
+
+    monkeypatch.setattr(ddlbench.loop, "validate", stopped)
+    with pytest.raises(Stopped):
+        train(run, cast(Framework, trainer), Rates(lambda _: 0.1))
+    assert [(row.epoch, row.metrics) for row in rows.rows] == [(0, {})]

@@ -43,8 +43,12 @@ class PeerFailed(RunError):
     exit_code = 6
 
 
-class Killed(RunError):
-    """A signal ended the run: time limit, scancel, Ctrl-C."""
+class Stopped(RunError):
+    """All ranks stopped at one boundary, as one of them asked: after a signal, or at the run's time limit."""
 
     status = "killed"
     exit_code = 143
+
+    def __init__(self, reason: str, status: str = status, exit_code: int = exit_code) -> None:
+        super().__init__(reason)
+        self.status, self.exit_code = status, exit_code

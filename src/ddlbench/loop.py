@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ddlbench.data.feed import Feed
+from ddlbench.errors import Stopped
 from ddlbench.job import Job, Place, Trainer
 from ddlbench.measure.clock import EpochClock
 from ddlbench.measure.counts import require_val_samples
@@ -41,6 +43,9 @@ class Run:
     """What every scenario has: this rank's place, its samples, and where rows go.
 
     scored: whether metrics of the validation samples say something about the model
+    open_checkpoints: called on every rank before training; may set the next two
+    after_epoch: called on every rank once an epoch is recorded, outside all clocks
+    first_epoch: the attempt's first; above 0 where it continues another one
     """
 
     job: Job
@@ -56,15 +61,28 @@ class Run:
     scored: bool = True
     meter: Meter | None = None
     elapsed_s: float = 0.0
+    open_checkpoints: Callable[[Run, Trainer, Rates], None] = lambda *_: None
+    after_epoch: Callable[[int], None] = lambda _: None
+    first_epoch: int = 0
 
     def warmup(self, epoch: int) -> int:
         """Steps that begin this epoch and are left out of its rate; never all of them."""
-        return min(self.warmup_steps, self.feed.steps_per_epoch - 1) if epoch == 0 else 0
+        return min(self.warmup_steps, self.feed.steps_per_epoch - 1) if epoch == self.first_epoch else 0
 
     def validated(self, metrics: dict[str, Any]) -> dict[str, Any]:
         """What may be reported of a validation. RunError on every rank alike where samples are missing or doubled."""
         require_val_samples(metrics["val_samples"], self.feed, self.place.reports)
         return metrics if self.scored else without_scores(metrics)
+
+    @contextmanager
+    def recording(self, row: EpochRow) -> Generator[None]:
+        """Its validation; where that is stopped, the row is recorded without one."""
+        try:
+            yield
+        except Stopped:
+            self.record(row)
+            raise
+        self.record(row)
 
     def record(self, row: EpochRow) -> None:
         """Hand over the row of an epoch with its validation."""
@@ -76,7 +94,7 @@ class Run:
 def train(run: Run, trainer: Trainer, rates: Rates) -> None:
     """Every epoch: train against the clock, reduce over ranks, validate outside it, record."""
     device = run.job.device
-    for epoch in range(run.epochs):
+    for epoch in range(run.first_epoch, run.epochs):
         run.boundary.begin()
         clock = EpochClock(device, barrier, run.warmup(epoch), run.meter)
         losses, used = list[Tensor](), list[float]()
@@ -93,10 +111,11 @@ def train(run: Run, trainer: Trainer, rates: Rates) -> None:
         times = clock.stop()
         run.boundary.end()
         rank = RankEpoch.of(run.job, run.place, times, losses, used)
-        row = gather_epoch(epoch, run.epochs, rank, run.job.global_batch, trainer.updates)
-        row.metrics = validate(run, trainer) if run.validate and row.finite else {}
-        run.record(row)
+        row = gather_epoch(epoch, run.epochs, rank, run.job.global_batch, trainer.updates, run.first_epoch)
+        with run.recording(row):
+            row.metrics = validate(run, trainer) if run.validate and row.finite else {}
         row.require_finite()
+        run.after_epoch(epoch)
 
 
 def validate(run: Run, trainer: Trainer) -> dict[str, Any]:

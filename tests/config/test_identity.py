@@ -78,6 +78,8 @@ def test_an_old_record_merges_with_one_that_has_the_key(monkeypatch: pytest.Monk
         old["data"]["val_dir"],
         old["train"]["deterministic"],
         old["train"]["cold_cache"],
+        old["train"]["time_limit_s"],
+        old["checkpoint"],
     )  # a record of the first version
     runs = [run_of(old, None), *(run_of(config.resolved, config.added_later) for config in (plain, later, used))]
     assert [len(group) for group in measurements(runs)] == [3, 1]

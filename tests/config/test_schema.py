@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddlbench.config.choices import choices, conf_dir, keys
-from ddlbench.config.schema import GROUPS, Train
+from ddlbench.config.schema import GROUPS, Checkpoint, Train
 from ddlbench.errors import UserError
 from ddlbench.job import Framework
 from tests.support.configs import composed
@@ -74,6 +74,7 @@ def test_identity_leaves_out_what_is_not_measured() -> None:
 
 def test_the_schema_and_config_yaml_agree() -> None:
     assert composed("+framework=ddp", "+model=resnet50").train == Train()
+    assert composed("+framework=ddp", "+model=resnet50").checkpoint == Checkpoint()
 
 
 def test_the_global_batch() -> None:
@@ -95,11 +96,39 @@ def test_the_global_batch() -> None:
         ("recipe.optimizer.name=sdg", r"recipe\.optimizer\.name=sdg"),
         ("profile_steps=0", r"profile_steps=0 must be greater than 0"),
         ("profile_trace=true", r"set profile=true too"),
+        ("checkpoint.every=0", r"checkpoint\.every=0 must be 1 or more"),
+        ("checkpoint.keep=0", r"checkpoint\.keep=0 must be 1 or more"),
+        ("checkpoint.resume=true", r"checkpoint\.resume=true continues a run that saves: set checkpoint\.every=1"),
+        ("train.time_limit_s=0", r"train\.time_limit_s=0.0 must be greater than 0"),
     ],
 )
 def test_a_wrong_value_names_its_key(override: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         composed("+framework=ddp", "+model=resnet50", override)
+
+
+def test_a_loader_alone_has_nothing_to_save() -> None:
+    with pytest.raises(UserError, match=r"checkpoint\.every=1 saves a model in training, mode=loader has none"):
+        composed("+framework=ddp", "+model=resnet50", "mode=loader", "checkpoint.every=1")
+
+
+def test_a_requeued_job_continues_by_itself_where_it_saves() -> None:
+    requeued, first = {"SLURM_RESTART_COUNT": "1"}, {"SLURM_RESTART_COUNT": "0"}
+    assert Checkpoint(every=1).resumes(requeued)
+    assert not Checkpoint(every=1).resumes(first)
+    assert not Checkpoint(every=1).resumes({})
+    assert not Checkpoint().resumes(requeued)
+    assert not Checkpoint(every=1, resume=False).resumes(requeued)
+    assert Checkpoint(every=1, resume=True).resumes({})
+
+
+def test_that_a_run_saves_is_measured_and_that_it_continues_is_not() -> None:
+    command = ("+framework=ddp", "+model=resnet50")
+    plain, saving = composed(*command).identity(), composed(*command, "checkpoint.every=2").identity()
+    assert "checkpoint" not in plain  # as records from before there were checkpoints
+    assert saving == plain | {"checkpoint": {"every": 2}}
+    more = ("checkpoint.resume=true", "checkpoint.dir=/scratch", "checkpoint.keep=5", "train.time_limit_s=60")
+    assert composed(*command, "checkpoint.every=2", *more).identity() == saving
 
 
 def test_conf_is_the_repositorys() -> None:

@@ -112,3 +112,12 @@ def test_the_first_loss_that_is_not_finite_on_any_rank_is_named_on_every_rank(mo
 def test_epoch_0_of_several_is_a_warmup(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gathered(monkeypatch, epochs=2)[0].warmup
     assert not gathered(monkeypatch, epochs=1)[0].warmup
+
+
+def test_the_first_epoch_of_an_attempt_that_continues_another_one_is_a_warmup() -> None:
+    def row(epoch: int, epochs: int) -> EpochRow:
+        own = replace(rank_epoch(0), losses=[1.0, 1.0])
+        return gather_epoch(epoch, epochs, own, global_batch=8, updates=3, first=3)
+
+    assert [row(epoch, 6).warmup for epoch in (3, 4, 5)] == [True, False, False]
+    assert not row(3, 4).warmup  # the only one

@@ -1,4 +1,4 @@
-"""All ranks stop at the same boundary, for a loss that is not finite or because one rank asks; no step waits."""
+"""All ranks stop at the same boundary for a loss that is not finite, and no step waits; test_stop.py has the rest."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ddlbench.errors import Diverged, Killed, RunError
+from ddlbench.errors import Diverged, RunError, Stopped
 from ddlbench.ranks.boundary import Boundary
-from ddlbench.run.failure import Failure
+from ddlbench.ranks.stop import Ask, Stop
 from tests.support.ranks import run_ranks
 from tests.support.syncs import counted
 
@@ -46,8 +46,10 @@ def test_finite_losses_pass_with_a_heartbeat_at_every_step() -> None:
 def test_what_comes_before_an_epoch_is_not_done_for_one_that_does_not_begin() -> None:
     done: list[str] = []
     Boundary(CPU, before_epoch=lambda: done.append("goes on")).begin()
-    with pytest.raises(Killed):
-        Boundary(CPU, stop_asked=lambda: True, before_epoch=lambda: done.append("stops")).begin()
+    stop = Stop()
+    stop.decide(stop.announce(Ask("killed", "asked", 143)) + 1)
+    with pytest.raises(Stopped, match="asked; stopped before an epoch"):
+        Boundary(CPU, stop=stop, before_epoch=lambda: done.append("stops")).begin()
     assert done == ["goes on"]
 
 
@@ -104,21 +106,12 @@ def two_ranks() -> list[dict[str, Any]]:
 
 def every_case() -> dict[str, Any]:
     rank = dist.get_rank()
-    asked: list[int] = []
     ended: list[bool] = []
     found: dict[str, Any] = {"ended": ended}
     found["quiet"] = stopped_after([1.0] * 20 if rank else [None] * 20, Boundary(CPU, every=4))
     bad = [1.0] * 5 + [NAN] + [1.0] * 30
     found["diverged"] = stopped_after([1.0] * 36 if rank else [*bad], Boundary(CPU, every=4))
 
-    boundary = Boundary(CPU, lambda: asked.append(1), lambda: rank == 1 and len(asked) > 5, every=4)
-    found["asked"] = stopped_after([1.0] * 36, boundary)  # asks at step 5, sent after 7, acted on after 11
-    asked.clear()
-    boundary = Boundary(CPU, lambda: asked.append(1), lambda: rank == 1 and len(asked) > 5, every=4)
-    found["short"] = stopped_after([1.0] * 10, boundary)
-    with pytest.raises(Killed) as raised:
-        boundary.begin()
-    found["next"] = raised.value
     boundary = Boundary(CPU, every=4)
     boundary.begin()
     for _ in range(8):
@@ -146,19 +139,6 @@ def test_a_rank_without_losses_votes_too() -> None:
 def test_both_ranks_diverge_at_the_same_step() -> None:
     for steps, error in (found["diverged"] for found in two_ranks()):
         assert (steps, type(error)) == (16, Diverged)
-
-
-def test_one_rank_asks_and_both_stop_at_the_same_step() -> None:
-    for rank, (steps, error) in enumerate(found["asked"] for found in two_ranks()):
-        assert steps == 12
-        failure = Failure.of(error, rank)
-        assert (failure.status, failure.exit_code) == ("killed", 143)
-
-
-def test_an_epoch_that_is_done_counts_and_no_other_begins() -> None:
-    for found in two_ranks():
-        assert found["short"] == (10, None)
-        assert str(found["next"]) == "stopped before an epoch, as a rank asked"
 
 
 def test_a_vote_in_flight_ends_without_the_host() -> None:

@@ -60,6 +60,20 @@ def test_epochs_and_steps_are_written_and_the_first_end_counts(tmp_path: Path) -
     assert [path.name for path in record.folder.iterdir() if path.name.startswith(".")] == []
 
 
+def test_epochs_of_an_earlier_attempt_come_first_and_say_whose_they_are(tmp_path: Path) -> None:
+    first = Record.open(str(tmp_path), "run", {})
+    first.epoch(epoch_row(0, 2, [1.0, 2.0]))
+    second = Record.open(str(tmp_path), "run", {})
+    second.resume({"attempt": 1, "epoch": 1}, first.lines())
+    second.epoch(epoch_row(1, 2, [1.0, 2.0]))
+    third = Record.open(str(tmp_path), "run", {})
+    third.resume({"attempt": 2, "epoch": 2}, second.lines())
+    assert [(line["epoch"], line.get("measured_in_attempt")) for line in second.lines()] == [(0, 1), (1, None)]
+    assert [(line["epoch"], line.get("measured_in_attempt")) for line in third.lines()] == [(0, 1), (1, 2)]
+    assert json.loads((third.folder / "run.json").read_text())["resume"] == {"attempt": 2, "epoch": 2}
+    assert [row.epoch for row in second.rows] == [1]  # the summary is of its own
+
+
 def test_of_two_threads_that_finish_one_is_recorded(tmp_path: Path) -> None:
     record = Record.open(str(tmp_path), "run", {})
     threads = [threading.Thread(target=record.finish, args=(status,)) for status in ("killed", "error")]

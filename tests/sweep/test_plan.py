@@ -38,6 +38,17 @@ def test_a_cell_has_the_identity_of_the_run_that_its_words_start(tmp_path: Path)
         assert cell.key == key_of(identity, cell.gpus)
 
 
+def test_a_cell_that_saves_continues_when_it_is_started_again(tmp_path: Path) -> None:
+    keys = {**KEYS, "checkpoint.every": 1}
+    for cell in plan(load(str(write(tmp_path, keys=keys))), CPU):
+        assert "checkpoint.resume=true" in cell.words
+        with configurations():
+            config = configuration(*cell.words)
+        assert config.checkpoint.resumes({})
+        assert cell.key == key_of(config.identity(), cell.gpus)
+    assert not any("checkpoint.resume=true" in cell.words for cell in plan(load(str(write(tmp_path))), CPU))
+
+
 def test_the_order_is_random_within_each_repeat_and_the_same_for_a_seed(tmp_path: Path) -> None:
     axes = {"framework": ["ddp", "fsdp", "zero1"], "gpus": [1, 2], "train.micro_batch": [1, 2]}
     path = str(write(tmp_path, axes=axes, exclude=[], repeats=4))

@@ -101,6 +101,24 @@ def test_a_run_that_its_time_limit_ended_is_not_started_again(tmp_path: Path, ce
 
 
 @pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        ("killed", "rank 0 received SIGUSR1; stopped after step 3 of an epoch"),
+        ("timeout", "rank 1 reached the time limit of 60 s (train.time_limit_s); stopped before an epoch"),
+    ],
+)
+def test_a_run_that_its_time_limit_ended_continues_where_it_has_saved(
+    tmp_path: Path, cells: list[Cell], status: str, reason: str
+) -> None:
+    record(tmp_path / "a", cells[0], status, reason=reason, checkpoints={"count": 2})
+    record(tmp_path / "b", cells[0], status, reason=reason)  # it would reach its limit again
+    saved, lost = (State(tmp_path / name).refresh().status(cells[0]) for name in ("a", "b"))
+    assert (saved, lost) == ("missing", status)
+    record(tmp_path / "a", cells[0], "error", 2, reason="rank 0: KeyError", checkpoints={"count": 2})
+    assert State(tmp_path / "a").refresh().status(cells[0]) == "error"
+
+
+@pytest.mark.parametrize(
     ("retry", "expected"),
     [
         (None, {"missing", "running"}),

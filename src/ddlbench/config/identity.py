@@ -13,10 +13,11 @@ from typing import Any, cast
 STAGE_TO = "data.stage_to"
 # What says where a run happens or how it is shown, not what it measures. Where data lies is covered by the data's hash.
 UNMEASURED = (
-    "results_dir", "dryrun", "progress", "train.timeout_s",
+    "results_dir", "dryrun", "progress", "train.timeout_s", "train.time_limit_s",
     "profile", "profile_steps", "profile_trace",  # a window after all that is measured (docs/adr/0016)
     "preflight", "preflight_warn", "preflight_stop",  # a check before it (run/preflight.py)
     "data.root", "data.cache_dir", "data.tokenizer", "data.train", "data.valid", STAGE_TO, "cluster.notes",
+    "checkpoint.dir", "checkpoint.keep", "checkpoint.resume",
 )  # fmt: skip
 
 
@@ -49,7 +50,7 @@ def measured_part(plain: Mapping[str, Any], before: Mapping[str, Any]) -> dict[s
         if key == STAGE_TO and leaf in section:
             section["staged"] = section[leaf] is not None
         section.pop(leaf, None)
-    return left
+    return {key: value for key, value in left.items() if value != {}}  # a section of keys that were all added later
 
 
 def _without_classes(plain: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Collection
+import os
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from difflib import get_close_matches
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from omegaconf import DictConfig, OmegaConf
@@ -24,10 +26,13 @@ if TYPE_CHECKING:
 
 MODES = ("train", "loader")
 PRECISIONS = ("fp32", "bf16", "fp16")
-POSITIVE = ("epochs", "steps", "global_batch", "batch_per_gpu", "micro_batch", "threads_per_rank", "timeout_s")
+POSITIVE = (
+    "epochs", "steps", "global_batch", "batch_per_gpu", "micro_batch", "threads_per_rank", "timeout_s",
+    "time_limit_s",
+)  # fmt: skip
 BATCH_PER_GPU = 32  # where no batch is given
 GROUPS = ("framework", "model", "loader", "data", "recipe", "cluster")
-SECTIONS = (*GROUPS, "train")
+SECTIONS = (*GROUPS, "train", "checkpoint")
 
 
 @dataclass
@@ -55,6 +60,7 @@ class Train:
     timeout_s: float = 600.0
     deterministic: bool = field(default=False, metadata={"before": False})
     cold_cache: bool = field(default=False, metadata={"before": False})
+    time_limit_s: float | None = field(default=None, metadata={"before": None})
 
     def __post_init__(self) -> None:
         for name in POSITIVE:
@@ -85,6 +91,34 @@ class Train:
         if self.global_batch is not None:
             return self.global_batch
         return (self.batch_per_gpu or BATCH_PER_GPU) * world_size
+
+
+@dataclass
+class Checkpoint:
+    """`checkpoint.`: when a run saves what it needs to continue, and where; conf/config.yaml says what each means."""
+
+    every: int | None = field(default=None, metadata={"before": None})
+    dir: str | None = field(default=None, metadata={"before": None})
+    keep: int = field(default=2, metadata={"before": 2})
+    resume: bool | None = field(default=None, metadata={"before": None})
+
+    def __post_init__(self) -> None:
+        for name in ("every", "keep"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise UserError(f"checkpoint.{name}={value} must be 1 or more")
+        if self.resume and self.every is None:
+            raise UserError("checkpoint.resume=true continues a run that saves: set checkpoint.every=1, say, too")
+
+    @property
+    def folder(self) -> Path | None:
+        """`dir`, its variables and ~ expanded on this node."""
+        return None if self.dir is None else Path(os.path.expandvars(self.dir)).expanduser()
+
+    def resumes(self, env: Mapping[str, str]) -> bool:
+        """Whether to begin where an earlier attempt saved; where it is not said, if Slurm has requeued the job."""
+        restarted = env.get("SLURM_RESTART_COUNT", "0") not in ("", "0")
+        return self.every is not None and (restarted if self.resume is None else self.resume)
 
 
 @dataclass
@@ -130,6 +164,7 @@ class Config:
     recipe: Recipe
     cluster: Cluster
     train: Train
+    checkpoint: Checkpoint
     mode: str
     results_dir: str
     profile: bool
@@ -143,6 +178,11 @@ class Config:
     preflight_stop: float | None
 
     def __post_init__(self) -> None:
+        if self.checkpoint.every is not None and self.mode != "train":
+            raise UserError(
+                f"checkpoint.every={self.checkpoint.every} saves a model in training, mode={self.mode} has none: "
+                "leave it out, or choose mode=train"
+            )
         if self.model.kind != self.data.kind:
             fitting = "sample_images or imagenet" if self.model.kind == "images" else "sample_text or wikitext103"
             raise UserError(
@@ -167,6 +207,10 @@ class Config:
     def identity(self) -> dict[str, Any]:
         """What was to be measured: the configuration without what does not change a measurement."""
         return measured_part(self.resolved, self.added_later)
+
+
+OWN: dict[str, type] = {"": Options, "train": Train, "checkpoint": Checkpoint}  # sections that no group's YAML chooses
+KEY_OF = {"train": "train.epochs=3", "checkpoint": "checkpoint.every=1"}
 
 
 def resolve(composed: DictConfig) -> Config:
@@ -197,7 +241,7 @@ def build(plain: dict[str, Any], make: Callable[[str, dict[str, Any]], Any] | No
 def _checked(plain: dict[str, Any], name: str) -> dict[str, Any]:
     section = plain.get(name)
     if not isinstance(section, dict) or (name in GROUPS and "_target_" not in section):
-        remedy = "give single keys, such as train.epochs=3" if name == "train" else f"choose one with {name}=NAME"
+        remedy = f"choose one with {name}=NAME" if name in GROUPS else f"give single keys, such as {KEY_OF[name]}"
         raise UserError(f"{name}={values.shown(section)} is no section of keys: {remedy} (see --help)")
     return cast(dict[str, Any], section)
 
@@ -224,7 +268,7 @@ def section(name: str, raw: dict[str, Any]) -> Any:
     """The object of a section, "" for the keys that belong to none: of the class that a group's `_target_` names, its
     fields filled from the other keys."""
     if name not in GROUPS:
-        return _typed(Train if name else Options, raw, name)
+        return _typed(OWN[name], raw, name)
     module, _, class_name = str(raw["_target_"]).rpartition(".")
     cls = getattr(importlib.import_module(module), class_name)
     return _typed(cls, {key: value for key, value in raw.items() if key != "_target_"}, name)

@@ -8,6 +8,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from ddlbench.checkpoint.live import OFF
 from ddlbench.errors import Unsupported, UserError
 from ddlbench.frameworks.shared.batchnorm import NO_BUFFER_SYNC
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction
@@ -64,6 +65,13 @@ class DDP:
                 "give one of them"
             )
         return job.reduce_dtype
+
+    def check_checkpoint(self, job: Job) -> None:
+        if self._hook(job) == "powersgd":
+            raise Unsupported(
+                "ddp: PowerSGD keeps the errors of its own approximation, which are not saved: "
+                f"set framework.comm_hook=none, or {OFF}"
+            )
 
     def setup(self, job: Job) -> Replica:
         model = build(job)

@@ -37,6 +37,9 @@ class LocalSGD:
             raise Unsupported("local_sgd: in fp16 each replica would skip updates of its own: set train.precision=bf16")
         check_alike(job, job.world_size)
 
+    def check_checkpoint(self, job: Job) -> None:
+        """Nothing is refused: an epoch ends with equal replicas."""
+
     def setup(self, job: Job) -> LocalReplica:
         return LocalReplica(job, build(job), self.local_steps)
 
@@ -49,7 +52,8 @@ class LocalReplica(Replica):
 
     def __init__(self, job: Job, model: nn.Module, local_steps: int) -> None:
         facts = {"local_steps": local_steps, "reduce_dtype": "fp32"}
-        super().__init__(job, model, job.optimizer(model.named_parameters()), facts)
+        own = f"replica{job.rank}"  # momentum is never averaged
+        super().__init__(job, model, job.optimizer(model.named_parameters()), facts, saved_part=own)
         self.local_steps, self.alone = local_steps, 0
 
     def step(self, batch: Batch | None) -> Tensor | None:

@@ -149,8 +149,8 @@ NOT_IN_LINE = (
 )  # fmt: skip
 
 
-def gather_epoch(epoch: int, epochs: int, rank: RankEpoch, global_batch: int, updates: int) -> EpochRow:
-    """The row of an epoch, the same on every rank."""
+def gather_epoch(epoch: int, epochs: int, rank: RankEpoch, global_batch: int, updates: int, first: int = 0) -> EpochRow:
+    """The row of an epoch, the same on every rank. first: the attempt's first epoch, where it continues another one."""
     times = rank.times
     bad = next((step for step, loss in enumerate(rank.losses) if not math.isfinite(loss)), None)
     figures = all_gather((times.epoch_s, times.measured_s, times.straggler_s, _wait_share(times), rank.memory))
@@ -168,7 +168,7 @@ def gather_epoch(epoch: int, epochs: int, rank: RankEpoch, global_batch: int, up
         steps=steps,
         samples=steps * global_batch,
         updates=updates,
-        warmup=epoch == 0 and epochs > 1,
+        warmup=epoch == first and epochs - first > 1,
         epoch_time_s=max(epoch_s),
         epoch_time_fastest_rank_s=min(epoch_s),
         epoch_time_median_rank_s=statistics.median(epoch_s),

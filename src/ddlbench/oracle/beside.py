@@ -144,7 +144,7 @@ def components(row: Row) -> dict[str, tuple[float, float]]:
 def configuration_of(recorded: Mapping[str, Any]) -> Config:
     """The configuration that a record holds, built of the program's own classes. UserError where this version has other
     keys or lacks an option."""
-    plain: dict[str, Any] = {key: dict(recorded[key]) for key in SECTIONS}
+    plain: dict[str, Any] = {key: dict(recorded.get(key, {})) for key in SECTIONS}  # `checkpoint` came later
     for group in GROUPS:
         option = plain[group]["name"]
         if option not in choices(group):

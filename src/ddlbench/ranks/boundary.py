@@ -8,34 +8,35 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ddlbench.errors import Diverged, Killed
-from ddlbench.ranks.control import single_process, sum_over_ranks
+from ddlbench.errors import Diverged
+from ddlbench.ranks.control import barrier, single_process
+from ddlbench.ranks.stop import Stop
 
 
 class Boundary:
-    """A heartbeat at every step, and one vote of all ranks over two flags: a loss is not finite, a rank asks to stop.
+    """A heartbeat at every step, a place to stop at, and a vote of all ranks: is a loss not finite?
 
-    Three boundaries, `every` steps apart, make a vote: copy the flag of the losses to the host, send both flags to all
-    ranks, act on the answer. Each picks up what the one before started, so that no step waits for the device or for
-    another rank. All ranks stop together: a rank that raised alone would leave the others in a collective. A vote in
-    flight ends without further work of this rank's host (docs/adr/0014).
+    Three boundaries, `every` steps apart, make a vote: copy the flag of the losses to the host, send it to all ranks,
+    act on the answer. Each picks up what the one before started, so that no step waits for the device or for another
+    rank. All ranks stop together: a rank that raised alone would leave the others in a collective. A vote in flight
+    ends without further work of this rank's host (docs/adr/0014).
 
-    heartbeat: called at every step, so that a hang is noticed
-    stop_asked: whether this rank asks all ranks to stop
+    progressed: called at every step, so that a hang is noticed
+    stop: asked at every step, every batch of a validation and before every epoch; raises Stopped on all ranks alike
     before_epoch: called by `begin` on every rank
     """
 
     def __init__(
         self,
         device: torch.device,
-        heartbeat: Callable[[], None] = lambda: None,
-        stop_asked: Callable[[], bool] = lambda: False,
+        progressed: Callable[[], None] = lambda: None,
+        stop: Stop | None = None,
         every: int = 50,
         before_epoch: Callable[[], None] = lambda: None,
     ) -> None:
         self.device = device
-        self.heartbeat = heartbeat
-        self.stop_asked = stop_asked
+        self.progressed = progressed
+        self.stop = stop or Stop()
         self.every = every
         self.before_epoch = before_epoch
         self.steps = 0  # of this epoch
@@ -44,33 +45,34 @@ class Boundary:
         self.vote: tuple[Tensor, dist.Work | None] | None = None
 
     def begin(self) -> None:
-        """Before an epoch, outside its clock. All ranks wait for each other; raises Killed on all where one asks."""
+        """Before an epoch, outside its clock. All ranks wait for each other. Raises Stopped."""
         self.steps, self.losses, self.looked, self.vote = 0, [], None, None
-        if sum_over_ranks(torch.tensor([float(self.stop_asked())])).item():
-            raise Killed("stopped before an epoch, as a rank asked")
+        barrier()
+        self.stop.pass_boundary("before an epoch")
         self.before_epoch()
+
+    def heartbeat(self) -> None:
+        """Between two pieces of work that are no step of an epoch, as the batches of a validation. Raises Stopped."""
+        self.progressed()
+        self.stop.pass_boundary("between two epochs")
 
     def pass_step(self, loss: Tensor | None) -> None:
         """After every step of an epoch; loss: a number on the device, None where this rank has none. Raises Diverged
-        or Killed, on every rank."""
-        self.heartbeat()
+        or Stopped, on every rank."""
+        self.progressed()
         self.steps += 1
+        self.stop.pass_boundary(f"after step {self.steps - 1} of an epoch")
         if loss is not None:
             self.losses.append(loss)
         if self.steps % self.every:
             return
-        not_finite, stop = self._answer()
-        self._require_finite(not_finite, self.steps - 1)
-        if stop:
-            raise Killed(f"stopped at step {self.steps - 1} of an epoch, as a rank asked")
+        self._require_finite(self._answer(), self.steps - 1)
         self.vote = self._send()
         self.looked = self._look() if self.losses else None
 
     def end(self) -> None:
-        """After an epoch's last step. Raises Diverged. Killed waits for `begin`: this epoch is whole, so its row is
-        recorded first."""
-        not_finite, _ = self._answer()
-        self._require_finite(not_finite, self.steps)
+        """After an epoch's last step. Raises Diverged."""
+        self._require_finite(self._answer(), self.steps)
 
     def _require_finite(self, not_finite: bool, step: int) -> None:
         if not_finite:
@@ -92,19 +94,18 @@ class Boundary:
         if event is not None:
             event.synchronize()
         # A copy on the CPU travels by gloo, whatever the device's own backend is.
-        flags = torch.cat([not_finite, torch.tensor([float(self.stop_asked())])])
-        return flags, None if single_process() else dist.all_reduce(flags, op=dist.ReduceOp.MAX, async_op=True)
+        flag = not_finite.clone()
+        return flag, None if single_process() else dist.all_reduce(flag, op=dist.ReduceOp.MAX, async_op=True)
 
-    def _answer(self) -> tuple[bool, bool]:
-        """The flags of the vote that was sent, over all ranks; there is none at an epoch's first boundaries."""
+    def _answer(self) -> bool:
+        """The flag of the vote that was sent, over all ranks; there is none at an epoch's first boundaries."""
         vote, self.vote = self.vote, None
         if vote is None:
-            return False, False
-        flags, work = vote
+            return False
+        flag, work = vote
         if work is not None:
             work.wait()
-        not_finite, stop = flags.bool().tolist()
-        return not_finite, stop
+        return bool(flag)
 
 
 REMEDY = "lower recipe.optimizer.lr, lengthen the warm-up (recipe.schedule.warmup_epochs) or set train.clip_norm"

@@ -13,7 +13,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from ddlbench.record.schema import SCHEMA_VERSION
 from ddlbench.record.steps import step_tables
 
 RESERVE_BYTES = 2**18  # some times the size of a run.json: freed for the last one where the disk is full
+EPOCHS = "epochs.jsonl"
 
 
 def run_id(config: Mapping[str, Any], world_size: int, nodes: int, dataset_hash: str) -> str:
@@ -40,7 +41,7 @@ def run_id(config: Mapping[str, Any], world_size: int, nodes: int, dataset_hash:
     return f"{alone}{names}-{world_size}x-{digest}"
 
 
-def writable(results_dir: str) -> None:
+def writable(results_dir: str, key: str = "results_dir") -> None:
     """Raise UserError unless a run's folder can be made there; every rank can ask before anything starts. It makes no
     folder: what is tried is the nearest one that exists."""
     folder = Path(results_dir)
@@ -52,7 +53,7 @@ def writable(results_dir: str) -> None:
         probe.unlink()
         (Path(results_dir) / "attempt-1").exists()  # raises for a name that is too long
     except OSError as error:
-        message = f"results_dir={results_dir} cannot be written ({error.strerror}): choose another results_dir="
+        message = f"{key}={results_dir} cannot be written ({error.strerror}): choose another {key}="
         raise UserError(message) from error
 
 
@@ -107,10 +108,24 @@ class Record:
             self.ranks.append(row.epoch, rank_tables(row))
             row.forget_ranks()
             self.rows.append(row)
-            with (self.folder / "epochs.jsonl").open("a") as lines:
+            with (self.folder / EPOCHS).open("a") as lines:
                 lines.write(json.dumps(plain(row.line())) + "\n")
                 lines.flush()
                 os.fsync(lines.fileno())
+
+    def resume(self, resumed: Mapping[str, Any], epochs: Sequence[Mapping[str, Any]]) -> None:
+        """This attempt continues an earlier one. resumed: the section `resume`; epochs: the lines of epochs.jsonl that
+        earlier attempts measured, which say so."""
+        with self.lock, self._saving():
+            self.content["resume"] = dict(resumed)
+            with (self.folder / EPOCHS).open("a") as lines:
+                for line in epochs:
+                    lines.write(json.dumps({"measured_in_attempt": resumed["attempt"], **line}) + "\n")
+            self.write()
+
+    def lines(self) -> list[dict[str, Any]]:
+        """What epochs.jsonl has so far."""
+        return [json.loads(line) for line in (self.folder / EPOCHS).read_text().splitlines()]
 
     def save(self) -> None:
         """Put what is known so far on disk. RunError where it cannot be written."""

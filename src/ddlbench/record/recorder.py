@@ -107,8 +107,9 @@ class FileRecorder:
 
     def _update(self, run: Run) -> None:
         rows = self.record.rows
-        steps = sum(row.steps for row in rows)
+        steps = run.first_epoch * run.feed.steps_per_epoch + sum(row.steps for row in rows)
         summary = summarise(rows, run.job.world_size, self.model["tokens_per_sample"])
+        summary["epochs_done"] += run.first_epoch
         self.record.add(
             summary={**summary, "startup_s": self.startup_s, **self._flops(run, summary)},
             ledger=self.subject.ledger(run, steps),

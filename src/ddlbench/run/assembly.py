@@ -19,6 +19,7 @@ from ddlbench.ranks.launch import Launch
 from ddlbench.recipe.losses import make_loss
 from ddlbench.recipe.optimizers import make_optimizer
 from ddlbench.record.recorder import FileRecorder, NoRecorder
+from ddlbench.run.checkpoints import open_checkpoints
 from ddlbench.run.cold_cache import ColdCache
 from ddlbench.run.faults import Supervisor
 from ddlbench.run.scenarios import Scenario
@@ -90,10 +91,12 @@ def make_run(
         val_words=records.dataset.get("val_words"),
         scored=config.loader.scored,
         meter=Meter(job.device, leader=job.local_rank == 0),
+        open_checkpoints=partial(open_checkpoints, config, records, supervisor),
     )
 
 
 def make_boundary(config: Config, job: Job, records: Records, supervisor: Supervisor) -> Boundary:
     if not config.train.cold_cache:
-        return Boundary(job.device, supervisor.progressed)
-    return Boundary(job.device, supervisor.progressed, before_epoch=ColdCache(config, records, supervisor).drop)
+        return Boundary(job.device, supervisor.progressed, supervisor.stop)
+    before_epoch = ColdCache(config, records, supervisor).drop
+    return Boundary(job.device, supervisor.progressed, supervisor.stop, before_epoch=before_epoch)

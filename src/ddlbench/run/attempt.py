@@ -49,7 +49,7 @@ def attempt(config: Config, launch: Launch, started: float) -> int:
     spans = Spans(started)
     spans.end("imports_s")
     records = Records(config, launch, device)
-    with Supervisor(launch.rank, records, config.train.timeout_s) as supervisor:
+    with Supervisor(launch.rank, records, config.train.timeout_s, time_limit(config, started)) as supervisor:
         try:
             connect_ranks(config, launch, device, supervisor)
             spans.end("connecting_s")
@@ -79,13 +79,21 @@ def dry_run(config: Config, job: Job, refusal: RunError | None) -> int:
     return refusal.exit_code
 
 
+def time_limit(config: Config, started: float) -> tuple[float, str] | None:
+    """When the run's own limit is reached, and how the reason names it."""
+    limit_s = config.train.time_limit_s
+    if limit_s is None:
+        return None
+    return started + limit_s, f"reached the time limit of {limit_s:g} s (train.time_limit_s)"
+
+
 def connect_ranks(config: Config, launch: Launch, device: torch.device, supervisor: Supervisor) -> None:
     """Connect all ranks. From then on every rank watches for failures of the others."""
     if device.type == "cuda":
         disable_nccl_abort()
     supervisor.expect(NO_CONNECTION, more_s=10)  # an error that `connect` raises has more details and comes before
     connect(launch, device, config.train.timeout_s, config.backend)
-    supervisor.join(Peers.open())
+    supervisor.join(Peers.open(supervisor.stop))
     supervisor.expect_nothing()
 
 
@@ -132,6 +140,8 @@ def check(config: Config, scenario: Scenario) -> Unsupported | Unavailable | Non
     """Everything that can be known before anything starts, the same on every rank. A UserError ends the program;
     what the framework or the loader cannot do is returned, for it becomes a row."""
     writable(config.results_dir)
+    if config.checkpoint.every is not None and config.checkpoint.folder is not None:
+        writable(str(config.checkpoint.folder), "checkpoint.dir")
     config.data.check(config.model)
     if config.data.stage_to is not None:
         node_storage(config.data.stage_to)

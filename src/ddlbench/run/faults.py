@@ -18,9 +18,11 @@ from collections.abc import MutableMapping
 from dataclasses import replace
 from typing import Protocol
 
-from ddlbench.errors import Killed, PeerFailed
+from ddlbench.errors import PeerFailed, Stopped
+from ddlbench.ranks.stop import Stop
 from ddlbench.run.failure import Failure
 from ddlbench.run.peers import Peers
+from ddlbench.run.stopping import Stopping
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 PERIOD_S = 0.25
@@ -60,13 +62,16 @@ class Ending(Protocol):
 
 
 class Supervisor:
-    """A thread that ends this process, the reason recorded, when a signal comes, when another rank failed or no longer
-    responds, or when the main thread does not move."""
+    """A thread that ends this process, the reason recorded, when another rank failed or no longer responds, or when the
+    main thread does not move. A signal and the run's time limit stop all ranks at a boundary; a second signal ends this
+    process at once."""
 
-    def __init__(self, rank: int, ending: Ending, timeout_s: float) -> None:
+    def __init__(self, rank: int, ending: Ending, timeout_s: float, limit: tuple[float, str] | None = None) -> None:
+        """limit: when the run's own time limit is reached (of perf_counter), and how the reason names it"""
         self.rank = rank
         self.ending = ending
         self.timeout_s = timeout_s
+        self.stopping = Stopping(rank, limit)
         self.peers: Peers | None = None
         self.expected, self.within_s = "", math.inf
         self.progress_at = time.perf_counter()
@@ -95,6 +100,11 @@ class Supervisor:
             signal.signal(number, handler)
         os.close(self.reading)
         os.close(self.writing)
+
+    @property
+    def stop(self) -> Stop:
+        """Where this rank's boundaries ask whether to stop."""
+        return self.stopping.stop
 
     def join(self, peers: Peers | None) -> None:
         """From now on look for other ranks' failures, and for a rank that sends no heartbeat for `timeout_s`."""
@@ -161,7 +171,7 @@ class Supervisor:
                 return
             if ready:
                 self._signalled(os.read(self.reading, 1)[0])
-            elif peers is not None and peers.failure is not None:
+            elif peers is not None and peers.failure is not None and not self.stopping.main_thread_is_coming():
                 self._peer_failed(peers.failure)
             elif peers is not None and peers.lost:
                 reason = f"rank {self.rank} lost its connection to the rendezvous store"
@@ -173,6 +183,12 @@ class Supervisor:
             elif time.perf_counter() - self.progress_at > self.within_s:
                 reason = f"rank {self.rank}: {self.expected}"
                 self._fail(Failure("timeout", reason, 8, self.rank, doubtful=True), begun=True)
+            elif self.stopping.own is not None and self.stopping.overdue(peers):
+                self._fail(self.stopping.own)
+            elif (own := self.stopping.limit_reached()) is not None:
+                self._stop_or_fail(own)
+            elif (asked := self.stopping.asked()) is not None:
+                self.ending.close(asked, final=False)  # now: the launcher may leave this process no time
 
     def _signalled(self, number: int) -> None:
         """A launcher that ends a job because one rank ended sends the others a signal: then that rank's end counts."""
@@ -181,7 +197,15 @@ class Supervisor:
         reason = f"rank {self.rank} received {signal.Signals(number).name}"
         if self.peers is not None and number == signal.SIGTERM:
             reason += ": from the scheduler, or from the launcher because another rank ended"
-        self._fail(Failure("killed", reason, 128 + number, self.rank, doubtful=True))
+        if not self.stopping.same_signal():
+            self._stop_or_fail(Failure("killed", reason, 128 + number, self.rank, doubtful=True))
+
+    def _stop_or_fail(self, own: Failure) -> None:
+        """Let all ranks stop at a boundary; end at once before the first one, and at a second signal."""
+        if not self.stopping.can_ask():
+            self._fail(own)
+        self.ending.close(own, final=False)
+        self.stopping.ask(own, self.peers)
 
     def _peer_failed(self, failure: Failure) -> None:
         """Record it first, then give the main thread time to leave in order: often its collective fails by itself."""
@@ -204,5 +228,5 @@ class Supervisor:
     def _exit(self, failure: Failure) -> None:
         if failure.status == "timeout":  # the log shows where each rank waits: a hang may not come a second time
             faulthandler.dump_traceback(2)
-        mine = failure.rank == self.rank or failure.status == Killed.status
+        mine = failure.rank == self.rank or failure.status == Stopped.status
         os._exit(failure.exit_code if mine else PeerFailed.exit_code)

@@ -19,11 +19,13 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
+from ddlbench.ranks.stop import Ask, Stop
 from ddlbench.run.failure import Failure
 
 T = TypeVar("T")
 
 FAILURE, RECORDED, READERS, BEAT = (f"ddlbench/{name}" for name in ("failure", "recorded", "readers", "beat"))
+STOP, STOP_AT = "ddlbench/stop", "ddlbench/stop_at"
 ANSWER_S = 3.0  # longest wait for one answer of the store
 SILENCE_S = 4.0  # a rank without a heartbeat for so long, while another rank looks for the cause of a failure, is named
 
@@ -33,10 +35,12 @@ class Peers:
 
     failure: the first that was posted; recorded: whether rank 0 has written it
     lost: the store's process has ended
+    stop: this rank's, told what the ranks agree on (ranks/stop.py)
     """
 
-    def __init__(self, store: Any, rank: int, world_size: int) -> None:
-        self.store, self.rank, self.world_size = store, rank, world_size
+    def __init__(self, store: Any, rank: int, world_size: int, stop: Stop | None = None) -> None:
+        self.store, self.rank, self.world_size, self.stop = store, rank, world_size, stop or Stop()
+        self.announced = False
         self.period_s = max(0.25, world_size / 500)
         self.failure: Failure | None = None
         self.recorded = self.lost = self.closed = self.acknowledged = False
@@ -50,12 +54,12 @@ class Peers:
         self.thread.start()
 
     @classmethod
-    def open(cls) -> Peers | None:
+    def open(cls, stop: Stop) -> Peers | None:
         """Over a connection of its own, so that a thread may read it while another waits in the store."""
         if not (dist.is_initialized() and dist.get_world_size() > 1):
             return None
         store: Any = dist.distributed_c10d._get_default_store()  # pyright: ignore[reportPrivateUsage]
-        return cls(store.clone(), dist.get_rank(), dist.get_world_size())
+        return cls(store.clone(), dist.get_rank(), dist.get_world_size(), stop)
 
     def post(self, failure: Failure) -> Failure:
         """The failure that was posted first: this one or another rank's."""
@@ -74,6 +78,12 @@ class Peers:
         if not self.acknowledged:
             self.acknowledged = True
             self._ask(lambda store: store.add(READERS, 1))
+
+    def ask_to_stop(self, ask: Ask) -> Ask | None:
+        """All ranks shall stop at a boundary; the reason that was given first. None: the store does not answer."""
+        text = json.dumps(asdict(ask))
+        first = self._ask(lambda store: store.compare_set(STOP, "", text))
+        return Ask(**json.loads(first)) if first else None
 
     def readers(self) -> int:
         return self._ask(lambda store: store.add(READERS, 0)) or 0
@@ -168,7 +178,23 @@ class Peers:
             self.failure = Failure(**json.loads(self.store.get(FAILURE)))
         elif self.failure is not None and not self.recorded:
             self.recorded = self.store.check([RECORDED])
+        if self.stop.at is None:
+            self._agree_where_to_stop()
         key = f"{BEAT}/{self.next_rank}"
         beat = self.store.get(key) if self.store.check([key]) else b""
         if beat != self.next_beat:
             self.next_beat, self.next_changed = beat, time.perf_counter()
+
+    def _agree_where_to_stop(self) -> None:
+        """Announce, and read the answer; rank 0 gives it once all have announced."""
+        if not self.announced:
+            if not self.store.check([STOP]):
+                return
+            passed = self.stop.announce(Ask(**json.loads(self.store.get(STOP))))
+            self.store.set(f"{STOP_AT}/{self.rank}", str(passed))
+            self.announced = True
+        keys = [f"{STOP_AT}/{rank}" for rank in range(self.world_size)]
+        if self.rank == 0 and self.store.check(keys):
+            self.store.set(STOP_AT, str(max(map(int, self.store.multi_get(keys))) + 1))
+        if self.store.check([STOP_AT]):
+            self.stop.decide(int(self.store.get(STOP_AT)))

@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -52,6 +53,7 @@ class Records:
         self.hosts: list[str] = []  # of each rank
         self.claiming = threading.Lock()
         self.shown = False  # where the record is
+        self.on_success: Callable[[], None] = lambda: None  # on rank 0, once `ok` is recorded
 
     @cached_property
     def dataset(self) -> dict[str, Any]:
@@ -111,6 +113,7 @@ class Records:
         recorded = self.record.finish("ok")
         if recorded:
             self._show_folder(self.record)
+            self.on_success()
         return recorded
 
     def _show_folder(self, record: Record) -> None:

@@ -13,10 +13,11 @@ import torch
 
 from ddlbench.config.choices import choices
 from ddlbench.config.compose import configuration, configurations, refusal, supports
-from ddlbench.config.schema import PRECISIONS, Config
+from ddlbench.config.schema import PRECISIONS, Checkpoint, Config
 from ddlbench.job import Framework
 from ddlbench.ranks.launch import Launch
 from ddlbench.run.assembly import make_job
+from ddlbench.run.checkpoints import check_checkpoints
 from ddlbench.support.words import Answers, Case, Knob
 
 RANKS = (4, 1)  # the first number that a framework takes
@@ -52,6 +53,7 @@ UPDATING: dict[str, Change] = {
     "train.reduce_dtype=fp16": train(reduce_dtype="fp16"),
     "train.reduce_dtype=bf16": train(reduce_dtype="bf16"),
     "train.clip_norm=1": train(clip_norm=1.0),
+    "checkpoint.every=1": lambda config: replace(config, checkpoint=Checkpoint(every=1)),
 }
 RECIPES = ("lars", "lamb")
 
@@ -117,7 +119,9 @@ class Survey:
     ) -> str | None:
         def ask() -> None:
             asked = change(replace(config, framework=self.frameworks[framework]))
-            supports(asked.framework, make_job(asked, Launch("torchrun", world_size=ranks), device))
+            job = make_job(asked, Launch("torchrun", world_size=ranks), device)
+            supports(asked.framework, job)
+            check_checkpoints(asked, job)
 
         return refusal(ask)
 

@@ -89,6 +89,8 @@ def _runs(study: Study, place: int, point: Mapping[str, Any], device: torch.devi
         config = configuration(*words)
         identity: dict[str, Any] = config.identity()
         refused = _refusal(config, gpus, device)
+        if config.checkpoint.every is not None and config.checkpoint.resume is None:
+            words = (*words, "checkpoint.resume=true")  # a cell is started again only if it did not end well
     except UserError as error:
         identity, refused = {"words": words, "train": {}}, (INVALID, str(error))
     family = digest(identity, LETTERS)
@@ -109,10 +111,13 @@ def _refusal(config: Config, gpus: int, device: torch.device) -> tuple[str, str]
     """Why a run would not start. A missing library is no answer: the machine that runs may have it."""
     from ddlbench.ranks.launch import Launch
     from ddlbench.run.assembly import make_job
+    from ddlbench.run.checkpoints import check_checkpoints
 
     try:
         if config.mode == "train":
-            supports(config.framework, make_job(config, Launch("torchrun", world_size=gpus), device))
+            job = make_job(config, Launch("torchrun", world_size=gpus), device)
+            supports(config.framework, job)
+            check_checkpoints(config, job)
         config.loader.check(config.data, config.model)
     except Unavailable:
         return None

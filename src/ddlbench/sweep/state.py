@@ -21,9 +21,9 @@ from ddlbench.sweep.plan import Cell, key_of
 
 MISSING, RUNNING = "missing", "running"
 FINAL = ("ok", "unsupported")
-# A time limit ends a run with SIGUSR1 (this sweep's and Slurm's, see run.sbatch) and would do so again. Any other
-# signal is an interruption: the cell is still to be run.
-LIMIT = "SIGUSR1"
+# A time limit ends a run with SIGUSR1 (this sweep's and Slurm's, see run.sbatch) or by train.time_limit_s, and would do
+# so again, but for a run that has saved a checkpoint. Any other signal is an interruption: the cell is still to be run.
+LIMITS = ("SIGUSR1", "train.time_limit_s")
 RETRIES = {
     "failed": ("error", "timeout", "diverged", "killed", "unavailable"),
     "oom": ("oom",),
@@ -42,6 +42,13 @@ class Attempt:
     start: str
     seconds: float | None  # wall time; None while it runs
     gpus: int
+    saved: bool = False  # whether it has left a checkpoint
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether nothing speaks against another attempt."""
+        limit = any(word in self.reason for word in LIMITS)
+        return self.saved if limit else self.status == "killed"
 
 
 @dataclass
@@ -64,13 +71,12 @@ class State:
 
     def status(self, cell: Cell) -> str:
         """That of an attempt that ended well, else of the last one; "missing" where there is none, or where it was
-        interrupted and nothing was found out."""
+        interrupted and nothing was found out, or can continue."""
         found = self.of(cell)
         if not found:
             return MISSING
         last = next((attempt for attempt in found if attempt.status in FINAL), found[-1])
-        interrupted = last.status == "killed" and LIMIT not in last.reason
-        return MISSING if interrupted else last.status
+        return MISSING if last.interrupted else last.status
 
     def of(self, cell: Cell) -> list[Attempt]:
         """The attempts at a cell, in order of their start."""
@@ -140,4 +146,5 @@ def _attempt(folder: Path, record: Object) -> Attempt:
         start,
         max(0.0, (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds()) if end else None,
         gpus,
+        isinstance(record.get("checkpoints"), dict),
     )

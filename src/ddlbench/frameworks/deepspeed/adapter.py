@@ -17,7 +17,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ddlbench.checkpoint.live import Live
 from ddlbench.frameworks.deepspeed.knobs import Knobs, import_deepspeed, without_norm
+from ddlbench.frameworks.deepspeed.live import live_of, take_restored
 from ddlbench.frameworks.shared.batchnorm import Statistics
 from ddlbench.frameworks.shared.groups import subgroup
 from ddlbench.frameworks.shared.replica import build
@@ -163,6 +165,18 @@ class ZeroTrainer:
                 tensor.copy_(state[name])
         if self.knobs.zero_stage:  # the optimizer has its own copy of what it updates
             self.engine.optimizer.refresh_fp32_params()
+
+    def live(self) -> Live:
+        return live_of(self.engine, self.knobs.zero_stage, self.job.rank)
+
+    def numbers(self) -> dict[str, Any]:
+        steps = {"global_steps": self.engine.global_steps, "skipped_steps": self.engine.skipped_steps}
+        return {**steps, "applied": self.applied, "synchronised": self.statistics.synchronised}
+
+    def restore(self, numbers: Mapping[str, Any]) -> None:
+        take_restored(self.engine, self.knobs.zero_stage)
+        self.engine.global_steps, self.engine.skipped_steps = numbers["global_steps"], numbers["skipped_steps"]
+        self.applied, self.statistics.synchronised = numbers["applied"], numbers["synchronised"]
 
     def facts(self) -> dict[str, Any]:
         zero, knobs = self.engine.config["zero_optimization"], self.knobs

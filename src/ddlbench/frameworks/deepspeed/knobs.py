@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from ddlbench.checkpoint.live import OFF
 from ddlbench.errors import Unavailable, Unsupported, UserError
 from ddlbench.frameworks.shared.meta import has_batch_norm
 from ddlbench.frameworks.shared.refusals import ELEMENTWISE, check_alike, check_reduction, optimizer_of
@@ -84,6 +85,20 @@ class Knobs:
     def check(self, job: Job) -> None:
         self.supports(job)
         import_deepspeed(job.device)
+
+    def check_checkpoint(self, job: Job) -> None:
+        offload = next((name for name in ("offload_optimizer", "offload_parameters") if getattr(self, name)), None)
+        refusals = [
+            (self.casts(job), "framework.mixed_precision=weights keeps a second copy of the weights in an optimizer of "
+             "DeepSpeed's own: use framework.mixed_precision=autocast"),
+            (job.precision == "fp16", "DeepSpeed's state of the loss scale is not saved: use train.precision=bf16"),
+            (offload is not None, f"buffers on the host are not saved: use framework.{offload}=false"),
+        ]  # fmt: skip
+        for asked, reason in refusals:
+            if asked:
+                raise Unsupported(
+                    f"deepspeed: checkpoint.every with framework.zero_stage={self.zero_stage}: {reason}, or {OFF}"
+                )
 
     def supports(self, job: Job) -> None:
         """What `check` refuses wherever the library is installed."""

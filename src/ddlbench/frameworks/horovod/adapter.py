@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ddlbench.checkpoint.live import OFF
 from ddlbench.errors import Unavailable, Unsupported, UserError
 from ddlbench.frameworks.horovod.start import start, started_by_mpi
 from ddlbench.frameworks.horovod.traced import trace_horovod
@@ -104,6 +105,13 @@ class Horovod:
         if job.reduce_dtype == "bf16":
             raise Unsupported("horovod 0.28.1 does not know bf16: set train.reduce_dtype=fp32 or fp16")
         return "fp16" if job.reduce_dtype == "fp16" else self.compression
+
+    def check_checkpoint(self, job: Job) -> None:
+        if self.adasum:
+            raise Unsupported(
+                "horovod: Adasum's optimizer keeps weights of its own, which are not saved: "
+                f"set framework.adasum=false, or {OFF}"
+            )
 
     def setup(self, job: Job) -> Replica:
         """Horovod stays up until the process ends: see `start`."""

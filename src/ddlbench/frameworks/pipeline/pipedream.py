@@ -29,6 +29,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ddlbench.checkpoint.live import Live
 from ddlbench.errors import Unsupported, UserError
 from ddlbench.frameworks.pipeline.blocks import Blocks
 from ddlbench.frameworks.pipeline.flight import Flight
@@ -95,6 +96,9 @@ class PipeDream:
                 f"{self.name}: the tied embedding would be {ranks - 1} updates older on the first stage than on the "
                 "last: set model.tie_weights=false, or use framework=pipedream_2bw (the same staleness everywhere)"
             )
+
+    def check_checkpoint(self, job: Job) -> None:
+        """Nothing is refused: an epoch ends with an empty pipeline."""
 
     def setup(self, job: Job) -> PipeDreamTrainer:
         layout = Layout(self.dp, pp=pipeline_ranks(job.world_size, self.dp, self.pp))
@@ -173,6 +177,17 @@ class PipeDreamTrainer:
     def load(self, state: Mapping[str, Tensor]) -> None:
         self._assert_empty()
         self.blocks.load(state)
+
+    def live(self) -> Live:
+        self._assert_empty()
+        return Live(self.flight.updates.weights.newest, self.optimizer, dict(self.model.named_buffers()))
+
+    def numbers(self) -> dict[str, Any]:
+        return {**self.flight.updates.update.numbers(), "synchronised": self.blocks.statistics.synchronised}
+
+    def restore(self, numbers: Mapping[str, Any]) -> None:
+        self.flight.updates.update.restore(numbers)
+        self.blocks.statistics.synchronised = numbers["synchronised"]
 
     def facts(self) -> dict[str, Any]:
         return {**self.knobs, "bubble": self.bubble}

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ddlbench.checkpoint.live import Live
 from ddlbench.frameworks.pipeline.blocks import Blocks, own_edges
 from ddlbench.frameworks.pipeline.clock import BusyClock
 from ddlbench.frameworks.pipeline.groups import Groups
@@ -42,6 +43,7 @@ class PipelineTrainer:
     losses: list[Tensor]
     micro_batches: int  # in one update
     runner: Any
+    parameters: Mapping[str, nn.Parameter]  # that the optimizer has: FSDP swaps the module's own for whole ones
     optimizer: Optimizer
     update: Update
     knobs: Mapping[str, Any]  # the facts that are known before the first step
@@ -62,7 +64,8 @@ class PipelineTrainer:
         self.clock, self.bubble, self.losses = BusyClock(job.device), None, []
         self.micro_batches = micro_batches
         self.runner = self._runner(plan, schedule)
-        self.optimizer = job.optimizer(self.model.named_parameters())
+        self.parameters = dict(self.model.named_parameters())
+        self.optimizer = job.optimizer(self.parameters.items())
         self.update = Update(self.optimizer, job, groups.norm_group)
 
     def _runner(self, plan: Plan, schedule: str) -> Any:
@@ -139,6 +142,17 @@ class PipelineTrainer:
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         self.blocks.load(state)
+
+    def live(self) -> Live:
+        part = f"tensor{self.groups.part.rank}"  # names differ between stages
+        return Live(self.parameters, self.optimizer, dict(self.model.named_buffers()), part)
+
+    def numbers(self) -> dict[str, Any]:
+        return {**self.update.numbers(), "synchronised": self.blocks.statistics.synchronised}
+
+    def restore(self, numbers: Mapping[str, Any]) -> None:
+        self.update.restore(numbers)
+        self.blocks.statistics.synchronised = numbers["synchronised"]
 
     def facts(self) -> dict[str, Any]:
         return {**self.knobs, "bubble": self.bubble}

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ddlbench.checkpoint.live import Live
 from ddlbench.frameworks.shared.batchnorm import Statistics
 from ddlbench.frameworks.shared.checkpointing import checkpoint_blocks
 from ddlbench.frameworks.shared.step import Update, accumulate, evaluate
@@ -48,6 +49,8 @@ class Replica:
     statistics: Statistics
     no_sync: Callable[[], AbstractContextManager[object]]
     micro_batches: int  # in one update
+    parameters: Mapping[str, nn.Parameter]  # that the optimizer has: FSDP swaps the module's own for whole ones
+    saved_part: str  # ranks of the same part have the same parameters, or shards of them
     knobs: Mapping[str, Any]  # the framework's own facts
 
     def __init__(
@@ -62,6 +65,7 @@ class Replica:
         no_sync: Callable[[], AbstractContextManager[object]] = nullcontext,
         dp_group: dist.ProcessGroup | None = None,
         place: Place | None = None,
+        saved_part: str = "model",
     ) -> None:
         """trained: `model` itself if None. dp_group: the ranks that average BatchNorm's statistics; None: no average.
         place: every rank is a replica if None."""
@@ -71,6 +75,7 @@ class Replica:
         self.update = update or Update(optimizer, job)
         self.statistics = Statistics(model, dp_group)
         self.micro_batches = job.micro_batches(self.place.data_size)
+        self.parameters, self.saved_part = dict(model.named_parameters()), saved_part
         if job.compile:
             self.trained.compile()
 
@@ -109,3 +114,13 @@ class Replica:
 
     def close(self) -> None:
         vars(self).clear()
+
+    def live(self) -> Live:
+        return Live(self.parameters, self.optimizer, dict(self.model.named_buffers()), self.saved_part)
+
+    def numbers(self) -> dict[str, Any]:
+        return {**self.update.numbers(), "synchronised": self.statistics.synchronised}
+
+    def restore(self, numbers: Mapping[str, Any]) -> None:
+        self.update.restore(numbers)
+        self.statistics.synchronised = numbers["synchronised"]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -82,6 +83,14 @@ class Update:
             self.scaler.update()
             self.count += self.made
             self.optimizer.zero_grad()
+
+    def numbers(self) -> dict[str, Any]:
+        """For a checkpoint: the updates so far, and the loss scale."""
+        return {"updates": self.count, "scaler": self.scaler.state_dict()}
+
+    def restore(self, numbers: Mapping[str, Any]) -> None:
+        self.count = numbers["updates"]
+        self.scaler.load_state_dict(numbers["scaler"])
 
 
 def make_scaler(job: Job, parts: dist.ProcessGroup | None = None) -> torch.amp.GradScaler:

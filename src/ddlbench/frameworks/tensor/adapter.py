@@ -56,6 +56,9 @@ class TensorParallel:
         check_reduction("tensor", job)
         check_alike(job, self.dp)
 
+    def check_checkpoint(self, job: Job) -> None:
+        """Nothing is refused."""
+
     def setup(self, job: Job) -> TensorReplica:
         layout = Layout(self.dp, fill(job.world_size, {"dp": self.dp, "tp": self.tp}, free="tp"))
         data_rank, tp_rank, _ = layout.position(job.rank)
@@ -125,6 +128,7 @@ class TensorReplica(Replica):
             job, model, optimizer, knobs,
             trained=wrapped, update=Update(optimizer, job, part.group),
             no_sync=wrapped.no_sync if wrapped else nullcontext, dp_group=dp_group, place=place,
+            saved_part=f"tensor{part.rank}",
         )  # fmt: skip
 
     def step(self, batch: Batch | None) -> Tensor | None:

@@ -14,6 +14,7 @@ from ddlbench.loop import Run, train
 from ddlbench.recipe.rates import Rates
 from ddlbench.recipe.recipe import learning_rate
 from ddlbench.record.run_json import ledger, model_section, training_ledger
+from ddlbench.run.checkpoints import check_checkpoints
 from ddlbench.run.scenarios.window import profiled
 
 
@@ -28,6 +29,7 @@ class Training:
 
     def check(self) -> None:
         self.config.framework.check(self.job)
+        check_checkpoints(self.config, self.job)
 
     def setup(self) -> Place:
         self.made = self.config.framework.setup(self.job)
@@ -43,6 +45,7 @@ class Training:
         return model
 
     def run(self, run: Run) -> None:
+        run.open_checkpoints(run, self.trainer, self.rates)
         train(run, self.trainer, self.rates)
         if self.config.profile:
             self.measured_facts = self.trainer.facts()

@@ -1,0 +1,111 @@
+"""What a rank must save between two epochs to train on later as if nothing had happened: the tensors that change.
+
+Two optional protocols beside `Framework` and `Trainer` (docs/adr/0019): a framework without them trains as before, and
+`checkpoint.every` is refused for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ddlbench.errors import Unsupported
+from ddlbench.job import Framework, Job
+
+
+@dataclass(frozen=True)
+class Live:
+    """The tensors of a rank that training changes, in place and not copied, and the optimizer that changes them.
+
+    parameters: what the optimizer updates, by name; a DTensor where ranks have shards of one
+    own: other tensors, of which every rank has its own (BatchNorm's statistics), by name
+    part: ranks of the same part have equal parameters and optimizer states, or shards of the same: saved once
+    """
+
+    parameters: Mapping[str, Tensor]
+    optimizer: Optimizer
+    own: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+    part: str = "model"
+
+
+@runtime_checkable
+class Checkpointable(Protocol):
+    """A `Trainer` that can be saved between two epochs and restored in another process of the same rank."""
+
+    def live(self) -> Live:
+        """Its tensors, the same names in every process."""
+        ...
+
+    def numbers(self) -> dict[str, Any]:
+        """What is no tensor: numbers and flags, equal on all ranks."""
+        ...
+
+    def restore(self, numbers: Mapping[str, Any]) -> None:
+        """The live tensors have been overwritten; take the numbers back. Called on all ranks."""
+        ...
+
+
+@runtime_checkable
+class SavesCheckpoints(Protocol):
+    """A `Framework` whose `setup` returns a Checkpointable."""
+
+    def check_checkpoint(self, job: Job) -> None:
+        """Raise Unsupported where a restored run would not train as an uninterrupted one."""
+        ...
+
+
+OFF = "set checkpoint.every=null"
+
+
+def check_checkpoint(framework: Framework, job: Job) -> None:
+    """Raise Unsupported where the framework cannot save what it trains."""
+    if not isinstance(framework, SavesCheckpoints):
+        raise Unsupported(f"{framework.name} does not save checkpoints: {OFF}")
+    framework.check_checkpoint(job)
+
+
+def named_tensors(live: Live, rank: int, device: torch.device) -> dict[str, Tensor]:
+    """All that is saved of a rank, in place where it is the model's: parameters, optimizer states, buffers, and the
+    states of the random number generators."""
+    found = {f"{live.part}/parameters/{name}": tensor.detach() for name, tensor in live.parameters.items()}
+    for name, parameter in live.parameters.items():
+        for key, value in live.optimizer.state.get(parameter, {}).items():
+            if value is not None:
+                found[f"{live.part}/optimizer/{name}/{key}"] = value
+    found |= {f"rank{rank}/own/{name}": tensor for name, tensor in live.own.items()}
+    return found | {f"rank{rank}/random/{name}": state for name, state in random_states(device).items()}
+
+
+def make_optimizer_states(live: Live, shapes: Mapping[str, tuple[torch.Size, torch.dtype]]) -> None:
+    """Give the optimizer of a new process the states that a saved one had, still without their values.
+
+    shapes: of every saved tensor, by its name
+    """
+    on_device = any(live.optimizer.defaults.get(name) for name in ("capturable", "fused"))
+    for name, parameter in live.parameters.items():
+        prefix = f"{live.part}/optimizer/{name}/"
+        for saved, (shape, dtype) in shapes.items():
+            if not saved.startswith(prefix):
+                continue
+            if shape == parameter.shape:
+                state = torch.zeros_like(parameter.detach(), dtype=dtype)
+            else:  # torch keeps the number of steps on the CPU
+                state = torch.zeros(shape, dtype=dtype, device=parameter.device if on_device else "cpu")
+            live.optimizer.state[parameter][saved.removeprefix(prefix)] = state
+
+
+def random_states(device: torch.device) -> dict[str, Tensor]:
+    """Of torch's generators; nothing else is drawn from in a step."""
+    cuda = {"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
+    return {"cpu": torch.get_rng_state(), **cuda}
+
+
+def set_random_states(device: torch.device, states: Mapping[str, Tensor]) -> None:
+    torch.set_rng_state(states["cpu"])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(states["cuda"], device)

@@ -1,0 +1,132 @@
+"""Tensors of all ranks in a folder, by torch.distributed.checkpoint: written once, with checksums, and read safely.
+
+torch unpickles the folder's metadata, which could run any code, and so could a value that is no tensor. `SafeReader`
+lets the metadata name only the few classes that describe tensors; values that are no tensors do not exist here. The
+tensors themselves are read by torch.load with weights_only=True.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import warnings
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ddlbench.errors import RunError
+from ddlbench.ranks.control import all_gather, single_process
+
+METADATA = ".metadata"
+ALLOWED = {
+    "torch.distributed.checkpoint.metadata": (
+        "Metadata", "MetadataIndex", "TensorStorageMetadata", "TensorProperties", "ChunkStorageMetadata", "StorageMeta",
+        "_MEM_FORMAT_ENCODING",
+    ),
+    "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
+    "torch.serialization": ("_get_layout",),
+    "torch": ("Size",),
+}  # fmt: skip
+
+Files = dict[str, tuple[int, str]]  # name -> size in bytes, SHA-256
+
+
+class MetadataUnpickler(pickle.Unpickler):
+    """Knows the classes that describe tensors, and the types of their numbers."""
+
+    def find_class(self, module_name: str, global_name: str) -> Any:
+        known = global_name in ALLOWED.get(module_name, ())
+        dtype = module_name == "torch" and isinstance(getattr(torch, global_name, None), torch.dtype)
+        if not (known or dtype):
+            raise pickle.UnpicklingError(f"{module_name}.{global_name} has no place in a checkpoint's metadata")
+        return super().find_class(module_name, global_name)
+
+
+def read_metadata(folder: Path) -> Any:
+    """torch's `Metadata`. RunError for anything else."""
+    try:
+        with (folder / METADATA).open("rb") as file:
+            return MetadataUnpickler(file).load()
+    except Exception as error:  # whatever the file holds
+        raise RunError(f"{folder / METADATA} is no metadata of a checkpoint ({error}): remove {folder}") from error
+
+
+def shapes(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """Of every tensor in the folder, whole."""
+    found = read_metadata(folder).state_dict_metadata
+    return {name: (each.size, each.properties.dtype) for name, each in found.items()}
+
+
+def write(folder: Path, tensors: Mapping[str, Tensor], rank: int) -> Files:
+    """Write what all ranks have into a new folder; of a name that several ranks have one writes, of a DTensor each its
+    shard. The files of all ranks. Collective; RunError on every rank alike where one cannot write."""
+    from torch.distributed.checkpoint.filesystem import FileSystemWriter
+    from torch.distributed.checkpoint.metadata import StorageMeta
+    from torch.distributed.checkpoint.state_dict_saver import save
+
+    class Writer(FileSystemWriter):
+        def storage_meta(self) -> StorageMeta:
+            """Without the folder's name, which changes."""
+            return StorageMeta()
+
+    with _as_run_error(f"the checkpoint in {folder} cannot be written", "free space or choose another checkpoint.dir="):
+        save(dict(tensors), storage_writer=Writer(str(folder)), no_dist=single_process())
+    own = [*folder.glob(f"__{rank}_*"), *([folder / METADATA] if rank == 0 else [])]
+    return {name: of for each in all_gather({path.name: _of(path) for path in own}) for name, of in each.items()}
+
+
+def read(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Overwrite the tensors in place with what the folder has under their names. Collective, as `write`."""
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    metadata = read_metadata(folder)
+
+    class SafeReader(FileSystemReader):
+        def read_metadata(self, *_: Any, **__: Any) -> Any:
+            return metadata
+
+    with _as_run_error(f"the checkpoint in {folder} cannot be read", "remove it to continue from an earlier one"):
+        load(dict(tensors), storage_reader=SafeReader(str(folder)), no_dist=single_process())
+
+
+def damage(folder: Path, files: Files, rank: int, world_size: int) -> str | None:
+    """What is wrong with the files, the same on every rank; None where all are as they were written. Each rank reads
+    its share. Collective."""
+    own = [name for number, name in enumerate(sorted(files)) if number % world_size == rank]
+    found = all_gather(next((wrong for name in own if (wrong := _wrong(folder / name, files[name]))), None))
+    return next((wrong for wrong in found if wrong), None)
+
+
+def _wrong(path: Path, written: tuple[int, str]) -> str | None:
+    try:
+        size = path.stat().st_size
+        if size != written[0]:
+            return f"{path.name} has {size} bytes instead of {written[0]}"
+        return None if _of(path) == tuple(written) else f"the checksum of {path.name} differs"
+    except OSError as error:
+        return f"{path.name}: {error.strerror}"
+
+
+def _of(path: Path) -> tuple[int, str]:
+    with path.open("rb") as file:
+        return path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def _as_run_error(what: str, remedy: str) -> Generator[None]:
+    """torch raises its own BaseException with every rank's traceback."""
+    from torch.distributed.checkpoint.api import CheckpointException
+
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is", UserWarning)  # of a single process
+            yield
+    except CheckpointException as error:
+        rank, (cause, _) = next(iter(error.failures.items()))
+        lines = str(cause).splitlines() or [""]
+        raise RunError(f"{what} (rank {rank}: {type(cause).__name__}: {lines[0]}): {remedy}") from cause

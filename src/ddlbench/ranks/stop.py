@@ -1,0 +1,64 @@
+"""Where all ranks stop: a boundary that no rank has passed, agreed on without a collective.
+
+A rank that waits for its device or for another rank cannot take part in a collective, and a vote every few steps could
+take minutes. So threads agree (run/peers.py): each announces how many boundaries its rank has passed, and with that its
+rank passes no boundary more before all know the answer. One more than the largest number is a boundary that no rank has
+passed and that every rank reaches, for whatever the others need on the way there is below it.
+
+    rank 0    b1  b2  b3 | announces 3           waits at b4 for the answer, goes on      b5 stops
+    rank 1    b1  b2  b3  b4 | announces 4       waits at b5 for the answer                  stops
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+
+from ddlbench.errors import Stopped
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Why the run is to stop: status and reason for the record, exit code for the processes."""
+
+    status: str
+    reason: str
+    exit_code: int
+
+
+class Stop:
+    """One rank's side. Its main thread passes boundaries, another thread announces and decides.
+
+    ask: None while nobody asks
+    at: the number of the boundary at which all ranks stop; None while it is not known
+    """
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.passed = 0
+        self.ask: Ask | None = None
+        self.at: int | None = None
+
+    def pass_boundary(self, where: str) -> None:
+        """Called by every rank at the same points of a run. Raises Stopped at the one that was agreed on.
+
+        where: as in "after step 3 of an epoch"
+        """
+        with self.changed:
+            self.passed += 1
+            if self.ask is None:
+                return
+            self.changed.wait_for(lambda: self.at is not None)
+            if self.passed == self.at:
+                raise Stopped(f"{self.ask.reason}; stopped {where}", self.ask.status, self.ask.exit_code)
+
+    def announce(self, ask: Ask) -> int:
+        """How many boundaries this rank has passed; from now on it waits at the next one for `decide`."""
+        with self.changed:
+            self.ask = self.ask or ask
+            return self.passed
+
+    def decide(self, at: int) -> None:
+        with self.changed:
+            self.at = at
+            self.changed.notify_all()

@@ -1,0 +1,198 @@
+"""When a run saves itself, and how another attempt continues it (docs/adr/0019).
+
+    RESULTS/RUN/checkpoints-1/epoch-000004/      of attempt 1: the run may continue with epoch 4
+        checkpoint.json                          position, numbers, epochs so far, checksum of every file
+        .metadata, __0_0.distcp, ...             torch.distributed.checkpoint: tensors of all ranks
+
+A folder has its name only when it is complete. The clocks of training and validation stand still meanwhile.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+from ddlbench.checkpoint import storage
+from ddlbench.checkpoint.live import (
+    OFF,
+    Checkpointable,
+    check_checkpoint,
+    make_optimizer_states,
+    named_tensors,
+    set_random_states,
+)
+from ddlbench.checkpoint.saved import Saved, complete
+from ddlbench.config.schema import Config
+from ddlbench.data.loaders.dali import Dali
+from ddlbench.errors import RunError, Unsupported, UserError
+from ddlbench.job import Job, Trainer
+from ddlbench.loop import Run
+from ddlbench.ranks.control import all_gather, barrier
+from ddlbench.recipe.rates import Rates
+from ddlbench.run.faults import Supervisor
+from ddlbench.run.start import Records
+
+
+def check_checkpoints(config: Config, job: Job) -> None:
+    """Raise Unsupported where a run that continues would not train as one that was not interrupted."""
+    if config.checkpoint.every is None:
+        return
+    check_checkpoint(config.framework, job)
+    if isinstance(config.loader, Dali):
+        raise Unsupported(
+            "checkpoint.every does not go with loader=dali: DALI cannot save the random stream of its crops where the "
+            f"order of the files comes from outside: choose loader=native, or {OFF}"
+        )
+
+
+def open_checkpoints(
+    config: Config, records: Records, supervisor: Supervisor, run: Run, trainer: Trainer, rates: Rates
+) -> None:
+    """Continue an earlier attempt where that is asked for, and save this one where it is configured. Collective."""
+    if config.checkpoint.every is None:
+        return
+    checkpoints = Checkpoints(config, records, supervisor, trainer, rates)
+    if config.checkpoint.resumes(os.environ):
+        checkpoints.resume(run)
+    run.after_epoch = partial(checkpoints.save, run)
+
+
+class Checkpoints:
+    """Those of one run, on every rank; rank 0 makes and removes folders."""
+
+    def __init__(
+        self, config: Config, records: Records, supervisor: Supervisor, trainer: Trainer, rates: Rates
+    ) -> None:
+        assert config.checkpoint.every is not None, "else there is nothing to do"
+        assert records.folder is not None, "the attempt has its folder"
+        assert isinstance(trainer, Checkpointable), "check_checkpoint has asked its framework"
+        self.options, self.every = config.checkpoint, config.checkpoint.every
+        self.records, self.supervisor, self.rates = records, supervisor, rates
+        self.trainer, self.state = trainer, trainer
+        self.attempt = int(records.folder.name.removeprefix("attempt-"))
+        folder = self.options.folder
+        self.place = records.folder.parent if folder is None else folder / records.run_id
+        self.rank = records.launch.rank
+        self.lineage: list[int] = [self.attempt]
+        self.seconds: list[float] = []
+        records.on_success = self._remove_all
+
+    def resume(self, run: Run) -> None:
+        """Continue from the newest checkpoint that is not damaged; from the beginning where there is none. UserError on
+        every rank where all are damaged. Collective."""
+        self.supervisor.expect_nothing()
+        began = time.perf_counter()
+        saved = self._newest_sound()
+        if saved is not None:
+            self._restore(run, saved)
+            if self.records.record:
+                resumed = {"attempt": saved.attempt, "epoch": saved.epoch, "updates": saved.updates}
+                resumed |= {"seconds": time.perf_counter() - began}
+                self.records.record.resume(resumed, saved.epochs)
+        self.supervisor.expect("no step ended")
+
+    def save(self, run: Run, epoch: int) -> None:
+        """After the row of an epoch is recorded, if it is time. Nothing follows the last epoch. Collective."""
+        done = epoch + 1
+        if done % self.every or done == run.epochs:
+            return
+        self.supervisor.expect_nothing()
+        barrier()
+        began = time.perf_counter()
+        saved = self._write(run, done)
+        if self.rank == 0:
+            self._publish(saved)
+        barrier()
+        self.seconds.append(time.perf_counter() - began)
+        if self.records.record:
+            sizes = [size for size, _ in saved.files.values()]
+            facts = {"count": len(self.seconds), "median_s": median(self.seconds), "bytes": sum(sizes)}
+            self.records.record.add(checkpoints={**facts, "seconds": self.seconds})
+            self.records.record.save()
+        self.supervisor.expect("no step ended")
+
+    def _write(self, run: Run, done: int) -> Saved:
+        growing = self._own / f".epoch-{done:06}"
+        if self.rank == 0:
+            shutil.rmtree(growing, ignore_errors=True)
+            self._make(growing)
+        barrier()
+        files = storage.write(growing, named_tensors(self.state.live(), self.rank, run.job.device), self.rank)
+        rates = {name: value for name, value in vars(self.rates).items() if name != "of_step"}
+        epochs = self.records.record.lines() if self.records.record else []
+        return Saved(
+            growing, self.records.run_id, self.attempt, self.lineage, done, self.trainer.updates,
+            run.elapsed_s, rates, self.state.numbers(), epochs, files,
+        )  # fmt: skip
+
+    def _make(self, folder: Path) -> None:
+        try:
+            folder.mkdir(parents=True)
+        except OSError as error:
+            raise RunError(f"{folder} cannot be made ({error.strerror}): choose another checkpoint.dir=") from error
+
+    def _publish(self, saved: Saved) -> None:
+        """Let the complete folder have its name; forget the checkpoints that are too many."""
+        saved.write()
+        saved.folder.rename(saved.folder.with_name(saved.folder.name.removeprefix(".")))
+        for folder in list(complete(self._own))[self.options.keep :]:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    @property
+    def _own(self) -> Path:
+        return self._of(self.attempt)
+
+    def _of(self, attempt: int) -> Path:
+        return self.place / f"checkpoints-{attempt}"
+
+    def _remove_all(self) -> None:
+        """Of a run that has ended well: there is nothing to continue, and a repeat must begin at the beginning."""
+        for attempt in self.lineage:
+            shutil.rmtree(self._of(attempt), ignore_errors=True)
+
+    def _newest_sound(self) -> Saved | None:
+        found = [folder for attempts in self.place.glob("checkpoints-*") for folder in complete(attempts)]
+        newest = sorted(found, key=lambda folder: (folder.name, folder.stat().st_mtime), reverse=True)
+        candidates: list[Path] = all_gather(newest)[0]  # a file system may show other ranks less
+        for folder in candidates:
+            saved, wrong = self._looked_at(folder)
+            if wrong is None:
+                return saved
+            if self.rank == 0:
+                print(f"ddlbench: warning: {folder} is damaged ({wrong}) and not used", file=sys.stderr, flush=True)
+        if candidates:
+            raise UserError(
+                f"all checkpoints of {self.records.run_id} in {self.place} are damaged: remove them to begin at epoch 0"
+            )
+        return None
+
+    def _looked_at(self, folder: Path) -> tuple[Saved | None, str | None]:
+        """The checkpoint, and what is wrong with it, the same on every rank."""
+        try:
+            saved, wrong = Saved.read(folder), None
+        except (OSError, ValueError) as error:
+            saved, wrong = None, str(error)
+        if saved is not None and saved.run_id != self.records.run_id:
+            wrong = f"it is of the run {saved.run_id}"
+        wrong = next((each for each in all_gather(wrong) if each), None)
+        if wrong is None and saved is not None:
+            wrong = storage.damage(folder, saved.files, self.rank, self.records.launch.world_size)
+        return saved, wrong
+
+    def _restore(self, run: Run, saved: Saved) -> None:
+        live, device = self.state.live(), run.job.device
+        make_optimizer_states(live, storage.shapes(saved.folder))
+        tensors = named_tensors(live, self.rank, device)
+        storage.read(saved.folder, tensors)
+        self.state.restore(saved.numbers)
+        vars(self.rates).update(saved.rates)
+        prefix = f"rank{self.rank}/random/"
+        states = {name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)}
+        set_random_states(device, states)
+        run.first_epoch, run.elapsed_s = saved.epoch, saved.elapsed_s
+        self.lineage = [*saved.lineage, self.attempt]

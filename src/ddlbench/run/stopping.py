@@ -1,0 +1,80 @@
+"""What a signal or the run's time limit has asked of a rank, and until when it must have happened."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+
+from ddlbench.ranks.stop import Ask, Stop
+from ddlbench.run.failure import Failure
+from ddlbench.run.peers import Peers
+
+# With the time to record a failure these stay below the 30 s that Slurm and torchrun give a rank.
+AGREE_S = 4.0  # until all ranks know the boundary; a rank that does not answer has ended, or is stopped
+STOP_S = 18.0  # until this rank is there
+BEHIND_S = 5.0  # between the first rank that is there and this one
+ONE_SIGNAL_S = 1.0  # a terminal signals the launcher and the ranks, and the launcher signals the ranks again
+
+
+class Stopping:
+    """This rank's. limit: when the run's own time limit is reached (of perf_counter), and how the reason names it
+
+    stop: where this rank's boundaries ask
+    own: what this rank has asked for; None: nothing
+    """
+
+    def __init__(self, rank: int, limit: tuple[float, str] | None) -> None:
+        self.rank, self.stop = rank, Stop()
+        self.limit_at, self.limit_reason = limit or (math.inf, "")
+        self.own: Failure | None = None
+        self.since = math.inf  # when this rank asked
+        self.wait_until = math.inf  # for the main thread, where another rank is at the boundary
+        self.told = False
+
+    def same_signal(self) -> bool:
+        """Whether a signal that has just come is the one that came before."""
+        return self.own is not None and time.perf_counter() - self.since < ONE_SIGNAL_S
+
+    def can_ask(self) -> bool:
+        """Once, and after the first boundary."""
+        return self.own is None and self.stop.passed > 0
+
+    def ask(self, own: Failure, peers: Peers | None) -> None:
+        """All ranks shall stop at a boundary for this reason."""
+        self.own, self.since = own, time.perf_counter()
+        ask = Ask(own.status, own.reason, own.exit_code)
+        if peers is None:
+            first = ask
+            self.stop.decide(self.stop.announce(ask) + 1)
+        else:
+            first = peers.ask_to_stop(ask)
+        if first == ask:
+            said = f"{own.reason}: all ranks stop after this step; a second signal ends the run at once"
+            print(f"ddlbench: {said}", file=sys.stderr, flush=True)
+
+    def asked(self) -> Failure | None:
+        """What any rank has asked for, as soon as it is known here and once: it is recorded before the ranks stop."""
+        if self.told or self.stop.ask is None:
+            return None
+        self.told, ask = True, self.stop.ask
+        return Failure(ask.status, ask.reason, ask.exit_code, self.rank)
+
+    def limit_reached(self) -> Failure | None:
+        """Once."""
+        if time.perf_counter() < self.limit_at:
+            return None
+        self.limit_at = math.inf
+        return Failure("timeout", f"rank {self.rank} {self.limit_reason}", 8, self.rank)
+
+    def overdue(self, peers: Peers | None) -> bool:
+        """Whether the ranks have not stopped, though this one asked."""
+        waited, period_s = time.perf_counter() - self.since, 2 * peers.period_s if peers else 0.0
+        return waited > (AGREE_S + period_s if self.stop.at is None else STOP_S)
+
+    def main_thread_is_coming(self) -> bool:
+        """Whether a rank has ended because it is at the boundary at which this rank's main thread will soon be."""
+        if self.stop.at is None:
+            return False
+        self.wait_until = min(self.wait_until, time.perf_counter() + BEHIND_S)
+        return time.perf_counter() < self.wait_until

@@ -1,0 +1,82 @@
+"""What is saved of a rank, by name; and what a framework must say before it is."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+import torch
+from torch import nn
+
+from ddlbench.checkpoint.live import (
+    Live,
+    check_checkpoint,
+    make_optimizer_states,
+    named_tensors,
+    random_states,
+    set_random_states,
+)
+from ddlbench.errors import Unsupported
+from ddlbench.frameworks.single import Single
+from tests.support.jobs import CPU, job
+
+
+def trained(part: str = "model") -> tuple[nn.Sequential, Live]:
+    """One update made by AdamW."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    model(torch.randn(4, 3)).sum().backward()
+    optimizer.step()
+    return model, Live(dict(model.named_parameters()), optimizer, dict(model.named_buffers()), part)
+
+
+def test_everything_that_training_changes_has_a_name() -> None:
+    model, live = trained("tensor1")
+    found = named_tensors(live, rank=5, device=CPU)
+    own = {f"rank5/own/{name}" for name, _ in model.named_buffers()}
+    parameters = {f"tensor1/parameters/{name}" for name, _ in model.named_parameters()}
+    states = {
+        f"tensor1/optimizer/{name}/{key}"
+        for name, _ in model.named_parameters()
+        for key in ("step", "exp_avg", "exp_avg_sq")
+    }
+    assert found.keys() == own | parameters | states | {"rank5/random/cpu"}
+    assert found["tensor1/parameters/0.weight"].data_ptr() == model[0].weight.data_ptr()  # in place
+    assert not found["tensor1/parameters/0.weight"].requires_grad
+
+
+def test_a_new_optimizer_gets_the_states_of_the_saved_one() -> None:
+    _, before = trained()
+    saved = named_tensors(before, 0, CPU)
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2))
+    live = Live(
+        dict(model.named_parameters()),
+        torch.optim.AdamW(model.parameters(), lr=0.1),
+        dict(model.named_buffers()),
+    )
+    make_optimizer_states(live, {name: (tensor.shape, tensor.dtype) for name, tensor in saved.items()})
+    made = named_tensors(live, 0, CPU)
+    assert {name: (tensor.shape, tensor.dtype) for name, tensor in made.items()} == {
+        name: (tensor.shape, tensor.dtype) for name, tensor in saved.items()
+    }
+
+
+def test_random_numbers_go_on_where_they_were() -> None:
+    torch.manual_seed(7)
+    torch.rand(5)
+    states = {name: state.clone() for name, state in random_states(CPU).items()}
+    expected, seed = torch.rand(3), torch.initial_seed()
+    torch.manual_seed(8)
+    set_random_states(CPU, states)
+    assert torch.initial_seed() == seed  # frameworks count from it
+    assert torch.equal(torch.rand(3), expected)
+
+
+def test_a_framework_that_does_not_say_that_it_saves_is_refused() -> None:
+    class Other:
+        name = "other"
+
+    check_checkpoint(Single(), job())
+    with pytest.raises(Unsupported, match=r"^other does not save checkpoints: set checkpoint.every=null$"):
+        check_checkpoint(cast(Any, Other()), job())

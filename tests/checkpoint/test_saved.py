@@ -1,0 +1,53 @@
+"""What is beside the tensors of a checkpoint, and which folders are complete."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ddlbench.checkpoint.saved import ABOUT, Saved, complete
+
+
+def saved(folder: Path) -> Saved:
+    return Saved(
+        folder, "run", 2, [1, 2], 4, 12, 1.5, {"step": 12, "first": 0.1, "last": 0.30000000000000004},
+        {"updates": 12, "scaler": {}}, [{"epoch": 0}], {"__0_0.distcp": (7, "abc")},
+    )  # fmt: skip
+
+
+def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
+    saved(tmp_path).write()
+    found = Saved.read(tmp_path)
+    assert vars(found) == vars(saved(tmp_path)) | {"files": {"__0_0.distcp": [7, "abc"]}}  # floats to the last bit
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ("", "Expecting value"),
+        ("[]", "is not of format 1"),
+        ('{"format": 2}', "is not of format 1"),
+        ('{"format": 1, "attempt": 3}', "lacks keys or has others"),
+    ],
+)
+def test_anything_else_is_refused(tmp_path: Path, content: str, reason: str) -> None:
+    (tmp_path / ABOUT).write_text(content)
+    with pytest.raises(ValueError, match=reason):
+        Saved.read(tmp_path)
+
+
+def test_it_has_no_more_than_its_keys(tmp_path: Path) -> None:
+    saved(tmp_path).write()
+    assert set(json.loads((tmp_path / ABOUT).read_text())) == {
+        "format", "run_id", "attempt", "lineage", "epoch", "updates", "elapsed_s", "rates", "numbers", "epochs",
+        "files",
+    }  # fmt: skip
+
+
+def test_folders_that_are_being_written_do_not_count(tmp_path: Path) -> None:
+    for name in ("epoch-000002", "epoch-000010", ".epoch-000011", "epoch-1", "other"):
+        (tmp_path / name).mkdir()
+    assert [path.name for path in complete(tmp_path)] == ["epoch-000010", "epoch-000002"]
+    assert complete(tmp_path / "absent") == []

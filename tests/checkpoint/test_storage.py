@@ -1,0 +1,120 @@
+"""Tensors in a folder: whole, with checksums, and nothing in it is run."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata
+
+from ddlbench.checkpoint import storage
+from ddlbench.errors import RunError
+from tests.support.ranks import run_ranks
+
+
+def made() -> dict[str, torch.Tensor]:
+    """Of every type that is saved."""
+    return {
+        "model/parameters/weight": torch.randn(3, 4, generator=torch.Generator().manual_seed(0)),
+        "model/parameters/half": torch.ones(5, dtype=torch.bfloat16),
+        "model/optimizer/weight/step": torch.tensor(7.0),
+        "rank0/own/counted": torch.tensor(3),
+        "rank0/random/cpu": torch.get_rng_state(),
+    }
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "checkpoint").mkdir()
+    storage.write(tmp_path / "checkpoint", made(), rank=0)
+    return tmp_path / "checkpoint"
+
+
+def test_what_is_read_is_what_was_written(folder: Path) -> None:
+    found = {name: torch.zeros_like(tensor) for name, tensor in made().items()}
+    storage.read(folder, found)
+    assert all(torch.equal(tensor, made()[name]) for name, tensor in found.items())
+    assert storage.shapes(folder) == {name: (tensor.shape, tensor.dtype) for name, tensor in made().items()}
+
+
+def test_a_byte_that_changed_and_a_file_that_is_short_or_missing_are_seen(tmp_path: Path) -> None:
+    files = storage.write(tmp_path, made(), rank=0)
+    assert set(files) == {".metadata", "__0_0.distcp"} == {path.name for path in tmp_path.iterdir()}
+    assert storage.damage(tmp_path, files, 0, 1) is None
+    path = tmp_path / "__0_0.distcp"
+    content = path.read_bytes()
+    changed = bytearray(content)
+    changed[len(content) // 2] ^= 1
+    path.write_bytes(changed)
+    assert storage.damage(tmp_path, files, 0, 1) == "the checksum of __0_0.distcp differs"
+    path.write_bytes(content[:-1])
+    size = f"{len(content) - 1} bytes instead of {len(content)}"
+    assert storage.damage(tmp_path, files, 0, 1) == f"__0_0.distcp has {size}"
+    path.unlink()
+    assert storage.damage(tmp_path, files, 0, 1) == "__0_0.distcp: No such file or directory"
+
+
+class Attack:
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("attacked",)
+
+
+@pytest.mark.parametrize("content", [Attack(), Metadata({"x": Attack()}, storage_data={})])  # pyright: ignore
+def test_metadata_cannot_run_anything(
+    content: object, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (folder / storage.METADATA).write_bytes(pickle.dumps(content))
+    for read in (storage.shapes, lambda folder: storage.read(folder, made())):
+        with pytest.raises(RunError, match=r"mkdir has no place in a checkpoint's metadata\): remove "):
+            read(folder)
+    assert not Path("attacked").exists()
+
+
+def test_a_value_that_is_no_tensor_is_refused(folder: Path) -> None:
+    """torch would unpickle it."""
+    metadata = storage.read_metadata(folder)
+    metadata.state_dict_metadata["model/parameters/weight"] = BytesStorageMetadata()
+    (folder / storage.METADATA).write_bytes(pickle.dumps(metadata))
+    with pytest.raises(RunError, match="BytesStorageMetadata has no place"):
+        storage.shapes(folder)
+
+
+def test_a_disk_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(RunError, match=r"^the checkpoint in .* cannot be written \(rank 0: .*\): free space") as raised:
+        storage.write(tmp_path / "file" / "below", made(), rank=0)
+    assert "\n" not in str(raised.value)
+
+
+@cache
+def two_ranks(folder: str) -> list[dict[str, Any]]:
+    return run_ranks(2, on_two_ranks, folder, timeout_s=120)
+
+
+def on_two_ranks(folder: str) -> dict[str, Any]:
+    rank, place = dist.get_rank(), Path(folder)
+    shared, own = torch.arange(6.0), torch.full((4,), float(rank))
+    files = storage.write(place, {"shared": shared, f"rank{rank}/own": own}, rank)
+    found = {"shared": torch.zeros(6), f"rank{rank}/own": torch.zeros(4)}
+    storage.read(place, found)
+    if rank == 0:
+        (place / "__1_0.distcp").write_bytes(b"")
+    dist.barrier()
+    return {"files": files, "found": found, "damage": storage.damage(place, files, rank, 2)}
+
+
+def test_each_rank_writes_its_own_and_one_what_all_have(tmp_path: Path) -> None:
+    for rank, found in enumerate(two_ranks(str(tmp_path))):
+        assert torch.equal(found["found"]["shared"], torch.arange(6.0))
+        assert torch.equal(found["found"][f"rank{rank}/own"], torch.full((4,), float(rank)))
+        assert set(found["files"]) == {".metadata", "__0_0.distcp", "__1_0.distcp"}
+        assert found["damage"].startswith("__1_0.distcp has 0 bytes")  # the same on both
+    metadata = storage.read_metadata(tmp_path)
+    assert len([index for index in metadata.storage_data if index.fqn == "shared"]) == 1

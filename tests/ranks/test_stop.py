@@ -1,0 +1,150 @@
+"""All ranks stop at one boundary, whenever one asks and however far apart they are."""
+
+from __future__ import annotations
+
+import random
+import re
+import threading
+import time
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from ddlbench.errors import Stopped
+from ddlbench.ranks.boundary import Boundary
+from ddlbench.ranks.stop import Ask, Stop
+from ddlbench.run.failure import Failure
+from ddlbench.run.peers import Peers
+from tests.support.ranks import run_ranks
+
+ASK = Ask("timeout", "rank 1 reached the time limit", 8)
+
+
+def test_no_boundary_stops_a_run_that_nobody_asks_to_stop() -> None:
+    stop = Stop()
+    for _ in range(100):
+        stop.pass_boundary("anywhere")
+    assert stop.passed == 100
+
+
+def test_status_reason_and_exit_code_are_those_of_who_asked() -> None:
+    stop = Stop()
+    stop.decide(stop.announce(ASK) + 1)
+    with pytest.raises(Stopped) as raised:
+        stop.pass_boundary("after step 7 of an epoch")
+    failure = Failure.of(raised.value, rank=0)
+    assert (failure.status, failure.exit_code) == ("timeout", 8)
+    assert failure.reason == "rank 1 reached the time limit; stopped after step 7 of an epoch"
+    assert not failure.doubtful
+
+
+def test_a_rank_that_has_announced_passes_no_boundary_before_the_answer() -> None:
+    stop, passed = Stop(), threading.Event()
+    assert stop.announce(ASK) == 0
+
+    def main_thread() -> None:
+        stop.pass_boundary("")
+        passed.set()
+
+    thread = threading.Thread(target=main_thread, daemon=True)
+    thread.start()
+    assert not passed.wait(0.2)
+    stop.decide(2)
+    assert passed.wait(60)
+    with pytest.raises(Stopped):
+        stop.pass_boundary("")
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_ranks_that_wait_for_each_other_stop_at_one_boundary(seed: int) -> None:
+    """Rank r cannot be more than `lead` boundaries ahead of another, as where hosts run ahead of their devices; each
+    announces at a moment of its own."""
+    draw = random.Random(seed)
+    lead, ranks = draw.randint(1, 3), [Stop() for _ in range(4)]
+    moved, ended = threading.Condition(), dict[int, int]()
+
+    def train(own: Stop, rank: int) -> None:
+        try:
+            while own.passed < 10_000:
+                with moved:  # the collectives of a step
+                    done = moved.wait_for(lambda: own.passed < min(each.passed for each in ranks) + lead, timeout=60)
+                assert done, "deadlock"
+                own.pass_boundary("")
+                with moved:
+                    moved.notify_all()
+        except Stopped:
+            ended[rank] = own.passed
+
+    threads = [threading.Thread(target=train, args=(stop, rank), daemon=True) for rank, stop in enumerate(ranks)]
+    for thread in threads:
+        thread.start()
+    announced: list[int] = []
+    for stop in draw.sample(ranks, len(ranks)):
+        time.sleep(draw.random() / 200)
+        announced.append(stop.announce(ASK))
+    for stop in draw.sample(ranks, len(ranks)):
+        stop.decide(max(announced) + 1)
+        time.sleep(draw.random() / 500)
+    for thread in threads:
+        thread.join(60)
+    assert ended == dict.fromkeys(range(4), max(announced) + 1)
+
+
+@cache
+def two_ranks() -> list[dict[str, Any]]:
+    return run_ranks(2, every_case, timeout_s=120)
+
+
+def every_case() -> dict[str, tuple[str, int]]:
+    """Where a run stops that rank 1 asks to stop in an epoch, in a validation and between epochs; one after another,
+    as three runs: the store's keys are other ones each time."""
+    store: Any = dist.distributed_c10d._get_default_store()
+    return {name: stopped(dist.PrefixStore(name, store), name) for name in ("epoch", "validation", "between")}
+
+
+def stopped(store: Any, phase: str) -> tuple[str, int]:
+    stop = Stop()
+    peers = Peers(store.clone(), dist.get_rank(), 2, stop)
+    boundary = Boundary(torch.device("cpu"), stop=stop, every=4)
+    try:
+        boundary.begin()
+        for step in range(100_000):
+            if step == 5 and dist.get_rank() == 1:
+                peers.ask_to_stop(ASK)
+            dist.all_reduce(torch.ones(1))  # ranks in step, as in training
+            one_boundary(boundary, phase)
+    except Stopped as error:
+        return str(error), stop.passed
+    finally:
+        dist.barrier()
+        peers.close()
+    raise AssertionError("the run was not stopped")
+
+
+def one_boundary(boundary: Boundary, phase: str) -> None:
+    match phase:
+        case "epoch":
+            boundary.pass_step(torch.tensor(1.0))
+        case "validation":
+            boundary.heartbeat()
+        case _:
+            boundary.begin()
+
+
+@pytest.mark.parametrize(
+    ("phase", "where"),
+    [
+        ("epoch", r"after step \d+ of an epoch"),
+        ("validation", "between two epochs"),
+        ("between", "before an epoch"),
+    ],
+)
+def test_one_rank_asks_and_both_stop_at_the_same_boundary(phase: str, where: str) -> None:
+    (first, boundary), (second, other) = (found[phase] for found in two_ranks())
+    assert first == second
+    assert first.startswith("rank 1 reached the time limit; stopped ")
+    assert re.search(f"{where}$", first)
+    assert boundary == other > 5

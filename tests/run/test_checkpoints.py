@@ -1,0 +1,52 @@
+"""Which runs cannot be saved so that they continue exactly. That the others do: tests/equality/test_resume.py."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ddlbench.errors import Unsupported
+from ddlbench.ranks.launch import Launch
+from ddlbench.run.assembly import make_job
+from ddlbench.run.checkpoints import check_checkpoints
+from tests.support.configs import composed
+
+
+def refusal(*words: str) -> str | None:
+    config = composed("+model=resnet50", *words)
+    try:
+        check_checkpoints(config, make_job(config, Launch("torchrun", world_size=2), torch.device("cpu")))
+    except Unsupported as reason:
+        return str(reason)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("+framework=ddp framework.comm_hook=powersgd", "ddp: PowerSGD keeps the errors of its own approximation"),
+        ("+framework=horovod framework.adasum=true", "horovod: Adasum's optimizer keeps weights of its own"),
+        ("+framework=ddp loader=dali", "checkpoint.every does not go with loader=dali"),
+        ("+framework=zero1 framework.offload_optimizer=true", "buffers on the host are not saved"),
+        ("+framework=zero3 framework.offload_parameters=true", "buffers on the host are not saved"),
+        ("+framework=zero2 train.precision=bf16 framework.mixed_precision=weights", "keeps a second copy"),
+        ("+framework=zero0 train.precision=fp16", "DeepSpeed's state of the loss scale is not saved"),
+    ],
+)
+def test_what_could_not_continue_exactly_is_refused(words: str, reason: str) -> None:
+    said = refusal(*words.split(), "checkpoint.every=1")
+    assert said is not None
+    assert reason in said
+    assert said.endswith("set checkpoint.every=null")
+    assert refusal(*words.split()) is None
+
+
+@pytest.mark.parametrize(
+    "framework",
+    [
+        "single", "ddp", "local_sgd", "horovod", "fsdp", "zero0", "zero1", "zero2", "zero3", "tensor", "gpipe", "1f1b",
+        "interleaved", "zero_bubble", "pipedream", "pipedream_2bw", "hybrid",
+    ],
+)  # fmt: skip
+def test_every_framework_saves(framework: str) -> None:
+    assert refusal(f"+framework={framework}", "checkpoint.every=1") is None

@@ -1,0 +1,144 @@
+"""Whole runs that are killed and continued by another attempt."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddlbench.report.read import read_all
+from ddlbench.report.tables import run_row
+from ddlbench.run.checkpoints import Checkpoints
+from tests.support.faults import end, start
+from tests.support.runs import SMALL
+from tests.support.waiting import wait_until
+
+# A step takes half a second. The framework's planted fault is part of what is measured: the same in all attempts.
+WORDS = (
+    "slow", "train.epochs=4", "train.steps=2", "train.validate=true", "data.val_limit=8", "checkpoint.every=1",
+    "recipe.optimizer.momentum=0.9",
+)  # fmt: skip
+SAME = ("epoch", "train_loss", "val_loss", "val_top1", "lr_last", "updates", "samples")
+
+
+def lines(folder: Path, attempt: int) -> list[dict[str, Any]]:
+    (path,) = folder.glob(f"*/attempt-{attempt}/epochs.jsonl")
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def killed_after_two_epochs(folder: Path) -> None:
+    processes = start(folder, *WORDS)
+    try:
+        wait_until(lambda: list(folder.glob("*/checkpoints-1/epoch-000002")))
+    finally:
+        for process in processes:
+            process.kill()
+        end(processes)
+
+
+@pytest.mark.slow
+def test_an_attempt_continues_one_that_was_killed(tmp_path: Path) -> None:
+    codes, said = end(start(tmp_path / "whole", *WORDS))
+    assert codes == [0, 0], said
+    killed_after_two_epochs(tmp_path / "cut")
+    before = lines(tmp_path / "cut", 1)
+    codes, said = end(start(tmp_path / "cut", *WORDS, "checkpoint.resume=true"))
+    assert codes == [0, 0], said
+    whole, resumed = lines(tmp_path / "whole", 1), lines(tmp_path / "cut", 2)
+    assert [{key: line.get(key) for key in SAME} for line in resumed] == [
+        {key: line.get(key) for key in SAME} for line in whole
+    ]
+    content = json.loads(next((tmp_path / "cut").glob("*/attempt-2/run.json")).read_text())
+    first = content["resume"]["epoch"]
+    assert first in (2, 3)
+    assert [line.get("measured_in_attempt") for line in resumed] == [1] * first + [None] * (4 - first)
+    assert [line["epoch_time_s"] for line in resumed[:first]] == [line["epoch_time_s"] for line in before[:first]]
+    assert resumed[first]["elapsed_s"] > resumed[first - 1]["elapsed_s"]
+    summary, ledger = content["summary"], content["ledger"]
+    assert (summary["epochs_done"], ledger["samples"], ledger["updates"], ledger["skipped_updates"]) == (4, 32, 8, 0)
+    assert summary["epochs_measured"] == 4 - first - (first < 3)  # its own, the first of several left out
+    assert not list((tmp_path / "cut").glob("*/checkpoints-*"))  # nothing is left to continue
+    assert not list((tmp_path / "whole").glob("*/checkpoints-*"))
+
+
+def test_the_columns_say_what_saving_took_and_where_a_run_continued(tmp_path: Path, ddlbench) -> None:
+    words = [*SMALL, "train.epochs=3", "checkpoint.every=1", "progress=false", f"results_dir={tmp_path}/results"]
+    assert ddlbench(*words)[0] == 0
+    (attempt,) = read_all([tmp_path / "results"]).attempts
+    row = run_row(attempt, [])
+    seconds = attempt.record["checkpoints"]["seconds"]
+    assert row["checkpoints"] == len(seconds) == 2
+    assert row["checkpoint_s"] == pytest.approx(sum(seconds) / 2)
+    assert row["checkpoint_bytes"] > 4 * row["parameters"]
+    assert row["resumed_attempt"] is row["resumed_epoch"] is row["resumed_updates"] is row["resume_s"] is None
+
+
+def test_checkpoints_may_lie_elsewhere(tmp_path: Path, ddlbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Checkpoints, "_remove_all", lambda _: None)
+    monkeypatch.setenv("SCRATCH", f"{tmp_path}/scratch")
+    words = [*SMALL, "train.epochs=3", "checkpoint.every=1", "checkpoint.dir=$SCRATCH/saved"]
+    assert ddlbench(*words)[0] == 0
+    assert len(list(tmp_path.glob("scratch/saved/*/checkpoints-1/epoch-*"))) == 2
+    assert not list(tmp_path.glob("results/*/checkpoints-*"))
+    assert ddlbench(*words, "checkpoint.resume=true")[0] == 0
+    assert resumed_epoch(tmp_path, 2) == 2
+    code, said = ddlbench(*SMALL, "checkpoint.every=1", "checkpoint.dir=/proc/nowhere")
+    assert code == 2
+    assert "checkpoint.dir=/proc/nowhere cannot be written" in said
+
+
+def test_there_may_be_nothing_to_continue(ddlbench) -> None:
+    """As at the first start of a job that would be requeued."""
+    code, said = ddlbench(*SMALL, "checkpoint.every=1", "checkpoint.resume=true")
+    assert code == 0, said
+
+
+def resumed_epoch(folder: Path, attempt: int) -> int | None:
+    (path,) = folder.glob(f"results/*/attempt-{attempt}/run.json")
+    return json.loads(path.read_text()).get("resume", {}).get("epoch")
+
+
+def test_a_damaged_checkpoint_is_one_line_and_the_one_before_is_used(
+    tmp_path: Path, ddlbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Checkpoints, "_remove_all", lambda _: None)  # as if the run had been killed at its end
+    words = [*SMALL, "train.epochs=4", "checkpoint.every=1", "progress=false"]
+    assert ddlbench(*words)[0] == 0
+    (place,) = tmp_path.glob("results/*/checkpoints-1")
+    assert sorted(path.name for path in place.iterdir()) == ["epoch-000002", "epoch-000003"]  # keep: 2
+    assert ddlbench(*words, "checkpoint.resume=true")[0] == 0
+    assert resumed_epoch(tmp_path, 2) == 3
+
+    (place / "epoch-000003" / "__0_0.distcp").write_bytes(b"not what was written")
+    code, said = ddlbench(*words, "checkpoint.resume=true")
+    assert code == 0, said
+    assert "epoch-000003 is damaged (__0_0.distcp has 20 bytes instead of" in said
+    assert resumed_epoch(tmp_path, 3) == 2
+    shutil.rmtree(place.with_name("checkpoints-3"))  # which continued it
+
+    (place / "epoch-000002" / "checkpoint.json").write_text("{")
+    code, said = ddlbench(*words, "checkpoint.resume=true")
+    assert code == 2
+    assert "are damaged: remove them to begin at epoch 0" in said
+    assert "Traceback" not in said
+
+
+def test_no_checkpoint_has_a_secret_of_the_environment(
+    tmp_path: Path, ddlbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NCCL_AUTH_TOKEN", "planted-secret-1")
+    monkeypatch.setenv("MY_PASSWORD", "planted-secret-2")
+    kept: list[bytes] = []
+    own = shutil.rmtree
+
+    def keep(folder: Any, *args: Any, **kwargs: Any) -> None:
+        kept.extend(path.read_bytes() for path in Path(folder).rglob("*") if path.is_file())
+        own(folder, *args, **kwargs)
+
+    monkeypatch.setattr(shutil, "rmtree", keep)
+    assert ddlbench(*SMALL, "checkpoint.every=1")[0] == 0
+    assert len(kept) >= 3
+    assert not any(b"planted-secret" in content for content in kept)

@@ -1,0 +1,83 @@
+"""What a rank has asked for, and until when it must have happened."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from ddlbench.errors import Stopped
+from ddlbench.run import stopping
+from ddlbench.run.failure import Failure
+from ddlbench.run.stopping import Stopping
+
+SIGNAL = Failure("killed", "rank 0 received SIGTERM", 143, 0, doubtful=True)
+
+
+def begun() -> Stopping:
+    made = Stopping(0, None)
+    made.stop.pass_boundary("before an epoch")
+    return made
+
+
+def test_nobody_can_ask_before_the_first_boundary_or_twice() -> None:
+    assert not Stopping(0, None).can_ask()
+    made = begun()
+    assert made.can_ask()
+    made.ask(SIGNAL, None)
+    assert not made.can_ask()
+
+
+def test_a_rank_alone_stops_at_its_next_boundary(capsys: pytest.CaptureFixture[str]) -> None:
+    made = begun()
+    assert made.asked() is None
+    made.ask(SIGNAL, None)
+    assert made.asked() == Failure("killed", "rank 0 received SIGTERM", 143, 0)
+    assert made.asked() is None  # once
+    with pytest.raises(Stopped, match=r"^rank 0 received SIGTERM; stopped after step 3$"):
+        made.stop.pass_boundary("after step 3")
+    said = capsys.readouterr().err
+    assert said == (
+        "ddlbench: rank 0 received SIGTERM: all ranks stop after this step; a second signal ends the run at once\n"
+    )
+
+
+def test_two_signals_at_once_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = begun()
+    assert not made.same_signal()
+    made.ask(SIGNAL, None)
+    assert made.same_signal()
+    monkeypatch.setattr(stopping, "ONE_SIGNAL_S", 0.0)
+    assert not made.same_signal()
+
+
+def test_the_time_limit_is_reached_once() -> None:
+    assert Stopping(0, None).limit_reached() is None
+    assert Stopping(0, (time.perf_counter() + 1000, "")).limit_reached() is None
+    made = Stopping(3, (time.perf_counter() - 1, "reached the time limit of 5 s"))
+    assert made.limit_reached() == Failure("timeout", "rank 3 reached the time limit of 5 s", 8, 3)
+    assert made.limit_reached() is None
+
+
+def test_ranks_that_do_not_agree_or_do_not_come_are_overdue(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = begun()
+    assert not made.overdue(None)
+    made.ask(SIGNAL, None)
+    made.stop.at = None  # the other ranks have not answered
+    assert not made.overdue(None)
+    monkeypatch.setattr(stopping, "AGREE_S", 0.0)
+    assert made.overdue(None)
+    made.stop.at = 5
+    assert not made.overdue(None)
+    monkeypatch.setattr(stopping, "STOP_S", 0.0)
+    assert made.overdue(None)
+
+
+def test_a_main_thread_that_comes_to_the_boundary_gets_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = begun()
+    assert not made.main_thread_is_coming()  # the other rank's failure has nothing to do with a stop
+    made.stop.at = 5
+    assert made.main_thread_is_coming()
+    monkeypatch.setattr(stopping, "BEHIND_S", -1.0)
+    made.wait_until = float("inf")
+    assert not made.main_thread_is_coming()
