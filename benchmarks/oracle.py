@@ -1,144 +1,202 @@
 """How far the oracle is off on this machine: measured steps of 2 and 4 processes beside predictions from one process.
 
-python -m benchmarks.oracle [--repeats 3] [--only ddp] [--model gpt2_small] [--keep FOLDER]
+python -m benchmarks.oracle [--repeats 3] [--only ddp] [--model gpt2_small] [--keep FOLDER] [--minutes 12]
 
-First the collectives between processes are measured, and how processes that share cores slow each other
-(oracle/network.py). Then every framework runs with one process, which the predictions start from, and with 2 and with
-4, which they are compared with: different runs, in random order. One row a framework, model and number of processes,
-misses included; accuracy is 1 - |predicted - measured| / measured (Kahira et al. 2021). The aim is 90 % on average.
+Calibration and test are different runs, in one random order in each repeat (benchmarks/calibration.py has the first,
+this file the second). One row a framework, model and number of processes, misses included; accuracy is
+1 - |predicted - measured| / measured (Kahira et al. 2021). The aim is 90 % on average.
+
+Processes are started once for each number of them. Every measurement is written as it is made: with --keep a run that
+was interrupted goes on where it was, and FOLDER/table.md has the table of what there was after the last repeat.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
+import json
 import random
-import subprocess
 import sys
-import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from statistics import fmean, median
 
+from benchmarks import calibration, steps
+from benchmarks.calibration import COUNTS, MODELS, Calibration, Measurement, words
+from benchmarks.worlds import WorkFailed, World
 from ddlbench.config.compose import configuration, configurations
-from ddlbench.oracle import machine as machines
-from ddlbench.oracle import network
-from ddlbench.oracle.command import machine_of
-from ddlbench.oracle.predictor import Known, Prediction, predict
-from ddlbench.oracle.question import ask
-from ddlbench.oracle.results import Results
-from ddlbench.report.read import Attempt
+from ddlbench.oracle.predictor import Prediction, predict
 
-MODELS = {
-    "resnet50": ("model.layers=[1,1,1,1]", "model.image_size=64", "model.num_classes=10"),
-    "vgg16": ("model.channels=[16,32,64,64,64]", "model.hidden=256", "model.image_size=64", "model.num_classes=10"),
-    "gpt2_small": (
-        "model.n_layer=4",
-        "model.n_embd=256",
-        "model.n_head=4",
-        "model.vocab_size=2048",
-        "model.seq_len=64",
-    ),
-}
-# Words of each number of processes, where a framework has more than its default.
-FRAMEWORKS: dict[str, dict[int, tuple[str, ...]]] = {
-    **{name: {} for name in ("ddp", "zero1", "zero2", "zero3", "fsdp", "tensor", "gpipe", "1f1b")},
-    "hybrid": {4: ("framework.tp=2", "framework.pp=2"), 2: ("framework.pp=2",)},
-}
-# The same micro batch everywhere, so that no prediction depends on how computing grows with it.
-COMMON = ("loader=synthetic", "train.batch_per_gpu=8", "train.micro_batch=4", "train.epochs=2", "train.steps=10")
-QUIET = ("train.validate=false", "progress=false")
-COUNTS = (2, 4)
-LIMIT_S = 300
+WINDOW_S = 0.25
+HEAD = ("model", "framework", "processes", "measured", "repeats", "spread", "predicted", "compute", "comm", "bubble",
+        "error", "accuracy")  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Case:
-    framework: str
-    model: str
-    ranks: int
+class Row:
+    """One framework, model and number of processes: what was measured in each repeat, and what was predicted."""
+
+    case: Measurement
+    seconds: tuple[float, ...]
+    prediction: Prediction | None
 
     @property
-    def words(self) -> tuple[str, ...]:
-        own = FRAMEWORKS[self.framework].get(self.ranks, ())
-        return (f"+framework={self.framework}", f"+model={self.model}", *MODELS[self.model], *COMMON, *QUIET, *own)
+    def measured(self) -> float | None:
+        return median(self.seconds) if self.seconds else None
+
+    @property
+    def error(self) -> float | None:
+        """Signed: negative where it was predicted too fast."""
+        if self.measured is None or self.prediction is None or self.prediction.step_s is None:
+            return None
+        return (self.prediction.step_s - self.measured) / self.measured
 
 
-def run(case: Case, folder: Path, repeat: int) -> None:
-    """One measured run; a failure says so and leaves its row out."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={case.ranks}"]
-    words = [*case.words, f"train.repeat={repeat}", f"results_dir={folder}"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*launcher, "-m", "ddlbench", *words], env=environment, capture_output=True, text=True, timeout=LIMIT_S
-    )
-    if done.returncode:
-        print(f"{case}: {(done.stderr.strip().splitlines() or ['failed'])[-1]}", file=sys.stderr)
+@dataclass
+class Kept:
+    """The measurements of a folder, a line each: what it is, and its seconds."""
+
+    path: Path
+
+    def read(self) -> dict[Measurement, list[list[float]]]:
+        """Of each the repeats."""
+        found: dict[Measurement, list[list[float]]] = {}
+        for line in self.path.read_text().splitlines() if self.path.exists() else []:
+            plain = json.loads(line)
+            found.setdefault(Measurement(*plain["of"]), []).append(plain["seconds"])
+        return found
+
+    def add(self, of: Measurement, seconds: list[float]) -> None:
+        with self.path.open("a") as file:
+            file.write(json.dumps({"of": [of.kind, of.model, of.framework, of.ranks], "seconds": seconds}) + "\n")
 
 
-def measured(attempts: Sequence[Attempt], case: Case) -> list[float]:
-    """Seconds of a step of each complete run."""
-    found: list[float] = []
-    for record in (attempt.record for attempt in attempts):
-        if record.get("status") != "ok" or record["launch"]["world_size"] != case.ranks:
-            continue
-        if (record["config"]["framework"]["name"], record["model"]["name"]) == (case.framework, case.model):
-            found.append(record["ledger"]["global_batch"] / record["summary"]["throughput_samples_per_s"])
-    return found
+def measure(of: Measurement, worlds: dict[int, World]) -> list[float]:
+    """One repeat. WorkFailed where a rank fails."""
+    world = worlds[of.ranks]
+    if of.kind != "step":
+        return calibration.measure(of, world, WINDOW_S)
+    return world.run(steps.step_seconds, configuration(*words(of)), WINDOW_S)[0]
 
 
-def predicted(case: Case, results: Results) -> Prediction:
-    """From the runs of one process."""
-    machine = machine_of(ask(["cluster=local", "+model=x"]))
-    config = configuration(*case.words)
-    known = Known(machine, lambda asked, job: results.computation(asked, machine))
-    return predict(config, config.framework, case.ranks, known)
-
-
-def table(cases: Sequence[Case], results: Results) -> str:
-    lines = [
-        "| model | framework | processes | measured | n | predicted | error | accuracy |",
-        "|---|---|---|---|---|---|---|---|",
+def rows(cases: Sequence[Measurement], found: dict[Measurement, list[list[float]]]) -> list[Row]:
+    known = Calibration(found)
+    return [
+        Row(case, tuple(map(median, found.get(case, []))), predicted(case, known) if known.covers(case) else None)
+        for case in cases
     ]
-    accuracies: list[float] = []
-    for case in cases:
-        seconds = measured(results.attempts, case)
-        if not seconds:
-            lines.append(f"| {case.model} | {case.framework} | {case.ranks} | no run | 0 | | | |")
-            continue
-        row, middle = predicted(case, results), median(seconds)
-        if row.step_s is None:
-            lines.append(f"| {case.model} | {case.framework} | {case.ranks} | {middle:.4f} s | {len(seconds)} | | | |")
-            continue
-        error = (row.step_s - middle) / middle
-        accuracies.append(1 - abs(error))
-        lines.append(
-            f"| {case.model} | {case.framework} | {case.ranks} | {middle:.4f} s | {len(seconds)} | {row.step_s:.4f} s "
-            f"| {error:+.1%} | {1 - abs(error):.1%} |"
-        )
-    mean = f"{fmean(accuracies):.1%}" if accuracies else "nothing measured"
-    return "\n".join([*lines, "", f"mean accuracy of {len(accuracies)} rows: {mean}"])
+
+
+def predicted(case: Measurement, known: Calibration) -> Prediction:
+    config = configuration(*words(case))
+    return predict(config, config.framework, case.ranks, known.of(case))
+
+
+def table(found: Sequence[Row]) -> str:
+    lines = [f"| {' | '.join(HEAD)} |", f"|{'---|' * len(HEAD)}"]
+    lines += [f"| {' | '.join(cells(row))} |" for row in found]
+    errors = [row.error for row in found if row.error is not None]
+    if not errors:
+        return "\n".join([*lines, "", "no row has both a measurement and a prediction"])
+    return "\n".join([
+        *lines, "", f"mean accuracy of {len(errors)} of {len(found)} rows: {accuracy(found)}",
+        *(", ".join(f"{name} {accuracy(own)}" for name, own in grouped(found, by).items()) for by in PARTS),
+    ])  # fmt: skip
+
+
+PARTS: tuple[Callable[[Row], str], ...] = (
+    lambda row: row.case.model,
+    lambda row: row.case.framework,
+    lambda row: f"{row.case.ranks} processes",
+)
+
+
+def grouped(found: Sequence[Row], by: Callable[[Row], str]) -> dict[str, list[Row]]:
+    groups: dict[str, list[Row]] = {}
+    for row in found:
+        groups.setdefault(by(row), []).append(row)
+    return groups
+
+
+def accuracy(found: Sequence[Row]) -> str:
+    """Mean of 1 - |error| of the rows that have one."""
+    each = [1 - abs(row.error) for row in found if row.error is not None]
+    return f"{fmean(each):.1%}" if each else "unknown"
+
+
+def cells(row: Row) -> list[str]:
+    """spread: of the repeats, (slowest - fastest) / median."""
+    case, took, guess = row.case, row.measured, row.prediction
+    names = [case.model, case.framework, str(case.ranks)]
+    if took is None:
+        measured = ["not measured", "0", ""]
+    else:
+        spread = (max(row.seconds) - min(row.seconds)) / took
+        measured = [milliseconds(took), str(len(row.seconds)), f"{spread:.0%}"]
+    if guess is None or guess.step_s is None:
+        return [*names, *measured, guess.reason if guess else "not calibrated", *[""] * 5]
+    parts = [guess.step_s, guess.compute_s, guess.comm_exposed_s, guess.bubble_s]
+    score = ["", ""] if row.error is None else [f"{row.error:+.1%}", f"{1 - abs(row.error):.1%}"]
+    return [*names, *measured, *(milliseconds(each or 0.0) for each in parts), *score]
+
+
+def milliseconds(seconds: float) -> str:
+    return f"{seconds * 1e3:.1f} ms"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--only", nargs="*", choices=FRAMEWORKS, default=list(FRAMEWORKS))
+    parser.add_argument("--only", nargs="*", choices=calibration.FRAMEWORKS, default=list(calibration.FRAMEWORKS))
     parser.add_argument("--model", nargs="*", choices=MODELS, default=list(MODELS))
-    parser.add_argument("--keep", type=Path, help="folder of the runs; those that are there already count")
+    parser.add_argument("--keep", type=Path, help="folder of the measurements; those that are there already count")
+    parser.add_argument("--minutes", type=float, default=12.0, help="begin no measurement after so many minutes")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as temporary, configurations():
-        folder: Path = given.keep or Path(temporary)
-        network.calibrate(machines.load("local").device.type, COUNTS)
-        base = [Case(framework, model, 1) for framework in given.only for model in given.model]
-        cases = [replace(case, ranks=ranks) for case in base for ranks in COUNTS]
-        runs = [(case, repeat) for case in (*base, *cases) for repeat in range(given.repeats)]
-        random.Random(0).shuffle(runs)
-        for number, (case, repeat) in enumerate(runs, start=1):
-            print(f"{number} of {len(runs)}: {case}", file=sys.stderr)
-            run(case, folder, repeat)
-        print(table(cases, Results.read(folder)))
+    folder: Path = given.keep or Path("build") / f"bench-oracle-{datetime.now():%Y%m%d-%H%M%S}"
+    folder.mkdir(parents=True, exist_ok=True)
+    print(f"measurements: {folder} (--keep goes on there)", file=sys.stderr)
+    with configurations():
+        cases = [
+            Measurement("step", model, name, ranks) for model in given.model for name in given.only for ranks in COUNTS
+        ]
+        measure_all([*calibration.needed(given.model, given.only), *cases], cases, given.repeats, folder, given.minutes)
+        print(table(rows(cases, Kept(folder / "seconds.jsonl").read())))
+
+
+def measure_all(
+    every: Sequence[Measurement], cases: Sequence[Measurement], repeats: int, folder: Path, minutes: float
+) -> None:
+    """What is not there yet; the table so far after each repeat."""
+    kept = Kept(folder / "seconds.jsonl")
+    worlds = {ranks: World(ranks) for ranks in (1, *COUNTS)}
+    until = time.monotonic() + 60 * minutes
+    order = random.Random(0)
+    try:
+        for repeat in range(repeats):
+            there = kept.read()
+            todo = [of for of in every if len(there.get(of, [])) <= repeat]
+            for number, of in enumerate(order.sample(todo, len(todo)), start=1):
+                if time.monotonic() > until:
+                    print(f"stopped after {minutes:g} minutes", file=sys.stderr)
+                    return
+                took = keep(of, kept, worlds)
+                print(f"repeat {repeat + 1}: {number} of {len(todo)}: {of} {took}", file=sys.stderr, flush=True)
+            (folder / "table.md").write_text(table(rows(cases, kept.read())) + "\n")
+    finally:
+        for world in worlds.values():
+            world.close()
+
+
+def keep(of: Measurement, kept: Kept, worlds: dict[int, World]) -> str:
+    """Measure and write. A failure leaves its repeat out, and is told."""
+    try:
+        seconds = measure(of, worlds)
+    except WorkFailed as failure:
+        return f"failed: {str(failure).strip().splitlines()[-1]}"
+    kept.add(of, seconds)
+    return milliseconds(median(seconds))
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from ddlbench.report.read import read_all
 from ddlbench.report.tables import Tables, make_tables, records
 from tests.support.records import GPU, write_run
 
+GIB = 2**30
 WORDS = ("+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=16", "model.image_size=64",
          "train.batch_per_gpu=8")  # fmt: skip
 Write = Callable[..., None]
@@ -83,6 +84,16 @@ def test_four_devices_from_one_by_hand(tmp_path: Path, write: Write, cluster: st
     assert row["predicted_from"].startswith("single on one device (single-resnet50")
     assert row["predicted_flag"] is None
     assert not any("predict" in line for line in tables.warnings)
+
+
+def test_memory_by_hand(tmp_path: Path, write: Write, cluster: str) -> None:
+    """Weights, gradients and momentum at 4 bytes, activations and BatchNorm's statistics on top; measured 3.5 GiB."""
+    write("single", 1, 0.25)
+    write("ddp", 4, 0.32)
+    row = predicted(tmp_path, cluster)[0]["ddp", 4]
+    assert 3 * gradient_bytes() < row["predicted_memory_bytes"] < 3 * gradient_bytes() + 0.2 * GIB
+    assert row["memory_allocated_peak_bytes"] == 3.5 * GIB
+    assert row["predicted_memory_error"] == pytest.approx(row["predicted_memory_bytes"] / (3.5 * GIB) - 1)
 
 
 def test_runs_on_one_device_have_no_prediction(tmp_path: Path, write: Write, cluster: str) -> None:
@@ -196,7 +207,10 @@ def test_the_report_shows_both(tmp_path: Path, write: Write, cluster: str, capsy
     assert main([str(tmp_path / "results"), "--predict", cluster]) == 0
     told = capsys.readouterr()
     (line,) = [line.split() for line in told.out.splitlines() if line.endswith("-50.0 %!")]
-    assert line == ["ddp", "resnet50", "native", "4", "weak", "0.300", "s", "-50.0", "%!"]
+    row = predicted(tmp_path, cluster)[0]["ddp", 4]
+    memory = [f"{row['predicted_memory_bytes'] / GIB:.2f}", "GiB", f"{100 * row['predicted_memory_error']:+.1f}", "%"]
+    assert line == ["ddp", "resnet50", "native", "4", "weak", *memory, "0.300", "s", "-50.0", "%!"]
+    assert (tmp_path / "results" / "report" / "figures" / "predicted.svg").exists()
     assert "far off its prediction" in told.err
     page = (tmp_path / "results" / "report" / "report.html").read_text()
     assert "prediction error" in page

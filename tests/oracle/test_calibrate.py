@@ -53,11 +53,11 @@ def test_blocks_are_measured_up_to_twice_one_gpu_s_batch() -> None:
         config = configuration(*TINY)
     computation = from_calibration(config, machines.load("local"))
     exact = computation.blocks(4)
-    assert computation.mark(4) is None
+    assert computation.marks(4) == []
     assert exact[1].forward == computation.measured[4].passes[1].forward
     larger = computation.blocks(64)
     assert larger[1].forward > exact[1].forward
-    assert computation.mark(64) == "calibration at a micro batch of 4, not 64"
+    assert computation.marks(64) == ["calibration at a micro batch of 4, not 64"]
 
 
 def test_another_device_is_refused() -> None:

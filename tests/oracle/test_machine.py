@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,6 +32,14 @@ def test_abci_has_the_numbers_of_its_paper() -> None:
     assert (far.alpha_s, far.bytes_per_s) == (0.5e-6, 12.5e9)
     assert load("abci").overlap is False
     assert with_overlap(load("abci"), True).overlap is True
+
+
+def test_contention_is_a_line_between_what_was_measured() -> None:
+    """1.2 with two ranks, 3 with four; beyond them shared cores go on, devices of their own do not."""
+    shared = replace(load("local"), cores=2, contention={2: 1.2, 4: 3.0})
+    assert [shared.shared_cores(busy) for busy in (1, 2, 3, 4, 8)] == pytest.approx([1, 1.2, 2.1, 3, 6])
+    assert replace(shared, cores=None).shared_cores(8) == 3
+    assert [replace(shared, contention={}).shared_cores(busy) for busy in (1, 2, 3)] == [1, 1, 1.5]
 
 
 def test_tf32_has_its_own_peak() -> None:

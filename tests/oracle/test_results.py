@@ -49,6 +49,29 @@ def test_equal_runs_count_by_their_median(config: Config) -> None:
     assert found.basis == "ddp on one device (run-1)"
 
 
+@pytest.mark.parametrize(
+    ("base", "marks"),
+    [("ddp", []), ("single", []), ("gpipe", ["ddp from a run of gpipe, with what gpipe itself takes"])],
+)
+def test_a_base_of_another_framework_carries_a_mark(config: Config, base: str, marks: list[str]) -> None:
+    """`single` has nothing of its own; of any other framework the row says whose run it starts from."""
+    settings = {**config.resolved, "framework": {**config.resolved["framework"], "name": base}}
+    there = results(record(config, 1, 0.5, config=settings))
+    row = predict(config, config.framework, 1, Known(ABCI, lambda asked, _: there.computation(asked, ABCI)))
+    assert row.basis == f"{base} on one device (run-1)"
+    assert list(row.marks) == marks
+
+
+def test_runs_of_another_version_carry_a_mark_and_are_not_mixed(config: Config) -> None:
+    environment = {"gpu_model": "Tesla V100-SXM2-16GB"}
+    runs = [record(config, 1, seconds, environment={**environment, "torch": version})
+            for seconds, version in ((0.4, "2.11.0"), (0.6, "2.14.1"))]  # fmt: skip
+    same, other = (Results(Path("results"), runs, version) for version in ("2.14.1", "2.13.0"))
+    assert same.computation(config, ABCI).step(8) == pytest.approx(0.6)
+    assert same.computation(config, ABCI).marks(8) == []
+    assert other.computation(config, ABCI).marks(8) == ["runs with torch 2.14.1, not 2.13.0"]
+
+
 def test_waiting_for_data_is_taken_off(config: Config) -> None:
     summary = {"throughput_samples_per_s": 8 / 0.5, "data_wait_share": 0.2}
     found = results(record(config, 1, 0.5, summary=summary)).computation(config, ABCI)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddlbench.oracle.schedule import Stages, in_flight, order, seconds, simulate
+from ddlbench.oracle.schedule import Stages, in_flight, order, seconds, simulate, simulate_shared
 
 
 def equal(stages: int, forward: float = 1.0, backward: float = 2.0, send: float = 0.0) -> Stages:
@@ -43,6 +43,34 @@ def test_sending_delays_the_ramp() -> None:
 def test_long_schedules_go_on_as_they_began(schedule: str) -> None:
     stages = Stages((1.0, 1.5, 0.5, 1.2), (2.0, 3.0, 0.9, 2.2), (0.1, 0.4, 0.2, 0.0))
     assert seconds(schedule, stages, 4, 40) == pytest.approx(simulate(schedule, stages, 4, 40))
+
+
+UNEQUAL = Stages((1.0, 1.5, 0.5, 1.2), (2.0, 3.0, 0.9, 2.2), (0.1, 0.4, 0.2, 0.0))
+ALL = ("gpipe", "1f1b", "interleaved", "zero_bubble")
+
+
+@pytest.mark.parametrize("schedule", ALL)
+def test_cores_enough_for_all_ranks_are_no_matter(schedule: str) -> None:
+    stages, ranks = (UNEQUAL, 4) if schedule in ("gpipe", "1f1b") else (UNEQUAL, 2)
+    took, busy = simulate_shared(schedule, stages, ranks, 8, lambda _: 1.0)
+    assert took == pytest.approx(simulate(schedule, stages, ranks, 8))
+    work = [8 * sum(stages.busy[rank::ranks]) for rank in range(ranks)]
+    assert busy == pytest.approx(work)
+
+
+@pytest.mark.parametrize("schedule", ALL)
+def test_one_core_takes_as_long_as_all_the_work(schedule: str) -> None:
+    ranks = 4 if schedule in ("gpipe", "1f1b") else 2
+    took, _ = simulate_shared(schedule, equal(4), ranks, 8, float)
+    assert took == pytest.approx(8 * 4 * 3)
+
+
+def test_two_ranks_slow_each_other_while_both_compute() -> None:
+    """GPipe, two stages, two micro batches, 1.5 times as long for two at once. F0 alone 1; F1 of stage 0 beside F0 of
+    stage 1: 1.5; F1 alone 1; B0 of stage 1 alone 2; B1 beside B0 of stage 0: 3; B1 of stage 0 alone 2."""
+    took, busy = simulate_shared("gpipe", equal(2), 2, 2, lambda ranks: 1.5 if ranks > 1 else 1.0)
+    assert took == pytest.approx(1 + 1.5 + 1 + 2 + 3 + 2)
+    assert busy == pytest.approx([1 + 1.5 + 3 + 2, 1.5 + 1 + 2 + 3])
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zero_bubble"])

@@ -106,9 +106,20 @@ def cells(row: Row, prediction: Prediction) -> Row:
         "predicted_comm_exposed_s": prediction.comm_exposed_s,
         "predicted_bubble_s": prediction.bubble_s,
         "predicted_error": (sample_s - measured_s) / measured_s,
+        **memory_cells(row, prediction),
         "predicted_from": "; ".join((prediction.basis or "", *prediction.marks)),
     }
     return found | {"predicted_flag": flag(row | found, measured_s * row["global_batch"])}
+
+
+def memory_cells(row: Row, prediction: Prediction) -> Row:
+    """Bytes of the fullest rank, and the error beside what its allocator gave out; on the CPU nothing counts that."""
+    assert prediction.memory_bytes is not None
+    bytes_, measured = round(prediction.memory_bytes), row["memory_allocated_peak_bytes"]
+    return {
+        "predicted_memory_bytes": bytes_,
+        "predicted_memory_error": (bytes_ - measured) / measured if measured else None,
+    }
 
 
 def flag(row: Row, measured_s: float) -> str | None:

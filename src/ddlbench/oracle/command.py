@@ -10,6 +10,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 import psutil
+import torch
 
 from ddlbench.config.choices import choices
 from ddlbench.config.compose import configuration, configurations
@@ -74,7 +75,7 @@ def machine_of(question: Question) -> Machine:
 def predictions(question: Question, machine: Machine) -> list[Prediction]:
     """Of every framework that is asked for, at every number of GPUs."""
     names = [question.framework] if question.framework else choices("framework")
-    results = Results.read(question.options.results) if question.options.results else None
+    results = Results.read(question.options.results, str(torch.__version__)) if question.options.results else None
     rows: list[Prediction] = []
     for name in names:
         try:
@@ -104,13 +105,12 @@ def source(question: Question, machine: Machine, results: Results | None) -> Cal
     step_s = question.options.one_gpu_step_s
 
     def make(config: Config, job: Job) -> Computation:
+        blocks = from_calibration(config, machine) if question.options.calibrate else None
         if results is not None:
-            return results.computation(config, machine)
+            return results.computation(config, machine, blocks)
         if step_s is not None:
-            return from_one_step(config, machine, OneStep(step_s, question.options.one_gpu_batch))
-        if question.options.calibrate:
-            return from_calibration(config, machine)
-        return from_roofline(config, machine)
+            return from_one_step(config, machine, OneStep(step_s, question.options.one_gpu_batch), blocks=blocks)
+        return blocks or from_roofline(config, machine)
 
     def computation(config: Config, job: Job) -> Computation:
         framework: Any = config.framework

@@ -8,7 +8,7 @@ operations in proportion to their roofline, seconds of single blocks are taken a
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -66,9 +66,10 @@ class Blocks:
 class Computation:
     """Of one model on one kind of device.
 
-    basis: what the seconds come from, for the reader; factor: measured over roofline of a whole step
+    basis: what the seconds come from, for the reader
+    factor: seconds of a measured step over those of its blocks and its update, by the roofline or measured one by one
     measured: seconds of blocks by micro batch size; update_s: of one parameter, None: by its bytes
-    samples: the micro batch of the measured step, None where there is none
+    samples: the micro batch of the measured step, None where there is none; remarks: what else to say of the basis
     measure: measures blocks, and the update in seconds, of a micro batch of at most `largest` samples
     """
 
@@ -78,6 +79,7 @@ class Computation:
     basis: str
     factor: float = 1.0
     samples: float | None = None
+    remarks: tuple[str, ...] = ()
     measured: dict[int, Blocks] = field(default_factory=dict[int, Blocks])
     update_s: float | None = None
     measure: Callable[[int], tuple[Blocks, float]] | None = None
@@ -100,11 +102,16 @@ class Computation:
         return Pass(whole.forward * part, whole.backward * part)
 
     def _whole(self, index: int, block: Block, samples: float) -> Pass:
+        found = self._relative(index, block, samples)
+        return Pass(found.forward * self.factor, found.backward * self.factor)
+
+    def _relative(self, index: int, block: Block, samples: float) -> Pass:
+        """By the roofline, or as measured at the nearest micro batch."""
         plain = self._roofline(block, samples)
         if self.measure is not None:
             self._calibrate(samples)
         if not self.measured:
-            return Pass(plain.forward * self.factor, plain.backward * self.factor)
+            return plain
         near = min(self.measured, key=lambda known: abs(known - samples))
         base, there = self._roofline(block, near), self.measured[near].passes[index]
         return Pass(
@@ -131,9 +138,10 @@ class Computation:
 
     def update(self, numbers: float) -> float:
         """Of so many parameters."""
-        if self.update_s is not None:
-            return numbers * self.update_s
-        return self.factor * numbers * UPDATE_BYTES[self.optimizer] / self.speeds.bytes_per_s
+        each = self.update_s
+        if each is None:
+            each = UPDATE_BYTES[self.optimizer] / self.speeds.bytes_per_s
+        return self.factor * numbers * each
 
     def step(self, samples: float, micro_batches: int = 1, checkpointed: bool = False) -> float:
         """Of one process alone."""
@@ -141,12 +149,13 @@ class Computation:
         once = sum(each.forward * (2 if checkpointed else 1) + each.backward for each in blocks)
         return micro_batches * once + self.update(self.counts.numbers)
 
-    def mark(self, samples: float) -> str | None:
-        """What to say where this micro batch is outside of what was measured."""
-        known = sorted(self.measured) or ([] if self.samples is None else [self.samples])
+    def marks(self, samples: float) -> list[str]:
+        """What to say of the basis, and where this micro batch is outside of what was measured."""
+        known = sorted(self.measured) if self.samples is None else [self.samples]
         if not known or samples in known:
-            return None
-        return f"{self.basis} at a micro batch of {', '.join(f'{size:g}' for size in known)}, not {samples:g}"
+            return [*self.remarks]
+        sizes = ", ".join(f"{size:g}" for size in known)
+        return [*self.remarks, f"{self.basis} at a micro batch of {sizes}, not {samples:g}"]
 
 
 def roofline(counts: Counts, speeds: Speeds | None, optimizer: str, device: str) -> Computation:
@@ -160,19 +169,16 @@ def roofline(counts: Counts, speeds: Speeds | None, optimizer: str, device: str)
 
 
 def spread(
-    counts: Counts,
-    speeds: Speeds | None,
-    optimizer: str,
-    step_s: float,
-    samples: float,
-    micro_batches: int,
-    basis: str,
-    checkpointed: bool = False,
+    plain: Computation, step_s: float, samples: float, micro_batches: int, basis: str, checkpointed: bool = False
 ) -> Computation:
-    """One process's measured step, spread over blocks and update by their roofline."""
-    plain = Computation(counts, speeds or ANY, optimizer, basis)
+    """One process's measured step, spread over blocks and update in the proportions of `plain`."""
     factor = step_s / plain.step(samples, micro_batches, checkpointed)
-    return Computation(counts, speeds or ANY, optimizer, basis, factor, samples)
+    return replace(plain, basis=basis, factor=factor, samples=samples, _cache={})
+
+
+def proportions(counts: Counts, speeds: Speeds | None, optimizer: str) -> Computation:
+    """By the roofline, of which only the proportions count where the device's peaks are not known."""
+    return Computation(counts, speeds or ANY, optimizer, "proportions")
 
 
 def calibrated(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from ddlbench.errors import Unsupported
 from ddlbench.frameworks.ddp import DDP
@@ -11,7 +12,7 @@ from ddlbench.frameworks.horovod.adapter import Horovod
 from ddlbench.frameworks.local_sgd import LocalSGD
 from ddlbench.oracle import collectives, overlap
 from ddlbench.oracle.computation import Pass
-from ddlbench.oracle.memory import activations, buffers, held, memory
+from ddlbench.oracle.memory import activations, buffers, held, memory, most_touched
 from ddlbench.oracle.overlap import Gradient, MiB
 from ddlbench.oracle.setting import BYTES, Limit, Message, Outcome, Setting
 
@@ -34,7 +35,7 @@ def ddp(framework: DDP, setting: Setting) -> Outcome:
         overlap.gradients(sizes(setting, 4), back), first, other
     )  # caps count bytes in fp32, a hook casts a full bucket
     wire = [Gradient(message.bytes_ * each / 4, message.ready) for message in messages]
-    return replicas(setting, (averaged(setting, wire, sum(back), setting.machine.overlap),))
+    return replicas(setting, (averaged(setting, wire, sum(back)),))
 
 
 def horovod(framework: Horovod, setting: Setting) -> Outcome:
@@ -46,7 +47,7 @@ def horovod(framework: Horovod, setting: Setting) -> Outcome:
     tensors = overlap.gradients(sizes(setting, 2 if fp16 else 4), back)
     cap, cycle = framework.fusion_threshold_mb * MiB, framework.cycle_time_ms / 1e3
     messages = overlap.fused(tensors, lambda size: setting.all_reduce(size, setting.world), cap, cycle)
-    return replicas(setting, (averaged(setting, messages, sum(back), setting.machine.overlap),))
+    return replicas(setting, (averaged(setting, messages, sum(back)),))
 
 
 def local_sgd(framework: LocalSGD, setting: Setting) -> Outcome:
@@ -68,7 +69,7 @@ def zero(framework: Knobs, setting: Setting) -> Outcome:
     back = backward(setting)
     ready = overlap.gradients(sizes(setting, wire), back)
     bucket = (framework.reduce_bucket_mb or BUCKET_MB) * MiB if stage else float("inf")
-    overlaps = setting.machine.overlap and framework.overlaps(setting.job)
+    overlaps = framework.overlaps(setting.job)
     once = averaged(setting, overlap.buckets(ready, bucket, bucket), sum(back), overlaps)
     micro = setting.job.micro_batches(ranks) if stage == 2 else 1  # stage 2 keeps no whole gradients in between
     messages = [Message(once.what, once.count * micro, once.bytes_ * micro, once.seconds * micro, once.exposed * micro)]
@@ -76,8 +77,12 @@ def zero(framework: Knobs, setting: Setting) -> Outcome:
         size = numbers * (2.0 if casts else 4.0)
         seconds = collectives.all_gather(size, setting.path(ranks))
         messages.append(Message("all-gather of weights", 1, size, seconds, seconds))
-    buckets = bucket * (2 if overlaps else 1) if stage else 0.0
-    return replicas(setting, tuple(messages), stage, ranks if stage else 1, own_copy=stage > 0, more_buffers=buckets)
+    buckets = min(bucket, 4.0 * numbers) * (2 if overlaps else 1) if stage else 0.0
+    found = replicas(setting, tuple(messages), stage, ranks if stage else 1, own_copy=stage > 0, more_buffers=buckets)
+    if stage < 2:
+        return found
+    tensors = [number for block in setting.counts.blocks for number in block.parameters]
+    return replace(found, memory=replace(found.memory, gradients=4.0 * most_touched(tensors, ranks)))
 
 
 def replicas(
@@ -134,17 +139,17 @@ def averaged(
     setting: Setting,
     messages: Sequence[Gradient],
     end: float,
-    overlaps: bool,
+    overlaps: bool = True,
     ranks: int | None = None,
     stride: int = 1,
 ) -> Message:
     """The all-reduce of gradients, over `ranks` (None: all). end: seconds of the whole backward pass; what is sent
-    after it is exposed."""
+    after it is exposed. overlaps: whether the framework sends during it."""
     group = setting.world if ranks is None else ranks
 
     def seconds(size: float) -> float:
         return setting.all_reduce(size, group, stride)
 
     total, bytes_ = (sum(found) for found in ([seconds(m.bytes_) for m in messages], [m.bytes_ for m in messages]))
-    exposed = max(0.0, overlap.queue(messages, seconds) - end) if overlaps else total
-    return Message("all-reduce of gradients", len(messages), bytes_, total, min(exposed, total))
+    late = min(total, max(0.0, overlap.queue(messages, seconds) - end)) if overlaps else total
+    return Message("all-reduce of gradients", len(messages), bytes_, total, setting.exposed(total, late))

@@ -42,14 +42,17 @@ def from_roofline(config: Config, machine: Machine) -> Computation:
     return computation.roofline(counts, speeds, config.recipe.optimizer.name, machine.device.name)
 
 
-def from_one_step(config: Config, machine: Machine, step: OneStep, basis: str = ONE_NUMBER) -> Computation:
+def from_one_step(
+    config: Config, machine: Machine, step: OneStep, basis: str = ONE_NUMBER, blocks: Computation | None = None
+) -> Computation:
+    """blocks: measured ones, which say how the step is spread over them; None: the roofline does."""
     train = config.train
     samples = step.samples or train.samples_per_update(1)
     micro = min(step.micro or train.micro_batch or samples, samples)
-    return computation.spread(
-        counts_of(config, machine), speeds_of(config, machine), config.recipe.optimizer.name,
-        step.seconds, micro, samples // micro, basis, train.checkpoint_activations,
-    )  # fmt: skip
+    if blocks is None:
+        counts, speeds = counts_of(config, machine), speeds_of(config, machine)
+        blocks = computation.proportions(counts, speeds, config.recipe.optimizer.name)
+    return computation.spread(blocks, step.seconds, micro, samples // micro, basis, train.checkpoint_activations)
 
 
 def from_calibration(config: Config, machine: Machine) -> Computation:

@@ -71,6 +71,8 @@ class Machine:
 
     devices_per_node: None: one node has them all
     overlap: whether devices compute while they send
+    hidden_cost: measured by number of ranks, how much longer computing takes beside a collective, as a share of what
+    the collective takes alone: on shared cores sending and adding take time from computing
     sweeps: measured collectives by name and number of ranks
     contention: measured, how much longer computing takes while so many ranks of a node compute
     cores: that all ranks of a node share, where a rank is no device; None: each has its own
@@ -81,6 +83,7 @@ class Machine:
     devices_per_node: int | None
     links: tuple[Link, ...]
     overlap: bool = True
+    hidden_cost: Mapping[int, float] = field(default_factory=dict[int, float], hash=False)
     cores: int | None = None
     contention: Mapping[int, float] = field(default_factory=dict[int, float], hash=False)
     sweeps: Mapping[tuple[str, int], Sweep] = field(default_factory=dict[tuple[str, int], "Sweep"], hash=False)
@@ -95,6 +98,11 @@ class Machine:
             return []
         return [f"collectives measured with {', '.join(map(str, known))} ranks, not {ranks}"]
 
+    def beyond(self, largest: float) -> list[str]:
+        """What to say where a message has more bytes than any that was measured."""
+        measured = max((sweep.bytes_[-1] for sweep in self.sweeps.values()), default=float("inf"))
+        return [f"messages of up to {measured:g} bytes measured, not {largest:g}"] if largest > measured else []
+
     def sweep(self, kind: str, ranks: int) -> Sweep | None:
         """Measured seconds of that collective with so many ranks, or the nearest number of them."""
         counts = [count for name, count in self.sweeps if name == kind]
@@ -102,12 +110,23 @@ class Machine:
             return None
         return self.sweeps[kind, min(counts, key=lambda count: abs(count - ranks))]
 
+    def shown(self, ranks: int) -> float:
+        """The share of hidden communication that delays computing: as measured with the nearest number of ranks; else
+        all of it or nothing, as the file says."""
+        if not self.hidden_cost:
+            return 0.0 if self.overlap else 1.0
+        return self.hidden_cost[min(self.hidden_cost, key=lambda known: abs(known - ranks))]
+
     def shared_cores(self, busy: int) -> float:
-        """How much longer computing takes where so many ranks of a node compute at once."""
-        if self.contention and busy > 1:
-            near = min(self.contention, key=lambda ranks: abs(ranks - busy))
-            return max(1.0, self.contention[near] * busy / near) if busy > near else self.contention[near]
-        return 1.0 if self.cores is None else max(1.0, busy / self.cores)
+        """How much longer computing takes where so many ranks of a node compute at once: as measured, on a straight
+        line between two measured numbers of ranks; beyond them in proportion to the ranks, where they share cores."""
+        if busy <= 1 or not self.contention:
+            return 1.0 if self.cores is None else max(1.0, busy / self.cores)
+        known = sorted({1: 1.0, **self.contention}.items())
+        most, slowest = known[-1]
+        if busy > most:
+            return slowest if self.cores is None else slowest * busy / most
+        return max(1.0, float(np.interp(busy, *zip(*known, strict=True))))
 
 
 def clusters() -> list[str]:
@@ -150,5 +169,5 @@ def parse(plain: Any, path: str) -> Machine:
 
 
 def with_overlap(machine: Machine, overlap: bool | None) -> Machine:
-    """None: as the file says."""
-    return machine if overlap is None else replace(machine, overlap=overlap)
+    """None: as the file says, or as it was measured."""
+    return machine if overlap is None else replace(machine, overlap=overlap, hidden_cost={})

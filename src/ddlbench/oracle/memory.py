@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from ddlbench.measure.memory_formula import Bytes, data_parallel, in_fp32
 from ddlbench.oracle.counts import Block
 from ddlbench.oracle.setting import Memory, Setting
@@ -46,6 +48,15 @@ def _kept(block: Block, samples: float, tp: int) -> float:
 def buffers(blocks: Sequence[Block]) -> float:
     """Of the model: statistics of BatchNorm."""
     return float(sum(block.buffers for block in blocks))
+
+
+def most_touched(sizes: Sequence[int], ranks: int) -> int:
+    """The most of memory_formula.touched over the ranks: gradients of a library that keeps one whole where a border
+    between shards cuts it."""
+    ends = np.cumsum(sizes)
+    starts, borders = ends - np.array(sizes), ends[-1] * np.arange(ranks + 1) / ranks
+    first, last = np.searchsorted(ends, borders[:-1], "right"), np.searchsorted(starts, borders[1:], "left") - 1
+    return int((ends[last] - starts[first]).max())
 
 
 def memory(of: Bytes, activations_: float, buffers_: float) -> Memory:

@@ -30,6 +30,7 @@ from ddlbench.oracle.machine import Machine, Sweep
 
 SIZES = (2**10, 2**14, 2**17, 2**20, 2**22, 2**24, 2**26)  # bytes of the whole message
 REPEATS = 7
+HIDDEN, PASSES, HIDDEN_REPEATS = 2**23, 10, 9  # bytes of an all-reduce, and passes of a convolution beside it
 TIMEOUT_S = 300
 Found = dict[str, dict[str, list[float]]]  # collective -> number of ranks -> seconds by size
 
@@ -49,17 +50,17 @@ def calibrate(device_type: str, counts: Sequence[int], sizes: Sequence[int] = SI
     if devices < max(counts):
         raise UserError(f"--calibrate-network: {max(counts)} ranks need as many GPUs, this machine has {devices}")
     seconds: Found = {}
-    contention: dict[str, float] = {}
+    contention, cost = dict[str, float](), dict[str, float]()
     for ranks in counts:
         measured = _measured(device_type, ranks, sizes)
-        contention[str(ranks)] = measured.pop("contention")[0]
+        contention[str(ranks)], cost[str(ranks)] = measured.pop("contention")[0], measured.pop("hidden_cost")[0]
         for kind, each in measured.items():
             seconds.setdefault(kind, {})[str(ranks)] = each
     target = path(device_type)
     target.parent.mkdir(parents=True, exist_ok=True)
-    content = {**versions(device_type), "sizes": list(sizes), "seconds": seconds, "contention": contention}
+    found = {"sizes": list(sizes), "seconds": seconds, "contention": contention, "hidden_cost": cost}
     with replacing(target) as file:
-        file.write(json.dumps(content, indent=1).encode())
+        file.write(json.dumps({**versions(device_type), **found}, indent=1).encode())
     return target
 
 
@@ -81,7 +82,8 @@ def calibrated(machine: Machine) -> Machine:
         for ranks, each in counts.items()
     }
     contention = {int(ranks): max(1.0, each) for ranks, each in content["contention"].items()}
-    return replace(machine, sweeps=sweeps, contention=contention)
+    cost = {int(ranks): each for ranks, each in content.get("hidden_cost", {}).items()}
+    return replace(machine, sweeps=sweeps, contention=contention, hidden_cost=cost)
 
 
 def _measured(device_type: str, ranks: int, sizes: Sequence[int]) -> dict[str, list[float]]:
@@ -99,12 +101,17 @@ def _rank(rank: int, device_type: str, ranks: int, folder: str, sizes: Sequence[
     backend = "nccl" if device_type == "cuda" else "gloo"
     init, timeout = f"file://{folder}/store", timedelta(seconds=TIMEOUT_S)
     dist.init_process_group(backend, init_method=init, rank=rank, world_size=ranks, timeout=timeout)
-    found = {kind: [slowest(run, size, device) for size in sizes] for kind, run in COLLECTIVES.items()}
-    found["contention"] = [contention(rank, device)]
+    found = sweep(device, sizes)
+    found["contention"], found["hidden_cost"] = [contention(rank, device)], [hidden_cost(device)]
     if rank == 0:
         (Path(folder) / "found.json").write_text(json.dumps(found))
     dist.barrier()
     dist.destroy_process_group()
+
+
+def sweep(device: torch.device, sizes: Sequence[int]) -> dict[str, list[float]]:
+    """Seconds of each collective by size, between all ranks. Every rank calls this."""
+    return {kind: [slowest(run, size, device) for size in sizes] for kind, run in COLLECTIVES.items()}
 
 
 def slowest(run: Callable[[Tensor], None], size: int, device: torch.device) -> float:
@@ -112,13 +119,7 @@ def slowest(run: Callable[[Tensor], None], size: int, device: torch.device) -> f
     tensor = torch.ones(size // 4, device=device)
     seconds: list[float] = []
     for _ in range(REPEATS + 1):
-        dist.barrier()
-        began = time.perf_counter()
-        run(tensor)
-        wait(device)
-        took = torch.tensor(time.perf_counter() - began, device=device)
-        dist.all_reduce(took, dist.ReduceOp.MAX)
-        seconds.append(float(took))
+        seconds.append(_timed(lambda: run(tensor), device))
     return median(seconds[1:])
 
 
@@ -133,14 +134,46 @@ def contention(rank: int, device: torch.device) -> float:
     return float(total[1] / dist.get_world_size() / total[0])
 
 
-def _convolve(device: torch.device) -> float:
+def hidden_cost(device: torch.device) -> float:
+    """How much longer computing takes while an all-reduce runs, as a share of what the all-reduce takes alone. 0: it is
+    free; 1: nothing is gained by sending during the backward pass. Of all ranks, on the slowest."""
+    message = torch.ones(HIDDEN // 4, device=device)
+    found: list[list[float]] = []
+    for _ in range(HIDDEN_REPEATS):
+        alone = _timed(lambda: _all_reduce(message), device)
+        plain = _timed(lambda: _convolve(device, PASSES), device)
+        both = _timed(lambda: _beside(message, device), device)
+        found.append([alone, plain, both])
+    alone, plain, both = (median(each[which] for each in found[1:]) for which in range(3))
+    return min(1.0, max(0.0, (both - plain) / alone))
+
+
+def _beside(message: Tensor, device: torch.device) -> None:
+    work = dist.all_reduce(message, async_op=True)
+    _convolve(device, PASSES)
+    assert work is not None
+    work.wait()
+
+
+def _timed(run: Callable[[], object], device: torch.device) -> float:
+    """Seconds on the slowest rank."""
+    dist.barrier()
+    began = time.perf_counter()
+    run()
+    wait(device)
+    took = torch.tensor(time.perf_counter() - began, device=device)
+    dist.all_reduce(took, dist.ReduceOp.MAX)
+    return float(took)
+
+
+def _convolve(device: torch.device, passes: int = 40) -> float:
     """Seconds of some forward and backward passes, long enough for the scheduler to be fair."""
     images = torch.ones(8, 64, 32, 32, device=device)
     weight = torch.ones(64, 64, 3, 3, device=device, requires_grad=True)
     conv2d(images, weight, padding=1).sum().backward()
     wait(device)
     began = time.perf_counter()
-    for _ in range(40):
+    for _ in range(passes):
         conv2d(images, weight, padding=1).sum().backward()
     wait(device)
     return time.perf_counter() - began

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate, pairwise
+from math import ceil
 
 from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.frameworks.pipeline.pipedream import PipeDream
@@ -78,8 +79,8 @@ def predict(cut: Cut, setting: Setting) -> Outcome:
     alone = _stages(cut, setting, samples, [Traffic() for _ in found], sends=False)
     shared = _stages(cut, setting, samples, found, sends=False)
     sent = _stages(cut, setting, samples, found, sends=True)
-    spans = [_time(cut, each, setting) for each in (alone, shared, sent)]
-    busy = max(_of_ranks(alone.busy, cut.pp)) * cut.count * (_slowdown(setting) if setting.machine.cores else 1.0)
+    spans = [_time(cut, each, setting)[0] for each in (alone, shared, sent)]
+    busy = _time(cut, alone, setting)[1]
     update, numbers = _update(cut, setting), _numbers(cut, setting)
     messages = [*_within(cut, setting, samples, found, spans), *_reduction(cut, setting, numbers)]
     return Outcome(
@@ -98,9 +99,11 @@ def _stages(cut: Cut, setting: Setting, samples: float, found: Sequence[Traffic]
     """Seconds of each stage's passes for one micro batch, and of passing it on."""
     blocks, again = setting.counts.blocks, 2 if setting.job.checkpoint_activations else 1
     passes = setting.computation.blocks(samples, cut.tp)
-    ahead = [each.forward + sent.forward for each, sent in zip(passes, found, strict=True)]
+    # Collectives were measured while all ranks of their group share the cores: the schedule's contention is relative.
+    known = 1.0 if setting.machine.cores is None else setting.machine.shared_cores(cut.tp)
+    ahead = [each.forward + sent.forward / known for each, sent in zip(passes, found, strict=True)]
     back = [
-        each.backward + sent.backward + (again - 1) * forward
+        each.backward + sent.backward / known + (again - 1) * forward
         for each, sent, forward in zip(passes, found, ahead, strict=True)
     ]
     stride = cut.dp * cut.tp
@@ -118,26 +121,24 @@ def _stages(cut: Cut, setting: Setting, samples: float, found: Sequence[Traffic]
     )
 
 
-def _time(cut: Cut, stages: Stages, setting: Setting) -> float:
-    """Seconds of a step's passes. PipeDream stays full: the slowest stage sets the pace, whether it computes or sends.
-    Ranks that share cores cannot be faster than their work takes on these cores."""
+def _time(cut: Cut, stages: Stages, setting: Setting) -> tuple[float, float]:
+    """Seconds of a step's passes, and those in which the busiest rank computes. PipeDream stays full: the slowest stage
+    sets the pace, whether it computes or sends, or the cores that all stages share."""
+    machine, beside = setting.machine, cut.dp * cut.tp
+    node, world = machine.per_node(setting.world), setting.world
     if cut.schedule == "pipedream":
-        took = cut.count * max(*stages.busy, *(2 * each for each in stages.send))
-    else:
-        took = schedule.seconds(cut.schedule, stages, cut.pp, cut.count)
-    machine = setting.machine
+        busy = cut.count * max(_of_ranks(stages.busy, cut.pp))
+        if machine.cores is not None:
+            together = cut.count * sum(stages.busy) / cut.pp * machine.shared_cores(node)
+            busy = max(busy * machine.shared_cores(min(beside, node)), together)
+        return max(busy, cut.count * 2 * max(stages.send)), busy
     if machine.cores is None:
-        return took
-    node = machine.per_node(setting.world)
-    least = cut.count * sum(stages.busy) * cut.dp * cut.tp * (node / setting.world) / min(node, machine.cores)
-    return max(took, least) * _slowdown(setting)
-
-
-def _slowdown(setting: Setting) -> float:
-    """Measured contention beyond that there are fewer cores than ranks: for memory and caches."""
-    machine = setting.machine
-    waits = max(1.0, machine.per_node(setting.world) / machine.cores) if machine.cores else setting.contention
-    return max(1.0, setting.contention / waits)
+        took = schedule.seconds(cut.schedule, stages, cut.pp, cut.count)
+        return took, cut.count * max(_of_ranks(stages.busy, cut.pp))
+    took, each = schedule.simulate_shared(
+        cut.schedule, stages, cut.pp, cut.count, lambda busy: machine.shared_cores(ceil(busy * beside * node / world))
+    )
+    return took, max(each)
 
 
 def _of_ranks(stages: Sequence[float], ranks: int) -> list[float]:

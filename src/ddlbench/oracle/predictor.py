@@ -143,6 +143,7 @@ def _filled(row: Prediction, outcome: Outcome, setting: Setting, known: Known) -
         capacity /= machine.per_node(row.gpus)  # ranks share the node's memory
     fits = None if capacity is None else outcome.memory.total <= capacity
     steps = None if known.samples is None else known.samples // job.global_batch
+    largest = max((each.bytes_ / each.count for each in outcome.messages if each.count), default=0.0)
     return replace(
         row,
         step_s=step,
@@ -161,7 +162,7 @@ def _filled(row: Prediction, outcome: Outcome, setting: Setting, known: Known) -
         limits=tuple(map(asdict, outcome.limits)),
         messages=tuple(map(_plain, outcome.messages)),
         basis=setting.computation.basis,
-        marks=tuple(filter(None, (setting.computation.mark(outcome.micro_samples), *machine.marks(row.gpus)))),
+        marks=(*setting.computation.marks(outcome.micro_samples), *machine.marks(row.gpus), *machine.beyond(largest)),
     )
 
 

@@ -14,6 +14,10 @@ from ddlbench.oracle.collectives import ALGORITHMS
 from ddlbench.oracle.spatial import Spatial
 from ddlbench.oracle.tensor import Channel
 
+CALIBRATE = (
+    "measure each block here, once for each device, model and batch; with --from or --one-gpu-step-s these seconds say "
+    "how that step is spread over the blocks"
+)
 LARGEST_WORLD = 2**20
 EXAMPLE = "gpus=[4,8,16] or gpus=[4,8,...,1024]"
 ONLY_HERE = {"spatial": Spatial, "channel": Channel}  # +framework=NAME for strategies that cannot be run
@@ -54,7 +58,7 @@ def parser() -> Parser:
     add("--from", dest="results", type=Path, metavar="RESULTS", help="start from the runs on one device in RESULTS")
     add("--one-gpu-step-s", type=float, metavar="S", help="start from the seconds of one device's step")
     add("--one-gpu-batch", type=int, metavar="B", help="samples of that step (default: the batch of one GPU)")
-    add("--calibrate", action="store_true", help="measure each block here, once for each device, model and batch")
+    add("--calibrate", action="store_true", help=CALIBRATE)
     add("--calibrate-network", action="store_true", help="measure collectives here between processes")
     add("--check-volumes", action="store_true", help="print the bytes of every kind of message in a step")
     add("--algorithm", choices=ALGORITHMS, default="auto", help="of all-reduces (default: the fastest)")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddlbench.oracle.predictor import Prediction
+from ddlbench.report.texts import aligned
 
 GiB = 2**30
 TIMES = ("step", "compute", "comm", "hidden", "bubble", "data")
@@ -35,19 +36,7 @@ def best(rows: Sequence[Prediction], max_gpus: int | None = None, max_memory: fl
 
 def table(rows: Sequence[Prediction]) -> str:
     """For the terminal: a line a prediction; refusals are not in it."""
-    cells = [COLUMNS, tuple("-" * len(name) for name in COLUMNS)]
-    cells += [_cells(row) for row in rows if row.status == "ok"]
-    widths = [max(len(line[column]) for line in cells) for column in range(len(COLUMNS))]
-    return "\n".join(_line(line, widths) for line in cells)
-
-
-def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
-    """Names to the left, numbers to the right."""
-    padded = [
-        cell.ljust(width) if index < 2 else cell.rjust(width)
-        for index, (cell, width) in enumerate(zip(cells, widths, strict=True))
-    ]
-    return "  ".join(padded).rstrip()
+    return "\n".join(aligned(COLUMNS, (_cells(row) for row in rows if row.status == "ok"), left=COLUMNS[:2]))
 
 
 def _cells(row: Prediction) -> tuple[str, ...]:

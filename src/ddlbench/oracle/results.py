@@ -25,7 +25,7 @@ ROUNDS = 30  # of solving for one device's seconds
 
 @dataclass(frozen=True)
 class Base:
-    """Measured steps of equal runs. samples: of the global batch; micro: of a micro batch."""
+    """Measured steps of equal runs. samples: of the global batch; micro: of a micro batch; torch: its version."""
 
     framework: str
     settings: Mapping[str, Any]  # of the framework
@@ -34,6 +34,7 @@ class Base:
     micro: int
     seconds: float
     path: Path
+    torch: str = ""
 
     def alike(self, other: Base) -> bool:
         mine, theirs = (replace(base, seconds=0.0, path=Path()) for base in (self, other))
@@ -42,18 +43,22 @@ class Base:
 
 @dataclass
 class Results:
-    """The records of a folder."""
+    """The records of a folder. torch: the version that predictions are for; None: that of the runs."""
 
     folder: Path
     attempts: list[Attempt]
+    torch: str | None = None
 
     @classmethod
-    def read(cls, folder: Path) -> Results:
-        return cls(folder, read_all([folder]).attempts)
+    def read(cls, folder: Path, torch: str | None = None) -> Results:
+        return cls(folder, read_all([folder]).attempts, torch)
 
-    def computation(self, config: Config, machine: Machine) -> Computation:
+    def computation(self, config: Config, machine: Machine, blocks: Computation | None = None) -> Computation:
         """From runs of the same framework on one device, else of `single` or any other; else from runs of the same
-        framework on as few devices as there are. Repeats count by their median. UserError without any."""
+        framework on as few devices as there are. Repeats count by their median. UserError without any.
+
+        blocks: measured ones, which say how a step is spread over them; None: the roofline does
+        """
         framework: Any = config.framework
         bases = self._bases(config, machine)
         own = [base for base in bases if base.framework == framework.name]
@@ -72,8 +77,15 @@ class Results:
         where = "one device" if chosen.ranks == 1 else f"{chosen.ranks} devices"
         basis = f"{chosen.framework} on {where} ({chosen.path.parent.name})"
         if chosen.ranks == 1:
-            return from_one_step(config, machine, OneStep(step_s, chosen.samples, chosen.micro), basis)
-        return _of_few(config, machine, replace(chosen, seconds=step_s), basis)
+            found = from_one_step(config, machine, OneStep(step_s, chosen.samples, chosen.micro), basis, blocks)
+            return replace(found, remarks=(*_borrowed(chosen.framework, framework.name), *self._other_version(chosen)))
+        few = _of_few(config, machine, replace(chosen, seconds=step_s), basis, blocks)
+        return replace(few, remarks=self._other_version(chosen))
+
+    def _other_version(self, base: Base) -> tuple[str, ...]:
+        if self.torch is None or base.torch == self.torch:
+            return ()
+        return (f"runs with torch {base.torch or 'of an unknown version'}, not {self.torch}",)
 
     def _bases(self, config: Config, machine: Machine) -> list[Base]:
         found = [_base(attempt, config, machine) for attempt in self.attempts]
@@ -98,6 +110,13 @@ class Results:
         return next((int(each) for each in reversed(counts) if each), None)
 
 
+def _borrowed(base: str, framework: str) -> tuple[str, ...]:
+    """What to say of a base that is neither of the framework itself nor of `single`, which adds nothing of its own."""
+    return (
+        () if base in (framework, "single") else (f"{framework} from a run of {base}, with what {base} itself takes",)
+    )
+
+
 def _base(attempt: Attempt, config: Config, machine: Machine) -> Base | None:
     """None for a record that is no base: incomplete, of another model, device or precision."""
     record = attempt.record
@@ -113,10 +132,11 @@ def _base(attempt: Attempt, config: Config, machine: Machine) -> Base | None:
     replicas = _number(ledger.get("data_size")) or 1
     micro = max(1, int(batch / replicas / count))
     own = {key: value for key, value in framework.items() if key != "_target_"}
-    return Base(str(framework.get("name", "")), own, int(ranks), int(batch), micro, seconds, attempt.path)
+    version = str(_section(record, "environment").get("torch", ""))
+    return Base(str(framework.get("name", "")), own, int(ranks), int(batch), micro, seconds, attempt.path, version)
 
 
-def _of_few(config: Config, machine: Machine, base: Base, basis: str) -> Computation:
+def _of_few(config: Config, machine: Machine, base: Base, basis: str, blocks: Computation | None) -> Computation:
     """The seconds of one device with which the prediction for so many gives what they took. UserError where its
     communication alone takes longer."""
     train = replace(config.train, global_batch=base.samples, batch_per_gpu=None)
@@ -125,7 +145,7 @@ def _of_few(config: Config, machine: Machine, base: Base, basis: str) -> Computa
     alone = max(1, base.samples // base.ranks)
     step_s = base.seconds
     for _ in range(ROUNDS):
-        computation = from_one_step(there, machine, OneStep(step_s, alone, min(alone, base.micro)), basis)
+        computation = from_one_step(there, machine, OneStep(step_s, alone, min(alone, base.micro)), basis, blocks)
         outcome = strategy(config.framework, Setting(job, machine, computation, config.recipe.optimizer.name))
         left = base.seconds - outcome.exposed_s
         if left <= 0:
@@ -134,7 +154,7 @@ def _of_few(config: Config, machine: Machine, base: Base, basis: str) -> Computa
                 f"predicted to take {outcome.exposed_s:.4g} s: measure one device"
             )
         step_s *= left / (outcome.step_s - outcome.exposed_s)
-    return from_one_step(there, machine, OneStep(step_s, alone, min(alone, base.micro)), basis)
+    return from_one_step(there, machine, OneStep(step_s, alone, min(alone, base.micro)), basis, blocks)
 
 
 def _section(record: Mapping[str, Any], name: str) -> dict[str, Any]:

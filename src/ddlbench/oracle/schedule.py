@@ -8,7 +8,7 @@ m micro batches takes (m + p - 1) (F + B).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -65,6 +65,69 @@ def simulate(schedule: str, stages: Stages, ranks: int, micro_batches: int) -> f
                 moved = True
     assert not any(orders), "the schedule waits for itself"
     return max(end + sum(late) for end, late in zip(free, weights, strict=True))
+
+
+@dataclass
+class _Ranks:
+    """The ranks of a pipeline between two events. left: seconds of work left, of those that compute."""
+
+    orders: list[deque[Op]]
+    weights: list[deque[float]]
+    left: dict[int, float]
+    doing: dict[int, Op | None]  # None: gradients of weights, for which nothing waits
+    busy: list[float]
+
+
+def simulate_shared(
+    schedule: str, stages: Stages, ranks: int, micro_batches: int, slower: Callable[[int], float]
+) -> tuple[float, list[float]]:
+    """The same on cores that ranks share: where k of them compute at once, each takes slower(k) times as long. Returns
+    the seconds, and in how many of them each rank computes."""
+    count, now = len(stages.forward), 0.0
+    done: dict[Op, float] = {}
+    orders = [deque(order(schedule, rank, ranks, count, micro_batches)) for rank in range(ranks)]
+    state = _Ranks(orders, [deque[float]() for _ in range(ranks)], {}, {}, [0.0] * ranks)
+    while state.left or any(orders) or any(state.weights):
+        arrivals = _begin(state, stages, done, now)
+        rate = slower(len(state.left)) if state.left else 1.0
+        events = [arrival - now for arrival in arrivals] + [rest * rate for rest in state.left.values()]
+        assert events, "the schedule waits for itself"
+        passed = min(events)
+        now += passed
+        for rank in list(state.left):
+            state.busy[rank] += passed
+            state.left[rank] -= passed / rate
+            if state.left[rank] <= 1e-12 * rate:
+                _end(state, rank, stages, done, now)
+    return now, state.busy
+
+
+def _begin(state: _Ranks, stages: Stages, done: dict[Op, float], now: float) -> list[float]:
+    """Let every idle rank begin what it can; when what the others wait for arrives, where that is known."""
+    arrivals: list[float] = []
+    for rank, todo in enumerate(state.orders):
+        if rank in state.left:
+            continue
+        arrival = _ready(todo[0], done, stages, len(stages.forward)) if todo else None
+        if arrival is not None and arrival <= now + 1e-12:
+            kind, stage, _ = state.doing[rank] = todo.popleft()
+            took = stages.forward[stage] if kind == F else stages.backward[stage]
+            state.left[rank] = took / 2 if kind == INPUTS else took
+        elif state.weights[rank]:
+            state.doing[rank], state.left[rank] = None, state.weights[rank].popleft()
+        elif arrival is not None:
+            arrivals.append(arrival)
+    return arrivals
+
+
+def _end(state: _Ranks, rank: int, stages: Stages, done: dict[Op, float], now: float) -> None:
+    del state.left[rank]
+    if (op := state.doing.pop(rank)) is None:
+        return
+    kind, stage, micro = op
+    if kind == INPUTS:
+        state.weights[rank].append(stages.backward[stage] / 2)
+    done[F if kind == F else B, stage, micro] = now
 
 
 def _ready(op: Op, done: dict[Op, float], stages: Stages, count: int) -> float | None:

@@ -43,6 +43,11 @@ class Setting:
         """How much longer computing takes while all ranks of a node compute."""
         return self.machine.shared_cores(self.machine.per_node(self.world))
 
+    def exposed(self, seconds: float, late: float) -> float:
+        """Of communication that takes so long and of which `late` does not fit behind computing, what delays the step:
+        the rest costs what the machine says."""
+        return late + (seconds - late) * self.machine.shown(self.machine.per_node(self.world))
+
     def path(self, ranks: int, stride: int = 1) -> Path:
         return collectives.path(self.machine, ranks, stride, self.world)
 

@@ -1,9 +1,10 @@
-"""Weights in shards: FSDP, HSDP and ZeRO stage 3. A block's weights are gathered before each of its passes."""
+"""Weights in shards: FSDP, HSDP and ZeRO stage 3. A block's weights are gathered before its passes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from ddlbench.errors import Unsupported
 from ddlbench.frameworks.deepspeed.knobs import BUCKET_MB, Knobs
@@ -16,15 +17,51 @@ from ddlbench.oracle.memory import activations, buffers, held, memory
 from ddlbench.oracle.overlap import MiB, Sharded
 from ddlbench.oracle.setting import BYTES, Limit, Memory, Message, Outcome, Setting
 
+# DeepSpeed's defaults, in numbers: it gathers ahead so many weights in one call (stage3_prefetch_bucket_size), and
+# keeps weights that are needed again before so many others (stage3_max_reuse_distance).
+PREFETCH, REUSE = 5e7, 1e9
+Calls = tuple[tuple[int, ...], ...]  # of blocks that share a message, by index
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """weight, gradient: bytes of a number as it is gathered and reduced.
+
+    gathered: numbers of each block that are gathered; again: whether they are for the backward pass, too
+    gathers, reductions: the blocks of each message
+    always: reduced after every micro batch, not only the last; own_copy: the optimizer keeps a copy of the weights
+    host_computes: whether there is no device that computes while the host goes on
+    persistent: numbers that every rank keeps whole, which are gathered once, after the update
+    """
+
+    shards: int
+    weight: int
+    gradient: int
+    gathered: tuple[int, ...]
+    again: tuple[bool, ...]
+    gathers: Calls
+    reductions: Calls
+    always: bool
+    own_copy: bool = False
+    host_computes: bool = False
+    persistent: int = 0
+
 
 def fsdp(framework: FSDP, setting: Setting) -> Outcome:
     """fully_shard of every block; a tied embedding and head are in the root's group, gathered once a micro batch. With
     replicas (HSDP) neighbours share the shards, and the shards' gradients are all-reduced between the replicas."""
     job, shards = setting.job, setting.world // framework.replicate
-    scheme = framework.mixed_precision or ("autocast" if has_batch_norm(job) else "policy")
-    weight = BYTES[job.precision] if scheme == "policy" else 4
-    again = framework.reshard_after_forward is not False
-    outcome = sharded(setting, Scheme(shards, weight, setting.gradient_bytes, again, always=False))
+    casts = (framework.mixed_precision or ("autocast" if has_batch_norm(job) else "policy")) == "policy"
+    weight = BYTES[job.precision] if casts else 4
+    blocks = setting.counts.blocks
+    again = tuple(framework.reshard_after_forward is not False and not _is_root(setting, i) for i in range(len(blocks)))
+    alone = tuple((index,) for index in range(len(blocks)))
+    numbers = tuple(block.numbers for block in blocks)
+    scheme = Scheme(
+        shards, weight, setting.gradient_bytes, numbers, again, alone, alone, always=False,
+        host_computes=job.device.type == "cpu",
+    )  # fmt: skip
+    outcome = sharded(setting, scheme)
     if framework.replicate == 1:
         return outcome
     size = setting.counts.numbers / shards * setting.gradient_bytes
@@ -34,28 +71,41 @@ def fsdp(framework: FSDP, setting: Setting) -> Outcome:
     return replace(outcome, messages=(*outcome.messages, more), layout=layout)
 
 
+def _is_root(setting: Setting, index: int) -> bool:
+    """A tied parameter counts in the first block."""
+    return index == 0 and bool(setting.counts.tied)
+
+
 def zero3(framework: Knobs, setting: Setting) -> Outcome:
-    """DeepSpeed at stage 3 gathers before every pass and reduces after every micro batch."""
+    """DeepSpeed at stage 3 reduces after every micro batch. It gathers the first block, and then what follows in large
+    messages; for the backward pass it gathers only what it could not keep since the forward pass."""
     if framework.offload_optimizer or framework.offload_parameters:
         raise Unsupported("the oracle has no model of offloading: set framework.offload_parameters=false")
-    weight = 2 if framework.casts(setting.job) else 4
-    scheme = Scheme(setting.world, weight, setting.gradient_bytes, again=True, always=True, own_copy=True)
+    blocks, weight = setting.counts.blocks, 2 if framework.casts(setting.job) else 4
+    gathered = tuple(sum(n for n in block.parameters if n >= framework.persistence_threshold) for block in blocks)
+    prefetch = framework.gather_bucket_mb * MiB / weight if framework.gather_bucket_mb else PREFETCH
+    bucket = (framework.reduce_bucket_mb or BUCKET_MB) * MiB / 4
+    numbers = [block.numbers for block in blocks]
+    later = [2 * rest for rest in (sum(numbers) - before for before in accumulate(numbers))]
+    backwards = tuple(tuple(len(blocks) - 1 - i for i in call) for call in _calls(numbers[::-1], bucket))
+    ahead = tuple(tuple(i + 1 for i in call) for call in _calls(gathered[1:], prefetch))
+    scheme = Scheme(
+        setting.world, weight, setting.gradient_bytes, gathered, tuple(each >= REUSE for each in later), ((0,), *ahead),
+        backwards, always=True, own_copy=True, host_computes=setting.job.device.type == "cpu",
+        persistent=setting.counts.numbers - sum(gathered),
+    )  # fmt: skip
     return sharded(setting, scheme)
 
 
-@dataclass(frozen=True)
-class Scheme:
-    """weight, gradient: bytes of a number as it is gathered and reduced; again: gathered for the backward pass, too.
-
-    always: reduced after every micro batch, not only the last; own_copy: the optimizer keeps a copy of the weights
-    """
-
-    shards: int
-    weight: int
-    gradient: int
-    again: bool
-    always: bool
-    own_copy: bool = False
+def _calls(numbers: Sequence[int], most: float) -> Calls:
+    """Consecutive blocks that share a message: until they have so many numbers."""
+    found: list[tuple[int, ...]] = []
+    own: tuple[int, ...] = ()
+    for index in range(len(numbers)):
+        own = (*own, index)
+        if sum(numbers[each] for each in own) >= most:
+            found, own = [*found, own], ()
+    return (*found, own) if own else tuple(found)
 
 
 def sharded(setting: Setting, scheme: Scheme) -> Outcome:
@@ -66,15 +116,18 @@ def sharded(setting: Setting, scheme: Scheme) -> Outcome:
     passes = setting.computation.blocks(samples)
     plain, last = (_blocks(setting, scheme, passes, reduces) for reduces in (scheme.always, True))
     compute = count * sum(map(whole(job.checkpoint_activations), passes)) * rate
-    seconds = exposed = (count - 1) * sent(plain) + sent(last)
-    if setting.machine.overlap:
-        ends = (count - 1) * overlap.sharded_step(plain) + overlap.sharded_step(last)
-        exposed = min(seconds, max(0.0, ends - compute))
+    seconds = (count - 1) * sent(plain) + sent(last)
+    late = min(seconds, max(0.0, (count - 1) * _end(plain, scheme) + _end(last, scheme) - compute))
+    exposed = setting.exposed(seconds, late)
     what = "gathering of weights and reduction of gradients"
-    message = Message(what, 0, volume(setting, scheme, count), seconds, exposed)
+    messages = [Message(what, 0, volume(setting, scheme, count), seconds, exposed)]
+    if scheme.persistent:
+        size = float(scheme.persistent * scheme.weight)
+        once = collectives.all_gather(size, setting.path(scheme.shards)) if scheme.shards > 1 else 0.0
+        messages.append(Message("gathering of small weights after the update", 1, size, once, once))
     return Outcome(
         compute_s=compute + setting.computation.update(setting.counts.numbers / scheme.shards) * rate,
-        messages=(message,) if scheme.shards > 1 else (),
+        messages=tuple(messages) if scheme.shards > 1 else (),
         memory=_memory(setting, scheme, samples),
         limits=(Limit("dp", job.global_batch, "one sample of the global batch a rank"),),
         layout={"dp": setting.world, "shards": scheme.shards},
@@ -84,37 +137,73 @@ def sharded(setting: Setting, scheme: Scheme) -> Outcome:
 
 def _blocks(setting: Setting, scheme: Scheme, passes: Sequence[Pass], reduces: bool) -> list[Sharded]:
     """Seconds of each block in one micro batch."""
-    rate, checkpointed = setting.contention, setting.job.checkpoint_activations
+    rate, checkpointed, blocks = setting.contention, setting.job.checkpoint_activations, setting.counts.blocks
     to = setting.path(scheme.shards) if scheme.shards > 1 else None
-    found: list[Sharded] = []
-    for index, (block, each) in enumerate(zip(setting.counts.blocks, passes, strict=True)):
-        gather = collectives.all_gather(block.numbers * scheme.weight, to) if to else 0.0
-        reduce = collectives.reduce_scatter(block.numbers * scheme.gradient, to) if to and reduces else 0.0
-        again = gather if scheme.again and not (index == 0 and setting.counts.tied) else 0.0
-        back = each.backward + (each.forward if checkpointed else 0.0)
-        found.append(Sharded(each.forward * rate, back * rate, gather, again, reduce))
+    weights = [number * scheme.weight for number in scheme.gathered]
+    gradients = [block.numbers * scheme.gradient for block in blocks]
+    nothing = [0.0] * len(blocks)
+    gather = _shares(weights, scheme.gathers, lambda size: collectives.all_gather(size, to)) if to else nothing
+    reduce = nothing
+    if to and reduces:
+        reduce = _shares(gradients, scheme.reductions, lambda size: collectives.reduce_scatter(size, to))
+    return [
+        Sharded(
+            each.forward * rate,
+            (each.backward + (each.forward if checkpointed else 0.0)) * rate,
+            gather[index],
+            gather[index] if scheme.again[index] else 0.0,
+            reduce[index],
+        )
+        for index, each in enumerate(passes)
+    ]
+
+
+def _end(blocks: Sequence[Sharded], scheme: Scheme) -> float:
+    """Of one micro batch. Where the host itself computes, it waits for what it asks for: FSDP asks ahead in the
+    backward pass only, DeepSpeed never."""
+    if not scheme.host_computes:
+        return overlap.sharded_step(blocks)
+    if scheme.own_copy:
+        return sent(blocks) + sum(each.forward + each.backward for each in blocks)
+    return sum(each.gather for each in blocks) + overlap.sharded_step([replace(each, gather=0.0) for each in blocks])
+
+
+def _shares(sizes: Sequence[float], calls: Calls, seconds: Callable[[float], float]) -> list[float]:
+    """Of each block its share of the seconds of its message."""
+    found = [0.0] * len(sizes)
+    for call in calls:
+        total = sum(sizes[index] for index in call)
+        took = seconds(total) if total else 0.0
+        for index in call:
+            found[index] = took * sizes[index] / total if total else 0.0
     return found
 
 
 def _memory(setting: Setting, scheme: Scheme, samples: float) -> Memory:
-    """With two gathered blocks, and what is reduced: DeepSpeed's two buckets, FSDP's largest block."""
+    """With the gathered weights that are there at once, and what is reduced: a bucket, of FSDP the largest block."""
     blocks = setting.counts.blocks
-    largest = max(block.numbers for block in blocks)
     own = held(setting.counts.numbers, setting, 3, scheme.shards, scheme.own_copy)
+    own = replace(own, parameters=own.parameters + scheme.persistent * scheme.weight)
     kept = activations(blocks, samples, setting.job.checkpoint_activations)
-    reduced = 2 * BUCKET_MB * MiB if scheme.own_copy else largest * 4
-    return memory(own, kept, buffers(blocks) + 2 * largest * scheme.weight + reduced)
+    largest = max(block.numbers for block in blocks)
+    reduced = min(BUCKET_MB * MiB, 4.0 * setting.counts.numbers) if scheme.own_copy else largest * 4.0
+    return memory(own, kept, buffers(blocks) + _gathered(scheme) * scheme.weight + reduced)
 
 
-def sent(blocks: list[Sharded]) -> float:
+def _gathered(scheme: Scheme) -> float:
+    """Numbers of gathered weights at most: all that stay for the backward pass, and the two largest of the others."""
+    stay = sum(number for number, again in zip(scheme.gathered, scheme.again, strict=True) if not again)
+    others = sorted(number for number, again in zip(scheme.gathered, scheme.again, strict=True) if again)
+    return stay + sum(others[-2:])
+
+
+def sent(blocks: Sequence[Sharded]) -> float:
     """Seconds of all communication of one micro batch."""
     return sum(block.gather + block.gather_again + block.reduce for block in blocks)
 
 
 def volume(setting: Setting, scheme: Scheme, count: int) -> float:
-    """Bytes of whole tensors that are gathered and reduced in a step: 3 parameters' worth with one micro batch. A tied
-    embedding, in the root's group, is not gathered again."""
-    numbers = setting.counts.numbers
-    root = setting.counts.blocks[0].numbers if setting.counts.tied else 0
-    gathers = numbers + (numbers - root if scheme.again else 0)
-    return count * gathers * scheme.weight + (count if scheme.always else 1) * numbers * scheme.gradient
+    """Bytes of whole tensors that are gathered and reduced in a step."""
+    again = sum(number for number, also in zip(scheme.gathered, scheme.again, strict=True) if also)
+    gathers = sum(scheme.gathered) + again
+    return count * gathers * scheme.weight + (count if scheme.always else 1) * setting.counts.numbers * scheme.gradient

@@ -49,7 +49,7 @@ def spatial(framework: Spatial, setting: Setting) -> Outcome:
     sizes = [[number * float(setting.gradient_bytes) for number in block.parameters] for block in blocks]
     if setting.world > 1:
         sent = overlap.buckets(overlap.gradients(sizes, back))
-        messages.append(averaged(setting, sent, sum(back), setting.machine.overlap))
+        messages.append(averaged(setting, sent, sum(back)))
     numbers = setting.counts.numbers
     compute = count * sum(map(whole(job.checkpoint_activations), parts)) + setting.computation.update(numbers)
     kept = sum(block.kept.at(samples) / (sp if index <= last else 1) for index, block in enumerate(blocks))

@@ -69,7 +69,7 @@ def parts(setting: Setting, dp: int, tp: int, sequence: bool, by_channels: bool)
         sizes = [[number * setting.gradient_bytes for number in own_tensors(block, tp)] for block in blocks]
         back = backward(setting, dp, tp)
         sent = overlap.buckets(overlap.gradients(sizes, back))
-        messages.append(averaged(setting, sent, sum(back), setting.machine.overlap, dp, tp))
+        messages.append(averaged(setting, sent, sum(back), ranks=dp, stride=tp))
     kept = activations(blocks, samples, job.checkpoint_activations, tp=tp)
     return Outcome(
         compute_s=(count * sum(map(whole(job.checkpoint_activations), passes)) + update) * rate,

@@ -38,7 +38,7 @@ def draw(axes: Axes, panel: Panel, looks: Looks, quantity: Quantity) -> None:
             for value in (cast(float, point.merged), *point.repeats, *(point.interval or ()))
         ]
     if quantity.theory:
-        values += _theory_lines(axes, list(zip(drawn, own, strict=True)), quantity.theory)
+        values += _theory_lines(axes, list(zip(drawn, own, strict=True)), quantity.theory, quantity.told)
     log_values = log and quantity.proportional and all(value > 0 for value in values)
     plotting.value_axis(axes, values, quantity.label, quantity.percent, log_values, band(panel))
     mark_failures(axes, panel, dict(zip(names, own, strict=True)))
@@ -61,7 +61,7 @@ def _ideal_lines(axes: Axes, panel: Panel, ideal: Callable[[Row, float], float])
 
 
 def _theory_lines(
-    axes: Axes, drawn: list[tuple[list[Row], Look]], theory: Callable[[Row], float | None]
+    axes: Axes, drawn: list[tuple[list[Row], Look]], theory: Callable[[Row], float | None], told: str
 ) -> list[float]:
     """What a formula expects, as thin dotted lines with open markers. Returns the values drawn."""
     values: list[float] = []
@@ -70,7 +70,7 @@ def _theory_lines(
         values += [value for _, value in points]
         xs, ys = [gpus for gpus, _ in points], [value for _, value in points]
         axes.plot(xs, ys, color=look.color, marker=look.marker, fillstyle="none", linestyle=":", linewidth=1, zorder=1)
-    axes.plot([], [], color="#666666", marker="o", fillstyle="none", linestyle=":", linewidth=1, label="theory")
+    axes.plot([], [], color="#666666", marker="o", fillstyle="none", linestyle=":", linewidth=1, label=told)
     return values
 
 

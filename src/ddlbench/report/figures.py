@@ -28,6 +28,7 @@ from ddlbench.report.quantities import (
     BUBBLE,
     ENERGY,
     EPOCH_TIME,
+    PREDICTED,
     THROUGHPUT,
     Quantity,
     efficiency,
@@ -77,6 +78,7 @@ def make_figures(tables: Tables, targets: Sequence[Target] = (), baseline: bool 
             ("memory", _without_base(shared), memory),
             ("energy", _measured(_without_base(shared), "energy_sample_j"), lambda _: ENERGY),
             ("bubble", _measured(_without_base(shared), "bubble"), lambda _: BUBBLE),
+            ("predicted", _measured(_without_base(shared), "predicted_step_s"), lambda _: PREDICTED),
         ):
             _add(drawing, name, shown, _over_gpus(looks, quantity))
         _add(drawing, "breakdown", breakdown_panels(shared), draw_breakdown)

@@ -79,6 +79,8 @@ RATIOS: Columns = {
 }
 # A third table of the terminal, with --predict.
 PREDICTED: Columns = {
+    "predicted memory": lambda row: gib(row["predicted_memory_bytes"]),
+    "memory error": lambda row: signed(row["predicted_memory_error"]),
     "predicted step": lambda row: seconds(row["predicted_step_s"]),
     "prediction error": lambda row: signed(row["predicted_error"]) + ("!" if row["predicted_flag"] else ""),
 }
@@ -224,7 +226,10 @@ def base(row: Row, kind: str) -> str:
 
 def memory(row: Row) -> str:
     """The allocator's peak, or the host process's where there is no GPU."""
-    value = row[MEMORY.get(row["device"] or "", MEMORY["cpu"])]
+    return gib(row[MEMORY.get(row["device"] or "", MEMORY["cpu"])])
+
+
+def gib(value: float | None) -> str:
     return "" if value is None else f"{value / GIB:.2f} GiB"
 
 

@@ -26,7 +26,7 @@ class Quantity:
     """Something drawn over GPU counts.
 
     ideal:        its value at a GPU count if scaling from the row's reference were perfect; None where there is none
-    theory:       what a formula expects of a row; None where there is none
+    theory:       what a formula expects of a row; None where there is none. told: what the legend says of it
     proportional: whether it grows with the GPU count if scaling is ideal
     """
 
@@ -36,6 +36,7 @@ class Quantity:
     percent: bool = False
     proportional: bool = False
     theory: Callable[[Row], float | None] | None = None
+    told: str = "theory"
 
 
 def _of_seconds(value: Callable[[Row, float], float], ratio: str = "") -> Callable[[Row], Values]:
@@ -98,6 +99,13 @@ EPOCH_TIME = Quantity(
 ENERGY = Quantity("energy of a sample, all devices (J)", of_column("energy_sample_j"))
 BUBBLE = Quantity(
     "bubble (% of the ranks' time)", of_column("bubble"), percent=True, theory=lambda row: row["bubble_theoretical"]
+)
+# Beside what --predict says. Waiting for data is on neither side.
+PREDICTED = Quantity(
+    "time of a step (s)",
+    _of_seconds(lambda row, seconds: seconds * row["global_batch"] * (1 - (row["data_wait_share"] or 0.0))),
+    theory=lambda row: row["predicted_step_s"],
+    told="predicted",
 )
 
 

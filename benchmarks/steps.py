@@ -1,0 +1,90 @@
+"""Seconds of a step of a framework, measured by processes that have met already. Every rank calls these functions."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from ddlbench.config.schema import Config
+from ddlbench.job import Batch, Framework, Job, Trainer
+from ddlbench.oracle import calibrate, network
+from ddlbench.ranks.launch import Launch, detect
+from ddlbench.run.assembly import make_job, seed_replica
+
+CPU = torch.device("cpu")
+WARM = 3  # steps: DDP makes its final buckets after the first, FSDP its groups in it
+WINDOWS = 4
+
+
+def step_seconds(config: Config, window_s: float) -> list[float]:
+    """Seconds of a step in each of WINDOWS windows of about `window_s`, of the slowest rank from a barrier on. The
+    framework is set up and closed."""
+    framework: Any = config.framework
+    return _measured(framework, make_job(config, detect(), CPU), window_s)
+
+
+def seconds_beside_others(config: Config, window_s: float) -> list[float]:
+    """The same of a job of one process on every rank, beside each other: they share cores, caches and memory, and send
+    nothing. config: of framework `single`."""
+    return _measured(config.framework, make_job(config, Launch("alone"), CPU), window_s)
+
+
+def blocks(config: Config, samples: int) -> tuple[list[tuple[float, float]], float]:
+    """Seconds of each block's forward and backward pass of a micro batch, and of the update (oracle/calibrate.py)."""
+    passes, update_s = calibrate.measure(config, CPU, samples)
+    return [(each.forward, each.backward) for each in passes], update_s
+
+
+def collectives(sizes: Sequence[int]) -> dict[str, list[float]]:
+    """Seconds of each collective by size, and what one costs that is hidden behind computing (oracle/network.py)."""
+    return {**network.sweep(CPU, sizes), "hidden_cost": [network.hidden_cost(CPU)]}
+
+
+def _measured(framework: Framework, job: Job, window_s: float) -> list[float]:
+    torch.manual_seed(job.seed)
+    framework.check(job)
+    trainer = framework.setup(job)
+    seed_replica(job, trainer.place)
+    batch = batch_of(job, trainer)
+    _seconds(trainer, batch, WARM - 1)
+    steps = max(1, round(window_s / _slowest(_seconds(trainer, batch, 1))))
+    found = [_slowest(_seconds(trainer, batch, steps)) / steps for _ in range(WINDOWS)]
+    trainer.flush()
+    dist.barrier()
+    trainer.close()
+    del trainer
+    gc.collect()  # wrapped models hide in reference cycles
+    return found
+
+
+def _seconds(trainer: Trainer, batch: Batch | None, steps: int) -> float:
+    """Of so many steps, from one barrier to the end of this rank's last step."""
+    dist.barrier()
+    began = time.perf_counter()
+    for _ in range(steps):
+        trainer.step(batch)
+    return time.perf_counter() - began
+
+
+def _slowest(seconds: float) -> float:
+    """The same number on every rank."""
+    found = torch.tensor(seconds, dtype=torch.float64)
+    dist.all_reduce(found, dist.ReduceOp.MAX)
+    return float(found)
+
+
+def batch_of(job: Job, trainer: Trainer) -> Batch | None:
+    """One batch for all steps, without input cost; its numbers do not change what a step computes."""
+    if not trainer.place.reads_data:
+        return None
+    samples = job.replica_batch(trainer.place.data_size)
+    shape, valid = (samples, *job.model.input_shape()), torch.ones(samples, dtype=torch.bool)
+    if job.model.kind == "text":
+        tokens = torch.randint(job.model.outputs(), shape)
+        return Batch(tokens, tokens, valid)
+    return Batch(torch.randn(shape), torch.randint(job.model.outputs(), (samples,)), valid)
