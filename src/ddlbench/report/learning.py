@@ -8,7 +8,7 @@ A run that did not end ok is a thin line of its own with a cross at its end.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -45,7 +45,7 @@ def learning(
     most: Any = table.groupby("learning")["seeds"].max()
     seeds = {str(name): int(count) for name, count in most.items()}
     for name, (column, axis) in METRICS.items():
-        needed: Any = epochs[[*KEYS, column]]
+        needed = cast(pd.DataFrame, epochs[[*KEYS, column]])
         known = needed.dropna(subset=[column, "measurement"])
         for by, place in (("epoch", "epoch"), ("time", "elapsed_s")):
             rows = known.dropna(subset=[place])
