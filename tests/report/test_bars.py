@@ -5,15 +5,17 @@ from __future__ import annotations
 import matplotlib.figure
 import pytest
 
-from ddlbench.report.bars import PARTS, breakdown_panels, draw_breakdown
+from ddlbench.report.bars import LOOKS, breakdown_panels, draw_breakdown
+from ddlbench.report.breakdown import PARTS
 from ddlbench.report.panels import Panel
 
-SHARES = dict(zip(PARTS, (0.2, 0.4, 0.1, 0.05, 0.15, 0.06, 0.04), strict=True))
+NAMES = [f"{part}_share" for part in PARTS]
+SHARES = dict(zip(NAMES, (0.2, 0.4, 0.1, 0.05, 0.15, 0.06, 0.04), strict=True))
 
 
 def row(gpus, **others):
     known = {"framework": "ddp", "compared": "ddp", "knobs": None, "gpus": gpus, "device": "cuda", "status": "ok"}
-    return known | dict.fromkeys(PARTS) | others
+    return known | dict.fromkeys(NAMES) | others
 
 
 def test_a_bar_for_each_row_with_a_window_that_adds_up_to_one():
@@ -31,3 +33,8 @@ def test_a_bar_for_each_row_with_a_window_that_adds_up_to_one():
 
 def test_no_window_no_panel():
     assert breakdown_panels([Panel("resnet50", [], "", [row(2)])]) == []
+
+
+def test_every_part_has_a_look_of_its_own():
+    assert list(LOOKS) == list(PARTS)
+    assert len(set(LOOKS.values())) == len({color for _, color, _ in LOOKS.values()}) == len(PARTS)

@@ -8,7 +8,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from ddlbench.report.breakdown import BAR, breakdown
+from ddlbench.report.breakdown import PARTS, breakdown
 from ddlbench.report.read import read_all
 from ddlbench.report.tables import Tables, make_tables
 from tests.support.records import write_run
@@ -16,10 +16,9 @@ from tests.support.records import write_run
 
 def window(steps: int, window_s: float, **seconds: float) -> dict[str, Any]:
     """The section `profile` of a record: seconds over all ranks, by name of their share."""
-    names = ("forward", "backward", "update", "other_compute", "comm_exposed", "data", "idle")
-    shares = {f"{name}_share": seconds.get(name, 0.0) / window_s for name in names}
+    shares = {f"{name}_share": seconds.get(name, 0.0) / window_s for name in PARTS}
     assert sum(shares.values()) == pytest.approx(1)
-    compute = sum(shares[f"{name}_share"] for name in names[:4])
+    compute = sum(shares[f"{name}_share"] for name in PARTS[:4])
     shares |= {"compute_share": compute, "comm_share": shares["comm_exposed_share"] + 0.1}
     return {"profile": {"status": "ok", "steps": steps, "window_s": window_s, "step_s": 0.0, **shares}}
 
@@ -43,7 +42,7 @@ def test_shares_by_gpu_count_and_the_seconds_of_a_step(tmp_path: Path) -> None:
     assert list(found["forward_step_s"]) == pytest.approx([0.1, 0.1])
     assert list(found["backward_step_s"]) == pytest.approx([0.2, 0.15])
     assert list(found["comm_exposed_step_s"]) == pytest.approx([0.0, 0.125])
-    assert list(found[list(BAR)].sum(axis=1)) == pytest.approx([0.5, 0.5])
+    assert list(found[[f"{part}_step_s" for part in PARTS]].sum(axis=1)) == pytest.approx([0.5, 0.5])
 
 
 def test_repeats_are_merged_by_their_seconds(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from ddlbench.report import failures, plotting
 from ddlbench.report import figures as module
+from ddlbench.report.curves import places
 from ddlbench.report.figures import make_figures
 from ddlbench.report.read import read_all
 from ddlbench.report.saving import save
@@ -179,7 +180,7 @@ def test_nothing_used_is_an_axis_from_zero(tmp_path):
 
 
 def test_too_many_panels_labels_and_failures_are_counted(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "MOST_PANELS", 3)
+    monkeypatch.setattr(module, "MOST_FILES", 5)
     monkeypatch.setattr(module, "PANELS_OF_A_FILE", 2)
     monkeypatch.setattr(plotting, "MOST_LABELS", 4)
     monkeypatch.setattr(failures, "CROSSES_SHOWN", 4)
@@ -200,6 +201,21 @@ def test_many_panels_are_several_files(tmp_path):
         write_run(tmp_path, model=f"model{number}")
     figures = figures_of(tmp_path)
     assert [len(figures[name].axes) for name in ("memory", "memory_2")] == [6, 1]
+
+
+def test_curves_stand_beside_each_other_where_they_share_a_gpu_count():
+    one, two, four = ([{"gpus": count} for count in counts] for counts in ((1,), (2,), (2, 4)))
+    assert places([one, two, four]) == [0.0, -0.5, 0.5]
+    assert places([four, four, two]) == [-1.0, 0.0, 1.0]
+    assert places([one]) == [0.0]
+
+
+def test_titles_of_a_row_stand_at_one_height_and_long_lines_are_several():
+    grid = plotting.grid([plotting.Head("a", ["x" * 50 + " " + "y" * 50, "z"]), plotting.Head("b", ["one line"])])
+    grid.arrange()
+    assert texts_of(grid.axes[0]) == ["x" * 50, "y" * 50, "z"]
+    first, second = (max(text.xyann[1] for text in axes.texts) for axes in grid.axes)
+    assert first == second
 
 
 def test_nine_curves_become_a_panel_for_each_family(tmp_path):

@@ -15,7 +15,7 @@ from ddlbench.report.__main__ import main
 from ddlbench.report.overview import summary_text
 from ddlbench.report.read import read_all
 from ddlbench.report.tables import make_tables, records
-from ddlbench.report.texts import printable
+from ddlbench.texts import printable
 from tests.support import hostile
 from tests.support.records import write_run
 

@@ -67,3 +67,11 @@ def test_speedup_and_efficiency_start_from_the_base():
     assert speedup(120.0, 40.0) == 3.0
     assert efficiency(120.0, 2, 40.0, 8) == 0.75
     assert efficiency(120.0, 2, 120.0, 2) == 1.0
+
+
+def test_thousands_of_values_have_an_interval_too():
+    """Of the normal approximation's width: n / 2 -+ 0.98 sqrt(n). A sum of binomials for each pair would take hours."""
+    found = median_interval([float(i) for i in range(20_000)])
+    assert found is not None
+    assert (found.low, found.high) == (pytest.approx(10_000 - 138.6, abs=2), pytest.approx(10_000 + 138.6, abs=2))
+    assert found.coverage == pytest.approx(0.95, abs=0.002)

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 from ddlbench.errors import UserError
+from ddlbench.record.schema import TARGETS
 from ddlbench.report.figures import make_figures
 from ddlbench.report.read import read_all
 from ddlbench.report.tables import make_tables
@@ -63,6 +64,20 @@ def test_only_runs_with_the_metric_have_a_row(tmp_path):
     write_course(tmp_path, [0.6])
     write_course(tmp_path, [60.0], metric="val_perplexity_token", model="gpt2_small")
     assert [row["model"] for row in rows_of(tmp_path, Target("val_top1", 0.5))] == ["resnet50"]
+
+
+def test_columns_are_those_of_the_data_dictionary_and_every_row_has_all_of_them(tmp_path):
+    for repeat in range(6):
+        write_course(tmp_path / "results", [0.1, 0.6], repeat=repeat)
+    tables = make_tables(read_all([tmp_path / "results"]))
+    wanted = [Target("val_top1", 0.5), Target("val_top1", 0.9)]
+    names = [column.name for column in TARGETS]
+    assert [list(row) for target in wanted for row in target_rows(tables, target)] == [names, names]
+    write_targets(tables, wanted, tmp_path)
+    reached, not_reached = (tmp_path / "targets.csv").read_text().splitlines()[1:]
+    assert reached.startswith("val_top1=0.5,ddp,resnet50,native,sgd,1,32,")
+    assert ",6,6,2.0,2.0,2.0,20.0,20.0,20.0,200.0,200.0,200.0,14.0,14.0,14.0," in reached
+    assert f",6,0{',' * 13}" in not_reached
 
 
 def test_a_table_and_two_figures(tmp_path):

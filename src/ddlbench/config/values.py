@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from ddlbench.errors import UserError
+from ddlbench.texts import printable, shortened
 
 # torch takes seeds below 2**64, and the seed of each rank is (train.seed << 32) + its number. Every library takes
 # numbers below 2**31.
@@ -73,5 +74,4 @@ def _check_text(key: str, text: str) -> None:
 def shown(value: object, longest: int = 60) -> str:
     """A value as one short line of printable characters."""
     text = hex(value) if isinstance(value, int) and abs(value) > 2**64 else str(value)  # str() refuses huge integers
-    plain = text if text.isprintable() else ascii(text)[1:-1]
-    return plain if len(plain) <= longest else f"{plain[:longest]}..."
+    return shortened(printable(text), longest)

@@ -73,6 +73,7 @@ RANK_EPOCHS = _columns("rank_epochs")
 SCALING = _columns("scaling")
 BREAKDOWN = _columns("breakdown")
 LEARNING = _columns("learning")
+TARGETS = _columns("targets")
 
 _TABLES = {
     "tables/runs.csv": (RUNS, "One row an attempt, failed and unreadable ones included."),
@@ -86,6 +87,10 @@ _TABLES = {
     "tables/learning.csv": (
         LEARNING,
         "One row for each epoch of runs that differ in seed and repeat alone: loss and accuracy over seeds.",
+    ),
+    "tables/targets.csv": (
+        TARGETS,
+        "Only with `--target`. One row for each target and measurement: what it took to reach the target.",
     ),
     "steps.parquet": (
         STEPS,

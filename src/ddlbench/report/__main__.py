@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TextIO
 
 from ddlbench.errors import UserError
+from ddlbench.report.cores import cores
 from ddlbench.report.documents import write_documents
 from ddlbench.report.figures import make_figures
 from ddlbench.report.labels import marked
@@ -21,8 +22,8 @@ from ddlbench.report.read import read_all
 from ddlbench.report.saving import save
 from ddlbench.report.tables import Tables, make_tables, merge, records
 from ddlbench.report.targets import Target, target, write_targets
-from ddlbench.report.texts import printable
 from ddlbench.report.versus import SLOWER, UNDECIDED, versus
+from ddlbench.texts import printable
 
 WARNINGS_SHOWN = 50
 
@@ -54,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _tables(given: argparse.Namespace) -> Tables:
     found = read_all(_results(given))
-    tables = make_tables(found, given.by)
+    tables = make_tables(found, given.by, cores())
     if given.predict is None:
         return tables
     from ddlbench.oracle.beside import with_predictions  # torch comes with it

@@ -9,18 +9,18 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
 from ddlbench.report import plotting
+from ddlbench.report.breakdown import PARTS
 from ddlbench.report.merge import Row
 from ddlbench.report.panels import Panel, curve_name
 
-# The parts of a bar from below, with a colour and a hatching: they add up to 1. Communication is the exposed one.
-PARTS = {
-    "forward_share": ("forward", "#56B4E9", ""),
-    "backward_share": ("backward", "#0072B2", ""),
-    "update_share": ("update", "#009E73", ""),
-    "other_compute_share": ("other computing", "#B8D8BE", ""),
-    "comm_exposed_share": ("exposed communication", "#D55E00", "//"),
-    "data_share": ("waiting for data", "#E69F00", ".."),
-    "idle_share": ("idle", "#d9d9d9", ""),
+LOOKS = {  # of each part: its name in words, a colour and a hatching
+    "forward": ("forward", "#56B4E9", ""),
+    "backward": ("backward", "#0072B2", ""),
+    "update": ("update", "#009E73", ""),
+    "other_compute": ("other computing", "#B8D8BE", ""),
+    "comm_exposed": ("exposed communication", "#D55E00", "//"),
+    "data": ("waiting for data", "#E69F00", ".."),
+    "idle": ("idle", "#d9d9d9", ""),
 }
 MOST_BARS = 24
 LETTERS = 16
@@ -33,15 +33,16 @@ def breakdown_panels(shown: Sequence[Panel]) -> list[Panel]:
 
 
 def _known(row: Row) -> bool:
-    return all(row.get(name) is not None for name in PARTS)
+    return all(row.get(f"{part}_share") is not None for part in PARTS)
 
 
 def draw_breakdown(axes: Axes, panel: Panel) -> None:
     """One bar for each framework and GPU count."""
     rows = sorted(panel.rows, key=lambda row: (curve_name(row), row["gpus"]))[:MOST_BARS]
     below = [0.0] * len(rows)
-    for column, (name, color, hatch) in PARTS.items():
-        shares = [row[column] for row in rows]
+    for part in PARTS:
+        name, color, hatch = LOOKS[part]
+        shares = [row[f"{part}_share"] for row in rows]
         axes.bar(
             range(len(rows)), shares, 0.8, below, color=color, hatch=hatch, label=name, edgecolor="white", linewidth=0.4
         )

@@ -9,7 +9,7 @@ from ddlbench.report.compare import row_name, sample_interval
 from ddlbench.report.merge import Row, group_by
 from ddlbench.report.panels import devices, duration, settings
 from ddlbench.report.stats import SMALLEST_N
-from ddlbench.report.texts import shortened
+from ddlbench.texts import shortened
 
 PARAGRAPHS = 12
 PLACES = 12  # GPU counts and batches of one paragraph

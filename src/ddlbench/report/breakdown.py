@@ -19,42 +19,40 @@ SHARES = (
     "compute_share", "comm_exposed_share", "data_share", "idle_share", "comm_share",
     "forward_share", "backward_share", "update_share", "other_compute_share",
 )  # fmt: skip
-# The parts of a bar from bottom to top: they add up to profile_step_time_s. Communication is the exposed one.
-BAR = {
-    "forward_step_s": "forward_share",
-    "backward_step_s": "backward_share",
-    "update_step_s": "update_share",
-    "other_compute_step_s": "other_compute_share",
-    "comm_exposed_step_s": "comm_exposed_share",
-    "data_step_s": "data_share",
-    "idle_step_s": "idle_share",
-}
+# What a step is made of, in the order of a bar from bottom to top: the shares PART_share add up to 1, the seconds
+# PART_step_s to profile_step_time_s. Communication is the exposed one.
+PARTS = ("forward", "backward", "update", "other_compute", "comm_exposed", "data", "idle")
 
 
 def merged_windows(runs: Sequence[Row]) -> Row:
     """Shares and step time of repeats, from the sums of their seconds; runs without a window do not count."""
-    known = [run for run in runs if _number(run, "profile_window_s") and _number(run, "profile_steps")]
+    known = [run for run in runs if all(run[name] for name in ("profile_window_s", "profile_steps", "gpus"))]
     if not known:
         return {"profile_windows": 0}
     whole = sum(_number(run, "profile_window_s") for run in known)
     steps = sum(_number(run, "profile_steps") * _number(run, "gpus") for run in known)  # of single ranks
-    shares = {name: sum(_number(run, name) * _number(run, "profile_window_s") for run in known) for name in SHARES}
     return {
-        **{name: seconds / whole for name, seconds in shares.items()},
+        **{name: _share(known, name, whole) for name in SHARES},
         "profile_step_time_s": whole / steps,
         "profile_windows": len(known),
     }
+
+
+def _share(runs: Sequence[Row], name: str, whole_s: float) -> float | None:
+    """Of the seconds of all windows; None where one of them does not say it."""
+    if any(run[name] is None for run in runs):
+        return None
+    return sum(_number(run, name) * _number(run, "profile_window_s") for run in runs) / whole_s
 
 
 def breakdown(scaling: pd.DataFrame) -> pd.DataFrame:
     """The rows of scaling.csv that have a window, each measurement once, in the order of that table."""
     with_window = cast(pd.DataFrame, scaling[scaling["profile_windows"].fillna(0) > 0])
     rows = with_window.drop_duplicates(subset=["measurement"])
-    computed = {name: rows[share] * rows["profile_step_time_s"] for name, share in BAR.items()}
+    computed = {f"{part}_step_s": rows[f"{part}_share"] * rows["profile_step_time_s"] for part in PARTS}
     computed["comm_overlap_share"] = rows["comm_share"] - rows["comm_exposed_share"]
     return rows.assign(**computed).reset_index(drop=True).filter([column.name for column in BREAKDOWN])
 
 
 def _number(run: Row, name: str) -> float:
-    value = run[name]
-    return float(value) if value is not None else 0.0
+    return float(run[name] or 0.0)

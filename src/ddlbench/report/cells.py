@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from ddlbench.record.schema import Column
-from ddlbench.report.texts import shortened
+from ddlbench.texts import shortened
 
 LONGEST_NAME = 120  # letters of a cell
 LONGEST_TEXT = 10_000  # of those that hold sentences, lists or JSON

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
 from typing import Any, cast
 
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.transforms import Transform, offset_copy
 
 from ddlbench.report import plotting
 from ddlbench.report.failures import band, mark_failures
@@ -14,21 +17,24 @@ from ddlbench.report.merge import Row
 from ddlbench.report.panels import Panel, curve_key, curve_name, curves
 from ddlbench.report.quantities import Quantity, Values
 
+POINTS = 72  # in an inch
+WIDEST_STEP = 7.0  # points between two curves at one GPU count: the width of a marker
 DOTS = 12  # repeats of one measurement that are drawn one by one; of more ones the range is a thin line
 
 Point = tuple[int, Values]
 
 
-def draw(axes: Axes, panel: Panel, looks: Looks, quantity: Quantity) -> None:
-    """Draw a quantity of the panel's rows."""
-    log = plotting.log_counts(panel.gpus, quantity.proportional)
-    plotting.gpu_axis(axes, panel.gpus, panel.device, log)
+def draw(axes: Axes, panel: Panel, looks: Looks, quantity: Quantity, others: Sequence[int] = ()) -> None:
+    """Draw a quantity of the panel's rows. others: GPU counts that the axis has too"""
+    counts = [*panel.gpus, *others]
+    log = plotting.log_counts(counts, quantity.proportional)
+    plotting.gpu_axis(axes, counts, panel.device, log)
     drawn = curves(panel)
     names = [curve_name(rows[0]) for rows in drawn]
     own = looks.of([curve_key(rows[0]) for rows in drawn])
     values = _ideal_lines(axes, panel, quantity.ideal) if quantity.ideal else []
-    for place, (rows, look, name) in enumerate(zip(drawn, own, names, strict=True)):
-        style = {"color": look.color, "transform": plotting.beside(axes, place, len(drawn))}
+    for rows, look, name, place in zip(drawn, own, names, places(drawn), strict=True):
+        style = {"color": look.color, "transform": beside(axes, place, len(drawn), counts)}
         points = _points(rows, quantity)
         _spread(axes, points, style)
         _markers(axes, points, look, style, name)
@@ -42,6 +48,25 @@ def draw(axes: Axes, panel: Panel, looks: Looks, quantity: Quantity) -> None:
     log_values = log and quantity.proportional and all(value > 0 for value in values)
     plotting.value_axis(axes, values, quantity.label, quantity.percent, log_values, band(panel))
     mark_failures(axes, panel, dict(zip(names, own, strict=True)))
+
+
+def places(drawn: Sequence[Sequence[Row]]) -> list[float]:
+    """Where each curve stands beside the others: -1, 0, 1 for three of them; 0 where it has no GPU count in common."""
+    counts = [{row["gpus"] for row in rows} for rows in drawn]
+    shared = [own for own in counts if sum(bool(own & other) for other in counts) > 1]
+    order = iter(range(len(shared)))
+    return [next(order) - (len(shared) - 1) / 2 if own in shared else 0.0 for own in counts]
+
+
+def beside(axes: Axes, place: float, of: int, counts: Iterable[int]) -> Transform:
+    """Data coordinates moved sideways by a few points, so that equal values of several curves stay visible.
+
+    counts: GPU counts of the axis; the curves share less than half of the room between two of them
+    """
+    at = sorted(float((axes.transScale + axes.transLimits).transform((count, 1))[0]) for count in set(counts))
+    room = min((later - one for one, later in pairwise(at)), default=0.5) * plotting.PANEL[0] * POINTS
+    step = min(WIDEST_STEP, 0.45 * room / of)
+    return offset_copy(axes.transData, cast(Figure, axes.figure), place * step, units="points")
 
 
 def _points(rows: list[Row], quantity: Quantity) -> list[Point]:

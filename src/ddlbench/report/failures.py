@@ -12,7 +12,7 @@ from matplotlib.transforms import offset_copy
 from ddlbench.report.looks import Look
 from ddlbench.report.merge import Row, group_by
 from ddlbench.report.panels import Panel, curve_name
-from ddlbench.report.texts import shortened
+from ddlbench.texts import shortened
 
 MOST_LINES = 4  # statuses of their own; the others share the last line
 CROSSES_SHOWN = 7  # of one status at one GPU count

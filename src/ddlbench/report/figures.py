@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import matplotlib as mpl
 from matplotlib.axes import Axes
@@ -40,7 +40,7 @@ from ddlbench.report.tables import Tables, records
 from ddlbench.report.targets import COSTS, Target, costs, target_rows
 
 PANELS_OF_A_FILE = 6  # fit a page of paper
-MOST_PANELS = 24  # with more of them, a figure has one file: the others would take minutes
+MOST_FILES = 30  # of all figures; with more of them each quantity has one: the others would take minutes
 
 DrawPanel = Callable[[Axes, Panel], None]
 
@@ -53,6 +53,18 @@ class Drawing:
     notes: list[str] = field(default_factory=list[str])
 
 
+class Wanted(NamedTuple):
+    """One quantity: the panels that have something of it, and how one is drawn."""
+
+    name: str
+    shown: Sequence[Panel]
+    draw_panel: DrawPanel
+
+    @property
+    def files(self) -> int:
+        return -(-len(self.shown) // PANELS_OF_A_FILE)
+
+
 def make_figures(tables: Tables, targets: Sequence[Target] = (), baseline: bool = False) -> Drawing:
     """Every figure that the tables have something for.
 
@@ -62,50 +74,71 @@ def make_figures(tables: Tables, targets: Sequence[Target] = (), baseline: bool 
     runs = records(tables.runs)
     scaling = marked(records(tables.scaling), runs)
     looks = looks_of(map(curve_key, scaling))
-    drawing = Drawing()
+    whole = panels(scaling, runs)
+    shared = [part for panel in whole for part in small_multiples(panel)]
+    learned = [Wanted(*found) for found in learning(tables.learning, tables.epochs, scaling, looks)]
+    wanted = [
+        *_scaling(shared, looks),
+        *(_published(shared, whole, looks) if baseline else []),
+        *learned,
+        *(figure for target in targets for figure in _of_target(target, tables, runs, scaling, looks)),
+    ]
+    folded = [_folded(shared), *(_folded(own.shown) for own in learned)]
+    printed = [f"published: {text}" for text in sources()] if baseline else []
+    drawing = Drawing(notes=[*dict.fromkeys(note for notes in folded for note in notes), *printed])
+    every = sum(own.files for own in wanted) <= MOST_FILES
     with mpl.rc_context(cast(Any, plotting.STYLE)):
-        whole = panels(scaling, runs)
-        shared = [part for panel in whole for part in small_multiples(panel)]
-        own = [panel.against_own_bases() for panel in shared if panel.own_bases_tell_more]
-        drawing.notes.extend(_folded(shared))
-        for name, shown, quantity in (
-            ("throughput", _without_base(shared), lambda _: THROUGHPUT),
-            ("speedup", shared, speedup),
-            ("efficiency", shared, efficiency),
-            ("speedup_own_base", own, speedup),
-            ("efficiency_own_base", own, efficiency),
-            ("epoch_time", _without_base(shared), lambda _: EPOCH_TIME),
-            ("memory", _without_base(shared), memory),
-            ("energy", _measured(_without_base(shared), "energy_sample_j"), lambda _: ENERGY),
-            ("bubble", _measured(_without_base(shared), "bubble"), lambda _: BUBBLE),
-            ("predicted", _measured(_without_base(shared), "predicted_step_s"), lambda _: PREDICTED),
-        ):
-            _add(drawing, name, shown, _over_gpus(looks, quantity))
-        _add(drawing, "breakdown", breakdown_panels(shared), draw_breakdown)
-        if baseline:
-            _add(drawing, "published_efficiency", comparable(shared, efficiencies), draw_efficiency(looks))
-            _add(drawing, "published_communication", comparable(whole, shares), draw_communication)
-            drawing.notes.extend(f"published: {text}" for text in sources())
-        for name, shown, draw_panel in learning(tables.learning, tables.epochs, scaling, looks):
-            drawing.notes.extend(_folded(shown))
-            _add(drawing, name, shown, draw_panel)
-        for wanted in targets:
-            _add_target(drawing, wanted, tables, scaling, looks)
+        for own in wanted:
+            _add(drawing, own, len(own.shown) if every else PANELS_OF_A_FILE)
     return drawing
 
 
-def _add_target(drawing: Drawing, wanted: Target, tables: Tables, scaling: Sequence[Row], looks: Looks) -> None:
+def _scaling(shared: Sequence[Panel], looks: Looks) -> list[Wanted]:
+    """What is drawn over GPU counts."""
+    own = [panel.against_own_bases() for panel in shared if panel.own_bases_tell_more]
+    plain = _without_base(shared)
+    over: list[tuple[str, Sequence[Panel], Callable[[Panel], Quantity]]] = [
+        ("throughput", plain, _fixed(THROUGHPUT)),
+        ("speedup", shared, speedup),
+        ("efficiency", shared, efficiency),
+        ("speedup_own_base", own, speedup),
+        ("efficiency_own_base", own, efficiency),
+        ("epoch_time", plain, _fixed(EPOCH_TIME)),
+        ("memory", plain, memory),
+        ("energy", _measured(plain, "energy_sample_j"), _fixed(ENERGY)),
+        ("bubble", _measured(plain, "bubble"), _fixed(BUBBLE)),
+        ("predicted", _measured(plain, "predicted_step_s"), _fixed(PREDICTED)),
+    ]
+    found = [Wanted(name, shown, _over_gpus(looks, quantity)) for name, shown, quantity in over]
+    return [*found, Wanted("breakdown", breakdown_panels(shared), draw_breakdown)]
+
+
+def _published(shared: Sequence[Panel], whole: Sequence[Panel], looks: Looks) -> list[Wanted]:
+    """The papers' printed numbers beside one's own."""
+    return [
+        Wanted("published_efficiency", comparable(shared, efficiencies), draw_efficiency(looks)),
+        Wanted("published_communication", comparable(whole, shares), draw_communication),
+    ]
+
+
+def _of_target(
+    wanted: Target, tables: Tables, runs: Sequence[Row], scaling: Sequence[Row], looks: Looks
+) -> list[Wanted]:
     """Two figures: epochs and seconds to the target."""
     reached = costs(tables.epochs, wanted)
     merged = {row["measurement"]: row for row in target_rows(tables, wanted)}
     none: dict[str, float | None] = dict.fromkeys(COSTS)
-    runs = [run | _suffixed(reached.get(run["path"], none)) for run in records(tables.runs)]
+    costly = [run | _suffixed(reached.get(run["path"], none)) for run in runs]
     rows = [row | _costs_of(merged.get(row["measurement"])) for row in scaling]
-    shown = [part for panel in panels(rows, runs) for part in small_multiples(panel)]
-    for cost in ("epochs", "seconds"):
-        known = _measured(_without_base(shown), f"{cost}_to_target")
-        quantity = to_target(wanted.text, cost)
-        _add(drawing, f"{cost}_to_{wanted.text}", known, _over_gpus(looks, lambda _, quantity=quantity: quantity))
+    shown = [part for panel in panels(rows, costly) for part in small_multiples(panel)]
+    return [
+        Wanted(
+            f"{cost}_to_{wanted.text}",
+            _measured(_without_base(shown), f"{cost}_to_target"),
+            _over_gpus(looks, _fixed(to_target(wanted.text, cost))),
+        )
+        for cost in ("epochs", "seconds")
+    ]
 
 
 def _suffixed(values: Mapping[str, float | None]) -> Row:
@@ -136,6 +169,10 @@ def _folded(shown: Sequence[Panel]) -> list[str]:
     ]
 
 
+def _fixed(quantity: Quantity) -> Callable[[Panel], Quantity]:
+    return lambda _: quantity
+
+
 def _over_gpus(looks: Looks, choose: Callable[[Panel], Quantity]) -> DrawPanel:
     def draw_panel(axes: Axes, panel: Panel) -> None:
         draw(axes, panel, looks, choose(panel))
@@ -143,17 +180,18 @@ def _over_gpus(looks: Looks, choose: Callable[[Panel], Quantity]) -> DrawPanel:
     return draw_panel
 
 
-def _add(drawing: Drawing, name: str, shown: Sequence[Panel], draw_panel: DrawPanel) -> None:
-    """The figures of one quantity: none where there is no panel."""
-    drawn = shown if len(shown) <= MOST_PANELS else shown[:PANELS_OF_A_FILE]
+def _add(drawing: Drawing, wanted: Wanted, most: int) -> None:
+    """The figures of one quantity: none where there is no panel. most: panels that are drawn"""
+    drawn = wanted.shown[:most]
     for start in range(0, len(drawn), PANELS_OF_A_FILE):
         part = drawn[start : start + PANELS_OF_A_FILE]
         grid = plotting.grid([Head(panel.model, [*panel.lines, panel.base]) for panel in part])
         for axes, panel in zip(grid.axes, part, strict=True):
-            draw_panel(axes, panel)
+            wanted.draw_panel(axes, panel)
         number = start // PANELS_OF_A_FILE + 1
-        drawing.figures[name if number == 1 else f"{name}_{number}"] = grid.arrange()
-    if len(drawn) < len(shown):
+        drawing.figures[wanted.name if number == 1 else f"{wanted.name}_{number}"] = grid.arrange()
+    if len(drawn) < len(wanted.shown):
         drawing.notes.append(
-            f"{name}: {len(drawn)} of {len(shown)} panels are drawn; --only model=NAME or framework=A,B draws others"
+            f"{wanted.name}: {len(drawn)} of {len(wanted.shown)} panels are drawn; --only model=NAME or "
+            "framework=A,B draws others"
         )

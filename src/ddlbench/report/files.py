@@ -6,10 +6,11 @@ import json
 import os
 import stat
 from pathlib import Path
+from sys import intern
 from typing import Any, cast
 
 from ddlbench.errors import UserError
-from ddlbench.report.texts import printable
+from ddlbench.texts import printable
 
 Object = dict[str, Any]  # of JSON
 
@@ -68,7 +69,7 @@ def _plain(value: Any, depth: int = 0) -> Any:
         return printable(value)
     if isinstance(value, dict):
         items = cast(dict[str, Any], value).items()
-        return {printable(key): _plain(item, depth + 1) for key, item in items}
+        return {intern(printable(key)): _plain(item, depth + 1) for key, item in items}  # records share their keys
     if isinstance(value, list):
         return [_plain(item, depth + 1) for item in cast(list[Any], value)]
     return value

@@ -9,7 +9,7 @@ from typing import Any
 
 from ddlbench.record.fingerprint import of_the_launch
 from ddlbench.report.merge import LAYOUT, AttemptRow, Row, asked, group_by
-from ddlbench.report.texts import shortened
+from ddlbench.texts import shortened
 
 # Settings that have a column of their own.
 _TOLD = {"mode", *(f"train.{name}" for name in ("precision", "repeat", "global_batch", "batch_per_gpu", "micro_batch"))}

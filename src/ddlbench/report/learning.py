@@ -8,7 +8,7 @@ A run that did not end ok is a thin line of its own with a cross at its end.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -25,6 +25,7 @@ METRICS = {
     "accuracy": ("val_top1", "top-1 (% of validation samples)"),
     "perplexity": ("val_perplexity_token", "validation perplexity per token"),
 }
+KEYS = ["path", "measurement", "status", "epoch", "elapsed_s"]  # columns of epochs.csv, beside a metric
 UNITS = (("h", 3600.0), ("min", 60.0))
 SQUASHED = 20  # a curve that falls by more than this factor has no visible end on a linear axis
 MARKERS = 12  # of a line, about
@@ -44,7 +45,8 @@ def learning(
     most: Any = table.groupby("learning")["seeds"].max()
     seeds = {str(name): int(count) for name, count in most.items()}
     for name, (column, axis) in METRICS.items():
-        known = epochs.dropna(subset=[column, "measurement"])
+        needed = cast(pd.DataFrame, epochs[[*KEYS, column]])
+        known = needed.dropna(subset=[column, "measurement"])
         for by, place in (("epoch", "epoch"), ("time", "elapsed_s")):
             rows = known.dropna(subset=[place])
             shown = _panels(scaling, set(rows["measurement"].unique()), seeds)

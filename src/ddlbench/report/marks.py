@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ddlbench.report.texts import shortened
+from ddlbench.texts import shortened
 
 Row = dict[str, Any]
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from sys import intern
 from typing import Any, TypeVar, cast
 
 from ddlbench.config.identity import added_later, measured_part
@@ -57,7 +58,7 @@ def _flatten(config: Mapping[str, Any], prefix: str = "") -> Row:
         if isinstance(value, dict) and value:
             flat |= _flatten(cast(Row, value), f"{prefix}{key}.")
         else:
-            flat[prefix + key] = value
+            flat[intern(prefix + key)] = value
     return flat
 
 

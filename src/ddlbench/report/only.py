@@ -11,7 +11,7 @@ from ddlbench.errors import UserError
 from ddlbench.record.schema import RUNS
 from ddlbench.report.merge import Row
 from ddlbench.report.tables import Tables, records
-from ddlbench.report.texts import printable, shortened
+from ddlbench.texts import printable, shortened
 
 VALUES_SHOWN = 20
 

@@ -14,7 +14,8 @@ from ddlbench.report.quantities import GIB, MEMORY
 from ddlbench.report.ratios import NONE_SHOWN
 from ddlbench.report.stats import SMALLEST_N
 from ddlbench.report.tables import records
-from ddlbench.report.texts import aligned, shortened
+from ddlbench.report.texts import aligned
+from ddlbench.texts import shortened
 
 WIDTH = 140
 FAILURES_SHOWN = 10
@@ -100,10 +101,10 @@ def summary_text(scaling: pd.DataFrame) -> str:
     rows = numbered(marked(records(scaling)))
     if not rows:
         return "no attempt has a configuration in its record: the report lists the failures"
-    told = list(dict.fromkeys(text for row in rows if (text := settings(row))))
-    marks: Columns = {"": lambda row: f"[{told.index(text) + 1}]" if (text := settings(row)) else ""}
+    told = {text: number for number, text in enumerate(dict.fromkeys(filter(None, map(settings, rows))), 1)}
+    marks: Columns = {"": lambda row: f"[{told[text]}]" if (text := settings(row)) else ""}
     table = text_table(rows, MEASURED | VS_SINGLE | marks)
-    numbers = [f"[{number}] {text}" for number, text in enumerate(told, 1)]
+    numbers = [f"[{number}] {text}" for text, number in told.items()]
     below = [*numbers, *base_lines(rows), *notes(rows), *failure_lines(rows)]
     return "\n".join([*table, *ratio_lines(rows, marks), *predicted_lines(rows, marks), "", *below])
 

@@ -19,7 +19,7 @@ from ddlbench.report.marks import numbered
 from ddlbench.report.merge import Row, group_by
 from ddlbench.report.overview import MEASURED, PREDICTED, SETTINGS, VS_OWN, VS_SINGLE, base_lines, notes, overview_cells
 from ddlbench.report.tables import Tables, records
-from ddlbench.report.texts import shortened
+from ddlbench.texts import shortened
 
 # Of each table; the files beside the page have all rows.
 ROWS_SHOWN = 300

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from math import log2
-from typing import Any, cast
+from textwrap import wrap
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
-from matplotlib.transforms import Transform, offset_copy
 
-from ddlbench.report.texts import shortened
+from ddlbench.texts import shortened
 
 STYLE = {
     "font.family": "DejaVu Sans",  # comes with matplotlib
@@ -56,7 +56,8 @@ LETTERS = 13  # of a legend, in one inch
 SHARED_LABELS = 12  # more than these are below their own panels
 MOST_LABELS = 100
 LONGEST_LABEL = 90
-LONGEST_LINE = 66
+LONGEST_LINE = 56  # letters that are as wide as a panel
+LONGEST_TEXT = 3 * LONGEST_LINE
 LONGEST_TITLE = 44
 
 
@@ -110,18 +111,20 @@ def grid(heads: Sequence[Head]) -> Grid:
     figure = Figure()
     axes = [figure.add_axes((0.1, 0.1, 0.8, 0.8), label=str(number)) for number in range(len(heads))]
     short = [Head(shortened(head.title, LONGEST_TITLE), _lines(head.lines)) for head in heads]
-    for panel, head in zip(axes, short, strict=True):
-        _title(panel, head)
+    for number, (panel, head) in enumerate(zip(axes, short, strict=True)):
+        start = number - number % COLUMNS
+        _title(panel, head, max(len(mate.lines) for mate in short[start : start + COLUMNS]))
     return Grid(figure, axes, short)
 
 
 def _lines(lines: Iterable[str]) -> list[str]:
-    return [shortened(line, LONGEST_LINE) for line in lines if line]
+    return [part for line in lines for part in wrap(shortened(line, LONGEST_TEXT), LONGEST_LINE)]
 
 
-def _title(axes: Axes, head: Head) -> None:
-    axes.set_title(head.title, fontweight="bold", pad=8 + 12 * len(head.lines))
-    for number, line in enumerate(reversed(head.lines)):
+def _title(axes: Axes, head: Head, most: int) -> None:
+    """most: lines of a head in this row of panels, whose titles stand at one height"""
+    axes.set_title(head.title, fontweight="bold", pad=8 + 12 * most)
+    for number, line in enumerate(reversed(head.lines), start=most - len(head.lines)):
         axes.annotate(
             line, (0, 1), (0, 6 + 12 * number), xycoords="axes fraction", textcoords="offset points",
             fontsize=8, color="#555555",
@@ -230,12 +233,6 @@ def value_axis(axes: Axes, values: Sequence[float], name: str, percents: bool, l
     else:
         axes.set_ylim(0, top / (1 - band))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: write(value) if value <= top or not band else ""))
-
-
-def beside(axes: Axes, number: int, of: int) -> Transform:
-    """Data coordinates moved sideways by a few points, so that equal values of several curves stay visible."""
-    step = min(4.0, 16.0 / of)
-    return offset_copy(axes.transData, cast(Figure, axes.figure), (number - (of - 1) / 2) * step, units="points")
 
 
 def plain(value: float, _: Any = None) -> str:

@@ -78,9 +78,7 @@ def draw_efficiency(looks: Looks) -> Callable[[Axes, Panel], None]:
 
     def draw_panel(axes: Axes, panel: Panel) -> None:
         points = efficiencies(panel.model.partition("*")[0])
-        draw(axes, panel, looks, EFFICIENCY)
-        counts = [*panel.gpus, *(point.gpus for point in points)]
-        plotting.gpu_axis(axes, counts, panel.device, log=True)
+        draw(axes, panel, looks, EFFICIENCY, [point.gpus for point in points])
         for number, (name, same) in enumerate(group_by(points, lambda point: point.name).items()):
             xs, ys = [point.gpus for point in same], [point.value for point in same]
             marker = MARKERS[number % len(MARKERS)]

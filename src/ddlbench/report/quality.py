@@ -22,9 +22,10 @@ NAMES = tuple(column.name for column in LEARNING if column.source == "equal")
 def learning_table(epochs: pd.DataFrame, runs: Sequence[AttemptRow]) -> pd.DataFrame:
     """One row for each epoch of runs that differ in seed and repeat alone, of those that ended ok."""
     ended = {run.row["path"]: run.row for run in runs if run.ok and run.row["learning"]}
-    known: Any = epochs[epochs["path"].isin(list(ended))]
+    needed: Any = epochs[["path", "epoch", "elapsed_s", *METRICS]]  # of all columns a copy would take half a GiB
+    known = needed[needed["path"].isin(list(ended))]
     keys = {name: known["path"].map({path: row[name] for path, row in ended.items()}) for name in ("learning", "seed")}
-    values = known[["epoch", "elapsed_s", *METRICS]].assign(**keys)
+    values = known.drop(columns="path").assign(**keys)
     if values.empty:
         return _typed(pd.DataFrame(columns=[column.name for column in LEARNING]))
     groups = values.groupby(["learning", "epoch"], sort=False, dropna=False)

@@ -18,7 +18,7 @@ from ddlbench.report.files import Object, parse, read_bytes
 from ddlbench.report.find import search
 from ddlbench.report.gone import find_gone
 from ddlbench.report.left_out import of_error, of_reason, of_version
-from ddlbench.report.texts import printable, shortened
+from ddlbench.texts import printable, shortened
 
 PLAIN = {int, float, bool, type(None)}  # of numbers alone: no text that would have to be made printable
 READS = " and ".join(map(str, READ_VERSIONS))

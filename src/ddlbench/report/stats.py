@@ -8,7 +8,6 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import comb
 
 LEVEL = 0.95
 SMALLEST_N = 6  # the widest interval of five values, their whole range, covers the median with 93.75 % only
@@ -39,11 +38,14 @@ def median_interval(values: Sequence[float], level: float = LEVEL) -> Interval |
     """
     n, ordered = len(values), sorted(values)
     found = None
+    ways, beyond = 1, 0  # n over k - 1, and the sum of those up to it: of the 2^n ways, so many have B < k
     for k in range(1, n // 2 + 1):
-        coverage = 1 - 2 * sum(comb(n, below) for below in range(k)) / 2**n
+        beyond += ways
+        coverage = 1 - 2 * beyond / 2**n
         if coverage < level:
             break
         found = Interval(ordered[k - 1], ordered[n - k], coverage)
+        ways = ways * (n - k + 1) // k
     return found
 
 

@@ -12,15 +12,16 @@ import numpy as np
 import pandas as pd
 
 from ddlbench.errors import UserError
+from ddlbench.record.schema import TARGETS
 from ddlbench.report.merge import Row, group_by
-from ddlbench.report.spreadsheets import for_spreadsheets
+from ddlbench.report.spreadsheets import write_csv
 from ddlbench.report.stats import confidence, median, median_interval
-from ddlbench.report.tables import Tables, records
+from ddlbench.report.tables import Tables, frame, records
 
 RISING = ("val_top1", "val_top5")
 FALLING = ("val_loss", "val_perplexity_token", "val_perplexity_word", "train_loss")
 COSTS = ("epochs", "updates", "samples", "seconds")
-_NAMES = ("framework", "model", "loader", "recipe", "gpus", "global_batch", "measurement")
+_NAMES = tuple(column.name for column in TARGETS if column.source == "equal")
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ def write_targets(tables: Tables, targets: Sequence[Target], folder: Path) -> No
     """targets.csv, where there are targets."""
     rows = [row for wanted in targets for row in target_rows(tables, wanted)]
     if rows:
-        for_spreadsheets(pd.DataFrame(rows).convert_dtypes()).to_csv(folder / "targets.csv", index=False)
+        write_csv(frame(TARGETS, rows), folder / "targets.csv")
 
 
 def _known(value: float) -> float | None:

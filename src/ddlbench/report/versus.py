@@ -13,7 +13,7 @@ from ddlbench.report.merge import SEEN, AttemptRow, Row, asked, group_by
 from ddlbench.report.panels import devices, duration
 from ddlbench.report.scaling import Point, representative
 from ddlbench.report.stats import Interval, ratio_interval
-from ddlbench.report.texts import shortened
+from ddlbench.texts import shortened
 
 Group: TypeAlias = list[AttemptRow]
 Pair: TypeAlias = tuple[Group, Group]

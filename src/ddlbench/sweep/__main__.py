@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddlbench.errors import RunError
-from ddlbench.report.texts import printable
 from ddlbench.sweep import slurm
 from ddlbench.sweep.lock import Owner, holder
 from ddlbench.sweep.plan import INVALID, Cell, plan
 from ddlbench.sweep.state import MISSING, RETRIES, RUNNING, State
 from ddlbench.sweep.status import Asked, plan_lines, status_lines
 from ddlbench.sweep.study import Study, load, names
+from ddlbench.texts import printable
 
 if TYPE_CHECKING:
     import torch

@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ddlbench.report.texts import aligned, printable
+from ddlbench.report.texts import aligned
 from ddlbench.sweep.plan import INVALID, Cell, points
 from ddlbench.sweep.state import MISSING, RUNNING, State
+from ddlbench.texts import printable
 
 Asked = Callable[[Cell], str]  # the status of a cell, running ones included
 WIDEST = 100  # letters of a cell of the table

@@ -1,0 +1,25 @@
+"""Texts from other people, made safe to print: no control characters, no surrogates, a bounded length."""
+
+from __future__ import annotations
+
+import hashlib
+
+
+def printable(text: str) -> str:
+    """The text with every character that does not print as itself written as an escape: ESC becomes "\\x1b"."""
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() else _escape(letter) for letter in text)
+
+
+def shortened(text: str, longest: int) -> str:
+    """At most `longest` letters. A shortened text ends with a hash of the whole text, so that different texts stay
+    different."""
+    if len(text) <= longest:
+        return text
+    mark = "…" + hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()[:8]
+    return text[: longest - len(mark)] + mark
+
+
+def _escape(letter: str) -> str:
+    return letter.encode("unicode_escape").decode("ascii")

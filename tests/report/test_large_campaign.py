@@ -1,0 +1,64 @@
+"""However many runs there are, a report has a bounded number of figures, panels, curves and bytes, and names what it
+leaves out; its tables have every run. Times are for `python -m benchmarks.reporting`."""
+
+from __future__ import annotations
+
+import pandas as pd
+import pytest
+
+from benchmarks.campaign import write_campaign
+from ddlbench.report.__main__ import main
+from ddlbench.report.figures import MOST_FILES, PANELS_OF_A_FILE, make_figures
+from ddlbench.report.page import ROWS_SHOWN
+from ddlbench.report.panels import MOST_CURVES
+from ddlbench.report.read import read_all
+from ddlbench.report.tables import make_tables
+
+RUNS, EPOCHS = 1_250, 2  # one repeat of every cell: 11 frameworks, 5 models, 7 GPU counts, 2 loaders, 2 precisions
+KINDS = ("throughput", "speedup", "efficiency", "epoch_time", "memory", "accuracy_by_epoch", "perplexity_by_time")
+
+
+@pytest.fixture(scope="module")
+def campaign(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("campaign") / "results"
+    write_campaign(folder, RUNS, EPOCHS, repeats=1)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tables(campaign):
+    return make_tables(read_all([campaign]))
+
+
+def test_figures_panels_and_curves_are_bounded(tables):
+    drawing = make_figures(tables)
+    assert set(KINDS) <= set(drawing.figures)
+    assert len(drawing.figures) <= MOST_FILES
+    for name, figure in drawing.figures.items():
+        assert len(figure.axes) <= PANELS_OF_A_FILE
+        for axes in figure.axes:
+            names = set(axes.get_legend_handles_labels()[1]) - {"ideal", "theory"}
+            assert 0 < len(names) <= MOST_CURVES, name
+
+
+def test_what_is_not_drawn_is_named(tables):
+    notes = make_figures(tables).notes
+    for name in KINDS:
+        (note,) = [note for note in notes if note.startswith(f"{name}: ")]
+        assert "6 of " in note
+        assert "--only model=NAME or framework=A,B draws others" in note
+
+
+@pytest.mark.slow
+def test_page_is_small_and_tables_are_whole(campaign, capsys):
+    assert main([str(campaign)]) == 0
+    capsys.readouterr()
+    report = campaign / "report"
+    page = (report / "report.html").read_text()
+    assert len(page.encode()) < 15_000_000
+    assert f"the first {ROWS_SHOWN} of " in page
+    assert "panels are drawn" in page
+    assert len(pd.read_csv(report / "tables" / "runs.csv")) == RUNS
+    ok = RUNS - -(-RUNS // 50)  # one in 50 fails
+    assert len(pd.read_csv(report / "tables" / "epochs.csv")) == ok * EPOCHS
+    assert len(list((report / "figures").iterdir())) <= 3 * MOST_FILES
