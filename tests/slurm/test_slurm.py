@@ -171,7 +171,7 @@ def test_run_sbatch_unpacks_an_environment_on_each_node(slurm, tmp_path):
     output, local = tmp_path / "out.txt", tmp_path / "local disk"
     local.mkdir()
     script = (f"--output={output}", SCRIPTS / "run.sbatch", "+model=resnet50")
-    env = {"DDLBENCH_STAGE": str(tmp_path / "venv.tar"), "DDLBENCH_STAGE_TO": str(local)}
+    env = {"DDLBENCH_STAGE": str(tmp_path / "venv.tar"), "DDLBENCH_STAGE_TO": str(local), "PYTHONPATH": ""}
     done = slurm.run("sbatch", "--parsable", "-N2", "--ntasks-per-node=2", *script, **env)
     job = done.stdout.strip()
     assert slurm.wait(job) == ["COMPLETED"], output.read_text()
