@@ -29,7 +29,7 @@ from benchmarks.worlds import WorkFailed, World
 from ddlbench.config.compose import configuration, configurations
 from ddlbench.oracle.predictor import Prediction, predict
 
-WINDOW_S = 0.25
+WINDOW_S = 0.2
 HEAD = ("model", "framework", "processes", "measured", "repeats", "spread", "predicted", "compute", "comm", "bubble",
         "error", "accuracy")  # fmt: skip
 

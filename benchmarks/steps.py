@@ -18,7 +18,7 @@ from ddlbench.run.assembly import make_job, seed_replica
 
 CPU = torch.device("cpu")
 WARM = 3  # steps: DDP makes its final buckets after the first, FSDP its groups in it
-WINDOWS = 4
+WINDOWS = 3
 
 
 def step_seconds(config: Config, window_s: float) -> list[float]:

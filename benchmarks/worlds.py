@@ -94,6 +94,7 @@ def _rank(rank: int, ranks: int, port: int, pipe: Connection) -> None:
         MASTER_PORT=str(port),
         OMP_NUM_THREADS="1",
     )
+    os.dup2(2, 1)  # what libraries print is no part of a benchmark's table
     import torch
 
     from ddlbench.ranks.launch import connect, detect

@@ -126,7 +126,7 @@ class Machine:
         most, slowest = known[-1]
         if busy > most:
             return slowest if self.cores is None else slowest * busy / most
-        return max(1.0, float(np.interp(busy, *zip(*known, strict=True))))
+        return max(1.0, float(np.interp(busy, [ranks for ranks, _ in known], [each for _, each in known])))
 
 
 def clusters() -> list[str]:
