@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.run.test_peer_failures import begun
-from tests.support.faults import end, record, start
+from tests.support.faults import begun, end, record, start
 from tests.support.processes import run, small_disk
 from tests.support.waiting import wait_until
 

@@ -16,7 +16,7 @@ import pytest
 from ddlbench.measure.memory import PEAKS
 from ddlbench.measure.rows import EpochRow, RankEpoch
 from ddlbench.record.record import Record
-from tests.measure.test_summary import epoch_row
+from tests.support.epoch_rows import epoch_row
 
 RANKS, STEPS = 1024, 1000
 NUMBERS = RANKS * STEPS * 8 * 5  # bytes of steps, waits, host waits, losses and rates

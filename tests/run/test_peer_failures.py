@@ -14,7 +14,7 @@ import pytest
 
 from ddlbench.report.read import read_all
 from tests.support.disk import fill_disk
-from tests.support.faults import ROOT, command, end, patience_s, record, start
+from tests.support.faults import ROOT, begun, command, end, patience_s, record, start
 from tests.support.killed import beaten
 from tests.support.processes import environment, small_disk
 from tests.support.ranks import free_port
@@ -109,13 +109,6 @@ def test_a_loader_worker_that_is_killed_is_named(tmp_path: Path) -> None:
     assert content["status"] == "error"
     assert re.match(r"rank 1: a loader worker process \(pid \d+\) was killed by signal 'Killed'", content["reason"])
     assert "loader.workers" in content["reason"]
-
-
-def begun(folder: Path, epochs: int = 0) -> bool:
-    """Whether there is a record of so many epochs."""
-    if not list(folder.glob("*/attempt-1/run.json")):
-        return False
-    return record(folder).get("summary", {}).get("epochs_done", -1) >= epochs
 
 
 def test_what_was_measured_survives_kill_9(tmp_path: Path) -> None:

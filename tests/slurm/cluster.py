@@ -10,6 +10,7 @@ them. CPU binding and memory limits are not enforced.
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -20,11 +21,24 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 from tests.support.processes import environment, run
 
 COMMANDS = {"slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client", "munged": "munge"}
 NULL = os.makedev(1, 3)
+SCRIPTS = Path(__file__).parents[2] / "scripts" / "slurm"
+TINY = (
+    "+framework=ddp",
+    "+model=resnet50",
+    "model.layers=[1,1,1,1]",
+    "model.width_per_group=8",
+    "model.image_size=32",
+    "loader=synthetic",
+    "train.steps=2",
+    "train.epochs=1",
+    "train.validate=false",
+)
 
 CONF = """
 ClusterName=ddlbench
@@ -184,6 +198,10 @@ def obstacle() -> str | None:
         return "a test Slurm needs root"
     tried = subprocess.run(["unshare", "--uts", "--mount", "hostname", "node1"], capture_output=True, text=True)
     return f"a test Slurm needs namespaces: {tried.stderr.strip()}" if tried.returncode else None
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("*/attempt-*/run.json"))]
 
 
 if __name__ == "__main__":

@@ -12,12 +12,10 @@ import psutil
 import pytest
 
 from ddlbench.report.read import read_all
-from tests.slurm.cluster import COMMANDS, Slurm, obstacle
-from tests.slurm.test_slurm import SCRIPTS, TINY, records
+from tests.slurm.cluster import COMMANDS, SCRIPTS, TINY, Slurm, obstacle, records
 from tests.support.processes import PYTHON, need
 from tests.support.waiting import wait_until
-from tests.sweep.studies import KEYS, write
-from tests.sweep.test_local import ranks, statuses
+from tests.sweep.studies import KEYS, ranks, statuses, write
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(900)]
 LONG = (*TINY[:-3], "train.steps=5", "train.epochs=100000", "train.validate=false", "train.global_batch=8")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddlbench.ranks.launchers import first_host
+from tests.slurm.cluster import SCRIPTS, TINY, records
 from tests.support.libraries import needs_horovod
 from tests.support.pictures import write_folders
 from tests.support.processes import MEET, PYTHON, met, need, run
@@ -17,28 +18,12 @@ from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slurm
 
-SCRIPTS = Path(__file__).parents[2] / "scripts" / "slurm"
 # A rank says who it is without torch, which takes seconds to import.
 WHO = (
     "import json, os; from dataclasses import asdict; from ddlbench.ranks.launch import detect, hint; me = detect();"
     "more = dict(hint=hint(me), gpu=os.environ.get('CUDA_VISIBLE_DEVICES'));"
     "print(json.dumps(asdict(me) | more) + '\\n', end='')"
 )
-TINY = (
-    "+framework=ddp",
-    "+model=resnet50",
-    "model.layers=[1,1,1,1]",
-    "model.width_per_group=8",
-    "model.image_size=32",
-    "loader=synthetic",
-    "train.steps=2",
-    "train.epochs=1",
-    "train.validate=false",
-)
-
-
-def records(folder: Path) -> list[dict]:
-    return [json.loads(path.read_text()) for path in sorted(folder.glob("*/attempt-*/run.json"))]
 
 
 def scripted(slurm, tmp_path: Path, *options: str, script: str, **env: str) -> list[dict]:

@@ -66,3 +66,10 @@ def end(processes: list[subprocess.Popen[str]]) -> tuple[list[int], list[str]]:
 def record(folder: Path) -> dict[str, Any]:
     (path,) = folder.glob("*/attempt-1/run.json")
     return json.loads(path.read_text())
+
+
+def begun(folder: Path, epochs: int = 0) -> bool:
+    """Whether there is a record of so many epochs."""
+    if not list(folder.glob("*/attempt-1/run.json")):
+        return False
+    return record(folder).get("summary", {}).get("epochs_done", -1) >= epochs

@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import psutil
 import yaml
 
 from ddlbench.config.compose import configuration, configurations
@@ -81,4 +82,14 @@ def statuses(results: Path) -> Counter[str]:
         record = json.loads(path.read_text())
         place = f"{record['config']['framework']['name']} {record['launch']['world_size']}"
         found[f"{place} {record['status']}"] += 1
+    return found
+
+
+def ranks(results: Path) -> list[psutil.Process]:
+    """The processes that run a cell of these results."""
+    found: list[psutil.Process] = []
+    for process in psutil.process_iter(["cmdline"]):
+        words = process.info["cmdline"] or []
+        if "ddlbench" in words and any(str(results) in word for word in words):
+            found.append(process)
     return found

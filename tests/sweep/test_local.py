@@ -10,7 +10,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 
@@ -20,7 +19,7 @@ from ddlbench.sweep.state import State
 from ddlbench.sweep.study import load
 from tests.support.faults import patience_s
 from tests.support.processes import environment, run
-from tests.sweep.studies import KEYS, statuses, write
+from tests.sweep.studies import KEYS, ranks, statuses, write
 
 TIMEOUT = 280.0
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -46,16 +45,6 @@ def wait(ready: Any, what: str) -> None:
     while not ready():
         assert time.monotonic() < deadline, what
         time.sleep(0.05)
-
-
-def ranks(results: Path) -> list[psutil.Process]:
-    """The processes that run a cell of these results."""
-    found: list[psutil.Process] = []
-    for process in psutil.process_iter(["cmdline"]):
-        words = process.info["cmdline"] or []
-        if "ddlbench" in words and any(str(results) in word for word in words):
-            found.append(process)
-    return found
 
 
 def test_a_sweep_runs_every_cell_and_then_only_what_is_missing(tmp_path: Path) -> None:
