@@ -40,7 +40,7 @@ def recorded(results: Path, *words: str, world: int = 4, flops: float = 3e12, **
     feed = SimpleNamespace(facts=dict[str, Any], steps_per_epoch=4)
     model = {**model_section(config.model, None), "flops_per_sample": flops}
     files = FileRecorder(record, cast(Config, config), model, SAID, Progress(False))
-    run = cast(Run, SimpleNamespace(job=job, feed=feed))
+    run = cast(Run, SimpleNamespace(job=job, feed=feed, first_epoch=0))
     seconds = {"imports_s": 1.0, "connecting_s": 0.5, "data_preparation_s": 64.0, "setup_s": 2.0, **spans}
     files.begin(run, seconds, ["node1", "node1", "node0", "node0"])
     files.epoch(run, epoch_row(0, 1, [1.0] * 4))
