@@ -1,7 +1,7 @@
 #!/bin/bash
 # Python inside a container, in the place of `python` for run.sbatch and scaling.sh:
 #
-#   export DDLBENCH_PYTHON=$PWD/scripts/container/python.sh DDLBENCH_IMAGE=/path/ddlbench.sif
+#   export DDLBENCH_PYTHON=$PWD/scripts/container/python.sh DDLBENCH_IMAGE=/path/image.sif
 #
 #   DDLBENCH_IMAGE  the image (scripts/container/ddlbench.def makes one)
 #   DDLBENCH_GPU    nvidia, rocm or none: what of the node's driver goes into the container (default: what the node has)
