@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +12,11 @@ from typing import Any
 
 import pytest
 
+from ddlbench.record.record import Record
 from ddlbench.report.__main__ import main as report
+from ddlbench.sweep.lock import claim
 from ddlbench.sweep.state import State
+from tests.measure.test_summary import epoch_row
 from tests.support.records import write_run
 
 SOURCES = sorted((Path(__file__).parents[1] / "src").rglob("*.py"))
@@ -78,3 +82,23 @@ def test_a_class_that_a_record_names_is_never_imported(tmp_path: Path, planted: 
     import planted_module  # noqa: F401  # pyright: ignore
 
     assert planted.exists()  # an import would have been seen
+
+
+@pytest.mark.parametrize(("umask", "forbidden"), [(0o077, 0o077), (0o022, 0o022), (0o002, 0o002)])
+def test_files_of_a_record_and_of_a_sweep_follow_the_umask(tmp_path: Path, umask: int, forbidden: int) -> None:
+    before = os.umask(umask)
+    try:
+        record = Record.open(str(tmp_path), "run", {})
+        record.epoch(epoch_row(0, 1, [1.0, 2.0]))
+        held = claim(tmp_path, "cell")
+        assert held is not None
+        files = [path for path in tmp_path.rglob("*") if path.is_file()]
+        assert record.finish("ok")
+        held.release()
+        files += [path for path in tmp_path.rglob("*") if path.is_file()]
+    finally:
+        os.umask(before)
+    assert len(files) > 8
+    modes = {path.name: path.stat().st_mode & 0o777 for path in files if path.exists()}
+    assert {name for name, mode in modes.items() if mode != 0o666 & ~umask} == set(), modes
+    assert not any(mode & forbidden for mode in modes.values())

@@ -41,7 +41,8 @@ class DDLBenchCell(rfm.RunOnlyRegressionTest):
     @sanity_function
     def record_is_ok(self) -> Any:
         record = self.record()
-        return sn.assert_eq(record.get("status", "no record"), "ok", msg=f"{record.get('reason')}")
+        status = record.get("status", "no record")
+        return sn.assert_eq(status, "ok", msg=f"{status}: {record.get('reason')}")
 
     @performance_function("samples/s")
     def throughput(self) -> float:

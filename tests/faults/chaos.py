@@ -206,13 +206,14 @@ def campaign(seed: int, minutes: float, only: int | None, keep: Path | None) -> 
                 bad += 1
                 for log in sorted(Path(folder).glob("rank-*.log")):
                     print(f"--- {log.name}\n{log.read_text(errors='replace')[-2000:]}", flush=True)
+        found["trials"] += 1
         found[outcome.status] += 1
         found["hung"] += outcome.hung
         found["with a loss"] += bool(outcome.lost)
         if only is not None:
             break
         number += 1
-    print(f"seed {seed}: {json.dumps(found | {'trials': number + 1 if only is None else 1})}")
+    print(f"seed {seed}: {json.dumps(found)}")
     return bad
 
 

@@ -72,7 +72,7 @@ def checked(folder: str) -> list[Any]:
     if rank == 1:
         module._multiply = lambda device: (1.0, multiply(device)[1])
     record = Record.open(folder, "run", {}) if rank == 0 else None
-    records: Any = SimpleNamespace(launch=SimpleNamespace(rank=rank), record=record)
+    records: Any = SimpleNamespace(launch=SimpleNamespace(rank=rank), record=record, dataset={"hash": "abc"})
     said: list[Any] = []
     for stop in (None, 1.5):
         config: Any = SimpleNamespace(preflight_warn=1.5, preflight_stop=stop)
@@ -110,6 +110,7 @@ def test_every_rank_has_a_row_beside_the_record() -> None:
     rows = two()[1]["ranks"]
     assert [(row["rank"], row["correct"], row["device"]) for row in rows] == [(0, True, "cpu"), (1, True, "cpu")]
     assert rows[1]["matmul_s"] == 1.0 > rows[0]["matmul_s"] > 0
+    assert {(row["torch_version"], row["dataset_hash"]) for row in rows} == {(str(torch.__version__), "abc")}
 
 
 def test_a_run_records_its_check_and_trains_the_same(ddlbench, tmp_path: Path) -> None:

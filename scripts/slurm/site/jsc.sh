@@ -10,7 +10,7 @@
 #                        https://apps.fz-juelich.de/jsc/hps/jupiter/configuration.html (4 x GH200, 4 x 72 cores)
 #   partitions           https://apps.fz-juelich.de/jsc/hps/juwels/batchsystem.html; JURECA's from memory, to be checked
 #   host name suffix     https://github.com/pytorch/pytorch/issues/73656, https://github.com/HelmholtzAI-FZJ/torchrun_jsc
-#   interface ib0        https://github.com/interTwin-eu/itwinai, system-base-scripts/juwels.sh
+#   interface ib0        https://github.com/interTwin-eu/itwinai (its juwels.sh)
 
 # Modules: PyTorch of the site, built with its CUDA and NCCL. With an environment of your own set DDLBENCH_VENV.
 module --force purge

@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import median_low
 from typing import Any
 
@@ -44,6 +44,8 @@ class Check:
     correct: bool
     matmul_s: float
     all_reduce_s: float | None  # None for one rank
+    torch_version: str = ""
+    dataset_hash: str = ""
 
 
 def check_rank(rank: int, host: str, device: torch.device) -> Check:
@@ -128,7 +130,9 @@ def preflight(config: Config, records: Records, device: torch.device) -> None:
     """Check all ranks, and put what was found into the record: a row for each rank in preflight.json. All ranks call
     this. RunError, on every rank, for a rank that is broken or too slow."""
     began = time.perf_counter()
-    checks: list[Check] = all_gather(check_rank(records.launch.rank, socket.gethostname(), device))
+    own = check_rank(records.launch.rank, socket.gethostname(), device)
+    own = replace(own, torch_version=str(torch.__version__), dataset_hash=str(records.dataset["hash"]))
+    checks: list[Check] = all_gather(own)
     slow = slow_ranks(checks, config.preflight_warn)
     if records.record:
         write_json(records.record.folder / FILE, {"ranks": [asdict(check) for check in checks]})
