@@ -13,6 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ddlbench.config import options, values
 from ddlbench.config.identity import added_later, measured_part
+from ddlbench.config.rehearsal import RehearsalKeys
 from ddlbench.errors import UserError
 from ddlbench.ranks.launch import SHARED_GPU
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from ddlbench.ranks.launch import Cluster
     from ddlbench.recipe.recipe import Recipe
 
-MODES = ("train", "loader")
+MODES = ("train", "loader", "rehearsal")
 PRECISIONS = ("fp32", "bf16", "fp16")
 POSITIVE = ("epochs", "steps", "global_batch", "batch_per_gpu", "micro_batch", "threads_per_rank", "timeout_s")
 BATCH_PER_GPU = 32  # where no batch is given
@@ -132,8 +133,11 @@ class Config:
     dryrun: bool
     progress: bool
     backend: str | None
+    rehearsal: RehearsalKeys = field(default_factory=RehearsalKeys)  # of no record: nothing is measured
 
     def __post_init__(self) -> None:
+        if self.mode != "rehearsal" and self.rehearsal != RehearsalKeys():
+            raise UserError(f"the keys of rehearsal describe a job for mode=rehearsal, mode={self.mode} ignores them")
         if self.model.kind != self.data.kind:
             fitting = "sample_images or imagenet" if self.model.kind == "images" else "sample_text or wikitext103"
             raise UserError(
@@ -174,7 +178,7 @@ def build(plain: dict[str, Any], make: Callable[[str, dict[str, Any]], Any] | No
     make: how a section becomes an object, where that is not `section`
     """
     made = make or section
-    sections = {name: _checked(plain, name) for name in SECTIONS}
+    sections = {name: _checked({"rehearsal": {}, **plain}, name) for name in (*SECTIONS, "rehearsal")}
     others = {key: value for key, value in plain.items() if key not in sections}
     for key in sorted(set(others) - {known.name for known in fields(Options)}):
         raise UserError(unknown_key(key, plain.keys() - {key}))
@@ -188,7 +192,7 @@ def build(plain: dict[str, Any], make: Callable[[str, dict[str, Any]], Any] | No
 def _checked(plain: dict[str, Any], name: str) -> dict[str, Any]:
     section = plain.get(name)
     if not isinstance(section, dict) or (name in GROUPS and "_target_" not in section):
-        remedy = "give single keys, such as train.epochs=3" if name == "train" else f"choose one with {name}=NAME"
+        remedy = f"choose one with {name}=NAME" if name in GROUPS else "give single keys, such as train.epochs=3"
         raise UserError(f"{name}={values.shown(section)} is no section of keys: {remedy} (see --help)")
     return cast(dict[str, Any], section)
 
@@ -215,7 +219,7 @@ def section(name: str, raw: dict[str, Any]) -> Any:
     """The object of a section, "" for the keys that belong to none: of the class that a group's `_target_` names, its
     fields filled from the other keys."""
     if name not in GROUPS:
-        return _typed(Train if name else Options, raw, name)
+        return _typed({"": Options, "train": Train, "rehearsal": RehearsalKeys}[name], raw, name)
     module, _, class_name = str(raw["_target_"]).rpartition(".")
     cls = getattr(importlib.import_module(module), class_name)
     return _typed(cls, {key: value for key, value in raw.items() if key != "_target_"}, name)
