@@ -56,12 +56,22 @@ def test_abci_adds_communication_as_the_paper_does(capsys: pytest.CaptureFixture
 
 
 def test_every_framework_and_the_best(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*TINY, "cluster=h100", "gpus=[1,4]", "--max-gpus", "4", "--check-volumes"]) == 0
+    assert main([*TINY, "cluster=h100", "gpus=[1,4]", "--max-gpus", "4"]) == 0
     out = capsys.readouterr().out
     assert "refused: single at 4: framework=single runs in one process" in out
     assert "best with at most 4 GPUs: " in out
-    assert "ddp at 4: all-reduce of gradients: " in out
     assert "limit: tp <= 16 (filters of layer1_0.conv1)" in out
+
+
+def test_volumes_are_printed_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    """What the equations say, and what was traced."""
+    assert main([*TINY, "+framework=ddp", "cluster=h100", "gpus=4", "--check-volumes"]) == 0
+    out = capsys.readouterr().out
+    assert "ddp at 4: all-reduce of gradients: " in out
+    assert "ddp at 4: along dp: traced " in out
+    assert "(+0.0%)" in out
+    assert main([*TINY, "+framework=spatial", "framework.sp=2", "cluster=h100", "gpus=2", "--check-volumes"]) == 0
+    assert "spatial at 2: not traced: it can only be predicted" in capsys.readouterr().out
 
 
 def test_strategies_that_can_only_be_predicted(capsys: pytest.CaptureFixture[str]) -> None:

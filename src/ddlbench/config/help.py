@@ -19,7 +19,7 @@ ddlbench {version}: one training loop, many frameworks for parallel training, on
   python -m ddlbench.report RESULTS                                                tables, figures, page
   python -m ddlbench.doctor                                                        what this machine can run
   python -m ddlbench.predict +model=NAME cluster=NAME gpus=[4,8,...,1024]          step time and memory elsewhere
-  python -m ddlbench.rehearse +framework=NAME +model=NAME gpus=1024                one rank of a job, without devices
+  python -m ddlbench +framework=... mode=rehearsal rehearsal.gpus=1024             one rank of a job, without devices
 
   --help      this text; with +framework=NAME and other choices it shows their keys
   --version   the version of ddlbench

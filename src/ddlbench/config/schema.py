@@ -15,6 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ddlbench.config import options, values
 from ddlbench.config.identity import added_later, measured_part
+from ddlbench.config.rehearsal import RehearsalKeys
 from ddlbench.errors import UserError
 from ddlbench.ranks.launch import SHARED_GPU
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from ddlbench.ranks.launch import Cluster
     from ddlbench.recipe.recipe import Recipe
 
-MODES = ("train", "loader")
+MODES = ("train", "loader", "rehearsal")
 PRECISIONS = ("fp32", "bf16", "fp16")
 POSITIVE = (
     "epochs", "steps", "global_batch", "batch_per_gpu", "micro_batch", "threads_per_rank", "timeout_s",
@@ -176,8 +177,11 @@ class Config:
     preflight: bool
     preflight_warn: float
     preflight_stop: float | None
+    rehearsal: RehearsalKeys = field(default_factory=RehearsalKeys)  # of no record: nothing is measured
 
     def __post_init__(self) -> None:
+        if self.mode != "rehearsal" and self.rehearsal != RehearsalKeys():
+            raise UserError(f"the keys of rehearsal describe a job for mode=rehearsal, mode={self.mode} ignores them")
         if self.checkpoint.every is not None and self.mode != "train":
             raise UserError(
                 f"checkpoint.every={self.checkpoint.every} saves a model in training, mode={self.mode} has none: "
@@ -209,8 +213,9 @@ class Config:
         return measured_part(self.resolved, self.added_later)
 
 
-OWN: dict[str, type] = {"": Options, "train": Train, "checkpoint": Checkpoint}  # sections that no group's YAML chooses
-KEY_OF = {"train": "train.epochs=3", "checkpoint": "checkpoint.every=1"}
+# Sections that no group's YAML chooses.
+OWN: dict[str, type] = {"": Options, "train": Train, "checkpoint": Checkpoint, "rehearsal": RehearsalKeys}
+KEY_OF = {"train": "train.epochs=3", "checkpoint": "checkpoint.every=1", "rehearsal": "rehearsal.gpus=8"}
 
 
 def resolve(composed: DictConfig) -> Config:
@@ -227,7 +232,7 @@ def build(plain: dict[str, Any], make: Callable[[str, dict[str, Any]], Any] | No
     make: how a section becomes an object, where that is not `section`
     """
     made = make or section
-    sections = {name: _checked(plain, name) for name in SECTIONS}
+    sections = {name: _checked({"rehearsal": {}, **plain}, name) for name in (*SECTIONS, "rehearsal")}
     others = {key: value for key, value in plain.items() if key not in sections}
     for key in sorted(set(others) - {known.name for known in fields(Options)}):
         raise UserError(unknown_key(key, plain.keys() - {key}))

@@ -18,7 +18,7 @@ from ddlbench.config.schema import Config
 from ddlbench.errors import RunError, UserError
 from ddlbench.job import Job
 from ddlbench.oracle import machine as machines
-from ddlbench.oracle import network, ranking
+from ddlbench.oracle import network, ranking, volumes
 from ddlbench.oracle.computation import Computation
 from ddlbench.oracle.figure import draw
 from ddlbench.oracle.inputs import OneStep, from_calibration, from_one_step, from_roofline, own_cores
@@ -26,7 +26,6 @@ from ddlbench.oracle.machine import Machine
 from ddlbench.oracle.predictor import Known, Prediction, predict
 from ddlbench.oracle.question import Question, ask
 from ddlbench.oracle.results import Results
-from ddlbench.oracle.volumes import volumes
 
 SAMPLES = {"imagenet": 1_281_167, "imagenet_tfrecord": 1_281_167}  # Russakovsky et al. 2015, ILSVRC 2012
 
@@ -122,6 +121,11 @@ def source(question: Question, machine: Machine, results: Results | None) -> Cal
     return computation
 
 
+def _config(question: Question, row: Prediction) -> Config | None:
+    """That of a row; None where nothing can be run."""
+    return None if question.only_here else configuration(f"+framework={row.framework}", *question.words)
+
+
 def show(rows: Sequence[Prediction], question: Question) -> None:
     fine = [row for row in rows if row.status == "ok"]
     if fine:
@@ -133,7 +137,8 @@ def show(rows: Sequence[Prediction], question: Question) -> None:
     for line in ranking.refusals(rows):
         print(f"refused: {line}")
     if question.options.check_volumes:
-        print(volumes(fine))
+        for line in volumes.lines(fine, lambda row: _config(question, row)):
+            print(line, flush=True)
     memory = question.options.max_memory_gib
     best = ranking.best(rows, question.options.max_gpus, memory * ranking.GiB if memory else None)
     caps = f" with at most {question.options.max_gpus} GPUs" if question.options.max_gpus else ""

@@ -20,8 +20,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from ddlbench.job import Model, type_of_dtype
 from ddlbench.measure.memory_formula import SPLIT
 from ddlbench.oracle.counts import Block, Counts, Exchange, Line, Rows, Work
-from ddlbench.oracle.watch import Operation, Watch, identity, kept_bytes
+from ddlbench.oracle.watch import Operation, Watch, kept_bytes
 from ddlbench.recipe.losses import make_loss
+from ddlbench.run.rehearsal.observed import identity
 
 SAMPLES = (2, 4)  # BatchNorm refuses one value a channel
 

@@ -10,6 +10,8 @@ from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.deepspeed.knobs import BUCKET_MB, Knobs
 from ddlbench.frameworks.horovod.adapter import Horovod
 from ddlbench.frameworks.local_sgd import LocalSGD
+from ddlbench.frameworks.shared.batchnorm import batch_norms
+from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.oracle import collectives, overlap
 from ddlbench.oracle.computation import Pass
 from ddlbench.oracle.memory import activations, buffers, held, memory, most_touched
@@ -51,8 +53,9 @@ def horovod(framework: Horovod, setting: Setting) -> Outcome:
 
 
 def local_sgd(framework: LocalSGD, setting: Setting) -> Outcome:
-    """Weights are averaged once in `local_steps` updates, with nothing beside it."""
-    size = 4.0 * setting.counts.numbers
+    """Weights and BatchNorm's statistics are averaged once in `local_steps` updates, with nothing beside it."""
+    statistics = 2 * sum(norm.num_features for norm in batch_norms(on_meta(setting.job)))
+    size = 4.0 * (setting.counts.numbers + statistics)
     seconds = setting.all_reduce(size, setting.world) / framework.local_steps
     share = 1 / framework.local_steps
     return replicas(setting, (Message("all-reduce of weights", share, size * share, seconds, seconds),))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate, pairwise
 from math import ceil
@@ -171,16 +171,27 @@ def _within(
         exposed = max(0.0, spans[1] - spans[0])
         seconds = max(seconds, exposed)
         messages.append(Message("collectives of layers", cut.count * number, cut.count * bytes_, seconds, exposed))
-        messages.append(batch_message(setting, cut.dp, cut.tp))
+        batch = batch_message(setting, cut.dp, cut.tp)
+        ends = 2 if cut.pp > 1 else 1  # first and last stage share the batch, at the same time
+        messages.append(replace(batch, count=ends * batch.count, bytes_=ends * batch.bytes_))
     if cut.pp > 1:
         edges = [setting.counts.blocks[end - 1].leaving * samples for _, end in cut.spans()[:-1]]
         one = max(collectives.send(edge, setting.machine, cut.dp * cut.tp, setting.world) for edge in edges)
         exposed = max(0.0, spans[2] - spans[1])
         total = max(exposed, 2 * cut.count * one)
-        messages.append(
-            Message("activations between stages", 2 * cut.count, 2 * cut.count * max(edges), total, exposed)
-        )
+        count, bytes_ = _sends(cut, edges)
+        messages.append(Message("activations between stages", count, bytes_, total, exposed))
     return messages
+
+
+def _sends(cut: Cut, edges: Sequence[float]) -> tuple[int, float]:
+    """Messages, and their bytes, of the rank that sends most: outputs of its stages to the next stages, gradients of
+    their inputs to those before."""
+    ahead, back = [*edges, 0.0], [0.0, *edges]
+    stages = [(bool(a) + bool(b), a + b) for a, b in zip(ahead, back, strict=True)]
+    ranks = [tuple(map(sum, zip(*stages[rank :: cut.pp], strict=True))) for rank in range(cut.pp)]
+    count, bytes_ = max(ranks, key=lambda rank: rank[1])
+    return cut.count * count, cut.count * bytes_
 
 
 def _reduction(cut: Cut, setting: Setting, numbers: Sequence[float]) -> list[Message]:

@@ -10,7 +10,7 @@ import torch
 
 from ddlbench.config.compose import supports
 from ddlbench.config.schema import Config
-from ddlbench.errors import RunError, Unsupported, UserError
+from ddlbench.errors import RunError, UserError
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.deepspeed.knobs import Knobs
 from ddlbench.frameworks.fsdp import FSDP
@@ -26,6 +26,7 @@ from ddlbench.oracle.computation import Computation
 from ddlbench.oracle.machine import Machine
 from ddlbench.oracle.reason import reason
 from ddlbench.oracle.setting import Message, Outcome, Setting
+from ddlbench.oracle.traced import traced
 from ddlbench.ranks.launch import Launch
 from ddlbench.run.assembly import make_job
 
@@ -103,7 +104,7 @@ def job_of(config: Config, gpus: int, machine: Machine) -> Job:
 
 
 def strategy(framework: Any, setting: Setting) -> Outcome:
-    """The model of a framework. Unsupported where there is none."""
+    """The model of a framework; where there is none, what is traced. Unsupported where that cannot be."""
     match framework:
         case Single():
             return data.single(setting)
@@ -128,7 +129,7 @@ def strategy(framework: Any, setting: Setting) -> Outcome:
         case PipeDream():
             return pipeline.pipedream(framework, setting)
         case _:
-            raise Unsupported(f"the oracle has no model of {type(framework).__name__}")
+            return traced(framework, setting)
 
 
 def _filled(row: Prediction, outcome: Outcome, setting: Setting, known: Known) -> Prediction:

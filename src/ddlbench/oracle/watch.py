@@ -13,6 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+from ddlbench.run.rehearsal.observed import identity
+
 Aten = torch.ops.aten
 WITHOUT_WORK = ("empty", "detach", "new_empty", "empty_like", "empty_strided", "_unsafe_view", "lift_fresh")
 # Styles of `Model.tensor_plan` whose modules compute their own part only.
@@ -147,11 +149,6 @@ def bytes_of(func: Any, args: Any, kwargs: Any, out: Any) -> float:
 def _size(tensor: Tensor) -> int:
     """Of an expanded tensor the memory there is."""
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
-
-
-def identity(tensor: Tensor) -> int:
-    """Of its storage, as long as that lives; a fake tensor has no address."""
-    return tensor.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
 
 
 @contextmanager

@@ -19,6 +19,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
 
+from ddlbench.ranks import fake_reducer
+
 Answer = tuple[Any, str, Any]  # module or object, name of its attribute, value meanwhile
 
 
@@ -71,6 +73,17 @@ def _with_real_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+waits: list[Callable[[str], None]] = []  # called with each call in which the host would wait for its device
+
+
+def _waiting(name: str) -> Callable[..., None]:
+    def call(*_: Any, **__: Any) -> None:
+        for note in waits:
+            note(name)
+
+    return call
+
+
 def returning(value: Any) -> Callable[..., Any]:
     """A function that returns it, whatever it is given."""
     return lambda *_, **__: value
@@ -85,7 +98,7 @@ class _Event:
 
     def wait(self, *_: Any) -> None: ...
 
-    def synchronize(self) -> None: ...
+    synchronize = _waiting("Event.synchronize")
 
     def query(self) -> bool:
         return True
@@ -103,7 +116,7 @@ class _Stream:
 
     def wait_event(self, *_: Any) -> None: ...
 
-    def synchronize(self) -> None: ...
+    synchronize = _waiting("Stream.synchronize")
 
     def query(self) -> bool:
         return True
@@ -116,14 +129,18 @@ STREAM = _Stream()
 ANSWERS: tuple[Answer, ...] = (
     (torch.utils, "swap_tensors", _swap),
     (DeviceMesh, "__init__", _with_real_tensors(DeviceMesh.__init__)),
+    *fake_reducer.ANSWERS,
 )
 CUDA_ANSWERS: tuple[Answer, ...] = (
     (torch.cuda, "Event", _Event),
     (torch.cuda, "Stream", _Stream),
     (torch.cuda, "stream", returning(nullcontext())),
     *((torch.cuda, name, returning(STREAM)) for name in ("current_stream", "default_stream")),
-    *((torch.cuda, name, returning(None)) for name in ("synchronize", "set_device", "_lazy_init")),
+    (torch.cuda, "synchronize", _waiting("synchronize")),
+    *((torch.cuda, name, returning(None)) for name in ("set_device", "_lazy_init", "get_rng_state", "set_rng_state")),
     (torch.cuda, "current_device", returning(0)),
+    (torch.cuda, "is_bf16_supported", returning(True)),
+    (torch.cuda.amp.common, "amp_definitely_not_available", returning(False)),
     (torch.cuda, "get_device_properties", returning(SimpleNamespace(major=9, minor=0, multi_processor_count=132))),
     (Tensor, "record_stream", returning(None)),
 )

@@ -1,0 +1,176 @@
+"""One rank of jobs that nobody started: what it holds, sends and waits for, against sums by hand."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from ddlbench.config.choices import choices
+from ddlbench.config.compose import configuration, configurations
+from ddlbench.frameworks.shared.replica import Replica
+from ddlbench.frameworks.single import Single
+from ddlbench.job import Job
+from ddlbench.ranks.launch import Launch
+from ddlbench.run.rehearsal.rehearse import Rehearsal, rehearse
+from tests.support.libraries import why_no_horovod
+from tests.support.rehearsals import MODELS, WORLD, apart, config, rehearsed
+
+MISSING = {"horovod"} if why_no_horovod() else set[str]()
+FRAMEWORKS = [name for name in choices("framework") if name not in {"single", *MISSING}]
+
+
+def sent(found: Rehearsal, kind: str) -> tuple[float, float]:
+    """Count and bytes of all collectives of a kind."""
+    each = [sent for sent in found.collectives or () if sent.kind == kind]
+    return sum(sent.count for sent in each), sum(sent.bytes_ for sent in each)
+
+
+@cache
+def gpt2_bytes() -> int:
+    """Of the weights in fp32; the tied embedding once."""
+    return 4 * sum(parameter.numel() for parameter in config("single", "gpt2_small").model.build().parameters())
+
+
+def check(found: dict[str, Any], framework: str, device: str) -> None:
+    """Where there is no GPU, torch's autograd makes no backward pass on fake "cuda": the set-up is rehearsed."""
+    assert found["error"] is None
+    assert (found["framework"], found["device"], found["gpus"]) == (framework, device, WORLD)
+    assert found["memory"]["parameters"]
+    if device == "cuda" and found["left_out"]:
+        assert "asks the driver" in found["left_out"]
+        assert found["collectives"] is found["host_waits"] is found["memory"]["peak"] is None, "unknown without a step"
+    else:
+        assert found["left_out"] is None
+        assert found["collectives"]
+        assert all(found["memory"].values()), "parameters, gradients, optimizer and peak"
+        assert found["memory"]["peak"] > found["memory"]["parameters"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_every_framework_is_rehearsed(device: str, model: str) -> None:
+    """On "cuda" nothing but this test runs the code for it on a machine without a GPU."""
+    found = apart(device, model, FRAMEWORKS, timeout=400)
+    assert sorted(found) == sorted(FRAMEWORKS)
+    for framework in FRAMEWORKS:
+        check(found[framework], framework, device)
+
+
+def test_buckets_of_ddp_by_hand() -> None:
+    """torch's own rule: 1 MiB first, then 25 MiB. This model has less than 1 MiB."""
+    found = rehearsed("ddp", "gpt2_small")
+    assert sent(found, "all_reduce") == (1, gpt2_bytes())
+
+
+def test_horovod_sends_gradient_by_gradient() -> None:
+    if MISSING:
+        pytest.skip(str(why_no_horovod()))
+    model = config("single", "gpt2_small").model.build()
+    assert sent(rehearsed("horovod", "gpt2_small"), "all_reduce") == (len(list(model.parameters())), gpt2_bytes())
+
+
+def test_local_sgd_sends_once_in_eight_steps() -> None:
+    assert sent(rehearsed("local_sgd", "gpt2_small"), "all_reduce") == (1 / 8, gpt2_bytes() / 8)
+
+
+def test_shards_by_hand() -> None:
+    """FSDP with AdamW: an eighth of everything; each weight is gathered for both passes, but the last block's once."""
+    found, whole = rehearsed("fsdp", "gpt2_small"), gpt2_bytes()
+    assert found.memory is not None
+    steps = 4 * 40  # AdamW's step counter of each of the 40 parameters
+    eighth = whole // WORLD
+    held = {name: found.memory[name] for name in ("parameters", "gradients", "optimizer")}
+    assert held == {"parameters": eighth, "gradients": eighth, "optimizer": 2 * eighth + steps}
+    assert sent(found, "reduce_scatter")[1] == whole
+    assert whole < sent(found, "all_gather")[1] < 2 * whole
+
+
+def test_stages_of_zero_by_hand() -> None:
+    """Every stage below 3 keeps the whole weights; 2 keeps a part of the gradients only."""
+    whole = gpt2_bytes()
+    for stage in (0, 1, 2):
+        memory = rehearsed(f"zero{stage}", "gpt2_small").memory
+        assert memory is not None
+        assert memory["parameters"] == whole
+        gradients = memory["gradients"]
+        assert gradients is not None
+        assert gradients == whole if stage == 0 else gradients < whole / 2 if stage == 2 else gradients > 0
+
+
+def test_tensor_parallel_layers_by_hand() -> None:
+    """3 blocks sum 2 outputs and 2 gradients of 4 x 16 x 32 numbers each; embedding and loss come on top."""
+    with configurations():
+        size = ("+model=gpt2_small", *MODELS["gpt2_small"], "train.global_batch=4")
+        made = configuration("+framework=tensor", *size, "framework.tp=4")
+    count, bytes_ = sent(rehearse(made, Launch("torchrun", 0, 4, 0, 4), torch.device("cpu")), "all_reduce")
+    assert count >= 12
+    assert bytes_ >= 12 * 4 * 16 * 32 * 4
+
+
+def test_a_group_is_named_by_its_ranks_and_how_far_apart_they_are() -> None:
+    """Two stages of two replicas of two parts: neighbours share layers, and the stages are four ranks apart."""
+    found = rehearsed("hybrid", "gpt2_small")
+    groups = {(each.kind, each.ranks, each.stride) for each in found.collectives or ()}
+    assert {("all_reduce", 2, 1), ("all_reduce", 2, 2), ("send", 2, 4), ("recv", 2, 4)} <= groups
+
+
+@dataclass
+class Broken(Single):
+    """A product of matrices that do not fit together."""
+
+    def setup(self, job: Job) -> Replica:
+        return torch.zeros(2, 3, device=job.device) @ torch.zeros(4, 5, device=job.device)  # pyright: ignore
+
+
+@dataclass
+class Reading(Single):
+    """A step that reads its loss."""
+
+    def setup(self, job: Job) -> Replica:
+        trainer: Any = super().setup(job)
+        step = trainer.step
+        trainer.step = lambda batch: step(batch).item()
+        return trainer
+
+
+def with_framework(framework: Any, device: str = "cpu") -> Rehearsal:
+    made = replace(config("single", "gpt2_small"), framework=framework)
+    return rehearse(made, Launch("alone"), torch.device(device))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_shapes_that_do_not_fit_are_one_line(device: str) -> None:
+    found = with_framework(Broken("single"), device)
+    assert found.error is not None
+    assert "[2, 3]" in found.error
+    assert "[4, 5]" in found.error
+    assert "\n" not in found.error
+
+
+def test_a_number_that_the_host_reads_has_its_line() -> None:
+    found = with_framework(Reading("single"))
+    assert found.host_waits is not None
+    line = Reading.setup.__code__.co_firstlineno + 3
+    assert found.host_waits[f"item at test_rehearse.py:{line}"] == 1
+
+
+@pytest.mark.slow  # 15 s
+def test_one_of_1024_ranks_answers_in_under_a_minute() -> None:
+    """The process's own seconds, which other work does not move."""
+    began = time.process_time()
+    with configurations():
+        degrees = ("framework.dp=64", "framework.tp=4", "framework.pp=4")
+        made = configuration("+framework=hybrid", "+model=gpt2_small", *degrees)
+    found = rehearse(made, Launch("torchrun", 0, 1024, 0, 8), torch.device("cpu"))
+    assert time.process_time() - began < 60
+    assert found.coordinates == {"dp": 0, "pp": 0, "tp": 0}
+    assert found.error is found.left_out is None
+    assert found.memory is not None
+    assert found.memory["parameters"] == found.memory["gradients"]
+    assert sent(found, "send")[0] == sent(found, "recv")[0] > 0

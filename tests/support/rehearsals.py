@@ -1,0 +1,62 @@
+"""Rehearsals of small jobs, and of many of them in a process of their own: what the first backward pass of a process
+finds of devices stays for all others, so one on "cuda" without a GPU must not follow one on the CPU.
+
+    python -m tests.support.rehearsals cuda gpt2_small ddp fsdp ...
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from typing import Any
+
+import torch
+
+from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.schema import Config
+from ddlbench.ranks.launch import Launch
+from ddlbench.run.rehearsal.rehearse import Rehearsal, rehearse
+from tests.support.processes import PYTHON, run
+
+WORLD = 8
+MODELS = {
+    "gpt2_small": ("model.n_layer=3", "model.n_embd=32", "model.n_head=4", "model.vocab_size=64", "model.seq_len=16"),
+    "resnet50": ("model.layers=[1,1,1,1]", "model.width_per_group=16", "model.image_size=64"),
+    "vgg16": ("model.channels=[16,32,64,64,64]", "model.hidden=256", "model.image_size=64"),
+}
+LAYOUTS = {
+    "tensor": ("framework.tp=4", "framework.dp=2"),
+    "hybrid": ("framework.tp=2", "framework.pp=2", "framework.dp=2"),
+    **dict.fromkeys(("gpipe", "1f1b", "zero_bubble", "pipedream_2bw"), ("framework.dp=2",)),
+    "interleaved": ("framework.dp=4",),
+    "pipedream": ("framework.dp=8",),
+}
+
+
+def words(framework: str, model: str, *more: str) -> list[str]:
+    size = (f"+framework={framework}", f"+model={model}", *MODELS[model], "train.batch_per_gpu=4")
+    return [*size, *LAYOUTS.get(framework, ()), *more]
+
+
+def config(framework: str, model: str, *more: str) -> Config:
+    with configurations():
+        return configuration(*words(framework, model, *more))
+
+
+def rehearsed(framework: str, model: str, *more: str, rank: int = 0, device: str = "cpu") -> Rehearsal:
+    """In this process."""
+    launch = Launch("torchrun", rank, WORLD, rank, WORLD)
+    return rehearse(config(framework, model, *more), launch, torch.device("cuda:0" if device == "cuda" else "cpu"))
+
+
+def apart(device: str, model: str, frameworks: list[str], timeout: float) -> dict[str, dict[str, Any]]:
+    """Of each framework, in a process of its own, as JSON has it."""
+    done = run(PYTHON, "-m", "tests.support.rehearsals", device, model, *frameworks, timeout=timeout)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+if __name__ == "__main__":
+    _, device, model, *names = sys.argv
+    print(json.dumps({name: asdict(rehearsed(name, model, device=device)) for name in names}))
