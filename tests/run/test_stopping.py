@@ -55,7 +55,7 @@ def test_the_time_limit_is_reached_once() -> None:
     assert Stopping(0, None).limit_reached() is None
     assert Stopping(0, (time.perf_counter() + 1000, "")).limit_reached() is None
     made = Stopping(3, (time.perf_counter() - 1, "reached the time limit of 5 s"))
-    assert made.limit_reached() == Failure("timeout", "rank 3 reached the time limit of 5 s", 8, 3)
+    assert made.limit_reached() == Failure("timeout", "rank 3 reached the time limit of 5 s", 8, 3, doubtful=True)
     assert made.limit_reached() is None
 
 
@@ -75,9 +75,11 @@ def test_ranks_that_do_not_agree_or_do_not_come_are_overdue(monkeypatch: pytest.
 
 def test_a_main_thread_that_comes_to_the_boundary_gets_some_time(monkeypatch: pytest.MonkeyPatch) -> None:
     made = begun()
-    assert not made.main_thread_is_coming()  # the other rank's failure has nothing to do with a stop
+    other = Failure("killed", "rank 1 received SIGTERM; stopped after step 3", 143, 1)
+    assert not made.main_thread_is_coming(other)  # no boundary was agreed on here
     made.stop.at = 5
-    assert made.main_thread_is_coming()
+    assert made.main_thread_is_coming(other)
+    assert not made.main_thread_is_coming(SIGNAL)  # which ended at once
     monkeypatch.setattr(stopping, "BEHIND_S", -1.0)
     made.wait_until = float("inf")
-    assert not made.main_thread_is_coming()
+    assert not made.main_thread_is_coming(other)

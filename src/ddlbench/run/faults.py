@@ -171,8 +171,8 @@ class Supervisor:
                 return
             if ready:
                 self._signalled(os.read(self.reading, 1)[0])
-            elif peers is not None and peers.failure is not None and not self.stopping.main_thread_is_coming():
-                self._peer_failed(peers.failure)
+            elif peers and (failure := peers.failure) and not self.stopping.main_thread_is_coming(failure):
+                self._peer_failed(failure)
             elif peers is not None and peers.lost:
                 reason = f"rank {self.rank} lost its connection to the rendezvous store"
                 self._fail(Failure("error", reason, PeerFailed.exit_code, self.rank, doubtful=True))

@@ -12,7 +12,7 @@ from ddlbench.run.peers import Peers
 
 # With the time to record a failure these stay below the 30 s that Slurm and torchrun give a rank.
 AGREE_S = 4.0  # until all ranks know the boundary; a rank that does not answer has ended, or is stopped
-STOP_S = 18.0  # until this rank is there
+STOP_S = 15.0  # until this rank is there
 BEHIND_S = 5.0  # between the first rank that is there and this one
 ONE_SIGNAL_S = 1.0  # a terminal signals the launcher and the ranks, and the launcher signals the ranks again
 
@@ -65,16 +65,17 @@ class Stopping:
         if time.perf_counter() < self.limit_at:
             return None
         self.limit_at = math.inf
-        return Failure("timeout", f"rank {self.rank} {self.limit_reason}", 8, self.rank)
+        return Failure("timeout", f"rank {self.rank} {self.limit_reason}", 8, self.rank, doubtful=True)
 
     def overdue(self, peers: Peers | None) -> bool:
         """Whether the ranks have not stopped, though this one asked."""
         waited, period_s = time.perf_counter() - self.since, 2 * peers.period_s if peers else 0.0
         return waited > (AGREE_S + period_s if self.stop.at is None else STOP_S)
 
-    def main_thread_is_coming(self) -> bool:
-        """Whether a rank has ended because it is at the boundary at which this rank's main thread will soon be."""
-        if self.stop.at is None:
+    def main_thread_is_coming(self, failure: Failure) -> bool:
+        """Whether another rank has ended at the boundary at which this rank's main thread will soon be. A doubtful
+        failure is that of a rank that could not come there."""
+        if self.stop.at is None or failure.doubtful:
             return False
         self.wait_until = min(self.wait_until, time.perf_counter() + BEHIND_S)
         return time.perf_counter() < self.wait_until
