@@ -30,14 +30,9 @@ def volumes(framework: str, model: str, *more: str) -> dict[str, Volume]:
     return {each.dimension: each for each in compared(row, stages(made, row))}
 
 
-# DeepSpeed gathers small weights once, after the update, and keeps others between the passes; the equations gather all
-# of them twice.
-ZERO3 = pytest.param("zero3", marks=pytest.mark.xfail(reason="its equations have no persistent weights", strict=False))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["resnet50", "gpt2_small"])
-@pytest.mark.parametrize("framework", [ZERO3 if name == "zero3" else name for name in FRAMEWORKS])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_the_equations_send_what_the_adapters_send(framework: str, model: str) -> None:
     found = volumes(framework, model)
     assert found
