@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ddlbench.config.schema import Checkpoint, Config
+from ddlbench.config.checkpoint import Checkpoint
+from ddlbench.config.schema import Config
 from ddlbench.data.feed import Request
 from ddlbench.job import Framework
 from ddlbench.loop import Run, train

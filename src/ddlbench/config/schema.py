@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import importlib
-import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, field, fields
 from difflib import get_close_matches
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from ddlbench.config import options, values
+from ddlbench.config.checkpoint import Checkpoint
 from ddlbench.config.identity import added_later, measured_part
 from ddlbench.config.rehearsal import RehearsalKeys
 from ddlbench.errors import UserError
@@ -92,34 +91,6 @@ class Train:
         if self.global_batch is not None:
             return self.global_batch
         return (self.batch_per_gpu or BATCH_PER_GPU) * world_size
-
-
-@dataclass
-class Checkpoint:
-    """`checkpoint.`: when a run saves what it needs to continue, and where; conf/config.yaml says what each means."""
-
-    every: int | None = field(default=None, metadata={"before": None})
-    dir: str | None = field(default=None, metadata={"before": None})
-    keep: int = field(default=2, metadata={"before": 2})
-    resume: bool | None = field(default=None, metadata={"before": None})
-
-    def __post_init__(self) -> None:
-        for name in ("every", "keep"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise UserError(f"checkpoint.{name}={value} must be 1 or more")
-        if self.resume and self.every is None:
-            raise UserError("checkpoint.resume=true continues a run that saves: set checkpoint.every=1, say, too")
-
-    @property
-    def folder(self) -> Path | None:
-        """`dir`, its variables and ~ expanded on this node."""
-        return None if self.dir is None else Path(os.path.expandvars(self.dir)).expanduser()
-
-    def resumes(self, env: Mapping[str, str]) -> bool:
-        """Whether to begin where an earlier attempt saved; where it is not said, if Slurm has requeued the job."""
-        restarted = env.get("SLURM_RESTART_COUNT", "0") not in ("", "0")
-        return self.every is not None and (restarted if self.resume is None else self.resume)
 
 
 @dataclass

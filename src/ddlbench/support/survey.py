@@ -11,9 +11,10 @@ from typing import Any, get_args, get_type_hints
 
 import torch
 
+from ddlbench.config.checkpoint import Checkpoint
 from ddlbench.config.choices import choices
 from ddlbench.config.compose import configuration, configurations, refusal, supports
-from ddlbench.config.schema import PRECISIONS, Checkpoint, Config
+from ddlbench.config.schema import PRECISIONS, Config
 from ddlbench.job import Framework
 from ddlbench.ranks.launch import Launch
 from ddlbench.run.assembly import make_job
