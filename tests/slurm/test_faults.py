@@ -19,7 +19,6 @@ from tests.sweep.studies import KEYS, ranks, statuses, write
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(900)]
 LONG = (*TINY[:-3], "train.steps=5", "train.epochs=100000", "train.validate=false", "train.global_batch=8")
-GIB = 2**30
 
 
 @pytest.fixture
@@ -117,21 +116,3 @@ def test_a_controller_that_is_down_while_a_sweep_submits(cluster: Slurm, tmp_pat
     assert sweep(cluster, study, results, *ON_CPUS).stdout.count("job ") == 2
     assert sweep(cluster, study, results, *ON_CPUS).stdout == "nothing to submit\n"
     wait_until(lambda: statuses(results) == {"single 1 ok": 2})
-
-
-def test_thirty_two_ranks_on_eight_nodes_complete_a_run(tmp_path: Path) -> None:
-    if (reason := obstacle()) is not None:
-        pytest.skip(reason)
-    need(COMMANDS)
-    if psutil.virtual_memory().available < 18 * GIB:
-        pytest.skip("needs 18 GiB of free memory: half a GiB for each of 32 ranks")
-    with Slurm(nodes=8, cpus=4) as slurm:
-        words = (*TINY[:-3], "train.steps=2", "train.epochs=2", "train.validate=false", "train.global_batch=32")
-        command = (PYTHON, "-m", "ddlbench", *words, f"results_dir={tmp_path}/runs", "progress=false", "preflight=true")
-        done = slurm.run("srun", "-N8", "-n32", "--ntasks-per-node=4", *command, timeout=800)
-    assert done.returncode == 0, done.stderr[-3000:]
-    (record,) = records(tmp_path / "runs")
-    assert record["status"] == "ok"
-    assert (record["launch"]["world_size"], record["launch"]["nodes"]) == (32, 8)
-    assert record["ledger"]["samples"] == 2 * 2 * 32
-    assert len(record["launch"]["hosts"]) == 8
