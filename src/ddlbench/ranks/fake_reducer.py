@@ -70,7 +70,7 @@ def _pre_forward(prepare: Callable[..., Any]) -> Callable[..., Any]:
     def call(model: Any, *inputs: Any, **kwargs: Any) -> Any:
         with suppress(RuntimeError):  # there is one: the framework's own, or this one
             hook, group = allreduce_hook, model.process_group
-            dist._register_comm_hook(model.reducer, group, hook)  # pyright: ignore[reportPrivateUsage]  # pyright: ignore
+            dist._register_comm_hook(model.reducer, group, hook)  # pyright: ignore
         return prepare(model, *inputs, **kwargs)
 
     return call

@@ -157,7 +157,7 @@ def members(arguments: Sequence[Any]) -> tuple[int, int]:
     """How many ranks the group of a collective has, and how far apart they are."""
     boxed = next((each for each in arguments if isinstance(each, torch.ScriptObject)), None)
     if boxed is None:  # the functional collectives take the group's name, last
-        group = dist.distributed_c10d._resolve_process_group(arguments[-1])  # pyright: ignore[reportPrivateUsage]  # pyright: ignore
+        group = dist.distributed_c10d._resolve_process_group(arguments[-1])  # pyright: ignore
     else:
         group = dist.ProcessGroup.unbox(boxed)
     ranks = dist.get_process_group_ranks(group)
