@@ -64,6 +64,16 @@ def test_steps_without_memory(name: str) -> None:
         assert loss is None or isinstance(loss, FakeTensor)
 
 
+def test_stage_3_leaves_torch_as_it_was() -> None:
+    """Its own `linear` keeps other tensors: it would change what other frameworks in this process compute."""
+    chosen, linear = framework("zero3"), torch.nn.functional.linear
+    with fake_world(0, WORLD, CPU, chosen):
+        trainer = chosen.setup(make_job(JOB_CASE))
+        assert torch.nn.functional.linear is not linear
+        trainer.close()
+    assert torch.nn.functional.linear is linear
+
+
 def test_the_world_ends_with_the_block() -> None:
     swap = torch.utils.swap_tensors
     with fake_world(5, 1024, CUDA):
