@@ -10,6 +10,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
+from torch.nn import functional
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ddlbench.job import Batch
@@ -17,6 +18,12 @@ from tests.frameworks.fake import FRAMEWORKS, JOB_CASE, NO_STEP, WORLD, framewor
 from tests.support.equal import make_job
 
 RANKS = [(name, rank) for name in FRAMEWORKS for rank in (0, 5) if (name, rank) != ("zero3", 5)]
+
+
+@pytest.fixture(autouse=True)
+def torch_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeepSpeed's stage 3 replaces it for good, and other tests run in this process."""
+    monkeypatch.setattr(functional, "linear", functional.linear)
 
 
 @pytest.mark.parametrize(("name", "rank"), RANKS)

@@ -2,8 +2,8 @@
 
 Replaced are only its accelerator object, of which DeepSpeed asks everything about devices, and the comparison of
 numbers with those of rank 0. torch.cuda.is_available stays as it is, for other libraries choose kernels by it.
-Stage 3 puts its own function in the place of torch.nn.functional.linear and leaves it there: the next framework that this
-process rehearses must find torch's.
+Stage 3 puts its own function in the place of torch.nn.functional.linear and leaves it there: the next framework that
+is rehearsed must find torch's.
 """
 
 from __future__ import annotations
