@@ -10,9 +10,11 @@ import pytest
 
 # One rank is one device: one thread each, here and in every process that the tests start.
 os.environ["OMP_NUM_THREADS"] = "1"
-# A shell starts what is in its background with SIGINT ignored, and so would every process that the tests start.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# A shell's background ignores SIGINT and nohup SIGHUP, and so would every process that the tests start. A handler is not
+# passed on.
+for number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, lambda *_: None)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

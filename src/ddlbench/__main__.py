@@ -75,9 +75,7 @@ def run() -> int:
         config = compose()
         if config is None:
             return 0
-        from ddlbench.run.attempt import attempt  # torch comes with it: only once the configuration is right
-
-        code = attempt(config, launch, STARTED)
+        code = start(config, launch)
         if code and launch.world_size > 1:
             # Other ranks may be stuck: waiting for threads of the communication library would only hold them up.
             sys.stdout.flush()
@@ -90,6 +88,17 @@ def run() -> int:
     except (HydraException, OmegaConfBaseException) as error:
         complain(UserError(hydra_line(error)), launch)
         return 2
+
+
+def start(config: Config, launch: Launch) -> int:
+    """What comes with torch is imported only once the configuration is right."""
+    if config.mode == "rehearsal":
+        from ddlbench.run.rehearsal.command import rehearsal
+
+        return rehearsal(config, launch)
+    from ddlbench.run.attempt import attempt
+
+    return attempt(config, launch, STARTED)
 
 
 if __name__ == "__main__":

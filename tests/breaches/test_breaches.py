@@ -46,7 +46,7 @@ new = "epoch_time_s=epoch_s[10**6],"
 def functions(test: str) -> tuple[Path, str]:
     """File and function of a node id."""
     path, _, name = test.partition("::")
-    return ROOT / path, name
+    return ROOT / path, name.partition("[")[0]
 
 
 @pytest.mark.parametrize("breach", BREACHES, ids=lambda breach: breach.name.replace(" ", "-"))

@@ -36,10 +36,6 @@ NO_CONNECTION = (
 
 def attempt(config: Config, launch: Launch, started: float) -> int:
     """Run what the configuration says; the exit code of this process. `started`: perf_counter as the program began."""
-    if config.mode == "rehearsal":
-        from ddlbench.run.rehearsal.command import rehearsal  # fake tensors take a second to import
-
-        return rehearsal(config, launch)
     planned = planned_device(config)
     if planned is None:
         check_machine(config)

@@ -12,8 +12,8 @@ from ddlbench.run.scenarios import SCENARIOS
 SOURCE = Path(ddlbench.__file__).parent
 
 
-def test_every_mode_has_a_scenario() -> None:
-    assert tuple(SCENARIOS) == MODES
+def test_every_mode_that_measures_has_a_scenario() -> None:
+    assert (*SCENARIOS, "rehearsal") == MODES
 
 
 def test_no_other_file_reads_the_mode() -> None:
