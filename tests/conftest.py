@@ -10,8 +10,8 @@ import pytest
 
 # One rank is one device: one thread each, here and in every process that the tests start.
 os.environ["OMP_NUM_THREADS"] = "1"
-# A shell's background ignores SIGINT and nohup SIGHUP, and so would every process that the tests start. A handler is not
-# passed on.
+# A shell's background ignores SIGINT, nohup ignores SIGHUP, and every process that the tests start would do the same.
+# A handler is not passed on.
 for number in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, lambda *_: None)
