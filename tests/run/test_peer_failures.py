@@ -174,4 +174,5 @@ def test_the_end_of_a_terminal_is_a_signal_too(tmp_path: Path) -> None:
     processes[0].send_signal(signal.SIGHUP)
     codes, said = end(processes)
     assert codes == [128 + signal.SIGHUP], said
-    assert (record(tmp_path)["status"], record(tmp_path)["reason"]) == ("killed", "rank 0 received SIGHUP")
+    assert record(tmp_path)["status"] == "killed"
+    assert record(tmp_path)["reason"].startswith("rank 0 received SIGHUP")
