@@ -190,7 +190,7 @@ def measure_all(
 
 
 def keep(of: Measurement, kept: Kept, worlds: dict[int, World]) -> str:
-    """Measure and write. A failure leaves its repeat out, and is told."""
+    """Measure and write. A failure leaves its repeat out, and is printed."""
     try:
         seconds = measure(of, worlds)
     except WorkFailed as failure:

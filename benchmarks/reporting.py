@@ -58,10 +58,10 @@ def report(folder: Path) -> None:
     with contextlib.redirect_stderr(io.StringIO()):
         assert program.main([str(folder)]) == 0
     tell("all", began)
-    told(folder / "report")
+    show_sizes(folder / "report")
 
 
-def told(folder: Path) -> None:
+def show_sizes(folder: Path) -> None:
     figures = list((folder / "figures").iterdir())
     print(f"page: {(folder / 'report.html').stat().st_size / 1e6:.1f} MB, {len(figures)} files of figures")
     for path in sorted((folder / "tables").glob("*.csv")):
@@ -73,7 +73,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=10_000)
     parser.add_argument("--epochs", type=int, default=100)
     parser.add_argument(
-        "--folder", type=Path, help="where the runs are made, or stand already (default: a temporary one)"
+        "--folder", type=Path, help="where the runs are made, or are already (default: a temporary one)"
     )
     parser.add_argument("--template", type=Path, help="folder of an attempt (default: one of results/example)")
     given = parser.parse_args()

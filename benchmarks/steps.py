@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ddlbench.config.schema import Config
+from ddlbench.data.loaders.synthetic import images, tokens
 from ddlbench.job import Batch, Framework, Job, Trainer
 from ddlbench.oracle import calibrate, network
 from ddlbench.ranks.launch import Launch, detect
@@ -82,9 +83,6 @@ def batch_of(job: Job, trainer: Trainer) -> Batch | None:
     """One batch for all steps, without input cost; its numbers do not change what a step computes."""
     if not trainer.place.reads_data:
         return None
-    samples = job.replica_batch(trainer.place.data_size)
-    shape, valid = (samples, *job.model.input_shape()), torch.ones(samples, dtype=torch.bool)
-    if job.model.kind == "text":
-        tokens = torch.randint(job.model.outputs(), shape)
-        return Batch(tokens, tokens, valid)
-    return Batch(torch.randn(shape), torch.randint(job.model.outputs(), (samples,)), valid)
+    samples, make = job.replica_batch(trainer.place.data_size), images if job.model.kind == "images" else tokens
+    inputs, targets = make(job.model, samples, torch.Generator().manual_seed(job.seed))
+    return Batch(inputs, targets, torch.ones(samples, dtype=torch.bool))

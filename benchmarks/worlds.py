@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 import time
 import traceback
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
+
+from ddlbench.ranks.launchers import free_port, rank_variables
 
 TIMEOUT_S = 120.0
 
@@ -45,7 +46,7 @@ class World:
         if self._processes:
             return
         context = multiprocessing.get_context("spawn")
-        port = _free_port()
+        port = free_port()
         for rank in range(self.ranks):
             own, theirs = context.Pipe()
             process = context.Process(target=_rank, args=(rank, self.ranks, port, theirs), daemon=True)
@@ -77,23 +78,9 @@ class World:
         return found
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 def _rank(rank: int, ranks: int, port: int, pipe: Connection) -> None:
     """One process: connect, then work until the other end of the pipe is closed."""
-    os.environ.update(
-        RANK=str(rank),
-        WORLD_SIZE=str(ranks),
-        LOCAL_RANK=str(rank),
-        LOCAL_WORLD_SIZE=str(ranks),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-        OMP_NUM_THREADS="1",
-    )
+    os.environ.update(rank_variables(rank, ranks, port), OMP_NUM_THREADS="1")
     os.dup2(2, 1)  # what libraries print is no part of a benchmark's table
     import torch
 

@@ -1,8 +1,10 @@
-"""Texts from other people, made safe to print: no control characters, no surrogates, a bounded length."""
+"""Texts from other people, made safe to print (no control characters, no surrogates, a bounded length), and bytes."""
 
 from __future__ import annotations
 
 import hashlib
+
+MIB, GIB = 2**20, 2**30
 
 
 def printable(text: str) -> str:
@@ -19,6 +21,11 @@ def shortened(text: str, longest: int) -> str:
         return text
     mark = "…" + hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()[:8]
     return text[: longest - len(mark)] + mark
+
+
+def bytes_text(bytes_: float) -> str:
+    """In MiB, or from 1024 of them on in GiB: four digits."""
+    return f"{bytes_ / MIB:.4g} MiB" if bytes_ < GIB else f"{bytes_ / GIB:.4g} GiB"
 
 
 def _escape(letter: str) -> str:

@@ -25,12 +25,12 @@ from tempfile import TemporaryDirectory
 
 import pandas as pd
 
+from ddlbench.ranks.launchers import free_port, rank_variables
 from ddlbench.record.files import HEARTBEAT
 from ddlbench.report.read import read
 from ddlbench.sweep.state import State
 from tests.support.libraries import why_no_horovod
 from tests.support.processes import environment
-from tests.support.ranks import free_port
 
 FAMILIES = ("single", "ddp", "local_sgd", "fsdp", "zero2", "tensor", "gpipe", "hybrid", "pipedream", "horovod")
 SIGNALS = (signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
@@ -88,12 +88,11 @@ def start(planned: Trial, folder: Path) -> list[subprocess.Popen[bytes]]:
         sys.executable, "-m", "ddlbench", f"+framework={planned.framework}", *SMALL, f"train.timeout_s={TIMEOUT_S}",
         f"results_dir={folder}", *["framework.tp=2"] * (planned.framework == "hybrid"),
     ]  # fmt: skip
-    port, found = str(free_port()), list[subprocess.Popen[bytes]]()
+    port, found = free_port(), list[subprocess.Popen[bytes]]()
     for rank in range(planned.ranks):
-        place = {"RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        sizes = {"WORLD_SIZE": str(planned.ranks), "LOCAL_WORLD_SIZE": str(planned.ranks)}
         log = (folder / f"rank-{rank}.log").open("wb")
-        variables = environment(PYTHONPATH=os.environ.get("PYTHONPATH", ""), **place, **sizes)
+        own = rank_variables(rank, planned.ranks, port)
+        variables = environment(PYTHONPATH=os.environ.get("PYTHONPATH", ""), **own)
         found.append(subprocess.Popen(words, env=variables, stdout=log, stderr=log, start_new_session=True))
         log.close()
     return found

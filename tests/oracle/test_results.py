@@ -113,7 +113,7 @@ def test_what_is_no_base(config: Config, changes: dict[str, Any]) -> None:
 def test_another_precision_is_no_base(config: Config) -> None:
     with configurations():
         half = configuration(*WORDS, "train.precision=fp16")
-    with pytest.raises(UserError, match=r"train\.precision=fp16"):
+    with pytest.raises(UserError, match=r"nearest has train\.precision=fp32, not fp16"):
         results(record(config, 1, 0.5)).computation(half, ABCI)
 
 

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import pytest
 from torch.distributed import TCPStore
 
+from ddlbench.ranks.launchers import free_port
 from ddlbench.run.failure import Failure
 from ddlbench.run.peers import ANSWER_S, Peers
-from tests.support.ranks import free_port
 from tests.support.waiting import wait_until
 
 HOLDER = """

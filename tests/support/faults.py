@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.support.ranks import free_port
+from ddlbench.ranks.launchers import free_port, rank_variables
 from tests.support.waiting import WITHIN_S
 
 ROOT = Path(__file__).parents[2]
@@ -41,12 +41,10 @@ def start(
 ) -> list[subprocess.Popen[str]]:
     """One process for each rank."""
     words = [sys.executable, *command(folder, how, *more, framework=framework, target=target)]
-    port = str(free_port())
+    port = free_port()
     processes: list[subprocess.Popen[str]] = []
-    for rank in map(str, range(ranks)):
-        places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": str(ranks), "LOCAL_WORLD_SIZE": str(ranks)}
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "PYTHONPATH": f"{ROOT}/src:{ROOT}"}
-        environment = {**os.environ, **places, **meeting}
+    for rank in range(ranks):
+        environment = {**os.environ, **rank_variables(rank, ranks, port), "PYTHONPATH": f"{ROOT}/src:{ROOT}"}
         processes.append(subprocess.Popen(words, env=environment, text=True, stderr=subprocess.PIPE))
     return processes
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -14,11 +13,7 @@ from typing import Any
 
 import torch
 
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+from ddlbench.ranks.launchers import free_port, rank_variables
 
 
 def run_ranks(world: int, work: Callable[..., Any], *args: Any, timeout_s: float = 180.0) -> list[Any]:
@@ -58,15 +53,7 @@ def _result(folder: Path, rank: int, exitcode: int | None) -> Any:
 
 
 def _rank(rank: int, world: int, port: int, folder: str, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
-    os.environ.update(
-        RANK=str(rank),
-        WORLD_SIZE=str(world),
-        LOCAL_RANK=str(rank),
-        LOCAL_WORLD_SIZE=str(world),
-        MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(port),
-        OMP_NUM_THREADS="1",
-    )
+    os.environ.update(rank_variables(rank, world, port), OMP_NUM_THREADS="1")
     from ddlbench.ranks.launch import connect, detect, disconnect
 
     torch.set_num_threads(1)

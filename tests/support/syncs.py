@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -17,23 +16,12 @@ from ddlbench.errors import Unsupported
 from ddlbench.frameworks.local_sgd import LocalSGD
 from ddlbench.frameworks.pipeline.pipedream import PipeDream
 from ddlbench.job import Batch, Framework, Job, Place
+from ddlbench.run.rehearsal import observed
 from tests.support.equal import make_job
 from tests.support.reference import Case
 from tests.support.strategies import Strategy, strategies
 
-# Operations whose result the host needs: a number, or the shape of what they return. torch dispatches them on every
-# device.
-OPERATIONS = {
-    "aten::_local_scalar_dense": "item",
-    "aten::nonzero": "nonzero",
-    "aten::equal": "equal",
-    "aten::masked_select": "masked_select",
-    "aten::_unique2": "unique",
-    "aten::bincount": "bincount",
-    "aten::repeat_interleave": "repeat_interleave",
-}
-# Methods that do nothing, or copy nothing, on the CPU.
-METHODS = {Tensor.cpu: "cpu", Tensor.tolist: "tolist", Tensor.numpy: "numpy", torch.tensor: "tensor"}
+METHODS = observed.METHODS | {torch.tensor: "tensor"}  # they do nothing, or copy nothing, on the CPU
 Found = dict[tuple[str, str], Counter[str]]
 
 
@@ -43,11 +31,8 @@ class Operations(TorchDispatchMode):
         self.counts = counts
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func._schema.name
-        if name in OPERATIONS:
-            self.counts[OPERATIONS[name]] += 1
-        elif name == "aten::index" and any(each is not None and each.dtype == torch.bool for each in args[1]):
-            self.counts["nonzero"] += 1
+        if call := observed.needed_by_host(func, args):  # torch dispatches them on every device
+            self.counts[call] += 1
         return func(*args, **(kwargs or {}))
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ddlbench.oracle.setting import Memory, Outcome
-
-MiB, GiB = 2**20, 2**30
+from ddlbench.texts import GIB, bytes_text
 
 
 def reason(gpus: int, outcome: Outcome, step_s: float, wait_s: float | None, capacity: float | None) -> str:
@@ -28,15 +27,15 @@ def reason(gpus: int, outcome: Outcome, step_s: float, wait_s: float | None, cap
     if lost == "data":
         return f"{where} the loader is waited for during {share}"
     assert largest is not None
-    return f"{where} the {largest.what} ({size(largest.bytes_)}) takes {share}{_hidden(outcome)}"
+    return f"{where} the {largest.what} ({bytes_text(largest.bytes_)}) takes {share}{_hidden(outcome)}"
 
 
 def _too_large(memory: Memory, capacity: float) -> str:
     parts = {name: float(value) for name, value in vars(memory).items()}
     part = max(parts, key=lambda name: parts[name])
     return (
-        f"does not fit: it needs {memory.total / GiB:.1f} GiB of {capacity / GiB:.1f} GiB, of which {part} "
-        f"{parts[part] / GiB:.1f} GiB"
+        f"does not fit: it needs {memory.total / GIB:.1f} GiB of {capacity / GIB:.1f} GiB, of which {part} "
+        f"{parts[part] / GIB:.1f} GiB"
     )
 
 
@@ -45,7 +44,3 @@ def _hidden(outcome: Outcome) -> str:
     if outcome.hidden_s < 0.01 * outcome.step_s:
         return ""
     return f"; {outcome.hidden_s / sent:.0%} of the communication is hidden behind computing"
-
-
-def size(bytes_: float) -> str:
-    return f"{bytes_ / MiB:.4g} MiB" if bytes_ < GiB else f"{bytes_ / GiB:.4g} GiB"

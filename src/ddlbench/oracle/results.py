@@ -10,6 +10,7 @@ from statistics import median
 from typing import Any
 
 from ddlbench.config.schema import Config
+from ddlbench.config.values import shown
 from ddlbench.errors import UserError
 from ddlbench.oracle.computation import Computation
 from ddlbench.oracle.inputs import OneStep, from_one_step
@@ -69,9 +70,9 @@ class Results:
         chosen = next((found[-1] for found in ([b for b in own if b.ranks == 1], plain, alone, fewest) if found), None)
         if chosen is None:
             raise UserError(
-                f"{self.folder} has no complete run of {config.model.name} on one {machine.device.name} with "
-                f"train.precision={config.train.precision} and the same sizes: measure one with +framework=single, or "
-                "give --one-gpu-step-s SECONDS"
+                f"{self.folder} has no complete run of {config.model.name} on one {machine.device.name} that computes "
+                f"the same{self._nearest(config, machine)}: measure one with +framework=single, or give "
+                "--one-gpu-step-s SECONDS"
             )
         step_s = median(base.seconds for base in bases if base.alike(chosen))
         where = "one device" if chosen.ranks == 1 else f"{chosen.ranks} devices"
@@ -81,6 +82,13 @@ class Results:
             return replace(found, remarks=(*_borrowed(chosen.framework, framework.name), *self._other_version(chosen)))
         few = _of_few(config, machine, replace(chosen, seconds=step_s), basis, blocks)
         return replace(few, remarks=self._other_version(chosen))
+
+    def _nearest(self, config: Config, machine: Machine) -> str:
+        """What differs in the run of the same model and device that comes closest; empty if there is none."""
+        settings = [_section(each.record, "config") for each in self.attempts if _on(each.record, machine)]
+        same = [each for each in settings if _section(each, "model").get("name") == config.model.name]
+        found = [names for each in same if (names := _differences(each, config))]
+        return f" (the nearest has {'; '.join(min(found, key=len))})" if found else ""
 
     def _other_version(self, base: Base) -> tuple[str, ...]:
         if self.torch is None or base.torch == self.torch:
@@ -126,7 +134,7 @@ def _base(attempt: Attempt, config: Config, machine: Machine) -> Base | None:
     ranks, count = _number(launch.get("world_size")), _number(ledger.get("micro_batches")) or 1
     if record.get("status") != "ok" or settings.get("mode", "train") != "train" or not rate or not batch or not ranks:
         return None
-    if not _same(settings, config) or not _on(record, machine):
+    if _differences(settings, config) or not _on(record, machine):
         return None
     seconds = batch / rate * (1 - (_number(summary.get("data_wait_share")) or 0.0))
     replicas = _number(ledger.get("data_size")) or 1
@@ -168,15 +176,20 @@ def _number(value: Any) -> float | None:
     return float(value) if fine else None
 
 
-def _same(settings: Mapping[str, Any], config: Config) -> bool:
-    """Whether a record's run computes what this configuration does, for a sample."""
+def _differences(settings: Mapping[str, Any], config: Config) -> list[str]:
+    """Keys by which a record's run computes something else, for a sample, than this configuration; with both values."""
     resolved = config.resolved
-    model = {key: value for key, value in resolved["model"].items() if key != "_target_"}
-    there = {key: value for key, value in _section(settings, "model").items() if key != "_target_"}
-    train, own = _section(settings, "train"), resolved["train"]
-    optimizer = _section(_section(settings, "recipe"), "optimizer").get("name")
-    same = all(train.get(key, own[key]) == own[key] for key in ALIKE)
-    return same and model == there and optimizer == config.recipe.optimizer.name
+    own = {f"model.{key}": value for key, value in resolved["model"].items()}
+    there = {f"model.{key}": value for key, value in _section(settings, "model").items()}
+    train = _section(settings, "train")
+    own |= {f"train.{key}": resolved["train"][key] for key in ALIKE}
+    there |= {f"train.{key}": train[key] for key in ALIKE if key in train}
+    own["recipe.optimizer"] = config.recipe.optimizer.name
+    there["recipe.optimizer"] = _section(_section(settings, "recipe"), "optimizer").get("name")
+    unknown = {key: own[key] for key in own if key.startswith("train.")}  # an older record has no such key
+    there = unknown | there
+    names = [name for name in own | there if not name.endswith("._target_") and own.get(name) != there.get(name)]
+    return [f"{name}={shown(there.get(name))}, not {shown(own.get(name))}" for name in names]
 
 
 def _on(record: Mapping[str, Any], machine: Machine) -> bool:

@@ -11,9 +11,9 @@ from ddlbench.config.schema import Config
 from ddlbench.errors import RunError
 from ddlbench.frameworks.shared.layout import Layout
 from ddlbench.oracle.predictor import Prediction
-from ddlbench.oracle.reason import size
 from ddlbench.ranks.launch import Launch
 from ddlbench.run.rehearsal.rehearse import Rehearsal, Sent, rehearse
+from ddlbench.texts import bytes_text
 
 # The dimension along which each message of the equations is sent. `ends`: first and last stage of a pipeline.
 DIMENSIONS = {
@@ -51,14 +51,16 @@ def lines(rows: Sequence[Prediction], config_of: Callable[[Prediction], Config |
     for row in rows:
         for message in row.messages:
             count = f"{message['count']:g} x, " if message["count"] else ""
-            yield f"  {row.framework} at {row.gpus}: {message['what']}: {count}{size(message['bytes_'])}"
+            yield f"  {row.framework} at {row.gpus}: {message['what']}: {count}{bytes_text(message['bytes_'])}"
         config = config_of(row)
         if config is None:
             yield f"  {row.framework} at {row.gpus}: not traced: it can only be predicted"
             continue
         try:
             for each in compared(row, stages(config, row)):
-                both = f"traced {size(each.traced)}, equations {size(each.expected)} ({each.difference:+.1%})"
+                both = (
+                    f"traced {bytes_text(each.traced)}, equations {bytes_text(each.expected)} ({each.difference:+.1%})"
+                )
                 yield f"  {row.framework} at {row.gpus}: along {each.dimension}: {both}"
         except RunError as error:
             yield f"  {row.framework} at {row.gpus}: not traced: {error}"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -47,6 +48,25 @@ class Launch:
             )
         if not 0 <= self.master_port < 1 << 16:
             raise UserError(f"MASTER_PORT={self.master_port} is not a port: choose one below 65536, or unset it")
+
+
+def rank_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
+    """The environment of one of the ranks of this host, as torchrun sets it."""
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+def free_port() -> int:
+    """Of this host, for a rendezvous. Another process may take it before it is used."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def torchrun(env: Mapping[str, str]) -> Launch:

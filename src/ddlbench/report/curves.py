@@ -44,14 +44,14 @@ def draw(axes: Axes, panel: Panel, looks: Looks, quantity: Quantity, others: Seq
             for value in (cast(float, point.merged), *point.repeats, *(point.interval or ()))
         ]
     if quantity.theory:
-        values += _theory_lines(axes, list(zip(drawn, own, strict=True)), quantity.theory, quantity.told)
+        values += _theory_lines(axes, list(zip(drawn, own, strict=True)), quantity.theory, quantity.theory_name)
     log_values = log and quantity.proportional and all(value > 0 for value in values)
     plotting.value_axis(axes, values, quantity.label, quantity.percent, log_values, band(panel))
     mark_failures(axes, panel, dict(zip(names, own, strict=True)))
 
 
 def places(drawn: Sequence[Sequence[Row]]) -> list[float]:
-    """Where each curve stands beside the others: -1, 0, 1 for three of them; 0 where it has no GPU count in common."""
+    """The place of each curve beside the others: -1, 0, 1 for three of them; 0 where it has no GPU count in common."""
     counts = [{row["gpus"] for row in rows} for rows in drawn]
     shared = [own for own in counts if sum(bool(own & other) for other in counts) > 1]
     order = iter(range(len(shared)))
@@ -86,7 +86,7 @@ def _ideal_lines(axes: Axes, panel: Panel, ideal: Callable[[Row, float], float])
 
 
 def _theory_lines(
-    axes: Axes, drawn: list[tuple[list[Row], Look]], theory: Callable[[Row], float | None], told: str
+    axes: Axes, drawn: list[tuple[list[Row], Look]], theory: Callable[[Row], float | None], name: str
 ) -> list[float]:
     """What a formula expects, as thin dotted lines with open markers. Returns the values drawn."""
     values: list[float] = []
@@ -95,7 +95,7 @@ def _theory_lines(
         values += [value for _, value in points]
         xs, ys = [gpus for gpus, _ in points], [value for _, value in points]
         axes.plot(xs, ys, color=look.color, marker=look.marker, fillstyle="none", linestyle=":", linewidth=1, zorder=1)
-    axes.plot([], [], color="#666666", marker="o", fillstyle="none", linestyle=":", linewidth=1, label=told)
+    axes.plot([], [], color="#666666", marker="o", fillstyle="none", linestyle=":", linewidth=1, label=name)
     return values
 
 

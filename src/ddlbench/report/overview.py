@@ -101,10 +101,10 @@ def summary_text(scaling: pd.DataFrame) -> str:
     rows = numbered(marked(records(scaling)))
     if not rows:
         return "no attempt has a configuration in its record: the report lists the failures"
-    told = {text: number for number, text in enumerate(dict.fromkeys(filter(None, map(settings, rows))), 1)}
-    marks: Columns = {"": lambda row: f"[{told[text]}]" if (text := settings(row)) else ""}
+    numbered_texts = {text: number for number, text in enumerate(dict.fromkeys(filter(None, map(settings, rows))), 1)}
+    marks: Columns = {"": lambda row: f"[{numbered_texts[text]}]" if (text := settings(row)) else ""}
     table = text_table(rows, MEASURED | VS_SINGLE | marks)
-    numbers = [f"[{number}] {text}" for text, number in told.items()]
+    numbers = [f"[{number}] {text}" for text, number in numbered_texts.items()]
     below = [*numbers, *base_lines(rows), *notes(rows), *failure_lines(rows)]
     return "\n".join([*table, *ratio_lines(rows, marks), *predicted_lines(rows, marks), "", *below])
 

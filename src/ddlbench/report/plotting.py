@@ -122,7 +122,7 @@ def _lines(lines: Iterable[str]) -> list[str]:
 
 
 def _title(axes: Axes, head: Head, most: int) -> None:
-    """most: lines of a head in this row of panels, whose titles stand at one height"""
+    """most: lines of a head in this row of panels, whose titles are at one height"""
     axes.set_title(head.title, fontweight="bold", pad=8 + 12 * most)
     for number, line in enumerate(reversed(head.lines), start=most - len(head.lines)):
         axes.annotate(

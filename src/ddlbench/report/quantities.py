@@ -26,7 +26,7 @@ class Quantity:
     """Something drawn over GPU counts.
 
     ideal:        its value at a GPU count if scaling from the row's reference were perfect; None where there is none
-    theory:       what a formula expects of a row; None where there is none. told: what the legend says of it
+    theory:       what a formula expects of a row; None where there is none. theory_name: in the legend
     proportional: whether it grows with the GPU count if scaling is ideal
     """
 
@@ -36,7 +36,7 @@ class Quantity:
     percent: bool = False
     proportional: bool = False
     theory: Callable[[Row], float | None] | None = None
-    told: str = "theory"
+    theory_name: str = "theory"
 
 
 def _of_seconds(value: Callable[[Row, float], float], ratio: str = "") -> Callable[[Row], Values]:
@@ -105,7 +105,7 @@ PREDICTED = Quantity(
     "time of a step (s)",
     _of_seconds(lambda row, seconds: seconds * row["global_batch"] * (1 - (row["data_wait_share"] or 0.0))),
     theory=lambda row: row["predicted_step_s"],
-    told="predicted",
+    theory_name="predicted",
 )
 
 

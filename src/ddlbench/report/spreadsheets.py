@@ -18,7 +18,7 @@ import pyarrow.compute
 from ddlbench.report.texts import quoted
 
 ROWS = 20_000  # that are text at a time
-SPECIAL = frozenset(',"\r\n')  # a field with one of them stands in quotation marks
+SPECIAL = frozenset(',"\r\n')  # a field with one of them has quotation marks around it
 # pyarrow's compute functions are made when it is imported: no type checker knows their names.
 call: Any = pyarrow.compute.call_function
 _text = pa.large_string()

@@ -21,7 +21,7 @@ from ddlbench.record.run_json import planned_run
 from ddlbench.run.assembly import make_job, make_run, open_feed, seed_replica
 from ddlbench.run.cold_cache import check_cold_cache
 from ddlbench.run.failure import Failure
-from ddlbench.run.faults import Supervisor, disable_nccl_abort
+from ddlbench.run.faults import NO_STEP, Supervisor, disable_nccl_abort
 from ddlbench.run.limits import check_machine, planned_device
 from ddlbench.run.peers import Peers
 from ddlbench.run.preflight import preflight
@@ -169,7 +169,7 @@ def work(scenario: Scenario, config: Config, job: Job, records: Records, supervi
         run.recorder.begin(run, spans.seconds, records.hosts)
         if job.device.type == "cpu":
             keep_freed_memory()
-        supervisor.expect("no step ended")
+        supervisor.expect(NO_STEP)
         scenario.run(run)
         run.recorder.end(run, all_gather(feed.facts()))
         barrier()

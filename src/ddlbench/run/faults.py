@@ -14,7 +14,8 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import MutableMapping
+from collections.abc import Generator, MutableMapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Protocol
 
@@ -26,6 +27,7 @@ from ddlbench.run.stopping import Stopping
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 PERIOD_S = 0.25
+NO_STEP = "no step ended"
 READERS_S = 3.0  # how long a failing rank stays for the others, at most
 GRACE_S = 5.0  # for the main thread to end by itself, once the failure of another rank is recorded
 # torch's NCCL watchdog and its monitor abort the process when they see an error, a hang of 8 minutes or a failed CUDA
@@ -127,6 +129,13 @@ class Supervisor:
     def expect_nothing(self) -> None:
         """From now on the main thread may take the time it needs, while every other rank sends heartbeats."""
         self.within_s = math.inf
+
+    @contextmanager
+    def unlimited(self) -> Generator[None]:
+        """Between steps: within it the main thread may take the time it needs, as after `expect_nothing`."""
+        self.expect_nothing()
+        yield
+        self.expect(NO_STEP)
 
     def progressed(self) -> None:
         self.progress_at = time.perf_counter()

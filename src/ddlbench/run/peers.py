@@ -35,7 +35,7 @@ class Peers:
 
     failure: the first that was posted; recorded: whether rank 0 has written it
     lost: the store's process has ended
-    stop: this rank's, told what the ranks agree on (ranks/stop.py)
+    stop: this rank's, which gets what the ranks agree on (ranks/stop.py)
     """
 
     def __init__(self, store: Any, rank: int, world_size: int, stop: Stop | None = None) -> None:

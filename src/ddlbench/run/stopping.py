@@ -30,7 +30,7 @@ class Stopping:
         self.own: Failure | None = None
         self.since = math.inf  # when this rank asked
         self.wait_until = math.inf  # for the main thread, where another rank is at the boundary
-        self.told = False
+        self.reported = False
 
     def same_signal(self) -> bool:
         """Whether a signal that has just come is the one that came before."""
@@ -55,9 +55,9 @@ class Stopping:
 
     def asked(self) -> Failure | None:
         """What any rank has asked for, as soon as it is known here and once: it is recorded before the ranks stop."""
-        if self.told or self.stop.ask is None:
+        if self.reported or self.stop.ask is None:
             return None
-        self.told, ask = True, self.stop.ask
+        self.reported, ask = True, self.stop.ask
         return Failure(ask.status, ask.reason, ask.exit_code, self.rank)
 
     def limit_reached(self) -> Failure | None:

@@ -7,7 +7,6 @@ import ctypes
 import fcntl
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,6 +15,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddlbench.ranks.launchers import free_port, rank_variables
 from ddlbench.record.ending import end_for_rank_0, now
 from ddlbench.sweep.lock import FOLDER, Claim, claim
 from ddlbench.sweep.plan import INVALID, Cell
@@ -173,10 +173,9 @@ def _variables(world: int) -> Iterator[dict[str, str]]:
     if world == 1:
         yield kept
         return
-    sizes = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(world)}
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    port = free_port()
     for rank in range(world):
-        yield {**kept, **sizes, **place, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        yield kept | rank_variables(rank, world, port)
 
 
 def _start(words: Sequence[str], variables: dict[str, str], log: int) -> subprocess.Popen[bytes]:
@@ -208,9 +207,3 @@ def _signal(ranks: Sequence[subprocess.Popen[bytes]], number: signal.Signals, gr
                 os.killpg(rank.pid, number)
             elif rank.poll() is None:
                 rank.send_signal(number)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

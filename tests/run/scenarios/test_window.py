@@ -35,6 +35,7 @@ from ddlbench.measure.spans import BACKWARD, COMMUNICATE, DATA, FORWARD, UPDATE,
 from ddlbench.progress import Progress
 from ddlbench.ranks.boundary import Boundary
 from ddlbench.ranks.control import barrier
+from ddlbench.ranks.launchers import free_port
 from ddlbench.recipe.rates import Rates
 from ddlbench.report.breakdown import breakdown
 from ddlbench.report.read import read_all
@@ -46,7 +47,7 @@ from tests.support.equal import Rows, loader, make_job
 from tests.support.libraries import why_no_horovod
 from tests.support.pictures import write_folders
 from tests.support.processes import PYTHON, run
-from tests.support.ranks import free_port, run_ranks
+from tests.support.ranks import run_ranks
 from tests.support.reference import Case
 
 pytestmark = pytest.mark.timeout(600)  # the first slow test trains with every framework

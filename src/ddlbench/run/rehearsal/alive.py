@@ -28,7 +28,7 @@ class Alive:
         if own.device.type != self.device.type:
             return
         storage = own.untyped_storage()
-        key: int = storage._cdata  # pyright: ignore
+        key = identity(storage)
         if key not in self.sizes:
             self._set(key, storage.nbytes())
             weakref.finalize(storage, self._ended, key)
@@ -40,7 +40,7 @@ class Alive:
 
         def resized(storage: torch.UntypedStorage, size: int) -> Any:
             result = resize(storage, size)
-            key: int = storage._cdata  # pyright: ignore
+            key = identity(storage)
             if key in self.sizes:
                 self._set(key, storage.nbytes())
             return result
@@ -55,3 +55,8 @@ class Alive:
 
     def _ended(self, key: int) -> None:
         self.bytes_ -= self.sizes.pop(key, 0)
+
+
+def identity(storage: torch.UntypedStorage) -> int:
+    """As long as it lives; that of a fake tensor has no address."""
+    return storage._cdata  # pyright: ignore

@@ -11,8 +11,8 @@ from ddlbench.config.schema import Config
 from ddlbench.errors import UserError
 from ddlbench.ranks.launch import Launch
 from ddlbench.run.rehearsal.rehearse import Rehearsal, rehearse
+from ddlbench.texts import bytes_text
 
-MiB = 2**20
 ON_CPU = "on the CPU these include numbers that are on the host on a GPU too, such as step counters and seeds"
 
 
@@ -38,18 +38,14 @@ def text(found: Rehearsal) -> str:
         + (f" ({where})" if where else "")
     ]
     for name, bytes_ in (found.memory or {}).items():
-        lines.append(f"memory: {name}: {'not known' if bytes_ is None else size(bytes_)}")
+        lines.append(f"memory: {name}: {'not known' if bytes_ is None else bytes_text(bytes_)}")
     for sent in found.collectives or ():
         among = f"{sent.ranks} ranks, {sent.stride} apart"
         lines.append(
-            f"collective of a step: {sent.kind} among {among}: {sent.count:g} x, {size(sent.bytes_)} altogether"
+            f"collective of a step: {sent.kind} among {among}: {sent.count:g} x, {bytes_text(sent.bytes_)} altogether"
         )
     lines += [f"the host waits in a step: {call}: {count:g} x" for call, count in (found.host_waits or {}).items()]
     lines += [ON_CPU] if found.host_waits and found.device == "cpu" else []
     lines += [f"not rehearsed: {found.left_out}"] if found.left_out else []
     lines += [f"does not fit together: {found.error}"] if found.error else []
     return "\n".join(lines)
-
-
-def size(bytes_: float) -> str:
-    return f"{bytes_ / MiB:.4g} MiB" if bytes_ < 1024 * MiB else f"{bytes_ / MiB / 1024:.4g} GiB"

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
 from ddlbench.ranks import fake
-from ddlbench.run.rehearsal.alive import Alive
+from ddlbench.run.rehearsal import alive
 
 # Methods that do not reach the dispatcher where nothing has to be copied.
 METHODS = {Tensor.cpu: "cpu", Tensor.tolist: "tolist", Tensor.numpy: "numpy"}
@@ -68,7 +68,7 @@ class Observed(TorchDispatchMode):
         self.waits = Counter[tuple[str, str]]()
         self.flops = 0.0
         self.pinned = dict[int, object]()
-        self.alive = Alive(device)
+        self.alive = alive.Alive(device)
 
     def clear(self) -> None:
         self.counts.clear()
@@ -115,9 +115,9 @@ class Observed(TorchDispatchMode):
         return out
 
     def _waits(self, func: Any, args: Any, kwargs: Any) -> str | None:
+        if call := needed_by_host(func, args):
+            return call if self.of_device(args[0]) else None
         name = func._schema.name
-        if name in WAITS or (name == "aten::index" and any(of_booleans(each) for each in args[1])):
-            return WAITS.get(name, "nonzero") if self.of_device(args[0]) else None
         if self.device.type == "cuda" and name in ("aten::_to_copy", "aten::copy_"):
             source = args[1] if name == "aten::copy_" else args[0]
             target = args[0].device if name == "aten::copy_" else torch.device(kwargs.get("device") or source.device)
@@ -164,8 +164,11 @@ def members(arguments: Sequence[Any]) -> tuple[int, int]:
     return len(ranks), ranks[1] - ranks[0] if len(ranks) > 1 else 1
 
 
-def of_booleans(index: Tensor | None) -> bool:
-    return index is not None and index.dtype == torch.bool
+def needed_by_host(func: Any, args: Any) -> str | None:
+    """The call whose result the host needs, None for any other operation."""
+    name = func._schema.name
+    by_booleans = name == "aten::index" and any(each is not None and each.dtype == torch.bool for each in args[1])
+    return "nonzero" if by_booleans else WAITS.get(name)
 
 
 def unknown(dtype: torch.dtype) -> float | int | bool:
@@ -204,5 +207,5 @@ def size(tensor: Tensor) -> int:
 
 
 def identity(tensor: Tensor) -> int:
-    """Of its storage, as long as that lives; a fake tensor has no address."""
-    return tensor.untyped_storage()._cdata  # pyright: ignore[reportPrivateUsage]
+    """Of its storage."""
+    return alive.identity(tensor.untyped_storage())
