@@ -62,10 +62,15 @@ def samples(count: int = batch) -> tuple[Tensor, Tensor]:
 
 def make_optimizer(model: nn.Module) -> Optimizer:
     """With this learning rate neither side learns its one batch: gradients near zero may be denormal numbers, which are
-    slow."""
+    slow. Norms and biases do not decay, as in ddlbench's recipes: ZeRO gathers each group of parameters by itself."""
+    decayed = [each for each in model.parameters() if each.ndim > 1]
+    groups = [
+        {"params": decayed},
+        {"params": [each for each in model.parameters() if each.ndim <= 1], "weight_decay": 0.0},
+    ]
     if name == "resnet50":
-        return torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9, weight_decay=1e-4)
-    return torch.optim.AdamW(model.parameters(), lr=LR, weight_decay=0.1)
+        return torch.optim.SGD(groups, lr=LR, momentum=0.9, weight_decay=1e-4)
+    return torch.optim.AdamW(groups, lr=LR, weight_decay=0.1)
 
 
 def loss_of(output: Tensor, targets: Tensor) -> Tensor:

@@ -15,7 +15,9 @@ import pytest
 
 from benchmarks.overhead import FREED, LR, SHAPES, WORKS, Work
 from benchmarks.turns import ROOT
+from ddlbench.config.compose import configuration, configurations
 from ddlbench.models import gpt2
+from ddlbench.recipe.optimizers import make_optimizer
 
 GPT2 = ("gpt2_small", "2", "16")
 SETTINGS = """
@@ -30,6 +32,7 @@ def settings_of_work():
         "attention": config._attn_implementation,
         "threads": work.torch.get_num_threads(),
         "lr": work.make_optimizer(model).param_groups[0]["lr"],
+        "groups": [(len(group["params"]), group["weight_decay"]) for group in work.make_optimizer(model).param_groups],
         "parameters": sum(each.numel() for each in model.parameters()),
     }
 
@@ -73,6 +76,10 @@ def test_bare_gpt2_has_the_settings_of_ddlbench():
     own, library = json.loads(run(SETTINGS, *GPT2))
     assert own["cache"] is False  # ddlbench calls the blocks without a cache
     assert (own["activation"], own["attention"]) == (config.activation_function, config._attn_implementation)
+    with configurations():
+        recipe = configuration("+framework=ddp", "+model=gpt2_small").recipe.optimizer
+    groups = make_optimizer(recipe, built.named_parameters()).param_groups
+    assert own["groups"] == [[len(group["params"]), group["weight_decay"]] for group in groups]
     assert own["parameters"] == sum(each.numel() for each in built.parameters())
     assert (own["threads"], own["lr"]) == (1, LR)
     assert (library["cache"], library["activation"]) == (True, "gelu_new")

@@ -79,3 +79,21 @@ def test_a_failed_run_of_another_seed_is_a_line_with_a_cross_in_the_colour_of_th
     assert values(axes) == [[[1, 0.5]], [[1, 0.1]], [[1, 0.1]]]
     assert [line.get_marker() for line in axes.lines if len(line.get_xdata())][2] == "x"
     assert len({line.get_color() for line in axes.lines}) == 1
+
+
+def test_panels_of_one_comparison_share_axes_and_no_two_names_of_a_legend_have_one_look(tmp_path):
+    """Ten curves in panels by family: that of the pipelines has gpipe alone, whose looks are its own all the same."""
+    frameworks = ("single", "ddp", "horovod", "local_sgd", "fsdp", "zero2", "zero3", "tensor")
+    for number, framework in enumerate(frameworks):
+        run(tmp_path, number, 0.1 * (number + 1), framework=framework, gpus=2)
+    for gpus in (2, 4):
+        run(tmp_path, 9, 0.5, framework="gpipe", gpus=gpus)
+    for name in ("accuracy_by_epoch", "accuracy_by_time"):
+        panels = drawn(tmp_path, name)
+        named = [line for axes in panels for line in axes.lines if not str(line.get_label()).startswith("_")]
+        looks = {line.get_label(): (line.get_color(), line.get_marker(), line.get_markerfacecolor()) for line in named}
+        assert len(panels) == 4
+        assert len(set(looks.values())) == len(looks) == 10
+        assert len({axes.get_ylim() for axes in panels}) == len({axes.get_xlim() for axes in panels}) == 1
+        low, high = panels[0].get_ylim()
+        assert low < 0.1 < 0.8 < high

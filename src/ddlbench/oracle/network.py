@@ -1,7 +1,9 @@
 """--calibrate-network: seconds of collectives between processes of this machine, and how much they slow each other.
 
 One process a rank, over gloo on CPUs and NCCL on GPUs. Each collective runs at several sizes and with several numbers
-of ranks; of each the median of its repeats on the slowest rank counts. Only within one node.
+of ranks, only within one node. Its seconds are those that it adds to computing: in a step the ranks compute before it,
+so they do not arrive at the same time, the message has left the cache, and where ranks share cores the last one to send
+waits for a core. Behind a barrier, with nothing else to do, the same collectives take half as long on a CPU.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ from ddlbench.frameworks.tensor.collectives import all_gather, reduce_scatter
 from ddlbench.oracle.machine import Machine, Sweep
 
 SIZES = (2**10, 2**14, 2**17, 2**20, 2**22, 2**24, 2**26)  # bytes of the whole message
-REPEATS = 7
+REPEATS = 5
+ROUNDS, ROWS = 8, 1  # of computing and sending in one repeat; images of a pass before a collective: a few milliseconds
 HIDDEN, PASSES, HIDDEN_REPEATS = 2**23, 10, 9  # bytes of an all-reduce, and passes of a convolution beside it
 TIMEOUT_S = 300
 Found = dict[str, dict[str, list[float]]]  # collective -> number of ranks -> seconds by size
@@ -115,12 +118,23 @@ def sweep(device: torch.device, sizes: Sequence[int]) -> dict[str, list[float]]:
 
 
 def slowest(run: Callable[[Tensor], None], size: int, device: torch.device) -> float:
-    """Median over repeats of the slowest rank's seconds, for a message whose memory has been touched before."""
-    tensor = torch.ones(size // 4, device=device)
-    seconds: list[float] = []
-    for _ in range(REPEATS + 1):
-        seconds.append(_timed(lambda: run(tensor), device))
-    return median(seconds[1:])
+    """What a collective adds to computing: median over repeats of the slowest rank's seconds, no less than it takes
+    alone. Its memory has been touched before."""
+    tensor, compute = torch.ones(size // 4, device=device), computing(device, ROWS)
+
+    def both() -> None:
+        for _ in range(ROUNDS):
+            compute()
+            run(tensor)
+
+    def plain() -> None:
+        for _ in range(ROUNDS):
+            compute()
+
+    both()
+    alone = median(_timed(lambda: run(tensor), device) for _ in range(REPEATS))
+    added = median(_timed(both, device) - _timed(plain, device) for _ in range(REPEATS))
+    return max(alone, added / ROUNDS)
 
 
 def contention(rank: int, device: torch.device) -> float:
@@ -168,15 +182,21 @@ def _timed(run: Callable[[], object], device: torch.device) -> float:
 
 def _convolve(device: torch.device, passes: int = 40) -> float:
     """Seconds of some forward and backward passes, long enough for the scheduler to be fair."""
-    images = torch.ones(8, 64, 32, 32, device=device)
-    weight = torch.ones(64, 64, 3, 3, device=device, requires_grad=True)
-    conv2d(images, weight, padding=1).sum().backward()
+    compute = computing(device, 8)
+    compute()
     wait(device)
     began = time.perf_counter()
     for _ in range(passes):
-        conv2d(images, weight, padding=1).sum().backward()
+        compute()
     wait(device)
     return time.perf_counter() - began
+
+
+def computing(device: torch.device, rows: int) -> Callable[[], None]:
+    """A forward and a backward pass of a convolution. rows: images in it"""
+    images = torch.ones(rows, 64, 32, 32, device=device)
+    weight = torch.ones(64, 64, 3, 3, device=device, requires_grad=True)
+    return lambda: conv2d(images, weight, padding=1).sum().backward()
 
 
 def wait(device: torch.device) -> None:

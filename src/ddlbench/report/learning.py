@@ -7,7 +7,7 @@ A run that did not end ok is a thin line of its own with a cross at its end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from typing import Any, cast
 
 import numpy as np
@@ -50,9 +50,13 @@ def learning(
         for by, place in (("epoch", "epoch"), ("time", "elapsed_s")):
             rows = known.dropna(subset=[place])
             shown = _panels(scaling, set(rows["measurement"].unique()), seeds)
-            curves = ((curve_key(row)[0], _named(panel)(row)) for panel in shown for row in panel.rows)
+            curves = {(curve_key(row)[0], _named(panel)(row)) for panel in shown for row in panel.rows}
             courses = courses_of(table, rows, of, column, [place])
-            yield f"{name}_by_{by}", shown, _draw_panel(courses, looks_of(curves, looks), axis, by)
+            yield (
+                f"{name}_by_{by}",
+                shown,
+                _draw_panel(_Drawn(shown, courses, curves, looks_of(curves, looks)), axis, by),
+            )
 
 
 def _panels(scaling: Sequence[Row], measured: set[str], seeds: Mapping[str, int]) -> list[Panel]:
@@ -112,11 +116,38 @@ def _named(panel: Panel) -> Callable[[Row], str]:
     )
 
 
-def _draw_panel(courses: Courses, looks: Looks, axis: str, by: str) -> DrawPanel:
+class _Drawn:
+    """The panels of one figure: those of one comparison have the same axes, and a curve has one look in all of them."""
+
+    def __init__(self, shown: Sequence[Panel], courses: Courses, curves: Set[tuple[str, str]], looks: Looks) -> None:
+        self.courses, self._looks = courses, looks
+        self._own_legends = len(curves) > plotting.SHARED_LABELS or len({compared for compared, _ in curves}) == 1
+        self._groups = group_by(shown, _comparison)
+
+    def every(self, panel: Panel) -> list[Course]:
+        """What is drawn in all panels with this one's comparison."""
+        rows = [row for mate in self._groups[_comparison(panel)] for row in mate.rows]
+        return [course for _, course in self.courses.shown(rows) + self.courses.shown_failed(rows)]
+
+    def looks(self, panel: Panel) -> dict[str, Look]:
+        """By the name of the curve. The curves of a panel with one value of the compared factor differ in colour too,
+        where no other panel's curves are in the same legend."""
+        rows = [own[0] for own in group_by(panel.rows, _named(panel)).values()]
+        keys = [(curve_key(row)[0], _named(panel)(row)) for row in rows]
+        alone = self._own_legends and len({compared for compared, _ in keys}) == 1 < len(keys)
+        found = numbered(len(keys)) if alone else self._looks.of(keys)
+        return dict(zip((text for _, text in keys), found, strict=True))
+
+
+def _comparison(panel: Panel) -> tuple[Any, Any]:
+    return panel.model, panel.rows[0]["learning_comparison"]
+
+
+def _draw_panel(drawn: _Drawn, axis: str, by: str) -> DrawPanel:
     def draw_panel(axes: Axes, panel: Panel) -> None:
-        name, own = _named(panel), _panel_looks(panel, looks)
-        merged, failed = courses.shown(panel.rows), courses.shown_failed(panel.rows)
-        unit = _time_axis(axes, [course for _, course in merged + failed]) if by == "time" else _epoch_axis(axes)
+        name, own, every = _named(panel), drawn.looks(panel), drawn.every(panel)
+        merged, failed = drawn.courses.shown(panel.rows), drawn.courses.shown_failed(panel.rows)
+        unit = _time_axis(axes, every) if by == "time" else _epoch_axis(axes, every)
         for row, course in merged:
             _line(axes, course, unit, own[name(row)])
         for row, course in failed:
@@ -124,22 +155,14 @@ def _draw_panel(courses: Courses, looks: Looks, axis: str, by: str) -> DrawPanel
         for text, look in own.items():
             axes.plot([], [], color=look.color, label=plotting.label(text), **_shape(look))
         plotting.value_name(axes, axis)
-        _metric_axis(axes, axis, [float(end) for _, course in merged + failed for end in (*course.low, *course.high)])
+        _metric_axis(axes, axis, [float(end) for course in every for end in (*course.low, *course.high)])
 
     return draw_panel
 
 
-def _panel_looks(panel: Panel, looks: Looks) -> dict[str, Look]:
-    """By the name of the curve. The curves of a panel with one value of the compared factor differ in colour
-    too."""
-    rows = [own[0] for own in group_by(panel.rows, _named(panel)).values()]
-    keys = [(curve_key(row)[0], _named(panel)(row)) for row in rows]
-    alone = len({compared for compared, _ in keys}) == 1 < len(keys)
-    return dict(zip((text for _, text in keys), numbered(len(keys)) if alone else looks.of(keys), strict=True))
-
-
-def _epoch_axis(axes: Axes) -> float | None:
+def _epoch_axis(axes: Axes, courses: Sequence[Course]) -> float | None:
     axes.set_xlabel("epochs of training")
+    _limit(axes.set_xlim, [float(epoch) + 1 for course in courses for epoch in course.epoch])
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return None
 
@@ -149,6 +172,7 @@ def _time_axis(axes: Axes, courses: Sequence[Course]) -> float:
     longest = max(float(course.elapsed_s.max()) for course in courses)
     unit, seconds = next(((unit, size) for unit, size in UNITS if longest >= 3 * size), ("s", 1.0))
     axes.set_xlabel(f"time since the first step, validation included ({unit})")
+    _limit(axes.set_xlim, [0.0, longest / seconds])
     return seconds
 
 
@@ -179,9 +203,22 @@ def _failed_line(axes: Axes, course: Course, unit: float | None, look: Look) -> 
 def _metric_axis(axes: Axes, label: str, values: list[float]) -> None:
     if label.startswith("top-1"):
         axes.yaxis.set_major_formatter(FuncFormatter(plotting.percent))
+        _limit(axes.set_ylim, values)
         return
     if values and max(values) > SQUASHED * min(values) > 0:
         axes.set_yscale("log")
         plotting.value_name(axes, f"{label} (log scale)")
         axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.set_ylim(min(values) / 1.1, max(values) * 1.1)
+    else:
+        _limit(axes.set_ylim, values)
     axes.yaxis.set_major_formatter(FuncFormatter(plotting.plain))
+
+
+def _limit(set_limits: Callable[[float, float], Any], values: Sequence[float]) -> None:
+    """The axis holds all values, with a margin."""
+    finite = [value for value in values if np.isfinite(value)]
+    if finite:
+        low, high = min(finite), max(finite)
+        margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
+        set_limits(low - margin, high + margin)

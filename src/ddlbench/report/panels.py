@@ -164,7 +164,8 @@ def _with_references(panel: Panel, own: bool = False) -> Panel:
         for row in rows
         if row["own_base_gpus"]
     }
-    several = "base: each framework's own fewest GPUs" if bases else ""
+    fewest = "ranks" if panel.device == "cpu" else "GPUs"
+    several = f"base: each framework's own fewest {fewest}" if bases else ""
     return replace(panel, rows=rows, base=_base(panel.device, *bases.pop()) if len(bases) == 1 else several)
 
 

@@ -114,7 +114,7 @@ def speedup(panel: Panel) -> Quantity:
 
 
 def efficiency(panel: Panel) -> Quantity:
-    return replace(EFFICIENCY, label="efficiency (% of own ideal speedup)") if panel.on_own_bases else EFFICIENCY
+    return replace(EFFICIENCY, label="efficiency over own base (%)") if panel.on_own_bases else EFFICIENCY
 
 
 def to_target(metric: str, cost: str) -> Quantity:
