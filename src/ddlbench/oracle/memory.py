@@ -7,12 +7,15 @@ model. Not counted: what the device's context and its communication library take
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from ddlbench.measure.memory_formula import Bytes, data_parallel, in_fp32
+from ddlbench.oracle.counting import count
 from ddlbench.oracle.counts import Block
 from ddlbench.oracle.setting import Memory, Setting
+from ddlbench.recipe.losses import CrossEntropy
 
 
 def held(
@@ -23,26 +26,53 @@ def held(
     return found if gradients else Bytes(found.parameters, 0.0, found.optimizer)
 
 
-def activations(
-    blocks: Sequence[Block], samples: float, checkpointed: bool, in_flight: float = 1.0, tp: int = 1
-) -> float:
-    """Kept for the backward passes of so many micro batches. checkpointed: the inputs of blocks alone, and the block
-    that is computed again (Chen et al. 2016)."""
-    kept = [_kept(block, samples, tp) for block in blocks]
-    if not checkpointed:
-        return in_flight * sum(kept)
-    inputs = sum(block.leaving * samples for block in blocks[:-1])
-    return in_flight * inputs + max(kept)
+class Sizes(NamedTuple):
+    """Bytes of one block for one micro batch on one rank, as `Block` explains them."""
+
+    entering: float
+    leaving: float
+    kept: float
+    ahead: float
+    back: float
+    added: float
 
 
-def _kept(block: Block, samples: float, tp: int) -> float:
-    """What is shared is kept in parts: in proportion to the bytes that the shared operations move."""
-    whole = max(0.0, block.kept.at(samples))
+def sizes(blocks: Sequence[Block], samples: float) -> list[Sizes]:
+    return [
+        Sizes(
+            block.entering * samples,
+            block.leaving * samples,
+            max(0.0, block.kept.at(samples)),
+            block.ahead.most(samples),
+            block.back.most(samples),
+            block.added.most(samples),
+        )
+        for block in blocks
+    ]
+
+
+def parts(setting: Setting, samples: float, tp: int, sequence: bool = False) -> list[Sizes]:
+    """Of one of tp ranks that share every layer: a part that does not shrink and one that shrinks with tp, from what is
+    counted of the whole model and of one of two ranks."""
+    whole = sizes(setting.counts.blocks, samples)
     if tp == 1:
         return whole
-    moved = block.forward.bytes_at(samples)
-    shared = float(moved[block.forward.shared].sum() / moved.sum()) if moved.sum() else 0.0
-    return whole * (1 - shared + shared / tp)
+    job = setting.job
+    smoothing = job.loss.label_smoothing if isinstance(job.loss, CrossEntropy) else 0.0
+    counts = count(job.model, job.precision, setting.machine.device.type, smoothing, 2, sequence)
+    way = 2 * (1 - 1 / tp)
+    return [
+        Sizes(*(one + (two - one) * way for one, two in zip(alone, half, strict=True)))
+        for alone, half in zip(whole, sizes(counts.blocks, samples), strict=True)
+    ]
+
+
+def activations(blocks: Sequence[Sizes], checkpointed: bool, in_flight: float = 1.0) -> float:
+    """Kept for the backward passes of so many micro batches. checkpointed: the inputs of blocks alone, and the block
+    that is computed again (Chen et al. 2016)."""
+    if not checkpointed:
+        return in_flight * sum(block.kept for block in blocks)
+    return in_flight * sum(block.leaving for block in blocks[:-1]) + max(block.kept for block in blocks)
 
 
 def buffers(blocks: Sequence[Block]) -> float:
@@ -59,5 +89,5 @@ def most_touched(sizes: Sequence[int], ranks: int) -> int:
     return int((ends[last] - starts[first]).max())
 
 
-def memory(of: Bytes, activations_: float, buffers_: float) -> Memory:
-    return Memory(of.parameters, of.gradients, of.optimizer, activations_, buffers_)
+def memory(of: Bytes, activations_: float, buffers_: float, fullest: Memory | None = None) -> Memory:
+    return Memory(of.parameters, of.gradients, of.optimizer, activations_, buffers_, fullest)
