@@ -25,6 +25,7 @@ class Cut:
     count: int
     sharded: bool = False
     versions: bool = False  # of the weights, while minibatches are in flight
+    buffered: bool = False  # gradients of two minibatches at once
 
     def spans(self) -> list[tuple[int, int]]:
         """First and last block + 1 of each stage."""
@@ -67,7 +68,7 @@ def _of_rank(cut: Cut, setting: Setting, rank: int, numbers: float, samples: flo
     of = held(numbers, setting, 2 if cut.sharded else 0, cut.dp if cut.sharded else 1)
     held_blocks = [block for first, last in own for block in setting.counts.blocks[first:last]]
     versions = -(-(cut.pp - 1 - rank) // cut.count) if cut.versions else 0
-    room = buffers(held_blocks) + versions * of.parameters
+    room = buffers(held_blocks) + versions * of.parameters + cut.buffered * of.gradients
     update = updating(setting.optimizer, held_blocks, 1 / cut.tp)
     most = fullest(of, Moment(0.0, waiting + during), room + passed, update, in_place=True)
     return Memory(of.parameters, of.gradients, of.optimizer, whole, room, most)

@@ -17,7 +17,7 @@ from ddlbench.oracle.computation import Pass
 from ddlbench.oracle.memory import activations, buffers, held, memory, most_touched
 from ddlbench.oracle.memory import sizes as block_sizes
 from ddlbench.oracle.overlap import Gradient, MiB
-from ddlbench.oracle.peak import of_replica
+from ddlbench.oracle.peak import of_replica, of_zero2
 from ddlbench.oracle.setting import BYTES, Limit, Message, Outcome, Setting
 
 
@@ -87,7 +87,8 @@ def zero(framework: Knobs, setting: Setting) -> Outcome:
     if stage < 2:
         return found
     tensors = [number for block in setting.counts.blocks for number in block.parameters]
-    return replace(found, memory=replace(found.memory, gradients=4.0 * most_touched(tensors, ranks)))
+    own = replace(found.memory, gradients=4.0 * most_touched(tensors, ranks))
+    return replace(found, memory=replace(own, fullest=of_zero2(setting, own, bucket)))
 
 
 def replicas(

@@ -52,19 +52,24 @@ def sizes(blocks: Sequence[Block], samples: float) -> list[Sizes]:
 
 
 def parts(setting: Setting, samples: float, tp: int, sequence: bool = False) -> list[Sizes]:
-    """Of one of tp ranks that share every layer: a part that does not shrink and one that shrinks with tp, from what is
-    counted of the whole model and of one of two ranks."""
-    whole = sizes(setting.counts.blocks, samples)
+    """Of one of tp ranks that share every layer. Whole activations stay and shares shrink, a + b / tp: where 4 divides
+    tp, from what is counted of one of 2 and of one of 4 ranks; else counted."""
     if tp == 1:
-        return whole
+        return sizes(setting.counts.blocks, samples)
+    if tp == 2 or tp % 4:
+        return sizes(_counted(setting, tp, sequence), samples)
+    two, four = (sizes(_counted(setting, ranks, sequence), samples) for ranks in (2, 4))
+    way = 4 / tp - 1
+    return [
+        Sizes(*(small + (large - small) * way for large, small in zip(half, quarter, strict=True)))
+        for half, quarter in zip(two, four, strict=True)
+    ]
+
+
+def _counted(setting: Setting, tp: int, sequence: bool) -> Sequence[Block]:
     job = setting.job
     smoothing = job.loss.label_smoothing if isinstance(job.loss, CrossEntropy) else 0.0
-    counts = count(job.model, job.precision, setting.machine.device.type, smoothing, 2, sequence)
-    way = 2 * (1 - 1 / tp)
-    return [
-        Sizes(*(one + (two - one) * way for one, two in zip(alone, half, strict=True)))
-        for alone, half in zip(whole, sizes(counts.blocks, samples), strict=True)
-    ]
+    return count(job.model, job.precision, setting.machine.device.type, smoothing, tp, sequence).blocks
 
 
 def activations(blocks: Sequence[Sizes], checkpointed: bool, in_flight: float = 1.0) -> float:

@@ -103,3 +103,17 @@ def of_replica(setting: Setting, own: Bytes, samples: float, count: int, room: f
     during = passing(sizes(counts.blocks, samples), job.checkpoint_activations, gradients)
     room += batch(job, samples * count, samples)
     return fullest(own, during, room, updating(setting.optimizer, counts.blocks), stays)
+
+
+def of_zero2(setting: Setting, own: Memory, bucket: float) -> Memory:
+    """DeepSpeed's stage 2. own: each part at most; bucket: bytes. Gradients lie in the bucket; a full one is copied to
+    one piece, reduced, and the rank's share kept. The update takes its share in one piece."""
+    job, counts = setting.job, setting.counts
+    count, whole = job.micro_batches(setting.world), 4.0 * counts.numbers
+    samples = job.replica_batch(setting.world) / count
+    share = own.gradients if count > 1 or whole > bucket else 0.0
+    others = passing(sizes(counts.blocks, samples), job.checkpoint_activations, None).others + share
+    during = Moment(0.0, max(others, min(bucket, whole)))
+    held = Bytes(own.weights, own.gradients, own.optimizer)
+    update = whole / setting.world * (1 + UPDATE_COPIES[setting.optimizer])
+    return fullest(held, during, own.buffers + batch(job, samples * count, samples), update, in_place=False)

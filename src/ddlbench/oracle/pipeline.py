@@ -35,7 +35,7 @@ def pipedream(framework: PipeDream, setting: Setting) -> Outcome:
         else setting.job.micro_batches(framework.dp)
     )
     sizes = stage_sizes(setting, ranks, framework.balance, framework.flops_per_byte)
-    return predict(Cut("pipedream", framework.dp, 1, ranks, sizes, count, versions=True), setting)
+    return predict(Cut("pipedream", framework.dp, 1, ranks, sizes, count, versions=True, buffered=buffered), setting)
 
 
 def stage_sizes(setting: Setting, stages: int, balance: list[int] | None, flops_per_byte: float) -> tuple[int, ...]:

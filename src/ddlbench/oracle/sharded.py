@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 
 from ddlbench.errors import Unsupported
@@ -12,46 +12,14 @@ from ddlbench.frameworks.fsdp import FSDP
 from ddlbench.frameworks.shared.meta import has_batch_norm
 from ddlbench.oracle import collectives, overlap
 from ddlbench.oracle.computation import Pass
-from ddlbench.oracle.counts import Block
 from ddlbench.oracle.data import whole
-from ddlbench.oracle.memory import activations, buffers, held, memory, sizes
 from ddlbench.oracle.overlap import MiB, Sharded
-from ddlbench.oracle.peak import Beside, batch, fullest, passing, updating
-from ddlbench.oracle.setting import BYTES, Limit, Memory, Message, Outcome, Setting
+from ddlbench.oracle.setting import BYTES, Limit, Message, Outcome, Setting
+from ddlbench.oracle.shards import Calls, Scheme, memory_of
 
 # DeepSpeed's defaults, in numbers: it gathers ahead so many weights in one call (stage3_prefetch_bucket_size), and
 # keeps weights that are needed again before so many others (stage3_max_reuse_distance).
 PREFETCH, REUSE = 5e7, 1e9
-Calls = tuple[tuple[int, ...], ...]  # of blocks that share a message, by index
-
-
-@dataclass(frozen=True)
-class Scheme:
-    """weight, gradient: bytes of a number as it is gathered and reduced.
-
-    gathered: numbers of each block that are gathered; again: whether they are for the backward pass, too
-    gathers, reductions: the blocks of each message
-    always: reduced after every micro batch, not only the last; own_copy: the optimizer keeps a copy of the weights
-    host_computes: whether there is no device that computes while the host goes on
-    persistent: numbers that every rank keeps whole, which are gathered once, after the update
-    """
-
-    shards: int
-    weight: int
-    gradient: int
-    gathered: tuple[int, ...]
-    again: tuple[bool, ...]
-    gathers: Calls
-    reductions: Calls
-    always: bool
-    own_copy: bool = False
-    host_computes: bool = False
-    persistent: int = 0
-
-    @property
-    def stay(self) -> float:
-        """Bytes of gathered weights that stay from the forward to the backward pass."""
-        return self.weight * sum(number for number, again in zip(self.gathered, self.again, strict=True) if not again)
 
 
 def fsdp(framework: FSDP, setting: Setting) -> Outcome:
@@ -99,7 +67,7 @@ def zero3(framework: Knobs, setting: Setting) -> Outcome:
     scheme = Scheme(
         setting.world, weight, setting.gradient_bytes, gathered, tuple(each >= REUSE for each in later), ((0,), *ahead),
         backwards, always=True, own_copy=True, host_computes=setting.job.device.type == "cpu",
-        persistent=setting.counts.numbers - sum(gathered),
+        persistent=setting.counts.numbers - sum(gathered), bucket=bucket * 4,
     )  # fmt: skip
     return sharded(setting, scheme)
 
@@ -135,7 +103,7 @@ def sharded(setting: Setting, scheme: Scheme) -> Outcome:
     return Outcome(
         compute_s=compute + setting.computation.update(setting.counts.numbers / scheme.shards) * rate,
         messages=tuple(messages) if scheme.shards > 1 else (),
-        memory=_memory(setting, scheme, samples, count),
+        memory=memory_of(setting, scheme, samples, count),
         limits=(Limit("dp", job.global_batch, "one sample of the global batch a rank"),),
         layout={"dp": setting.world, "shards": scheme.shards},
         micro_samples=samples,
@@ -184,43 +152,6 @@ def _shares(sizes: Sequence[float], calls: Calls, seconds: Callable[[float], flo
         for index in call:
             found[index] = took * sizes[index] / total if total else 0.0
     return found
-
-
-def _memory(setting: Setting, scheme: Scheme, samples: float, count: int) -> Memory:
-    """With the gathered weights that are there at once, and what is reduced: a bucket, of FSDP the largest block."""
-    blocks, job = setting.counts.blocks, setting.job
-    own = held(setting.counts.numbers, setting, 3, scheme.shards, scheme.own_copy)
-    own = replace(own, parameters=own.parameters + scheme.persistent * scheme.weight)
-    each = sizes(blocks, samples)
-    kept = activations(each, job.checkpoint_activations)
-    largest = max(block.numbers for block in blocks)
-    reduced = BUCKET_MB * MiB if scheme.own_copy else largest * 4.0
-    room = buffers(blocks) + _gathered(scheme) * scheme.weight + reduced
-    # Between micro batches FSDP adds up whole gradients.
-    more = buffers(blocks) + batch(job, samples * count, samples) + scheme.stay
-    more += 4.0 * setting.counts.numbers if count > 1 and not scheme.always else 0.0
-    arrived = [4.0 * block.numbers / scheme.shards for block in blocks]
-    during = passing(each, job.checkpoint_activations, arrived, _beside(blocks, scheme))
-    update = updating(setting.optimizer, blocks, 1 / scheme.shards)
-    return memory(own, kept, room, fullest(own, during, more, update, in_place=False))
-
-
-def _beside(blocks: Sequence[Block], scheme: Scheme) -> Beside:
-    """Forward: a block's weights, and the message they came in until the next one's. Backward: its weights, those of
-    the block that comes next, and the gradients of the one before on their way."""
-    weights = [
-        number * float(scheme.weight) * again for number, again in zip(scheme.gathered, scheme.again, strict=True)
-    ]
-    reduced = [block.numbers * float(scheme.gradient) for block in blocks]
-    back = [now + ahead + sent for now, ahead, sent in zip(weights, [0.0, *weights], [*reduced[1:], 0.0], strict=False)]
-    return Beside([2 * weight for weight in weights], back)
-
-
-def _gathered(scheme: Scheme) -> float:
-    """Numbers of gathered weights at most: all that stay for the backward pass, and the two largest of the others."""
-    stay = sum(number for number, again in zip(scheme.gathered, scheme.again, strict=True) if not again)
-    others = sorted(number for number, again in zip(scheme.gathered, scheme.again, strict=True) if again)
-    return stay + sum(others[-2:])
 
 
 def sent(blocks: Sequence[Sharded]) -> float:
