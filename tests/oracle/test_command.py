@@ -118,6 +118,9 @@ def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     assert "framework.nothing" in error(capsys, *ddp, "cluster=abci", "framework.nothing=1")
     assert "is no option and no key=value" in error(capsys, *ddp, "cluster=abci", "--nothing")
     assert "no run in" in error(capsys, *ddp, "cluster=abci", "--from", str(tmp_path))
+    step = ("cluster=abci", "gpus=4", "--one-gpu-step-s", "1", "--one-gpu-batch", "10")
+    said = error(capsys, *ddp, *step, "train.micro_batch=4")
+    assert "a step of 10 samples is no whole number of micro batches of 4" in said
 
 
 def test_results_without_a_usable_base_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

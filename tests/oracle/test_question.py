@@ -38,3 +38,22 @@ def test_degrees_of_strategies_that_can_only_be_predicted() -> None:
     assert (question.only_here.dp, question.only_here.sp, question.words) == (2, 4, ["+model=vgg16"])
     with pytest.raises(UserError, match=r"framework.pp does not exist: spatial has framework.dp, framework.sp"):
         ask(["+model=vgg16", "+framework=spatial", "framework.pp=4"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--max-gpus", "0"], "--max-gpus=0 must be a number above 0"),
+        (["--max-memory-gib", "nan"], "--max-memory-gib=nan must be a number above 0"),
+        (["--one-gpu-batch", "8"], "--one-gpu-batch=8 is of a measured step: give --one-gpu-step-s, too"),
+        (["--from", "results", "--one-gpu-step-s", "1"], "both say what a step on one device takes"),
+        (["--one-gpu-step-s", "fast"], "invalid float value: 'fast': see python -m ddlbench.predict --help"),
+        (["+framework=spatial", "framework.sp=many"], "framework.sp=many must be a number from 1 to"),
+        (["overlap=maybe"], "overlap=maybe must be true or false"),
+    ],
+)
+def test_options_that_cannot_be_meant(words: list[str], said: str) -> None:
+    with pytest.raises(UserError) as raised:
+        ask(["+model=vgg16", *words])
+    assert said in str(raised.value)
+    assert "\n" not in str(raised.value)

@@ -23,6 +23,16 @@ class Line:
 
 
 @dataclass(frozen=True)
+class Moments:
+    """Bytes that live at some moments of a pass."""
+
+    lines: tuple[Line, ...] = ()
+
+    def most(self, samples: float) -> float:
+        return max((line.at(samples) for line in self.lines), default=0.0)
+
+
+@dataclass(frozen=True)
 class Work:
     """The operations of one direction of one block; an entry for each.
 
@@ -59,6 +69,10 @@ class Block:
     parameters: numbers in each of its tensors, a tied one in the first block that has it only
     leaving: bytes of its output for one sample; kept: bytes that autograd keeps for its backward pass
     buffers: bytes of its buffers; halo: see `spatial`
+    entering: bytes of its input for one sample, where no block before keeps it
+    ahead, back: bytes that live during its forward and backward pass, beyond its input and what was there before; with
+        the gradients of its parameters as they arrive. added: the latter where they are added to gradients that are
+        there already, which do not count
     """
 
     name: str
@@ -71,6 +85,10 @@ class Block:
     buffers: int
     exchanges: tuple[Exchange, ...]
     rows: tuple[Rows, ...]
+    entering: float = 0.0
+    ahead: Moments = Moments()
+    back: Moments = Moments()
+    added: Moments = Moments()
 
     @cached_property
     def numbers(self) -> int:

@@ -15,7 +15,9 @@ from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.oracle import collectives, overlap
 from ddlbench.oracle.computation import Pass
 from ddlbench.oracle.memory import activations, buffers, held, memory, most_touched
+from ddlbench.oracle.memory import sizes as block_sizes
 from ddlbench.oracle.overlap import Gradient, MiB
+from ddlbench.oracle.peak import of_replica, of_zero2
 from ddlbench.oracle.setting import BYTES, Limit, Message, Outcome, Setting
 
 
@@ -37,7 +39,7 @@ def ddp(framework: DDP, setting: Setting) -> Outcome:
         overlap.gradients(sizes(setting, 4), back), first, other
     )  # caps count bytes in fp32, a hook casts a full bucket
     wire = [Gradient(message.bytes_ * each / 4, message.ready) for message in messages]
-    return replicas(setting, (averaged(setting, wire, sum(back)),))
+    return replicas(setting, (averaged(setting, wire, sum(back)),), in_place=True)
 
 
 def horovod(framework: Horovod, setting: Setting) -> Outcome:
@@ -80,12 +82,13 @@ def zero(framework: Knobs, setting: Setting) -> Outcome:
         size = numbers * (2.0 if casts else 4.0)
         seconds = collectives.all_gather(size, setting.path(ranks))
         messages.append(Message("all-gather of weights", 1, size, seconds, seconds))
-    buckets = min(bucket, 4.0 * numbers) * (2 if overlaps else 1) if stage else 0.0
+    buckets = bucket * (2 if overlaps else 1) if stage else 0.0
     found = replicas(setting, tuple(messages), stage, ranks if stage else 1, own_copy=stage > 0, more_buffers=buckets)
     if stage < 2:
         return found
     tensors = [number for block in setting.counts.blocks for number in block.parameters]
-    return replace(found, memory=replace(found.memory, gradients=4.0 * most_touched(tensors, ranks)))
+    own = replace(found.memory, gradients=4.0 * most_touched(tensors, ranks))
+    return replace(found, memory=replace(own, fullest=of_zero2(setting, own, bucket)))
 
 
 def replicas(
@@ -95,20 +98,23 @@ def replicas(
     shards: int = 1,
     own_copy: bool = False,
     more_buffers: float = 0.0,
+    in_place: bool = False,
 ) -> Outcome:
-    """A whole replica on each rank. shards: ranks that share the update, from ZeRO stage 1 on."""
+    """A whole replica on each rank. shards: ranks that share the update, from ZeRO stage 1 on; in_place: gradients have
+    memory from step to step."""
     job, numbers = setting.job, setting.counts.numbers
     count = job.micro_batches(setting.world)
     samples = job.replica_batch(setting.world) / count
     blocks = setting.computation.blocks(samples)
     update = setting.computation.update(numbers / shards)
     compute = count * sum(map(whole(job.checkpoint_activations), blocks)) + update
-    kept = activations(setting.counts.blocks, samples, job.checkpoint_activations)
+    kept = activations(block_sizes(setting.counts.blocks, samples), job.checkpoint_activations)
     own = held(numbers, setting, stage, shards, own_copy)
+    room = buffers(setting.counts.blocks) + more_buffers
     return Outcome(
         compute_s=compute * setting.contention,
         messages=messages if setting.world > 1 else (),
-        memory=memory(own, kept, buffers(setting.counts.blocks) + more_buffers),
+        memory=memory(own, kept, room, of_replica(setting, own, samples, count, room, in_place)),
         limits=(Limit("dp", job.global_batch, "one sample of the global batch a rank"),),
         layout={"dp": setting.world},
         micro_samples=samples,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from ddlbench.config.schema import Config
+from ddlbench.errors import UserError
 from ddlbench.oracle import computation
 from ddlbench.oracle.calibrate import calibration, this_device
 from ddlbench.oracle.computation import Computation, Speeds
@@ -45,10 +46,16 @@ def from_roofline(config: Config, machine: Machine) -> Computation:
 def from_one_step(
     config: Config, machine: Machine, step: OneStep, basis: str = ONE_NUMBER, blocks: Computation | None = None
 ) -> Computation:
-    """blocks: measured ones, which say how the step is spread over them; None: the roofline does."""
+    """blocks: measured ones, which say how the step is spread over them; None: the roofline does. UserError where the
+    samples of the step are no whole number of micro batches."""
     train = config.train
     samples = step.samples or train.samples_per_update(1)
     micro = min(step.micro or train.micro_batch or samples, samples)
+    if samples % micro:
+        raise UserError(
+            f"a step of {samples} samples is no whole number of micro batches of {micro} (train.micro_batch): "
+            f"choose a micro batch that divides {samples}"
+        )
     if blocks is None:
         counts, speeds = counts_of(config, machine), speeds_of(config, machine)
         blocks = computation.proportions(counts, speeds, config.recipe.optimizer.name)

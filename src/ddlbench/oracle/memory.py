@@ -7,12 +7,15 @@ model. Not counted: what the device's context and its communication library take
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from ddlbench.measure.memory_formula import Bytes, data_parallel, in_fp32
+from ddlbench.oracle.counting import count
 from ddlbench.oracle.counts import Block
 from ddlbench.oracle.setting import Memory, Setting
+from ddlbench.recipe.losses import CrossEntropy
 
 
 def held(
@@ -23,26 +26,58 @@ def held(
     return found if gradients else Bytes(found.parameters, 0.0, found.optimizer)
 
 
-def activations(
-    blocks: Sequence[Block], samples: float, checkpointed: bool, in_flight: float = 1.0, tp: int = 1
-) -> float:
+class Sizes(NamedTuple):
+    """Bytes of one block for one micro batch on one rank, as `Block` explains them."""
+
+    entering: float
+    leaving: float
+    kept: float
+    ahead: float
+    back: float
+    added: float
+
+
+def sizes(blocks: Sequence[Block], samples: float) -> list[Sizes]:
+    return [
+        Sizes(
+            block.entering * samples,
+            block.leaving * samples,
+            max(0.0, block.kept.at(samples)),
+            block.ahead.most(samples),
+            block.back.most(samples),
+            block.added.most(samples),
+        )
+        for block in blocks
+    ]
+
+
+def parts(setting: Setting, samples: float, tp: int, sequence: bool = False) -> list[Sizes]:
+    """Of one of tp ranks that share every layer. Whole activations stay and shares shrink, a + b / tp: where 4 divides
+    tp, from what is counted of one of 2 and of one of 4 ranks; else counted."""
+    if tp == 1:
+        return sizes(setting.counts.blocks, samples)
+    if tp == 2 or tp % 4:
+        return sizes(_counted(setting, tp, sequence), samples)
+    two, four = (sizes(_counted(setting, ranks, sequence), samples) for ranks in (2, 4))
+    way = 4 / tp - 1
+    return [
+        Sizes(*(small + (large - small) * way for large, small in zip(half, quarter, strict=True)))
+        for half, quarter in zip(two, four, strict=True)
+    ]
+
+
+def _counted(setting: Setting, tp: int, sequence: bool) -> Sequence[Block]:
+    job = setting.job
+    smoothing = job.loss.label_smoothing if isinstance(job.loss, CrossEntropy) else 0.0
+    return count(job.model, job.precision, setting.machine.device.type, smoothing, tp, sequence).blocks
+
+
+def activations(blocks: Sequence[Sizes], checkpointed: bool, in_flight: float = 1.0) -> float:
     """Kept for the backward passes of so many micro batches. checkpointed: the inputs of blocks alone, and the block
     that is computed again (Chen et al. 2016)."""
-    kept = [_kept(block, samples, tp) for block in blocks]
     if not checkpointed:
-        return in_flight * sum(kept)
-    inputs = sum(block.leaving * samples for block in blocks[:-1])
-    return in_flight * inputs + max(kept)
-
-
-def _kept(block: Block, samples: float, tp: int) -> float:
-    """What is shared is kept in parts: in proportion to the bytes that the shared operations move."""
-    whole = max(0.0, block.kept.at(samples))
-    if tp == 1:
-        return whole
-    moved = block.forward.bytes_at(samples)
-    shared = float(moved[block.forward.shared].sum() / moved.sum()) if moved.sum() else 0.0
-    return whole * (1 - shared + shared / tp)
+        return in_flight * sum(block.kept for block in blocks)
+    return in_flight * sum(block.leaving for block in blocks[:-1]) + max(block.kept for block in blocks)
 
 
 def buffers(blocks: Sequence[Block]) -> float:
@@ -59,5 +94,5 @@ def most_touched(sizes: Sequence[int], ranks: int) -> int:
     return int((ends[last] - starts[first]).max())
 
 
-def memory(of: Bytes, activations_: float, buffers_: float) -> Memory:
-    return Memory(of.parameters, of.gradients, of.optimizer, activations_, buffers_)
+def memory(of: Bytes, activations_: float, buffers_: float, fullest: Memory | None = None) -> Memory:
+    return Memory(of.parameters, of.gradients, of.optimizer, activations_, buffers_, fullest)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
-from itertools import accumulate, pairwise
 from math import ceil
 
 from ddlbench.frameworks.pipeline.adapter import Pipeline
@@ -13,29 +12,10 @@ from ddlbench.frameworks.pipeline.pipedream import PipeDream
 from ddlbench.frameworks.pipeline.schedules import micro_batch_count, pipeline_ranks
 from ddlbench.frameworks.pipeline.stages import balanced
 from ddlbench.oracle import collectives, schedule
-from ddlbench.oracle.counts import Block
-from ddlbench.oracle.memory import activations, buffers, held
+from ddlbench.oracle.cut import Cut, memory, of_ranks, rank_numbers
 from ddlbench.oracle.schedule import Stages
-from ddlbench.oracle.setting import Limit, Memory, Message, Outcome, Setting
-from ddlbench.oracle.tensor import Traffic, batch_message, limit, own_numbers, traffic
-
-
-@dataclass(frozen=True)
-class Cut:
-    """dp x tp x pp ranks; sizes: blocks of each stage; count: micro batches; shards: replicas that share the update."""
-
-    schedule: str
-    dp: int
-    tp: int
-    pp: int
-    sizes: tuple[int, ...]
-    count: int
-    sharded: bool = False
-    versions: bool = False  # of the weights, while minibatches are in flight
-
-    def spans(self) -> list[tuple[int, int]]:
-        """First and last block + 1 of each stage."""
-        return list(pairwise([0, *accumulate(self.sizes)]))
+from ddlbench.oracle.setting import Limit, Message, Outcome, Setting
+from ddlbench.oracle.tensor import Traffic, batch_message, limit, traffic
 
 
 def pipeline(framework: Pipeline, setting: Setting) -> Outcome:
@@ -55,7 +35,7 @@ def pipedream(framework: PipeDream, setting: Setting) -> Outcome:
         else setting.job.micro_batches(framework.dp)
     )
     sizes = stage_sizes(setting, ranks, framework.balance, framework.flops_per_byte)
-    return predict(Cut("pipedream", framework.dp, 1, ranks, sizes, count, versions=True), setting)
+    return predict(Cut("pipedream", framework.dp, 1, ranks, sizes, count, versions=True, buffered=buffered), setting)
 
 
 def stage_sizes(setting: Setting, stages: int, balance: list[int] | None, flops_per_byte: float) -> tuple[int, ...]:
@@ -81,12 +61,12 @@ def predict(cut: Cut, setting: Setting) -> Outcome:
     sent = _stages(cut, setting, samples, found, sends=True)
     spans = [_time(cut, each, setting)[0] for each in (alone, shared, sent)]
     busy = _time(cut, alone, setting)[1]
-    update, numbers = _update(cut, setting), _numbers(cut, setting)
+    update, numbers = _update(cut, setting), rank_numbers(cut, setting)
     messages = [*_within(cut, setting, samples, found, spans), *_reduction(cut, setting, numbers)]
     return Outcome(
         compute_s=(busy + update),
         messages=tuple(messages),
-        memory=_memory(cut, setting, samples),
+        memory=memory(cut, setting, samples),
         limits=_limits(cut, setting),
         bubble_s=max(0.0, spans[0] - busy),
         layout={"dp": cut.dp, "tp": cut.tp, "pp": cut.pp},
@@ -127,37 +107,23 @@ def _time(cut: Cut, stages: Stages, setting: Setting) -> tuple[float, float]:
     machine, beside = setting.machine, cut.dp * cut.tp
     node, world = machine.per_node(setting.world), setting.world
     if cut.schedule == "pipedream":
-        busy = cut.count * max(_of_ranks(stages.busy, cut.pp))
+        busy = cut.count * max(of_ranks(stages.busy, cut.pp))
         if machine.cores is not None:
             together = cut.count * sum(stages.busy) / cut.pp * machine.shared_cores(node)
             busy = max(busy * machine.shared_cores(min(beside, node)), together)
         return max(busy, cut.count * 2 * max(stages.send)), busy
     if machine.cores is None:
         took = schedule.seconds(cut.schedule, stages, cut.pp, cut.count)
-        return took, cut.count * max(_of_ranks(stages.busy, cut.pp))
+        return took, cut.count * max(of_ranks(stages.busy, cut.pp))
     took, each = schedule.simulate_shared(
         cut.schedule, stages, cut.pp, cut.count, lambda busy: machine.shared_cores(ceil(busy * beside * node / world))
     )
     return took, max(each)
 
 
-def _of_ranks(stages: Sequence[float], ranks: int) -> list[float]:
-    return [sum(stages[rank::ranks]) for rank in range(ranks)]
-
-
-def _numbers(cut: Cut, setting: Setting) -> list[float]:
-    """Parameters of each rank of a pipeline. A tied head has a copy of its own where it is on another rank."""
-    blocks = setting.counts.blocks
-    stages = [sum(own_numbers(block, cut.tp) for block in blocks[first:last]) for first, last in cut.spans()]
-    ranks = _of_ranks(stages, cut.pp)
-    if cut.pp > 1:
-        ranks[-1] += setting.counts.tied / cut.tp
-    return ranks
-
-
 def _update(cut: Cut, setting: Setting) -> float:
     shards = cut.dp if cut.sharded else 1
-    return setting.computation.update(max(_numbers(cut, setting)) / shards) * setting.contention
+    return setting.computation.update(max(rank_numbers(cut, setting)) / shards) * setting.contention
 
 
 def _within(
@@ -207,28 +173,6 @@ def _reduction(cut: Cut, setting: Setting, numbers: Sequence[float]) -> list[Mes
         seconds = setting.all_reduce(size, 2, cut.dp * cut.tp * (cut.pp - 1))
         messages.append(Message("all-reduce of the tied embedding", 1, size, seconds, seconds))
     return messages
-
-
-def _memory(cut: Cut, setting: Setting, samples: float) -> Memory:
-    """Of the fullest rank of a pipeline."""
-    own, numbers = setting.counts.blocks, _numbers(cut, setting)
-    stages = [own[first:last] for first, last in cut.spans()]
-    ranks = [_rank_memory(cut, setting, stages, rank, numbers[rank], samples) for rank in range(cut.pp)]
-    return max(ranks, key=lambda memory: memory.total)
-
-
-def _rank_memory(
-    cut: Cut, setting: Setting, stages: Sequence[Sequence[Block]], rank: int, numbers: float, samples: float
-) -> Memory:
-    kept, again = 0.0, setting.job.checkpoint_activations
-    for stage in range(rank, len(stages), cut.pp):
-        flying = schedule.in_flight(cut.schedule, stage, cut.pp, len(stages), cut.count)
-        kept += activations(stages[stage], samples, again, flying, cut.tp)
-    of = held(numbers, setting, 2 if cut.sharded else 0, cut.dp if cut.sharded else 1)
-    more = [block for stage in range(rank, len(stages), cut.pp) for block in stages[stage]]
-    versions = -(-(cut.pp - 1 - rank) // cut.count) if cut.versions else 0
-    room = buffers(more) + versions * of.parameters
-    return Memory(of.parameters, of.gradients, of.optimizer, kept, room)
 
 
 def _limits(cut: Cut, setting: Setting) -> tuple[Limit, ...]:

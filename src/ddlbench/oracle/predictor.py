@@ -156,7 +156,7 @@ def _filled(row: Prediction, outcome: Outcome, setting: Setting, known: Known) -
         epoch_s=None if not steps else steps * step,
         samples_per_s=job.global_batch / step,
         memory_bytes=outcome.memory.total,
-        memory=asdict(outcome.memory),
+        memory=outcome.memory.parts,
         fits=fits,
         reason=reason(row.gpus, outcome, step, wait, capacity),
         layout=outcome.layout,

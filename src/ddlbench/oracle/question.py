@@ -20,6 +20,9 @@ CALIBRATE = (
 )
 LARGEST_WORLD = 2**20
 EXAMPLE = "gpus=[4,8,16] or gpus=[4,8,...,1024]"
+ABOVE_0 = (
+    "one_gpu_step_s", "one_gpu_batch", "samples_per_epoch", "loader_samples_per_s", "max_gpus", "max_memory_gib"
+)  # fmt: skip
 ONLY_HERE = {"spatial": Spatial, "channel": Channel}  # +framework=NAME for strategies that cannot be run
 
 
@@ -78,10 +81,7 @@ def ask(arguments: Sequence[str]) -> Question:
     for word in words:
         if word.startswith("-") or "=" not in word:
             raise UserError(f"{word} is no option and no key=value: see python -m ddlbench.predict --help")
-    for name in ("one_gpu_step_s", "one_gpu_batch", "samples_per_epoch", "loader_samples_per_s", "max_memory_gib"):
-        value = getattr(options, name)
-        if value is not None and not 0 < value < float("inf"):
-            raise UserError(f"--{name.replace('_', '-')}={value} must be a number above 0")
+    _check(options)
     given = dict(word.split("=", 1) for word in words)
     own = ("cluster", "gpus", "+framework", "overlap", *(f"framework.{key}" for key in ("sp",)))
     question = Question(
@@ -98,6 +98,20 @@ def ask(arguments: Sequence[str]) -> Question:
     return question
 
 
+def _check(options: argparse.Namespace) -> None:
+    for name in ABOVE_0:
+        value = getattr(options, name)
+        if value is not None and not 0 < value < float("inf"):
+            raise UserError(f"--{name.replace('_', '-')}={value} must be a number above 0")
+    if options.one_gpu_batch is not None and options.one_gpu_step_s is None:
+        raise UserError(f"--one-gpu-batch={options.one_gpu_batch} is of a measured step: give --one-gpu-step-s, too")
+    if options.one_gpu_step_s is not None and options.results is not None:
+        raise UserError(
+            f"--from {options.results} and --one-gpu-step-s={options.one_gpu_step_s:g} both say what a step on one "
+            "device takes: give one of them"
+        )
+
+
 def _only_here(question: Question, given: dict[str, str]) -> Any:
     """The strategy with its degrees; their words are no keys of any framework."""
     cls = ONLY_HERE[str(question.framework)]
@@ -107,8 +121,14 @@ def _only_here(question: Question, given: dict[str, str]) -> Any:
     for key in sorted(keys - known):
         raise UserError(f"{key} does not exist: {question.framework} has {', '.join(sorted(known))}")
     question.words = [word for word in question.words if not word.startswith("framework.")]
-    degrees = {key.partition(".")[2]: numbers(given[key])[0] for key in keys}
+    degrees = {key.partition(".")[2]: _degree(key, given[key]) for key in keys}
     return cls(**cast(Any, degrees))
+
+
+def _degree(key: str, text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= LARGEST_WORLD:
+        raise UserError(f"{key}={text} must be a number from 1 to {LARGEST_WORLD}")
+    return int(text)
 
 
 def _switch(text: str | None) -> bool | None:

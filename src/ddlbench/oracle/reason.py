@@ -31,7 +31,7 @@ def reason(gpus: int, outcome: Outcome, step_s: float, wait_s: float | None, cap
 
 
 def _too_large(memory: Memory, capacity: float) -> str:
-    parts = {name: float(value) for name, value in vars(memory).items()}
+    parts = memory.parts
     part = max(parts, key=lambda name: parts[name])
     return (
         f"does not fit: it needs {memory.total / GIB:.1f} GiB of {capacity / GIB:.1f} GiB, of which {part} "

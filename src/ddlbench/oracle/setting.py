@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from ddlbench.job import Job
 from ddlbench.oracle import collectives
@@ -71,17 +71,28 @@ class Message:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of the rank that holds most."""
+    """Bytes of the rank that holds most: each part at most.
+
+    fullest: the parts at the moment at which most is there altogether, temporary results among the activations; None:
+    nothing is known of when each part is there, and all of them are taken to be there at once
+    """
 
     weights: float
     gradients: float
     optimizer: float
     activations: float
     buffers: float
+    fullest: Memory | None = None
+
+    @property
+    def parts(self) -> dict[str, float]:
+        """At the fullest moment."""
+        found = self.fullest or self
+        return {field.name: getattr(found, field.name) for field in fields(found) if field.name != "fullest"}
 
     @property
     def total(self) -> float:
-        return self.weights + self.gradients + self.optimizer + self.activations + self.buffers
+        return sum(self.parts.values())
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import accumulate
 
 from ddlbench.errors import Unsupported
@@ -13,38 +13,13 @@ from ddlbench.frameworks.shared.meta import has_batch_norm
 from ddlbench.oracle import collectives, overlap
 from ddlbench.oracle.computation import Pass
 from ddlbench.oracle.data import whole
-from ddlbench.oracle.memory import activations, buffers, held, memory
 from ddlbench.oracle.overlap import MiB, Sharded
-from ddlbench.oracle.setting import BYTES, Limit, Memory, Message, Outcome, Setting
+from ddlbench.oracle.setting import BYTES, Limit, Message, Outcome, Setting
+from ddlbench.oracle.shards import Calls, Scheme, memory_of
 
 # DeepSpeed's defaults, in numbers: it gathers ahead so many weights in one call (stage3_prefetch_bucket_size), and
 # keeps weights that are needed again before so many others (stage3_max_reuse_distance).
 PREFETCH, REUSE = 5e7, 1e9
-Calls = tuple[tuple[int, ...], ...]  # of blocks that share a message, by index
-
-
-@dataclass(frozen=True)
-class Scheme:
-    """weight, gradient: bytes of a number as it is gathered and reduced.
-
-    gathered: numbers of each block that are gathered; again: whether they are for the backward pass, too
-    gathers, reductions: the blocks of each message
-    always: reduced after every micro batch, not only the last; own_copy: the optimizer keeps a copy of the weights
-    host_computes: whether there is no device that computes while the host goes on
-    persistent: numbers that every rank keeps whole, which are gathered once, after the update
-    """
-
-    shards: int
-    weight: int
-    gradient: int
-    gathered: tuple[int, ...]
-    again: tuple[bool, ...]
-    gathers: Calls
-    reductions: Calls
-    always: bool
-    own_copy: bool = False
-    host_computes: bool = False
-    persistent: int = 0
 
 
 def fsdp(framework: FSDP, setting: Setting) -> Outcome:
@@ -92,7 +67,7 @@ def zero3(framework: Knobs, setting: Setting) -> Outcome:
     scheme = Scheme(
         setting.world, weight, setting.gradient_bytes, gathered, tuple(each >= REUSE for each in later), ((0,), *ahead),
         backwards, always=True, own_copy=True, host_computes=setting.job.device.type == "cpu",
-        persistent=setting.counts.numbers - sum(gathered),
+        persistent=setting.counts.numbers - sum(gathered), bucket=bucket * 4,
     )  # fmt: skip
     return sharded(setting, scheme)
 
@@ -128,7 +103,7 @@ def sharded(setting: Setting, scheme: Scheme) -> Outcome:
     return Outcome(
         compute_s=compute + setting.computation.update(setting.counts.numbers / scheme.shards) * rate,
         messages=tuple(messages) if scheme.shards > 1 else (),
-        memory=_memory(setting, scheme, samples),
+        memory=memory_of(setting, scheme, samples, count),
         limits=(Limit("dp", job.global_batch, "one sample of the global batch a rank"),),
         layout={"dp": setting.world, "shards": scheme.shards},
         micro_samples=samples,
@@ -177,24 +152,6 @@ def _shares(sizes: Sequence[float], calls: Calls, seconds: Callable[[float], flo
         for index in call:
             found[index] = took * sizes[index] / total if total else 0.0
     return found
-
-
-def _memory(setting: Setting, scheme: Scheme, samples: float) -> Memory:
-    """With the gathered weights that are there at once, and what is reduced: a bucket, of FSDP the largest block."""
-    blocks = setting.counts.blocks
-    own = held(setting.counts.numbers, setting, 3, scheme.shards, scheme.own_copy)
-    own = replace(own, parameters=own.parameters + scheme.persistent * scheme.weight)
-    kept = activations(blocks, samples, setting.job.checkpoint_activations)
-    largest = max(block.numbers for block in blocks)
-    reduced = min(BUCKET_MB * MiB, 4.0 * setting.counts.numbers) if scheme.own_copy else largest * 4.0
-    return memory(own, kept, buffers(blocks) + _gathered(scheme) * scheme.weight + reduced)
-
-
-def _gathered(scheme: Scheme) -> float:
-    """Numbers of gathered weights at most: all that stay for the backward pass, and the two largest of the others."""
-    stay = sum(number for number, again in zip(scheme.gathered, scheme.again, strict=True) if not again)
-    others = sorted(number for number, again in zip(scheme.gathered, scheme.again, strict=True) if again)
-    return stay + sum(others[-2:])
 
 
 def sent(blocks: Sequence[Sharded]) -> float:

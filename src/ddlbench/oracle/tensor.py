@@ -17,6 +17,8 @@ from ddlbench.oracle.collectives import Path
 from ddlbench.oracle.counts import Block, Exchange
 from ddlbench.oracle.data import averaged, backward, whole
 from ddlbench.oracle.memory import activations, buffers, held, memory
+from ddlbench.oracle.memory import parts as own_sizes
+from ddlbench.oracle.peak import arriving, batch, fullest, passing, updating
 from ddlbench.oracle.setting import Limit, Message, Outcome, Setting
 
 SUMMED_AHEAD, SUMMED_BACK, GATHERED = ("row", "vocab"), ("column", "qkv", "filter", "logits"), ("norm", "channels")
@@ -70,11 +72,21 @@ def parts(setting: Setting, dp: int, tp: int, sequence: bool, by_channels: bool)
         back = backward(setting, dp, tp)
         sent = overlap.buckets(overlap.gradients(sizes, back))
         messages.append(averaged(setting, sent, sum(back), ranks=dp, stride=tp))
-    kept = activations(blocks, samples, job.checkpoint_activations, tp=tp)
+    each = own_sizes(setting, samples, tp, sequence)
+    kept = activations(each, job.checkpoint_activations)
+    own = held(numbers, setting)
+    stays = dp > 1 or count > 1
+    gradients = (
+        None if stays else arriving(blocks, setting.counts.tied / tp, [own_numbers(block, tp) for block in blocks])
+    )
+    during = passing(each, job.checkpoint_activations, gradients)
+    room = buffers(blocks) + batch(job, samples * count, samples)
     return Outcome(
         compute_s=(count * sum(map(whole(job.checkpoint_activations), passes)) + update) * rate,
         messages=tuple(messages),
-        memory=memory(held(numbers, setting), kept, buffers(blocks)),
+        memory=memory(
+            own, kept, buffers(blocks), fullest(own, during, room, updating(setting.optimizer, blocks, 1 / tp), stays)
+        ),
         limits=(limit(setting, by_channels), Limit("dp", job.global_batch, "one sample of the global batch a replica")),
         layout={"dp": dp, "tp": tp},
         micro_samples=samples,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -152,15 +153,16 @@ def _size(tensor: Tensor) -> int:
 
 
 @contextmanager
-def kept_bytes(known: dict[int, object]) -> Generator[list[float]]:
-    """Bytes of the storages that autograd keeps, each once, and not those of `known`, to which they are added: what one
-    block keeps and the next one, too, counts for the first."""
+def kept_bytes(known: set[int]) -> Generator[list[float]]:
+    """Bytes of the storages that autograd keeps, each once, and not those of `known`, where they stay for as long as
+    they live: what one block keeps and the next one, too, counts for the first."""
     total = [0.0]
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        if identity(tensor) not in known:
-            known[identity(tensor)] = tensor
+        if (key := identity(tensor)) not in known:
+            known.add(key)
+            weakref.finalize(storage, known.discard, key)
             total[0] += storage.nbytes()
         return tensor
 

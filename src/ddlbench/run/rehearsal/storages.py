@@ -33,8 +33,11 @@ def parameters(trainer: Trainer) -> list[Any]:
 
 
 def updated(trainer: Trainer) -> list[Any]:
-    """What the optimizer updates: the model's parameters, or copies of its own."""
-    return [each for group in trainer.optimizer.param_groups for each in group["params"]]
+    """What the optimizer updates: the model's parameters, or copies of its own, which DeepSpeed's stage 3 shows it only
+    during the update."""
+    plain: Any = trainer
+    copies = getattr(plain.engine.optimizer, "fp32_partitioned_groups_flat", []) if hasattr(plain, "engine") else []
+    return [*(each for group in trainer.optimizer.param_groups for each in group["params"]), *copies]
 
 
 def gradients(trainer: Trainer) -> list[Any]:

@@ -1,0 +1,70 @@
+"""How many bytes live while one block runs forward and backward under fake tensors, after each of its operations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ddlbench.run.rehearsal.alive import Alive
+from ddlbench.run.rehearsal.observed import identity, size, tensors, unknown
+
+
+@dataclass(frozen=True)
+class Passes:
+    """Bytes after each operation: of the forward pass; of the backward pass with the gradients of parameters as they
+    arrive; and of one whose gradients are added to others that do not count."""
+
+    ahead: list[float] = field(default_factory=list[float])
+    back: list[float] = field(default_factory=list[float])
+    added: list[float] = field(default_factory=list[float])
+
+
+class Living(TorchDispatchMode):
+    """Bytes of storages from the operation that makes them to their end, within one block."""
+
+    def __init__(self, given: Iterable[Tensor]) -> None:
+        """given: weights, the block's input and what else does not count"""
+        super().__init__()
+        self.alive = Alive(torch.device("cpu"))
+        for tensor in given:
+            self.alive.made(tensor)
+        self.start = self.alive.bytes_
+        self.after = list[float]()
+        self.made_at = dict[int, int]()  # storage -> operation
+        self.turned, self.idle = 0, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            out = func(*args, **(kwargs or {}))
+        except DataDependentOutputException:
+            if func is not torch.ops.aten._local_scalar_dense.default:
+                raise
+            return unknown(args[0].dtype)  # ranks that share layers draw their seeds
+        for tensor in tensors(out):
+            if identity(tensor) not in self.alive.sizes:
+                self.made_at[identity(tensor)] = len(self.after)
+            self.alive.made(tensor)
+        self.after.append(float(self.alive.bytes_ - self.start))
+        return out
+
+    def turn(self, output: Tensor, kept: set[int]) -> None:
+        """The backward pass begins. An output that the block itself does not keep has been freed by then."""
+        self.turned = len(self.after)
+        self.idle = 0 if identity(output) in kept else size(output)
+
+    def passes(self, gradients: Iterable[Tensor | None]) -> Passes:
+        """gradients: of the block's parameters. One that an operation makes lives until the next where it is added."""
+        back = [each - self.idle for each in self.after[self.turned :]]
+        added = list(back)
+        for gradient in gradients:
+            if gradient is not None:
+                made = self.made_at[identity(gradient)] - self.turned
+                for index in range(made + 1, len(added)):
+                    added[index] -= size(gradient)
+        return Passes(self.after[: self.turned], back, added)

@@ -1,0 +1,119 @@
+"""The fullest moment of a step: bytes that live at once on a rank, with temporary results.
+
+Gradients arrive block by block while kept activations are freed, so the most of each part is not there at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import NamedTuple
+
+from ddlbench.job import Job
+from ddlbench.measure.memory_formula import Bytes
+from ddlbench.oracle.counts import Block
+from ddlbench.oracle.memory import Sizes, sizes
+from ddlbench.oracle.setting import Memory, Setting
+
+# Copies of a tensor that an update makes for a moment, tensor by tensor: what weight decay is added to; the square root
+# and its quotient of Adam.
+UPDATE_COPIES = {"sgd": 1, "adam": 2, "adamw": 2, "lars": 2, "lamb": 3}
+
+
+class Moment(NamedTuple):
+    """Bytes: of gradients of whole blocks, and of all else that lives during the passes."""
+
+    gradients: float
+    others: float
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Bytes that a library has for a block while it runs, in each of the two passes."""
+
+    ahead: Sequence[float]
+    back: Sequence[float]
+
+
+def passing(
+    blocks: Sequence[Sizes], checkpointed: bool, gradients: Sequence[float] | None, beside: Beside | None = None
+) -> Moment:
+    """The fullest moment of one micro batch's passes, beyond what lives from step to step.
+
+    gradients: bytes of each block's, which stay once they are there; None: they are added to some from before
+    """
+    found, before = Moment(0.0, 0.0), 0.0
+    arrived = sum(gradients or ())
+    for index, block in enumerate(blocks):
+        arrived -= gradients[index] if gradients else 0.0
+        ahead, back = block.ahead, block.back if gradients else block.added
+        entering = block.entering
+        if checkpointed:  # every block keeps its input, and runs again while the gradient of its output is there
+            before += entering if index == 0 else blocks[index - 1].leaving
+            back = max(back, ahead + block.leaving * (index < len(blocks) - 1))
+            entering = 0.0
+        ahead, back = ahead + before + entering, back + before + entering
+        if beside is not None:
+            ahead, back = ahead + beside.ahead[index], back + beside.back[index]
+        found = max(found, Moment(0.0, ahead), Moment(arrived, back), key=sum)
+        if not checkpointed:
+            before += block.kept
+    return found
+
+
+def arriving(blocks: Sequence[Block], tied: float, parts: Sequence[float] | None = None) -> list[float]:
+    """Bytes of each block's gradients in fp32. The gradient of a tied parameter is there from the last block on."""
+    numbers = list(parts) if parts is not None else [float(block.numbers) for block in blocks]
+    if tied:
+        numbers[0], numbers[-1] = numbers[0] - tied, numbers[-1] + tied
+    return [4.0 * number for number in numbers]
+
+
+def updating(optimizer: str, blocks: Sequence[Block], part: float = 1.0) -> float:
+    """Temporary results of the update, tensor by tensor. part: of each tensor, on this rank."""
+    largest = max((number for block in blocks for number in block.parameters), default=0)
+    return 4.0 * UPDATE_COPIES[optimizer] * largest * part
+
+
+def batch(job: Job, samples: float, micro: float) -> float:
+    """Bytes of a replica's batch: images in fp32 or tokens in int64, targets, a byte that says which are scored. The
+    first block keeps the inputs of a micro batch: those count as its own."""
+    numbers = prod(job.model.input_shape())
+    text = job.model.kind == "text"
+    inputs = numbers * (8.0 if text else 4.0)
+    targets = 8.0 * (numbers if text else 1)
+    return samples * (inputs + targets + 1) - micro * inputs
+
+
+def fullest(own: Bytes, during: Moment, room: float, update: float, in_place: bool) -> Memory:
+    """The parts at the fullest moment: in the passes or in the update. during: `passing`; room: other bytes that stay;
+    in_place: whole gradients are there from the start."""
+    gradients = own.gradients if in_place else during.gradients
+    if own.gradients + update > gradients + during.others:
+        gradients, during = own.gradients, Moment(0.0, update)
+    return Memory(own.parameters, gradients, own.optimizer, during.others, room)
+
+
+def of_replica(setting: Setting, own: Bytes, samples: float, count: int, room: float, in_place: bool) -> Memory:
+    """A whole replica. in_place: the library keeps memory for gradients from step to step."""
+    job, counts = setting.job, setting.counts
+    stays = in_place or count > 1
+    gradients = None if stays else arriving(counts.blocks, counts.tied)
+    during = passing(sizes(counts.blocks, samples), job.checkpoint_activations, gradients)
+    room += batch(job, samples * count, samples)
+    return fullest(own, during, room, updating(setting.optimizer, counts.blocks), stays)
+
+
+def of_zero2(setting: Setting, own: Memory, bucket: float) -> Memory:
+    """DeepSpeed's stage 2. own: each part at most; bucket: bytes. Gradients lie in the bucket; a full one is copied to
+    one piece, reduced, and the rank's share kept. The update takes its share in one piece."""
+    job, counts = setting.job, setting.counts
+    count, whole = job.micro_batches(setting.world), 4.0 * counts.numbers
+    samples = job.replica_batch(setting.world) / count
+    share = own.gradients if count > 1 or whole > bucket else 0.0
+    others = passing(sizes(counts.blocks, samples), job.checkpoint_activations, None).others + share
+    during = Moment(0.0, max(others, min(bucket, whole)))
+    held = Bytes(own.weights, own.gradients, own.optimizer)
+    update = whole / setting.world * (1 + UPDATE_COPIES[setting.optimizer])
+    return fullest(held, during, own.buffers + batch(job, samples * count, samples), update, in_place=False)

@@ -1,0 +1,103 @@
+"""Weights in shards: who gathers and reduces what, and the memory that it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ddlbench.frameworks.deepspeed.knobs import BUCKET_MB
+from ddlbench.measure.memory_formula import Bytes
+from ddlbench.oracle.counts import Block
+from ddlbench.oracle.memory import Sizes, activations, buffers, held, memory, sizes
+from ddlbench.oracle.overlap import MiB
+from ddlbench.oracle.peak import UPDATE_COPIES, Beside, Moment, batch, fullest, passing, updating
+from ddlbench.oracle.setting import Memory, Setting
+
+Calls = tuple[tuple[int, ...], ...]  # of blocks that share a message, by index
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """weight, gradient: bytes of a number as it is gathered and reduced.
+
+    gathered: numbers of each block that are gathered; again: whether they are for the backward pass, too
+    gathers, reductions: the blocks of each message
+    always: reduced after every micro batch, not only the last; own_copy: the optimizer keeps a copy of the weights
+    host_computes: whether there is no device that computes while the host goes on
+    persistent: numbers that every rank keeps whole, which are gathered once, after the update
+    bucket: bytes in which gradients are reduced, kept from step to step
+    """
+
+    shards: int
+    weight: int
+    gradient: int
+    gathered: tuple[int, ...]
+    again: tuple[bool, ...]
+    gathers: Calls
+    reductions: Calls
+    always: bool
+    own_copy: bool = False
+    host_computes: bool = False
+    persistent: int = 0
+    bucket: float = 0.0
+
+    @property
+    def stay(self) -> float:
+        """Bytes of gathered weights that stay from the forward to the backward pass."""
+        return self.weight * sum(number for number, again in zip(self.gathered, self.again, strict=True) if not again)
+
+
+def memory_of(setting: Setting, scheme: Scheme, samples: float, count: int) -> Memory:
+    """With the gathered weights that are there at once, and what is reduced: a bucket, of FSDP the largest block."""
+    blocks, job = setting.counts.blocks, setting.job
+    own = held(setting.counts.numbers, setting, 3, scheme.shards, scheme.own_copy)
+    own = replace(own, parameters=own.parameters + scheme.persistent * scheme.weight)
+    each = sizes(blocks, samples)
+    if scheme.weight == 2:  # gathered in two bytes: autograd keeps no cast copies of them
+        each = [_without(one, 2.0 * block.numbers) for one, block in zip(each, blocks, strict=True)]
+    kept = activations(each, job.checkpoint_activations)
+    largest = max(block.numbers for block in blocks)
+    reduced = BUCKET_MB * MiB if scheme.own_copy else largest * 4.0
+    room = buffers(blocks) + _gathered(scheme) * scheme.weight + reduced
+    more = buffers(blocks) + batch(job, samples * count, samples) + scheme.stay
+    if scheme.own_copy:
+        return memory(own, kept, room, _deepspeed(setting, scheme, own, each, more))
+    # Between micro batches FSDP adds up whole gradients.
+    more += 4.0 * setting.counts.numbers if count > 1 else 0.0
+    arrived = [4.0 * block.numbers / scheme.shards for block in blocks]
+    during = passing(each, job.checkpoint_activations, arrived, _beside(blocks, scheme))
+    update = updating(setting.optimizer, blocks, 1 / scheme.shards)
+    return memory(own, kept, room, fullest(own, during, more, update, in_place=False))
+
+
+def _without(block: Sizes, bytes_: float) -> Sizes:
+    kept, ahead, back, added = (max(0.0, each - bytes_) for each in (block.kept, block.ahead, block.back, block.added))
+    return block._replace(kept=kept, ahead=ahead, back=back, added=added)
+
+
+def _deepspeed(setting: Setting, scheme: Scheme, own: Bytes, each: Sequence[Sizes], more: float) -> Memory:
+    """It has memory for its share of the gradients and for a bucket from step to step. A message is gathered into one
+    piece and copied from there into the weights. The update is of all shards at once, with a copy of the gradients."""
+    largest = max(sum(scheme.gathered[index] for index in call) for call in scheme.gathers) * float(scheme.weight)
+    during = passing(each, setting.job.checkpoint_activations, None)
+    during = Moment(0.0, max(during.others, largest))
+    update = own.gradients * (1 + UPDATE_COPIES[setting.optimizer])
+    return fullest(own, during, more + scheme.bucket, update, in_place=True)
+
+
+def _beside(blocks: Sequence[Block], scheme: Scheme) -> Beside:
+    """Forward: a block's weights, and the message they came in until the next one's. Backward: its weights, those of
+    the block that comes next, and the gradients of the one before on their way."""
+    weights = [
+        number * float(scheme.weight) * again for number, again in zip(scheme.gathered, scheme.again, strict=True)
+    ]
+    reduced = [block.numbers * float(scheme.gradient) for block in blocks]
+    back = [now + ahead + sent for now, ahead, sent in zip(weights, [0.0, *weights], [*reduced[1:], 0.0], strict=False)]
+    return Beside([2 * weight for weight in weights], back)
+
+
+def _gathered(scheme: Scheme) -> float:
+    """Numbers of gathered weights at most: all that stay for the backward pass, and the two largest of the others."""
+    stay = sum(number for number, again in zip(scheme.gathered, scheme.again, strict=True) if not again)
+    others = sorted(number for number, again in zip(scheme.gathered, scheme.again, strict=True) if again)
+    return stay + sum(others[-2:])

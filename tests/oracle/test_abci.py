@@ -1,0 +1,78 @@
+"""Weak scaling on the V100 cluster of Kahira et al. 2021 to 1,024 GPUs, against sums by hand with its alpha and beta.
+
+NVLink 20 us and 50 GB/s, network 0.5 us and 12.5 GB/s, four GPUs a node: 1,024 GPUs are 256 nodes.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from ddlbench.config.compose import configuration, configurations
+from ddlbench.oracle.collectives import all_reduce, path
+from ddlbench.oracle.inputs import OneStep, from_one_step
+from ddlbench.oracle.machine import load
+from ddlbench.oracle.predictor import Known, Prediction, predict
+
+ABCI = load("abci")
+# torchvision's documentation: parameters of resnet50 and vgg16; 4 bytes each.
+BYTES = {"resnet50": 4 * 25_557_032, "vgg16": 4 * 138_357_544}
+SAMPLES = {"resnet50": 64, "vgg16": 32}  # a GPU, section 3 of the paper
+STEP_S = 0.2
+
+
+@cache
+def predicted(model: str, gpus: int, algorithm: str) -> Prediction:
+    with configurations():
+        words = ("+framework=ddp", f"+model={model}", f"train.batch_per_gpu={SAMPLES[model]}")
+        config = configuration(*words)
+        known = Known(ABCI, lambda own, _: from_one_step(own, ABCI, OneStep(STEP_S)), algorithm)
+        return predict(config, config.framework, gpus, known)
+
+
+@pytest.mark.parametrize("model", BYTES)
+def test_weak_scaling_keeps_the_seconds_of_one_gpu_and_adds_the_all_reduce(model: str) -> None:
+    """The paper's oracle stacks computing and communication."""
+    row = predicted(model, 1024, "auto")
+    assert row.compute_s == pytest.approx(STEP_S)
+    assert row.comm_hidden_s == pytest.approx(0)
+    assert row.step_s == pytest.approx(STEP_S + (row.comm_exposed_s or 0))
+    assert sum(message["bytes_"] for message in row.messages) == BYTES[model]
+    assert row.marks == ()
+
+
+def test_each_step_of_a_ring_is_as_slow_as_its_slowest_link() -> None:
+    """1,024 GPUs take 2,046 steps. Of 102 MB a step sends 99,832 bytes: over NVLink in 20 us + 2 us, between nodes in
+    0.5 us + 8 us; so NVLink's start-up sets the pace. A step never has one link's start-up and another one's bytes."""
+    near, far = 20e-6 + 99_832 / 50e9, 0.5e-6 + 99_832 / 12.5e9
+    assert (near, far) == pytest.approx((22.0e-6, 8.49e-6), rel=1e-3)
+    seconds = all_reduce(BYTES["resnet50"], path(ABCI, 1024), "ring")
+    assert seconds == pytest.approx(2046 * near, rel=1e-4)
+    assert seconds == pytest.approx(0.0450, rel=1e-3)
+    large = all_reduce(1024 * 1e6, path(ABCI, 1024), "ring")  # pieces of 1 MB: 40 us over NVLink, 80.5 us between nodes
+    assert large == pytest.approx(2046 * 80.5e-6)
+
+
+@pytest.mark.parametrize(("model", "tree_s"), [("resnet50", 0.01648), ("vgg16", 0.08868)])
+def test_at_1024_gpus_a_tree_is_the_fastest_and_hardly_starts(model: str, tree_s: float) -> None:
+    """Two ways of 3 hops within and log2(256) = 8 between nodes: 2 (60 us + 4 us); every byte twice at 12.5 GB/s."""
+    seconds = all_reduce(BYTES[model], path(ABCI, 1024))
+    assert seconds == pytest.approx(2 * (3 * 20e-6 + 8 * 0.5e-6) + 2 * BYTES[model] / 12.5e9)
+    assert seconds == pytest.approx(tree_s, rel=1e-3)
+
+
+def test_the_hierarchical_one_by_hand() -> None:
+    """6 steps of a quarter within a node, 510 of 1/256 between nodes."""
+    size = BYTES["resnet50"]
+    within, between = 6 * (20e-6 + size / 4 / 50e9), 510 * (0.5e-6 + size / 256 / 12.5e9)
+    assert all_reduce(size, path(ABCI, 1024), "hierarchical") == pytest.approx(within + between)
+
+
+@pytest.mark.parametrize("gpus", [16, 64, 256, 1024])
+def test_a_step_pays_for_every_bucket(gpus: int) -> None:
+    """DDP sends 102 MB in buckets, each with start-ups of its own: more than one message, and less than that many."""
+    row = predicted("resnet50", gpus, "auto")
+    (message,) = row.messages
+    once = all_reduce(BYTES["resnet50"], path(ABCI, gpus))
+    assert once < message["seconds"] < once + message["count"] * 2 * (3 * 20e-6 + 8 * 0.5e-6)
