@@ -8,16 +8,19 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pandas as pd
 import psutil
 import pytest
 
 from ddlbench.report.read import read_all
 from tests.slurm.cluster import COMMANDS, SCRIPTS, TINY, Slurm, obstacle, records
+from tests.support.faults import patience_s
 from tests.support.processes import PYTHON, need
 from tests.support.waiting import wait_until
 from tests.sweep.studies import KEYS, ranks, statuses, write
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(1800)]
+GIB = 2**30
 LONG = (*TINY[:-3], "train.steps=5", "train.epochs=100000", "train.validate=false", "train.global_batch=8")
 
 
@@ -124,3 +127,29 @@ def test_a_controller_that_is_down_while_a_sweep_submits(cluster: Slurm, tmp_pat
     assert sweep(cluster, study, results, *ON_CPUS).stdout.count("job ") == 2
     assert sweep(cluster, study, results, *ON_CPUS).stdout == "nothing to submit\n"
     wait_until(lambda: statuses(results) == {"single 1 ok": 2})
+
+
+FEW_CORES = ("preflight=true", "preflight_stop=null")  # which ranks get a core just then decides who looks slow
+
+
+def test_thirty_two_ranks_on_eight_nodes_complete_a_run(tmp_path: Path) -> None:
+    """All on this machine: what is tested is that so many ranks connect, agree, and are recorded."""
+    if (reason := obstacle()) is not None:
+        pytest.skip(reason)
+    need(COMMANDS)
+    if psutil.virtual_memory().available < 12 * GIB:
+        pytest.skip("needs 12 GiB of free memory for 32 ranks")
+    words = (*TINY[:-3], "train.steps=2", "train.epochs=2", "train.validate=false", "train.global_batch=64")
+    command = (PYTHON, "-m", "ddlbench", *words, f"results_dir={tmp_path}/runs", *FEW_CORES)
+    within_s = 300 + 32 * 2 * patience_s()
+    with Slurm(nodes=8, cpus=4) as slurm:
+        done = slurm.run("srun", "-N8", "-n32", "--ntasks-per-node=4", *command, timeout=within_s)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (attempt,) = read_all([tmp_path / "runs"]).attempts
+    content = attempt.record
+    assert content["status"] == "ok"
+    assert (content["launch"]["world_size"], content["launch"]["nodes"]) == (32, 8)
+    assert content["launch"]["hosts"] == [f"node{number}" for number in range(1, 9)]
+    assert content["ledger"]["samples"] == 2 * 2 * 64
+    steps = pd.read_parquet(attempt.path / "steps.parquet")
+    assert steps.groupby("rank").size().to_dict() == dict.fromkeys(range(32), 4)
