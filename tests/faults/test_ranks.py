@@ -108,6 +108,17 @@ def test_an_allocator_that_has_no_memory_is_oom(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_timeout_shows_where_rank_and_loader_worker_wait(tmp_path: Path) -> None:
+    words = ["loader=native", "loader.workers=1", "data.sample_train=40", "data.sample_val=20"]
+    codes, said = end(start(tmp_path, "hang", *words, f"train.timeout_s={patience_s()}", ranks=1))
+    assert codes == [8], said
+    rank, _, worker = said[0].partition(", pid ")
+    assert "broken.py" in rank
+    assert "_worker_loop" in worker
+    assert record(tmp_path)["status"] == "timeout"
+
+
+@pytest.mark.slow
 def test_the_workers_of_a_killed_rank_end(tmp_path: Path) -> None:
     images = ["loader=native", "loader.workers=2", "data.sample_train=40", "data.sample_val=20", "train.steps=2"]
     ranks = start(tmp_path, "kill", *images, "train.epochs=3")

@@ -8,16 +8,19 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pandas as pd
 import psutil
 import pytest
 
 from ddlbench.report.read import read_all
 from tests.slurm.cluster import COMMANDS, SCRIPTS, TINY, Slurm, obstacle, records
+from tests.support.faults import patience_s
 from tests.support.processes import PYTHON, need
 from tests.support.waiting import wait_until
 from tests.sweep.studies import KEYS, ranks, statuses, write
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(1800)]
+GIB = 2**30
 LONG = (*TINY[:-3], "train.steps=5", "train.epochs=100000", "train.validate=false", "train.global_batch=8")
 
 
@@ -57,10 +60,14 @@ def test_scancel_leaves_a_killed_row_with_its_epochs_and_no_process(cluster: Slu
     assert len(attempt.epochs) >= 2
 
 
-def on_last_node(cluster: Slurm) -> list[psutil.Process]:
-    """The processes of the last node: its daemon and all that have its host name."""
-    node = host_name_space(cluster.daemons[-1].pid)
-    return [process for process in psutil.process_iter() if host_name_space(process.pid) == node]
+def lose(cluster: Slurm, name: str) -> None:
+    """The daemon of the node, that of its step and its ranks are killed, as by a loss of power."""
+    daemon = cluster.daemons[-len(cluster.names) :][cluster.names.index(name)]
+    node = host_name_space(daemon.pid)
+    for process in psutil.process_iter():  # whatever has the host name of the node
+        if host_name_space(process.pid) == node:
+            process.kill()
+    daemon.wait()
 
 
 def host_name_space(process: int) -> Path | None:
@@ -78,21 +85,25 @@ def sweep(slurm: Slurm, study: Path, results: Path, *options: str) -> subprocess
 ON_CPUS = ("--slurm", "--sbatch=--gpus-per-node=0")
 
 
+LOST = "rank 1 (node2, pid"  # begins the reason
+
+
 def test_a_lost_node_is_a_row_and_its_cell_runs_again_once_the_node_is_back(cluster: Slurm, tmp_path: Path) -> None:
-    """slurmd, the step's daemon and the ranks of node2 are killed, as by a loss of power."""
-    keys = KEYS | {"train.epochs": 40, "train.steps": 40, "batch": 8}
+    keys = KEYS | {"train.epochs": 20, "train.steps": 40, "batch": 8}
     study = write(tmp_path, axes={"framework": ["ddp"], "gpus": [2]}, exclude=[], keys=keys, gpus_per_node=1)
     results = tmp_path / "results"
     first = sweep(cluster, study, results, *ON_CPUS)
     assert first.returncode == 0, first.stderr
     wait_until(lambda: measured(results) >= 1)
-    for process in on_last_node(cluster):
-        process.kill()
-    wait_until(lambda: statuses(results)["ddp 2 error"] == 1)
-    (attempt,) = read_all([results]).attempts
-    assert "rank 1 (node2, pid" in attempt.record["reason"]
-    assert attempt.record["summary"]["epochs_done"] >= 1
+    lose(cluster, "node2")
+    wait_until(lambda: LOST in str(records(results)[0]["reason"]))  # rank 0 first records what it saw, then the cause
+    assert statuses(results) == {"ddp 2 error": 1}
+    assert measured(results) >= 1
     wait_until(lambda: not ranks(results))
+    shown = sweep(cluster, study, results, "--status")
+    assert shown.stdout.startswith("1 cells: error\n"), shown.stderr
+    assert LOST in shown.stdout
+    assert sweep(cluster, study, results, *ON_CPUS, "--resume").stdout == "nothing to submit\n"
     cluster._start(*cluster._inside("node2"), "slurmd", "-D", "-N", "node2")
     wait_until(lambda: not cluster.run("squeue", "-h").stdout)
     again = sweep(cluster, study, results, *ON_CPUS, "--retry", "failed")
@@ -116,3 +127,29 @@ def test_a_controller_that_is_down_while_a_sweep_submits(cluster: Slurm, tmp_pat
     assert sweep(cluster, study, results, *ON_CPUS).stdout.count("job ") == 2
     assert sweep(cluster, study, results, *ON_CPUS).stdout == "nothing to submit\n"
     wait_until(lambda: statuses(results) == {"single 1 ok": 2})
+
+
+FEW_CORES = ("preflight=true", "preflight_stop=null")  # which ranks get a core just then decides who looks slow
+
+
+def test_thirty_two_ranks_on_eight_nodes_complete_a_run(tmp_path: Path) -> None:
+    """All on this machine: what is tested is that so many ranks connect, agree, and are recorded."""
+    if (reason := obstacle()) is not None:
+        pytest.skip(reason)
+    need(COMMANDS)
+    if psutil.virtual_memory().available < 12 * GIB:
+        pytest.skip("needs 12 GiB of free memory for 32 ranks")
+    words = (*TINY[:-3], "train.steps=2", "train.epochs=2", "train.validate=false", "train.global_batch=64")
+    command = (PYTHON, "-m", "ddlbench", *words, f"results_dir={tmp_path}/runs", *FEW_CORES)
+    within_s = 300 + 32 * 2 * patience_s()
+    with Slurm(nodes=8, cpus=4) as slurm:
+        done = slurm.run("srun", "-N8", "-n32", "--ntasks-per-node=4", *command, timeout=within_s)
+    assert done.returncode == 0, done.stderr[-3000:]
+    (attempt,) = read_all([tmp_path / "runs"]).attempts
+    content = attempt.record
+    assert content["status"] == "ok"
+    assert (content["launch"]["world_size"], content["launch"]["nodes"]) == (32, 8)
+    assert content["launch"]["hosts"] == [f"node{number}" for number in range(1, 9)]
+    assert content["ledger"]["samples"] == 2 * 2 * 64
+    steps = pd.read_parquet(attempt.path / "steps.parquet")
+    assert steps.groupby("rank").size().to_dict() == dict.fromkeys(range(32), 4)

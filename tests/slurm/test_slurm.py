@@ -160,7 +160,10 @@ def test_run_sbatch_unpacks_an_environment_on_each_node(slurm, tmp_path):
     done = slurm.run("sbatch", "--parsable", "-N2", "--ntasks-per-node=2", *script, **env)
     job = done.stdout.strip()
     assert slurm.wait(job) == ["COMPLETED"], output.read_text()
-    assert output.read_text().splitlines() == [f"ran in {local}/ddlbench-{job}"] * 4
+    before, *ranks, after = output.read_text().splitlines()
+    assert before.endswith(" 2 nodes: +model=resnet50")
+    assert ranks == [f"ran in {local}/ddlbench-{job}"] * 4
+    assert after == "run.sbatch: exit code 0"
     assert list(local.iterdir()) == []
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.cluster import Slurm
+from tests.slurm.cluster import Slurm, records
 from tests.sweep.studies import statuses, write
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
@@ -49,3 +49,27 @@ def test_cancel_removes_queued_jobs_and_their_cells_are_missing_again(slurm: Slu
     assert sweep(slurm, study, results, "--status").stdout.startswith("1 cells: queued\n")
     assert "cancelled: 1 Slurm jobs" in sweep(slurm, study, results, "--cancel").stdout
     assert sweep(slurm, study, results, "--status").stdout.startswith("1 cells: missing\n")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_job_that_left_no_record_of_a_cell_is_a_row_and_runs_again_only_when_asked(
+    slurm: Slurm, tmp_path: Path
+) -> None:
+    """Two cells of one job: their folder of images does not exist."""
+    study = write(tmp_path, axes={"framework": ["ddp"], "gpus": [2]}, exclude=[], repeats=3)
+    results = tmp_path / "results"
+    data = ("data=imagenet", "loader=native", f"data.root={tmp_path}/nowhere", "gpus_per_node=1")
+    on_cpus = ("--slurm", "--sbatch=--gpus-per-node=0", "--pack", "2", *data)
+    first = sweep(slurm, study, results, *on_cpus)
+    numbers = [line.split()[1].rstrip(":") for line in first.stdout.splitlines()]
+    states = slurm.wait(*numbers, timeout=300)
+    assert states == ["FAILED", "FAILED"]
+    shown = sweep(slurm, study, results, "--status", *data).stdout
+    assert shown.startswith("3 cells: error\n")
+    assert shown.count(f"error: there is no folder {tmp_path}/nowhere") == 3
+    assert sweep(slurm, study, results, *on_cpus).stdout == "nothing to submit\n"
+    assert statuses(results) == {"ddp 2 error": 3}
+    assert all("before the run had a record: exit code 2" in record["reason"] for record in records(results))
+    assert {record["launch"]["nodes"] for record in records(results)} == {2}
+    assert [record["environment"]["variables"]["SLURM_JOB_ID"] for record in records(results)].count(numbers[1]) == 2

@@ -38,18 +38,26 @@ class EpochFiles:
         growing.replace(self.path / f"epoch-{epoch:06}.parquet")
 
     def close(self) -> None:
-        """Put one file in the place of the folder. Raises OSError, and then the epochs can be read as before."""
+        """Put one file in the place of the folder. Raises OSError, also for a damaged file of an epoch, and then the
+        epochs can be read as before."""
         if not self.path.is_dir():
             return
         whole, epochs = self.path.with_name(f".{self.path.name}"), self.path.with_name(f".{self.path.name}-epochs")
         with _removed_on_failure(whole), pq.ParquetWriter(whole, self.schema) as writer:
             for epoch in sorted(self.path.glob("epoch-*.parquet")):
-                with pq.ParquetFile(epoch) as file:
-                    for group in range(file.num_row_groups):
-                        writer.write_table(file.read_row_group(group))
+                self._copy(epoch, writer)
         self.path.rename(epochs)
         whole.rename(self.path)
         shutil.rmtree(epochs, ignore_errors=True)
+
+    @staticmethod
+    def _copy(epoch: Path, writer: Any) -> None:
+        try:
+            with pq.ParquetFile(epoch) as file:
+                for group in range(file.num_row_groups):
+                    writer.write_table(file.read_row_group(group))
+        except (pa.ArrowException, ValueError) as error:
+            raise OSError(f"{epoch} is damaged: {error}") from error
 
 
 @contextlib.contextmanager

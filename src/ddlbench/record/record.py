@@ -132,17 +132,17 @@ class Record:
         with self.lock, self._saving():
             self.write()
 
-    def finish(self, status: str, reason: str | None = None, final: bool = True) -> bool:
+    def finish(self, status: str, reason: str | None = None, final: bool = True, end: str | None = None) -> bool:
         """Close the attempt with its status; whether that is on disk. Never raises: where the disk is full or the
         folder gone, stderr says so. The first final call counts; one before it that is not final may only be followed
-        by another failure."""
+        by another failure. end: when, if not now"""
         with self.lock:
             ended = self.content["status"] != "running"
             if self.finished or (ended and status == "ok"):
                 return self.saved and status == self.content["status"]
             self.finished = final
             self.content.update(status=status, reason=reason)
-            self.content["times"]["end"] = now()
+            self.content["times"]["end"] = end or now()
             self.saved = self._save_at_last()
             if final:
                 self._stop_heartbeat()

@@ -31,6 +31,7 @@ from ddlbench.report.merge import (
     measurements,
     quality_id,
 )
+from ddlbench.report.parquet_files import damaged
 from ddlbench.report.quality import learning_table
 from ddlbench.report.read import Attempt, Records, unreadable, why
 from ddlbench.report.scaling import scaling_rows
@@ -148,7 +149,7 @@ def _rows(attempt: Attempt) -> Rows:
     epochs = block(run.row, lines, left_out)
     notes = [f"{attempt.name}: {in_one_line(left_out)}"] if left_out else []
     kinds = [attempt.left_out, "epochs.jsonl that cannot be read whole" if warning else None]
-    warnings = [*attempt.own_warnings, *([warning] if warning else []), *notes]
+    warnings = [*attempt.own_warnings, *([warning] if warning else []), *notes, *damaged(attempt.path)]
     return Rows(run, epochs, warnings, tuple(filter(None, kinds)))
 
 

@@ -6,7 +6,6 @@ watches for signals, for the other ranks' failures (peers.py) and for a main thr
 
 from __future__ import annotations
 
-import faulthandler
 import math
 import os
 import select
@@ -23,6 +22,7 @@ from ddlbench.errors import PeerFailed, Stopped
 from ddlbench.ranks.stop import Stop
 from ddlbench.run.failure import Failure
 from ddlbench.run.peers import Peers
+from ddlbench.run.stacks import print_stacks
 from ddlbench.run.stopping import Stopping
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
@@ -235,7 +235,7 @@ class Supervisor:
             os._exit(own.exit_code)
 
     def _exit(self, failure: Failure) -> None:
-        if failure.status == "timeout":  # the log shows where each rank waits: a hang may not come a second time
-            faulthandler.dump_traceback(2)
+        if failure.status == "timeout":  # the log shows where each rank waits
+            print_stacks()
         mine = failure.rank == self.rank or failure.status == Stopped.status
         os._exit(failure.exit_code if mine else PeerFailed.exit_code)

@@ -7,7 +7,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,11 +46,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(given: argparse.Namespace, study: Study) -> int:
     from ddlbench.sweep import local  # torch comes with it: a mistake in the study is reported before
+    from ddlbench.sweep.ended_jobs import record_ended_jobs
 
     cells = plan(study, _device(given))
-    state = State(Path(study.results_dir)).refresh()
+    state, queued = State(Path(study.results_dir)).refresh(), slurm.queue()
     if given.cancel:
-        return _cancel(cells, state)
+        return _cancel(cells, state, queued)
+    record_ended_jobs(cells, state, queued)
     if given.slurm:
         options = slurm.Options(given.site, tuple(shlex.split(given.sbatch)), given.throttle, given.pack)
         _say("\n".join(slurm.submit(study, cells, state, options, given.retry)) or "nothing to submit")
@@ -78,9 +80,8 @@ def _device(given: argparse.Namespace) -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _cancel(cells: Sequence[Cell], state: State) -> int:
+def _cancel(cells: Sequence[Cell], state: State, queued: Callable[[str], bool]) -> int:
     """End the Slurm jobs that hold cells of this study, and the sweeps on this machine."""
-    queued = slurm.queue()
     owners = {owner for cell in cells if (owner := holder(state.results, cell.key, queued))}
     slurm.cancel(owner.job for owner in owners if owner.job)
     here = {owner.pid for owner in owners if not owner.job and owner.place == Owner.this().place}

@@ -7,6 +7,7 @@ import re
 import signal
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ddlbench.config.compose import configuration, configurations
 from ddlbench.errors import PeerFailed, Unavailable, Unsupported, UserError
@@ -19,7 +20,7 @@ STATUSES = {
     8: "timeout",
     128 + signal.SIGUSR1: "killed",
 }
-INTERRUPTS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+INTERRUPTS = {code for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) for code in (-number, 128 + number)}
 SAID = re.compile(r"ddlbench(?: \(rank \d+\))?: (?!warning: |advice: |the record )(?:[a-z]+: )?(.+)")
 LONGEST = 1000  # letters of a reason
 
@@ -30,25 +31,40 @@ def record_early_end(cell: Cell, results: Path, codes: Sequence[int], began: str
 
     began: when, as the times of a record are written; said: the output of all ranks
     """
-    interrupts = {code for number in INTERRUPTS for code in (-number, 128 + number)}
-    if interrupts.issuperset(code for code in codes if code):  # a sweep ends the others of a rank that failed
+    if INTERRUPTS.issuperset(code for code in codes if code):  # a sweep ends the others of a rank that failed
         return False
+    code = next((code for code in codes if code not in (0, PeerFailed.exit_code, *INTERRUPTS)), max(codes))
+    return write_row(cell, results, STATUSES.get(code, "error"), _reason(codes, said), began)
+
+
+def write_row(
+    cell: Cell, results: Path, status: str, reason: str, began: str, ended: str | None = None, **sections: Any
+) -> bool:
+    """A record without measurements; whether it is on disk.
+
+    began, ended: as the times of a record are written; without `ended`: now
+    sections: what more is known, by sections of run.json
+    """
     with configurations():
         config = configuration(*cell.words)
-    code = next((code for code in codes if code not in (0, PeerFailed.exit_code, *interrupts)), max(codes))
-    content = {
+    content: dict[str, Any] = {
         "times": {"start": began, "end": None},
         "config": config.resolved,
         "config_added_later": config.added_later,
         "launch": {"world_size": cell.gpus, "nodes": 1, "ranks_per_node": cell.gpus},
         "dataset": {"name": config.data.name, "kind": config.data.kind},
+        **sections,
     }
-    name = run_id(config.identity(), cell.gpus, 1, "unknown")
-    return Record.open(str(results), name, content).finish(STATUSES.get(code, "error"), _reason(codes, said))
+    name = run_id(config.identity(), cell.gpus, content["launch"]["nodes"], "unknown")
+    return Record.open(str(results), name, content).finish(status, reason[:LONGEST], end=ended)
 
 
 def _reason(codes: Sequence[int], said: str) -> str:
-    lines = [match[1] for line in said.splitlines() if (match := SAID.fullmatch(line.strip()))]
     exits = f"the run ended before it had a record: exit codes {', '.join(map(str, codes))}"
     signals = [f"rank {rank} received SIGUSR1" for rank, code in enumerate(codes) if code == 128 + signal.SIGUSR1]
-    return "; ".join([*(lines[:1] or signals[:1]), exits])[:LONGEST]
+    return "; ".join([*(lines(said)[:1] or signals[:1]), exits])
+
+
+def lines(said: str) -> list[str]:
+    """What ddlbench said of its end."""
+    return [match[1] for line in said.splitlines() if (match := SAID.fullmatch(line.strip()))]

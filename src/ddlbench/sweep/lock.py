@@ -78,10 +78,22 @@ def claim(
 
 def holder(results: Path, cell: str, queued: Callable[[str], bool] = lambda _: True) -> Owner | None:
     """Who holds a cell's claim now."""
+    last = _last(results, cell)
+    return _owner(last) if last is not None and _held(last, queued) else None
+
+
+def last_job(results: Path, cell: str) -> str | None:
+    """The name of the Slurm job that claimed a cell last, where that claim was not released."""
+    last = _last(results, cell)
+    owner = None if last is None else _owner(last)  # a released claim names none
+    return None if owner is None else owner.job
+
+
+def _last(results: Path, cell: str) -> Path | None:
     path, last = results / FOLDER / f"{cell}.1", None
     while path.exists():
         path, last = _numbered(path, 1), path
-    return _owner(last) if last is not None and _held(last, queued) else None
+    return last
 
 
 def _held(path: Path, queued: Callable[[str], bool]) -> bool:

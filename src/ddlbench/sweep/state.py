@@ -24,6 +24,7 @@ FINAL = ("ok", "unsupported")
 # A time limit ends a run with SIGUSR1 (this sweep's and Slurm's, see run.sbatch) or by train.time_limit_s, and would do
 # so again, but for a run that has saved a checkpoint. Any other signal is an interruption: the cell is still to be run.
 LIMITS = ("SIGUSR1", "train.time_limit_s")
+JOB_VARIABLE = "SLURM_JOB_ID"  # among the variables of a record's section `environment`
 RETRIES = {
     "failed": ("error", "timeout", "diverged", "killed", "unavailable"),
     "oom": ("oom",),
@@ -43,6 +44,7 @@ class Attempt:
     seconds: float | None  # wall time; None while it runs
     gpus: int
     saved: bool = False  # whether it has left a checkpoint
+    job: str | None = None  # number of its Slurm job
 
     @property
     def interrupted(self) -> bool:
@@ -147,4 +149,11 @@ def _attempt(folder: Path, record: Object) -> Attempt:
         max(0.0, (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds()) if end else None,
         gpus,
         isinstance(record.get("checkpoints"), dict),
+        _job(record),
     )
+
+
+def _job(record: Object) -> str | None:
+    environment = record.get("environment")
+    variables = cast(Object, environment).get("variables") if isinstance(environment, dict) else None
+    return cast(Object, variables).get(JOB_VARIABLE) if isinstance(variables, dict) else None

@@ -3,6 +3,7 @@ one fails."""
 
 from __future__ import annotations
 
+import gc
 import logging
 import multiprocessing
 import os
@@ -45,6 +46,8 @@ class KeySplit:
         if self.probe == "signal" and multiprocessing.parent_process() is not None:
             for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
                 os.kill(os.getpid(), number)
+        if self.probe == "collect":
+            gc.collect()
         if self.probe == "bug":
             raise ZeroDivisionError
         inputs = torch.tensor(keys, dtype=torch.long).reshape(-1, 2)
@@ -234,6 +237,32 @@ def test_signals_to_the_job_neither_stop_workers_nor_run_the_ranks_handlers():
         signal.signal(signal.SIGUSR1, before)
         feed.close()
     assert ran == []
+
+
+def test_workers_collect_no_garbage_of_the_rank(tmp_path):
+    """Its destructor may wait for a thread that only the rank has."""
+    ended = tmp_path / "ended"
+
+    class Circle:
+        def __init__(self):
+            self.itself = self
+
+        def __del__(self):
+            with ended.open("a") as file:
+                file.write(f"{os.getpid()}\n")
+
+    gc.collect()
+    gc.disable()
+    feed = opened(KeyData(probe="collect"), workers=1)
+    try:
+        Circle()
+        assert len(list(feed.train(0))) == 6
+        assert not ended.exists()
+        gc.collect()
+        assert ended.read_text() == f"{os.getpid()}\n"
+    finally:
+        gc.enable()
+        feed.close()
 
 
 def killed_rank(pipe, start_method):

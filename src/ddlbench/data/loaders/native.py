@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import faulthandler
+import gc
 import multiprocessing
 import os
 import signal
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 from typing import Any
@@ -93,7 +96,8 @@ class Reader:
         Raises the error that the split raised.
         """
         self._keys.batches = batches
-        self._iterator = iter(self._loader)
+        with kept_by_workers():
+            self._iterator = iter(self._loader)
         for answer in self._iterator:
             if isinstance(answer, RunError):
                 raise answer
@@ -105,6 +109,17 @@ class Reader:
         if stop is not None:
             stop()
         self._iterator = None
+
+
+@contextmanager
+def kept_by_workers() -> Generator[None]:
+    """Forked workers never collect garbage that they inherit from the rank: it may end in a destructor that waits for a
+    thread which only the rank has (gloo's, the rendezvous store's), and such a worker would give no batch."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 class EpochKeys:
@@ -167,8 +182,9 @@ def begin_worker(_: int) -> None:
     fork, nor make a worker's death look like the failure. (DataLoader itself sets one thread a worker.) It keeps
     freed memory, as a rank on the CPU does (ADR 6)."""
     signal.set_wakeup_fd(-1)  # the rank's: what a forked worker receives would end the rank
-    for name in (signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2):
+    for name in (signal.SIGINT, signal.SIGUSR1):
         signal.signal(name, signal.SIG_IGN)
+    faulthandler.register(signal.SIGUSR2, file=2)  # where it is, when its rank has waited too long (run/stacks.py)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     if sys.platform == "linux":
         # A worker that outlived its rank would hold the rank's sockets open, and the peers would wait for it.

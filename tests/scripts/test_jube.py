@@ -1,0 +1,48 @@
+"""scripts/jube: JUBE itself reads the file, submits each cell and makes the table; skipped where it is not installed.
+sbatch is a stand-in that leaves a record and notes its words."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from tests.support.processes import need, run
+
+ROOT = Path(__file__).parents[2]
+SBATCH = """#!{python}
+import sys
+from pathlib import Path
+from tests.support.records import write_run
+
+words = sys.argv[1:]
+with open({log!r}, "a") as log:
+    log.write(" ".join(words) + "\\n")
+write_run(Path("results"), rate=125.5, epochs=2)
+"""
+
+
+def test_jube_submits_each_cell_and_reads_its_record(tmp_path: Path) -> None:
+    need({"jube": "jube"})
+    for name in ("jube", "slurm"):
+        shutil.copytree(ROOT / "scripts" / name, tmp_path / "scripts" / name)
+    (script,) = (tmp_path / "scripts" / "jube").glob("*.yaml")
+    (tmp_path / "bin").mkdir()
+    sbatch, log = tmp_path / "bin" / "sbatch", tmp_path / "log.txt"
+    sbatch.write_text(SBATCH.format(python=sys.executable, log=str(log)))
+    sbatch.chmod(0o755)
+    variables = {"PATH": f"{sbatch.parent}:{os.environ['PATH']}", "PYTHONPATH": f"{ROOT}/src:{ROOT}"}
+    done = run("jube", "run", script, timeout=250, cwd=tmp_path, **variables)
+    assert done.returncode == 0, done.stdout + done.stderr
+    submitted = log.read_text().splitlines()
+    assert len(submitted) == 4 * 6
+    (largest,) = [line for line in submitted if " --nodes=2 " in line and "train.repeat=5" in line]
+    assert "--wait --nodes=2 --ntasks-per-node=4 --gpus-per-node=4 " in largest
+    (named,) = [Path(word) for word in largest.split() if word.endswith("run.sbatch")]
+    assert named.samefile(tmp_path / "scripts" / "slurm" / "run.sbatch")
+    table = run("jube", "result", "-a", tmp_path / "build" / "jube", timeout=250, cwd=tmp_path, **variables)
+    assert table.returncode == 0, table.stdout + table.stderr
+    rows = [[cell.strip() for cell in line.split("|")] for line in table.stdout.splitlines() if "125.5" in line]
+    assert len(rows) == 24
+    assert all("ok" in row and str(2 * 2**30) in row for row in rows)
