@@ -1,7 +1,6 @@
-"""Rehearsals of small jobs, and of many of them in a process of their own: what the first backward pass of a process
-finds of devices stays for all others, so one on "cuda" without a GPU must not follow one on the CPU.
+"""Rehearsals of small jobs, and of many of them in a process of their own, whose memory and patches end with it.
 
-    python -m tests.support.rehearsals cuda gpt2_small ddp fsdp ...
+python -m tests.support.rehearsals cuda gpt2_small ddp,fsdp,... train.precision=bf16
 """
 
 from __future__ import annotations
@@ -50,13 +49,13 @@ def rehearsed(framework: str, model: str, *more: str, rank: int = 0, device: str
     return rehearse(config(framework, model, *more), launch, torch.device("cuda:0" if device == "cuda" else "cpu"))
 
 
-def apart(device: str, model: str, frameworks: list[str], timeout: float) -> dict[str, dict[str, Any]]:
+def apart(device: str, model: str, frameworks: list[str], timeout: float, *more: str) -> dict[str, dict[str, Any]]:
     """Of each framework, in a process of its own, as JSON has it."""
-    done = run(PYTHON, "-m", "tests.support.rehearsals", device, model, *frameworks, timeout=timeout)
+    done = run(PYTHON, "-m", "tests.support.rehearsals", device, model, ",".join(frameworks), *more, timeout=timeout)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 
 if __name__ == "__main__":
-    _, device, model, *names = sys.argv
-    print(json.dumps({name: asdict(rehearsed(name, model, device=device)) for name in names}))
+    _, device, model, names, *more = sys.argv
+    print(json.dumps({name: asdict(rehearsed(name, model, *more, device=device)) for name in names.split(",")}))

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from ddlbench.job import Model
 
@@ -110,6 +110,19 @@ def _count(
         if backward:
             output.sum().backward()
     return counter, [name for name, _ in whole.named_children()]
+
+
+def operation_flops(func: Any, args: Any, kwargs: Any, out: Any) -> float:
+    """Of one operation below autograd, as torch's FlopCounterMode counts it; the CPU's attention, which that does not
+    know, as that of other devices. The backward pass of attention in one kernel computes the scores again: five
+    products of [T, T] and [T, n_embd], where the mathematics has four."""
+    packet, aten = func._overloadpacket, torch.ops.aten
+    if packet is aten._scaled_dot_product_flash_attention_for_cpu:
+        return sdpa_flop_count(*(tensor.shape for tensor in args[:3]))
+    if packet is aten._scaled_dot_product_flash_attention_for_cpu_backward:
+        return sdpa_backward_flop_count(*(tensor.shape for tensor in args[:4]))
+    formula = flop_registry.get(packet)
+    return formula(*args, **(kwargs or {}), out_val=out) if formula else 0.0
 
 
 def peak_flops(gpu_name: str, precision: str) -> float | None:

@@ -42,7 +42,7 @@ def traced(framework: Any, setting: Setting) -> Outcome:
 def stepped(framework: Any, job: Job) -> Rehearsal:
     found = rehearse_job(framework, job)
     if found.collectives is None:
-        name, reason = type(framework).__name__, found.error or found.left_out
+        name, reason = type(framework).__name__, found.error
         raise Unsupported(f"the oracle has no model of {name}, and no step of it can be traced: {reason}")
     return found
 

@@ -75,7 +75,7 @@ def stages(config: Config, row: Prediction, device_type: str = "cpu") -> list[Re
         rank = layout.rank(pp=stage)
         found.append(rehearse(config, Launch("torchrun", rank, row.gpus, rank, row.gpus), device))
         if found[-1].collectives is None:
-            raise RunError(found[-1].error or found[-1].left_out or "")
+            raise RunError(found[-1].error or "")
     return found
 
 

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+from ddlbench.measure.flops import operation_flops
 from ddlbench.run.rehearsal.observed import identity
 
-Aten = torch.ops.aten
 WITHOUT_WORK = ("empty", "detach", "new_empty", "empty_like", "empty_strided", "_unsafe_view", "lift_fresh")
 # Styles of `Model.tensor_plan` whose modules compute their own part only.
 SHARED = ("column", "qkv", "row", "heads", "vocab", "logits", "filter", "norm", "channels", "dropout")
@@ -120,19 +119,8 @@ class _Mode(TorchDispatchMode):
         moved = bytes_of(func, args, kwargs, out)
         if moved:
             name = str(func._overloadpacket).removeprefix("aten.")
-            self.found.append(Operation(name, flops_of(func, args, kwargs, out), moved, self.watch.depth > 0))
+            self.found.append(Operation(name, operation_flops(func, args, kwargs, out), moved, self.watch.depth > 0))
         return out
-
-
-def flops_of(func: Any, args: Any, kwargs: Any, out: Any) -> float:
-    """As torch's FlopCounterMode counts them; the attention of the CPU as that of other devices."""
-    packet = func._overloadpacket
-    if packet is Aten._scaled_dot_product_flash_attention_for_cpu:
-        return sdpa_flop_count(*(tensor.shape for tensor in args[:3]))
-    if packet is Aten._scaled_dot_product_flash_attention_for_cpu_backward:
-        return sdpa_backward_flop_count(*(tensor.shape for tensor in args[:4]))
-    formula = flop_registry.get(packet)
-    return formula(*args, **(kwargs or {}), out_val=out) if formula else 0.0
 
 
 def bytes_of(func: Any, args: Any, kwargs: Any, out: Any) -> float:

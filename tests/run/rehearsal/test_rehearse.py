@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -15,7 +15,9 @@ from ddlbench.config.compose import configuration, configurations
 from ddlbench.frameworks.shared.replica import Replica
 from ddlbench.frameworks.single import Single
 from ddlbench.job import Job
+from ddlbench.measure.flops import training_flops
 from ddlbench.ranks.launch import Launch
+from ddlbench.run.rehearsal.observed import UNPINNED
 from ddlbench.run.rehearsal.rehearse import Rehearsal, rehearse
 from tests.support.libraries import why_no_horovod
 from tests.support.rehearsals import MODELS, WORLD, apart, config, rehearsed
@@ -37,34 +39,45 @@ def gpt2_bytes() -> int:
 
 
 def check(found: dict[str, Any], framework: str, device: str) -> None:
-    """Where there is no GPU, torch's autograd makes no backward pass on fake "cuda": the set-up is rehearsed."""
     assert found["error"] is None
     assert (found["framework"], found["device"], found["gpus"]) == (framework, device, WORLD)
-    assert found["memory"]["parameters"]
-    if device == "cuda" and found["left_out"]:
-        assert "asks the driver" in found["left_out"]
-        assert found["collectives"] is found["host_waits"] is found["memory"]["peak"] is None, "unknown without a step"
-    else:
-        assert found["left_out"] is None
-        assert found["collectives"]
-        assert all(found["memory"].values()), "parameters, gradients, optimizer and peak"
-        assert found["memory"]["peak"] > found["memory"]["parameters"]
+    assert found["collectives"]
+    assert all(found["memory"].values()), "parameters, gradients, optimizer and peak"
+    assert found["memory"]["peak"] > found["memory"]["parameters"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("device", ["cpu", "cuda", "cuda bf16"])
 def test_every_framework_is_rehearsed(device: str, model: str) -> None:
-    """On "cuda" nothing but this test runs the code for it on a machine without a GPU."""
-    found = apart(device, model, FRAMEWORKS, timeout=400)
+    """On "cuda" nothing but this test runs the steps for it on a machine without a GPU."""
+    device, _, precision = device.partition(" ")
+    found = apart(device, model, FRAMEWORKS, 600, *([f"train.precision={precision}"] if precision else []))
     assert sorted(found) == sorted(FRAMEWORKS)
     for framework in FRAMEWORKS:
         check(found[framework], framework, device)
 
 
-def test_buckets_of_ddp_by_hand() -> None:
+@pytest.mark.parametrize(
+    ("framework", "model"),
+    [("fsdp", "resnet50"), ("gpipe", "vgg16"), ("zero2", "gpt2_small"), ("hybrid", "gpt2_small")],
+)
+def test_steps_on_cuda(framework: str, model: str) -> None:
+    """One of each family; all of them are slow."""
+    found = rehearsed(framework, model, "train.precision=bf16", device="cuda")
+    check(asdict(found), framework, "cuda")
+    on_cpu = rehearsed(framework, model, "train.precision=bf16")
+    assert found.memory is not None
+    assert on_cpu.memory is not None
+    assert found.memory["parameters"] == on_cpu.memory["parameters"]
+    kinds = [sorted(sent.kind for sent in each.collectives or ()) for each in (found, on_cpu)]
+    assert kinds[0] == kinds[1]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_buckets_of_ddp_by_hand(device: str) -> None:
     """torch's own rule: 1 MiB first, then 25 MiB. This model has less than 1 MiB."""
-    found = rehearsed("ddp", "gpt2_small")
+    found = rehearsed("ddp", "gpt2_small", device=device)
     assert sent(found, "all_reduce") == (1, gpt2_bytes())
 
 
@@ -79,9 +92,10 @@ def test_local_sgd_sends_once_in_eight_steps() -> None:
     assert sent(rehearsed("local_sgd", "gpt2_small"), "all_reduce") == (1 / 8, gpt2_bytes() / 8)
 
 
-def test_shards_by_hand() -> None:
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_shards_by_hand(device: str) -> None:
     """FSDP with AdamW: an eighth of everything; each weight is gathered for both passes, but the last block's once."""
-    found, whole = rehearsed("fsdp", "gpt2_small"), gpt2_bytes()
+    found, whole = rehearsed("fsdp", "gpt2_small", device=device), gpt2_bytes()
     assert found.memory is not None
     steps = 4 * 40  # AdamW's step counter of each of the 40 parameters
     eighth = whole // WORLD
@@ -139,8 +153,19 @@ class Reading(Single):
         return trainer
 
 
-def with_framework(framework: Any, device: str = "cpu") -> Rehearsal:
-    made = replace(config("single", "gpt2_small"), framework=framework)
+@dataclass
+class Copying(Single):
+    """A step that copies three numbers from memory that is not pinned."""
+
+    def setup(self, job: Job) -> Replica:
+        trainer: Any = super().setup(job)
+        step = trainer.step
+        trainer.step = lambda batch: (torch.ones(3).to(job.device, non_blocking=True), step(batch))[1]
+        return trainer
+
+
+def with_framework(framework: Any, device: str = "cpu", *more: str) -> Rehearsal:
+    made = replace(config("single", "gpt2_small", *more), framework=framework)
     return rehearse(made, Launch("alone"), torch.device(device))
 
 
@@ -160,17 +185,50 @@ def test_a_number_that_the_host_reads_has_its_line() -> None:
     assert found.host_waits[f"item at test_rehearse.py:{line}"] == 1
 
 
+@pytest.mark.parametrize(("framework", "call"), [(Reading, "item"), (Copying, UNPINNED)])
+def test_what_a_host_waits_for_on_cuda_has_its_line(framework: Any, call: str) -> None:
+    """And nothing else makes it wait: not the feed from pinned memory, not the clock, not the optimizer."""
+    line = framework.setup.__code__.co_firstlineno + 3
+    assert with_framework(framework("single"), "cuda").host_waits == {f"{call} at test_rehearse.py:{line}": 1}
+    assert with_framework(Single("single"), "cuda").host_waits == {}
+
+
+@pytest.mark.parametrize(("model", "parts"), [("gpt2_small", 3), ("vgg16", 3)])
+def test_a_loader_that_does_not_pin_makes_the_host_wait(model: str, parts: int) -> None:
+    """For inputs, targets and which of them are valid."""
+    made = config("single", model, "loader=native", "loader.pin_memory=false")
+    found = rehearse(made, Launch("alone"), torch.device("cuda", 0)).host_waits
+    assert found is not None
+    assert sum(found.values()) == parts
+    assert all(call.startswith(f"{UNPINNED} at ddlbench/job.py:") for call in found)
+
+
+@pytest.mark.parametrize(
+    ("device", "dropout", "products"), [("cpu", 0.0, 7), ("cpu", 0.1, 6), ("cuda", 0.0, 7), ("cuda", 0.1, 7)]
+)
+def test_flops_of_gpt2_by_hand(device: str, dropout: float, products: int) -> None:
+    """Three blocks of width 32 on 16 tokens, a vocabulary of 64, 4 samples. Attention is 2 products of [16, 16] and
+    [16, 32] forward and 4 backward; as one kernel it computes the first of them again. With dropout, the CPU has no
+    such kernel."""
+    found = with_framework(Single("single"), device, f"model.dropout={dropout}")
+    layers = 2 * 16 * 32 * (3 * 32 + 32 + 4 * 32 + 4 * 32)  # tokens x width x (qkv, output, MLP up and down)
+    head, product = 2 * 16 * 32 * 64, 2 * 16 * 16 * 32
+    assert found.flops == 4 * (3 * (3 * layers + head) + 3 * products * product)
+    assert found.flops == 4 * (training_flops(config("single", "gpt2_small").model) + 3 * (products - 6) * product)
+
+
 @pytest.mark.slow  # 15 s
-def test_one_of_1024_ranks_answers_in_under_a_minute() -> None:
+@pytest.mark.parametrize("device", [torch.device("cpu"), torch.device("cuda", 0)], ids=lambda device: device.type)
+def test_one_of_1024_ranks_answers_in_under_a_minute(device: torch.device) -> None:
     """The process's own seconds, which other work does not move."""
     began = time.process_time()
     with configurations():
         degrees = ("framework.dp=64", "framework.tp=4", "framework.pp=4")
         made = configuration("+framework=hybrid", "+model=gpt2_small", *degrees)
-    found = rehearse(made, Launch("torchrun", 0, 1024, 0, 8), torch.device("cpu"))
+    found = rehearse(made, Launch("torchrun", 0, 1024, 0, 8), device)
     assert time.process_time() - began < 60
     assert found.coordinates == {"dp": 0, "pp": 0, "tp": 0}
-    assert found.error is found.left_out is None
+    assert found.error is None
     assert found.memory is not None
     assert found.memory["parameters"] == found.memory["gradients"]
     assert sent(found, "send")[0] == sent(found, "recv")[0] > 0

@@ -29,7 +29,7 @@ from ddlbench.measure.spans import BACKWARD, FORWARD, UPDATE, span
 from ddlbench.ranks.launchers import OPEN_MPI
 
 if TYPE_CHECKING:
-    from ddlbench.ranks.fake import Answer
+    from ddlbench.ranks.answers import Answer
 
 
 @dataclass

@@ -16,7 +16,7 @@ import torch
 from torch.nn import functional
 
 from ddlbench.frameworks.deepspeed.knobs import import_deepspeed
-from ddlbench.ranks.fake import Answer, returning
+from ddlbench.ranks.answers import Answer, returning
 
 
 def answers(device: torch.device) -> list[Answer]:

@@ -25,7 +25,7 @@ from ddlbench.ranks.control import all_gather
 from ddlbench.ranks.launch import is_fake
 
 if TYPE_CHECKING:
-    from ddlbench.ranks.fake import Answer
+    from ddlbench.ranks.answers import Answer
 
 COMPRESSIONS = ("none", "fp16")
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ddlbench.ranks.fake import Answer
+from ddlbench.ranks.answers import Answer
 
 ALL_REDUCE = "horovod_torch_allreduce_async_"
 

@@ -46,6 +46,5 @@ def text(found: Rehearsal) -> str:
         )
     lines += [f"the host waits in a step: {call}: {count:g} x" for call, count in (found.host_waits or {}).items()]
     lines += [ON_CPU] if found.host_waits and found.device == "cpu" else []
-    lines += [f"not rehearsed: {found.left_out}"] if found.left_out else []
     lines += [f"does not fit together: {found.error}"] if found.error else []
     return "\n".join(lines)

@@ -16,9 +16,10 @@ from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import flop_registry
 
-from ddlbench.ranks import fake
+from ddlbench.measure.flops import operation_flops
+from ddlbench.ranks import fake_cuda
+from ddlbench.ranks.fake_backward import BACKWARD, leave
 from ddlbench.run.rehearsal import alive
 
 # Methods that do not reach the dispatcher where nothing has to be copied.
@@ -33,11 +34,14 @@ WAITS = {
     "aten::bincount": "bincount",
     "aten::repeat_interleave": "repeat_interleave",
 }
+COPIES = ("aten::_to_copy", "aten::copy_")
 TO_HOST, UNPINNED = "copy to the host", "copy from memory that is not pinned"
+BLOCKING = "copy from pinned memory without non_blocking"
+OVERFLOW = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
 # Frames between a call and the line that asks for it.
 BETWEEN = ("torch/utils/", "torch/_subclasses/", "torch/_dynamo/", "torch/_compile.py", "torch/_ops.py",
-           "torch/_tensor.py", "torch/overrides.py", "contextlib.py", "ddlbench/ranks/fake",
-           "ddlbench/run/rehearsal/")  # fmt: skip
+           "torch/_tensor.py", "torch/overrides.py", "torch/_library/", "torch/library.py", "contextlib.py",
+           "ddlbench/ranks/fake", "ddlbench/run/rehearsal/")  # fmt: skip
 OUTERMOST = "run/rehearsal/rehearse.py"
 
 
@@ -56,9 +60,10 @@ class Observed(TorchDispatchMode):
     waits: by call and line. On "cuda" those of tensors on the device; on the CPU of all tensors, for nothing tells
         there which numbers are on the host on a GPU too
 
-    flops: of those operations that torch's FlopCounterMode counts; it knows no attention on the CPU
+    flops: of products of matrices, convolutions and attention (measure/flops.py)
 
-    A number that follows from fake data is unknown: 1 is read instead, so that the step goes on.
+    A number that follows from fake data is unknown: 1 is read instead, so that the step goes on. No gradient of fp16
+    overflows: the update is made.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -67,7 +72,7 @@ class Observed(TorchDispatchMode):
         self.counts, self.sent = Counter[Group](), Counter[Group]()
         self.waits = Counter[tuple[str, str]]()
         self.flops = 0.0
-        self.pinned = dict[int, object]()
+        self.pinned, self.overflows = dict[int, object](), dict[int, object]()
         self.alive = alive.Alive(device)
 
     def clear(self) -> None:
@@ -80,12 +85,12 @@ class Observed(TorchDispatchMode):
     @contextmanager
     def observing(self) -> Generator[None]:
         """With the calls that the dispatcher does not see."""
-        fake.waits.append(self.note_wait)
+        fake_cuda.waits.append(self.note_wait)
         try:
             with self, _Methods(self), self.alive.watching_resizes():
                 yield
         finally:
-            fake.waits.remove(self.note_wait)
+            fake_cuda.waits.remove(self.note_wait)
 
     def note_wait(self, call: str) -> None:
         self.waits[call, where()] += 1
@@ -96,35 +101,39 @@ class Observed(TorchDispatchMode):
             group = Group(kind, *members(args))
             self.counts[group] += 1
             self.sent[group] += max((sum(map(size, tensors(argument))) for argument in args), default=0)
-        elif call := self._waits(func, args, kwargs):
+        elif (call := needed_by_host(func, args)) and self.of_device(args[0]):
             self.note_wait(call)
         try:
             out = func(*args, **kwargs)
-        except DataDependentOutputException:
-            if func is torch.ops.aten.equal.default:
-                return True
-            if func is not torch.ops.aten._local_scalar_dense.default:
-                raise
-            return unknown(args[0].dtype)
-        if formula := flop_registry.get(func._overloadpacket):
-            self.flops += formula(*args, **kwargs, out_val=out)
+        except DataDependentOutputException as error:
+            out = self._unknown(func, args[0], error)
+        self.flops += operation_flops(func, args, kwargs, out)
         for tensor in tensors(out):
             self.alive.made(tensor)
         if kwargs.get("pin_memory") or func._schema.name == "aten::_pin_memory":
             self.pinned |= {identity(tensor): tensor for tensor in tensors(out)}
+        if self.device.type == "cuda" and func._schema.name in COPIES and (copy := self._copy(func, args, kwargs, out)):
+            self.note_wait(copy)
+        if func is OVERFLOW:
+            self.overflows[identity(args[1])] = args[1]
         return out
 
-    def _waits(self, func: Any, args: Any, kwargs: Any) -> str | None:
-        if call := needed_by_host(func, args):
-            return call if self.of_device(args[0]) else None
-        name = func._schema.name
-        if self.device.type == "cuda" and name in ("aten::_to_copy", "aten::copy_"):
-            source = args[1] if name == "aten::copy_" else args[0]
-            target = args[0].device if name == "aten::copy_" else torch.device(kwargs.get("device") or source.device)
-            if target.type == "cpu" and source.device.type == "cuda":
-                return None if kwargs.get("pin_memory") or identity(args[0]) in self.pinned else TO_HOST
-            if target.type == "cuda" and source.device.type == "cpu" and identity(source) not in self.pinned:
-                return UNPINNED
+    def _unknown(self, func: Any, tensor: Tensor, error: Exception) -> Any:
+        """In the place of a number that follows from data. Raises the error where there is none to go on with."""
+        if func is torch.ops.aten.equal.default:
+            return True
+        if func is not torch.ops.aten._local_scalar_dense.default:
+            raise error
+        return 0.0 if identity(tensor) in self.overflows else unknown(tensor.dtype)
+
+    def _copy(self, func: Any, args: Any, kwargs: Any, out: Tensor) -> str | None:
+        """Why the host waits for a copy between it and its device, None where it does not."""
+        inplace = func._schema.name == "aten::copy_"
+        source, blocks = args[1] if inplace else args[0], not (kwargs.get("non_blocking") or args[2:] == (True,))
+        if out.device.type == "cpu" and source.device.type == "cuda":
+            return TO_HOST if blocks or identity(out) not in self.pinned else None
+        if out.device.type == "cuda" and source.device.type == "cpu":
+            return UNPINNED if identity(source) not in self.pinned else BLOCKING if blocks else None
         return None
 
     def of_device(self, tensor: Tensor) -> bool:
@@ -137,6 +146,8 @@ class _Methods(TorchFunctionMode):
         self.observed = observed
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in BACKWARD:
+            return leave(self, func, args, kwargs or {})
         dispatched = func is Tensor.cpu and self.observed.device.type == "cuda"
         if func in METHODS and not dispatched and self.observed.of_device(args[0]):
             self.observed.note_wait(METHODS[func])

@@ -7,6 +7,7 @@ or computed, everything has its shape. The last step is reported: earlier ones m
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,10 +15,12 @@ import torch
 
 from ddlbench.config.schema import Config
 from ddlbench.errors import RunError
-from ddlbench.job import Batch, Job, Place, Trainer
+from ddlbench.job import Job, Trainer
+from ddlbench.measure.clock import EpochClock
 from ddlbench.ranks.fake import fake_world
 from ddlbench.ranks.launch import Launch
 from ddlbench.run.assembly import make_job
+from ddlbench.run.rehearsal.feeding import fed, own_constants
 from ddlbench.run.rehearsal.observed import Observed, short
 from ddlbench.run.rehearsal.storages import before_update, gradients, memory, stored
 
@@ -38,7 +41,7 @@ class Sent:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """One rank. None: not rehearsed, for the reason in `left_out`.
+    """One rank. None: not known, where the step was not reached.
 
     memory: bytes of parameters, gradients and optimizer, storages, each once; and the most that live at once in a step
     host_waits: calls of a step in which the host waits for its device, by call and line
@@ -56,19 +59,20 @@ class Rehearsal:
     collectives: tuple[Sent, ...] | None = None
     host_waits: dict[str, float] | None = None
     flops: float | None = None
-    left_out: str | None = None
     error: str | None = None
 
 
 def rehearse(config: Config, launch: Launch, device: torch.device) -> Rehearsal:
     """UserError, Unsupported or Unavailable where the framework refuses the job."""
-    return rehearse_job(config.framework, make_job(config, launch, device))
+    pinned = getattr(config.loader, "pin_memory", None)  # other loaders than the native one deliver on the device
+    return rehearse_job(config.framework, make_job(config, launch, device), pinned)
 
 
-def rehearse_job(framework: Any, job: Job) -> Rehearsal:
+def rehearse_job(framework: Any, job: Job, pinned: bool | None = None) -> Rehearsal:
+    """pinned: whether batches come from pinned memory of the host; None where they are on the device"""
     device = job.device
     row = Rehearsal(framework.name, job.model.name, job.world_size, device.type, job.rank)
-    with warnings.catch_warnings(), fake_world(job.rank, job.world_size, device, framework):
+    with warnings.catch_warnings(), fake_world(job.rank, job.world_size, device, framework), own_constants():
         warnings.simplefilter("ignore")  # fake tensors warn of what they cannot know
         framework.check(job)
         observed = Observed(device)
@@ -77,11 +81,8 @@ def rehearse_job(framework: Any, job: Job) -> Rehearsal:
                 trainer = framework.setup(job)
                 place = trainer.place
                 row = replace(row, coordinates=dict(place.coordinates), replicas=place.data_size)
-                reason = no_backward(device)
-                if reason is None:
-                    row = stepped(row, trainer, job, observed, period=getattr(framework, "local_steps", 1))
-                else:
-                    row = replace(row, memory=memory(trainer), left_out=reason)
+                batches = EpochClock(device, barrier=lambda: None).steps(fed(job, place, pinned))
+                row = stepped(row, trainer, batches, observed, period=getattr(framework, "local_steps", 1))
                 trainer.close()
                 return row
         except RunError:
@@ -90,27 +91,15 @@ def rehearse_job(framework: Any, job: Job) -> Rehearsal:
             return replace(row, error=" ".join(f"{type(error).__name__}: {error}".split())[:500] + line(error))
 
 
-def no_backward(device: torch.device) -> str | None:
-    """Why no backward pass can be made on fake tensors of the device, None where it can: torch's autograd engine asks
-    the driver for the device's streams."""
-    weight = torch.zeros(1, device=device, requires_grad=True)
-    try:
-        (2 * weight).sum().backward()
-    except RuntimeError as error:
-        return f"torch's autograd asks the driver of {device.type}: no step; try rehearsal.device=cpu ({error})"
-    return None
-
-
-def stepped(row: Rehearsal, trainer: Trainer, job: Job, observed: Observed, period: int) -> Rehearsal:
+def stepped(row: Rehearsal, trainer: Trainer, batches: Iterator[Any], observed: Observed, period: int) -> Rehearsal:
     """With what a step sends and waits for. period: steps after which they repeat; the numbers are averages over it."""
-    batch = fake_batch(job, trainer.place) if trainer.place.reads_data else None
     held = [0]
     before_update(trainer, lambda: held.append(stored(gradients(trainer), set())))
     for _ in range(WARM_UP):
-        trainer.step(batch)
+        trainer.step(next(batches))
     observed.clear()
     for _ in range(period):
-        trainer.step(batch)
+        trainer.step(next(batches))
     sent = tuple(
         Sent(*group, count=count / period, bytes_=observed.sent[group] / period)
         for group, count in observed.counts.items()
@@ -118,15 +107,6 @@ def stepped(row: Rehearsal, trainer: Trainer, job: Job, observed: Observed, peri
     waits = {f"{call} at {place}": count / period for (call, place), count in observed.waits.items()}
     bytes_ = memory(trainer) | {"gradients": max(held) or None, "peak": observed.alive.peak}
     return replace(row, memory=bytes_, collectives=sent, host_waits=waits, flops=observed.flops / period)
-
-
-def fake_batch(job: Job, place: Place) -> Batch:
-    """On the device, where the feed has put it before the step."""
-    samples, shape = job.replica_batch(place.data_size), job.model.input_shape()
-    targets = torch.zeros(samples, *(shape if job.model.kind == "text" else ()), dtype=torch.int64, device=job.device)
-    inputs = targets if job.model.kind == "text" else torch.zeros(samples, *shape, device=job.device)
-    valid = torch.ones(samples, dtype=torch.bool, device=job.device)
-    return Batch(inputs, targets, valid).to(job.device, job.channels_last)
 
 
 def line(error: Exception) -> str:
