@@ -12,9 +12,9 @@ import pytest
 
 from ddlbench.heartbeat import Process
 from ddlbench.record.files import HEARTBEAT
-from ddlbench.report.copies import without_copies
 from ddlbench.report.gone import find_gone
 from ddlbench.report.read import read, read_all
+from ddlbench.report.tables import make_tables
 from tests.support import records
 from tests.support.killed import beat, ended_process
 
@@ -72,10 +72,10 @@ def test_a_run_that_goes_on_is_running(tmp_path: Path) -> None:
 
 def test_an_end_that_was_recorded_counts_more_than_a_copy_from_before(tmp_path: Path) -> None:
     """Copied while the run went on, with its heartbeat, which is old by now."""
-    own = records.write_run(tmp_path / "a")
-    early = records.write_run(tmp_path / "b")
+    early = records.write_run(tmp_path / "a")
+    records.write_run(tmp_path / "b")
     content = json.loads((early / "run.json").read_text()) | {"status": "running"}
     (early / "run.json").write_text(json.dumps(content))
     beat(early, ELSEWHERE, 300)
-    kept, _ = without_copies([read(early), read(own)])
-    assert [attempt.record["status"] for attempt in kept] == ["ok"]
+    assert [read_all([tmp_path / name]).attempts[0].record["status"] for name in "ab"] == ["killed", "ok"]
+    assert list(make_tables(read_all([tmp_path])).runs["status"]) == ["ok"]

@@ -155,7 +155,7 @@ def test_a_program_error_of_one_record_is_a_row_too(beside, monkeypatch):
     """An error that no check foresees."""
     results, alone = beside
     folder = write_run(results, framework="odd")
-    import ddlbench.report.tables as module
+    import ddlbench.report.rows as module
 
     known = module.measured_options
     monkeypatch.setattr(

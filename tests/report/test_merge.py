@@ -6,7 +6,8 @@ import pytest
 
 from ddlbench.report.merge import AttemptRow, measured_options, measurements
 from ddlbench.report.read import read_all
-from ddlbench.report.tables import make_tables, run_row
+from ddlbench.report.rows import run_row
+from ddlbench.report.tables import make_tables
 from tests.support import records
 
 

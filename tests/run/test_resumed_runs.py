@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ddlbench.report.read import read_all
-from ddlbench.report.tables import run_row
+from ddlbench.report.rows import run_row
 from ddlbench.run.checkpoints import Checkpoints
 from tests.support.faults import end, start
 from tests.support.runs import SMALL

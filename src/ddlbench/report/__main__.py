@@ -20,7 +20,7 @@ from ddlbench.report.overview import summary_text
 from ddlbench.report.page import render
 from ddlbench.report.read import read_all
 from ddlbench.report.saving import save
-from ddlbench.report.tables import Tables, make_tables, merge, records
+from ddlbench.report.tables import FEW, Tables, make_tables, merge
 from ddlbench.report.targets import Target, target, write_targets
 from ddlbench.report.versus import SLOWER, UNDECIDED, versus
 from ddlbench.texts import printable
@@ -95,11 +95,11 @@ def _say(text: str, stream: TextIO) -> None:
 def write_report(tables: Tables, out: Path, targets: Sequence[Target] = (), baseline: bool = False) -> Path:
     """Tables (CSV, Markdown, LaTeX), figures (PNG, SVG, PDF) and report.html below `out`; returns the page's path."""
     try:
-        tables.write(out / "tables")
-        write_documents(marked(records(tables.scaling), records(tables.runs)), out / "tables")
+        tables.write(out / "tables", cores())
+        write_documents(marked(tables.measurement_rows, tables.run_rows), out / "tables")
         write_targets(tables, targets, out / "tables")
         drawing = make_figures(tables, targets, baseline)
-        save(drawing.figures, out / "figures")
+        save(drawing.figures, out / "figures", cores() if len(tables.runs) > FEW else 1)
         page = out / "report.html"
         page.write_text(render(tables, drawing, out / "figures"), encoding="utf-8")
     except OSError as error:

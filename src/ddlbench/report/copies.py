@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
+from ddlbench.report.files import read_bytes
 from ddlbench.report.merge import digest, group_by
 from ddlbench.report.read import Attempt
+from ddlbench.texts import printable
+
+FILES = ("run.json", "epochs.jsonl")
 
 
-def without_copies(attempts: Sequence[Attempt]) -> tuple[list[Attempt], list[str]]:
-    """The attempts without copies, and a warning for each copy. Of a record that was copied while its run went on,
-    the later state counts."""
-    kept: list[Attempt] = []
-    warnings: list[str] = []
-    for same in group_by(attempts, _identity).values():
-        counted = max(same, key=_progress) if len(same) > 1 else same[0]  # the first of equals
-        kept.append(counted)
-        warnings += [_warning(copy, counted) for copy in same if copy is not counted]
-    return kept, warnings
+@dataclass(frozen=True)
+class Original:
+    """A folder that holds an attempt. identity: equal where several hold the same one; progress: the end of the record
+    and the epochs, of which the most count"""
+
+    path: Path
+    identity: Hashable
+    progress: tuple[bool, int]
 
 
-def _identity(attempt: Attempt) -> Hashable:
+def identity(attempt: Attempt) -> Hashable:
     """run_id, attempt and start. An unreadable record may be anything; one without a start is compared whole."""
     record = attempt.record
     if record["status"] == "unreadable":
@@ -30,11 +34,27 @@ def _identity(attempt: Attempt) -> Hashable:
     return digest([record.get("run_id"), record.get("attempt"), start] if start else [record, attempt.epochs])
 
 
-def _progress(attempt: Attempt) -> tuple[bool, int]:
-    return attempt.has_end, len(attempt.epochs)
+def without_copies(found: Sequence[Original]) -> tuple[list[Original], list[str]]:
+    """Those that count, and a warning for each copy. Of a record that was copied while its run went on, the later state
+    counts."""
+    kept: list[Original] = []
+    warnings: list[str] = []
+    for same in group_by(found, lambda own: own.identity).values():
+        counted = max(same, key=lambda own: own.progress) if len(same) > 1 else same[0]  # the first of equals
+        kept.append(counted)
+        warnings += [_warning(copy.path, counted.path) for copy in same if copy is not counted]
+    return kept, warnings
 
 
-def _warning(copy: Attempt, counted: Attempt) -> str:
-    differs = copy.record != counted.record or copy.epochs != counted.epochs
+def _warning(copy: Path, counted: Path) -> str:
+    differs = any(_content(copy / name) != _content(counted / name) for name in FILES)
     but = ", though their content differs" if differs else ""
-    return f"{copy.name} and {counted.name} hold the same attempt (run_id, attempt, start){but}: only the latter counts"
+    names = " and ".join(printable(str(path)) for path in (copy, counted))
+    return f"{names} hold the same attempt (run_id, attempt, start){but}: only the latter counts"
+
+
+def _content(path: Path) -> bytes | None:
+    try:
+        return read_bytes(path)
+    except (OSError, ValueError):
+        return None

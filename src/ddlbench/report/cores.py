@@ -11,21 +11,25 @@ from typing import TypeVar
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-FEW = 1_000  # pieces of work that are done before other processes have started
 MOST = 8  # processes: a login node is shared
 PARTS = 8  # that a process gets one after the other
 
 
-def over_cores(function: Callable[[Item], Result], items: Sequence[Item], processes: int) -> list[Result]:
-    """The results in the order of the items. The function is one of a module; items and results are pickled.
+def over_cores(
+    function: Callable[[Sequence[Item]], Result], items: Sequence[Item], processes: int, few: int
+) -> list[Result]:
+    """What the function makes of consecutive parts of the items, in the order of the items. It is one of a module;
+    parts and results are pickled.
 
     processes: at most; new ones are started, and not forked, for libraries may have threads by now
+    few:       items that this process has done before others have started: they are one part
     """
-    if processes < 2 or len(items) < FEW:
-        return list(map(function, items))
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(processes, context) as pool:
-        return list(pool.map(function, items, chunksize=-(-len(items) // (PARTS * processes))))
+    if processes < 2 or len(items) <= few:
+        return [function(items)]
+    size = -(-len(items) // (PARTS * processes))
+    parts = [items[start : start + size] for start in range(0, len(items), size)]
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+        return list(pool.map(function, parts))
 
 
 def cores() -> int:

@@ -36,7 +36,7 @@ from ddlbench.report.quantities import (
     speedup,
     to_target,
 )
-from ddlbench.report.tables import Tables, records
+from ddlbench.report.tables import Tables
 from ddlbench.report.targets import COSTS, Target, costs, target_rows
 
 PANELS_OF_A_FILE = 6  # fit a page of paper
@@ -71,8 +71,8 @@ def make_figures(tables: Tables, targets: Sequence[Target] = (), baseline: bool 
     targets:  metrics to show the cost of
     baseline: whether to draw the papers' printed numbers beside one's own
     """
-    runs = records(tables.runs)
-    scaling = marked(records(tables.scaling), runs)
+    runs = tables.run_rows
+    scaling = marked(tables.measurement_rows, runs)
     looks = looks_of(map(curve_key, scaling))
     whole = panels(scaling, runs)
     shared = [part for panel in whole for part in small_multiples(panel)]

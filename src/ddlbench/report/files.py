@@ -66,10 +66,14 @@ def _plain(value: Any, depth: int = 0) -> Any:
     if depth > DEEPEST:
         raise RecursionError
     if isinstance(value, str):
-        return printable(value)
+        return _text(value)
     if isinstance(value, dict):
-        items = cast(dict[str, Any], value).items()
-        return {intern(printable(key)): _plain(item, depth + 1) for key, item in items}  # records share their keys
+        return {_text(key): _plain(item, depth + 1) for key, item in cast(Object, value).items()}
     if isinstance(value, list):
         return [_plain(item, depth + 1) for item in cast(list[Any], value)]
     return value
+
+
+def _text(text: str) -> str:
+    """Records share their keys and most of their values."""
+    return intern(printable(text))

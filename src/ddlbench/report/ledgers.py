@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 
 from ddlbench.record.fingerprint import of_the_launch
-from ddlbench.report.merge import AttemptRow, Row, comparison_id, group_by
+from ddlbench.report.merge import AttemptRow, Row, group_by
 
 # Columns of runs.csv that the framework must not change: what it starts from, how much it does, at which rates.
 SHARED = ("weights_hash_start", "samples", "updates", "dropped_samples_per_epoch", "lr_first", "lr_last")
@@ -17,7 +17,7 @@ RUNS_SHOWN = 4
 def differences(runs: Iterable[AttemptRow]) -> list[str]:
     """A sentence for each comparison, global batch and column with several values among the runs that ended ok."""
     ended = [run for run in runs if run.ok]
-    groups = group_by(ended, lambda run: (comparison_id(run), run.row["global_batch"], run.row["epochs_done"]))
+    groups = group_by(ended, lambda run: (run.comparison, run.row["global_batch"], run.row["epochs_done"]))
     return [text for group in groups.values() for column in SHARED if (text := _difference(group, column))]
 
 
@@ -43,7 +43,7 @@ def environments(runs: Iterable[AttemptRow]) -> list[str]:
     """A sentence for each comparison whose runs that ended ok differ in versions, switches or the kind of host."""
     ended = [run for run in runs if run.ok and run.environment]
     sentences: list[str] = []
-    for group in group_by(ended, comparison_id).values():
+    for group in group_by(ended, lambda run: run.comparison).values():
         texts = _several(group, _around, _name)
         if texts:
             sentences.append(f"not the same environment: {group[0].row['model']}, differs in {texts}")

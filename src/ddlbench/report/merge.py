@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, cached_property
 from sys import intern
 from typing import Any, TypeVar, cast
 
@@ -42,13 +43,23 @@ class AttemptRow:
     def ok(self) -> bool:
         return self.row["status"] == "ok"
 
+    @cached_property
+    def comparison(self) -> str:
+        """Equal for rows that differ in the framework and what may differ with it."""
+        return comparison_id(self)
+
 
 def measured_options(config: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> Row:
     """The configuration as dotted keys, without what does not change a measurement.
 
     before: the keys that a later version added, with the value at which they are left out, as the record says
     """
-    return _flatten(measured_part(config, added_later(Options) | dict(before or {})))
+    return _flatten(measured_part(config, _added_later() | dict(before or {})))
+
+
+@cache
+def _added_later() -> Row:
+    return added_later(Options)
 
 
 def _flatten(config: Mapping[str, Any], prefix: str = "") -> Row:

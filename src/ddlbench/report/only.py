@@ -10,7 +10,7 @@ import pandas as pd
 from ddlbench.errors import UserError
 from ddlbench.record.schema import RUNS
 from ddlbench.report.merge import Row
-from ddlbench.report.tables import Tables, records
+from ddlbench.report.tables import Tables
 from ddlbench.texts import printable, shortened
 
 VALUES_SHOWN = 20
@@ -21,7 +21,7 @@ def only(tables: Tables, filters: Sequence[str]) -> Tables:
     columns and values that the tables do not have."""
     if not filters:
         return tables
-    runs = kept = records(tables.runs)
+    runs = kept = tables.run_rows
     for text in filters:
         column, wanted = _parsed(text)
         _check(column, wanted, sorted({str(run[column]) for run in runs} - {"None"}))

@@ -46,7 +46,7 @@ EXPLAINED = (
 
 def render(tables: Tables, drawing: Drawing, folder: Path) -> str:
     """The page with the figures, which are files in `folder`."""
-    plain_runs, plain_scaling = records(tables.runs), records(tables.scaling)
+    plain_runs, plain_scaling = tables.run_rows, tables.measurement_rows
     runs, scaling = marked(plain_runs), numbered(marked(plain_scaling, plain_runs))
     shown = MEASURED | VS_SINGLE | VS_OWN | PREDICTED | SETTINGS
     headers, lines = overview_cells(scaling[:ROWS_SHOWN], shown)

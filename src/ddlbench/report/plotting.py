@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from math import log2
+from functools import partial
+from math import inf, log2
 from textwrap import wrap
 from typing import Any
 
+from matplotlib import ticker
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
 
 from ddlbench.texts import shortened
 
@@ -47,9 +48,7 @@ COLUMNS = 2  # panels beside each other: readable on a page of paper
 # Inches of a panel's axes, and of what is around them.
 PANEL = (3.55, 2.5)
 LEFT, RIGHT, BELOW, HEAD, LINE = 1.0, 0.2, 0.56, 0.34, 0.167
-VALUE_NAME = (
-    -0.215
-)  # the place of a value axis's name, left of its numbers and of the statuses, as a share of the width
+VALUE_NAME = -0.215  # the place of a value axis's name, left of numbers and statuses, as a share of the width
 LEGEND_LINE = 0.19
 LETTERS = 13  # of a legend, in one inch
 # What a figure has room for.
@@ -191,9 +190,9 @@ def gpu_axis(axes: Axes, counts: Sequence[int], device: str | None, log: bool) -
     else:
         room = max(0.12 * (high - low), 0.4)
         axes.set_xlim(low - room, high + room)
-    axes.xaxis.set_major_locator(FixedLocator(_apart(sorted(set(counts)), place)))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
+    axes.xaxis.set_major_locator(ticker.FixedLocator(_apart(sorted(set(counts)), place)))
+    axes.xaxis.set_minor_locator(ticker.NullLocator())
+    axes.xaxis.set_major_formatter(ticker.StrMethodFormatter("{x:.0f}"))
     axes.set_xlabel("ranks (CPU)" if device == "cpu" else "GPUs")
 
 
@@ -228,11 +227,16 @@ def value_axis(axes: Axes, values: Sequence[float], name: str, percents: bool, l
         low = min(values) / 1.15
         axes.set_yscale("log")
         axes.set_ylim(low, top * (top / low) ** (band / (1 - band)))
-        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if top / low < 1000 else (1,)))
-        axes.yaxis.set_minor_formatter(NullFormatter())
+        axes.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if top / low < 1000 else (1,)))
+        axes.yaxis.set_minor_formatter(ticker.NullFormatter())
     else:
         axes.set_ylim(0, top / (1 - band))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: write(value) if value <= top or not band else ""))
+    axes.yaxis.set_major_formatter(ticker.FuncFormatter(partial(_up_to, top if band else inf, write)))
+
+
+def _up_to(top: float, write: Callable[[float], str], value: float, _: Any = None) -> str:
+    """A tick's number, none above the top. A function of the module, which can be pickled."""
+    return write(value) if value <= top else ""
 
 
 def plain(value: float, _: Any = None) -> str:

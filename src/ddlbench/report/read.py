@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,9 @@ from ddlbench.report.files import Object, parse, read_bytes
 from ddlbench.report.find import search
 from ddlbench.report.gone import find_gone
 from ddlbench.report.left_out import of_error, of_reason, of_version
+from ddlbench.report.lines import lines_of
 from ddlbench.texts import printable, shortened
 
-PLAIN = {int, float, bool, type(None)}  # of numbers alone: no text that would have to be made printable
 READS = " and ".join(map(str, READ_VERSIONS))
 REASON = 300  # letters of a reason: an error may quote what it cannot read
 
@@ -30,15 +29,15 @@ class Attempt:
     """One attempt's files. If run.json is unreadable, only the folder's name is known. The epochs of many attempts
     would fill the memory: they are read when they are asked for.
 
-    record:       run.json
-    own_warnings: why it could not be used
-    left_out:     of an unreadable one, the kind of what is wrong with it
-    has_end:      whether the record itself says how the run ended
+    record:   run.json
+    warnings: why it could not be used
+    left_out: of an unreadable one, the kind of what is wrong with it
+    has_end:  whether the record itself says how the run ended
     """
 
     path: Path
     record: Object
-    own_warnings: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     left_out: str | None = None
     has_end: bool = True
 
@@ -50,30 +49,36 @@ class Attempt:
     @property
     def epochs(self) -> list[Object]:
         """Lines of epochs.jsonl."""
-        return self.read_epochs()[0]
+        return lines_of(self.read_epochs()[0])[0]
 
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """What could not be used, and why."""
-        _, warning = self.read_epochs()
-        return (*self.own_warnings, warning) if warning else self.own_warnings
-
-    def read_epochs(self) -> tuple[list[Object], str | None]:
-        """The lines of epochs.jsonl, and what is wrong with it; none beside an unreadable run.json."""
-        return ([], None) if self.record["status"] == "unreadable" else _epochs(self.path)
+    def read_epochs(self) -> tuple[bytes, str | None]:
+        """epochs.jsonl, and a warning where it cannot be read; nothing beside an unreadable run.json."""
+        file = self.path / "epochs.jsonl"
+        if self.record["status"] == "unreadable" or not os.path.lexists(file):
+            return b"", None
+        try:
+            return read_bytes(file), None
+        except (OSError, ValueError) as error:
+            return b"", f"{self.name}: epochs.jsonl cannot be read ({why(error)}) and is left out"
 
 
 @dataclass(frozen=True)
 class Records:
-    """Every attempt that was found; for each folder that could not be read a warning and the kind of its reason."""
+    """The folder of every attempt that was found; for each folder that could not be read a warning and the kind of its
+    reason."""
 
-    attempts: list[Attempt]
+    folders: list[Path]
     warnings: list[str]
     left_out: tuple[str, ...] = ()
 
+    @cached_property
+    def attempts(self) -> list[Attempt]:
+        """All of them in memory."""
+        return list(map(read, self.folders))
+
 
 def read_all(folders: Sequence[Path]) -> Records:
-    """Every attempt below the folders. UserError where there is none."""
+    """Every attempt below the folders; none is read yet. UserError where there is none."""
     for folder in folders:
         _listable(folder)
     found = search(folders)
@@ -87,8 +92,8 @@ def read_all(folders: Sequence[Path]) -> Records:
             f"no run in {names}{but}: start one with "
             f"python -m ddlbench +framework=ddp +model=resnet50 results_dir={folders[0]}, then report again"
         )
-    read_ones = [read(found.attempts[place]) for place in sorted(found.attempts)]
-    return Records(read_ones, closed, tuple(map(of_reason, reasons.values())))
+    ordered = [found.attempts[place] for place in sorted(found.attempts)]
+    return Records(ordered, closed, tuple(map(of_reason, reasons.values())))
 
 
 def _listable(folder: Path) -> None:
@@ -150,42 +155,6 @@ def _without_end(path: Path, record: Object) -> Attempt:
     if again.get("status") != "running":
         return read(path)
     return Attempt(path, record | {"status": "killed", "reason": gone.reason}, has_end=False)
-
-
-def _epochs(path: Path) -> tuple[list[Object], str | None]:
-    """The lines of epochs.jsonl, and what is wrong with it: a killed process may leave half a line."""
-    file = path / "epochs.jsonl"
-    try:
-        lines = read_bytes(file).split(b"\n") if os.path.lexists(file) else []
-    except (OSError, ValueError) as error:
-        return [], f"{printable(str(path))}: epochs.jsonl cannot be read ({why(error)}) and is left out"
-    filled = [line for line in lines if line.strip()]
-    found = _together(filled) or [_line(line) for line in filled]
-    rows = [row for row in found if row is not None]
-    if len(rows) == len(found):
-        return rows, None
-    return (
-        rows,
-        f"{printable(str(path))}: {len(found) - len(rows)} line(s) of epochs.jsonl cannot be read and are left out",
-    )
-
-
-def _together(lines: Sequence[bytes]) -> list[Object] | None:
-    """All lines as one list, which takes a third of the time; None where one is no flat JSON object."""
-    try:
-        found = json.loads(b"[" + b",".join(lines) + b"]")
-    except (ValueError, RecursionError):
-        return None
-    plain = len(found) == len(lines) and {dict}.issuperset(map(type, found))
-    plain = plain and PLAIN.issuperset(map(type, chain.from_iterable(line.values() for line in found)))
-    return found if plain else None
-
-
-def _line(line: bytes) -> Object | None:
-    try:
-        return parse(line)
-    except ValueError:
-        return None
 
 
 def why(error: Exception) -> str:

@@ -16,7 +16,7 @@ from ddlbench.record.schema import TARGETS
 from ddlbench.report.merge import Row, group_by
 from ddlbench.report.spreadsheets import write_csv
 from ddlbench.report.stats import confidence, median, median_interval
-from ddlbench.report.tables import Tables, frame, records
+from ddlbench.report.tables import Tables, frame
 
 RISING = ("val_top1", "val_top5")
 FALLING = ("val_loss", "val_perplexity_token", "val_perplexity_word", "train_loss")
@@ -80,7 +80,7 @@ def target_rows(tables: Tables, wanted: Target) -> list[Row]:
     """
     found = costs(tables.epochs, wanted)
     measured = set(tables.epochs.dropna(subset=[wanted.metric])["path"])
-    runs = [run for run in records(tables.runs) if run["status"] == "ok" and run["path"] in measured]
+    runs = [run for run in tables.run_rows if run["status"] == "ok" and run["path"] in measured]
     groups = group_by((run for run in runs if run["measurement"]), lambda run: run["measurement"])
     return [_row(group, found, wanted) for group in groups.values()]
 

@@ -1,0 +1,155 @@
+"""What one attempt gives the tables: a row of runs.csv, its epochs, and what is left out of them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, cast
+
+import pyarrow as pa
+
+from ddlbench.config import options
+from ddlbench.record.fingerprint import fingerprint, noted
+from ddlbench.record.schema import RUNS, Column
+from ddlbench.report.cells import cell, fit, in_one_line
+from ddlbench.report.copies import Original, identity
+from ddlbench.report.labels import settings_text
+from ddlbench.report.lines import NONE, table_of
+from ddlbench.report.merge import AttemptRow, Row, digest, measured_options
+from ddlbench.report.parquet_files import damaged
+from ddlbench.report.read import Attempt, read, unreadable, why
+
+_GLOBAL_BATCH = next(column for column in RUNS if column.name == "global_batch")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What one attempt gives the tables. epochs: how many it has"""
+
+    run: AttemptRow
+    epochs: int
+    original: Original
+    warnings: list[str]
+    left_out: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """What some attempts give. epochs: a pyarrow table of all their epochs, which is sent between processes at once"""
+
+    rows: list[Rows]
+    epochs: Any
+
+    def each(self) -> Iterator[tuple[Rows, Any]]:
+        """Each attempt with its own epochs."""
+        start = 0
+        for own in self.rows:
+            yield own, self.epochs.slice(start, own.epochs)
+            start += own.epochs
+
+
+def read_part(folders: Sequence[Path]) -> Part:
+    """The attempts in the folders, in their order."""
+    found = [_guarded(folder) for folder in folders]
+    epochs: Any = pa.concat_tables([NONE, *(own for _, own in found)])
+    return Part([own for own, _ in found], epochs.combine_chunks())
+
+
+def _guarded(folder: Path) -> tuple[Rows, Any]:
+    attempt = read(folder)
+    key = identity(attempt)
+    try:
+        return _rows(attempt, key)
+    except Exception as error:  # whatever one record holds, the others are reported
+        return _rows(unreadable(folder, f"the values of run.json cannot be used ({why(error)})"), key)
+
+
+def _rows(attempt: Attempt, key: Hashable) -> tuple[Rows, Any]:
+    """The rows, and a table of the epochs."""
+    left_out: list[str] = []
+    record = attempt.record
+    asked = measured_options(_section(record, "config"), _section(record, "config_added_later"))
+    found = record.get("environment")
+    run = AttemptRow(run_row(attempt, left_out), asked, fingerprint(found), noted(found))
+    content, unread = attempt.read_epochs()
+    epochs, broken = table_of(content, left_out)
+    if broken:
+        unread = f"{attempt.name}: {broken} line(s) of epochs.jsonl cannot be read and are left out"
+    notes = [f"{attempt.name}: {in_one_line(left_out)}"] if left_out else []
+    kinds = [attempt.left_out, "epochs.jsonl that cannot be read whole" if unread else None]
+    warnings = [*attempt.warnings, *([unread] if unread else []), *notes, *damaged(attempt.path)]
+    original = Original(attempt.path, key, (attempt.has_end, len(epochs)))
+    return Rows(run, len(epochs), original, warnings, tuple(filter(None, kinds))), epochs
+
+
+def run_row(attempt: Attempt, left_out: list[str]) -> Row:
+    """One row of runs.csv, but for the column `measurement`, which takes all runs to know. `left_out` gets a note for
+    each value that does not fit its column."""
+    row = {column.name: _find(attempt.record, column, left_out) for column in RUNS if column.source}
+    row["global_batch"] = row["global_batch"] or _asked_batch(attempt.record, row["gpus"], left_out)
+    row["batch_per_gpu"] = _share(row["global_batch"], row["gpus"])
+    row["micro_batch"] = row["micro_batch"] or cell(_share(row["replica_batch"], row["micro_batches"]), "int")
+    row["model_changed"] = _model_changed(attempt.record)
+    row["device_model"] = _device_model(attempt.record, row["device"])
+    row["environment_id"] = digest(known) if (known := fingerprint(attempt.record.get("environment"))) else None
+    row["staleness_max"] = _staleness_max(attempt.record)
+    return row | {"measurement": None, "learning": None, "path": attempt.name}
+
+
+def _find(record: Row, column: Column, left_out: list[str]) -> Any:
+    """The first of the column's sources that is known."""
+    for path in _paths(column.source):
+        value = _dig(record, path)
+        if value is not None and (found := fit(value, column, left_out)) is not None:
+            return found
+    return None
+
+
+@cache
+def _paths(source: str) -> tuple[tuple[str, ...], ...]:
+    """ "a.b|c": the keys (a, b), else (c)."""
+    return tuple(tuple(key.split(".")) for key in source.split("|"))
+
+
+def _dig(record: Any, path: Sequence[str]) -> Any:
+    for part in path:
+        record = cast(Row, record).get(part) if isinstance(record, dict) else None
+    return record
+
+
+def _section(record: Row, key: str) -> Row:
+    value = record.get(key)
+    return cast(Row, value) if isinstance(value, dict) else {}
+
+
+def _asked_batch(record: Row, gpus: int | None, left_out: list[str]) -> int | None:
+    """The global batch of an attempt that failed before it wrote its ledger."""
+    batch = cell(_dig(record, ("config", "train", "batch_per_gpu")), "int")
+    return fit(batch * gpus, _GLOBAL_BATCH, left_out) if batch and gpus else None
+
+
+def _share(whole: int | None, parts: int | None) -> float | None:
+    return whole / parts if whole and parts else None
+
+
+def _model_changed(record: Row) -> str | None:
+    """As the record says; one of a version that did not say is compared with the model's published values."""
+    found = _dig(record, ("model", "changed"))
+    changed = (
+        cast(Row, found) if isinstance(found, dict) else options.changed(_section(_section(record, "config"), "model"))
+    )
+    return cell(settings_text(dict(sorted(changed.items()))) or None, "text")
+
+
+def _staleness_max(record: Row) -> int | None:
+    """The framework says one number, or one for each stage."""
+    said = _dig(record, ("framework", "staleness"))
+    stages = [cell(value, "int") for value in (cast(list[Any], said) if isinstance(said, list) else [said])]
+    return max((value for value in stages if value is not None and value >= 0), default=None)
+
+
+def _device_model(record: Row, device: str | None) -> str | None:
+    key = {"cuda": "gpu_model", "cpu": "cpu_model"}.get(device or "")
+    return cell(_dig(record, ("environment", key)), "text") if key else None
