@@ -69,6 +69,7 @@ def test_every_reader_of_images_gives_the_same_kind_of_epochs(folder, epochs):
         assert 0.6 < pixels.std() < 1.6
 
 
+@pytest.mark.slow
 def test_programs_take_turns(folder, tmp_path):
     """Both go on after each stop, and what they printed falls into their own turns. A busy machine may lose a pair."""
     native, torchvision = (

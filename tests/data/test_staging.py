@@ -289,6 +289,7 @@ def test_files_are_taken_one_by_one(tmp_path: Path) -> None:
     assert peak < 1_000_000
 
 
+@pytest.mark.slow
 def test_a_node_that_cannot_stage_ends_the_others(tmp_path: Path) -> None:
     """They wait for it without a limit of time."""
     words = [word for word in folders(tmp_path) if word != "+framework=single"]

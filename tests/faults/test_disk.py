@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.support.faults import begun, end, record, start
 from tests.support.processes import run, small_disk
 from tests.support.waiting import wait_until
 
 
+@pytest.mark.slow
 def test_a_results_folder_that_becomes_read_only_ends_the_run_with_a_line(tmp_path: Path) -> None:
     """As a file system does after an error of its disk. The epochs from before stay."""
     with small_disk(tmp_path, 2**22) as disk:

@@ -22,6 +22,7 @@ from ddlbench.report.read import read_all
 from ddlbench.report.rows import run_row
 from ddlbench.run import cold_cache
 from ddlbench.run.cold_cache import ColdCache, check_cold_cache
+from ddlbench.run.faults import Supervisor
 from ddlbench.run.scenarios import loading
 from tests.support.configs import composed
 from tests.support.disk import SIZE, written
@@ -50,6 +51,8 @@ class Kept:
 
     def expect_nothing(self) -> None:
         self.expected.append("")
+
+    unlimited = Supervisor.unlimited
 
 
 def cache(files: list[Path], kept: Kept) -> ColdCache:

@@ -24,7 +24,9 @@ from tests.support.libraries import needs_horovod
     [
         # Rank 0 fails in its collective (an error too, of its own) or is ended by its watch.
         ("raise", "error", "rank 1: RuntimeError: planted fault", {(1, 1), (6, 1)}),
-        ("memory", "oom", "rank 1: OutOfMemoryError: planted: out of memory", {(6, 7)}),
+        pytest.param(
+            "memory", "oom", "rank 1: OutOfMemoryError: planted: out of memory", {(6, 7)}, marks=pytest.mark.slow
+        ),
         ("abort +framework.after_s=1", "oom", "rank 1: OutOfMemoryError: planted: out of memory", {(-6, 7)}),
         pytest.param(
             "abort +framework.after_s=3",
@@ -69,6 +71,7 @@ def test_no_framework_leaves_a_rank_waiting(tmp_path: Path, framework: str, targ
     assert (content["status"], content["reason"]) == ("error", "rank 1: RuntimeError: planted fault")
 
 
+@pytest.mark.slow
 def test_a_rank_that_vanishes_does_not_leave_the_other_waiting(tmp_path: Path) -> None:
     codes, said = end(start(tmp_path, "exit"))
     assert codes == [1, 9], said
@@ -87,6 +90,7 @@ def test_a_rank_that_hangs_is_a_timeout(tmp_path: Path) -> None:
     assert "train.timeout_s" in content["reason"]
 
 
+@pytest.mark.slow
 def test_a_main_thread_that_is_silent_for_too_long_is_a_timeout(tmp_path: Path) -> None:
     limit = f"{patience_s():g}"
     processes = start(tmp_path, "hang", f"train.timeout_s={limit}", ranks=1)

@@ -39,6 +39,7 @@ def test_the_rank_that_was_killed_is_named_not_the_signal_of_the_launcher(tmp_pa
     assert content["times"]["end"] is not None
 
 
+@pytest.mark.slow
 def test_rank_0_is_killed_and_the_store_with_it(tmp_path: Path) -> None:
     codes, said = end(start(tmp_path, "kill", "+framework.on=0"))
     assert codes[0] == -signal.SIGKILL
@@ -49,6 +50,7 @@ def test_rank_0_is_killed_and_the_store_with_it(tmp_path: Path) -> None:
     assert content["reason"] in said[1]
 
 
+@pytest.mark.slow
 def test_a_failing_rank_0_stays_until_the_others_know_why(tmp_path: Path) -> None:
     """The store ends with it."""
     codes, said = end(start(tmp_path, "memory", "+framework.on=0"))
@@ -133,6 +135,7 @@ def test_what_was_measured_survives_kill_9(tmp_path: Path) -> None:
     assert len(attempt.epochs) >= done
 
 
+@pytest.mark.slow
 def test_waiting_for_data_ends_where_the_rank_that_prepares_them_is_stopped(tmp_path: Path) -> None:
     stopped, other = start(tmp_path, "none", "+data=Stopping", f"train.timeout_s={patience_s()}")
     try:
@@ -158,6 +161,7 @@ def test_a_disk_that_fills_up_ends_the_run_with_a_record_and_a_line(tmp_path: Pa
     assert "Traceback" not in said[0]
 
 
+@pytest.mark.slow
 def test_a_results_folder_that_is_removed_ends_the_run_with_a_line(tmp_path: Path) -> None:
     processes = start(tmp_path / "results", "slow", "train.steps=5", "train.epochs=1000", ranks=1)
     wait_until(lambda: begun(tmp_path / "results"))
@@ -168,6 +172,7 @@ def test_a_results_folder_that_is_removed_ends_the_run_with_a_line(tmp_path: Pat
     assert "Traceback" not in said[0]
 
 
+@pytest.mark.slow
 def test_the_end_of_a_terminal_is_a_signal_too(tmp_path: Path) -> None:
     processes = start(tmp_path, "slow", "train.steps=10000", ranks=1)  # it ends by the signal alone
     wait_until(lambda: begun(tmp_path))

@@ -88,6 +88,7 @@ def test_an_unknown_part_is_one_line_with_the_choices(script: str) -> None:
     assert "frameworks" in line
 
 
+@pytest.mark.slow
 def test_a_part_runs_end_to_end_on_a_cpu(tmp_path: Path) -> None:
     done = run(CHECK, "gpt2", str(tmp_path), timeout=240, DDLBENCH_TINY="1")
     assert done.returncode == 0, done.stdout + done.stderr

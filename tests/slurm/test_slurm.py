@@ -115,6 +115,7 @@ def test_srun_runs_the_program_into_one_record(slurm, tmp_path, framework):
     assert sorted(launch["hosts"]) == ["node1", "node2"]
 
 
+@pytest.mark.slow
 def test_each_node_stages_a_copy_of_its_own(slurm, tmp_path):
     write_folders(tmp_path / "images", train=4, val=3)
     data = ("data=imagenet", f"data.root={tmp_path}/images", f"data.stage_to='{tmp_path}/$SLURMD_NODENAME'")

@@ -61,6 +61,7 @@ def test_an_interrupted_run_without_a_record_is_still_to_be_run(tmp_path: Path, 
     assert State(tmp_path / "results").refresh().status(cell) == "missing"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_a_folder_of_data_that_does_not_exist_is_a_row_and_not_tried_again(tmp_path: Path) -> None:
     words = ["data=imagenet", "loader=native", f"data.root={tmp_path}/nowhere"]

@@ -202,6 +202,7 @@ def test_a_pipeline_in_fp16_makes_updates_on_every_stage() -> None:
     assert run_ranks(2, in_fp16) == [1, 1]
 
 
+@pytest.mark.slow
 def test_all_ranks_skip_an_update_that_overflows_on_one() -> None:
     assert [rank["overflows"] for rank in on_four_ranks()] == [[(0, False, 1)] * 2] * 4
 

@@ -60,7 +60,8 @@ class Operations:
         self.handle = 0
 
     def __getattr__(self, name: str) -> Callable[..., int]:
-        on_cpu = name.replace("torch_cuda_", "torch_")  # a library built for the CPU has no others
+        # A library built for the CPU has no others. A fake tensor on "cuda" is on "meta" where C++ names its type.
+        on_cpu = name.replace("torch_cuda_", "torch_").replace("torch_meta_", "torch_")
         if not name.startswith(ALL_REDUCE) or not hasattr(self.library, on_cpu):
             raise AttributeError(name)
         return self._all_reduce
