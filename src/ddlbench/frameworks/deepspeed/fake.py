@@ -41,7 +41,8 @@ def _own(numbers: list[int]) -> list[int]:
 def gpu() -> Any:
     """DeepSpeed's own accelerator for CUDA, of which everything fits into the memory."""
     accelerator = import_module("deepspeed.accelerator.cuda_accelerator").CUDA_Accelerator()
-    given = {"is_available": True, "available_memory": sys.maxsize}
+    # Stage 3 divides by the number of devices of a node, and uses the result for quantised gradients only.
+    given = {"is_available": True, "available_memory": sys.maxsize, "device_count": 1}
     ignored = ("empty_cache", "range_push", "range_pop", "reset_peak_memory_stats")
     for name, value in {**given, **dict.fromkeys(ignored)}.items():
         setattr(accelerator, name, returning(value))
