@@ -18,13 +18,13 @@ run: setup ## a small ResNet with one process and with two, to a table and a rep
 horovod: setup ## build Horovod for CPUs and put it into .venv
 	@scripts/install_horovod.sh gloo || echo "make: Horovod's tests will be skipped" >&2
 
-test: setup horovod ## the test suite (about six minutes on two cores)
+test: setup horovod ## the test suite (about 14 minutes on two cores)
 	$(PYTEST) -m "not slow"
 
-test-all: setup horovod ## the test suite with its slow tests (about 25 minutes)
+test-all: setup horovod ## the test suite with its slow tests (over an hour)
 	$(PYTEST)
 
-test-breaches: setup ## plant every wrong way to measure of tests/breaches: each must be noticed (about two minutes)
+test-breaches: setup ## plant every wrong way to measure of tests/breaches: each must be noticed (about five minutes)
 	.venv/bin/python -m tests.breaches
 
 # MINUTES=30 SEED=7 make chaos: each trial follows from the seed and its number

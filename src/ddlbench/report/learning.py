@@ -117,16 +117,16 @@ def _named(panel: Panel) -> Callable[[Row], str]:
 
 
 class _Drawn:
-    """The panels of one figure: those of one comparison have the same axes, and a curve has one look in all of them."""
+    """The panels of one figure: those of one model have the same axes, and a curve has one look in all of them."""
 
     def __init__(self, shown: Sequence[Panel], courses: Courses, curves: Set[tuple[str, str]], looks: Looks) -> None:
         self.courses, self._looks = courses, looks
         self._own_legends = len(curves) > plotting.SHARED_LABELS or len({compared for compared, _ in curves}) == 1
-        self._groups = group_by(shown, _comparison)
+        self._groups = group_by(shown, _model)
 
     def every(self, panel: Panel) -> list[Course]:
-        """What is drawn in all panels with this one's comparison."""
-        rows = [row for mate in self._groups[_comparison(panel)] for row in mate.rows]
+        """What is drawn in all panels of this one's model."""
+        rows = [row for mate in self._groups[_model(panel)] for row in mate.rows]
         return [course for _, course in self.courses.shown(rows) + self.courses.shown_failed(rows)]
 
     def looks(self, panel: Panel) -> dict[str, Look]:
@@ -139,8 +139,8 @@ class _Drawn:
         return dict(zip((text for _, text in keys), found, strict=True))
 
 
-def _comparison(panel: Panel) -> tuple[Any, Any]:
-    return panel.model, panel.rows[0]["learning_comparison"]
+def _model(panel: Panel) -> tuple[Any, Any]:
+    return panel.model, panel.rows[0]["model_changed"]
 
 
 def _draw_panel(drawn: _Drawn, axis: str, by: str) -> DrawPanel:
