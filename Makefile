@@ -18,7 +18,7 @@ run: setup ## a small ResNet with one process and with two, to a table and a rep
 horovod: setup ## build Horovod for CPUs and put it into .venv
 	@scripts/install_horovod.sh gloo || echo "make: Horovod's tests will be skipped" >&2
 
-test: setup horovod ## the test suite (about 14 minutes on two cores)
+test: setup horovod ## the test suite (about 12 minutes on two cores)
 	$(PYTEST) -m "not slow"
 
 test-all: setup horovod ## the test suite with its slow tests (over an hour)
