@@ -97,3 +97,17 @@ def test_panels_of_one_comparison_share_axes_and_no_two_names_of_a_legend_have_o
         assert len({axes.get_ylim() for axes in panels}) == len({axes.get_xlim() for axes in panels}) == 1
         low, high = panels[0].get_ylim()
         assert low < 0.1 < 0.8 < high
+
+
+def test_the_axes_hold_the_failed_runs_of_every_panel(tmp_path):
+    """Each panel draws up to eight of them: those of a later panel count, too."""
+    for number, framework in enumerate(("single", "ddp", "horovod", "local_sgd", "fsdp", "zero2", "zero3", "tensor")):
+        run(tmp_path, number, 0.5, framework=framework, gpus=2)
+    failed = [run(tmp_path, 9, 0.5, framework="ddp", gpus=2, repeat=repeat) for repeat in range(8)]
+    failed.append(run(tmp_path, 9, 0.9, framework="gpipe", gpus=2))
+    for folder in failed:
+        record = json.loads((folder / "run.json").read_text())
+        (folder / "run.json").write_text(json.dumps(record | {"status": "killed", "reason": "signal 9"}))
+    for axes in drawn(tmp_path):
+        low, high = axes.get_ylim()
+        assert low < 0.5 < 0.9 < high

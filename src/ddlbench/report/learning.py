@@ -8,7 +8,7 @@ A run that did not end ok is a thin line of its own with a cross at its end.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pandas as pd
@@ -123,11 +123,17 @@ class _Drawn:
         self.courses, self._looks = courses, looks
         self._own_legends = len(curves) > plotting.SHARED_LABELS or len({compared for compared, _ in curves}) == 1
         self._groups = group_by(shown, _model)
+        self._ends = dict[tuple[Any, Any], _Ends]()
 
-    def every(self, panel: Panel) -> list[Course]:
-        """What is drawn in all panels of this one's model."""
-        rows = [row for mate in self._groups[_model(panel)] for row in mate.rows]
-        return [course for _, course in self.courses.shown(rows) + self.courses.shown_failed(rows)]
+    def ends(self, panel: Panel) -> _Ends:
+        """Of all panels of this one's model; found once."""
+        model = _model(panel)
+        if model not in self._ends:
+            mates = self._groups[model]
+            drawn = [own for mate in mates for own in self.courses.shown(mate.rows)]
+            drawn += [own for mate in mates for own in self.courses.shown_failed(mate.rows)]
+            self._ends[model] = _Ends.of([course for _, course in drawn])
+        return self._ends[model]
 
     def looks(self, panel: Panel) -> dict[str, Look]:
         """By the name of the curve. The curves of a panel with one value of the compared factor differ in colour too,
@@ -139,15 +145,35 @@ class _Drawn:
         return dict(zip((text for _, text in keys), found, strict=True))
 
 
+class _Ends(NamedTuple):
+    """Of some courses: the longest time, the first and the last epoch, the least and the most of the metric. Values
+    that are not finite do not count."""
+
+    seconds: float
+    epochs: tuple[float, float]
+    values: tuple[float, float] | None
+
+    @classmethod
+    def of(cls, courses: Sequence[Course]) -> _Ends:
+        values = np.concatenate([end for course in courses for end in (course.low, course.high)])
+        finite = values[np.isfinite(values)]
+        epochs = np.concatenate([course.epoch for course in courses])
+        return cls(
+            max(float(course.elapsed_s.max()) for course in courses),
+            (float(epochs.min()), float(epochs.max())),
+            (float(finite.min()), float(finite.max())) if len(finite) else None,
+        )
+
+
 def _model(panel: Panel) -> tuple[Any, Any]:
     return panel.model, panel.rows[0]["model_changed"]
 
 
 def _draw_panel(drawn: _Drawn, axis: str, by: str) -> DrawPanel:
     def draw_panel(axes: Axes, panel: Panel) -> None:
-        name, own, every = _named(panel), drawn.looks(panel), drawn.every(panel)
+        name, own, ends = _named(panel), drawn.looks(panel), drawn.ends(panel)
         merged, failed = drawn.courses.shown(panel.rows), drawn.courses.shown_failed(panel.rows)
-        unit = _time_axis(axes, every) if by == "time" else _epoch_axis(axes, every)
+        unit = _time_axis(axes, ends) if by == "time" else _epoch_axis(axes, ends)
         for row, course in merged:
             _line(axes, course, unit, own[name(row)])
         for row, course in failed:
@@ -155,24 +181,25 @@ def _draw_panel(drawn: _Drawn, axis: str, by: str) -> DrawPanel:
         for text, look in own.items():
             axes.plot([], [], color=look.color, label=plotting.label(text), **_shape(look))
         plotting.value_name(axes, axis)
-        _metric_axis(axes, axis, [float(end) for course in every for end in (*course.low, *course.high)])
+        _metric_axis(axes, axis, ends.values)
 
     return draw_panel
 
 
-def _epoch_axis(axes: Axes, courses: Sequence[Course]) -> float | None:
+def _epoch_axis(axes: Axes, ends: _Ends) -> float | None:
     axes.set_xlabel("epochs of training")
-    _limit(axes.set_xlim, [float(epoch) + 1 for course in courses for epoch in course.epoch])
+    first, last = ends.epochs
+    _limit(axes.set_xlim, first + 1, last + 1)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return None
 
 
-def _time_axis(axes: Axes, courses: Sequence[Course]) -> float:
+def _time_axis(axes: Axes, ends: _Ends) -> float:
     """Returns the seconds of the axis's unit."""
-    longest = max(float(course.elapsed_s.max()) for course in courses)
+    longest = ends.seconds
     unit, seconds = next(((unit, size) for unit, size in UNITS if longest >= 3 * size), ("s", 1.0))
     axes.set_xlabel(f"time since the first step, validation included ({unit})")
-    _limit(axes.set_xlim, [0.0, longest / seconds])
+    _limit(axes.set_xlim, 0.0, longest / seconds)
     return seconds
 
 
@@ -200,25 +227,21 @@ def _failed_line(axes: Axes, course: Course, unit: float | None, look: Look) -> 
     axes.plot(places[-1], course.middle[-1], "x", color=look.color, markersize=8, markeredgewidth=1.8)
 
 
-def _metric_axis(axes: Axes, label: str, values: list[float]) -> None:
-    if label.startswith("top-1"):
-        axes.yaxis.set_major_formatter(FuncFormatter(plotting.percent))
-        _limit(axes.set_ylim, values)
-        return
-    if values and max(values) > SQUASHED * min(values) > 0:
-        axes.set_yscale("log")
-        plotting.value_name(axes, f"{label} (log scale)")
-        axes.yaxis.set_minor_formatter(NullFormatter())
-        axes.set_ylim(min(values) / 1.1, max(values) * 1.1)
-    else:
-        _limit(axes.set_ylim, values)
-    axes.yaxis.set_major_formatter(FuncFormatter(plotting.plain))
+def _metric_axis(axes: Axes, label: str, values: tuple[float, float] | None) -> None:
+    share = label.startswith("top-1")
+    if values is not None:
+        low, high = values
+        if not share and high > SQUASHED * low > 0:
+            axes.set_yscale("log")
+            plotting.value_name(axes, f"{label} (log scale)")
+            axes.yaxis.set_minor_formatter(NullFormatter())
+            axes.set_ylim(low / 1.1, high * 1.1)
+        else:
+            _limit(axes.set_ylim, low, high)
+    axes.yaxis.set_major_formatter(FuncFormatter(plotting.percent if share else plotting.plain))
 
 
-def _limit(set_limits: Callable[[float, float], Any], values: Sequence[float]) -> None:
-    """The axis holds all values, with a margin."""
-    finite = [value for value in values if np.isfinite(value)]
-    if finite:
-        low, high = min(finite), max(finite)
-        margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
-        set_limits(low - margin, high + margin)
+def _limit(set_limits: Callable[[float, float], Any], low: float, high: float) -> None:
+    """The axis holds both ends, with a margin."""
+    margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
+    set_limits(low - margin, high + margin)
