@@ -60,7 +60,7 @@ def slurm_says(folder: Path, monkeypatch: pytest.MonkeyPatch, **said: str) -> No
 
 def settle(results: Path, cells: list[Cell]) -> State:
     state = State(results).refresh()
-    record_ended_jobs(cells, state, lambda _: False)
+    record_ended_jobs(cells, state, lambda: lambda _: False)
     return state
 
 
@@ -87,7 +87,7 @@ def test_what_others_hold_or_have_recorded_stays_as_it_is(tmp_path: Path, cells:
     results = tmp_path / "results"
     end_job(results, cells, "".join(f"{began(cell)}run.sbatch: exit code 2\n" for cell in cells))
     running = State(results).refresh()
-    record_ended_jobs(cells, running, lambda name: name == NAME)
+    record_ended_jobs(cells, running, lambda: lambda name: name == NAME)
     assert not running.attempts
     record(results, cells[0], "error", environment={"variables": {"SLURM_JOB_ID": "7"}})
     other = claim(results, cells[1].key, queued=lambda _: False)

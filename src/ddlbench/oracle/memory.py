@@ -1,7 +1,8 @@
 """Bytes that one rank holds at its fullest: weights, gradients, optimizer state, kept activations, buffers.
 
 The first three are those of measure/memory_formula.py. Activations are what autograd keeps, counted from the real
-model. Not counted: what the device's context and its communication library take, temporary results, fragmentation.
+model. peak.py has when they are there at once, and temporary results. Not counted: what the device's context and its
+communication library take, fragmentation.
 """
 
 from __future__ import annotations

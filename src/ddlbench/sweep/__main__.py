@@ -7,7 +7,7 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,10 +49,10 @@ def _run(given: argparse.Namespace, study: Study) -> int:
     from ddlbench.sweep.ended_jobs import record_ended_jobs
 
     cells = plan(study, _device(given))
-    state, queued = State(Path(study.results_dir)).refresh(), slurm.queue()
+    state = State(Path(study.results_dir)).refresh()
     if given.cancel:
-        return _cancel(cells, state, queued)
-    record_ended_jobs(cells, state, queued)
+        return _cancel(cells, state)
+    record_ended_jobs(cells, state, slurm.queue)
     if given.slurm:
         options = slurm.Options(given.site, tuple(shlex.split(given.sbatch)), given.throttle, given.pack)
         _say("\n".join(slurm.submit(study, cells, state, options, given.retry)) or "nothing to submit")
@@ -80,8 +80,9 @@ def _device(given: argparse.Namespace) -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def _cancel(cells: Sequence[Cell], state: State, queued: Callable[[str], bool]) -> int:
+def _cancel(cells: Sequence[Cell], state: State) -> int:
     """End the Slurm jobs that hold cells of this study, and the sweeps on this machine."""
+    queued = slurm.queue()
     owners = {owner for cell in cells if (owner := holder(state.results, cell.key, queued))}
     slurm.cancel(owner.job for owner in owners if owner.job)
     here = {owner.pid for owner in owners if not owner.job and owner.place == Owner.this().place}

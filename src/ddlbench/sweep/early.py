@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +33,14 @@ def record_early_end(cell: Cell, results: Path, codes: Sequence[int], began: str
     """
     if INTERRUPTS.issuperset(code for code in codes if code):  # a sweep ends the others of a rank that failed
         return False
-    code = next((code for code in codes if code not in (0, PeerFailed.exit_code, *INTERRUPTS)), max(codes))
+    code = first_failure(codes) or max(codes)
     return write_row(cell, results, STATUSES.get(code, "error"), _reason(codes, said), began)
+
+
+def first_failure(codes: Iterable[int]) -> int | None:
+    """The exit code of the first rank that failed by itself: neither by the failure of another one nor by a signal that
+    ended it from outside."""
+    return next((code for code in codes if code not in (0, PeerFailed.exit_code, *INTERRUPTS)), None)
 
 
 def write_row(

@@ -13,8 +13,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ddlbench.errors import PeerFailed, RunError
-from ddlbench.sweep.early import INTERRUPTS, STATUSES, lines, write_row
+from ddlbench.errors import RunError
+from ddlbench.sweep.early import INTERRUPTS, STATUSES, first_failure, lines, write_row
 from ddlbench.sweep.lock import FOLDER, Claim, claim, last_job
 from ddlbench.sweep.plan import Cell
 from ddlbench.sweep.state import FINAL, JOB_VARIABLE, State
@@ -74,10 +74,16 @@ class Part:
     last: bool = True
 
 
-def record_ended_jobs(cells: Sequence[Cell], state: State, queued: Callable[[str], bool]) -> None:
+def record_ended_jobs(cells: Sequence[Cell], state: State, queue: Callable[[], Callable[[str], bool]]) -> None:
     """Write a row for each cell whose Slurm job has ended and has left no record of it; once, whichever sweep comes
-    first. A cell that was interrupted, or that its job did not reach, gets none: it is still to be run."""
+    first. A cell that was interrupted, or that its job did not reach, gets none: it is still to be run.
+
+    queue: asks Slurm which jobs wait or run; only where there is such a cell
+    """
     found = [(cell, job) for cell, job in _jobs(cells, state) if not _recorded(cell, state, job)]
+    if not found:
+        return
+    queued = queue()
     held: list[tuple[Cell, Job, Claim]] = []
     for cell, job in found:
         with contextlib.suppress(OSError):  # this user cannot write there: another sweep will
@@ -140,7 +146,7 @@ def _code(said: str) -> int | None:
     if ended is None:
         return None
     codes = (int(match[1]) if match[1] else BY_SIGNAL.get(match[2], 1) for match in TASK.finditer(said))
-    return next((code for code in codes if code not in (0, PeerFailed.exit_code, *INTERRUPTS)), int(ended[1]))
+    return first_failure(codes) or int(ended[1])
 
 
 def end_of(found: Part, state: str, job: Job) -> tuple[str, str] | None:
