@@ -266,9 +266,9 @@ def test_optimizers_see_what_they_see_in_ddp(found: list[dict[str, Any]]) -> Non
 
 
 def test_what_an_update_sends(found: list[dict[str, Any]]) -> None:
-    # Three groups of parameters: h0, ln_f, and the root's with the tied embedding and head. Each is gathered in the
+    # Two groups of parameters: h0, and the root's with ln_f and the tied embedding and head. Each is gathered in the
     # three forward passes, and again in the three backward passes unless it was kept; gradients go once.
-    assert found[0]["sent"] == [(15, 3, 0), (18, 3, 0), (9, 3, 0), (0, 0, 3)]
+    assert found[0]["sent"] == [(9, 2, 0), (12, 2, 0), (6, 2, 0), (0, 0, 2)]
 
 
 def test_the_policy_keeps_no_cast_weights_and_gathers_half_the_bytes(found: list[dict[str, Any]]) -> None:

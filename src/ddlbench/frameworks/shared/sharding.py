@@ -12,12 +12,15 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 
 def shard(model: nn.Sequential, mesh: DeviceMesh, reshard: bool | None, policy: MixedPrecisionPolicy) -> None:
-    """A group of parameters a named block. Blocks that share one (the tied embedding and head) must be in the same
-    group, so they stay with the root's."""
+    """A group of parameters a named block. In the root's group stay blocks that share one (the tied embedding and head
+    must be in the same group) and those that have vectors only (a last norm): to gather and reduce so few numbers by
+    themselves costs three messages a step."""
     users = Counter(parameter for block in model.children() for parameter in block.parameters())
-    own = [block for block in model.children() if all(users[parameter] == 1 for parameter in block.parameters())]
-    for module in (*own, model):
-        fully_shard(module, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
+    for block in model.children():
+        parameters = list(block.parameters())
+        if all(users[each] == 1 for each in parameters) and any(each.ndim > 1 for each in parameters):
+            fully_shard(block, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
+    fully_shard(model, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
 
 
 def gathered_state(model: nn.Module, keep: bool) -> dict[str, Tensor]:
