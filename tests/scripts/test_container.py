@@ -69,7 +69,7 @@ def test_what_is_missing_is_said_in_one_line(tmp_path: Path, env: dict[str, str]
 
 def sections() -> dict[str, str]:
     """The parts of the recipe by name; its head is that of the name ""."""
-    text = (ROOT / "scripts" / "container" / "ddlbench.def").read_text()
+    text = (ROOT / "scripts/container/ddlbench.def").read_text()
     head, *rest = re.split(r"^%(\w+)\n", text, flags=re.MULTILINE)
     return {"": head} | dict(zip(rest[::2], rest[1::2], strict=True))
 
