@@ -64,6 +64,7 @@ class Run:
     open_checkpoints: Callable[[Run, Trainer, Rates], None] = lambda *_: None
     after_epoch: Callable[[int], None] = lambda _: None
     first_epoch: int = 0
+    clock: EpochClock | None = None  # of the last epoch that has begun
 
     def warmup(self, epoch: int) -> int:
         """Steps that begin this epoch and are left out of its rate; never all of them."""
@@ -86,8 +87,7 @@ class Run:
 
     def record(self, row: EpochRow) -> None:
         """Hand over the row of an epoch with its validation."""
-        self.elapsed_s += row.epoch_time_s + row.metrics.get("validation_time_s", 0.0)
-        row.elapsed_s = self.elapsed_s
+        row.elapsed_s = self.elapsed_s = self.elapsed_s + row.epoch_time_s + row.metrics.get("validation_time_s", 0.0)
         self.recorder.epoch(self, row)
 
 
@@ -96,7 +96,7 @@ def train(run: Run, trainer: Trainer, rates: Rates) -> None:
     device = run.job.device
     for epoch in range(run.first_epoch, run.epochs):
         run.boundary.begin()
-        clock = EpochClock(device, barrier, run.warmup(epoch), run.meter)
+        clock = run.clock = EpochClock(device, barrier, run.warmup(epoch), run.meter)
         losses, used = list[Tensor](), list[float]()
         reset_peaks(device)
         batches = run.progress.steps(run.feed.train(epoch), run.feed.steps_per_epoch, f"epoch {epoch}")
