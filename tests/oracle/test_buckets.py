@@ -53,5 +53,6 @@ def test_slices_are_the_parameter(ranks: int) -> None:
     shards = Shards((6, 8, 16, 20), ranks)
     for which in range(4):
         assert sum(numbers for _, numbers in shards.slices(which)) == shards.numbers(which)
+    assert shards.most_touched() == shards.touched(shards.fullest()) == max(map(shards.touched, range(ranks)))
     for rank in range(ranks):
         assert shards.touched(rank) == sum(shards.numbers(which) for which in range(4) if shards.has(rank, which))

@@ -7,12 +7,14 @@ reduced, what a bucket holds is copied to one piece, unless it is one piece alre
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import ceil
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ddlbench.oracle.counts import Block
 
@@ -52,18 +54,20 @@ class Shards:
 
     def touched(self, rank: int) -> int:
         """Numbers of all parameters of which a rank has a part."""
-        first = bisect_right(self.ends, rank * self.size)
-        if first == len(self.ends):
-            return 0
-        last = min(bisect_left(self.ends, (rank + 1) * self.size), len(self.ends) - 1)
-        return self.ends[last] - (self.ends[first - 1] if first else 0)
+        return int(self._touched(np.array([rank]))[0])
+
+    def _touched(self, ranks: NDArray[np.int64]) -> NDArray[np.int64]:
+        ends = np.array([0, *self.ends])  # before the first parameter, and after each
+        first = np.searchsorted(ends[1:], ranks * self.size, "right")
+        last = np.searchsorted(ends[1:], (ranks + 1) * self.size, "left") + 1
+        return ends[np.minimum(last, len(self.ends))] - ends[first]
 
     def most_touched(self) -> int:
-        return max(map(self.touched, range(self.ranks)))
+        return int(self._touched(np.arange(self.ranks)).max())
 
     def fullest(self) -> int:
         """The rank that has parts of the largest parameters."""
-        return max(range(self.ranks), key=self.touched)
+        return int(self._touched(np.arange(self.ranks)).argmax())
 
 
 class Arriving(NamedTuple):
