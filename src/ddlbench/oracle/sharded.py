@@ -10,6 +10,7 @@ from ddlbench.errors import Unsupported
 from ddlbench.frameworks.deepspeed.knobs import BUCKET_MB, Knobs
 from ddlbench.frameworks.fsdp import FSDP
 from ddlbench.frameworks.shared.meta import has_batch_norm, on_meta
+from ddlbench.frameworks.shared.sharding import root_group
 from ddlbench.oracle import collectives, overlap
 from ddlbench.oracle.computation import Pass
 from ddlbench.oracle.data import whole
@@ -26,17 +27,21 @@ PREFETCH, REUSE = 5e7, 1e9
 
 
 def fsdp(framework: FSDP, setting: Setting) -> Outcome:
-    """fully_shard of every block; a tied embedding and head are in the root's group, gathered once a micro batch. With
-    replicas (HSDP) neighbours share the shards, and the shards' gradients are all-reduced between the replicas."""
+    """fully_shard of every block but those of the root's group (a tied embedding and head, a last norm), which is
+    gathered once a micro batch by default. With replicas (HSDP) neighbours share the shards, and their gradients are
+    all-reduced between the replicas."""
     job, shards = setting.job, setting.world // framework.replicate
     casts = (framework.mixed_precision or ("autocast" if has_batch_norm(job) else "policy")) == "policy"
     weight = BYTES[job.precision] if casts else 4
     blocks = setting.counts.blocks
-    again = tuple(framework.reshard_after_forward is not False and not _is_root(setting, i) for i in range(len(blocks)))
-    alone = tuple((index,) for index in range(len(blocks)))
+    names = root_group(on_meta(job))
+    root = tuple(index for index, block in enumerate(blocks) if block.name in names)
+    reshard = framework.reshard_after_forward
+    again = tuple(index not in root if reshard is None else reshard for index in range(len(blocks)))
+    groups = ((root,) if root else ()) + tuple((index,) for index in range(len(blocks)) if index not in root)
     numbers = tuple(block.numbers for block in blocks)
     scheme = Scheme(
-        shards, weight, setting.gradient_bytes, numbers, again, alone, alone, always=False,
+        shards, weight, setting.gradient_bytes, numbers, again, groups, groups, always=False,
         host_computes=job.device.type == "cpu",
     )  # fmt: skip
     outcome = sharded(setting, scheme)
@@ -47,11 +52,6 @@ def fsdp(framework: FSDP, setting: Setting) -> Outcome:
     more = Message("all-reduce of shards", 1, size, seconds, seconds)
     layout = {"dp": setting.world, "shards": shards}
     return replace(outcome, messages=(*outcome.messages, more), layout=layout)
-
-
-def _is_root(setting: Setting, index: int) -> bool:
-    """A tied parameter counts in the first block."""
-    return index == 0 and bool(setting.counts.tied)
 
 
 def zero3(framework: Knobs, setting: Setting) -> Outcome:
