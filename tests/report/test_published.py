@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 from matplotlib.collections import LineCollection
+from matplotlib.markers import CARETDOWNBASE, CARETUPBASE
 
 from ddlbench.report.figures import make_figures
-from ddlbench.report.published import efficiencies, shares, sources
+from ddlbench.report.published import GREY, efficiencies, shares, sources
 from ddlbench.report.read import read_all
 from ddlbench.report.tables import make_tables
 from tests.support.records import weak_scaling
@@ -51,6 +52,8 @@ def test_drawn_beside_ones_own(tmp_path):
     assert "Aach et al. 2023: ddp, native, < 44 %" in axes.get_legend_handles_labels()[1]
     limits = [bars.get_segments()[0].tolist() for bars in axes.collections if isinstance(bars, LineCollection)]
     assert limits == [[[256, 0.85], [256, pytest.approx(0.91)]], [[256, pytest.approx(0.38)], [256, 0.44]]]
+    carets = [line for line in axes.lines if line.get_marker() in (CARETUPBASE, CARETDOWNBASE)]
+    assert [line.get_markerfacecolor() for line in carets] == [GREY, GREY]
     assert axes.get_xlabel() == "GPUs"
     (axes,) = drawing.figures["published_communication"].axes
     assert "Aach et al. 2023, Table 2: ddp, native" in axes.get_legend_handles_labels()[1]

@@ -88,7 +88,7 @@ def draw_efficiency(looks: Looks) -> Callable[[Axes, Panel], None]:
             axes.plot(xs, ys, color=GREY, marker=marker, fillstyle="none", linestyle="", label=plotting.label(name))
             if same[0].relation != "=":
                 above = same[0].relation == ">"
-                axes.errorbar(xs, ys, ARROW, fmt="none", ecolor=GREY, elinewidth=1, lolims=above, uplims=not above)
+                axes.errorbar(xs, ys, ARROW, fmt="none", color=GREY, elinewidth=1, lolims=above, uplims=not above)
         _name_counts(axes, panel)
 
     return draw_panel
