@@ -119,9 +119,11 @@ def _scaling(shared: Sequence[Panel], looks: Looks) -> list[Wanted]:
 
 def _published(shared: Sequence[Panel], whole: Sequence[Panel], looks: Looks) -> list[Wanted]:
     """The papers' printed numbers beside one's own."""
+    ratios = comparable(shared, efficiencies, "own base; grey: printed, base 4 GPUs")
+    times = comparable(whole, shares, "grey: printed shares of the kernels' time")
     return [
-        Wanted("published_efficiency", comparable(shared, efficiencies), draw_efficiency(looks)),
-        Wanted("published_communication", comparable(whole, shares), draw_communication),
+        Wanted("published_efficiency", ratios, draw_efficiency(looks)),
+        Wanted("published_communication", times, draw_communication),
     ]
 
 

@@ -111,7 +111,7 @@ def _object(line: bytes) -> Object | None:
 
 
 def _plain_lines(content: bytes) -> int:
-    """The number of lines where every one is as the harness writes it: one flat object, no text with an escape. Else 0."""
+    """The number of lines if each is as the harness writes it, one flat object, no text with an escape; else 0."""
     if not content.isascii() or any(text[:1] in content and text in content for text in UNUSUAL):  # one letter: faster
         return 0
     lines = content.split(b"\n")
