@@ -1,7 +1,7 @@
 """Predicted bytes of a rank beside those that the real job holds, counted in a rehearsal of it.
 
 tests/oracle/memory_grid.py has the grid. Here every framework is compared at 4 ranks with every model, plain, with two
-samples a micro batch and checkpointed, and some at 2 ranks with the model that rehearses fastest.
+samples a micro batch and checkpointed, and some at 2 and 8 ranks with the model that rehearses fastest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,12 @@ TOLERANCE = 0.05
 OFF = {Case("tensor", "vgg16", 4, "checkpointed"): 0.085}
 QUICK = [Case(name, "gpt2_small", 2, "plain") for name in ("ddp", "zero_bubble", "1f1b")]
 TWO = ("gpipe", "pipedream_2bw", "zero1", "zero3")
-SLOW = [*grid(ranks=(4,)), *(case for case in grid(TWO, (2,)) if case.model == "gpt2_small")]
+EIGHT = ("ddp", "fsdp", "gpipe", "1f1b", "zero_bubble", "interleaved", "hybrid", "tensor", "zero3")
+SLOW = [
+    *grid(ranks=(4,)),
+    *(case for case in grid(TWO, (2,)) if case.model == "gpt2_small"),
+    *(Case(name, "gpt2_small", 8, "plain") for name in EIGHT),
+]
 
 
 @cache

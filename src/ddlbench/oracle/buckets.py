@@ -50,7 +50,8 @@ class Shards:
         return [(first + index, after - before) for index, (before, after) in enumerate(pairwise(edges))]
 
     def has(self, rank: int, which: int) -> bool:
-        return any(owner == rank for owner, _ in self.slices(which))
+        start, end = self.ends[which] - self.numbers(which), self.ends[which]
+        return start < (rank + 1) * self.size and end > rank * self.size
 
     def touched(self, rank: int) -> int:
         """Numbers of all parameters of which a rank has a part."""
