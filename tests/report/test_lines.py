@@ -166,8 +166,18 @@ def test_an_odd_file_holds_up_no_other(name):
 
 
 @pytest.mark.parametrize(
+    "value", [b'"val_top1": 7', b'"memory_host_peak_bytes": -5', b'"throttle_reasons": "' + b"x" * 300 + b'"']
+)
+def test_a_value_out_of_range_holds_up_its_own_file_alone(value):
+    line = b'{"epoch": 0, ' + value + b"}"
+    first, none, odd, last = tables_of([text_of(LINES), b"", line, text_of(LINES[:2])])
+    assert (len(first), none, odd, len(last)) == (3, None, None, 2)
+    check(line)
+
+
+@pytest.mark.parametrize(
     "line",
-    [b'{"epoch": 0, "val_top1": 7}', b'{"epoch": 0, "steps": 1.5}', b'{"epoch": 3}\n{"epoch": 2}', b'{"epoch": -1}',
+    [b'{"epoch": 0, "steps": 1.5}', b'{"epoch": 3}\n{"epoch": 2}', b'{"epoch": -1}',
      b'{"epoch": 1000000001}', b'{"steps": 1}', b'{"epoch": 0, "val_loss": -0}'],
 )  # fmt: skip
 @pytest.mark.parametrize("first", [True, False])

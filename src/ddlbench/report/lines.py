@@ -51,10 +51,12 @@ def tables_of(contents: Sequence[bytes]) -> list[Any]:
     read. None for each of which `table_of` may have something to note."""
     counts = [_plain_lines(content) for content in contents]
     table = _at_once(list(compress(contents, counts)), list(filter(None, counts)))
-    if table is None or not all(_fits(table[own.source], own) for own in OWN):
+    if table is None:
         return [None] * len(contents)
-    starts = accumulate(counts, initial=0)
-    return [table.slice(start, count) if count else None for start, count in zip(starts, counts, strict=False)]
+    starts = list(accumulate(counts, initial=0))
+    odd = [_misfits(table[own.source], own) for own in OWN if not _fits(table[own.source], own)]
+    left = set(np.searchsorted(starts, np.concatenate(odd), side="right") - 1) if odd else set[int]()
+    return [table.slice(starts[n], count) if count and n not in left else None for n, count in enumerate(counts)]
 
 
 def _fitted(values: Any, column: Column, content: bytes, left_out: list[str]) -> Any:
@@ -155,6 +157,16 @@ def _fits(values: Any, column: Column) -> bool:
     low, high = column.range or FLOATS
     ends = call("min_max", [values]).as_py()
     return low <= ends["min"] and ends["max"] <= high
+
+
+def _misfits(values: Any, column: Column) -> Any:
+    """Numbers of the rows that `_fits` refuses."""
+    if column.kind == "text":
+        found = call("greater", [call("utf8_length", [values]), pa.scalar(LONGEST_NAME)])
+    else:
+        low, high = column.range or FLOATS
+        found = call("or", [call("less", [values, pa.scalar(low)]), call("greater", [values, pa.scalar(high)])])
+    return np.flatnonzero(call("coalesce", [found, pa.scalar(False)]).to_numpy())
 
 
 def _has_minus_zero(values: Any) -> bool:
