@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from torch import Tensor
 from torch.optim import Optimizer
 
 from ddlbench.data.feed import Feed
@@ -16,6 +15,7 @@ from ddlbench.errors import Stopped
 from ddlbench.job import Job, Place, Trainer
 from ddlbench.measure.clock import EpochClock
 from ddlbench.measure.counts import require_val_samples
+from ddlbench.measure.losses import Losses
 from ddlbench.measure.memory import reset_peaks
 from ddlbench.measure.meter import Meter
 from ddlbench.measure.metrics import batch_sums, empty_sums, finish, without_scores
@@ -97,7 +97,7 @@ def train(run: Run, trainer: Trainer, rates: Rates) -> None:
     for epoch in range(run.first_epoch, run.epochs):
         run.boundary.begin()
         clock = run.clock = EpochClock(device, barrier, run.warmup(epoch), run.meter)
-        losses, used = list[Tensor](), list[float]()
+        losses, used = Losses(run.feed.steps_per_epoch), list[float]()
         reset_peaks(device)
         batches = run.progress.steps(run.feed.train(epoch), run.feed.steps_per_epoch, f"epoch {epoch}")
         for batch in clock.steps(batches):
@@ -105,12 +105,12 @@ def train(run: Run, trainer: Trainer, rates: Rates) -> None:
             loss = trainer.step(batch)
             used.append(rates.used(trainer.optimizer.param_groups[0]["lr"]))
             if loss is not None:
-                losses.append(loss)
+                losses.add(loss)
             run.boundary.pass_step(loss)
         trainer.flush()
         times = clock.stop()
         run.boundary.end()
-        rank = RankEpoch.of(run.job, run.place, times, losses, used)
+        rank = RankEpoch.of(run.job, run.place, times, losses.tolist(), used)
         row = gather_epoch(epoch, run.epochs, rank, run.job.global_batch, trainer.updates, run.first_epoch)
         with run.recording(row):
             row.metrics = validate(run, trainer) if run.validate and row.finite else {}

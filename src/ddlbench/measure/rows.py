@@ -12,8 +12,6 @@ from functools import cached_property, reduce
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from ddlbench.errors import Diverged
 from ddlbench.job import Job, Place
@@ -54,13 +52,12 @@ class RankEpoch:
         return None if use is None or use.thread_s is None else (use.thread_s - times.loading_s) / len(times.step_s)
 
     @classmethod
-    def of(cls, job: Job, place: Place, times: EpochTimes, losses: list[Tensor], rates: list[float]) -> RankEpoch:
-        values = torch.stack(losses).float().cpu().tolist() if losses else []
+    def of(cls, job: Job, place: Place, times: EpochTimes, losses: list[float], rates: list[float]) -> RankEpoch:
         return cls(
             job.rank,
             place.data_rank,
             times,
-            values,
+            losses,
             rates,
             peaks(job.device),
             sum(times.samples) if place.reports else None,
