@@ -1,5 +1,5 @@
-"""DeepSpeed's buckets: the bytes that live while gradients arrive, parameter by parameter (stage_1_and_2.py,
-stage3.py).
+"""DeepSpeed's buckets: the bytes that live while gradients arrive, parameter by parameter (stage_1_and_2 and
+stage3 of deepspeed.runtime.zero).
 
 A gradient is copied into the bucket and freed; one larger than the bucket stays where it is until it is reduced. To be
 reduced, what a bucket holds is copied to one piece, unless it is one piece already.

@@ -1,4 +1,5 @@
-"""The weights that DeepSpeed's stage 3 has gathered while a model runs (partitioned_param_coordinator.py)."""
+"""The weights that DeepSpeed's stage 3 has gathered while a model runs (deepspeed.runtime.zero,
+partitioned_param_coordinator)."""
 
 from __future__ import annotations
 

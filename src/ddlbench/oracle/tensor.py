@@ -79,7 +79,7 @@ def parts(setting: Setting, dp: int, tp: int, sequence: bool, by_channels: bool)
     gradients = (
         None if stays else arriving(blocks, setting.counts.tied / tp, [own_numbers(block, tp) for block in blocks])
     )
-    beside = waiting(len(blocks), setting.counts.tied / tp) if stays else None
+    beside = waiting(len(each), setting.counts.tied / tp) if stays else None
     during = passing(each, job.checkpoint_activations, gradients, beside)
     room = buffers(blocks) + batch(job, samples * count, samples)
     room += 4.0 * numbers if dp > 1 and count > 1 else 0.0  # DDP's buckets, beside gradients that wait to be reduced
