@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import weakref
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -98,6 +99,23 @@ def test_steps_are_counted_over_epochs_from_where_the_run_begins(first: int) -> 
     assert [list(row.ranks[0].rates) for row in rows.rows] == [expected[:3], expected[3:]]  # its own epoch's alone
     assert [row.lr_last for row in rows.rows] == [expected[2], expected[5]]
     assert (rates.step, rates.first, rates.last) == (first + 6, expected[0], expected[-1])
+
+
+def test_no_tensor_of_a_step_outlives_the_next_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small blocks that stay between the large ones of a step make the process grow at every step."""
+    (run, rows), trainer = run_of(epochs=1, steps=60), Weight()  # more than one vote
+    made, own, alive = list[weakref.ref[torch.Tensor]](), trainer.step, list[int]()
+
+    def step(batch: object) -> torch.Tensor:
+        alive.append(sum(each() is not None for each in made))
+        loss = own(batch)
+        made.append(weakref.ref(loss))
+        return loss
+
+    monkeypatch.setattr(trainer, "step", step)
+    train(run, cast(Framework, trainer), Rates(lambda _: 0.1))
+    assert max(alive) == 1  # that of the step before, until this one has its own
+    assert list(rows.rows[0].ranks[0].losses) == [1.0] * 60
 
 
 def test_a_run_that_is_stopped_keeps_the_epochs_that_are_done() -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from torch import Tensor
 from torch.optim import Optimizer
 
 from ddlbench.data.feed import Feed
@@ -16,6 +15,7 @@ from ddlbench.errors import Stopped
 from ddlbench.job import Job, Place, Trainer
 from ddlbench.measure.clock import EpochClock
 from ddlbench.measure.counts import require_val_samples
+from ddlbench.measure.losses import Losses
 from ddlbench.measure.memory import reset_peaks
 from ddlbench.measure.meter import Meter
 from ddlbench.measure.metrics import batch_sums, empty_sums, finish, without_scores
@@ -64,6 +64,7 @@ class Run:
     open_checkpoints: Callable[[Run, Trainer, Rates], None] = lambda *_: None
     after_epoch: Callable[[int], None] = lambda _: None
     first_epoch: int = 0
+    clock: EpochClock | None = None  # of the last epoch that has begun
 
     def warmup(self, epoch: int) -> int:
         """Steps that begin this epoch and are left out of its rate; never all of them."""
@@ -86,8 +87,7 @@ class Run:
 
     def record(self, row: EpochRow) -> None:
         """Hand over the row of an epoch with its validation."""
-        self.elapsed_s += row.epoch_time_s + row.metrics.get("validation_time_s", 0.0)
-        row.elapsed_s = self.elapsed_s
+        row.elapsed_s = self.elapsed_s = self.elapsed_s + row.epoch_time_s + row.metrics.get("validation_time_s", 0.0)
         self.recorder.epoch(self, row)
 
 
@@ -96,8 +96,8 @@ def train(run: Run, trainer: Trainer, rates: Rates) -> None:
     device = run.job.device
     for epoch in range(run.first_epoch, run.epochs):
         run.boundary.begin()
-        clock = EpochClock(device, barrier, run.warmup(epoch), run.meter)
-        losses, used = list[Tensor](), list[float]()
+        clock = run.clock = EpochClock(device, barrier, run.warmup(epoch), run.meter)
+        losses, used = Losses(run.feed.steps_per_epoch), list[float]()
         reset_peaks(device)
         batches = run.progress.steps(run.feed.train(epoch), run.feed.steps_per_epoch, f"epoch {epoch}")
         for batch in clock.steps(batches):
@@ -105,12 +105,12 @@ def train(run: Run, trainer: Trainer, rates: Rates) -> None:
             loss = trainer.step(batch)
             used.append(rates.used(trainer.optimizer.param_groups[0]["lr"]))
             if loss is not None:
-                losses.append(loss)
+                losses.add(loss)
             run.boundary.pass_step(loss)
         trainer.flush()
         times = clock.stop()
         run.boundary.end()
-        rank = RankEpoch.of(run.job, run.place, times, losses, used)
+        rank = RankEpoch.of(run.job, run.place, times, losses.tolist(), used)
         row = gather_epoch(epoch, run.epochs, rank, run.job.global_batch, trainer.updates, run.first_epoch)
         with run.recording(row):
             row.metrics = validate(run, trainer) if run.validate and row.finite else {}

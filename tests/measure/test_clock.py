@@ -70,6 +70,27 @@ def test_waits_are_timed_by_the_clock_of_the_steps(monkeypatch: pytest.MonkeyPat
     assert times.step_s == [1.0, 2.0]
 
 
+def test_an_epoch_that_is_interrupted_has_its_steps_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two steps of 1 s and 2 s have ended, the third has begun."""
+    marks = iter([0.0, 0.25, 1.0, 1.0, 1.5, 3.0, 3.0, 3.5])
+    monkeypatch.setattr(clock_module, "mark", lambda device: next(marks))
+    clock = EpochClock(CPU, lambda: None)
+    for step in clock.steps(range(9)):
+        if step == 2:
+            break
+    times = clock.so_far()
+    assert times.step_s == [1.0, 2.0]
+    assert times.wait_s == [0.25, 0.5]
+    assert (len(times.host_wait_s), times.measured_steps) == (2, 0)
+    assert math.isnan(times.epoch_s)
+    assert math.isnan(times.measured_s)
+
+
+def test_an_epoch_without_a_step_has_none_so_far() -> None:
+    clock = EpochClock(CPU, lambda: None)
+    assert clock.so_far().step_s == []
+
+
 def timed(times: EpochTimes) -> tuple[float, float, float, list[float], list[float]]:
     """Epoch, its measured part, wait at its end; of each step its time and its wait."""
     return times.epoch_s, times.measured_s, times.straggler_s, list(times.step_s), list(times.wait_s)
@@ -144,6 +165,23 @@ def test_on_a_gpu_times_are_those_of_the_device(monkeypatch: pytest.MonkeyPatch)
     """Each barrier takes 0.5 s: the second lies between the two steps, the third after the epoch."""
     _, times = on_a_gpu(monkeypatch)
     assert timed(times) == (5.0, 2.25, 0.5, [2.25, 2.25], [0.25, 0.25])
+
+
+def test_on_a_gpu_the_steps_so_far_are_those_that_the_device_has_ended_and_the_host_does_not_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two steps of 2 s are queued; half a second later none has ended, after 3 s one has."""
+    cuda = FakeCuda(monkeypatch)
+    clock = EpochClock(DEVICE, cuda.barrier)
+    for step in clock.steps(range(3)):
+        if step == 2:
+            break
+        cuda.launch(2.0, "step")
+    waits = cuda.calls.count("synchronize")
+    assert clock.so_far().step_s == []
+    cuda.host_s += 3.0
+    assert clock.so_far().step_s == [2.0]
+    assert cuda.calls.count("synchronize") == waits
 
 
 def test_the_waits_of_host_and_device_are_both_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,16 +17,17 @@ def test_the_node_with_the_most_counts_and_each_node_steals_for_itself() -> None
         "cpu_pressure_start": 0.02,
         "cpu_pressure_end": 0.05,
         "cpu_steal_share": 0.1,  # 10 of 100 ticks; 1 of 200 on the other
+        "cpu_others_share": None,
     }
 
 
 @pytest.mark.parametrize(
     ("figure", "most"),
-    [("load_start", 0.499), ("cpu_pressure_start", 0.1), ("cpu_pressure_end", 0.1), ("cpu_steal_share", 0.01)],
+    [("cpu_others_share", 0.1), ("cpu_pressure_start", 0.1), ("cpu_pressure_end", 0.1), ("cpu_steal_share", 0.01)],
 )
 def test_each_figure_above_its_limit_is_a_mark(figure: str, most: float) -> None:
     quiet = load_columns([QUIET], [QUIET])
-    name = {"load_start": "load", "cpu_steal_share": "steal"}.get(figure, "cpu pressure")
+    name = {"cpu_others_share": "load", "cpu_steal_share": "steal"}.get(figure, "cpu pressure")
     assert marks([], 0, quiet | {figure: most}) == []
     assert marks([], 0, quiet | {figure: most + 0.001}) == [name]
 
@@ -34,5 +35,7 @@ def test_each_figure_above_its_limit_is_a_mark(figure: str, most: float) -> None
 def test_a_run_may_have_several_marks_and_its_own_load_is_none() -> None:
     unknown = load_columns([], [])
     assert set(unknown.values()) == {None}
-    assert marks([], 0, unknown | {"load_end": 8.0}) == []
+    assert (
+        marks([], 0, unknown | {"load_start": 8.0, "load_end": 8.0}) == []
+    )  # load averages: the run before is in them
     assert marks(["power cap"], 3, unknown) == ["throttled", "allocator retries"]

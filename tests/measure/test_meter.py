@@ -113,22 +113,34 @@ def use(energy_j: float | None = None, seconds: float = 10.0, counts: bool = Tru
 
 
 def test_energy_is_the_sum_of_all_counters_or_unknown() -> None:
-    summed = OverRanks.of([use(100.0), use(50.0, seconds=11.0)])
+    summed = OverRanks.of([use(100.0), use(50.0, seconds=11.0)], ["a", "a"])
     assert (summed.energy_j, summed.energy_source, summed.time_s) == (150.0, "nvml", 11.0)
-    assert OverRanks.of([use(100.0), use(None)]).energy_j is None  # a GPU without a counter
+    assert OverRanks.of([use(100.0), use(None)], ["a", "a"]).energy_j is None  # a GPU without a counter
     packages = [use(100.0, source="rapl"), use(counts=False, seconds=99.0), use(40.0, source="rapl"), use(counts=False)]
-    assert OverRanks.of(packages).line()["energy_j"] == 140.0
-    assert OverRanks.of(packages).time_s == 10.0
-    assert OverRanks.of([use(counts=False)]).energy_j is None
-    assert OverRanks.of([None, None]) == OverRanks()
+    assert OverRanks.of(packages, ["a", "a", "b", "b"]).line()["energy_j"] == 140.0
+    assert OverRanks.of(packages, ["a", "a", "b", "b"]).time_s == 10.0
+    assert OverRanks.of([use(counts=False)], ["a"]).energy_j is None
+    assert OverRanks.of([None, None], ["a", "b"]) == OverRanks()
 
 
 def test_clocks_are_the_lowest_and_reasons_those_of_all() -> None:
     slow = replace(use(), clock_before_mhz=1980, clock_after_mhz=1200, throttled=("power cap", "board limit"))
     fast = replace(use(), clock_before_mhz=1900, clock_after_mhz=1980, throttled=())
-    line = OverRanks.of([fast, slow, use()]).line()
+    line = OverRanks.of([fast, slow, use()], ["a", "a", "b"]).line()
     assert (line["device_clock_before_mhz"], line["device_clock_after_mhz"]) == (1900, 1200)
     assert line["throttle_reasons"] == "board limit, power cap"
+
+
+def test_a_nodes_load_knows_what_all_ranks_on_the_node_computed() -> None:
+    load = Load(0.0, 0.0, 0, 100, busy=50)
+    leader = replace(use(), cpu_before_s=1.0, cpu_after_s=5.0, before=load, after=load)
+    other = replace(use(), cpu_before_s=2.0, cpu_after_s=7.0)
+    # Ranks of two nodes in turn, rank 0's node without a figure of its second rank.
+    uses = [leader, leader, replace(other, cpu_after_s=None), other]
+    first, second = OverRanks.of(uses, ["a", "b", "a", "b"]).loads
+    assert (first[0].own_s, first[1].own_s) == (3.0, None)
+    assert (second[0].own_s, second[1].own_s) == (3.0, 12.0)
+    assert second[0] == replace(load, own_s=3.0)
 
 
 def test_the_clock_sees_no_time_in_the_meter(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from ddlbench.errors import RunError
 from ddlbench.measure.clock import EpochTimes
-from ddlbench.measure.load import Load
+from ddlbench.measure.load import HZ, Load
 from ddlbench.measure.memory import PEAKS
 from ddlbench.measure.meter import Use
 from ddlbench.measure.rows import EpochRow, RankEpoch, gather_epoch
@@ -23,7 +23,12 @@ STAGES, HOSTS, LEADERS = (0, 0, 1), ("a", "a", "b"), (True, False, True)
 STEP_S = ([4.0, 1.0, 1.0], [3.0, 1.0, 1.0], [5.0, 2.0, 2.0])  # [rank][step]
 JOULES = (100.0, None, 40.0)
 THREAD_S = (3.0, 6.0, 30.0)
-LOADS = ((Load(0.1, 0.2, 0, 100), Load(0.9, 0.0, 10, 200)), None, (Load(0.4, 0.1, 0, 100), Load(0.2, 0.3, 4, 200)))
+LOADS = (
+    (Load(0.1, 0.2, 0, 100, busy=10), Load(0.9, 0.0, 10, 200, busy=70)),
+    None,
+    (Load(0.4, 0.1, 0, 100, busy=10), Load(0.2, 0.3, 4, 200, busy=60)),
+)
+CPU_S = (0.1, 0.3, 0.2)  # of a core, in one epoch: 40 ticks of node a's 60, 20 of node b's 50
 
 
 def rank_epoch(rank: int, epoch: int, samples: int | None) -> RankEpoch:
@@ -35,6 +40,8 @@ def rank_epoch(rank: int, epoch: int, samples: int | None) -> RankEpoch:
         energy_j=JOULES[rank],
         energy_source="rapl" if LEADERS[rank] else None,
         thread_s=THREAD_S[rank],
+        cpu_before_s=5.0 + rank,
+        cpu_after_s=5.0 + rank + CPU_S[rank] * 100 / HZ,
         before=load[0] if load else None,
         after=load[1] if load else None,
     )
@@ -121,7 +128,8 @@ def test_load_of_the_busiest_node_from_the_first_epoch_to_the_last() -> None:
     assert (summary["load_start"], summary["load_end"]) == (0.4, 0.9)
     assert (summary["cpu_pressure_start"], summary["cpu_pressure_end"]) == (0.2, 0.3)
     assert summary["cpu_steal_share"] == 0.1
-    assert summary["marks"] == "allocator retries; cpu pressure; steal"
+    assert summary["cpu_others_share"] == pytest.approx(0.3)  # node b; without rank 1 it would be 0.5 on node a
+    assert summary["marks"] == "allocator retries; load; cpu pressure; steal"
 
 
 def test_a_sample_of_one_replica_counts_once() -> None:

@@ -64,6 +64,18 @@ def test_every_framework_and_the_best(capsys: pytest.CaptureFixture[str]) -> Non
     assert "limit: tp <= 16 (filters of layer1_0.conv1)" in out
 
 
+def test_the_table_has_the_epoch_and_the_parts_of_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    """The same as the JSON: 64 steps of 2 samples each on 2 GPUs take 64 times as long as one."""
+    words = (*TINY, "+framework=ddp", "cluster=h100", "gpus=2", "train.batch_per_gpu=1", "--samples-per-epoch", "128")
+    (row,) = rows(capsys, *words)
+    assert row["epoch_s"] == pytest.approx(64 * row["step_s"])
+    assert main(words) == 0
+    times, memory = (line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("ddp "))
+    assert times[-2:] == [f"{row['epoch_s']:.4g}", "s"]
+    parts = [*row["memory"].values(), row["memory_bytes"]]
+    assert memory == ["ddp", "dp2", "2", *(f"{bytes_ / 2**30:.3f}" for bytes_ in parts)]
+
+
 def test_volumes_are_printed_twice(capsys: pytest.CaptureFixture[str]) -> None:
     """What the equations say, and what was traced."""
     assert main([*TINY, "+framework=ddp", "cluster=h100", "gpus=4", "--check-volumes"]) == 0

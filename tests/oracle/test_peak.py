@@ -10,8 +10,8 @@ from ddlbench.oracle.peak import Beside, Moment, arriving, fullest, passing
 from tests.oracle.made import block, setting
 
 # In MB: the example of docs/oracle.md. 10 and 20 are kept, 8 and 4 of gradients arrive.
-A = Sizes(entering=0, leaving=3, kept=10, ahead=11, back=12, added=4)
-B = Sizes(entering=0, leaving=1, kept=20, ahead=22, back=30, added=26)
+A = Sizes(entering=0, leaving=3, kept=10, ahead=11, back=12, added=4, again=11, turning=3)
+B = Sizes(entering=0, leaving=1, kept=20, ahead=22, back=30, added=26, again=22, turning=1)
 
 
 def test_gradients_arrive_while_activations_go() -> None:
@@ -42,7 +42,7 @@ def test_an_input_that_no_block_before_keeps_is_there_too() -> None:
 def test_a_checkpointed_block_runs_again_beside_its_output_s_gradient() -> None:
     """Of A its input of 5 is there, of B its input of 3, which is A's output: 5 + 3 + 30, or for A 5 + (11 + 3) + 4."""
     assert passing([A._replace(entering=5), B], True, [8, 4]) == Moment(0, 38)
-    assert passing([A._replace(entering=5), B._replace(ahead=0, back=1)], True, [8, 4]) == Moment(4, 19)
+    assert passing([A._replace(entering=5), B._replace(ahead=0, again=0, back=1)], True, [8, 4]) == Moment(4, 19)
 
 
 def test_what_a_library_gathers_for_a_block_is_there_while_it_runs() -> None:

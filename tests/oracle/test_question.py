@@ -47,6 +47,8 @@ def test_degrees_of_strategies_that_can_only_be_predicted() -> None:
         (["--max-memory-gib", "nan"], "--max-memory-gib=nan must be a number above 0"),
         (["--one-gpu-batch", "8"], "--one-gpu-batch=8 is of a measured step: give --one-gpu-step-s, too"),
         (["--from", "results", "--one-gpu-step-s", "1"], "both say what a step on one device takes"),
+        (["--json", "--check-volumes"], "--check-volumes adds lines to the table, and --json has rows only"),
+        (["--json", "--max-gpus", "8"], "--max-gpus adds lines to the table, and --json has rows only"),
         (["--one-gpu-step-s", "fast"], "invalid float value: 'fast': see python -m ddlbench.predict --help"),
         (["+framework=spatial", "framework.sp=many"], "framework.sp=many must be a number from 1 to"),
         (["overlap=maybe"], "overlap=maybe must be true or false"),

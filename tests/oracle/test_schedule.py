@@ -1,8 +1,18 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from ddlbench.oracle.schedule import Stages, in_flight, order, seconds, simulate, simulate_shared
+from ddlbench.oracle.schedule import (
+    Stages,
+    in_flight,
+    order,
+    seconds,
+    simulate,
+    simulate_shared,
+    whole_order,
+)
 
 
 def equal(stages: int, forward: float = 1.0, backward: float = 2.0, send: float = 0.0) -> Stages:
@@ -90,3 +100,17 @@ def test_micro_batches_in_flight() -> None:
 def test_orders_are_those_of_the_library() -> None:
     """1F1B of torch.distributed.pipelining, rank 0 of 2 with 3 micro batches: 0F 1F 0B 2F 1B 2B."""
     assert [f"{micro}{kind}" for kind, _, micro in order("1f1b", 0, 2, 2, 3)] == ["0F", "1F", "0B", "2F", "1B", "2B"]
+
+
+@pytest.mark.parametrize(("ranks", "local", "count"), [(2, 1, 4), (4, 1, 8), (4, 2, 8), (3, 2, 6)])
+def test_halves_of_backward_passes_are_where_the_library_places_them(ranks: int, local: int, count: int) -> None:
+    """Beside the plan of torch.distributed.pipelining itself, waits left out."""
+    from torch.distributed.pipelining.schedules import ScheduleInterleavedZeroBubble
+
+    plan: Any = ScheduleInterleavedZeroBubble.__new__(ScheduleInterleavedZeroBubble)
+    plan.n_local_stages, plan.pp_group_size, plan._n_microbatches = local, ranks, count
+    plan.microbatches_per_round = count // max(1, count // ranks)
+    for rank in range(ranks):
+        theirs = [str(action) for action in plan._calculate_single_rank_operations(rank) if action is not None]
+        ours = whole_order("zero_bubble", rank, ranks, ranks * local, count)
+        assert [f"{stage}{kind}{micro}" for kind, stage, micro in ours] == theirs

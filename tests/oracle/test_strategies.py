@@ -16,6 +16,7 @@ from ddlbench.frameworks.pipeline.pipedream import PipeDream
 from ddlbench.frameworks.pipeline.stages import Plan
 from ddlbench.frameworks.tensor.adapter import TensorParallel
 from ddlbench.measure.memory_formula import tensor_count, touched
+from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.resnet import ResNet
 from ddlbench.models.vgg import VGG
 from ddlbench.oracle.machine import with_overlap
@@ -146,6 +147,20 @@ def test_shards_of_hsdp_stay_within_a_node() -> None:
     all_, hybrid = (strategy(FSDP(replicate=count), setting(8)) for count in (1, 2))
     assert volume(hybrid, "all-reduce of shards") == 4 * setting(8).counts.numbers / 4
     assert hybrid.memory.weights == 2 * all_.memory.weights
+
+
+def test_what_fsdp_gathers_again_for_the_backward_pass() -> None:
+    """By default all but the root's group, of a tied embedding and head and of the last norm."""
+    text = GPT2("gpt2_small", n_layer=2, n_embd=32, n_head=4, vocab_size=61, seq_len=16)
+    once, default, always = (
+        strategy(FSDP(reshard_after_forward=again), setting(4, model=text)) for again in (False, None, True)
+    )
+    numbers = {block.name: block.numbers for block in setting(4, model=text).counts.blocks}
+    root = sum(count for name, count in numbers.items() if not name.startswith("h"))
+    total = sum(numbers.values())
+    assert 0 < root < total
+    sent = [volume(each, "gathering") for each in (once, default, always)]
+    assert sent == [4 * (2 * total), 4 * (3 * total - root), 4 * (3 * total)]
 
 
 def test_memory_of_stages_is_the_papers() -> None:

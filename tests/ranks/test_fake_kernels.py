@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+import re
+from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
+import torch._dynamo  # imported before anything of torch is replaced
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -17,9 +20,10 @@ from torch.utils._pytree import tree_leaves
 from ddlbench.ranks import fake_cuda
 from ddlbench.ranks.fake import ANSWERS
 from ddlbench.ranks.fake_device import fake_device
-from ddlbench.ranks.fake_kernels import LOWER, RESULT, WIDEST, autocast_operations, cuda_kernels
+from ddlbench.ranks.fake_kernels import LOWER, RESULT, TYPED, WIDEST, autocast_operations
 
 CUDA = torch.device("cuda", 0)
+HEADER = Path(torch.__file__).parent / "include" / "ATen" / "autocast_mode.h"
 ALIKE = {"cudnn_batch_norm": "native_batch_norm"}  # chosen by the device; types are the same
 
 
@@ -34,7 +38,8 @@ class Types(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         name = str(func._overloadpacket).removeprefix("aten.")
         made = [leaf.dtype for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()]
-        self.seen.append((ALIKE.get(name, name), made[:1]))
+        if not name.startswith("prim."):  # asks for a device
+            self.seen.append((ALIKE.get(name, name), made[:1]))
         return out
 
 
@@ -48,14 +53,75 @@ def fake_gpu(ours: bool) -> Generator[None]:
             stack.enter_context(fake_device(CUDA))
         else:
             stack.enter_context(FakeTensorMode())
-            stack.enter_context(cuda_kernels(casts=False))
         yield
 
 
-def test_every_operation_of_the_lists_is_one_of_autocast() -> None:
-    known = {name.partition(".")[0] for name in autocast_operations()}
-    assert known >= RESULT | WIDEST | LOWER - {"_scaled_dot_product_flash_attention", "linalg_vecdot", "vdot"}
-    assert len(LOWER | WIDEST | RESULT) == len(LOWER) + len(WIDEST) + len(RESULT)
+def lists_of_torch() -> dict[str, set[str]]:
+    """Operations by policy: `#define AT_FORALL_FP32(_)`, then `_(exp)` or `_(ADD_NS(norm), ...)` in each line."""
+    macros = re.findall(r"#define AT_FORALL_(\w+)\(_\)((?:.*\\\n)+.*)", HEADER.read_text())
+    return {name: set(re.findall(r"\b_\((?:ADD_NS\()?(\w+)", body)) for name, body in macros}
+
+
+def test_lists_of_autocast_are_those_of_torch() -> None:
+    """Of the operations that the header of this version of torch has; the others of ours are computed in fp32."""
+    torchs = lists_of_torch()
+    ours = {
+        "LOWER_PRECISION_FP": LOWER,
+        "PROMOTE": WIDEST,
+        "FP32_SET_OPT_DTYPE": RESULT,
+        "DIFFERENT_REDISPATCH_SIGNATURE": {name.partition(".")[0] for name in TYPED},
+    }
+    listed = set[str]().union(*torchs.values())
+    ours["FP32"] = listed & {name.partition(".")[0] for name in autocast_operations()} - set[str]().union(
+        *ours.values()
+    )
+    assert len(ours["FP32"]) > 50
+    assert {name: own & listed for name, own in ours.items()} == {name: torchs[name] for name in ours}
+
+
+Call = Callable[[torch.Tensor, torch.Tensor], Any]  # of two matrices, in the type of autocast and in fp32
+aten, linalg = torch.ops.aten, torch.linalg
+CALLS: dict[str, Call] = {
+    "mm": lambda low, full: low @ full,
+    "linear": lambda low, full: functional.linear(full, low, full[0]),
+    "einsum": lambda low, full: torch.einsum("ij,jk->ik", low, full),
+    "baddbmm": lambda low, full: torch.baddbmm(full[None], low[None], full[None]),
+    "conv2d": lambda low, full: functional.conv2d(full[None, None], low[None, None]),
+    "prelu": lambda low, full: functional.prelu(full, low[0, :1]),
+    "exp": lambda low, _: low.exp(),
+    "pow": lambda low, _: low**2,
+    "layer_norm": lambda low, full: functional.layer_norm(low, [4], full[0]),
+    "cross_entropy": lambda low, _: functional.cross_entropy(low, torch.zeros(4, dtype=torch.int64, device=CUDA)),
+    "mse_loss": lambda low, full: functional.mse_loss(low, full),
+    "logsumexp": lambda low, _: low.logsumexp(0),
+    "softmax": lambda low, full: (low.softmax(0), low.log_softmax(0), full.softmax(0)),
+    "sum": lambda low, _: (low.sum(), low.sum(0), low.sum(dtype=low.dtype)),
+    "prod": lambda low, _: low.prod(0),
+    "vector_norm": lambda low, _: linalg.vector_norm(low),
+    "norm": lambda low, full: (aten.norm.Scalar(low), aten.norm.Scalar(full, 3), aten.norm.ScalarOpt_dim(low, 1, [0])),
+    "norm of fp64": lambda low, _: aten.norm.Scalar(low.double()),
+    "addcmul": lambda low, full: (torch.addcmul(low, low, full), torch.addcmul(low, low, low)),
+    "dot": lambda low, full: low[0].dot(full[0]),
+    "scatter_add": lambda low, full: low.scatter_add(0, torch.zeros(4, 4, dtype=torch.int64, device=CUDA), full),
+    "binary": lambda low, full: (low + full, low * low, torch.cat([low, full])),
+    "relu": lambda low, _: low.relu(),
+    "gelu": lambda low, _: functional.gelu(low),
+}
+
+
+def types_of(call: Call, dtype: torch.dtype, ours: bool) -> list[tuple[str, list[torch.dtype]]]:
+    with fake_gpu(ours):
+        low, full = (torch.ones(4, 4, device=CUDA, dtype=each, requires_grad=True) for each in (dtype, torch.float32))
+        with torch.autocast("cuda", dtype), Types() as found:
+            call(low, full)
+    return found.seen
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", CALLS)
+def test_operations_compute_in_the_types_of_torchs_own_autocast(name: str, dtype: torch.dtype) -> None:
+    """The same operations with results of the same types, casts included."""
+    assert types_of(CALLS[name], dtype, ours=True) == types_of(CALLS[name], dtype, ours=False)
 
 
 def test_a_weight_is_cast_once_until_autocast_ends() -> None:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 import torch
 
 from ddlbench.config.schema import Config
+from ddlbench.job import Place
 from ddlbench.loop import Run
+from ddlbench.measure.clock import EpochClock
 from ddlbench.progress import Progress
 from ddlbench.record.record import Record
 from ddlbench.record.recorder import FileRecorder
@@ -28,8 +33,17 @@ SAID: Any = SimpleNamespace(facts=dict[str, Any], ledger=lambda run, steps: {"sa
 
 def recorded(results: Path, *words: str, world: int = 4, flops: float = 3e12, **spans: float) -> dict[str, Any]:
     """The record of one epoch of 4 steps of 8 samples on `world` A100: 32 samples in 4 s."""
+    record, _, _ = one_epoch(results, *words, world=world, flops=flops, **spans)
+    assert record.finish("ok")
+    return json.loads((record.folder / "run.json").read_text())
+
+
+def one_epoch(
+    results: Path, *words: str, world: int = 4, flops: float = 3e12, device: str = "cuda", **spans: float
+) -> tuple[Record, FileRecorder, Run]:
+    """The same while the run goes on."""
     config, job = job_of(("+framework=ddp", "+model=resnet50", *words), world)
-    job = replace(job, device=torch.device("cuda", 0), world_size=world, global_batch=8)
+    job = replace(job, device=torch.device(device, 0), world_size=world, global_batch=8)
     content = {
         "config": config.resolved,
         "launch": {"world_size": world, "nodes": 2, "device_type": "cuda"},
@@ -40,12 +54,24 @@ def recorded(results: Path, *words: str, world: int = 4, flops: float = 3e12, **
     feed = SimpleNamespace(facts=dict[str, Any], steps_per_epoch=4)
     model = {**model_section(config.model, None), "flops_per_sample": flops}
     files = FileRecorder(record, cast(Config, config), model, SAID, Progress(False))
-    run = cast(Run, SimpleNamespace(job=job, feed=feed, first_epoch=0))
+    run = cast(Run, SimpleNamespace(job=job, place=Place(0, world), feed=feed, first_epoch=0, clock=None))
     seconds = {"imports_s": 1.0, "connecting_s": 0.5, "data_preparation_s": 64.0, "setup_s": 2.0, **spans}
     files.begin(run, seconds, ["node1", "node1", "node0", "node0"])
+    run.clock = EpochClock(torch.device("cpu"), lambda: None)
     files.epoch(run, epoch_row(0, 1, [1.0] * 4))
-    assert record.finish("ok")
-    return json.loads((record.folder / "run.json").read_text())
+    return record, files, run
+
+
+def begin_epoch(run: Run, ended: int) -> None:
+    """Its clock, `ended` steps later."""
+    clock = run.clock = EpochClock(torch.device("cpu"), lambda: None)
+    for step in clock.steps(range(ended + 2)):
+        if step == ended:
+            return
+
+
+def steps_of(record: Record) -> pd.DataFrame:
+    return pd.read_parquet(record.folder / "steps.parquet")
 
 
 def test_start_up_is_imports_connecting_and_setup(tmp_path: Path) -> None:
@@ -84,3 +110,53 @@ def test_the_merged_row_has_the_runs_own_flops_and_share(tmp_path: Path) -> None
     (row,) = records(make_tables(read_all([tmp_path])).scaling)
     assert row["model_flops_per_s_per_gpu"] == pytest.approx(6e12, rel=1e-12)
     assert row["mfu"] == pytest.approx(6e12 / 312e12, rel=1e-12)
+
+
+def test_of_an_epoch_that_did_not_end_the_steps_of_rank_0_stay_and_count_nowhere(tmp_path: Path) -> None:
+    record, _, run = one_epoch(tmp_path, device="cpu")
+    begin_epoch(run, ended=2)
+    assert record.finish("killed", "rank 0 received SIGTERM")
+    steps = steps_of(record)
+    assert steps["complete"].tolist() == [True] * 4 + [False] * 2
+    late = steps[~steps["complete"]]
+    assert late[["rank", "epoch", "step", "warmup"]].values.tolist() == [[0, 1, 0, True], [0, 1, 1, True]]
+    assert late["step_time_s"].min() > 0
+    assert late[["loss", "lr"]].isna().all(axis=None)
+    assert len((record.folder / "epochs.jsonl").read_text().splitlines()) == 1
+    before = make_tables(read_all([tmp_path]))
+    pq.write_table(pq.read_table(record.folder / "steps.parquet").slice(0, 4), record.folder / "steps.parquet")
+    after = make_tables(read_all([tmp_path]))
+    for table in ("runs", "epochs", "scaling"):
+        pd.testing.assert_frame_equal(getattr(after, table), getattr(before, table))
+    assert before.runs["epochs_done"].tolist() == [1]
+
+
+def test_an_epoch_that_is_recorded_is_not_kept_twice(tmp_path: Path) -> None:
+    """The run ends in the validation after it, or before the next one has ended a step."""
+    record, files, run = one_epoch(tmp_path, device="cpu")
+    begin_epoch(run, ended=3)
+    files.epoch(run, epoch_row(1, 3, [1.0] * 4))
+    begin_epoch(run, ended=0)
+    assert record.finish("killed", "rank 0 received SIGTERM")
+    assert steps_of(record)["complete"].tolist() == [True] * 8
+
+
+def test_the_thread_that_ends_a_process_asks_no_gpu_for_its_steps(tmp_path: Path) -> None:
+    """It may hang with the driver."""
+    kept: dict[str, int] = {}
+    for device in ("cpu", "cuda"):
+        record, _, run = one_epoch(tmp_path / device, device=device)
+        begin_epoch(run, ended=1)
+        thread = threading.Thread(target=record.finish, args=("timeout", "rank 0: no step ended"))
+        thread.start()
+        thread.join()
+        kept[device] = len(steps_of(record))
+    assert kept == {"cpu": 5, "cuda": 4}
+
+
+def test_steps_that_cannot_be_kept_change_no_end(tmp_path: Path) -> None:
+    record, _, run = one_epoch(tmp_path, device="cpu")
+    run.clock = cast(EpochClock, SimpleNamespace())  # fails when it is asked
+    assert record.finish("killed", "rank 0 received SIGTERM")
+    assert json.loads((record.folder / "run.json").read_text())["status"] == "killed"
+    assert len(steps_of(record)) == 4

@@ -29,7 +29,7 @@ def recorder(folder: Path, model: dict[str, Any]) -> tuple[FileRecorder, Run]:
     job = SimpleNamespace(device=torch.device("cuda"), world_size=1, precision="bf16", global_batch=8)
     feed = SimpleNamespace(facts=dict, steps_per_epoch=1)
     files = FileRecorder(Record.open(str(folder), "run", content), config, model, cast(Any, subject), Progress(False))
-    return files, cast(Run, SimpleNamespace(job=job, feed=feed, first_epoch=0))
+    return files, cast(Run, SimpleNamespace(job=job, feed=feed, first_epoch=0, clock=None))
 
 
 @pytest.mark.parametrize(("computed", "hfu"), [(10e12, 40e12 / 312e12), (8e12, 32e12 / 312e12), (None, None)])

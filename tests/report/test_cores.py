@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from ddlbench.report.cores import MOST, cores, over_cores
+from ddlbench.report.cores import MOST, Workers, cores
 
 
 def with_process(numbers):
@@ -15,9 +15,9 @@ def with_process(numbers):
 
 
 def test_few_items_are_one_part_of_this_process():
-    assert over_cores(with_process, range(3), 2, few=3) == [[(number, os.getpid()) for number in range(3)]]
-    assert over_cores(with_process, [], 2, few=0) == [[]]
-    assert len(over_cores(with_process, range(40), 1, few=3)) == 1
+    assert Workers(2).map(with_process, range(3), few=3) == [[(number, os.getpid()) for number in range(3)]]
+    assert Workers(2).map(with_process, [], few=0) == [[]]
+    assert len(Workers(1).map(with_process, range(40), few=3)) == 1
 
 
 def slow_at_first(numbers):
@@ -25,22 +25,32 @@ def slow_at_first(numbers):
     return with_process(numbers)
 
 
-def test_many_items_are_done_elsewhere_in_their_order():
-    """Although the first part is done last."""
-    parts = over_cores(slow_at_first, range(40), 2, few=10)
-    found = [pair for part in parts for pair in part]
-    assert [number for number, _ in found] == list(range(40))
-    assert len(parts) > 2
-    assert os.getpid() not in {process for _, process in found}
-
-
 def inverses(numbers):
     return [1 / number for number in numbers]
 
 
-def test_an_error_of_one_item_is_raised():
-    with pytest.raises(ZeroDivisionError):
-        over_cores(inverses, [1, 0, 3], 2, few=1)
+def test_many_items_are_done_elsewhere_in_their_order():
+    """Although the first part is done last; an error of one item is raised; later work is done there too."""
+    with Workers(2) as workers:
+        parts = workers.map(slow_at_first, range(40), few=10)
+        found = [pair for part in parts for pair in part]
+        assert [number for number, _ in found] == list(range(40))
+        assert len(parts) > 2
+        processes = {process for _, process in found}
+        assert os.getpid() not in processes
+        with pytest.raises(ZeroDivisionError):
+            workers.map(inverses, [1, 0, 3], few=1)
+        started = [workers.start(with_process, [number]) for number in range(5)]
+        done = [each.result(60)[0] for each in started]
+        assert [number for number, _ in done] == list(range(5))
+        assert {process for _, process in done} <= processes
+
+
+def test_work_is_done_here_where_no_process_has_started():
+    with Workers(2) as workers:
+        assert workers.start(with_process, [1]).result(0) == [(1, os.getpid())]
+        with pytest.raises(ZeroDivisionError):
+            workers.start(inverses, [0])
 
 
 def test_cores_are_bounded():

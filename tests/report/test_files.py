@@ -40,14 +40,17 @@ def test_a_pipe_is_refused_with_and_without_a_writer(tmp_path):
 
 def test_texts_are_printable_at_every_depth():
     assert parse(b'{"\\u001b": ["\\ud800", {"a": "x\\ny"}]}') == {"\\x1b": ["\\ud800", {"a": "x\\ny"}]}
+    assert parse('{"a": ["\x7f", "\u202e", "ü"], "\x9b": 1}'.encode()) == {"a": ["\\x7f", "\\u202e", "ü"], "\\x9b": 1}
 
 
-def test_nesting_has_an_end():
+@pytest.mark.parametrize("inner", [b"1", b'"\\u001b"'])
+def test_nesting_has_an_end(inner):
     levels = DEEPEST - 1
-    assert parse(b'{"a": ' + b"[" * levels + b"1" + b"]" * levels + b"}")
+    assert parse(b'{"a": ' + b"[" * levels + inner + b"]" * levels + b"}")
+    assert parse(b'{"a": ' + b"[" * (levels + 1) + b"]" * (levels + 1) + b"}")
     for deeper in (levels + 1, 500, 100_000):
         with pytest.raises(UserError, match="nested more than 50 levels deep"):
-            parse(b'{"a": ' + b"[" * deeper + b"1" + b"]" * deeper + b"}")
+            parse(b'{"a": ' + b"[" * deeper + inner + b"]" * deeper + b"}")
 
 
 @pytest.mark.parametrize("content", [b"", b"[1]", b"\xff", b'{"a"', b"null", b'{"a": ' + b"9" * 5000 + b"}"])

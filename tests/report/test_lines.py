@@ -8,7 +8,7 @@ import random
 import pytest
 
 from ddlbench.report.epochs import epoch_rows
-from ddlbench.report.lines import lines_of, table_of
+from ddlbench.report.lines import lines_of, table_of, tables_of
 from tests.support import hostile
 
 LINES = [{"epoch": n, "epoch_time_s": 2.0 + n, "steps": 5, "warmup": n == 0, "val_top1": 0.5} for n in range(3)]
@@ -143,3 +143,45 @@ def test_floats_keep_all_their_digits(monkeypatch):
     assert [(row["val_loss"], row["lr_last"]) for row in rows] == [
         (line["val_loss"], line["lr_last"]) for line in lines
     ]
+
+
+def test_many_files_at_once_are_what_each_of_them_is_alone():
+    contents = [text_of(LINES), text_of(LINES).removesuffix(b"\n"), text_of(LINES[1:]), text_of(LINES[:1])]
+    assert None not in tables_of(contents)
+    for odd in (*ODD.values(), *contents):
+        of_both = tables_of([contents[0], odd, contents[2]])
+        for content, table in zip([contents[0], odd, contents[2]], of_both, strict=True):
+            if table is not None:
+                alone, broken = table_of(content, notes := [])
+                assert (table.to_pylist(), notes, broken) == (alone.to_pylist(), [], 0), content
+
+
+@pytest.mark.parametrize(
+    "name", ["nothing", "half a line", "half a line between", "a date", "no number", "a byte order mark"]
+)
+def test_an_odd_file_holds_up_no_other(name):
+    first, odd, last = tables_of([text_of(LINES), ODD[name], text_of(LINES[:2])])
+    assert (len(first), len(last)) == (3, 2)
+    assert (odd is None) == (name != "a date")
+
+
+@pytest.mark.parametrize(
+    "value", [b'"val_top1": 7', b'"memory_host_peak_bytes": -5', b'"throttle_reasons": "' + b"x" * 300 + b'"']
+)
+def test_a_value_out_of_range_holds_up_its_own_file_alone(value):
+    line = b'{"epoch": 0, ' + value + b"}"
+    first, none, odd, last = tables_of([text_of(LINES), b"", line, text_of(LINES[:2])])
+    assert (len(first), none, odd, len(last)) == (3, None, None, 2)
+    check(line)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b'{"epoch": 0, "steps": 1.5}', b'{"epoch": 3}\n{"epoch": 2}', b'{"epoch": -1}',
+     b'{"epoch": 1000000001}', b'{"steps": 1}', b'{"epoch": 0, "val_loss": -0}'],
+)  # fmt: skip
+@pytest.mark.parametrize("first", [True, False])
+def test_a_value_to_look_at_in_one_file(line, first):
+    contents = [line, text_of(LINES)] if first else [text_of(LINES), line]
+    assert tables_of(contents) == [None, None]
+    check(line)

@@ -35,7 +35,7 @@ def tables_of(results):
 LINES = (
     "!1 load (2 of 3)",
     "!2 load (3 of 3); ranks differ (3 of 3); steal (3 of 3); straggler rank 3 on node2 (3 of 3)",
-    "load: other processes computed on the host when the run started",
+    "load: programs that are not of the run computed on the host",
     "steal: the hypervisor gave the cores to other machines",
 )
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections import Counter
 
+import pandas as pd
 import pytest
 
-from ddlbench.report import saving, spreadsheets, tables
-from ddlbench.report.figures import make_figures
+from ddlbench.report import rows, spreadsheets, tables
+from ddlbench.report.__main__ import write_report
+from ddlbench.report.cores import Workers
 from ddlbench.report.read import read_all
 from tests.support.records import weak_scaling, write_run
 
@@ -34,7 +37,8 @@ def test_tables(results, tmp_path, monkeypatch):
     alone = tables.make_tables(read_all([results]))
     alone.write(tmp_path / "one")
     monkeypatch.setattr(tables, "FEW", 1)
-    found = tables.make_tables(read_all([results]), processes=2)
+    with Workers(2) as workers:
+        found = tables.make_tables(read_all([results]), workers=workers)
     found.write(tmp_path / "two", threads=2)
     files = sorted(path.name for path in (tmp_path / "one").iterdir())
     assert files == ["breakdown.csv", "epochs.csv", "learning.csv", "runs.csv", "scaling.csv"]
@@ -45,11 +49,26 @@ def test_tables(results, tmp_path, monkeypatch):
     assert len(alone.warnings) == 6, alone.warnings
 
 
-def test_figures(results, tmp_path):
-    figures = make_figures(tables.make_tables(read_all([results]))).figures
-    saving.save(figures, tmp_path / "one")
-    saving.save(figures, tmp_path / "two", processes=2)
-    files = sorted(path.name for path in (tmp_path / "one").iterdir())
-    assert len(files) == 3 * len(figures) > 3
-    for name in files:
-        assert (tmp_path / "two" / name).read_bytes() == (tmp_path / "one" / name).read_bytes(), name
+@pytest.mark.parametrize("bytes_", [0, 1_000])
+def test_however_many_files_are_parsed_together(results, monkeypatch, bytes_):
+    usual = tables.make_tables(read_all([results]))
+    monkeypatch.setattr(rows, "AT_ONCE", bytes_)
+    found = tables.make_tables(read_all([results]))
+    for name in ("runs", "epochs", "scaling", "learning"):
+        pd.testing.assert_frame_equal(getattr(found, name), getattr(usual, name))
+    assert found.warnings == usual.warnings
+
+
+def test_whole_reports(results, tmp_path, monkeypatch):
+    """Of figures that other processes save while this one goes on."""
+    monkeypatch.setattr(tables, "FEW", 1)
+    for folder, processes in (("one", 1), ("two", 2)):
+        with Workers(processes) as workers:
+            write_report(tables.make_tables(read_all([results]), workers=workers), tmp_path / folder, workers=workers)
+    files = sorted(path.relative_to(tmp_path / "one") for path in (tmp_path / "one").rglob("*.*"))
+    kinds = Counter(path.suffix for path in files)
+    assert kinds[".png"] == kinds[".svg"] == kinds[".pdf"] > 3
+    assert (kinds[".csv"], kinds[".html"]) == (5, 1)
+    for path in files:
+        if path.suffix != ".html":  # it says when it was made
+            assert (tmp_path / "two" / path).read_bytes() == (tmp_path / "one" / path).read_bytes(), path

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from matplotlib.collections import LineCollection
+from matplotlib.markers import CARETDOWNBASE, CARETUPBASE
 
 from ddlbench.report.figures import make_figures
-from ddlbench.report.published import efficiencies, shares, sources
+from ddlbench.report.published import GREY, efficiencies, shares, sources
 from ddlbench.report.read import read_all
 from ddlbench.report.tables import make_tables
 from tests.support.records import weak_scaling
@@ -47,10 +49,23 @@ def test_drawn_beside_ones_own(tmp_path):
     assert [[1, 1], [2, pytest.approx(1.875 / 2)], [4, pytest.approx(3.5 / 4)]] in drawn, "over the own base"
     assert [[1024, 0.76]] in drawn
     assert axes.get_xlim()[1] > 1024
-    assert "aach2023: ddp, native, < 44 %" in axes.get_legend_handles_labels()[1]
+    assert "Aach et al. 2023: ddp, native, < 44 %" in axes.get_legend_handles_labels()[1]
+    limits = [bars.get_segments()[0].tolist() for bars in axes.collections if isinstance(bars, LineCollection)]
+    assert limits == [[[256, 0.85], [256, pytest.approx(0.91)]], [[256, pytest.approx(0.38)], [256, 0.44]]]
+    carets = [line for line in axes.lines if line.get_marker() in (CARETUPBASE, CARETDOWNBASE)]
+    assert [line.get_markerfacecolor() for line in carets] == [GREY, GREY]
+    assert axes.get_xlabel() == "GPUs"
     (axes,) = drawing.figures["published_communication"].axes
+    assert "Aach et al. 2023, Table 2: ddp, native" in axes.get_legend_handles_labels()[1]
     assert len([line for line in axes.lines if len(line.get_xdata()) == 9]) == 1
     assert any("JUWELS Booster" in note for note in drawing.notes)
+
+
+def test_the_papers_counts_are_of_gpus_beside_ranks_on_the_cpu_too(tmp_path):
+    weak_scaling(tmp_path, device="cpu")
+    drawing = make_figures(make_tables(read_all([tmp_path])), baseline=True)
+    for name in ("published_efficiency", "published_communication"):
+        assert drawing.figures[name].axes[0].get_xlabel() == "ranks (CPU); printed values: GPUs"
 
 
 def test_not_drawn_unless_asked_for(tmp_path):

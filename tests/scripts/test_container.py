@@ -1,16 +1,31 @@
-"""scripts/container/python.sh with a stub of apptainer that prints its words."""
+"""scripts/container: python.sh with a stub of apptainer that prints its words, and the steps of the recipe outside of a
+container, for no test machine has Apptainer."""
 
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 from tests.support.processes import run
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "container" / "python.sh"
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "scripts" / "container" / "python.sh"
+# In the place of the image's Python: notes its words, and installs ddlbench alone, without a network.
+PYTHON = """#!/bin/bash
+echo "$*" >> {folder}/calls.txt
+case "$*" in
+  "-m pip install "*" -r "*) ;;
+  "-m pip install "*) exec {python} "${{@:1:3}}" --no-index --no-build-isolation --target {folder}/site "${{@:4}}" ;;
+  *) exec {python} "$@" ;;
+esac
+"""
 
 
 def inside(folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
@@ -50,3 +65,41 @@ def test_what_is_missing_is_said_in_one_line(tmp_path: Path, env: dict[str, str]
     assert refused.returncode == 2
     (line,) = refused.stderr.splitlines()
     assert message in line
+
+
+def sections() -> dict[str, str]:
+    """The parts of the recipe by name; its head is that of the name ""."""
+    text = (ROOT / "scripts/container/ddlbench.def").read_text()
+    head, *rest = re.split(r"^%(\w+)\n", text, flags=re.MULTILINE)
+    return {"": head} | dict(zip(rest[::2], rest[1::2], strict=True))
+
+
+def test_every_variable_of_the_recipe_has_a_value() -> None:
+    found = sections()
+    values = dict(line.strip().split("=", 1) for line in found["arguments"].splitlines() if line.strip())
+    assert set(re.findall(r"\{\{ (\w+) \}\}", found[""])) == set(values) == {"REGISTRY", "BASE"}
+
+
+@pytest.mark.slow
+def test_the_steps_of_the_recipe_install_ddlbench_and_ask_for_what_it_needs(tmp_path: Path) -> None:
+    """From the files that it copies, and no others."""
+    found, image = sections(), tmp_path / "image"
+    image.mkdir()
+    for source, target in (line.split() for line in found["files"].splitlines() if line.strip()):
+        copy = shutil.copytree if (ROOT / source).is_dir() else shutil.copy
+        copy(ROOT / source, target.replace("/opt/ddlbench", str(image)))
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").write_text(PYTHON.format(folder=tmp_path, python=sys.executable))
+    (tmp_path / "bin" / "python").chmod(0o755)
+    steps = found["post"].replace("/opt/ddlbench", str(image))
+    path = f"{tmp_path}/bin:{os.environ['PATH']}"
+    done = run("sh", "-euc", steps, timeout=200, PATH=path, PIP_CONFIG_FILE=os.devnull)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "site" / "ddlbench" / "conf" / "config.yaml").is_file()
+    needs = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    asked = (image / "requirements.txt").read_text().splitlines()
+    assert [need for need in needs if need not in asked] == ["torch>=2.11", "torchvision>=0.26", "numpy>=1.26"]
+    assert set(asked) < set(needs)
+    calls = (tmp_path / "calls.txt").read_text().splitlines()
+    assert calls[0] == "-m pip install --no-cache-dir --no-deps ."
+    assert "-m pip install --no-cache-dir -r requirements.txt" in calls

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from ddlbench.report.read import read_all
+from ddlbench.report.tables import make_tables
 from tests.slurm.cluster import COMMANDS, SCRIPTS, TINY, Slurm, obstacle, records
 from tests.support.faults import patience_s
 from tests.support.processes import PYTHON, need
@@ -111,6 +112,45 @@ def test_a_lost_node_is_a_row_and_its_cell_runs_again_once_the_node_is_back(clus
     assert again.stdout.count("job ") == 1
     wait_until(lambda: statuses(results)["ddp 2 ok"] == 1)
     assert statuses(results) == {"ddp 2 ok": 1, "ddp 2 error": 1}
+
+
+@pytest.mark.parametrize("spare", [False, True])
+def test_a_job_that_lost_a_node_waits_and_continues_from_its_checkpoint(tmp_path: Path, spare: bool) -> None:
+    """On the same node once it is back, or on a spare one once the lost one is given up."""
+    if (reason := obstacle()) is not None:
+        pytest.skip(reason)
+    need(COMMANDS)
+    keys = KEYS | {"train.epochs": 20, "train.steps": 40, "batch": 8, "checkpoint.every": 1}
+    study = write(tmp_path, axes={"framework": ["ddp"], "gpus": [2]}, exclude=[], keys=keys, gpus_per_node=1)
+    results = tmp_path / "results"
+    with Slurm(nodes=3 if spare else 2) as slurm:
+        (line,) = sweep(slurm, study, results, "--slurm", "--sbatch=--gpus-per-node=0 --requeue").stdout.splitlines()
+        job = line.split()[1].rstrip(":")
+        wait_until(lambda: list(results.glob("*/checkpoints-1/epoch-*")))
+        lose(slurm, "node2")
+        wait_until(lambda: " Restarts=1 " in slurm.run("scontrol", "-o", "show", "job", job).stdout)
+        assert sweep(slurm, study, results, "--status").stdout.startswith("1 cells: queued\n")
+        assert sweep(slurm, study, results, *ON_CPUS, "--retry", "failed").stdout == "nothing to submit\n"
+        if spare:
+            slurm.run("scontrol", "update", "NodeName=node2", "State=DOWN", "Reason=lost")
+        else:
+            slurm._start(*slurm._inside("node2"), "slurmd", "-D", "-N", "node2")
+        # Slurm waits for two minutes: until then a node that has come back refuses the job, "Job credential revoked".
+        assert slurm.wait(job, timeout=600 + 60 * patience_s()) == ["COMPLETED"], [
+            path.read_text() for path in results.glob(".sweep/logs/*")
+        ]
+    lost, whole = sorted(records(results), key=lambda record: record["attempt"])
+    assert (lost["status"], whole["status"]) == ("error", "ok")
+    assert LOST in lost["reason"]
+    assert whole["launch"]["hosts"] == (["node1", "node3"] if spare else ["node1", "node2"])
+    assert whole["resume"]["attempt"] == 1
+    assert 1 <= whole["resume"]["epoch"] <= lost["summary"]["epochs_done"]
+    assert (whole["summary"]["epochs_done"], whole["ledger"]["updates"]) == (20, 20 * 40)
+    tables = make_tables(read_all([results]))
+    counted = tables.epochs[tables.epochs["attempt"] == 2]
+    assert counted["epoch"].tolist() == list(range(20))
+    assert tables.scaling["runs_ok"].tolist() == [1]
+    assert not ranks(results)
 
 
 def test_a_controller_that_is_down_while_a_sweep_submits(cluster: Slurm, tmp_path: Path) -> None:

@@ -189,6 +189,26 @@ def test_a_requeued_job_continues_its_run(slurm, tmp_path):
     assert not list(tmp_path.glob("results/*/checkpoints-*"))
 
 
+@pytest.mark.slow
+def test_a_requeued_job_does_not_repeat_the_runs_that_ended_well(slurm, tmp_path):
+    """The first of three runs ends well, the second fails, in the third the job is put into the queue again."""
+    python, output = tmp_path / "python", tmp_path / "out.txt"
+    waits = 'case "$*" in *=two*) exit 3;; *=three*) [ -n "$SLURM_RESTART_COUNT" ] || sleep 300;; esac'
+    python.write_text(f"#!/bin/sh\n{waits}\n")
+    python.chmod(0o755)
+    words = ("name=one", "--next", "name=two", "--next", "name=three")
+    options = ("--parsable", "--requeue", f"--output={output}", SCRIPTS / "run.sbatch")
+    job = slurm.run("sbatch", *options, *words, DDLBENCH_PYTHON=str(python)).stdout.strip()
+    wait_until(lambda: output.exists() and "nodes: name=three" in output.read_text())
+    slurm.run("scontrol", "requeue", job)
+    wait_until(lambda: "JobState=PENDING" in slurm.run("scontrol", "show", "job", job).stdout)
+    slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+    assert slurm.wait(job) == ["FAILED"], output.read_text()
+    said = output.read_text()
+    assert [said.count(f" nodes: name={name}\n") for name in ("one", "two", "three")] == [1, 2, 2]
+    assert "run.sbatch: ended well before the job was put into the queue again: name=one\n" in said
+
+
 @pytest.mark.parametrize(
     ("options", "cores"),
     [

@@ -33,6 +33,9 @@ class FakeCuda:
                 fake.calls.append("record")
                 self.at_s = max(fake.host_s, fake.device_s)
 
+            def query(self) -> bool:
+                return self.at_s <= fake.host_s
+
             def elapsed_time(self, end: Event) -> float:
                 """Milliseconds, as torch has it; raises before the host knows that both are passed."""
                 assert max(self.at_s, end.at_s) <= fake.host_s, "an event is read that the device has not passed"

@@ -14,6 +14,7 @@ import torch
 
 from ddlbench.config.compose import configuration, configurations
 from ddlbench.config.schema import Config
+from ddlbench.errors import Unsupported
 from ddlbench.ranks.launch import Launch
 from ddlbench.run.rehearsal.rehearse import Rehearsal, rehearse
 from tests.support.processes import PYTHON, run
@@ -56,6 +57,14 @@ def apart(device: str, model: str, frameworks: list[str], timeout: float, *more:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def row(device: str, model: str, framework: str, *more: str) -> dict[str, Any]:
+    """As JSON has it; `refused`: why there is none."""
+    try:
+        return asdict(rehearsed(framework, model, *more, device=device))
+    except Unsupported as refusal:
+        return {"refused": str(refusal)}
+
+
 if __name__ == "__main__":
     _, device, model, names, *more = sys.argv
-    print(json.dumps({name: asdict(rehearsed(name, model, *more, device=device)) for name in names.split(",")}))
+    print(json.dumps({name: row(device, model, name, *more) for name in names.split(",")}))

@@ -256,7 +256,7 @@ def on_one_visible_gpu() -> list[dict[str, Any]]:
     gpu = partial(set_device_index, torch.device("cuda", 0), local_rank=1)
     with (
         patch("ddlbench.frameworks.deepspeed.adapter.set_device_index", lambda *_: gpu()),
-        patch.object(dist, "set_timeout", None),
+        patch.object(dist, "set_timeout", None, create=True),
     ):
         for framework in ZERO:
             job = make_job(CASE)

@@ -5,7 +5,10 @@ from __future__ import annotations
 
 import json
 import os
+import time
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -133,6 +136,15 @@ def test_the_output_of_a_job_is_divided_by_its_runs(cells: list[Cell]) -> None:
     assert part(refused, third.words) == Part(refused)
 
 
+def test_of_a_job_that_was_started_again_the_last_start_counts(cells: list[Cell]) -> None:
+    """Its output is appended."""
+    first, second, _ = cells
+    output = f"{began(first)}A\n{began(second)}B\n{began(first, nodes=4)}C\nrun.sbatch: exit code 2\n"
+    found = part(output, first.words)
+    assert found is not None
+    assert (found.said, found.nodes, found.code, found.last) == ("\nC\nrun.sbatch: exit code 2\n", 4, 2, True)
+
+
 def of_srun(first: str, code: int) -> str:
     """What srun says of two tasks where one fails and it ends the other."""
     return (
@@ -162,6 +174,64 @@ def test_the_task_that_failed_first_counts(cells: list[Cell], first: str, code: 
     assert cut.code is None
 
 
+def shown(name: str, number: int, state: str, ended: float) -> str:
+    """As `scontrol -o show job` says it under Slurm 22.05, with SLURM_TIME_FORMAT=%s."""
+    return (
+        f"JobId={number} JobName={name} UserId=root(0) JobState={state} Reason=None Requeue=0 Restarts=0 ExitCode=0:53 "
+        f"SubmitTime=1795352400 EligibleTime=1795352400 StartTime=1795352401 EndTime={ended:.0f} Deadline=N/A "
+    )
+
+
+def counted(name: str, number: int, state: str, ended: float) -> str:
+    """As `sacct -X -n -P -o JobIDRaw,JobName,State,End` says it."""
+    return f"{number}|{name}|{state}|{ended:.0f}"
+
+
+@pytest.mark.parametrize(("command", "line"), [("scontrol", shown), ("sacct", counted)])
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        ("FAILED", "error"),
+        ("NODE_FAIL", "error"),
+        ("TIMEOUT", "timeout"),
+        ("CANCELLED", "missing"),
+        ("COMPLETED", "missing"),
+    ],
+)
+def test_a_job_that_ended_without_any_output_is_a_row_where_slurm_says_so(
+    tmp_path: Path,
+    cells: list[Cell],
+    monkeypatch: pytest.MonkeyPatch,
+    command: str,
+    line: Any,
+    state: str,
+    expected: str,
+) -> None:
+    """The second cell's job is known to nobody."""
+    results, ended = tmp_path / "results", time.time() - 600
+    end_job(results, cells[:1], "").unlink()
+    says = {command: "\n".join([line("other job", 6, "FAILED", ended), line(NAME, 7, state, ended)])}
+    slurm_says(tmp_path / "bin", monkeypatch, **says)
+    assert settle(results, cells).status(cells[0]) == expected
+    if expected != "missing":
+        (attempt,) = read_all([results]).attempts
+        reason = f"Slurm job 7 ended before the run had a record: its state is {state}; it has left no output"
+        assert attempt.record["reason"] == reason
+        times = [datetime.fromisoformat(attempt.record["times"][name]).timestamp() for name in ("start", "end")]
+        assert times == [pytest.approx(ended, abs=1)] * 2
+    assert len(settle(results, cells).attempts) == (expected != "missing")
+
+
+def test_a_job_that_has_just_ended_may_still_have_output(
+    tmp_path: Path, cells: list[Cell], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shared file system shows it later on another node."""
+    results = tmp_path / "results"
+    end_job(results, cells[:1], "").unlink()
+    slurm_says(tmp_path / "bin", monkeypatch, scontrol=shown(NAME, 7, "FAILED", time.time() - 5))
+    assert settle(results, cells).status(cells[0]) == "missing"
+
+
 def begun(said: str = "", code: int | None = None) -> Part:
     return Part(said, BEGAN, 2, code)
 
@@ -182,6 +252,7 @@ def begun(said: str = "", code: int | None = None) -> Part:
         (begun(), "OUT_OF_MEMORY", "oom", "its state is OUT_OF_MEMORY"),
         (begun(), "no longer known", "killed", "its state is no longer known"),
         (Part("run.sbatch: no python here\n"), "FAILED", "error", "run.sbatch: no python here; Slurm job 7 ended"),
+        (Part(""), "FAILED", "error", "its state is FAILED"),
     ],
 )
 def test_the_status_follows_from_exit_code_and_slurm(found: Part, state: str, status: str, reason: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -10,11 +11,12 @@ import torch
 
 from ddlbench.errors import UserError
 from ddlbench.sweep.__main__ import main
+from ddlbench.sweep.lock import claim
 from ddlbench.sweep.plan import plan
 from ddlbench.sweep.slurm import Options, jobs, site_options, submit
 from ddlbench.sweep.state import State
 from ddlbench.sweep.study import load
-from tests.sweep.studies import KEYS, write
+from tests.sweep.studies import KEYS, record, write
 
 CPU = torch.device("cpu")
 RECORDER = """#!/bin/bash
@@ -28,7 +30,9 @@ wc -l < {log}
 def submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """What sbatch is given, a line a job: job 1, job 2, ... No job is ever in the queue."""
     log = tmp_path / "submitted.txt"
-    for name, script in (("sbatch", RECORDER.format(log=log)), ("squeue", "#!/bin/bash\n")):
+    unknown = {"scontrol": "exit 1\n", "sacct": "exit 1\n", "squeue": ""}
+    scripts = {name: f"#!/bin/bash\n{script}" for name, script in unknown.items()}
+    for name, script in {"sbatch": RECORDER.format(log=log), **scripts}.items():
         (tmp_path / name).write_text(script)
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
@@ -123,3 +127,43 @@ def test_what_slurm_did_not_take_is_submitted_by_the_next_sweep_and_nothing_twic
     given = [line.partition("train.repeat=")[2][0] for line in submitted.read_text().splitlines()]
     assert len(set(given)) == 2
     assert submit(study, cells, State(results).refresh(), Options(), None) == []
+
+
+@pytest.mark.parametrize(
+    ("queued", "attempts", "expected"),
+    [
+        ("8 0", [], "queued"),
+        ("8 0", [("error", "7", None)], "queued"),  # of an earlier job: this one tries it again
+        ("8 0", [("error", "8", None)], "error"),  # the job runs other cells now
+        ("8 1", [("error", "8", None)], "queued"),  # Slurm has put the job back
+        ("8 1", [("error", "8", None), ("error", "8", "1")], "error"),
+        ("8 1", [("error", "8", None), ("running", "8", "1")], "running"),
+        ("8 1", [("ok", "8", None)], "ok"),
+        ("8 1", [("killed", "8", None)], "queued"),
+        ("", [("error", "8", None)], "error"),
+        ("", [], "missing"),
+    ],
+)
+def test_a_cell_whose_job_waits_again_is_queued_whatever_came_before(
+    tmp_path: Path,
+    submitted: Path,
+    capsys: pytest.CaptureFixture[str],
+    queued: str,
+    attempts: list[tuple[str, str, str | None]],
+    expected: str,
+) -> None:
+    """queued: number and restarts of the job, as squeue says it; attempts: status, job, SLURM_RESTART_COUNT"""
+    study = write(tmp_path, axes={"framework": ["single"]}, exclude=[])
+    (cell,) = plan(load(str(study)), CPU)
+    results, name = tmp_path / "results", "ddlbench-tiny-0123456789ab"
+    for number, (status, job, restarts) in enumerate(attempts, 1):
+        variables = {"SLURM_JOB_ID": job} | ({"SLURM_RESTART_COUNT": restarts} if restarts else {})
+        record(results, cell, status, number, environment={"variables": variables})
+    assert claim(results, cell.key, name, queued=lambda _: False)
+    (path,) = (results / ".sweep").glob("*.1")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"started": -1}))  # the sweep that submitted has ended
+    (tmp_path / "squeue").write_text(
+        f"#!/bin/bash\necho 'job of others  5  0'\n[ -z '{queued}' ] || echo {name} {queued}\n"
+    )
+    assert main([str(study), f"results_dir={results}", "--status"]) == 0
+    assert capsys.readouterr().out.startswith(f"1 cells: {expected}\n")

@@ -14,9 +14,11 @@ The host's own wait for the loader is timed beside it: on CUDA the two differ, o
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from time import thread_time
 from typing import TypeAlias, TypeVar
 
@@ -123,6 +125,21 @@ class EpochClock:
             use=self.meter.end() if self.meter else None,
         )
 
+    def so_far(self) -> EpochTimes:
+        """The steps that have ended, of an epoch that need not end: their seconds and waits, all as warm-up. Nothing is
+        waited for: a step that the device has not ended is left out."""
+        ended = sum(1 for _ in takewhile(passed, self.ends))
+        starts, unknown = self.begins[:ended], math.nan
+        return EpochTimes(
+            epoch_s=unknown,
+            measured_s=unknown,
+            straggler_s=unknown,
+            warmup_steps=ended,
+            step_s=[seconds(*marks) for marks in zip(starts, self.ends, strict=False)],
+            wait_s=[seconds(*marks) for marks in zip(starts, self.ready, strict=False)],
+            host_wait_s=self.host_wait_s[:ended],
+        )
+
     def _idle(self) -> float:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -141,6 +158,11 @@ def mark(device: torch.device) -> Mark:
     event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event
+
+
+def passed(at: Mark) -> bool:
+    """Whether the device has passed a mark."""
+    return not isinstance(at, torch.cuda.Event) or at.query()
 
 
 def seconds(begin: Mark, end: Mark) -> float:

@@ -1,4 +1,5 @@
-"""How busy the node is with other work: load average, pressure on the cores, and time that the hypervisor took."""
+"""How busy the node is with other work: time that others computed, load average, pressure on the cores, and time that
+the hypervisor took."""
 
 from __future__ import annotations
 
@@ -9,6 +10,8 @@ from pathlib import Path
 from ddlbench.measure.environment import known
 
 PROC = Path("/proc")
+HZ = os.sysconf("SC_CLK_TCK")  # ticks a second
+BUSY = (0, 1, 2, 5, 6)  # user nice system irq softirq
 
 
 @dataclass(frozen=True)
@@ -17,13 +20,17 @@ class Load:
 
     load:     load average of one minute / cores of the node
     pressure: share of the last 10 s in which some process waited for a core
-    stolen, ticks: time that the hypervisor gave to others, and all time, of all cores since the node's start
+    stolen, busy, ticks: time of all cores since the node's start: what the hypervisor gave to others, what processes
+              computed, and all of it
+    own_s:    seconds of a core that the processes of the run's ranks on this node computed, since their starts
     """
 
     load: float | None
     pressure: float | None
     stolen: int | None
     ticks: int | None
+    busy: int | None = None
+    own_s: float | None = None
 
     @classmethod
     def now(cls, proc: Path = PROC) -> Load:
@@ -33,6 +40,7 @@ class Load:
             pressure=known(lambda: _some_avg10(proc / "pressure" / "cpu")),
             stolen=ticks[7] if ticks else None,
             ticks=sum(ticks[:8]) if ticks else None,
+            busy=sum(ticks[each] for each in BUSY) if ticks else None,
         )
 
     def steal_share(self, earlier: Load) -> float | None:
@@ -41,6 +49,29 @@ class Load:
             return None
         passed = self.ticks - earlier.ticks
         return max(0, self.stolen - earlier.stolen) / passed if passed > 0 else None
+
+    def others_share(self, earlier: Load) -> float | None:
+        """Of the cores' time since `earlier`, what processes that are not of the run computed."""
+        if self.ticks is None or self.busy is None or self.own_s is None:
+            return None
+        if earlier.ticks is None or earlier.busy is None or earlier.own_s is None:
+            return None
+        passed, own = self.ticks - earlier.ticks, (self.own_s - earlier.own_s) * HZ
+        return max(0.0, self.busy - earlier.busy - own) / passed if passed > 0 else None
+
+
+def family_seconds(proc: Path = PROC, process: str = "self") -> float:
+    """Seconds of a core that a process, its living children and those that it has waited for computed since their
+    starts. Raises OSError where the kernel does not say which children it has."""
+    folder = proc / process
+    words = (folder / "stat").read_text().rpartition(")")[2].split()
+    seconds = sum(map(int, words[11:15])) / HZ  # utime stime cutime cstime (proc(5)), after pid and (name)
+    lists = list(folder.glob("task/*/children"))
+    if not lists:
+        raise FileNotFoundError(f"{folder}/task/*/children")
+    for child in (child for each in lists for child in each.read_text().split()):
+        seconds += known(lambda child=child: family_seconds(proc, child)) or 0.0  # it may end meanwhile
+    return seconds
 
 
 def _ticks(stat: Path) -> list[int]:

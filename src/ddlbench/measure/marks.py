@@ -1,7 +1,8 @@
 """What makes the timing of a run doubtful: its marks. A marked run stays in every table; the reader judges.
 
 The limits, on the node where a figure is largest:
-- load: half of a node's cores or more were busy on average in the minute before epoch 0. The run's own start is less.
+- load: processes that are not of the run computed in more than a tenth of the cores' time, from the begin of epoch 0 to
+  the end of the last one. Load averages say less: the run before this one is in them, and this run itself.
 - cpu pressure: in more than a tenth of the last 10 s, at the begin of epoch 0 or after the last epoch, some process
   waited for a core. Ranks and loader workers that are more than the cores do this themselves.
 - steal: the hypervisor gave more than a hundredth of the cores' time to others.
@@ -13,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ddlbench.measure.load import Load
 
-MOST_LOAD, MOST_PRESSURE, MOST_STEAL = 0.5, 0.1, 0.01
+MOST_OTHERS, MOST_PRESSURE, MOST_STEAL = 0.1, 0.1, 0.01
 
 
 def load_columns(before: Sequence[Load], after: Sequence[Load]) -> dict[str, float | None]:
@@ -24,6 +25,7 @@ def load_columns(before: Sequence[Load], after: Sequence[Load]) -> dict[str, flo
         "cpu_pressure_start": _most(load.pressure for load in before),
         "cpu_pressure_end": _most(load.pressure for load in after),
         "cpu_steal_share": _most(b.steal_share(a) for a, b in zip(before, after, strict=True)),
+        "cpu_others_share": _most(b.others_share(a) for a, b in zip(before, after, strict=True)),
     }
 
 
@@ -33,7 +35,7 @@ def marks(throttled: Sequence[str], retries: int, loads: Mapping[str, float | No
     found = {
         "throttled": bool(throttled),
         "allocator retries": retries > 0,
-        "load": (loads["load_start"] or 0.0) >= MOST_LOAD,
+        "load": (loads["cpu_others_share"] or 0.0) > MOST_OTHERS,
         "cpu pressure": pressure > MOST_PRESSURE,
         "steal": (loads["cpu_steal_share"] or 0.0) > MOST_STEAL,
     }

@@ -6,15 +6,15 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ddlbench.measure.environment import known
-from ddlbench.measure.load import Load
+from ddlbench.measure.load import Load, family_seconds
 from ddlbench.measure.nvml import GpuState, gpu_state_reader, joules, throttling
 from ddlbench.measure.rapl import READ_EVERY_S, Rapl
 
@@ -29,6 +29,7 @@ class Use:
     thread_s:  in which the training thread computed or waited for a core; on device cpu only
     clock_before_mhz, clock_after_mhz: of the rank's GPU
     throttled: why the GPU's clock had been lowered
+    cpu_before_s, cpu_after_s: seconds of a core that the rank's processes had computed
     before, after: the node's load, on one rank a node
     """
 
@@ -40,6 +41,8 @@ class Use:
     clock_before_mhz: int | None = None
     clock_after_mhz: int | None = None
     throttled: tuple[str, ...] | None = None
+    cpu_before_s: float | None = None
+    cpu_after_s: float | None = None
     before: Load | None = None
     after: Load | None = None
 
@@ -62,7 +65,8 @@ class OverRanks:
     loads: tuple[tuple[Load, Load], ...] = ()  # of each node, before and after
 
     @classmethod
-    def of(cls, uses: Sequence[Use | None]) -> OverRanks:
+    def of(cls, uses: Sequence[Use | None], hosts: Sequence[str]) -> OverRanks:
+        """hosts: of each rank, by name."""
         known = [use for use in uses if use is not None]
         counting = [use for use in known if use.counts_energy]
         joules = [use.energy_j for use in counting if use.energy_j is not None]
@@ -74,7 +78,7 @@ class OverRanks:
             clock_before_mhz=_least(use.clock_before_mhz for use in known),
             clock_after_mhz=_least(use.clock_after_mhz for use in known),
             throttled=tuple(sorted({reason for use in known for reason in use.throttled or ()})),
-            loads=tuple((use.before, use.after) for use in known if use.before and use.after),
+            loads=tuple(_loads(uses, hosts)),
         )
 
     def line(self) -> dict[str, Any]:
@@ -88,6 +92,23 @@ class OverRanks:
         }
 
 
+def _loads(uses: Sequence[Use | None], hosts: Sequence[str]) -> Iterator[tuple[Load, Load]]:
+    """Of each node, with what the ranks on it computed."""
+    before, after = (_by_host(uses, hosts, name) for name in ("cpu_before_s", "cpu_after_s"))
+    for use, host in zip(uses, hosts, strict=True):
+        if use and use.before and use.after:
+            yield replace(use.before, own_s=before[host]), replace(use.after, own_s=after[host])
+
+
+def _by_host(uses: Sequence[Use | None], hosts: Sequence[str], name: str) -> dict[str, float | None]:
+    """Sums of that figure; None where a rank does not know it."""
+    sums: dict[str, float | None] = {}
+    for use, host in zip(uses, hosts, strict=True):
+        seconds, so_far = getattr(use, name, None), sums.get(host, 0.0)
+        sums[host] = None if seconds is None or so_far is None else so_far + seconds
+    return sums
+
+
 def _least(values: Iterable[int | None]) -> int | None:
     return min((value for value in values if value is not None), default=None)
 
@@ -98,6 +119,7 @@ class Reading:
     gpu: GpuState | None
     package_j: float | None
     thread_s: float | None
+    cpu_s: float | None
     load: Load | None
 
 
@@ -136,6 +158,8 @@ class Meter:
             clock_before_mhz=first.gpu.clock_mhz if first.gpu else None,
             clock_after_mhz=last.gpu.clock_mhz if last.gpu else None,
             throttled=None if throttled is None else tuple(throttled),
+            cpu_before_s=first.cpu_s,
+            cpu_after_s=last.cpu_s,
             before=first.load,
             after=last.load,
         )
@@ -146,6 +170,7 @@ class Meter:
             gpu=self.gpu() if self.gpu else None,
             package_j=known(self.rapl.joules) if self.rapl else None,
             thread_s=None if self.cuda else known(thread_seconds),
+            cpu_s=known(family_seconds),
             load=Load.now() if self.leader else None,
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,11 @@ class Profiler:
     def __enter__(self) -> Profiler:
         self._wait = dist.Work.wait
         dist.Work.wait = spanned(WAIT, self._wait)
-        self._profile.start()
+        with warnings.catch_warnings():
+            # torch 2.11 warns of windows before this one, of which there are none. acc_events=True, which it asks for,
+            # would build its tree of events.
+            warnings.filterwarnings("ignore", "Warning: Profiler clears events", UserWarning)
+            self._profile.start()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -12,8 +12,6 @@ from functools import cached_property, reduce
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from ddlbench.errors import Diverged
 from ddlbench.job import Job, Place
@@ -54,13 +52,12 @@ class RankEpoch:
         return None if use is None or use.thread_s is None else (use.thread_s - times.loading_s) / len(times.step_s)
 
     @classmethod
-    def of(cls, job: Job, place: Place, times: EpochTimes, losses: list[Tensor], rates: list[float]) -> RankEpoch:
-        values = torch.stack(losses).float().cpu().tolist() if losses else []
+    def of(cls, job: Job, place: Place, times: EpochTimes, losses: list[float], rates: list[float]) -> RankEpoch:
         return cls(
             job.rank,
             place.data_rank,
             times,
-            values,
+            losses,
             rates,
             peaks(job.device),
             sum(times.samples) if place.reports else None,
@@ -156,11 +153,11 @@ def gather_epoch(epoch: int, epochs: int, rank: RankEpoch, global_batch: int, up
     figures = all_gather((times.epoch_s, times.measured_s, times.straggler_s, _wait_share(times), rank.memory))
     losses = all_gather((sum(rank.losses), len(rank.losses), bad))
     others = all_gather(
-        (times.step_s[0], _steady_s(times), _host_wait_share(times), rank.stage, rank.samples, times.use)
+        (times.step_s[0], _steady_s(times), _host_wait_share(times), rank.stage, rank.samples, times.use, rank.host)
     )
     epoch_s, measured_s, straggler_s, wait_share, memory = zip(*figures, strict=True)
     loss_sum, loss_count, bad_steps = zip(*losses, strict=True)
-    first_step_s, steady_s, host_wait_share, stages, samples, uses = zip(*others, strict=True)
+    first_step_s, steady_s, host_wait_share, stages, samples, uses, hosts = zip(*others, strict=True)
     steps, steady_steps = len(times.step_s), _steady_steps(times)
     require_samples(samples, steps * global_batch)
     return EpochRow(
@@ -185,7 +182,7 @@ def gather_epoch(epoch: int, epochs: int, rank: RankEpoch, global_batch: int, up
         steady_samples=steady_steps * global_batch,
         steady_time_s=max(steady_s) if steady_steps else None,
         host_wait_share=max(host_wait_share),
-        use=OverRanks.of(uses),
+        use=OverRanks.of(uses, hosts),
         rank_stages=list(stages),
         stage_memory={name: _by_stage(stages, [peak[name] for peak in memory]) for name in BY_STAGE},
         ranks=gather_to_rank0(rank.packed()),

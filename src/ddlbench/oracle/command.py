@@ -130,6 +130,7 @@ def show(rows: Sequence[Prediction], question: Question) -> None:
     fine = [row for row in rows if row.status == "ok"]
     if fine:
         print(ranking.table(rows))
+        print(f"\nGiB of the fullest rank at its fullest moment:\n{ranking.memory_table(rows)}")
         basis = ", ".join(dict.fromkeys(row.basis or "" for row in fine))
         print(f"\nseconds of computing from: {basis}")
     for line in (*ranking.marks(rows), *(f"limit: {limit}" for limit in ranking.limits(rows))):

@@ -6,28 +6,21 @@ operation is looked at. What does not grow with the batch (weights) and what doe
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, cast
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ddlbench.frameworks.tensor.collectives import Part
-from ddlbench.frameworks.tensor.layers import split_model
-from ddlbench.frameworks.tensor.loss import parallel_cross_entropy
-from ddlbench.job import Model, type_of_dtype
+from ddlbench.job import Model
 from ddlbench.measure.memory_formula import SPLIT
-from ddlbench.oracle.counts import Block, Counts, Exchange, Line, Moments, Rows, Work
+from ddlbench.oracle.counts import Arrival, Block, Counts, Exchange, Line, Moments, Rows, Work
+from ddlbench.oracle.feed import feed
 from ddlbench.oracle.living import Living, Passes
 from ddlbench.oracle.watch import Operation, Watch, kept_bytes
-from ddlbench.ranks.fake import fake_world
-from ddlbench.recipe.losses import make_loss
 from ddlbench.run.rehearsal.observed import identity, size
 
 SAMPLES = (2, 4)  # BatchNorm refuses one value a channel
@@ -38,31 +31,48 @@ def count(
 ) -> Counts:
     """Counted once for each model, precision and kind of device. tp: of the part of one of so many ranks that share
     every layer, with sequence parallelism or without."""
-    key = replace(cast(Any, model))  # a copy: dataclasses of models may be changed
-    return _count(_Key(key, repr(model)), precision, device_type, smoothing, tp, sequence)
+    return _count(Key.of(model), precision, device_type, smoothing, tp, sequence)
 
 
 @dataclass(frozen=True)
-class _Key:
+class Key:
+    """A model as the argument of a cached function."""
+
     model: Model
     text: str
+
+    @classmethod
+    def of(cls, model: Model) -> Key:
+        return cls(replace(cast(Any, model)), repr(model))  # a copy: dataclasses of models may be changed
 
     def __hash__(self) -> int:
         return hash((type(self.model), self.text))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and (type(other.model), other.text) == (type(self.model), self.text)
+        return isinstance(other, Key) and (type(other.model), other.text) == (type(self.model), self.text)
 
 
 @cache
-def _count(key: _Key, precision: str, device_type: str, smoothing: float, tp: int, sequence: bool) -> Counts:
+def _count(key: Key, precision: str, device_type: str, smoothing: float, tp: int, sequence: bool) -> Counts:
     model = key.model
     small, large = (_run(model, precision, device_type, smoothing, samples, tp, sequence) for samples in SAMPLES)
     blocks = [_joined(a, b) for a, b in zip(small, large, strict=True)]
-    return Counts(model.name, tuple(blocks), sum(pair.tied for pair in small))
+    single = partial(_single, key, precision, device_type, smoothing, tp, sequence)
+    return Counts(model.name, tuple(blocks), sum(pair.tied for pair in small), single)
 
 
-def _line(values: tuple[float, float]) -> Line:
+@cache
+def _single(
+    key: Key, precision: str, device_type: str, smoothing: float, tp: int, sequence: bool
+) -> tuple[Block, ...] | None:
+    try:
+        seen = _run(key.model, precision, device_type, smoothing, 1, tp, sequence)
+    except ValueError:  # BatchNorm, of one value a channel
+        return None
+    return tuple(_joined(each, each) for each in seen)
+
+
+def line(values: tuple[float, float]) -> Line:
     """Through what was counted at both batch sizes."""
     each = (values[1] - values[0]) / (SAMPLES[1] - SAMPLES[0])
     return Line(values[0] - each * SAMPLES[0], each)
@@ -70,7 +80,7 @@ def _line(values: tuple[float, float]) -> Line:
 
 def _work(small: list[Operation], large: list[Operation]) -> Work:
     assert [op.name for op in small] == [op.name for op in large], "the batch size changes what runs"
-    bytes_ = [_line((a.bytes_, b.bytes_)) for a, b in zip(small, large, strict=True)]
+    bytes_ = [line((a.bytes_, b.bytes_)) for a, b in zip(small, large, strict=True)]
     return Work(
         np.array([op.flops / SAMPLES[0] for op in small], dtype=float),
         np.array([line.fixed for line in bytes_], dtype=float),
@@ -83,6 +93,7 @@ def _work(small: list[Operation], large: list[Operation]) -> Work:
 class _Seen:
     """One block at one batch size."""
 
+    samples: int
     name: str
     forward: list[Operation]
     backward: list[Operation]
@@ -94,8 +105,12 @@ class _Seen:
     buffers: int
     exchanges: tuple[Exchange, ...]
     rows: tuple[Rows, ...]
+    gradients: tuple[tuple[int | None, int], ...]  # of every parameter, tied or not: its place in `parameters`, numbers
     entering: float = 0.0
     passes: Passes = field(default_factory=Passes)
+    loss: float = 0.0
+    again: list[float] = field(default_factory=list[float])
+    turning: float = 0.0
 
 
 def _joined(small: _Seen, large: _Seen) -> Block:
@@ -106,20 +121,34 @@ def _joined(small: _Seen, large: _Seen) -> Block:
         parameters=small.parameters,
         split_parameters=small.split_parameters,
         leaving=small.leaving,
-        kept=_line((small.kept, large.kept)),
+        kept=line((small.kept, large.kept)),
         buffers=small.buffers,
         exchanges=small.exchanges,
         rows=small.rows,
         entering=small.entering,
-        ahead=_moments(small.passes.ahead, large.passes.ahead),
-        back=_moments(small.passes.back, large.passes.back),
-        added=_moments(small.passes.added, large.passes.added),
+        ahead=moments(small.passes.ahead, large.passes.ahead),
+        back=moments(small.passes.back, large.passes.back),
+        added=moments(small.passes.added, large.passes.added),
+        arrivals=_arrivals(small, large),
+        lingering=small.passes.lingering / small.samples,
+        loss=line((small.loss, large.loss)),
+        again=moments(small.again, large.again),
+        turning=line((small.turning, large.turning)),
     )
 
 
-def _moments(small: list[float], large: list[float]) -> Moments:
+def _arrivals(small: _Seen, large: _Seen) -> tuple[Arrival, ...]:
+    assert small.passes.arrivals == large.passes.arrivals, "the batch size changes when gradients arrive"
+    found: list[Arrival] = []
+    for which, at in small.passes.arrivals:
+        own, numbers = small.gradients[which]
+        found.append(Arrival(own, numbers, line((small.passes.added[at], large.passes.added[at]))))
+    return tuple(found)
+
+
+def moments(small: list[float], large: list[float]) -> Moments:
     """Those that are the fullest at some batch size."""
-    lines = {_line(pair) for pair in zip(small, large, strict=True)}
+    lines = {line(pair) for pair in zip(small, large, strict=True)}
     above = [line for line in lines if not any(_covers(other, line) for other in lines - {line})]
     return Moments(tuple(sorted(above, key=lambda line: line.each)))
 
@@ -131,42 +160,30 @@ def _covers(one: Line, other: Line) -> bool:
 def _run(
     model: Model, precision: str, device_type: str, smoothing: float, samples: int, tp: int, sequence: bool
 ) -> list[_Seen]:
-    """Every block forward and backward by itself, each fed with the output of the one before."""
-    loss: Callable[[Tensor, Tensor], Tensor] = make_loss(smoothing)
+    """Every block forward and backward by itself."""
     seen: list[_Seen] = []
-    text = model.kind == "text"
-    alone = FakeTensorMode() if tp == 1 else fake_world(0, tp, torch.device("cpu"))
-    with alone, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # fake tensors warn of what they cannot know
-        whole = model.build().train()
-        if tp > 1:
-            part = Part(dist.group.WORLD, 0, tp, sequence)
-            split_model(whole, model.tensor_plan(), part)
-            loss = partial(parallel_cross_entropy, classes=model.outputs(), smoothing=smoothing, part=part)
-        if device_type == "cuda":
-            _without_attention_dropout(whole)
-        value = torch.zeros(samples, *model.input_shape(), dtype=torch.int64 if text else torch.float32)
-        targets = torch.zeros((samples, *model.input_shape()) if text else (samples,), dtype=torch.int64)
-        own = [*whole.parameters(), *whole.buffers(), targets]
-        known = {identity(parameter) for parameter in whole.parameters()}
-        counted: set[int] = set()
-        blocks = dict(whole.named_children())
-        for name, block in blocks.items():
-            last = name == list(blocks)[-1]
-            watch = Watch(name, block, model.tensor_plan(), samples)
-            mixed = torch.autocast("cpu", type_of_dtype[precision], enabled=precision != "fp32")
+    counted: set[int] = set()
+    plan = model.tensor_plan()
+    with feed(model, precision, device_type, smoothing, samples, tp, sequence) as fed:
+        for name, block in fed.blocks.items():
+            watch = Watch(name, block, plan, samples)
+            value, known = fed.value, fed.known
             entering = 0 if identity(value) in known else size(value)
-            with Living([*own, value]) as living:
-                with mixed, watch.forward(), kept_bytes(known) as kept:
+            with Living([*fed.given, value]) as living:
+                with fed.mixed(), watch.forward(), kept_bytes(known, living.note_saved, living.note_used) as kept:
                     output = block(value)
-                    result = loss(output, targets) if last else output
+                    before, saved = kept[0], living.saved
+                    result = fed.loss(output, fed.targets) if fed.is_last(name) else output
                 living.turn(output, known)
                 _backward(result, watch)
             passes = living.passes(parameter.grad for parameter in block.parameters())
-            found = _seen(name, block, watch, model.tensor_plan(), kept[0], output, samples, counted)
-            seen.append(replace(found, entering=entering / samples, passes=passes))
+            found = _seen(name, block, watch, plan, kept[0], output, samples, counted)
+            own = kept[0] - (entering if identity(value) in known else 0)  # the input is given
+            again, turning = passes.ahead[:saved], max(0.0, (living.used or 0.0) - own)
+            found = replace(found, entering=entering / samples, passes=passes, loss=kept[0] - before)
+            seen.append(replace(found, again=again, turning=turning))
             block.zero_grad()
-            value = output.detach().requires_grad_()
+            fed.pass_on(output)
     return seen
 
 
@@ -193,11 +210,13 @@ def _seen(
     new = {key: parameter for key, parameter in own.items() if id(parameter) not in counted}
     split = {f"{module}.{tensor}" for module, style in plan.items() for tensor in SPLIT.get(style, ())}
     counted |= {id(parameter) for parameter in own.values()}
+    places = {key: place for place, key in enumerate(new)}
     exchanges = tuple(
         Exchange(module, style, entering / samples, leaving / samples, first)
         for module, style, entering, leaving, first in watch.modules
     )
     return _Seen(
+        samples=samples,
         name=name,
         forward=watch.ahead,
         backward=watch.back,
@@ -209,12 +228,5 @@ def _seen(
         buffers=sum(buffer.numel() * buffer.element_size() for buffer in block.buffers()),
         exchanges=exchanges,
         rows=tuple(Rows(module, halo, row / samples, height) for module, halo, row, height in watch.rows),
+        gradients=tuple((places.get(key), parameter.numel()) for key, parameter in own.items()),
     )
-
-
-def _without_attention_dropout(whole: nn.Module) -> None:
-    """On GPUs attention stays one fused kernel with dropout, too; on the CPU torch then computes it step by step."""
-    for module in whole.modules():
-        dropout = getattr(module, "attn_dropout", None)
-        if isinstance(dropout, nn.Dropout):
-            dropout.p = 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -63,6 +64,19 @@ class Exchange:
 
 
 @dataclass(frozen=True)
+class Arrival:
+    """The gradient of one parameter of a block, in the order of the backward pass.
+
+    which: its place among the block's own parameters; None: of a tied one, which an earlier block has
+    living: as `Block.added` at that moment, this gradient included
+    """
+
+    which: int | None
+    numbers: int
+    living: Line
+
+
+@dataclass(frozen=True)
 class Block:
     """One named block of a model, the last one with the loss.
 
@@ -73,6 +87,10 @@ class Block:
     ahead, back: bytes that live during its forward and backward pass, beyond its input and what was there before; with
         the gradients of its parameters as they arrive. added: the latter where they are added to gradients that are
         there already, which do not count
+    lingering: bytes of its output for one sample, where autograd does not keep it: it lives as long as it is held
+    loss: bytes of `kept` that the loss keeps, in the last block
+    again: as ahead, as far as a checkpointed block runs again: to the last operation for which autograd keeps something
+    turning: bytes of gradients that are there when it begins to run again
     """
 
     name: str
@@ -89,6 +107,11 @@ class Block:
     ahead: Moments = Moments()
     back: Moments = Moments()
     added: Moments = Moments()
+    arrivals: tuple[Arrival, ...] = ()
+    lingering: float = 0.0
+    loss: Line = Line(0.0, 0.0)
+    again: Moments = Moments()
+    turning: Line = Line(0.0, 0.0)
 
     @cached_property
     def numbers(self) -> int:
@@ -115,11 +138,19 @@ class Rows:
 
 @dataclass(frozen=True)
 class Counts:
-    """A model's blocks, and what ties them: numbers of the tied parameter, 0 without one, in first and last block."""
+    """A model's blocks, and what ties them: numbers of the tied parameter, 0 without one, in first and last block.
+
+    single: the blocks as they are counted with one sample, of which some copies are views; None: not known
+    """
 
     model: str
     blocks: tuple[Block, ...]
     tied: int
+    single: Callable[[], tuple[Block, ...] | None] = lambda: None
+
+    def at(self, samples: float) -> tuple[Block, ...]:
+        """To predict memory with so many samples in a micro batch."""
+        return (self.single() if samples == 1 else None) or self.blocks
 
     @cached_property
     def numbers(self) -> int:

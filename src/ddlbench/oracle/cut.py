@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
-from ddlbench.oracle import schedule
-from ddlbench.oracle.memory import Sizes, activations, buffers, held, parts
-from ddlbench.oracle.peak import Moment, batch, fullest, passing, updating
+from ddlbench.oracle import flight, schedule
+from ddlbench.oracle.flight import Flight
+from ddlbench.oracle.memory import Sizes, activations, buffers, held, parts, smoothing
+from ddlbench.oracle.peak import batch, fullest, updating
+from ddlbench.oracle.replay import StageBytes, replay, stage_bytes
 from ddlbench.oracle.setting import Memory, Setting
+from ddlbench.oracle.split import halves, split
 from ddlbench.oracle.tensor import own_numbers
 
 
@@ -54,40 +57,58 @@ def memory(cut: Cut, setting: Setting, samples: float) -> Memory:
 
 
 def _of_rank(cut: Cut, setting: Setting, rank: int, numbers: float, samples: float) -> Memory:
-    """While the passes of one micro batch run, what all others in flight keep is there."""
     again, spans, each = setting.job.checkpoint_activations, cut.spans(), parts(setting, samples, cut.tp)
-    own = spans[rank :: cut.pp]
-    whole = passed = waiting = during = 0.0
-    for stage, (first, last) in zip(range(rank, len(spans), cut.pp), own, strict=True):
-        flying = schedule.in_flight(cut.schedule, stage, cut.pp, len(spans), cut.count)
-        whole += activations(each[first:last], again, flying)
-        passed += _passed(cut, setting, each, first, last)
-        lasting = _lasting(each, again, first, last)
-        waiting += flying * lasting
-        during = max(during, passing(each[first:last], again, None).others - each[first].entering - lasting)
+    own = list(zip(range(rank, len(spans), cut.pp), spans[rank :: cut.pp], strict=True))
+    flying = {stage: schedule.in_flight(cut.schedule, stage, cut.pp, len(spans), cut.count) for stage, _ in own}
+    whole = sum(activations(each[first:last], again, flying[stage]) for stage, (first, last) in own)
     of = held(numbers, setting, 2 if cut.sharded else 0, cut.dp if cut.sharded else 1)
-    held_blocks = [block for first, last in own for block in setting.counts.blocks[first:last]]
-    versions = -(-(cut.pp - 1 - rank) // cut.count) if cut.versions else 0
-    room = buffers(held_blocks) + versions * of.parameters + cut.buffered * of.gradients
+    held_blocks = [block for _, (first, last) in own for block in setting.counts.blocks[first:last]]
+    room = buffers(held_blocks)
+    if rank in (0, (len(cut.sizes) - 1) % cut.pp):  # the ends have the batch
+        room += batch(setting.job, setting.job.replica_batch(cut.dp), 0.0)
     update = updating(setting.optimizer, held_blocks, 1 / cut.tp)
-    most = fullest(of, Moment(0.0, waiting + during), room + passed, update, in_place=True)
+    stages = {stage: _stage(cut, setting, each, stage, samples) for stage, _ in own}
+    reduced = of.gradients if cut.dp > 1 and not cut.sharded else 0.0  # replicas average them in one piece, a copy
+    if cut.versions:
+        most = flight.fullest(of, stages[rank], _flight(cut, setting, each, rank), update, reduced, room)
+    else:
+        room += cut.count * sum(sum(messages(each, *span)) for _, span in own)
+        ops = schedule.whole_order(cut.schedule, rank, cut.pp, len(spans), cut.count)
+        left = sum(stage.halves.after for stage in stages.values() if stage.halves is not None)
+        update = max(update, reduced) + cut.count * left
+        most = fullest(of, replay(ops, stages), room, update, in_place=False)
     return Memory(of.parameters, of.gradients, of.optimizer, whole, room, most)
 
 
-def _lasting(each: Sequence[Sizes], checkpointed: bool, first: int, last: int) -> float:
-    """What a stage keeps of a micro batch that waits for its backward pass, beside its input; its output too."""
-    output = 0.0
-    if last < len(each) and (checkpointed or each[last].entering):
-        output = each[last - 1].leaving
-    if checkpointed:
-        return output + sum(block.leaving for block in each[first : last - 1])
-    return output + sum(block.kept for block in each[first:last]) - each[first].entering
+def _flight(cut: Cut, setting: Setting, each: Sequence[Sizes], rank: int) -> Flight:
+    incoming, outgoing = messages(each, *cut.spans()[rank])
+    inputs = 0.0 if rank else batch(setting.job, setting.job.replica_batch(cut.dp), 0.0)
+    return Flight(cut.pp - 1 - rank, cut.count, cut.buffered, incoming, outgoing, inputs)
 
 
-def _passed(cut: Cut, setting: Setting, each: Sequence[Sizes], first: int, last: int) -> float:
-    """What a stage receives, for every micro batch: its inputs and the gradients of its outputs. Torch makes room for
-    all of it once. The ends have the batch."""
-    ahead = each[first - 1].leaving if first else 0.0
-    back = each[last - 1].leaving if last < len(each) else 0.0
-    end = first == 0 or last == len(each)
-    return cut.count * (ahead + back) + (batch(setting.job, setting.job.replica_batch(cut.dp), 0.0) if end else 0.0)
+def _stage(cut: Cut, setting: Setting, each: Sequence[Sizes], stage: int, samples: float) -> StageBytes:
+    first, last = cut.spans()[stage]
+    numbers = [own_numbers(block, cut.tp) for block in setting.counts.blocks]
+    if cut.pp > 1:
+        numbers[-1] += setting.counts.tied / cut.tp
+    part = 4.0 / (cut.dp if cut.sharded else 1)
+    own = each[first:last]
+    if cut.versions and last == len(each):  # PipeDream keeps the loss, not the logits
+        own = [*own[:-1], own[-1]._replace(lingering=0.0)]
+    gradients = [part * number for number in numbers[first:last]]
+    found = stage_bytes(own, setting.job.checkpoint_activations, gradients, last == len(each))
+    if cut.schedule == "1f1b":
+        return replace(found, returned=messages(each, first, last)[0])
+    if cut.schedule != "zero_bubble" or first == 0:
+        return found
+    output = 0.0 if last == len(each) else own[-1].lingering
+    job, device = setting.job, setting.machine.device.type
+    counted = split(job.model, job.precision, device, smoothing(setting), cut.tp)[first:last]
+    splits = [block for block in counted if block is not None]
+    return replace(found, halves=halves(splits, own, samples, output, messages(each, first, last)[0]))
+
+
+def messages(each: Sequence[Sizes], first: int, last: int) -> tuple[float, float]:
+    """Bytes of a stage's input and of its output for a micro batch, 0 at the ends. torch's schedules make room for the
+    input and for the gradient of the output, of all micro batches once."""
+    return each[first - 1].leaving if first else 0.0, each[last - 1].leaving if last < len(each) else 0.0

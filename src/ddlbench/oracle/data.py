@@ -13,12 +13,18 @@ from ddlbench.frameworks.local_sgd import LocalSGD
 from ddlbench.frameworks.shared.batchnorm import batch_norms
 from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.oracle import collectives, overlap
+from ddlbench.oracle.buckets import Shards
 from ddlbench.oracle.computation import Pass
-from ddlbench.oracle.memory import activations, buffers, held, memory, most_touched
+from ddlbench.oracle.memory import activations, buffers, held, memory
 from ddlbench.oracle.memory import sizes as block_sizes
 from ddlbench.oracle.overlap import Gradient, MiB
-from ddlbench.oracle.peak import of_replica, of_zero2
+from ddlbench.oracle.peak import of_replica
 from ddlbench.oracle.setting import BYTES, Limit, Message, Outcome, Setting
+from ddlbench.oracle.zero import Zero
+from ddlbench.oracle.zero import memory as zero_memory
+
+# Numbers of gradients that DeepSpeed copies and all-reduces at once at stage 0 (MEMORY_OPT_ALLREDUCE_SIZE).
+AT_ONCE = 5e8
 
 
 def single(setting: Setting) -> Outcome:
@@ -39,7 +45,9 @@ def ddp(framework: DDP, setting: Setting) -> Outcome:
         overlap.gradients(sizes(setting, 4), back), first, other
     )  # caps count bytes in fp32, a hook casts a full bucket
     wire = [Gradient(message.bytes_ * each / 4, message.ready) for message in messages]
-    return replicas(setting, (averaged(setting, wire, sum(back)),), in_place=True)
+    # Without a reduction gradients have memory of their own, beside the buckets.
+    apart = 4.0 * setting.counts.numbers if setting.job.micro_batches(setting.world) > 1 else 0.0
+    return replicas(setting, (averaged(setting, wire, sum(back)),), more_buffers=apart, in_place=True)
 
 
 def horovod(framework: Horovod, setting: Setting) -> Outcome:
@@ -82,13 +90,15 @@ def zero(framework: Knobs, setting: Setting) -> Outcome:
         size = numbers * (2.0 if casts else 4.0)
         seconds = collectives.all_gather(size, setting.path(ranks))
         messages.append(Message("all-gather of weights", 1, size, seconds, seconds))
-    buckets = bucket * (2 if overlaps else 1) if stage else 0.0
-    found = replicas(setting, tuple(messages), stage, ranks if stage else 1, own_copy=stage > 0, more_buffers=buckets)
-    if stage < 2:
-        return found
-    tensors = [number for block in setting.counts.blocks for number in block.parameters]
-    own = replace(found.memory, gradients=4.0 * most_touched(tensors, ranks))
-    return replace(found, memory=replace(own, fullest=of_zero2(setting, own, bucket)))
+    buckets = bucket * (2 if overlaps else 1)
+    if not stage:
+        return replicas(setting, tuple(messages), reduced=4.0 * min(numbers, AT_ONCE))
+    found = replicas(setting, tuple(messages), stage, ranks, own_copy=True, more_buffers=buckets)
+    own, room = held(numbers, setting, stage, ranks, own_copy=True), buffers(setting.counts.blocks)
+    how = Zero(stage, ranks, int(bucket // 4), 2 if overlaps else 1, overlaps)
+    gradients = found.memory.gradients if stage == 1 else 4.0 * Shards.of(setting.counts.blocks, ranks).most_touched()
+    fullest = zero_memory(setting, how, own, room)
+    return replace(found, memory=replace(found.memory, gradients=gradients, fullest=fullest))
 
 
 def replicas(
@@ -99,9 +109,10 @@ def replicas(
     own_copy: bool = False,
     more_buffers: float = 0.0,
     in_place: bool = False,
+    reduced: float = 0.0,
 ) -> Outcome:
     """A whole replica on each rank. shards: ranks that share the update, from ZeRO stage 1 on; in_place: gradients have
-    memory from step to step."""
+    memory from step to step; reduced: bytes of gradients that are copied at once to be reduced, after all are there."""
     job, numbers = setting.job, setting.counts.numbers
     count = job.micro_batches(setting.world)
     samples = job.replica_batch(setting.world) / count
@@ -114,7 +125,7 @@ def replicas(
     return Outcome(
         compute_s=compute * setting.contention,
         messages=messages if setting.world > 1 else (),
-        memory=memory(own, kept, room, of_replica(setting, own, samples, count, room, in_place)),
+        memory=memory(own, kept, room, of_replica(setting, own, samples, count, room, in_place, reduced)),
         limits=(Limit("dp", job.global_batch, "one sample of the global batch a rank"),),
         layout={"dp": setting.world},
         micro_samples=samples,

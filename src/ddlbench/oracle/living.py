@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -18,11 +18,17 @@ from ddlbench.run.rehearsal.observed import identity, size, tensors, unknown
 @dataclass(frozen=True)
 class Passes:
     """Bytes after each operation: of the forward pass; of the backward pass with the gradients of parameters as they
-    arrive; and of one whose gradients are added to others that do not count."""
+    arrive; and of one whose gradients are added to others that do not count.
+
+    arrivals: which gradient is there after which operation of the backward pass; lingering: bytes of the output, where
+    autograd does not keep it
+    """
 
     ahead: list[float] = field(default_factory=list[float])
     back: list[float] = field(default_factory=list[float])
     added: list[float] = field(default_factory=list[float])
+    arrivals: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    lingering: float = 0.0
 
 
 class Living(TorchDispatchMode):
@@ -37,7 +43,8 @@ class Living(TorchDispatchMode):
         self.start = self.alive.bytes_
         self.after = list[float]()
         self.made_at = dict[int, int]()  # storage -> operation
-        self.turned, self.idle = 0, 0
+        self.turned, self.idle, self.saved = 0, 0, 0
+        self.used: float | None = None  # bytes when autograd first needs what it kept
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         try:
@@ -53,18 +60,42 @@ class Living(TorchDispatchMode):
         self.after.append(float(self.alive.bytes_ - self.start))
         return out
 
+    def note_saved(self) -> None:
+        """Autograd keeps something: so far a checkpointed block runs again, and no further."""
+        self.saved = len(self.after)
+
+    def note_used(self) -> None:
+        if self.used is None:
+            self.used = self.now()
+
+    def now(self) -> float:
+        """Bytes, without the output that is freed before the backward pass."""
+        return float(self.alive.bytes_ - self.start - self.idle)
+
     def turn(self, output: Tensor, kept: set[int]) -> None:
         """The backward pass begins. An output that the block itself does not keep has been freed by then."""
         self.turned = len(self.after)
         self.idle = 0 if identity(output) in kept else size(output)
 
+    def added(self, parameters: Iterable[nn.Parameter], since: int) -> list[float]:
+        """Bytes after each operation since one. Gradients that are made live until the next one is, where they are
+        added to others."""
+        found = self.after[since:]
+        for parameter in parameters:
+            made = self.made_at.get(identity(parameter.grad), -1) - since if parameter.grad is not None else -1
+            for index in range(made + 2, len(found)):
+                found[index] -= size(parameter.grad) if made >= 0 and parameter.grad is not None else 0
+        return found
+
     def passes(self, gradients: Iterable[Tensor | None]) -> Passes:
         """gradients: of the block's parameters. One that an operation makes lives until the next where it is added."""
         back = [each - self.idle for each in self.after[self.turned :]]
-        added = list(back)
-        for gradient in gradients:
+        added, arrivals = list(back), list[tuple[int, int]]()
+        for which, gradient in enumerate(gradients):
             if gradient is not None:
                 made = self.made_at[identity(gradient)] - self.turned
+                arrivals.append((which, made))
                 for index in range(made + 1, len(added)):
                     added[index] -= size(gradient)
-        return Passes(self.after[: self.turned], back, added)
+        arrivals.sort(key=lambda arrival: arrival[1])
+        return Passes(self.after[: self.turned], back, added, arrivals, self.idle)

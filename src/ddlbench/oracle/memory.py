@@ -10,11 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from ddlbench.measure.memory_formula import Bytes, data_parallel, in_fp32
 from ddlbench.oracle.counting import count
-from ddlbench.oracle.counts import Block
+from ddlbench.oracle.counts import Block, Counts
 from ddlbench.oracle.setting import Memory, Setting
 from ddlbench.recipe.losses import CrossEntropy
 
@@ -36,6 +34,10 @@ class Sizes(NamedTuple):
     ahead: float
     back: float
     added: float
+    lingering: float = 0.0
+    loss: float = 0.0
+    again: float = 0.0
+    turning: float = 0.0
 
 
 def sizes(blocks: Sequence[Block], samples: float) -> list[Sizes]:
@@ -47,6 +49,10 @@ def sizes(blocks: Sequence[Block], samples: float) -> list[Sizes]:
             block.ahead.most(samples),
             block.back.most(samples),
             block.added.most(samples),
+            block.lingering * samples,
+            block.loss.at(samples),
+            block.again.most(samples),
+            block.turning.at(samples),
         )
         for block in blocks
     ]
@@ -56,10 +62,10 @@ def parts(setting: Setting, samples: float, tp: int, sequence: bool = False) -> 
     """Of one of tp ranks that share every layer. Whole activations stay and shares shrink, a + b / tp: where 4 divides
     tp, from what is counted of one of 2 and of one of 4 ranks; else counted."""
     if tp == 1:
-        return sizes(setting.counts.blocks, samples)
+        return sizes(setting.counts.at(samples), samples)
     if tp == 2 or tp % 4:
-        return sizes(_counted(setting, tp, sequence), samples)
-    two, four = (sizes(_counted(setting, ranks, sequence), samples) for ranks in (2, 4))
+        return sizes(_counted(setting, tp, sequence).at(samples), samples)
+    two, four = (sizes(_counted(setting, ranks, sequence).at(samples), samples) for ranks in (2, 4))
     way = 4 / tp - 1
     return [
         Sizes(*(small + (large - small) * way for large, small in zip(half, quarter, strict=True)))
@@ -67,10 +73,14 @@ def parts(setting: Setting, samples: float, tp: int, sequence: bool = False) -> 
     ]
 
 
-def _counted(setting: Setting, tp: int, sequence: bool) -> Sequence[Block]:
+def _counted(setting: Setting, tp: int, sequence: bool) -> Counts:
     job = setting.job
-    smoothing = job.loss.label_smoothing if isinstance(job.loss, CrossEntropy) else 0.0
-    return count(job.model, job.precision, setting.machine.device.type, smoothing, tp, sequence).blocks
+    return count(job.model, job.precision, setting.machine.device.type, smoothing(setting), tp, sequence)
+
+
+def smoothing(setting: Setting) -> float:
+    loss = setting.job.loss
+    return loss.label_smoothing if isinstance(loss, CrossEntropy) else 0.0
 
 
 def activations(blocks: Sequence[Sizes], checkpointed: bool, in_flight: float = 1.0) -> float:
@@ -84,15 +94,6 @@ def activations(blocks: Sequence[Sizes], checkpointed: bool, in_flight: float = 
 def buffers(blocks: Sequence[Block]) -> float:
     """Of the model: statistics of BatchNorm."""
     return float(sum(block.buffers for block in blocks))
-
-
-def most_touched(sizes: Sequence[int], ranks: int) -> int:
-    """The most of memory_formula.touched over the ranks: gradients of a library that keeps one whole where a border
-    between shards cuts it."""
-    ends = np.cumsum(sizes)
-    starts, borders = ends - np.array(sizes), ends[-1] * np.arange(ranks + 1) / ranks
-    first, last = np.searchsorted(ends, borders[:-1], "right"), np.searchsorted(starts, borders[1:], "left") - 1
-    return int((ends[last] - starts[first]).max())
 
 
 def memory(of: Bytes, activations_: float, buffers_: float, fullest: Memory | None = None) -> Memory:

@@ -36,14 +36,25 @@ class Beside:
     back: Sequence[float]
 
 
+class Passes(NamedTuple):
+    """The fullest moment of each of the two passes of a micro batch."""
+
+    ahead: Moment
+    back: Moment
+
+
 def passing(
     blocks: Sequence[Sizes], checkpointed: bool, gradients: Sequence[float] | None, beside: Beside | None = None
 ) -> Moment:
-    """The fullest moment of one micro batch's passes, beyond what lives from step to step.
+    """The fullest moment of one micro batch's passes, beyond what lives from step to step."""
+    return max(passes(blocks, checkpointed, gradients, beside), key=sum)
 
-    gradients: bytes of each block's, which stay once they are there; None: they are added to some from before
-    """
-    found, before = Moment(0.0, 0.0), 0.0
+
+def passes(
+    blocks: Sequence[Sizes], checkpointed: bool, gradients: Sequence[float] | None, beside: Beside | None = None
+) -> Passes:
+    """gradients: bytes of each block's, which stay once they are there; None: they are added to some from before"""
+    found, before = Passes(Moment(0.0, 0.0), Moment(0.0, 0.0)), 0.0
     arrived = sum(gradients or ())
     for index, block in enumerate(blocks):
         arrived -= gradients[index] if gradients else 0.0
@@ -51,12 +62,12 @@ def passing(
         entering = block.entering
         if checkpointed:  # every block keeps its input, and runs again while the gradient of its output is there
             before += entering if index == 0 else blocks[index - 1].leaving
-            back = max(back, ahead + block.leaving * (index < len(blocks) - 1))
+            back = max(back, block.again + block.turning * (index < len(blocks) - 1))
             entering = 0.0
         ahead, back = ahead + before + entering, back + before + entering
         if beside is not None:
             ahead, back = ahead + beside.ahead[index], back + beside.back[index]
-        found = max(found, Moment(0.0, ahead), Moment(arrived, back), key=sum)
+        found = Passes(max(found.ahead, Moment(0.0, ahead), key=sum), max(found.back, Moment(arrived, back), key=sum))
         if not checkpointed:
             before += block.kept
     return found
@@ -68,6 +79,12 @@ def arriving(blocks: Sequence[Block], tied: float, parts: Sequence[float] | None
     if tied:
         numbers[0], numbers[-1] = numbers[0] - tied, numbers[-1] + tied
     return [4.0 * number for number in numbers]
+
+
+def waiting(blocks: int, tied: float) -> Beside:
+    """The gradient of a tied parameter's use in the last block waits for that of its use in the first: torch adds them
+    up before it adds them to those of earlier micro batches."""
+    return Beside([0.0] * blocks, [4.0 * tied] * (blocks - 1) + [0.0])
 
 
 def updating(optimizer: str, blocks: Sequence[Block], part: float = 1.0) -> float:
@@ -95,25 +112,15 @@ def fullest(own: Bytes, during: Moment, room: float, update: float, in_place: bo
     return Memory(own.parameters, gradients, own.optimizer, during.others, room)
 
 
-def of_replica(setting: Setting, own: Bytes, samples: float, count: int, room: float, in_place: bool) -> Memory:
-    """A whole replica. in_place: the library keeps memory for gradients from step to step."""
+def of_replica(
+    setting: Setting, own: Bytes, samples: float, count: int, room: float, in_place: bool, reduced: float = 0.0
+) -> Memory:
+    """A whole replica. in_place: the library keeps memory for gradients from step to step; reduced: bytes of gradients
+    that are copied to be reduced, after all are there."""
     job, counts = setting.job, setting.counts
     stays = in_place or count > 1
     gradients = None if stays else arriving(counts.blocks, counts.tied)
-    during = passing(sizes(counts.blocks, samples), job.checkpoint_activations, gradients)
+    beside = waiting(len(counts.blocks), counts.tied) if stays else None
+    during = passing(sizes(counts.at(samples), samples), job.checkpoint_activations, gradients, beside)
     room += batch(job, samples * count, samples)
-    return fullest(own, during, room, updating(setting.optimizer, counts.blocks), stays)
-
-
-def of_zero2(setting: Setting, own: Memory, bucket: float) -> Memory:
-    """DeepSpeed's stage 2. own: each part at most; bucket: bytes. Gradients lie in the bucket; a full one is copied to
-    one piece, reduced, and the rank's share kept. The update takes its share in one piece."""
-    job, counts = setting.job, setting.counts
-    count, whole = job.micro_batches(setting.world), 4.0 * counts.numbers
-    samples = job.replica_batch(setting.world) / count
-    share = own.gradients if count > 1 or whole > bucket else 0.0
-    others = passing(sizes(counts.blocks, samples), job.checkpoint_activations, None).others + share
-    during = Moment(0.0, max(others, min(bucket, whole)))
-    held = Bytes(own.weights, own.gradients, own.optimizer)
-    update = whole / setting.world * (1 + UPDATE_COPIES[setting.optimizer])
-    return fullest(held, during, own.buffers + batch(job, samples * count, samples), update, in_place=False)
+    return fullest(own, during, room, max(reduced, updating(setting.optimizer, counts.blocks)), stays)

@@ -23,6 +23,7 @@ EXAMPLE = "gpus=[4,8,16] or gpus=[4,8,...,1024]"
 ABOVE_0 = (
     "one_gpu_step_s", "one_gpu_batch", "samples_per_epoch", "loader_samples_per_s", "max_gpus", "max_memory_gib"
 )  # fmt: skip
+IN_TEXT = ("check_volumes", "max_gpus", "max_memory_gib")  # they add lines to the table; JSON has rows only
 ONLY_HERE = {"spatial": Spatial, "channel": Channel}  # +framework=NAME for strategies that cannot be run
 
 
@@ -110,6 +111,11 @@ def _check(options: argparse.Namespace) -> None:
             f"--from {options.results} and --one-gpu-step-s={options.one_gpu_step_s:g} both say what a step on one "
             "device takes: give one of them"
         )
+    for name in IN_TEXT:
+        if options.json and getattr(options, name):
+            raise UserError(
+                f"--{name.replace('_', '-')} adds lines to the table, and --json has rows only: leave one out"
+            )
 
 
 def _only_here(question: Question, given: dict[str, str]) -> Any:

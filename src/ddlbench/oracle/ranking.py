@@ -9,7 +9,9 @@ from ddlbench.report.texts import aligned
 
 GiB = 2**30
 TIMES = ("step", "compute", "comm", "hidden", "bubble", "data")
-COLUMNS = ("framework", "layout", "gpus", *TIMES, "memory", "fits", "samples/s")
+WHICH = ("framework", "layout", "gpus")
+COLUMNS = (*WHICH, *TIMES, "memory", "fits", "samples/s", "epoch")
+PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")
 
 
 def ranked(rows: Sequence[Prediction]) -> list[Prediction]:
@@ -36,17 +38,33 @@ def best(rows: Sequence[Prediction], max_gpus: int | None = None, max_memory: fl
 
 def table(rows: Sequence[Prediction]) -> str:
     """For the terminal: a line a prediction; refusals are not in it."""
-    return "\n".join(aligned(COLUMNS, (_cells(row) for row in rows if row.status == "ok"), left=COLUMNS[:2]))
+    return "\n".join(aligned(COLUMNS, (_cells(row) for row in rows if row.status == "ok"), left=WHICH[:2]))
+
+
+def memory_table(rows: Sequence[Prediction]) -> str:
+    """GiB of the parts of `memory`, a line a prediction."""
+    lines = ((*_which(row), *_gibibytes(row)) for row in rows if row.status == "ok")
+    return "\n".join(aligned((*WHICH, *PARTS, "memory"), lines, left=WHICH[:2]))
+
+
+def _gibibytes(row: Prediction) -> list[str]:
+    parts = row.memory or {}
+    return [f"{bytes_ / GiB:.3f}" for bytes_ in (*(parts[name] for name in PARTS), row.memory_bytes or 0.0)]
+
+
+def _which(row: Prediction) -> tuple[str, str, str]:
+    layout = "x".join(f"{key}{value}" for key, value in row.layout.items() if value > 1 and key != "shards")
+    return row.framework, layout, str(row.gpus)
 
 
 def _cells(row: Prediction) -> tuple[str, ...]:
     seconds = (row.step_s, row.compute_s, row.comm_exposed_s, row.comm_hidden_s, row.bubble_s, row.data_s)
     fits = {True: "yes", False: "no", None: ""}[row.fits]
-    layout = "x".join(f"{key}{value}" for key, value in row.layout.items() if value > 1 and key != "shards")
     memory = f"{(row.memory_bytes or 0.0) / GiB:.2f} GiB"
     mark = "*" if row.marks else ""
     rate = f"{row.samples_per_s or 0.0:.4g}{mark}"
-    return (row.framework, layout, str(row.gpus), *map(milliseconds, seconds), memory, fits, rate)
+    epoch = "" if row.epoch_s is None else f"{row.epoch_s:.4g} s"
+    return (*_which(row), *map(milliseconds, seconds), memory, fits, rate, epoch)
 
 
 def milliseconds(seconds: float | None) -> str:

@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-F, B, INPUTS = "F", "B", "I"  # forward; backward; backward of inputs only, whose weights follow later
+# Forward; backward; backward of inputs only; of weights, which come later and are not in `order`: they fill waits.
+F, B, INPUTS, WEIGHTS = "F", "B", "I", "W"
 Op = tuple[str, int, int]  # kind, stage, micro batch
 
 
@@ -178,6 +179,22 @@ def _alternate(ahead: Sequence[Op], back: Sequence[Op], warm_up: int) -> tuple[O
         found.append(op)
         found += ahead[warm_up + index : warm_up + index + 1]
     return tuple(found)
+
+
+@cache
+def whole_order(schedule: str, rank: int, ranks: int, stages: int, micro_batches: int) -> tuple[Op, ...]:
+    """With the gradients of weights, as torch's InterleavedZeroBubble places them: from the (rank + 1)-th backward pass
+    of inputs on one after each, those that are left at the end."""
+    ops = order(schedule, rank, ranks, stages, micro_batches)
+    found, waiting, count = list[Op](), deque[Op](), 0
+    for op in ops:
+        found.append(op)
+        if op[0] == INPUTS:
+            waiting.append((WEIGHTS, *op[1:]))
+            if count >= rank:
+                found.append(waiting.popleft())
+            count += 1
+    return (*found, *waiting)
 
 
 def in_flight(schedule: str, stage: int, ranks: int, stages: int, micro_batches: int) -> int:

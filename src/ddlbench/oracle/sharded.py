@@ -9,13 +9,17 @@ from itertools import accumulate
 from ddlbench.errors import Unsupported
 from ddlbench.frameworks.deepspeed.knobs import BUCKET_MB, Knobs
 from ddlbench.frameworks.fsdp import FSDP
-from ddlbench.frameworks.shared.meta import has_batch_norm
+from ddlbench.frameworks.shared.meta import has_batch_norm, on_meta
+from ddlbench.frameworks.shared.sharding import root_group
 from ddlbench.oracle import collectives, overlap
 from ddlbench.oracle.computation import Pass
 from ddlbench.oracle.data import whole
+from ddlbench.oracle.gathering import Weight
+from ddlbench.oracle.gathering import gathered as gathered_weights
 from ddlbench.oracle.overlap import MiB, Sharded
 from ddlbench.oracle.setting import BYTES, Limit, Message, Outcome, Setting
 from ddlbench.oracle.shards import Calls, Scheme, memory_of
+from ddlbench.oracle.zero import Stage3
 
 # DeepSpeed's defaults, in numbers: it gathers ahead so many weights in one call (stage3_prefetch_bucket_size), and
 # keeps weights that are needed again before so many others (stage3_max_reuse_distance).
@@ -23,17 +27,21 @@ PREFETCH, REUSE = 5e7, 1e9
 
 
 def fsdp(framework: FSDP, setting: Setting) -> Outcome:
-    """fully_shard of every block; a tied embedding and head are in the root's group, gathered once a micro batch. With
-    replicas (HSDP) neighbours share the shards, and the shards' gradients are all-reduced between the replicas."""
+    """fully_shard of every block but those of the root's group (a tied embedding and head, a last norm), which is
+    gathered once a micro batch by default. With replicas (HSDP) neighbours share the shards, and their gradients are
+    all-reduced between the replicas."""
     job, shards = setting.job, setting.world // framework.replicate
     casts = (framework.mixed_precision or ("autocast" if has_batch_norm(job) else "policy")) == "policy"
     weight = BYTES[job.precision] if casts else 4
     blocks = setting.counts.blocks
-    again = tuple(framework.reshard_after_forward is not False and not _is_root(setting, i) for i in range(len(blocks)))
-    alone = tuple((index,) for index in range(len(blocks)))
+    names = root_group(on_meta(job))
+    root = tuple(index for index, block in enumerate(blocks) if block.name in names)
+    reshard = framework.reshard_after_forward
+    again = tuple(index not in root if reshard is None else reshard for index in range(len(blocks)))
+    groups = ((root,) if root else ()) + tuple((index,) for index in range(len(blocks)) if index not in root)
     numbers = tuple(block.numbers for block in blocks)
     scheme = Scheme(
-        shards, weight, setting.gradient_bytes, numbers, again, alone, alone, always=False,
+        shards, weight, setting.gradient_bytes, numbers, again, groups, groups, always=False,
         host_computes=job.device.type == "cpu",
     )  # fmt: skip
     outcome = sharded(setting, scheme)
@@ -44,11 +52,6 @@ def fsdp(framework: FSDP, setting: Setting) -> Outcome:
     more = Message("all-reduce of shards", 1, size, seconds, seconds)
     layout = {"dp": setting.world, "shards": shards}
     return replace(outcome, messages=(*outcome.messages, more), layout=layout)
-
-
-def _is_root(setting: Setting, index: int) -> bool:
-    """A tied parameter counts in the first block."""
-    return index == 0 and bool(setting.counts.tied)
 
 
 def zero3(framework: Knobs, setting: Setting) -> Outcome:
@@ -64,12 +67,26 @@ def zero3(framework: Knobs, setting: Setting) -> Outcome:
     later = [2 * rest for rest in (sum(numbers) - before for before in accumulate(numbers))]
     backwards = tuple(tuple(len(blocks) - 1 - i for i in call) for call in _calls(numbers[::-1], bucket))
     ahead = tuple(tuple(i + 1 for i in call) for call in _calls(gathered[1:], prefetch))
+    again, persistent = tuple(each >= REUSE for each in later), setting.counts.numbers - sum(gathered)
+    whole = gathered_weights(_weights(setting, framework.persistence_threshold), again, prefetch)
     scheme = Scheme(
-        setting.world, weight, setting.gradient_bytes, gathered, tuple(each >= REUSE for each in later), ((0,), *ahead),
-        backwards, always=True, own_copy=True, host_computes=setting.job.device.type == "cpu",
-        persistent=setting.counts.numbers - sum(gathered), bucket=bucket * 4,
+        setting.world, weight, setting.gradient_bytes, gathered, again, ((0,), *ahead), backwards, always=True,
+        own_copy=True, host_computes=setting.job.device.type == "cpu", persistent=persistent,
+        stage3=Stage3(setting.world, int(bucket), weight, whole, persistent),
     )  # fmt: skip
     return sharded(setting, scheme)
+
+
+def _weights(setting: Setting, threshold: int) -> list[Weight]:
+    """The parameters that are gathered, in the order of the modules, which is that in which they run."""
+    model, found, seen = on_meta(setting.job), list[Weight](), set[int]()
+    names = list(dict(model.named_children()))
+    for place, (name, module) in enumerate(model.named_modules()):
+        for parameter in module.parameters(recurse=False):
+            if parameter.numel() >= threshold and id(parameter) not in seen:
+                seen.add(id(parameter))
+                found.append(Weight(names.index(name.partition(".")[0]), place, parameter.numel()))
+    return found
 
 
 def _calls(numbers: Sequence[int], most: float) -> Calls:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from ddlbench.frameworks.deepspeed.knobs import BUCKET_MB
-from ddlbench.measure.memory_formula import Bytes
 from ddlbench.oracle.counts import Block
 from ddlbench.oracle.memory import Sizes, activations, buffers, held, memory, sizes
 from ddlbench.oracle.overlap import MiB
-from ddlbench.oracle.peak import UPDATE_COPIES, Beside, Moment, batch, fullest, passing, updating
+from ddlbench.oracle.peak import Beside, Moment, batch, fullest, passing, updating
 from ddlbench.oracle.setting import Memory, Setting
+from ddlbench.oracle.zero import Stage3, memory3
 
 Calls = tuple[tuple[int, ...], ...]  # of blocks that share a message, by index
 
@@ -25,7 +26,7 @@ class Scheme:
     always: reduced after every micro batch, not only the last; own_copy: the optimizer keeps a copy of the weights
     host_computes: whether there is no device that computes while the host goes on
     persistent: numbers that every rank keeps whole, which are gathered once, after the update
-    bucket: bytes in which gradients are reduced, kept from step to step
+    stage3: what DeepSpeed holds beside
     """
 
     shards: int
@@ -39,7 +40,7 @@ class Scheme:
     own_copy: bool = False
     host_computes: bool = False
     persistent: int = 0
-    bucket: float = 0.0
+    stage3: Stage3 | None = None
 
     @property
     def stay(self) -> float:
@@ -52,7 +53,7 @@ def memory_of(setting: Setting, scheme: Scheme, samples: float, count: int) -> M
     blocks, job = setting.counts.blocks, setting.job
     own = held(setting.counts.numbers, setting, 3, scheme.shards, scheme.own_copy)
     own = replace(own, parameters=own.parameters + scheme.persistent * scheme.weight)
-    each = sizes(blocks, samples)
+    each = sizes(setting.counts.at(samples), samples)
     if scheme.weight == 2:  # gathered in two bytes: autograd keeps no cast copies of them
         each = [_without(one, 2.0 * block.numbers) for one, block in zip(each, blocks, strict=True)]
     kept = activations(each, job.checkpoint_activations)
@@ -60,29 +61,32 @@ def memory_of(setting: Setting, scheme: Scheme, samples: float, count: int) -> M
     reduced = BUCKET_MB * MiB if scheme.own_copy else largest * 4.0
     room = buffers(blocks) + _gathered(scheme) * scheme.weight + reduced
     more = buffers(blocks) + batch(job, samples * count, samples) + scheme.stay
-    if scheme.own_copy:
-        return memory(own, kept, room, _deepspeed(setting, scheme, own, each, more))
-    # Between micro batches FSDP adds up whole gradients.
-    more += 4.0 * setting.counts.numbers if count > 1 else 0.0
-    arrived = [4.0 * block.numbers / scheme.shards for block in blocks]
-    during = passing(each, job.checkpoint_activations, arrived, _beside(blocks, scheme))
+    if scheme.stage3 is not None:
+        stays = buffers(blocks) + batch(job, samples * count, samples)
+        return memory(own, kept, room, memory3(setting, scheme.stage3, own, each, stays))
+    arrived, beside = [4.0 * block.numbers / scheme.shards for block in blocks], _beside(blocks, scheme)
+    last = _added_up(beside, blocks) if count > 1 else beside
+    during = passing(each, job.checkpoint_activations, arrived, last)
+    if count > 2:
+        whole = Moment(4.0 * setting.counts.numbers, passing(each, job.checkpoint_activations, None, beside).others)
+        during = max(during, whole, key=sum)
     update = updating(setting.optimizer, blocks, 1 / scheme.shards)
     return memory(own, kept, room, fullest(own, during, more, update, in_place=False))
+
+
+def _added_up(beside: Beside, blocks: Sequence[Block]) -> Beside:
+    """In the last micro batch: between micro batches FSDP adds up whole gradients. Those of a block are reduced with
+    its backward pass."""
+    whole = list(accumulate(4.0 * block.numbers for block in blocks))
+    return Beside(
+        [each + whole[-1] for each in beside.ahead],
+        [each + before for each, before in zip(beside.back, whole, strict=True)],
+    )
 
 
 def _without(block: Sizes, bytes_: float) -> Sizes:
     kept, ahead, back, added = (max(0.0, each - bytes_) for each in (block.kept, block.ahead, block.back, block.added))
     return block._replace(kept=kept, ahead=ahead, back=back, added=added)
-
-
-def _deepspeed(setting: Setting, scheme: Scheme, own: Bytes, each: Sequence[Sizes], more: float) -> Memory:
-    """It has memory for its share of the gradients and for a bucket from step to step. A message is gathered into one
-    piece and copied from there into the weights. The update is of all shards at once, with a copy of the gradients."""
-    largest = max(sum(scheme.gathered[index] for index in call) for call in scheme.gathers) * float(scheme.weight)
-    during = passing(each, setting.job.checkpoint_activations, None)
-    during = Moment(0.0, max(during.others, largest))
-    update = own.gradients * (1 + UPDATE_COPIES[setting.optimizer])
-    return fullest(own, during, more + scheme.bucket, update, in_place=True)
 
 
 def _beside(blocks: Sequence[Block], scheme: Scheme) -> Beside:

@@ -18,7 +18,7 @@ from ddlbench.oracle.counts import Block, Exchange
 from ddlbench.oracle.data import averaged, backward, whole
 from ddlbench.oracle.memory import activations, buffers, held, memory
 from ddlbench.oracle.memory import parts as own_sizes
-from ddlbench.oracle.peak import arriving, batch, fullest, passing, updating
+from ddlbench.oracle.peak import arriving, batch, fullest, passing, updating, waiting
 from ddlbench.oracle.setting import Limit, Message, Outcome, Setting
 
 SUMMED_AHEAD, SUMMED_BACK, GATHERED = ("row", "vocab"), ("column", "qkv", "filter", "logits"), ("norm", "channels")
@@ -79,8 +79,10 @@ def parts(setting: Setting, dp: int, tp: int, sequence: bool, by_channels: bool)
     gradients = (
         None if stays else arriving(blocks, setting.counts.tied / tp, [own_numbers(block, tp) for block in blocks])
     )
-    during = passing(each, job.checkpoint_activations, gradients)
+    beside = waiting(len(each), setting.counts.tied / tp) if stays else None
+    during = passing(each, job.checkpoint_activations, gradients, beside)
     room = buffers(blocks) + batch(job, samples * count, samples)
+    room += 4.0 * numbers if dp > 1 and count > 1 else 0.0  # DDP's buckets, beside gradients that wait to be reduced
     return Outcome(
         compute_s=(count * sum(map(whole(job.checkpoint_activations), passes)) + update) * rate,
         messages=tuple(messages),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -141,12 +141,16 @@ def _size(tensor: Tensor) -> int:
 
 
 @contextmanager
-def kept_bytes(known: set[int]) -> Generator[list[float]]:
+def kept_bytes(
+    known: set[int], note: Callable[[], None] = lambda: None, used: Callable[[], None] = lambda: None
+) -> Generator[list[float]]:
     """Bytes of the storages that autograd keeps, each once, and not those of `known`, where they stay for as long as
-    they live: what one block keeps and the next one, too, counts for the first."""
+    they live: what one block keeps and the next one, too, counts for the first. note, used:
+    called whenever it keeps one, and whenever it uses one"""
     total = [0.0]
 
     def pack(tensor: Tensor) -> Tensor:
+        note()
         storage = tensor.untyped_storage()
         if (key := identity(tensor)) not in known:
             known.add(key)
@@ -154,5 +158,9 @@ def kept_bytes(known: set[int]) -> Generator[list[float]]:
             total[0] += storage.nbytes()
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    def unpack(tensor: Tensor) -> Tensor:
+        used()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         yield total

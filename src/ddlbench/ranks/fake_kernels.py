@@ -1,7 +1,8 @@
 """What torch's C++ code chooses by the device, for tensors on "cuda" that it finds on "meta" (ranks/fake_device.py).
 
-Autocast, dropout and attention ask `is_cuda` before any kernel is chosen. Here they get the choice for "cuda": types of
-autocast as ATen/autocast_mode.h lists them, dropout as one kernel, and attention as one kernel of an A100 or H100.
+Autocast, dropout, softmax and attention ask `is_cuda` before any kernel is chosen. Here they get the choice for "cuda":
+types of autocast as ATen/autocast_mode.h lists them, dropout and softmax as one kernel, attention as one kernel of an
+A100 or H100.
 """
 
 from __future__ import annotations
@@ -35,20 +36,24 @@ WIDEST = {
 RESULT = {
     "prod", "softmax", "log_softmax", "cumprod", "cumsum", "linalg_vector_norm", "linalg_matrix_norm", "sum",
 }  # fmt: skip
-REFUSED = {"binary_cross_entropy"}  # by autocast itself
+# Without such an argument: another overload has it, and gets the arguments as they are.
+TYPED = {"norm.Scalar": "ScalarOpt_dtype", "norm.ScalarOpt_dim": "ScalarOpt_dim_dtype"}
+# Left to torch: the first is refused by autocast, the second is never chosen for what C++ finds on "meta".
+LEFT = {"binary_cross_entropy", "_cudnn_rnn"}
 AUTOCAST = "AutocastCUDA"
 
 
 @contextmanager
-def cuda_kernels(casts: bool = True) -> Generator[None]:
-    """casts: with those of autocast, for tensors that C++ finds on "meta" """
+def cuda_kernels() -> Generator[None]:
     library = torch.library.Library("aten", "IMPL")
     cast = _Cast()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch warns of a kernel that replaces another one
         library.impl("dropout", dropout, "AutogradCUDA")
         library.impl("scaled_dot_product_attention", attention, "AutogradCUDA")
-        for name in autocast_operations() if casts else ():
+        for name in ("softmax", "log_softmax"):
+            library.impl(f"{name}.int", _softmax(getattr(aten, f"_{name}")), "AutogradCUDA")
+        for name in autocast_operations():
             library.impl(name, _autocast(name, cast), AUTOCAST)
     try:
         with patch.object(torch, "clear_autocast_cache", cast.clearing(torch.clear_autocast_cache)):
@@ -61,7 +66,7 @@ def autocast_operations() -> list[str]:
     """Names with overloads of the operations that have a kernel of autocast."""
     every = torch._C._dispatch_get_registrations_for_dispatch_key(AUTOCAST)  # pyright: ignore
     names = [name.removeprefix("aten::") for name in every if name.startswith("aten::")]
-    return [name for name in names if name.partition(".")[0] not in REFUSED]
+    return [name for name in names if name.partition(".")[0] not in LEFT]
 
 
 def _autocast(name: str, cast: _Cast) -> Callable[..., Any]:
@@ -71,6 +76,9 @@ def _autocast(name: str, cast: _Cast) -> Callable[..., Any]:
 
     def call(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(excluded):  # pyright: ignore
+            if name in TYPED:
+                dtype = torch.float32 if eligible(args[0]) else args[0].dtype
+                return getattr(aten.norm, TYPED[name])(**_by_name(operation, args, kwargs), dtype=dtype)
             if packet in RESULT:
                 return operation(**_with_dtype(operation, args, kwargs))
             dtype = _wanted(packet, (args, kwargs))
@@ -87,10 +95,16 @@ def _wanted(packet: str, given: Any) -> torch.dtype:
 
 
 def _with_dtype(operation: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    """All arguments by name, with a result in fp32 where none is asked for."""
-    names = (argument.name for argument in operation._schema.arguments)
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    """With a result in fp32 where none is asked for."""
+    given = _by_name(operation, args, kwargs)
     return {**given, "dtype": torch.float32} if eligible(args[0]) and given.get("dtype") is None else given
+
+
+def _by_name(operation: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """All arguments, with the default values, which the dispatcher leaves out."""
+    arguments = operation._schema.arguments
+    defaults = {each.name: each.default_value for each in arguments if each.has_default_value()}
+    return {**defaults, **dict(zip((each.name for each in arguments), args, strict=False)), **kwargs}
 
 
 def eligible(value: Any) -> bool:
@@ -128,6 +142,17 @@ def dropout(tensor: Tensor, p: float, train: bool) -> Tensor:
     if not train or p == 0 or not tensor.numel():
         return tensor
     return tensor * torch.zeros_like(tensor) if p == 1 else aten.native_dropout(tensor, p, train)[0]
+
+
+def _softmax(kernel: Any) -> Callable[..., Tensor]:
+    """One kernel also from fp16 to fp32, without a copy of its input."""
+
+    def call(tensor: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+        if tensor.dtype == torch.float16 and dtype == torch.float32:
+            return kernel(tensor, dim, True)
+        return kernel(tensor if dtype is None else tensor.to(dtype), dim, False)
+
+    return call
 
 
 def attention(

@@ -13,7 +13,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +70,7 @@ class Record:
         self.ranks = EpochFiles(folder / "ranks.parquet", rank_epochs.SCHEMA)
         self.reserve = folder / RESERVE
         self.heartbeat: Heartbeat | None = None
+        self.interrupted: Callable[[], tuple[int, Any] | None] = lambda: None  # an epoch that is on, and its steps
 
     @classmethod
     def open(cls, results_dir: str, run: str, content: Mapping[str, Any]) -> Record:
@@ -146,6 +147,7 @@ class Record:
             self.saved = self._save_at_last()
             if final:
                 self._stop_heartbeat()
+                self._keep_interrupted()
                 for files in (self.steps, self.ranks):
                     with contextlib.suppress(OSError):  # its folder serves as well
                         files.close()
@@ -158,6 +160,14 @@ class Record:
             if self.saved:
                 with contextlib.suppress(OSError):
                     self.heartbeat.path.unlink(missing_ok=True)
+
+    def _keep_interrupted(self) -> None:
+        """The steps of an epoch that did not end, after the end of the run is on disk: whatever happens here cannot
+        change it."""
+        with contextlib.suppress(Exception):
+            if self.saved and (found := self.interrupted()) is not None:
+                epoch, table = found
+                self.steps.append(epoch, [table])
 
     def _save_at_last(self) -> bool:
         for last in (False, True):

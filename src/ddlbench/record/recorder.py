@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from ddlbench.config.schema import Config
 from ddlbench.loop import Run
+from ddlbench.measure.clock import EpochClock
 from ddlbench.measure.flops import mfu
-from ddlbench.measure.rows import EpochRow
+from ddlbench.measure.rows import EpochRow, RankEpoch
 from ddlbench.measure.straggler import own_columns, own_steps_of_window
 from ddlbench.measure.summary import summarise
 from ddlbench.progress import Progress
 from ddlbench.record.advice import advice
 from ddlbench.record.record import Record
 from ddlbench.record.run_json import bad_samples
+from ddlbench.record.steps import interrupted_steps
 
 
 class Subject(Protocol):
@@ -56,6 +59,7 @@ class FileRecorder:
         self.progress = progress
         self.startup_s = 0.0
         self.hosts: list[str] = []  # of each rank
+        self.recorded: EpochClock | None = None  # of the last epoch that was handed over
 
     def begin(self, run: Run, spans: Mapping[str, float], hosts: Sequence[str]) -> None:
         """spans: seconds of each part of the start, in their order; hosts: each rank's."""
@@ -68,6 +72,7 @@ class FileRecorder:
         self.record.add(advice=advice(self.config, run.job.device, run.feed.facts()))
         self._update(run)
         self.record.save()
+        self.record.interrupted = lambda: self._interrupted(run)
         for line in self.record.content["advice"]:
             self.progress.say(f"advice: {line}")
         self.progress.say(
@@ -76,6 +81,7 @@ class FileRecorder:
         )
 
     def epoch(self, run: Run, row: EpochRow) -> None:
+        self.recorded = run.clock
         self.record.epoch(row)
         self._update(run)
         self.record.save()
@@ -101,6 +107,16 @@ class FileRecorder:
             loader={**run.feed.facts(), "bad_samples": bad},
             ledger={**self.record.content["ledger"], "bad_samples": len(bad)},
         )
+
+    def _interrupted(self, run: Run) -> tuple[int, Any] | None:
+        """The number of an epoch that is on, and those of its steps that have ended on this rank. None from another
+        thread on a GPU: where the driver hangs, the thread that ends the process would hang too."""
+        clock, main = run.clock, threading.current_thread() is threading.main_thread()
+        if clock is None or clock is self.recorded or not (main or run.job.device.type == "cpu"):
+            return None
+        epoch, times = run.first_epoch + len(self.record.rows), clock.so_far()
+        rank = RankEpoch(run.job.rank, run.place.data_rank, times, [], [], {})
+        return (epoch, interrupted_steps(epoch, rank)) if times.step_s else None
 
     def _size(self) -> str:
         return f"{self.model['parameters']:,} parameters" if "parameters" in self.model else "no model"

@@ -6,11 +6,12 @@ import argparse
 import math
 import sys
 from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TextIO
 
 from ddlbench.errors import UserError
-from ddlbench.report.cores import cores
+from ddlbench.report.cores import Workers, cores
 from ddlbench.report.documents import write_documents
 from ddlbench.report.figures import make_figures
 from ddlbench.report.labels import marked
@@ -20,7 +21,7 @@ from ddlbench.report.overview import summary_text
 from ddlbench.report.page import render
 from ddlbench.report.read import read_all
 from ddlbench.report.saving import save
-from ddlbench.report.tables import FEW, Tables, make_tables, merge
+from ddlbench.report.tables import Tables, make_tables, merge
 from ddlbench.report.targets import Target, target, write_targets
 from ddlbench.report.versus import SLOWER, UNDECIDED, versus
 from ddlbench.texts import printable
@@ -37,8 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _compare(before, after, given.fail_if_slower)
         out: Path = given.out or _results(given)[0] / "report"
         targets = [target(text) for text in given.target]
-        tables = only(_tables(given), given.only)
-        page = write_report(tables, out, targets, given.baseline == "published")
+        with Workers(cores()) as workers:
+            tables = only(_tables(given, workers), given.only)
+            page = write_report(tables, out, targets, given.baseline == "published", workers)
     except UserError as error:
         _say(f"ddlbench.report: {printable(str(error))}", sys.stderr)
         return error.exit_code
@@ -53,9 +55,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _tables(given: argparse.Namespace) -> Tables:
+def _tables(given: argparse.Namespace, workers: Workers) -> Tables:
     found = read_all(_results(given))
-    tables = make_tables(found, given.by, cores())
+    tables = make_tables(found, given.by, workers)
     if given.predict is None:
         return tables
     from ddlbench.oracle.beside import with_predictions  # torch comes with it
@@ -92,19 +94,32 @@ def _say(text: str, stream: TextIO) -> None:
     print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream)
 
 
-def write_report(tables: Tables, out: Path, targets: Sequence[Target] = (), baseline: bool = False) -> Path:
-    """Tables (CSV, Markdown, LaTeX), figures (PNG, SVG, PDF) and report.html below `out`; returns the page's path."""
+def write_report(
+    tables: Tables, out: Path, targets: Sequence[Target] = (), baseline: bool = False, workers: Workers | None = None
+) -> Path:
+    """Tables (CSV, Markdown, LaTeX), figures (PNG, SVG, PDF) and report.html below `out`; returns the page's path.
+
+    workers: that save the figures while this process goes on
+    """
     try:
+        figures = out / "figures"
+        start, saved = (workers or Workers()).start, list[Future[None]]()
+        drawing = make_figures(tables, targets, baseline, lambda *figure: saved.append(start(save, figures, *figure)))
         tables.write(out / "tables", cores())
         write_documents(marked(tables.measurement_rows, tables.run_rows), out / "tables")
         write_targets(tables, targets, out / "tables")
-        drawing = make_figures(tables, targets, baseline)
-        save(drawing.figures, out / "figures", cores() if len(tables.runs) > FEW else 1)
+        wait_for(saved)
         page = out / "report.html"
-        page.write_text(render(tables, drawing, out / "figures"), encoding="utf-8")
+        page.write_text(render(tables, drawing, figures), encoding="utf-8")
     except OSError as error:
         raise UserError(f"{out} cannot be written ({error.strerror}): choose another folder with --out") from error
     return page
+
+
+def wait_for(saved: Sequence[Future[None]]) -> None:
+    """Until all are done; an error of one is raised."""
+    for each in saved:
+        each.result()
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -10,7 +10,7 @@ import pandas as pd
 import pyarrow as pa
 
 from ddlbench.record.schema import EPOCHS
-from ddlbench.report.lines import NONE
+from ddlbench.report.lines import NONE, TYPES
 from ddlbench.report.merge import Row
 
 DTYPES: dict[str, Any] = {
@@ -18,19 +18,27 @@ DTYPES: dict[str, Any] = {
 }  # fmt: skip
 
 
-def epochs_table(runs: Sequence[Row], epochs: list[Any]) -> pd.DataFrame:
-    """The epochs of all attempts as one table, in their order. epochs: a table of `lines.SCHEMA` for each row of
-    runs.csv; the list is emptied, so that no column is in memory twice"""
-    places = np.repeat(np.arange(len(epochs)), [len(own) for own in epochs])
+def array(values: Sequence[Any], kind: str) -> Any:
+    """A column of a table; None where a value is missing."""
+    return DTYPES[kind].__from_arrow__(pa.array(values, TYPES[kind], from_pandas=True))
+
+
+def epochs_table(runs: Sequence[Row], counts: Sequence[int], epochs: list[Any]) -> pd.DataFrame:
+    """The epochs of all attempts as one table, in their order.
+
+    runs:   rows of runs.csv
+    counts: epochs of each
+    epochs: these epochs, in tables of `lines.SCHEMA`; the list is emptied, so that no column is in memory twice
+    """
+    places = np.repeat(np.arange(len(runs)), counts)
     joined: Any = pa.concat_tables([NONE, *epochs])
     epochs.clear()
     own = dict(zip(joined.column_names, joined.columns, strict=True))
     del joined
     cells: dict[str, Any] = {}
     for column in EPOCHS:
-        dtype = DTYPES[column.kind]
         if column.source == "run":  # once for each of its epochs; texts share their letters
-            cells[column.name] = pd.array([run[column.name] for run in runs], dtype=dtype).take(places)
+            cells[column.name] = array([run[column.name] for run in runs], column.kind).take(places)
         else:
-            cells[column.name] = dtype.__from_arrow__(own.pop(column.source).combine_chunks())
+            cells[column.name] = DTYPES[column.kind].__from_arrow__(own.pop(column.source).combine_chunks())
     return pd.DataFrame(cells, copy=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 from typing import TypeVar
 
 Item = TypeVar("Item")
@@ -15,21 +15,41 @@ MOST = 8  # processes: a login node is shared
 PARTS = 8  # that a process gets one after the other
 
 
-def over_cores(
-    function: Callable[[Sequence[Item]], Result], items: Sequence[Item], processes: int, few: int
-) -> list[Result]:
-    """What the function makes of consecutive parts of the items, in the order of the items. It is one of a module;
-    parts and results are pickled.
+class Workers:
+    """Processes beside this one. They start with the first work that is large enough, and end with the `with` block.
 
-    processes: at most; new ones are started, and not forked, for libraries may have threads by now
-    few:       items that this process has done before others have started: they are one part
+    Functions are those of a module; what they take and return is pickled. New processes are started, and not forked,
+    for libraries may have threads by now.
     """
-    if processes < 2 or len(items) <= few:
-        return [function(items)]
-    size = -(-len(items) // (PARTS * processes))
-    parts = [items[start : start + size] for start in range(0, len(items), size)]
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
-        return list(pool.map(function, parts))
+
+    def __init__(self, processes: int = 1) -> None:
+        self.processes = processes
+        self._pool: ProcessPoolExecutor | None = None
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+    def map(self, function: Callable[[Sequence[Item]], Result], items: Sequence[Item], few: int) -> list[Result]:
+        """What the function makes of consecutive parts of the items, in the order of the items. few: items that this
+        process has done before others have started: they are one part"""
+        if self.processes < 2 or len(items) <= few:
+            return [function(items)]
+        if self._pool is None:
+            self._pool = ProcessPoolExecutor(self.processes, multiprocessing.get_context("spawn"))
+        size = -(-len(items) // (PARTS * self.processes))
+        return list(self._pool.map(function, [items[n : n + size] for n in range(0, len(items), size)]))
+
+    def start(self, function: Callable[..., Result], *arguments: object) -> Future[Result]:
+        """Call the function in one of the processes; in this one, at once, where none has started."""
+        if self._pool is not None:
+            return self._pool.submit(function, *arguments)
+        done = Future[Result]()
+        done.set_result(function(*arguments))
+        return done
 
 
 def cores() -> int:

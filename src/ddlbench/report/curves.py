@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
+from math import nan
 from typing import Any, cast
 
 from matplotlib.axes import Axes
@@ -112,8 +113,11 @@ def _spread(axes: Axes, points: Sequence[Point], style: dict[str, Any]) -> None:
 
 
 def _bars(axes: Axes, ends: Sequence[tuple[int, tuple[float, float]]], style: dict[str, Any], **line: float) -> None:
-    for gpus, pair in ends:
-        axes.plot([gpus, gpus], pair, zorder=2, **style, **cast(Any, line))
+    """One line, with a gap after each bar."""
+    if ends:
+        xs = [x for gpus, _ in ends for x in (gpus, gpus, nan)]
+        ys = [y for _, (low, high) in ends for y in (low, high, nan)]
+        axes.plot(xs, ys, zorder=2, **style, **cast(Any, line))
 
 
 def _markers(axes: Axes, points: Sequence[Point], look: Look, style: dict[str, Any], name: str) -> None:

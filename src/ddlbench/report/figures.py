@@ -43,6 +43,7 @@ PANELS_OF_A_FILE = 6  # fit a page of paper
 MOST_FILES = 30  # of all figures; with more of them each quantity has one: the others would take minutes
 
 DrawPanel = Callable[[Axes, Panel], None]
+Ready = Callable[[str, Figure], object]
 
 
 @dataclass(frozen=True)
@@ -65,11 +66,14 @@ class Wanted(NamedTuple):
         return -(-len(self.shown) // PANELS_OF_A_FILE)
 
 
-def make_figures(tables: Tables, targets: Sequence[Target] = (), baseline: bool = False) -> Drawing:
+def make_figures(
+    tables: Tables, targets: Sequence[Target] = (), baseline: bool = False, ready: Ready = lambda *_: None
+) -> Drawing:
     """Every figure that the tables have something for.
 
     targets:  metrics to show the cost of
     baseline: whether to draw the papers' printed numbers beside one's own
+    ready:    gets the name of each figure and the figure, before the next one is drawn
     """
     runs = tables.run_rows
     scaling = marked(tables.measurement_rows, runs)
@@ -89,7 +93,7 @@ def make_figures(tables: Tables, targets: Sequence[Target] = (), baseline: bool 
     every = sum(own.files for own in wanted) <= MOST_FILES
     with mpl.rc_context(cast(Any, plotting.STYLE)):
         for own in wanted:
-            _add(drawing, own, len(own.shown) if every else PANELS_OF_A_FILE)
+            _add(drawing, own, len(own.shown) if every else PANELS_OF_A_FILE, ready)
     return drawing
 
 
@@ -115,9 +119,11 @@ def _scaling(shared: Sequence[Panel], looks: Looks) -> list[Wanted]:
 
 def _published(shared: Sequence[Panel], whole: Sequence[Panel], looks: Looks) -> list[Wanted]:
     """The papers' printed numbers beside one's own."""
+    ratios = comparable(shared, efficiencies, "own base; grey: printed, base 4 GPUs")
+    times = comparable(whole, shares, "grey: printed shares of the kernels' time")
     return [
-        Wanted("published_efficiency", comparable(shared, efficiencies), draw_efficiency(looks)),
-        Wanted("published_communication", comparable(whole, shares), draw_communication),
+        Wanted("published_efficiency", ratios, draw_efficiency(looks)),
+        Wanted("published_communication", times, draw_communication),
     ]
 
 
@@ -180,7 +186,7 @@ def _over_gpus(looks: Looks, choose: Callable[[Panel], Quantity]) -> DrawPanel:
     return draw_panel
 
 
-def _add(drawing: Drawing, wanted: Wanted, most: int) -> None:
+def _add(drawing: Drawing, wanted: Wanted, most: int, ready: Ready) -> None:
     """The figures of one quantity: none where there is no panel. most: panels that are drawn"""
     drawn = wanted.shown[:most]
     for start in range(0, len(drawn), PANELS_OF_A_FILE):
@@ -189,7 +195,9 @@ def _add(drawing: Drawing, wanted: Wanted, most: int) -> None:
         for axes, panel in zip(grid.axes, part, strict=True):
             wanted.draw_panel(axes, panel)
         number = start // PANELS_OF_A_FILE + 1
-        drawing.figures[wanted.name if number == 1 else f"{wanted.name}_{number}"] = grid.arrange()
+        name = wanted.name if number == 1 else f"{wanted.name}_{number}"
+        drawing.figures[name] = grid.arrange()
+        ready(name, drawing.figures[name])
     if len(drawn) < len(wanted.shown):
         drawing.notes.append(
             f"{wanted.name}: {len(drawn)} of {len(wanted.shown)} panels are drawn; --only model=NAME or "

@@ -10,11 +10,10 @@ from sys import intern
 from typing import Any, cast
 
 from ddlbench.errors import UserError
-from ddlbench.texts import printable
+from ddlbench.texts import MIB, printable
 
 Object = dict[str, Any]  # of JSON
 
-MIB = 2**20
 LARGEST_BYTES = 32 * MIB  # of a file: 1,000 times a usual run.json, epochs.jsonl of 30,000 epochs
 DEEPEST = 50  # levels of nesting: 10 times those of a usual record
 
@@ -38,7 +37,9 @@ def read_bytes(path: Path, largest: int = LARGEST_BYTES) -> bytes:
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(handle, "rb") as file:
         size = _regular(os.fstat(handle))
-        content = file.read(largest + 1) if size <= largest else b""
+        content = file.read(size + 1) if size <= largest else b""
+        if len(content) > size:  # it grows, or its system does not say its size
+            content += file.read(largest + 1 - len(content))
     if max(size, len(content)) > largest:
         raise TooLargeError(f"it has {max(size, len(content)):,} bytes, more than the {largest:,} that are read")
     return content
@@ -47,7 +48,11 @@ def read_bytes(path: Path, largest: int = LARGEST_BYTES) -> bytes:
 def parse(content: bytes) -> Object:
     """A JSON object, its texts printable. UserError or another ValueError where it is none."""
     try:
-        found = _plain(json.loads(content.decode()))
+        found = json.loads(content.decode())
+        if _prints(content):
+            _bounded([found])
+        else:
+            found = _plain(found)
     except RecursionError:
         raise UserError(f"it is nested more than {DEEPEST} levels deep") from None
     if not isinstance(found, dict):
@@ -60,6 +65,20 @@ def _regular(status: os.stat_result) -> int:
     if not stat.S_ISREG(status.st_mode):
         raise NotRegularError("it is not a regular file")
     return status.st_size
+
+
+def _prints(content: bytes) -> bool:
+    """Whether every text of JSON prints as it is. Control characters are not JSON, but as escapes."""
+    return content.isascii() and b"\\" not in content and b"\x7f" not in content
+
+
+def _bounded(value: Any, levels: int = DEEPEST + 1) -> None:
+    """RecursionError where a list or object has values in more levels."""
+    for item in cast(Object, value).values() if isinstance(value, dict) else cast(list[Any], value):
+        if levels == 0:
+            raise RecursionError
+        if isinstance(item, dict | list):
+            _bounded(item, levels - 1)
 
 
 def _plain(value: Any, depth: int = 0) -> Any:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import base64
-import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from matplotlib.figure import Figure
-from PIL import Image
 
 LARGEST_SVG = 300_000  # bytes; a figure beyond it is faster and smaller as PNG
 ALL_SVG = 3_000_000
@@ -36,23 +34,15 @@ class Picture:
 
 
 def pictures(figures: Mapping[str, Figure], folder: Path) -> list[Picture]:
-    """The saved figures in `folder` as data URLs: SVG while they are small, then PNG of few colours."""
+    """The saved figures in `folder` as data URLs: SVG while they are small, then PNG."""
     left, left_svg = ALL_BYTES, ALL_SVG
     found: list[Picture] = []
     for name, figure in figures.items():
         kind, content = "svg+xml", (folder / f"{name}.svg").read_bytes()
         if len(content) > min(LARGEST_SVG, left_svg):
-            kind, content = "png", _few_colours((folder / f"{name}.png").read_bytes())
+            kind, content = "png", (folder / f"{name}.png").read_bytes()
         source = f"data:image/{kind};base64,{base64.b64encode(content).decode()}" if len(content) <= left else None
         left -= len(content) if source else 0
         left_svg -= len(content) if kind != "png" else 0
         found.append(Picture(name, source, figure.get_figwidth()))
     return found
-
-
-def _few_colours(content: bytes) -> bytes:
-    """A PNG with a palette: a third of the bytes, no difference that is seen in lines and letters."""
-    stream = io.BytesIO()
-    with Image.open(io.BytesIO(content)) as image:
-        image.convert("RGB").quantize(128, dither=Image.Dither.NONE).save(stream, "PNG", optimize=True)
-    return stream.getvalue()

@@ -15,7 +15,7 @@ LONGEST = 400
 MEANINGS = {
     "throttled": "the driver lowered the clock of a GPU",
     "allocator retries": "the allocator ran out of memory and freed its cache",
-    "load": "other processes computed on the host when the run started",
+    "load": "programs that are not of the run computed on the host",
     "cpu pressure": "processes waited for a core",
     "steal": "the hypervisor gave the cores to other machines",
     "ranks differ": "the ranks' environments are not the same: see ranks_differ in runs.csv",

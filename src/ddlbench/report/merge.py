@@ -44,6 +44,11 @@ class AttemptRow:
         return self.row["status"] == "ok"
 
     @cached_property
+    def asked(self) -> str:
+        """Equal for repeats."""
+        return asked(self)
+
+    @cached_property
     def comparison(self) -> str:
         """Equal for rows that differ in the framework and what may differ with it."""
         return comparison_id(self)
@@ -89,7 +94,7 @@ def group_by(items: Iterable[Item], key: Callable[[Item], Hashable]) -> dict[Any
 def measurements(runs: Iterable[AttemptRow]) -> list[list[AttemptRow]]:
     """Repeats together. Runs that ended ok are merged where everything asked and everything seen is equal. Another
     attempt joins them where what it got to see agrees with one group alone; else it is a group of its own."""
-    return [group for alike in group_by(runs, asked).values() for group in _by_seen(alike)]
+    return [group for alike in group_by(runs, lambda run: run.asked).values() for group in _by_seen(alike)]
 
 
 def asked(run: AttemptRow, free: Sequence[str] = _FREE) -> str:
@@ -120,7 +125,7 @@ def _fits(run: AttemptRow, known: AttemptRow) -> bool:
 
 def measurement_id(group: list[AttemptRow]) -> str:
     """Names a group of repeats in both tables."""
-    return digest([asked(group[0]), _seen(group[0])])
+    return digest([group[0].asked, _seen(group[0])])
 
 
 def quality_id(run: AttemptRow) -> str:

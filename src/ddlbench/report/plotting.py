@@ -22,6 +22,7 @@ STYLE = {
     "font.size": 9.5,
     "axes.titlesize": 10,
     "axes.titlelocation": "left",
+    "axes.titley": 1.0,  # else each drawing looks for what the title might cover
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.edgecolor": "#666666",

@@ -19,6 +19,7 @@ from ddlbench.report.panels import Panel
 from ddlbench.report.quantities import EFFICIENCY
 
 GREY = "#7a7a7a"
+ARROW = 0.06  # its length, as an efficiency
 
 
 @dataclass(frozen=True)
@@ -37,12 +38,17 @@ class Printed:
     @property
     def name(self) -> str:
         sign = "" if self.relation == "=" else f", {self.relation} {100 * self.value:g} %"
-        return f"{self.source}: {self.framework}, {self.loader}{sign}"
+        return f"{authors(self.source)}: {self.framework}, {self.loader}{sign}"
 
 
 @cache
 def _file() -> dict[str, Any]:
     return tomllib.loads(files("ddlbench.report").joinpath("published.toml").read_text(encoding="utf-8"))
+
+
+def authors(source: str) -> str:
+    """ "Aach et al. 2023"."""
+    return str(_file()["sources"][source]["text"]).partition(",")[0]
 
 
 def efficiencies(model: str) -> list[Printed]:
@@ -64,17 +70,14 @@ def sources() -> list[str]:
     return [*lines, *statements]
 
 
-def comparable(shown: Sequence[Panel], printed: Callable[[str], Any]) -> list[Panel]:
-    """The panels against own bases whose model, of whatever sizes, has printed numbers."""
-    return [
-        replace(panel.against_own_bases(), base="own base; grey: printed values, base 4 GPUs")
-        for panel in shown
-        if printed(panel.model.partition("*")[0])
-    ]
+def comparable(shown: Sequence[Panel], printed: Callable[[str], Any], text: str) -> list[Panel]:
+    """The panels against own bases whose model, of whatever sizes, has printed numbers. text: what these are"""
+    return [replace(panel.against_own_bases(), base=text) for panel in shown if printed(panel.model.partition("*")[0])]
 
 
 def draw_efficiency(looks: Looks) -> Callable[[Axes, Panel], None]:
-    """Own efficiencies with their lines, printed ones as grey points without."""
+    """Own efficiencies with their lines, printed ones as grey points without; an arrow points to where the value is of
+    which a paper gives only a limit."""
 
     def draw_panel(axes: Axes, panel: Panel) -> None:
         points = efficiencies(panel.model.partition("*")[0])
@@ -83,13 +86,23 @@ def draw_efficiency(looks: Looks) -> Callable[[Axes, Panel], None]:
             xs, ys = [point.gpus for point in same], [point.value for point in same]
             marker = MARKERS[number % len(MARKERS)]
             axes.plot(xs, ys, color=GREY, marker=marker, fillstyle="none", linestyle="", label=plotting.label(name))
+            if same[0].relation != "=":
+                above = same[0].relation == ">"
+                axes.errorbar(xs, ys, ARROW, fmt="none", color=GREY, elinewidth=1, lolims=above, uplims=not above)
+        _name_counts(axes, panel)
 
     return draw_panel
 
 
+def _name_counts(axes: Axes, panel: Panel) -> None:
+    """The papers' counts are those of GPUs, whatever one's own device."""
+    if panel.device == "cpu":
+        axes.set_xlabel("ranks (CPU); printed values: GPUs")
+
+
 def draw_communication(axes: Axes, panel: Panel) -> None:
     """Communication as a share of all kernels' time as printed, and of the profiled window as measured here."""
-    printed = shares(panel.model.partition("*")[0])
+    printed, table = shares(panel.model.partition("*")[0]), _file()["kernel_time"]
     own: list[Row] = [row for row in panel.rows if row.get("comm_share") is not None]
     counts = [row["gpus"] for row in own] + [row[0] for rows in printed.values() for row in rows]
     plotting.gpu_axis(axes, counts, panel.device, log=True)
@@ -97,10 +110,12 @@ def draw_communication(axes: Axes, panel: Panel) -> None:
     for number, (framework, rows) in enumerate(group_by(own, lambda row: str(row["framework"])).items()):
         points = sorted((row["gpus"], row["comm_share"]) for row in rows)
         axes.plot(*zip(*points, strict=True), color=f"C{number}", marker="o", label=plotting.label(framework))
+    where = f"{authors(table['source'])}, {table['place']}: {table['framework']}"
     for number, (loader, rows) in enumerate(printed.items()):
         values += [row[1] for row in rows]
         axes.plot(
             [row[0] for row in rows], [row[1] for row in rows], color=GREY, marker=MARKERS[number], fillstyle="none",
-            linestyle="--", linewidth=1, label=f"aach2023, Table 2: ddp, {loader}",
+            linestyle="--", linewidth=1, label=f"{where}, {loader}",
         )  # fmt: skip
     plotting.value_axis(axes, values, "communication (% of time)", percents=True, log=False)
+    _name_counts(axes, panel)

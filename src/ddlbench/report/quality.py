@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from ddlbench.record.schema import LEARNING
+from ddlbench.report.blocks import DTYPES
 from ddlbench.report.merge import AttemptRow
 from ddlbench.report.stats import median_interval
 
@@ -22,25 +24,35 @@ NAMES = tuple(column.name for column in LEARNING if column.source == "equal")
 def learning_table(epochs: pd.DataFrame, runs: Sequence[AttemptRow]) -> pd.DataFrame:
     """One row for each epoch of runs that differ in seed and repeat alone, of those that ended ok."""
     ended = {run.row["path"]: run.row for run in runs if run.ok and run.row["learning"]}
-    needed: Any = epochs[["path", "epoch", "elapsed_s", *METRICS]]  # of all columns a copy would take half a GiB
-    known = needed[needed["path"].isin(list(ended))]
-    keys = {name: known["path"].map({path: row[name] for path, row in ended.items()}) for name in ("learning", "seed")}
-    values = known.drop(columns="path").assign(**keys)
+    codes, paths = pd.factorize(epochs["path"].to_numpy(object))
+    known = np.array([path in ended for path in paths], bool)[codes]
+    values = _floats(epochs, known)
     if values.empty:
         return _typed(pd.DataFrame(columns=[column.name for column in LEARNING]))
-    groups = values.groupby(["learning", "epoch"], sort=False, dropna=False)
+    rows = [ended.get(path, {}) for path in paths]
+    curves, names = pd.factorize(np.array([row.get("learning") for row in rows], object))
+    values["learning"] = curves[codes[known]]
+    values["seed"] = np.array([row.get("seed") for row in rows], "float64")[codes[known]]
+    groups = values.groupby(["learning", "epoch"], sort=False)
     of_seeds = values.groupby(["learning", "epoch", "seed"], sort=False, dropna=False)[list(METRICS)].median()
-    seeds = of_seeds.groupby(level=["learning", "epoch"], sort=False, dropna=False)
+    seeds = of_seeds.groupby(level=["learning", "epoch"], sort=False)
     found = pd.DataFrame({"runs": groups.size(), "seeds": seeds.size(), "elapsed_s": groups["elapsed_s"].median()})
     for metric in METRICS:
         found[metric] = seeds[metric].median()
         found[f"{metric}_min"], found[f"{metric}_max"] = seeds[metric].min(), seeds[metric].max()
         ends = _intervals(of_seeds[metric])
         found[f"{metric}_low"], found[f"{metric}_high"] = ends["low"], ends["high"]
-    samples = {row["learning"]: row for row in reversed(list(ended.values()))}
     table = found.reset_index()
-    named = {name: [samples[key][name] for key in table["learning"]] for name in NAMES}
-    return _typed(table.assign(**named))
+    samples = {row["learning"]: row for row in reversed(list(ended.values()))}
+    curves = table["learning"].to_numpy()
+    named = {name: np.array([samples[key][name] for key in names], object)[curves] for name in NAMES}
+    return _typed(table.assign(**named, learning=names[curves]))
+
+
+def _floats(epochs: pd.DataFrame, known: np.ndarray[Any, Any]) -> pd.DataFrame:
+    """What is merged, as plain floats, which are faster than those with a mask. known: the rows to take"""
+    names = ("epoch", "elapsed_s", *METRICS)
+    return pd.DataFrame({name: epochs[name].to_numpy("float64", na_value=np.nan)[known] for name in names})
 
 
 def _intervals(values: Any) -> pd.DataFrame:
@@ -60,5 +72,4 @@ def _rank(n: int) -> int:
 
 
 def _typed(table: pd.DataFrame) -> pd.DataFrame:
-    kinds = {"text": "string", "int": "Int64", "float": "Float64", "bool": "boolean"}
-    return pd.DataFrame({column.name: table[column.name].astype(kinds[column.kind]) for column in LEARNING})
+    return pd.DataFrame({column.name: table[column.name].astype(DTYPES[column.kind]) for column in LEARNING})

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import pyarrow as pa
 
@@ -16,11 +16,13 @@ from ddlbench.record.schema import RUNS, Column
 from ddlbench.report.cells import cell, fit, in_one_line
 from ddlbench.report.copies import Original, identity
 from ddlbench.report.labels import settings_text
-from ddlbench.report.lines import NONE, table_of
+from ddlbench.report.lines import NONE, table_of, tables_of
 from ddlbench.report.merge import AttemptRow, Row, digest, measured_options
 from ddlbench.report.parquet_files import damaged
 from ddlbench.report.read import Attempt, read, unreadable, why
+from ddlbench.texts import MIB
 
+AT_ONCE = 16 * MIB  # of epochs.jsonl that are parsed together
 _GLOBAL_BATCH = next(column for column in RUNS if column.name == "global_batch")
 
 
@@ -37,50 +39,74 @@ class Rows:
 
 @dataclass(frozen=True)
 class Part:
-    """What some attempts give. epochs: a pyarrow table of all their epochs, which is sent between processes at once"""
+    """What some attempts give. epochs: one pyarrow table, which goes to another process at once, of the epochs of each
+    attempt in turn"""
 
     rows: list[Rows]
     epochs: Any
 
-    def each(self) -> Iterator[tuple[Rows, Any]]:
-        """Each attempt with its own epochs."""
-        start = 0
-        for own in self.rows:
-            yield own, self.epochs.slice(start, own.epochs)
-            start += own.epochs
+
+class Opened(NamedTuple):
+    """An attempt whose epochs.jsonl is read, but not parsed. unread: a warning where it cannot be read"""
+
+    attempt: Attempt
+    key: Hashable
+    content: bytes
+    unread: str | None
 
 
 def read_part(folders: Sequence[Path]) -> Part:
     """The attempts in the folders, in their order."""
-    found = [_guarded(folder) for folder in folders]
-    epochs: Any = pa.concat_tables([NONE, *(own for _, own in found)])
-    return Part([own for own, _ in found], epochs.combine_chunks())
+    rows, tables = list[Rows](), [NONE]
+    for some in _together(map(_open, folders)):
+        for own, parsed in zip(some, tables_of([own.content for own in some]), strict=True):
+            found, epochs = _guarded(own, parsed)
+            rows.append(found)
+            tables.append(epochs)
+    return Part(rows, pa.concat_tables(tables).combine_chunks())
 
 
-def _guarded(folder: Path) -> tuple[Rows, Any]:
+def _open(folder: Path) -> Opened:
     attempt = read(folder)
-    key = identity(attempt)
+    return Opened(attempt, identity(attempt), *attempt.read_epochs())
+
+
+def _together(opened: Iterable[Opened]) -> Iterator[list[Opened]]:
+    """As many as are parsed at once."""
+    some, size = list[Opened](), 0
+    for own in opened:
+        some.append(own)
+        size += len(own.content)
+        if size > AT_ONCE:
+            yield some
+            some, size = [], 0
+    yield some
+
+
+def _guarded(own: Opened, parsed: Any) -> tuple[Rows, Any]:
     try:
-        return _rows(attempt, key)
+        return _rows(own, parsed)
     except Exception as error:  # whatever one record holds, the others are reported
-        return _rows(unreadable(folder, f"the values of run.json cannot be used ({why(error)})"), key)
+        attempt = unreadable(own.attempt.path, f"the values of run.json cannot be used ({why(error)})")
+        return _rows(Opened(attempt, own.key, b"", None), None)
 
 
-def _rows(attempt: Attempt, key: Hashable) -> tuple[Rows, Any]:
-    """The rows, and a table of the epochs."""
+def _rows(own: Opened, parsed: Any) -> tuple[Rows, Any]:
+    """The rows, and a table of the epochs. parsed: that table, where the content has nothing to note"""
+    attempt, unread = own.attempt, own.unread
     left_out: list[str] = []
     record = attempt.record
     asked = measured_options(_section(record, "config"), _section(record, "config_added_later"))
     found = record.get("environment")
     run = AttemptRow(run_row(attempt, left_out), asked, fingerprint(found), noted(found))
-    content, unread = attempt.read_epochs()
-    epochs, broken = table_of(content, left_out)
+    _ = run.asked, run.comparison  # where many are read at once, not one after the other when all are there
+    epochs, broken = (parsed, 0) if parsed is not None else table_of(own.content, left_out)
     if broken:
         unread = f"{attempt.name}: {broken} line(s) of epochs.jsonl cannot be read and are left out"
     notes = [f"{attempt.name}: {in_one_line(left_out)}"] if left_out else []
     kinds = [attempt.left_out, "epochs.jsonl that cannot be read whole" if unread else None]
     warnings = [*attempt.warnings, *([unread] if unread else []), *notes, *damaged(attempt.path)]
-    original = Original(attempt.path, key, (attempt.has_end, len(epochs)))
+    original = Original(attempt.path, own.key, (attempt.has_end, len(epochs)))
     return Rows(run, len(epochs), original, warnings, tuple(filter(None, kinds))), epochs
 
 
@@ -114,8 +140,11 @@ def _paths(source: str) -> tuple[tuple[str, ...], ...]:
 
 
 def _dig(record: Any, path: Sequence[str]) -> Any:
-    for part in path:
-        record = cast(Row, record).get(part) if isinstance(record, dict) else None
+    try:
+        for part in path:
+            record = record.get(part)
+    except AttributeError:  # of JSON, objects alone have it
+        return None
     return record
 
 

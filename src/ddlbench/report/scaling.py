@@ -33,11 +33,11 @@ class Point:
     def ok(self) -> list[AttemptRow]:
         return [run for run in self.runs if run.ok]
 
-    @property
+    @cached_property
     def sample(self) -> AttemptRow:
         return representative(self.runs)
 
-    @property
+    @cached_property
     def gpus(self) -> int | None:
         return self.sample.row["gpus"]
 

@@ -6,15 +6,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
+import numpy as np
 import pandas as pd
+import pyarrow as pa
 
 from ddlbench.record.schema import DEVELOPER, RUNS, SCALING, Column
-from ddlbench.report.blocks import epochs_table
+from ddlbench.report.blocks import array, epochs_table
 from ddlbench.report.breakdown import breakdown
 from ddlbench.report.copies import without_copies
-from ddlbench.report.cores import over_cores
+from ddlbench.report.cores import Workers
 from ddlbench.report.doubts import drift, questions
 from ddlbench.report.ledgers import differences, environments, merged_though
 from ddlbench.report.left_out import line as left_out_line
@@ -25,7 +27,6 @@ from ddlbench.report.rows import Rows, read_part
 from ddlbench.report.scaling import scaling_rows
 from ddlbench.report.spreadsheets import write_csv
 
-DTYPES = {"text": "string", "int": "Int64", "float": "Float64", "bool": "boolean"}
 FEW = 1_000  # attempts that are read before other processes have started
 
 
@@ -61,7 +62,7 @@ class Tables:
 
 @dataclass(frozen=True)
 class Merged:
-    """Attempts in order, copies left out, and the groups of repeats. epochs: a pyarrow table of each attempt"""
+    """Attempts in order, copies left out, and the groups of repeats. epochs: pyarrow tables of all their epochs"""
 
     rows: list[Rows]
     epochs: list[Any]
@@ -69,13 +70,17 @@ class Merged:
     copies: list[str]
 
 
-def merge(found: Records, processes: int = 1) -> Merged:
-    """All attempts, each with the name of its measurement. processes: that read them"""
-    parts = over_cores(read_part, found.folders, processes, FEW)
-    each = {own.original.path: (own, epochs) for part in parts for own, epochs in part.each()}
-    kept, copies = without_copies([own.original for own, _ in each.values()])
-    rows = [each[original.path][0] for original in kept]
-    epochs = [each[original.path][1] for original in kept]
+def merge(found: Records, workers: Workers | None = None) -> Merged:
+    """All attempts, each with the name of its measurement. workers: that read them"""
+    parts = (workers or Workers()).map(read_part, found.folders, FEW)
+    every = [own for part in parts for own in part.rows]
+    kept, copies = without_copies([own.original for own in every])
+    epochs = [part.epochs for part in parts]
+    rows = every
+    if copies:
+        places = {own.original.path: n for n, own in enumerate(every)}
+        order = [places[original.path] for original in kept]
+        rows, epochs = [every[n] for n in order], [_of(order, every, epochs)]
     groups = measurements(own.run for own in rows if own.run.options and own.run.row["backend"] != DEVELOPER)
     for group in groups:
         name, quality = measurement_id(group), quality_id(group[0])
@@ -85,12 +90,19 @@ def merge(found: Records, processes: int = 1) -> Merged:
     return Merged(rows, epochs, groups, copies)
 
 
-def make_tables(found: Records, by: str = "framework", processes: int = 1) -> Tables:
+def _of(places: Sequence[int], every: Sequence[Rows], epochs: Sequence[Any]) -> Any:
+    """The epochs of some attempts. epochs: of all"""
+    ends = np.cumsum([own.epochs for own in every])
+    rows = [np.arange(ends[n] - every[n].epochs, ends[n]) for n in places]
+    return pa.concat_tables(epochs).take(np.concatenate(rows))
+
+
+def make_tables(found: Records, by: str = "framework", workers: Workers | None = None) -> Tables:
     """All tables of any number of attempts; by: the factor that rows of scaling.csv are compared by."""
-    merged = merge(found, processes)
+    merged = merge(found, workers)
     runs = [own.run for own in merged.rows]
     scaling = scaling_rows(merged.groups, by)
-    epochs = epochs_table([run.row for run in runs], merged.epochs)
+    epochs = epochs_table([run.row for run in runs], [own.epochs for own in merged.rows], merged.epochs)
     shared = [run.row["path"] for run in runs if run.row["backend"] == DEVELOPER]
     return Tables(
         runs=frame(RUNS, (run.row for run in runs)),
@@ -128,12 +140,8 @@ def _kinds(found: Records, merged: Merged) -> list[str]:
 def frame(columns: Sequence[Column], rows: Iterable[Row]) -> pd.DataFrame:
     """A table with the columns' order and types; what a row does not have is missing."""
     listed = list(rows)
-    return pd.DataFrame(
-        {
-            column.name: pd.array([row.get(column.name) for row in listed], dtype=cast(Any, DTYPES[column.kind]))
-            for column in columns
-        }
-    )
+    cells = {column.name: [row.get(column.name) for row in listed] for column in columns}
+    return pd.DataFrame({column.name: array(cells[column.name], column.kind) for column in columns})
 
 
 def records(table: pd.DataFrame) -> list[Row]:

@@ -15,13 +15,15 @@ from ddlbench.errors import RunError
 from ddlbench.sweep import slurm
 from ddlbench.sweep.lock import Owner, holder
 from ddlbench.sweep.plan import INVALID, Cell, plan
-from ddlbench.sweep.state import MISSING, RETRIES, RUNNING, State
+from ddlbench.sweep.state import FINAL, MISSING, QUEUED, RETRIES, RUNNING, Attempt, State
 from ddlbench.sweep.status import Asked, plan_lines, status_lines
 from ddlbench.sweep.study import Study, load, names
 from ddlbench.texts import printable
 
 if TYPE_CHECKING:
     import torch
+
+    from ddlbench.sweep.forecast import Forecast
 
 INTERRUPTED = 130
 
@@ -48,7 +50,8 @@ def _run(given: argparse.Namespace, study: Study) -> int:
     from ddlbench.sweep import local  # torch comes with it: a mistake in the study is reported before
     from ddlbench.sweep.ended_jobs import record_ended_jobs
 
-    cells = plan(study, _device(given))
+    forecast = _forecast(given)
+    cells = plan(study, forecast.device if forecast else _device(given))
     state = State(Path(study.results_dir)).refresh()
     if given.cancel:
         return _cancel(cells, state)
@@ -66,9 +69,18 @@ def _run(given: argparse.Namespace, study: Study) -> int:
             _say(f"{len(left_out)} cells cannot run on this machine: --dry-run shows which")
         _say(f"report: python -m ddlbench.report {shlex.quote(study.results_dir)}")
         return 1 if failed else 0
-    lines = status_lines if given.status else plan_lines
-    _say("\n".join(lines(cells, state, _asked(state))))
+    asked = _asked(state)
+    _say("\n".join(status_lines(cells, state, asked) if given.status else plan_lines(cells, state, asked, forecast)))
     return 0
+
+
+def _forecast(given: argparse.Namespace) -> Forecast | None:
+    """For a plan that starts nothing."""
+    if given.cluster is None or given.slurm or given.local or given.status or given.cancel:
+        return None
+    from ddlbench.sweep.forecast import Forecast
+
+    return Forecast(given.cluster)
 
 
 def _device(given: argparse.Namespace) -> torch.device:
@@ -93,21 +105,31 @@ def _cancel(cells: Sequence[Cell], state: State) -> int:
 
 
 def _asked(state: State) -> Asked:
-    """The status of a cell: `running` only where somebody holds its claim, `queued` before its Slurm job has begun."""
-    queued = slurm.queue()
+    """The status of a cell: `running` only where somebody holds its claim, `queued` before its Slurm job has begun it,
+    also after an attempt that failed."""
+    queued, known = slurm.queue(), dict[str, str]()
 
     def status(cell: Cell) -> str:
+        return known.get(cell.key) or known.setdefault(cell.key, look(cell))
+
+    def look(cell: Cell) -> str:
         if _invalid(cell):
             return INVALID
         found = state.status(cell)
-        if found not in (MISSING, RUNNING):
+        if found in FINAL:
             return found
         owner = holder(state.results, cell.key, queued)
-        if owner is None:
-            return MISSING
-        return "queued" if owner.job and found == MISSING else RUNNING
+        if found in (MISSING, RUNNING):
+            return MISSING if owner is None else QUEUED if owner.job and found == MISSING else RUNNING
+        start = queued.start(owner.job) if owner else None
+        return QUEUED if start and not _begun(start, state.of(cell)) else found
 
     return status
+
+
+def _begun(start: slurm.Start, attempts: Sequence[Attempt]) -> bool:
+    """Whether one of a cell's attempts is of this start of a job."""
+    return any(one.job == start.number and one.restarts == str(start.restarts) for one in attempts)
 
 
 def _invalid(cell: Cell) -> bool:
@@ -123,6 +145,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("study", nargs="?", metavar="STUDY", help="name or YAML file; without one: lists the studies")
     parser.add_argument("words", nargs="*", metavar="key=value", help="values of an axis, keys of a study or of a run")
     parser.add_argument("--dry-run", action="store_true", help="show the cells and start nothing (the default)")
+    parser.add_argument("--cluster", metavar="NAME", help="--dry-run: seconds of what has not run, from the oracle")
     parser.add_argument("--local", action="store_true", help="run what is missing on this machine, one after another")
     parser.add_argument("--slurm", action="store_true", help="submit what is missing, the smallest cells first")
     parser.add_argument("--site", help="--slurm: file to source first, or NAME of scripts/slurm/site/NAME.sh")

@@ -4,16 +4,19 @@ of its end."""
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 import signal
 import subprocess
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from ddlbench.errors import RunError
+from ddlbench.heartbeat import SILENT_S
 from ddlbench.sweep.early import INTERRUPTS, STATUSES, first_failure, lines, write_row
 from ddlbench.sweep.lock import FOLDER, Claim, claim, last_job
 from ddlbench.sweep.plan import Cell
@@ -38,21 +41,29 @@ ENDED = {
 }
 ENDED_ITSELF = ("COMPLETED", "FAILED")
 FORGOTTEN = "no longer known"
+SINCE = "now-30days"  # how far the accounting is read back for jobs without output
+TIMES = {"SLURM_TIME_FORMAT": "%s"}  # seconds since 1970
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job that has begun: its number and its output."""
+    """A job that has begun: its number and its output. Of one that ended without output: its state, and the seconds
+    since 1970 of its end, both from Slurm."""
 
     number: str
-    log: Path
+    log: Path | None
+    state: str | None = None
+    end_s: float = 0.0
 
     @property
-    def last_output(self) -> str:
-        """When, as the times of a record are written."""
-        return datetime.fromtimestamp(self.log.stat().st_mtime, UTC).isoformat(timespec="milliseconds")
+    def ended(self) -> str:
+        """When its last output came, else its end, as the times of a record are written."""
+        when = self.log.stat().st_mtime if self.log else self.end_s
+        return datetime.fromtimestamp(when, UTC).isoformat(timespec="milliseconds")
 
     def output(self) -> str:
+        if self.log is None:
+            return ""
         with self.log.open("rb") as file:
             file.seek(max(0, self.log.stat().st_size - LOG_BYTES))
             return file.read(LOG_BYTES).decode(errors="replace")
@@ -80,10 +91,14 @@ def record_ended_jobs(cells: Sequence[Cell], state: State, queue: Callable[[], C
 
     queue: asks Slurm which jobs wait or run; only where there is such a cell
     """
-    found = [(cell, job) for cell, job in _jobs(cells, state) if not _recorded(cell, state, job)]
-    if not found:
+    claimed, logs = _claimed(cells, state), _logs(state.results)
+    found = [(cell, job) for cell, name in claimed if (job := logs.get(name)) and not _recorded(cell, state, job)]
+    silent = [(cell, name) for cell, name in claimed if name not in logs]
+    if not found and not silent:
         return
     queued = queue()
+    known = jobs_without_output() if any(not queued(name) for _, name in silent) else {}
+    found += [(cell, job) for cell, name in silent if (job := known.get(name)) and not _recorded(cell, state, job)]
     held: list[tuple[Cell, Job, Claim]] = []
     for cell, job in found:
         with contextlib.suppress(OSError):  # this user cannot write there: another sweep will
@@ -100,12 +115,16 @@ def record_ended_jobs(cells: Sequence[Cell], state: State, queue: Callable[[], C
     state.refresh()
 
 
-def _jobs(cells: Sequence[Cell], state: State) -> list[tuple[Cell, Job]]:
-    """The job that claimed each cell last, where it has begun and the cell has not ended well."""
-    paths = sorted((state.results / FOLDER / "logs").glob("ddlbench-*.out"))
-    logs: dict[str, Path] = {path.stem.rpartition("-")[0]: path for path in paths}
-    names = ((cell, last_job(state.results, cell.key)) for cell in cells if logs and state.status(cell) not in FINAL)
-    return [(cell, Job(logs[name].stem.rpartition("-")[2], logs[name])) for cell, name in names if name in logs]
+def _claimed(cells: Sequence[Cell], state: State) -> list[tuple[Cell, str]]:
+    """The name of the job that claimed each cell last, where the cell has not ended well."""
+    names = ((cell, last_job(state.results, cell.key)) for cell in cells if state.status(cell) not in FINAL)
+    return [(cell, name) for cell, name in names if name is not None]
+
+
+def _logs(results: Path) -> dict[str, Job]:
+    """The jobs that have begun, by name."""
+    paths = sorted((results / FOLDER / "logs").glob("ddlbench-*.out"))
+    return {path.stem.rpartition("-")[0]: Job(path.stem.rpartition("-")[2], path) for path in paths}
 
 
 def _recorded(cell: Cell, state: State, job: Job) -> bool:
@@ -115,7 +134,8 @@ def _recorded(cell: Cell, state: State, job: Job) -> bool:
 
 def _write_row(cell: Cell, results: Path, job: Job) -> None:
     found = part(job.output(), cell.words)
-    ended = None if found is None else end_of(found, slurm_state(job.number) if found.last else FORGOTTEN, job)
+    state = job.state or (slurm_state(job.number) if found and found.last else FORGOTTEN)
+    ended = None if found is None else end_of(found, state, job)
     if found is None or ended is None:
         return
     nodes = found.nodes
@@ -123,16 +143,16 @@ def _write_row(cell: Cell, results: Path, job: Job) -> None:
         "launch": {"world_size": cell.gpus, "nodes": nodes, "ranks_per_node": nodes and cell.gpus // nodes},
         "environment": {"variables": {JOB_VARIABLE: job.number}},
     }
-    write_row(cell, results, *ended, found.began or job.last_output, job.last_output, **sections)
+    write_row(cell, results, *ended, found.began or job.ended, job.ended, **sections)
 
 
 def part(output: str, words: Sequence[str]) -> Part | None:
-    """What the output has of the run with these words, all of it where the job ended before its first run; None where
-    the job did not reach this one."""
+    """What the output has of the run with these words, the last time that the job began it; all of it where the job
+    ended before its first run; None where the job did not reach this one."""
     begins = list(BEGINS.finditer(output))
     if not begins:
         return Part(output)
-    for number, match in enumerate(begins):
+    for number, match in reversed(list(enumerate(begins))):
         if match[3].startswith(" ".join(words) + " "):
             last = number + 1 == len(begins)
             said = output[match.end() : None if last else begins[number + 1].start()]
@@ -156,13 +176,14 @@ def end_of(found: Part, state: str, job: Job) -> tuple[str, str] | None:
     said = lines(found.said)[:1] or OF_SLURM.findall(found.said)[:1]
     from_outside = code is None or code in (*INTERRUPTS, KILLED)
     how = f"its state is {state}" if code is None or (from_outside and not itself) else _exit(code)
-    reason = "; ".join([*said, f"Slurm job {job.number} ended before the run had a record: {how}; see {job.log.name}"])
+    see = f"see {job.log.name}" if job.log else "it has left no output"
+    reason = "; ".join([*said, f"Slurm job {job.number} ended before the run had a record: {how}; {see}"])
     if from_outside and not itself:
         return (ENDED[state], reason) if state in ENDED else None
     if code is not None:
         return None if code in (0, *INTERRUPTS) else (STATUSES.get(code, "error"), reason)
     if found.nodes is None:
-        return ("error", reason) if said else None
+        return ("error", reason) if said or state == "FAILED" else None
     return "killed", reason
 
 
@@ -178,11 +199,29 @@ def slurm_state(number: str) -> str:
         (["sacct", "-X", "-n", "-P", "-j", number, "-o", "State"], r"^([A-Z_]+)"),
         (["scontrol", "-o", "show", "job", number], r"\bJobState=([A-Z_]+)"),
     ):
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
-            done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-            if (match := re.search(pattern, done.stdout)) is not None:
-                return match[1]
+        if (match := re.search(pattern, _said(command))) is not None:
+            return match[1]
     return FORGOTTEN
+
+
+def jobs_without_output() -> Mapping[str, Job]:
+    """This user's jobs that ended some minutes ago, by name: their output would be visible by now. From the controller,
+    and from the accounting where there is one."""
+    shown = re.compile(r"JobId=(\d+) .*?JobName=(\S+) .*?\bJobState=([A-Z_]+) .*?\bEndTime=(\d+) ")
+    lists = ["-X", "-n", "-P", f"--starttime={SINCE}", "-o", "JobIDRaw,JobName,State,End"]
+    counted = re.compile(r"^(\d+)\|(.*)\|([A-Z_]+)[^|]*\|(\d+)$", re.MULTILINE)
+    listed = [*shown.finditer(_said(["scontrol", "-o", "show", "job"])), *counted.finditer(_said(["sacct", *lists]))]
+    ended = ((match[2], Job(match[1], None, match[3], float(match[4]))) for match in listed)
+    return {name: job for name, job in ended if job.end_s < time.time() - SILENT_S}
+
+
+def _said(command: Sequence[str]) -> str:
+    """What a command of Slurm prints; nothing where it fails."""
+    try:
+        environment = {**os.environ, **TIMES}
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=environment).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
 
 
 def _time(text: str) -> str | None:

@@ -6,7 +6,7 @@ import os
 import shlex
 import subprocess
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,15 +41,37 @@ class Plan:
     proves: bool
 
 
-def queue() -> Callable[[str], bool]:
-    """Whether the job of a name waits or runs. Where Slurm does not answer, any may."""
+@dataclass(frozen=True)
+class Start:
+    """One start of a job: its number, and how often Slurm had put it back into the queue."""
+
+    number: str
+    restarts: int = 0
+
+
+@dataclass(frozen=True)
+class Queue:
+    """The jobs that wait or run, by name; None where Slurm does not answer: then any may. Of a job that waits, the
+    start that is to come."""
+
+    starts: Mapping[str, Start] | None
+
+    def __call__(self, name: str) -> bool:
+        """Whether the job of this name waits or runs."""
+        return self.starts is None or name in self.starts
+
+    def start(self, name: str | None) -> Start | None:
+        return self.starts.get(name) if self.starts and name else None
+
+
+def queue() -> Queue:
     try:
-        command = ["squeue", "--noheader", "--format=%j"]
+        command = ["squeue", "--noheader", "--Format=Name:200,JobID:20,RestartCnt:20"]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     except (OSError, subprocess.SubprocessError):
-        return lambda _: True
-    names = set(done.stdout.split())
-    return lambda name: name in names
+        return Queue(None)
+    jobs = (line.rsplit(maxsplit=2) for line in done.stdout.splitlines())
+    return Queue({job[0].strip(): Start(job[1], int(job[2])) for job in jobs if len(job) == 3 and job[2].isdigit()})
 
 
 def jobs(cells: Sequence[Cell], pack: int) -> list[Plan]:

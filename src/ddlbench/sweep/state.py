@@ -19,12 +19,12 @@ from ddlbench.report.files import Object, parse, read_bytes
 from ddlbench.report.gone import find_gone
 from ddlbench.sweep.plan import Cell, key_of
 
-MISSING, RUNNING = "missing", "running"
+MISSING, RUNNING, QUEUED = "missing", "running", "queued"
 FINAL = ("ok", "unsupported")
 # A time limit ends a run with SIGUSR1 (this sweep's and Slurm's, see run.sbatch) or by train.time_limit_s, and would do
 # so again, but for a run that has saved a checkpoint. Any other signal is an interruption: the cell is still to be run.
 LIMITS = ("SIGUSR1", "train.time_limit_s")
-JOB_VARIABLE = "SLURM_JOB_ID"  # among the variables of a record's section `environment`
+JOB_VARIABLE, RESTARTS_VARIABLE = "SLURM_JOB_ID", "SLURM_RESTART_COUNT"  # in a record's section `environment`
 RETRIES = {
     "failed": ("error", "timeout", "diverged", "killed", "unavailable"),
     "oom": ("oom",),
@@ -45,6 +45,7 @@ class Attempt:
     gpus: int
     saved: bool = False  # whether it has left a checkpoint
     job: str | None = None  # number of its Slurm job
+    restarts: str = "0"  # how often Slurm had put that job back into the queue
 
     @property
     def interrupted(self) -> bool:
@@ -86,7 +87,7 @@ class State:
 
     def estimate(self, cells: Iterable[Cell]) -> float | None:
         """Seconds of one run, from the runs that ended well among these cells (of one configuration and GPU count);
-        None where there is none. A prediction of cells without runs would be called here."""
+        None where there is none."""
         found = [attempt.seconds for cell in cells for attempt in self.of(cell) if attempt.status == "ok"]
         return median(known) if (known := [seconds for seconds in found if seconds is not None]) else None
 
@@ -149,11 +150,12 @@ def _attempt(folder: Path, record: Object) -> Attempt:
         max(0.0, (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds()) if end else None,
         gpus,
         isinstance(record.get("checkpoints"), dict),
-        _job(record),
+        *_job(record),
     )
 
 
-def _job(record: Object) -> str | None:
+def _job(record: Object) -> tuple[str | None, str]:
     environment = record.get("environment")
-    variables = cast(Object, environment).get("variables") if isinstance(environment, dict) else None
-    return cast(Object, variables).get(JOB_VARIABLE) if isinstance(variables, dict) else None
+    found = cast(Object, environment).get("variables") if isinstance(environment, dict) else None
+    variables = cast(Object, found) if isinstance(found, dict) else {}
+    return variables.get(JOB_VARIABLE), str(variables.get(RESTARTS_VARIABLE, "0"))

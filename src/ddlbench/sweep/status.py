@@ -9,37 +9,38 @@ from typing import Any
 
 from ddlbench.report.texts import aligned
 from ddlbench.sweep.plan import INVALID, Cell, points
-from ddlbench.sweep.state import MISSING, RUNNING, State
+from ddlbench.sweep.state import MISSING, QUEUED, RUNNING, State
 from ddlbench.texts import printable
 
 Asked = Callable[[Cell], str]  # the status of a cell, running ones included
+Predict = Callable[[Cell], float | None] | None  # seconds of a run, at least; None where they are not known
 WIDEST = 100  # letters of a cell of the table
-EMPTY = ""
+EMPTY, AT_LEAST = "", "at least "
 
 
-def plan_lines(cells: Sequence[Cell], state: State, asked: Asked) -> list[str]:
+def plan_lines(cells: Sequence[Cell], state: State, asked: Asked, predict: Predict = None) -> list[str]:
     """A table with one row for each configuration and GPU count, the reasons below it, and sums."""
     rows: list[Mapping[str, Any]] = []
-    for group in points(cells).values():
-        estimated = state.estimate(group)
+    for (_, gpus), group in points(cells).items():
+        estimated, least = _seconds(group, state, predict)
         left = [cell for cell in group if asked(cell) == MISSING]
         rows.append(
             {
                 **{key: _text(value) for key, value in group[0].values.items()},
                 "runs": str(len(group)),
                 "status": _counted(_shown(cell, asked) for cell in group),
-                "s/run": EMPTY if estimated is None else f"{estimated:.1f}",
-                "GPU-hours": EMPTY if estimated is None else f"{estimated * group[0].gpus * len(left) / 3600:.3f}",
+                "s/run": EMPTY if estimated is None else f"{least}{estimated:.1f}",
+                "GPU-hours": EMPTY if estimated is None else f"{least}{estimated * gpus * len(left) / 3600:.3f}",
             }
         )
-    return [*table(rows), *_reasons(cells), *sums(cells, state, asked)]
+    return [*table(rows), *_reasons(cells), *sums(cells, state, asked, predict)]
 
 
 def status_lines(cells: Sequence[Cell], state: State, asked: Asked) -> list[str]:
     """How many cells have each status, what was used, what remains; the reason of each failure."""
     lines = sums(cells, state, asked)
     for cell in cells:
-        if (status := asked(cell)) not in ("ok", "unsupported", INVALID, MISSING, RUNNING):
+        if (status := asked(cell)) not in ("ok", "unsupported", INVALID, MISSING, QUEUED, RUNNING):
             reason = state.of(cell)[-1].reason if state.of(cell) else EMPTY
             lines.append(f"{cell.name} repeat {cell.repeat}: {status}: {printable(reason)[:300]}")
     if state.unreadable:
@@ -47,21 +48,32 @@ def status_lines(cells: Sequence[Cell], state: State, asked: Asked) -> list[str]
     return lines
 
 
-def sums(cells: Sequence[Cell], state: State, asked: Asked) -> list[str]:
-    """Cells by status; GPU-hours used; time and GPU-hours that remain, estimated from finished cells."""
+def sums(cells: Sequence[Cell], state: State, asked: Asked, predict: Predict = None) -> list[str]:
+    """Cells by status; GPU-hours used; time and GPU-hours that remain, from finished cells, else predicted."""
     lines = [f"{len(cells)} cells: {_counted(_shown(cell, asked) for cell in cells)}"]
     lines.append(f"GPU-hours used: {state.gpu_hours(cells):.3f}")
     serial = hours = unknown = 0.0
+    bounds = EMPTY
     for group in points(cells).values():
         left = sum(asked(cell) == MISSING and not cell.refused for cell in group)
-        seconds = state.estimate(group)
+        seconds, least = _seconds(group, state, predict) if left else (None, EMPTY)
+        bounds = bounds or least
         serial += (seconds or 0) * left
         hours += (seconds or 0) * left * group[0].gpus / 3600
         unknown += left if seconds is None else 0
     if serial or unknown:
         rest = f"; {unknown:.0f} more cells have no finished run to estimate from" if unknown else EMPTY
-        lines.append(f"remaining, one after another: {serial / 60:.1f} minutes, {hours:.3f} GPU-hours{rest}")
+        lines.append(f"remaining, one after another: {bounds}{serial / 60:.1f} minutes, {hours:.3f} GPU-hours{rest}")
     return lines
+
+
+def _seconds(group: Sequence[Cell], state: State, predict: Predict) -> tuple[float | None, str]:
+    """Of one run of these cells, and whether it may be more."""
+    measured = state.estimate(group)
+    if measured is not None:
+        return measured, EMPTY
+    predicted = predict(group[0]) if predict else None
+    return predicted, EMPTY if predicted is None else AT_LEAST
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:

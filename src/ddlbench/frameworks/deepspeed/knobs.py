@@ -6,6 +6,7 @@ import os
 import sys
 import warnings
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, ClassVar
 
 import torch
@@ -28,6 +29,10 @@ def import_deepspeed(device: torch.device) -> Any:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it uses what its own dependencies deprecate
             import deepspeed
+
+            import_module(
+                "torch.utils.mkldnn"
+            )  # as deepspeed.initialize does by way of torch.compile; 2.11 warns of it
     except Exception as error:  # its import also looks for compilers and CUDA toolkits, and fails in many ways
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise Unavailable(f"deepspeed: {reason}: pip install 'ddlbench[deepspeed]'") from error

@@ -67,13 +67,14 @@ class Flight:
         """A forward pass of each micro batch of this minibatch, and as many backward passes of those `depth` before."""
         with self.clock.schedule():
             minibatch = self.updates.admit(in_flight=bool(self.micros))
-            outputs = [self._one_forward_one_backward(minibatch, micro) for micro in self._slices(batch)]
-        return torch.stack(outputs).sum() if self.after is None else None
+            losses = [self._one_forward_one_backward(minibatch, micro) for micro in self._slices(batch)]
+        return torch.stack([loss for loss in losses if loss is not None]).sum() if self.after is None else None
 
     def _slices(self, batch: Batch | None) -> Sequence[Batch | None]:
         return [None] * self.count if batch is None else list(micro_batches(batch, self.count))
 
-    def _one_forward_one_backward(self, minibatch: Minibatch, micro: Batch | None) -> Tensor:
+    def _one_forward_one_backward(self, minibatch: Minibatch, micro: Batch | None) -> Tensor | None:
+        """The loss, on the last stage. The outputs of others are freed with their backward passes."""
         value = self._arriving(micro).requires_grad_(self.before is not None)
         self.updates.use(minibatch.weights)
         output = self.stage(value)
@@ -86,7 +87,7 @@ class Flight:
         if full:
             self._backward(upstream)
         self.updates.start_sums(before=self.updates.admitted - 1)
-        return output.detach()
+        return output.detach() if self.after is None else None
 
     def _arriving(self, micro: Batch | None) -> Tensor:
         """What goes into this stage; in return the stage before gets the last gradient computed here."""

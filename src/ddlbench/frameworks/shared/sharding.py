@@ -12,12 +12,23 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 
 def shard(model: nn.Sequential, mesh: DeviceMesh, reshard: bool | None, policy: MixedPrecisionPolicy) -> None:
-    """A group of parameters a named block. Blocks that share one (the tied embedding and head) must be in the same
-    group, so they stay with the root's."""
-    users = Counter(parameter for block in model.children() for parameter in block.parameters())
-    own = [block for block in model.children() if all(users[parameter] == 1 for parameter in block.parameters())]
+    """A group of parameters for each named block that is no part of the root's group."""
+    kept = root_group(model)
+    own = [block for name, block in model.named_children() if name not in kept]
     for module in (*own, model):
         fully_shard(module, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
+
+
+def root_group(model: nn.Sequential) -> list[str]:
+    """Names of the blocks whose parameters stay in the root's group: blocks that share one (the tied embedding and head
+    must be in the same group), and blocks that have vectors only (a last norm), for to gather and reduce so few numbers
+    by themselves costs three messages a step."""
+    users = Counter(parameter for block in model.children() for parameter in block.parameters())
+    return [
+        name
+        for name, block in model.named_children()
+        if any(users[each] > 1 for each in block.parameters()) or all(each.ndim < 2 for each in block.parameters())
+    ]
 
 
 def gathered_state(model: nn.Module, keep: bool) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ def fed(job: Job, place: Place, pinned: bool | None) -> Iterator[Batch | None]:
         return repeat(None)
     samples = job.replica_batch(place.data_size)
     if pinned is None or job.device.type == "cpu":
-        return repeat(batch(job, samples, job.device).to(job.device, job.channels_last))
+        return (batch(job, samples, job.device).to(job.device, job.channels_last) for _ in repeat(None))
     hosts = (batch(job, samples, torch.device("cpu"), pinned) for _ in repeat(None))
     return ToDevice(job.device, job.channels_last)(hosts)
 

@@ -95,7 +95,7 @@ def stepped(row: Rehearsal, trainer: Trainer, batches: Iterator[Any], observed: 
     """With what a step sends and waits for. period: steps after which they repeat; the numbers are averages over it."""
     held = [0]
     before_update(trainer, lambda: held.append(stored(gradients(trainer), set())))
-    for _ in range(WARM_UP):
+    for _ in range(WARM_UP + in_flight(trainer)):
         trainer.step(next(batches))
     observed.clear()
     for _ in range(period):
@@ -107,6 +107,12 @@ def stepped(row: Rehearsal, trainer: Trainer, batches: Iterator[Any], observed: 
     waits = {f"{call} at {place}": count / period for (call, place), count in observed.waits.items()}
     bytes_ = memory(trainer) | {"gradients": max(held) or None, "peak": observed.alive.peak}
     return replace(row, memory=bytes_, collectives=sent, host_waits=waits, flops=observed.flops / period)
+
+
+def in_flight(trainer: Trainer) -> int:
+    """Steps until the pipeline is full, where minibatches stay in flight between two steps."""
+    versions = trainer.facts().get("weight_versions")
+    return max(versions) - 1 if versions else 0
 
 
 def line(error: Exception) -> str:

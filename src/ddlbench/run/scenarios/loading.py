@@ -51,7 +51,7 @@ class Loading:
         """Every epoch: take its batches against the clock, reduce over ranks, read the validation samples, record."""
         for epoch in range(run.epochs):
             run.boundary.begin()
-            clock = EpochClock(run.job.device, barrier, run.warmup(epoch), run.meter)
+            clock = run.clock = EpochClock(run.job.device, barrier, run.warmup(epoch), run.meter)
             reset_peaks(run.job.device)
             before = Usage.now()
             batches = run.progress.steps(run.feed.train(epoch), run.feed.steps_per_epoch, f"epoch {epoch}")

@@ -1,0 +1,29 @@
+"""The losses of an epoch, which nobody reads before its end."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class Losses:
+    """In one tensor on the device. A list would keep a tensor of each step, on the CPU a small block between the large
+    ones that the step frees: the next step finds them divided and takes new memory, so that the process grows at every
+    step and pays for new pages.
+    """
+
+    def __init__(self, most: int) -> None:
+        """most: steps of the epoch."""
+        self.most, self.count = most, 0
+        self._values = torch.empty(0)
+
+    def add(self, loss: Tensor) -> None:
+        """A number; the host does not wait for it."""
+        if self.count == 0:
+            self._values = torch.empty(self.most, device=loss.device)
+        self._values[self.count] = loss
+        self.count += 1
+
+    def tolist(self) -> list[float]:
+        """All of them, in order. Waits for the device."""
+        return self._values[: self.count].tolist()

@@ -1,0 +1,189 @@
+"""The bytes of a rank under DeepSpeed's ZeRO 1, 2 and 3, as its libraries' code allocates them.
+
+Each walks a step: forward, backward with the gradients as they arrive, reduction, update. What lives in the model's
+blocks is counted (oracle/counting.py), what the library holds beside is replayed (oracle/buckets.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from ddlbench.measure.memory_formula import Bytes
+from ddlbench.oracle.buckets import Bucket, Shards, arriving, interleaved, sliced
+from ddlbench.oracle.counts import Block
+from ddlbench.oracle.gathering import Gathered
+from ddlbench.oracle.memory import Sizes, sizes
+from ddlbench.oracle.peak import UPDATE_COPIES, Moment, batch, passes
+from ddlbench.oracle.setting import Memory, Setting
+
+
+@dataclass(frozen=True)
+class Zero:
+    """How DeepSpeed runs a job. bucket: numbers; buffers: buckets that there are; overlaps: it reduces during the
+    backward pass at stage 1, too"""
+
+    stage: int
+    ranks: int
+    bucket: int
+    buffers: int = 1
+    overlaps: bool = False
+
+
+def memory(setting: Setting, zero: Zero, own: Bytes, room: float) -> Memory:
+    """Of stages 1 and 2, on the fullest of the ranks that can be it: the first, whose parameters are reduced first at
+    stage 1, the last, whose gradients arrive first, and the one that keeps most. own: each part at most; room: bytes of
+    what stays, without buckets"""
+    shards = Shards.of(setting.counts.blocks, zero.ranks)
+    ranks = {0, zero.ranks - 1, shards.fullest()}
+    found = [_of_rank(setting, zero, own, room, shards, rank) for rank in ranks]
+    return max(found, key=lambda memory: memory.total)
+
+
+def _of_rank(setting: Setting, zero: Zero, own: Bytes, room: float, shards: Shards, rank: int) -> Memory:
+    job = setting.job
+    count = job.micro_batches(setting.world)
+    samples = job.replica_batch(setting.world) / count
+    blocks = setting.counts.at(samples)
+    room += batch(job, samples * count, samples)
+    each = sizes(blocks, samples)
+    walk = _reduced_late if zero.stage == 1 and not zero.overlaps else _reduced_early
+    moments = list(walk(zero, blocks, each, samples, job.checkpoint_activations, count, shards, rank))
+    kept, flat = 4.0 * shards.touched(rank), 4.0 * shards.size
+    moments.append(Moment(kept + flat, 0.0))
+    moments.append(Moment(flat, flat * UPDATE_COPIES[setting.optimizer]))
+    during = max(moments, key=sum)
+    return Memory(own.parameters, during.gradients, own.optimizer, during.others, room)
+
+
+def _reduced_late(
+    zero: Zero,
+    blocks: Sequence[Block],
+    each: Sequence[Sizes],
+    samples: float,
+    checkpointed: bool,
+    count: int,
+    shards: Shards,
+    rank: int,
+) -> Iterator[Moment]:
+    """Stage 1 without overlap: gradients are whole until the end of the backward pass. Then they go through the bucket
+    in the order of the parameters. The bucket is there from the first gradient of an update on."""
+    whole, buffers = 4.0 * shards.ends[-1], 4.0 * zero.bucket * zero.buffers
+    gradients = [4.0 * block.numbers for block in blocks]
+    found = passes(each, checkpointed, gradients)
+    yield found.ahead
+    yield Moment(found.back.gradients, found.back.others + buffers)
+    if count > 1:
+        again = passes(each, checkpointed, None)
+        yield Moment(whole, max(again.ahead.others, again.back.others) + buffers)
+    bucket = _bucket(zero, shards, rank)
+    for which in range(len(shards.ends)):
+        if bucket.full(which):
+            freed = bucket.outside if any(map(bucket.owned, bucket.held)) else 0
+            yield Moment(whole + 4.0 * bucket.reduce(), buffers)
+            whole -= 4.0 * freed
+        bucket.put(which)
+        whole -= 4.0 * shards.numbers(which) if shards.numbers(which) <= zero.bucket else 0.0
+    yield Moment(whole + 4.0 * bucket.reduce(), buffers)
+
+
+def _reduced_early(
+    zero: Zero,
+    blocks: Sequence[Block],
+    each: Sequence[Sizes],
+    samples: float,
+    checkpointed: bool,
+    count: int,
+    shards: Shards,
+    rank: int,
+) -> Iterator[Moment]:
+    """Every gradient goes into the bucket as it arrives. A rank keeps those of which it has a part, whole; of several
+    micro batches the sum and the latest."""
+    buffers = 4.0 * zero.bucket * zero.buffers
+    sums = 4.0 * shards.touched(rank) if count > 1 else 0.0
+    found = passes(each, checkpointed, None)
+    yield Moment(sums, found.ahead.others)
+    bucket = _bucket(zero, shards, rank)
+    yield from (
+        Moment(sums + of, others + buffers) for of, others in _back(blocks, each, samples, checkpointed, bucket)
+    )
+
+
+def _bucket(zero: Zero, shards: Shards, rank: int) -> Bucket:
+    return Bucket(
+        zero.bucket,
+        shards.numbers,
+        sliced(shards, zero.bucket),
+        lambda which: shards.has(rank, which),
+        shards.touched(rank),
+    )
+
+
+def _back(
+    blocks: Sequence[Block], each: Sequence[Sizes], samples: float, checkpointed: bool, bucket: Bucket
+) -> Iterator[tuple[float, float]]:
+    """Bytes of gradients that are kept, and of all else, at the moments of a backward pass that can be the fullest."""
+    others, fullest = _beside(blocks, each, checkpointed)
+    index, places = len(blocks), list(accumulate((len(block.parameters) for block in blocks), initial=0))
+    for gradient in arriving(blocks, samples, others):
+        while index > 0 and gradient.which < places[index]:
+            index -= 1
+            yield 4.0 * bucket.beside, fullest[index]
+        yield 4.0 * bucket.arrives(gradient.which), gradient.living
+    yield 4.0 * bucket.end(), 0.0
+
+
+def _beside(blocks: Sequence[Block], each: Sequence[Sizes], checkpointed: bool) -> tuple[list[float], list[float]]:
+    """Of each block: what the blocks before keep while it runs backward, and the most that lives then. A tied gradient
+    of the last block waits for that of the first."""
+    tied = 4.0 * sum(arrival.numbers for arrival in blocks[-1].arrivals if arrival.which is None)
+    before, others, fullest = 0.0, list[float](), list[float]()
+    for index, block in enumerate(each):
+        if checkpointed:
+            before += block.entering if index == 0 else each[index - 1].leaving
+        others.append(before + (0.0 if checkpointed else block.entering))
+        again = block.again + block.turning * (index < len(each) - 1) if checkpointed else 0.0
+        fullest.append(others[-1] + max(block.added, again) + tied * (index < len(each) - 1))
+        before += 0.0 if checkpointed else block.kept
+    return others, fullest
+
+
+@dataclass(frozen=True)
+class Stage3:
+    """weight: bytes of a number as it is gathered; persistent: numbers that every rank keeps whole, except during the
+    update; casts: whether autograd keeps no cast copies of weights, for they are gathered in two bytes"""
+
+    ranks: int
+    bucket: int
+    weight: int
+    gathered: Gathered
+    persistent: int
+
+
+def memory3(setting: Setting, stage3: Stage3, own: Bytes, each: Sequence[Sizes], room: float) -> Memory:
+    """own: with the persistent weights. It has memory for its share of the gradients and for a bucket from step to
+    step. The update is of all shards at once, with a copy of the gradients, while no weights are whole."""
+    job = setting.job
+    samples = job.replica_batch(setting.world) / job.micro_batches(setting.world)
+    blocks = setting.counts.at(samples)
+    shards = Shards.of(blocks, stage3.ranks)
+    bucket = Bucket(stage3.bucket, shards.numbers, interleaved(shards))
+    checkpointed, weight = job.checkpoint_activations, float(stage3.weight)
+    others, fullest = _beside(blocks, each, checkpointed)
+    moments = list[float]()
+    for index, block in enumerate(each):
+        moments.append(others[index] + block.ahead + weight * stage3.gathered.ahead[index])
+    others = [some + weight * more for some, more in zip(others, stage3.gathered.back, strict=True)]
+    fullest = [some + weight * more for some, more in zip(fullest, stage3.gathered.back, strict=True)]
+    index, places = len(blocks), list(accumulate((len(block.parameters) for block in blocks), initial=0))
+    for gradient in arriving(blocks, samples, others):
+        while index > 0 and gradient.which < places[index]:
+            index -= 1
+            moments.append(4.0 * bucket.beside + fullest[index])
+        moments.append(4.0 * bucket.arrives(gradient.which) + gradient.living)
+    moments.append(4.0 * bucket.end())
+    room += 4.0 * stage3.bucket
+    update = own.gradients * (1 + UPDATE_COPIES[setting.optimizer]) - weight * stage3.persistent
+    during = max(*moments, update)
+    return Memory(own.parameters, own.gradients, own.optimizer, during, room)

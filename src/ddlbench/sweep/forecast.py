@@ -1,0 +1,55 @@
+"""What a cell would take on a cluster, from the oracle: for cells that no finished run is like."""
+
+from __future__ import annotations
+
+import torch
+
+from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.schema import Config
+from ddlbench.errors import UserError
+from ddlbench.job import Job
+from ddlbench.oracle import machine as machines
+from ddlbench.oracle.command import SAMPLES
+from ddlbench.oracle.computation import Computation
+from ddlbench.oracle.inputs import from_roofline
+from ddlbench.oracle.predictor import Known, predict
+from ddlbench.sweep.plan import Cell
+
+
+class Forecast:
+    """Called with a cell: the seconds of its training steps, at least. Computing takes those of the roofline, and what
+    a run does beside its steps is not predicted. None where the oracle has no answer, or for an epoch of unknown
+    length."""
+
+    def __init__(self, cluster: str) -> None:
+        """cluster: a name or a file, as for `python -m ddlbench.predict`; UserError for what is none"""
+        self.machine = machines.load(cluster)
+        self.device = torch.device(self.machine.device.type)
+        self.made: dict[str, Computation] = {}
+        self.known: dict[tuple[str, int], float | None] = {}
+
+    def __call__(self, cell: Cell) -> float | None:
+        place = cell.family, cell.gpus
+        if place not in self.known:
+            self.known[place] = None if cell.refused else self._seconds(cell)
+        return self.known[place]
+
+    def _seconds(self, cell: Cell) -> float | None:
+        with configurations():
+            config = configuration(*cell.words)
+            known = Known(self.machine, self._computation, samples=SAMPLES.get(config.data.name))
+            try:
+                found = predict(config, config.framework, cell.gpus, known)
+            except UserError:
+                return None
+        steps = config.train.steps
+        epoch_s = found.step_s * steps if found.step_s and steps else found.epoch_s
+        return None if epoch_s is None else epoch_s * config.train.epochs
+
+    def _computation(self, config: Config, job: Job) -> Computation:
+        """Counted once for all frameworks and GPU counts: it is that of one device."""
+        train, recipe = config.train, config.recipe
+        key = f"{config.model} {train.precision} {train.tf32} {recipe.optimizer.name} {recipe.label_smoothing}"
+        if key not in self.made:
+            self.made[key] = from_roofline(config, self.machine)
+        return self.made[key]

@@ -1,0 +1,189 @@
+"""Predicted bytes of the fullest rank beside those that a rehearsal of the same job counts, for a grid of small jobs.
+
+python -m tests.oracle.memory_grid --frameworks zero3 gpipe --ranks 4 --keep FILE.jsonl  (rows that it has are kept)
+python -m tests.oracle.memory_grid --keep FILE.jsonl --table     (all of it as Markdown, predicted anew)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+
+from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.schema import Config
+from ddlbench.errors import RunError
+from ddlbench.oracle.inputs import OneStep, from_one_step
+from ddlbench.oracle.machine import Link, load
+from ddlbench.oracle.predictor import Known, Prediction, predict
+from ddlbench.ranks.launch import Launch
+from ddlbench.run.rehearsal.rehearse import rehearse
+from tests.support.libraries import why_no_horovod
+from tests.support.rehearsals import MODELS
+
+MACHINE = replace(load("local"), links=(Link("made", 1e-6, 1e9),) * 2, cores=2)
+RANKS = (2, 4, 8)
+VARIANTS = {
+    "plain": (),
+    "accumulated": ("train.micro_batch=2",),
+    "checkpointed": ("train.checkpoint_activations=true",),
+}
+# Of every rank what its shards are; small enough that the gradients of these models fill several.
+BUCKETS = ("framework.reduce_bucket_mb=0.25",)
+ZERO = ("zero1", "zero2", "zero3")
+PIPELINES = ("gpipe", "1f1b", "interleaved", "zero_bubble", "pipedream", "pipedream_2bw")
+FRAMEWORKS = ("ddp", "horovod", "local_sgd", "zero0", *ZERO, "fsdp", "tensor", *PIPELINES, "hybrid")
+
+
+@dataclass(frozen=True)
+class Case:
+    framework: str
+    model: str
+    ranks: int
+    variant: str
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Four samples a GPU."""
+        size = (f"+framework={self.framework}", f"+model={self.model}", *MODELS[self.model], "train.batch_per_gpu=4")
+        tied = self.framework == "pipedream" and self.model == "gpt2_small"  # which it refuses
+        more = BUCKETS if self.variant == "buckets" else VARIANTS[self.variant]
+        return (*size, *layout(self.framework, self.ranks), *(("model.tie_weights=false",) if tied else ()), *more)
+
+
+@dataclass(frozen=True)
+class Row:
+    """Bytes of the fullest rank. reason: why there is nothing to compare."""
+
+    case: Case
+    predicted: float | None = None
+    counted: float | None = None
+    reason: str = ""
+
+    @property
+    def error(self) -> float | None:
+        return self.predicted / self.counted - 1 if self.predicted and self.counted else None
+
+
+def layout(framework: str, ranks: int) -> tuple[str, ...]:
+    """At most four stages; with two a rank, at most two ranks in a pipeline: the models have five or six blocks."""
+    if framework == "tensor" and ranks == 8:
+        return ("framework.tp=4", "framework.dp=2")
+    if framework == "hybrid":
+        return ("framework.pp=2", f"framework.tp={min(2, ranks // 2)}", f"framework.dp={max(1, ranks // 4)}")
+    if framework == "interleaved":
+        return (f"framework.dp={ranks // 2}",)
+    if framework in PIPELINES and ranks == 8:
+        return ("framework.dp=2",)
+    return ()
+
+
+def grid(frameworks: Sequence[str] = FRAMEWORKS, ranks: Sequence[int] = RANKS) -> Iterator[Case]:
+    for framework in frameworks:
+        for model in MODELS:
+            for count in ranks:
+                for variant in (*VARIANTS, *(("buckets",) if framework in ZERO else ())):
+                    yield Case(framework, model, count, variant)
+
+
+def configured(*words: str) -> Config:
+    with configurations():
+        return configuration(*words)
+
+
+def predicted(config: Config, ranks: int) -> Prediction:
+    known = Known(MACHINE, lambda own, _: from_one_step(own, MACHINE, OneStep(1.0)))
+    return predict(config, config.framework, ranks, known)
+
+
+def rehearsed(config: Config, rank: int, ranks: int) -> dict[str, int]:
+    found = rehearse(config, Launch("torchrun", rank, ranks, rank, ranks), torch.device("cpu"))
+    assert found.error is None, found.error
+    return {name: bytes_ or 0 for name, bytes_ in (found.memory or {}).items()}
+
+
+def unlike(row: Prediction) -> Sequence[int]:
+    """Ranks that may hold different bytes: one of each stage; all, where a boundary between shards cuts tensors."""
+    return range(0, row.gpus, 1 if row.framework in ("zero1", "zero2") else row.gpus // row.layout.get("pp", 1))
+
+
+def fullest(config: Config, row: Prediction) -> dict[str, int]:
+    """Bytes of the rank with the highest peak."""
+    found = [rehearsed(config, rank, row.gpus) for rank in unlike(row)]
+    return max(found, key=lambda memory: memory["peak"])
+
+
+def compared(case: Case) -> Row:
+    if case.framework == "horovod" and (why := why_no_horovod()):
+        return Row(case, reason=why)
+    config = configured(*case.words)
+    try:
+        row = predicted(config, case.ranks)
+    except RunError as error:
+        return Row(case, reason=str(error))
+    if row.status != "ok":
+        return Row(case, reason=row.reason)
+    return Row(case, row.memory_bytes, fullest(config, row)["peak"])
+
+
+def again(row: Row) -> Row:
+    """Predicted anew, beside what was counted before."""
+    if row.counted is None:
+        return row
+    return replace(row, predicted=predicted(configured(*row.case.words), row.case.ranks).memory_bytes)
+
+
+def kept(file: Path) -> dict[Case, Row]:
+    if not file.exists():
+        return {}
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    found = [Row(Case(**row.pop("case")), **row) for row in rows]
+    return {row.case: row for row in found}
+
+
+def table(rows: Sequence[Row]) -> str:
+    """MB of 10^6 bytes, predicted / counted and the error; a line for each framework, variant and number of ranks."""
+    by_case = {row.case: row for row in rows}
+    lines = ["| framework | ranks | variant | " + " | ".join(MODELS) + " |", "|---" * (3 + len(MODELS)) + "|"]
+    for case in dict.fromkeys(replace(row.case, model="") for row in rows):
+        cells = [cell(by_case.get(replace(case, model=model))) for model in MODELS]
+        if any(cells):
+            lines.append(f"| {case.framework} | {case.ranks} | {case.variant} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def cell(row: Row | None) -> str:
+    if row is None or row.error is None or row.predicted is None or row.counted is None:
+        return ""
+    return f"{row.predicted / 1e6:.3f} / {row.counted / 1e6:.3f} ({row.error:+.1%})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--frameworks", nargs="+", default=FRAMEWORKS)
+    parser.add_argument("--models", nargs="+", default=list(MODELS))
+    parser.add_argument("--variants", nargs="+", default=[*VARIANTS, "buckets"])
+    parser.add_argument("--ranks", nargs="+", type=int, default=RANKS)
+    parser.add_argument("--keep", type=Path, required=True)
+    parser.add_argument("--table", action="store_true", help="print what is kept, predicted anew, and rehearse nothing")
+    asked = parser.parse_args()
+    done = kept(asked.keep)
+    if asked.table:
+        print(table([again(row) for row in done.values()]))
+        return
+    for case in grid(asked.frameworks, asked.ranks):
+        if case in done or case.model not in asked.models or case.variant not in asked.variants:
+            continue
+        row = compared(case)
+        with asked.keep.open("a") as file:
+            file.write(json.dumps(asdict(row)) + "\n")
+        name = " ".join(map(str, asdict(case).values()))
+        print(f"{name}: {cell(row) or row.reason}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""Worked examples of collectives and of computing, by the first cell of their row in docs/oracle.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+
+from ddlbench.config.compose import configuration, configurations
+from ddlbench.oracle import collectives as by
+from ddlbench.oracle.beside import cells
+from ddlbench.oracle.collectives import path
+from ddlbench.oracle.computation import Blocks, Computation, Pass, Speeds, spread
+from ddlbench.oracle.counts import Block, Counts, Work
+from ddlbench.oracle.inputs import OneStep, from_one_step
+from ddlbench.oracle.machine import Sweep, load
+from ddlbench.oracle.predictor import Known, Prediction, predict
+from tests.oracle.made import MACHINE, block, made
+from tests.oracle.worked.text import ms, s
+
+GB, M = 1e9, 8e9  # bytes
+FOUR, EIGHT = path(MACHINE, 4), path(MACHINE, 8)
+A, B = block("a", 1, 2), block("b", 3, 4)
+
+
+def with_work(flops: Sequence[float], fixed: Sequence[float], each: Sequence[float], shared: Sequence[bool]) -> Block:
+    work = Work(np.array(flops), np.array(fixed), np.array(each), np.array(shared))
+    return replace(block("made", 0, 0), forward=work)
+
+
+def computing(*blocks: Block, speeds: Speeds = Speeds(1.0, float("inf"))) -> Computation:  # noqa: B008
+    return Computation(Counts("made", blocks, 0), speeds, "sgd", "given")
+
+
+def roofline() -> list[str]:
+    work = with_work([100, 10], [20, 0], [40, 30], [False, False]).forward
+    first, second = Speeds(10, 10).operations(work, 2)
+    return [s(first), s(second), s(Speeds(10, 10).seconds(work, 2))]
+
+
+def one_measured_step() -> list[str]:
+    found = spread(computing(A, B), 160, 8, 1, "one GPU's step")
+    return [s(computing(A, B).step(8)), s(found.step(8)), s(found.step(2))]
+
+
+def calibrated() -> list[str]:
+    found = replace(computing(block("a", 1, 2)), measured={4: Blocks(4, (Pass(5, 9),))})
+    return [s(found.blocks(8)[0].forward), s(found.blocks(8)[0].backward)]
+
+
+def shared_cores() -> list[str]:
+    measured = replace(MACHINE, cores=2, contention={2: 1.2, 4: 3.0})
+    plain = replace(MACHINE, cores=2)
+    return [f"{plain.shared_cores(4):g} times", *(f"{measured.shared_cores(ranks):.3g} times" for ranks in (3, 8))]
+
+
+@cache
+def loaded() -> Prediction:
+    """A step of 1 s with 8 samples, on four GPUs whose ranks load 4 samples a second; 320 samples an epoch."""
+    words = ("+framework=ddp", "+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=16")
+    with configurations():
+        config = configuration(*words, "model.image_size=64", "train.batch_per_gpu=8")
+    abci = load("abci")
+    known = Known(abci, lambda own, _: from_one_step(own, abci, OneStep(1.0)), samples=320, loader=4.0)
+    return predict(config, config.framework, 4, known)
+
+
+def error() -> list[str]:
+    names = ("data_wait_share", "memory_allocated_peak_bytes", "profile_step_time_s", "compute_share")
+    row = {**dict.fromkeys(names), "global_batch": 32, "sample_time_s": 0.32 / 32}
+    return [f"{100 * cells(row, replace(loaded(), step_s=0.30))['predicted_error']:.3g} %"]
+
+
+COMPUTING: dict[str, Callable[[], list[str]]] = {
+    "ring all-reduce": lambda: [s(by.ring_all_reduce(M, EIGHT))],
+    "tree all-reduce": lambda: [s(by.tree_all_reduce(M, EIGHT))],
+    "hierarchical all-reduce": lambda: [s(by.hierarchical_all_reduce(M, EIGHT))],
+    "all-reduce": lambda: [s(by.all_reduce(M, EIGHT))],
+    "all-gather, reduce-scatter": lambda: [s(by.all_gather(M, EIGHT)), s(by.reduce_scatter(M, FOUR))],
+    "broadcast": lambda: [s(by.broadcast(M, EIGHT))],
+    "point to point": lambda: [s(by.send(M, MACHINE, 1, 8)), s(by.send(M, MACHINE, 4, 8))],
+    "groups beside each other": lambda: [s(by.all_reduce(GB, path(MACHINE, 2, stride=4, world=8)))],
+    "measured collective": lambda: [s(Sweep((1e9, 2e9), (1.0, 3.0)).at(size)) for size in (1.5e9, 3e9)],
+    "roofline": roofline,
+    "update": lambda: [ms(computing(A, speeds=Speeds(1.0, 900e9)).update(1e9))],
+    "one measured step": one_measured_step,
+    "measured blocks": calibrated,
+    "split layers": lambda: [s(computing(with_work([4, 4], [0, 0], [0, 0], [True, False])).blocks(1, tp=4)[0].forward)],
+    "shared cores": shared_cores,
+    "hidden communication": lambda: [s(made(4, [A, B], 8, replace(MACHINE, hidden_cost={4: 0.5})).exposed(0.6, 0.1))],
+    "waiting for data": lambda: [s(loaded().data_s or 0), s(loaded().step_s or 0)],
+    "epoch": lambda: [s(loaded().epoch_s or 0), f"{loaded().samples_per_s:.3g} samples/s"],
+    "error": error,
+}

@@ -1,0 +1,175 @@
+"""Worked examples of strategies, by the first cell of their row in docs/oracle.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from ddlbench.frameworks.ddp import DDP
+from ddlbench.frameworks.deepspeed.knobs import Knobs
+from ddlbench.frameworks.fsdp import FSDP
+from ddlbench.frameworks.local_sgd import LocalSGD
+from ddlbench.frameworks.pipeline.adapter import Pipeline
+from ddlbench.frameworks.pipeline.pipedream import PipeDream
+from ddlbench.frameworks.single import Single
+from ddlbench.frameworks.tensor.adapter import TensorParallel
+from ddlbench.job import Model
+from ddlbench.models.gpt2 import GPT2
+from ddlbench.models.resnet import ResNet
+from ddlbench.models.vgg import VGG
+from ddlbench.oracle import collectives as by
+from ddlbench.oracle import overlap, schedule
+from ddlbench.oracle.collectives import path
+from ddlbench.oracle.counts import Exchange, Rows
+from ddlbench.oracle.overlap import MiB
+from ddlbench.oracle.predictor import strategy
+from ddlbench.oracle.setting import Outcome, Setting
+from ddlbench.oracle.spatial import Spatial
+from ddlbench.oracle.tensor import Channel, traffic
+from tests.oracle.made import GPT, MACHINE, block, made, setting
+from tests.oracle.worked.computing import EIGHT, GB, A, B, M
+from tests.oracle.worked.text import ms, s, us
+
+LARGE = 10**9  # numbers: 4 GB
+WEIGHTY = replace(A, parameters=(LARGE,))
+RESNET, SMALL = ResNet("resnet50", [3, 4, 6, 3]), GPT2("gpt2_small", n_layer=12, n_embd=768, n_head=12)
+IMAGES = VGG("vgg16", channels=[8] * 5, hidden=32, dropout=0.0, image_size=64, num_classes=10)  # counts are made up
+TENSOR, CHANNEL, PIPE = TensorParallel(tp=1), Channel(tp=1), Pipeline(schedule="gpipe", pp=1)
+
+
+def sent(outcome: Outcome, word: str) -> float:
+    """Seconds of one kind of message."""
+    return next(message.seconds for message in outcome.messages if word in message.what)
+
+
+def volume(outcome: Outcome, word: str) -> float:
+    return next(message.bytes_ for message in outcome.messages if word in message.what)
+
+
+def data_parallel() -> list[str]:
+    orders = [WEIGHTY, B], [A, replace(B, parameters=(LARGE,))]
+    late, early = (strategy(DDP(), made(4, blocks, 8)) for blocks in orders)
+    return [s(late.compute_s), s(late.exposed_s), s(early.hidden_s)]
+
+
+def in_buckets() -> list[str]:
+    ready = [overlap.Gradient(size * MiB, 0) for size in (0.5, 0.75, 20, 6, 1)]
+    return [", ".join(f"{each.bytes_ / MiB:g}" for each in overlap.buckets(ready)) + " MiB"]
+
+
+def horovod() -> list[str]:
+    ready = [overlap.Gradient(2, 1), overlap.Gradient(1, 2), overlap.Gradient(1, 3)]
+    found = overlap.fused(ready, float, cap=10, cycle=0.5)
+    return [*(f"{each.bytes_:g} bytes at {each.ready:g} s" for each in found), s(overlap.queue(found, float))]
+
+
+def zero() -> list[str]:
+    found = [strategy(Knobs(zero_stage=stage), made(4, [WEIGHTY, B], 8)) for stage in (0, 1)]
+    two = strategy(Knobs(zero_stage=2), made(4, [WEIGHTY, B], 8, micro_batch=1))
+    return [s(sent(found[0], "gradients")), s(sent(found[1], "weights")), s(sent(two, "gradients"))]
+
+
+def zero3() -> list[str]:
+    outcome = strategy(Knobs(zero_stage=3), made(4, [block(name, 1, 2, 4 * 10**8) for name in "abc"], 8))
+    return [f"{volume(outcome, 'gathering') / GB:.3g} GB"]
+
+
+def hsdp() -> list[str]:
+    outcome = strategy(FSDP(replicate=2), made(8, [WEIGHTY, B], 8))
+    return [f"{volume(outcome, 'shards') / GB:.3g} GB", s(sent(outcome, "all-reduce of shards"))]
+
+
+def layer(leaving: float = 2e6, by_channels: bool = False) -> tuple[float, float]:
+    """Seconds forward and backward of a convolution of 1 MB in, with its norm; 4 ranks."""
+    shares = (Exchange("conv", "filter", 1e6, leaving), Exchange("norm", "norm", leaving, leaving))
+    own = made(4, [replace(A, exchanges=shares), B], 1)
+    found = traffic(own.counts.blocks[0], 1, own, 4, by_channels=by_channels)
+    return found.forward, found.backward
+
+
+def tensor() -> list[str]:
+    plain, sequence = (strategy(TensorParallel(sequence_parallel=each), setting(2)) for each in (False, True))
+    loss = 4 * 8 * 8 * 4
+    return [f"{(volume(each, 'layers') - loss) / 1024:g} KiB" for each in (plain, sequence)]
+
+
+def spatial() -> list[str]:
+    blocks = [replace(A, rows=(Rows("conv", 2, 3 * 64 * 4, 64),)), B]
+    own = made(2, blocks, 8, model=IMAGES)
+    outcome = strategy(Spatial(sp=2), own)
+    return [s(outcome.compute_s), f"{volume(outcome, 'halo') / 1024:g} KiB", us(sent(outcome, "halo"))]
+
+
+def of_schedule(outcome: Outcome) -> list[str]:
+    return [s(outcome.compute_s), s(outcome.bubble_s)]
+
+
+def piped(framework: Pipeline | PipeDream, leaving: float = 0.0) -> Outcome:
+    """Two stages of 1 + 2 s a sample, four micro batches of 2 samples."""
+    return strategy(framework, made(2, [block("a", 1, 2, leaving=leaving), block("b", 1, 2)], 8, micro_batch=2))
+
+
+def equal(stages: int, send: float = 0.0) -> schedule.Stages:
+    return schedule.Stages((1.0,) * stages, (2.0,) * stages, (send,) * (stages - 1) + (0.0,))
+
+
+def on_shared_cores() -> list[str]:
+    took, busy = schedule.simulate_shared("gpipe", equal(2), 2, 2, lambda ranks: 1.5 if ranks > 1 else 1.0)
+    return [s(took), s(busy[0])]
+
+
+def split_weights() -> Setting:
+    """4 GB in the first of two blocks, all of it split by tensor parallelism."""
+    return made(8, [replace(A, parameters=(LARGE,), split_parameters=LARGE), B], 8, micro_batch=1)
+
+
+def hybrid() -> list[str]:
+    tensor = strategy(TensorParallel(dp=2, tp=4), split_weights())
+    piped = strategy(Pipeline(schedule="1f1b", dp=2, tp=2, pp=2, balance=[1, 1]), split_weights())
+    return [s(sent(tensor, "gradients")), s(sent(piped, "gradients"))]
+
+
+def data_and_spatial() -> list[str]:
+    blocks = [replace(A, parameters=(LARGE,), rows=(Rows("conv", 0, 1.0, 64),)), B]
+    return [s(sent(strategy(Spatial(dp=4, sp=2), made(8, blocks, 8, model=IMAGES)), "gradients"))]
+
+
+def limit_of(framework: object, model: Model, degree: str) -> str:
+    found = strategy(framework, setting(1, model=model)).limits
+    return str(next(limit.largest for limit in found if limit.degree == degree))
+
+
+STRATEGIES: dict[str, Callable[[], list[str]]] = {
+    "serial": lambda: [s(strategy(Single(), made(1, [A, B], 8)).step_s)],
+    "checkpointed blocks": lambda: [s(strategy(DDP(), made(1, [A, B], 8, checkpoint_activations=True)).step_s)],
+    "data parallel": data_parallel,
+    "buckets": in_buckets,
+    "Horovod": horovod,
+    "local SGD": lambda: [ms(strategy(LocalSGD(local_steps=8), made(4, [WEIGHTY, B], 8)).exposed_s)],
+    "ZeRO 0, 1, 2": zero,
+    "ZeRO 3": zero3,
+    "FSDP": lambda: [s(overlap.sharded_step([overlap.Sharded(4, 8, 1, 1, 1), overlap.Sharded(4, 8, 1, 0, 1)]))],
+    "HSDP": hsdp,
+    "tensor": tensor,
+    "filter": lambda: [us(each) for each in layer()],
+    "channel": lambda: [us(each) for each in layer(by_channels=True)],
+    "spatial": spatial,
+    "GPipe, 1F1B": lambda: of_schedule(piped(Pipeline(schedule="gpipe", balance=[1, 1]))),
+    "interleaved": lambda: [s(schedule.seconds("interleaved", equal(8), 4, 8))],
+    "zero bubble": lambda: [s(schedule.seconds("zero_bubble", equal(4), 4, 8))],
+    "PipeDream": lambda: [s(piped(PipeDream(balance=[1, 1]), leaving).step_s) for leaving in (0.0, 20e9)],
+    "sending between stages": lambda: [s(schedule.seconds("gpipe", equal(4, 0.5), 4, 1))],
+    "stages on shared cores": on_shared_cores,
+    "data + tensor, 3-D hybrid": hybrid,
+    "data + spatial": data_and_spatial,
+    "dp": lambda: [limit_of(Single(), GPT, "dp")],
+    "tp": lambda: [limit_of(TENSOR, SMALL, "tp"), *(limit_of(each, RESNET, "tp") for each in (TENSOR, CHANNEL))],
+    "sp": lambda: [limit_of(Spatial(sp=1), RESNET, "sp")],
+    "pp": lambda: [limit_of(PIPE, RESNET, "pp"), limit_of(PIPE, SMALL, "pp")],
+    "data": lambda: [s(by.all_reduce(M, EIGHT, "ring")), s(by.all_reduce(M, EIGHT))],
+    "pipeline, computing": lambda: [s(piped(Pipeline(schedule="gpipe", balance=[1, 1])).step_s)],
+    "pipeline, sending": lambda: [s(schedule.seconds("gpipe", equal(4, 0.5), 4, 1) - 12)],
+    "filter layer": lambda: [us(sum(layer(leaving=1e6)))],
+    "data + filter": lambda: [hybrid()[0], s(by.all_reduce(GB, path(replace(MACHINE, devices_per_node=1), 2)))],
+    "spatial limit": lambda: [limit_of(Spatial(sp=1), RESNET, "sp")],
+}

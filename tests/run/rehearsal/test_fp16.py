@@ -1,0 +1,93 @@
+"""The update of fp16 on "cuda": a scaled loss, gradients that are checked for an overflow, and weights that change."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from ddlbench.config.choices import choices
+from tests.support.libraries import why_no_horovod
+from tests.support.rehearsals import MODELS, apart, config, rehearsed
+
+FP16, WEIGHTS = "train.precision=fp16", "framework.mixed_precision=weights"
+ZERO = ("deepspeed", "zero1", "zero2", "zero3")  # in fp16 with weights that DeepSpeed casts, and without BatchNorm
+REFUSED = {
+    "local_sgd": "each replica would skip updates of its own",
+    "pipedream": "gradients in flight have several loss scales",
+    "pipedream_2bw": "gradients in flight have several loss scales",
+}
+NOT_HERE = {"single", *ZERO, *(["horovod"] if why_no_horovod() else [])}
+OTHERS = [name for name in choices("framework") if name not in NOT_HERE]
+
+
+def of_kind(found: dict[str, Any], kind: str) -> list[dict[str, Any]]:
+    return [each for each in found["collectives"] if each["kind"] == kind]
+
+
+def check(found: dict[str, Any]) -> None:
+    """An update was made: its optimizer has state."""
+    assert found.get("refused") is None
+    assert found["error"] is None
+    assert all(found["memory"].values()), "parameters, gradients, optimizer and peak"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+def test_every_framework_is_rehearsed_in_fp16(model: str) -> None:
+    """Or refuses it, with the reason."""
+    found = apart("cuda", model, OTHERS, 600, FP16)
+    assert sorted(found) == sorted(OTHERS)
+    for framework, why in REFUSED.items():
+        assert why in found.pop(framework)["refused"]
+    for row in found.values():
+        check(row)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["gpt2_small", "vgg16"])
+def test_zero_casts_its_weights_to_fp16(model: str) -> None:
+    """Stages 1 and 2 gather the new weights after each update that was made, in two bytes."""
+    for framework, row in apart("cuda", model, [*ZERO], 600, FP16, WEIGHTS).items():
+        check(row)
+        if framework != "zero3":
+            numbers = sum(each.numel() for each in config("single", model).model.build().parameters())
+            (gathered,) = of_kind(row, "all_gather")
+            assert 2 * numbers <= gathered["bytes_"] < 2.1 * numbers  # padded to equal shards
+
+
+@pytest.mark.slow
+def test_zero_refuses_what_it_cannot_do_in_fp16() -> None:
+    for row in apart("cuda", "resnet50", [*ZERO], 600, FP16, WEIGHTS).values():
+        assert "BatchNorm's weights would be cast but not its running statistics" in row["refused"]
+    for row in apart("cuda", "gpt2_small", [*ZERO], 600, FP16).values():
+        assert "under autocast DeepSpeed skips updates that overflow" in row["refused"]
+
+
+def all_reduces(framework: str, *more: str) -> Counter[tuple[int, int]]:
+    """How many in a step, by ranks and stride of the group."""
+    found = rehearsed(framework, "gpt2_small", *more, device="cuda")
+    assert found.error is None
+    sent = [each for each in found.collectives or () if each.kind == "all_reduce"]
+    return Counter({(each.ranks, each.stride): int(each.count) for each in sent})
+
+
+@pytest.mark.parametrize(
+    ("framework", "group"), [("ddp", None), ("fsdp", (8, 1)), ("gpipe", (4, 2)), ("tensor", (4, 1)), ("hybrid", (4, 1))]
+)
+def test_ranks_with_parts_of_one_model_agree_on_an_overflow(framework: str, group: tuple[int, int] | None) -> None:
+    """One all-reduce more than in fp32; replicas find the same in the averaged gradients."""
+    more = all_reduces(framework, FP16) - all_reduces(framework)
+    assert more == ({group: 1} if group else {})
+
+
+@pytest.mark.parametrize("fused", ["null", "true"])
+def test_the_host_waits_once_an_update_for_the_overflow(fused: str) -> None:
+    """Torch's scaler reads it before it steps an optimizer; after the step of a fused one ddlbench reads it."""
+    words = ("recipe=adamw", f"recipe.optimizer.fused={fused}")
+    waits = rehearsed("ddp", "gpt2_small", FP16, *words, device="cuda").host_waits
+    assert waits is not None
+    ((call, count),) = waits.items()
+    assert call.startswith("item at ddlbench/frameworks/shared/step.py:")
+    assert count == 1

@@ -1,0 +1,75 @@
+"""What a plan says of cells that have not run: the oracle's seconds, marked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ddlbench.errors import UserError
+from ddlbench.oracle.command import main as predict
+from ddlbench.sweep.__main__ import main
+from ddlbench.sweep.forecast import Forecast
+from ddlbench.sweep.plan import Cell, plan
+from ddlbench.sweep.study import load
+from tests.sweep.studies import KEYS, record, write
+
+CUDA = "cluster=h100"
+SMALL = [f"{key}={str(value).replace(' ', '')}" for key, value in KEYS.items() if key.startswith("model.")]
+
+
+def cells(folder: Path, *words: str, framework: str = "ddp", **keys: object) -> list[Cell]:
+    """On 4 and on 8 GPUs."""
+    study = write(folder, axes={"framework": [framework], "gpus": [4, 8]}, exclude=[], keys=KEYS | {"batch": 64} | keys)
+    return sorted(plan(load(str(study), words), Forecast("h100").device), key=lambda cell: cell.gpus)
+
+
+def step_s(capsys: pytest.CaptureFixture[str], *words: str) -> list[float]:
+    """As python -m ddlbench.predict says it."""
+    assert (
+        predict(["+framework=ddp", "+model=resnet50", CUDA, "gpus=[4,8]", "train.global_batch=64", *words, "--json"])
+        == 0
+    )
+    return [row["step_s"] for row in json.loads(capsys.readouterr().out)]
+
+
+def test_the_seconds_are_those_of_the_oracle_for_all_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """3 epochs of 10 steps; of ImageNet's 1,281,167 images 20,018 batches of 64 in each of 2 epochs."""
+    forecast = Forecast("h100")
+    short = cells(tmp_path, **{"train.steps": 10, "train.epochs": 3})
+    assert [forecast(cell) for cell in short] == pytest.approx([30 * each for each in step_s(capsys, *SMALL)])
+    whole = cells(tmp_path, "data.root=/data", **{"train.steps": None, "train.epochs": 2, "data": "imagenet"})
+    expected = [2 * 20_018 * each for each in step_s(capsys, *SMALL)]
+    assert [forecast(cell) for cell in whole] == pytest.approx(expected)
+
+
+def test_what_is_not_known_is_empty(tmp_path: Path) -> None:
+    """The length of an epoch of the sample images; a cell that is refused."""
+    forecast = Forecast("h100")
+    assert [forecast(cell) for cell in cells(tmp_path, **{"train.steps": None})] == [None, None]
+    four, eight = cells(tmp_path, framework="gpipe")  # of six blocks there are no eight stages
+    assert (four.refused is None, eight.refused is None) == (True, False)
+    assert [forecast(cell) is None for cell in (four, eight)] == [False, True]
+    with pytest.raises(UserError, match="cluster=moon is not known"):
+        Forecast("moon")
+
+
+def test_a_plan_marks_what_is_predicted_and_prefers_what_was_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    planned = cells(tmp_path, **{"train.steps": 100_000})
+    record(tmp_path / "results", planned[0], "ok", seconds=1800)
+    words = [str(tmp_path / "tiny.yaml"), f"results_dir={tmp_path}/results", "repeats=3"]
+    assert main([*words, "--dry-run"]) == 0
+    assert "at least" not in capsys.readouterr().out
+    assert main([*words, "--dry-run", "--cluster", "h100"]) == 0
+    _, _, measured, predicted, total, _, rest = capsys.readouterr().out.splitlines()
+    assert measured.split() == ["ddp", "4", "3", "missing", "2,", "ok", "1", "1800.0", "4.000"]
+    seconds = Forecast("h100")(planned[1])
+    assert seconds is not None
+    hours = f"{seconds * 8 * 3 / 3600:.3f}"
+    assert predicted.split() == ["ddp", "8", "3", "missing", "at", "least", f"{seconds:.1f}", "at", "least", hours]
+    assert total.startswith("6 cells: missing 5, ok 1")
+    assert rest.startswith("remaining, one after another: at least ")
+    assert "no finished run" not in rest
