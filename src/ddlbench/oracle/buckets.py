@@ -161,11 +161,12 @@ def sliced(shards: Shards, limit: int) -> Callable[[Sequence[int]], int]:
             else:
                 pieces.append(numbers)
             before = rank
-        most, together = 0, list[int]()
+        most = together = count = 0
         for numbers in pieces:
-            together.append(numbers)
-            most = max(most, sum(together) if len(together) > 1 else 0)
-            together = [] if sum(together) > limit else together
+            together, count = together + numbers, count + 1
+            most = max(most, together if count > 1 else 0)
+            if together > limit:
+                together = count = 0
         return most
 
     return copied
