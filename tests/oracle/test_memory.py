@@ -42,9 +42,12 @@ def compare(case: Case) -> None:
     counted = fullest(config, row)
     assert row.memory is not None
     assert row.memory_bytes is not None
-    for part, name in {"weights": "parameters", "optimizer": "optimizer"}.items():
-        if case not in OFF:
-            assert row.memory[part] == pytest.approx(counted[name], rel=TOLERANCE), part
+    if case not in OFF:
+        weights, optimizer = row.memory["weights"], row.memory["optimizer"]
+        assert weights == pytest.approx(counted["parameters"], rel=TOLERANCE)
+        # PipeDream's optimizer has the newest version of the weights, the model of an earlier stage an older one.
+        expected = (optimizer, optimizer + weights) if case.framework == "pipedream" else (optimizer,)
+        assert any(each == pytest.approx(counted["optimizer"], rel=TOLERANCE) for each in expected), (counted, expected)
     error = row.memory_bytes / counted["peak"] - 1
     assert error == pytest.approx(OFF.get(case, 0.0), abs=0.01 if case in OFF else TOLERANCE)
 
