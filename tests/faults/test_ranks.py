@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from ddlbench.report.read import read_all
+from ddlbench.report.tables import make_tables
 from tests.support.faults import end, patience_s, record, start
 from tests.support.libraries import needs_horovod
 from tests.support.waiting import WITHIN_S, wait_until
@@ -169,5 +170,5 @@ def test_what_a_killed_run_left_half_written_harms_no_reader(tmp_path: Path) -> 
     (folder / ".run.json.4711").write_text('{"status": "ru')
     (attempt,) = read_all([tmp_path]).attempts
     assert [row["epoch"] for row in attempt.epochs] == [0]
-    assert "1 line(s) of epochs.jsonl cannot be read" in " ".join(attempt.warnings)
+    assert "1 line(s) of epochs.jsonl cannot be read" in " ".join(make_tables(read_all([tmp_path])).warnings)
     assert attempt.record["status"] == json.loads((folder / "run.json").read_text())["status"] == "error"
