@@ -249,9 +249,11 @@ def test_mpirun_jobs_choose_ports_apart(mpirun, tmp_path):
     script = tmp_path / "wrapper.sh"
     script.write_text('#!/bin/sh\n"$@"\nexit $?\n')
     script.chmod(0o755)
-    code = "from ddlbench.ranks.launch import detect; print(detect().master_port)"
-    jobs = [run(mpirun, "-n", 2, script, PYTHON, "-c", code, **AS_ROOT).stdout.split() for _ in range(2)]
-    (first, second), (third, fourth) = jobs
+    # With a space before it: mpirun may pass one rank's line on before the other's has its end.
+    code = "from ddlbench.ranks.launch import detect; print('', detect().master_port)"
+    jobs = [run(mpirun, "-n", 2, script, PYTHON, "-c", code, **AS_ROOT) for _ in range(2)]
+    assert [len(job.stdout.split()) for job in jobs] == [2, 2], [(job.stdout, job.stderr) for job in jobs]
+    (first, second), (third, fourth) = (job.stdout.split() for job in jobs)
     assert first == second
     assert third == fourth
     assert first != third
