@@ -47,9 +47,8 @@ def _of_rank(setting: Setting, zero: Zero, own: Bytes, room: float, shards: Shar
     samples = job.replica_batch(setting.world) / count
     blocks = setting.counts.at(samples)
     room += batch(job, samples * count, samples)
-    each = sizes(blocks, samples)
-    walk = _reduced_late if zero.stage == 1 and not zero.overlaps else _reduced_early
-    moments = list(walk(zero, blocks, each, samples, job.checkpoint_activations, count, shards, rank))
+    step = _Step(zero, blocks, sizes(blocks, samples), samples, job.checkpoint_activations, count, shards, rank)
+    moments = list(step.reduced_late() if zero.stage == 1 and not zero.overlaps else step.reduced_early())
     kept, flat = 4.0 * shards.touched(rank), 4.0 * shards.size
     moments.append(Moment(kept + flat, 0.0))
     moments.append(Moment(flat, flat * UPDATE_COPIES[setting.optimizer]))
@@ -57,74 +56,64 @@ def _of_rank(setting: Setting, zero: Zero, own: Bytes, room: float, shards: Shar
     return Memory(own.parameters, during.gradients, own.optimizer, during.others, room)
 
 
-def _reduced_late(
-    zero: Zero,
-    blocks: Sequence[Block],
-    each: Sequence[Sizes],
-    samples: float,
-    checkpointed: bool,
-    count: int,
-    shards: Shards,
-    rank: int,
-) -> Iterator[Moment]:
-    """Stage 1 without overlap: gradients are whole until the end of the backward pass. Then they go through the bucket
-    in the order of the parameters. The bucket is there from the first gradient of an update on."""
-    whole, buffers = 4.0 * shards.ends[-1], 4.0 * zero.bucket * zero.buffers
-    gradients = [4.0 * block.numbers for block in blocks]
-    found = passes(each, checkpointed, gradients)
-    yield found.ahead
-    yield Moment(found.back.gradients, found.back.others + buffers)
-    if count > 1:
-        again = passes(each, checkpointed, None)
-        yield Moment(whole, max(again.ahead.others, again.back.others) + buffers)
-    bucket = _bucket(zero, shards, rank)
-    for which in range(len(shards.ends)):
-        if bucket.full(which):
-            freed = bucket.outside if any(map(bucket.owned, bucket.held)) else 0
-            yield Moment(whole + 4.0 * bucket.reduce(), buffers)
-            whole -= 4.0 * freed
-        bucket.put(which)
-        whole -= 4.0 * shards.numbers(which) if shards.numbers(which) <= zero.bucket else 0.0
-    yield Moment(whole + 4.0 * bucket.reduce(), buffers)
+@dataclass(frozen=True)
+class _Step:
+    """The passes of one update on a rank. count: micro batches of so many samples"""
 
+    zero: Zero
+    blocks: Sequence[Block]
+    each: Sequence[Sizes]
+    samples: float
+    checkpointed: bool
+    count: int
+    shards: Shards
+    rank: int
 
-def _reduced_early(
-    zero: Zero,
-    blocks: Sequence[Block],
-    each: Sequence[Sizes],
-    samples: float,
-    checkpointed: bool,
-    count: int,
-    shards: Shards,
-    rank: int,
-) -> Iterator[Moment]:
-    """Every gradient goes into the bucket as it arrives. A rank keeps those of which it has a part, whole; of several
-    micro batches the sum and the latest."""
-    buffers = 4.0 * zero.bucket * zero.buffers
-    sums = 4.0 * shards.touched(rank) if count > 1 else 0.0
-    found = passes(each, checkpointed, None)
-    yield Moment(sums, found.ahead.others)
-    bucket = _bucket(zero, shards, rank)
-    yield from (
-        Moment(sums + of, others + buffers) for of, others in _back(blocks, each, samples, checkpointed, bucket)
-    )
+    def reduced_late(self) -> Iterator[Moment]:
+        """Stage 1 without overlap: gradients are whole until the end of the backward pass. Then they go through the
+        bucket in the order of the parameters. The bucket is there from the first gradient of an update on."""
+        shards, limit, buffers = self.shards, self.zero.bucket, self._buffers()
+        whole = 4.0 * shards.ends[-1]
+        found = passes(self.each, self.checkpointed, [4.0 * block.numbers for block in self.blocks])
+        yield found.ahead
+        yield Moment(found.back.gradients, found.back.others + buffers)
+        if self.count > 1:
+            again = passes(self.each, self.checkpointed, None)
+            yield Moment(whole, max(again.ahead.others, again.back.others) + buffers)
+        bucket = self._bucket()
+        for which in range(len(shards.ends)):
+            if bucket.full(which):
+                freed = bucket.outside if any(map(bucket.owned, bucket.held)) else 0
+                yield Moment(whole + 4.0 * bucket.reduce(), buffers)
+                whole -= 4.0 * freed
+            bucket.put(which)
+            whole -= 4.0 * shards.numbers(which) if shards.numbers(which) <= limit else 0.0
+        yield Moment(whole + 4.0 * bucket.reduce(), buffers)
 
+    def reduced_early(self) -> Iterator[Moment]:
+        """Every gradient goes into the bucket as it arrives. A rank keeps those of which it has a part, whole; of
+        several micro batches the sum and the latest."""
+        sums = 4.0 * self.shards.touched(self.rank) if self.count > 1 else 0.0
+        yield Moment(sums, passes(self.each, self.checkpointed, None).ahead.others)
+        others, fullest = _beside(self.blocks, self.each, self.checkpointed)
+        for of, beside in _back(self.blocks, self.samples, others, fullest, self._bucket()):
+            yield Moment(sums + of, beside + self._buffers())
 
-def _bucket(zero: Zero, shards: Shards, rank: int) -> Bucket:
-    return Bucket(
-        zero.bucket,
-        shards.numbers,
-        sliced(shards, zero.bucket),
-        lambda which: shards.has(rank, which),
-        shards.touched(rank),
-    )
+    def _buffers(self) -> float:
+        return 4.0 * self.zero.bucket * self.zero.buffers
+
+    def _bucket(self) -> Bucket:
+        shards, rank, limit = self.shards, self.rank, self.zero.bucket
+        return Bucket(
+            limit, shards.numbers, sliced(shards, limit), lambda which: shards.has(rank, which), shards.touched(rank)
+        )
 
 
 def _back(
-    blocks: Sequence[Block], each: Sequence[Sizes], samples: float, checkpointed: bool, bucket: Bucket
+    blocks: Sequence[Block], samples: float, others: Sequence[float], fullest: Sequence[float], bucket: Bucket
 ) -> Iterator[tuple[float, float]]:
-    """Bytes of gradients that are kept, and of all else, at the moments of a backward pass that can be the fullest."""
-    others, fullest = _beside(blocks, each, checkpointed)
+    """Bytes of gradients that are kept, and of all else, at the moments of a backward pass that can be the fullest.
+    others, fullest: as `_beside`"""
     index, places = len(blocks), list(accumulate((len(block.parameters) for block in blocks), initial=0))
     for gradient in arriving(blocks, samples, others):
         while index > 0 and gradient.which < places[index]:
@@ -151,8 +140,8 @@ def _beside(blocks: Sequence[Block], each: Sequence[Sizes], checkpointed: bool) 
 
 @dataclass(frozen=True)
 class Stage3:
-    """weight: bytes of a number as it is gathered; persistent: numbers that every rank keeps whole, except during the
-    update; casts: whether autograd keeps no cast copies of weights, for they are gathered in two bytes"""
+    """bucket: numbers; weight: bytes of a number as it is gathered; persistent: numbers that every rank keeps whole,
+    except during the update"""
 
     ranks: int
     bucket: int
@@ -171,18 +160,11 @@ def memory3(setting: Setting, stage3: Stage3, own: Bytes, each: Sequence[Sizes],
     bucket = Bucket(stage3.bucket, shards.numbers, interleaved(shards))
     checkpointed, weight = job.checkpoint_activations, float(stage3.weight)
     others, fullest = _beside(blocks, each, checkpointed)
-    moments = list[float]()
-    for index, block in enumerate(each):
-        moments.append(others[index] + block.ahead + weight * stage3.gathered.ahead[index])
+    ahead = zip(others, each, stage3.gathered.ahead, strict=True)
+    moments = [some + block.ahead + weight * more for some, block, more in ahead]
     others = [some + weight * more for some, more in zip(others, stage3.gathered.back, strict=True)]
     fullest = [some + weight * more for some, more in zip(fullest, stage3.gathered.back, strict=True)]
-    index, places = len(blocks), list(accumulate((len(block.parameters) for block in blocks), initial=0))
-    for gradient in arriving(blocks, samples, others):
-        while index > 0 and gradient.which < places[index]:
-            index -= 1
-            moments.append(4.0 * bucket.beside + fullest[index])
-        moments.append(4.0 * bucket.arrives(gradient.which) + gradient.living)
-    moments.append(4.0 * bucket.end())
+    moments += map(sum, _back(blocks, samples, others, fullest, bucket))
     room += 4.0 * stage3.bucket
     update = own.gradients * (1 + UPDATE_COPIES[setting.optimizer]) - weight * stage3.persistent
     during = max(*moments, update)
