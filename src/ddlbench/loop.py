@@ -13,9 +13,9 @@ from torch.optim import Optimizer
 from ddlbench.data.feed import Feed
 from ddlbench.errors import Stopped
 from ddlbench.job import Job, Place, Trainer
+from ddlbench.losses import Losses
 from ddlbench.measure.clock import EpochClock
 from ddlbench.measure.counts import require_val_samples
-from ddlbench.measure.losses import Losses
 from ddlbench.measure.memory import reset_peaks
 from ddlbench.measure.meter import Meter
 from ddlbench.measure.metrics import batch_sums, empty_sums, finish, without_scores

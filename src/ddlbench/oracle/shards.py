@@ -60,9 +60,8 @@ def memory_of(setting: Setting, scheme: Scheme, samples: float, count: int) -> M
     largest = max(block.numbers for block in blocks)
     reduced = BUCKET_MB * MiB if scheme.own_copy else largest * 4.0
     room = buffers(blocks) + _gathered(scheme) * scheme.weight + reduced
-    more = buffers(blocks) + batch(job, samples * count, samples) + scheme.stay
+    stays = buffers(blocks) + batch(job, samples * count, samples)
     if scheme.stage3 is not None:
-        stays = buffers(blocks) + batch(job, samples * count, samples)
         return memory(own, kept, room, memory3(setting, scheme.stage3, own, each, stays))
     arrived, beside = [4.0 * block.numbers / scheme.shards for block in blocks], _beside(blocks, scheme)
     last = _added_up(beside, blocks) if count > 1 else beside
@@ -71,7 +70,7 @@ def memory_of(setting: Setting, scheme: Scheme, samples: float, count: int) -> M
         whole = Moment(4.0 * setting.counts.numbers, passing(each, job.checkpoint_activations, None, beside).others)
         during = max(during, whole, key=sum)
     update = updating(setting.optimizer, blocks, 1 / scheme.shards)
-    return memory(own, kept, room, fullest(own, during, more, update, in_place=False))
+    return memory(own, kept, room, fullest(own, during, stays + scheme.stay, update, in_place=False))
 
 
 def _added_up(beside: Beside, blocks: Sequence[Block]) -> Beside:

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ddlbench.errors import Diverged
+from ddlbench.losses import Losses
 from ddlbench.ranks.control import barrier, single_process
 from ddlbench.ranks.stop import Stop
 
@@ -40,14 +41,14 @@ class Boundary:
         self.every = every
         self.before_epoch = before_epoch
         self.steps = 0  # of this epoch
-        # Not looked at yet. One tensor: see measure/losses.py.
-        self.losses, self.count = torch.empty(0), 0
+        self.losses = Losses(every)  # not looked at yet
         self.looked: tuple[Tensor, torch.cuda.Event | None] | None = None
         self.vote: tuple[Tensor, dist.Work | None] | None = None
 
     def begin(self) -> None:
         """Before an epoch, outside its clock. All ranks wait for each other. Raises Stopped."""
-        self.steps, self.count, self.looked, self.vote = 0, 0, None, None
+        self.steps, self.looked, self.vote = 0, None, None
+        self.losses.clear()
         barrier()
         self.stop.pass_boundary("before an epoch")
         self.before_epoch()
@@ -64,12 +65,12 @@ class Boundary:
         self.steps += 1
         self.stop.pass_boundary(f"after step {self.steps - 1} of an epoch")
         if loss is not None:
-            self._keep(loss)
+            self.losses.add(loss)
         if self.steps % self.every:
             return
         self._require_finite(self._answer(), self.steps - 1)
         self.vote = self._send()
-        self.looked = self._look() if self.count else None
+        self.looked = self._look() if self.losses.count else None
 
     def end(self) -> None:
         """After an epoch's last step. Raises Diverged."""
@@ -79,17 +80,11 @@ class Boundary:
         if not_finite:
             raise Diverged(f"the loss was no longer finite at step {step}: {REMEDY}")
 
-    def _keep(self, loss: Tensor) -> None:
-        if not len(self.losses):
-            self.losses = torch.empty(self.every, device=loss.device)
-        self.losses[self.count] = loss
-        self.count += 1
-
     def _look(self) -> tuple[Tensor, torch.cuda.Event | None]:
         cuda = self.device.type == "cuda"
         not_finite = torch.zeros(1, pin_memory=cuda)
-        not_finite.copy_((~self.losses[: self.count].isfinite()).any(), non_blocking=True)
-        self.count = 0
+        not_finite.copy_((~self.losses.values().isfinite()).any(), non_blocking=True)
+        self.losses.clear()
         if not cuda:
             return not_finite, None
         event = torch.cuda.Event()

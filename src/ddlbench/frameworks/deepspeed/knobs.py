@@ -30,9 +30,8 @@ def import_deepspeed(device: torch.device) -> Any:
             warnings.simplefilter("ignore")  # it uses what its own dependencies deprecate
             import deepspeed
 
-            import_module(
-                "torch.utils.mkldnn"
-            )  # as deepspeed.initialize does by way of torch.compile; 2.11 warns of it
+            # deepspeed.initialize imports it by way of torch.compile, and torch 2.11 warns of it.
+            import_module("torch.utils.mkldnn")
     except Exception as error:  # its import also looks for compilers and CUDA toolkits, and fails in many ways
         reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise Unavailable(f"deepspeed: {reason}: pip install 'ddlbench[deepspeed]'") from error

@@ -1,4 +1,4 @@
-"""The losses of an epoch, which nobody reads before its end."""
+"""The losses of steps, which the host reads later."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Losses:
     """
 
     def __init__(self, most: int) -> None:
-        """most: steps of the epoch."""
+        """most: steps between two calls of `clear`."""
         self.most, self.count = most, 0
         self._values = torch.empty(0)
 
@@ -24,6 +24,13 @@ class Losses:
         self._values[self.count] = loss
         self.count += 1
 
+    def clear(self) -> None:
+        self.count = 0
+
+    def values(self) -> Tensor:
+        """[count] on the device, of 32 bits."""
+        return self._values[: self.count]
+
     def tolist(self) -> list[float]:
         """All of them, in order. Waits for the device."""
-        return self._values[: self.count].tolist()
+        return self.values().tolist()
