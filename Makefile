@@ -47,7 +47,7 @@ bench: setup horovod ## what the harness costs, beside scripts that use each lib
 bench-loaders: setup ## how fast data are read, beside scripts that use each library alone
 	.venv/bin/python -m benchmarks.loaders
 
-bench-oracle: setup ## measured steps of 2 and 4 processes beside what the oracle predicts from one (about 12 minutes)
+bench-oracle: setup ## measured steps of 2 and 4 processes beside what the oracle predicts from one (about 25 minutes)
 	.venv/bin/python -m benchmarks.oracle
 
 docs: setup ## make the pages that come from the code: data dictionary, frameworks

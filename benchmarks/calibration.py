@@ -61,6 +61,11 @@ class Measurement:
     framework: str
     ranks: int
 
+    @property
+    def times(self) -> int:
+        """How often it is measured in each repeat: every row of a model depends on its processes beside each other."""
+        return 3 if self.kind == "beside" else 1
+
     def __str__(self) -> str:
         return " ".join(filter(None, (self.kind, self.model, self.framework, f"{self.ranks} processes")))
 

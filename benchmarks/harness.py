@@ -17,7 +17,7 @@ import ddlbench.loop  # isort: skip
 from ddlbench.measure.clock import EpochClock  # isort: skip
 
 Item = TypeVar("Item")
-first = os.environ.get("RANK", "0") == "0"
+first = os.environ.get("RANK", os.environ.get("HOROVOD_RANK", "0")) == "0"
 
 
 class PrintingClock(EpochClock):

@@ -1,6 +1,6 @@
 """How far the oracle is off on this machine: measured steps of 2 and 4 processes beside predictions from one process.
 
-python -m benchmarks.oracle [--repeats 3] [--only ddp] [--model gpt2_small] [--keep FOLDER] [--minutes 12]
+python -m benchmarks.oracle [--repeats 3] [--only ddp] [--model gpt2_small] [--keep FOLDER] [--minutes 30]
 
 Calibration and test are different runs, in one random order in each repeat (benchmarks/calibration.py has the first,
 this file the second). One row a framework, model and number of processes, misses included; accuracy is
@@ -29,7 +29,7 @@ from benchmarks.worlds import WorkFailed, World
 from ddlbench.config.compose import configuration, configurations
 from ddlbench.oracle.predictor import Prediction, predict
 
-WINDOW_S = 0.2
+WINDOW_S = 0.6  # several steps of most cases
 HEAD = ("model", "framework", "processes", "measured", "repeats", "spread", "predicted", "compute", "comm", "bubble",
         "error", "accuracy")  # fmt: skip
 
@@ -152,7 +152,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", choices=calibration.FRAMEWORKS, default=list(calibration.FRAMEWORKS))
     parser.add_argument("--model", nargs="*", choices=MODELS, default=list(MODELS))
     parser.add_argument("--keep", type=Path, help="folder of the measurements; those that are there already count")
-    parser.add_argument("--minutes", type=float, default=12.0, help="begin no measurement after so many minutes")
+    parser.add_argument("--minutes", type=float, default=30.0, help="begin no measurement after so many minutes")
     given = parser.parse_args()
     folder: Path = given.keep or Path("build") / f"bench-oracle-{datetime.now():%Y%m%d-%H%M%S}"
     folder.mkdir(parents=True, exist_ok=True)
@@ -176,7 +176,7 @@ def measure_all(
     try:
         for repeat in range(repeats):
             there = kept.read()
-            todo = [of for of in every if len(there.get(of, [])) <= repeat]
+            todo = [of for of in every for _ in range(missing(of, len(there.get(of, [])), repeat))]
             for number, of in enumerate(order.sample(todo, len(todo)), start=1):
                 if time.monotonic() > until:
                     print(f"stopped after {minutes:g} minutes", file=sys.stderr)
@@ -187,6 +187,11 @@ def measure_all(
     finally:
         for world in worlds.values():
             world.close()
+
+
+def missing(of: Measurement, there: int, repeat: int) -> int:
+    """How often it is to be measured in this repeat. there: how often it was"""
+    return min(of.times, (repeat + 1) * of.times - there)
 
 
 def keep(of: Measurement, kept: Kept, worlds: dict[int, World]) -> str:

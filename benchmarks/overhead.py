@@ -73,14 +73,15 @@ class Work:
         return "-".join(filter(None, (self.setting, self.framework, self.model, self.script, label)))
 
     def start(self) -> list[str]:
-        """What starts a module in all ranks."""
+        """What starts a module in all ranks. The same on both sides: a launcher's own process computes, too."""
+        if self.framework == "horovod":
+            return HOROVODRUN
         return [sys.executable, "-m"] if self.framework == "single" else [*TORCHRUN, "-m"]
 
     def bare(self, *settings: str) -> list[str]:
         """The script that does the same with the library alone."""
         script = self.script or SCRIPTS.get(self.framework, self.framework)
-        start = HOROVODRUN if script == "horovod" else self.start()
-        return [*start, f"benchmarks.bare.{script}", self.model, str(self.batch), str(self.size), *settings]
+        return [*self.start(), f"benchmarks.bare.{script}", self.model, str(self.batch), str(self.size), *settings]
 
     def ddlbench(self, folder: Path) -> list[str]:
         return [

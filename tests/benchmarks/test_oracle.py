@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from benchmarks import calibration, oracle
 from benchmarks.calibration import COUNTS, FRAMEWORKS, MICRO, MODELS, SIZES, Calibration, Measurement, needed, words
-from benchmarks.oracle import Kept, measure_all, rows, table
+from benchmarks.oracle import Kept, measure_all, missing, rows, table
 from benchmarks.worlds import WorkFailed, World
 from ddlbench.config.compose import configuration, configurations
 from ddlbench.job import Job
@@ -100,6 +100,14 @@ def test_an_interrupted_run_goes_on_and_failures_are_told(
     assert "failed: rank 3 of 4 ended" in capsys.readouterr().err
     assert "| gpt2_small | ddp | 2 | 150.0 ms | 2 |" in (tmp_path / "table.md").read_text()
     assert json.loads(kept.path.read_text().splitlines()[0])["of"] == ["step", "gpt2_small", "ddp", 2]
+
+
+def test_processes_beside_each_other_are_measured_three_times_in_a_repeat() -> None:
+    beside, step = Measurement("beside", "gpt2_small", "", 2), DDP[0]
+    assert [missing(beside, there, 0) for there in (0, 2, 3)] == [3, 1, 0]
+    assert [missing(beside, there, 1) for there in (0, 3, 5)] == [3, 3, 1]  # no more, whatever failed before
+    assert [missing(step, there, 1) for there in (0, 1)] == [1, 1]
+    assert missing(step, 2, 1) <= 0
 
 
 def test_every_case_computes_the_same_samples_in_the_same_micro_batches() -> None:
