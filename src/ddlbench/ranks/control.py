@@ -40,6 +40,11 @@ def sum_over_ranks(values: Tensor) -> Tensor:
     return values
 
 
+def start_sum(values: Tensor) -> dist.Work | None:
+    """Start to sum over all ranks, in place and on the CPU: no rank waits for another. None: there is no other rank."""
+    return None if single_process() else dist.all_reduce(values, async_op=True)
+
+
 def all_gather(value: Any) -> list[Any]:
     """The value of each rank, by rank, on every rank (all-gather). For a few numbers, not for tables."""
     if single_process():
