@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
+from functools import cache
 from itertools import chain
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.frameworks.pipeline.clock import RECENT_STEPS, BusyClock
+from ddlbench.frameworks.pipeline.pipedream import PipeDream
+from ddlbench.job import Framework
+from tests.equality.cases import MODELS
+from tests.support.equal import make_job
 from tests.support.fake_cuda import DEVICE, FakeCuda
-from tests.support.ranks import run_ranks
+from tests.support.ranks import results, run_ranks
+from tests.support.reference import Case
+from tests.support.syncs import batch_for
 
 
 def clock_of(*steps: tuple[float, list[tuple[float, float]]]) -> BusyClock:
@@ -63,9 +72,48 @@ def two_ranks() -> tuple[float | None, bool]:
     return clock.bubble(), prompt
 
 
+# Four micro batches a minibatch.
+CASE = Case("gpt2", replace(MODELS["gpt2"], tie_weights=False), micro_batch=3)  # pyright: ignore
+FRAMEWORKS: dict[str, Framework] = {
+    "1f1b": Pipeline(schedule="1f1b", balance=[2, 3]),
+    "pipedream": PipeDream(balance=[2, 3]),
+    "pipedream_2bw": PipeDream("pipedream_2bw", True, balance=[2, 3]),
+}
+
+
+def marked() -> dict[str, int]:
+    """How many parts of a step of each are computing, on this rank, once the pipeline is full."""
+    found: dict[str, int] = {}
+    for name, framework in FRAMEWORKS.items():
+        job = make_job(CASE)
+        framework.check(job)
+        trainer: Any = framework.setup(job)
+        batch = batch_for(job, trainer.place)
+        for _ in range(4):
+            trainer.step(batch)
+        clock = trainer.clock if name == "1f1b" else trainer.flight.clock
+        found[name] = len(clock.steps[-1][1])
+        trainer.flush()
+        dist.barrier()
+        trainer.close()
+    return found
+
+
+@cache
+def on_two_ranks() -> list[dict[str, Any]]:
+    return run_ranks(2, results, [two_ranks, marked])
+
+
 def test_it_is_the_share_of_all_ranks_time_and_no_rank_waits_within_the_epoch() -> None:
     """An epoch that ended with a collective would be equally long on all ranks, and no straggler could be seen."""
-    assert run_ranks(2, two_ranks) == [(pytest.approx(0.25), True)] * 2
+    assert [rank["two_ranks"] for rank in on_two_ranks()] == [(pytest.approx(0.25), True)] * 2
+
+
+def test_passes_losses_and_updates_within_a_schedule_are_computing() -> None:
+    """Four forward and four backward passes; on the last stage four losses; PipeDream's update between two of them."""
+    first, last = (rank["marked"] for rank in on_two_ranks())
+    assert first == {"1f1b": 4 + 4, "pipedream": 4 + 4 + 1, "pipedream_2bw": 4 + 4 + 1}
+    assert last == {"1f1b": 4 + 4 + 4, "pipedream": 4 + 4 + 4 + 1, "pipedream_2bw": 4 + 4 + 4 + 1}
 
 
 def test_on_a_gpu_the_device_is_idle_before_its_marks_are_read(monkeypatch: pytest.MonkeyPatch) -> None:

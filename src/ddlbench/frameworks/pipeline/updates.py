@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from ddlbench.frameworks.pipeline.clock import BusyClock
 from ddlbench.frameworks.pipeline.groups import Groups
 from ddlbench.frameworks.pipeline.versions import Version, Weights
 from ddlbench.frameworks.shared.gradients import gradient
@@ -35,11 +36,15 @@ class Updates:
     """Gives each minibatch the weights that it may see, and makes an update of its gradient.
 
     wait: make an update only when the minibatch after the next is admitted, so that all stages admit each minibatch
-    with the same weights; shared: names of weights of which the other end of the pipeline has a copy.
+    with the same weights; shared: names of weights of which the other end of the pipeline has a copy; clock: updates
+    are made within the schedule, and are computing.
     """
 
-    def __init__(self, job: Job, groups: Groups, model: nn.Sequential, wait: bool, shared: Sequence[str]) -> None:
+    def __init__(
+        self, job: Job, groups: Groups, model: nn.Sequential, wait: bool, shared: Sequence[str], clock: BusyClock
+    ) -> None:
         self.groups, self.wait, self.shared = groups, wait, shared
+        self.make = clock.computing(self._make)
         self.weights = Weights(model)
         self.use = self.weights.use
         self.optimizer = job.optimizer(self.weights.newest.items())
@@ -87,6 +92,9 @@ class Updates:
     def _apply(self, minibatch: Minibatch, in_flight: bool) -> None:
         for work in minibatch.sums or ():
             work.wait()
+        self.make(minibatch, in_flight)
+
+    def _make(self, minibatch: Minibatch, in_flight: bool) -> None:
         if in_flight:
             self.weights.copy_newest()
         self.weights.take_gradients(minibatch.weights)
