@@ -9,12 +9,10 @@ from statistics import median
 from typing import ParamSpec, TypeVar
 
 import torch
-import torch.distributed as dist
-from torch import Tensor
 
 from ddlbench.measure.clock import Mark, mark, seconds
 from ddlbench.measure.spans import profiling
-from ddlbench.ranks.control import start_sum
+from ddlbench.ranks.control import AsyncReduction
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -30,7 +28,7 @@ class BusyClock:
         self.device = device
         self.steps: deque[tuple[Span, list[Span]]] = deque(maxlen=RECENT_STEPS)
         self.spans: list[Span] | None = None
-        self.summed: tuple[Tensor, dist.Work | None] | None = None  # [steps, 2]: seconds of the schedule, of computing
+        self.summed: AsyncReduction | None = None  # [steps, 2]: seconds of the schedule, of computing in it
 
     @contextmanager
     def schedule(self) -> Generator[None]:
@@ -62,16 +60,9 @@ class BusyClock:
             torch.cuda.synchronize(self.device)
         own = [(seconds(*whole), sum(seconds(*span) for span in spans)) for whole, spans in self.steps]
         self.steps.clear()
-        times = torch.tensor(own, dtype=torch.float64)
-        self.summed = times, start_sum(times)
+        self.summed = AsyncReduction(torch.tensor(own, dtype=torch.float64))
 
     def bubble(self) -> float | None:
         """Share of the ranks' time in which they did not compute: the median over the recent steps of the last epoch
         that was added up, None before. The same on every rank; waits until every rank has added up."""
-        if self.summed is None:
-            return None
-        times, work = self.summed
-        if work is not None:
-            work.wait()
-        self.summed = times, None
-        return median(1 - busy / whole for whole, busy in times.tolist())
+        return median(1 - busy / whole for whole, busy in self.summed.result()) if self.summed else None
