@@ -81,9 +81,9 @@ FRAMEWORKS: dict[str, Framework] = {
 }
 
 
-def marked() -> dict[str, int]:
-    """How many parts of a step of each are computing, on this rank, once the pipeline is full."""
-    found: dict[str, int] = {}
+def trained() -> dict[str, tuple[int, Any]]:
+    """How many parts of a step of each are computing, on this rank, once the pipeline is full; and its staleness."""
+    found: dict[str, tuple[int, Any]] = {}
     for name, framework in FRAMEWORKS.items():
         job = make_job(CASE)
         framework.check(job)
@@ -92,8 +92,9 @@ def marked() -> dict[str, int]:
         for _ in range(4):
             trainer.step(batch)
         clock = trainer.clock if name == "1f1b" else trainer.flight.clock
-        found[name] = len(clock.steps[-1][1])
+        computing = len(clock.steps[-1][1])
         trainer.flush()
+        found[name] = computing, trainer.facts()["staleness"]
         dist.barrier()
         trainer.close()
     return found
@@ -101,7 +102,7 @@ def marked() -> dict[str, int]:
 
 @cache
 def on_two_ranks() -> list[dict[str, Any]]:
-    return run_ranks(2, results, [two_ranks, marked])
+    return run_ranks(2, results, [two_ranks, trained])
 
 
 def test_it_is_the_share_of_all_ranks_time_and_no_rank_waits_within_the_epoch() -> None:
@@ -111,9 +112,16 @@ def test_it_is_the_share_of_all_ranks_time_and_no_rank_waits_within_the_epoch() 
 
 def test_passes_losses_and_updates_within_a_schedule_are_computing() -> None:
     """Four forward and four backward passes; on the last stage four losses; PipeDream's update between two of them."""
-    first, last = (rank["marked"] for rank in on_two_ranks())
+    first, last = ({name: parts for name, (parts, _) in rank["trained"].items()} for rank in on_two_ranks())
     assert first == {"1f1b": 4 + 4, "pipedream": 4 + 4 + 1, "pipedream_2bw": 4 + 4 + 1}
     assert last == {"1f1b": 4 + 4 + 4, "pipedream": 4 + 4 + 4 + 1, "pipedream_2bw": 4 + 4 + 4 + 1}
+
+
+def test_the_staleness_of_each_stage_is_counted() -> None:
+    """The first stage of two is one minibatch behind; with two versions of the weights both see the older one."""
+    for rank in on_two_ranks():
+        found = {name: staleness for name, (_, staleness) in rank["trained"].items()}
+        assert found == {"1f1b": 0, "pipedream": [1, 0], "pipedream_2bw": [1, 1]}
 
 
 def test_on_a_gpu_the_device_is_idle_before_its_marks_are_read(monkeypatch: pytest.MonkeyPatch) -> None:

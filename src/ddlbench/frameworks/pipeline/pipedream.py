@@ -115,7 +115,7 @@ class PipeDream:
     def _facts(self, job: Job, ranks: int, plan: Plan, count: int) -> dict[str, Any]:
         behind = [-(-(ranks - 1 - stage) // count) for stage in range(ranks)]  # minibatches in flight
         return {
-            "staleness": [1] * ranks if self.double_buffered else behind,  # in updates, by stage
+            "staleness_theoretical": [1] * ranks if self.double_buffered else behind,  # in updates, by stage
             "weight_versions": [number + 1 for number in behind],
             "schedule": "1f1b without flush",
             "pp": ranks,
@@ -157,6 +157,7 @@ class PipeDreamTrainer:
     def flush(self) -> None:
         self.flight.drain()
         self.flight.clock.add_up()
+        self.flight.updates.staleness.gather()
 
     def evaluate(self, batch: Batch | None) -> Tensor | None:
         self._assert_empty()
@@ -186,7 +187,8 @@ class PipeDreamTrainer:
         self.blocks.statistics.synchronised = numbers["synchronised"]
 
     def facts(self) -> dict[str, Any]:
-        return {**self.knobs, "bubble": self.flight.clock.bubble()}
+        counted = self.flight.updates.staleness.by_stage()
+        return {**self.knobs, "staleness": counted, "bubble": self.flight.clock.bubble()}
 
     def close(self) -> None:
         vars(self).clear()
