@@ -67,3 +67,16 @@ def test_many_different_marks_are_counted():
     lines = explained(rows)
     assert lines[19:21] == ["!20 straggler rank 19 (1 of 1)", "and 5 more: see marks in scaling.csv"]
     assert lines[21].startswith("straggler: its own step")
+
+
+def test_it_is_said_where_no_straggler_could_be_found(tmp_path):
+    """On a GPU without a profiled window a rank's own step is not known. One rank has no other to wait for it."""
+    write_run(tmp_path, gpus=1)
+    write_run(tmp_path, gpus=2, summary={"own_step_s": 0.5})
+    known = summary_text(make_tables(read_all([tmp_path])).scaling)
+    assert "straggler" not in known
+    write_run(tmp_path, gpus=4)
+    assert (
+        "\nstragglers: not looked for in 1 of 2 measurements on several ranks, whose own steps are not known: "
+        "profile=true measures them\n"
+    ) in summary_text(make_tables(read_all([tmp_path])).scaling)

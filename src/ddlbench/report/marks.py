@@ -50,6 +50,22 @@ def explained(scaling: Sequence[Row]) -> list[str]:
     return [*lines, *more, *(f"{name}: {MEANINGS[name]}" for name in known)]
 
 
+def remarks(scaling: Sequence[Row]) -> list[str]:
+    """What stands below the table: the marks explained, and where a straggler would have none."""
+    return [*explained(scaling), *_unknown_stragglers(scaling)]
+
+
+def _unknown_stragglers(scaling: Sequence[Row]) -> list[str]:
+    trained = [row for row in scaling if row["status"] == "ok" and (row["gpus"] or 0) > 1 and row["mode"] != "loader"]
+    known = {row["measurement"]: row["own_step_s"] is not None for row in trained}
+    if all(known.values()):
+        return []
+    return [
+        f"stragglers: not looked for in {list(known.values()).count(False)} of {len(known)} measurements on several "
+        "ranks, whose own steps are not known: profile=true measures them"
+    ]
+
+
 def _texts(scaling: Sequence[Row]) -> dict[str, int]:
     """Numbers from 1, in the order of the rows."""
     return {text: n for n, text in enumerate(dict.fromkeys(row["marks"] for row in scaling if row["marks"]), 1)}
