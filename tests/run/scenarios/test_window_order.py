@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
@@ -28,13 +28,13 @@ def test_a_window_has_an_idle_device_at_both_ends_and_all_ranks_begin_it_togethe
     calls = FakeCuda(monkeypatch).calls
 
     @contextmanager
-    def marked(name: str) -> Iterator[None]:
+    def marked(name: str) -> Generator[None]:
         calls.append(f"{name} begins")
         yield
         calls.append(f"{name} ends")
 
     @contextmanager
-    def profiler(device: object) -> Iterator[Any]:
+    def profiler(device: object) -> Generator[Any]:
         with marked("profiler"):
             yield SimpleNamespace(events=lambda: EVENTS)
 
