@@ -2,10 +2,10 @@
 
     python -m benchmarks.loop_cost [--steps 5000] [--epochs 7]
 
-The clock, learning rates, the heartbeat, the votes of the boundary (of one process) and the progress lines are those of
-a run; reading data, recording and validation are no part of a step. With `profile=true` nothing of this changes: the
-profiled window comes after the measured epochs. Prints microseconds of the clock and of the processor's time: on a
-machine that others use too, the second says what the loop itself costs.
+The clock, its meter, learning rates, the heartbeat, the votes of the boundary (of one process) and the progress lines
+are those of a run; reading data, recording and validation are no part of a step. With `profile=true` nothing of this
+changes: the profiled window comes after the measured epochs. Prints microseconds of the clock and of the processor's
+time: on a machine that others use too, the second says what the loop itself costs.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from torch import Tensor
 from ddlbench.data.feed import Feed
 from ddlbench.job import Batch, Job, Place, Trainer
 from ddlbench.loop import Run, train
+from ddlbench.measure.meter import Meter
 from ddlbench.measure.rows import EpochRow
 from ddlbench.progress import Progress
 from ddlbench.ranks.boundary import Boundary
@@ -83,7 +84,7 @@ def loop_s(steps: int, epochs: int) -> tuple[list[float], list[float]]:
     rows = Rows()
     run = Run(
         cast(Job, job), Place(0, 1), cast(Feed, feed), epochs + 1, 0, cast(Any, rows), Progress(True),
-        Boundary(CPU, Beat().progressed), validate=False,
+        Boundary(CPU, Beat().progressed), validate=False, meter=Meter(CPU, leader=True),
     )  # fmt: skip
     train(run, cast(Trainer, Nothing()), Rates(lambda step: 0.1))
     return [row.epoch_time_s for row in rows.rows[1:]], [after - before for before, after in pairwise(rows.cpu_s)]

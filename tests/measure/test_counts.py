@@ -17,7 +17,7 @@ def feed(val_samples: int, unread: int = 0) -> Feed:
 
 def test_training_samples_of_the_reporting_ranks() -> None:
     require_samples([24, None, 24, None], 48)  # two pipelines of two stages
-    for counted, held in (([24, 24, 24, 24], 96), ([24, None, 23, None], 47), ([24, None], 24)):
+    for counted, held in (([24, 24, 24, 24], 96), ([24, None, 23, None], 47), ([24, None], 24), ([None, None], 0)):
         with pytest.raises(RunError, match=rf"held {held} training samples in an epoch whose steps have 48"):
             require_samples(counted, 48)
 

@@ -108,6 +108,22 @@ def test_a_thread_s_seconds_are_its_computing_and_no_sleep() -> None:
     assert 0.1 <= used <= passed - 0.2
 
 
+def test_a_rank_s_own_seconds_have_none_of_the_readings_in_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rank that reads for its node would seem slow in a short epoch."""
+    computed = [0.0]
+
+    def looked() -> Load:
+        computed[0] += 5.0
+        return Load(0.0, 0.0, 0, 100)
+
+    monkeypatch.setattr(meter_module, "thread_seconds", lambda: computed[0])
+    monkeypatch.setattr(meter_module, "Load", SimpleNamespace(now=looked))
+    meter = Meter(CPU, leader=True)
+    meter.begin()
+    computed[0] += 2.0
+    assert meter.end().thread_s == 2.0
+
+
 def use(energy_j: float | None = None, seconds: float = 10.0, counts: bool = True, source: str = "nvml") -> Use:
     return Use(seconds, counts, energy_j, source if energy_j is not None else None)
 

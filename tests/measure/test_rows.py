@@ -36,7 +36,8 @@ def memory(rank: int) -> dict[str, int | None]:
 
 def rank_epoch(rank: int) -> RankEpoch:
     times = EpochTimes(EPOCH_S[rank], MEASURED_S[rank], STRAGGLER_S[rank], 1, STEPS[rank], WAITS[rank])
-    return RankEpoch(rank, rank // 2, times, LOSSES[rank], [0.5, 0.25, 0.125], memory(rank))
+    reported = (12, None, 12, None)[rank]  # 3 steps of 4 samples of each replica
+    return RankEpoch(rank, rank // 2, times, LOSSES[rank], [0.5, 0.25, 0.125], memory(rank), reported)
 
 
 def gathered(monkeypatch: pytest.MonkeyPatch, epochs: int = 1, **changed: list[float]) -> list[EpochRow]:
@@ -116,7 +117,7 @@ def test_epoch_0_of_several_is_a_warmup(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_the_first_epoch_of_an_attempt_that_continues_another_one_is_a_warmup() -> None:
     def row(epoch: int, epochs: int) -> EpochRow:
-        own = replace(rank_epoch(0), losses=[1.0, 1.0])
+        own = replace(rank_epoch(0), losses=[1.0, 1.0], samples=24)
         return gather_epoch(epoch, epochs, own, global_batch=8, updates=3, first=3)
 
     assert [row(epoch, 6).warmup for epoch in (3, 4, 5)] == [True, False, False]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -121,6 +122,13 @@ def test_the_slow_rank_is_the_one_of_its_stage() -> None:
     assert summary["own_step_s"] == pytest.approx((30 - 0.3) / 3)  # without what its own thread loaded
     assert summary["own_step_median_rank_s"] == pytest.approx(2.0)
     assert (summary["straggler_rank"], summary["straggler_host"]) == (1, "a")
+
+
+def test_a_rank_that_only_loads_has_no_step_of_its_own() -> None:
+    """mode=loader: the loop's own microseconds would name one rank or another as slow."""
+    trained = rank_epoch(1, 0, None)
+    assert trained.own_step_s == 2.0
+    assert replace(trained, losses=[], rates=[]).own_step_s is None
 
 
 def test_load_of_the_busiest_node_from_the_first_epoch_to_the_last() -> None:

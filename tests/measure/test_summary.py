@@ -3,6 +3,8 @@ from __future__ import annotations
 import pytest
 
 from ddlbench.errors import Diverged
+from ddlbench.measure.meter import OverRanks
+from ddlbench.measure.straggler import OwnStep
 from ddlbench.measure.summary import summarise
 from tests.support.epoch_rows import epoch_row, rank_epoch
 
@@ -60,3 +62,39 @@ def test_a_loss_that_is_not_finite_names_its_step() -> None:
     assert row.line()["train_loss"] is None
     with pytest.raises(Diverged, match="epoch 0, step 1"):
         row.require_finite()
+
+
+def test_quality_is_that_of_the_last_epoch_and_the_warmup_s_validation_is_left_out() -> None:
+    rows = [epoch_row(epoch, 4, [1.0]) for epoch in range(4)]
+    for row, top1, seconds in zip(rows, (0.1, 0.8, 0.3, 0.7), (50.0, 1.0, 2.0, 9.0), strict=True):
+        row.metrics = {"val_top1": top1, "validation_time_s": seconds}
+    summary = summarise(rows, world_size=1, tokens_per_sample=None)
+    assert summary["val_top1"] == 0.7
+    assert summary["validation_time_s"] == 2.0
+
+
+def test_clocks_are_those_of_both_ends_and_whatever_slowed_any_epoch_marks_the_run() -> None:
+    """The warm-up epoch too: a GPU that was hot before is hot after it."""
+    uses = (
+        OverRanks(clock_before_mhz=1980, clock_after_mhz=1900, throttled=("power cap",)),
+        OverRanks(clock_before_mhz=1800, clock_after_mhz=1700, throttled=("board limit",)),
+        OverRanks(clock_before_mhz=1600, clock_after_mhz=1410),
+    )
+    rows = [epoch_row(epoch, 3, [1.0]) for epoch in range(3)]
+    for row, use in zip(rows, uses, strict=True):
+        row.use = use
+    rows[0].memory["allocator_retries"] = 2
+    summary = summarise(rows, world_size=1, tokens_per_sample=None)
+    assert (summary["device_clock_start_mhz"], summary["device_clock_end_mhz"]) == (1980, 1410)
+    assert summary["throttle_reasons"] == "board limit, power cap"
+    assert summary["marks"] == "throttled; allocator retries"
+
+
+def test_a_rank_s_own_step_is_the_median_over_the_measured_epochs() -> None:
+    """One epoch in which a rank was late does not make it a straggler, nor does the warm-up."""
+    rows = [epoch_row(epoch, 4, [1.0]) for epoch in range(4)]
+    for row, late in zip(rows, (9.0, 0.1, 0.9, 0.104), strict=True):
+        row.own_steps = [OwnStep(0, "node0", 0, 0.1), OwnStep(1, "node1", 0, late)]
+    summary = summarise(rows, world_size=2, tokens_per_sample=None)
+    assert (summary["own_step_s"], summary["own_step_source"]) == (0.104, "thread")
+    assert summary["straggler_rank"] is None

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ddlbench.ranks.control import all_gather, barrier, gather_to_rank0, single_process, sum_over_ranks
+from ddlbench.ranks.control import AsyncReduction, all_gather, barrier, gather_to_rank0, single_process, sum_over_ranks
 from tests.support.ranks import run_ranks
 
 RANKS = 3
@@ -35,6 +35,7 @@ def on_each_rank() -> dict[str, Any]:
         "to_rank_0": gather_to_rank0(rank),
         "sum": sum_over_ranks(values).tolist(),
         "own": values.tolist(),
+        "largest": AsyncReduction(torch.tensor([rank, -rank]), dist.ReduceOp.MAX).result(),
     }
 
 
@@ -59,10 +60,11 @@ def test_a_sum_is_of_all_ranks_and_leaves_their_own_values() -> None:
     for number, rank in enumerate(found()):
         assert rank["sum"] == [3.0, 30.0]
         assert rank["own"] == [number, 10.0]
+        assert rank["largest"] == [2, 0]
 
 
 def test_a_single_process_does_not_wait() -> None:
     barrier()
     assert single_process()
     assert all_gather(5) == gather_to_rank0(5) == [5]
-    assert sum_over_ranks(torch.tensor([2.0])).tolist() == [2.0]
+    assert sum_over_ranks(torch.tensor([2.0])).tolist() == AsyncReduction(torch.tensor([2.0])).result() == [2.0]

@@ -52,7 +52,7 @@ def one_epoch(
     }
     record = Record.open(str(results), "run", content)
     feed = SimpleNamespace(facts=dict[str, Any], steps_per_epoch=4)
-    model = {**model_section(config.model, None), "flops_per_sample": flops}
+    model = {**model_section(config.model, None), "flops_per_sample": flops, "hardware_flops_per_sample": flops}
     files = FileRecorder(record, cast(Config, config), model, SAID, Progress(False))
     run = cast(Run, SimpleNamespace(job=job, place=Place(0, world), feed=feed, first_epoch=0, clock=None))
     seconds = {"imports_s": 1.0, "connecting_s": 0.5, "data_preparation_s": 64.0, "setup_s": 2.0, **spans}
@@ -101,7 +101,7 @@ def test_fp32_is_compared_with_the_peak_outside_the_tensor_cores(tmp_path: Path)
 
 def test_tf32_has_no_peak_here_and_so_no_mfu(tmp_path: Path) -> None:
     summary = recorded(tmp_path, "train.precision=fp32", "train.tf32=true")["summary"]
-    assert summary["mfu"] is None
+    assert summary["mfu"] is summary["hfu"] is None
     assert summary["model_flops_per_s_per_gpu"] == 6e12
 
 

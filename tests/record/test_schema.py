@@ -12,9 +12,11 @@ from ddlbench.measure.meter import OverRanks
 from ddlbench.measure.rows import EpochRow
 from ddlbench.record import rank_epochs, record, steps
 from ddlbench.record.schema import (
+    BREAKDOWN,
     CLOCKS,
     EPOCHS,
     KINDS,
+    LEARNING,
     RANK_EPOCHS,
     RANKS,
     RUNS,
@@ -27,7 +29,10 @@ from ddlbench.record.schema import (
 
 PACKAGE = Path(record.__file__).parents[1]
 PAGE = Path(__file__).parents[2] / "docs" / "data-dictionary.md"
-TABLES = {"runs": RUNS, "epochs": EPOCHS, "steps": STEPS, "ranks": RANK_EPOCHS, "scaling": SCALING, "targets": TARGETS}
+TABLES = {
+    "runs": RUNS, "epochs": EPOCHS, "steps": STEPS, "ranks": RANK_EPOCHS, "scaling": SCALING, "breakdown": BREAKDOWN,
+    "learning": LEARNING, "targets": TARGETS,
+}  # fmt: skip
 
 
 def test_the_page_is_the_schema():

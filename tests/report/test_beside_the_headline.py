@@ -11,7 +11,8 @@ from ddlbench.report.read import read_all
 from ddlbench.report.tables import Tables, make_tables, records
 from tests.support.records import write_run
 
-STAGED = {"bubble": 0.3, "bubble_theoretical": 3 / 11, "staleness": [2, 1, 0]}
+STAGED = {"bubble": 0.3, "bubble_theoretical": 3 / 11, "staleness": [2, 1, 0], "staleness_theoretical": [3, 1, 0]}
+COLUMNS = ("bubble", "bubble_theoretical", "staleness_max", "staleness_theoretical_max")
 COSTLY = {"name": "resnet50", "changed": {}, "flops_per_sample": 2e9, "hardware_flops_per_sample": 2.5e9}
 
 
@@ -25,17 +26,10 @@ def test_bubble_and_staleness_are_what_the_framework_says(tmp_path: Path) -> Non
     write_run(tmp_path, framework="fsdp")
     made = tables(tmp_path)
     rows = {row["framework"]: row for row in records(made.runs)}
-    found = {
-        name: [row[column] for column in ("bubble", "bubble_theoretical", "staleness_max")]
-        for name, row in rows.items()
-    }
-    assert found == {"pipedream": [0.3, 3 / 11, 2], "ddp": [None, None, 0], "fsdp": [None, None, None]}
+    found = {name: [row[column] for column in COLUMNS] for name, row in rows.items()}
+    assert found == {"pipedream": [0.3, 3 / 11, 2, 3], "ddp": [None, None, 0, None], "fsdp": [None] * 4}
     merged = {row["framework"]: row for row in records(made.scaling)}
-    assert [merged["pipedream"][column] for column in ("bubble", "bubble_theoretical", "staleness_max")] == [
-        0.3,
-        3 / 11,
-        2,
-    ]
+    assert [merged["pipedream"][column] for column in COLUMNS] == [0.3, 3 / 11, 2, 3]
 
 
 @pytest.mark.parametrize("staleness", ["two", [None], {"a": 1}, [-1], True])

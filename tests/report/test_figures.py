@@ -302,6 +302,16 @@ def test_energy_and_bubble_beside_its_theory(tmp_path):
     assert labels(bubble) == {"gpipe", "theory"}
 
 
+def test_staleness_is_drawn_of_pipelines_that_stay_full_alone(tmp_path):
+    stale = {"staleness": [2, 1, 0], "staleness_theoretical": [3, 1, 0]}
+    write_run(tmp_path, framework="pipedream", gpus=3, sections={"framework": stale})
+    write_run(tmp_path, framework="ddp", gpus=3, sections={"framework": {"staleness": 0}})
+    (axes,) = figures_of(tmp_path)["staleness"].axes
+    assert labels(axes) == {"pipedream", "theory"}
+    assert [[3, 2]] in lines(axes, "pipedream")
+    assert [[3, 3]] in [line.get_xydata().tolist() for line in axes.lines if line.get_linestyle() == ":"]
+
+
 def test_by_loader_curves_have_a_colour_of_their_own_and_name_the_base(tmp_path):
     for loader in ("native", "dali"):
         for gpus in (2, 4):

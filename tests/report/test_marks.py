@@ -67,3 +67,28 @@ def test_many_different_marks_are_counted():
     lines = explained(rows)
     assert lines[19:21] == ["!20 straggler rank 19 (1 of 1)", "and 5 more: see marks in scaling.csv"]
     assert lines[21].startswith("straggler: its own step")
+
+
+def test_it_is_said_which_straggler_could_not_be_found(tmp_path):
+    """On a GPU without a profiled window a rank's own step is not known; on a CPU it has no sleep in it. One rank alone
+    makes no other wait."""
+
+    def remarks():
+        lines = summary_text(make_tables(read_all([tmp_path])).scaling).splitlines()
+        return [line for line in lines if line.startswith("stragglers")]
+
+    write_run(tmp_path, gpus=1)
+    write_run(tmp_path, gpus=2, summary={"own_step_s": 0.5}, sections={"profile": {"window_s": 4.0, "steps": 2}})
+    assert remarks() == []
+    write_run(tmp_path, gpus=4)
+    unknown = (
+        "stragglers: not looked for in 1 of 2 measurements on several ranks, whose own steps are not known: "
+        "profile=true measures them"
+    )
+    assert remarks() == [unknown]
+    write_run(tmp_path, gpus=8, summary={"own_step_s": 0.5})
+    assert remarks() == [
+        unknown.replace("1 of 2", "1 of 3"),
+        "stragglers on the CPU: by the time that ranks computed; one that sleeps or waits for a disk shows with "
+        "profile=true alone",
+    ]

@@ -14,7 +14,7 @@ MEMORY: dict[str, int | None] = dict.fromkeys(PEAKS) | {"memory_host_peak_bytes"
 def rank_epoch(step_s: list[float], warmup: int = 0, losses: list[float] | None = None, rank: int = 0) -> RankEpoch:
     measured = sum(step_s[warmup:])
     times = EpochTimes(sum(step_s), measured, 0.0, warmup, step_s, [seconds / 4 for seconds in step_s])
-    return RankEpoch(rank, rank, times, losses or [1.0] * len(step_s), [0.1] * len(step_s), MEMORY)
+    return RankEpoch(rank, rank, times, losses or [1.0] * len(step_s), [0.1] * len(step_s), MEMORY, 8 * len(step_s))
 
 
 def epoch_row(epoch: int, epochs: int, step_s: list[float], **kwargs: Any) -> EpochRow:

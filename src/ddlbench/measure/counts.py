@@ -25,7 +25,7 @@ def require_samples(counted: Sequence[int | None], asked: int) -> None:
     counted: samples of the batches of each rank; None on a rank that does not report
     """
     known = [count for count in counted if count is not None]
-    if known and sum(known) != asked:
+    if sum(known) != asked:
         raise RunError(
             f"the batches of the {len(known)} reporting ranks held {sum(known)} training samples in an epoch whose "
             f"steps have {asked}: report this as a bug of the loader or of the framework's layout"

@@ -118,9 +118,9 @@ class Reading:
     at: float
     gpu: GpuState | None
     package_j: float | None
-    thread_s: float | None
     cpu_s: float | None
     load: Load | None
+    thread_s: float | None
 
 
 class Meter:
@@ -145,6 +145,7 @@ class Meter:
             self.next_tick = now + READ_EVERY_S
 
     def end(self) -> Use:
+        thread_s = self._thread_s()  # before the other readings, as `begin` has it after them: they are no step's work
         first, last = self.first, self._read()
         gpus = (first.gpu, last.gpu) if first.gpu and last.gpu else None
         energy = joules(*gpus) if gpus else _difference(first.package_j, last.package_j)
@@ -154,7 +155,7 @@ class Meter:
             counts_energy=self.cuda or self.leader,
             energy_j=energy,
             energy_source=None if energy is None else "nvml" if gpus else "rapl",
-            thread_s=_difference(first.thread_s, last.thread_s),
+            thread_s=_difference(first.thread_s, thread_s),
             clock_before_mhz=first.gpu.clock_mhz if first.gpu else None,
             clock_after_mhz=last.gpu.clock_mhz if last.gpu else None,
             throttled=None if throttled is None else tuple(throttled),
@@ -169,10 +170,13 @@ class Meter:
             at=time.perf_counter(),
             gpu=self.gpu() if self.gpu else None,
             package_j=known(self.rapl.joules) if self.rapl else None,
-            thread_s=None if self.cuda else known(thread_seconds),
             cpu_s=known(family_seconds),
             load=Load.now() if self.leader else None,
+            thread_s=self._thread_s(),
         )
+
+    def _thread_s(self) -> float | None:
+        return None if self.cuda else known(thread_seconds)
 
 
 def thread_seconds() -> float:

@@ -47,9 +47,12 @@ class RankEpoch:
 
     @property
     def own_step_s(self) -> float | None:
-        """Mean over the epoch's steps of the training thread's own seconds, what it read itself left out."""
+        """Mean over the epoch's steps of the training thread's own seconds, what it read itself left out. None where
+        nothing was trained (mode=loader): what is left of such a step is the loop's own work."""
         use, times = self.times.use, self.times
-        return None if use is None or use.thread_s is None else (use.thread_s - times.loading_s) / len(times.step_s)
+        if use is None or use.thread_s is None or not self.rates:
+            return None
+        return (use.thread_s - times.loading_s) / len(times.step_s)
 
     @classmethod
     def of(cls, job: Job, place: Place, times: EpochTimes, losses: list[float], rates: list[float]) -> RankEpoch:

@@ -40,6 +40,22 @@ def sum_over_ranks(values: Tensor) -> Tensor:
     return values
 
 
+class AsyncReduction:
+    """A sum over all ranks (or what `op` says) of numbers on the CPU. Every rank starts it, and waits for the others
+    only when it asks for the result."""
+
+    def __init__(self, numbers: Tensor, op: Any = dist.ReduceOp.SUM) -> None:
+        self.numbers = numbers
+        self.work = None if single_process() else dist.all_reduce(numbers, op, async_op=True)
+
+    def result(self) -> list[Any]:
+        """As `Tensor.tolist`."""
+        if self.work is not None:
+            self.work.wait()
+            self.work = None
+        return self.numbers.tolist()
+
+
 def all_gather(value: Any) -> list[Any]:
     """The value of each rank, by rank, on every rank (all-gather). For a few numbers, not for tables."""
     if single_process():

@@ -29,6 +29,7 @@ from ddlbench.report.quantities import (
     ENERGY,
     EPOCH_TIME,
     PREDICTED,
+    STALENESS,
     THROUGHPUT,
     Quantity,
     efficiency,
@@ -111,6 +112,7 @@ def _scaling(shared: Sequence[Panel], looks: Looks) -> list[Wanted]:
         ("memory", plain, memory),
         ("energy", _measured(plain, "energy_sample_j"), _fixed(ENERGY)),
         ("bubble", _measured(plain, "bubble"), _fixed(BUBBLE)),
+        ("staleness", _measured(plain, "staleness_theoretical_max"), _fixed(STALENESS)),
         ("predicted", _measured(plain, "predicted_step_s"), _fixed(PREDICTED)),
     ]
     found = [Wanted(name, shown, _over_gpus(looks, quantity)) for name, shown, quantity in over]

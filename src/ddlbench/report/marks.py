@@ -50,6 +50,25 @@ def explained(scaling: Sequence[Row]) -> list[str]:
     return [*lines, *more, *(f"{name}: {MEANINGS[name]}" for name in known)]
 
 
+def remarks(scaling: Sequence[Row]) -> list[str]:
+    """What stands below the table: the marks explained, and which straggler would have none."""
+    return [*explained(scaling), *_unknown_stragglers(scaling)]
+
+
+def _unknown_stragglers(scaling: Sequence[Row]) -> list[str]:
+    trained = [row for row in scaling if row["status"] == "ok" and (row["gpus"] or 0) > 1 and row["mode"] != "loader"]
+    each = {row["measurement"]: row for row in trained}.values()
+    unknown = sum(row["own_step_s"] is None for row in each)
+    by_thread = any(row["own_step_s"] is not None and not row["profile_windows"] for row in each)
+    found = (
+        f"stragglers: not looked for in {unknown} of {len(each)} measurements on several ranks, whose own steps are "
+        "not known: profile=true measures them",
+        "stragglers on the CPU: by the time that ranks computed; one that sleeps or waits for a disk shows with "
+        "profile=true alone",
+    )
+    return [line for line, says in zip(found, (unknown, by_thread), strict=True) if says]
+
+
 def _texts(scaling: Sequence[Row]) -> dict[str, int]:
     """Numbers from 1, in the order of the rows."""
     return {text: n for n, text in enumerate(dict.fromkeys(row["marks"] for row in scaling if row["marks"]), 1)}

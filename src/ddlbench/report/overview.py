@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import pandas as pd
 
 from ddlbench.report.labels import changed_models, marked
-from ddlbench.report.marks import explained, numbered
+from ddlbench.report.marks import numbered, remarks
 from ddlbench.report.merge import Row
 from ddlbench.report.panels import devices, duration
 from ddlbench.report.quantities import GIB, MEMORY
@@ -152,7 +152,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
     host = any(row["device"] == "cpu" for row in rows)
     return [
         *changed_models(rows),
-        *explained(rows),
+        *remarks(rows),
         *([INTERVAL_NOTE] if any(map(has_interval, rows)) else []),
         *(["peak memory on CPU is the fullest rank's process on the host"] if host else []),
         *([f"n < {SMALLEST_N}: no 95 % CI of the median; every repeat is in the figures"] if few else []),

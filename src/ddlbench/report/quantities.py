@@ -100,6 +100,9 @@ ENERGY = Quantity("energy of a sample, all devices (J)", of_column("energy_sampl
 BUBBLE = Quantity(
     "bubble (% of the ranks' time)", of_column("bubble"), percent=True, theory=lambda row: row["bubble_theoretical"]
 )
+STALENESS = Quantity(
+    "staleness (updates)", of_column("staleness_max"), theory=lambda row: row["staleness_theoretical_max"]
+)
 # Beside what --predict says. Waiting for data is on neither side.
 PREDICTED = Quantity(
     "time of a step (s)",

@@ -120,7 +120,8 @@ def run_row(attempt: Attempt, left_out: list[str]) -> Row:
     row["model_changed"] = _model_changed(attempt.record)
     row["device_model"] = _device_model(attempt.record, row["device"])
     row["environment_id"] = digest(known) if (known := fingerprint(attempt.record.get("environment"))) else None
-    row["staleness_max"] = _staleness_max(attempt.record)
+    row["staleness_max"] = _stalest(attempt.record, "staleness")
+    row["staleness_theoretical_max"] = _stalest(attempt.record, "staleness_theoretical")
     return row | {"measurement": None, "learning": None, "path": attempt.name}
 
 
@@ -172,9 +173,9 @@ def _model_changed(record: Row) -> str | None:
     return cell(settings_text(dict(sorted(changed.items()))) or None, "text")
 
 
-def _staleness_max(record: Row) -> int | None:
+def _stalest(record: Row, key: str) -> int | None:
     """The framework says one number, or one for each stage."""
-    said = _dig(record, ("framework", "staleness"))
+    said = _dig(record, ("framework", key))
     stages = [cell(value, "int") for value in (cast(list[Any], said) if isinstance(said, list) else [said])]
     return max((value for value in stages if value is not None and value >= 0), default=None)
 

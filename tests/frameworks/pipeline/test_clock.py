@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from datetime import timedelta
+from functools import cache
 from itertools import chain
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
 import torch.distributed as dist
 
+from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.frameworks.pipeline.clock import RECENT_STEPS, BusyClock
-from tests.support.ranks import run_ranks
+from ddlbench.frameworks.pipeline.pipedream import PipeDream
+from ddlbench.job import Framework
+from tests.equality.cases import MODELS
+from tests.support.equal import make_job
+from tests.support.fake_cuda import DEVICE, FakeCuda
+from tests.support.ranks import results, run_ranks
+from tests.support.reference import Case
+from tests.support.syncs import batch_for
 
 
 def clock_of(*steps: tuple[float, list[tuple[float, float]]]) -> BusyClock:
@@ -19,23 +30,112 @@ def clock_of(*steps: tuple[float, list[tuple[float, float]]]) -> BusyClock:
     return clock
 
 
+def bubble_of(*steps: tuple[float, list[tuple[float, float]]]) -> float | None:
+    clock = clock_of(*steps)
+    clock.add_up()
+    return clock.bubble()
+
+
 def test_what_is_not_computing_is_bubble() -> None:
-    assert BusyClock(torch.device("cpu")).bubble() is None
-    assert clock_of((10.0, [(0.0, 2.0), (5.0, 7.5)])).bubble() == pytest.approx(0.55)
+    assert bubble_of() is None
+    assert bubble_of((10.0, [(0.0, 2.0), (5.0, 7.5)])) == pytest.approx(0.55)
 
 
 def test_one_slow_step_does_not_count() -> None:
     usual = (10.0, [(0.0, 8.0)])
-    assert clock_of((100.0, [(0.0, 1.0)]), usual, usual).bubble() == pytest.approx(0.2)
+    assert bubble_of((100.0, [(0.0, 1.0)]), usual, usual) == pytest.approx(0.2)
 
 
-def two_ranks() -> float | None:
-    return clock_of((10.0, [(0.0, 9.0 if dist.get_rank() else 6.0)])).bubble()
+def test_the_last_epoch_counts_alone() -> None:
+    """Epoch 0 warms up; an epoch without a step leaves what is known."""
+    clock = clock_of((10.0, [(0.0, 1.0)]), (10.0, [(0.0, 1.0)]))
+    clock.add_up()
+    clock.steps.append(((0.0, 10.0), [(0.0, 8.0)]))
+    clock.add_up()
+    clock.add_up()
+    assert clock.bubble() == pytest.approx(0.2)
+    assert clock.bubble() == pytest.approx(0.2), "as often as it is asked"
 
 
-@pytest.mark.slow
-def test_it_is_the_share_of_all_ranks_time() -> None:
-    assert run_ranks(2, two_ranks) == [pytest.approx(0.25)] * 2
+def two_ranks() -> tuple[float | None, bool]:
+    """The bubble; and whether rank 0 had added up before rank 1 began to, which waits for that."""
+    rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+    clock = clock_of((10.0, [(0.0, 9.0 if rank else 6.0)]))
+    prompt = True
+    if rank == 1:
+        try:
+            store.wait(["rank 0 has added up"], timedelta(seconds=10))
+        except RuntimeError:
+            prompt = False
+    clock.add_up()
+    store.set("rank 0 has added up" if rank == 0 else "rank 1 too", "")
+    return clock.bubble(), prompt
+
+
+# Four micro batches a minibatch.
+CASE = Case("gpt2", replace(MODELS["gpt2"], tie_weights=False), micro_batch=3)  # pyright: ignore
+FRAMEWORKS: dict[str, Framework] = {
+    "1f1b": Pipeline(schedule="1f1b", balance=[2, 3]),
+    "pipedream": PipeDream(balance=[2, 3]),
+    "pipedream_2bw": PipeDream("pipedream_2bw", True, balance=[2, 3]),
+}
+
+
+def trained() -> dict[str, tuple[int, Any]]:
+    """How many parts of a step of each are computing, on this rank, once the pipeline is full; and its staleness."""
+    found: dict[str, tuple[int, Any]] = {}
+    for name, framework in FRAMEWORKS.items():
+        job = make_job(CASE)
+        framework.check(job)
+        trainer: Any = framework.setup(job)
+        batch = batch_for(job, trainer.place)
+        for _ in range(4):
+            trainer.step(batch)
+        clock = trainer.clock if name == "1f1b" else trainer.flight.clock
+        computing = len(clock.steps[-1][1])
+        trainer.flush()
+        found[name] = computing, trainer.facts()["staleness"]
+        dist.barrier()
+        trainer.close()
+    return found
+
+
+@cache
+def on_two_ranks() -> list[dict[str, Any]]:
+    return run_ranks(2, results, [two_ranks, trained])
+
+
+def test_it_is_the_share_of_all_ranks_time_and_no_rank_waits_within_the_epoch() -> None:
+    """An epoch that ended with a collective would be equally long on all ranks, and no straggler could be seen."""
+    assert [rank["two_ranks"] for rank in on_two_ranks()] == [(pytest.approx(0.25), True)] * 2
+
+
+def test_passes_losses_and_updates_within_a_schedule_are_computing() -> None:
+    """Four forward and four backward passes; on the last stage four losses; PipeDream's update between two of them."""
+    first, last = ({name: parts for name, (parts, _) in rank["trained"].items()} for rank in on_two_ranks())
+    assert first == {"1f1b": 4 + 4, "pipedream": 4 + 4 + 1, "pipedream_2bw": 4 + 4 + 1}
+    assert last == {"1f1b": 4 + 4 + 4, "pipedream": 4 + 4 + 4 + 1, "pipedream_2bw": 4 + 4 + 4 + 1}
+
+
+def test_the_staleness_of_each_stage_is_counted() -> None:
+    """The first stage of two is one minibatch behind; with two versions of the weights both see the older one."""
+    for rank in on_two_ranks():
+        found = {name: staleness for name, (_, staleness) in rank["trained"].items()}
+        assert found == {"1f1b": 0, "pipedream": [1, 0], "pipedream_2bw": [1, 1]}
+
+
+def test_on_a_gpu_the_device_is_idle_before_its_marks_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A schedule of 10 s, of which 6 compute; the host has launched all of it at once."""
+    cuda = FakeCuda(monkeypatch)
+    clock = BusyClock(DEVICE)
+    compute = clock.computing(cuda.launch)
+    with clock.schedule():
+        compute(2.0, "forward")
+        cuda.launch(4.0, "receive")
+        compute(4.0, "backward")
+    clock.add_up()
+    assert clock.bubble() == pytest.approx(0.4)
+    assert cuda.calls[-4:] == ["synchronize", *["elapsed"] * 3]
 
 
 def test_only_what_runs_within_a_schedule_is_marked() -> None:

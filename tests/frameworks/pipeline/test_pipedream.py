@@ -157,7 +157,8 @@ def test_every_rank_has_its_coordinates_and_stages(two_ranks: tuple[dict[str, Ou
     assert [dict(place.coordinates) for place in places] == [{"dp": 0, "pp": 0}, {"dp": 0, "pp": 1}]
     assert [(place.reads_data, place.reports) for place in places] == [(True, False), (True, True)]
     assert facts[0] == facts[1]
-    assert facts[0]["staleness"] == [1, 1]
+    assert facts[0]["staleness_theoretical"] == [1, 1]
+    assert facts[0]["staleness"] is None, "no step was made"
     assert facts[0]["weight_versions"] == [2, 1]
     assert facts[0]["micro_batches"] == 4
     assert facts[0]["activation_bytes"] == [3 * 16 * 32 * 4]  # three samples of 16 tokens x 32

@@ -152,6 +152,7 @@ def test_several_ranks_read_each_their_share(tmp_path: Path) -> None:
     assert (content["ledger"]["samples"], content["ledger"]["replica_batch"]) == (8, 2)
     assert content["summary"]["val_samples"] == 9
     assert content["summary"]["cpu_share"] >= 0
+    assert not {"own_step_s", "straggler_rank"} & set(content["summary"]), "no rank has a step of its own"
 
 
 def composed(*words: str) -> Config:

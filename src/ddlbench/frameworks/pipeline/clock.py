@@ -11,7 +11,8 @@ from typing import ParamSpec, TypeVar
 import torch
 
 from ddlbench.measure.clock import Mark, mark, seconds
-from ddlbench.ranks.control import sum_over_ranks
+from ddlbench.measure.spans import profiling
+from ddlbench.ranks.control import AsyncReduction
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -27,6 +28,7 @@ class BusyClock:
         self.device = device
         self.steps: deque[tuple[Span, list[Span]]] = deque(maxlen=RECENT_STEPS)
         self.spans: list[Span] | None = None
+        self.summed: AsyncReduction | None = None  # [steps, 2]: seconds of the schedule, of computing in it
 
     @contextmanager
     def schedule(self) -> Generator[None]:
@@ -48,13 +50,19 @@ class BusyClock:
 
         return marked
 
-    def bubble(self) -> float | None:
-        """Share of the ranks' time in which they did not compute: the median over the recent steps, None before the
-        first. The same on every rank; a collective, which waits for the device."""
-        if not self.steps:
-            return None
+    def add_up(self) -> None:
+        """At the end of an epoch: start to sum over ranks the times of its recent steps. Every rank calls it. It waits
+        for this rank's device and for no other rank, for the clock of the epoch is still on. Not in a profiled window,
+        whose communication is the framework's alone."""
+        if not self.steps or profiling():
+            return
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         own = [(seconds(*whole), sum(seconds(*span) for span in spans)) for whole, spans in self.steps]
-        summed = sum_over_ranks(torch.tensor(own, dtype=torch.float64))
-        return median(1 - busy / whole for whole, busy in summed.tolist())
+        self.steps.clear()
+        self.summed = AsyncReduction(torch.tensor(own, dtype=torch.float64))
+
+    def bubble(self) -> float | None:
+        """Share of the ranks' time in which they did not compute: the median over the recent steps of the last epoch
+        that was added up, None before. The same on every rank; waits until every rank has added up."""
+        return median(1 - busy / whole for whole, busy in self.summed.result()) if self.summed else None

@@ -52,11 +52,12 @@ class Flight:
         self.clock = BusyClock(job.device)
         self.model = model
         self.stage = self.clock.computing(Stage(model, job))
+        self.loss = self.clock.computing(self._loss)
         self.backward = self.clock.computing(torch.autograd.backward)
         here = groups.stage_rank
         self.before = None if groups.first else self._link(-1, borders[here - 1])
         self.after = None if groups.last else self._link(+1, borders[here])
-        self.updates = Updates(job, groups, model, wait, shared)
+        self.updates = Updates(job, groups, model, wait, shared, self.clock)
         self.micros: deque[MicroBatch] = deque()
         self.returning: Tensor | None = None  # gradient that the stage before waits for
 
@@ -80,7 +81,7 @@ class Flight:
         output = self.stage(value)
         if self.after is None:
             assert micro is not None
-            output = self._loss(output, micro.targets)
+            output = self.loss(output, micro.targets)
         self.micros.append(MicroBatch(minibatch, value, output))
         full = len(self.micros) > self.depth
         upstream = self.after.exchange(output.detach(), receive=full) if self.after else None

@@ -115,7 +115,7 @@ class PipeDream:
     def _facts(self, job: Job, ranks: int, plan: Plan, count: int) -> dict[str, Any]:
         behind = [-(-(ranks - 1 - stage) // count) for stage in range(ranks)]  # minibatches in flight
         return {
-            "staleness": [1] * ranks if self.double_buffered else behind,  # in updates, by stage
+            "staleness_theoretical": [1] * ranks if self.double_buffered else behind,  # in updates, by stage
             "weight_versions": [number + 1 for number in behind],
             "schedule": "1f1b without flush",
             "pp": ranks,
@@ -133,22 +133,18 @@ class PipeDream:
 
 
 class PipeDreamTrainer:
-    """One rank's live stage: a `Trainer` (ddlbench/job.py).
-
-    bubble: share of the time in which ranks waited, as last measured
-    """
+    """One rank's live stage: a `Trainer` (ddlbench/job.py)."""
 
     place: Place
     blocks: Blocks
     model: nn.Module
     flight: Flight
     optimizer: Optimizer
-    bubble: float | None
     knobs: Mapping[str, Any]  # the facts that are known before the first step
 
     def __init__(self, place: Place, blocks: Blocks, flight: Flight, knobs: Mapping[str, Any]) -> None:
         self.place, self.blocks, self.flight, self.knobs = place, blocks, flight, knobs
-        self.model, self.optimizer, self.bubble = blocks.model, flight.updates.optimizer, None
+        self.model, self.optimizer = blocks.model, flight.updates.optimizer
 
     @property
     def updates(self) -> int:
@@ -160,7 +156,8 @@ class PipeDreamTrainer:
 
     def flush(self) -> None:
         self.flight.drain()
-        self.bubble = self.flight.clock.bubble()
+        self.flight.clock.add_up()
+        self.flight.updates.staleness.gather()
 
     def evaluate(self, batch: Batch | None) -> Tensor | None:
         self._assert_empty()
@@ -190,7 +187,8 @@ class PipeDreamTrainer:
         self.blocks.statistics.synchronised = numbers["synchronised"]
 
     def facts(self) -> dict[str, Any]:
-        return {**self.knobs, "bubble": self.bubble}
+        counted = self.flight.updates.staleness.by_stage()
+        return {**self.knobs, "staleness": counted, "bubble": self.flight.clock.bubble()}
 
     def close(self) -> None:
         vars(self).clear()

@@ -30,7 +30,6 @@ class PipelineTrainer:
     model: this rank's blocks
     runner: torch's schedule
     losses: of the micro batches of the last step, on the last stage
-    bubble: share of the time in which ranks waited, as last measured
     """
 
     job: Job
@@ -39,7 +38,6 @@ class PipelineTrainer:
     blocks: Blocks
     model: nn.Module
     clock: BusyClock
-    bubble: float | None
     losses: list[Tensor]
     micro_batches: int  # in one update
     runner: Any
@@ -61,7 +59,7 @@ class PipelineTrainer:
         self.job = replace(job, loss=loss_of_parts(job, groups.part, parallel=True))
         self.groups, self.blocks, self.model, self.knobs = groups, blocks, blocks.model, knobs
         self.place = groups.place()
-        self.clock, self.bubble, self.losses = BusyClock(job.device), None, []
+        self.clock, self.losses = BusyClock(job.device), []
         self.micro_batches = micro_batches
         self.runner = self._runner(plan, schedule)
         self.parameters = dict(self.model.named_parameters())
@@ -135,7 +133,7 @@ class PipelineTrainer:
 
     def flush(self) -> None:
         """The schedules end with an empty pipeline: only its clock is read."""
-        self.bubble = self.clock.bubble()
+        self.clock.add_up()
 
     def state(self) -> dict[str, Tensor] | None:
         return self.blocks.state()
@@ -155,7 +153,7 @@ class PipelineTrainer:
         self.blocks.statistics.synchronised = numbers["synchronised"]
 
     def facts(self) -> dict[str, Any]:
-        return {**self.knobs, "bubble": self.bubble}
+        return {**self.knobs, "bubble": self.clock.bubble()}
 
     def close(self) -> None:
         vars(self).clear()

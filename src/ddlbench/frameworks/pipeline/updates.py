@@ -11,7 +11,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
+from ddlbench.frameworks.pipeline.clock import BusyClock
 from ddlbench.frameworks.pipeline.groups import Groups
+from ddlbench.frameworks.pipeline.staleness import Staleness
 from ddlbench.frameworks.pipeline.versions import Version, Weights
 from ddlbench.frameworks.shared.gradients import gradient
 from ddlbench.frameworks.shared.groups import subgroup
@@ -27,6 +29,7 @@ class Minibatch:
     index: int  # since the pipeline was empty
     rate: float
     weights: Version
+    made: int  # updates of this stage when it was admitted
     backwards: int = 0  # micro batches of which this stage has the gradient
     sums: Sequence[dist.Work] | None = None  # of tied weights' gradients; None: not started
 
@@ -35,11 +38,16 @@ class Updates:
     """Gives each minibatch the weights that it may see, and makes an update of its gradient.
 
     wait: make an update only when the minibatch after the next is admitted, so that all stages admit each minibatch
-    with the same weights; shared: names of weights of which the other end of the pipeline has a copy.
+    with the same weights; shared: names of weights of which the other end of the pipeline has a copy; clock: updates
+    are made within the schedule, and are computing.
     """
 
-    def __init__(self, job: Job, groups: Groups, model: nn.Sequential, wait: bool, shared: Sequence[str]) -> None:
+    def __init__(
+        self, job: Job, groups: Groups, model: nn.Sequential, wait: bool, shared: Sequence[str], clock: BusyClock
+    ) -> None:
         self.groups, self.wait, self.shared = groups, wait, shared
+        self.make = clock.computing(self._make)
+        self.staleness = Staleness(groups.stage_rank, groups.layout.pp)
         self.weights = Weights(model)
         self.use = self.weights.use
         self.optimizer = job.optimizer(self.weights.newest.items())
@@ -58,7 +66,8 @@ class Updates:
         while self.due and self.due[0].index < self.admitted - 1:
             self._apply(self.due.popleft(), in_flight)
         self.admitted += 1
-        return Minibatch(self.admitted - 1, self.optimizer.param_groups[0]["lr"], self.weights.version())
+        rate = self.optimizer.param_groups[0]["lr"]
+        return Minibatch(self.admitted - 1, rate, self.weights.version(), self.update.count)
 
     def take(self, minibatch: Minibatch, in_flight: bool) -> None:
         """The gradient of this minibatch is complete on this stage. in_flight: as in `admit`."""
@@ -87,6 +96,10 @@ class Updates:
     def _apply(self, minibatch: Minibatch, in_flight: bool) -> None:
         for work in minibatch.sums or ():
             work.wait()
+        self.make(minibatch, in_flight)
+
+    def _make(self, minibatch: Minibatch, in_flight: bool) -> None:
+        self.staleness.count(self.update.count - minibatch.made)
         if in_flight:
             self.weights.copy_newest()
         self.weights.take_gradients(minibatch.weights)
