@@ -104,15 +104,14 @@ def make_tables(found: Records, by: str = "framework", workers: Workers | None =
     scaling = scaling_rows(merged.groups, by)
     epochs = epochs_table([run.row for run in runs], [own.epochs for own in merged.rows], merged.epochs)
     shared = [run.row["path"] for run in runs if run.row["backend"] == DEVELOPER]
+    unused, left_out = not_used(found, merged)
     return Tables(
         runs=frame(RUNS, (run.row for run in runs)),
         epochs=epochs,
         scaling=frame(SCALING, scaling),
         learning=learning_table(epochs, runs),
         warnings=[
-            *found.warnings,
-            *merged.copies,
-            *(warning for own in merged.rows for warning in own.warnings),
+            *unused,
             *differences(runs),
             *environments(runs),
             *merged_though(merged.groups),
@@ -121,8 +120,14 @@ def make_tables(found: Records, by: str = "framework", workers: Workers | None =
             *(f"{path}: ranks shared a GPU (backend=cuda:gloo): not in the scaling table" for path in shared),
         ],
         drift=drift(merged.groups),
-        left_out=left_out_line(_kinds(found, merged)),
+        left_out=left_out,
     )
+
+
+def not_used(found: Records, merged: Merged) -> tuple[list[str], str | None]:
+    """A warning for each folder, file, copy and value that is not in the numbers, and one line with their counts."""
+    warnings = [*found.warnings, *merged.copies, *(warning for own in merged.rows for warning in own.warnings)]
+    return warnings, left_out_line(_kinds(found, merged))
 
 
 def _kinds(found: Records, merged: Merged) -> list[str]:
