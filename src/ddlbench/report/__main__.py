@@ -12,7 +12,7 @@ from typing import TextIO
 
 from ddlbench.errors import UserError
 from ddlbench.report.cores import Workers, cores
-from ddlbench.report.documents import write_documents
+from ddlbench.report.documents import write_documents, write_warnings
 from ddlbench.report.figures import make_figures
 from ddlbench.report.labels import marked
 from ddlbench.report.merge import FACTORS, AttemptRow
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         _say(f"ddlbench.report: {printable(str(error))}", sys.stderr)
         return error.exit_code
-    _warn(tables.warnings, "the report")
+    _warn(tables.warnings, "the report (tables/warnings.txt)")
     _say(summary_text(tables.scaling), sys.stdout)
     for line in filter(None, (tables.drift, tables.left_out)):
         _say(line, sys.stdout)
@@ -131,6 +131,7 @@ def write_report(
         tables.write(out / "tables", cores())
         write_documents(marked(tables.measurement_rows, tables.run_rows), out / "tables")
         write_targets(tables, targets, out / "tables")
+        write_warnings(tables.warnings, out / "tables")
         wait_for(saved)
         page = out / "report.html"
         page.write_text(render(tables, drawing, figures), encoding="utf-8")
