@@ -29,6 +29,7 @@ KEYS = ["path", "measurement", "status", "epoch", "elapsed_s"]  # columns of epo
 UNITS = (("h", 3600.0), ("min", 60.0))
 SQUASHED = 20  # a curve that falls by more than this factor has no visible end on a linear axis
 MARKERS = 12  # of a line, about
+FAILED_COLOR = "#555555"  # of those that are not drawn
 
 DrawPanel = Callable[[Axes, Panel], None]
 
@@ -131,7 +132,7 @@ class _Drawn:
         if model not in self._ends:
             mates = self._groups[model]
             drawn = [own for mate in mates for own in self.courses.shown(mate.rows)]
-            drawn += [own for mate in mates for own in self.courses.shown_failed(mate.rows)]
+            drawn += [own for mate in mates for own in self.courses.shown_failed(mate.rows)[0]]
             self._ends[model] = _Ends.of([course for _, course in drawn])
         return self._ends[model]
 
@@ -172,7 +173,7 @@ def _model(panel: Panel) -> tuple[Any, Any]:
 def _draw_panel(drawn: _Drawn, axis: str, by: str) -> DrawPanel:
     def draw_panel(axes: Axes, panel: Panel) -> None:
         name, own, ends = _named(panel), drawn.looks(panel), drawn.ends(panel)
-        merged, failed = drawn.courses.shown(panel.rows), drawn.courses.shown_failed(panel.rows)
+        merged, (failed, more) = drawn.courses.shown(panel.rows), drawn.courses.shown_failed(panel.rows)
         unit = _time_axis(axes, ends) if by == "time" else _epoch_axis(axes, ends)
         for row, course in merged:
             _line(axes, course, unit, own[name(row)])
@@ -180,6 +181,8 @@ def _draw_panel(drawn: _Drawn, axis: str, by: str) -> DrawPanel:
             _failed_line(axes, course, unit, own[name(row)])
         for text, look in own.items():
             axes.plot([], [], color=look.color, label=plotting.label(text), **_shape(look))
+        if more:
+            axes.plot([], [], "x", color=FAILED_COLOR, label=f"{more} more that did not end ok are not drawn")
         plotting.value_name(axes, axis)
         _metric_axis(axes, axis, ends.values)
 
