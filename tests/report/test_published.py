@@ -89,7 +89,7 @@ def test_ones_own_curves_have_their_looks_and_names(tmp_path):
     runs = [(name, {}) for name in names] + [("deepspeed", {"zero_stage": stage}) for stage in (1, 2)]
     for framework, knobs in runs:
         for gpus in (2, 4):
-            profile = {"profile": {"comm_share": 0.1 * gpus}}
+            profile = {"profile": {"comm_share": 0.1 * gpus, "window_s": 1.0, "steps": 5}}
             write_run(tmp_path, framework=framework, knobs=knobs, gpus=gpus, sections=profile)
     write_run(tmp_path, framework="gpipe", gpus=2)
     drawing = make_figures(make_tables(read_all([tmp_path])), baseline=True)
