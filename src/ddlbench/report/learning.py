@@ -29,7 +29,6 @@ KEYS = ["path", "measurement", "status", "epoch", "elapsed_s"]  # columns of epo
 UNITS = (("h", 3600.0), ("min", 60.0))
 SQUASHED = 20  # a curve that falls by more than this factor has no visible end on a linear axis
 MARKERS = 12  # of a line, about
-FAILED_COLOR = "#555555"  # of those that are not drawn
 
 DrawPanel = Callable[[Axes, Panel], None]
 
@@ -182,7 +181,7 @@ def _draw_panel(drawn: _Drawn, axis: str, by: str) -> DrawPanel:
         for text, look in own.items():
             axes.plot([], [], color=look.color, label=plotting.label(text), **_shape(look))
         if more:
-            axes.plot([], [], "x", color=FAILED_COLOR, label=f"{more} more that did not end ok are not drawn")
+            axes.plot([], [], "x", color="#555555", label=f"{more} more that did not end ok are not drawn")
         plotting.value_name(axes, axis)
         _metric_axis(axes, axis, ends.values)
 

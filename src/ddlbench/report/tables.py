@@ -19,6 +19,7 @@ from ddlbench.report.copies import without_copies
 from ddlbench.report.cores import Workers
 from ddlbench.report.doubts import drift, questions
 from ddlbench.report.ledgers import differences, environments, merged_though
+from ddlbench.report.left_out import NO_RATE
 from ddlbench.report.left_out import line as left_out_line
 from ddlbench.report.merge import AttemptRow, Row, measurement_id, measurements, quality_id
 from ddlbench.report.quality import learning_table
@@ -137,9 +138,15 @@ def _kinds(found: Records, merged: Merged) -> list[str]:
         *found.left_out,
         *("copy" for _ in merged.copies),
         *(kind for own in merged.rows for kind in own.left_out),
+        *(NO_RATE for row in runs if _has_no_rate(row)),
         *("still running or killed" for row in runs if row["status"] == "running"),
         *("of ranks that shared a GPU" for row in runs if row["backend"] == DEVELOPER),
     ]
+
+
+def _has_no_rate(row: Row) -> bool:
+    """Whether it is in a measurement, but not in its times."""
+    return row["status"] == "ok" and row["measurement"] is not None and row["throughput_samples_per_s"] is None
 
 
 def frame(columns: Sequence[Column], rows: Iterable[Row]) -> pd.DataFrame:
