@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if given.compare:
             _refuse_others(given)
-            return _compare(given.compare, given.fail_if_slower)
+            return _compare(*given.compare, given.fail_if_slower)
         out: Path = given.out or _results(given)[0] / "report"
         targets = [target(text) for text in given.target]
         with Workers(cores()) as workers:
@@ -77,21 +77,23 @@ def _refuse_others(given: argparse.Namespace) -> None:
         raise UserError(f"--compare makes no report: leave {', '.join(found)} out")
 
 
-def _compare(folders: Sequence[Path], limit: float | None) -> int:
+def _compare(before: Path, after: Path, limit: float | None) -> int:
     """Print what changed between two sets of results; the exit code of the gate."""
-    sides: list[list[list[AttemptRow]]] = []
-    for name, folder in zip(("before", "after"), folders, strict=True):
-        records = read_all([folder])
-        merged = merge(records)
-        warnings, left_out = not_used(records, merged)
-        _warn(warnings, "a report of this set")
-        if left_out:
-            _say(f"{name}: {left_out}", sys.stderr)
-        sides.append(merged.groups)
-    found = versus(*sides, limit)
+    found = versus(_measurements("before", before), _measurements("after", after), limit)
     for line in found.lines:
         _say(line, sys.stdout)
     return found.exit_code
+
+
+def _measurements(name: str, folder: Path) -> list[list[AttemptRow]]:
+    """Of one side of a comparison; what of it is not in the numbers is printed."""
+    records = read_all([folder])
+    merged = merge(records)
+    warnings, left_out = not_used(records, merged)
+    _warn(warnings, "a report of this set")
+    if left_out:
+        _say(f"{name}: {left_out}", sys.stderr)
+    return merged.groups
 
 
 def _warn(warnings: Sequence[str], others: str) -> None:
