@@ -52,8 +52,8 @@ def versus(before: Sequence[Group], after: Sequence[Group], limit: float | None 
     pairs, left = _paired(before, after)
     if not pairs:
         raise UserError(
-            f"the sets have no measurement in common ({len(before)} and {len(after)}), or several of one name that "
-            "cannot be paired: give two results_dir with the same framework, model, data and number of GPUs"
+            f"the sets have no measurement in common ({len(before)} and {len(after)}): give two results_dir with the "
+            "same framework, model, data and number of GPUs; several of one name in a set cannot be paired"
         )
     found = Versus([*_changes(pairs), "", "times (seconds a sample, medians; ratio after / before):"])
     for pair in pairs:
