@@ -35,7 +35,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if given.compare:
             _refuse_others(given)
-            return _compare(*given.compare, given.fail_if_slower)
+            before, after = given.compare
+            return _compare(before, after, given.fail_if_slower)
         out: Path = given.out or _results(given)[0] / "report"
         targets = [target(text) for text in given.target]
         with Workers(cores()) as workers:
