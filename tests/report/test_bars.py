@@ -31,6 +31,30 @@ def test_a_bar_for_each_row_with_a_window_that_adds_up_to_one():
     assert top.get_y() + top.get_height() == pytest.approx(1)
 
 
+def labels(axes):
+    return [text.get_text() for text in axes.get_xticklabels()]
+
+
+def test_no_bar_is_dropped_where_they_are_many():
+    rows = [row(2**n, compared=name, **SHARES) for name in ("ddp", "fsdp", "zero3") for n in range(9)]
+    parts = breakdown_panels([Panel("resnet50", ["weak"], "", rows)])
+    assert [part.lines[-1] for part in parts] == ["part 1 of 2", "part 2 of 2"]
+    found = []
+    for part in parts:
+        axes = matplotlib.figure.Figure().add_subplot()
+        draw_breakdown(axes, part)
+        found += labels(axes) if len(labels(axes)) > 3 else [f"zero3 {gpus}" for gpus in labels(axes)]
+    assert found == [f"{name} {2**n}" for name in ("ddp", "fsdp", "zero3") for n in range(9)]
+    assert axes.get_xlabel() == "GPUs, zero3", "the name of a single curve"
+
+
+def test_shortened_names_keep_what_differs():
+    rows = [row(4, compared="deepspeed", knobs=f"zero_stage={stage}", **SHARES) for stage in (1, 2, 3)]
+    axes = matplotlib.figure.Figure().add_subplot()
+    draw_breakdown(axes, Panel("resnet50", [], "", rows))
+    assert labels(axes) == [f"deepsp…_stage={stage}) 4" for stage in (1, 2, 3)]
+
+
 def test_no_window_no_panel():
     assert breakdown_panels([Panel("resnet50", [], "", [row(2)])]) == []
 

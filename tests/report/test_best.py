@@ -28,6 +28,14 @@ def test_intervals_that_do_not_overlap(tmp_path):
     ]
 
 
+def test_compared_models_are_one_paragraph(tmp_path):
+    repeats(tmp_path, 200.0)
+    repeats(tmp_path, 100.0, model="resnet101")
+    ((paragraph,), _) = best(records(make_tables(read_all([tmp_path]), by="model").scaling))
+    assert paragraph.subject == "resnet101, resnet50"
+    assert paragraph.sentences[0].startswith("On 1 GPU: resnet50 is the fastest, 202.5 samples/s, 1.98 times as fast")
+
+
 def test_intervals_that_overlap(tmp_path):
     repeats(tmp_path, 101.0, framework="ddp")
     repeats(tmp_path, 100.0, framework="fsdp")

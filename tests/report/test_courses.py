@@ -111,3 +111,14 @@ def test_the_axes_hold_the_failed_runs_of_every_panel(tmp_path):
     for axes in drawn(tmp_path):
         low, high = axes.get_ylim()
         assert low < 0.5 < 0.9 < high
+
+
+def test_failed_runs_that_are_not_drawn_are_counted(tmp_path):
+    run(tmp_path, 0, 0.5)
+    for seed in range(1, 11):
+        folder = run(tmp_path, seed, 0.1)
+        record = json.loads((folder / "run.json").read_text())
+        (folder / "run.json").write_text(json.dumps(record | {"status": "diverged"}))
+    (axes,) = drawn(tmp_path)
+    assert len(values(axes)) == 1 + 2 * 8, "a line and a cross each"
+    assert "2 more that did not end ok are not drawn" in axes.get_legend_handles_labels()[1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddlbench.report.documents import latex, markdown, write_documents
+from ddlbench.report.documents import latex, markdown, write_documents, write_warnings
 from ddlbench.report.read import read_all
 from ddlbench.report.tables import make_tables, records
 from tests.support.records import weak_scaling
@@ -24,6 +24,18 @@ def test_latex():
         r"\bottomrule",
         r"\end{tabular}",
     ]
+
+
+def test_no_name_is_an_argument_of_the_command_before_it():
+    text = latex(["framework", "model"], [["[x]", "resnet50*"], ["*x", "[y]"]], [])
+    assert text.splitlines()[4:7] == [r"\midrule", r"{}[x] & resnet50* \\", r"{}*x & {}[y] \\"]
+
+
+def test_all_warnings_are_a_file_until_there_are_none(tmp_path):
+    write_warnings(["one", "two"], tmp_path)
+    assert (tmp_path / "warnings.txt").read_text() == "one\ntwo\n"
+    write_warnings([], tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_every_measurement_has_a_line(tmp_path):

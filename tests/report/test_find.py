@@ -61,3 +61,18 @@ def test_broken_links_are_named(tmp_path):
         tmp_path / "gone": "No such file or directory",
         tmp_path / "self": "Too many levels of symbolic links",
     }
+
+
+def test_what_has_the_name_of_an_attempt_and_is_no_folder_is_named(tmp_path):
+    attempt(tmp_path, "run")
+    os.mkfifo(tmp_path / "run" / "attempt-2")
+    (tmp_path / "run" / "attempt-3").write_text("")
+    (tmp_path / "run" / "attempt-4").symlink_to(os.devnull)
+    (tmp_path / "run" / "attempt-5").symlink_to("nowhere")
+    (tmp_path / "run" / "attempt-1.tar").write_text("")
+    assert search([tmp_path]).unreadable == {
+        tmp_path / "run" / "attempt-2": "it is not a folder",
+        tmp_path / "run" / "attempt-3": "it is not a folder",
+        tmp_path / "run" / "attempt-4": "it is not a folder",
+        tmp_path / "run" / "attempt-5": "No such file or directory",
+    }

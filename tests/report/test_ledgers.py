@@ -41,6 +41,19 @@ def test_fewer_updates_and_another_rate_are_two_warnings(tmp_path):
     assert "differs in lr_last" in rate
 
 
+def test_values_that_begin_alike_are_shown_to_differ(tmp_path):
+    run(tmp_path, "ddp", lr_last=0.30000000000000004)
+    run(tmp_path, "fsdp", lr_last=0.3)
+    for framework, number in (("gpipe", "6248"), ("single", "6338")):
+        environment = {"cpu_model": f"Intel(R) Xeon(R) Gold {number} CPU @ 2.50GHz", "nccl": f"{number}" * 30}
+        write_run(tmp_path, framework=framework, gpus=8, sections={"environment": environment})
+    rate, around = warnings_of(tmp_path)
+    assert "(0.30000000000000004: ddp on 2; 0.3: fsdp on 2)" in rate
+    assert '"Intel(R) Xeon(R) Gold 6248 CPU @ 2.50GHz": gpipe on 8; ' in around
+    assert '"Intel(R) Xeon(R) Gold 6338 CPU @ 2.50GHz": single on 8)' in around
+    assert around.count("…") == 2
+
+
 def test_other_batches_are_not_compared(tmp_path):
     run(tmp_path, "ddp")
     run(tmp_path, "fsdp", global_batch=128, updates=24)

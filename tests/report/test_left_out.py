@@ -64,6 +64,17 @@ def results(tmp_path):
     return tmp_path
 
 
+def test_what_is_in_no_measurement_or_in_no_time_is_counted(tmp_path):
+    write_run(tmp_path)
+    bare = write_run(tmp_path, gpus=2, sections={"config": None})
+    write_run(tmp_path, gpus=4, sections={"summary": {}})
+    write_run(tmp_path, gpus=8, status="oom")
+    tables = make_tables(read_all([tmp_path]))
+    assert tables.left_out == "left out: 1 without a configuration, 1 ended ok without a rate"
+    assert tables.warnings == [f"{bare}: run.json has no configuration: the attempt is in no measurement"]
+    assert list(tables.scaling["gpus"].unique()) == [1, 4, 8]
+
+
 TOLD = (
     "left out: 1 unreadable, 3 not JSON of a run, 2 no regular files, 1 too large, 2 links in circles, "
     "1 of a newer schema, 1 of an older schema, 1 folder or link that cannot be followed, 1 copy, "

@@ -54,3 +54,15 @@ def test_the_command(tmp_path, capsys):
     assert list(pd.read_csv(tmp_path / "report" / "tables" / "runs.csv")["framework"]) == ["fsdp"]
     assert "warning: only framework=fsdp: 1 of 2 attempts are reported" in capsys.readouterr().err
     assert main([str(tmp_path), "--only", "framework=x"]) == 2
+
+
+def test_a_filter_that_takes_a_part_of_the_repeats_says_so(tmp_path):
+    for repeat in range(3):
+        write_run(tmp_path, repeat=repeat)
+        write_run(tmp_path, repeat=repeat, train={"seed": 1})
+    tables = make_tables(read_all([tmp_path]))
+    merged = "is not reported: the rows and figures of these are of all their attempts"
+    part = only(tables, ["repeat=0,1"])
+    assert part.warnings[1] == f"a part of the attempts of 2 measurements and 1 learning curves {merged}"
+    assert only(tables, ["seed=1"]).warnings[1] == f"a part of the attempts of 1 learning curves {merged}"
+    assert len(only(tables, ["gpus=1"]).warnings) == 1

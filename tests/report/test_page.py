@@ -11,6 +11,7 @@ import pytest
 
 from ddlbench.report.__main__ import main
 from ddlbench.report.images import ALL_BYTES, Picture, pictures
+from ddlbench.report.page import ROWS_SHOWN
 from tests.support.records import write_run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -64,6 +65,21 @@ def test_no_part_is_wider_than_the_window(page, tmp_path, width):
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
     assert "<title>0</title>" in done.stdout, done.stdout[:300] + done.stderr[-300:]
+
+
+def test_long_reasons_and_many_machines_and_warnings_do_not_fill_it(tmp_path):
+    """At any size of campaign; the files beside the page have all."""
+    for number in range(ROWS_SHOWN + 2):
+        commit = {"environment": {"git_commit": f"{number:040d}"}}
+        folder = write_run(tmp_path, status="error", reason="&" * 9000, repeat=number, sections=commit)
+        (folder / "steps.parquet").write_text("none")
+    assert main([str(tmp_path)]) == 0
+    page = tmp_path / "report" / "report.html"
+    assert page.stat().st_size < 15 * 2**20 - ALL_BYTES * 4 / 3
+    text = page.read_text()
+    assert "And 2 more combinations" in text
+    assert '<a href="tables/warnings.txt">' in text
+    assert len((tmp_path / "report" / "tables" / "warnings.txt").read_text().splitlines()) == ROWS_SHOWN + 2
 
 
 class Drawn:

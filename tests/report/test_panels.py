@@ -6,6 +6,7 @@ import pytest
 
 from ddlbench.report.figures import make_figures
 from ddlbench.report.labels import marked
+from ddlbench.report.overview import base_lines
 from ddlbench.report.panels import curves, devices, duration, panels
 from ddlbench.report.read import read_all
 from ddlbench.report.tables import make_tables, records
@@ -60,6 +61,18 @@ def test_by_loader_native_and_dali_are_curves_of_one_panel_a_framework(tmp_path)
     found = panels(records(tables.scaling), records(tables.runs))
     assert [panel.lines[1] for panel in found] == ["ddp", "fsdp"]
     assert [[rows[0]["compared"] for rows in curves(panel)] for panel in found] == [["dali", "native"]] * 2
+
+
+def test_a_base_is_named_by_what_is_compared(tmp_path):
+    for loader, rate in (("native", 100.0), ("dali", 160.0)):
+        for gpus in (1, 2):
+            write_run(tmp_path, loader=loader, gpus=gpus, rate=rate * gpus)
+    tables = make_tables(read_all([tmp_path]), by="loader")
+    rows = records(tables.scaling)
+    (panel,) = panels(rows, records(tables.runs))
+    assert panel.base == "base: dali on 1 GPU, 6.25 ms a sample"
+    assert panel.against_own_bases().base == "base: each loader's own fewest GPUs"
+    assert "base dali@1, resnet50: 6.25 ms a sample" in "\n".join(base_lines(rows))
 
 
 def test_by_model_all_models_are_curves_of_one_panel(tmp_path):

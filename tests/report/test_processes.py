@@ -45,7 +45,9 @@ def test_tables(results, tmp_path, monkeypatch):
     for name in files:
         assert (tmp_path / "two" / name).read_bytes() == (tmp_path / "one" / name).read_bytes(), name
     assert (found.warnings, found.left_out, found.drift) == (alone.warnings, alone.left_out, alone.drift)
-    assert alone.left_out == "left out: 2 unreadable, 1 copy, 1 epochs.jsonl that cannot be read whole"
+    assert alone.left_out == (
+        "left out: 2 unreadable, 1 copy, 1 ended ok without a rate, 1 epochs.jsonl that cannot be read whole"
+    )
     assert len(alone.warnings) == 6, alone.warnings
 
 

@@ -10,7 +10,7 @@ from ddlbench.report.figures import make_figures
 from ddlbench.report.published import GREY, efficiencies, shares, sources
 from ddlbench.report.read import read_all
 from ddlbench.report.tables import make_tables
-from tests.support.records import weak_scaling
+from tests.support.records import weak_scaling, write_run
 
 
 def test_every_number_has_a_source_that_is_listed():
@@ -66,6 +66,43 @@ def test_the_papers_counts_are_of_gpus_beside_ranks_on_the_cpu_too(tmp_path):
     drawing = make_figures(make_tables(read_all([tmp_path])), baseline=True)
     for name in ("published_efficiency", "published_communication"):
         assert drawing.figures[name].axes[0].get_xlabel() == "ranks (CPU); printed values: GPUs"
+
+
+def test_where_each_number_stands_is_beside_the_figures(tmp_path):
+    weak_scaling(tmp_path)
+    notes = make_figures(make_tables(read_all([tmp_path])), baseline=True).notes
+    (first,) = [note for note in notes if "text to Fig. 4" in note]
+    assert "efficiency of resnet50, ddp, dali, CPU, 1024 GPUs = 76 %; efficiency of" in first
+    assert not [note for note in notes if "no printed number" in note]
+
+
+def test_a_model_without_printed_numbers_is_named(tmp_path):
+    weak_scaling(tmp_path, model="vgg16")
+    drawing = make_figures(make_tables(read_all([tmp_path])), baseline=True)
+    assert "published: no printed number is drawn beside vgg16" in drawing.notes
+    assert not [name for name in drawing.figures if "published" in name]
+
+
+def test_ones_own_curves_have_their_looks_and_names(tmp_path):
+    """Nine frameworks, in panels by family; the two stages of deepspeed are two curves."""
+    names = ("ddp", "horovod", "local_sgd", "zero0", "fsdp", "zero1", "zero2", "zero3")
+    runs = [(name, {}) for name in names] + [("deepspeed", {"zero_stage": stage}) for stage in (1, 2)]
+    for framework, knobs in runs:
+        for gpus in (2, 4):
+            profile = {"profile": {"comm_share": 0.1 * gpus, "window_s": 1.0, "steps": 5}}
+            write_run(tmp_path, framework=framework, knobs=knobs, gpus=gpus, sections=profile)
+    write_run(tmp_path, framework="gpipe", gpus=2)
+    drawing = make_figures(make_tables(read_all([tmp_path])), baseline=True)
+    panels = drawing.figures["published_communication"].axes
+    drawn = [[line for line in axes.lines if line.get_color() != GREY] for axes in panels]
+    assert [[line.get_label() for line in lines] for lines in drawn] == [
+        ["ddp", "horovod", "local_sgd", "zero0"],
+        ["deepspeed (zero_stage=1)", "deepspeed (zero_stage=2)", "fsdp", "zero1", "zero2", "zero3"],
+    ]
+    for lines in drawn:
+        looks = {(line.get_color(), line.get_marker(), line.get_markerfacecolor()) for line in lines}
+        assert len(looks) == len(lines)
+        assert lines[0].get_xydata().tolist() == [[2, pytest.approx(0.2)], [4, pytest.approx(0.4)]]
 
 
 def test_not_drawn_unless_asked_for(tmp_path):

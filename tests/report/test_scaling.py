@@ -265,6 +265,7 @@ def test_loaders_are_one_comparison_by_loader(tmp_path):
     two = row_of(rows, framework="fsdp", loader="native", gpus=2)
     assert (two["compared_by"], two["compared"]) == ("loader", "native")
     assert two["best_single_sample_time_s"] == pytest.approx(1 / 80), "fsdp with dali"
+    assert (two["best_single_framework"], two["best_single_compared"]) == ("fsdp", "dali")
     assert two["speedup"] == pytest.approx(50 * 2**0.5 / 80)
     assert two["speedup_vs_own_base"] == pytest.approx(2**0.5), "fsdp with native"
 

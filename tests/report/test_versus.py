@@ -108,6 +108,82 @@ def test_a_gate_without_two_sets_is_refused(tmp_path, capsys):
 
 
 def test_shares():
-    assert (share("5%"), share("0.05"), share("0%")) == (0.05, 0.05, 0.0)
+    assert (share("5%"), share("0.05"), share("0%"), share("150%")) == (0.05, 0.05, 0.0, 1.5)
     with pytest.raises(ValueError, match="-1"):
         share("-1%")
+    with pytest.raises(ValueError, match="5"):
+        share("5")  # 500 %: a gate that never fails
+    with pytest.raises(ValueError, match="nan"):
+        share("nan")
+
+
+def test_what_cannot_be_read_is_named_and_counted_for_each_set(tmp_path, capsys):
+    repeats(tmp_path / "a", [100.0] * 6)
+    repeats(tmp_path / "b", [100.0] * 6)
+    for folder in sorted((tmp_path / "b").iterdir())[:2]:
+        (folder / "attempt-1" / "run.json").write_text('{"schema')
+    assert main(["--compare", str(tmp_path / "a"), str(tmp_path / "b"), "--fail-if-slower", "5%"]) == 3
+    said = capsys.readouterr()
+    assert said.err.count("warning: ") == said.err.count("run.json cannot be read") == 2
+    assert said.err.endswith("after: left out: 2 unreadable\n")
+    assert "n=6 and n=4" in said.out
+
+
+def test_a_measurement_that_is_missing_after_is_undecided(tmp_path, capsys):
+    repeats(tmp_path / "a", [100.0] * 6)
+    repeats(tmp_path / "a", [100.0] * 6, framework="fsdp")
+    write_run(tmp_path / "a", framework="zero3", status="oom", sections={"environment": ENVIRONMENT})
+    repeats(tmp_path / "b", [100.0] * 6)
+    code, said = compare(tmp_path, capsys, "--fail-if-slower", "5%")
+    assert code == 3
+    assert said.splitlines()[-1] == "nothing to compare with after: fsdp, resnet50, native, 1 GPU, batch 32"
+    assert compare(tmp_path, capsys)[0] == 0, "no gate"
+
+
+def test_several_of_one_name_are_not_said_to_be_in_one_set_only(tmp_path, capsys):
+    for side, bucket in (("a", 1), ("b", 2), ("b", 3)):
+        repeats(tmp_path / side, [100.0], knobs={"bucket": bucket})
+        repeats(tmp_path / side, [100.0], framework="fsdp", gpus=bucket)
+    repeats(tmp_path / "a", [100.0], framework="single")
+    repeats(tmp_path / "b", [100.0], framework="single")
+    _, said = compare(tmp_path, capsys)
+    ddp = "ddp, resnet50, native, 1 GPU, batch 32"
+    assert said.splitlines()[-6:] == [
+        f"not paired in before, for several have these names: {ddp}",
+        "only in before: fsdp, resnet50, native, 1 GPU, batch 32",
+        f"not paired in after, for several have these names: {ddp}",
+        f"not paired in after, for several have these names: {ddp}",
+        "only in after: fsdp, resnet50, native, 2 GPUs, batch 64",
+        "only in after: fsdp, resnet50, native, 3 GPUs, batch 96",
+    ]
+
+
+def test_two_clusters_may_have_other_nodes(tmp_path, capsys):
+    launch = {"world_size": 8, "ranks_per_node": 4, "device_type": "cuda", "backend": "nccl"}
+    for side, nodes in (("a", 1), ("b", 2)):
+        write_run(tmp_path / side, gpus=8, sections={"launch": launch | {"nodes": nodes}})
+    code, said = compare(tmp_path, capsys)
+    assert code == 0
+    assert said.splitlines()[:2] == ["changed:", "  seen: nodes: 1 -> 2"]
+    assert "ratio 1.000" in said
+
+
+def test_what_may_be_slower_and_what_failed_is_said(tmp_path, capsys):
+    repeats(tmp_path / "a", [100.0] * 6)
+    repeats(tmp_path / "b", [80.0] * 5 + [100.0])
+    for attempt in (2, 3):
+        write_run(tmp_path / "b", attempt=attempt, status="oom", sections={"environment": ENVIRONMENT})
+    code, said = compare(tmp_path, capsys, "--fail-if-slower", "5%")
+    assert code == 0
+    assert "(no difference shown, 1.000 to 1.250, n=6 and n=6, 0 and 2 attempts failed)" in said
+    assert said.splitlines()[-2:] == [
+        "no measurement is shown to be slower by more than 5 %",
+        "not shown, and more repeats may show it: ddp, resnet50, native, 1 GPU, batch 32: up to 1.250 times the time",
+    ]
+
+
+@pytest.mark.parametrize("option", ["--only framework=ddp", "--by loader", "--out x", "--target val_top1=0.7", "x"])
+def test_options_of_a_report_are_refused_beside_it(tmp_path, capsys, option):
+    assert main([*option.split(), "--compare", str(tmp_path), str(tmp_path)]) == 2
+    name = option.split()[0].replace("x", "RESULTS")
+    assert capsys.readouterr().err == f"ddlbench.report: --compare makes no report: leave {name} out\n"

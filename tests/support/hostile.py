@@ -157,6 +157,7 @@ FILES: dict[str, tuple[str, Callable[[Path], None]]] = {
         "without the number of their epoch",
         _content('{"epoch": null, "val_top1": 0.5}\n', "epochs.jsonl"),
     ),
+    "epochs of many lines": ("it has 200,001 lines, more than", _content("{}\n" * 200_001, "epochs.jsonl")),
     "epochs twice": ("1 line(s) of epochs.jsonl that repeat", _content('{"epoch": 0}\n{"epoch": 0}', "epochs.jsonl")),
 }
 FOLDERS = (

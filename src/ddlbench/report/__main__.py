@@ -12,16 +12,16 @@ from typing import TextIO
 
 from ddlbench.errors import UserError
 from ddlbench.report.cores import Workers, cores
-from ddlbench.report.documents import write_documents
+from ddlbench.report.documents import write_documents, write_warnings
 from ddlbench.report.figures import make_figures
 from ddlbench.report.labels import marked
-from ddlbench.report.merge import FACTORS
+from ddlbench.report.merge import FACTORS, AttemptRow
 from ddlbench.report.only import only
 from ddlbench.report.overview import summary_text
 from ddlbench.report.page import render
 from ddlbench.report.read import read_all
 from ddlbench.report.saving import save
-from ddlbench.report.tables import Tables, make_tables, merge
+from ddlbench.report.tables import Tables, make_tables, merge, not_used
 from ddlbench.report.targets import Target, target, write_targets
 from ddlbench.report.versus import SLOWER, UNDECIDED, versus
 from ddlbench.texts import printable
@@ -34,6 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     try:
         if given.compare:
+            _refuse_others(given)
             before, after = given.compare
             return _compare(before, after, given.fail_if_slower)
         out: Path = given.out or _results(given)[0] / "report"
@@ -44,10 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         _say(f"ddlbench.report: {printable(str(error))}", sys.stderr)
         return error.exit_code
-    for warning in tables.warnings[:WARNINGS_SHOWN]:
-        _say(f"warning: {warning}", sys.stderr)
-    if len(tables.warnings) > WARNINGS_SHOWN:
-        _say(f"warning: {len(tables.warnings) - WARNINGS_SHOWN} more warnings are in the report", sys.stderr)
+    _warn(tables.warnings, "the report (tables/warnings.txt)")
     _say(summary_text(tables.scaling), sys.stdout)
     for line in filter(None, (tables.drift, tables.left_out)):
         _say(line, sys.stdout)
@@ -71,19 +69,47 @@ def _results(given: argparse.Namespace) -> list[Path]:
     return given.results
 
 
+def _refuse_others(given: argparse.Namespace) -> None:
+    """UserError for options of a report beside --compare: they would have no effect."""
+    options = {"RESULTS": given.results, "--by": given.by != FACTORS[0]}
+    options |= {f"--{name}": getattr(given, name) for name in ("out", "only", "baseline", "target", "predict")}
+    found = [name for name, value in options.items() if value]
+    if found:
+        raise UserError(f"--compare makes no report: leave {', '.join(found)} out")
+
+
 def _compare(before: Path, after: Path, limit: float | None) -> int:
     """Print what changed between two sets of results; the exit code of the gate."""
-    one, two = (merge(read_all([folder])).groups for folder in (before, after))
-    found = versus(one, two, limit)
+    found = versus(_measurements("before", before), _measurements("after", after), limit)
     for line in found.lines:
         _say(line, sys.stdout)
     return found.exit_code
 
 
+def _measurements(name: str, folder: Path) -> list[list[AttemptRow]]:
+    """Of one side of a comparison; what of it is not in the numbers is printed."""
+    records = read_all([folder])
+    merged = merge(records)
+    warnings, left_out = not_used(records, merged)
+    _warn(warnings, "a report of this set")
+    if left_out:
+        _say(f"{name}: {left_out}", sys.stderr)
+    return merged.groups
+
+
+def _warn(warnings: Sequence[str], others: str) -> None:
+    """others: where those are that are not printed"""
+    for warning in warnings[:WARNINGS_SHOWN]:
+        _say(f"warning: {warning}", sys.stderr)
+    if len(warnings) > WARNINGS_SHOWN:
+        _say(f"warning: {len(warnings) - WARNINGS_SHOWN} more warnings are in {others}", sys.stderr)
+
+
 def share(text: str) -> float:
-    """ "5%" or "0.05" -> 0.05."""
-    value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    if not 0 <= value < math.inf:
+    """ "5%" or "0.05" -> 0.05. ValueError for "5", which would be 500 %, and for what is no share."""
+    percent = text.endswith("%")
+    value = float(text.removesuffix("%")) / (100 if percent else 1)
+    if not 0 <= value < (math.inf if percent else 1):
         raise ValueError(text)
     return value
 
@@ -108,6 +134,7 @@ def write_report(
         tables.write(out / "tables", cores())
         write_documents(marked(tables.measurement_rows, tables.run_rows), out / "tables")
         write_targets(tables, targets, out / "tables")
+        write_warnings(tables.warnings, out / "tables")
         wait_for(saved)
         page = out / "report.html"
         page.write_text(render(tables, drawing, figures), encoding="utf-8")
@@ -154,8 +181,8 @@ def _parser() -> argparse.ArgumentParser:
         "--fail-if-slower",
         type=share,
         metavar="5%",
-        help=f"with --compare: exit code {SLOWER} where a measurement is shown to be slower by more than this or no "
-        f"longer ends ok, {UNDECIDED} where n is too small to decide",
+        help=f"with --compare: exit code {SLOWER} where a measurement is shown to be slower by more than this (5%% or "
+        f"0.05) or no longer ends ok, {UNDECIDED} where n is too small to decide or a measurement is missing after",
     )
     return parser
 

@@ -12,6 +12,7 @@ from ddlbench.report import plotting
 from ddlbench.report.breakdown import PARTS
 from ddlbench.report.merge import Row
 from ddlbench.report.panels import Panel, curve_name
+from ddlbench.texts import shortened
 
 LOOKS = {  # of each part: its name in words, a colour and a hatching
     "forward": ("forward", "#56B4E9", ""),
@@ -22,14 +23,30 @@ LOOKS = {  # of each part: its name in words, a colour and a hatching
     "data": ("waiting for data", "#E69F00", ".."),
     "idle": ("idle", "#d9d9d9", ""),
 }
-MOST_BARS = 24
-LETTERS = 16
+MOST_BARS = 24  # beside each other in one panel
+HEAD, TAIL = 6, 9  # letters of a longer name
+LONGEST_NAME = 40
 
 
 def breakdown_panels(shown: Sequence[Panel]) -> list[Panel]:
-    """The panels with the rows that have a profiled window."""
+    """The panels with the rows that have a profiled window; several for one that has too many bars."""
     known = [replace(panel, base="", rows=[row for row in panel.rows if _known(row)]) for panel in shown]
-    return [panel for panel in known if panel.rows]
+    return [part for panel in known if panel.rows for part in _parts(panel)]
+
+
+def _parts(panel: Panel) -> list[Panel]:
+    count = -(-len(panel.rows) // MOST_BARS)
+    if count == 1:
+        return [panel]
+    rows = sorted(panel.rows, key=_order)
+    parts = [rows[n * MOST_BARS : (n + 1) * MOST_BARS] for n in range(count)]
+    return [
+        replace(panel, lines=[*panel.lines, f"part {n} of {count}"], rows=own) for n, own in enumerate(parts, start=1)
+    ]
+
+
+def _order(row: Row) -> tuple[str, int]:
+    return curve_name(row), row["gpus"]
 
 
 def _known(row: Row) -> bool:
@@ -38,7 +55,7 @@ def _known(row: Row) -> bool:
 
 def draw_breakdown(axes: Axes, panel: Panel) -> None:
     """One bar for each framework and GPU count."""
-    rows = sorted(panel.rows, key=lambda row: (curve_name(row), row["gpus"]))[:MOST_BARS]
+    rows = sorted(panel.rows, key=_order)
     below = [0.0] * len(rows)
     for part in PARTS:
         name, color, hatch = LOOKS[part]
@@ -57,10 +74,11 @@ def draw_breakdown(axes: Axes, panel: Panel) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(plotting.percent))
     plotting.value_name(axes, "share of a step's time (%)")
     if not turned:
-        axes.set_xlabel("ranks (CPU)" if panel.device == "cpu" else "GPUs")
+        alone = "" if several else f", {shortened(curve_name(rows[0]), LONGEST_NAME)}"
+        axes.set_xlabel(("ranks (CPU)" if panel.device == "cpu" else "GPUs") + alone)
 
 
 def _name(row: Row, several: bool) -> str:
     name = curve_name(row)
-    short = name if len(name) <= LETTERS else name[: LETTERS - 1] + "…"
+    short = name if len(name) <= HEAD + TAIL else f"{name[:HEAD]}…{name[-TAIL:]}"  # its knobs differ at the end
     return f"{short} {row['gpus']}" if several else str(row["gpus"])

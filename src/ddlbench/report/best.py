@@ -32,14 +32,18 @@ def best(scaling: Sequence[Row]) -> tuple[list[Paragraph], int]:
     """
     texts = settings(scaling)
     rows = list({row["measurement"]: row for row in scaling}.values())  # strong and weak scaling: two rows, one fact
-    groups = list(group_by(rows, lambda row: (row["model"], row["comparison"])).values())
-    paragraphs = [Paragraph(_subject(own[0], texts[own[0]["measurement"]]), _sentences(own)) for own in groups]
+    groups = list(group_by(rows, _group).values())
+    paragraphs = [Paragraph(_subject(own, texts[own[0]["measurement"]]), _sentences(own)) for own in groups]
     known = [paragraph for paragraph in paragraphs if paragraph.sentences]
     return known[:PARAGRAPHS], max(0, len(known) - PARAGRAPHS)
 
 
-def _subject(row: Row, text: str) -> str:
-    return ", ".join(filter(None, [str(row["model"]), text]))
+def _group(row: Row) -> tuple[str | None, str]:
+    return None if row["compared_by"] == "model" else row["model"], row["comparison"]
+
+
+def _subject(rows: Sequence[Row], text: str) -> str:
+    return ", ".join([*dict.fromkeys(str(row["model"]) for row in rows), *filter(None, [text])])
 
 
 def _sentences(rows: Sequence[Row]) -> list[str]:

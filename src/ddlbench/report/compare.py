@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from ddlbench.report.merge import Row, group_by
 from ddlbench.report.panels import batch_size, curve_name, devices, duration, scaling_text
-from ddlbench.report.ratios import NONE_SHOWN
+from ddlbench.report.ratios import NONE_SHOWN, base_name
 from ddlbench.report.stats import LEVEL, Interval, ratio_interval
 
 
@@ -20,7 +20,8 @@ def comparisons(scaling: Sequence[Row]) -> list[str]:
     for group in groups.values():
         fastest, *others = sorted(group, key=lambda row: row["sample_time_s"])
         alone = ", loader alone" if fastest["mode"] == "loader" else ""
-        where = f"{fastest['model']}{alone}, {scaling_text(fastest)}, {devices(fastest['gpus'], fastest['device'])}"
+        models = ", ".join(dict.fromkeys(str(row["model"]) for row in group))
+        where = f"{models}{alone}, {scaling_text(fastest)}, {devices(fastest['gpus'], fastest['device'])}"
         if others:
             sentences.append(f"{where}: {'; '.join(_sentence(fastest, other) for other in others)}")
         based = [row for row in group if row["speedup_low"] is not None and row["gpus"] > 1]
@@ -38,7 +39,7 @@ def _multiplicity(count: int) -> str:
 
 
 def _base(row: Row) -> str:
-    return f"{row['best_single_framework']} on {devices(1, row['device'])}"
+    return f"{base_name(row, 'best_single')} on {devices(1, row['device'])}"
 
 
 def _against_base(row: Row) -> str:

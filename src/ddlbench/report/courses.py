@@ -49,10 +49,11 @@ class Courses:
         """The merged courses of a panel's rows."""
         return [(row, self.merged[row["learning"]]) for row in rows if row["learning"] in self.merged]
 
-    def shown_failed(self, rows: Sequence[Row]) -> list[tuple[Row, Course]]:
-        """The first few runs that did not end ok. rows: each with `measurements`, those that it represents"""
+    def shown_failed(self, rows: Sequence[Row]) -> tuple[list[tuple[Row, Course]], int]:
+        """The first few runs that did not end ok, and how many there are more. rows: each with `measurements`, those
+        that it represents"""
         found = [(row, run) for row in rows for name in row["measurements"] for run in self.failed.get(name, [])]
-        return found[:FAILED_SHOWN]
+        return found[:FAILED_SHOWN], max(0, len(found) - FAILED_SHOWN)
 
 
 def courses_of(

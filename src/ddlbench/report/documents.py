@@ -1,4 +1,4 @@
-"""The summary as tables for documents: Markdown and LaTeX."""
+"""The summary as tables for documents, Markdown and LaTeX, and all warnings as lines of text."""
 
 from __future__ import annotations
 
@@ -25,6 +25,15 @@ def write_documents(scaling: Sequence[Row], folder: Path) -> None:
     (folder / "summary.tex").write_text(latex(headers, lines, notes(scaling)), encoding="utf-8")
 
 
+def write_warnings(warnings: Sequence[str], folder: Path) -> None:
+    """warnings.txt, where there are warnings: the page and the terminal show the first ones."""
+    path = folder / "warnings.txt"
+    if warnings:
+        path.write_text("".join(f"{warning}\n" for warning in warnings), encoding="utf-8")
+    else:
+        path.unlink(missing_ok=True)  # of an earlier report
+
+
 def markdown(headers: Sequence[str], lines: Sequence[Sequence[str]], below: Sequence[str]) -> str:
     """A table of GitHub's Markdown; numbers are aligned to the right."""
     rule = ["---" if header in _TEXTS else "---:" for header in headers]
@@ -44,7 +53,9 @@ def latex(headers: Sequence[str], lines: Sequence[Sequence[str]], below: Sequenc
 
 
 def _latex(text: str) -> str:
-    return "".join(_LATEX.get(letter, letter) for letter in text)
+    r"""A cell. LaTeX takes a [ or * at the start of a row for an argument of the \\ or \midrule before it."""
+    start = "{}" if text.startswith(("[", "*")) else ""
+    return start + "".join(_LATEX.get(letter, letter) for letter in text)
 
 
 def _markdown(text: str) -> str:

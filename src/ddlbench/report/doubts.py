@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ddlbench.report.merge import AttemptRow, Row
+from ddlbench.report.ratios import base_name
 from ddlbench.report.stats import Interval, median, median_interval, ratio_interval, verdict
 
 ROUNDING = 1e-9
@@ -22,12 +23,12 @@ def _question(row: Row, column: str, base: str) -> str | None:
     if value is None or value <= 1 + ROUNDING:
         return None
     name = f"{row['framework']}, {row['model']}, {row['gpus']} GPUs: {column} of {100 * value:.1f} %"
-    base_name = f"{row[f'{base}_framework']}, {1e3 * row[f'{base}_sample_time_s']:.3g} ms a sample"
+    base_text = f"{base_name(row, base)}, {1e3 * row[f'{base}_sample_time_s']:.3g} ms a sample"
     if low is not None and low <= 1:
         return f"{name} is above 100 %, which its interval does not show: it begins at {100 * low:.1f} %"
     few = " (without an interval)" if low is None else ""
     return (
-        f"{name} is above 100 %{few}: is the base ({base_name}) slow for a reason of its own, such as memory or caches?"
+        f"{name} is above 100 %{few}: is the base ({base_text}) slow for a reason of its own, such as memory or caches?"
     )
 
 

@@ -23,7 +23,15 @@ from ddlbench.report.looks import Looks, looks_of
 from ddlbench.report.merge import Row
 from ddlbench.report.panels import Panel, curve_key, panels, small_multiples
 from ddlbench.report.plotting import Head
-from ddlbench.report.published import comparable, draw_communication, draw_efficiency, efficiencies, shares, sources
+from ddlbench.report.published import (
+    comparable,
+    draw_communication,
+    draw_efficiency,
+    efficiencies,
+    shares,
+    sources,
+    without_printed,
+)
 from ddlbench.report.quantities import (
     BUBBLE,
     ENERGY,
@@ -89,7 +97,7 @@ def make_figures(
         *(figure for target in targets for figure in _of_target(target, tables, runs, scaling, looks)),
     ]
     folded = [_folded(shared), *(_folded(own.shown) for own in learned)]
-    printed = [f"published: {text}" for text in sources()] if baseline else []
+    printed = [f"published: {text}" for text in (*without_printed(whole), *sources())] if baseline else []
     drawing = Drawing(notes=[*dict.fromkeys(note for notes in folded for note in notes), *printed])
     every = sum(own.files for own in wanted) <= MOST_FILES
     with mpl.rc_context(cast(Any, plotting.STYLE)):
@@ -122,10 +130,10 @@ def _scaling(shared: Sequence[Panel], looks: Looks) -> list[Wanted]:
 def _published(shared: Sequence[Panel], whole: Sequence[Panel], looks: Looks) -> list[Wanted]:
     """The papers' printed numbers beside one's own."""
     ratios = comparable(shared, efficiencies, "own base; grey: printed, base 4 GPUs")
-    times = comparable(whole, shares, "grey: printed shares of the kernels' time")
+    times = comparable(_measured(shared, "comm_share") or whole, shares, "grey: printed shares of the kernels' time")
     return [
         Wanted("published_efficiency", ratios, draw_efficiency(looks)),
-        Wanted("published_communication", times, draw_communication),
+        Wanted("published_communication", times, draw_communication(looks)),
     ]
 
 

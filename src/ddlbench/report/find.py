@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 from collections import deque
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 WITHOUT_END = 10**9
+ATTEMPT = re.compile("attempt-[0-9]+")
 BELOW_LINKS = 3  # levels below a linked folder: results, their runs, the attempts. A link to / must end, too.
 
 
@@ -54,7 +56,11 @@ def _entries(folder: Path, found: Search) -> tuple[list[Path], list[Path]]:
     except OSError as error:
         found.unreadable[folder] = error.strerror or str(error)
         return [], []
-    return within, [path for path in links if _leads_to_a_folder(path, found)]
+    followed = [path for path in links if _leads_to_a_folder(path, found)]
+    others = {folder / entry.name for entry in entries if ATTEMPT.fullmatch(entry.name)} - {*within, *followed}
+    for path in sorted(others - found.unreadable.keys()):
+        found.unreadable[path] = "it is not a folder"
+    return within, followed
 
 
 def _leads_to_a_folder(link: Path, found: Search) -> bool:

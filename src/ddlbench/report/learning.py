@@ -131,7 +131,7 @@ class _Drawn:
         if model not in self._ends:
             mates = self._groups[model]
             drawn = [own for mate in mates for own in self.courses.shown(mate.rows)]
-            drawn += [own for mate in mates for own in self.courses.shown_failed(mate.rows)]
+            drawn += [own for mate in mates for own in self.courses.shown_failed(mate.rows)[0]]
             self._ends[model] = _Ends.of([course for _, course in drawn])
         return self._ends[model]
 
@@ -172,7 +172,7 @@ def _model(panel: Panel) -> tuple[Any, Any]:
 def _draw_panel(drawn: _Drawn, axis: str, by: str) -> DrawPanel:
     def draw_panel(axes: Axes, panel: Panel) -> None:
         name, own, ends = _named(panel), drawn.looks(panel), drawn.ends(panel)
-        merged, failed = drawn.courses.shown(panel.rows), drawn.courses.shown_failed(panel.rows)
+        merged, (failed, more) = drawn.courses.shown(panel.rows), drawn.courses.shown_failed(panel.rows)
         unit = _time_axis(axes, ends) if by == "time" else _epoch_axis(axes, ends)
         for row, course in merged:
             _line(axes, course, unit, own[name(row)])
@@ -180,6 +180,8 @@ def _draw_panel(drawn: _Drawn, axis: str, by: str) -> DrawPanel:
             _failed_line(axes, course, unit, own[name(row)])
         for text, look in own.items():
             axes.plot([], [], color=look.color, label=plotting.label(text), **_shape(look))
+        if more:
+            axes.plot([], [], "x", color="#555555", label=f"{more} more that did not end ok are not drawn")
         plotting.value_name(axes, axis)
         _metric_axis(axes, axis, ends.values)
 

@@ -7,11 +7,13 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ddlbench.record.fingerprint import of_the_launch
 from ddlbench.report.merge import AttemptRow, Row, group_by
+from ddlbench.texts import shortened
 
 # Columns of runs.csv that the framework must not change: what it starts from, how much it does, at which rates.
 SHARED = ("weights_hash_start", "samples", "updates", "dropped_samples_per_epoch", "lr_first", "lr_last")
 KEYS_SHOWN = 5
 RUNS_SHOWN = 4
+LONGEST_VALUE = 60  # letters; two names of a CPU may differ in the last ones
 
 
 def differences(runs: Iterable[AttemptRow]) -> list[str]:
@@ -36,7 +38,8 @@ def _name(run: AttemptRow) -> str:
 
 
 def _short(value: object) -> str:
-    return str(value)[:12]
+    """The first letters of a hash; all digits of a number."""
+    return value[:12] if isinstance(value, str) else str(value)
 
 
 def environments(runs: Iterable[AttemptRow]) -> list[str]:
@@ -75,7 +78,7 @@ def _several(
         found = [(known[key], run) for run, known in own if key in known]
         if all(value == found[0][0] for value, _ in found):
             continue
-        groups = group_by(found, lambda pair: _short(json.dumps(pair[0], default=str)))
+        groups = group_by(found, lambda pair: shortened(json.dumps(pair[0], default=str), LONGEST_VALUE))
         text = "; ".join(f"{value}: {_few(name(run) for _, run in pairs)}" for value, pairs in groups.items())
         texts.append(f"{key} ({text})")
     more = f", and {len(texts) - KEYS_SHOWN} more" if len(texts) > KEYS_SHOWN else ""

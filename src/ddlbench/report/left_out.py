@@ -12,6 +12,9 @@ from ddlbench.record.schema import SCHEMA_VERSION
 from ddlbench.report.files import ForeignError, NotRegularError, TooLargeError
 
 CIRCLE = "a link in a circle"
+BROKEN_EPOCHS = "epochs.jsonl that cannot be read whole"
+NO_CONFIGURATION = "without a configuration"
+NO_RATE = "ended ok without a rate"
 # The kinds in the order of the line: each for one and for several.
 KINDS = {
     "unreadable": "unreadable",
@@ -23,8 +26,10 @@ KINDS = {
     "of an older schema": "of an older schema",
     "folder or link that cannot be followed": "folders or links that cannot be followed",
     "copy": "copies",
+    NO_CONFIGURATION: NO_CONFIGURATION,
+    NO_RATE: NO_RATE,
     "still running or killed": "still running or killed",
-    "epochs.jsonl that cannot be read whole": "epochs.jsonl that cannot be read whole",
+    BROKEN_EPOCHS: BROKEN_EPOCHS,
     "of ranks that shared a GPU": "of ranks that shared a GPU",
 }
 

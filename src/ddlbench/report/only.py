@@ -35,14 +35,28 @@ def only(tables: Tables, filters: Sequence[str]) -> Tables:
         epochs=_with(tables.epochs, "path", kept),
         scaling=_with(tables.scaling, "measurement", kept),
         learning=_with(tables.learning, "learning", kept),
-        warnings=[summary, *tables.warnings],
+        warnings=[summary, *_merged_with_others(runs, kept), *tables.warnings],
     )
+
+
+def _merged_with_others(runs: Sequence[Row], kept: Sequence[Row]) -> list[str]:
+    """A warning where a filter, such as repeat=0, takes a part of the attempts that are merged."""
+    paths = {run["path"] for run in kept}
+    others = [run for run in runs if run["path"] not in paths]
+    both = {"measurements": "measurement", "learning curves": "learning"}
+    counts = {name: len(_values(kept, column) & _values(others, column)) for name, column in both.items()}
+    texts = [f"{count} {name}" for name, count in counts.items() if count]
+    merged = "the rows and figures of these are of all their attempts"
+    return [f"a part of the attempts of {' and '.join(texts)} is not reported: {merged}"] if texts else []
+
+
+def _values(rows: Sequence[Row], column: str) -> set[str]:
+    return {row[column] for row in rows if row[column] is not None}
 
 
 def _with(table: pd.DataFrame, column: str, kept: Sequence[Row]) -> pd.DataFrame:
     """The rows of the table that belong to the runs."""
-    wanted = {run[column] for run in kept if run[column] is not None}
-    return table.loc[table[column].isin(list(wanted)).to_numpy(bool)]
+    return table.loc[table[column].isin(list(_values(kept, column))).to_numpy(bool)]
 
 
 def _parsed(text: str) -> tuple[str, list[str]]:

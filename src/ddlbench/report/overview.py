@@ -11,7 +11,7 @@ from ddlbench.report.marks import numbered, remarks
 from ddlbench.report.merge import Row
 from ddlbench.report.panels import devices, duration
 from ddlbench.report.quantities import GIB, MEMORY
-from ddlbench.report.ratios import NONE_SHOWN
+from ddlbench.report.ratios import NONE_SHOWN, base_name
 from ddlbench.report.stats import SMALLEST_N
 from ddlbench.report.tables import records
 from ddlbench.report.texts import aligned
@@ -222,7 +222,7 @@ def between(row: Row, column: str, text: Callable[[float | None], str]) -> str:
 def base(row: Row, kind: str) -> str:
     """The base of a row's ratios, "ddp@2"; kind: "own_base" | "best_single"."""
     gpus = 1 if kind == "best_single" else row["own_base_gpus"]
-    return f"{name(row[f'{kind}_framework'])}@{gpus}" if row[f"{kind}_sample_time_s"] else ""
+    return f"{name(base_name(row, kind))}@{gpus}" if row[f"{kind}_sample_time_s"] else ""
 
 
 def memory(row: Row) -> str:

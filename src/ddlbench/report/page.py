@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from ddlbench.texts import shortened
 ROWS_SHOWN = 300
 LINES_SHOWN = 100  # of warnings, comparisons and notes
 LONGEST_CELL = 300
+LONGEST_REASON = 4 * LONGEST_CELL  # of a failure; also of a warning or a note
 MADE_WITH = ("device_model", "nodes", "torch", "cuda", "cudnn", "nccl", "driver", "python", "git_commit", "git_dirty")
 DATASET = ("data", "dataset_hash", "dataset_train_samples", "dataset_val_samples")
 EXPLAINED = (
@@ -51,12 +53,13 @@ def render(tables: Tables, drawing: Drawing, folder: Path) -> str:
     shown = MEASURED | VS_SINGLE | VS_OWN | PREDICTED | SETTINGS
     headers, lines = overview_cells(scaling[:ROWS_SHOWN], shown)
     paragraphs, more = best(scaling)
+    failed = [run for run in runs if run["status"] != "ok"]
     loader = jinja2.PackageLoader("ddlbench.report", ".")
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
     return environment.get_template("report.html.j2").render(
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         attempts=len(runs),
-        ok=sum(run["status"] == "ok" for run in runs),
+        ok=len(runs) - len(failed),
         headers=headers,
         paragraphs=paragraphs,
         more_paragraphs=more,
@@ -65,11 +68,12 @@ def render(tables: Tables, drawing: Drawing, folder: Path) -> str:
         notes=first([*base_lines(scaling), *notes(scaling), *([tables.drift] if tables.drift else [])]),
         left_out=tables.left_out,
         cautions=first([*tables.warnings, *cautions(runs, scaling)]),
+        more_warnings=len(tables.warnings) > LINES_SHOWN,
         pictures=pictures(drawing.figures, folder),
         folded=first(drawing.notes),
         comparisons=first(comparisons(scaling)),
-        failures=[run for run in runs if run["status"] != "ok"][:ROWS_SHOWN],
-        failed=sum(run["status"] != "ok" for run in runs),
+        failures=[_failure(run) for run in failed[:ROWS_SHOWN]],
+        failed=len(failed),
         explained=[column for column in RUNS if column.name in EXPLAINED],
         over_ranks=RANKS,
         clocks=CLOCKS,
@@ -83,10 +87,14 @@ def render(tables: Tables, drawing: Drawing, folder: Path) -> str:
     )
 
 
+def _failure(run: Row) -> Row:
+    return run | {"reason": shortened(run["reason"] or "", LONGEST_REASON)}
+
+
 def first(lines: Sequence[str]) -> list[str]:
     """The first lines, shortened, and how many there are more."""
     more = [f"and {len(lines) - LINES_SHOWN} more"] if len(lines) > LINES_SHOWN else []
-    return [*(shortened(line, 4 * LONGEST_CELL) for line in lines[:LINES_SHOWN]), *more]
+    return [*(shortened(line, LONGEST_REASON) for line in lines[:LINES_SHOWN]), *more]
 
 
 def cautions(runs: Sequence[Row], scaling: Sequence[Row]) -> list[str]:
@@ -101,14 +109,15 @@ def cautions(runs: Sequence[Row], scaling: Sequence[Row]) -> list[str]:
 
 
 def counted(runs: Sequence[Row], names: Sequence[str]) -> dict[str, Any]:
-    """The distinct combinations of some columns, with the number of attempts of each."""
+    """The distinct combinations of some columns, with the number of attempts of each; of many combinations the first
+    ones, and how many there are more."""
     known = [run for run in runs if any(run[name] is not None for name in names)]
     groups = group_by(known, lambda run: tuple(run[name] for name in names))
     lines = [
         [*(text(name, value) for name, value in zip(names, key, strict=True)), str(len(group))]
-        for key, group in groups.items()
+        for key, group in islice(groups.items(), ROWS_SHOWN)
     ]
-    return {"headers": [*names, "attempts"], "lines": lines}
+    return {"headers": [*names, "attempts"], "lines": lines, "more": len(groups) - len(lines)}
 
 
 def grid(columns: Sequence[Column], rows: Sequence[Row], total: int | None = None) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ddlbench.report.families import family
 from ddlbench.report.merge import Row, group_by
+from ddlbench.report.ratios import base_name
 
 Naming = Callable[[Row], str]
 MOST_CURVES = 8  # of a panel that a reader can tell apart
@@ -156,16 +157,16 @@ def _with_references(panel: Panel, own: bool = False) -> Panel:
     single = panel.rows[0]["best_single_sample_time_s"]
     if single and not own:
         rows = [row | {"reference_s": single, "reference_gpus": 1, "reference": ""} for row in panel.rows]
-        base = _base(panel.device, panel.rows[0]["best_single_framework"], 1, single)
+        base = _base(panel.device, base_name(panel.rows[0], "best_single"), 1, single)
         return replace(panel, rows=rows, base=base)
     rows = [row | _own_reference(row) for row in panel.rows]
     bases = {
-        (row["own_base_framework"], row["own_base_gpus"], row["own_base_sample_time_s"])
+        (base_name(row, "own_base"), row["own_base_gpus"], row["own_base_sample_time_s"])
         for row in rows
         if row["own_base_gpus"]
     }
     fewest = "ranks" if panel.device == "cpu" else "GPUs"
-    several = f"base: each framework's own fewest {fewest}" if bases else ""
+    several = f"base: each {panel.rows[0]['compared_by']}'s own fewest {fewest}" if bases else ""
     return replace(panel, rows=rows, base=_base(panel.device, *bases.pop()) if len(bases) == 1 else several)
 
 
@@ -174,8 +175,8 @@ def _own_reference(row: Row) -> Row:
     return {"reference_s": seconds, "reference_gpus": gpus, "reference": "_vs_own_base"}
 
 
-def _base(device: str | None, framework: str, gpus: int, seconds: float) -> str:
-    return f"base: {framework} on {devices(gpus, device)}, {duration(seconds)} a sample"
+def _base(device: str | None, name: str, gpus: int, seconds: float) -> str:
+    return f"base: {name} on {devices(gpus, device)}, {duration(seconds)} a sample"
 
 
 def devices(count: int, device: str | None) -> str:

@@ -16,9 +16,13 @@ NONE_SHOWN = "no speedup shown"
 
 @dataclass(frozen=True)
 class Timed:
-    """What a ratio needs of a measurement: seconds per sample, their interval, GPUs, and what names it as a base."""
+    """What a ratio needs of a measurement: seconds per sample, their interval, GPUs, and what names it as a base.
+
+    compared: its value of the compared factor
+    """
 
     framework: str | None
+    compared: str | None
     gpus: int
     sample_time_s: float
     interval: Interval | None
@@ -31,6 +35,7 @@ def against(timed: Timed | None, base: Timed | None, prefix: str, suffix: str = 
         return {}
     row: dict[str, Any] = {
         f"{prefix}_framework": base.framework,
+        f"{prefix}_compared": base.compared,
         f"{prefix}_gpus": base.gpus,
         f"{prefix}_sample_time_s": base.sample_time_s,
         f"{prefix}_epoch_time_s": base.epoch_time_s,
@@ -40,6 +45,11 @@ def against(timed: Timed | None, base: Timed | None, prefix: str, suffix: str = 
     row[f"speedup{suffix}"] = speedup(base.sample_time_s, timed.sample_time_s)
     row[f"efficiency{suffix}"] = efficiency(base.sample_time_s, base.gpus, timed.sample_time_s, timed.gpus)
     return row | _interval(timed, base, suffix)
+
+
+def base_name(row: dict[str, Any], kind: str) -> str:
+    """The base's value of the compared factor: "ddp", with --by loader "dali". kind: "best_single" | "own_base" """
+    return str(row["best_single_compared" if kind == "best_single" else "compared"])  # a row and its own base share it
 
 
 def _interval(timed: Timed, base: Timed, suffix: str) -> dict[str, Any]:

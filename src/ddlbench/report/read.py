@@ -13,7 +13,7 @@ from typing import Any
 
 from ddlbench.errors import UserError
 from ddlbench.record.schema import READ_VERSIONS, SCHEMA_VERSION
-from ddlbench.report.files import Object, parse, read_bytes
+from ddlbench.report.files import Object, TooLargeError, parse, read_bytes
 from ddlbench.report.find import search
 from ddlbench.report.gone import find_gone
 from ddlbench.report.left_out import of_error, of_reason, of_version
@@ -21,6 +21,7 @@ from ddlbench.report.lines import lines_of
 from ddlbench.texts import printable, shortened
 
 READS = " and ".join(map(str, READ_VERSIONS))
+MOST_LINES = 200_000  # of epochs.jsonl: each becomes a row, however short it is
 REASON = 300  # letters of a reason: an error may quote what it cannot read
 
 
@@ -57,9 +58,16 @@ class Attempt:
         if self.record["status"] == "unreadable" or not os.path.lexists(file):
             return b"", None
         try:
-            return read_bytes(file), None
+            return _of_few_lines(read_bytes(file)), None
         except (OSError, ValueError) as error:
             return b"", f"{self.name}: epochs.jsonl cannot be read ({why(error)}) and is left out"
+
+
+def _of_few_lines(content: bytes) -> bytes:
+    lines = content.count(b"\n")
+    if lines > MOST_LINES:
+        raise TooLargeError(f"it has {lines:,} lines, more than the {MOST_LINES:,} that are read")
+    return content
 
 
 @dataclass(frozen=True)

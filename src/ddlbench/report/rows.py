@@ -16,6 +16,7 @@ from ddlbench.record.schema import RUNS, Column
 from ddlbench.report.cells import cell, fit, in_one_line
 from ddlbench.report.copies import Original, identity
 from ddlbench.report.labels import settings_text
+from ddlbench.report.left_out import BROKEN_EPOCHS, NO_CONFIGURATION
 from ddlbench.report.lines import NONE, table_of, tables_of
 from ddlbench.report.merge import AttemptRow, Row, digest, measured_options
 from ddlbench.report.parquet_files import damaged
@@ -104,8 +105,10 @@ def _rows(own: Opened, parsed: Any) -> tuple[Rows, Any]:
     if broken:
         unread = f"{attempt.name}: {broken} line(s) of epochs.jsonl cannot be read and are left out"
     notes = [f"{attempt.name}: {in_one_line(left_out)}"] if left_out else []
-    kinds = [attempt.left_out, "epochs.jsonl that cannot be read whole" if unread else None]
-    warnings = [*attempt.warnings, *([unread] if unread else []), *notes, *damaged(attempt.path)]
+    bare = not asked and record["status"] != "unreadable"
+    unmeasured = f"{attempt.name}: run.json has no configuration: the attempt is in no measurement" if bare else None
+    kinds = [attempt.left_out, BROKEN_EPOCHS if unread else None, NO_CONFIGURATION if bare else None]
+    warnings = [*attempt.warnings, *filter(None, (unread, unmeasured)), *notes, *damaged(attempt.path)]
     original = Original(attempt.path, own.key, (attempt.has_end, len(epochs)))
     return Rows(run, len(epochs), original, warnings, tuple(filter(None, kinds))), epochs
 

@@ -65,8 +65,9 @@ class Point:
         if not self.sample_time_s or not self.gpus:
             return None
         epochs = self.values("epoch_time_s")
-        framework = self.sample.row["framework"]
-        return Timed(framework, self.gpus, self.sample_time_s, self.interval, median(epochs) if epochs else None)
+        framework, compared = self.sample.row["framework"], self.sample.row[self.by]
+        epoch_s = median(epochs) if epochs else None
+        return Timed(framework, compared, self.gpus, self.sample_time_s, self.interval, epoch_s)
 
     @cached_property
     def comparison(self) -> str:

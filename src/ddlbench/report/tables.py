@@ -19,6 +19,7 @@ from ddlbench.report.copies import without_copies
 from ddlbench.report.cores import Workers
 from ddlbench.report.doubts import drift, questions
 from ddlbench.report.ledgers import differences, environments, merged_though
+from ddlbench.report.left_out import NO_RATE
 from ddlbench.report.left_out import line as left_out_line
 from ddlbench.report.merge import AttemptRow, Row, measurement_id, measurements, quality_id
 from ddlbench.report.quality import learning_table
@@ -104,15 +105,14 @@ def make_tables(found: Records, by: str = "framework", workers: Workers | None =
     scaling = scaling_rows(merged.groups, by)
     epochs = epochs_table([run.row for run in runs], [own.epochs for own in merged.rows], merged.epochs)
     shared = [run.row["path"] for run in runs if run.row["backend"] == DEVELOPER]
+    unused, left_out = not_used(found, merged)
     return Tables(
         runs=frame(RUNS, (run.row for run in runs)),
         epochs=epochs,
         scaling=frame(SCALING, scaling),
         learning=learning_table(epochs, runs),
         warnings=[
-            *found.warnings,
-            *merged.copies,
-            *(warning for own in merged.rows for warning in own.warnings),
+            *unused,
             *differences(runs),
             *environments(runs),
             *merged_though(merged.groups),
@@ -121,8 +121,14 @@ def make_tables(found: Records, by: str = "framework", workers: Workers | None =
             *(f"{path}: ranks shared a GPU (backend=cuda:gloo): not in the scaling table" for path in shared),
         ],
         drift=drift(merged.groups),
-        left_out=left_out_line(_kinds(found, merged)),
+        left_out=left_out,
     )
+
+
+def not_used(found: Records, merged: Merged) -> tuple[list[str], str | None]:
+    """A warning for each folder, file, copy and value that is not in the numbers, and one line with their counts."""
+    warnings = [*found.warnings, *merged.copies, *(warning for own in merged.rows for warning in own.warnings)]
+    return warnings, left_out_line(_kinds(found, merged))
 
 
 def _kinds(found: Records, merged: Merged) -> list[str]:
@@ -132,9 +138,15 @@ def _kinds(found: Records, merged: Merged) -> list[str]:
         *found.left_out,
         *("copy" for _ in merged.copies),
         *(kind for own in merged.rows for kind in own.left_out),
+        *(NO_RATE for row in runs if _has_no_rate(row)),
         *("still running or killed" for row in runs if row["status"] == "running"),
         *("of ranks that shared a GPU" for row in runs if row["backend"] == DEVELOPER),
     ]
+
+
+def _has_no_rate(row: Row) -> bool:
+    """Whether it is in a measurement, but not in its times."""
+    return row["status"] == "ok" and row["measurement"] is not None and row["throughput_samples_per_s"] is None
 
 
 def frame(columns: Sequence[Column], rows: Iterable[Row]) -> pd.DataFrame:

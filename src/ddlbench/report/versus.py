@@ -19,18 +19,24 @@ Group: TypeAlias = list[AttemptRow]
 Pair: TypeAlias = tuple[Group, Group]
 
 SLOWER, UNDECIDED = 1, 3  # exit codes of the gate; 2 is that of a wrong command
-NAMES = ("mode", "framework", "model", "model_changed", "loader", "data", "recipe", "precision", "gpus", "nodes")
+NAMES = ("mode", "framework", "model", "model_changed", "loader", "data", "recipe", "precision", "gpus")
 LONGEST = 60  # letters of a value
 CHANGES_SHOWN = 30
 
 
 @dataclass
 class Versus:
-    """What is printed, and what decides the gate: measurements that are slower, and those with too few repeats."""
+    """What is printed, and what decides the gate.
+
+    slower:    shown to be slower by more than the limit, or no run ends ok any more
+    undecided: too few repeats, or no counterpart after
+    possible:  not shown to be slower, but the interval reaches beyond the limit; does not fail the gate
+    """
 
     lines: list[str] = field(default_factory=list[str])
     slower: list[str] = field(default_factory=list[str])
     undecided: list[str] = field(default_factory=list[str])
+    possible: list[str] = field(default_factory=list[str])
 
     @property
     def exit_code(self) -> int:
@@ -40,28 +46,37 @@ class Versus:
 def versus(before: Sequence[Group], after: Sequence[Group], limit: float | None = None) -> Versus:
     """Compare measurements of two sets; limit: the share by which one may be slower, None: no gate.
 
-    Measurements are paired where the same was asked for in both; of the rest those of equal names and batch. UserError
-    where there is no pair.
+    Measurements are paired where the same was asked for in both; of the rest those of equal names and batch, at last on
+    whatever number of nodes. UserError where there is no pair.
     """
     pairs, left = _paired(before, after)
     if not pairs:
         raise UserError(
-            f"the sets have no measurement in common ({len(before)} and {len(after)}): "
-            "give two results_dir with the same framework, model, data and number of GPUs"
+            f"the sets have no measurement in common ({len(before)} and {len(after)}): give two results_dir with the "
+            "same framework, model, data and number of GPUs; several of one name in a set cannot be paired"
         )
     found = Versus([*_changes(pairs), "", "times (seconds a sample, medians; ratio after / before):"])
     for pair in pairs:
         _judge(found, pair, limit)
-    found.lines += [f"only in {where}: {_name(group)}" for where, group in left]
+    found.lines += [f"{_unpaired(where, group, left)}: {_name(group)}" for where, group in left]
     if limit is not None:
+        gone = [group for where, group in left if where == "before" and any(run.ok for run in group)]
+        found.undecided += [f"nothing to compare with after: {_name(group)}" for group in gone]
         found.lines += ["", *_gate(found, limit)]
     return found
+
+
+def _unpaired(where: str, group: Group, left: Sequence[tuple[str, Group]]) -> str:
+    """Why a group has no counterpart: the other set has none, or several of the same names."""
+    names = _same_names(group)
+    several = any(names == _same_names(other) for elsewhere, other in left if elsewhere != where)
+    return f"not paired in {where}, for several have these names" if several else f"only in {where}"
 
 
 def _paired(before: Sequence[Group], after: Sequence[Group]) -> tuple[list[Pair], list[tuple[str, Group]]]:
     pairs: list[Pair] = []
     ones, twos = list(before), list(after)
-    for key in (_same_environment, _same_request, _same_names):
+    for key in (_same_environment, _same_request, _same_names, _same_on_other_nodes):
         found = list(_unique_pairs(ones, twos, key))
         pairs += found
         used = {id(group) for pair in found for group in pair}
@@ -89,6 +104,12 @@ def _same_request(group: Group) -> tuple[Any, ...]:
 
 def _same_names(group: Group) -> tuple[Any, ...]:
     row = representative(group).row
+    return tuple(row[name] for name in (*NAMES, "nodes", "global_batch"))
+
+
+def _same_on_other_nodes(group: Group) -> tuple[Any, ...]:
+    """Of two clusters: nodes with 4 and with 8 GPUs."""
+    row = representative(group).row
     return tuple(row[name] for name in (*NAMES, "global_batch"))
 
 
@@ -107,7 +128,7 @@ def _changes(pairs: Sequence[Pair]) -> list[str]:
 
 def _changed(one: AttemptRow, two: AttemptRow) -> Iterator[str]:
     free = {"train.repeat", "train.global_batch", "train.batch_per_gpu", "cluster.notes"}
-    seen = [name for name in SEEN if name != "environment_id"]
+    seen = ["nodes", *(name for name in SEEN if name != "environment_id")]
     parts: list[tuple[str, Row, Row]] = [
         ("configuration", _without(one.options, free), _without(two.options, free)),
         ("environment", one.environment | one.noted, two.environment | two.noted),
@@ -143,14 +164,24 @@ def _judge(found: Versus, pair: Pair, limit: float | None) -> None:
         return
     ratio = two.sample_time_s / one.sample_time_s
     interval = ratio_interval(two.interval, one.interval) if one.interval and two.interval else None
-    counts = f"n={len(one.sample_times)} and n={len(two.sample_times)}"
+    counts = f"n={len(one.sample_times)} and n={len(two.sample_times)}{_failed(one, two)}"
     bounds = f"{_word(interval)}, {interval.low:.3f} to {interval.high:.3f}" if interval else "too few for an interval"
     times = f"{duration(one.sample_time_s)} -> {duration(two.sample_time_s)}"
     found.lines.append(f"  {name}: {times}, ratio {ratio:.3f} ({bounds}, {counts})")
-    if limit is not None and interval is None:
-        found.undecided.append(f"{name}: {counts}")
-    elif limit is not None and interval is not None and interval.low > 1 + limit:
+    if limit is None:
+        return
+    if interval is None:
+        found.undecided.append(f"too few repeats to decide (6 a side are needed): {name}: {counts}")
+    elif interval.low > 1 + limit:
         found.slower.append(f"{name}: at least {interval.low:.3f} times the time")
+    elif interval.high > 1 + limit:
+        found.possible.append(f"{name}: up to {interval.high:.3f} times the time")
+
+
+def _failed(one: Point, two: Point) -> str:
+    """ ", 0 and 2 attempts failed"; empty where none did."""
+    before, after = (len(point.runs) - len(point.ok) for point in (one, two))
+    return f", {before} and {after} attempts failed" if before or after else ""
 
 
 def _word(interval: Interval) -> str:
@@ -159,9 +190,9 @@ def _word(interval: Interval) -> str:
 
 def _gate(found: Versus, limit: float) -> list[str]:
     percent = f"{100 * limit:g} %"
-    lines = [f"slower by more than {percent}: {text}" for text in found.slower]
-    lines += [f"too few repeats to decide (6 a side are needed): {text}" for text in found.undecided]
-    return lines or [f"no measurement is shown to be slower by more than {percent}"]
+    lines = [f"slower by more than {percent}: {text}" for text in found.slower] + found.undecided
+    lines = lines or [f"no measurement is shown to be slower by more than {percent}"]
+    return lines + [f"not shown, and more repeats may show it: {text}" for text in found.possible]
 
 
 def _status(group: Group) -> str:
