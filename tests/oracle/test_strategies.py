@@ -226,6 +226,15 @@ def test_spatial_refuses_more_ranks_than_rows_and_text() -> None:
         strategy(Spatial(), setting(2))
 
 
+def test_channel_refuses_more_ranks_than_channels_and_text() -> None:
+    """VGG of 8, 8, 16, ... channels: conv1_2 has 8 of them, conv1_1 the 3 of the images, which are not split."""
+    assert strategy(Channel(), setting(8, model=VGG16)).layout == {"dp": 1, "tp": 8}
+    with pytest.raises(Unsupported, match=r"16 ranks cannot share the 8 channels of conv1_2\.conv: choose"):
+        strategy(Channel(), setting(16, 16, model=VGG16))
+    with pytest.raises(Unsupported, match="has no channels to split"):
+        strategy(Channel(), setting(2))
+
+
 def test_pipeline_of_equal_stages_by_hand() -> None:
     """2 stages, 4 micro batches of 2 samples, F = 2 x 1 s, B = 2 x 2 s: 4 x 6 s of computing, a bubble of 6 s."""
     outcome = strategy(
