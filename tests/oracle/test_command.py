@@ -9,6 +9,7 @@ from statistics import median
 
 import pytest
 
+from ddlbench.config.choices import choices
 from ddlbench.oracle.command import main
 
 TINY = ("+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=16", "model.image_size=64")
@@ -116,6 +117,29 @@ def test_degrees_beyond_their_limit_are_refused_in_the_row(capsys: pytest.Captur
     fine, refused = json.loads(capsys.readouterr().out)
     assert (fine["status"], refused["status"], refused["step_s"]) == ("ok", "unsupported", None)
     assert "the model has 6 blocks" in refused["reason"]
+
+
+def test_a_framework_without_the_keys_that_were_given_is_a_row(capsys: pytest.CaptureFixture[str]) -> None:
+    """`framework.dp` is a key of pipelines and of tensor, not of ddp; the others are predicted."""
+    found = rows(capsys, *TINY, "cluster=abci", "gpus=4", "framework.dp=2")
+    reasons = {row["framework"]: row["reason"] for row in found}
+    assert set(reasons) == set(choices("framework"))
+    assert "framework.dp does not exist" in reasons["ddp"]
+    assert {row["framework"] for row in found if row["status"] == "ok"} >= {"gpipe", "tensor", "1f1b"}
+
+
+def test_what_one_framework_refuses_is_its_row_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """14 samples of 2 a micro batch are 7: interleaved takes rounds of equal size, gpipe any number."""
+    words = (*TINY, "cluster=abci", "gpus=2", "train.global_batch=14", "train.micro_batch=2")
+    found = {row["framework"]: row for row in rows(capsys, *words)}
+    assert found["gpipe"]["status"] == "ok"
+    assert "interleaved over 2 ranks cannot run 7 micro batches" in found["interleaved"]["reason"]
+
+
+def test_a_link_that_is_not_known_is_a_row_beside_others(capsys: pytest.CaptureFixture[str]) -> None:
+    one, two = rows(capsys, *TINY, "+framework=ddp", "cluster=local", "gpus=[1,2]", "--one-gpu-step-s", "1")
+    assert (one["status"], two["status"], two["step_s"]) == ("ok", "unsupported", None)
+    assert "the link within a node is not known" in two["reason"]
 
 
 def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

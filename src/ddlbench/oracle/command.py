@@ -72,21 +72,40 @@ def machine_of(question: Question) -> Machine:
 
 
 def predictions(question: Question, machine: Machine) -> list[Prediction]:
-    """Of every framework that is asked for, at every number of GPUs."""
-    names = [question.framework] if question.framework else choices("framework")
+    """Of every framework that is asked for, at every number of GPUs. Where an input is missing or a framework has not
+    the keys that were given, the row says so; UserError where that holds for all of them."""
     results = Results.read(question.options.results, str(torch.__version__)) if question.options.results else None
-    rows: list[Prediction] = []
-    for name in names:
+    rows, errors = list[Prediction](), list[UserError]()
+
+    def refused(name: str, gpus: int, error: UserError) -> Prediction:
+        errors.append(error)
+        own = question.only_here.name if question.only_here else name
+        return Prediction(own, question.model, machine.name, gpus, "unsupported", str(error))
+
+    for name in choices("framework") if question.framework is None else [question.framework]:
         try:
-            config = configuration(f"+framework={name}", *question.words)
-        except UserError:
-            if question.framework or name == names[0]:
+            one = _predictor(question, machine, results, name)
+        except UserError as error:
+            if question.framework is not None or not question.has_framework_keys:
                 raise
-            continue  # a key that this framework does not have
-        known = known_of(question, machine, config, results)
-        framework = question.only_here or config.framework
-        rows += [predict(config, framework, gpus, known) for gpus in question.gpus]
+            rows += [refused(name, gpus, error) for gpus in question.gpus]
+            continue
+        for gpus in question.gpus:
+            try:
+                rows.append(one(gpus))
+            except UserError as error:
+                rows.append(refused(name, gpus, error))
+    if errors and all(row.status != "ok" for row in rows):
+        raise errors[0]
     return rows
+
+
+def _predictor(question: Question, machine: Machine, results: Results | None, name: str) -> Callable[[int], Prediction]:
+    """By the number of GPUs. UserError for keys that this framework does not have."""
+    config = configuration(f"+framework={name}", *question.words)
+    known = known_of(question, machine, config, results)
+    framework = question.only_here or config.framework
+    return lambda gpus: predict(config, framework, gpus, known)
 
 
 def known_of(question: Question, machine: Machine, config: Config, results: Results | None) -> Known:

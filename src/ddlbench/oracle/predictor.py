@@ -76,12 +76,15 @@ class Known:
 
 
 def predict(config: Config, framework: Any, gpus: int, known: Known) -> Prediction:
-    """UserError for a mistake in the configuration that holds for every framework (no link, no speed)."""
+    """A row; UserError where an input of the prediction is missing (no link, no speed, no base)."""
     row = Prediction(framework.name, config.model.name, known.machine.name, gpus, "ok", "")
     job = job_of(config, gpus, known.machine)
     try:
         if not isinstance(framework, PREDICTION_ONLY):
             supports(framework, job)
+    except RunError as error:
+        return replace(row, status="unsupported", reason=str(error))
+    try:
         computation = known.computation(replace(config, framework=framework), job)
         setting = Setting(job, known.machine, computation, config.recipe.optimizer.name, known.algorithm)
         outcome = strategy(framework, setting)
