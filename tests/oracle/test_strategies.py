@@ -214,6 +214,22 @@ def test_spatial_by_hand() -> None:
     assert outcome.limits[0].largest == 4
 
 
+@pytest.mark.parametrize(("per_node", "alpha", "rate"), [(4, 1e-6, 10e9), (2, 10e-6, 1e9), (1, 10e-6, 1e9)])
+def test_neighbours_in_two_nodes_set_the_pace_of_halos(per_node: int, alpha: float, rate: float) -> None:
+    machine = replace(MACHINE, devices_per_node=per_node)
+    outcome = strategy(Spatial(sp=4), setting(4, model=VGG16, machine=machine))
+    halos = next(message for message in outcome.messages if "halo" in message.what)
+    assert halos.seconds == pytest.approx(halos.count * alpha + halos.bytes_ / rate)
+
+
+def test_a_pipeline_over_two_nodes_sends_once_between_them() -> None:
+    """8 stages of one micro batch, 1 GB each time: 6 messages within a node and one between, forward and backward."""
+    blocks = [block(name, 1, 2, leaving=1e9 / 8) for name in "abcdefgh"]
+    outcome = strategy(Pipeline(schedule="gpipe", balance=[1] * 8), made(8, blocks, 8, micro_batch=8))
+    (message,) = [each for each in outcome.messages if "between stages" in each.what]
+    assert message.exposed == pytest.approx(2 * (6 * (1e-6 + 0.1) + 10e-6 + 1.0))
+
+
 def test_spatial_of_one_is_data_parallel() -> None:
     one, data = strategy(Spatial(dp=4, sp=1), setting(4, model=VGG16)), strategy(DDP(), setting(4, model=VGG16))
     assert one.step_s == pytest.approx(data.step_s)

@@ -53,10 +53,10 @@ def path(machine: Machine, ranks: int, stride: int = 1, world: int | None = None
 
     UserError where the machine's file says nothing of a link that is needed.
     """
-    sweeps = {kind: sweep for kind in KINDS if (sweep := machine.sweep(kind, ranks)) is not None}
-    if sweeps:
-        return Path(Hop(ranks, 0.0, 0.0), Hop(1, 0.0, 0.0), sweeps)
     per_node = machine.per_node(world or ranks * stride)
+    sweeps = {kind: sweep for kind in KINDS if (sweep := machine.sweep(kind, ranks)) is not None}
+    if sweeps and ranks * stride <= per_node:  # they are measured within one node
+        return Path(Hop(ranks, 0.0, 0.0), Hop(1, 0.0, 0.0), sweeps)
     within = max(1, min(ranks, per_node // stride))
     while ranks % within:  # groups that nodes cut unevenly: the largest even cut
         within -= 1
@@ -136,14 +136,18 @@ def broadcast(m: float, to: Path) -> float:
     return tree_all_reduce(m, to) / 2 if to.ranks > 1 and m else 0.0
 
 
-def send(m: float, machine: Machine, stride: int, world: int) -> float:
-    """alpha + m beta, from a rank to the one `stride` further; between nodes all ranks of a node send at once."""
+def send(m: float, machine: Machine, stride: int, world: int, crosses: bool | None = None) -> float:
+    """alpha + m beta, from a rank to the one `stride` further. Between nodes the `stride` ranks that send at once, or
+    those of them that a node has, share its adapters.
+
+    crosses: whether it goes to another node; None: as far as `stride` tells
+    """
     if not m:
         return 0.0
-    measured = machine.sweep("send", world)
-    if measured is not None:
-        return measured.at(m)
     per_node = machine.per_node(world)
-    crosses = stride >= per_node
+    crosses = stride >= per_node if crosses is None else crosses
+    measured = machine.sweep("send", world)
+    if measured is not None and not crosses:
+        return measured.at(m)
     via = link(machine, int(crosses), 2)
-    return via.alpha_s + m * (per_node if crosses else 1) / via.bytes_per_s
+    return via.alpha_s + m * (min(stride, per_node) if crosses else 1) / via.bytes_per_s

@@ -94,11 +94,11 @@ class Machine:
         return min(world, self.devices_per_node or world)
 
     def marks(self, ranks: int) -> list[str]:
-        """What to say where so many ranks are outside of what was measured."""
-        known = sorted({count for _, count in self.sweeps})
-        if not known or ranks in (1, *known):
+        """What to say where so many ranks, or those of them that a node has, are outside of what was measured."""
+        known, inside = sorted({count for _, count in self.sweeps}), self.per_node(ranks)
+        if not known or inside in (1, *known):
             return []
-        return [f"collectives measured with {', '.join(map(str, known))} ranks, not {ranks}"]
+        return [f"collectives measured with {', '.join(map(str, known))} ranks, not {inside}"]
 
     def beyond(self, largest: float) -> list[str]:
         """What to say where a message has more bytes than any that was measured."""
