@@ -191,6 +191,15 @@ def test_five_thousand_predictions_take_seconds(capsys: pytest.CaptureFixture[st
     assert time.process_time() - began < 60
 
 
+@pytest.mark.parametrize("place", [".", "missing/steps"])
+def test_a_figure_that_cannot_be_written_is_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = error(capsys, *TINY, "+framework=ddp", "cluster=abci", "gpus=4", "--figure", place)
+    assert f"--figure={place} cannot be written" in said
+
+
 def test_a_figure(tmp_path: Path) -> None:
     assert main([*TINY, "+framework=ddp", "cluster=abci", "gpus=[4,8]", "--figure", str(tmp_path / "steps")]) == 0
     assert (tmp_path / "steps.png").stat().st_size > 0

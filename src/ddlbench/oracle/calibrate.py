@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -63,14 +64,14 @@ def _kept(path: Path, key: dict[str, Any]) -> dict[str, Any] | None:
         content = json.loads(path.read_text())
     except (OSError, ValueError):
         return None
-    return content if content.get("key") == key else None
+    return content if isinstance(content, dict) and content.get("key") == key else None
 
 
 def key_of(config: Config, device: torch.device, samples: int) -> dict[str, Any]:
     """What a calibration holds for."""
     train = config.train
     return {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu of {platform.node()}",
         "model": repr(config.model),
         "samples": samples,
         "precision": train.precision,

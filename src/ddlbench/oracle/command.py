@@ -21,7 +21,7 @@ from ddlbench.oracle import machine as machines
 from ddlbench.oracle import network, ranking, volumes
 from ddlbench.oracle.computation import Computation
 from ddlbench.oracle.figure import draw
-from ddlbench.oracle.inputs import OneStep, from_calibration, from_one_step, from_roofline, own_cores
+from ddlbench.oracle.inputs import OneStep, from_calibration, from_one_step, from_roofline, own_cores, own_gpu
 from ddlbench.oracle.machine import Machine
 from ddlbench.oracle.predictor import Known, Prediction, predict
 from ddlbench.oracle.question import Question, ask
@@ -47,7 +47,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def answer(question: Question) -> int:
     if question.options.calibrate_network:
         machine = machines.load(question.cluster)
-        counts = [gpus for gpus in question.gpus if gpus > 1]
+        counts = [gpus for gpus in question.gpus if 1 < gpus <= (machine.devices_per_node or gpus)]
+        if machine.device.type == "cuda" and machine.device.name != own_gpu():
+            raise UserError(
+                f"--calibrate-network measures this machine, which has {own_gpu() or 'no GPU'}, not "
+                f"{machine.device.name}: run it there"
+            )
         print(f"collectives are in {network.calibrate(machine.device.type, counts)}", file=sys.stderr)
     machine = machine_of(question)
     rows = ranking.ranked(predictions(question, machine))
@@ -61,14 +66,16 @@ def answer(question: Question) -> int:
 
 
 def machine_of(question: Question) -> Machine:
-    """The cluster's file; for this machine with what is known of it."""
-    machine = machines.with_overlap(machines.load(question.cluster), question.overlap)
-    if machine.name != "local":
-        return machine
-    machine, device = network.calibrated(machine), machine.device
-    if device.memory_bytes is None:
-        device = replace(device, memory_bytes=float(psutil.virtual_memory().total))
-    return replace(machine, device=device, cores=machine.cores or own_cores())
+    """The cluster's file; for this machine, or one of its nodes, with what was measured here."""
+    machine = machines.load(question.cluster)
+    device = machine.device
+    if machine.name == "local":
+        memory = device.memory_bytes or float(psutil.virtual_memory().total)
+        device = replace(device, memory_bytes=memory)
+        machine = replace(network.calibrated(machine), device=device, cores=machine.cores or own_cores())
+    elif device.type == "cuda" and device.name == own_gpu():
+        machine = network.calibrated(machine)
+    return machines.with_overlap(machine, question.overlap)
 
 
 def predictions(question: Question, machine: Machine) -> list[Prediction]:

@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from functools import partial
 
+import torch
+
 from ddlbench.config.schema import Config
 from ddlbench.errors import UserError
 from ddlbench.oracle import computation
@@ -73,3 +75,7 @@ def from_calibration(config: Config, machine: Machine) -> Computation:
 
 def own_cores() -> int:
     return len(os.sched_getaffinity(0))
+
+
+def own_gpu() -> str | None:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None

@@ -12,7 +12,7 @@ import json
 import platform
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -49,6 +49,8 @@ def versions(device_type: str) -> dict[str, str]:
 
 def calibrate(device_type: str, counts: Sequence[int], sizes: Sequence[int] = SIZES) -> Path:
     """Measure and keep; the file's path. UserError where there are too few devices."""
+    if not counts:
+        raise UserError("--calibrate-network measures between ranks: give gpus= with 2 or more, such as gpus=[2,4]")
     devices = torch.cuda.device_count() if device_type == "cuda" else max(counts)
     if devices < max(counts):
         raise UserError(f"--calibrate-network: {max(counts)} ranks need as many GPUs, this machine has {devices}")
@@ -69,23 +71,30 @@ def calibrate(device_type: str, counts: Sequence[int], sizes: Sequence[int] = SI
 
 def calibrated(machine: Machine) -> Machine:
     """With what was measured on this host with this version of torch; as it is where nothing was."""
-    try:
-        content = cast(dict[str, Any], json.loads(path(machine.device.type).read_text()))
-    except (OSError, ValueError):
+    kept = path(machine.device.type)
+    if not kept.is_file():
         return machine
-    if {key: content.get(key) for key in versions("")} != versions(machine.device.type):
-        raise UserError(
-            f"{path(machine.device.type)} was measured with torch {content.get('torch')} on {content.get('host')}, "
-            f"this is torch {torch.__version__} on {platform.node()}: run --calibrate-network again"
-        )
+    try:
+        content = cast(dict[str, Any], json.loads(kept.read_text()))
+        if {key: content.get(key) for key in versions("")} == versions(machine.device.type):
+            return _with(machine, content)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{kept} cannot be used ({error!r}): run --calibrate-network again") from error
+    raise UserError(
+        f"{kept} was measured with torch {content.get('torch')} on {content.get('host')}, this is torch "
+        f"{torch.__version__} on {platform.node()}: run --calibrate-network again"
+    )
+
+
+def _with(machine: Machine, content: Mapping[str, Any]) -> Machine:
     sizes = tuple(map(float, content["sizes"]))
     sweeps = {
-        (kind, int(ranks)): Sweep(sizes, tuple(each))
+        (kind, int(ranks)): Sweep(sizes, tuple(map(float, each)))
         for kind, counts in content["seconds"].items()
         for ranks, each in counts.items()
     }
     contention = {int(ranks): max(1.0, each) for ranks, each in content["contention"].items()}
-    cost = {int(ranks): each for ranks, each in content.get("hidden_cost", {}).items()}
+    cost = {int(ranks): float(each) for ranks, each in content.get("hidden_cost", {}).items()}
     return replace(machine, sweeps=sweeps, contention=contention, hidden_cost=cost)
 
 

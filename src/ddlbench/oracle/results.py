@@ -155,10 +155,10 @@ def _base(attempt: Attempt, config: Config, machine: Machine) -> Base | None:
     micro = max(1, int(batch / replicas / count))
     own = {key: value for key, value in framework.items() if key != "_target_"}
     version = str(_section(record, "environment").get("torch", ""))
-    hosts = tuple(sorted(map(str, launch.get("hosts") or ()))) if machine.device.type == "cpu" else ()
-    return Base(
-        str(framework.get("name", "")), own, int(ranks), int(batch), micro, seconds, attempt.path, version, hosts
-    )
+    names = launch.get("hosts") if machine.device.type == "cpu" else None
+    hosts = tuple(sorted(map(str, names))) if isinstance(names, list) else ()
+    name = str(framework.get("name", ""))
+    return Base(name, own, int(ranks), int(batch), micro, seconds, attempt.path, version, hosts)
 
 
 def _of_few(config: Config, machine: Machine, base: Base, basis: str, blocks: Computation | None) -> Computation:
