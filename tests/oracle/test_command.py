@@ -11,6 +11,7 @@ import pytest
 
 from ddlbench.config.choices import choices
 from ddlbench.oracle.command import main
+from tests.equality.test_full_size import PARAMETERS
 
 TINY = ("+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=16", "model.image_size=64")
 KEYS = {
@@ -181,6 +182,16 @@ def test_measured_runs_are_the_base(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(steps) == 6
     assert row["step_s"] == pytest.approx(median(steps))
     assert row["basis"].startswith("single on one device (single-resnet50")
+
+
+@pytest.mark.slow  # models of full size are counted
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("model", choices("model"))
+def test_every_model_is_predicted_at_full_size(capsys: pytest.CaptureFixture[str], model: str) -> None:
+    (row,) = rows(capsys, f"+model={model}", "+framework=ddp", "cluster=h100", "gpus=64", "train.batch_per_gpu=8")
+    assert row["memory"]["weights"] == row["messages"][0]["bytes_"] == 4 * PARAMETERS[model]
+    assert 0 < row["compute_s"] < row["step_s"] + 1e-9
+    assert row["fits"] is True
 
 
 def test_five_thousand_predictions_take_seconds(capsys: pytest.CaptureFixture[str]) -> None:
