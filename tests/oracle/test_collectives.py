@@ -63,6 +63,12 @@ def test_strided_groups_share_the_adapters_of_their_node() -> None:
     assert path(MACHINE, 2, stride=4, world=8) == Path(Hop(1, 0.0, 0.0), Hop(2, 10e-6, 4e-9))
 
 
+def test_a_group_that_nodes_cut_unevenly_shares_its_adapters_with_nobody() -> None:
+    """5 ranks on nodes of 4 are all there are: in a ring one flow leaves each node."""
+    assert path(MACHINE, 5) == Path(Hop(1, 0.0, 0.0), Hop(5, 10e-6, 1e-9))
+    assert path(MACHINE, 3, world=6) == Path(Hop(3, 1e-6, 1e-10), Hop(1, 0.0, 0.0))
+
+
 def test_neighbours_stay_within_their_node() -> None:
     assert path(MACHINE, 2, stride=2, world=8) == Path(Hop(2, 1e-6, 1e-10), Hop(1, 0.0, 0.0))
 

@@ -21,7 +21,9 @@ def test_numbers_of_gpus(text: str, expected: list[int]) -> None:
     assert numbers(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "[]", "0", "-1", "[8,4,...,1]", "[4,...,8]", "[4,8,...]", "x", "99999999"])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "0", "-1", "[8,4,...,1]", "[4,...,8]", "[4,8,...]", "x", "99999999", "[4,6,...,20000]"]
+)
 def test_other_numbers_are_refused(text: str) -> None:
     with pytest.raises(UserError, match="gpus="):
         numbers(text)

@@ -62,7 +62,8 @@ def path(machine: Machine, ranks: int, stride: int = 1, world: int | None = None
         within -= 1
     outside = ranks // within
     inner, outer = link(machine, 0, within), link(machine, 1, outside)
-    sharing = max(1, per_node // within)  # flows of other groups through the same adapters
+    groups = (world or ranks * stride) // ranks
+    sharing = max(1, min(groups, per_node // within))  # flows of these groups through the same adapters
     return Path(
         Hop(within, inner.alpha_s, 1 / inner.bytes_per_s), Hop(outside, outer.alpha_s, sharing / outer.bytes_per_s)
     )

@@ -18,7 +18,7 @@ CALIBRATE = (
     "measure each block here, once for each device, model and batch; with --from or --one-gpu-step-s these seconds say "
     "how that step is spread over the blocks"
 )
-LARGEST_WORLD = 2**20
+LARGEST_WORLD, MOST = 2**20, 5000
 EXAMPLE = "gpus=[4,8,16] or gpus=[4,8,...,1024]"
 ABOVE_0 = (
     "one_gpu_step_s", "one_gpu_batch", "samples_per_epoch", "loader_samples_per_s", "max_gpus", "max_memory_gib"
@@ -165,6 +165,8 @@ def numbers(text: str) -> list[int]:
             found += _between(found[-2], found[-1], last)
         else:
             found.append(_number(entry, text))
+    if len(found) > MOST:
+        raise UserError(f"gpus= gives {len(found)} numbers: ask for {MOST} at most at a time")
     return list(dict.fromkeys(found))
 
 
