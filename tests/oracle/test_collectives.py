@@ -69,6 +69,12 @@ def test_a_group_that_nodes_cut_unevenly_shares_its_adapters_with_nobody() -> No
     assert path(MACHINE, 3, world=6) == Path(Hop(3, 1e-6, 1e-10), Hop(1, 0.0, 0.0))
 
 
+def test_the_ends_of_one_pipeline_have_the_adapters_for_themselves() -> None:
+    """Ranks 0 and 7, and no other pair; of two pipelines two pairs."""
+    beta = [path(MACHINE, 2, stride=7, world=8, groups=groups).outer.beta for groups in (1, 2)]
+    assert beta == [1e-9, 2e-9]
+
+
 def test_neighbours_stay_within_their_node() -> None:
     assert path(MACHINE, 2, stride=2, world=8) == Path(Hop(2, 1e-6, 1e-10), Hop(1, 0.0, 0.0))
 

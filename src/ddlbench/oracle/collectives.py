@@ -48,8 +48,9 @@ class Path:
         return [hop for hop in (self.inner, self.outer) if hop.ranks > 1]
 
 
-def path(machine: Machine, ranks: int, stride: int = 1, world: int | None = None) -> Path:
-    """Of a group of `ranks`, each `stride` after the one before, among `world` ranks (all of them in such groups).
+def path(machine: Machine, ranks: int, stride: int = 1, world: int | None = None, groups: int | None = None) -> Path:
+    """Of a group of `ranks`, each `stride` after the one before, among `world` ranks. groups: how many such groups
+    there are; None: all ranks are in one.
 
     UserError where the machine's file says nothing of a link that is needed.
     """
@@ -62,7 +63,7 @@ def path(machine: Machine, ranks: int, stride: int = 1, world: int | None = None
         within -= 1
     outside = ranks // within
     inner, outer = link(machine, 0, within), link(machine, 1, outside)
-    groups = (world or ranks * stride) // ranks
+    groups = groups or (world or ranks * stride) // ranks
     sharing = max(1, min(groups, per_node // within))  # flows of these groups through the same adapters
     return Path(
         Hop(within, inner.alpha_s, 1 / inner.bytes_per_s), Hop(outside, outer.alpha_s, sharing / outer.bytes_per_s)

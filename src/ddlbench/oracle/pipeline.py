@@ -174,8 +174,8 @@ def _reduction(cut: Cut, setting: Setting, numbers: Sequence[float]) -> list[Mes
         what = "reduction and gathering of shards" if cut.sharded else "all-reduce of gradients"
         messages.append(Message(what, 1, size, seconds, seconds))
     if cut.pp > 1 and setting.counts.tied:
-        size = 4 * setting.counts.tied / cut.tp
-        seconds = setting.all_reduce(size, 2, cut.dp * cut.tp * (cut.pp - 1))
+        size, beside = 4 * setting.counts.tied / cut.tp, cut.dp * cut.tp
+        seconds = setting.all_reduce(size, 2, beside * (cut.pp - 1), beside)
         messages.append(Message("all-reduce of the tied embedding", 1, size, seconds, seconds))
     return messages
 

@@ -48,14 +48,14 @@ class Setting:
         the rest costs what the machine says."""
         return late + (seconds - late) * self.machine.shown(self.machine.per_node(self.world))
 
-    def path(self, ranks: int, stride: int = 1) -> Path:
-        return collectives.path(self.machine, ranks, stride, self.world)
+    def path(self, ranks: int, stride: int = 1, groups: int | None = None) -> Path:
+        return collectives.path(self.machine, ranks, stride, self.world, groups)
 
-    def all_reduce(self, bytes_: float, ranks: int, stride: int = 1) -> float:
+    def all_reduce(self, bytes_: float, ranks: int, stride: int = 1, groups: int | None = None) -> float:
         """Seconds."""
         if ranks == 1:
             return 0.0
-        return collectives.all_reduce(bytes_, self.path(ranks, stride), self.algorithm)
+        return collectives.all_reduce(bytes_, self.path(ranks, stride, groups), self.algorithm)
 
 
 @dataclass(frozen=True)
