@@ -48,6 +48,18 @@ def test_one_gpu_s_seconds_come_back_at_one_gpu(capsys: pytest.CaptureFixture[st
     assert four["step_s"] == pytest.approx(0.25 + four["comm_exposed_s"])
 
 
+@pytest.mark.parametrize(("recipe", "states"), [("sgd", 1), ("lars", 1), ("adamw", 2)])
+def test_an_optimizer_without_momentum_keeps_nothing(
+    capsys: pytest.CaptureFixture[str], recipe: str, states: int
+) -> None:
+    """Momentum is a state of sgd and lars alone: 4 bytes a parameter for each state."""
+    words = (*TINY, "+framework=ddp", "cluster=abci", "gpus=4", f"recipe={recipe}")
+    momentum, plain = (rows(capsys, *words, *more)[0] for more in ((), ("recipe.optimizer.momentum=0",)))
+    assert momentum["memory"]["optimizer"] == states * momentum["memory"]["weights"]
+    assert plain["memory"]["optimizer"] == (0 if states == 1 else momentum["memory"]["optimizer"])
+    assert plain["compute_s"] < momentum["compute_s"] or states == 2
+
+
 def test_abci_adds_communication_as_the_paper_does(capsys: pytest.CaptureFixture[str]) -> None:
     """25.6 million parameters, 102 MB at 12.5 GB/s, twice: 16.4 ms between nodes at 1,024 GPUs."""
     words = ("+model=resnet50", "+framework=ddp", "cluster=abci", "gpus=1024", "train.batch_per_gpu=64")

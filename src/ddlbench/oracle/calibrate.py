@@ -25,6 +25,7 @@ from ddlbench.job import type_of_dtype
 from ddlbench.oracle.computation import Blocks, Pass
 from ddlbench.oracle.machine import Device
 from ddlbench.oracle.network import wait
+from ddlbench.oracle.setting import kind_of
 from ddlbench.recipe.losses import make_loss
 from ddlbench.recipe.optimizers import make_optimizer
 
@@ -78,7 +79,7 @@ def key_of(config: Config, device: torch.device, samples: int) -> dict[str, Any]
         "tf32": train.tf32,
         "channels_last": train.channels_last,
         "threads": train.threads_per_rank,
-        "optimizer": config.recipe.optimizer.name,
+        "optimizer": kind_of(config.recipe.optimizer),
         "torch": str(torch.__version__),
     }
 

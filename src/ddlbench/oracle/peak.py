@@ -18,7 +18,7 @@ from ddlbench.oracle.setting import Memory, Setting
 
 # Copies of a tensor that an update makes for a moment, tensor by tensor: what weight decay is added to; the square root
 # and its quotient of Adam.
-UPDATE_COPIES = {"sgd": 1, "adam": 2, "adamw": 2, "lars": 2, "lamb": 3}
+UPDATE_COPIES = {"sgd": 1, "adam": 2, "adamw": 2, "lars": 2, "lamb": 3, "plain sgd": 1, "plain lars": 2}
 
 
 class Moment(NamedTuple):

@@ -25,7 +25,7 @@ from ddlbench.oracle import data, pipeline, sharded, spatial, tensor
 from ddlbench.oracle.computation import Computation
 from ddlbench.oracle.machine import Machine
 from ddlbench.oracle.reason import reason
-from ddlbench.oracle.setting import Message, Outcome, Setting
+from ddlbench.oracle.setting import Message, Outcome, Setting, kind_of
 from ddlbench.oracle.traced import traced
 from ddlbench.ranks.launch import Launch
 from ddlbench.run.assembly import make_job
@@ -86,7 +86,7 @@ def predict(config: Config, framework: Any, gpus: int, known: Known) -> Predicti
         return replace(row, status="unsupported", reason=str(error))
     try:
         computation = known.computation(replace(config, framework=framework), job)
-        setting = Setting(job, known.machine, computation, config.recipe.optimizer.name, known.algorithm)
+        setting = Setting(job, known.machine, computation, kind_of(config.recipe.optimizer), known.algorithm)
         outcome = strategy(framework, setting)
     except RunError as error:
         if isinstance(error, UserError) and not _of_degree(error):

@@ -17,7 +17,7 @@ from ddlbench.oracle.computation import Computation
 from ddlbench.oracle.inputs import OneStep, from_one_step
 from ddlbench.oracle.machine import Machine
 from ddlbench.oracle.predictor import job_of, strategy
-from ddlbench.oracle.setting import Setting
+from ddlbench.oracle.setting import Setting, kind_of
 from ddlbench.report.read import Attempt, read_all
 
 # Keys of a run's `train` section that change how fast one process computes.
@@ -171,7 +171,7 @@ def _of_few(config: Config, machine: Machine, base: Base, basis: str, blocks: Co
     step_s = base.seconds
     for _ in range(ROUNDS):
         computation = from_one_step(there, machine, OneStep(step_s, alone, min(alone, base.micro)), basis, blocks)
-        outcome = strategy(config.framework, Setting(job, machine, computation, config.recipe.optimizer.name))
+        outcome = strategy(config.framework, Setting(job, machine, computation, kind_of(config.recipe.optimizer)))
         left = base.seconds - outcome.exposed_s
         if left <= 0:
             raise UserError(

@@ -11,8 +11,15 @@ from ddlbench.oracle.collectives import Path
 from ddlbench.oracle.computation import Computation
 from ddlbench.oracle.counts import Counts
 from ddlbench.oracle.machine import Machine
+from ddlbench.recipe.optimizers import OptimizerConfig
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+
+def kind_of(optimizer: OptimizerConfig) -> str:
+    """A key of memory_formula.STATES: without momentum sgd and lars keep nothing."""
+    plain = optimizer.name in ("sgd", "lars") and not optimizer.momentum
+    return f"plain {optimizer.name}" if plain else optimizer.name
 
 
 @dataclass(frozen=True)
