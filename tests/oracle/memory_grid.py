@@ -36,6 +36,7 @@ VARIANTS = {
 BUCKETS = ("framework.reduce_bucket_mb=0.25",)
 ZERO = ("zero1", "zero2", "zero3")
 REPLICATED = ("framework.replicate=2",)  # HSDP: two replicas of shards
+SHARDED = ("framework.dp=2", "framework.sharded=true")  # pipelines whose replicas share the update
 PIPELINES = ("gpipe", "1f1b", "interleaved", "zero_bubble", "pipedream", "pipedream_2bw")
 FRAMEWORKS = ("ddp", "horovod", "local_sgd", "zero0", *ZERO, "fsdp", "tensor", *PIPELINES, "hybrid")
 
@@ -52,8 +53,9 @@ class Case:
         """Four samples a GPU."""
         size = (f"+framework={self.framework}", f"+model={self.model}", *MODELS[self.model], "train.batch_per_gpu=4")
         tied = self.framework == "pipedream" and self.model == "gpt2_small"  # which it refuses
-        more = {**VARIANTS, "buckets": BUCKETS, "replicated": REPLICATED}[self.variant]
-        return (*size, *layout(self.framework, self.ranks), *(("model.tie_weights=false",) if tied else ()), *more)
+        more = {**VARIANTS, "buckets": BUCKETS, "replicated": REPLICATED, "sharded": SHARDED}[self.variant]
+        degrees = () if self.variant == "sharded" else layout(self.framework, self.ranks)
+        return (*size, *degrees, *(("model.tie_weights=false",) if tied else ()), *more)
 
 
 @dataclass(frozen=True)
@@ -97,6 +99,8 @@ def variants(framework: str, ranks: int) -> Iterator[str]:
         yield "buckets"
     if framework == "fsdp" and ranks > 2:
         yield "replicated"
+    if framework in ("gpipe", "1f1b") and ranks > 2:
+        yield "sharded"
 
 
 def configured(*words: str) -> Config:
@@ -175,7 +179,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--frameworks", nargs="+", default=FRAMEWORKS)
     parser.add_argument("--models", nargs="+", default=list(MODELS))
-    parser.add_argument("--variants", nargs="+", default=[*VARIANTS, "buckets", "replicated"])
+    parser.add_argument("--variants", nargs="+", default=[*VARIANTS, "buckets", "replicated", "sharded"])
     parser.add_argument("--ranks", nargs="+", type=int, default=RANKS)
     parser.add_argument("--keep", type=Path, required=True)
     parser.add_argument("--table", action="store_true", help="print what is kept, predicted anew, and rehearse nothing")
