@@ -146,3 +146,5 @@ def test_the_loader_s_rate_and_the_samples_of_an_epoch(config: Config) -> None:
     found = results(*runs)
     assert found.loader_rate(config) == 16  # 16 samples in 0.5 s by two ranks; of three runs the median
     assert found.samples(config) == 3000
+    longer = {**settings, "model": {**settings["model"], "seq_len": 5}}
+    assert results(record(config, 2, 0.5, config=longer, dataset=dataset)).samples(config) is None

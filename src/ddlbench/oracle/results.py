@@ -119,9 +119,12 @@ class Results:
         return median(rates) if rates else None
 
     def samples(self, config: Config) -> int | None:
-        """Training samples of the same data."""
-        found = [_section(attempt.record, "dataset") for attempt in self.attempts]
-        counts = [_number(each.get("train_samples")) for each in found if each.get("name") == config.data.name]
+        """Training samples of the same data, which text has by the length of its sequences."""
+        wanted, counts = config.resolved["model"].get("seq_len"), list[float | None]()
+        for record in (attempt.record for attempt in self.attempts):
+            dataset, model = _section(record, "dataset"), _section(_section(record, "config"), "model")
+            if dataset.get("name") == config.data.name and model.get("seq_len") == wanted:
+                counts.append(_number(dataset.get("train_samples")))
         return next((int(each) for each in reversed(counts) if each), None)
 
 
