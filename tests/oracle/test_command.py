@@ -119,6 +119,15 @@ def test_the_loader_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert "the loader is waited for" in row["reason"]
 
 
+def test_an_epoch_ends_after_the_steps_that_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    """10 steps of 32 samples in 320, or 4 of them; without samples the 4 alone."""
+    words = (*TINY, "+framework=ddp", "cluster=abci", "gpus=4", "train.batch_per_gpu=8", "--one-gpu-step-s", "1")
+    every = ((), ("train.steps=4",), ("train.steps=40",))
+    found = [rows(capsys, *words, *more, "--samples-per-epoch", "320")[0] for more in every]
+    (alone,) = rows(capsys, *words, "train.steps=4")
+    assert [row["epoch_s"] / row["step_s"] for row in (*found, alone)] == pytest.approx([10, 4, 10, 4])
+
+
 def test_another_micro_batch_carries_a_mark(capsys: pytest.CaptureFixture[str]) -> None:
     words = (*TINY, "+framework=ddp", "cluster=abci", "train.global_batch=64", "gpus=[1,4]", "--one-gpu-step-s", "1")
     one, four = rows(capsys, *words)

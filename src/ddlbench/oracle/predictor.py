@@ -92,7 +92,7 @@ def predict(config: Config, framework: Any, gpus: int, known: Known) -> Predicti
         if isinstance(error, UserError) and not _of_degree(error):
             raise
         return replace(row, status="unsupported", reason=str(error))
-    return _filled(row, outcome, setting, known)
+    return _filled(row, outcome, setting, known, config.train.steps)
 
 
 def _of_degree(error: UserError) -> bool:
@@ -135,7 +135,8 @@ def strategy(framework: Any, setting: Setting) -> Outcome:
             return traced(framework, setting)
 
 
-def _filled(row: Prediction, outcome: Outcome, setting: Setting, known: Known) -> Prediction:
+def _filled(row: Prediction, outcome: Outcome, setting: Setting, known: Known, most: int | None) -> Prediction:
+    """most: steps of an epoch, where the configuration sets them"""
     job, machine = setting.job, setting.machine
     wait = None
     if known.loader is not None:  # each replica's batch is loaded by one rank
@@ -146,7 +147,8 @@ def _filled(row: Prediction, outcome: Outcome, setting: Setting, known: Known) -
     if capacity is not None and machine.device.type == "cpu":
         capacity /= machine.per_node(row.gpus)  # ranks share the node's memory
     fits = None if capacity is None else outcome.memory.total <= capacity
-    steps = None if known.samples is None else known.samples // job.global_batch
+    whole = None if known.samples is None else known.samples // job.global_batch
+    steps = min((each for each in (whole, most) if each is not None), default=None)
     largest = max((each.bytes_ / each.count for each in outcome.messages if each.count), default=0.0)
     return replace(
         row,
