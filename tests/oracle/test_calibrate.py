@@ -126,6 +126,7 @@ def test_a_kept_calibration_that_cannot_be_used_is_one_line(own_home: Path, cont
 def test_a_network_has_two_ranks_at_least_and_is_this_machine_s(capsys: pytest.CaptureFixture[str]) -> None:
     for words, said in (
         (["gpus=1"], "--calibrate-network measures between ranks: give gpus= with 2 or more"),
+        (["gpus=[2,4,...,16384]"], "16384 processes do not fit in memory: give gpus= up to"),
         (["gpus=4", "cluster=abci"], "which has no GPU, not Tesla V100-SXM2-16GB: run it there"),
     ):
         assert command.main(["+model=resnet50", "--calibrate-network", *words]) == 2

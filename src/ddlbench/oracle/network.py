@@ -19,6 +19,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, cast
 
+import psutil
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -34,7 +35,7 @@ SIZES = (2**10, 2**14, 2**17, 2**20, 2**22, 2**24, 2**26)  # bytes of the whole 
 REPEATS = 5
 ROUNDS, ROWS = 8, 1  # of computing and sending in one repeat; images of a pass before a collective: a few milliseconds
 HIDDEN, PASSES, HIDDEN_REPEATS = 2**23, 10, 9  # bytes of an all-reduce, and passes of a convolution beside it
-TIMEOUT_S = 300
+TIMEOUT_S, PROCESS_BYTES = 300, 2**29  # of a process with torch
 Found = dict[str, dict[str, list[float]]]  # collective -> number of ranks -> seconds by size
 
 
@@ -51,11 +52,11 @@ def calibrate(device_type: str, counts: Sequence[int], sizes: Sequence[int] = SI
     """Measure and keep; the file's path. UserError where there are too few devices."""
     if not counts:
         raise UserError("--calibrate-network measures between ranks: give gpus= with 2 or more, such as gpus=[2,4]")
-    devices = torch.cuda.device_count() if device_type == "cuda" else max(counts)
-    if devices < max(counts):
+    if device_type == "cuda" and (devices := torch.cuda.device_count()) < max(counts):
         raise UserError(f"--calibrate-network: {max(counts)} ranks need as many GPUs, this machine has {devices}")
-    seconds: Found = {}
-    contention, cost = dict[str, float](), dict[str, float]()
+    if max(counts) > (most := psutil.virtual_memory().available // PROCESS_BYTES):
+        raise UserError(f"--calibrate-network: {max(counts)} processes do not fit in memory: give gpus= up to {most}")
+    seconds, contention, cost = Found(), dict[str, float](), dict[str, float]()
     for ranks in counts:
         measured = _measured(device_type, ranks, sizes)
         contention[str(ranks)], cost[str(ranks)] = measured.pop("contention")[0], measured.pop("hidden_cost")[0]
@@ -107,10 +108,10 @@ def _measured(device_type: str, ranks: int, sizes: Sequence[int]) -> dict[str, l
 def _rank(rank: int, device_type: str, ranks: int, folder: str, sizes: Sequence[int]) -> None:
     """One process."""
     torch.set_num_threads(1)
-    device = torch.device(device_type, rank) if device_type == "cuda" else torch.device("cpu")
+    device, backend = torch.device("cpu"), "gloo"
     if device_type == "cuda":
+        device, backend = torch.device("cuda", rank), "nccl"
         torch.cuda.set_device(device)
-    backend = "nccl" if device_type == "cuda" else "gloo"
     init, timeout = f"file://{folder}/store", timedelta(seconds=TIMEOUT_S)
     dist.init_process_group(backend, init_method=init, rank=rank, world_size=ranks, timeout=timeout)
     found = sweep(device, sizes)
