@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from ddlbench.errors import Unsupported
 from ddlbench.frameworks.ddp import DDP
@@ -140,6 +141,17 @@ def test_zero_3_keeps_small_parameters_whole() -> None:
 def test_zero_2_reduces_after_every_micro_batch() -> None:
     one, two = (strategy(Knobs(zero_stage=2), setting(4, 32, micro_batch=micro)) for micro in (8, 4))
     assert volume(two, "gradients") == 2 * volume(one, "gradients")
+
+
+@pytest.mark.parametrize("framework", [FSDP(), Knobs(zero_stage=3, persistence_threshold=0)], ids=type)
+def test_where_the_host_computes_shards_are_waited_for(framework: FSDP | Knobs) -> None:
+    """torch's collectives over gloo return when they are done: nothing is hidden, asked for ahead or not."""
+    device = setting(4)
+    host = replace(device, job=replace(device.job, device=torch.device("cpu")))
+    hidden, waited = strategy(framework, device), strategy(framework, host)
+    assert hidden.hidden_s > 0
+    assert waited.hidden_s == pytest.approx(0)
+    assert waited.exposed_s == pytest.approx(sum(message.seconds for message in hidden.messages))
 
 
 def test_shards_of_hsdp_stay_within_a_node() -> None:
