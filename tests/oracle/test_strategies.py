@@ -242,6 +242,17 @@ def test_a_pipeline_over_two_nodes_sends_once_between_them() -> None:
     assert message.exposed == pytest.approx(2 * (6 * (1e-6 + 0.1) + 10e-6 + 1.0))
 
 
+@pytest.mark.parametrize(("kind", "exposed"), [("cuda", 1.0), ("cpu", 2.0)])
+def test_gloo_sends_when_the_receiver_asks(kind: str, exposed: float) -> None:
+    """Two stages of 1 + 2 s, two micro batches, 0.5 s a message: 9 s without sending. Sent while the receiver computes,
+    only the first message forward and the first one back delay the step; else all four do."""
+    own = made(2, [block("a", 1, 2, leaving=5e9), block("b", 1, 2)], 2, micro_batch=1)
+    own = replace(own, job=replace(own.job, device=torch.device(kind)))
+    outcome = strategy(Pipeline(schedule="gpipe", balance=[1, 1]), own)
+    assert outcome.compute_s + outcome.bubble_s == pytest.approx(9)
+    assert outcome.exposed_s == pytest.approx(exposed, rel=1e-4)
+
+
 def test_spatial_of_one_is_data_parallel() -> None:
     one, data = strategy(Spatial(dp=4, sp=1), setting(4, model=VGG16)), strategy(DDP(), setting(4, model=VGG16))
     assert one.step_s == pytest.approx(data.step_s)

@@ -87,12 +87,21 @@ def _stages(cut: Cut, setting: Setting, samples: float, found: Sequence[Traffic]
         for each, sent, forward in zip(passes, found, ahead, strict=True)
     ]
     spans = cut.spans()
+    forward, backward = ([sum(each[first:last]) for first, last in spans] for each in (ahead, back))
     sending = _sending(cut, setting, samples) if sends and cut.pp > 1 else [0.0 for _ in spans[:-1]]
-    return Stages(
-        tuple(sum(ahead[first:last]) for first, last in spans),
-        tuple(sum(back[first:last]) for first, last in spans),
-        (*sending, 0.0),
-    )
+    if setting.job.device.type == "cpu":  # gloo begins to send when the receiver asks, which then does nothing else
+        for stage, seconds in enumerate(_relative(sending, setting)):
+            forward[stage + 1] += seconds
+            backward[stage] += seconds
+        sending = [0.0 for _ in sending]
+    return Stages(tuple(forward), tuple(backward), (*sending, 0.0))
+
+
+def _relative(sending: Sequence[float], setting: Setting) -> list[float]:
+    """Messages were measured while all ranks of a node share the cores: the schedule's contention is relative."""
+    machine, world = setting.machine, setting.world
+    known = 1.0 if machine.sweep("send", world) is None else machine.shared_cores(machine.per_node(world))
+    return [seconds / known for seconds in sending]
 
 
 def _sending(cut: Cut, setting: Setting, samples: float) -> list[float]:
