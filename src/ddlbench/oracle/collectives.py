@@ -50,20 +50,21 @@ class Path:
 
 def path(machine: Machine, ranks: int, stride: int = 1, world: int | None = None, groups: int | None = None) -> Path:
     """Of a group of `ranks`, each `stride` after the one before, among `world` ranks. groups: how many such groups
-    there are; None: all ranks are in one.
+    there are; None: all ranks are in one, as far as they go.
 
     UserError where the machine's file says nothing of a link that is needed.
     """
-    per_node = machine.per_node(world or ranks * stride)
+    world, length = world or ranks * stride, (ranks - 1) * stride
+    per_node, beside = machine.per_node(world), groups or max(1, min(stride, world - length))
     sweeps = {kind: sweep for kind in KINDS if (sweep := machine.sweep(kind, ranks)) is not None}
-    if sweeps and ranks * stride <= per_node:  # they are measured within one node
+    if sweeps and length + beside <= per_node:  # they are measured within one node
         return Path(Hop(ranks, 0.0, 0.0), Hop(1, 0.0, 0.0), sweeps)
-    within = max(1, min(ranks, per_node // stride))
+    within = max(1, min(ranks, (per_node - beside) // stride + 1))
     while ranks % within:  # groups that nodes cut unevenly: the largest even cut
         within -= 1
     outside = ranks // within
     inner, outer = link(machine, 0, within), link(machine, 1, outside)
-    groups = groups or (world or ranks * stride) // ranks
+    groups = groups or world // ranks
     sharing = max(1, min(groups, per_node // within))  # flows of these groups through the same adapters
     return Path(
         Hop(within, inner.alpha_s, 1 / inner.bytes_per_s), Hop(outside, outer.alpha_s, sharing / outer.bytes_per_s)

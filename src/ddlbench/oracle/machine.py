@@ -183,7 +183,7 @@ def _check(machine: Machine, path: str) -> None:
         raise UserError(
             f"{path}: device.type={device.type} must be cuda or cpu, and overlap={machine.overlap} true or false"
         )
-    if len(links) > 2 or not all(isinstance(name, str) for name in (machine.name, device.name)):
+    if len(links) > 2 or {type(machine.name), type(device.name)} != {str}:
         raise UserError(
             f"{path}: cluster and device each have a name, and {len(links)} links at most two entries: within a node, "
             "between nodes"
