@@ -35,6 +35,8 @@ VARIANTS = {
 # Of every rank what its shards are; small enough that the gradients of these models fill several.
 BUCKETS = ("framework.reduce_bucket_mb=0.25",)
 ZERO = ("zero1", "zero2", "zero3")
+REPLICATED = ("framework.replicate=2",)  # HSDP: two replicas of shards
+SHARDED = ("framework.dp=2", "framework.sharded=true")  # pipelines whose replicas share the update
 PIPELINES = ("gpipe", "1f1b", "interleaved", "zero_bubble", "pipedream", "pipedream_2bw")
 FRAMEWORKS = ("ddp", "horovod", "local_sgd", "zero0", *ZERO, "fsdp", "tensor", *PIPELINES, "hybrid")
 
@@ -51,8 +53,9 @@ class Case:
         """Four samples a GPU."""
         size = (f"+framework={self.framework}", f"+model={self.model}", *MODELS[self.model], "train.batch_per_gpu=4")
         tied = self.framework == "pipedream" and self.model == "gpt2_small"  # which it refuses
-        more = BUCKETS if self.variant == "buckets" else VARIANTS[self.variant]
-        return (*size, *layout(self.framework, self.ranks), *(("model.tie_weights=false",) if tied else ()), *more)
+        more = {**VARIANTS, "buckets": BUCKETS, "replicated": REPLICATED, "sharded": SHARDED}[self.variant]
+        degrees = () if self.variant == "sharded" else layout(self.framework, self.ranks)
+        return (*size, *degrees, *(("model.tie_weights=false",) if tied else ()), *more)
 
 
 @dataclass(frozen=True)
@@ -86,8 +89,18 @@ def grid(frameworks: Sequence[str] = FRAMEWORKS, ranks: Sequence[int] = RANKS) -
     for framework in frameworks:
         for model in MODELS:
             for count in ranks:
-                for variant in (*VARIANTS, *(("buckets",) if framework in ZERO else ())):
+                for variant in variants(framework, count):
                     yield Case(framework, model, count, variant)
+
+
+def variants(framework: str, ranks: int) -> Iterator[str]:
+    yield from VARIANTS
+    if framework in ZERO:
+        yield "buckets"
+    if framework == "fsdp" and ranks > 2:
+        yield "replicated"
+    if framework in ("gpipe", "1f1b") and ranks > 2:
+        yield "sharded"
 
 
 def configured(*words: str) -> Config:
@@ -166,7 +179,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--frameworks", nargs="+", default=FRAMEWORKS)
     parser.add_argument("--models", nargs="+", default=list(MODELS))
-    parser.add_argument("--variants", nargs="+", default=[*VARIANTS, "buckets"])
+    parser.add_argument("--variants", nargs="+", default=[*VARIANTS, "buckets", "replicated", "sharded"])
     parser.add_argument("--ranks", nargs="+", type=int, default=RANKS)
     parser.add_argument("--keep", type=Path, required=True)
     parser.add_argument("--table", action="store_true", help="print what is kept, predicted anew, and rehearse nothing")

@@ -6,6 +6,7 @@ NVLink 20 us and 50 GB/s, network 0.5 us and 12.5 GB/s, four GPUs a node: 1,024 
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -20,12 +21,13 @@ ABCI = load("abci")
 BYTES = {"resnet50": 4 * 25_557_032, "vgg16": 4 * 138_357_544}
 SAMPLES = {"resnet50": 64, "vgg16": 32}  # a GPU, section 3 of the paper
 STEP_S = 0.2
+LABELS = ["ResNet-50", "ResNet-50, one message in a ring", "VGG-16", "VGG-16, one message in a ring"]
 
 
 @cache
-def predicted(model: str, gpus: int, algorithm: str) -> Prediction:
+def predicted(model: str, gpus: int, algorithm: str, *more: str) -> Prediction:
     with configurations():
-        words = ("+framework=ddp", f"+model={model}", f"train.batch_per_gpu={SAMPLES[model]}")
+        words = ("+framework=ddp", f"+model={model}", f"train.batch_per_gpu={SAMPLES[model]}", *more)
         config = configuration(*words)
         known = Known(ABCI, lambda own, _: from_one_step(own, ABCI, OneStep(STEP_S)), algorithm)
         return predict(config, config.framework, gpus, known)
@@ -67,6 +69,23 @@ def test_the_hierarchical_one_by_hand() -> None:
     size = BYTES["resnet50"]
     within, between = 6 * (20e-6 + size / 4 / 50e9), 510 * (0.5e-6 + size / 256 / 12.5e9)
     assert all_reduce(size, path(ABCI, 1024), "hierarchical") == pytest.approx(within + between)
+
+
+def milliseconds(label: str) -> list[str]:
+    """Of a row of docs/oracle.md, predicted anew."""
+    name, _, ring = label.partition(", ")
+    how = ("ring", "framework.bucket_cap_mb=1000") if ring else ("auto",)
+    model = {"ResNet-50": "resnet50", "VGG-16": "vgg16"}[name]
+    found = [predicted(model, gpus, *how).comm_exposed_s for gpus in (16, 64, 256, 1024)]
+    return [f"{1e3 * (seconds or 0.0):.1f}" for seconds in found]
+
+
+def test_the_page_has_what_weak_scaling_adds() -> None:
+    lines = (Path(__file__).parents[2] / "docs" / "oracle.md").read_text().partition("| more than one GPU's step |")[2]
+    rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in lines.splitlines()[2:6]]
+    assert [label for label, *_ in rows] == LABELS
+    for label, *cells in rows:
+        assert cells == milliseconds(label), label
 
 
 @pytest.mark.parametrize("gpus", [16, 64, 256, 1024])

@@ -9,10 +9,12 @@ import torch
 
 from ddlbench.config.compose import configuration, configurations
 from ddlbench.errors import UserError
+from ddlbench.oracle import command, network
 from ddlbench.oracle import machine as machines
-from ddlbench.oracle import network
 from ddlbench.oracle.calibrate import calibration, this_device
+from ddlbench.oracle.collectives import all_reduce, path
 from ddlbench.oracle.inputs import from_calibration
+from ddlbench.oracle.question import ask
 
 TINY = ("+framework=ddp", "+model=gpt2_small", "model.n_layer=1", "model.n_embd=32", "model.n_head=4",
         "model.vocab_size=64", "model.seq_len=16", "train.batch_per_gpu=2")  # fmt: skip
@@ -80,6 +82,55 @@ def test_collectives_are_measured_and_used(own_home: Path) -> None:
     with pytest.raises(UserError, match="run --calibrate-network again"):
         network.calibrated(machines.load("local"))
     assert own_home == path.parent
+
+
+def kept(kind: str, **changes: object) -> dict[str, object]:
+    """As a calibration with 4 ranks leaves it: every collective takes 1 s, and half of a hidden one is felt."""
+    seconds = {name: {"4": [1.0, 1.0]} for name in network.COLLECTIVES}
+    found = {"sizes": [1024, 4096], "seconds": seconds, "contention": {"4": 1.0}, "hidden_cost": {"4": 0.5}}
+    return {**network.versions(kind), **found, **changes}
+
+
+def write(folder: Path, kind: str, content: object) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    network.path(kind).write_text(json.dumps(content))
+
+
+def test_what_nccl_was_measured_to_take_is_used_on_that_gpu_alone(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(own_home, "cuda", kept("cuda"))
+    question = ask(["+model=resnet50", "cluster=abci"])
+    assert command.machine_of(question).sweep("all_reduce", 4) is None, "this machine has another device"
+    monkeypatch.setattr(command, "own_gpu", lambda: "Tesla V100-SXM2-16GB")
+    machine = command.machine_of(question)
+    assert all_reduce(1e6, path(machine, 4)) == 1.0
+    assert all_reduce(1e6, path(machine, 8)) == all_reduce(1e6, path(machines.load("abci"), 8)), "two nodes"
+    assert machine.shown(4) == 0.5
+
+
+def test_overlap_on_the_command_line_goes_before_what_was_measured(own_home: Path) -> None:
+    write(own_home, "cpu", kept("cpu"))
+    found = {word: command.machine_of(ask(["+model=resnet50", *word.split()])).shown(4)
+             for word in ("", "overlap=true", "overlap=false")}  # fmt: skip
+    assert found == {"": 0.5, "overlap=true": 0.0, "overlap=false": 1.0}
+
+
+@pytest.mark.parametrize("content", [[], {"sizes": None}, {"seconds": {"send": 3}}, {"contention": {"four": 1}}])
+def test_a_kept_calibration_that_cannot_be_used_is_one_line(own_home: Path, content: object) -> None:
+    write(own_home, "cpu", kept("cpu", **content) if isinstance(content, dict) else content)
+    with pytest.raises(UserError, match=r"cannot be used .*run --calibrate-network again"):
+        network.calibrated(machines.load("local"))
+
+
+def test_a_network_has_two_ranks_at_least_and_is_this_machine_s(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, said in (
+        (["gpus=1"], "--calibrate-network measures between ranks: give gpus= with 2 or more"),
+        (["gpus=[2,4,...,16384]"], "16384 processes do not fit in memory: give gpus= up to"),
+        (["gpus=4", "cluster=abci"], "which has no GPU, not Tesla V100-SXM2-16GB: run it there"),
+    ):
+        assert command.main(["+model=resnet50", "--calibrate-network", *words]) == 2
+        assert said in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("own_home")

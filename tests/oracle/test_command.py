@@ -9,7 +9,10 @@ from statistics import median
 
 import pytest
 
+from ddlbench.config.choices import choices
+from ddlbench.oracle import command
 from ddlbench.oracle.command import main
+from tests.equality.test_full_size import PARAMETERS
 
 TINY = ("+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=16", "model.image_size=64")
 KEYS = {
@@ -44,6 +47,18 @@ def test_one_gpu_s_seconds_come_back_at_one_gpu(capsys: pytest.CaptureFixture[st
     assert one["step_s"] == pytest.approx(0.25)
     assert four["compute_s"] == pytest.approx(0.25)
     assert four["step_s"] == pytest.approx(0.25 + four["comm_exposed_s"])
+
+
+@pytest.mark.parametrize(("recipe", "states"), [("sgd", 1), ("lars", 1), ("adamw", 2)])
+def test_an_optimizer_without_momentum_keeps_nothing(
+    capsys: pytest.CaptureFixture[str], recipe: str, states: int
+) -> None:
+    """Momentum is a state of sgd and lars alone: 4 bytes a parameter for each state."""
+    words = (*TINY, "+framework=ddp", "cluster=abci", "gpus=4", f"recipe={recipe}")
+    momentum, plain = (rows(capsys, *words, *more)[0] for more in ((), ("recipe.optimizer.momentum=0",)))
+    assert momentum["memory"]["optimizer"] == states * momentum["memory"]["weights"]
+    assert plain["memory"]["optimizer"] == (0 if states == 1 else momentum["memory"]["optimizer"])
+    assert plain["compute_s"] < momentum["compute_s"] or states == 2
 
 
 def test_abci_adds_communication_as_the_paper_does(capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,6 +119,15 @@ def test_the_loader_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert "the loader is waited for" in row["reason"]
 
 
+def test_an_epoch_ends_after_the_steps_that_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    """10 steps of 32 samples in 320, or 4 of them; without samples the 4 alone."""
+    words = (*TINY, "+framework=ddp", "cluster=abci", "gpus=4", "train.batch_per_gpu=8", "--one-gpu-step-s", "1")
+    every = ((), ("train.steps=4",), ("train.steps=40",))
+    found = [rows(capsys, *words, *more, "--samples-per-epoch", "320")[0] for more in every]
+    (alone,) = rows(capsys, *words, "train.steps=4")
+    assert [row["epoch_s"] / row["step_s"] for row in (*found, alone)] == pytest.approx([10, 4, 10, 4])
+
+
 def test_another_micro_batch_carries_a_mark(capsys: pytest.CaptureFixture[str]) -> None:
     words = (*TINY, "+framework=ddp", "cluster=abci", "train.global_batch=64", "gpus=[1,4]", "--one-gpu-step-s", "1")
     one, four = rows(capsys, *words)
@@ -116,6 +140,37 @@ def test_degrees_beyond_their_limit_are_refused_in_the_row(capsys: pytest.Captur
     fine, refused = json.loads(capsys.readouterr().out)
     assert (fine["status"], refused["status"], refused["step_s"]) == ("ok", "unsupported", None)
     assert "the model has 6 blocks" in refused["reason"]
+
+
+def test_a_framework_without_the_keys_that_were_given_is_a_row(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`framework.dp` is a key of pipelines and of tensor, not of ddp; the others are predicted."""
+    monkeypatch.setattr(command, "choices", lambda _: ["ddp", "gpipe", "tensor"])
+    found = {row["framework"]: row for row in rows(capsys, *TINY, "cluster=abci", "gpus=4", "framework.dp=2")}
+    assert {name: row["status"] for name, row in found.items()} == {
+        "ddp": "unsupported",
+        "gpipe": "ok",
+        "tensor": "ok",
+    }
+    assert "framework.dp does not exist" in found["ddp"]["reason"]
+
+
+def test_what_one_framework_refuses_is_its_row_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """14 samples of 2 a micro batch are 7: interleaved takes rounds of equal size, gpipe any number."""
+    monkeypatch.setattr(command, "choices", lambda _: ["interleaved", "gpipe"])
+    words = (*TINY, "cluster=abci", "gpus=2", "train.global_batch=14", "train.micro_batch=2")
+    found = {row["framework"]: row for row in rows(capsys, *words)}
+    assert found["gpipe"]["status"] == "ok"
+    assert "interleaved over 2 ranks cannot run 7 micro batches" in found["interleaved"]["reason"]
+
+
+def test_a_link_that_is_not_known_is_a_row_beside_others(capsys: pytest.CaptureFixture[str]) -> None:
+    one, two = rows(capsys, *TINY, "+framework=ddp", "cluster=local", "gpus=[1,2]", "--one-gpu-step-s", "1")
+    assert (one["status"], two["status"], two["step_s"]) == ("ok", "unsupported", None)
+    assert "the link within a node is not known" in two["reason"]
 
 
 def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -159,12 +214,31 @@ def test_measured_runs_are_the_base(capsys: pytest.CaptureFixture[str]) -> None:
     assert row["basis"].startswith("single on one device (single-resnet50")
 
 
+@pytest.mark.slow  # models of full size are counted
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("model", choices("model"))
+def test_every_model_is_predicted_at_full_size(capsys: pytest.CaptureFixture[str], model: str) -> None:
+    (row,) = rows(capsys, f"+model={model}", "+framework=ddp", "cluster=h100", "gpus=64", "train.batch_per_gpu=8")
+    assert row["memory"]["weights"] == row["messages"][0]["bytes_"] == 4 * PARAMETERS[model]
+    assert 0 < row["compute_s"] < row["step_s"] + 1e-9
+    assert row["fits"] is True
+
+
 def test_five_thousand_predictions_take_seconds(capsys: pytest.CaptureFixture[str]) -> None:
     """More than 5,000 rows; the process's own seconds, which other work does not move."""
     counts = ",".join(str(8 * number) for number in range(1, 301))
     began = time.process_time()
     assert len(rows(capsys, *TINY, "cluster=abci", f"gpus=[{counts}]")) > 5000
     assert time.process_time() - began < 60
+
+
+@pytest.mark.parametrize("place", [".", "missing/steps"])
+def test_a_figure_that_cannot_be_written_is_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = error(capsys, *TINY, "+framework=ddp", "cluster=abci", "gpus=4", "--figure", place)
+    assert f"--figure={place} cannot be written" in said
 
 
 def test_a_figure(tmp_path: Path) -> None:

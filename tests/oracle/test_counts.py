@@ -60,6 +60,18 @@ def test_bytes_kept_are_what_autograd_keeps() -> None:
     assert predicted == pytest.approx(sum(kept.values()), rel=0.01)
 
 
+def test_an_input_ends_with_its_last_use() -> None:
+    """conv1_2 over two ranks, 3 samples of 8 channels of 64 x 64, X bytes. When the convolution has used its input, the
+    gradient of it is summed over ranks into a copy: 2 X, of which X is free again. So the convolution itself is the
+    fullest moment: X for that gradient and X / 2 for the one of its own output."""
+    block = count(MODELS[1], "fp32", "cpu", tp=2).blocks[1]
+    own = 4 * (4 * 8 * 9 + 4)  # gradients of its weights
+    whole = 3 * 8 * 64 * 64 * 4
+    assert block.entering * 3 == whole
+    assert block.back.most(3) == pytest.approx(2 * whole + own, rel=1e-4)
+    assert block.freeing.most(3) == pytest.approx(1.5 * whole + own, rel=1e-4)
+
+
 def test_bytes_of_a_linear_layer_by_hand() -> None:
     """fc8: 32 inputs, 10 outputs, one sample: reads 32 + 320 + 10 numbers, writes 10. The weights do not grow with the
     batch."""

@@ -57,9 +57,18 @@ def test_a_file_of_one_s_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "after", "said"),
     [
-        ("devices_per_node: 8", "devices_per_node: 0", "devices_per_node=0 must be a number above 0"),
+        ("devices_per_node: 8", "devices_per_node: 0", "devices_per_node=0 must be a whole number above 0"),
+        ("devices_per_node: 8", "devices_per_node: 2.5", "devices_per_node=2.5 must be a whole number above 0"),
         ("alpha_s: 3.4e-6", "alpha_s: fast", "NVLink.alpha_s=fast must be a number above 0"),
+        ("alpha_s: 3.4e-6", "alpha_s: .nan", "NVLink.alpha_s=nan must be a number above 0"),
+        ("tf32_flops_per_s: 494.7e+12", "tf32_flops_per_s: fast", "device.tf32_flops_per_s=fast must be a number"),
+        ("alpha_s: 3.4e-6", "alpha_s: null", "NVLink.alpha_s=None must be a number above 0"),
+        ("name: h100", "name: null", "cluster and device each have a name"),
+        ("type: cuda", "type: gpu", "device.type=gpu must be cuda or cpu"),
+        ("overlap: true", "overlap: perhaps", "and overlap=perhaps true or false"),
         ("overlap: true", "overlaps: true", "is no description of a cluster"),
+        ("overlap: true", "contention: 3", r"is no description of a cluster \(it has no key contention\)"),
+        ("devices_per_node: 8", "", "is no description of a cluster"),
         ("name: h100", "name: [", "cannot be read"),
     ],
 )

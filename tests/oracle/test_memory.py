@@ -15,8 +15,6 @@ from tests.oracle.memory_grid import Case, configured, fullest, grid, predicted
 from tests.support.libraries import why_no_horovod
 
 TOLERANCE = 0.05
-# What is off, and by how much; docs/oracle.md names the reasons. A case that comes closer must leave this list.
-OFF = {Case("tensor", "vgg16", 4, "checkpointed"): 0.085}
 QUICK = [Case(name, "gpt2_small", 2, "plain") for name in ("ddp", "zero_bubble", "1f1b")]
 TWO = ("gpipe", "pipedream_2bw", "zero1", "zero3")
 EIGHT = ("ddp", "fsdp", "gpipe", "1f1b", "zero_bubble", "interleaved", "hybrid", "tensor", "zero3")
@@ -42,14 +40,12 @@ def compare(case: Case) -> None:
     counted = fullest(config, row)
     assert row.memory is not None
     assert row.memory_bytes is not None
-    if case not in OFF:
-        weights, optimizer = row.memory["weights"], row.memory["optimizer"]
-        assert weights == pytest.approx(counted["parameters"], rel=TOLERANCE)
-        # PipeDream's optimizer has the newest version of the weights, the model of an earlier stage an older one.
-        expected = (optimizer, optimizer + weights) if case.framework == "pipedream" else (optimizer,)
-        assert any(each == pytest.approx(counted["optimizer"], rel=TOLERANCE) for each in expected), (counted, expected)
-    error = row.memory_bytes / counted["peak"] - 1
-    assert error == pytest.approx(OFF.get(case, 0.0), abs=0.01 if case in OFF else TOLERANCE)
+    weights, optimizer = row.memory["weights"], row.memory["optimizer"]
+    assert weights == pytest.approx(counted["parameters"], rel=TOLERANCE)
+    # PipeDream's optimizer has the newest version of the weights, the model of an earlier stage an older one.
+    expected = (optimizer, optimizer + weights) if case.framework == "pipedream" else (optimizer,)
+    assert any(each == pytest.approx(counted["optimizer"], rel=TOLERANCE) for each in expected), (counted, expected)
+    assert row.memory_bytes == pytest.approx(counted["peak"], rel=TOLERANCE)
 
 
 def name(case: Case) -> str:
@@ -67,8 +63,3 @@ def test_predicted_bytes_are_those_that_the_job_holds(case: Case) -> None:
 @pytest.mark.parametrize("case", SLOW, ids=name)
 def test_predicted_bytes_of_the_grid(case: Case) -> None:
     compare(case)
-
-
-def test_what_is_off_is_off() -> None:
-    assert all(abs(error) > TOLERANCE for error in OFF.values())
-    assert set(OFF) <= {*QUICK, *SLOW}

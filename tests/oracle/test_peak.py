@@ -11,7 +11,9 @@ from tests.oracle.made import block, setting
 
 # In MB: the example of docs/oracle.md. 10 and 20 are kept, 8 and 4 of gradients arrive.
 A = Sizes(entering=0, leaving=3, kept=10, ahead=11, back=12, added=4, again=11, turning=3)
-B = Sizes(entering=0, leaving=1, kept=20, ahead=22, back=30, added=26, again=22, turning=1)
+B = Sizes(
+    entering=0, leaving=1, kept=20, ahead=22, back=30, added=26, again=22, turning=1, freeing=30, freeing_added=26
+)
 
 
 def test_gradients_arrive_while_activations_go() -> None:
@@ -42,7 +44,17 @@ def test_an_input_that_no_block_before_keeps_is_there_too() -> None:
 def test_a_checkpointed_block_runs_again_beside_its_output_s_gradient() -> None:
     """Of A its input of 5 is there, of B its input of 3, which is A's output: 5 + 3 + 30, or for A 5 + (11 + 3) + 4."""
     assert passing([A._replace(entering=5), B], True, [8, 4]) == Moment(0, 38)
-    assert passing([A._replace(entering=5), B._replace(ahead=0, again=0, back=1)], True, [8, 4]) == Moment(4, 19)
+    assert passing([A._replace(entering=5), B._replace(ahead=0, again=0, freeing=1)], True, [8, 4]) == Moment(4, 19)
+
+
+def test_an_input_ends_with_its_last_use_where_nothing_else_refers_to_it() -> None:
+    """Of B the 3 of its input are free at the fullest moment, so 30 - 3; where A keeps it, they stay. A batch stays."""
+    ends = B._replace(freeing=27, freeing_added=23)
+    assert passing([A, ends], False, [8, 4]) == Moment(0, 40)
+    assert passing([A, ends._replace(entering=3)], False, [8, 4]) == Moment(0, 10 + 3 + 27)
+    assert passing([A, ends._replace(entering=3)], False, None) == Moment(0, 10 + 3 + 23)
+    assert passing([A._replace(entering=5), ends], True, [8, 4]) == Moment(0, 5 + 3 + 27)
+    assert passing([ends._replace(entering=3)], True, [4]) == Moment(0, 3 + 30)
 
 
 def test_what_a_library_gathers_for_a_block_is_there_while_it_runs() -> None:

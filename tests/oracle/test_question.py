@@ -21,7 +21,9 @@ def test_numbers_of_gpus(text: str, expected: list[int]) -> None:
     assert numbers(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "[]", "0", "-1", "[8,4,...,1]", "[4,...,8]", "[4,8,...]", "x", "99999999"])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "0", "-1", "[8,4,...,1]", "[4,...,8]", "[4,8,...]", "x", "99999999", "[4,6,...,20000]"]
+)
 def test_other_numbers_are_refused(text: str) -> None:
     with pytest.raises(UserError, match="gpus="):
         numbers(text)
@@ -31,6 +33,10 @@ def test_words_for_hydra_keep_their_order() -> None:
     question = ask(["+model=vgg16", "cluster=abci", "train.batch_per_gpu=32", "gpus=4", "overlap=true", "--json"])
     assert question.words == ["+model=vgg16", "train.batch_per_gpu=32"]
     assert (question.cluster, question.gpus, question.overlap, question.framework) == ("abci", [4], True, None)
+
+
+def test_a_degree_of_spatial_is_no_word_of_others() -> None:
+    assert "framework.sp=2" in ask(["+model=vgg16", "+framework=ddp", "framework.sp=2"]).words
 
 
 def test_degrees_of_strategies_that_can_only_be_predicted() -> None:
@@ -52,6 +58,8 @@ def test_degrees_of_strategies_that_can_only_be_predicted() -> None:
         (["--one-gpu-step-s", "fast"], "invalid float value: 'fast': see python -m ddlbench.predict --help"),
         (["+framework=spatial", "framework.sp=many"], "framework.sp=many must be a number from 1 to"),
         (["overlap=maybe"], "overlap=maybe must be true or false"),
+        (["+framework=ddp", "+framework=fsdp"], "+framework is there twice: give it once"),
+        (["gpus=4", "gpus=8"], "gpus is there twice: give it once (several numbers of GPUs: gpus=[4,8,16]"),
     ],
 )
 def test_options_that_cannot_be_meant(words: list[str], said: str) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import platform
 from pathlib import Path
 from typing import Any
 
@@ -117,9 +118,33 @@ def test_another_precision_is_no_base(config: Config) -> None:
         results(record(config, 1, 0.5)).computation(half, ABCI)
 
 
+def test_runs_on_another_machine_s_cpu_carry_a_mark(config: Config) -> None:
+    """All CPUs are one kind of device: the host tells them apart."""
+    marks: list[list[str]] = []
+    for host in (platform.node(), "elsewhere"):
+        launch = {"world_size": 1, "device_type": "cpu", "hosts": [host]}
+        marks.append(results(record(config, 1, 0.5, launch=launch)).computation(config, load("local")).marks(8))
+    assert marks == [[], [f"runs on the CPU of elsewhere, not of {platform.node()}"]]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"status": "oom"}, {"loader": {"name": "dali"}}, {"model": {"image_size": 224}}, {"data": {"name": "imagenet"}}],
+)
+def test_another_loader_s_rate_is_not_taken(config: Config, change: dict[str, Any]) -> None:
+    sections = {key: value for key, value in change.items() if key != "status"}
+    settings = {**config.resolved, "mode": "loader"}
+    settings |= {key: {**settings[key], **value} for key, value in sections.items()}
+    status = {key: value for key, value in change.items() if key == "status"}
+    assert results(record(config, 2, 0.5, config=settings, **status)).loader_rate(config) is None
+
+
 def test_the_loader_s_rate_and_the_samples_of_an_epoch(config: Config) -> None:
     settings = {**config.resolved, "mode": "loader"}
     dataset = {"name": config.data.name, "train_samples": 3000}
-    found = results(record(config, 2, 0.5, config=settings, dataset=dataset))
-    assert found.loader_rate(config) == 16  # 16 samples in 0.5 s by two ranks
+    runs = [record(config, 2, seconds, config=settings, dataset=dataset) for seconds in (0.4, 0.5, 0.8)]
+    found = results(*runs)
+    assert found.loader_rate(config) == 16  # 16 samples in 0.5 s by two ranks; of three runs the median
     assert found.samples(config) == 3000
+    longer = {**settings, "model": {**settings["model"], "seq_len": 5}}
+    assert results(record(config, 2, 0.5, config=longer, dataset=dataset)).samples(config) is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from ddlbench.errors import Unsupported
 from ddlbench.frameworks.ddp import DDP
@@ -142,6 +143,17 @@ def test_zero_2_reduces_after_every_micro_batch() -> None:
     assert volume(two, "gradients") == 2 * volume(one, "gradients")
 
 
+@pytest.mark.parametrize("framework", [FSDP(), Knobs(zero_stage=3, persistence_threshold=0)], ids=type)
+def test_where_the_host_computes_shards_are_waited_for(framework: FSDP | Knobs) -> None:
+    """torch's collectives over gloo return when they are done: nothing is hidden, asked for ahead or not."""
+    device = setting(4)
+    host = replace(device, job=replace(device.job, device=torch.device("cpu")))
+    hidden, waited = strategy(framework, device), strategy(framework, host)
+    assert hidden.hidden_s > 0
+    assert waited.hidden_s == pytest.approx(0)
+    assert waited.exposed_s == pytest.approx(sum(message.seconds for message in hidden.messages))
+
+
 def test_shards_of_hsdp_stay_within_a_node() -> None:
     """8 ranks on two nodes: shards over 4 neighbours send less between nodes than shards over 8."""
     all_, hybrid = (strategy(FSDP(replicate=count), setting(8)) for count in (1, 2))
@@ -214,6 +226,33 @@ def test_spatial_by_hand() -> None:
     assert outcome.limits[0].largest == 4
 
 
+@pytest.mark.parametrize(("per_node", "alpha", "rate"), [(4, 1e-6, 10e9), (2, 10e-6, 1e9), (1, 10e-6, 1e9)])
+def test_neighbours_in_two_nodes_set_the_pace_of_halos(per_node: int, alpha: float, rate: float) -> None:
+    machine = replace(MACHINE, devices_per_node=per_node)
+    outcome = strategy(Spatial(sp=4), setting(4, model=VGG16, machine=machine))
+    halos = next(message for message in outcome.messages if "halo" in message.what)
+    assert halos.seconds == pytest.approx(halos.count * alpha + halos.bytes_ / rate)
+
+
+def test_a_pipeline_over_two_nodes_sends_once_between_them() -> None:
+    """8 stages of one micro batch, 1 GB each time: 6 messages within a node and one between, forward and backward."""
+    blocks = [block(name, 1, 2, leaving=1e9 / 8) for name in "abcdefgh"]
+    outcome = strategy(Pipeline(schedule="gpipe", balance=[1] * 8), made(8, blocks, 8, micro_batch=8))
+    (message,) = [each for each in outcome.messages if "between stages" in each.what]
+    assert message.exposed == pytest.approx(2 * (6 * (1e-6 + 0.1) + 10e-6 + 1.0))
+
+
+@pytest.mark.parametrize(("kind", "exposed"), [("cuda", 1.0), ("cpu", 2.0)])
+def test_gloo_sends_when_the_receiver_asks(kind: str, exposed: float) -> None:
+    """Two stages of 1 + 2 s, two micro batches, 0.5 s a message: 9 s without sending. Sent while the receiver computes,
+    only the first message forward and the first one back delay the step; else all four do."""
+    own = made(2, [block("a", 1, 2, leaving=5e9), block("b", 1, 2)], 2, micro_batch=1)
+    own = replace(own, job=replace(own.job, device=torch.device(kind)))
+    outcome = strategy(Pipeline(schedule="gpipe", balance=[1, 1]), own)
+    assert outcome.compute_s + outcome.bubble_s == pytest.approx(9)
+    assert outcome.exposed_s == pytest.approx(exposed, rel=1e-4)
+
+
 def test_spatial_of_one_is_data_parallel() -> None:
     one, data = strategy(Spatial(dp=4, sp=1), setting(4, model=VGG16)), strategy(DDP(), setting(4, model=VGG16))
     assert one.step_s == pytest.approx(data.step_s)
@@ -224,6 +263,15 @@ def test_spatial_refuses_more_ranks_than_rows_and_text() -> None:
         strategy(Spatial(), setting(8, model=VGG16))
     with pytest.raises(Unsupported, match="has no image to split"):
         strategy(Spatial(), setting(2))
+
+
+def test_channel_refuses_more_ranks_than_channels_and_text() -> None:
+    """VGG of 8, 8, 16, ... channels: conv1_2 has 8 of them, conv1_1 the 3 of the images, which are not split."""
+    assert strategy(Channel(), setting(8, model=VGG16)).layout == {"dp": 1, "tp": 8}
+    with pytest.raises(Unsupported, match=r"16 ranks cannot share the 8 channels of conv1_2\.conv: choose"):
+        strategy(Channel(), setting(16, 16, model=VGG16))
+    with pytest.raises(Unsupported, match="has no channels to split"):
+        strategy(Channel(), setting(2))
 
 
 def test_pipeline_of_equal_stages_by_hand() -> None:

@@ -8,9 +8,9 @@ from ddlbench.config.choices import choices
 from ddlbench.frameworks.local_sgd import LocalSGD
 from ddlbench.oracle.inputs import from_roofline
 from ddlbench.oracle.machine import load
-from ddlbench.oracle.predictor import Known, predict, strategy
+from ddlbench.oracle.predictor import Known, Prediction, predict, strategy
 from ddlbench.oracle.traced import traced as trace
-from ddlbench.oracle.volumes import Volume, compared, dimension_of, stages, traced
+from ddlbench.oracle.volumes import Volume, compared, dimension_of, lines, stages, traced
 from ddlbench.run.rehearsal.rehearse import Sent
 from tests.oracle.made import setting as made_setting
 from tests.support.libraries import why_no_horovod
@@ -67,6 +67,13 @@ def test_a_framework_without_equations_is_predicted_from_what_it_sends() -> None
     assert outcome.exposed_s == pytest.approx(known.exposed_s)
     assert outcome.compute_s == pytest.approx(known.compute_s)
     assert outcome.memory.weights == known.memory.weights
+
+
+def test_what_is_traced_is_not_compared_with_itself() -> None:
+    message = {"what": "all_reduce among 4 ranks", "count": 1, "bytes_": 8.0}
+    row = Prediction("unknown", "resnet50", "h100", 4, "ok", "", messages=(message,))
+    *_, last = lines([row], lambda _: config("ddp", "resnet50"))
+    assert last == "  unknown at 4: the messages are traced: it has no equations"
 
 
 def test_dimensions_of_groups() -> None:

@@ -14,7 +14,7 @@ from torch import nn
 
 FP32 = 4
 # Numbers of a parameter's size that the optimizer keeps: momentum, or both of Adam's moments.
-STATES = {"sgd": 1, "lars": 1, "adam": 2, "adamw": 2, "lamb": 2}
+STATES = {"sgd": 1, "lars": 1, "adam": 2, "adamw": 2, "lamb": 2, "plain sgd": 0, "plain lars": 0}  # plain: no momentum
 # What a style of `Model.tensor_plan` splits; every other parameter is whole on each rank.
 SPLIT = {
     **dict.fromkeys(("column", "qkv", "logits", "vocab", "filter", "norm"), ("weight", "bias")),
@@ -35,7 +35,7 @@ class Bytes:
 
 
 def in_fp32(optimizer: str, own_copy: bool = False) -> Bytes:
-    """Of one parameter. optimizer: a key of STATES, with momentum.
+    """Of one parameter. optimizer: a key of STATES.
 
     own_copy: the optimizer updates a copy of the weights and keeps it, as DeepSpeed's ZeRO does in fp32, too."""
     return Bytes(FP32, FP32, FP32 * (STATES[optimizer] + own_copy))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,7 @@ from ddlbench.job import type_of_dtype
 from ddlbench.oracle.computation import Blocks, Pass
 from ddlbench.oracle.machine import Device
 from ddlbench.oracle.network import wait
+from ddlbench.oracle.setting import kind_of
 from ddlbench.recipe.losses import make_loss
 from ddlbench.recipe.optimizers import make_optimizer
 
@@ -63,21 +65,21 @@ def _kept(path: Path, key: dict[str, Any]) -> dict[str, Any] | None:
         content = json.loads(path.read_text())
     except (OSError, ValueError):
         return None
-    return content if content.get("key") == key else None
+    return content if isinstance(content, dict) and content.get("key") == key else None
 
 
 def key_of(config: Config, device: torch.device, samples: int) -> dict[str, Any]:
     """What a calibration holds for."""
     train = config.train
     return {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu of {platform.node()}",
         "model": repr(config.model),
         "samples": samples,
         "precision": train.precision,
         "tf32": train.tf32,
         "channels_last": train.channels_last,
         "threads": train.threads_per_rank,
-        "optimizer": config.recipe.optimizer.name,
+        "optimizer": kind_of(config.recipe.optimizer),
         "torch": str(torch.__version__),
     }
 

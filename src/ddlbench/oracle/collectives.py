@@ -48,21 +48,24 @@ class Path:
         return [hop for hop in (self.inner, self.outer) if hop.ranks > 1]
 
 
-def path(machine: Machine, ranks: int, stride: int = 1, world: int | None = None) -> Path:
-    """Of a group of `ranks`, each `stride` after the one before, among `world` ranks (all of them in such groups).
+def path(machine: Machine, ranks: int, stride: int = 1, world: int | None = None, groups: int | None = None) -> Path:
+    """Of a group of `ranks`, each `stride` after the one before, among `world` ranks. groups: how many such groups
+    there are; None: all ranks are in one, as far as they go.
 
     UserError where the machine's file says nothing of a link that is needed.
     """
+    world, length = world or ranks * stride, (ranks - 1) * stride
+    per_node, beside = machine.per_node(world), groups or max(1, min(stride, world - length))
     sweeps = {kind: sweep for kind in KINDS if (sweep := machine.sweep(kind, ranks)) is not None}
-    if sweeps:
+    if sweeps and length + beside <= per_node:  # they are measured within one node
         return Path(Hop(ranks, 0.0, 0.0), Hop(1, 0.0, 0.0), sweeps)
-    per_node = machine.per_node(world or ranks * stride)
-    within = max(1, min(ranks, per_node // stride))
+    within = max(1, min(ranks, (per_node - beside) // stride + 1))
     while ranks % within:  # groups that nodes cut unevenly: the largest even cut
         within -= 1
     outside = ranks // within
     inner, outer = link(machine, 0, within), link(machine, 1, outside)
-    sharing = max(1, per_node // within)  # flows of other groups through the same adapters
+    groups = groups or world // ranks
+    sharing = max(1, min(groups, per_node // within))  # flows of these groups through the same adapters
     return Path(
         Hop(within, inner.alpha_s, 1 / inner.bytes_per_s), Hop(outside, outer.alpha_s, sharing / outer.bytes_per_s)
     )
@@ -136,14 +139,18 @@ def broadcast(m: float, to: Path) -> float:
     return tree_all_reduce(m, to) / 2 if to.ranks > 1 and m else 0.0
 
 
-def send(m: float, machine: Machine, stride: int, world: int) -> float:
-    """alpha + m beta, from a rank to the one `stride` further; between nodes all ranks of a node send at once."""
+def send(m: float, machine: Machine, stride: int, world: int, crosses: bool | None = None) -> float:
+    """alpha + m beta, from a rank to the one `stride` further. Between nodes the `stride` ranks that send at once, or
+    those of them that a node has, share its adapters.
+
+    crosses: whether it goes to another node; None: as far as `stride` tells
+    """
     if not m:
         return 0.0
-    measured = machine.sweep("send", world)
-    if measured is not None:
-        return measured.at(m)
     per_node = machine.per_node(world)
-    crosses = stride >= per_node
+    crosses = stride >= per_node if crosses is None else crosses
+    measured = machine.sweep("send", world)
+    if measured is not None and not crosses:
+        return measured.at(m)
     via = link(machine, int(crosses), 2)
-    return via.alpha_s + m * (per_node if crosses else 1) / via.bytes_per_s
+    return via.alpha_s + m * (min(stride, per_node) if crosses else 1) / via.bytes_per_s

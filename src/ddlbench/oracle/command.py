@@ -21,7 +21,7 @@ from ddlbench.oracle import machine as machines
 from ddlbench.oracle import network, ranking, volumes
 from ddlbench.oracle.computation import Computation
 from ddlbench.oracle.figure import draw
-from ddlbench.oracle.inputs import OneStep, from_calibration, from_one_step, from_roofline, own_cores
+from ddlbench.oracle.inputs import OneStep, from_calibration, from_one_step, from_roofline, own_cores, own_gpu
 from ddlbench.oracle.machine import Machine
 from ddlbench.oracle.predictor import Known, Prediction, predict
 from ddlbench.oracle.question import Question, ask
@@ -47,7 +47,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def answer(question: Question) -> int:
     if question.options.calibrate_network:
         machine = machines.load(question.cluster)
-        counts = [gpus for gpus in question.gpus if gpus > 1]
+        counts = [gpus for gpus in question.gpus if 1 < gpus <= (machine.devices_per_node or gpus)]
+        if machine.device.type == "cuda" and machine.device.name != own_gpu():
+            raise UserError(
+                f"--calibrate-network measures this machine, which has {own_gpu() or 'no GPU'}, not "
+                f"{machine.device.name}: run it there"
+            )
         print(f"collectives are in {network.calibrate(machine.device.type, counts)}", file=sys.stderr)
     machine = machine_of(question)
     rows = ranking.ranked(predictions(question, machine))
@@ -61,32 +66,53 @@ def answer(question: Question) -> int:
 
 
 def machine_of(question: Question) -> Machine:
-    """The cluster's file; for this machine with what is known of it."""
-    machine = machines.with_overlap(machines.load(question.cluster), question.overlap)
-    if machine.name != "local":
-        return machine
-    machine, device = network.calibrated(machine), machine.device
-    if device.memory_bytes is None:
-        device = replace(device, memory_bytes=float(psutil.virtual_memory().total))
-    return replace(machine, device=device, cores=machine.cores or own_cores())
+    """The cluster's file; for this machine, or one of its nodes, with what was measured here."""
+    machine = machines.load(question.cluster)
+    device = machine.device
+    if machine.name == "local":
+        memory = device.memory_bytes or float(psutil.virtual_memory().total)
+        device = replace(device, memory_bytes=memory)
+        machine = replace(network.calibrated(machine), device=device, cores=machine.cores or own_cores())
+    elif device.type == "cuda" and device.name == own_gpu():
+        machine = network.calibrated(machine)
+    return machines.with_overlap(machine, question.overlap)
 
 
 def predictions(question: Question, machine: Machine) -> list[Prediction]:
-    """Of every framework that is asked for, at every number of GPUs."""
-    names = [question.framework] if question.framework else choices("framework")
+    """Of every framework that is asked for, at every number of GPUs. Where an input is missing or a framework has not
+    the keys that were given, the row says so; UserError where that holds for all of them."""
     results = Results.read(question.options.results, str(torch.__version__)) if question.options.results else None
-    rows: list[Prediction] = []
-    for name in names:
+    rows, errors = list[Prediction](), list[UserError]()
+
+    def refused(name: str, gpus: int, error: UserError) -> Prediction:
+        errors.append(error)
+        own = question.only_here.name if question.only_here else name
+        return Prediction(own, question.model, machine.name, gpus, "unsupported", str(error))
+
+    for name in choices("framework") if question.framework is None else [question.framework]:
         try:
-            config = configuration(f"+framework={name}", *question.words)
-        except UserError:
-            if question.framework or name == names[0]:
+            one = _predictor(question, machine, results, name)
+        except UserError as error:
+            if question.framework is not None or not question.has_framework_keys:
                 raise
-            continue  # a key that this framework does not have
-        known = known_of(question, machine, config, results)
-        framework = question.only_here or config.framework
-        rows += [predict(config, framework, gpus, known) for gpus in question.gpus]
+            rows += [refused(name, gpus, error) for gpus in question.gpus]
+            continue
+        for gpus in question.gpus:
+            try:
+                rows.append(one(gpus))
+            except UserError as error:
+                rows.append(refused(name, gpus, error))
+    if errors and all(row.status != "ok" for row in rows):
+        raise errors[0]
     return rows
+
+
+def _predictor(question: Question, machine: Machine, results: Results | None, name: str) -> Callable[[int], Prediction]:
+    """By the number of GPUs. UserError for keys that this framework does not have."""
+    config = configuration(f"+framework={name}", *question.words)
+    known = known_of(question, machine, config, results)
+    framework = question.only_here or config.framework
+    return lambda gpus: predict(config, framework, gpus, known)
 
 
 def known_of(question: Question, machine: Machine, config: Config, results: Results | None) -> Known:

@@ -18,7 +18,7 @@ from ddlbench.oracle.machine import Device
 
 # Bytes that an update reads and writes for one parameter in fp32: weight, gradient and state are read, weight and state
 # written; lars and lamb read weight and update once more for their norms.
-UPDATE_BYTES = {"sgd": 20, "adam": 28, "adamw": 28, "lars": 28, "lamb": 36}
+UPDATE_BYTES = {"sgd": 20, "adam": 28, "adamw": 28, "lars": 28, "lamb": 36, "plain sgd": 12, "plain lars": 20}
 # FLOPs a byte of a device of which nothing is known: they only spread a measured number over the blocks.
 UNKNOWN_BALANCE = 10.0
 

@@ -129,6 +129,8 @@ def _joined(small: _Seen, large: _Seen) -> Block:
         ahead=moments(small.passes.ahead, large.passes.ahead),
         back=moments(small.passes.back, large.passes.back),
         added=moments(small.passes.added, large.passes.added),
+        freeing=moments(*(each.passes.last_use(each.passes.back) for each in (small, large))),
+        freeing_added=moments(*(each.passes.last_use(each.passes.added) for each in (small, large))),
         arrivals=_arrivals(small, large),
         lingering=small.passes.lingering / small.samples,
         loss=line((small.loss, large.loss)),
@@ -167,18 +169,21 @@ def _run(
     with feed(model, precision, device_type, smoothing, samples, tp, sequence) as fed:
         for name, block in fed.blocks.items():
             watch = Watch(name, block, plan, samples)
-            value, known = fed.value, fed.known
-            entering = 0 if identity(value) in known else size(value)
+            known = fed.known
+            entering = 0 if identity(fed.value) in known else size(fed.value)
+            value = fed.take()
             with Living([*fed.given, value]) as living:
+                living.enters(value)
                 with fed.mixed(), watch.forward(), kept_bytes(known, living.note_saved, living.note_used) as kept:
                     output = block(value)
                     before, saved = kept[0], living.saved
                     result = fed.loss(output, fed.targets) if fed.is_last(name) else output
+                own = kept[0] - (entering if identity(value) in known else 0)  # the input is given
+                del value
                 living.turn(output, known)
                 _backward(result, watch)
             passes = living.passes(parameter.grad for parameter in block.parameters())
             found = _seen(name, block, watch, plan, kept[0], output, samples, counted)
-            own = kept[0] - (entering if identity(value) in known else 0)  # the input is given
             again, turning = passes.ahead[:saved], max(0.0, (living.used or 0.0) - own)
             found = replace(found, entering=entering / samples, passes=passes, loss=kept[0] - before)
             seen.append(replace(found, again=again, turning=turning))

@@ -87,6 +87,7 @@ class Block:
     ahead, back: bytes that live during its forward and backward pass, beyond its input and what was there before; with
         the gradients of its parameters as they arrive. added: the latter where they are added to gradients that are
         there already, which do not count
+    freeing, freeing_added: as back and added, where nothing else refers to its input, which ends with its last use
     lingering: bytes of its output for one sample, where autograd does not keep it: it lives as long as it is held
     loss: bytes of `kept` that the loss keeps, in the last block
     again: as ahead, as far as a checkpointed block runs again: to the last operation for which autograd keeps something
@@ -107,6 +108,8 @@ class Block:
     ahead: Moments = Moments()
     back: Moments = Moments()
     added: Moments = Moments()
+    freeing: Moments = Moments()
+    freeing_added: Moments = Moments()
     arrivals: tuple[Arrival, ...] = ()
     lingering: float = 0.0
     loss: Line = Line(0.0, 0.0)

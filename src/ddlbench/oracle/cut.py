@@ -61,14 +61,17 @@ def _of_rank(cut: Cut, setting: Setting, rank: int, numbers: float, samples: flo
     own = list(zip(range(rank, len(spans), cut.pp), spans[rank :: cut.pp], strict=True))
     flying = {stage: schedule.in_flight(cut.schedule, stage, cut.pp, len(spans), cut.count) for stage, _ in own}
     whole = sum(activations(each[first:last], again, flying[stage]) for stage, (first, last) in own)
-    of = held(numbers, setting, 2 if cut.sharded else 0, cut.dp if cut.sharded else 1)
+    of = held(numbers, setting, 3 if cut.sharded else 0, cut.dp if cut.sharded else 1)
     held_blocks = [block for _, (first, last) in own for block in setting.counts.blocks[first:last]]
     room = buffers(held_blocks)
     if rank in (0, (len(cut.sizes) - 1) % cut.pp):  # the ends have the batch
         room += batch(setting.job, setting.job.replica_batch(cut.dp), 0.0)
     update = updating(setting.optimizer, held_blocks, 1 / cut.tp)
     stages = {stage: _stage(cut, setting, each, stage, samples) for stage, _ in own}
-    reduced = of.gradients if cut.dp > 1 and not cut.sharded else 0.0  # replicas average them in one piece, a copy
+    reduced = of.gradients if cut.dp > 1 else 0.0  # replicas average them in one piece, a copy
+    if cut.sharded:  # weights are whole from one update to the next, and gradients until each block's are reduced
+        room += 4.0 * numbers
+        reduced = 4.0 * numbers - of.gradients + 4.0 * max(own_numbers(block, cut.tp) for block in held_blocks)
     if cut.versions:
         most = flight.fullest(of, stages[rank], _flight(cut, setting, each, rank), update, reduced, room)
     else:
@@ -91,11 +94,10 @@ def _stage(cut: Cut, setting: Setting, each: Sequence[Sizes], stage: int, sample
     numbers = [own_numbers(block, cut.tp) for block in setting.counts.blocks]
     if cut.pp > 1:
         numbers[-1] += setting.counts.tied / cut.tp
-    part = 4.0 / (cut.dp if cut.sharded else 1)
     own = each[first:last]
     if cut.versions and last == len(each):  # PipeDream keeps the loss, not the logits
         own = [*own[:-1], own[-1]._replace(lingering=0.0)]
-    gradients = [part * number for number in numbers[first:last]]
+    gradients = [4.0 * number for number in numbers[first:last]]
     found = stage_bytes(own, setting.job.checkpoint_activations, gradients, last == len(each))
     if cut.schedule == "1f1b":
         return replace(found, returned=messages(each, first, last)[0])

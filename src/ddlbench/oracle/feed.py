@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -47,8 +48,29 @@ class Feed:
     def mixed(self) -> torch.autocast:
         return torch.autocast("cpu", type_of_dtype[self.precision], enabled=self.precision != "fp32")
 
+    def take(self) -> Tensor:
+        """The next block's input, to which nothing but the block refers, as within a whole model: it ends with its last
+        use. What needs no gradient, the batch, stays."""
+        if not self.value.requires_grad:
+            return self.value
+        taken = [self.value.detach()]
+        self.value = torch.zeros((), requires_grad=True)
+        return cast(Tensor, _Taken.apply(self.value, taken))
+
     def pass_on(self, output: Tensor) -> None:
         self.value = output.detach().requires_grad_()
+
+
+class _Taken(torch.autograd.Function):
+    """A tensor that needs a gradient and is no leaf, which autograd would refer to until the end."""
+
+    @staticmethod
+    def forward(ctx: Any, history: Tensor, taken: list[Tensor]) -> Tensor:
+        return taken.pop()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None]:
+        return None, None
 
 
 @contextmanager

@@ -40,8 +40,9 @@ def draw(rows: Sequence[Prediction], path: Path) -> None:
         try:
             for kind in ("png", "svg"):
                 figure.savefig(path.with_suffix(f".{kind}"))
-        except OSError as error:
-            raise UserError(f"--figure={path} cannot be written ({error.strerror}): choose another file") from error
+        except (OSError, ValueError) as error:  # a name that is empty or a folder's
+            why = getattr(error, "strerror", None) or error
+            raise UserError(f"--figure={path} cannot be written ({why}): choose another file") from error
 
 
 def _throughput(axes: Axes, rows: Sequence[Prediction], names: Sequence[str]) -> None:

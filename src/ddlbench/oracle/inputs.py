@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from functools import partial
 
+import torch
+
 from ddlbench.config.schema import Config
 from ddlbench.errors import UserError
 from ddlbench.oracle import computation
@@ -14,6 +16,7 @@ from ddlbench.oracle.computation import Computation, Speeds
 from ddlbench.oracle.counting import count
 from ddlbench.oracle.counts import Counts
 from ddlbench.oracle.machine import Machine
+from ddlbench.oracle.setting import kind_of
 
 ONE_NUMBER = "one GPU's step"
 
@@ -40,7 +43,7 @@ def speeds_of(config: Config, machine: Machine) -> Speeds | None:
 
 def from_roofline(config: Config, machine: Machine) -> Computation:
     counts, speeds = counts_of(config, machine), speeds_of(config, machine)
-    return computation.roofline(counts, speeds, config.recipe.optimizer.name, machine.device.name)
+    return computation.roofline(counts, speeds, kind_of(config.recipe.optimizer), machine.device.name)
 
 
 def from_one_step(
@@ -58,7 +61,7 @@ def from_one_step(
         )
     if blocks is None:
         counts, speeds = counts_of(config, machine), speeds_of(config, machine)
-        blocks = computation.proportions(counts, speeds, config.recipe.optimizer.name)
+        blocks = computation.proportions(counts, speeds, kind_of(config.recipe.optimizer))
     return computation.spread(blocks, step.seconds, micro, samples // micro, basis, train.checkpoint_activations)
 
 
@@ -68,8 +71,12 @@ def from_calibration(config: Config, machine: Machine) -> Computation:
     largest = 2 * config.train.samples_per_update(1)
     measure = partial(calibration, config, device)
     counts, speeds = counts_of(config, machine), speeds_of(config, machine)
-    return computation.calibrated(counts, speeds, config.recipe.optimizer.name, measure, largest)
+    return computation.calibrated(counts, speeds, kind_of(config.recipe.optimizer), measure, largest)
 
 
 def own_cores() -> int:
     return len(os.sched_getaffinity(0))
+
+
+def own_gpu() -> str | None:
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None

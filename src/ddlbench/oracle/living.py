@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +21,7 @@ class Passes:
     """Bytes after each operation: of the forward pass; of the backward pass with the gradients of parameters as they
     arrive; and of one whose gradients are added to others that do not count.
 
+    freed: bytes of the input after each operation of the backward pass, 0 as long as the block needs it
     arrivals: which gradient is there after which operation of the backward pass; lingering: bytes of the output, where
     autograd does not keep it
     """
@@ -27,8 +29,13 @@ class Passes:
     ahead: list[float] = field(default_factory=list[float])
     back: list[float] = field(default_factory=list[float])
     added: list[float] = field(default_factory=list[float])
+    freed: list[float] = field(default_factory=list[float])
     arrivals: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     lingering: float = 0.0
+
+    def last_use(self, bytes_: list[float]) -> list[float]:
+        """Of `back` or `added`, where nothing else refers to the input."""
+        return [each - freed for each, freed in zip(bytes_, self.freed, strict=True)]
 
 
 class Living(TorchDispatchMode):
@@ -41,7 +48,8 @@ class Living(TorchDispatchMode):
         for tensor in given:
             self.alive.made(tensor)
         self.start = self.alive.bytes_
-        self.after = list[float]()
+        self.after, self.freed = list[float](), list[float]()
+        self.ended = 0  # bytes of the input, once it has ended
         self.made_at = dict[int, int]()  # storage -> operation
         self.turned, self.idle, self.saved = 0, 0, 0
         self.used: float | None = None  # bytes when autograd first needs what it kept
@@ -57,8 +65,18 @@ class Living(TorchDispatchMode):
             if identity(tensor) not in self.alive.sizes:
                 self.made_at[identity(tensor)] = len(self.after)
             self.alive.made(tensor)
-        self.after.append(float(self.alive.bytes_ - self.start))
+        self.after.append(float(self.alive.bytes_ - self.start + self.ended))
+        self.freed.append(float(self.ended))
         return out
+
+    def enters(self, value: Tensor) -> None:
+        """It is the block's input. That it ends is counted by itself."""
+
+        def ended(size: int) -> None:
+            self.ended = size
+
+        storage = value.untyped_storage()
+        weakref.finalize(storage, ended, storage.nbytes())
 
     def note_saved(self) -> None:
         """Autograd keeps something: so far a checkpointed block runs again, and no further."""
@@ -70,7 +88,7 @@ class Living(TorchDispatchMode):
 
     def now(self) -> float:
         """Bytes, without the output that is freed before the backward pass."""
-        return float(self.alive.bytes_ - self.start - self.idle)
+        return float(self.alive.bytes_ - self.start + self.ended - self.idle)
 
     def turn(self, output: Tensor, kept: set[int]) -> None:
         """The backward pass begins. An output that the block itself does not keep has been freed by then."""
@@ -98,4 +116,4 @@ class Living(TorchDispatchMode):
                 for index in range(made + 1, len(added)):
                     added[index] -= size(gradient)
         arrivals.sort(key=lambda arrival: arrival[1])
-        return Passes(self.after[: self.turned], back, added, arrivals, self.idle)
+        return Passes(self.after[: self.turned], back, added, self.freed[self.turned :], arrivals, self.idle)

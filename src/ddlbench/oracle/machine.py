@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
+from math import inf
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,6 +19,7 @@ from ddlbench.measure.flops import peak_flops
 
 FOLDER = Path(__file__).parent / "clusters"
 SIZES = ("alpha_s", "bytes_per_s")
+KEYS = {"name", "device", "devices_per_node", "links", "overlap", "cores"}  # of a cluster's file
 
 
 @dataclass(frozen=True)
@@ -92,11 +94,11 @@ class Machine:
         return min(world, self.devices_per_node or world)
 
     def marks(self, ranks: int) -> list[str]:
-        """What to say where so many ranks are outside of what was measured."""
-        known = sorted({count for _, count in self.sweeps})
-        if not known or ranks in (1, *known):
+        """What to say where so many ranks, or those of them that a node has, are outside of what was measured."""
+        known, inside = sorted({count for _, count in self.sweeps}), self.per_node(ranks)
+        if not known or inside in (1, *known):
             return []
-        return [f"collectives measured with {', '.join(map(str, known))} ranks, not {ranks}"]
+        return [f"collectives measured with {', '.join(map(str, known))} ranks, not {inside}"]
 
     def beyond(self, largest: float) -> list[str]:
         """What to say where a message has more bytes than any that was measured."""
@@ -156,16 +158,36 @@ def parse(plain: Any, path: str) -> Machine:
         device = Device(**given["device"])
         links = tuple(Link(**link) for link in given["links"])
         rest = {key: value for key, value in given.items() if key not in ("device", "links")}
+        if unknown := sorted(map(str, rest.keys() - KEYS)):
+            raise TypeError(f"it has no key {', '.join(unknown)}")
         machine = Machine(device=device, links=links, **rest)
     except (KeyError, TypeError) as error:
         raise UserError(f"{path} is no description of a cluster ({error}): see {FOLDER / 'abci.yaml'}") from error
-    numbers = {f"{link.name}.{key}": getattr(link, key) for link in links for key in SIZES}
-    numbers |= {"device.memory_bytes": device.memory_bytes, "device.bytes_per_s": device.bytes_per_s}
-    numbers |= {"devices_per_node": machine.devices_per_node, "cores": machine.cores}
-    for key, value in numbers.items():
-        if value is not None and (type(value) not in (int, float) or value <= 0):
-            raise UserError(f"{path}: {key}={value} must be a number above 0")
+    _check(machine, path)
     return machine
+
+
+def _check(machine: Machine, path: str) -> None:
+    device, links = machine.device, machine.links
+    sizes = {f"{link.name}.{key}": getattr(link, key) for link in links for key in SIZES}
+    known = {f"device.{key}": getattr(device, key) for key in ("memory_bytes", "bytes_per_s", "tf32_flops_per_s")}
+    sizes |= {key: value for key, value in known.items() if value is not None}
+    for key, value in sizes.items():
+        if type(value) not in (int, float) or not 0 < value < inf:
+            raise UserError(f"{path}: {key}={value} must be a number above 0")
+    for key in ("devices_per_node", "cores"):
+        value = getattr(machine, key)
+        if value is not None and (type(value) is not int or value < 1):
+            raise UserError(f"{path}: {key}={value} must be a whole number above 0")
+    if device.type not in ("cpu", "cuda") or type(machine.overlap) is not bool:
+        raise UserError(
+            f"{path}: device.type={device.type} must be cuda or cpu, and overlap={machine.overlap} true or false"
+        )
+    if len(links) > 2 or {type(machine.name), type(device.name)} != {str}:
+        raise UserError(
+            f"{path}: cluster and device each have a name, and {len(links)} links at most two entries: within a node, "
+            "between nodes"
+        )
 
 
 def with_overlap(machine: Machine, overlap: bool | None) -> Machine:

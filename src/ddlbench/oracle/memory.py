@@ -38,6 +38,8 @@ class Sizes(NamedTuple):
     loss: float = 0.0
     again: float = 0.0
     turning: float = 0.0
+    freeing: float = 0.0
+    freeing_added: float = 0.0
 
 
 def sizes(blocks: Sequence[Block], samples: float) -> list[Sizes]:
@@ -53,6 +55,8 @@ def sizes(blocks: Sequence[Block], samples: float) -> list[Sizes]:
             block.loss.at(samples),
             block.again.most(samples),
             block.turning.at(samples),
+            block.freeing.most(samples),
+            block.freeing_added.most(samples),
         )
         for block in blocks
     ]

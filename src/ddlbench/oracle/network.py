@@ -12,13 +12,14 @@ import json
 import platform
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from statistics import median
 from typing import Any, cast
 
+import psutil
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -34,7 +35,7 @@ SIZES = (2**10, 2**14, 2**17, 2**20, 2**22, 2**24, 2**26)  # bytes of the whole 
 REPEATS = 5
 ROUNDS, ROWS = 8, 1  # of computing and sending in one repeat; images of a pass before a collective: a few milliseconds
 HIDDEN, PASSES, HIDDEN_REPEATS = 2**23, 10, 9  # bytes of an all-reduce, and passes of a convolution beside it
-TIMEOUT_S = 300
+TIMEOUT_S, PROCESS_BYTES = 300, 2**29  # of a process with torch
 Found = dict[str, dict[str, list[float]]]  # collective -> number of ranks -> seconds by size
 
 
@@ -49,11 +50,13 @@ def versions(device_type: str) -> dict[str, str]:
 
 def calibrate(device_type: str, counts: Sequence[int], sizes: Sequence[int] = SIZES) -> Path:
     """Measure and keep; the file's path. UserError where there are too few devices."""
-    devices = torch.cuda.device_count() if device_type == "cuda" else max(counts)
-    if devices < max(counts):
+    if not counts:
+        raise UserError("--calibrate-network measures between ranks: give gpus= with 2 or more, such as gpus=[2,4]")
+    if device_type == "cuda" and (devices := torch.cuda.device_count()) < max(counts):
         raise UserError(f"--calibrate-network: {max(counts)} ranks need as many GPUs, this machine has {devices}")
-    seconds: Found = {}
-    contention, cost = dict[str, float](), dict[str, float]()
+    if max(counts) > (most := psutil.virtual_memory().available // PROCESS_BYTES):
+        raise UserError(f"--calibrate-network: {max(counts)} processes do not fit in memory: give gpus= up to {most}")
+    seconds, contention, cost = Found(), dict[str, float](), dict[str, float]()
     for ranks in counts:
         measured = _measured(device_type, ranks, sizes)
         contention[str(ranks)], cost[str(ranks)] = measured.pop("contention")[0], measured.pop("hidden_cost")[0]
@@ -69,23 +72,30 @@ def calibrate(device_type: str, counts: Sequence[int], sizes: Sequence[int] = SI
 
 def calibrated(machine: Machine) -> Machine:
     """With what was measured on this host with this version of torch; as it is where nothing was."""
-    try:
-        content = cast(dict[str, Any], json.loads(path(machine.device.type).read_text()))
-    except (OSError, ValueError):
+    kept = path(machine.device.type)
+    if not kept.is_file():
         return machine
-    if {key: content.get(key) for key in versions("")} != versions(machine.device.type):
-        raise UserError(
-            f"{path(machine.device.type)} was measured with torch {content.get('torch')} on {content.get('host')}, "
-            f"this is torch {torch.__version__} on {platform.node()}: run --calibrate-network again"
-        )
+    try:
+        content = cast(dict[str, Any], json.loads(kept.read_text()))
+        if {key: content.get(key) for key in versions("")} == versions(machine.device.type):
+            return _with(machine, content)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{kept} cannot be used ({error!r}): run --calibrate-network again") from error
+    raise UserError(
+        f"{kept} was measured with torch {content.get('torch')} on {content.get('host')}, this is torch "
+        f"{torch.__version__} on {platform.node()}: run --calibrate-network again"
+    )
+
+
+def _with(machine: Machine, content: Mapping[str, Any]) -> Machine:
     sizes = tuple(map(float, content["sizes"]))
     sweeps = {
-        (kind, int(ranks)): Sweep(sizes, tuple(each))
+        (kind, int(ranks)): Sweep(sizes, tuple(map(float, each)))
         for kind, counts in content["seconds"].items()
         for ranks, each in counts.items()
     }
     contention = {int(ranks): max(1.0, each) for ranks, each in content["contention"].items()}
-    cost = {int(ranks): each for ranks, each in content.get("hidden_cost", {}).items()}
+    cost = {int(ranks): float(each) for ranks, each in content.get("hidden_cost", {}).items()}
     return replace(machine, sweeps=sweeps, contention=contention, hidden_cost=cost)
 
 
@@ -98,10 +108,10 @@ def _measured(device_type: str, ranks: int, sizes: Sequence[int]) -> dict[str, l
 def _rank(rank: int, device_type: str, ranks: int, folder: str, sizes: Sequence[int]) -> None:
     """One process."""
     torch.set_num_threads(1)
-    device = torch.device(device_type, rank) if device_type == "cuda" else torch.device("cpu")
+    device, backend = torch.device("cpu"), "gloo"
     if device_type == "cuda":
+        device, backend = torch.device("cuda", rank), "nccl"
         torch.cuda.set_device(device)
-    backend = "nccl" if device_type == "cuda" else "gloo"
     init, timeout = f"file://{folder}/store", timedelta(seconds=TIMEOUT_S)
     dist.init_process_group(backend, init_method=init, rank=rank, world_size=ranks, timeout=timeout)
     found = sweep(device, sizes)

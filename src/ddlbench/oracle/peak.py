@@ -18,7 +18,7 @@ from ddlbench.oracle.setting import Memory, Setting
 
 # Copies of a tensor that an update makes for a moment, tensor by tensor: what weight decay is added to; the square root
 # and its quotient of Adam.
-UPDATE_COPIES = {"sgd": 1, "adam": 2, "adamw": 2, "lars": 2, "lamb": 3}
+UPDATE_COPIES = {"sgd": 1, "adam": 2, "adamw": 2, "lars": 2, "lamb": 3, "plain sgd": 1, "plain lars": 2}
 
 
 class Moment(NamedTuple):
@@ -58,8 +58,11 @@ def passes(
     arrived = sum(gradients or ())
     for index, block in enumerate(blocks):
         arrived -= gradients[index] if gradients else 0.0
-        ahead, back = block.ahead, block.back if gradients else block.added
-        entering = block.entering
+        ahead, entering = block.ahead, block.entering
+        if index > 0 and (checkpointed or entering):  # nothing else refers to the block's input
+            back = block.freeing if gradients else block.freeing_added
+        else:
+            back = block.back if gradients else block.added
         if checkpointed:  # every block keeps its input, and runs again while the gradient of its output is there
             before += entering if index == 0 else blocks[index - 1].leaving
             back = max(back, block.again + block.turning * (index < len(blocks) - 1))

@@ -77,7 +77,7 @@ def predict(cut: Cut, setting: Setting) -> Outcome:
 
 def _stages(cut: Cut, setting: Setting, samples: float, found: Sequence[Traffic], sends: bool) -> Stages:
     """Seconds of each stage's passes for one micro batch, and of passing it on."""
-    blocks, again = setting.counts.blocks, 2 if setting.job.checkpoint_activations else 1
+    again = 2 if setting.job.checkpoint_activations else 1
     passes = setting.computation.blocks(samples, cut.tp)
     # Collectives were measured while all ranks of their group share the cores: the schedule's contention is relative.
     known = 1.0 if setting.machine.cores is None else setting.machine.shared_cores(cut.tp)
@@ -86,19 +86,33 @@ def _stages(cut: Cut, setting: Setting, samples: float, found: Sequence[Traffic]
         each.backward + sent.backward / known + (again - 1) * forward
         for each, sent, forward in zip(passes, found, ahead, strict=True)
     ]
-    stride = cut.dp * cut.tp
-    send = [
-        collectives.send(blocks[end - 1].leaving * samples, setting.machine, stride, setting.world) if sends else 0.0
-        for _, end in cut.spans()[:-1]
-    ]
-    if cut.pp == 1:
-        send = [0.0 for _ in send]
     spans = cut.spans()
-    return Stages(
-        tuple(sum(ahead[first:last]) for first, last in spans),
-        tuple(sum(back[first:last]) for first, last in spans),
-        (*send, 0.0),
-    )
+    forward, backward = ([sum(each[first:last]) for first, last in spans] for each in (ahead, back))
+    sending = _sending(cut, setting, samples) if sends and cut.pp > 1 else [0.0 for _ in spans[:-1]]
+    if setting.job.device.type == "cpu":  # gloo begins to send when the receiver asks, which then does nothing else
+        for stage, seconds in enumerate(_relative(sending, setting)):
+            forward[stage + 1] += seconds
+            backward[stage] += seconds
+        sending = [0.0 for _ in sending]
+    return Stages(tuple(forward), tuple(backward), (*sending, 0.0))
+
+
+def _relative(sending: Sequence[float], setting: Setting) -> list[float]:
+    """Messages were measured while all ranks of a node share the cores: the schedule's contention is relative."""
+    machine, world = setting.machine, setting.world
+    known = 1.0 if machine.sweep("send", world) is None else machine.shared_cores(machine.per_node(world))
+    return [seconds / known for seconds in sending]
+
+
+def _sending(cut: Cut, setting: Setting, samples: float) -> list[float]:
+    """Seconds from each stage to the next, which is on the ranks that follow: in the same node or in another one."""
+    blocks, stride, world = setting.counts.blocks, cut.dp * cut.tp, setting.world
+    node, found = setting.machine.per_node(world), list[float]()
+    for stage, (_, end) in enumerate(cut.spans()[:-1]):
+        first = stage % cut.pp * stride
+        crosses = any(rank // node != (rank + stride) % world // node for rank in (first, first + stride - 1))
+        found.append(collectives.send(blocks[end - 1].leaving * samples, setting.machine, stride, world, crosses))
+    return found
 
 
 def _time(cut: Cut, stages: Stages, setting: Setting) -> tuple[float, float]:
@@ -142,7 +156,7 @@ def _within(
         messages.append(replace(batch, count=ends * batch.count, bytes_=ends * batch.bytes_))
     if cut.pp > 1:
         edges = [setting.counts.blocks[end - 1].leaving * samples for _, end in cut.spans()[:-1]]
-        one = max(collectives.send(edge, setting.machine, cut.dp * cut.tp, setting.world) for edge in edges)
+        one = max(_sending(cut, setting, samples))
         exposed = max(0.0, spans[2] - spans[1])
         total = max(exposed, 2 * cut.count * one)
         count, bytes_ = _sends(cut, edges)
@@ -169,8 +183,8 @@ def _reduction(cut: Cut, setting: Setting, numbers: Sequence[float]) -> list[Mes
         what = "reduction and gathering of shards" if cut.sharded else "all-reduce of gradients"
         messages.append(Message(what, 1, size, seconds, seconds))
     if cut.pp > 1 and setting.counts.tied:
-        size = 4 * setting.counts.tied / cut.tp
-        seconds = setting.all_reduce(size, 2, cut.dp * cut.tp * (cut.pp - 1))
+        size, beside = 4 * setting.counts.tied / cut.tp, cut.dp * cut.tp
+        seconds = setting.all_reduce(size, 2, beside * (cut.pp - 1), beside)
         messages.append(Message("all-reduce of the tied embedding", 1, size, seconds, seconds))
     return messages
 

@@ -25,7 +25,7 @@ from ddlbench.oracle import data, pipeline, sharded, spatial, tensor
 from ddlbench.oracle.computation import Computation
 from ddlbench.oracle.machine import Machine
 from ddlbench.oracle.reason import reason
-from ddlbench.oracle.setting import Message, Outcome, Setting
+from ddlbench.oracle.setting import Message, Outcome, Setting, kind_of
 from ddlbench.oracle.traced import traced
 from ddlbench.ranks.launch import Launch
 from ddlbench.run.assembly import make_job
@@ -76,20 +76,23 @@ class Known:
 
 
 def predict(config: Config, framework: Any, gpus: int, known: Known) -> Prediction:
-    """UserError for a mistake in the configuration that holds for every framework (no link, no speed)."""
+    """A row; UserError where an input of the prediction is missing (no link, no speed, no base)."""
     row = Prediction(framework.name, config.model.name, known.machine.name, gpus, "ok", "")
     job = job_of(config, gpus, known.machine)
     try:
         if not isinstance(framework, PREDICTION_ONLY):
             supports(framework, job)
+    except RunError as error:
+        return replace(row, status="unsupported", reason=str(error))
+    try:
         computation = known.computation(replace(config, framework=framework), job)
-        setting = Setting(job, known.machine, computation, config.recipe.optimizer.name, known.algorithm)
+        setting = Setting(job, known.machine, computation, kind_of(config.recipe.optimizer), known.algorithm)
         outcome = strategy(framework, setting)
     except RunError as error:
         if isinstance(error, UserError) and not _of_degree(error):
             raise
         return replace(row, status="unsupported", reason=str(error))
-    return _filled(row, outcome, setting, known)
+    return _filled(row, outcome, setting, known, config.train.steps)
 
 
 def _of_degree(error: UserError) -> bool:
@@ -132,7 +135,8 @@ def strategy(framework: Any, setting: Setting) -> Outcome:
             return traced(framework, setting)
 
 
-def _filled(row: Prediction, outcome: Outcome, setting: Setting, known: Known) -> Prediction:
+def _filled(row: Prediction, outcome: Outcome, setting: Setting, known: Known, most: int | None) -> Prediction:
+    """most: steps of an epoch, where the configuration sets them"""
     job, machine = setting.job, setting.machine
     wait = None
     if known.loader is not None:  # each replica's batch is loaded by one rank
@@ -143,7 +147,8 @@ def _filled(row: Prediction, outcome: Outcome, setting: Setting, known: Known) -
     if capacity is not None and machine.device.type == "cpu":
         capacity /= machine.per_node(row.gpus)  # ranks share the node's memory
     fits = None if capacity is None else outcome.memory.total <= capacity
-    steps = None if known.samples is None else known.samples // job.global_batch
+    whole = None if known.samples is None else known.samples // job.global_batch
+    steps = min((each for each in (whole, most) if each is not None), default=None)
     largest = max((each.bytes_ / each.count for each in outcome.messages if each.count), default=0.0)
     return replace(
         row,

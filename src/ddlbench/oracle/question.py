@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -18,11 +18,12 @@ CALIBRATE = (
     "measure each block here, once for each device, model and batch; with --from or --one-gpu-step-s these seconds say "
     "how that step is spread over the blocks"
 )
-LARGEST_WORLD = 2**20
+LARGEST_WORLD, MOST = 2**20, 5000
 EXAMPLE = "gpus=[4,8,16] or gpus=[4,8,...,1024]"
 ABOVE_0 = (
     "one_gpu_step_s", "one_gpu_batch", "samples_per_epoch", "loader_samples_per_s", "max_gpus", "max_memory_gib"
 )  # fmt: skip
+OWN = ("cluster", "gpus", "+framework", "overlap")  # words that are not for Hydra
 IN_TEXT = ("check_volumes", "max_gpus", "max_memory_gib")  # they add lines to the table; JSON has rows only
 ONLY_HERE = {"spatial": Spatial, "channel": Channel}  # +framework=NAME for strategies that cannot be run
 
@@ -42,7 +43,15 @@ class Question:
     framework: str | None = None
     only_here: Any = None
     overlap: bool | None = None
-    more: dict[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def model(self) -> str:
+        """As the words name it."""
+        return next((word.partition("=")[2] for word in self.words if word.startswith("+model=")), "")
+
+    @property
+    def has_framework_keys(self) -> bool:
+        return any(word.lstrip("+~").startswith("framework.") for word in self.words)
 
 
 class Parser(argparse.ArgumentParser):
@@ -84,10 +93,12 @@ def ask(arguments: Sequence[str]) -> Question:
             raise UserError(f"{word} is no option and no key=value: see python -m ddlbench.predict --help")
     _check(options)
     given = dict(word.split("=", 1) for word in words)
-    own = ("cluster", "gpus", "+framework", "overlap", *(f"framework.{key}" for key in ("sp",)))
+    for key in OWN:
+        if sum(word.startswith(f"{key}=") for word in words) > 1:
+            raise UserError(f"{key} is there twice: give it once (several numbers of GPUs: {EXAMPLE})")
     question = Question(
         options,
-        [word for word in words if word.split("=", 1)[0] not in own],
+        [word for word in words if word.split("=", 1)[0] not in OWN],
         given.get("cluster", "local"),
         numbers(given["gpus"]) if "gpus" in given else [1, 2, 4],
         given.get("+framework"),
@@ -121,8 +132,7 @@ def _check(options: argparse.Namespace) -> None:
 def _only_here(question: Question, given: dict[str, str]) -> Any:
     """The strategy with its degrees; their words are no keys of any framework."""
     cls = ONLY_HERE[str(question.framework)]
-    keys = {word.split("=", 1)[0] for word in question.words if word.startswith("framework.")}
-    keys |= {key for key in given if key.startswith("framework.")}
+    keys = {key for key in given if key.startswith("framework.")}
     known = {"framework.dp", "framework.sp" if cls is Spatial else "framework.tp"}
     for key in sorted(keys - known):
         raise UserError(f"{key} does not exist: {question.framework} has {', '.join(sorted(known))}")
@@ -155,6 +165,8 @@ def numbers(text: str) -> list[int]:
             found += _between(found[-2], found[-1], last)
         else:
             found.append(_number(entry, text))
+    if len(found) > MOST:
+        raise UserError(f"gpus= gives {len(found)} numbers: ask for {MOST} at most at a time")
     return list(dict.fromkeys(found))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +17,7 @@ from ddlbench.oracle.computation import Computation
 from ddlbench.oracle.inputs import OneStep, from_one_step
 from ddlbench.oracle.machine import Machine
 from ddlbench.oracle.predictor import job_of, strategy
-from ddlbench.oracle.setting import Setting
+from ddlbench.oracle.setting import Setting, kind_of
 from ddlbench.report.read import Attempt, read_all
 
 # Keys of a run's `train` section that change how fast one process computes.
@@ -36,6 +37,7 @@ class Base:
     seconds: float
     path: Path
     torch: str = ""
+    hosts: tuple[str, ...] = ()  # where it ran on CPUs
 
     def alike(self, other: Base) -> bool:
         mine, theirs = (replace(base, seconds=0.0, path=Path()) for base in (self, other))
@@ -79,9 +81,9 @@ class Results:
         basis = f"{chosen.framework} on {where} ({chosen.path.parent.name})"
         if chosen.ranks == 1:
             found = from_one_step(config, machine, OneStep(step_s, chosen.samples, chosen.micro), basis, blocks)
-            return replace(found, remarks=(*_borrowed(chosen.framework, framework.name), *self._other_version(chosen)))
+            return replace(found, remarks=(*_borrowed(chosen.framework, framework.name), *self._elsewhere(chosen)))
         few = _of_few(config, machine, replace(chosen, seconds=step_s), basis, blocks)
-        return replace(few, remarks=self._other_version(chosen))
+        return replace(few, remarks=self._elsewhere(chosen))
 
     def _nearest(self, config: Config, machine: Machine) -> str:
         """What differs in the run of the same model and device that comes closest; empty if there is none."""
@@ -90,32 +92,47 @@ class Results:
         found = [names for each in same if (names := _differences(each, config))]
         return f" (the nearest has {'; '.join(min(found, key=len))})" if found else ""
 
-    def _other_version(self, base: Base) -> tuple[str, ...]:
-        if self.torch is None or base.torch == self.torch:
-            return ()
-        return (f"runs with torch {base.torch or 'of an unknown version'}, not {self.torch}",)
+    def _elsewhere(self, base: Base) -> tuple[str, ...]:
+        """Of another version, or on another machine's CPU: GPUs have names, CPUs count as one kind of device."""
+        marks: list[str] = []
+        if self.torch is not None and base.torch != self.torch:
+            marks.append(f"runs with torch {base.torch or 'of an unknown version'}, not {self.torch}")
+        if base.hosts and base.hosts != (platform.node(),):
+            marks.append(f"runs on the CPU of {', '.join(base.hosts)}, not of {platform.node()}")
+        return tuple(marks)
 
     def _bases(self, config: Config, machine: Machine) -> list[Base]:
         found = [_base(attempt, config, machine) for attempt in self.attempts]
         return [base for base in found if base is not None]
 
     def loader_rate(self, config: Config) -> float | None:
-        """Samples a second that one rank loads, of the last mode=loader run of the same data."""
-        rates: list[float] = []
+        """Samples a second that one rank loads: the median of complete mode=loader runs of the same data with the same
+        loader and the same size of a sample."""
+        wanted, rates = _loading(config.resolved), list[float]()
         for record in (attempt.record for attempt in self.attempts):
-            settings, launch = _section(record, "config"), _section(record, "launch")
+            settings = _section(record, "config")
             rate = _number(_section(record, "summary").get("throughput_samples_per_s"))
-            ranks = _number(launch.get("world_size"))
-            same = _section(settings, "data").get("name") == config.data.name
-            if settings.get("mode") == "loader" and same and rate and ranks:
+            ranks = _number(_section(record, "launch").get("world_size"))
+            complete = record.get("status") == "ok" and settings.get("mode") == "loader"
+            if complete and _loading(settings) == wanted and rate and ranks:
                 rates.append(rate / ranks)
-        return rates[-1] if rates else None
+        return median(rates) if rates else None
 
     def samples(self, config: Config) -> int | None:
-        """Training samples of the same data."""
-        found = [_section(attempt.record, "dataset") for attempt in self.attempts]
-        counts = [_number(each.get("train_samples")) for each in found if each.get("name") == config.data.name]
+        """Training samples of the same data, which text has by the length of its sequences."""
+        wanted, counts = config.resolved["model"].get("seq_len"), list[float | None]()
+        for record in (attempt.record for attempt in self.attempts):
+            dataset, model = _section(record, "dataset"), _section(_section(record, "config"), "model")
+            if dataset.get("name") == config.data.name and model.get("seq_len") == wanted:
+                counts.append(_number(dataset.get("train_samples")))
         return next((int(each) for each in reversed(counts) if each), None)
+
+
+def _loading(settings: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What a loader has to do, of a configuration."""
+    model = _section(settings, "model")
+    names = (_section(settings, group).get("name") for group in ("data", "loader"))
+    return *names, model.get("image_size"), model.get("seq_len")
 
 
 def _borrowed(base: str, framework: str) -> tuple[str, ...]:
@@ -141,7 +158,10 @@ def _base(attempt: Attempt, config: Config, machine: Machine) -> Base | None:
     micro = max(1, int(batch / replicas / count))
     own = {key: value for key, value in framework.items() if key != "_target_"}
     version = str(_section(record, "environment").get("torch", ""))
-    return Base(str(framework.get("name", "")), own, int(ranks), int(batch), micro, seconds, attempt.path, version)
+    names = launch.get("hosts") if machine.device.type == "cpu" else None
+    hosts = tuple(sorted(map(str, names))) if isinstance(names, list) else ()
+    name = str(framework.get("name", ""))
+    return Base(name, own, int(ranks), int(batch), micro, seconds, attempt.path, version, hosts)
 
 
 def _of_few(config: Config, machine: Machine, base: Base, basis: str, blocks: Computation | None) -> Computation:
@@ -154,7 +174,7 @@ def _of_few(config: Config, machine: Machine, base: Base, basis: str, blocks: Co
     step_s = base.seconds
     for _ in range(ROUNDS):
         computation = from_one_step(there, machine, OneStep(step_s, alone, min(alone, base.micro)), basis, blocks)
-        outcome = strategy(config.framework, Setting(job, machine, computation, config.recipe.optimizer.name))
+        outcome = strategy(config.framework, Setting(job, machine, computation, kind_of(config.recipe.optimizer)))
         left = base.seconds - outcome.exposed_s
         if left <= 0:
             raise UserError(

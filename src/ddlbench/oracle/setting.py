@@ -11,8 +11,15 @@ from ddlbench.oracle.collectives import Path
 from ddlbench.oracle.computation import Computation
 from ddlbench.oracle.counts import Counts
 from ddlbench.oracle.machine import Machine
+from ddlbench.recipe.optimizers import OptimizerConfig
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+
+
+def kind_of(optimizer: OptimizerConfig) -> str:
+    """A key of memory_formula.STATES: without momentum sgd and lars keep nothing."""
+    plain = optimizer.name in ("sgd", "lars") and not optimizer.momentum
+    return f"plain {optimizer.name}" if plain else optimizer.name
 
 
 @dataclass(frozen=True)
@@ -48,14 +55,14 @@ class Setting:
         the rest costs what the machine says."""
         return late + (seconds - late) * self.machine.shown(self.machine.per_node(self.world))
 
-    def path(self, ranks: int, stride: int = 1) -> Path:
-        return collectives.path(self.machine, ranks, stride, self.world)
+    def path(self, ranks: int, stride: int = 1, groups: int | None = None) -> Path:
+        return collectives.path(self.machine, ranks, stride, self.world, groups)
 
-    def all_reduce(self, bytes_: float, ranks: int, stride: int = 1) -> float:
+    def all_reduce(self, bytes_: float, ranks: int, stride: int = 1, groups: int | None = None) -> float:
         """Seconds."""
         if ranks == 1:
             return 0.0
-        return collectives.all_reduce(bytes_, self.path(ranks, stride), self.algorithm)
+        return collectives.all_reduce(bytes_, self.path(ranks, stride, groups), self.algorithm)
 
 
 @dataclass(frozen=True)

@@ -151,13 +151,11 @@ def _blocks(setting: Setting, scheme: Scheme, passes: Sequence[Pass], reduces: b
 
 
 def _end(blocks: Sequence[Sharded], scheme: Scheme) -> float:
-    """Of one micro batch. Where the host itself computes, it waits for what it asks for: FSDP asks ahead in the
-    backward pass only, DeepSpeed never."""
+    """Of one micro batch. Where the host itself computes, it waits for what it asks for, ahead or not: FSDP calls its
+    collectives with async_op=False, which returns at once on a device's stream only, DeepSpeed waits by itself."""
     if not scheme.host_computes:
         return overlap.sharded_step(blocks)
-    if scheme.own_copy:
-        return sent(blocks) + sum(each.forward + each.backward for each in blocks)
-    return sum(each.gather for each in blocks) + overlap.sharded_step([replace(each, gather=0.0) for each in blocks])
+    return sent(blocks) + sum(each.forward + each.backward for each in blocks)
 
 
 def _shares(sizes: Sequence[float], calls: Calls, seconds: Callable[[float], float]) -> list[float]:

@@ -84,8 +84,8 @@ def _added_up(beside: Beside, blocks: Sequence[Block]) -> Beside:
 
 
 def _without(block: Sizes, bytes_: float) -> Sizes:
-    kept, ahead, back, added = (max(0.0, each - bytes_) for each in (block.kept, block.ahead, block.back, block.added))
-    return block._replace(kept=kept, ahead=ahead, back=back, added=added)
+    names = ("kept", "ahead", "back", "added", "freeing", "freeing_added")
+    return block._replace(**{name: max(0.0, getattr(block, name) - bytes_) for name in names})
 
 
 def _beside(blocks: Sequence[Block], scheme: Scheme) -> Beside:

@@ -45,7 +45,7 @@ def spatial(framework: Spatial, setting: Setting) -> Outcome:
     back = [(each.backward + each.forward * job.checkpoint_activations) * setting.contention for each in parts]
     messages: list[Message] = []
     if sp > 1:
-        messages += [_halos(setting, samples, count), _joined(setting, samples, count, last, sp)]
+        messages += [_halos(setting, samples, count, sp), _joined(setting, samples, count, last, sp)]
     sizes = [[number * float(setting.gradient_bytes) for number in block.parameters] for block in blocks]
     if setting.world > 1:
         sent = overlap.buckets(overlap.gradients(sizes, back))
@@ -67,10 +67,13 @@ def _part(each: Pass, ranks: int) -> Pass:
     return Pass(each.forward / ranks, each.backward / ranks)
 
 
-def _halos(setting: Setting, samples: float, count: int) -> Message:
+def _halos(setting: Setting, samples: float, count: int, sp: int) -> Message:
+    """All neighbours exchange at once: where some of them are in two nodes, all wait for these."""
+    machine, world = setting.machine, setting.world
+    crosses = bool(machine.per_node(world) % sp)
     rows = [each for block in setting.counts.blocks for each in block.rows if each.halo]
     bytes_ = [2 * samples * each.halo * each.row for each in rows]  # forward and backward
-    seconds = sum(2 * collectives.send(size / 2, setting.machine, 1, setting.world) for size in bytes_)
+    seconds = sum(2 * collectives.send(size / 2, machine, 1, world, crosses) for size in bytes_)
     return Message("halo exchange", 2 * count * len(rows), count * sum(bytes_), count * seconds, count * seconds)
 
 

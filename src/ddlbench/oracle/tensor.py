@@ -8,6 +8,7 @@ from math import prod
 
 from torch import nn
 
+from ddlbench.errors import Unsupported
 from ddlbench.frameworks.shared.layout import fill
 from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.tensor.adapter import TensorParallel
@@ -50,7 +51,16 @@ def tensor(framework: TensorParallel, setting: Setting) -> Outcome:
 
 
 def channel(framework: Channel, setting: Setting) -> Outcome:
+    model = setting.job.model
+    if model.kind != "images":
+        raise Unsupported(f"channel: {model.name} has no channels to split: choose framework=tensor")
     tp = fill(setting.world, {"dp": framework.dp, "tp": framework.tp}, free="tp")
+    most = limit(setting, by_channels=True)
+    if tp > most.largest:
+        raise Unsupported(
+            f"channel: {tp} ranks cannot share the {most.largest} {most.layer}: choose framework.tp={most.largest} or "
+            "fewer"
+        )
     return parts(setting, framework.dp, tp, False, by_channels=True)
 
 

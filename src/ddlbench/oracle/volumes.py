@@ -56,6 +56,9 @@ def lines(rows: Sequence[Prediction], config_of: Callable[[Prediction], Config |
         if config is None:
             yield f"  {row.framework} at {row.gpus}: not traced: it can only be predicted"
             continue
+        if any(message["what"] not in DIMENSIONS for message in row.messages):
+            yield f"  {row.framework} at {row.gpus}: the messages are traced: it has no equations"
+            continue
         try:
             for each in compared(row, stages(config, row)):
                 both = (

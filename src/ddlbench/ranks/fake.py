@@ -77,6 +77,7 @@ def _with_real_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
 ANSWERS: tuple[Answer, ...] = (
     (torch.utils, "swap_tensors", _swap),
     (DeviceMesh, "__init__", _with_real_tensors(DeviceMesh.__init__)),
+    (DeviceMesh, "from_group", _with_real_tensors(DeviceMesh.from_group)),
     *fake_reducer.ANSWERS,
     *fake_backward.ANSWERS,
 )

@@ -105,6 +105,20 @@ def test_shards_by_hand(device: str) -> None:
     assert whole < sent(found, "all_gather")[1] < 2 * whole
 
 
+@pytest.mark.parametrize(
+    ("framework", "words", "groups"),
+    [
+        ("fsdp", "framework.replicate=2", {("all_gather", 4, 1), ("reduce_scatter", 4, 1), ("all_reduce", 2, 4)}),
+        ("1f1b", "framework.sharded=true", {("all_gather", 2, 1), ("reduce_scatter", 2, 1)}),
+    ],
+)
+def test_replicas_of_shards_and_shards_of_stages(framework: str, words: str, groups: set[tuple[str, int, int]]) -> None:
+    """Of 8 ranks: two replicas in shards over four neighbours each; two pipelines, whose neighbours share a stage."""
+    found = rehearsed(framework, "gpt2_small", words)
+    assert found.error is None
+    assert {(each.kind, each.ranks, each.stride) for each in found.collectives or ()} >= groups
+
+
 def test_stages_of_zero_by_hand() -> None:
     """Every stage below 3 keeps the whole weights; 2 keeps a part of the gradients only."""
     whole = gpt2_bytes()
