@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,6 +29,7 @@ def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
     [
         ("", "Expecting value"),
         ("[]", "is not of format 1"),
+        ("[" * 100_000, "is nested too deep"),
         ('{"format": 2}', "is not of format 1"),
         ('{"format": 1, "attempt": 3}', "lacks keys or has others"),
     ],
@@ -35,6 +37,24 @@ def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
 def test_anything_else_is_refused(tmp_path: Path, content: str, reason: str) -> None:
     (tmp_path / ABOUT).write_text(content)
     with pytest.raises(ValueError, match=reason):
+        Saved.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"lineage": ["../../../home"]}, {"lineage": [-1]}, {"lineage": "12"}, {"lineage": [True]}, {"attempt": "1/.."},
+        {"epoch": 1.5}, {"updates": None}, {"elapsed_s": "1"}, {"run_id": 3}, {"rates": {"of_step": 1}}, {"rates": []},
+        {"numbers": 1}, {"epochs": [1]}, {"epochs": {}}, {"files": {"../other": [1, "a"]}},
+        {"files": {"/dev/zero": [1, "a"]}}, {"files": {"a": "b"}}, {"files": {"a": [1]}}, {"files": ["a"]},
+    ],
+)  # fmt: skip
+def test_values_that_no_run_writes_are_refused(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    """A run that ends well removes the folders of its lineage: a name with .. would be another folder."""
+    saved(tmp_path).write()
+    content = json.loads((tmp_path / ABOUT).read_text())
+    (tmp_path / ABOUT).write_text(json.dumps(content | wrong))
+    with pytest.raises(ValueError, match="has values that no run writes"):
         Saved.read(tmp_path)
 
 

@@ -153,6 +153,39 @@ def test_a_job_that_lost_a_node_waits_and_continues_from_its_checkpoint(tmp_path
     assert not ranks(results)
 
 
+@pytest.mark.parametrize("requeue", [False, True])
+def test_the_node_that_runs_the_job_script_is_lost(tmp_path: Path, requeue: bool) -> None:
+    """With it rank 0 and srun: rank 1 writes the end. Slurm ends the job once the node is given up, or puts it back."""
+    if (reason := obstacle()) is not None:
+        pytest.skip(reason)
+    need(COMMANDS)
+    keys = KEYS | {"train.epochs": 20, "train.steps": 40, "batch": 8} | ({"checkpoint.every": 1} if requeue else {})
+    study = write(tmp_path, axes={"framework": ["ddp"], "gpus": [2]}, exclude=[], keys=keys, gpus_per_node=1)
+    results = tmp_path / "results"
+    with Slurm(nodes=3) as slurm:
+        options = "--sbatch=--gpus-per-node=0" + " --requeue" * requeue
+        (line,) = sweep(slurm, study, results, "--slurm", options).stdout.splitlines()
+        job = line.split()[1].rstrip(":")
+        wait_until(lambda: measured(results) >= 1 and (not requeue or list(results.glob("*/checkpoints-1/epoch-*"))))
+        lose(slurm, "node1")
+        wait_until(lambda: statuses(results) == {"ddp 2 error": 1})
+        wait_until(lambda: not ranks(results))
+        assert sweep(slurm, study, results, "--status").stdout.startswith("1 cells: error\n")
+        assert sweep(slurm, study, results, *ON_CPUS, "--retry", "failed").stdout == "nothing to submit\n"
+        slurm.run("scontrol", "update", "NodeName=node1", "State=DOWN", "Reason=lost")
+        if requeue:
+            assert slurm.wait(job, timeout=600 + 60 * patience_s()) == ["COMPLETED"]
+        else:
+            assert slurm.wait(job) == ["NODE_FAIL"]
+            assert sweep(slurm, study, results, *ON_CPUS, "--retry", "failed").stdout.count("job ") == 1
+        wait_until(lambda: statuses(results) == {"ddp 2 error": 1, "ddp 2 ok": 1})
+    lost, whole = sorted(records(results), key=lambda record: record["attempt"])
+    assert (lost["launch"]["hosts"], whole["launch"]["hosts"]) == (["node1", "node2"], ["node2", "node3"])
+    assert lost["reason"].startswith("rank 0, which held the rendezvous store, ended without a message")
+    assert ("resume" in whole, whole["summary"]["epochs_done"]) == (requeue, 20)
+    assert make_tables(read_all([results])).scaling["runs_ok"].tolist() == [1]
+
+
 def test_a_controller_that_is_down_while_a_sweep_submits(cluster: Slurm, tmp_path: Path) -> None:
     study, results = write(tmp_path, axes={"framework": ["single"]}, exclude=[], repeats=2), tmp_path / "results"
     controller = cluster.daemons[1]

@@ -92,7 +92,7 @@ def test_what_others_hold_or_have_recorded_stays_as_it_is(tmp_path: Path, cells:
     running = State(results).refresh()
     record_ended_jobs(cells, running, lambda: lambda name: name == NAME)
     assert not running.attempts
-    record(results, cells[0], "error", environment={"variables": {"SLURM_JOB_ID": "7"}})
+    record(results, cells[0], "error", 3, environment={"variables": {"SLURM_JOB_ID": "7"}})  # at 13:00, after BEGAN
     other = claim(results, cells[1].key, queued=lambda _: False)
     state = settle(results, cells)
     assert other is not None
@@ -106,6 +106,19 @@ def test_a_job_that_retries_a_failed_cell_and_leaves_no_record_is_another_row(
     record(results, cell, "oom", environment={"variables": {"SLURM_JOB_ID": "3"}})
     end_job(results, [cell], f"{began(cell)}run.sbatch: exit code 2\n")
     assert [one.status for one in settle(results, cells).of(cell)] == ["oom", "error"]
+
+
+def test_a_second_start_of_a_job_that_leaves_no_record_is_a_row_of_its_own(tmp_path: Path, cells: list[Cell]) -> None:
+    """Of two cells the first start left records, at 11:00; the second one began one of them again, at 12:00."""
+    results, (first, second, _) = tmp_path / "results", cells
+    for cell in (first, second):
+        record(results, cell, "error", environment={"variables": {"SLURM_JOB_ID": "7"}})
+    earlier = began(second).replace("T12", "T10")
+    end_job(results, [first, second], f"{earlier}{began(first)}ddlbench: no folder /x\nrun.sbatch: exit code 2\n")
+    state = settle(results, cells)
+    assert [len(state.of(cell)) for cell in cells] == [2, 1, 0]
+    assert state.of(first)[-1].reason.startswith("no folder /x; Slurm job 7 ended before the run had a record")
+    assert settle(results, cells).attempts.keys() == state.attempts.keys()
 
 
 def test_a_cell_is_not_submitted_again_until_asked(
@@ -158,6 +171,7 @@ def of_srun(first: str, code: int) -> str:
         ("Exited with exit code 2", 143, 2),
         ("Killed", 143, 137),
         ("Out Of Memory", 143, 7),
+        ("User defined signal 1", 138, 138),
         ("Segmentation fault (core dumped)", 143, 1),
         ("Exited with exit code 6", 143, 143),
         ("Terminated", 143, 143),

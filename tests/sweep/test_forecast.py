@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ddlbench.config import compose
+from ddlbench.config.compose import configurations
 from ddlbench.errors import UserError
 from ddlbench.oracle.command import main as predict
 from ddlbench.sweep.__main__ import main
@@ -25,6 +27,11 @@ def cells(folder: Path, *words: str, framework: str = "ddp", **keys: object) -> 
     return sorted(plan(load(str(study), words), Forecast("h100").device), key=lambda cell: cell.gpus)
 
 
+def seconds(forecast: Forecast, planned: list[Cell]) -> list[float | None]:
+    with configurations():
+        return [forecast(cell) for cell in planned]
+
+
 def step_s(capsys: pytest.CaptureFixture[str], *words: str) -> list[float]:
     """As python -m ddlbench.predict says it."""
     assert (
@@ -38,19 +45,19 @@ def test_the_seconds_are_those_of_the_oracle_for_all_steps(tmp_path: Path, capsy
     """3 epochs of 10 steps; of ImageNet's 1,281,167 images 20,018 batches of 64 in each of 2 epochs."""
     forecast = Forecast("h100")
     short = cells(tmp_path, **{"train.steps": 10, "train.epochs": 3})
-    assert [forecast(cell) for cell in short] == pytest.approx([30 * each for each in step_s(capsys, *SMALL)])
+    assert seconds(forecast, short) == pytest.approx([30 * each for each in step_s(capsys, *SMALL)])
     whole = cells(tmp_path, "data.root=/data", **{"train.steps": None, "train.epochs": 2, "data": "imagenet"})
     expected = [2 * 20_018 * each for each in step_s(capsys, *SMALL)]
-    assert [forecast(cell) for cell in whole] == pytest.approx(expected)
+    assert seconds(forecast, whole) == pytest.approx(expected)
 
 
 def test_what_is_not_known_is_empty(tmp_path: Path) -> None:
     """The length of an epoch of the sample images; a cell that is refused."""
     forecast = Forecast("h100")
-    assert [forecast(cell) for cell in cells(tmp_path, **{"train.steps": None})] == [None, None]
+    assert seconds(forecast, cells(tmp_path, **{"train.steps": None})) == [None, None]
     four, eight = cells(tmp_path, framework="gpipe")  # of six blocks there are no eight stages
     assert (four.refused is None, eight.refused is None) == (True, False)
-    assert [forecast(cell) is None for cell in (four, eight)] == [False, True]
+    assert [found is None for found in seconds(forecast, [four, eight])] == [False, True]
     with pytest.raises(UserError, match="cluster=moon is not known"):
         Forecast("moon")
 
@@ -66,10 +73,22 @@ def test_a_plan_marks_what_is_predicted_and_prefers_what_was_measured(
     assert main([*words, "--dry-run", "--cluster", "h100"]) == 0
     _, _, measured, predicted, total, _, rest = capsys.readouterr().out.splitlines()
     assert measured.split() == ["ddp", "4", "3", "missing", "2,", "ok", "1", "1800.0", "4.000"]
-    seconds = Forecast("h100")(planned[1])
-    assert seconds is not None
-    hours = f"{seconds * 8 * 3 / 3600:.3f}"
-    assert predicted.split() == ["ddp", "8", "3", "missing", "at", "least", f"{seconds:.1f}", "at", "least", hours]
+    (found,) = seconds(Forecast("h100"), planned[1:])
+    assert found is not None
+    hours = f"{found * 8 * 3 / 3600:.3f}"
+    assert predicted.split() == ["ddp", "8", "3", "missing", "at", "least", f"{found:.1f}", "at", "least", hours]
     assert total.startswith("6 cells: missing 5, ok 1")
     assert rest.startswith("remaining, one after another: at least ")
     assert "no finished run" not in rest
+
+
+def test_hydra_composes_once_for_all_gpu_counts_of_the_same_choices(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It takes half a second each time: the plan composes once, and the forecast once."""
+    own, composed = compose._compose, list[tuple[str, ...]]()  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(compose, "_compose", lambda words: (composed.append(tuple(words)), own(words))[1])
+    axes = {"framework": ["ddp"], "gpus": [2, 4, 8], "train.epochs": [1, 2]}
+    study = write(tmp_path, axes=axes, exclude=[], keys=KEYS | {"batch": 64, "train.epochs": 1})
+    assert main([str(study), f"results_dir={tmp_path}/results", "--dry-run", "--cluster", "h100"]) == 0
+    assert len(composed) == 2

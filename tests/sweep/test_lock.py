@@ -7,13 +7,19 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
+import pytest
+
 from ddlbench.heartbeat import SILENT_S
-from ddlbench.sweep.lock import FOLDER, Owner, claim, holder
+from ddlbench.sweep.local import _turn
+from ddlbench.sweep.lock import FOLDER, Owner, claim, holder, last_job
 from tests.support.processes import environment
+from tests.support.waiting import wait_until
 
 TAKE = """
 import sys, time
@@ -121,12 +127,70 @@ def test_a_process_number_given_anew_is_another_process(tmp_path: Path) -> None:
     held.release()
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"pid": -1}, {"pid": 0}, {"pid": True}, {"pid": "1"}, {"pid": None}, {"place": []}, {"started": "now"},
+        {"job": 3}, {"job": "a,b"}, {"job": "ddlbench-a,other"}, {"job": "--me"}, {"more": 1},
+    ],
+)  # fmt: skip
+def test_what_no_sweep_has_written_names_nobody(tmp_path: Path, wrong: dict[str, object]) -> None:
+    """Else --cancel would send signals to processes and cancel jobs that have nothing to do with a study."""
+    path = tmp_path / FOLDER / "cell.1"
+    path.parent.mkdir()
+    path.write_text(json.dumps(asdict(Owner.this()) | wrong))
+    assert holder(tmp_path, "cell") is None
+    assert last_job(tmp_path, "cell") is None
+    assert claim(tmp_path, "cell") is None  # somebody may be writing it
+    past = time.time() - SILENT_S - 60
+    os.utime(path, (past, past))
+    assert claim(tmp_path, "cell") is not None
+
+
+def test_a_claim_that_changed_since_the_caller_looked_holds(tmp_path: Path) -> None:
+    """What its owner has done since is not known to the caller."""
+    held = claim(tmp_path, "cell")
+    assert held is not None
+    held.release()
+    released = held.path.stat().st_mtime
+    assert claim(tmp_path, "cell", looked=released - 1) is None
+    after = claim(tmp_path, "cell", looked=released + 1)
+    assert after is not None
+    after.release()
+    to_come = time.time() + 3600  # the clock of the file server was set back since
+    os.utime(after.path, (to_come, to_come))
+    again = claim(tmp_path, "cell", looked=time.time())
+    assert again is not None
+    again.release()
+
+
 def test_a_claim_of_a_slurm_job_holds_while_the_job_is_queued(tmp_path: Path) -> None:
-    held = claim(tmp_path, "cell", job="sweep-1")
+    held = claim(tmp_path, "cell", job="ddlbench-sweep-1")
     assert held is not None
     path = tmp_path / FOLDER / "cell.1"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"pid": 2**22 + 1}))  # sbatch and its sweep have ended
-    assert claim(tmp_path, "cell", queued=lambda job: job == "sweep-1") is None
+    assert claim(tmp_path, "cell", queued=lambda job: job == "ddlbench-sweep-1") is None
     after = claim(tmp_path, "cell", queued=lambda job: False)
     assert after is not None
     after.release()
+
+
+def test_a_sweep_says_that_it_waits_for_another_one_on_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    said, entered = list[str](), threading.Event()
+
+    def second() -> None:
+        with _turn(said.append):
+            entered.set()
+
+    with _turn(said.append):
+        assert said == []
+        thread = threading.Thread(target=second)
+        thread.start()
+        wait_until(lambda: said)
+        assert not entered.is_set()
+    thread.join(60)
+    assert entered.is_set()
+    assert said == ["waiting: another sweep runs a cell on this machine"]

@@ -83,6 +83,12 @@ def test_a_study_of_which_no_cell_can_run_is_an_error(tmp_path: Path) -> None:
         plan(load(str(write(tmp_path)), ["train.epohcs=3"]), CPU)
 
 
+def test_a_rehearsal_is_no_cell(tmp_path: Path) -> None:
+    """It leaves no record: every sweep would run it again."""
+    with pytest.raises(UserError, match="no cell can run: mode=rehearsal records nothing"):
+        plan(load(str(write(tmp_path)), ["mode=rehearsal"]), CPU)
+
+
 def test_the_machine_is_no_part_of_a_cell(tmp_path: Path) -> None:
     here = plan(load(str(write(tmp_path))), CPU)
     there = plan(load(str(write(tmp_path)), ["cluster=slurm", "data.root=/data", "results_dir=/elsewhere"]), CPU)

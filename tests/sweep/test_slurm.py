@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -11,7 +11,7 @@ import torch
 
 from ddlbench.errors import UserError
 from ddlbench.sweep.__main__ import main
-from ddlbench.sweep.lock import claim
+from ddlbench.sweep.lock import Owner, claim
 from ddlbench.sweep.plan import plan
 from ddlbench.sweep.slurm import Options, jobs, site_options, submit
 from ddlbench.sweep.state import State
@@ -19,24 +19,6 @@ from ddlbench.sweep.study import load
 from tests.sweep.studies import KEYS, record, write
 
 CPU = torch.device("cpu")
-RECORDER = """#!/bin/bash
-printf '%s\\n' "$*" >> {log}
-printf '%s\\n' "${{DDLBENCH_SITE:-}}" > {log}.site
-wc -l < {log}
-"""
-
-
-@pytest.fixture
-def submitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What sbatch is given, a line a job: job 1, job 2, ... No job is ever in the queue."""
-    log = tmp_path / "submitted.txt"
-    unknown = {"scontrol": "exit 1\n", "sacct": "exit 1\n", "squeue": ""}
-    scripts = {name: f"#!/bin/bash\n{script}" for name, script in unknown.items()}
-    for name, script in {"sbatch": RECORDER.format(log=log), **scripts}.items():
-        (tmp_path / name).write_text(script)
-        (tmp_path / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    return log
 
 
 def test_the_smallest_cell_of_each_configuration_is_a_job_of_its_own_and_first(tmp_path: Path) -> None:
@@ -78,6 +60,15 @@ def test_cells_of_one_size_share_a_job(tmp_path: Path, submitted: Path) -> None:
     one, three = submitted.read_text().splitlines()
     assert (one.count("+framework=ddp"), three.count("+framework=ddp"), three.count(" --next ")) == (1, 3, 2)
     assert "--time=183 " in three
+    assert (one.count("train.time_limit_s="), three.count(" train.time_limit_s=3600")) == (0, 3)
+
+
+def test_a_cell_of_a_packed_job_keeps_a_limit_of_its_own(tmp_path: Path, submitted: Path) -> None:
+    keys = KEYS | {"train.time_limit_s": 60}
+    study = load(str(write(tmp_path, axes={"framework": ["ddp"], "gpus": [2]}, exclude=[], repeats=3, keys=keys)))
+    submit(study, plan(study, CPU), State(tmp_path / "results").refresh(), Options(pack=2), None)
+    _, two = submitted.read_text().splitlines()
+    assert (two.count("train.time_limit_s="), two.count("train.time_limit_s=60 ")) == (2, 2)
 
 
 def test_gpus_that_do_not_fill_their_nodes_are_refused_before_anything_is_submitted(
@@ -127,6 +118,51 @@ def test_what_slurm_did_not_take_is_submitted_by_the_next_sweep_and_nothing_twic
     given = [line.partition("train.repeat=")[2][0] for line in submitted.read_text().splitlines()]
     assert len(set(given)) == 2
     assert submit(study, cells, State(results).refresh(), Options(), None) == []
+
+
+def ended_owner(job: str) -> str:
+    """The claim of a job whose sweep has ended."""
+    return json.dumps(asdict(Owner.this(job)) | {"started": -1})
+
+
+def test_a_cell_that_another_sweep_took_meanwhile_is_not_submitted(tmp_path: Path, submitted: Path) -> None:
+    """The other one submits and ends after this one has asked for the jobs: its job is not among them."""
+    study = load(str(write(tmp_path, axes={"framework": ["ddp"], "gpus": [2]}, exclude=[])))
+    (cell,), results = plan(study, CPU), tmp_path / "results"
+    path = results / ".sweep" / f"{cell.key}.1"
+    (tmp_path / "other").write_text(ended_owner("ddlbench-tiny-other"))
+    (tmp_path / "squeue").write_text(f"#!/bin/bash\nsleep 0.1\ncat {tmp_path}/other > '{path}'\n")
+    assert submit(study, [cell], State(results).refresh(), Options(), None) == []
+    assert not submitted.exists()
+    (tmp_path / "squeue").write_text("#!/bin/bash\n")  # its job has ended without a record
+    assert len(submit(study, [cell], State(results).refresh(), Options(), None)) == 1
+
+
+def test_the_records_are_read_after_the_jobs_are_known(tmp_path: Path, submitted: Path) -> None:
+    """A job that ended between the two has its record."""
+    study = load(str(write(tmp_path, axes={"framework": ["ddp"], "gpus": [2]}, exclude=[])))
+    (cell,), results = plan(study, CPU), tmp_path / "results"
+    before = State(results).refresh()
+    record(results, cell)
+    assert submit(study, [cell], before, Options(), None) == []
+
+
+def test_a_job_that_slurm_took_though_sbatch_gave_up_is_not_submitted_again(tmp_path: Path, submitted: Path) -> None:
+    study = load(str(write(tmp_path, axes={"framework": ["ddp"], "gpus": [2]}, exclude=[])))
+    cells, results = plan(study, CPU), tmp_path / "results"
+    said = "Batch job submission failed: Socket timed out on send/recv operation"
+    working = (tmp_path / "sbatch").read_text()
+    (tmp_path / "sbatch").write_text(f"{working}echo '{said}' >&2\nexit 1\n")
+    with pytest.raises(UserError, match="Socket timed out"):
+        submit(study, cells, State(results).refresh(), Options(), None)
+    name = submitted.read_text().partition("--job-name=")[2].split()[0]
+    (tmp_path / "squeue").write_text(f"#!/bin/bash\necho {name} 1 0\n")
+    claimed = next((results / ".sweep").glob("*.1"))
+    claimed.write_text(ended_owner(name))
+    assert submit(study, cells, State(results).refresh(), Options(), None) == []
+    (tmp_path / "squeue").write_text("#!/bin/bash\n")
+    (tmp_path / "sbatch").write_text(working)
+    assert len(submit(study, cells, State(results).refresh(), Options(), None)) == 1
 
 
 @pytest.mark.parametrize(

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ddlbench.config.checkpoint import Checkpoint
+from ddlbench.config.choices import choices
+from ddlbench.config.options import published
 from ddlbench.errors import UserError
 from ddlbench.sweep.study import load, names
-from ddlbench.sweep.values import word
+from ddlbench.sweep.values import PATHS, word
 from tests.sweep.studies import KEYS, write
 
 
@@ -72,6 +76,8 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
     ({"axes": {"framework": ["ddp"], "loader._target_": ["os.system"]}}, "loader._target_ cannot be set"),
     ({"keys": KEYS | {"results_dir": "/etc"}}, "results_dir cannot be set in a study's file"),
     ({"keys": KEYS | {"data.cache_dir": "/etc"}}, "data.cache_dir cannot be set in a study's file"),
+    ({"keys": KEYS | {"checkpoint.dir": "/etc"}}, "checkpoint.dir cannot be set in a study's file"),
+    ({"axes": {"framework": ["ddp"], "checkpoint.dir": ["../a"]}}, "checkpoint.dir cannot be set in a study's file"),
     ({"keys": KEYS | {"hydra.run.dir": "/etc"}}, "Hydra's own settings are fixed"),
     ({"keys": KEYS | {"cluster.notes": "${oc.env:HOME}"}}, "which have a meaning of their own"),
     ({"keys": KEYS | {"framework": "../../../etc/passwd"}}, "is no choice of one framework"),
@@ -127,10 +133,31 @@ def test_a_name_that_is_no_study(name: str) -> None:
         load(name)
 
 
+@pytest.mark.parametrize("name", ["..", ".", "${oc.env:HOME}", '"'])
+def test_a_file_whose_name_is_no_folder_below_results_is_refused(tmp_path: Path, name: str) -> None:
+    """results/.. would be the folder that holds results."""
+    path = write(tmp_path, name=name)
+    assert path.name == f"{name}.yaml"
+    with pytest.raises(UserError, match="a study's name becomes that of a folder"):
+        load(str(path))
+
+
+def test_every_path_of_the_configuration_belongs_to_the_command_line() -> None:
+    """A key that is added later and holds a path must be added to PATHS."""
+    words = ("dir", "root", "path", "file", "folder", "stage_to", "tokenizer")
+    found = {"results_dir"}
+    for group in ("data", "loader", "framework", "cluster"):
+        for option in choices(group):
+            found |= {f"{group}.{key}" for key in published(group, option) if key.endswith(words)}
+    found |= {f"checkpoint.{field.name}" for field in fields(Checkpoint) if field.name.endswith(words)}
+    assert found <= set(PATHS)
+
+
 @pytest.mark.parametrize(
     "given",
     ["model._target_=os.system", "framework=[../x]", "gpus=-1", "order=x", "train.seed=3", "dryrun=true", "nonsense",
-     "cluster.notes=${oc.env:HOME}", "cluster.notes=!!python/name:os.system", "hydra.run.dir=/tmp", "x=*a"],
+     "cluster.notes=${oc.env:HOME}", "cluster.notes=!!python/name:os.system", "hydra.run.dir=/tmp", "x=*a",
+     'results_dir=a"b', "results_dir=${oc.env:HOME}"],
 )  # fmt: skip
 def test_words_of_the_command_line_are_checked_alike(tmp_path: Path, given: str) -> None:
     with pytest.raises(UserError):

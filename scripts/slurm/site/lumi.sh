@@ -7,7 +7,10 @@
 #
 # Sources: https://docs.lumi-supercomputer.eu (software/packages/pytorch; runjobs/scheduled-jobs/distribution-binding)
 # and https://github.com/Lumi-supercomputer/Getting_Started_with_AI_workshop (bonus_material: modules, binding mask,
-# MIOpen, NCCL_*).
+# MIOpen, NCCL_*); for the monitor https://github.com/Lumi-supercomputer/LUMI-AI-Guide/pull/118.
+# A hang that others met there: RCCL's first operation in a second process group, on 4 nodes
+# (https://github.com/lumi-ai-factory/laifs-container-recipes/issues/44). It would concern frameworks with several groups
+# (tensor, pipelines, hybrid, fsdp with replicas); such a run ends as `timeout` after train.timeout_s.
 #
 #SBATCH --partition=standard-g --cpus-per-task=7 --mem=480G
 
@@ -23,5 +26,6 @@ fi
 export SLURM_CPU_BIND=mask_cpu:0xfe000000000000,0xfe00000000000000,0xfe0000,0xfe000000,0xfe,0xfe00,0xfe00000000,0xfe0000000000
 export NCCL_SOCKET_IFNAME=hsn0,hsn1,hsn2,hsn3 GLOO_SOCKET_IFNAME=hsn0 # RCCL does not find them by itself
 export NCCL_NET_GDR_LEVEL=PHB                                         # RDMA between network card and GPU
+export FI_MR_CACHE_MONITOR=userfaultfd                                # libfabric's default monitor has made RCCL hang
 export MIOPEN_USER_DB_PATH=/tmp/miopen-${USER:-}-${SLURM_JOB_ID:-login}
 export MIOPEN_CUSTOM_CACHE_DIR=$MIOPEN_USER_DB_PATH # as on Frontier

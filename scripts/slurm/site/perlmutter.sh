@@ -1,8 +1,13 @@
 # shellcheck shell=bash
-# NERSC Perlmutter: four A100 a node, Slingshot network. NOT RUN THERE. From memory of https://docs.nersc.gov
-# (systems/perlmutter, machinelearning/pytorch, jobs/affinity), to be checked against it.
+# NERSC Perlmutter: four A100 a node, Slingshot network. NOT RUN THERE.
 #
 #   python -m ddlbench.sweep STUDY --slurm --site perlmutter --sbatch="--account=PROJECT" gpus_per_node=4
+#
+# Sources
+#   nodes               https://docs.nersc.gov/beginner-guide (one EPYC 7763 and four A100)
+#   network variables   https://github.com/HewlettPackard/shs-ccl-docs (nccl/nccl_tuning_guide.md), of the network's
+#                       manufacturer; FI_MR_CACHE_MONITOR also https://github.com/NERSC/sc22-dl-tutorial
+#   modules, options    https://docs.nersc.gov (machinelearning/pytorch, jobs), from memory, to be checked
 #
 #SBATCH --constraint=gpu --qos=regular
 # Each of the four tasks of a node gets a quarter of the 64 cores with two hardware threads.
@@ -18,10 +23,11 @@ else
   module load pytorch
 fi
 
-# The control messages and the bootstrap of NCCL go over the first of the four Slingshot interfaces.
+# The control messages and the bootstrap of NCCL go over the Slingshot interfaces (four on a GPU node).
 export NCCL_SOCKET_IFNAME=hsn GLOO_SOCKET_IFNAME=hsn0
-# libfabric's default monitor of registered memory has made NCCL hang in runs of several nodes
-# (nersc/sc22-dl-tutorial and later, export_DDP_vars.sh and submit_pm.sh).
-export FI_MR_CACHE_MONITOR=userfaultfd
-# GPU and network card talk to each other directly where they share a PCIe host bridge.
-export NCCL_NET_GDR_LEVEL=PHB
+export FI_MR_CACHE_MONITOR=userfaultfd # libfabric's default monitor of registered memory has made NCCL hang
+export NCCL_NET_GDR_LEVEL=PHB          # RDMA between GPU and network card
+export NCCL_CROSS_NIC=1
+export FI_CXI_DISABLE_HOST_REGISTER=1 # against deadlocks
+export FI_CXI_DEFAULT_CQ_SIZE=131072
+# Not set: the manufacturer's FI_CXI_RDZV_*, which go with --network=disable_rdzv_get of srun.

@@ -6,15 +6,16 @@ import contextlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ddlbench.checkpoint.storage import Files
 from ddlbench.record.ending import write_json
 
 FORMAT = 1
 ABOUT = "checkpoint.json"
+RATES = {"step", "first", "last"}  # what is kept of recipe.rates.Rates
 NAME = re.compile(r"epoch-(\d{6,})")
 
 
@@ -37,13 +38,18 @@ class Saved:
     @classmethod
     def read(cls, folder: Path) -> Saved:
         """ValueError for what is no checkpoint of this version."""
-        content = json.loads((folder / ABOUT).read_text())
+        try:
+            content = json.loads((folder / ABOUT).read_text())
+        except RecursionError as error:
+            raise ValueError(f"{ABOUT} is nested too deep") from error
         if not isinstance(content, dict) or content.pop("format", None) != FORMAT:  # pyright: ignore
             raise ValueError(f"{ABOUT} is not of format {FORMAT}")
-        try:
-            return cls(folder, **content)  # pyright: ignore
-        except TypeError as error:
-            raise ValueError(f"{ABOUT} lacks keys or has others") from error
+        content = cast(dict[str, Any], content)
+        if set(content) != {known.name for known in fields(cls)} - {"folder"}:
+            raise ValueError(f"{ABOUT} lacks keys or has others")
+        if not _sound(content):
+            raise ValueError(f"{ABOUT} has values that no run writes")
+        return cls(folder, **content)
 
     def write(self) -> None:
         content = {name: value for name, value in vars(self).items() if name != "folder"}
@@ -56,3 +62,17 @@ def complete(folder: Path) -> list[Path]:
     with contextlib.suppress(OSError):
         found = [path for path in folder.iterdir() if NAME.fullmatch(path.name)]
     return sorted(found, reverse=True)
+
+
+def _sound(content: Mapping[str, Any]) -> bool:
+    """Whether the values have their types. Attempts become names of folders that a run removes, and files are read:
+    they must lie beside this one."""
+    lineage, epochs, files = content["lineage"], content["epochs"], content["files"]
+    if not (isinstance(lineage, list) and isinstance(epochs, list) and isinstance(files, dict)):
+        return False
+    counts = (content["attempt"], content["epoch"], content["updates"], *lineage)
+    numbers = all(type(count) is int and count >= 0 for count in counts) and type(content["elapsed_s"]) in (int, float)
+    plain = all(isinstance(each, dict) for each in (content["rates"], content["numbers"], *epochs))
+    named = isinstance(content["run_id"], str) and all(Path(name).name == name for name in files)
+    sized = all(isinstance(each, list) and len(cast(list[Any], each)) == 2 for each in files.values())
+    return numbers and plain and named and sized and set(content["rates"]) <= RATES

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from ddlbench.errors import RunError, UserError
 from ddlbench.ranks.launchers import HOROVOD, HYDRA, OPEN_MPI, Launch, horovodrun, mpirun, srun, torchrun
+from ddlbench.ranks.store import open_store
 
 if TYPE_CHECKING:
     import torch
@@ -116,21 +117,20 @@ def connect(launch: Launch, device: torch.device, timeout_s: float, backend: str
     """
     import torch
     import torch.distributed as dist
-    from torch._C._distributed_c10d import HashStore
 
     if device.type == "cuda":
         torch.cuda.set_device(device)
     address = f"[{launch.master_addr}]" if ":" in launch.master_addr else launch.master_addr
-    alone = launch.world_size == 1
-    began = time.monotonic()
+    began, timeout = time.monotonic(), group_timeout(device, timeout_s)
     try:
+        store = open_store(launch, timeout)
         dist.init_process_group(
             f"cpu:gloo,{backend or 'cuda:nccl'}" if device.type == "cuda" else "gloo",
-            init_method=None if alone else f"tcp://{address}:{launch.master_port}",
-            store=HashStore() if alone else None,
+            init_method=f"tcp://{address}:{launch.master_port}" if store is None else None,
+            store=store,
             rank=launch.rank,
             world_size=launch.world_size,
-            timeout=group_timeout(device, timeout_s),
+            timeout=timeout,
         )
         if device.type == "cuda" and backend != SHARED_GPU:
             _refuse_shared_gpus(launch, device)

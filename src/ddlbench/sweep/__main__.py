@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddlbench.errors import RunError
+from ddlbench.config.compose import configurations
+from ddlbench.errors import RunError, UserError
 from ddlbench.sweep import slurm
-from ddlbench.sweep.lock import Owner, holder
+from ddlbench.sweep.lock import Owner, holder, last_job
 from ddlbench.sweep.plan import INVALID, Cell, plan
-from ddlbench.sweep.state import FINAL, MISSING, QUEUED, RETRIES, RUNNING, Attempt, State
+from ddlbench.sweep.state import FINAL, MISSING, QUEUED, RETRIES, RUNNING, Attempt, State, due
 from ddlbench.sweep.status import Asked, plan_lines, status_lines
 from ddlbench.sweep.study import Study, load, names
 from ddlbench.texts import printable
@@ -40,14 +41,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RunError as error:
         print(f"ddlbench.sweep: {printable(str(error))}", file=sys.stderr)
         return error.exit_code
+    except OSError as error:  # the results folder, mostly: full, of another user, gone
+        print(f"ddlbench.sweep: {printable(str(error))}", file=sys.stderr)
+        return UserError.exit_code
     except KeyboardInterrupt:
-        again = f"python -m ddlbench.sweep {shlex.join([str(given.study), *given.words])} --local"
+        again = f"python -m ddlbench.sweep {shlex.join(sys.argv[1:] if arguments is None else arguments)}"
         print(f"ddlbench.sweep: interrupted; what has ended is kept, to go on: {again}", file=sys.stderr)
         return INTERRUPTED
 
 
 def _run(given: argparse.Namespace, study: Study) -> int:
-    from ddlbench.sweep import local  # torch comes with it: a mistake in the study is reported before
+    from ddlbench.record.record import writable  # torch comes with it: a mistake in the study is reported before
+    from ddlbench.sweep import local
     from ddlbench.sweep.ended_jobs import record_ended_jobs
 
     forecast = _forecast(given)
@@ -56,6 +61,10 @@ def _run(given: argparse.Namespace, study: Study) -> int:
     if given.cancel:
         return _cancel(cells, state)
     record_ended_jobs(cells, state, slurm.queue)
+    if given.status or given.dry_run:
+        return _show(given, study, cells, state, forecast)
+    if given.slurm or given.local:
+        writable(study.results_dir)
     if given.slurm:
         options = slurm.Options(given.site, tuple(shlex.split(given.sbatch)), given.throttle, given.pack)
         _say("\n".join(slurm.submit(study, cells, state, options, given.retry)) or "nothing to submit")
@@ -64,19 +73,40 @@ def _run(given: argparse.Namespace, study: Study) -> int:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
         left_out = [cell for cell in cells if cell.gpus > local.most_ranks() or _invalid(cell)]
         failed = local.run_cells(cells, state, given.retry, _say)
-        _say("\n".join(status_lines(cells, state, _asked(state))))
+        _say("\n".join(status_lines(cells, state, _asked(state, slurm.queue()))))
         if left_out:
             _say(f"{len(left_out)} cells cannot run on this machine: --dry-run shows which")
         _say(f"report: python -m ddlbench.report {shlex.quote(study.results_dir)}")
         return 1 if failed else 0
-    asked = _asked(state)
-    _say("\n".join(status_lines(cells, state, asked) if given.status else plan_lines(cells, state, asked, forecast)))
+    return _show(given, study, cells, state, forecast)
+
+
+def _show(
+    given: argparse.Namespace, study: Study, cells: Sequence[Cell], state: State, forecast: Forecast | None
+) -> int:
+    """Start nothing, whatever else is asked for."""
+    queued = slurm.queue()
+    asked = _asked(state, queued)
+    if given.status:
+        lines = status_lines(cells, state, asked)
+        open_ = (cell for cell in cells if queued.starts is None and asked(cell) in (QUEUED, RUNNING))
+        if any(last_job(state.results, cell.key) for cell in open_):
+            lines.append("squeue does not answer: cells of jobs that have ended may count as queued or running")
+    else:
+        with configurations():  # once: the forecast composes one for each configuration and GPU count
+            lines = plan_lines(cells, state, asked, forecast)
+        if given.slurm:
+            held = (QUEUED, RUNNING)
+            left = [cell for cell in cells if due(asked(cell), given.retry) and asked(cell) not in held]
+            lines += slurm.job_lines(study, [cell for cell in left if not _invalid(cell)], given.pack)
+    _say("\n".join(lines))
     return 0
 
 
 def _forecast(given: argparse.Namespace) -> Forecast | None:
     """For a plan that starts nothing."""
-    if given.cluster is None or given.slurm or given.local or given.status or given.cancel:
+    starts = (given.slurm or given.local) and not given.dry_run
+    if given.cluster is None or starts or given.status or given.cancel:
         return None
     from ddlbench.sweep.forecast import Forecast
 
@@ -93,21 +123,32 @@ def _device(given: argparse.Namespace) -> torch.device:
 
 
 def _cancel(cells: Sequence[Cell], state: State) -> int:
-    """End the Slurm jobs that hold cells of this study, and the sweeps on this machine."""
+    """End the Slurm jobs that hold cells of this study, and the sweeps on this machine; exit code 1 where one is left:
+    of another user, or on another machine."""
     queued = slurm.queue()
     owners = {owner for cell in cells if (owner := holder(state.results, cell.key, queued))}
-    slurm.cancel(owner.job for owner in owners if owner.job)
-    here = {owner.pid for owner in owners if not owner.job and owner.place == Owner.this().place}
-    for pid in here:
+    jobs = {owner.job for owner in owners if owner.job}
+    cancelled = {name for name in sorted(jobs) if slurm.cancel(name)}
+    sweeps = {(owner.place, owner.pid) for owner in owners if not owner.job}
+    ended = {sweep for sweep in sweeps if sweep[0] == Owner.this().place and _interrupt(sweep[1])}
+    _say(f"cancelled: {len(cancelled)} Slurm jobs, {len(ended)} local sweeps")
+    if left := len(jobs - cancelled) + len(sweeps - ended):
+        _say(f"{left} of other users or machines still hold cells of this study: cancel them there")
+    return 1 if left else 0
+
+
+def _interrupt(pid: int) -> bool:
+    try:
         os.kill(pid, signal.SIGINT)
-    _say(f"cancelled: {sum(owner.job is not None for owner in owners)} Slurm jobs, {len(here)} local sweeps")
-    return 0
+    except OSError:  # of another user, or it has just ended
+        return False
+    return True
 
 
-def _asked(state: State) -> Asked:
+def _asked(state: State, queued: slurm.Queue) -> Asked:
     """The status of a cell: `running` only where somebody holds its claim, `queued` before its Slurm job has begun it,
     also after an attempt that failed."""
-    queued, known = slurm.queue(), dict[str, str]()
+    known = dict[str, str]()
 
     def status(cell: Cell) -> str:
         return known.get(cell.key) or known.setdefault(cell.key, look(cell))
@@ -144,7 +185,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m ddlbench.sweep", description=__doc__)
     parser.add_argument("study", nargs="?", metavar="STUDY", help="name or YAML file; without one: lists the studies")
     parser.add_argument("words", nargs="*", metavar="key=value", help="values of an axis, keys of a study or of a run")
-    parser.add_argument("--dry-run", action="store_true", help="show the cells and start nothing (the default)")
+    parser.add_argument("--dry-run", action="store_true", help="show the cells and start nothing, as without an option")
     parser.add_argument("--cluster", metavar="NAME", help="--dry-run: seconds of what has not run, from the oracle")
     parser.add_argument("--local", action="store_true", help="run what is missing on this machine, one after another")
     parser.add_argument("--slurm", action="store_true", help="submit what is missing, the smallest cells first")
@@ -153,7 +194,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--throttle", type=int, default=0, metavar="N", help="--slurm: at most N jobs at a time")
     parser.add_argument("--pack", type=int, default=1, metavar="N", help="--slurm: up to N cells of one size in a job")
     parser.add_argument("--cancel", action="store_true", help="end the jobs and the local sweeps of this study")
-    parser.add_argument("--status", action="store_true", help="how many cells are done, failed, running, missing")
+    parser.add_argument("--status", action="store_true", help="how many cells are done, failed, running: starts none")
     parser.add_argument("--resume", action="store_true", help="run only what is missing: always so")
     parser.add_argument("--retry", choices=list(RETRIES), help="run cells again that failed; those that are ok never")
     return parser

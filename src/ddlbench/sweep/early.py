@@ -14,11 +14,12 @@ from ddlbench.errors import PeerFailed, Unavailable, Unsupported, UserError
 from ddlbench.record.record import Record, run_id
 from ddlbench.sweep.plan import Cell
 
+LIMIT = (128 + signal.SIGUSR1, -signal.SIGUSR1)  # of a rank, or of a process that was not yet one
 STATUSES = {
     **{kind.exit_code: kind.status for kind in (UserError, Unsupported, Unavailable)},
     7: "oom",
     8: "timeout",
-    128 + signal.SIGUSR1: "killed",
+    **dict.fromkeys(LIMIT, "killed"),
 }
 INTERRUPTS = {code for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) for code in (-number, 128 + number)}
 SAID = re.compile(r"ddlbench(?: \(rank \d+\))?: (?!warning: |advice: |the record )(?:[a-z]+: )?(.+)")
@@ -67,7 +68,7 @@ def write_row(
 
 def _reason(codes: Sequence[int], said: str) -> str:
     exits = f"the run ended before it had a record: exit codes {', '.join(map(str, codes))}"
-    signals = [f"rank {rank} received SIGUSR1" for rank, code in enumerate(codes) if code == 128 + signal.SIGUSR1]
+    signals = [f"rank {rank} received SIGUSR1" for rank, code in enumerate(codes) if code in LIMIT]
     return "; ".join([*(lines(said)[:1] or signals[:1]), exits])
 
 

@@ -29,7 +29,9 @@ ENDS = re.compile(r"^run\.sbatch: exit code (\d+)$", re.MULTILINE)
 # srun's own exit code is the largest of all tasks, also of those that it ended itself: the first task counts.
 TASK = re.compile(r"^srun: error: \S+: tasks? [\d,-]+: (?:Exited with exit code (\d+)|(\w+))", re.MULTILINE)
 KILLED = 128 + signal.SIGKILL
-BY_SIGNAL = {"Killed": KILLED, "Terminated": 128 + signal.SIGTERM, "Out": 7}  # of memory, as early.py calls it
+# The first word of what srun says: "Out Of Memory", as early.py calls it; "User defined signal 1" of a task that was
+# still importing at the time limit.
+BY_SIGNAL = {"Killed": KILLED, "Terminated": 128 + signal.SIGTERM, "Out": 7, "User": 128 + signal.SIGUSR1}
 OF_SLURM = re.compile(r"^(?:run\.sbatch|srun: error|slurmstepd: error): .+$", re.MULTILINE)
 # Slurm's states of a job that it has ended (squeue(1), "JOB STATE CODES"), and the status of the run in it.
 ENDED = {
@@ -128,8 +130,13 @@ def _logs(results: Path) -> dict[str, Job]:
 
 
 def _recorded(cell: Cell, state: State, job: Job) -> bool:
-    """Whether the job has left a record of the cell. One that names no job may be its record."""
-    return any(one.job in (None, job.number) for one in state.of(cell))
+    """Whether the job has left a record of the cell, of the last time that it began it: Slurm may have started the job
+    again. One that names no job may be its record."""
+    starts = [one.start for one in state.of(cell) if one.job in (None, job.number)]
+    if not starts:
+        return False
+    found = part(job.output(), cell.words)
+    return found is None or found.began is None or found.began <= max(starts)
 
 
 def _write_row(cell: Cell, results: Path, job: Job) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.compose import configuration
 from ddlbench.config.schema import Config
 from ddlbench.errors import UserError
 from ddlbench.job import Job
@@ -19,7 +19,7 @@ from ddlbench.sweep.plan import Cell
 class Forecast:
     """Called with a cell: the seconds of its training steps, at least. Computing takes those of the roofline, and what
     a run does beside its steps is not predicted. None where the oracle has no answer, or for an epoch of unknown
-    length."""
+    length. To be called within `configurations`."""
 
     def __init__(self, cluster: str) -> None:
         """cluster: a name or a file, as for `python -m ddlbench.predict`; UserError for what is none"""
@@ -35,13 +35,12 @@ class Forecast:
         return self.known[place]
 
     def _seconds(self, cell: Cell) -> float | None:
-        with configurations():
-            config = configuration(*cell.words)
-            known = Known(self.machine, self._computation, samples=SAMPLES.get(config.data.name))
-            try:
-                found = predict(config, config.framework, cell.gpus, known)
-            except UserError:
-                return None
+        config = configuration(*cell.words)
+        known = Known(self.machine, self._computation, samples=SAMPLES.get(config.data.name))
+        try:
+            found = predict(config, config.framework, cell.gpus, known)
+        except UserError:
+            return None
         steps = config.train.steps
         epoch_s = found.step_s * steps if found.step_s and steps else found.epoch_s
         return None if epoch_s is None else epoch_s * config.train.epochs

@@ -17,6 +17,8 @@ from pathlib import Path
 
 from ddlbench.ranks.launchers import free_port, rank_variables
 from ddlbench.record.ending import end_for_rank_0, now
+from ddlbench.report.gone import keeper_alive
+from ddlbench.sweep import slurm
 from ddlbench.sweep.lock import FOLDER, Claim, claim
 from ddlbench.sweep.plan import INVALID, Cell
 from ddlbench.sweep.state import RUNNING, State, due
@@ -38,7 +40,7 @@ def run_cells(cells: Sequence[Cell], state: State, retry: str | None, say: Say) 
     failed = 0
     todo = [cell for cell in cells if _runs_here(cell, state, retry)]
     for number, cell in enumerate(todo, 1):
-        with _turn(), _claimed(cell, state) as held:
+        with _turn(say), _claimed(cell, state) as held:
             # Another sweep may have run it since this one began.
             if held is None or not due(state.refresh().status(cell), retry):
                 continue
@@ -94,7 +96,7 @@ def _runs_here(cell: Cell, state: State, retry: str | None) -> bool:
 
 @contextlib.contextmanager
 def _claimed(cell: Cell, state: State) -> Generator[Claim | None]:
-    held = claim(state.results, cell.key)
+    held = claim(state.results, cell.key, queued=lambda name: slurm.queue()(name))
     try:
         yield held
     finally:
@@ -103,11 +105,15 @@ def _claimed(cell: Cell, state: State) -> Generator[Claim | None]:
 
 
 @contextlib.contextmanager
-def _turn() -> Generator[None]:
+def _turn(say: Say) -> Generator[None]:
     """One cell at a time on this machine, whichever sweep starts it: two at once would measure each other."""
     path = Path(tempfile.gettempdir()) / f"ddlbench-sweep-{os.getuid()}.lock"
     with os.fdopen(os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600), "w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("waiting: another sweep runs a cell on this machine")
+            fcntl.flock(file, fcntl.LOCK_EX)
         yield
 
 
@@ -137,13 +143,21 @@ def _ended(cell: Cell, state: State, codes: list[int], began: Began) -> str:
     reason = f"all ranks exited without recording an end: exit codes {', '.join(map(str, codes))}"
     attempts = state.refresh().of(cell)
     for attempt in attempts:
-        if attempt.status == RUNNING:
+        if attempt.status == RUNNING and not _of_others(attempt.folder):
             end_for_rank_0(attempt.folder, "error", reason)
     if len(attempts) == began.attempts and any(codes):
         from ddlbench.sweep.early import record_early_end  # torch comes with it
 
         record_early_end(cell, state.results, codes, began.when, began.said(_log(state.results, cell)))
     return state.refresh().status(cell)
+
+
+def _of_others(folder: Path) -> bool:
+    """Whether a process that this sweep has not started keeps the record: its own have all ended."""
+    try:
+        return keeper_alive(folder) is not False
+    except Exception:  # no heartbeat, or none that can be read
+        return False
 
 
 def _wait(ranks: Sequence[subprocess.Popen[bytes]], deadline: float, held: Claim | None) -> None:

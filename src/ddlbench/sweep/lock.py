@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
+import re
 import uuid
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -21,6 +23,7 @@ from ddlbench.heartbeat import SILENT_S, Heartbeat, Process, server_time
 from ddlbench.report.files import parse, read_bytes
 
 FOLDER = ".sweep"
+JOB = re.compile(r"ddlbench-[\w. -]+")  # names of Slurm jobs
 
 
 @dataclass(frozen=True)
@@ -56,11 +59,17 @@ class Claim:
 
 
 def claim(
-    results: Path, cell: str, job: str | None = None, queued: Callable[[str], bool] = lambda _: True
+    results: Path,
+    cell: str,
+    job: str | None = None,
+    queued: Callable[[str], bool] = lambda _: True,
+    looked: float = math.inf,
 ) -> Claim | None:
     """This process's claim of a cell (or that of a Slurm job that it is about to submit); None where another holds it.
 
     queued: whether the Slurm job of a name is still waiting or running
+    looked: when the caller asked for the jobs and read the records, by the file server's clock. A claim that changed
+        later holds, also where its owner has ended: what it did since is not known
     """
     folder = results / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
@@ -71,7 +80,7 @@ def claim(
                 json.dump(asdict(owner), file)
             return Claim(path, owner)
         except FileExistsError:
-            if _held(path, queued):
+            if _held(path, queued) or _changed(path, looked):
                 return None
             path = _numbered(path, 1)
 
@@ -113,6 +122,12 @@ def _submitting(path: Path, owner: Owner) -> bool:
     return _alive(path, owner) and _age(path) < SILENT_S
 
 
+def _changed(path: Path, looked: float) -> bool:
+    """Whether it did since then. A time that is still to come is of a clock that was set back."""
+    changed = path.stat().st_mtime
+    return changed > looked and changed <= server_time(path.parent)
+
+
 def _alive(path: Path, owner: Owner) -> bool:
     alive = owner.alive()
     return _age(path) < SILENT_S if alive is None else alive
@@ -124,10 +139,14 @@ def _age(path: Path) -> float:
 
 
 def _owner(path: Path) -> Owner | None:
+    """None for what no sweep has written: nobody's process gets a signal, and no job is cancelled, because of it."""
     try:
-        return Owner(**_content(path))
+        owner = Owner(**_content(path))
     except TypeError:
         return None
+    sound = (type(owner.place), type(owner.pid)) == (str, int) and type(owner.started) in (int, float)
+    named = owner.job is None or (type(owner.job) is str and JOB.fullmatch(owner.job) is not None)
+    return owner if sound and owner.pid > 0 and named else None
 
 
 def _content(path: Path) -> dict[str, Any]:

@@ -87,6 +87,8 @@ def _runs(study: Study, place: int, point: Mapping[str, Any], device: torch.devi
     words, gpus = study.words(point), int(point["gpus"])
     try:
         config = configuration(*words)
+        if config.mode == "rehearsal":
+            raise UserError("mode=rehearsal records nothing: it is no cell of a study, run python -m ddlbench")
         identity: dict[str, Any] = config.identity()
         refused = _refusal(config, gpus, device)
         if config.checkpoint.every is not None and config.checkpoint.resume is None:

@@ -6,12 +6,14 @@ import os
 import shlex
 import subprocess
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ddlbench.errors import UserError
-from ddlbench.sweep.lock import FOLDER, claim
+from ddlbench.heartbeat import server_time
+from ddlbench.sweep.lock import FOLDER, Claim, claim
 from ddlbench.sweep.plan import INVALID, Cell
 from ddlbench.sweep.state import State, due
 from ddlbench.sweep.study import Study
@@ -19,6 +21,7 @@ from ddlbench.sweep.study import Study
 SCRIPTS = Path(__file__).parents[3] / "scripts" / "slurm"
 SBATCH = "#SBATCH "  # begins the lines of a site's file that are options of sbatch
 NEXT = "--next"  # between the cells of a job, for run.sbatch
+LIMIT = "train.time_limit_s="
 SIGNAL_S = 180  # before its time limit Slurm signals the ranks 120 s (run.sbatch); a minute more to start
 
 
@@ -93,19 +96,32 @@ def jobs(cells: Sequence[Cell], pack: int) -> list[Plan]:
     return found
 
 
+def job_lines(study: Study, cells: Sequence[Cell], pack: int) -> list[str]:
+    """The jobs of these cells, a line for all of one kind, in the order in which they would be submitted. UserError for
+    a GPU count that does not fill its nodes."""
+    planned = [(job.proves, len(job.cells), *_size(study, job.cells)) for job in jobs(cells, pack)]
+    return [
+        f"{count} jobs of {size} cell{'s' * (size > 1)}{' that come first' * proves}: {' '.join(words)}"
+        for (proves, size, *words), count in Counter(planned).items()
+    ]
+
+
 def submit(study: Study, cells: Sequence[Cell], state: State, options: Options, retry: str | None) -> list[str]:
     """Submit what is due and held by nobody; a line for each job. UserError where Slurm refuses one: those before it
     are submitted."""
-    due_cells = [cell for cell in cells if due(state.status(cell), retry) and not _invalid(cell)]
     of_site = site_options(options.site)
-    queued, lines, numbers = queue(), list[str](), list[str]()
+    (state.results / FOLDER).mkdir(parents=True, exist_ok=True)
+    looked, queued = server_time(state.results), queue()  # in this order, and before the records are read
+    state.refresh()
+    due_cells = [cell for cell in cells if due(state.status(cell), retry) and not _invalid(cell)]
+    lines, numbers = list[str](), list[str]()
     proofs: dict[str, str] = {}  # job of the smallest cell of each configuration
     planned = jobs(due_cells, options.pack)
     for job in planned:
         _size(study, job.cells)  # raises before anything is submitted
     for job in planned:
-        name = f"ddlbench-{study.name[:40]}-{uuid.uuid4().hex[:12]}"
-        held = [(cell, claim(state.results, cell.key, name, queued)) for cell in job.cells]
+        name = _name(study)
+        held = [(cell, claim(state.results, cell.key, name, queued, looked)) for cell in job.cells]
         mine = [cell for cell, one in held if one is not None]
         if not mine:
             continue
@@ -113,10 +129,9 @@ def submit(study: Study, cells: Sequence[Cell], state: State, options: Options, 
         waits = _dependency(before, len(job.cells) == 1, numbers, options.throttle)
         try:
             number = _sbatch(study, mine, state.results, name, [*waits, *of_site, *options.sbatch], options)
-        except UserError:
-            for _, one in held:
-                if one is not None:
-                    one.release()
+        except UserError as error:
+            if "timed out" not in str(error):  # else Slurm may have the job: then `squeue` knows its name
+                _release(one for _, one in held)
             raise
         numbers.append(number)
         if job.proves:
@@ -125,10 +140,24 @@ def submit(study: Study, cells: Sequence[Cell], state: State, options: Options, 
     return lines
 
 
-def cancel(names: Iterable[str]) -> None:
-    """Cancel the jobs of these names."""
-    for name in set(names):
-        subprocess.run(["scancel", f"--name={name}"], check=False, timeout=60)
+def _name(study: Study) -> str:
+    """Of a job, and of no other one."""
+    return f"ddlbench-{study.name[:40].replace(' ', '_')}-{uuid.uuid4().hex[:12]}"
+
+
+def _release(claims: Iterable[Claim | None]) -> None:
+    for one in claims:
+        if one is not None:
+            one.release()
+
+
+def cancel(name: str) -> bool:
+    """Cancel the job of this name; whether Slurm did it: it refuses those of other users."""
+    try:
+        subprocess.run(["scancel", f"--name={name}"], check=True, timeout=60)
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return True
 
 
 def _invalid(cell: Cell) -> bool:
@@ -154,6 +183,8 @@ def _sbatch(
     command.append(str(SCRIPTS / "run.sbatch"))
     for number, cell in enumerate(cells):
         command += [NEXT] * (number > 0) + [*cell.words, f'results_dir="{results}"', "progress=false"]
+        if len(cells) > 1 and not any(word.startswith(LIMIT) for word in cell.words):
+            command.append(f"{LIMIT}{cell.limit_s}")  # that of the job is the sum: one cell must not use up the others'
     try:
         env = _environment(options)
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=env)

@@ -13,12 +13,13 @@ from typing import Any, NamedTuple, cast
 from ddlbench.config.choices import choices, conf_dir
 from ddlbench.config.values import shown
 from ddlbench.errors import UserError
-from ddlbench.sweep.values import Plain, check_key, given, read, word
+from ddlbench.sweep.values import Plain, check_key, given, quoted, read, word
 
 FOLDERS = ("study", "experiment")  # of conf/
 LARGEST = 100_000  # cells
 MOST_GPUS = 2**20
 SCALING = {"strong": "train.global_batch", "weak": "train.batch_per_gpu"}
+NAME = re.compile(r"\w[\w. -]*")  # of a file: it becomes that of a folder, and of jobs
 SPECIAL = ("gpus", "batch", "scaling")  # of axes, beside the keys of ddlbench
 NUMBERS = {"repeats": 1, "order": 0, "gpus_per_node": 1, "limit_s": 1}  # the smallest value of each
 
@@ -87,6 +88,8 @@ def load(name: str, words: Sequence[str] = ()) -> Study:
     """The study of a name, or of a YAML file, with the command line's words. UserError for whatever is wrong."""
     path = _find(name)
     raw = read(path)
+    if not NAME.fullmatch(path.stem):
+        raise UserError(f"{shown(path)}: a study's name becomes that of a folder: use letters, digits, _, - and .")
     try:
         study = _study(path.stem, raw)
     except UserError as error:
@@ -156,6 +159,7 @@ def _checked(study: Study) -> Study:
         raise UserError(f"{study.name} has {cells:,} cells: give fewer values or repeats, at most {LARGEST:,} cells")
     if any(ord(letter) < 32 for letter in study.results_dir):
         raise UserError(f"results_dir={shown(study.results_dir)} holds a control character: leave it out")
+    quoted("results_dir", study.results_dir)
     return study
 
 

@@ -23,7 +23,10 @@ KEY = re.compile(r"[a-z_]\w*(\.[a-z_]\w*)*")
 PLAIN_TEXT = re.compile(r"[A-Za-z_][\w.-]*")
 MEANT = {"null", "true", "false", "nan", "inf"}  # of Hydra's grammar, in any case
 # Where data lie and records go is a matter of the machine: the command line says it, a study's file does not.
-PATHS = ("results_dir", "data.root", "data.cache_dir", "data.stage_to", "data.tokenizer", "data.train", "data.valid")
+PATHS = (
+    "results_dir", "checkpoint.dir", "data.root", "data.cache_dir", "data.stage_to", "data.tokenizer", "data.train",
+    "data.valid", "data.train_dir", "data.val_dir",
+)  # fmt: skip
 # What the sweep itself sets in each cell.
 OWN = {
     "train.repeat": "repeats=N",
@@ -106,9 +109,14 @@ def _text(key: str, value: Any) -> str:
         raise UserError(f"{key}={shown(value)} is no value: give a number, a text, true, false, null or a list")
     if PLAIN_TEXT.fullmatch(value) and value.lower() not in MEANT:
         return value
-    if set(value) & set('"\\$'):
-        raise UserError(f'{key}={shown(value)} holds ", \\ or $, which have a meaning of their own: leave them out')
-    return f'"{value}"'
+    return quoted(key, value)
+
+
+def quoted(key: str, text: str) -> str:
+    """In double quotes, as Hydra takes it literally. UserError for what has a meaning of its own there."""
+    if set(text) & set('"\\$'):
+        raise UserError(f'{key}={shown(text)} holds ", \\ or $, which have a meaning of their own: leave them out')
+    return f'"{text}"'
 
 
 def _check_plain(value: Any) -> None:

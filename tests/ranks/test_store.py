@@ -1,0 +1,54 @@
+"""On which interfaces the rendezvous store listens."""
+
+from __future__ import annotations
+
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+
+import psutil
+import pytest
+from torch._C._distributed_c10d import HashStore
+
+from ddlbench.ranks.launchers import Launch, free_port
+from ddlbench.ranks.store import _listen, open_store
+
+WITHIN = timedelta(seconds=60)
+
+
+def ranks(address: str, port: int) -> list[Launch]:
+    return [Launch("srun", rank, 2, rank, 2, 1, address, port) for rank in range(2)]
+
+
+def listening(port: int) -> set[str]:
+    """Addresses at which this process listens."""
+    found = psutil.Process().net_connections("tcp")
+    return {each.laddr.ip for each in found if each.status == psutil.CONN_LISTEN and each.laddr.port == port}
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.9"])
+def test_it_listens_at_the_address_that_the_ranks_are_given_and_nowhere_else(address: str) -> None:
+    port = free_port()
+    with ThreadPoolExecutor() as pool:  # each waits for the other
+        first, second = pool.map(lambda launch: open_store(launch, WITHIN, {}), ranks(address, port))
+    assert first is not None
+    assert second is not None
+    assert listening(port) == {address}
+    first.set("key", "value")
+    assert second.get("key") == b"value"
+
+
+def test_torch_opens_it_for_a_name_and_where_torchrun_has_one() -> None:
+    for rank in range(2):
+        assert open_store(ranks("localhost", 28770)[rank], WITHIN, {}) is None
+        assert open_store(ranks("127.0.0.1", 28770)[rank], WITHIN, {"TORCHELASTIC_USE_AGENT_STORE": "True"}) is None
+
+
+def test_one_process_needs_no_network() -> None:
+    assert isinstance(open_store(Launch("alone"), WITHIN, {}), HashStore)
+
+
+def test_an_address_of_another_machine_or_a_taken_port_is_left_to_torch() -> None:
+    assert _listen("192.0.2.1", 28771) is None  # of RFC 5737: nobody's
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        assert _listen("127.0.0.1", other.getsockname()[1]) is None
