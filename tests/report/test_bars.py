@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import matplotlib.figure
 import pytest
+from matplotlib import rc_context
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
+from ddlbench.report import plotting
 from ddlbench.report.bars import LOOKS, breakdown_panels, draw_breakdown
 from ddlbench.report.breakdown import PARTS
 from ddlbench.report.panels import Panel
@@ -62,3 +65,19 @@ def test_no_window_no_panel():
 def test_every_part_has_a_look_of_its_own():
     assert list(LOOKS) == list(PARTS)
     assert len(set(LOOKS.values())) == len({color for _, color, _ in LOOKS.values()}) == len(PARTS)
+
+
+def test_long_names_of_bars_stay_above_the_next_panel():
+    rows = [
+        row(gpus, compared="deepspeed", knobs=f"zero_stage={stage}", **SHARES)
+        for stage in (1, 2, 3)
+        for gpus in (1024, 2048)
+    ]
+    with rc_context(plotting.STYLE):
+        figure = plotting.grid([plotting.Head(f"panel {number}", ["weak scaling"]) for number in range(4)])
+        for axes in figure.axes:
+            draw_breakdown(axes, Panel("resnet50", [], "", rows))
+        pixels = FigureCanvasAgg(figure.arrange()).get_renderer()
+        figure.figure.draw(pixels)
+    lowest = min(text.get_window_extent(pixels).y0 for text in figure.axes[0].get_xticklabels())
+    assert lowest > figure.axes[2].title.get_window_extent(pixels).y1

@@ -52,6 +52,7 @@ LEFT, RIGHT, BELOW, HEAD, LINE = 1.0, 0.2, 0.56, 0.34, 0.167
 VALUE_NAME = -0.215  # the place of a value axis's name, left of numbers and statuses, as a share of the width
 LEGEND_LINE = 0.19
 LETTERS = 13  # of a legend, in one inch
+TURNED_LETTER = 0.062  # inches of a letter of a GPU count's name that is written upwards
 # What a figure has room for.
 SHARED_LABELS = 12  # more than these are below their own panels
 MOST_LABELS = 100
@@ -89,21 +90,28 @@ class Grid:
         rows = [range(start, min(start + columns, len(drawn))) for start in range(0, len(drawn), columns)]
         tops = [HEAD + LINE * max(len(self.heads[n].lines) for n in row) for row in rows]
         legends = [max(below[n] for n in row) for row in rows]
+        rooms = [max(_room_below(self.axes[n]) for n in row) for row in rows]
         bottom = 0.0 if own else _legend_inches(shared, width)
-        height = sum(tops) + sum(legends) + len(rows) * (PANEL[1] + BELOW) + bottom
+        height = sum(tops) + sum(legends) + sum(rooms) + len(rows) * PANEL[1] + bottom
         self.figure.set_size_inches(width, height)
         y = height
-        for row, top, legend in zip(rows, tops, legends, strict=True):
+        for row, top, legend, room in zip(rows, tops, legends, rooms, strict=True):
             y -= top + PANEL[1]
             for column, number in enumerate(row):
                 x = column * step + LEFT
                 self.axes[number].set_position((x / width, y / height, PANEL[0] / width, PANEL[1] / height))
                 if own:
-                    _legend(self.figure, drawn[number], x - LEFT + 0.1, y - BELOW, step)
-            y -= BELOW + legend
+                    _legend(self.figure, drawn[number], x - LEFT + 0.1, y - room, step)
+            y -= room + legend
         if not own:
             _legend(self.figure, shared, 0.1, y, width)
         return self.figure
+
+
+def _room_below(axes: Axes) -> float:
+    """Inches below a panel, for the names of its ticks and of its axis."""
+    turned = [len(text.get_text()) for text in axes.get_xticklabels() if text.get_rotation()]
+    return max(BELOW, 0.15 + TURNED_LETTER * max(turned, default=0))
 
 
 def grid(heads: Sequence[Head]) -> Grid:
