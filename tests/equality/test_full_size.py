@@ -9,17 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.runs import GPT2, RESNET, record
+from tests.support.sizes import PARAMETERS
 
 pytestmark = pytest.mark.slow
-
-PARAMETERS = {
-    "resnet50": 25_557_032,
-    "resnet101": 44_549_160,
-    "resnet152": 60_192_808,
-    "vgg16": 138_357_544,
-    "gpt2_small": 124_439_808,
-    "gpt2_medium": 354_823_168,
-}
 
 
 @pytest.mark.parametrize("model", PARAMETERS)

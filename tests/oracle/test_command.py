@@ -12,7 +12,7 @@ import pytest
 from ddlbench.config.choices import choices
 from ddlbench.oracle import command
 from ddlbench.oracle.command import main
-from tests.equality.test_full_size import PARAMETERS
+from tests.support.sizes import PARAMETERS
 
 TINY = ("+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=16", "model.image_size=64")
 KEYS = {
