@@ -124,7 +124,7 @@ def every_case() -> dict[str, Any]:
 def without_the_host(boundary: Boundary) -> bool:
     """Whether the vote in flight ends though this rank's host does nothing more."""
     assert boundary.vote is not None
-    work = boundary.vote[1]
+    work = boundary.vote.work
     assert work is not None
     deadline = time.monotonic() + 60
     while not work.is_completed() and time.monotonic() < deadline:

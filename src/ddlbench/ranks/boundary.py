@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ddlbench.errors import Diverged
 from ddlbench.losses import Losses
-from ddlbench.ranks.control import barrier, single_process
+from ddlbench.ranks.control import AsyncReduction, barrier
 from ddlbench.ranks.stop import Stop
 
 
@@ -43,7 +43,7 @@ class Boundary:
         self.steps = 0  # of this epoch
         self.losses = Losses(every)  # not looked at yet
         self.looked: tuple[Tensor, torch.cuda.Event | None] | None = None
-        self.vote: tuple[Tensor, dist.Work | None] | None = None
+        self.vote: AsyncReduction | None = None
 
     def begin(self) -> None:
         """Before an epoch, outside its clock. All ranks wait for each other. Raises Stopped."""
@@ -91,23 +91,17 @@ class Boundary:
         event.record()
         return not_finite, event
 
-    def _send(self) -> tuple[Tensor, dist.Work | None]:
+    def _send(self) -> AsyncReduction:
         not_finite, event = self.looked or (torch.zeros(1), None)
         if event is not None:
             event.synchronize()
         # A copy on the CPU travels by gloo, whatever the device's own backend is.
-        flag = not_finite.clone()
-        return flag, None if single_process() else dist.all_reduce(flag, op=dist.ReduceOp.MAX, async_op=True)
+        return AsyncReduction(not_finite.clone(), dist.ReduceOp.MAX)
 
     def _answer(self) -> bool:
         """The flag of the vote that was sent, over all ranks; there is none at an epoch's first boundaries."""
         vote, self.vote = self.vote, None
-        if vote is None:
-            return False
-        flag, work = vote
-        if work is not None:
-            work.wait()
-        return bool(flag)
+        return vote is not None and bool(vote.result()[0])
 
 
 REMEDY = "lower recipe.optimizer.lr, lengthen the warm-up (recipe.schedule.warmup_epochs) or set train.clip_norm"

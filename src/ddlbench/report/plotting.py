@@ -52,7 +52,7 @@ LEFT, RIGHT, BELOW, HEAD, LINE = 1.0, 0.2, 0.56, 0.34, 0.167
 VALUE_NAME = -0.215  # the place of a value axis's name, left of numbers and statuses, as a share of the width
 LEGEND_LINE = 0.19
 LETTERS = 13  # of a legend, in one inch
-TURNED_LETTER = 0.062  # inches of a letter of a GPU count's name that is written upwards
+TURNED_LETTER = 0.062  # inches of a letter of a bar's name that is written upwards
 # What a figure has room for.
 SHARED_LABELS = 12  # more than these are below their own panels
 MOST_LABELS = 100

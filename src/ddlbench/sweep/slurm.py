@@ -130,7 +130,8 @@ def submit(study: Study, cells: Sequence[Cell], state: State, options: Options, 
         try:
             number = _sbatch(study, mine, state.results, name, [*waits, *of_site, *options.sbatch], options)
         except UserError as error:
-            if "timed out" not in str(error):  # else Slurm may have the job: then `squeue` knows its name
+            # Where sbatch did not answer in time, Slurm may have the job: then `squeue` knows its name.
+            if not isinstance(error.__cause__, subprocess.TimeoutExpired):
                 _release(one for _, one in held)
             raise
         numbers.append(number)
