@@ -310,6 +310,7 @@ def test_staleness_is_drawn_of_pipelines_that_stay_full_alone(tmp_path):
     assert labels(axes) == {"pipedream", "theory"}
     assert [[3, 2]] in lines(axes, "pipedream")
     assert [[3, 3]] in [line.get_xydata().tolist() for line in axes.lines if line.get_linestyle() == ":"]
+    assert [tick for tick in axes.get_yticks() if tick % 1] == [], "updates are counted"
 
 
 def test_by_loader_curves_have_a_colour_of_their_own_and_name_the_base(tmp_path):

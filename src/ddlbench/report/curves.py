@@ -47,7 +47,7 @@ def draw(axes: Axes, panel: Panel, looks: Looks, quantity: Quantity, others: Seq
     if quantity.theory:
         values += _theory_lines(axes, list(zip(drawn, own, strict=True)), quantity.theory, quantity.theory_name)
     log_values = log and quantity.proportional and all(value > 0 for value in values)
-    plotting.value_axis(axes, values, quantity.label, quantity.percent, log_values, band(panel))
+    plotting.value_axis(axes, values, quantity.label, quantity.percent, log_values, band(panel), quantity.whole)
     mark_failures(axes, panel, dict(zip(names, own, strict=True)))
 
 

@@ -221,10 +221,19 @@ def value_name(axes: Axes, name: str) -> None:
     axes.yaxis.set_label_coords(VALUE_NAME, 0.5)
 
 
-def value_axis(axes: Axes, values: Sequence[float], name: str, percents: bool, log: bool, band: float = 0.0) -> None:
+def value_axis(
+    axes: Axes,
+    values: Sequence[float],
+    name: str,
+    percents: bool,
+    log: bool,
+    band: float = 0.0,
+    whole: bool = False,
+) -> None:
     """Linear from 0, or logarithmic, to a little above the largest value; an axis without values says so.
 
     band: the share of the axis above all values that stays free for other marks
+    whole: no numbers between whole ones
     """
     value_name(axes, name)
     if not values:
@@ -240,6 +249,8 @@ def value_axis(axes: Axes, values: Sequence[float], name: str, percents: bool, l
         axes.yaxis.set_minor_formatter(ticker.NullFormatter())
     else:
         axes.set_ylim(0, top / (1 - band))
+        if whole:
+            axes.yaxis.set_major_locator(ticker.MaxNLocator("auto", integer=True))
     axes.yaxis.set_major_formatter(ticker.FuncFormatter(partial(_up_to, top if band else inf, write)))
 
 

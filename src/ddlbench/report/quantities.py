@@ -28,6 +28,7 @@ class Quantity:
     ideal:        its value at a GPU count if scaling from the row's reference were perfect; None where there is none
     theory:       what a formula expects of a row; None where there is none. theory_name: in the legend
     proportional: whether it grows with the GPU count if scaling is ideal
+    whole:        whether it is counted, so that its axis has whole numbers only
     """
 
     label: str
@@ -35,6 +36,7 @@ class Quantity:
     ideal: Callable[[Row, float], float] | None = None
     percent: bool = False
     proportional: bool = False
+    whole: bool = False
     theory: Callable[[Row], float | None] | None = None
     theory_name: str = "theory"
 
@@ -101,7 +103,10 @@ BUBBLE = Quantity(
     "bubble (% of the ranks' time)", of_column("bubble"), percent=True, theory=lambda row: row["bubble_theoretical"]
 )
 STALENESS = Quantity(
-    "staleness (updates)", of_column("staleness_max"), theory=lambda row: row["staleness_theoretical_max"]
+    "staleness (updates)",
+    of_column("staleness_max"),
+    theory=lambda row: row["staleness_theoretical_max"],
+    whole=True,
 )
 # Beside what --predict says. Waiting for data is on neither side.
 PREDICTED = Quantity(
