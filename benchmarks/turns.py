@@ -95,6 +95,10 @@ class Pairs:
         """Steps a second of the first program over those of the second."""
         return [second / first for first, second in self.found]
 
+    def swapped(self) -> Pairs:
+        """The first program's as the second's."""
+        return Pairs([(second, first) for first, second in self.found], self.lost)
+
     def remark(self) -> str:
         numbers = f" ({', '.join(map(str, self.lost))})" if self.lost else ""
         return f"{len(self.lost)} of {len(self.found) + len(self.lost)} pairs lost{numbers}"

@@ -9,12 +9,14 @@ import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
+from benchmarks import overhead
 from benchmarks.overhead import FREED, LR, SHAPES, WORKS, Work
-from benchmarks.turns import ROOT
+from benchmarks.turns import ROOT, Pairs
 from ddlbench.config.compose import configuration, configurations
 from ddlbench.models import gpt2
 from ddlbench.recipe.optimizers import make_optimizer
@@ -104,6 +106,32 @@ def test_every_comparison_has_its_own_name_and_script():
     for work in WORKS:
         (module,) = [part for part in work.bare() if part.startswith("benchmarks.bare.")]
         assert (ROOT / f"{module.replace('.', '/')}.py").is_file()
+
+
+def test_every_second_start_has_the_sides_in_the_other_order(monkeypatch: pytest.MonkeyPatch, capsys: Any):
+    """Of a machine on which the side that is started second takes half the time, whatever it is."""
+    started: list[str] = []
+
+    class Noted:
+        def __init__(self, folder: Path, command: list[str], environment: object) -> None:
+            started.append(command[0])
+
+        def wait_until_warm(self) -> None: ...
+
+        def kill(self) -> None: ...
+
+        def step_s(self) -> float:
+            return 1.0
+
+    def later_is_faster(programs: object, pairs: int, seconds: float) -> Pairs:
+        return Pairs([(2.0, 1.0)] * pairs, [])
+
+    monkeypatch.setattr(overhead, "Program", Noted)
+    monkeypatch.setattr(overhead, "take_turns", later_is_faster)
+    monkeypatch.setattr(overhead, "commands", lambda work, folder: (["own"], ["bare"]))  # pyright: ignore
+    overhead.compare(WORKS[0], 2, 1)
+    assert started == ["own", "bare", "bare", "own"]
+    assert capsys.readouterr().err.split() == ["0.500", "2.000"], "the bias is on both sides of 1"
 
 
 @pytest.mark.slow

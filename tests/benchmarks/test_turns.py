@@ -43,6 +43,12 @@ def test_pair_is_lost_on_either_side_and_once():
     assert ratio_text([]) == "unknown: no pair of turns is complete"
 
 
+def test_programs_that_have_swapped_places_have_the_inverse_ratios():
+    pairs = Pairs([(2.0, 4.0), (1.0, 3.0)], [3])
+    assert pairs.swapped() == Pairs([(4.0, 2.0), (3.0, 1.0)], [3])
+    assert pairs.swapped().ratios() == [0.5, 1 / 3]
+
+
 def test_stopped_program_makes_no_step(tmp_path):
     first, second = (program(tmp_path / name, STEPS) for name in ("first", "second"))
     try:
