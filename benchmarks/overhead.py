@@ -29,8 +29,9 @@ from benchmarks.pairs import ratio_text, show
 from benchmarks.turns import Pairs, Program, take_turns
 from ddlbench.report.stats import median
 
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
 HOROVODRUN = [str(Path(sys.executable).with_name("horovodrun")), "-np", "2", sys.executable, "-m"]
+LAUNCHERS = {"single": [sys.executable, "-m"], "horovod": HOROVODRUN}
 # A GPT-2 whose step is as short as ResNet-50's at this size; as in benchmarks/bare/work.py.
 SHAPES = {
     "resnet50": [],
@@ -74,10 +75,10 @@ class Work:
         return "-".join(filter(None, (self.setting, self.framework, self.model, self.script, label)))
 
     def start(self) -> list[str]:
-        """What starts a module in all ranks. The same on both sides: a launcher's own process computes, too."""
-        if self.framework == "horovod":
-            return HOROVODRUN
-        return [sys.executable, "-m"] if self.framework == "single" else [*TORCHRUN, "-m"]
+        """What starts a module in all ranks, each on a core of its own. The launcher is the same on both sides: its own
+        process computes, too."""
+        launcher = LAUNCHERS.get(self.framework, TORCHRUN)
+        return [*launcher, "benchmarks.cores"]
 
     def bare(self, *settings: str) -> list[str]:
         """The script that does the same with the library alone."""

@@ -145,3 +145,26 @@ def test_harness_prints_the_end_of_every_step(tmp_path: Path):
     assert len(ends) == 4
     steps = pq.read_table(next(tmp_path.glob("*/attempt-1/steps.parquet"))).column("step_time_s").to_pylist()
     assert [after - before for before, after in pairwise(ends)] == pytest.approx(steps[1:], abs=0.05)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="another system than Linux")
+@pytest.mark.parametrize("variable", ["LOCAL_RANK", "HOROVOD_LOCAL_RANK"])
+def test_each_rank_has_a_core_of_its_own(variable: str):
+    cores = sorted(os.sched_getaffinity(0))
+    start = [sys.executable, "-m", "benchmarks.cores", "timeit", "-n1", "-r1"]
+    for rank in range(2):
+        done = subprocess.run(
+            [*start, "import os; print(os.sched_getaffinity(0))"],
+            env=os.environ | {variable: str(rank)}, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True,
+        )  # fmt: skip
+        assert done.stdout.startswith(f"{{{cores[rank % len(cores)]}}}\n")
+
+
+def test_both_sides_of_every_comparison_take_their_cores():
+    for work in WORKS:
+        for command in (work.bare(), work.ddlbench(Path("records"))):
+            assert command.index("benchmarks.cores") + 1 == next(
+                place
+                for place, part in enumerate(command)
+                if part.startswith(("benchmarks.bare.", "benchmarks.harness"))
+            )
