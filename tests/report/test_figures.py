@@ -313,6 +313,16 @@ def test_staleness_is_drawn_of_pipelines_that_stay_full_alone(tmp_path):
     assert [tick for tick in axes.get_yticks() if tick % 1] == [], "updates are counted"
 
 
+def test_theory_is_seen_where_it_is_equal_to_what_was_measured(tmp_path):
+    write_run(tmp_path, framework="gpipe", gpus=2, sections={"framework": {"bubble": 0.2, "bubble_theoretical": 0.2}})
+    (axes,) = figures_of(tmp_path)["bubble"].axes
+    drawn = [line for line in axes.lines if line.get_xydata().tolist() == [[2, 0.2]] and line.get_marker() != "."]
+    (theory,) = (line for line in drawn if line.get_linestyle() == ":")
+    others = [line for line in drawn if line is not theory]
+    assert theory.get_fillstyle() == "none"
+    assert theory.get_markersize() > 1.5 * max(line.get_markersize() for line in others)
+
+
 def test_by_loader_curves_have_a_colour_of_their_own_and_name_the_base(tmp_path):
     for loader in ("native", "dali"):
         for gpus in (2, 4):

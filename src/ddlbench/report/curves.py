@@ -20,6 +20,7 @@ from ddlbench.report.quantities import Quantity, Values
 
 POINTS = 72  # in an inch
 WIDEST_STEP = 7.0  # points between two curves at one GPU count: the width of a marker
+THEORY_SIZE = 11.0  # points: a marker of what a formula expects
 DOTS = 12  # repeats of one measurement that are drawn one by one; of more ones the range is a thin line
 
 Point = tuple[int, Values]
@@ -89,14 +90,16 @@ def _ideal_lines(axes: Axes, panel: Panel, ideal: Callable[[Row, float], float])
 def _theory_lines(
     axes: Axes, drawn: list[tuple[list[Row], Look]], theory: Callable[[Row], float | None], name: str
 ) -> list[float]:
-    """What a formula expects, as thin dotted lines with open markers. Returns the values drawn."""
+    """What a formula expects, as thin dotted lines with open markers, so large that both are seen where a measured value is
+    equal to it. Returns the values drawn."""
+    style: dict[str, Any] = {"fillstyle": "none", "markersize": THEORY_SIZE, "linestyle": ":", "linewidth": 1}
     values: list[float] = []
     for rows, look in drawn:
         points = sorted((row["gpus"], value) for row in rows if (value := theory(row)) is not None)
         values += [value for _, value in points]
         xs, ys = [gpus for gpus, _ in points], [value for _, value in points]
-        axes.plot(xs, ys, color=look.color, marker=look.marker, fillstyle="none", linestyle=":", linewidth=1, zorder=1)
-    axes.plot([], [], color="#666666", marker="o", fillstyle="none", linestyle=":", linewidth=1, label=name)
+        axes.plot(xs, ys, color=look.color, marker=look.marker, zorder=1, **style)
+    axes.plot([], [], color="#666666", marker="o", label=name, **style)
     return values
 
 
