@@ -90,8 +90,8 @@ def _ideal_lines(axes: Axes, panel: Panel, ideal: Callable[[Row, float], float])
 def _theory_lines(
     axes: Axes, drawn: list[tuple[list[Row], Look]], theory: Callable[[Row], float | None], name: str
 ) -> list[float]:
-    """What a formula expects, as thin dotted lines with open markers, so large that both are seen where a measured value is
-    equal to it. Returns the values drawn."""
+    """What a formula expects, as thin dotted lines with open markers around those of equal measured values. Returns the
+    values drawn."""
     style: dict[str, Any] = {"fillstyle": "none", "markersize": THEORY_SIZE, "linestyle": ":", "linewidth": 1}
     values: list[float] = []
     for rows, look in drawn:
