@@ -13,9 +13,11 @@ from ddlbench.measure import clock as clock_module
 from ddlbench.measure import meter as meter_module
 from ddlbench.measure.clock import EpochClock
 from ddlbench.measure.load import Load
-from ddlbench.measure.meter import Meter, OverRanks, Use, thread_seconds
+from ddlbench.measure.meter import Meter, OverRanks, Use
 from ddlbench.measure.nvml import GpuState
 from ddlbench.measure.rapl import Rapl
+from ddlbench.measure.thread import thread_seconds
+from tests.support.busy import compute, needs_thread_seconds
 from tests.support.rapl import set_energy, zone
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -92,18 +94,14 @@ def test_a_gpu_is_read_before_and_after(monkeypatch: pytest.MonkeyPatch) -> None
     assert use.thread_s is None  # the host's thread is not the device
 
 
+@needs_thread_seconds
 def test_a_thread_s_seconds_are_its_computing_and_no_sleep() -> None:
-    try:
-        before = thread_seconds()
-    except OSError:
-        pytest.skip("this kernel does not say how long a thread computed and waited for a core")
-    computed, began = time.thread_time(), time.perf_counter()
+    before, began = thread_seconds(), time.perf_counter()
     other = threading.Thread(target=lambda: sum(range(10**6)))
     other.start()
     other.join()
     time.sleep(0.2)
-    while time.thread_time() - computed < 0.1:
-        pass
+    compute(0.1)
     used, passed = thread_seconds() - before, time.perf_counter() - began
     assert 0.1 <= used <= passed - 0.2
 

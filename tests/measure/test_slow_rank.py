@@ -16,6 +16,7 @@ from ddlbench.data.feed import Feed, Request
 from ddlbench.data.loaders.native import Native
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.fsdp import FSDP
+from ddlbench.frameworks.horovod.adapter import Horovod
 from ddlbench.job import Batch, Framework, Job
 from ddlbench.loop import Run, train
 from ddlbench.measure.meter import Meter
@@ -25,7 +26,9 @@ from ddlbench.models.resnet import ResNet
 from ddlbench.progress import Progress
 from ddlbench.ranks.boundary import Boundary
 from ddlbench.recipe.rates import Rates
+from tests.support.busy import compute, needs_thread_seconds
 from tests.support.equal import Rows, make_job
+from tests.support.libraries import why_no_horovod
 from tests.support.ranks import run_ranks
 from tests.support.reference import Case
 
@@ -33,7 +36,9 @@ WORLD, SLOW, STEPS = 3, 1, 4
 STALL_S, BUSY_S = 0.1, 0.3
 MODEL = ResNet("resnet", layers=[1, 1, 1, 1], width_per_group=8, image_size=32, num_classes=5)
 CASE = Case("slow", MODEL, global_batch=6, steps=STEPS, val_samples=7)
-FRAMEWORKS: dict[str, Framework] = {"ddp": DDP(), "fsdp": FSDP()}
+# Horovod's ranks wait for each other without sleeping.
+HOROVOD: dict[str, Framework] = {"horovod": Horovod()} if why_no_horovod() is None else {}
+FRAMEWORKS: dict[str, Framework] = {"ddp": DDP(), "fsdp": FSDP(), **HOROVOD}
 
 
 @dataclass
@@ -50,13 +55,6 @@ class Stalling:
         for batch in self.feed.train(epoch):
             time.sleep(self.stall_s)
             yield batch
-
-
-def compute(seconds: float) -> None:
-    """Keep this thread busy for so long by its own clock, whatever else the machine does."""
-    end = time.thread_time() + seconds
-    while time.thread_time() < end:
-        pass
 
 
 def slowed(job: Job) -> Job:
@@ -98,11 +96,10 @@ def of_rank_0() -> dict[str, tuple[EpochRow, dict[str, Any]]]:
     return run_ranks(WORLD, work)[0]
 
 
+@needs_thread_seconds
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_the_slow_rank_is_named_though_all_end_their_steps_together(framework: str) -> None:
     row, summary = of_rank_0()[framework]
-    if not row.own_steps:
-        pytest.skip("this kernel does not say how long a thread waited for a core (CONFIG_SCHED_INFO)")
     assert all(sum(rank.times.step_s) >= BUSY_S * STEPS for rank in row.ranks)  # every rank is equally late
     assert summary["straggler_rank"] == SLOW
     assert summary["straggler_host"] == row.ranks[SLOW].host != ""

@@ -4,11 +4,9 @@ time, load of its node. Nothing is read at a step."""
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +15,7 @@ from ddlbench.measure.environment import known
 from ddlbench.measure.load import Load, family_seconds
 from ddlbench.measure.nvml import GpuState, gpu_state_reader, joules, throttling
 from ddlbench.measure.rapl import READ_EVERY_S, Rapl
+from ddlbench.measure.thread import thread_seconds
 
 
 @dataclass(frozen=True)
@@ -177,13 +176,6 @@ class Meter:
 
     def _thread_s(self) -> float | None:
         return None if self.cuda else known(thread_seconds)
-
-
-def thread_seconds() -> float:
-    """Seconds in which this thread computed or was ready and waited for a core, since its start. Waiting for another
-    rank, for a disk or asleep is not in it. Raises OSError where the kernel does not say."""
-    computed, waited, _ = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat").read_text().split()
-    return (int(computed) + int(waited)) / 1e9
 
 
 def _difference(first: float | None, last: float | None) -> float | None:

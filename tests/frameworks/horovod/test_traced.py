@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import count
 from types import SimpleNamespace
 
@@ -9,6 +10,8 @@ import torch
 
 from ddlbench.frameworks.horovod.traced import NAME, InFlight, trace_horovod
 from ddlbench.measure.profiler import Profiler
+from ddlbench.measure.thread import thread_seconds
+from tests.support.busy import compute, needs_thread_seconds
 from tests.support.libraries import needs_horovod
 
 
@@ -39,6 +42,25 @@ def test_without_a_profiler_nothing_is_kept() -> None:
     flight = InFlight(made, lambda handle: False)
     assert made.synchronize(made.allreduce_async_("a")) == 2
     assert flight.open == {}
+
+
+@needs_thread_seconds
+def test_a_wait_without_sleep_is_not_the_time_of_the_rank() -> None:
+    """The library's wait keeps the thread busy, as Horovod's does."""
+    made, waited = library(), list[float]()
+
+    def busy(handle: int) -> None:
+        began = time.perf_counter()
+        compute(0.5)
+        waited.append(time.perf_counter() - began)
+
+    made.synchronize = busy
+    InFlight(made, lambda handle: False)
+    before, began = thread_seconds(), time.perf_counter()
+    made.synchronize(made.allreduce_async_("a"))
+    compute(0.05)
+    used, passed = thread_seconds() - before, time.perf_counter() - began
+    assert 0.04 <= used <= passed - sum(waited) + 0.01
 
 
 @needs_horovod

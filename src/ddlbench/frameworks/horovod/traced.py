@@ -1,4 +1,5 @@
-"""Spans of Horovod's all-reduces, which run in a thread that torch's profiler does not see.
+"""Spans of Horovod's all-reduces, which run in a thread that torch's profiler does not see; and how long the training
+thread waits for them, for it does so without sleeping (`WaitAndClear` in Horovod 0.28.1, horovod/torch/mpi_ops_v2.cc).
 
 A span begins when a gradient is handed to Horovod. Its end is seen when the rank waits for this gradient, or when the
 next gradient is handed over: within a backward pass it is late by at most the time between two gradients. On CUDA the
@@ -7,6 +8,7 @@ kernels of NCCL are counted instead.
 
 from __future__ import annotations
 
+import time
 from contextlib import AbstractContextManager
 from importlib import import_module
 from typing import Any
@@ -14,12 +16,13 @@ from typing import Any
 from torch.profiler import record_function
 
 from ddlbench.measure.spans import profiling
+from ddlbench.measure.thread import waited_awake
 
 NAME = "horovod:all_reduce"
 
 
 class InFlight:
-    """In the place of two functions of Horovod's optimizers. While no profiler is on it only passes calls on.
+    """In the place of two functions of Horovod's optimizers. While no profiler is on it times the waits alone.
 
     library: horovod.torch.optimizer
     poll: whether the all-reduce of a handle has ended
@@ -40,7 +43,9 @@ class InFlight:
         return handle
 
     def waited(self, handle: int) -> Any:
+        began = time.perf_counter()
         result = self.wait(handle)
+        waited_awake(time.perf_counter() - began)
         self._end(handle)
         return result
 
