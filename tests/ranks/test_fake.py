@@ -62,6 +62,7 @@ def test_steps_without_memory(name: str) -> None:
         loss = trainer.step(batch if trainer.place.reads_data else None)
         assert (loss is not None) == trainer.place.reports
         assert loss is None or isinstance(loss, FakeTensor)
+        trainer.close()
 
 
 def test_stage_3_leaves_torch_as_it_was() -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import re
 import shutil
 import signal
@@ -44,6 +45,7 @@ CONF = """
 ClusterName=ddlbench
 SlurmctldHost=localhost(127.0.0.1)
 SlurmctldPort={port}
+FirstJobId={first}
 SlurmUser=root
 SlurmdUser=root
 AuthInfo=socket={root}/munge.sock
@@ -144,7 +146,9 @@ class Slurm:
             NODE.format(name=name, address=address, port=own, cpus=self.cpus, gpus=self.gpus)
             for name, address, own in zip(self.names, addresses, ports, strict=True)
         ]
-        (self.root / "slurm.conf").write_text(CONF.format(root=self.root, port=port) + "".join(nodes))
+        # The ranks' port follows from the job's number, and another test's Slurm may run on this machine, too.
+        conf = CONF.format(root=self.root, port=port, first=random.randrange(1, 60_000))
+        (self.root / "slurm.conf").write_text(conf + "".join(nodes))
 
     def _munge_files(self) -> list[str]:
         files = {"socket": "sock", "key-file": "key", "pid-file": "pid", "log-file": "log", "seed-file": "seed"}
