@@ -1,14 +1,19 @@
 """Tensor parallelism with plain tensors, as Megatron-LM does it (Shoeybi et al. 2019, section 3): no DTensor.
 
-Two sums a block forward and two backward; embedding and head by the vocabulary, tied; the loss of own classes.
+Two sums a block forward and two backward; embedding and head by the vocabulary, tied; the loss of own classes. Rank 0
+sends the batch to the others, and each rank drops attention weights of its heads by random numbers of its own. Matrices
+are transposed as in transformers' GPT-2, which the other scripts train: their products have another speed.
 """
 
 import os
+from collections.abc import Generator
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from benchmarks.bare.work import batch, make_optimizer, samples, size, timed
 
@@ -45,24 +50,43 @@ class Summed(torch.autograd.Function):
         return gradient
 
 
-class Row(nn.Linear):
+class Row(Conv1D):
     """Own features in, the sum over ranks out; the bias once."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return Summed.apply(F.linear(x, self.weight)) + self.bias
+        return Summed.apply(x @ self.weight) + self.bias
+
+
+class OwnRandom:
+    """Random numbers of this rank; all others are the same on every rank."""
+
+    def __init__(self) -> None:
+        self.state = torch.Generator().manual_seed(1 + RANK).get_state()
+
+    @contextmanager
+    def __call__(self) -> Generator[None]:
+        shared = torch.get_rng_state()
+        torch.set_rng_state(self.state)
+        yield
+        self.state = torch.get_rng_state()
+        torch.set_rng_state(shared)
+
+
+own_random = OwnRandom()
 
 
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.ln_1, self.ln_2 = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)
-        self.qkv, self.proj = nn.Linear(WIDTH, 3 * WIDTH // RANKS), Row(WIDTH // RANKS, WIDTH)
-        self.fc, self.out = nn.Linear(WIDTH, 4 * WIDTH // RANKS), Row(4 * WIDTH // RANKS, WIDTH)
+        self.qkv, self.proj = Conv1D(3 * WIDTH // RANKS, WIDTH), Row(WIDTH, WIDTH // RANKS)
+        self.fc, self.out = Conv1D(4 * WIDTH // RANKS, WIDTH), Row(WIDTH, 4 * WIDTH // RANKS)
         self.act, self.drop = nn.GELU(approximate="tanh"), nn.Dropout(DROPOUT)
 
     def forward(self, x: Tensor) -> Tensor:
         qkv = self.qkv(Copied.apply(self.ln_1(x))).view(*x.shape[:2], 3, HEADS // RANKS, -1).transpose(1, 3)
-        attended = F.scaled_dot_product_attention(*qkv.unbind(2), dropout_p=DROPOUT, is_causal=True)
+        with own_random():
+            attended = F.scaled_dot_product_attention(*qkv.unbind(2), dropout_p=DROPOUT, is_causal=True)
         x = x + self.drop(self.proj(attended.transpose(1, 2).flatten(2)))
         return x + self.drop(self.out(self.act(self.fc(Copied.apply(self.ln_2(x))))))
 
@@ -100,6 +124,8 @@ def main() -> None:
     inputs, targets = samples(batch * RANKS)
 
     def step() -> None:
+        for tensor in (inputs, targets):
+            dist.broadcast(tensor, 0)
         loss_of(model(inputs), targets).backward()
         optimizer.step()
         optimizer.zero_grad()
