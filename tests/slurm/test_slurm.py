@@ -207,7 +207,7 @@ def test_a_requeued_job_does_not_repeat_the_runs_that_ended_well(slurm, tmp_path
     slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")
     assert slurm.wait(job) == ["FAILED"], output.read_text()
     said = output.read_text()
-    assert [said.count(f" nodes: name={name}\n") for name in ("one", "two", "three")] == [1, 2, 2]
+    assert [said.count(f" nodes: name={name}\n") for name in ("one", "two", "three")] == [1, 2, 2], said
     assert "run.sbatch: ended well before the job was put into the queue again: name=one\n" in said
 
 
