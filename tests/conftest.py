@@ -5,6 +5,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -30,11 +31,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def same_environment() -> Iterator[None]:
     """What a test writes into the environment (LOCAL_RANK, by a trainer that is not closed) reaches no other test."""
-    before = dict(os.environ)
-    yield
-    for name in os.environ.keys() - before.keys():
-        del os.environ[name]
-    os.environ.update(before)
+    with patch.dict(os.environ):
+        yield
 
 
 @pytest.fixture
