@@ -44,7 +44,7 @@ PARTS
 # Their files alone: others may import what is not here.
 run_tests() {
   local files
-  mapfile -t files < <(grep -l '^@pytest.mark.gpu' tests/test_*.py)
+  mapfile -t files < <(grep -rlE --include='test_*.py' '(@|marks=)pytest.mark.gpu' tests | sort)
   check gpu-marked "$python" -m pytest -q -m gpu -p no:cacheprovider "${files[@]}"
 }
 

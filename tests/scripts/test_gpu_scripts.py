@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from tests.support.processes import environment
 
 ROOT = Path(__file__).parents[2]
 CUDA = torch.device("cuda")  # a name only
+GPU_TEST = re.compile(r"(@|marks=)pytest\.mark\.gpu")
 FIRST, CHECK = "scripts/first_gpu.sh", "scripts/gpu_check.sh"
 
 
@@ -49,6 +51,13 @@ def test_every_run_on_one_gpu_can_be_composed(script: tuple[str, ...]) -> None:
     with configurations():
         for words in lines:
             ask(words, ranks=1)
+
+
+def test_the_tests_on_a_gpu_are_those_that_need_one() -> None:
+    (words,) = commands(FIRST, "--dry-run", "tests")
+    marked = {path for path in (ROOT / "tests").rglob("test_*.py") if GPU_TEST.search(path.read_text())}
+    assert ROOT / "tests" / "equality" / "test_host_synchronisations.py" in marked
+    assert {ROOT / word for word in words if word.startswith("tests/")} == marked
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 4, 8])
