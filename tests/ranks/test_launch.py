@@ -57,6 +57,14 @@ SRUN = BATCH | {  # the last task of `srun -N2 -n3` in it
     "SLURM_STEP_NUM_TASKS": "3",
     "SLURM_STEP_TASKS_PER_NODE": "2,1",
 }
+PYXIS = SRUN | {  # the same task in NVIDIA's PyTorch image: enroot's hook 50-slurm-pytorch.sh adds these
+    "RANK": "2",
+    "WORLD_SIZE": "3",
+    "LOCAL_RANK": "0",
+    "MASTER_ADDR": "node1",
+    "MASTER_PORT": "61003",
+}
+POD = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"}  # of a PyTorchJob
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "1",
     "OMPI_COMM_WORLD_SIZE": "2",
@@ -100,6 +108,8 @@ DAEMON = SRUN | {  # what mpirun's daemon on node2, itself a task of srun, passe
         (SRUN, Launch("srun", 2, 3, 0, 1, 2, "node1", 20_000 + 3 * 16 + 1)),
         (SRUN | {"PMI_RANK": "2", "PMI_SIZE": "3", "PMIX_RANK": "2"}, detect(SRUN)),  # srun --mpi=pmix, pmi2
         (SRUN | {"MASTER_ADDR": "ib1", "MASTER_PORT": "9"}, Launch("srun", 2, 3, 0, 1, 2, "ib1", 9)),
+        (PYXIS, Launch("srun", 2, 3, 0, 1, 2, "node1", 61003)),
+        (POD, Launch("torchrun", 1, 4, 0, 1, 4, "job-master-0", 23456)),
         (SRUN | {"WORLD_SIZE": "4"}, detect(SRUN)),  # a habit of batch scripts, of no use without RANK
         (
             DAEMON | HYDRA | {"MASTER_ADDR": "node1", "MASTER_PORT": "9"},
@@ -127,6 +137,9 @@ def test_every_launcher_is_known_by_its_variables(env, expected):
         (TORCHRUN | {"MASTER_ADDR": ""}, "MASTER_ADDR is not set by the launcher"),
         (TORCHRUN | {"MASTER_PORT": "70000"}, "MASTER_PORT=70000 is not a port"),
         (TORCHRUN | {"WORLD_SIZE": "two"}, "WORLD_SIZE=two is not a number"),
+        (PYXIS | {"WORLD_SIZE": "4"}, "LOCAL_WORLD_SIZE is not set by the launcher"),
+        (POD | {"LOCAL_RANK": "0"}, "LOCAL_WORLD_SIZE is not set by the launcher"),
+        (POD | {"MASTER_ADDR": socket.gethostname()}, "LOCAL_WORLD_SIZE is not set by the launcher"),
         (SRUN | {"RANK": "0", "WORLD_SIZE": "3"}, "RANK=0 but SLURM_PROCID=2: unset RANK"),
         (OPEN_MPI | {"RANK": "0", "WORLD_SIZE": "2"}, "RANK=0 but OMPI_COMM_WORLD_RANK=1: unset RANK"),
         (SRUN | {"SLURM_STEP_TASKS_PER_NODE": "2(x2)"}, "SLURM_STEP_NUM_TASKS=3 and SLURM_NODEID=1 contradict"),

@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from ddlbench.errors import RunError, UserError
-from ddlbench.ranks.launchers import HOROVOD, HYDRA, OPEN_MPI, Launch, horovodrun, mpirun, srun, torchrun
+from ddlbench.ranks.launchers import HOROVOD, HYDRA, OPEN_MPI, Launch, horovodrun, mpirun, srun, step_agrees, torchrun
 from ddlbench.ranks.store import open_store
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def detect(env: Mapping[str, str] = os.environ) -> Launch:
     their ranks inherit the step's variables, which count agents and daemons.
     """
     if "RANK" in env and "WORLD_SIZE" in env:
-        return torchrun(env)
+        return srun(env) if step_agrees(env) else torchrun(env)
     if HOROVOD[0] in env:
         return horovodrun(env)
     for names in (OPEN_MPI, HYDRA):
@@ -193,7 +193,9 @@ def _refuse_shared_gpus(launch: Launch, device: torch.device) -> None:
     shared = shared_gpu(gpus)
     if shared:
         disconnect(clean=True)
-        raise UserError(f"ranks {shared[0]} and {shared[1]} share a GPU: {_too_few(launch.local_world_size, 1)}")
+        why = "each is alone on its node by its variables: set LOCAL_RANK and LOCAL_WORLD_SIZE, or start with torchrun"
+        why = why if launch.local_world_size == 1 else _too_few(launch.local_world_size, 1)
+        raise UserError(f"ranks {shared[0]} and {shared[1]} share a GPU: {why}")
 
 
 def shared_gpu(gpus: list[str]) -> tuple[int, int] | None:
