@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,9 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+import ddlbench.ranks.launch as launch_module
 from ddlbench.errors import UserError
+from ddlbench.ranks.control import barrier
 from ddlbench.ranks.launch import (
     Cluster,
     ConnectTimeout,
@@ -24,8 +27,11 @@ from ddlbench.ranks.launch import (
     shared_gpu,
 )
 from ddlbench.ranks.launchers import first_host, tasks_per_node
+from ddlbench.ranks.stop import Stop
+from ddlbench.run.peers import Peers
 from tests.support.mpi import AS_ROOT, MPI
 from tests.support.processes import MEET, PYTHON, environment, met, need, run
+from tests.support.ranks import run_ranks
 
 TORCHRUN = {  # rank 5 of 2 nodes x 4
     "RANK": "5",
@@ -338,6 +344,39 @@ def test_ranks_share_a_gpu_over_gloo_only_where_it_is_configured(monkeypatch, ba
         assert [pick_device(launch, backend).index for launch in ranks] == [0, 1, 0, 1]
     with pytest.raises(ConnectTimeout, match=rf"\({expected}\)$"):
         connect(ranks[0], torch.device("cuda", 0), 1.0, backend)
+
+
+@pytest.mark.parametrize(("communicator", "expected"), [(True, "cuda"), (False, "cpu")])
+def test_on_a_gpu_gloo_connects_what_is_used_and_nccl_where_torch_needs_it(monkeypatch, communicator, expected):
+    devices = []
+    monkeypatch.delenv("TORCH_GLOO_LAZY_INIT", raising=False)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_, **__: None)
+    monkeypatch.setattr(launch_module, "_refuse_shared_gpus", lambda *_: None)
+    monkeypatch.setattr(launch_module, "first_operation", lambda device: devices.append(device.type))
+    connect(Launch("alone"), torch.device("cuda", 0), 1.0, communicator=communicator)
+    assert (devices, os.environ["TORCH_GLOO_LAZY_INIT"]) == ([expected], "1")
+
+
+RANKS = 32
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_more_ranks_connect_than_the_soft_limit_of_open_files_allows():
+    """With as many sockets as docs/clusters.md says."""
+    found = run_ranks(RANKS, sockets, timeout_s=300, open_files=64)
+    assert found == [3 * RANKS + 3] + [RANKS + 2] * (RANKS - 1)
+
+
+def sockets():
+    """Of this rank, while it also watches the others."""
+    peers = Peers.open(Stop())
+    barrier()
+    count = sum("socket:" in str(path.resolve()) for path in Path("/proc/self/fd").iterdir())
+    barrier()
+    peers.close()
+    return count
 
 
 def test_a_shared_gpu_needs_one(monkeypatch):

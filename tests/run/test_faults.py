@@ -140,7 +140,7 @@ def test_nccls_own_abort_is_off_before_the_group_is_made(
 
     seen: list[dict[str, str]] = []
 
-    def connect(*_: object) -> None:
+    def connect(*_: object, **__: object) -> None:
         seen.append(variables(os.environ))
         raise UserError("no GPU here")
 

@@ -7,9 +7,11 @@ the same for every launcher: a process group with an explicit timeout, also for 
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -109,17 +111,21 @@ def _too_few(ranks: int, gpus: int) -> str:
     )
 
 
-def connect(launch: Launch, device: torch.device, timeout_s: float, backend: str | None = None) -> None:
+def connect(
+    launch: Launch, device: torch.device, timeout_s: float, backend: str | None = None, communicator: bool = True
+) -> None:
     """Make the process group of all ranks: gloo for CPU tensors, NCCL for GPU tensors, `timeout_s` for both.
 
-    backend: SHARED_GPU, or None. Raises on every rank if two ranks of a host share a GPU, and ConnectTimeout if ranks
-    are missing or the network interface is the wrong one.
+    backend: SHARED_GPU, or None. communicator: make NCCL's now. Raises on every rank if two ranks of a host share a
+    GPU, and ConnectTimeout if ranks are missing or the network interface is the wrong one.
     """
     import torch
     import torch.distributed as dist
 
+    raise_open_files()
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")  # gloo, for numbers alone, connects what it uses
     address = f"[{launch.master_addr}]" if ":" in launch.master_addr else launch.master_addr
     began, timeout = time.monotonic(), group_timeout(device, timeout_s)
     try:
@@ -134,9 +140,17 @@ def connect(launch: Launch, device: torch.device, timeout_s: float, backend: str
         )
         if device.type == "cuda" and backend != SHARED_GPU:
             _refuse_shared_gpus(launch, device)
-        first_operation(device)
+        first_operation(device if communicator else torch.device("cpu"))
     except RuntimeError as error:
         raise _connect_error(launch, time.monotonic() - began, timeout_s, str(error)) from error
+
+
+def raise_open_files() -> None:
+    """Raise this process's soft limit of open files to the hard one. gloo opens a socket to every other rank of each
+    group: the usual soft limit of 1,024 ends runs of about 340 ranks (docs/clusters.md)."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # a hard limit above the kernel's own fs.nr_open
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def group_timeout(device: torch.device, timeout_s: float) -> timedelta:
