@@ -20,8 +20,13 @@ fail() {
   exit 2
 }
 
-# C++14 -> C++20, which torch's headers ask for. Without CUDA, a CUDA build of torch must not ask for a toolkit.
+# C++14 -> C++20, which torch's headers ask for. For nvcc C++11 -> C++17: the headers of GCC 14 and above fail with C++11
+# (horovod#4313). Its one CUDA file compiles so with nvcc 13.0 and GCC 12; the whole build with CUDA is not tested.
+# Without CUDA, a CUDA build of torch must not ask for a toolkit.
 patch_source() {
+  local cuda=$1/horovod/common/ops/cuda/CMakeLists.txt
+  sed -i 's/set(CMAKE_CUDA_STANDARD 11)/set(CMAKE_CUDA_STANDARD 17)/' "$cuda"
+  grep -q '^set(CMAKE_CUDA_STANDARD 17)$' "$cuda" || fail "Horovod's CMakeLists.txt for CUDA is not as expected"
   sed -i 's/set(CMAKE_CXX_STANDARD 14)/set(CMAKE_CXX_STANDARD 20)/' "$1/CMakeLists.txt" "$1/horovod/torch/CMakeLists.txt"
   [ "$(cat "$1/CMakeLists.txt" "$1/horovod/torch/CMakeLists.txt" | grep -c 'CXX_STANDARD 20')" = 2 ] ||
     fail "Horovod's CMakeLists.txt are not as expected"

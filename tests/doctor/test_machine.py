@@ -27,12 +27,13 @@ UNLIMITED = resource.RLIM_INFINITY
 
 
 def test_a_low_limit_of_open_files_is_reported() -> None:
-    assert open_files((1024, 524_288))[1:] == (
-        "1,024, can be raised to 524,288",
-        "sockets and loader workers may need more: ulimit -n 4096",
+    """The hard limit counts: a run raises the soft one."""
+    assert open_files((1024, 524_288), 12)[1:] == ("524,288, of which 524,276 are left", "")
+    assert open_files((1024, 1024), 12)[1:] == (
+        "1,024, of which 1,012 are left",
+        "enough for about 337 ranks (sockets of rank 0): ask the administrator for a higher hard limit",
     )
-    assert open_files((20_000, 20_000))[1:] == ("20,000", "")
-    assert open_files((UNLIMITED, UNLIMITED))[1:] == ("unlimited", "")
+    assert open_files((1024, UNLIMITED), 12)[1:] == ("unlimited", "")
 
 
 def test_a_limit_of_locked_memory_is_reported_where_there_is_infiniband() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import warnings
 from collections import Counter
 from dataclasses import replace
@@ -24,11 +25,13 @@ from ddlbench.job import Framework
 from ddlbench.ranks.launch import connect, detect, disconnect
 from tests.equality.cases import CASES, MODELS, at
 from tests.support.equal import make_job
+from tests.support.processes import run
 from tests.support.ranks import run_ranks
 from tests.support.reference import Case
 from tests.support.syncs import Found, batch_for, count_all, counted
 
-PAGE = Path(__file__).parents[2] / "docs" / "host-synchronisations.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "host-synchronisations.md"
 COUNTED = [at(2, case) for case in CASES if re.fullmatch(r"(gpt2|resnet)-(fp32|bf16)-accumulated", case.name)]
 COUNTED += [at(2, Case("gpt2-clipped", MODELS["gpt2"], micro_batch=2, clip_norm=0.5))]
 COUNTED += [at(2, Case("gpt2-fp16", MODELS["gpt2"], precision="fp16", micro_batch=2))]
@@ -87,6 +90,22 @@ ON_ONE_GPU: dict[str, Framework] = {
     "tensor": TensorParallel(),
     **{f"zero{stage}": DeepSpeed(zero_stage=stage) for stage in range(4)},
 }
+
+
+FORK_AFTER_PRELOAD = """
+import os, sys, torch
+torch.cuda.device_count = lambda: 1  # as NVML counts where there is a GPU
+import tests.support.preload
+if os.fork() == 0:
+    os._exit(torch.cuda._is_in_bad_fork())
+sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+
+
+def test_ranks_that_the_tests_fork_may_use_a_gpu() -> None:
+    variables = {"PYTORCH_NVML_BASED_CUDA_CHECK": "0"}  # as under a DeepSpeed that does not set it
+    done = run(sys.executable, "-c", FORK_AFTER_PRELOAD, timeout=120, cwd=ROOT, **variables)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.gpu

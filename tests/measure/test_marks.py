@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ddlbench.measure.load import Load
-from ddlbench.measure.marks import load_columns, marks
+from ddlbench.measure.marks import load_columns, marks, sees_one_gpu
 
 QUIET = Load(load=0.1, pressure=0.02, stolen=0, ticks=1000)
 
@@ -30,6 +30,23 @@ def test_each_figure_above_its_limit_is_a_mark(figure: str, most: float) -> None
     name = {"cpu_others_share": "load", "cpu_steal_share": "steal"}.get(figure, "cpu pressure")
     assert marks([], 0, quiet | {figure: most}) == []
     assert marks([], 0, quiet | {figure: most + 0.001}) == [name]
+
+
+@pytest.mark.parametrize(
+    ("ranks_per_node", "visible", "backend", "marked"),
+    [
+        (4, 1, "nccl", True),
+        (4, 4, "nccl", False),
+        (1, 1, "nccl", False),
+        (4, 1, "cuda:gloo", False),
+        (4, 0, "gloo", False),
+    ],
+)
+def test_several_ranks_of_a_node_that_see_one_gpu_each_are_a_mark(
+    ranks_per_node: int, visible: int, backend: str, marked: bool
+) -> None:
+    one_gpu = sees_one_gpu({"ranks_per_node": ranks_per_node, "backend": backend}, visible)
+    assert marks([], 0, load_columns([], []), one_gpu) == (["one visible GPU"] if marked else [])
 
 
 def test_a_run_may_have_several_marks_and_its_own_load_is_none() -> None:

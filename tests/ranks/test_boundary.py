@@ -85,17 +85,28 @@ def test_steps_between_votes_do_not_wait_for_the_device() -> None:
     assert not counts
 
 
-@pytest.mark.gpu
-def test_a_vote_on_a_gpu_does_not_wait_for_its_stream() -> None:
-    boundary = Boundary(torch.device("cuda"), every=4)
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # torch warns where it is switched on
+@pytest.mark.parametrize(
+    "device",
+    [
+        pytest.param("cpu", marks=pytest.mark.skipif(torch.version.cuda is None, reason="torch has no CUDA")),
+        pytest.param("cuda", marks=pytest.mark.gpu),
+    ],
+)
+def test_a_vote_does_not_wait_for_its_device(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU has no waits: there it shows that the GPU's case can run, and leaves torch as it was."""
+    if device == "cpu":
+        monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
+    boundary = Boundary(torch.device(device), every=4)
     boundary.begin()
-    values = torch.tensor([1.0] * 5 + [NAN] + [1.0] * 20, device="cuda").unbind()
-    torch.cuda.set_sync_debug_mode("error")
+    values = torch.tensor([1.0] * 5 + [NAN] + [1.0] * 20, device=device).unbind()
     try:
+        torch.cuda.set_sync_debug_mode("error")
         with pytest.raises(Diverged):
             deque(map(boundary.pass_step, values))
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    assert torch.cuda.get_sync_debug_mode() == 0
     assert boundary.steps == 16
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +12,9 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+import ddlbench.ranks.launch as launch_module
 from ddlbench.errors import UserError
+from ddlbench.ranks.control import barrier
 from ddlbench.ranks.launch import (
     Cluster,
     ConnectTimeout,
@@ -24,8 +27,11 @@ from ddlbench.ranks.launch import (
     shared_gpu,
 )
 from ddlbench.ranks.launchers import first_host, tasks_per_node
+from ddlbench.ranks.stop import Stop
+from ddlbench.run.peers import Peers
 from tests.support.mpi import AS_ROOT, MPI
 from tests.support.processes import MEET, PYTHON, environment, met, need, run
+from tests.support.ranks import run_ranks
 
 TORCHRUN = {  # rank 5 of 2 nodes x 4
     "RANK": "5",
@@ -57,6 +63,14 @@ SRUN = BATCH | {  # the last task of `srun -N2 -n3` in it
     "SLURM_STEP_NUM_TASKS": "3",
     "SLURM_STEP_TASKS_PER_NODE": "2,1",
 }
+PYXIS = SRUN | {  # the same task in NVIDIA's PyTorch image: enroot's hook 50-slurm-pytorch.sh adds these
+    "RANK": "2",
+    "WORLD_SIZE": "3",
+    "LOCAL_RANK": "0",
+    "MASTER_ADDR": "node1",
+    "MASTER_PORT": "61003",
+}
+POD = {"RANK": "1", "WORLD_SIZE": "4", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"}  # of a PyTorchJob
 OPEN_MPI = {
     "OMPI_COMM_WORLD_RANK": "1",
     "OMPI_COMM_WORLD_SIZE": "2",
@@ -100,6 +114,8 @@ DAEMON = SRUN | {  # what mpirun's daemon on node2, itself a task of srun, passe
         (SRUN, Launch("srun", 2, 3, 0, 1, 2, "node1", 20_000 + 3 * 16 + 1)),
         (SRUN | {"PMI_RANK": "2", "PMI_SIZE": "3", "PMIX_RANK": "2"}, detect(SRUN)),  # srun --mpi=pmix, pmi2
         (SRUN | {"MASTER_ADDR": "ib1", "MASTER_PORT": "9"}, Launch("srun", 2, 3, 0, 1, 2, "ib1", 9)),
+        (PYXIS, Launch("srun", 2, 3, 0, 1, 2, "node1", 61003)),
+        (POD, Launch("torchrun", 1, 4, 0, 1, 4, "job-master-0", 23456)),
         (SRUN | {"WORLD_SIZE": "4"}, detect(SRUN)),  # a habit of batch scripts, of no use without RANK
         (
             DAEMON | HYDRA | {"MASTER_ADDR": "node1", "MASTER_PORT": "9"},
@@ -127,6 +143,9 @@ def test_every_launcher_is_known_by_its_variables(env, expected):
         (TORCHRUN | {"MASTER_ADDR": ""}, "MASTER_ADDR is not set by the launcher"),
         (TORCHRUN | {"MASTER_PORT": "70000"}, "MASTER_PORT=70000 is not a port"),
         (TORCHRUN | {"WORLD_SIZE": "two"}, "WORLD_SIZE=two is not a number"),
+        (PYXIS | {"WORLD_SIZE": "4"}, "LOCAL_WORLD_SIZE is not set by the launcher"),
+        (POD | {"LOCAL_RANK": "0"}, "LOCAL_WORLD_SIZE is not set by the launcher"),
+        (POD | {"MASTER_ADDR": socket.gethostname()}, "LOCAL_WORLD_SIZE is not set by the launcher"),
         (SRUN | {"RANK": "0", "WORLD_SIZE": "3"}, "RANK=0 but SLURM_PROCID=2: unset RANK"),
         (OPEN_MPI | {"RANK": "0", "WORLD_SIZE": "2"}, "RANK=0 but OMPI_COMM_WORLD_RANK=1: unset RANK"),
         (SRUN | {"SLURM_STEP_TASKS_PER_NODE": "2(x2)"}, "SLURM_STEP_NUM_TASKS=3 and SLURM_NODEID=1 contradict"),
@@ -325,6 +344,39 @@ def test_ranks_share_a_gpu_over_gloo_only_where_it_is_configured(monkeypatch, ba
         assert [pick_device(launch, backend).index for launch in ranks] == [0, 1, 0, 1]
     with pytest.raises(ConnectTimeout, match=rf"\({expected}\)$"):
         connect(ranks[0], torch.device("cuda", 0), 1.0, backend)
+
+
+@pytest.mark.parametrize(("communicator", "expected"), [(True, "cuda"), (False, "cpu")])
+def test_on_a_gpu_gloo_connects_what_is_used_and_nccl_where_torch_needs_it(monkeypatch, communicator, expected):
+    devices = []
+    monkeypatch.delenv("TORCH_GLOO_LAZY_INIT", raising=False)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda *_, **__: None)
+    monkeypatch.setattr(launch_module, "_refuse_shared_gpus", lambda *_: None)
+    monkeypatch.setattr(launch_module, "first_operation", lambda device: devices.append(device.type))
+    connect(Launch("alone"), torch.device("cuda", 0), 1.0, communicator=communicator)
+    assert (devices, os.environ["TORCH_GLOO_LAZY_INIT"]) == ([expected], "1")
+
+
+RANKS = 32
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_more_ranks_connect_than_the_soft_limit_of_open_files_allows():
+    """With as many sockets as docs/clusters.md says."""
+    found = run_ranks(RANKS, sockets, timeout_s=300, open_files=64)
+    assert found == [3 * RANKS + 3] + [RANKS + 2] * (RANKS - 1)
+
+
+def sockets():
+    """Of this rank, while it also watches the others."""
+    peers = Peers.open(Stop())
+    barrier()
+    count = sum("socket:" in str(path.resolve()) for path in Path("/proc/self/fd").iterdir())
+    barrier()
+    peers.close()
+    return count
 
 
 def test_a_shared_gpu_needs_one(monkeypatch):

@@ -39,15 +39,21 @@ def recorded(results: Path, *words: str, world: int = 4, flops: float = 3e12, **
 
 
 def one_epoch(
-    results: Path, *words: str, world: int = 4, flops: float = 3e12, device: str = "cuda", **spans: float
+    results: Path,
+    *words: str,
+    world: int = 4,
+    flops: float = 3e12,
+    device: str = "cuda",
+    visible: int = 2,
+    **spans: float,
 ) -> tuple[Record, FileRecorder, Run]:
     """The same while the run goes on."""
     config, job = job_of(("+framework=ddp", "+model=resnet50", *words), world)
     job = replace(job, device=torch.device(device, 0), world_size=world, global_batch=8)
     content = {
         "config": config.resolved,
-        "launch": {"world_size": world, "nodes": 2, "device_type": "cuda"},
-        "environment": {"gpu_model": A100, "torch": "2.14.1"},
+        "launch": {"world_size": world, "nodes": 2, "ranks_per_node": 2, "device_type": "cuda", "backend": "nccl"},
+        "environment": {"gpu_model": A100, "torch": "2.14.1", "gpu_count": visible},
         "dataset": {"hash": "a" * 64},
     }
     record = Record.open(str(results), "run", content)
@@ -72,6 +78,15 @@ def begin_epoch(run: Run, ended: int) -> None:
 
 def steps_of(record: Record) -> pd.DataFrame:
     return pd.read_parquet(record.folder / "steps.parquet")
+
+
+def test_ranks_of_a_node_that_see_one_gpu_each_are_a_mark_and_a_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """NCCL may not find NVLink then."""
+    records = [one_epoch(tmp_path / str(visible), visible=visible)[0] for visible in (2, 1)]
+    assert [record.content["summary"]["marks"] for record in records] == [None, "one visible GPU"]
+    assert capsys.readouterr().err.count("ddlbench: warning: each rank sees one GPU of its node") == 1
 
 
 def test_start_up_is_imports_connecting_and_setup(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from ddlbench.run.failure import Failure
 from ddlbench.run.faults import NCCL_DEFAULTS, disable_nccl_abort
 from tests.support.faults import WITHIN_S, end, patience_s, record, start
 from tests.support.libraries import needs_horovod
+from tests.support.processes import PYTHON, run
 
 
 @pytest.mark.parametrize(
@@ -139,7 +140,7 @@ def test_nccls_own_abort_is_off_before_the_group_is_made(
 
     seen: list[dict[str, str]] = []
 
-    def connect(*_: object) -> None:
+    def connect(*_: object, **__: object) -> None:
         seen.append(variables(os.environ))
         raise UserError("no GPU here")
 
@@ -165,6 +166,20 @@ def test_the_old_name_of_the_variable_counts_too() -> None:
     env = {"NCCL_ASYNC_ERROR_HANDLING": "1"}
     disable_nccl_abort(env)
     assert "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in env
+
+
+def test_torchruns_own_value_is_replaced_and_a_users_stays() -> None:
+    code = "import os; from ddlbench.run import faults; faults.disable_nccl_abort(); print(*sorted(os.environ.items()))"
+    torchrun = (PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1", "--no-python")
+    done = run(*torchrun, PYTHON, "-c", code, timeout=120)
+    assert "('TORCHELASTIC_RUN_ID'" in done.stdout, done.stderr
+    assert "('TORCH_NCCL_ASYNC_ERROR_HANDLING', '0')" in done.stdout
+    env = {"TORCHELASTIC_RUN_ID": "none", "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"}
+    disable_nccl_abort(env)
+    assert env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "3"
+    env = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1"}  # srun sets nothing: this is the user's
+    disable_nccl_abort(env)
+    assert env["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "1"
 
 
 def test_what_exceptions_are_called() -> None:

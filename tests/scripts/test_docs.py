@@ -6,8 +6,12 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
+
+from ddlbench.config.compose import configuration, configurations
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(path for path in [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -27,6 +31,35 @@ def test_a_link_that_leads_nowhere_is_found(tmp_path: Path) -> None:
     page.write_text("see [this](nowhere.md#part)")
     with pytest.raises(AssertionError, match="nowhere"):
         test_links_lead_to_files(page)
+
+
+YAML_BLOCK = re.compile(r"^```yaml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+COMMAND = re.compile(r"-m ddlbench (.*)")
+
+
+def test_manifests_are_yaml_whose_commands_compose() -> None:
+    manifests = [
+        yaml.safe_load(block) for block in YAML_BLOCK.findall((ROOT / "docs" / "clusters.md").read_text("utf-8"))
+    ]
+    assert [manifest["kind"] for manifest in manifests] == ["PyTorchJob", "JobSet"]
+    pods = [pod for manifest in manifests for pod in pod_specs(manifest)]
+    assert len(pods) == 3
+    for pod in pods:
+        (container,) = pod["containers"]
+        command = COMMAND.search(" ".join([*container["command"], *container.get("args", [])]))
+        assert command is not None
+        with configurations():
+            configuration(*command[1].split())
+        assert {mount["name"] for mount in container["volumeMounts"]} == {volume["name"] for volume in pod["volumes"]}
+
+
+def pod_specs(node: Any) -> list[dict[str, Any]]:
+    """What describes a pod, wherever it is in a manifest."""
+    if not isinstance(node, dict | list):
+        return []
+    below = node.values() if isinstance(node, dict) else node
+    own = [node] if isinstance(node, dict) and "containers" in node else []
+    return own + [pod for each in below for pod in pod_specs(each)]
 
 
 KINDS = (".md", ".py", ".sh", ".sbatch", ".yaml", ".yml", ".toml", ".j2")

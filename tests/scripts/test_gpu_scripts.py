@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -19,6 +21,7 @@ from tests.support.processes import environment
 
 ROOT = Path(__file__).parents[2]
 CUDA = torch.device("cuda")  # a name only
+GPU_TEST = re.compile(r"(@|marks=)pytest\.mark\.gpu")
 FIRST, CHECK = "scripts/first_gpu.sh", "scripts/gpu_check.sh"
 
 
@@ -49,6 +52,23 @@ def test_every_run_on_one_gpu_can_be_composed(script: tuple[str, ...]) -> None:
     with configurations():
         for words in lines:
             ask(words, ranks=1)
+
+
+def test_the_tests_on_a_gpu_are_those_that_need_one() -> None:
+    (words,) = commands(FIRST, "--dry-run", "tests")
+    marked = {path for path in (ROOT / "tests").rglob("test_*.py") if GPU_TEST.search(path.read_text())}
+    assert ROOT / "tests" / "equality" / "test_host_synchronisations.py" in marked
+    assert {ROOT / word for word in words if word.startswith("tests/")} == marked
+
+
+def test_out_of_memory_fills_the_gpu_and_not_the_host() -> None:
+    words = next(words for words in commands(FIRST, "--dry-run", "records") if words[-1].endswith("/out-of-memory"))
+    with configurations():
+        config = configuration(*words[words.index("ddlbench") + 1 :])
+    tokens = config.train.batch_per_gpu * math.prod(config.model.input_shape())
+    assert config.model.kind == "text"
+    assert 2 * tokens * 8 < 1e9  # inputs and targets are int64
+    assert tokens * config.model.outputs() * 2 > 288e9  # the logits in bf16, against the memory of a B300
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 4, 8])
@@ -106,6 +126,37 @@ def test_failures_leave_their_status_on_a_cpu(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     for check, status in (("out-of-memory", "oom"), ("ctrl-c", "killed"), ("hang", "timeout")):
         assert f"| records/{check} | passed: {status} |" in done.stdout
+
+
+NVCC = "horovod/common/ops/cuda/CMakeLists.txt"
+CMAKE = {  # the lines of Horovod 0.28.1 that scripts/install_horovod.sh changes
+    "CMakeLists.txt": "set(CMAKE_CXX_STANDARD 14)",
+    "horovod/torch/CMakeLists.txt": "    set(CMAKE_CXX_STANDARD 14)",
+    NVCC: "set(CMAKE_CUDA_STANDARD 11)",
+    "cmake/Modules/FindPytorch.cmake": 'string(TOUPPER "${Pytorch_CUDA}" Pytorch_CUDA)',
+}
+PATCH = """
+fail() {{ echo "$*" >&2; exit 2; }}
+flavour={flavour}
+eval "$(sed -n '/^patch_source() {{$/,/^}}$/p' scripts/install_horovod.sh)"
+patch_source {source}
+"""
+
+
+@pytest.mark.parametrize(("flavour", "pytorch_cuda"), [("nccl", "TOUPPER"), ("gloo", "set(Pytorch_CUDA FALSE)")])
+def test_horovod_is_compiled_for_the_standards_of_todays_compilers(
+    tmp_path: Path, flavour: str, pytorch_cuda: str
+) -> None:
+    for name, line in CMAKE.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"{line}\n")
+    done = run("bash", "-c", PATCH.format(flavour=flavour, source=tmp_path))
+    assert done.returncode == 0, done.stderr
+    patched = [(tmp_path / name).read_text().strip() for name in CMAKE]
+    assert patched[:3] == ["set(CMAKE_CXX_STANDARD 20)"] * 2 + ["set(CMAKE_CUDA_STANDARD 17)"]
+    assert pytorch_cuda in patched[3]
+    (tmp_path / NVCC).write_text("")
+    assert run("bash", "-c", PATCH.format(flavour=flavour, source=tmp_path)).returncode == 2
 
 
 CHECKS = """

@@ -4,6 +4,7 @@ Nothing here computes or connects, so there is one thread and no state to share.
 """
 
 import contextlib
+import os
 import warnings
 from importlib import import_module
 
@@ -15,6 +16,9 @@ MODULES = (
     "deepspeed",
 )
 
+# DeepSpeed asks whether there is a GPU while it is imported. After an answer of CUDA's own no fork may use a GPU, so
+# NVML answers. DeepSpeed 0.19.8 sets this too.
+os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # libraries' own
     for name in MODULES:

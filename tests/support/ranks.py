@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import resource
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -16,14 +17,18 @@ import torch
 from ddlbench.ranks.launchers import free_port, rank_variables
 
 
-def run_ranks(world: int, work: Callable[..., Any], *args: Any, timeout_s: float = 180.0) -> list[Any]:
-    """`work(*args)` in `world` processes that are connected by gloo; what each returned, by rank."""
+def run_ranks(
+    world: int, work: Callable[..., Any], *args: Any, timeout_s: float = 180.0, open_files: int | None = None
+) -> list[Any]:
+    """`work(*args)` in `world` processes that are connected by gloo; what each returned, by rank. open_files: their
+    soft limit as they start."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.support.preload"])
     with TemporaryDirectory() as folder:
         port = free_port()
         processes = [
-            context.Process(target=_rank, args=(rank, world, port, folder, work, args)) for rank in range(world)
+            context.Process(target=_rank, args=(rank, world, port, folder, open_files, work, args))
+            for rank in range(world)
         ]
         for process in processes:
             process.start()
@@ -52,8 +57,18 @@ def _result(folder: Path, rank: int, exitcode: int | None) -> Any:
     return torch.load(folder / f"{rank}.pt", weights_only=False)
 
 
-def _rank(rank: int, world: int, port: int, folder: str, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _rank(
+    rank: int,
+    world: int,
+    port: int,
+    folder: str,
+    open_files: int | None,
+    work: Callable[..., Any],
+    args: tuple[Any, ...],
+) -> None:
     os.environ.update(rank_variables(rank, world, port), OMP_NUM_THREADS="1")
+    if open_files is not None:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     from ddlbench.ranks.launch import connect, detect, disconnect
 
     torch.set_num_threads(1)

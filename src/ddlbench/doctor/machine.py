@@ -26,7 +26,8 @@ from ddlbench.ranks.launch import detect, hint
 Line = tuple[str, str, str]
 
 MIB, GIB = 2**20, 2**30
-FEW_FILES = 1024  # the usual default
+FILES_PER_RANK = 3  # open files of rank 0, for each rank (docs/clusters.md)
+MANY_RANKS = 1024
 SMALL_SHARED_MEMORY = GIB  # the default of a container is 64 MiB
 NO_LIMIT = 2**60  # cgroups v1 write the largest multiple of a page
 PATIENCE_S = 5.0
@@ -37,17 +38,21 @@ INFINIBAND = Path("/sys/class/infiniband")
 def limits() -> list[Line]:
     """Limits that end or slow down a correct run."""
     return [
-        open_files(resource.getrlimit(resource.RLIMIT_NOFILE)),
+        open_files(resource.getrlimit(resource.RLIMIT_NOFILE), psutil.Process().num_fds()),
         locked_memory(resource.getrlimit(resource.RLIMIT_MEMLOCK), known(adapters) or []),
         shared_memory(shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0),
         memory_cgroup(known(memory_limit), psutil.virtual_memory().total),
     ]
 
 
-def open_files(limit: tuple[int, int]) -> Line:
-    few = 0 <= limit[0] <= FEW_FILES
-    remark = "sockets and loader workers may need more: ulimit -n 4096" if few else ""
-    return "open files (ulimit -n)", _limit(limit, lambda number: f"{number:,}"), remark
+def open_files(limit: tuple[int, int], used: int) -> Line:
+    """Of the hard limit, to which each rank raises the soft one as it connects. used: open files of this process."""
+    name, most = "open files (ulimit -Hn)", limit[1]
+    if most == resource.RLIM_INFINITY:
+        return name, "unlimited", ""
+    ranks = (most - used) // FILES_PER_RANK
+    remark = f"enough for about {ranks:,} ranks (sockets of rank 0): ask the administrator for a higher hard limit"
+    return name, f"{most:,}, of which {most - used:,} are left", remark if ranks < MANY_RANKS else ""
 
 
 def locked_memory(limit: tuple[int, int], infiniband: Sequence[str]) -> Line:

@@ -6,11 +6,15 @@ The limits, on the node where a figure is largest:
 - cpu pressure: in more than a tenth of the last 10 s, at the begin of epoch 0 or after the last epoch, some process
   waited for a core. Ranks and loader workers that are more than the cores do this themselves.
 - steal: the hypervisor gave more than a hundredth of the cores' time to others.
+
+one visible GPU: several ranks of a node see one GPU each. NCCL must see all GPUs of a node to find NVLink, else it uses
+PCIe or the host's memory without a message (NVIDIA/nccl#1066).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from ddlbench.measure.load import Load
 
@@ -29,8 +33,11 @@ def load_columns(before: Sequence[Load], after: Sequence[Load]) -> dict[str, flo
     }
 
 
-def marks(throttled: Sequence[str], retries: int, loads: Mapping[str, float | None]) -> list[str]:
-    """In words. throttled: why a GPU's clock had been lowered; retries: of the allocator; loads: as `load_columns`."""
+def marks(
+    throttled: Sequence[str], retries: int, loads: Mapping[str, float | None], one_gpu: bool = False
+) -> list[str]:
+    """In words. throttled: why a GPU's clock had been lowered; retries: of the allocator; loads: as `load_columns`;
+    one_gpu: `sees_one_gpu`."""
     pressure = max(loads["cpu_pressure_start"] or 0.0, loads["cpu_pressure_end"] or 0.0)
     found = {
         "throttled": bool(throttled),
@@ -38,8 +45,14 @@ def marks(throttled: Sequence[str], retries: int, loads: Mapping[str, float | No
         "load": (loads["cpu_others_share"] or 0.0) > MOST_OTHERS,
         "cpu pressure": pressure > MOST_PRESSURE,
         "steal": (loads["cpu_steal_share"] or 0.0) > MOST_STEAL,
+        "one visible GPU": one_gpu,
     }
     return [name for name, holds in found.items() if holds]
+
+
+def sees_one_gpu(launch: Mapping[str, Any], visible: int | None) -> bool:
+    """Whether ranks of one node see one GPU each. launch: that section of run.json; visible: GPUs that rank 0 sees."""
+    return launch.get("backend") == "nccl" and launch.get("ranks_per_node", 1) > 1 and visible == 1
 
 
 def _most(values: Iterable[float | None]) -> float | None:

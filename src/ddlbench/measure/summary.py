@@ -24,8 +24,10 @@ def measured_epochs(rows: Sequence[EpochRow]) -> list[EpochRow]:
     return [row for row in rows if not row.warmup] or list(rows)
 
 
-def summarise(rows: Sequence[EpochRow], world_size: int, tokens_per_sample: int | None) -> dict[str, Any]:
-    """Flat metrics named as the table's columns; only what is known."""
+def summarise(
+    rows: Sequence[EpochRow], world_size: int, tokens_per_sample: int | None, one_gpu: bool = False
+) -> dict[str, Any]:
+    """Flat metrics named as the table's columns; only what is known. one_gpu: as `marks` takes it."""
     if not rows:
         return {"epochs_done": 0}
     counted = measured_epochs(rows)
@@ -57,7 +59,7 @@ def summarise(rows: Sequence[EpochRow], world_size: int, tokens_per_sample: int 
         **{name: _peak(counted, name) for name in rows[0].memory},
         **{name.replace("peak", "by_stage"): _by_stage(counted, name) for name in rows[0].stage_memory},
         **_energy(counted),
-        **_state(rows),
+        **_state(rows, one_gpu),
         **own_columns(_own_steps(counted), "thread"),
     }
 
@@ -86,7 +88,7 @@ def _energy(rows: Sequence[EpochRow]) -> dict[str, Any]:
     }
 
 
-def _state(rows: Sequence[EpochRow]) -> dict[str, Any]:
+def _state(rows: Sequence[EpochRow], one_gpu: bool) -> dict[str, Any]:
     """Clock, throttling and load from the run's begin to its end, warm-up epochs included, and the marks."""
     first, last = rows[0].use, rows[-1].use
     reasons = sorted({reason for row in rows for reason in row.use.throttled})
@@ -97,7 +99,7 @@ def _state(rows: Sequence[EpochRow]) -> dict[str, Any]:
         "device_clock_end_mhz": last.clock_after_mhz,
         "throttle_reasons": ", ".join(reasons) or None,
         **loads,
-        "marks": "; ".join(marks(reasons, max(retries, default=0), loads)) or None,
+        "marks": "; ".join(marks(reasons, max(retries, default=0), loads, one_gpu)) or None,
     }
 
 

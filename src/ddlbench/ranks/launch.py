@@ -7,15 +7,17 @@ the same for every launcher: a process group with an explicit timeout, also for 
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from ddlbench.errors import RunError, UserError
-from ddlbench.ranks.launchers import HOROVOD, HYDRA, OPEN_MPI, Launch, horovodrun, mpirun, srun, torchrun
+from ddlbench.ranks.launchers import HOROVOD, HYDRA, OPEN_MPI, Launch, horovodrun, mpirun, srun, step_agrees, torchrun
 from ddlbench.ranks.store import open_store
 
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ def detect(env: Mapping[str, str] = os.environ) -> Launch:
     their ranks inherit the step's variables, which count agents and daemons.
     """
     if "RANK" in env and "WORLD_SIZE" in env:
-        return torchrun(env)
+        return srun(env) if step_agrees(env) else torchrun(env)
     if HOROVOD[0] in env:
         return horovodrun(env)
     for names in (OPEN_MPI, HYDRA):
@@ -109,17 +111,21 @@ def _too_few(ranks: int, gpus: int) -> str:
     )
 
 
-def connect(launch: Launch, device: torch.device, timeout_s: float, backend: str | None = None) -> None:
+def connect(
+    launch: Launch, device: torch.device, timeout_s: float, backend: str | None = None, communicator: bool = True
+) -> None:
     """Make the process group of all ranks: gloo for CPU tensors, NCCL for GPU tensors, `timeout_s` for both.
 
-    backend: SHARED_GPU, or None. Raises on every rank if two ranks of a host share a GPU, and ConnectTimeout if ranks
-    are missing or the network interface is the wrong one.
+    backend: SHARED_GPU, or None. communicator: make NCCL's now. Raises on every rank if two ranks of a host share a
+    GPU, and ConnectTimeout if ranks are missing or the network interface is the wrong one.
     """
     import torch
     import torch.distributed as dist
 
+    raise_open_files()
     if device.type == "cuda":
         torch.cuda.set_device(device)
+        os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")  # gloo, for numbers alone, connects what it uses
     address = f"[{launch.master_addr}]" if ":" in launch.master_addr else launch.master_addr
     began, timeout = time.monotonic(), group_timeout(device, timeout_s)
     try:
@@ -134,9 +140,17 @@ def connect(launch: Launch, device: torch.device, timeout_s: float, backend: str
         )
         if device.type == "cuda" and backend != SHARED_GPU:
             _refuse_shared_gpus(launch, device)
-        first_operation(device)
+        first_operation(device if communicator else torch.device("cpu"))
     except RuntimeError as error:
         raise _connect_error(launch, time.monotonic() - began, timeout_s, str(error)) from error
+
+
+def raise_open_files() -> None:
+    """Raise this process's soft limit of open files to the hard one. gloo opens a socket to every other rank of each
+    group: the usual soft limit of 1,024 ends runs of about 340 ranks (docs/clusters.md)."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # a hard limit above the kernel's own fs.nr_open
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def group_timeout(device: torch.device, timeout_s: float) -> timedelta:
@@ -193,7 +207,9 @@ def _refuse_shared_gpus(launch: Launch, device: torch.device) -> None:
     shared = shared_gpu(gpus)
     if shared:
         disconnect(clean=True)
-        raise UserError(f"ranks {shared[0]} and {shared[1]} share a GPU: {_too_few(launch.local_world_size, 1)}")
+        why = "each is alone on its node by its variables: set LOCAL_RANK and LOCAL_WORLD_SIZE, or start with torchrun"
+        why = why if launch.local_world_size == 1 else _too_few(launch.local_world_size, 1)
+        raise UserError(f"ranks {shared[0]} and {shared[1]} share a GPU: {why}")
 
 
 def shared_gpu(gpus: list[str]) -> tuple[int, int] | None:

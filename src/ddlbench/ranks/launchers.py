@@ -77,18 +77,35 @@ def torchrun(env: Mapping[str, str]) -> Launch:
             if env.get(size) == str(world) and env.get(theirs) != str(rank):
                 raise UserError(f"RANK={rank} but {theirs}={env.get(theirs)}: unset RANK and WORLD_SIZE")
     address = env.get("MASTER_ADDR", "localhost") if world == 1 else _text(env, "MASTER_ADDR")
-    one_node = world == 1 or address in LOOPBACK
-    local_world = _number(env, "LOCAL_WORLD_SIZE", world if one_node else None)
+    local_rank, local_world = _implied_local(env, rank, world, address)
+    local_world = _number(env, "LOCAL_WORLD_SIZE", local_world)
     return Launch(
         "torchrun",
         rank,
         world,
-        _number(env, "LOCAL_RANK", rank if one_node else None),
+        _number(env, "LOCAL_RANK", local_rank),
         local_world,
         _number(env, "GROUP_WORLD_SIZE", -(-world // max(1, local_world))),
         address,
         _number(env, "MASTER_PORT", 0 if world == 1 else None),
     )
+
+
+def _implied_local(env: Mapping[str, str], rank: int, world: int, address: str) -> tuple[int | None, int | None]:
+    """Local rank and local world size where they are not set; None where they must be."""
+    if world == 1 or address in LOOPBACK:
+        return rank, world
+    rank_0_is_here = rank > 0 and address == socket.gethostname()
+    if rank_0_is_here or "LOCAL_RANK" in env or "LOCAL_WORLD_SIZE" in env:
+        return None, None
+    return 0, 1  # one rank a pod: Kubeflow's PyTorchJob sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT alone
+
+
+def step_agrees(env: Mapping[str, str]) -> bool:
+    """Whether RANK and WORLD_SIZE are those of the Slurm step, whose own variables say more. NVIDIA's hook for enroot
+    sets them in PyTorch images, without LOCAL_WORLD_SIZE."""
+    same = (env.get("SLURM_PROCID"), env.get("SLURM_STEP_NUM_TASKS")) == (env["RANK"], env["WORLD_SIZE"])
+    return same and "TORCHELASTIC_RUN_ID" not in env
 
 
 def mpirun(env: Mapping[str, str], *names: str) -> Launch:

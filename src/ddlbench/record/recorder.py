@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from ddlbench.config.schema import Config
 from ddlbench.loop import Run
 from ddlbench.measure.clock import EpochClock
 from ddlbench.measure.flops import mfu
+from ddlbench.measure.marks import sees_one_gpu
 from ddlbench.measure.rows import EpochRow, RankEpoch
 from ddlbench.measure.straggler import own_columns, own_steps_of_window
 from ddlbench.measure.summary import summarise
@@ -19,6 +21,11 @@ from ddlbench.record.advice import advice
 from ddlbench.record.record import Record
 from ddlbench.record.run_json import bad_samples
 from ddlbench.record.steps import interrupted_steps
+
+ONE_GPU = (
+    "each rank sees one GPU of its node, so that NCCL may use PCIe in place of NVLink: give every rank all GPUs "
+    "(srun --gpus-per-node=N without --gpus-per-task)"
+)
 
 
 class Subject(Protocol):
@@ -58,6 +65,7 @@ class FileRecorder:
         self.subject = subject
         self.progress = progress
         self.startup_s = 0.0
+        self.one_gpu = False
         self.hosts: list[str] = []  # of each rank
         self.recorded: EpochClock | None = None  # of the last epoch that was handed over
 
@@ -70,9 +78,12 @@ class FileRecorder:
             model=self.model, framework=self.subject.facts(), loader=run.feed.facts(), spans=dict(spans), launch=launch
         )
         self.record.add(advice=advice(self.config, run.job.device, run.feed.facts()))
+        self.one_gpu = sees_one_gpu(launch, self.record.content["environment"].get("gpu_count"))
         self._update(run)
         self.record.save()
         self.record.interrupted = lambda: self._interrupted(run)
+        if self.one_gpu:
+            print(f"ddlbench: warning: {ONE_GPU}", file=sys.stderr, flush=True)
         for line in self.record.content["advice"]:
             self.progress.say(f"advice: {line}")
         self.progress.say(
@@ -124,7 +135,7 @@ class FileRecorder:
     def _update(self, run: Run) -> None:
         rows = self.record.rows
         steps = run.first_epoch * run.feed.steps_per_epoch + sum(row.steps for row in rows)
-        summary = summarise(rows, run.job.world_size, self.model["tokens_per_sample"])
+        summary = summarise(rows, run.job.world_size, self.model["tokens_per_sample"], self.one_gpu)
         summary["epochs_done"] += run.first_epoch
         self.record.add(
             summary={**summary, "startup_s": self.startup_s, **self._flops(run, summary)},

@@ -18,6 +18,7 @@ MEANINGS = {
     "load": "programs that are not of the run computed on the host",
     "cpu pressure": "processes waited for a core",
     "steal": "the hypervisor gave the cores to other machines",
+    "one visible GPU": "each rank sees one GPU of its node: NCCL may not have used NVLink (docs/clusters.md)",
     "ranks differ": "the ranks' environments are not the same: see ranks_differ in runs.csv",
     "straggler": "its own step takes over a tenth longer than that of the other ranks of its stage",
 }

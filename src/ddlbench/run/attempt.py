@@ -92,7 +92,8 @@ def connect_ranks(config: Config, launch: Launch, device: torch.device, supervis
     if device.type == "cuda":
         disable_nccl_abort()
     supervisor.expect(NO_CONNECTION, more_s=10)  # an error that `connect` raises has more details and comes before
-    connect(launch, device, config.train.timeout_s, config.backend)
+    own_communicators = getattr(config.framework, "own_communicators", False)
+    connect(launch, device, config.train.timeout_s, config.backend, communicator=not own_communicators)
     supervisor.join(Peers.open(supervisor.stop))
     supervisor.expect_nothing()
 

@@ -41,7 +41,10 @@ OLD_NAMES = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "NCCL_ASYNC_ERROR_HANDLING"}
 
 
 def disable_nccl_abort(env: MutableMapping[str, str] = os.environ) -> None:
-    """Before the process group is made; what the user has set stays."""
+    """Before the process group is made; what the user has set stays, but for TORCH_NCCL_ASYNC_ERROR_HANDLING=1 under
+    torchrun, which sets that for its ranks where the user has set nothing."""
+    if "TORCHELASTIC_RUN_ID" in env and env.get("TORCH_NCCL_ASYNC_ERROR_HANDLING") == "1":
+        del env["TORCH_NCCL_ASYNC_ERROR_HANDLING"]
     for name, value in NCCL_DEFAULTS.items():
         if OLD_NAMES.get(name, "") not in env:
             env.setdefault(name, value)

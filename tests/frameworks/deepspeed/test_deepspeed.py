@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from dataclasses import replace
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -122,9 +121,9 @@ def test_the_only_visible_gpu_is_device_0_whatever_the_local_rank(one_gpu: list[
         assert found["after"] == "1"
 
 
-def test_its_group_has_the_timeout_of_the_job(one_gpu: list[dict[str, Any]]) -> None:
-    """Also where torch has no set_timeout (before 2.14)."""
-    assert {found["timeout"] for found in one_gpu} == {timedelta(seconds=60)}  # of tests.support.equal.make_job
+def test_it_reduces_in_torchs_group_of_all_ranks(one_gpu: list[dict[str, Any]]) -> None:
+    """It has the timeout of the job, and another one would be one more communicator."""
+    assert {found["of all ranks"] for found in one_gpu} == {True}
 
 
 def test_open_mpis_local_rank_equals_the_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +141,7 @@ def test_a_set_up_that_fails_leaves_the_launchers_variables(monkeypatch: pytest.
     deepspeed = import_deepspeed(torch.device("cpu"))
     monkeypatch.setenv("LOCAL_RANK", "3")
     monkeypatch.setattr("ddlbench.frameworks.deepspeed.adapter.set_device_index", lambda *_: change("LOCAL_RANK", "0"))
-    monkeypatch.setattr("ddlbench.frameworks.deepspeed.adapter.make_group", lambda _: None)
+    monkeypatch.setattr("ddlbench.frameworks.deepspeed.adapter.share_world_group", lambda: None)
     seen: list[str] = []
 
     def fail(**_: object) -> None:

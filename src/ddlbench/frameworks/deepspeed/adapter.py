@@ -21,7 +21,6 @@ from ddlbench.checkpoint.live import Live
 from ddlbench.frameworks.deepspeed.knobs import Knobs, import_deepspeed, without_norm
 from ddlbench.frameworks.deepspeed.live import live_of, take_restored
 from ddlbench.frameworks.shared.batchnorm import Statistics
-from ddlbench.frameworks.shared.groups import subgroup
 from ddlbench.frameworks.shared.replica import build
 from ddlbench.frameworks.shared.step import evaluate, micro_batches, overflowed
 from ddlbench.job import Batch, Job, Place, type_of_dtype
@@ -41,7 +40,7 @@ class DeepSpeed(Knobs):
         model = build(job)
         variables = set_device_index(job.device, job.local_rank)
         try:
-            make_group(job)
+            share_world_group()
             engine, *_ = deepspeed.initialize(
                 args=SimpleNamespace(device_rank=job.device.index or 0),
                 model=model,
@@ -64,12 +63,12 @@ class DeepSpeed(Knobs):
         return answers(device)
 
 
-def make_group(job: Job) -> None:
-    """The engine reduces in a group of its own, which it would make with torch's default timeout and at its first
-    operation. It takes the one that it finds in this place."""
+def share_world_group() -> None:
+    """The engine reduces in the group that it finds in this place. Else it would make a second one of all ranks, with
+    torch's default timeout, at its first operation."""
     from deepspeed.utils import groups
 
-    groups._WORLD_GROUP = subgroup([range(job.world_size)], job, own=True)  # pyright: ignore[reportPrivateUsage]
+    groups._WORLD_GROUP = dist.group.WORLD  # pyright: ignore[reportPrivateUsage]
 
 
 class ZeroTrainer:

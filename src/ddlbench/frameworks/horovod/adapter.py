@@ -16,13 +16,14 @@ from ddlbench.checkpoint.live import OFF
 from ddlbench.errors import Unavailable, Unsupported, UserError
 from ddlbench.frameworks.horovod.start import start, started_by_mpi
 from ddlbench.frameworks.horovod.traced import trace_horovod
+from ddlbench.frameworks.shared.batchnorm import batch_norms
 from ddlbench.frameworks.shared.refusals import check_alike
 from ddlbench.frameworks.shared.replica import Replica, build
 from ddlbench.frameworks.shared.step import Clip, Update
 from ddlbench.job import Job
 from ddlbench.measure.spans import COMMUNICATE, span
 from ddlbench.ranks.control import all_gather
-from ddlbench.ranks.launch import is_fake
+from ddlbench.ranks.launch import first_operation, is_fake
 
 if TYPE_CHECKING:
     from ddlbench.ranks.answers import Answer
@@ -48,6 +49,7 @@ class Horovod:
     """The knobs of Horovod; conf/framework/horovod.yaml says what each means."""
 
     library: ClassVar[str] = "horovod"
+    own_communicators: ClassVar[bool] = True
 
     name: str = "horovod"
     compression: str = "none"
@@ -119,8 +121,10 @@ class Horovod:
         start(hvd, job, self._variables(job))
         trace_horovod()
         op = hvd.Adasum if self.adasum else hvd.Average
-        hvd.allreduce(torch.ones(1, device=job.device), op=op)  # makes NCCL's communicator, as launch.connect does
+        hvd.allreduce(torch.ones(1, device=job.device), op=op)  # makes NCCL's communicator
         model = build(job)
+        if batch_norms(model):  # torch averages their statistics
+            first_operation(job.device)
         assert_same_weights(model)
         optimizer = hvd.DistributedOptimizer(
             job.optimizer(model.named_parameters()),

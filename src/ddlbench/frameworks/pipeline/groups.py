@@ -12,10 +12,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ddlbench.errors import Unsupported
+from ddlbench.frameworks.pipeline.stages import tied_names
 from ddlbench.frameworks.shared.batchnorm import average
 from ddlbench.frameworks.shared.gradients import gradient
 from ddlbench.frameworks.shared.groups import subgroup
 from ddlbench.frameworks.shared.layout import Layout
+from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.tensor.collectives import Part
 from ddlbench.job import Job, Place
 from ddlbench.ranks.launch import SHARED_GPU, is_fake
@@ -28,8 +30,9 @@ class Groups:
     part: this rank's, among those that share every layer, and with it the tp_group
     pp_group: the ranks of this rank's pipeline, in order
     dp_group: the ranks with the same weights, None with one replica
-    embedding_group: first and last rank of this rank's pipeline, None between them
-    norm_group: the ranks of which each has some of the gradients of one update: those of a replica, with shards all
+    embedding_group: first and last rank of this rank's pipeline, None between them; used where a weight is tied
+    norm_group: the ranks of which each has some of the gradients of one update: those of a replica, with shards all;
+        None where it would be a group of its own that no update needs
     """
 
     layout: Layout
@@ -48,10 +51,13 @@ class Groups:
         data_rank, tp_rank, stage_rank = layout.position(job.rank)
         pp_group = subgroup(layout.pp_groups(), job)
         dp_group = subgroup(layout.dp_groups(), job) if layout.dp > 1 else None
-        embedding_group = subgroup(layout.embedding_groups(), job) if layout.pp > 2 else pp_group
+        ends = layout.pp > 2 and tied_names(on_meta(job))
+        embedding_group = subgroup(layout.embedding_groups(), job) if ends else pp_group
         tp_group = subgroup(layout.tp_groups(), job) if layout.tp > 1 else None
-        replica = subgroup(layout.replica_groups(), job) if layout.tp > 1 else pp_group
-        norm_group = dist.group.WORLD if sharded else replica
+        norm_group = dist.group.WORLD if sharded else pp_group
+        if layout.tp > 1 and not sharded:
+            needed = job.clip_norm is not None or job.precision == "fp16"  # all skip an update that overflows in one
+            norm_group = subgroup(layout.replica_groups(), job) if needed else None
         part = Part(tp_group, tp_rank, layout.tp)
         return cls(layout, stage_rank, data_rank, part, pp_group, dp_group, embedding_group, norm_group)
 
