@@ -27,33 +27,25 @@ PACE, STRAGGLER_S, GROWN_GIB, ENERGY = (1.0, 2.0, 3.0, 7.0), (0.9, 0.3, 0.6, 0.4
 HELD_GIB = (1, 4, 2)
 JOULES = (100.0, None, 40.0)
 THREAD_S = (3.0, 6.0, 30.0)
-LOADS = (
-    (Load(0.1, 0.2, 0, 100, busy=10), Load(0.9, 0.0, 10, 200, busy=70)),
+# Load average, pressure, and ticks that were stolen, passed and busy, before and after epoch 0.
+READINGS = (
+    ((0.1, 0.2, 0, 100, 10), (0.9, 0.0, 10, 200, 70)),
     None,
-    (Load(0.4, 0.1, 0, 100, busy=10), Load(0.2, 0.3, 4, 200, busy=60)),
+    ((0.4, 0.1, 0, 100, 10), (0.2, 0.3, 4, 200, 60)),
 )
 CPU_S = (0.1, 0.3, 0.2)  # of a core, in one epoch: 40 ticks of node a's 60, 20 of node b's 50
 
 
-def later(load: Load, epoch: int) -> Load:
-    """Each epoch begins 150 ticks after the one before, of which 90 were busy; averages fall."""
-    assert load.load is not None
-    assert load.pressure is not None
-    assert load.stolen is not None
-    assert load.ticks is not None
-    assert load.busy is not None
-    return Load(
-        load.load - 0.01 * epoch,
-        load.pressure - 0.01 * epoch,
-        load.stolen + 20 * epoch,
-        load.ticks + 150 * epoch,
-        load.busy + 90 * epoch,
-    )
+def load(reading: tuple[float, float, int, int, int], epoch: int) -> Load:
+    """Each epoch begins 150 ticks after the one before, of which 90 were busy and 20 stolen; averages fall."""
+    average, pressure, stolen, ticks, busy = reading
+    fallen = 0.01 * epoch
+    return Load(average - fallen, pressure - fallen, stolen + 20 * epoch, ticks + 150 * epoch, busy + 90 * epoch)
 
 
 def rank_epoch(rank: int, epoch: int, samples: int | None, warmup: int = 0) -> RankEpoch:
     seconds = [value * PACE[epoch] for value in STEP_S[rank]]
-    load, joules, cpu_s = LOADS[rank], JOULES[rank], 5.0 + rank + 25 * epoch / HZ
+    readings, joules, cpu_s = READINGS[rank], JOULES[rank], 5.0 + rank + 25 * epoch / HZ
     use = Use(
         seconds=20.0 + rank + epoch,
         counts_energy=LEADERS[rank],
@@ -62,8 +54,8 @@ def rank_epoch(rank: int, epoch: int, samples: int | None, warmup: int = 0) -> R
         thread_s=THREAD_S[rank],
         cpu_before_s=cpu_s,
         cpu_after_s=cpu_s + CPU_S[rank] * 100 / HZ,
-        before=later(load[0], epoch) if load else None,
-        after=later(load[1], epoch) if load else None,
+        before=load(readings[0], epoch) if readings else None,
+        after=load(readings[1], epoch) if readings else None,
     )
     times = EpochTimes(
         sum(seconds), sum(seconds[warmup:]), STRAGGLER_S[epoch] * (rank == 1), warmup, seconds, [0.5] * 3,
