@@ -140,7 +140,8 @@ def test_energy_is_the_sum_of_all_counters_or_unknown() -> None:
 def test_clocks_are_the_lowest_and_reasons_those_of_all() -> None:
     slow = replace(use(), clock_before_mhz=1980, clock_after_mhz=1200, throttled=("power cap", "board limit"))
     fast = replace(use(), clock_before_mhz=1900, clock_after_mhz=1980, throttled=())
-    line = OverRanks.of([fast, slow, use()], ["a", "a", "b"]).line()
+    first = replace(use(), clock_before_mhz=1950, clock_after_mhz=1500)
+    line = OverRanks.of([first, slow, fast, use()], ["a", "a", "b", "b"]).line()
     assert (line["device_clock_before_mhz"], line["device_clock_after_mhz"]) == (1900, 1200)
     assert line["throttle_reasons"] == "board limit, power cap"
 

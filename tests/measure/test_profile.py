@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import platform
 from dataclasses import asdict, replace
+from random import Random
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ddlbench.job import Place
 from ddlbench.measure.profile import Event, RankWindow, Seconds, divide
@@ -77,10 +80,42 @@ def test_a_send_counts_while_its_sender_waits_for_it() -> None:
     assert RankWindow.of(job(), Place(0, 1), 1, events).collectives == 2
 
 
+def test_a_call_that_starts_a_message_is_communication_on_the_host_alone() -> None:
+    """gloo's threads hold the connection while they copy: the host that asks for the next message waits for them."""
+    events = [
+        Event(WINDOW, 0, 100), Event("aten::mm", 0, 40), Event("c10d::send", 40, 60), Event("c10d::recv_", 55, 70),
+        Event("gloo:recv", 70, 90),
+    ]  # fmt: skip
+    found = units(divide(events, on_device=False))
+    assert (found["communication"], found["exposed"], found["idle"]) == (50, 50, 10)
+    assert RankWindow.of(job(), Place(0, 1), 1, events).collectives == 1  # not the call besides
+    kernel = Event("ncclDevKernel_SendRecv", 70, 90, device=True, launched=40)
+    assert units(divide([*events, kernel], on_device=True))["exposed"] == 20
+
+
 def test_waiting_for_data_while_a_collective_runs_is_communication() -> None:
     events = [Event(WINDOW, 0, 100), Event(DATA, 20, 60), Event("horovod:all_reduce", 0, 50)]
     found = units(divide(events, on_device=False))
     assert (found["exposed"], found["data"], found["idle"]) == (50, 10, 40)
+
+
+NAMES = ("aten::mm", "gloo:all_reduce", "gloo:send", "c10d::recv_", WAIT, FORWARD, UPDATE, DATA)
+
+
+@settings(derandomize=True, deadline=None)
+@given(
+    st.lists(st.tuples(st.sampled_from(NAMES), st.integers(-20, 120), st.integers(0, 60)), max_size=12),
+    st.randoms(use_true_random=False),
+)
+def test_every_moment_counts_once_whatever_the_order_of_events_and_the_unit_of_time(
+    planted: list[tuple[str, int, int]], random: Random
+) -> None:
+    events = [Event(WINDOW, 0, 100), *(Event(name, begin, begin + length) for name, begin, length in planted)]
+    found = units(divide(events, on_device=False))
+    assert sum(value for name, value in found.items() if name not in ("window", "communication")) == 100
+    assert min(found.values()) >= 0
+    mixed = [replace(each, begin=3 * each.begin, end=3 * each.end) for each in random.sample(events, len(events))]
+    assert units(divide(mixed, on_device=False)) == {name: 3 * value for name, value in found.items()}
 
 
 # The host launches and runs ahead; the device computes later, on two streams and one of NCCL.

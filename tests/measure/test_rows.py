@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ddlbench.measure.clock import EpochTimes
 from ddlbench.measure.memory import PEAKS
@@ -12,12 +16,14 @@ from ddlbench.measure.rows import EpochRow, RankEpoch, gather_epoch
 from tests.support.simulated import World
 
 # Two replicas of two ranks; the middle of the times is neither their mean nor a rank's own. Rank 3 is the slowest, rank
-# 1 waits longest for data, rank 0 longest for the others, and rank 2 holds most memory.
+# 1 waits longest for data, for the loader and for the others, and rank 2 holds most memory. No rank's steps add up to
+# its time; the first step is a warm-up, after which rank 2 is the slowest.
 STEPS = ([1.0, 1.0, 2.0], [3.0, 1.5, 1.5], [1.0, 4.0, 3.0], [2.0, 4.0, 10.0])
 WAITS = ([1.0, 0.5, 0.25], [2.0, 0.75, 0.75], [0.5, 0.5, 1.25], [0.0, 1.0, 2.5])
-EPOCH_S = (4.5, 6.5, 8.5, 16.5)
-MEASURED_S = (3.0, 3.0, 7.0, 14.0)
-STRAGGLER_S = (12.0, 10.0, 8.0, 0.0)
+HOST_WAITS = ([1.0, 0.25, 0.5], [2.0, 1.0, 1.0], [0.5, 1.0, 0.5], [0.0, 1.5, 2.5])
+EPOCH_S = (4.5, 7.5, 16.5, 18.5)
+MEASURED_S = (3.125, 4.0, 15.0, 14.0)
+STRAGGLER_S = (3.0, 12.5, 8.0, 0.5)
 ALLOCATED = (100, 300, 700, 200)
 RETRIES = (0, 3, 1, 0)
 LOSSES = ([1.0, 2.0, 3.0], [], [3.0, 4.0, 5.0], [])
@@ -35,19 +41,31 @@ def memory(rank: int) -> dict[str, int | None]:
 
 
 def rank_epoch(rank: int) -> RankEpoch:
-    times = EpochTimes(EPOCH_S[rank], MEASURED_S[rank], STRAGGLER_S[rank], 1, STEPS[rank], WAITS[rank])
+    seconds = EPOCH_S[rank], MEASURED_S[rank], STRAGGLER_S[rank]
+    times = EpochTimes(*seconds, 1, STEPS[rank], WAITS[rank], HOST_WAITS[rank])
     reported = (12, None, 12, None)[rank]  # 3 steps of 4 samples of each replica
     return RankEpoch(rank, rank // 2, times, LOSSES[rank], [0.5, 0.25, 0.125], memory(rank), reported)
 
 
-def gathered(monkeypatch: pytest.MonkeyPatch, epochs: int = 1, **changed: list[float]) -> list[EpochRow]:
-    """The row as each rank has it; changed: losses of rank 2."""
+SECONDS = {name for name in EpochRow.__dataclass_fields__ if name.endswith("_s")}
+
+
+def scaled(rank: RankEpoch, unit: float) -> RankEpoch:
+    """Every time in another unit, a power of two, so that no digit is lost."""
+    numbers = {name: getattr(rank.times, name) * unit for name in ("epoch_s", "measured_s", "straggler_s")}
+    lists = {name: [s * unit for s in getattr(rank.times, name)] for name in ("step_s", "wait_s", "host_wait_s")}
+    return replace(rank, times=replace(rank.times, **numbers, **lists))
+
+
+def gathered(
+    monkeypatch: pytest.MonkeyPatch, epochs: int = 1, losses: Sequence[list[float]] = LOSSES
+) -> list[EpochRow]:
+    """The row as each rank has it; losses: of each rank."""
     world = World(4)
     world.install(monkeypatch)
 
     def row(rank: int) -> EpochRow:
-        own = rank_epoch(rank)
-        own = replace(own, **changed) if rank == 2 else own
+        own = replace(rank_epoch(rank), losses=losses[rank])
         return gather_epoch(0, epochs, own, global_batch=8, updates=3)
 
     return world.run(row)
@@ -55,13 +73,22 @@ def gathered(monkeypatch: pytest.MonkeyPatch, epochs: int = 1, **changed: list[f
 
 def test_times_are_those_of_the_slowest_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     row = gathered(monkeypatch)[0]
-    assert row.epoch_time_s == 16.5
+    assert row.epoch_time_s == 18.5
     assert row.epoch_time_fastest_rank_s == 4.5
-    assert row.epoch_time_median_rank_s == 7.5  # of 6.5 and 8.5; the mean is 9
-    assert row.measured_time_s == 14.0
-    assert row.straggler_wait_s == 12.0
-    # Waits of the measured steps: 0.75 of 3, 1.5 of 3, 1.75 of 7, 3.5 of 14.
-    assert row.data_wait_share == 0.5
+    assert row.epoch_time_median_rank_s == 12.0  # of 7.5 and 16.5; the mean is 11.75
+    assert row.measured_time_s == 15.0
+    assert row.straggler_wait_s == 12.5
+    # Waits of the measured steps: 0.75 of 3.125, 1.5 of 4, 1.75 of 15, 3.5 of 14.
+    assert row.data_wait_share == 0.375
+    assert row.host_wait_share == 0.5  # 0.75 of 3.125, 2 of 4, 1.5 of 15, 4 of 14
+    assert row.lr_last == 0.125
+
+
+def test_a_warmup_leaves_nothing_of_the_first_step_to_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 1 has the longest first step, which the warm-up has left out of the steady time already."""
+    row = gathered(monkeypatch)[0]
+    assert row.first_step_s == 3.0
+    assert (row.steady_samples, row.steady_time_s) == (16, 15.0)
 
 
 def test_the_slowest_rank_of_each_step_counts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,8 +132,25 @@ def test_the_loss_is_the_mean_over_replicas_and_ranks_that_do_not_report_have_no
     assert gathered(monkeypatch)[0].train_loss == 3.0
 
 
+@settings(derandomize=True, deadline=None, max_examples=20)
+@given(st.permutations(range(4)), st.sampled_from([2.0**-10, 0.5, 8.0]))
+def test_no_rank_has_a_place_of_its_own_and_seconds_keep_their_unit(order: list[int], unit: float) -> None:
+    """Ranks in another order, and all times in another unit: the same row, with its seconds in that unit."""
+
+    def row_of(of_rank: Callable[[int], RankEpoch]) -> EpochRow:
+        world = World(4)
+        with pytest.MonkeyPatch.context() as patch:
+            world.install(patch)
+            return world.run(lambda rank: gather_epoch(0, 1, of_rank(rank), global_batch=8, updates=3))[0]
+
+    plain, other = row_of(rank_epoch), row_of(lambda rank: scaled(rank_epoch(order[rank]), unit))
+    expected = {name: value * unit if name in SECONDS else value for name, value in plain.line().items()}
+    assert other.line() == expected
+    assert other.slowest_s == [seconds * unit for seconds in plain.slowest_s]
+
+
 def test_the_first_loss_that_is_not_finite_on_any_rank_is_named_on_every_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = gathered(monkeypatch, losses=[1.0, float("nan"), 1.0])
+    rows = gathered(monkeypatch, losses=([1.0, 1.0, math.nan], [], [1.0, math.nan, math.inf], []))
     assert [row.bad_step for row in rows] == [1] * 4
 
 

@@ -1,4 +1,4 @@
-"""The numbers that one row has of several ranks: three gloo ranks with figures made by hand."""
+"""The numbers that one row has of several ranks, with figures made by hand."""
 
 from __future__ import annotations
 
@@ -7,118 +7,161 @@ from functools import cache
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 
 from ddlbench.errors import RunError
 from ddlbench.measure.clock import EpochTimes
 from ddlbench.measure.load import HZ, Load
 from ddlbench.measure.memory import PEAKS
-from ddlbench.measure.meter import Use
+from ddlbench.measure.meter import OverRanks, Use
 from ddlbench.measure.rows import EpochRow, RankEpoch, gather_epoch
 from ddlbench.measure.summary import summarise
-from tests.support.ranks import run_ranks
+from tests.support.simulated import World
 
 GIB = 2**30
 # Two ranks share the first pipeline stage; the last rank, on another node, has the second one and reports.
 STAGES, HOSTS, LEADERS = (0, 0, 1), ("a", "a", "b"), (True, False, True)
-STEP_S = ([4.0, 1.0, 1.0], [3.0, 1.0, 1.0], [5.0, 2.0, 2.0])  # [rank][step]
+# Rank 0 has the longest first step, rank 2 the longest epoch. Epoch 0 is the warm-up; the middle of the others is not
+# their mean.
+STEP_S = ([6.0, 1.0, 1.0], [3.0, 1.0, 1.0], [5.0, 2.0, 2.0])  # [rank][step]
+PACE, STRAGGLER_S, GROWN_GIB, ENERGY = (1.0, 2.0, 3.0, 7.0), (0.9, 0.3, 0.6, 0.4), (9, 1, 3, 2), (10, 1, 2, 6)
+HELD_GIB = (1, 4, 2)
 JOULES = (100.0, None, 40.0)
 THREAD_S = (3.0, 6.0, 30.0)
-LOADS = (
-    (Load(0.1, 0.2, 0, 100, busy=10), Load(0.9, 0.0, 10, 200, busy=70)),
+# Load average, pressure, and ticks that were stolen, passed and busy, before and after epoch 0.
+READINGS = (
+    ((0.1, 0.2, 0, 100, 10), (0.9, 0.0, 10, 200, 70)),
     None,
-    (Load(0.4, 0.1, 0, 100, busy=10), Load(0.2, 0.3, 4, 200, busy=60)),
+    ((0.4, 0.1, 0, 100, 10), (0.2, 0.3, 4, 200, 60)),
 )
 CPU_S = (0.1, 0.3, 0.2)  # of a core, in one epoch: 40 ticks of node a's 60, 20 of node b's 50
 
 
-def rank_epoch(rank: int, epoch: int, samples: int | None) -> RankEpoch:
-    seconds = [value * (epoch + 1) for value in STEP_S[rank]]
-    load = LOADS[rank]
+def load(reading: tuple[float, float, int, int, int], epoch: int) -> Load:
+    """Each epoch begins 150 ticks after the one before, of which 90 were busy and 20 stolen; averages fall."""
+    average, pressure, stolen, ticks, busy = reading
+    fallen = 0.01 * epoch
+    return Load(average - fallen, pressure - fallen, stolen + 20 * epoch, ticks + 150 * epoch, busy + 90 * epoch)
+
+
+def rank_epoch(rank: int, epoch: int, samples: int | None, warmup: int = 0) -> RankEpoch:
+    seconds = [value * PACE[epoch] for value in STEP_S[rank]]
+    readings, joules, cpu_s = READINGS[rank], JOULES[rank], 5.0 + rank + 25 * epoch / HZ
     use = Use(
         seconds=20.0 + rank + epoch,
         counts_energy=LEADERS[rank],
-        energy_j=JOULES[rank],
+        energy_j=None if joules is None else joules * ENERGY[epoch],
         energy_source="rapl" if LEADERS[rank] else None,
         thread_s=THREAD_S[rank],
-        cpu_before_s=5.0 + rank,
-        cpu_after_s=5.0 + rank + CPU_S[rank] * 100 / HZ,
-        before=load[0] if load else None,
-        after=load[1] if load else None,
+        cpu_before_s=cpu_s,
+        cpu_after_s=cpu_s + CPU_S[rank] * 100 / HZ,
+        before=load(readings[0], epoch) if readings else None,
+        after=load(readings[1], epoch) if readings else None,
     )
     times = EpochTimes(
-        sum(seconds), sum(seconds), 0.0, 0, seconds, [0.5] * 3, [0.25 * (rank + 1)] * 3, 0.3 * (rank == 2), [4] * 3, use
-    )
-    memory: dict[str, int | None] = dict.fromkeys(PEAKS) | {"memory_host_peak_bytes": (rank + 1 + epoch) * GIB}
+        sum(seconds), sum(seconds[warmup:]), STRAGGLER_S[epoch] * (rank == 1), warmup, seconds, [0.5] * 3,
+        [0.375 * (rank + 1)] * 3, 0.3 * (rank == 2), [4] * 3, use,
+    )  # fmt: skip
+    held = (HELD_GIB[rank] + GROWN_GIB[epoch]) * GIB
+    memory: dict[str, int | None] = dict.fromkeys(PEAKS) | {"memory_host_peak_bytes": held}
     memory |= {"allocator_retries": 2 * (rank == 1)}
     return RankEpoch(rank, 0, times, [1.0] * 3, [0.1] * 3, memory, samples, HOSTS[rank], {"pp": STAGES[rank]})
 
 
-def rows_of(epochs: int) -> list[EpochRow]:
-    rank = dist.get_rank()
-    reports = rank == 2
-    return [
-        gather_epoch(epoch, epochs, rank_epoch(rank, epoch, 12 if reports else None), 4, 3) for epoch in range(epochs)
-    ]
+def rows_of(rank: int, epochs: int, warmup: int = 0) -> list[EpochRow]:
+    samples = 12 if rank == 2 else None
+    return [gather_epoch(epoch, epochs, rank_epoch(rank, epoch, samples, warmup), 4, 3) for epoch in range(epochs)]
 
 
-def miscounted() -> str:
-    rank = dist.get_rank()
+def miscounted(rank: int) -> str:
     with pytest.raises(RunError) as caught:
         gather_epoch(0, 1, rank_epoch(rank, 0, 12), 4, 3)  # all three report for one replica
     return str(caught.value)
 
 
-def work() -> dict[str, Any]:
-    return {"one": rows_of(1), "three": rows_of(3), "miscounted": miscounted()}
-
-
 @cache
 def found() -> list[dict[str, Any]]:
-    return run_ranks(3, work)
+    world = World(3)
+    with pytest.MonkeyPatch.context() as patch:
+        world.install(patch)
+        return world.run(
+            lambda rank: {
+                "one": rows_of(rank, 1),
+                "warmed": rows_of(rank, 1, warmup=1),
+                "four": rows_of(rank, 4),
+                "miscounted": miscounted(rank),
+            }
+        )
 
 
 def one() -> EpochRow:
     return found()[0]["one"][0]
 
 
+def four() -> dict[str, Any]:
+    return summarise(found()[0]["four"], 3, None)
+
+
 def test_first_step_and_steady_time_are_the_slowest_rank_s() -> None:
     row = one()
-    assert row.first_step_s == 5.0
-    assert (row.steady_samples, row.steady_time_s) == (8, 4.0)  # of 9 s on rank 2, 5 are its first step
-    # 0.75 s of 9 on rank 0, 1.5 of 5 on rank 1, 2.25 of 9 on rank 2
-    assert row.host_wait_share == pytest.approx(1.5 / 5)
+    assert row.first_step_s == 6.0
+    assert (row.steady_samples, row.steady_time_s) == (8, 4.0)  # of 9 s on rank 2, 5 are its own first step
+    # 1.125 s of 8 on rank 0, 2.25 of 5 on rank 1, 3.375 of 9 on rank 2
+    assert row.host_wait_share == pytest.approx(0.45)
     assert all(each["one"][0].line() == row.line() for each in found())
 
 
 def test_energy_is_that_of_each_node_once() -> None:
-    assert one().line()["energy_j"] == 140.0
-    summary = summarise(found()[0]["three"], 3, None)
-    # epochs 1 and 2, 12 samples each; 23 and 24 s between the readings on rank 2
-    assert summary["energy_epoch_j"] == 140.0
-    assert summary["energy_sample_j"] == pytest.approx(280 / 24)
-    assert summary["power_mean_w"] == pytest.approx(280 / 47)
+    assert one().line()["energy_j"] == 1400.0
+    summary = four()
+    # Epochs 1 to 3: 140, 280 and 840 J, 12 samples each; 23, 24 and 25 s between the readings on rank 2.
+    assert summary["energy_epoch_j"] == 280.0
+    assert summary["energy_sample_j"] == pytest.approx(1260 / 36)
+    assert summary["power_mean_w"] == pytest.approx(1260 / 72)
     assert summary["energy_source"] == "rapl"
 
 
+def test_energy_and_first_step_are_those_of_the_warmup_too() -> None:
+    """The counters are read at the ends of an epoch alone."""
+    summary = summarise(found()[0]["warmed"], 3, None)
+    assert summary["energy_sample_j"] == pytest.approx(1400 / 12)
+    assert summary["power_mean_w"] == pytest.approx(1400 / 22)
+    assert summary["epoch_first_step_s"] == 6.0  # though it is a warm-up
+
+
+def test_energy_that_one_epoch_does_not_know_is_unknown() -> None:
+    rows = [replace(row) for row in found()[0]["four"]]
+    rows[2].use = OverRanks()
+    assert "energy_epoch_j" not in summarise(rows, 3, None)
+
+
 def test_the_steady_rate_does_not_replace_the_throughput() -> None:
-    summary = summarise(found()[0]["three"], 3, None)
-    # epochs 1 and 2 take 18 and 27 s on the slowest rank, of which 10 and 15 are the first step
-    assert summary["throughput_samples_per_s"] == pytest.approx(24 / 45)
-    assert summary["throughput_steady_samples_per_s"] == pytest.approx(16 / 20)
-    assert summary["epoch_first_step_s"] == 12.5
+    summary = four()
+    # Epochs 1 to 3 take 18, 27 and 63 s on the slowest rank, of which 10, 15 and 35 are its first step.
+    assert (summary["epoch_time_min_s"], summary["epoch_time_max_s"]) == (18.0, 63.0)
+    assert summary["throughput_samples_per_s"] == pytest.approx(36 / 108)
+    assert summary["throughput_steady_samples_per_s"] == pytest.approx(24 / 48)
+    assert summary["epoch_first_step_s"] == 18.0  # 12, 18 and 42 on rank 0
+
+
+def test_waits_are_the_longest_of_the_measured_epochs() -> None:
+    """All are longer in the warm-up."""
+    summary = four()
+    assert summary["data_wait_share"] == pytest.approx(1.5 / 10)  # of rank 1 in epoch 1
+    assert summary["host_wait_share"] == pytest.approx(2.25 / 10)
+    assert summary["straggler_wait_s"] == 0.6
 
 
 def test_memory_of_each_stage_is_its_fullest_rank_s() -> None:
-    summary = summarise(found()[0]["three"], 3, None)
-    assert summary["memory_host_by_stage_bytes"] == f"{4 * GIB} {5 * GIB}"
+    summary = four()
+    assert summary["memory_host_by_stage_bytes"] == f"{7 * GIB} {5 * GIB}"
     assert summary["memory_allocated_by_stage_bytes"] is None
-    assert summary["memory_host_peak_bytes"] == 5 * GIB
+    assert summary["memory_host_peak_bytes"] == 7 * GIB
 
 
-def test_the_slow_rank_is_the_one_of_its_stage() -> None:
-    """Rank 2 computes most, but alone in its stage."""
-    summary = summarise([one()], 3, None)
+@pytest.mark.parametrize("rows", ["one", "warmed"])
+def test_the_slow_rank_is_the_one_of_its_stage(rows: str) -> None:
+    """Rank 2 computes most, but alone in its stage. The thread's seconds are those of all steps, warm-up or not."""
+    summary = summarise(found()[0][rows], 3, None)
     assert summary["own_step_s"] == pytest.approx((30 - 0.3) / 3)  # without what its own thread loaded
     assert summary["own_step_median_rank_s"] == pytest.approx(2.0)
     assert (summary["straggler_rank"], summary["straggler_host"]) == (1, "a")
@@ -128,15 +171,20 @@ def test_a_rank_that_only_loads_has_no_step_of_its_own() -> None:
     """mode=loader: the loop's own microseconds would name one rank or another as slow."""
     trained = rank_epoch(1, 0, None)
     assert trained.own_step_s == 2.0
-    assert replace(trained, losses=[], rates=[]).own_step_s is None
+    loading = replace(trained, losses=[], rates=[])
+    assert loading.own_step_s is None
+    row = replace(one(), ranks=[rank_epoch(0, 0, None), loading, rank_epoch(2, 0, 12)])
+    assert row.own_steps == [], "the ranks that are known say nothing of the others"
 
 
 def test_load_of_the_busiest_node_from_the_first_epoch_to_the_last() -> None:
-    summary = summarise(found()[0]["three"], 3, None)
-    assert (summary["load_start"], summary["load_end"]) == (0.4, 0.9)
-    assert (summary["cpu_pressure_start"], summary["cpu_pressure_end"]) == (0.2, 0.3)
-    assert summary["cpu_steal_share"] == 0.1
-    assert summary["cpu_others_share"] == pytest.approx(0.3)  # node b; without rank 1 it would be 0.5 on node a
+    """550 ticks, of which 320 are busy on both nodes; the ranks' own are 190 on node a, 95 on node b. In the last epoch
+    alone others computed in 0.3 of the time."""
+    summary = four()
+    assert (summary["load_start"], summary["load_end"]) == (0.4, pytest.approx(0.87))
+    assert (summary["cpu_pressure_start"], summary["cpu_pressure_end"]) == (0.2, pytest.approx(0.27))
+    assert summary["cpu_steal_share"] == pytest.approx(70 / 550)
+    assert summary["cpu_others_share"] == pytest.approx(225 / 550)  # node b
     assert summary["marks"] == "allocator retries; load; cpu pressure; steal"
 
 

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ddlbench.errors import Diverged
 from ddlbench.measure.meter import OverRanks
@@ -11,23 +15,39 @@ from tests.support.epoch_rows import epoch_row, rank_epoch
 
 def test_epoch_0_is_left_out_where_there_are_more() -> None:
     rows = [
-        epoch_row(0, 3, [5.0, 1.0, 1.0], warmup=1),
-        epoch_row(1, 3, [1.0, 1.0, 2.0]),
-        epoch_row(2, 3, [1.0, 2.0, 3.0]),
+        epoch_row(0, 4, [5.0, 60.0, 1.0], warmup=1),
+        epoch_row(1, 4, [1.0, 1.0, 2.0]),
+        epoch_row(2, 4, [1.0, 2.0, 3.0]),
+        epoch_row(3, 4, [2.5, 2.5, 10.0]),
     ]
     summary = summarise(rows, world_size=2, tokens_per_sample=10)
-    assert summary["epochs_done"] == 3
-    assert summary["epochs_measured"] == 2
-    assert summary["epoch_time_s"] == 5.0  # median of 4 and 6
-    assert (summary["epoch_time_min_s"], summary["epoch_time_max_s"]) == (4.0, 6.0)
-    # 48 samples in 10 s; the mean of the epochs' own rates would be 5
-    assert summary["throughput_samples_per_s"] == pytest.approx(4.8)
-    assert summary["throughput_samples_per_s_per_gpu"] == pytest.approx(2.4)
-    assert summary["tokens_per_s"] == pytest.approx(48.0)
+    assert summary["epochs_done"] == 4
+    assert summary["epochs_measured"] == 3
+    assert summary["epoch_time_s"] == 6.0  # of 4, 6 and 15
+    assert (summary["epoch_time_min_s"], summary["epoch_time_max_s"]) == (4.0, 15.0)
+    # 72 samples in 25 s; the epochs' own rates are 6, 4 and 1.6
+    assert summary["throughput_samples_per_s"] == pytest.approx(2.88)
+    assert summary["throughput_samples_per_s_per_gpu"] == pytest.approx(1.44)
+    assert summary["tokens_per_s"] == pytest.approx(28.8)
     assert summary["first_step_s"] == 5.0
-    assert summary["step_time_median_s"] == 1.5
-    assert summary["step_time_p95_s"] == 3.0
+    assert summary["step_time_median_s"] == 2.0
+    assert summary["step_time_p95_s"] == 10.0
     assert summary["data_wait_share"] == pytest.approx(0.25)
+
+
+def test_cpu_time_and_bytes_are_those_of_the_measured_epochs_a_second() -> None:
+    """3.5, 5 and 1 s of CPU in epochs of 7, 2 and 4 s; in the warm-up, which is not measured, much more."""
+    rows = [epoch_row(epoch, 4, [time_s]) for epoch, time_s in enumerate((20.0, 7.0, 2.0, 4.0))]
+    for row, cpu_s, read in zip(rows, (100.0, 3.5, 5.0, 1.0), (900, 40, 10, 80), strict=True):
+        row.metrics = {"cpu_time_s": cpu_s, "read_bytes": read}
+    summary = summarise(rows, world_size=2, tokens_per_sample=None)
+    assert summary["cpu_share"] == pytest.approx(9.5 / 13 / 2)  # the epochs' own: 0.25, 1.25, 0.125
+    assert summary["read_bytes_per_s"] == pytest.approx(130 / 13)
+    rows[2].metrics["read_bytes"] = None
+    assert summarise(rows, world_size=2, tokens_per_sample=None)["read_bytes_per_s"] is None
+    one = epoch_row(0, 1, [5.0, 1.0, 3.0], warmup=1)
+    one.metrics = {"cpu_time_s": 18.0}
+    assert summarise([one], world_size=2, tokens_per_sample=None)["cpu_share"] == 1.0  # over all of its 9 s
 
 
 def test_one_epoch_measures_the_steps_after_the_warmup() -> None:
@@ -38,12 +58,14 @@ def test_one_epoch_measures_the_steps_after_the_warmup() -> None:
     assert summary["tokens_per_s"] is None
     assert summary["memory_allocated_peak_bytes"] is None
     assert summary["memory_host_peak_bytes"] == 1000
+    assert summary["memory_host_by_stage_bytes"] is None  # no pipeline
 
 
 def test_step_times_are_those_after_the_warmup() -> None:
-    """Of 5, 9, 1, 2 and 4 s the first two are a warm-up."""
-    summary = summarise([epoch_row(0, 1, [5.0, 9.0, 1.0, 2.0, 4.0], warmup=2)], world_size=1, tokens_per_sample=None)
-    assert (summary["step_time_median_s"], summary["step_time_p95_s"]) == (2.0, 4.0)
+    """Of 1, 2, ... 19 and 200 s, and of 50 and 90 s before, which are a warm-up."""
+    steps = [50.0, 90.0, 200.0, *map(float, range(19, 0, -1))]
+    summary = summarise([epoch_row(0, 1, steps, warmup=2)], world_size=1, tokens_per_sample=None)
+    assert (summary["step_time_median_s"], summary["step_time_p95_s"]) == (10.5, 19.0)
 
 
 def test_a_run_without_epochs_claims_nothing() -> None:
@@ -77,7 +99,7 @@ def test_clocks_are_those_of_both_ends_and_whatever_slowed_any_epoch_marks_the_r
     """The warm-up epoch too: a GPU that was hot before is hot after it."""
     uses = (
         OverRanks(clock_before_mhz=1980, clock_after_mhz=1900, throttled=("power cap",)),
-        OverRanks(clock_before_mhz=1800, clock_after_mhz=1700, throttled=("board limit",)),
+        OverRanks(clock_before_mhz=1800, clock_after_mhz=1300, throttled=("board limit",)),
         OverRanks(clock_before_mhz=1600, clock_after_mhz=1410),
     )
     rows = [epoch_row(epoch, 3, [1.0]) for epoch in range(3)]
@@ -90,10 +112,30 @@ def test_clocks_are_those_of_both_ends_and_whatever_slowed_any_epoch_marks_the_r
     assert summary["marks"] == "throttled; allocator retries"
 
 
+@settings(derandomize=True, deadline=None, max_examples=50)
+@given(
+    st.lists(st.lists(st.integers(1, 1000), min_size=3, max_size=3), min_size=2, max_size=6),
+    st.sampled_from([2.0**-10, 0.5, 8.0]),
+)
+def test_times_keep_their_unit_rates_their_inverse_and_measured_epochs_have_no_order(
+    epochs: list[list[int]], unit: float
+) -> None:
+    """Epoch 0 stays in its place: it is the warm-up, and its first step is the run's. Units are powers of two."""
+
+    def summary(seconds: list[list[float]]) -> dict[str, Any]:
+        return summarise([epoch_row(epoch, len(seconds), steps) for epoch, steps in enumerate(seconds)], 3, 10)
+
+    plain = summary([list(map(float, steps)) for steps in epochs])
+    other = summary([[second * unit for second in steps] for steps in (epochs[0], *epochs[:0:-1])])
+    for name, value in plain.items():
+        factor = unit if name.endswith("_s") and "per_s" not in name else 1 / unit if "per_s" in name else 1
+        assert other[name] == (pytest.approx(value * factor) if isinstance(value, float) else value), name
+
+
 def test_a_rank_s_own_step_is_the_median_over_the_measured_epochs() -> None:
     """One epoch in which a rank was late does not make it a straggler, nor does the warm-up."""
     rows = [epoch_row(epoch, 4, [1.0]) for epoch in range(4)]
-    for row, late in zip(rows, (9.0, 0.1, 0.9, 0.104), strict=True):
+    for row, late in zip(rows, (9.0, 0.104, 0.9, 0.1), strict=True):
         row.own_steps = [OwnStep(0, "node0", 0, 0.1), OwnStep(1, "node1", 0, late)]
     summary = summarise(rows, world_size=2, tokens_per_sample=None)
     assert (summary["own_step_s"], summary["own_step_source"]) == (0.104, "thread")

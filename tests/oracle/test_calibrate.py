@@ -2,17 +2,20 @@ from __future__ import annotations
 
 import json
 import os
+from itertools import accumulate
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from ddlbench.config.compose import configuration, configurations
 from ddlbench.errors import UserError
-from ddlbench.oracle import command, network
+from ddlbench.oracle import calibrate, command, network
 from ddlbench.oracle import machine as machines
 from ddlbench.oracle.calibrate import calibration, this_device
 from ddlbench.oracle.collectives import all_reduce, path
+from ddlbench.oracle.computation import Pass
 from ddlbench.oracle.inputs import from_calibration
 from ddlbench.oracle.question import ask
 
@@ -60,6 +63,17 @@ def test_blocks_are_measured_up_to_twice_one_gpu_s_batch() -> None:
     larger = computation.blocks(64)
     assert larger[1].forward > exact[1].forward
     assert computation.marks(64) == ["calibration at a micro batch of 4, not 64"]
+
+
+def test_the_median_of_the_repeats_counts_without_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds of each repeat, forward, backward and of the update; what the system delays is in one of them."""
+    ahead, back, update = (100, 1, 2, 3, 4, 90), (200, 10, 20, 30, 40, 900), (50, 7, 5, 6, 8, 70)
+    blocks = [seconds for pair in zip(ahead, back, strict=True) for seconds in (0, *pair)] * 4
+    times = accumulate([*blocks, *(seconds for each in update for seconds in (0, each))])
+    monkeypatch.setattr(calibrate, "time", SimpleNamespace(perf_counter=lambda: next(times)))
+    with configurations():
+        config = configuration(*TINY)
+    assert calibrate.measure(config, CPU, 2) == ([Pass(3, 30)] * 4, 7)
 
 
 def test_another_device_is_refused() -> None:

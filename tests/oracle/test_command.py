@@ -12,6 +12,7 @@ import pytest
 from ddlbench.config.choices import choices
 from ddlbench.oracle import command
 from ddlbench.oracle.command import main
+from ddlbench.oracle.machine import load
 from tests.support.sizes import PARAMETERS
 
 TINY = ("+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=16", "model.image_size=64")
@@ -117,6 +118,26 @@ def test_the_loader_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert row["data_s"] == pytest.approx(1 - row["comm_exposed_s"])
     assert row["epoch_s"] == pytest.approx(20)
     assert "the loader is waited for" in row["reason"]
+    shared = (*TINY, "+framework=tensor", "framework.dp=2", "framework.tp=2", *words[len(TINY) + 1 :])
+    (row,) = rows(capsys, *shared, "--loader-samples-per-s", "4")
+    assert row["step_s"] == pytest.approx(4)  # one rank loads the 16 samples of two
+
+
+@pytest.mark.parametrize(("memory", "fits"), [(3.0, False), (5.0, True)])
+def test_the_ranks_of_a_node_share_its_memory_on_cpus(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, memory: float, fits: bool
+) -> None:
+    """8 ranks on two nodes of four; memory: of a node, in what one rank needs."""
+    path = tmp_path / "made.yaml"
+    words = (*TINY, "+framework=ddp", f"cluster={path}", "gpus=8", "train.batch_per_gpu=8", "--one-gpu-step-s", "1")
+    links = "[{name: near, alpha_s: 1e-6, bytes_per_s: 1e+9}, {name: far, alpha_s: 1e-6, bytes_per_s: 1e+9}]"
+    device = "{name: made, type: cpu, memory_bytes: null, bytes_per_s: null}"
+    path.write_text(f"name: made\ndevices_per_node: 4\nlinks: {links}\ndevice: {device}\n")
+    (row,) = rows(capsys, *words)
+    assert row["fits"] is None
+    load.cache_clear()
+    path.write_text(path.read_text().replace("memory_bytes: null", f"memory_bytes: {memory * row['memory_bytes']}"))
+    assert rows(capsys, *words)[0]["fits"] is fits
 
 
 def test_an_epoch_ends_after_the_steps_that_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:

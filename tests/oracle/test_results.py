@@ -73,6 +73,13 @@ def test_runs_of_another_version_carry_a_mark_and_are_not_mixed(config: Config) 
     assert other.computation(config, ABCI).marks(8) == ["runs with torch 2.14.1, not 2.13.0"]
 
 
+def test_a_step_of_several_micro_batches_is_spread_over_them(config: Config) -> None:
+    ledger = {"global_batch": 8, "data_size": 1, "micro_batches": 2}
+    found = results(record(config, 1, 0.5, ledger=ledger)).computation(config, ABCI)
+    assert found.step(4, micro_batches=2) == pytest.approx(0.5)
+    assert found.marks(4) == []
+
+
 def test_waiting_for_data_is_taken_off(config: Config) -> None:
     summary = {"throughput_samples_per_s": 8 / 0.5, "data_wait_share": 0.2}
     found = results(record(config, 1, 0.5, summary=summary)).computation(config, ABCI)

@@ -16,6 +16,7 @@ from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.frameworks.pipeline.pipedream import PipeDream
 from ddlbench.frameworks.pipeline.stages import Plan
 from ddlbench.frameworks.tensor.adapter import TensorParallel
+from ddlbench.job import Framework
 from ddlbench.measure.memory_formula import tensor_count, touched
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.resnet import ResNet
@@ -329,6 +330,32 @@ def test_ranks_that_share_cores_compute_longer() -> None:
     one = replace(MACHINE, cores=1)
     outcome = strategy(Pipeline(schedule="1f1b", balance=[1, 1]), made(2, blocks[:2], 2, machine=one, micro_batch=1))
     assert outcome.compute_s + outcome.bubble_s == pytest.approx(2 * 6)
+
+
+@pytest.mark.parametrize(
+    ("framework", "world", "seconds"),
+    [
+        (DDP(), 4, 8.0),
+        (Knobs(zero_stage=1), 4, 2.0),
+        (FSDP(), 4, 2.0),
+        (Pipeline(schedule="gpipe", balance=[1, 1]), 2, 6.0),
+        (Pipeline(schedule="gpipe", dp=2, balance=[1, 1], sharded=True), 4, 3.0),
+        (PipeDream(balance=[1, 1]), 2, 6.0),
+    ],
+    ids=str,
+)
+def test_an_update_is_that_of_a_rank_s_share_and_shared_cores_slow_it(
+    framework: Framework, world: int, seconds: float
+) -> None:
+    """A second for 1e9 parameters, of which one block has 2e9 and the other 6e9; then half as many cores as ranks."""
+
+    def compute_s(update_s: float, cores: int | None) -> float:
+        blocks = [block("a", 1, 2, numbers=2 * 10**9), block("b", 3, 4, numbers=6 * 10**9)]
+        own = made(world, blocks, 8, machine=replace(MACHINE, cores=cores), micro_batch=2)
+        return strategy(framework, replace(own, computation=replace(own.computation, update_s=update_s))).compute_s
+
+    assert compute_s(1e-9, None) - compute_s(0.0, None) == pytest.approx(seconds)
+    assert compute_s(1e-9, world // 2) - compute_s(0.0, world // 2) == pytest.approx(2 * seconds)
 
 
 def test_what_has_no_model_is_refused() -> None:

@@ -24,10 +24,11 @@ USE = Use(
 
 
 def rank_epoch(rank: int, steps: int = 2, use: Use | None = USE) -> RankEpoch:
-    """1 s a step, rank milliseconds more in the first; a pipeline of two stages with two parts each."""
+    """1 s a step, rank milliseconds more in the first, a warm-up; a pipeline of two stages with two parts each."""
     step_s = array("d", [1.0 + rank / 1000] + [1.0] * (steps - 1))
     waits = array("d", [0.25] * steps)
-    times = EpochTimes(sum(step_s), sum(step_s), 0.5, 0, step_s, waits, array("d", [0.75] * steps), 0.0, (), use)
+    host_waits = array("d", [0.75] * steps)
+    times = EpochTimes(sum(step_s), sum(step_s[1:]), 0.5, 1, step_s, waits, host_waits, 0.0, (), use)
     place = {"dp": 0, "tp": rank % 2, "pp": rank // 2}
     reports = steps * 8 if rank == 2 else None
     return RankEpoch(rank, 0, times, (), array("d", [0.1] * steps), MEMORY, reports, f"node{rank // 2}", place)
@@ -35,8 +36,9 @@ def rank_epoch(rank: int, steps: int = 2, use: Use | None = USE) -> RankEpoch:
 
 def test_each_rank_and_epoch_is_a_row(tmp_path: Path) -> None:
     record = Record.open(str(tmp_path), "run", {})
+    use = replace(USE, thread_s=7.5)
     for epoch in range(2):
-        row = replace(epoch_row(epoch, 2, [1.0, 1.0]), ranks=[rank_epoch(rank) for rank in range(4)])
+        row = replace(epoch_row(epoch, 2, [1.0, 1.0]), ranks=[rank_epoch(rank, use=use) for rank in range(4)])
         record.epoch(row)
     assert len(pd.read_parquet(record.folder / "ranks.parquet")) == 8  # a folder while the run is on
     record.finish("ok")
@@ -55,11 +57,11 @@ def test_each_rank_and_epoch_is_a_row(tmp_path: Path) -> None:
         "warmup": False,
         "samples": None,
         "epoch_time_s": 2.003,
-        "measured_time_s": 2.003,
+        "measured_time_s": 1.0,
         "straggler_wait_s": 0.5,
-        "data_wait_s": 0.5,
+        "data_wait_s": 0.5,  # of both steps
         "host_wait_s": 1.5,
-        "thread_time_s": None,
+        "thread_time_s": 7.5,
         **MEMORY,
         "energy_j": 60.0,
         "device_clock_before_mhz": 1980,

@@ -45,9 +45,10 @@ def one_epoch(
     flops: float = 3e12,
     device: str = "cuda",
     visible: int = 2,
+    first_epoch: int = 0,
     **spans: float,
 ) -> tuple[Record, FileRecorder, Run]:
-    """The same while the run goes on."""
+    """The same while the run goes on. first_epoch: epochs that earlier attempts trained"""
     config, job = job_of(("+framework=ddp", "+model=resnet50", *words), world)
     job = replace(job, device=torch.device(device, 0), world_size=world, global_batch=8)
     content = {
@@ -60,11 +61,11 @@ def one_epoch(
     feed = SimpleNamespace(facts=dict[str, Any], steps_per_epoch=4)
     model = {**model_section(config.model, None), "flops_per_sample": flops, "hardware_flops_per_sample": flops}
     files = FileRecorder(record, cast(Config, config), model, SAID, Progress(False))
-    run = cast(Run, SimpleNamespace(job=job, place=Place(0, world), feed=feed, first_epoch=0, clock=None))
+    run = cast(Run, SimpleNamespace(job=job, place=Place(0, world), feed=feed, first_epoch=first_epoch, clock=None))
     seconds = {"imports_s": 1.0, "connecting_s": 0.5, "data_preparation_s": 64.0, "setup_s": 2.0, **spans}
     files.begin(run, seconds, ["node1", "node1", "node0", "node0"])
     run.clock = EpochClock(torch.device("cpu"), lambda: None)
-    files.epoch(run, epoch_row(0, 1, [1.0] * 4))
+    files.epoch(run, epoch_row(first_epoch, first_epoch + 1, [1.0] * 4))
     return record, files, run
 
 
@@ -144,6 +145,19 @@ def test_of_an_epoch_that_did_not_end_the_steps_of_rank_0_stay_and_count_nowhere
     for table in ("runs", "epochs", "scaling"):
         pd.testing.assert_frame_equal(getattr(after, table), getattr(before, table))
     assert before.runs["epochs_done"].tolist() == [1]
+
+
+def test_epochs_and_samples_of_a_continued_run_are_those_of_the_whole_training_and_its_times_its_own(
+    tmp_path: Path,
+) -> None:
+    record, files, run = one_epoch(tmp_path, device="cpu", first_epoch=3)
+    files.epoch(run, epoch_row(4, 6, [2.0] * 4))
+    summary = record.content["summary"]
+    assert (summary["epochs_done"], summary["epochs_measured"], summary["epoch_time_s"]) == (5, 2, 6.0)
+    assert record.content["ledger"]["samples"] == 5 * 4 * 8
+    begin_epoch(run, ended=1)
+    record.finish("killed", "rank 0 received SIGTERM")
+    assert steps_of(record)["epoch"].tolist() == [3] * 4 + [4] * 4 + [5]
 
 
 def test_an_epoch_that_is_recorded_is_not_kept_twice(tmp_path: Path) -> None:

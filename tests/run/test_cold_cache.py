@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -29,6 +30,7 @@ from tests.support.disk import SIZE, written
 from tests.support.pictures import write_folders
 from tests.support.ranks import run_ranks
 from tests.support.runs import RESNET, record
+from tests.support.simulated import World
 
 COLD = "train.cold_cache=true"
 WORDS = ("+framework=ddp", "+model=resnet50", "data=imagenet", "data.root=/data", COLD)
@@ -80,6 +82,31 @@ def test_every_rank_begins_after_the_drop(tmp_path: Path) -> None:
     on_disk = written(tmp_path)
     assert cached_bytes(on_disk) == SIZE
     assert run_ranks(2, cold_epochs, on_disk) == [[0, 0], [0, 0]]
+
+
+NODES = (("a", 0), ("a", 1), ("b", 0), ("b", 1), ("c", 0))  # host and local rank
+ON_NODE = {"a": Dropped(3, 100, 4), "b": Dropped(3, 500, 4), "c": Dropped(2, 60, 60)}
+
+
+@pytest.mark.parametrize("left", [60, None])
+def test_every_node_drops_its_own_pages_and_all_are_counted(monkeypatch: pytest.MonkeyPatch, left: int | None) -> None:
+    """Nodes with data of their own, of which the last one has another number of ranks."""
+    world, waited, dropped = World(5), list[tuple[int, ...]](), list[int]()
+    world.install(monkeypatch)
+    on_node = ON_NODE | {"c": replace(ON_NODE["c"], left_bytes=left)}
+
+    def drop(_: object) -> Dropped:
+        dropped.append(world.get_rank())
+        return on_node[NODES[world.get_rank()][0]]
+
+    monkeypatch.setattr(cold_cache, "drop", drop)
+    monkeypatch.setattr(cold_cache, "wait_for", lambda ranks, _: waited.append(tuple(ranks)))
+    kept = [Kept(local_rank, has_record=rank == 0) for rank, (_, local_rank) in enumerate(NODES)]
+    world.run(lambda rank: cache([], kept[rank]).drop())
+    assert sorted(dropped) == [0, 2, 4]
+    assert waited == [(0, 2, 4)] * 5
+    facts = {"files": 8, "bytes": 660, "left_bytes": None if left is None else 68, "nodes": 3, "epochs": 1}
+    assert kept[0].sections == {"cold_cache": facts}
 
 
 def test_what_was_dropped_is_recorded_and_nothing_dropped_is_refused(

@@ -46,13 +46,17 @@ class Training:
 
 @dataclass
 class Course:
-    """What a run and its continuation must share, epoch by epoch; weights on rank 0 alone."""
+    """What a run and its continuation must share, epoch by epoch; weights on rank 0 alone.
+
+    began_s, elapsed_s: before and after each epoch, as the record counts them
+    """
 
     losses: dict[int, list[list[float]]] = field(default_factory=dict[int, list[list[float]]])
     rates: dict[int, list[float]] = field(default_factory=dict[int, list[float]])
     metrics: dict[int, dict[str, Any]] = field(default_factory=dict[int, dict[str, Any]])
     weights: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     updates: int = 0
+    began_s: list[float] = field(default_factory=list[float])
     elapsed_s: list[float] = field(default_factory=list[float])
     notes: dict[str, Any] = field(default_factory=dict[str, Any])
 
@@ -113,6 +117,7 @@ def train_one(training: Training, folder: Path, attempt: int) -> Course:
         course.losses[row.epoch] = [list(each.losses) for each in row.ranks]
         course.rates[row.epoch] = [row.lr_last or 0.0]
         course.metrics[row.epoch] = {k: v for k, v in row.metrics.items() if k != "validation_time_s"}
+        course.began_s.append(row.elapsed_s - row.epoch_time_s - row.metrics.get("validation_time_s", 0.0))
         course.elapsed_s.append(row.elapsed_s)
     feed.close()
     dist.barrier()

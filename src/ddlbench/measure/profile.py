@@ -4,11 +4,11 @@ Every moment of the window counts once, for the first of these that applies: com
 computation overlaps (exposed), waiting for data, idle. So the shares sum to 1. Computation is divided into forward,
 backward, update and other, by the span (measure/spans.py) in which the host launched it.
 
-On the CPU the events are torch's operators, the collectives of gloo's threads ("gloo:all_reduce"), the host's waits for
-messages, and what frameworks/horovod/traced.py reports. On CUDA they are the kernels and copies of the device: kernels
-named nccl* communicate, whichever library launched them, and what was launched while the rank took its batch is data.
-Not run on a GPU yet. A collective or a receive lasts until all data are there: waiting for a slower rank, and so the
-bubble of a pipeline, is communication.
+On the CPU the events are torch's operators, the collectives of gloo's threads ("gloo:all_reduce"), the host's calls of
+torch.distributed and its waits for messages, and what frameworks/horovod/traced.py reports. On CUDA they are the
+kernels and copies of the device: kernels named nccl* communicate, whichever library launched them, and what was
+launched while the rank took its batch is data. Not run on a GPU yet. A collective or a receive lasts until all data are
+there: waiting for a slower rank, and so the bubble of a pipeline, is communication.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ PartAt: TypeAlias = Callable[[int | None], str]  # a time in nanoseconds -> the 
 
 PARTS = (FORWARD, BACKWARD, UPDATE, COMMUNICATE, DATA)
 COLLECTIVES = ("gloo:", "mpi:", "horovod:")  # on the host
+# The host's calls: gloo's threads hold a connection while they copy, and a call that starts a message waits for them.
+CALLS = ("c10d::", WAIT)
 # Ends only when its sender asks for it, which may be long after the data have gone: the sender's waits are counted.
 SEND = "gloo:send"
 # torch's operators, and what torch.compile makes of them. Nodes of autograd are left out: hooks in them may wait.
@@ -141,8 +143,8 @@ def is_communication(event: Event, on_device: bool) -> bool:
 
 def _takes_time(event: Event, on_device: bool) -> bool:
     """Whether the time of an event is communication."""
-    waits = event.name == WAIT and not on_device
-    return waits or (is_communication(event, on_device) and event.name != SEND)
+    calls = event.name.startswith(CALLS) and not on_device
+    return calls or (is_communication(event, on_device) and event.name != SEND)
 
 
 def divide(events: Sequence[Event], on_device: bool) -> Seconds:
