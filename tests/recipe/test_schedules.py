@@ -87,8 +87,8 @@ def test_warmup_longer_than_the_run():
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        ("name", "cosin"), ("milestones", [60, 30]), ("gamma", 0.0), ("min_lr", -1.0), ("warmup_epochs", -1.0),
-        ("warmup_steps", -1), ("warmup_start_factor", 0.0),
+        ("name", "cosin"), ("milestones", [60, 30]), ("milestones", [-1]), ("gamma", 0.0), ("min_lr", -1.0),
+        ("warmup_epochs", -1.0), ("warmup_steps", -1), ("warmup_start_factor", 0.0),
     ],
 )  # fmt: skip
 def test_wrong_values_are_named(key, value):

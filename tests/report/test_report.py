@@ -98,6 +98,17 @@ def test_several_folders_and_an_out_of_choice(tmp_path):
     assert list(pd.read_csv(tmp_path / "deep" / "out" / "tables" / "runs.csv")["gpus"]) == [1, 2]
 
 
+def test_several_folders_without_an_out_leave_the_first_ones_report_as_it_is(tmp_path, capsys):
+    for name in ("a", "b"):
+        failed_run(tmp_path / name)
+    kept = tmp_path / "a" / "report" / "report.html"
+    kept.parent.mkdir()
+    kept.write_text("of a alone")
+    assert main([str(tmp_path / "a"), str(tmp_path / "b")]) == 2
+    assert "2 results folders needs a folder of its own: give --out DIR" in capsys.readouterr().err
+    assert kept.read_text() == "of a alone"
+
+
 def test_reporting_twice_gives_the_same_tables_and_figures(tmp_path):
     failed_run(tmp_path)
     main([str(tmp_path)])

@@ -96,3 +96,11 @@ def test_a_table_and_two_figures(tmp_path):
 def test_a_target_that_cannot_be_read(text):
     with pytest.raises(UserError, match="METRIC=NUMBER"):
         target(text)
+
+
+@pytest.mark.parametrize("text", ["val_top1=2", "val_top5=70", "val_top1=0", "val_loss=-1", "val_perplexity_word=0"])
+def test_a_target_that_no_run_can_have_is_refused(text):
+    with pytest.raises(UserError, match="is above 0"):
+        target(text)
+    assert target("val_top1=1").value == 1
+    assert target("val_loss=70").value == 70

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.processes import environment, run
+from tests.support.waiting import wait_until
 
 COMMANDS = {"slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client", "munged": "munge"}
 NULL = os.makedev(1, 3)
@@ -101,6 +102,14 @@ class Slurm:
                 return states
             assert time.monotonic() < deadline, f"jobs {jobs} are {states} after {timeout} s"
             time.sleep(0.3)
+
+    def requeue(self, job: str) -> None:
+        """Put a job into the queue again, and let it start after two seconds instead of Slurm's two minutes. In the
+        second in which its first start ended, slurmd would refuse it (slurm_cred_revoked in Slurm's source compares
+        whole seconds), and the job would end as FAILED without a line of output."""
+        self.run("scontrol", "requeue", job)
+        wait_until(lambda: " JobState=PENDING" in self.run("scontrol", "-o", "show", "job", job).stdout)
+        self.run("scontrol", "update", f"JobId={job}", "StartTime=now+2")
 
     def __enter__(self) -> Slurm:
         try:

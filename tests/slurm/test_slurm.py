@@ -178,9 +178,7 @@ def test_a_requeued_job_continues_its_run(slurm, tmp_path):
     env = {"DDLBENCH_PYTHON": PYTHON, "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
     job = slurm.run("sbatch", *options, SCRIPTS / "run.sbatch", *words, **env).stdout.strip()
     wait_until(lambda: list(tmp_path.glob("results/*/checkpoints-1/epoch-000003")))
-    slurm.run("scontrol", "requeue", job)
-    wait_until(lambda: "JobState=PENDING" in slurm.run("scontrol", "show", "job", job).stdout)
-    slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")  # Slurm itself waits for two minutes
+    slurm.requeue(job)
     assert slurm.wait(job, timeout=280) == ["COMPLETED"], (tmp_path / "out.txt").read_text()
     first, second = records(tmp_path / "results")
     assert first["status"] != "ok"
@@ -202,9 +200,7 @@ def test_a_requeued_job_does_not_repeat_the_runs_that_ended_well(slurm, tmp_path
     options = ("--parsable", "--requeue", f"--output={output}", SCRIPTS / "run.sbatch")
     job = slurm.run("sbatch", *options, *words, DDLBENCH_PYTHON=str(python)).stdout.strip()
     wait_until(lambda: output.exists() and "nodes: name=three" in output.read_text())
-    slurm.run("scontrol", "requeue", job)
-    wait_until(lambda: "JobState=PENDING" in slurm.run("scontrol", "show", "job", job).stdout)
-    slurm.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+    slurm.requeue(job)
     assert slurm.wait(job) == ["FAILED"], output.read_text()
     said = output.read_text()
     assert [said.count(f" nodes: name={name}\n") for name in ("one", "two", "three")] == [1, 2, 2], said

@@ -27,13 +27,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 def sweep(study: Path, results: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = (sys.executable, "-m", "ddlbench.sweep", study, f"results_dir={results}", "--local", *words)
-    return run(*command, timeout=TIMEOUT, TMPDIR=str(study.parent))
+    return run(*command, timeout=TIMEOUT)
 
 
 def start(study: Path, results: Path) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "ddlbench.sweep", str(study), f"results_dir={results}", "--local"]
-    variables = environment(TMPDIR=str(study.parent))
-    return subprocess.Popen(command, stdout=-1, stderr=-1, text=True, env=variables, start_new_session=True)
+    return subprocess.Popen(command, stdout=-1, stderr=-1, text=True, env=environment(), start_new_session=True)
 
 
 def cells(study: Path) -> list[Cell]:

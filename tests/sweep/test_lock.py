@@ -10,14 +10,16 @@ import sys
 import tempfile
 import threading
 import time
+import uuid
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from ddlbench.heartbeat import SILENT_S
+from ddlbench.sweep import local
 from ddlbench.sweep.local import _turn
-from ddlbench.sweep.lock import FOLDER, Owner, claim, holder, last_job
+from ddlbench.sweep.lock import FOLDER, Owner, claim, holder, last_job, unreadable
 from tests.support.processes import environment
 from tests.support.waiting import wait_until
 
@@ -142,9 +144,14 @@ def test_what_no_sweep_has_written_names_nobody(tmp_path: Path, wrong: dict[str,
     assert holder(tmp_path, "cell") is None
     assert last_job(tmp_path, "cell") is None
     assert claim(tmp_path, "cell") is None  # somebody may be writing it
+    assert unreadable(tmp_path, "cell") == path
     past = time.time() - SILENT_S - 60
     os.utime(path, (past, past))
-    assert claim(tmp_path, "cell") is not None
+    held = claim(tmp_path, "cell")
+    assert held is not None
+    assert unreadable(tmp_path, "cell") is None
+    held.release()
+    assert unreadable(tmp_path, "cell") is None
 
 
 def test_a_claim_that_changed_since_the_caller_looked_holds(tmp_path: Path) -> None:
@@ -175,10 +182,11 @@ def test_a_claim_of_a_slurm_job_holds_while_the_job_is_queued(tmp_path: Path) ->
     after.release()
 
 
-def test_a_sweep_says_that_it_waits_for_another_one_on_this_machine(
+def test_a_sweep_waits_for_another_one_on_this_machine_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    """Their temporary folders differ, as those of two jobs on one node do."""
+    monkeypatch.setattr(local, "TURN", f"\0{uuid.uuid4()}")  # a real sweep may run here
     said, entered = list[str](), threading.Event()
 
     def second() -> None:
@@ -187,6 +195,7 @@ def test_a_sweep_says_that_it_waits_for_another_one_on_this_machine(
 
     with _turn(said.append):
         assert said == []
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
         thread = threading.Thread(target=second)
         thread.start()
         wait_until(lambda: said)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import uuid
+from collections.abc import Generator
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -11,6 +15,7 @@ import pytest
 import torch
 
 from ddlbench.heartbeat import _started
+from ddlbench.sweep import local
 from ddlbench.sweep.__main__ import main
 from ddlbench.sweep.lock import Owner, claim
 from ddlbench.sweep.plan import plan
@@ -18,6 +23,15 @@ from ddlbench.sweep.study import load
 from tests.sweep.studies import KEYS, record, write
 
 CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
+    """For a local sweep within this process: it waits for no other one, and leaves the handler of SIGTERM as it was."""
+    monkeypatch.setattr(local, "TURN", f"\0{uuid.uuid4()}")
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
 
 
 @pytest.mark.parametrize("option", ["--slurm", "--local"])
@@ -68,13 +82,122 @@ def test_a_plan_for_slurm_lists_the_jobs_of_what_is_left(
     assert claim(results, small[1].key, "ddlbench-tiny-a")
     (tmp_path / "squeue").write_text("#!/bin/bash\necho ddlbench-tiny-a 1 0\n")
     assert main([str(study), f"results_dir={results}", "--slurm", "--pack=2", "--dry-run"]) == 0
-    assert capsys.readouterr().out.splitlines()[-4:] == [
-        "1 jobs of 1 cell that come first: --nodes=1 --ntasks-per-node=2 --gpus-per-node=2 --time=63",
-        "1 jobs of 2 cells: --nodes=1 --ntasks-per-node=2 --gpus-per-node=2 --time=123",
-        "2 jobs of 2 cells: --nodes=2 --ntasks-per-node=4 --gpus-per-node=4 --time=123",
-        "1 jobs of 1 cell: --nodes=2 --ntasks-per-node=4 --gpus-per-node=4 --time=63",
+    assert capsys.readouterr().out.splitlines()[-5:] == [
+        "1 jobs of 1 cell that come first: sbatch --nodes=1 --ntasks-per-node=2 --gpus-per-node=2 --time=63",
+        "1 jobs of 2 cells: sbatch --nodes=1 --ntasks-per-node=2 --gpus-per-node=2 --time=123",
+        "2 jobs of 2 cells: sbatch --nodes=2 --ntasks-per-node=4 --gpus-per-node=4 --time=123",
+        "1 jobs of 1 cell: sbatch --nodes=2 --ntasks-per-node=4 --gpus-per-node=4 --time=63",
+        "no --cpus-per-task: a task gets its share of the cores that the job has on a node, perhaps one",
     ]
     assert not submitted.exists()
+
+
+def test_a_plan_shows_the_options_of_the_site_and_those_given(
+    tmp_path: Path, submitted: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.sh").write_text("#SBATCH --cpus-per-task=6\n")
+    words = [str(write(tmp_path)), f"results_dir={tmp_path}/results", "--slurm", "--dry-run", "gpus=2"]
+    assert main([*words, "--site", f"{tmp_path}/mine.sh", "--sbatch=--account=me --comment='two words'"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.endswith(" --gpus-per-node=2 --time=63 --cpus-per-task=6 --account=me '--comment=two words'")
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--site", "moon"], "--site moon: there is no file"),
+        (["data=imagenet"], "no cell can run: data=imagenet needs data.root="),
+        (["data=imagenet", "data.root=FILE"], "no cell can run: there is no folder FILE/train"),
+        (["data.root=FILE"], "no cell can run: data.root=FILE is not a folder"),
+        (["--pack", "0"], "--pack 0: give a whole number from 1 on"),
+        (["--throttle", "-1"], "--throttle -1: give a whole number from 0 on"),
+        (["gpus=[2,6]", "batch=12"], "gpus=6 does not fill nodes of 4 GPUs"),
+        (["results_dir=FILE/results"], "FILE/results cannot be written"),
+    ],
+)
+@pytest.mark.parametrize("plan", [["--dry-run"], []], ids=["plan", "submission"])
+def test_a_plan_makes_the_checks_of_a_submission(
+    tmp_path: Path,
+    submitted: Path,
+    capsys: pytest.CaptureFixture[str],
+    plan: list[str],
+    options: list[str],
+    expected: str,
+) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    study = write(tmp_path, axes={"framework": ["ddp"], "gpus": [2]}, exclude=[])
+    given = [word.replace("FILE", str(file)) for word in [f"results_dir={tmp_path}/results", *options]]
+    assert main([str(study), "--slurm", *plan, *given]) == 2
+    said = capsys.readouterr().err
+    assert (said.count("\n"), expected.replace("FILE", str(file)) in said) == (1, True), said
+    assert not submitted.exists()
+
+
+@pytest.mark.parametrize(("option", "code"), [("--local", 2), ("--slurm", 0)])
+def test_a_data_folder_that_this_machine_lacks_may_be_on_another_one(
+    tmp_path: Path, submitted: Path, option: str, code: int
+) -> None:
+    study = write(tmp_path, axes={"framework": ["single"]}, exclude=[])
+    words = [f"results_dir={tmp_path}/results", "data=imagenet", f"data.root={tmp_path}/nowhere"]
+    assert main([str(study), option, "--dry-run", *words]) == code
+    assert main([str(study), *words]) == 0  # a list of the cells alone
+
+
+def test_a_quotation_that_is_not_closed_is_no_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main([str(write(tmp_path)), "--slurm", "--sbatch", '--x "'])
+    assert end.value.code == 2
+    assert 'argument --sbatch: --x ": no closing quotation' in capsys.readouterr().err
+
+
+def test_the_time_of_what_has_not_run_is_unknown_not_0(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    study, results = write(tmp_path, axes={"framework": ["single"]}, exclude=[], repeats=2), tmp_path / "results"
+    assert main([str(study), f"results_dir={results}"]) == 0
+    rest = "2 cells have no finished run to estimate from"
+    assert capsys.readouterr().out.endswith(f"\nremaining, one after another: unknown; {rest}\n")
+    record(results, plan(load(str(study)), CPU)[0], seconds=90)
+    assert main([str(study), f"results_dir={results}"]) == 0
+    assert capsys.readouterr().out.endswith("\nremaining, one after another: 1.5 minutes, 0.025 GPU-hours\n")
+
+
+@pytest.mark.parametrize("option", ["--slurm", "--local"])
+def test_a_claim_that_no_sweep_has_written_is_named(
+    tmp_path: Path, submitted: Path, capsys: pytest.CaptureFixture[str], alone: None, option: str
+) -> None:
+    """Garbage, a folder and a FIFO, just made. A claim of a sweep that is alive is not named."""
+    study = write(tmp_path, axes={"framework": ["single"]}, exclude=[], repeats=4)
+    cells, results = plan(load(str(study)), CPU), tmp_path / "results"
+    held = [claim(results, cell.key) for cell in cells]
+    garbage, folder, pipe, _ = paths = [one.path for one in held if one is not None]
+    for path in paths[:3]:
+        path.unlink()
+    garbage.write_bytes(b"\xff")
+    folder.mkdir()
+    os.mkfifo(pipe)
+    assert main([str(study), option, f"results_dir={results}"]) == 1
+    said = capsys.readouterr().out
+    assert [f"{path} holds a cell, but no sweep has written it" in said for path in paths] == [True, True, True, False]
+    assert not submitted.exists()
+
+
+def test_a_sweep_whose_claim_was_taken_over_ends_its_ranks_with_one_line(
+    tmp_path: Path, alone: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study, results = write(tmp_path, axes={"framework": ["single"]}, exclude=[]), tmp_path / "results"
+    (cell,) = plan(load(str(study)), CPU)
+    started = list[subprocess.Popen[bytes]]()
+
+    def start(*_: object) -> subprocess.Popen[bytes]:
+        (results / ".sweep" / f"{cell.key}.2").write_text("{}")
+        started.append(subprocess.Popen(["sleep", "300"], start_new_session=True))
+        return started[0]
+
+    monkeypatch.setattr(local, "_start", start)
+    assert main([str(study), "--local", f"results_dir={results}"]) == 1
+    said = capsys.readouterr().err
+    assert (said.count("\n"), "another sweep has taken its cell over" in said) == (1, True)
+    assert started[0].returncode is not None
 
 
 def test_a_status_says_that_slurm_does_not_answer(

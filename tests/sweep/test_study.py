@@ -24,6 +24,11 @@ def test_points_are_the_product_of_the_axes_less_what_is_excluded(tmp_path: Path
     assert study.results_dir == "results/tiny"
 
 
+def test_a_key_without_content_counts_as_left_out(tmp_path: Path) -> None:
+    study = load(str(write(tmp_path, exclude=None, settings=None, repeats=None)))
+    assert (len(list(study.points())), study.settings, study.repeats) == (4, [], 1)
+
+
 def test_keys_settings_axes_and_command_line_win_in_this_order(tmp_path: Path) -> None:
     path = write(
         tmp_path,
@@ -90,6 +95,13 @@ HOSTILE: list[tuple[dict[str, Any], str]] = [
     ({"axes": {"framework": ["ddp", "ddp"]}}, "names a value twice"),
     ({"axes": {"framework": []}}, "has no values"),
     ({"exclude": [{"framework": "fsdp"}]}, "framework=fsdp is on no axis"),
+    ({"exclude": [{}]}, "exclude: {} names no cells"),
+    ({"exclude": [None]}, "exclude: None names no cells"),
+    ({"exclude": [{"gpus": []}]}, "exclude: {'gpus': []} names no cells"),
+    ({"exclude": False}, "exclude: False is no section of keys"),
+    ({"exclude": [{"framework": "ddp"}], "axes": {"framework": ["ddp"]}}, "exclude leaves no cell"),
+    ({"settings": [{"where": {}, "keys": {"train.epochs": 2}}]}, "settings: {} names no cells"),
+    ({"seeds": []}, "seeds=[] has no values"),
     ({"repeats": 10**9}, "3,000,000,000 cells"),
     ({"repeats": "6"}, "repeats=6 must be a whole number"),
     ({"nothing": 1}, "nothing is no key of a study"),
@@ -108,8 +120,12 @@ def test_a_hostile_or_wrong_study_is_refused(tmp_path: Path, content: dict[str, 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("axes: !!python/object/apply:os.system ['touch owned']", "could not determine a constructor"),
-        ("a: &a [1]\nb: [*a, *a]", "aliases"),
+        ("axes: !!python/object/apply:os.system ['touch owned']", "tags (tag:yaml.org,2002:python/object/apply"),
+        ("a: !!str 1", "tags (tag:yaml.org,2002:str) are refused"),
+        ("a: &a [1]", "anchors and aliases (&a, *a) are refused"),
+        ("a: *a", "anchors and aliases (&a, *a) are refused"),
+        ("a: {b: 1, c: 2, b: 3}", "the key b is given twice"),
+        ("axes: 1\nkeys: 2\naxes: 3", "the key axes is given twice"),
         (f"a: {'[' * 5000}{']' * 5000}", "study.yaml"),
         ("a: [[[[[[[[[1]]]]]]]]]", "levels deep"),
         ("a: 2020-01-01", "is a date"),
@@ -157,11 +173,17 @@ def test_every_path_of_the_configuration_belongs_to_the_command_line() -> None:
     "given",
     ["model._target_=os.system", "framework=[../x]", "gpus=-1", "order=x", "train.seed=3", "dryrun=true", "nonsense",
      "cluster.notes=${oc.env:HOME}", "cluster.notes=!!python/name:os.system", "hydra.run.dir=/tmp", "x=*a",
-     'results_dir=a"b', "results_dir=${oc.env:HOME}"],
+     'results_dir=a"b', "results_dir=${oc.env:HOME}", "results_dir=", "results_dir= ", "results_dir=~/x", "seeds=[]"],
 )  # fmt: skip
 def test_words_of_the_command_line_are_checked_alike(tmp_path: Path, given: str) -> None:
     with pytest.raises(UserError):
         load(str(write(tmp_path)), [given])
+
+
+@pytest.mark.parametrize("folder", ["null", "010", "no", "2026-01-01", "x y", "a: b"])
+def test_the_results_folder_is_the_text_that_was_given(tmp_path: Path, folder: str) -> None:
+    """YAML takes some of them for numbers, truth values and dates."""
+    assert load(str(write(tmp_path)), [f"results_dir={folder}"]).results_dir == folder
 
 
 def test_paths_come_from_the_command_line(tmp_path: Path) -> None:

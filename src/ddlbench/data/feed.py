@@ -92,6 +92,7 @@ class Dataset(Protocol):
     """Training and validation data. Dataclass fields are the keys of `data.` in the configuration.
 
     kind: "images" | "text", as Model.kind
+    root: folder that holds the data, None: none was given
     mapped: whether samples are read from memory-mapped files, of which the kernel counts no bytes
     stage_to: folder of each node's own storage to read copies from, None: the originals are read
     costly: whether samples are decoded or tokenised, so that worker processes are useful
@@ -99,6 +100,7 @@ class Dataset(Protocol):
 
     name: str
     kind: str
+    root: str | None
     stage_to: str | None
 
     @property

@@ -25,6 +25,14 @@ def home() -> Path:
     return Path(os.environ.get("DDLBENCH_HOME") or "~/.cache/ddlbench").expanduser()
 
 
+def sample_home(root: str | None) -> Path:
+    """Where a sample set is made: data.root, else the program's own folder. UserError for what is no folder."""
+    place = Path(root).expanduser() if root else home()
+    if place.exists() and not place.is_dir():
+        raise UserError(f"data.root={place} is not a folder: give one, which may be missing, or leave data.root out")
+    return place
+
+
 def make_folder(folder: Path, make: Callable[[Path], None]) -> None:
     """Let `make` fill a temporary folder beside `folder`, then rename it: an interrupted process leaves nothing that
     looks complete, and of two processes at once the slower one deletes its own folder.

@@ -30,10 +30,10 @@ class ScheduleConfig:
     warmup_start_factor: float | None = None
 
     def __post_init__(self) -> None:
-        factor = self.warmup_start_factor
+        factor, ascending = self.warmup_start_factor, self.milestones == sorted(self.milestones)
         ranges = {
             "name": (self.name in curves, f"one of {', '.join(curves)}"),
-            "milestones": (self.milestones == sorted(self.milestones), "epochs in ascending order"),
+            "milestones": (ascending and min(self.milestones, default=0) >= 0, "epochs from 0 on in ascending order"),
             "gamma": (0 < self.gamma <= 1, "above 0 and at most 1"),
             "min_lr": (self.min_lr >= 0, "at least 0"),
             "warmup_epochs": (self.warmup_epochs >= 0, "at least 0"),

@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _refuse_others(given)
             before, after = given.compare
             return _compare(before, after, given.fail_if_slower)
-        out: Path = given.out or _results(given)[0] / "report"
+        out = given.out or _beside(_results(given))
         targets = [target(text) for text in given.target]
         with Workers(cores()) as workers:
             tables = only(_tables(given, workers), given.only)
@@ -67,6 +67,13 @@ def _results(given: argparse.Namespace) -> list[Path]:
     if not given.results or given.fail_if_slower is not None:
         raise UserError("give RESULTS for a report, or --compare BEFORE AFTER (--help shows all options)")
     return given.results
+
+
+def _beside(results: Sequence[Path]) -> Path:
+    """The folder of a report that names none. UserError for several results: it would replace the first one's."""
+    if len(results) > 1:
+        raise UserError(f"a report of {len(results)} results folders needs a folder of its own: give --out DIR")
+    return results[0] / "report"
 
 
 def _refuse_others(given: argparse.Namespace) -> None:
@@ -152,7 +159,10 @@ def wait_for(saved: Sequence[Future[None]]) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m ddlbench.report", description=__doc__)
     parser.add_argument("results", nargs="*", type=Path, metavar="RESULTS", help="results_dir of runs")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the report (default: RESULTS/report)")
+    parser.add_argument(
+        "--out", type=Path, metavar="DIR",
+        help="folder of the report (default: RESULTS/report; several RESULTS need it)",
+    )  # fmt: skip
     parser.add_argument(
         "--by", choices=FACTORS, default="framework", help="what the curves of a figure differ in (default: framework)"
     )

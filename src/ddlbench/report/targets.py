@@ -48,6 +48,9 @@ def target(text: str) -> Target:
         value = inf
     if metric not in (*RISING, *FALLING) or not isfinite(value):
         raise UserError(f"--target {text!r}: write METRIC=NUMBER with a metric of {', '.join((*RISING, *FALLING))}")
+    largest = 1 if metric in RISING else inf
+    if not 0 < value <= largest:
+        raise UserError(f"--target {text!r}: {metric} is above 0{' and at most 1' * (largest == 1)}")
     return Target(metric, value)
 
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from ddlbench.config.compose import configurations
 from ddlbench.errors import RunError, UserError
 from ddlbench.sweep import slurm
-from ddlbench.sweep.lock import Owner, holder, last_job
-from ddlbench.sweep.plan import INVALID, Cell, plan
+from ddlbench.sweep.lock import Owner, holder, last_job, unreadable
+from ddlbench.sweep.plan import INVALID, Cell, data_check, plan
 from ddlbench.sweep.state import FINAL, MISSING, QUEUED, RETRIES, RUNNING, Attempt, State, due
 from ddlbench.sweep.status import Asked, plan_lines, status_lines
 from ddlbench.sweep.study import Study, load, names
@@ -56,49 +56,65 @@ def _run(given: argparse.Namespace, study: Study) -> int:
     from ddlbench.sweep.ended_jobs import record_ended_jobs
 
     forecast = _forecast(given)
-    cells = plan(study, forecast.device if forecast else _device(given))
+    checked = (given.dry_run or given.slurm or given.local) and not (given.status or given.cancel)
+    check = data_check(here=given.local and not given.slurm) if checked else None
+    cells = plan(study, forecast.device if forecast else _device(given), check)
     state = State(Path(study.results_dir)).refresh()
     if given.cancel:
         return _cancel(cells, state)
     record_ended_jobs(cells, state, slurm.queue)
-    if given.status or given.dry_run:
-        return _show(given, study, cells, state, forecast)
+    if given.status:
+        return _status(cells, state)
     if given.slurm or given.local:
         writable(study.results_dir)
+    if given.dry_run or not (given.slurm or given.local):
+        return _show(given, study, cells, state, forecast)
+    left_out = [cell for cell in cells if _invalid(cell)]
     if given.slurm:
-        options = slurm.Options(given.site, tuple(shlex.split(given.sbatch)), given.throttle, given.pack)
-        _say("\n".join(slurm.submit(study, cells, state, options, given.retry)) or "nothing to submit")
-        return 0
-    if given.local:
+        failed = 0
+        _say("\n".join(slurm.submit(study, cells, state, _options(given), given.retry)) or "nothing to submit")
+    else:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        left_out = [cell for cell in cells if cell.gpus > local.most_ranks() or _invalid(cell)]
+        left_out += [cell for cell in cells if cell.gpus > local.most_ranks() and not _invalid(cell)]
         failed = local.run_cells(cells, state, given.retry, _say)
         _say("\n".join(status_lines(cells, state, _asked(state, slurm.queue()))))
-        if left_out:
-            _say(f"{len(left_out)} cells cannot run on this machine: --dry-run shows which")
         _say(f"report: python -m ddlbench.report {shlex.quote(study.results_dir)}")
-        return 1 if failed else 0
-    return _show(given, study, cells, state, forecast)
+    if left_out:
+        _say(f"{len(left_out)} cells cannot run: --dry-run shows why")
+    return 1 if _say_unreadable(cells, state, given.retry) or failed else 0
+
+
+def _say_unreadable(cells: Sequence[Cell], state: State, retry: str | None) -> int:
+    """Name the claims for which cells were left out though nobody can be seen to run them; their number."""
+    still_due = (cell for cell in cells if due(state.status(cell), retry) and not _invalid(cell))
+    found = [path for cell in still_due if (path := unreadable(state.results, cell.key))]
+    for path in found:
+        _say(f"{path} holds a cell, but no sweep has written it: remove it, or start again after two minutes")
+    return len(found)
+
+
+def _status(cells: Sequence[Cell], state: State) -> int:
+    queued = slurm.queue()
+    asked = _asked(state, queued)
+    lines = status_lines(cells, state, asked)
+    open_ = (cell for cell in cells if queued.starts is None and asked(cell) in (QUEUED, RUNNING))
+    if any(last_job(state.results, cell.key) for cell in open_):
+        lines.append("squeue does not answer: cells of jobs that have ended may count as queued or running")
+    _say("\n".join(lines))
+    return 0
 
 
 def _show(
     given: argparse.Namespace, study: Study, cells: Sequence[Cell], state: State, forecast: Forecast | None
 ) -> int:
-    """Start nothing, whatever else is asked for."""
-    queued = slurm.queue()
-    asked = _asked(state, queued)
-    if given.status:
-        lines = status_lines(cells, state, asked)
-        open_ = (cell for cell in cells if queued.starts is None and asked(cell) in (QUEUED, RUNNING))
-        if any(last_job(state.results, cell.key) for cell in open_):
-            lines.append("squeue does not answer: cells of jobs that have ended may count as queued or running")
-    else:
-        with configurations():  # once: the forecast composes one for each configuration and GPU count
-            lines = plan_lines(cells, state, asked, forecast)
-        if given.slurm:
-            held = (QUEUED, RUNNING)
-            left = [cell for cell in cells if due(asked(cell), given.retry) and asked(cell) not in held]
-            lines += slurm.job_lines(study, [cell for cell in left if not _invalid(cell)], given.pack)
+    """The plan; nothing is started, whatever else is asked for."""
+    asked = _asked(state, slurm.queue())
+    with configurations():  # once: the forecast composes one for each configuration and GPU count
+        lines = plan_lines(cells, state, asked, forecast)
+    if given.slurm:
+        held = (QUEUED, RUNNING)
+        left = [cell for cell in cells if due(asked(cell), given.retry) and asked(cell) not in held]
+        lines += slurm.job_lines(study, [cell for cell in left if not _invalid(cell)], _options(given))
     _say("\n".join(lines))
     return 0
 
@@ -118,7 +134,7 @@ def _device(given: argparse.Namespace) -> torch.device:
     import torch
 
     if given.slurm:
-        return torch.device("cpu" if "--gpus-per-node=0" in shlex.split(given.sbatch) else "cuda")
+        return torch.device("cpu" if "--gpus-per-node=0" in given.sbatch else "cuda")
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -177,6 +193,17 @@ def _invalid(cell: Cell) -> bool:
     return cell.refused is not None and cell.refused[0] == INVALID
 
 
+def _options(given: argparse.Namespace) -> slurm.Options:
+    return slurm.Options(given.site, given.sbatch, given.throttle, given.pack)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text}: {str(error).lower()}: close it") from error
+
+
 def _say(text: str) -> None:
     print(text, flush=True)
 
@@ -190,7 +217,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--local", action="store_true", help="run what is missing on this machine, one after another")
     parser.add_argument("--slurm", action="store_true", help="submit what is missing, the smallest cells first")
     parser.add_argument("--site", help="--slurm: file to source first, or NAME of scripts/slurm/site/NAME.sh")
-    parser.add_argument("--sbatch", default="", metavar="OPTIONS", help="--slurm: further options, in one word")
+    parser.add_argument(
+        "--sbatch", type=_words, default=(), metavar="OPTIONS", help="--slurm: further options, in one word"
+    )
     parser.add_argument("--throttle", type=int, default=0, metavar="N", help="--slurm: at most N jobs at a time")
     parser.add_argument("--pack", type=int, default=1, metavar="N", help="--slurm: up to N cells of one size in a job")
     parser.add_argument("--cancel", action="store_true", help="end the jobs and the local sweeps of this study")

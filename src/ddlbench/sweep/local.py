@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
+import errno
+import itertools
 import os
 import signal
+import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddlbench.errors import RunError
 from ddlbench.ranks.launchers import free_port, rank_variables
 from ddlbench.record.ending import end_for_rank_0, now
 from ddlbench.report.gone import keeper_alive
@@ -29,7 +31,10 @@ RANKS_PER_CORE = 2  # at most, where there is no GPU
 POLL_S = 0.05
 MEBIBYTE = 2**20
 GRACE_S = 30.0  # to record the end: after a signal, or after another rank has failed
-LOST = "this process was stopped for minutes and another sweep has taken its cell over"
+LOST = "this process was stopped for minutes and another sweep has taken its cell over: start it again to go on"
+# An abstract socket (unix(7)): one name for all processes of this machine, wherever their temporary folders are, and
+# free as soon as its process has ended.
+TURN = f"\0ddlbench-sweep-{os.getuid()}"
 
 Say = Callable[[str], None]
 
@@ -106,14 +111,18 @@ def _claimed(cell: Cell, state: State) -> Generator[Claim | None]:
 
 @contextlib.contextmanager
 def _turn(say: Say) -> Generator[None]:
-    """One cell at a time on this machine, whichever sweep starts it: two at once would measure each other."""
-    path = Path(tempfile.gettempdir()) / f"ddlbench-sweep-{os.getuid()}.lock"
-    with os.fdopen(os.open(path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600), "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say("waiting: another sweep runs a cell on this machine")
-            fcntl.flock(file, fcntl.LOCK_EX)
+    """One cell at a time on this machine, whichever sweep of this user starts it: two would disturb each other."""
+    with socket.socket(socket.AF_UNIX) as turn:
+        for tries in itertools.count():
+            try:
+                turn.bind(TURN)
+                break
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+            if tries == 0:
+                say("waiting: another sweep runs a cell on this machine")
+            time.sleep(POLL_S)
         yield
 
 
@@ -176,7 +185,7 @@ def _wait(ranks: Sequence[subprocess.Popen[bytes]], deadline: float, held: Claim
         if now > checked + 5:
             checked = now
             if held is not None and held.lost():
-                raise RuntimeError(LOST)
+                raise RunError(LOST)
         time.sleep(POLL_S)
 
 

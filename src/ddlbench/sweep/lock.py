@@ -98,6 +98,13 @@ def last_job(results: Path, cell: str) -> str | None:
     return None if owner is None else owner.job
 
 
+def unreadable(results: Path, cell: str) -> Path | None:
+    """The claim of a cell, where it names nobody: no sweep has written it, or one writes it just now."""
+    last = _last(results, cell)
+    named = last is None or _content(last).get("released") or _owner(last)
+    return None if named else last
+
+
 def _last(results: Path, cell: str) -> Path | None:
     path, last = results / FOLDER / f"{cell}.1", None
     while path.exists():

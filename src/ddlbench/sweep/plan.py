@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddlbench.config.compose import configuration, configurations, supports
+from ddlbench.config.compose import configuration, configurations, refusal, supports
 from ddlbench.config.schema import Config
 from ddlbench.errors import Unavailable, Unsupported, UserError
 from ddlbench.report.merge import digest
@@ -16,6 +18,7 @@ from ddlbench.sweep.study import Study
 if TYPE_CHECKING:
     import torch
 
+Check = Callable[[Config], None]
 LETTERS = 16  # of the hashes that name cells
 INVALID = "invalid"  # a combination that ddlbench refuses before it starts: no record, no row
 
@@ -52,14 +55,15 @@ class Cell:
         )
 
 
-def plan(study: Study, device: torch.device) -> list[Cell]:
+def plan(study: Study, device: torch.device, check: Check | None = None) -> list[Cell]:
     """Every cell once, in the order in which cells start. Repeats are blocks: within each block the order is random
     over all else, so that a drift of the machine meets all configurations alike. A cell that is known to be unsupported
     has one repeat and one seed: the outcome is the same.
 
     device: of the machine that will run them
+    check: raises UserError for a configuration that would not start there
     """
-    cells = {cell.key: cell for cell in _cells(study, device)}.values()
+    cells = {cell.key: cell for cell in _cells(study, device, check)}.values()
     shuffled = sorted(cells, key=lambda cell: cell.key)  # independent of the order of the axes
     random.Random(study.order).shuffle(shuffled)
     ordered = sorted(shuffled, key=lambda cell: (cell.repeat, study.seeds.index(cell.seed)))
@@ -76,25 +80,46 @@ def key_of(identity: Mapping[str, Any], world_size: int) -> str:
     return digest([measured, world_size], LETTERS)
 
 
-def _cells(study: Study, device: torch.device) -> Iterator[Cell]:
+def data_check(here: bool) -> Check:
+    """A check of the data, made once for each data set and model.
+
+    here: the cells run on this machine; else a folder that this one lacks may be on the machine that runs them
+    """
+    reasons: dict[str, str | None] = {}
+
+    def check(config: Config) -> None:
+        key, root = f"{config.data} {config.model}", config.data.root
+        if key not in reasons:
+            elsewhere = not here and root is not None and not Path(root).expanduser().exists()
+            reasons[key] = None if elsewhere else refusal(partial(config.data.check, config.model))
+        if (reason := reasons[key]) is not None:
+            raise UserError(reason)
+
+    return check
+
+
+def _cells(study: Study, device: torch.device, check: Check | None) -> Iterator[Cell]:
     with configurations():
         for place, point in enumerate(study.points()):
-            yield from _runs(study, place, point, device)
+            yield from _runs(study, place, point, device, check)
 
 
-def _runs(study: Study, place: int, point: Mapping[str, Any], device: torch.device) -> Iterator[Cell]:
+def _runs(
+    study: Study, place: int, point: Mapping[str, Any], device: torch.device, check: Check | None
+) -> Iterator[Cell]:
     """The seeds and repeats of one point, which are composed and checked once."""
     words, gpus = study.words(point), int(point["gpus"])
+    identity: dict[str, Any] = {"words": words, "train": {}}
     try:
         config = configuration(*words)
         if config.mode == "rehearsal":
             raise UserError("mode=rehearsal records nothing: it is no cell of a study, run python -m ddlbench")
-        identity: dict[str, Any] = config.identity()
-        refused = _refusal(config, gpus, device)
+        identity = config.identity()
+        refused = _refusal(config, gpus, device, check)
         if config.checkpoint.every is not None and config.checkpoint.resume is None:
             words = (*words, "checkpoint.resume=true")  # a cell is started again only if it did not end well
     except UserError as error:
-        identity, refused = {"words": words, "train": {}}, (INVALID, str(error))
+        refused = (INVALID, str(error))
     family = digest(identity, LETTERS)
     first = Cell(dict(point), words, gpus, study.seeds[0], 0, study.limit(gpus), "", family, place, refused)
     for seed in study.seeds[: 1 if refused else None]:
@@ -109,13 +134,15 @@ def _runs(study: Study, place: int, point: Mapping[str, Any], device: torch.devi
             )
 
 
-def _refusal(config: Config, gpus: int, device: torch.device) -> tuple[str, str] | None:
+def _refusal(config: Config, gpus: int, device: torch.device, check: Check | None) -> tuple[str, str] | None:
     """Why a run would not start. A missing library is no answer: the machine that runs may have it."""
     from ddlbench.ranks.launch import Launch
     from ddlbench.run.assembly import make_job
     from ddlbench.run.checkpoints import check_checkpoints
 
     try:
+        if check is not None:
+            check(config)
         if config.mode == "train":
             job = make_job(config, Launch("torchrun", world_size=gpus), device)
             supports(config.framework, job)

@@ -22,6 +22,7 @@ SCRIPTS = Path(__file__).parents[3] / "scripts" / "slurm"
 SBATCH = "#SBATCH "  # begins the lines of a site's file that are options of sbatch
 NEXT = "--next"  # between the cells of a job, for run.sbatch
 LIMIT = "train.time_limit_s="
+CORES = ("--cpus-per-task", "-c", "--cpus-per-gpu", "--exclusive")  # options that say how many cores a task gets
 SIGNAL_S = 180  # before its time limit Slurm signals the ranks 120 s (run.sbatch); a minute more to start
 
 
@@ -34,6 +35,15 @@ class Options:
     sbatch: tuple[str, ...] = ()
     throttle: int = 0
     pack: int = 1
+
+    def __post_init__(self) -> None:
+        for name, least in (("throttle", 0), ("pack", 1)):
+            if (value := getattr(self, name)) < least:
+                raise UserError(f"--{name} {value}: give a whole number from {least} on")
+
+    def words(self) -> list[str]:
+        """For sbatch: those of the site, then those that were given, which win."""
+        return [*site_options(self.site), *self.sbatch]
 
 
 @dataclass(frozen=True)
@@ -96,20 +106,24 @@ def jobs(cells: Sequence[Cell], pack: int) -> list[Plan]:
     return found
 
 
-def job_lines(study: Study, cells: Sequence[Cell], pack: int) -> list[str]:
+def job_lines(study: Study, cells: Sequence[Cell], options: Options) -> list[str]:
     """The jobs of these cells, a line for all of one kind, in the order in which they would be submitted. UserError for
-    a GPU count that does not fill its nodes."""
-    planned = [(job.proves, len(job.cells), *_size(study, job.cells)) for job in jobs(cells, pack)]
-    return [
-        f"{count} jobs of {size} cell{'s' * (size > 1)}{' that come first' * proves}: {' '.join(words)}"
+    a GPU count that does not fill its nodes, and for a site that has no file."""
+    more = options.words()
+    planned = [(job.proves, len(job.cells), "sbatch", *_size(study, job.cells)) for job in jobs(cells, options.pack)]
+    lines = [
+        f"{count} jobs of {size} cell{'s' * (size > 1)}{' that come first' * proves}: {shlex.join([*words, *more])}"
         for (proves, size, *words), count in Counter(planned).items()
     ]
+    if lines and not any(word.startswith(CORES) for word in more):
+        lines.append("no --cpus-per-task: a task gets its share of the cores that the job has on a node, perhaps one")
+    return lines
 
 
 def submit(study: Study, cells: Sequence[Cell], state: State, options: Options, retry: str | None) -> list[str]:
     """Submit what is due and held by nobody; a line for each job. UserError where Slurm refuses one: those before it
     are submitted."""
-    of_site = site_options(options.site)
+    more = options.words()
     (state.results / FOLDER).mkdir(parents=True, exist_ok=True)
     looked, queued = server_time(state.results), queue()  # in this order, and before the records are read
     state.refresh()
@@ -128,7 +142,7 @@ def submit(study: Study, cells: Sequence[Cell], state: State, options: Options, 
         before = [] if job.proves else [proofs[cell.family] for cell in mine if cell.family in proofs]
         waits = _dependency(before, len(job.cells) == 1, numbers, options.throttle)
         try:
-            number = _sbatch(study, mine, state.results, name, [*waits, *of_site, *options.sbatch], options)
+            number = _sbatch(study, mine, state.results, name, [*waits, *more], options)
         except UserError as error:
             # Where sbatch did not answer in time, Slurm may have the job: then `squeue` knows its name.
             if not isinstance(error.__cause__, subprocess.TimeoutExpired):

@@ -61,9 +61,11 @@ def sums(cells: Sequence[Cell], state: State, asked: Asked, predict: Predict = N
         serial += (seconds or 0) * left
         hours += (seconds or 0) * left * group[0].gpus / 3600
         unknown += left if seconds is None else 0
+    known = f"{bounds}{serial / 60:.1f} minutes, {hours:.3f} GPU-hours" if serial else "unknown"
+    more = "more cells" if serial else "cells"
+    rest = f"; {unknown:.0f} {more} have no finished run to estimate from" if unknown else EMPTY
     if serial or unknown:
-        rest = f"; {unknown:.0f} more cells have no finished run to estimate from" if unknown else EMPTY
-        lines.append(f"remaining, one after another: {bounds}{serial / 60:.1f} minutes, {hours:.3f} GPU-hours{rest}")
+        lines.append(f"remaining, one after another: {known}{rest}")
     return lines
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from ddlbench.config.choices import choices, conf_dir
-from ddlbench.config.values import shown
+from ddlbench.config.values import check, shown
 from ddlbench.errors import UserError
 from ddlbench.sweep.values import Plain, check_key, given, quoted, read, word
 
@@ -115,6 +115,7 @@ def _study(name: str, raw: dict[str, Any]) -> Study:
     for key in raw:
         if key not in known:
             raise UserError(f"{shown(key)} is no key of a study: the keys are {', '.join(sorted(known))}")
+    raw = {key: value for key, value in raw.items() if value is not None}  # a key without content
     axes = {key: _list(value) for key, value in _keys(raw.get("axes"), "axes").items()}
     for key, found in axes.items():
         _check_axis(key, found)
@@ -137,7 +138,8 @@ def _override(study: Study, key: str, value: Any) -> Study:
     if key == "seeds":
         return replace(study, seeds=_seeds(value))
     if key == "results_dir":
-        return replace(study, results_dir=str(value))
+        check(key, value)
+        return replace(study, results_dir=value)
     if key in study.axes:
         _check_axis(key, _list(value))
         return replace(study, axes={**study.axes, key: _list(value)})
@@ -157,8 +159,8 @@ def _checked(study: Study) -> Study:
     cells = math.prod(len(found) for found in study.axes.values()) * study.repeats * len(study.seeds)
     if cells > LARGEST:
         raise UserError(f"{study.name} has {cells:,} cells: give fewer values or repeats, at most {LARGEST:,} cells")
-    if any(ord(letter) < 32 for letter in study.results_dir):
-        raise UserError(f"results_dir={shown(study.results_dir)} holds a control character: leave it out")
+    if not any(study.points()):
+        raise UserError(f"{study.name}: exclude leaves no cell: leave out fewer values, or give others on its axes")
     quoted("results_dir", study.results_dir)
     return study
 
@@ -205,6 +207,8 @@ def _setting(raw: Any, axes: Plain) -> Setting:
 
 def _where(raw: Any, axes: Plain, place: str) -> dict[str, list[Any]]:
     where = _keys(raw, place)
+    if not where or [] in where.values():
+        raise UserError(f"{place}: {shown(raw)} names no cells: give axes and values of this study, or leave it out")
     for key, value in where.items():
         unknown = [item for item in _list(value) if key not in axes or item not in axes[key]]
         if key not in axes or unknown:
@@ -233,6 +237,8 @@ def _limits(raw: Any) -> dict[int, int]:
 
 
 def _seeds(value: Any) -> list[int]:
+    if value == []:
+        raise UserError("seeds=[] has no values: give at least one")
     return [_number("seeds", seed, 0) for seed in _list(value)]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -39,7 +40,7 @@ OWN = {
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A YAML file as plain data: no tags, no aliases. UserError where it is anything else."""
+    """A YAML file as plain data. UserError where it is anything else."""
     try:
         with path.open("rb") as file:
             content = file.read(LARGEST_BYTES + 1)
@@ -56,17 +57,29 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def parsed(text: str) -> Any:
-    """YAML as plain data. ValueError or yaml.YAMLError where it is none."""
+    """YAML as plain data: no tags, anchors, aliases, each key once. ValueError or yaml.YAMLError where it is none."""
     depth = 0
     for event in yaml.parse(text, yaml.SafeLoader):  # as a stream: nothing is built that is too deep
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > DEEPEST:
             raise ValueError(f"nested more than {DEEPEST} levels deep")
-        if isinstance(event, yaml.AliasEvent):
-            raise ValueError("aliases (*name) are not available in a study: repeat the values")  # noqa: TRY004
-    found = yaml.safe_load(text)
+        if getattr(event, "anchor", None) is not None:
+            raise ValueError(f"anchors and aliases (&{event.anchor}, *{event.anchor}) are refused: repeat the values")
+        if getattr(event, "tag", None) is not None:
+            raise ValueError(f"tags ({event.tag}) are refused: write plain values")
+    found = yaml.load(text, _KeysOnce)
     _check_plain(found)
     return found
+
+
+class _KeysOnce(yaml.SafeLoader):
+    """Refuses a key that is given twice: YAML's own loader keeps the last one without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = Counter(str(key.value) for key, _ in node.value)
+        if twice := [name for name, count in names.items() if count > 1]:
+            raise ValueError(f"the key {shown(twice[0])} is given twice: keep one")
+        return super().construct_mapping(node, deep)
 
 
 def given(word: str) -> tuple[str, Any]:
@@ -75,6 +88,8 @@ def given(word: str) -> tuple[str, Any]:
     key = key.lstrip("+")
     if not equals or not KEY.fullmatch(key):
         raise UserError(f"{shown(word)} is no key=value: see python -m ddlbench.sweep --help")
+    if key == "results_dir":
+        return key, text  # as it is: YAML takes 010 for 8, and `no` for false
     try:
         return key, parsed(text)
     except (yaml.YAMLError, RecursionError, ValueError) as error:

@@ -124,7 +124,13 @@ def test_bad_input(tmp_path):
         sample(tmp_path, decode="jpg")
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"cannot make .*DDLBENCH_HOME or data.root"):
-        sample(tmp_path / "file").prepare()
+        sample(tmp_path / "file" / "below").prepare()
+
+
+def test_a_root_that_is_a_file_is_refused_before_anything_is_made(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"data.root=.*/file is not a folder"):
+        sample(tmp_path / "file").check(Shape())
 
 
 def test_yaml_builds():

@@ -124,6 +124,12 @@ def test_python_without_its_help_texts_is_refused(monkeypatch, tmp_path):
         SampleText("sample_text", root=str(tmp_path), vocab_size=512).check(MODEL)
 
 
+def test_a_root_that_is_a_file_is_refused_before_anything_is_made(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"data.root=.*/file is not a folder"):
+        SampleText("sample_text", root=str(tmp_path / "file"))
+
+
 def test_configuration_lists_every_field():
     values = OmegaConf.to_container(OmegaConf.load(CONF))
     assert values.pop("_target_") == "ddlbench.data.text.sample.SampleText"

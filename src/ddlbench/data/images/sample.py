@@ -8,7 +8,7 @@ from pathlib import Path
 from numpy.random import RandomState
 from PIL import Image
 
-from ddlbench.data.home import home, make_folder
+from ddlbench.data.home import make_folder, sample_home
 from ddlbench.data.images.drawing import CLASSES, draw
 from ddlbench.data.images.folders import ImageFolders, check_classes
 from ddlbench.data.images.index import FolderLayout, Index
@@ -42,10 +42,11 @@ class SampleImages(ImageFolders):
                 raise UserError(f"data.{key}={value} is too small: there are {len(CLASSES)} classes to fill")
 
     def layout(self) -> FolderLayout:
-        place = Path(self.root).expanduser() if self.root else home()
-        return FolderLayout(place / f"sample_images-v{VERSION}-{self.sample_train}-{self.sample_val}", "train", "val")
+        folder = f"sample_images-v{VERSION}-{self.sample_train}-{self.sample_val}"
+        return FolderLayout(sample_home(self.root) / folder, "train", "val")
 
     def check(self, model: Model) -> None:
+        self.layout()  # raises for a root that is no folder
         check_classes(len(CLASSES), model)
         self.check_size(model)
 

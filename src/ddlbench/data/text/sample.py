@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ddlbench.data.home import home, make_folder
+from ddlbench.data.home import make_folder, sample_home
 from ddlbench.data.staging import StagedFiles
 from ddlbench.data.text.tokens import TokenText
 from ddlbench.data.text.windows import TokenSplit
@@ -84,8 +84,7 @@ class SampleText:
 
     def folder(self) -> Path:
         """Where the set is, e.g. ~/.cache/ddlbench/sample_text-v1-py3.11.7-bpe2048."""
-        place = Path(self.root).expanduser() if self.root else home()
-        return place / f"sample_text-{VERSION}-py{platform.python_version()}-bpe{self.vocab_size}"
+        return sample_home(self.root) / f"sample_text-{VERSION}-py{platform.python_version()}-bpe{self.vocab_size}"
 
     def _ready(self) -> TokenText:
         self.prepare()  # on a node that does not share the folder with the one that called `prepare`
