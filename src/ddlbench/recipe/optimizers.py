@@ -100,12 +100,14 @@ def timm(module: str) -> Any:
 
 
 def make_lars(config: OptimizerConfig, groups: Groups) -> Optimizer:
-    """LARS (You et al. 2017, algorithm 1) with eps in the denominator, and ratio 1 where weight or gradient is zero.
+    """LARS (You et al. 2017) as timm computes it, with ratio 1 where weight or gradient is zero.
 
     For gradient g, weights w, weight decay b, momentum m:
         ratio = eta |w| / (|g| + b |w| + eps);   v <- m v + ratio (g + b w);   w <- w - lr v
-    The paper multiplies by lr inside v. Both are the same while lr is constant; outside, as in torch's SGD, the
-    momentum needs no correction when lr changes.
+    Algorithm 1 of the paper has the learning rate in the momentum, v <- m v + lr ratio (g + b w); w <- w - v. Both are
+    equal while lr is constant. Where it changes, the paper's step has older gradients at their older rates, and this
+    one has all of them at the rate of the step, as torch's SGD, so that lars and sgd differ in the ratio alone, and
+    no momentum correction is needed (Goyal et al. 2017, section 3).
     """
     return timm("lars").Lars(
         groups,
