@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ddlbench.errors import UserError
-from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
+from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer, optimizers
 
 
 def matrix(*values):
@@ -122,6 +122,13 @@ def test_groups_and_frozen_parameters():
     assert [(len(group["params"]), group["weight_decay"]) for group in groups] == [(1, 0.5), (4, 0.0)]
     groups = make_optimizer(OptimizerConfig("sgd", lr=0.1, weight_decay=0.5), module.named_parameters()).param_groups
     assert [(len(group["params"]), group["weight_decay"]) for group in groups] == [(5, 0.5)]
+
+
+@pytest.mark.parametrize("name", optimizers)
+def test_an_entry_has_the_name_of_its_class(name):
+    """Refusals find the entry of a job's optimizer by it."""
+    made = make_optimizer(OptimizerConfig(name, lr=0.1), [("w", matrix(1.0))])
+    assert type(made).__name__.lower() == name
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
