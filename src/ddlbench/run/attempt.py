@@ -146,7 +146,7 @@ def check(config: Config, scenario: Scenario) -> Unsupported | Unavailable | Non
     writable(config.results_dir)
     if config.checkpoint.every is not None and config.checkpoint.folder is not None:
         writable(str(config.checkpoint.folder), "checkpoint.dir")
-    config.data.check(config.model)
+    config.data.check(config.model, config.train.validate)
     if config.data.stage_to is not None:
         node_storage(config.data.stage_to)
     try:

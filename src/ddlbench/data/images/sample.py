@@ -45,7 +45,7 @@ class SampleImages(ImageFolders):
         place = Path(self.root).expanduser() if self.root else home()
         return FolderLayout(place / f"sample_images-v{VERSION}-{self.sample_train}-{self.sample_val}", "train", "val")
 
-    def check(self, model: Model) -> None:
+    def check(self, model: Model, validate: bool = True) -> None:
         check_classes(len(CLASSES), model)
         self.check_size(model)
 
