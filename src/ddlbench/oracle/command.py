@@ -167,7 +167,7 @@ def source(question: Question, machine: Machine, results: Results | None) -> Cal
 
 
 def _config(question: Question, row: Prediction) -> Config | None:
-    """That of a row, in its layout; None where nothing can be run."""
+    """The configuration of a row in its layout; None where nothing can be run."""
     if question.only_here:
         return None
     config = configuration(f"+framework={row.framework}", *question.words)

@@ -136,7 +136,7 @@ def clusters() -> list[str]:
 
 
 def described(machine: Machine) -> str:
-    """Its devices and their memory, for people."""
+    """The cluster's name, device, memory of a device and devices per node, as text."""
     device, inside = machine.device, machine.devices_per_node
     memory = f", {device.memory_bytes / 2**30:.3g} GiB" if device.memory_bytes else ""
     return f"{machine.name} ({device.name}{memory}{f', {inside} per node' if inside else ''})"

@@ -144,8 +144,8 @@ class Costs:
     """What an update keeps and moves for one parameter in fp32.
 
     states: numbers that stay from update to update: momentum, Adam's two moments
-    bytes_: weight, gradient and states are read, weight and states written; lars and lamb read weight and update once
-        more for their norms
+    bytes_: read and written: weight, gradient and states are read, weight and states written; lars and lamb read
+        weight and update once more for their norms
     copies: numbers that live during the update of their tensor: what weight decay is added to; the square root and its
         quotient of Adam
     """

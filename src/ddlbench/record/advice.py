@@ -38,7 +38,7 @@ def advice_on_waiting(config: Config, device_type: str, wait_share: float | None
 
 
 def _kernels(config: Config, job: Job) -> list[str]:
-    """What the framework takes of torch.compile and of one kernel for the whole update."""
+    """torch.compile, and one kernel for the whole update: each where the framework takes it."""
     fused = partial(make_optimizer, replace(config.recipe.optimizer, fused=True))
     changes = (
         (
@@ -59,7 +59,7 @@ def _kernels(config: Config, job: Job) -> list[str]:
 
 
 def _dropout(config: Config) -> list[str]:
-    """Of GPT-2: in VGG it is behind two layers only."""
+    """GPT-2 only: VGG has dropout behind two layers alone."""
     rate = getattr(config.model, "dropout", 0.0)
     if config.model.kind != "text" or not rate:
         return []
