@@ -136,7 +136,7 @@ def test_a_run_that_is_stopped_keeps_the_epochs_that_are_done() -> None:
         return own(batch)
 
     trainer.step = step
-    with pytest.raises(Stopped, match="rank 0 received SIGTERM; stopped after step 1 of an epoch"):
+    with pytest.raises(Stopped, match="rank 0 received SIGTERM; stopped after step 1 of epoch 1"):
         train(run, cast(Framework, trainer), Rates(lambda _: 0.1))
     assert trainer.updates == 5
     assert [row.epoch for row in rows.rows] == [0]

@@ -95,7 +95,7 @@ def train(run: Run, trainer: Trainer, rates: Rates) -> None:
     """Every epoch: train against the clock, reduce over ranks, validate outside it, record."""
     device = run.job.device
     for epoch in range(run.first_epoch, run.epochs):
-        run.boundary.begin()
+        run.boundary.begin(epoch)
         clock = run.clock = EpochClock(device, barrier, run.warmup(epoch), run.meter)
         losses, used = Losses(run.feed.steps_per_epoch), list[float]()
         reset_peaks(device)

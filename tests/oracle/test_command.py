@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from pathlib import Path
 from statistics import median
 
 import pytest
+from torch.optim import NAdam, Optimizer
 
 from ddlbench.config.choices import choices
 from ddlbench.oracle import command
 from ddlbench.oracle.command import main
 from ddlbench.oracle.machine import load
+from ddlbench.oracle.predictor import Prediction
+from ddlbench.oracle.question import parser
+from ddlbench.oracle.ranking import conclusion, fitting
+from ddlbench.recipe.optimizers import Costs, Entry, Groups, OptimizerConfig, optimizers, plain
 from tests.support.sizes import PARAMETERS
 
 TINY = ("+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=16", "model.image_size=64")
@@ -62,6 +68,21 @@ def test_an_optimizer_without_momentum_keeps_nothing(
     assert plain["compute_s"] < momentum["compute_s"] or states == 2
 
 
+@pytest.mark.parametrize("framework", ["zero1", "tensor"])
+def test_an_optimizer_needs_its_entry_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, framework: str
+) -> None:
+    """docs/extending.md: NAdam takes no norm of whole layers, so no framework may refuse it for that."""
+
+    def make(config: OptimizerConfig, groups: Groups) -> Optimizer:
+        return NAdam(plain(groups), lr=config.lr, eps=config.eps)
+
+    monkeypatch.setitem(optimizers, "nadam", Entry(make, Costs(2, 28, 2)))
+    (row,) = rows(capsys, *TINY, f"+framework={framework}", "cluster=h100", "gpus=4", "recipe.optimizer.name=nadam")
+    assert row["status"] == "ok"
+    assert row["memory"]["optimizer"] > 0
+
+
 def test_abci_adds_communication_as_the_paper_does(capsys: pytest.CaptureFixture[str]) -> None:
     """25.6 million parameters, 102 MB at 12.5 GB/s, twice: 16.4 ms between nodes at 1,024 GPUs."""
     words = ("+model=resnet50", "+framework=ddp", "cluster=abci", "gpus=1024", "train.batch_per_gpu=64")
@@ -78,6 +99,65 @@ def test_every_framework_and_the_best(capsys: pytest.CaptureFixture[str]) -> Non
     assert "refused: single at 4: framework=single runs in one process" in out
     assert "best with at most 4 GPUs: " in out
     assert "limit: tp <= 16 (filters of layer1_0.conv1)" in out
+
+
+def test_the_heading_says_what_was_predicted_and_that_it_is_a_lower_bound(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (*TINY, "+framework=ddp", "cluster=juwels_booster", "gpus=4")
+    assert main(words) == 0
+    first, second, third, *_ = capsys.readouterr().out.splitlines()
+    assert first.startswith("resnet50, 32 samples per GPU and update, sgd, fp32 (without tensor cores")
+    assert second == "on juwels_booster (NVIDIA A100-SXM4-40GB, 40 GiB, 4 per node)"
+    assert third == "seconds of computing from: roofline: a lower bound, with each operation at the device's peak"
+    assert main([*words, "train.precision=bf16", "train.global_batch=64", "--one-gpu-step-s", "1"]) == 0
+    first, _, third, *_ = capsys.readouterr().out.splitlines()
+    assert first == "resnet50, 64 samples per update, sgd, bf16"
+    assert "lower bound" not in third
+
+
+def test_progress_is_on_a_terminal_alone(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    words = (*TINY, "+framework=ddp", "cluster=h100", "gpus=4")
+    assert main(words) == 0
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert main(words) == 0
+    assert "predicting" in capsys.readouterr().err
+
+
+def test_help_lists_the_clusters_with_their_memory() -> None:
+    text = " ".join(parser().format_help().split())
+    assert "juwels_booster (NVIDIA A100-SXM4-40GB, 40 GiB, 4 per node)" in text
+    assert "local (cpu)" in text
+
+
+def test_tensor_parallelism_stays_within_a_node(capsys: pytest.CaptureFixture[str]) -> None:
+    """Replicas take the rest; a degree that is given is taken."""
+    words = (*TINY, "cluster=juwels_booster", "gpus=16")
+    (tensor,) = rows(capsys, *words, "+framework=tensor")
+    assert tensor["layout"] in ({"dp": 8, "tp": 2}, {"dp": 4, "tp": 4})
+    slower = [
+        rows(capsys, *words, "+framework=tensor", f"framework.tp={tp}", f"framework.dp={16 // tp}") for tp in (2, 4)
+    ]
+    assert tensor["step_s"] == min(row["step_s"] for (row,) in slower)
+    (hybrid,) = rows(capsys, *words, "+framework=hybrid")
+    assert hybrid["layout"]["pp"] == 2
+    assert hybrid["layout"]["tp"] in (2, 4)
+    (asked,) = rows(capsys, *words, "+framework=tensor", "framework.tp=16")
+    assert asked["layout"] == {"dp": 1, "tp": 16}
+
+
+def predicted(framework: str, gpus: int, rate: float, fits: bool = True) -> Prediction:
+    return Prediction(framework, "m", "c", gpus, "ok", "why", samples_per_s=rate, memory_bytes=1.0, fits=fits)
+
+
+def test_the_conclusion_names_ties() -> None:
+    """Within 3 % on the same GPUs, of what fits."""
+    found = [
+        predicted("ddp", 4, 97.0), predicted("fsdp", 4, 100.0), predicted("zero3", 4, 96.9),
+        predicted("zero1", 8, 99.0), predicted("tensor", 4, 99.0, fits=False),
+    ]  # fmt: skip
+    assert conclusion(fitting(found), "") == "best: fsdp () at 4 GPUs, 100 samples/s: why; within 3% of it: ddp"
+    assert conclusion(fitting(found[:1]), "") == "best: ddp () at 4 GPUs, 97 samples/s: why"
+    assert conclusion(fitting(found, max_gpus=2), " with 2") == "nothing that fits with 2"
 
 
 def test_the_table_has_the_epoch_and_the_parts_of_memory(capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,7 +48,7 @@ def test_what_comes_before_an_epoch_is_not_done_for_one_that_does_not_begin() ->
     Boundary(CPU, before_epoch=lambda: done.append("goes on")).begin()
     stop = Stop()
     stop.decide(stop.announce(Ask("killed", "asked", 143)) + 1)
-    with pytest.raises(Stopped, match="asked; stopped before an epoch"):
+    with pytest.raises(Stopped, match="asked; stopped before epoch 0"):
         Boundary(CPU, stop=stop, before_epoch=lambda: done.append("stops")).begin()
     assert done == ["goes on"]
 

@@ -34,10 +34,10 @@ def test_status_reason_and_exit_code_are_those_of_who_asked() -> None:
     stop = Stop()
     stop.decide(stop.announce(ASK) + 1)
     with pytest.raises(Stopped) as raised:
-        stop.pass_boundary("after step 7 of an epoch")
+        stop.pass_boundary("after step 7 of epoch 2")
     failure = Failure.of(raised.value, rank=0)
     assert (failure.status, failure.exit_code) == ("timeout", 8)
-    assert failure.reason == "rank 1 reached the time limit; stopped after step 7 of an epoch"
+    assert failure.reason == "rank 1 reached the time limit; stopped after step 7 of epoch 2"
     assert not failure.doubtful
 
 
@@ -137,9 +137,9 @@ def one_boundary(boundary: Boundary, phase: str) -> None:
 @pytest.mark.parametrize(
     ("phase", "where"),
     [
-        ("epoch", r"after step \d+ of an epoch"),
-        ("validation", "between two epochs"),
-        ("between", "before an epoch"),
+        ("epoch", r"after step \d+ of epoch 0"),
+        ("validation", "after the last step of epoch 0"),
+        ("between", "before epoch 0"),
     ],
 )
 def test_one_rank_asks_and_both_stop_at_the_same_boundary(phase: str, where: str) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ddlbench.errors import UserError
-from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
+from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer, optimizers
 
 
 def matrix(*values):
@@ -55,8 +55,18 @@ def test_lars_by_hand():
     lars = make_optimizer(config, [("w", weight)])
     # |w| = 5, |g| = 1: ratio 0.01 x 5 / (1 + 0.1 x 5) = 1/30; v = (0.9, 1.2) / 30
     assert step(lars, weight, 0.6, 0.8) == pytest.approx([2.94, 3.92])
-    # |w| = 4.9: ratio 0.049 / 1.49; v = 0.9 (0.03, 0.04) + ratio (0.894, 1.192); lr outside v
+    # |w| = 4.9, lr 1 instead of 2: ratio 0.049 / 1.49; v = 0.9 (0.02, 0.8 / 30) + ratio (0.894, 1.192)
     assert step(lars, weight, 0.6, 0.8, lr=1.0) == pytest.approx([2.94 - 0.0564, 3.92 - 0.0752])
+
+
+def test_lars_multiplies_the_whole_momentum_by_the_rate_of_the_step():
+    """Without a gradient only the momentum moves: by m lr v, where algorithm 1 of You et al. moves by m (old lr) v."""
+    weight = matrix(3.0, 4.0)
+    config = OptimizerConfig("lars", lr=0.1, momentum=0.9, eps=0.0, trust_coefficient=0.01)
+    lars = make_optimizer(config, [("w", weight)])
+    assert step(lars, weight, 0.6, 0.8) == pytest.approx([3 - 0.1 * 0.03, 4 - 0.1 * 0.04])  # v = 0.05 (0.6, 0.8)
+    moved = step(lars, weight, 0.0, 0.0, lr=0.5)
+    assert moved == pytest.approx([2.997 - 0.9 * 0.5 * 0.03, 3.996 - 0.9 * 0.5 * 0.04])
 
 
 def test_lars_takes_a_plain_step_from_zero():
@@ -112,6 +122,13 @@ def test_groups_and_frozen_parameters():
     assert [(len(group["params"]), group["weight_decay"]) for group in groups] == [(1, 0.5), (4, 0.0)]
     groups = make_optimizer(OptimizerConfig("sgd", lr=0.1, weight_decay=0.5), module.named_parameters()).param_groups
     assert [(len(group["params"]), group["weight_decay"]) for group in groups] == [(5, 0.5)]
+
+
+@pytest.mark.parametrize("name", optimizers)
+def test_an_entry_has_the_name_of_its_class(name):
+    """Refusals find the entry of a job's optimizer by it."""
+    made = make_optimizer(OptimizerConfig(name, lr=0.1), [("w", matrix(1.0))])
+    assert type(made).__name__.lower() == name
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])

@@ -66,8 +66,8 @@ def test_each_lists_every_key(name):
     [
         # 1,024 workers of 64: 1,024 x 0.025 = 25.6 after five epochs of warm-up from 0.025
         ("aach2023_step", 65_536, {0: 0.025, 5: 25.6, 30: 2.56, 60: 0.256, 80: 0.0256}),
-        ("aach2023_cosine", 65_536, {0: 0.025, 30: 19.2, 45: 12.8, 60: 6.4}),
-        ("aach2023_exponential", 65_536, {0: 0.025, 5: 25.6 * 0.95**5, 80: 25.6 * 0.95**80}),
+        ("aach2023_cosine", 65_536, {0: 0.025, 5: 25.6, 47.5: 12.8, 90: 0.0}),
+        ("aach2023_exponential", 65_536, {0: 0.025, 5: 25.6, 6: 24.32, 80: 25.6 * 0.95**75}),
         ("goyal2017", 8192, {0: 0.1, 2.5: 1.65, 5: 3.2, 30: 0.32, 60: 0.032, 80: 0.0032}),
         ("lin2022_vgg", 64 * 64, {0: 0.01, 89: 0.01}),
         ("lin2022_resnet", 128 * 64, {0: 5.0, 89: 5.0}),
@@ -80,6 +80,13 @@ def test_each_lists_every_key(name):
 def test_learning_rates_over_90_epochs(name, global_batch, expected):
     rate = learning_rate(load(name), global_batch, steps_per_epoch=20, epochs=90)
     assert {epoch: rate(round(epoch * 20)) for epoch in expected} == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("name", ["aach2023_step", "aach2023_cosine", "aach2023_exponential"])
+def test_the_largest_rate_is_the_rate_scaled_with_the_workers(name):
+    """Aach et al. 2023, figure 8: 0.025 times the number of GPUs, 1,024 here."""
+    rate = learning_rate(load(name), 65_536, steps_per_epoch=20, epochs=90)
+    assert max(rate(update) for update in range(90 * 20)) == pytest.approx(0.025 * 1024)
 
 
 @pytest.mark.parametrize(
@@ -95,6 +102,11 @@ def test_learning_rates_over_90_epochs(name, global_batch, expected):
 def test_optimizers_of_the_papers(name, optimizer, weight_decay):
     recipe = load(name)
     assert (recipe.optimizer.name, recipe.optimizer.weight_decay) == (optimizer, weight_decay)
+
+
+def test_goyal_2017_is_section_5_1():
+    optimizer = load("goyal2017").optimizer
+    assert (optimizer.momentum, optimizer.nesterov, optimizer.decay_norm_and_bias) == (0.9, True, False)
 
 
 def test_values_that_exclude_each_other_are_one_line_with_the_remedy():

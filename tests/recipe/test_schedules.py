@@ -62,9 +62,18 @@ def test_warmup_rises_on_a_line_from_the_unscaled_rate():
     )
 
 
-def test_warmup_multiplies_the_schedule():
+def test_decay_begins_after_the_warmup():
+    """LR_max of the papers' equations is the largest rate of the run, and min_lr is the rate at its end."""
     rate = rates(ScheduleConfig("exponential", gamma=0.95, warmup_epochs=4, warmup_start_factor=0.5))
-    assert at(rate, 0, 2, 4, 5) == pytest.approx([0.05, 0.075 * 0.95**2, 0.1 * 0.95**4, 0.1 * 0.95**5])
+    assert at(rate, 0, 2, 4, 5, 6) == pytest.approx([0.05, 0.075, 0.1, 0.095, 0.09025])
+    rate = rates(ScheduleConfig("cosine", min_lr=0.02, warmup_epochs=30, warmup_start_factor=0.5))
+    # 60 epochs of decay: 60 degrees after 20 of them, 90 after 30, 120 after 40
+    assert at(rate, 0, 15, 30, 50, 60, 70, 90) == pytest.approx([0.05, 0.075, 0.1, 0.08, 0.06, 0.04, 0.02])
+
+
+def test_milestones_are_epochs_of_the_training():
+    rate = rates(ScheduleConfig("step", milestones=[2, 30], gamma=0.1, warmup_epochs=4, warmup_start_factor=0.5))
+    assert at(rate, 3, 4, 29.9, 30) == pytest.approx([0.0875, 0.01, 0.01, 0.001])
 
 
 def test_warmup_steps_win_over_epochs():
@@ -81,7 +90,7 @@ def test_warmup_never_starts_above_the_peak():
 
 def test_warmup_longer_than_the_run():
     rate = rates(ScheduleConfig("cosine", warmup_epochs=4, warmup_start_factor=0.2), epochs=2)
-    assert at(rate, 0, 1) == pytest.approx([0.02, (0.2 + 0.8 / 4) * 0.05])
+    assert at(rate, 0, 1) == pytest.approx([0.02, (0.2 + 0.8 / 4) * 0.1])
 
 
 @pytest.mark.parametrize(

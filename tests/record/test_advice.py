@@ -15,56 +15,103 @@ from ddlbench.config.compose import configuration, configurations
 from ddlbench.config.schema import Config, Train
 from ddlbench.data.loaders.cores import few_cores
 from ddlbench.errors import UserError
+from ddlbench.job import Job
 from ddlbench.measure.environment import environment, switches
-from ddlbench.record.advice import advice
+from ddlbench.ranks.launch import Launch
+from ddlbench.record.advice import advice, advice_on_waiting
+from ddlbench.run.assembly import make_job
 from ddlbench.run.attempt import set_switches
 from tests.support.runs import SMALL, record
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")
 
 
-def advice_for(*overrides: str, device: torch.device = GPU) -> list[str]:
-    return advice(composed(*overrides), device, {})
+RESNET = ("+model=resnet50", "train.compile=true", "recipe.optimizer.fused=true")  # nothing else to advise
+GPT2 = ("+model=gpt2_small", "train.compile=true", "recipe.optimizer.fused=true", "model.dropout=0")
+BF16 = "train.precision=bf16"
 
 
-def composed(*overrides: str) -> Config:
+def advice_for(*overrides: str, framework: str = "single", device: torch.device = GPU) -> list[str]:
+    config = composed(*overrides, framework=framework)
+    return advice(config, job_of(config, device), {})
+
+
+def composed(*overrides: str, framework: str = "single") -> Config:
     with configurations():
-        return configuration("+framework=single", *overrides)
+        return configuration(f"+framework={framework}", *overrides)
+
+
+def job_of(config: Config, device: torch.device) -> Job:
+    ranks = 1 if config.framework.name == "single" else 2
+    return make_job(config, Launch("torchrun", world_size=ranks, local_world_size=ranks), device)
 
 
 def test_fp32_without_tf32_gets_advice() -> None:
-    (line,) = advice_for("+model=resnet50")
+    (line,) = advice_for(*RESNET)
     assert "train.tf32=true (10 bits of mantissa" in line
     assert "train.precision=bf16" in line
-    assert advice_for("+model=resnet50", "train.tf32=true") == []
+    assert advice_for(*RESNET, "train.tf32=true") == []
 
 
 def test_an_unpadded_vocabulary_gets_advice_with_what_padding_changes() -> None:
-    (line,) = advice_for("+model=gpt2_small", "train.precision=bf16")
+    (line,) = advice_for(*GPT2, BF16)
     assert line.startswith("a vocabulary of 50,257 does not fill tensor cores: model.pad_vocab_to_multiple=128")
     assert "the 47 tokens that it adds" in line
-    assert advice_for("+model=gpt2_small", "train.precision=bf16", "model.pad_vocab_to_multiple=128") == []
+    assert advice_for(*GPT2, BF16, "model.pad_vocab_to_multiple=128") == []
 
 
 @pytest.mark.parametrize("model", ["resnet50", "vgg16"])
 def test_convolutions_in_16_bits_get_advice_on_channels_last(model: str) -> None:
-    (line,) = advice_for(f"+model={model}", "train.precision=fp16")
+    words = (f"+model={model}", *RESNET[1:], "train.precision=fp16")
+    (line,) = advice_for(*words)
     assert "train.channels_last=true" in line
-    assert advice_for(f"+model={model}", "train.precision=fp16", "train.channels_last=true") == []
+    assert advice_for(*words, "train.channels_last=true") == []
+
+
+def test_dropout_of_gpt2_gets_advice() -> None:
+    (line,) = advice_for(*GPT2[:-1], BF16, "model.pad_vocab_to_multiple=128")
+    assert line.startswith("model.dropout=0.1 draws random numbers")
+    assert "model.dropout=0 is faster" in line
+
+
+@pytest.mark.parametrize(
+    ("framework", "words", "advised"),
+    [
+        ("single", (), ["train.compile=true", "recipe.optimizer.fused=true"]),
+        ("single", ("train.checkpoint_activations=true",), ["recipe.optimizer.fused=true"]),
+        ("single", ("recipe.optimizer.name=lamb",), ["train.compile=true"]),
+        ("single", ("recipe.optimizer.fused=false",), ["train.compile=true"]),
+        ("fsdp", (), ["train.compile=true"]),  # torch's fused SGD does not know shards
+        ("fsdp", ("recipe=adamw",), ["train.compile=true", "recipe.optimizer.fused=true"]),
+        ("tensor", (), ["recipe.optimizer.fused=true"]),
+    ],
+)
+def test_what_the_framework_takes_is_advised(framework: str, words: tuple[str, ...], advised: list[str]) -> None:
+    found = advice_for("+model=resnet50", BF16, "train.channels_last=true", *words, framework=framework)
+    assert [line.split()[0] for line in found] == advised
+
+
+def test_dali_is_advised_where_the_gpu_waits_for_images() -> None:
+    native, dali = (composed("+model=resnet50", f"loader={name}") for name in ("native", "dali"))
+    (line,) = advice_on_waiting(native, "cuda", 0.34)
+    assert line.startswith("34% of the steps' time is waiting for data: loader=dali")
+    text = composed("+model=gpt2_small")
+    rest = [(native, "cuda", 0.1), (native, "cuda", None), (native, "cpu", 0.34), (dali, "cuda", 0.34)]
+    assert [advice_on_waiting(*case) for case in (*rest, (text, "cuda", 0.34))] == [[]] * 5
 
 
 def test_a_cpu_gets_no_advice_and_a_loader_alone_on_its_cores_only() -> None:
     assert advice_for("+model=gpt2_small", device=CPU) == []
     alone = replace(composed("+model=resnet50"), mode="loader")
-    assert advice(alone, GPU, {"cores": 8, "workers": 6}) == []
-    assert advice(alone, GPU, {"cores": 2, "workers": 6}) == [few_cores(2, 6)]
+    assert advice(alone, job_of(alone, GPU), {"cores": 8, "workers": 6}) == []
+    assert advice(alone, job_of(alone, GPU), {"cores": 2, "workers": 6}) == [few_cores(2, 6)]
 
 
 def test_a_rank_with_fewer_cores_than_its_loader_needs_gets_advice() -> None:
-    tuned = composed("+model=resnet50", "train.precision=bf16", "train.channels_last=true")
-    assert advice(tuned, GPU, {"cores": 3, "threads": 1}) == []
-    assert advice(tuned, GPU, {"cores": 1, "threads": 1}) == [few_cores(1, 1)]
-    assert advice(tuned, CPU, {"cores": 1, "threads": 1}) == []
+    tuned = composed(*RESNET, BF16, "train.channels_last=true")
+    assert advice(tuned, job_of(tuned, GPU), {"cores": 3, "threads": 1}) == []
+    assert advice(tuned, job_of(tuned, GPU), {"cores": 1, "threads": 1}) == [few_cores(1, 1)]
+    assert advice(tuned, job_of(tuned, CPU), {"cores": 1, "threads": 1}) == []
 
 
 @pytest.fixture
@@ -115,12 +162,17 @@ def test_the_record_has_the_advice_and_rank_0_prints_it(
     ddlbench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "ddlbench.record.recorder.advice", lambda config, device, loader: [f"{config.mode} on {device.type}"]
+        "ddlbench.record.recorder.advice", lambda config, job, loader: [f"{config.mode} on {job.device.type}"]
+    )
+    monkeypatch.setattr(
+        "ddlbench.record.recorder.advice_on_waiting",
+        lambda config, device, share: [f"waited on {device}: {0 <= share <= 1}"],
     )
     code, said = ddlbench(*SMALL, "train.epochs=1")
     assert code == 0, said
     assert said.count("advice: train on cpu") == 1
     content = record(tmp_path)
-    assert content["advice"] == ["train on cpu"]
+    assert said.count("advice: waited on cpu: True") == 1
+    assert content["advice"] == ["train on cpu", "waited on cpu: True"]
     assert json.dumps(content["config"]["train"]["cudnn_benchmark"]) == "null"
     assert content["model"]["vocabulary"] is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -9,12 +10,12 @@ from typing import Any, cast
 import pytest
 import torch
 
-from ddlbench.config.compose import configuration, configurations
 from ddlbench.loop import Run
 from ddlbench.progress import Progress
 from ddlbench.record.record import Record
 from ddlbench.record.recorder import FileRecorder
 from tests.support.epoch_rows import epoch_row
+from tests.support.simulated_run import job_of
 
 WORDS = ("+framework=ddp", "+model=resnet50", "train.precision=bf16", "train.global_batch=8")
 SPANS = {"imports_s": 1.0, "connecting_s": 0.5, "setup_s": 2.0}
@@ -22,11 +23,10 @@ SPANS = {"imports_s": 1.0, "connecting_s": 0.5, "setup_s": 2.0}
 
 def recorder(folder: Path, model: dict[str, Any]) -> tuple[FileRecorder, Run]:
     """Of a run with an A100 (312 TFLOP/s in bf16), whose epoch of 8 samples takes 2 s."""
-    with configurations():
-        config = configuration(*WORDS)
+    config, job = job_of(WORDS)
     content = {"environment": {"gpu_model": "NVIDIA A100-SXM4-80GB"}, "launch": {}}
     subject = SimpleNamespace(facts=dict, ledger=lambda run, steps: {"samples": 8 * steps})
-    job = SimpleNamespace(device=torch.device("cuda"), world_size=1, precision="bf16", global_batch=8)
+    job = replace(job, device=torch.device("cuda"))
     feed = SimpleNamespace(facts=dict, steps_per_epoch=1)
     files = FileRecorder(Record.open(str(folder), "run", content), config, model, cast(Any, subject), Progress(False))
     return files, cast(Run, SimpleNamespace(job=job, feed=feed, first_epoch=0, clock=None))

@@ -125,7 +125,7 @@ def test_a_signal_ends_the_run_as_killed(tmp_path: Path, number: signal.Signals)
     content = record(tmp_path)
     assert content["status"] == "killed"
     assert number.name in content["reason"]
-    stopped = re.search(r"stopped after step (\d+) of an epoch", content["reason"])
+    stopped = re.search(r"stopped after step (\d+) of epoch 0", content["reason"])
     if stopped is not None and int(stopped[1]):  # step 0 need not have ended before the signal came
         steps = pd.read_parquet(next(tmp_path.glob("*/attempt-1/steps.parquet")))
         assert steps[["rank", "step"]].values.tolist() == [[0, step] for step in range(int(stopped[1]))]

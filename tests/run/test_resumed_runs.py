@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from ddlbench.ranks.boundary import Boundary
+from ddlbench.ranks.stop import Ask
 from ddlbench.report.read import read_all
 from ddlbench.report.rows import run_row
 from ddlbench.run.checkpoints import Checkpoints
@@ -94,6 +96,36 @@ def test_there_may_be_nothing_to_continue(ddlbench) -> None:
     """As at the first start of a job that would be requeued."""
     code, said = ddlbench(*SMALL, "checkpoint.every=1", "checkpoint.resume=true")
     assert code == 0, said
+    assert "begins at epoch 0: " in said
+    assert "has no checkpoint (a run that ends well removes its own" in said
+
+
+def test_an_interrupted_run_says_how_to_continue(tmp_path: Path, ddlbench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal to itself in epoch 1 stands for the user's; the run continues where the line says."""
+    begun = Boundary.begin
+
+    def interrupted(boundary: Boundary, epoch: int = 0) -> None:
+        if epoch == 1:
+            boundary.stop.decide(boundary.stop.announce(Ask("killed", "rank 0 received SIGINT", 130)) + 1)
+        begun(boundary, epoch)
+
+    words = [*SMALL, "train.epochs=3", "progress=true"]
+    monkeypatch.setattr(Boundary, "begin", interrupted)
+    for more, line in (
+        ([], "nothing was saved: with checkpoint.every=1 a run saves itself after each epoch"),
+        (["checkpoint.every=2"], "no epoch was saved before the interruption: the same command begins at epoch 0"),
+        (["checkpoint.every=1"], "to continue with epoch 1: the same command with checkpoint.resume=true"),
+    ):
+        code, said = ddlbench(*words, *more)
+        assert code == 130
+        assert "rank 0 received SIGINT; stopped before epoch 1" in said
+        assert f"ddlbench: {line}" in said
+    monkeypatch.setattr(Boundary, "begin", begun)
+    code, said = ddlbench(*words, "checkpoint.every=1", "checkpoint.resume=true")
+    assert code == 0, said
+    (run,) = {path.parent.parent.name for path in tmp_path.glob("results/*/attempt-2/run.json")}
+    assert f"of {run} with epoch 1 of 3" in said
+    assert "to continue" not in said
 
 
 def resumed_epoch(folder: Path, attempt: int) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,25 @@ def test_knobs_run(ddlbench, tmp_path: Path, model: list[str], knobs: list[str])
     assert content["ledger"]["updates"] + content["ledger"]["skipped_updates"] == 2
     assert content["summary"]["train_loss"] > 0
     assert content["summary"].get("val_loss", 0) > 0 or model is RESNET  # on random samples
+
+
+@pytest.mark.parametrize(("classes", "warnings"), [(1000, 1), (10, 0)])
+def test_classes_that_the_data_does_not_have_draw_a_warning(ddlbench, classes: int, warnings: int) -> None:
+    code, said = ddlbench(*RESNET, "loader=synthetic", "data.val_limit=5", f"model.num_classes={classes}")
+    assert code == 0, said
+    line = f"warning: the data has 10 classes, the model {classes}: model.num_classes=10 fits"
+    assert said.count(line) == warnings
+
+
+def test_a_run_without_validation_needs_no_validation_folder(ddlbench, tmp_path: Path) -> None:
+    data = write_folders(tmp_path / "set", train=4, val=1)
+    shutil.rmtree(f"{data.root}/val")
+    words = [*RESNET, "data=imagenet", f"data.root={data.root}", "model.num_classes=3", "loader.workers=0"]
+    code, said = ddlbench(*words)
+    assert (code, "there is no folder" in said) == (2, True)
+    code, said = ddlbench(*words, "train.validate=false")
+    assert code == 0, said
+    assert record(tmp_path)["dataset"]["val_samples"] == 0
 
 
 @pytest.mark.slow

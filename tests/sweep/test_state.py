@@ -103,8 +103,8 @@ def test_a_run_that_its_time_limit_ended_is_not_started_again(tmp_path: Path, ce
 @pytest.mark.parametrize(
     ("status", "reason"),
     [
-        ("killed", "rank 0 received SIGUSR1; stopped after step 3 of an epoch"),
-        ("timeout", "rank 1 reached the time limit of 60 s (train.time_limit_s); stopped before an epoch"),
+        ("killed", "rank 0 received SIGUSR1; stopped after step 3 of epoch 0"),
+        ("timeout", "rank 1 reached the time limit of 60 s (train.time_limit_s); stopped before epoch 0"),
     ],
 )
 def test_a_run_that_its_time_limit_ended_continues_where_it_has_saved(

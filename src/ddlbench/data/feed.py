@@ -109,8 +109,11 @@ class Dataset(Protocol):
     @property
     def costly(self) -> bool: ...
 
-    def check(self, model: Model) -> None:
-        """Raise UserError, the same on every rank, when data of the user's is missing or does not fit the model."""
+    def check(self, model: Model, validate: bool = True) -> None:
+        """Raise UserError, the same on every rank, when data of the user's is missing or does not fit the model.
+
+        validate: whether validation samples are read; without it image folders need no validation folder
+        """
         ...
 
     def prepare(self) -> None:

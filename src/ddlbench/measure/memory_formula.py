@@ -12,9 +12,9 @@ from itertools import accumulate, pairwise
 
 from torch import nn
 
+from ddlbench.recipe.optimizers import costs
+
 FP32 = 4
-# Numbers of a parameter's size that the optimizer keeps: momentum, or both of Adam's moments.
-STATES = {"sgd": 1, "lars": 1, "adam": 2, "adamw": 2, "lamb": 2, "plain sgd": 0, "plain lars": 0}  # plain: no momentum
 # What a style of `Model.tensor_plan` splits; every other parameter is whole on each rank.
 SPLIT = {
     **dict.fromkeys(("column", "qkv", "logits", "vocab", "filter", "norm"), ("weight", "bias")),
@@ -35,10 +35,10 @@ class Bytes:
 
 
 def in_fp32(optimizer: str, own_copy: bool = False) -> Bytes:
-    """Of one parameter. optimizer: a key of STATES.
+    """Of one parameter. optimizer: as recipe.optimizers.costs takes it.
 
     own_copy: the optimizer updates a copy of the weights and keeps it, as DeepSpeed's ZeRO does in fp32, too."""
-    return Bytes(FP32, FP32, FP32 * (STATES[optimizer] + own_copy))
+    return Bytes(FP32, FP32, FP32 * (costs(optimizer).states + own_copy))
 
 
 def data_parallel(count: int, each: Bytes, stage: int, ranks: int) -> Bytes:

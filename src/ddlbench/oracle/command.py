@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import torch
@@ -26,7 +26,10 @@ from ddlbench.oracle.machine import Machine
 from ddlbench.oracle.predictor import Known, Prediction, predict
 from ddlbench.oracle.question import Question, ask
 from ddlbench.oracle.results import Results
+from ddlbench.progress import Progress
 
+TP = (2, 4, 8)  # degrees of tensor parallelism that are tried within a node
+STAGES = {"tensor": 1, "hybrid": 2}  # frameworks of which several layouts are tried: their stages
 SAMPLES = {"imagenet": 1_281_167, "imagenet_tfrecord": 1_281_167}  # Russakovsky et al. 2015, ILSVRC 2012
 
 
@@ -61,7 +64,7 @@ def answer(question: Question) -> int:
     if question.options.json:
         print(json.dumps([asdict(row) for row in rows], indent=1))
     else:
-        show(rows, question)
+        show(rows, question, machine)
     return 0 if any(row.status == "ok" for row in rows) else 3
 
 
@@ -89,7 +92,8 @@ def predictions(question: Question, machine: Machine) -> list[Prediction]:
         own = question.only_here.name if question.only_here else name
         return Prediction(own, question.model, machine.name, gpus, "unsupported", str(error))
 
-    for name in choices("framework") if question.framework is None else [question.framework]:
+    names = choices("framework") if question.framework is None else [question.framework]
+    for name in Progress(sys.stderr.isatty()).steps(names, len(names), "predicting", "frameworks"):
         try:
             one = _predictor(question, machine, results, name)
         except UserError as error:
@@ -112,7 +116,22 @@ def _predictor(question: Question, machine: Machine, results: Results | None, na
     config = configuration(f"+framework={name}", *question.words)
     known = known_of(question, machine, config, results)
     framework = question.only_here or config.framework
-    return lambda gpus: predict(config, framework, gpus, known)
+
+    def fastest(gpus: int) -> Prediction:
+        layouts = tried(question, framework, gpus, machine.per_node(gpus))
+        return ranking.ranked([predict(config, layout, gpus, known) for layout in layouts])[0]
+
+    return fastest
+
+
+def tried(question: Question, framework: Any, gpus: int, per_node: int) -> list[Any]:
+    """The layouts of which the fastest that fits is shown: where no degree is given, tensor parallelism stays within a
+    node, and replicas take the rest of the GPUs."""
+    stages = None if question.has_degrees else STAGES.get(framework.name)
+    if stages is None:
+        return [framework]
+    degrees = [tp for tp in TP if tp <= per_node and gpus % (tp * stages) == 0]
+    return [replace(framework, tp=tp, dp=gpus // (tp * stages)) for tp in degrees] or [framework]
 
 
 def known_of(question: Question, machine: Machine, config: Config, results: Results | None) -> Known:
@@ -148,17 +167,38 @@ def source(question: Question, machine: Machine, results: Results | None) -> Cal
 
 
 def _config(question: Question, row: Prediction) -> Config | None:
-    """That of a row; None where nothing can be run."""
-    return None if question.only_here else configuration(f"+framework={row.framework}", *question.words)
+    """The configuration of a row in its layout; None where nothing can be run."""
+    if question.only_here:
+        return None
+    config = configuration(f"+framework={row.framework}", *question.words)
+    if row.framework not in STAGES:
+        return config
+    degrees = {key: row.layout.get(key, 1) for key in ("dp", "tp")}
+    return replace(config, framework=replace(cast(Any, config.framework), **degrees))
 
 
-def show(rows: Sequence[Prediction], question: Question) -> None:
+def heading(rows: Sequence[Prediction], question: Question, machine: Machine) -> str:
+    """What was predicted, on what, and where the seconds of computing come from."""
+    config = configuration(f"+framework={question.framework or rows[0].framework}", *question.words)
+    train, device = config.train, machine.device
+    batch = f"{train.samples_per_update(1)} samples per {'update' if train.global_batch else 'GPU and update'}"
+    precision = "fp32 with TF32" if train.precision == "fp32" and train.tf32 else train.precision
+    if precision == "fp32" and device.type == "cuda":
+        precision += " (without tensor cores: train.precision=bf16 or train.tf32=true use them)"
+    basis = ", ".join(dict.fromkeys(row.basis or "" for row in rows))
+    bound = ": a lower bound, with each operation at the device's peak" if basis == "roofline" else ""
+    return (
+        f"{config.model.name}, {batch}, {config.recipe.optimizer.name}, {precision}\n"
+        f"on {machines.described(machine)}\nseconds of computing from: {basis}{bound}\n"
+    )
+
+
+def show(rows: Sequence[Prediction], question: Question, machine: Machine) -> None:
     fine = [row for row in rows if row.status == "ok"]
     if fine:
+        print(heading(fine, question, machine))
         print(ranking.table(rows))
-        print(f"\nGiB of the fullest rank at its fullest moment:\n{ranking.memory_table(rows)}")
-        basis = ", ".join(dict.fromkeys(row.basis or "" for row in fine))
-        print(f"\nseconds of computing from: {basis}")
+        print(f"\nGiB of the fullest rank at its fullest moment:\n{ranking.memory_table(rows)}\n")
     for line in (*ranking.marks(rows), *(f"limit: {limit}" for limit in ranking.limits(rows))):
         print(line)
     for line in ranking.refusals(rows):
@@ -167,7 +207,7 @@ def show(rows: Sequence[Prediction], question: Question) -> None:
         for line in volumes.lines(fine, lambda row: _config(question, row)):
             print(line, flush=True)
     memory = question.options.max_memory_gib
-    best = ranking.best(rows, question.options.max_gpus, memory * ranking.GiB if memory else None)
+    found = ranking.fitting(rows, question.options.max_gpus, memory * ranking.GiB if memory else None)
     caps = f" with at most {question.options.max_gpus} GPUs" if question.options.max_gpus else ""
     caps += f" in {memory:g} GiB" if memory else ""
-    print(ranking.conclusion(best, caps) if best else f"nothing that fits{caps}")
+    print(ranking.conclusion(found, caps))

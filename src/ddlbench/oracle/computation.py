@@ -15,10 +15,8 @@ import numpy as np
 from ddlbench.errors import UserError
 from ddlbench.oracle.counts import Block, Counts, Numbers, Work
 from ddlbench.oracle.machine import Device
+from ddlbench.recipe.optimizers import costs
 
-# Bytes that an update reads and writes for one parameter in fp32: weight, gradient and state are read, weight and state
-# written; lars and lamb read weight and update once more for their norms.
-UPDATE_BYTES = {"sgd": 20, "adam": 28, "adamw": 28, "lars": 28, "lamb": 36, "plain sgd": 12, "plain lars": 20}
 # FLOPs a byte of a device of which nothing is known: they only spread a measured number over the blocks.
 UNKNOWN_BALANCE = 10.0
 
@@ -140,7 +138,7 @@ class Computation:
         """Of so many parameters."""
         each = self.update_s
         if each is None:
-            each = UPDATE_BYTES[self.optimizer] / self.speeds.bytes_per_s
+            each = costs(self.optimizer).bytes_ / self.speeds.bytes_per_s
         return self.factor * numbers * each
 
     def step(self, samples: float, micro_batches: int = 1, checkpointed: bool = False) -> float:

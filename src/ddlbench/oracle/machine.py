@@ -135,6 +135,13 @@ def clusters() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
+def described(machine: Machine) -> str:
+    """The cluster's name, device, memory of a device and devices per node, as text."""
+    device, inside = machine.device, machine.devices_per_node
+    memory = f", {device.memory_bytes / 2**30:.3g} GiB" if device.memory_bytes else ""
+    return f"{machine.name} ({device.name}{memory}{f', {inside} per node' if inside else ''})"
+
+
 @cache
 def load(name: str) -> Machine:
     """Of oracle/clusters/NAME.yaml, or of a file of one's own."""

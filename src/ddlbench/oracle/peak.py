@@ -15,10 +15,7 @@ from ddlbench.measure.memory_formula import Bytes
 from ddlbench.oracle.counts import Block
 from ddlbench.oracle.memory import Sizes, sizes
 from ddlbench.oracle.setting import Memory, Setting
-
-# Copies of a tensor that an update makes for a moment, tensor by tensor: what weight decay is added to; the square root
-# and its quotient of Adam.
-UPDATE_COPIES = {"sgd": 1, "adam": 2, "adamw": 2, "lars": 2, "lamb": 3, "plain sgd": 1, "plain lars": 2}
+from ddlbench.recipe.optimizers import costs
 
 
 class Moment(NamedTuple):
@@ -93,7 +90,7 @@ def waiting(blocks: int, tied: float) -> Beside:
 def updating(optimizer: str, blocks: Sequence[Block], part: float = 1.0) -> float:
     """Temporary results of the update, tensor by tensor. part: of each tensor, on this rank."""
     largest = max((number for block in blocks for number in block.parameters), default=0)
-    return 4.0 * UPDATE_COPIES[optimizer] * largest * part
+    return 4.0 * costs(optimizer).copies * largest * part
 
 
 def batch(job: Job, samples: float, micro: float) -> float:

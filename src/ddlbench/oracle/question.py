@@ -11,6 +11,7 @@ from typing import Any, NoReturn, cast
 
 from ddlbench.errors import UserError
 from ddlbench.oracle.collectives import ALGORITHMS
+from ddlbench.oracle.machine import clusters, described, load
 from ddlbench.oracle.spatial import Spatial
 from ddlbench.oracle.tensor import Channel
 
@@ -50,6 +51,11 @@ class Question:
         return next((word.partition("=")[2] for word in self.words if word.startswith("+model=")), "")
 
     @property
+    def has_degrees(self) -> bool:
+        degrees = tuple(f"framework.{key}=" for key in ("dp", "tp", "pp"))
+        return any(word.lstrip("+").startswith(degrees) for word in self.words)
+
+    @property
     def has_framework_keys(self) -> bool:
         return any(word.lstrip("+~").startswith("framework.") for word in self.words)
 
@@ -64,6 +70,7 @@ def parser() -> Parser:
         prog="python -m ddlbench.predict",
         usage="%(prog)s +model=NAME [+framework=NAME] cluster=NAME gpus=[4,8,...,1024] [key=value ...] [options]",
         description="Predicts step time and memory of every framework, without running it.",
+        epilog="cluster= is a YAML file or one of: " + "; ".join(described(load(name)) for name in clusters()),
         allow_abbrev=False,
     )
     add = made.add_argument

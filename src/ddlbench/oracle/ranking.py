@@ -11,6 +11,7 @@ GiB = 2**30
 TIMES = ("step", "compute", "comm", "hidden", "bubble", "data")
 WHICH = ("framework", "layout", "gpus")
 COLUMNS = (*WHICH, *TIMES, "memory", "fits", "samples/s", "epoch")
+TIE = 0.03  # a smaller difference is below what the oracle can tell
 PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")
 
 
@@ -23,9 +24,12 @@ def ranked(rows: Sequence[Prediction]) -> list[Prediction]:
     return sorted(rows, key=place)
 
 
-def best(rows: Sequence[Prediction], max_gpus: int | None = None, max_memory: float | None = None) -> Prediction | None:
-    """The most samples a second that fit, on at most so many GPUs and in so many bytes; of equal ones on fewer GPUs."""
-    fitting = [
+def fitting(
+    rows: Sequence[Prediction], max_gpus: int | None = None, max_memory: float | None = None
+) -> list[Prediction]:
+    """What fits the device, on at most so many GPUs and in so many bytes; the most samples a second first, of equal
+    ones those on fewer GPUs."""
+    found = [
         row
         for row in rows
         if row.status == "ok"
@@ -33,7 +37,7 @@ def best(rows: Sequence[Prediction], max_gpus: int | None = None, max_memory: fl
         and (max_gpus is None or row.gpus <= max_gpus)
         and (max_memory is None or (row.memory_bytes or 0.0) <= max_memory)
     ]
-    return max(fitting, key=lambda row: (row.samples_per_s or 0.0, -row.gpus), default=None)
+    return sorted(found, key=lambda row: (-(row.samples_per_s or 0.0), row.gpus))
 
 
 def table(rows: Sequence[Prediction]) -> str:
@@ -97,6 +101,16 @@ def limits(rows: Sequence[Prediction]) -> list[str]:
     return list(found)
 
 
-def conclusion(row: Prediction, caps: str) -> str:
-    layout = " ".join(f"{key}={value}" for key, value in row.layout.items())
-    return f"best{caps}: {row.framework} ({layout}) at {row.gpus} GPUs, {row.samples_per_s:.4g} samples/s: {row.reason}"
+def conclusion(rows: Sequence[Prediction], caps: str) -> str:
+    """rows: as `fitting` gives them; frameworks that are as fast on the same GPUs are named, too."""
+    if not rows:
+        return f"nothing that fits{caps}"
+    best = rows[0]
+    layout = " ".join(f"{key}={value}" for key, value in best.layout.items())
+    least = (1 - TIE) * (best.samples_per_s or 0.0)
+    equal = [row.framework for row in rows[1:] if row.gpus == best.gpus and (row.samples_per_s or 0.0) >= least]
+    ties = f"; within {TIE:.0%} of it: {', '.join(equal)}" if equal else ""
+    return (
+        f"best{caps}: {best.framework} ({layout}) at {best.gpus} GPUs, {best.samples_per_s:.4g} samples/s: "
+        f"{best.reason}{ties}"
+    )

@@ -11,20 +11,20 @@ from ddlbench.oracle.collectives import Path
 from ddlbench.oracle.computation import Computation
 from ddlbench.oracle.counts import Counts
 from ddlbench.oracle.machine import Machine
-from ddlbench.recipe.optimizers import OptimizerConfig
+from ddlbench.recipe.optimizers import OptimizerConfig, optimizers
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
 def kind_of(optimizer: OptimizerConfig) -> str:
-    """A key of memory_formula.STATES: without momentum sgd and lars keep nothing."""
-    plain = optimizer.name in ("sgd", "lars") and not optimizer.momentum
+    """As recipe.optimizers.costs takes it: without momentum sgd and lars keep nothing."""
+    plain = optimizers[optimizer.name].plain is not None and not optimizer.momentum
     return f"plain {optimizer.name}" if plain else optimizer.name
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One job on one machine. optimizer: a key of memory_formula.STATES; algorithm: of all-reduces."""
+    """One job on one machine. optimizer: as `kind_of` names it; algorithm: of all-reduces."""
 
     job: Job
     machine: Machine

@@ -15,8 +15,9 @@ from ddlbench.oracle.buckets import Bucket, Shards, arriving, interleaved, slice
 from ddlbench.oracle.counts import Block
 from ddlbench.oracle.gathering import Gathered
 from ddlbench.oracle.memory import Sizes, sizes
-from ddlbench.oracle.peak import UPDATE_COPIES, Moment, batch, passes
+from ddlbench.oracle.peak import Moment, batch, passes
 from ddlbench.oracle.setting import Memory, Setting
+from ddlbench.recipe.optimizers import costs
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def _of_rank(setting: Setting, zero: Zero, own: Bytes, room: float, shards: Shar
     moments = list(step.reduced_late() if zero.stage == 1 and not zero.overlaps else step.reduced_early())
     kept, flat = 4.0 * shards.touched(rank), 4.0 * shards.size
     moments.append(Moment(kept + flat, 0.0))
-    moments.append(Moment(flat, flat * UPDATE_COPIES[setting.optimizer]))
+    moments.append(Moment(flat, flat * costs(setting.optimizer).copies))
     during = max(moments, key=sum)
     return Memory(own.parameters, during.gradients, own.optimizer, during.others, room)
 
@@ -166,6 +167,6 @@ def memory3(setting: Setting, stage3: Stage3, own: Bytes, each: Sequence[Sizes],
     fullest = [some + weight * more for some, more in zip(fullest, stage3.gathered.back, strict=True)]
     moments += map(sum, _back(blocks, samples, others, fullest, bucket))
     room += 4.0 * stage3.bucket
-    update = own.gradients * (1 + UPDATE_COPIES[setting.optimizer]) - weight * stage3.persistent
+    update = own.gradients * (1 + costs(setting.optimizer).copies) - weight * stage3.persistent
     during = max(*moments, update)
     return Memory(own.parameters, own.gradients, own.optimizer, during, room)

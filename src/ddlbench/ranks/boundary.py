@@ -40,30 +40,31 @@ class Boundary:
         self.stop = stop or Stop()
         self.every = every
         self.before_epoch = before_epoch
+        self.epoch = 0
         self.steps = 0  # of this epoch
         self.losses = Losses(every)  # not looked at yet
         self.looked: tuple[Tensor, torch.cuda.Event | None] | None = None
         self.vote: AsyncReduction | None = None
 
-    def begin(self) -> None:
+    def begin(self, epoch: int = 0) -> None:
         """Before an epoch, outside its clock. All ranks wait for each other. Raises Stopped."""
-        self.steps, self.looked, self.vote = 0, None, None
+        self.epoch, self.steps, self.looked, self.vote = epoch, 0, None, None
         self.losses.clear()
         barrier()
-        self.stop.pass_boundary("before an epoch")
+        self.stop.pass_boundary(f"before epoch {epoch}")
         self.before_epoch()
 
     def heartbeat(self) -> None:
         """Between two pieces of work that are no step of an epoch, as the batches of a validation. Raises Stopped."""
         self.progressed()
-        self.stop.pass_boundary("between two epochs")
+        self.stop.pass_boundary(f"after the last step of epoch {self.epoch}")
 
     def pass_step(self, loss: Tensor | None) -> None:
         """After every step of an epoch; loss: a number on the device, None where this rank has none. Raises Diverged
         or Stopped, on every rank."""
         self.progressed()
         self.steps += 1
-        self.stop.pass_boundary(f"after step {self.steps - 1} of an epoch")
+        self.stop.pass_boundary(f"after step {self.steps - 1} of epoch {self.epoch}")
         if loss is not None:
             self.losses.add(loss)
         if self.steps % self.every:

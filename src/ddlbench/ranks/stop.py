@@ -42,7 +42,7 @@ class Stop:
     def pass_boundary(self, where: str) -> None:
         """Called by every rank at the same points of a run. Raises Stopped at the one that was agreed on.
 
-        where: as in "after step 3 of an epoch"
+        where: as in "after step 3 of epoch 0"
         """
         with self.changed:
             self.passed += 1

@@ -55,7 +55,7 @@ class OptimizerConfig:
             "eps": (self.eps >= 0, "at least 0"),
             "weight_decay": (self.weight_decay >= 0, "at least 0"),
             "trust_coefficient": (self.trust_coefficient > 0, "above 0"),
-            "name": (self.name in makers, f"one of {', '.join(makers)}"),
+            "name": (self.name in optimizers, f"one of {', '.join(optimizers)}"),
         }
         require("recipe.optimizer", self, ranges)
 
@@ -67,14 +67,14 @@ def make_optimizer(config: OptimizerConfig, named_parameters: NamedParameters) -
     """
     trainable = [parameter for _, parameter in named_parameters if parameter.requires_grad]
     if config.decay_norm_and_bias:
-        return makers[config.name](config, [{"params": trainable, "weight_decay": config.weight_decay}])
+        return optimizers[config.name].make(config, [{"params": trainable, "weight_decay": config.weight_decay}])
     decayed = [parameter for parameter in trainable if parameter.ndim > 1]
     others = [parameter for parameter in trainable if parameter.ndim <= 1]
     groups: Groups = [
         {"params": decayed, "weight_decay": config.weight_decay},
         {"params": others, "weight_decay": 0.0, "always_adapt": False},
     ]
-    return makers[config.name](config, [group for group in groups if group["params"]])
+    return optimizers[config.name].make(config, [group for group in groups if group["params"]])
 
 
 def make_sgd(config: OptimizerConfig, groups: Groups) -> Optimizer:
@@ -100,12 +100,14 @@ def timm(module: str) -> Any:
 
 
 def make_lars(config: OptimizerConfig, groups: Groups) -> Optimizer:
-    """LARS (You et al. 2017, algorithm 1) with eps in the denominator, and ratio 1 where weight or gradient is zero.
+    """LARS (You et al. 2017) as timm computes it, with ratio 1 where weight or gradient is zero.
 
     For gradient g, weights w, weight decay b, momentum m:
         ratio = eta |w| / (|g| + b |w| + eps);   v <- m v + ratio (g + b w);   w <- w - lr v
-    The paper multiplies by lr inside v. Both are the same while lr is constant; outside, as in torch's SGD, the
-    momentum needs no correction when lr changes.
+    Algorithm 1 of the paper has the learning rate in the momentum, v <- m v + lr ratio (g + b w); w <- w - v. Both are
+    equal while lr is constant. Where it changes, the paper's step has older gradients at their older rates, and this
+    one has all of them at the rate of the step, as torch's SGD, so that lars and sgd differ in the ratio alone, and
+    no momentum correction is needed (Goyal et al. 2017, section 3).
     """
     return timm("lars").Lars(
         groups,
@@ -137,13 +139,51 @@ def make_lamb(config: OptimizerConfig, groups: Groups) -> Optimizer:
     )
 
 
-makers: dict[str, Callable[[OptimizerConfig, Groups], Optimizer]] = {
-    "sgd": make_sgd,
-    "adam": make_adam,
-    "adamw": make_adamw,
-    "lars": make_lars,
-    "lamb": make_lamb,
+@dataclass(frozen=True)
+class Costs:
+    """What an update keeps and moves for one parameter in fp32.
+
+    states: numbers that stay from update to update: momentum, Adam's two moments
+    bytes_: read and written: weight, gradient and states are read, weight and states written; lars and lamb read
+        weight and update once more for their norms
+    copies: numbers that live during the update of their tensor: what weight decay is added to; the square root and its
+        quotient of Adam
+    """
+
+    states: int
+    bytes_: int
+    copies: int
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One choice of recipe.optimizer.name: the name of torch's or timm's class in lower case.
+
+    plain: its costs where recipe.optimizer.momentum is 0; None: momentum is no key of it
+    elementwise: a number's update depends on that number alone; False: on norms of whole layers
+    """
+
+    make: Callable[[OptimizerConfig, Groups], Optimizer]
+    costs: Costs
+    plain: Costs | None = None
+    elementwise: bool = True
+
+
+optimizers = {
+    "sgd": Entry(make_sgd, Costs(1, 20, 1), plain=Costs(0, 12, 1)),
+    "adam": Entry(make_adam, Costs(2, 28, 2)),
+    "adamw": Entry(make_adamw, Costs(2, 28, 2)),
+    "lars": Entry(make_lars, Costs(1, 28, 2), plain=Costs(0, 20, 2), elementwise=False),
+    "lamb": Entry(make_lamb, Costs(2, 36, 3), elementwise=False),
 }
+
+
+def costs(kind: str) -> Costs:
+    """kind: a name in `optimizers`, or "plain NAME" for its costs without momentum."""
+    entry = optimizers[kind.removeprefix("plain ")]
+    found = entry.plain if kind.startswith("plain ") else entry.costs
+    assert found is not None, f"{kind}: the optimizer has no momentum"
+    return found
 
 
 def plain(groups: Groups) -> Groups:

@@ -17,7 +17,7 @@ class ScheduleConfig:
     gamma: step: factor at each milestone; exponential: factor each epoch
     min_lr: cosine only: the learning rate at the end of training, before linear scaling
     warmup_epochs, warmup_steps: length of the linear warm-up; warmup_steps (updates) wins where it is given
-    warmup_start_factor: share of the scheduled learning rate that the first update gets; None undoes the linear
+    warmup_start_factor: share of the full learning rate that the first update gets; None undoes the linear
         scaling for it (Goyal et al. 2017, section 2.2)
     """
 
@@ -50,26 +50,28 @@ class ScheduleConfig:
         return self.warmup_epochs * steps_per_epoch if self.warmup_steps is None else self.warmup_steps
 
 
-def constant(config: ScheduleConfig, lr: float, epoch: float, epochs: int) -> float:
+def constant(config: ScheduleConfig, lr: float, epoch: float, warmup: float, epochs: int) -> float:
     return lr
 
 
-def step(config: ScheduleConfig, lr: float, epoch: float, epochs: int) -> float:
-    """Times gamma at each milestone (Aach et al. 2023: 0.1 at epochs 30, 60 and 80)."""
+def step(config: ScheduleConfig, lr: float, epoch: float, warmup: float, epochs: int) -> float:
+    """Times gamma at each milestone, an epoch of the training (Aach et al. 2023: 0.1 at epochs 30, 60 and 80)."""
     return lr * config.gamma ** sum(milestone <= epoch for milestone in config.milestones)
 
 
-def cosine(config: ScheduleConfig, lr: float, epoch: float, epochs: int) -> float:
-    """Half a cosine from lr to min_lr (Loshchilov and Hutter 2017; Aach et al. 2023, equation 1)."""
-    return config.min_lr + (lr - config.min_lr) * (1 + math.cos(math.pi * epoch / epochs)) / 2
+def cosine(config: ScheduleConfig, lr: float, epoch: float, warmup: float, epochs: int) -> float:
+    """Half a cosine from lr after the warm-up to min_lr at the end (Loshchilov and Hutter 2017; Aach et al. 2023,
+    equation 1)."""
+    share = (epoch - warmup) / (epochs - warmup)
+    return config.min_lr + (lr - config.min_lr) * (1 + math.cos(math.pi * share)) / 2
 
 
-def exponential(config: ScheduleConfig, lr: float, epoch: float, epochs: int) -> float:
-    """Times gamma every epoch (Aach et al. 2023, equation 2)."""
-    return lr * config.gamma**epoch
+def exponential(config: ScheduleConfig, lr: float, epoch: float, warmup: float, epochs: int) -> float:
+    """Times gamma every epoch after the warm-up (Aach et al. 2023, equation 2)."""
+    return lr * config.gamma ** (epoch - warmup)
 
 
-curves: dict[str, Callable[[ScheduleConfig, float, float, int], float]] = {
+curves: dict[str, Callable[[ScheduleConfig, float, float, float, int], float]] = {
     "constant": constant,
     "step": step,
     "cosine": cosine,
@@ -83,16 +85,19 @@ def make_schedule(
     """The learning rate of update 0, 1, 2, ...
 
     lr, scale: learning rate before linear scaling, and the factor that scales the whole schedule
-    The epoch t of the curves is update / steps_per_epoch: the rate changes with every update and has the papers'
-    values where t is whole. Warm-up multiplies the curve by a line that rises to 1; t counts from the first update.
+    The warm-up is a line that reaches scale * lr, the largest rate of the run: cosine and exponential decay begin at
+    its end, so that LR_max of Aach et al. 2023, equations 1 and 2, is reached. The epoch of the curves is
+    update / steps_per_epoch: the rate changes with every update and has the papers' values where the epoch is whole.
     """
     assert steps_per_epoch > 0
     assert epochs > 0
-    warmup = config.warmup_updates(steps_per_epoch)
+    warmup = config.warmup_updates(steps_per_epoch) / steps_per_epoch
     start = min(1.0, 1 / scale) if config.warmup_start_factor is None else config.warmup_start_factor
 
     def rate(update: int) -> float:
-        ramp = start + (1 - start) * update / warmup if update < warmup else 1.0
-        return ramp * scale * curves[config.name](config, lr, update / steps_per_epoch, epochs)
+        epoch = update / steps_per_epoch
+        if epoch < warmup:
+            return scale * lr * (start + (1 - start) * epoch / warmup)
+        return scale * curves[config.name](config, lr, epoch, warmup, epochs)
 
     return rate

@@ -1,24 +1,72 @@
-"""What would make a run on a GPU faster, and what else it would change: said once at the start, and recorded."""
+"""What would make a run on a GPU faster, and what else it would change: printed once, and recorded."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
-import torch
-
+from ddlbench.config.compose import refusal, supports
 from ddlbench.config.schema import Config
 from ddlbench.data.loaders.cores import few_cores
+from ddlbench.frameworks.shared.refusals import optimizer_of
+from ddlbench.job import Job
+from ddlbench.recipe.optimizers import make_optimizer
 
 TILE = 128  # rows of a matrix that tensor cores take at once, whatever their type
+HIGH_WAIT = 0.1  # share of the steps' time: below it another loader saves little
 
 
-def advice(config: Config, device: torch.device, loader: Mapping[str, Any]) -> list[str]:
-    """A line a setting; none for a CPU. loader: what the loader says of itself."""
-    if device.type != "cuda":
+def advice(config: Config, job: Job, loader: Mapping[str, Any]) -> list[str]:
+    """A line for each setting; none for a CPU. loader: what the loader says of itself."""
+    if job.device.type != "cuda":
         return []
-    model = [*_arithmetic(config), *_vocabulary(config), *_layout(config)] if config.mode == "train" else []
-    return [*model, *_cores(loader)]
+    made = (_arithmetic(config), _vocabulary(config), _layout(config), _dropout(config), _kernels(config, job))
+    return [*(line for lines in made if config.mode == "train" for line in lines), *_cores(loader)]
+
+
+def advice_on_waiting(config: Config, device_type: str, wait_share: float | None) -> list[str]:
+    """After the run. wait_share: of the measured steps' time, waiting for data; None: not measured."""
+    high = device_type == "cuda" and wait_share is not None and wait_share > HIGH_WAIT
+    if not high or config.data.kind != "images" or config.loader.name != "native":
+        return []
+    return [
+        f"{wait_share:.0%} of the steps' time is waiting for data: loader=dali decodes on the GPU, too (crops of the "
+        "same distribution, other draws), and loader.workers sets the number of processes that decode"
+    ]
+
+
+def _kernels(config: Config, job: Job) -> list[str]:
+    """torch.compile, and one kernel for the whole update: each where the framework takes it."""
+    fused = partial(make_optimizer, replace(config.recipe.optimizer, fused=True))
+    changes = (
+        (
+            not job.compile,
+            replace(job, compile=True),
+            "train.compile=true fuses operations between matrix products: fewer kernels and less memory traffic; the "
+            "compiler works in the first step, and results differ by rounding",
+        ),
+        (
+            optimizer_of(job).defaults.get("fused", False) is None,
+            replace(job, optimizer=fused),
+            "recipe.optimizer.fused=true updates all weights with one kernel; results differ by rounding",
+        ),
+    )
+    return [
+        line for wanted, new, line in changes if wanted and refusal(partial(supports, config.framework, new)) is None
+    ]
+
+
+def _dropout(config: Config) -> list[str]:
+    """GPT-2 only: VGG has dropout behind two layers alone."""
+    rate = getattr(config.model, "dropout", 0.0)
+    if config.model.kind != "text" or not rate:
+        return []
+    return [
+        f"model.dropout={rate:g} draws random numbers for every activation of embeddings, attention and residual "
+        "branches: model.dropout=0 is faster and needs less memory, and trains without this regularisation"
+    ]
 
 
 def _cores(loader: Mapping[str, Any]) -> list[str]:

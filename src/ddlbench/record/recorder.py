@@ -17,7 +17,7 @@ from ddlbench.measure.rows import EpochRow, RankEpoch
 from ddlbench.measure.straggler import own_columns, own_steps_of_window
 from ddlbench.measure.summary import summarise
 from ddlbench.progress import Progress
-from ddlbench.record.advice import advice
+from ddlbench.record.advice import advice, advice_on_waiting
 from ddlbench.record.record import Record
 from ddlbench.record.run_json import bad_samples
 from ddlbench.record.steps import interrupted_steps
@@ -77,15 +77,14 @@ class FileRecorder:
         self.record.add(
             model=self.model, framework=self.subject.facts(), loader=run.feed.facts(), spans=dict(spans), launch=launch
         )
-        self.record.add(advice=advice(self.config, run.job.device, run.feed.facts()))
+        self.record.add(advice=advice(self.config, run.job, run.feed.facts()))
         self.one_gpu = sees_one_gpu(launch, self.record.content["environment"].get("gpu_count"))
         self._update(run)
         self.record.save()
         self.record.interrupted = lambda: self._interrupted(run)
         if self.one_gpu:
             print(f"ddlbench: warning: {ONE_GPU}", file=sys.stderr, flush=True)
-        for line in self.record.content["advice"]:
-            self.progress.say(f"advice: {line}")
+        self._advise(self.record.content["advice"])
         self.progress.say(
             f"{self.record.content['run_id']}: {self._size()}, {run.job.world_size} x "
             f"{run.job.device.type}, {run.feed.steps_per_epoch} steps of {run.job.global_batch} samples an epoch"
@@ -118,6 +117,14 @@ class FileRecorder:
             loader={**run.feed.facts(), "bad_samples": bad},
             ledger={**self.record.content["ledger"], "bad_samples": len(bad)},
         )
+        waiting = self.record.content["summary"].get("data_wait_share") if self.config.mode == "train" else None
+        late = advice_on_waiting(self.config, run.job.device.type, waiting)
+        self.record.add(advice=[*self.record.content["advice"], *late])
+        self._advise(late)
+
+    def _advise(self, lines: Sequence[str]) -> None:
+        for line in lines:
+            self.progress.say(f"advice: {line}")
 
     def _interrupted(self, run: Run) -> tuple[int, Any] | None:
         """The number of an epoch that is on, and those of its steps that have ended on this rank. None from another

@@ -19,6 +19,7 @@ from ddlbench.ranks.launch import Launch, connect, disconnect, pick_device
 from ddlbench.record.record import writable
 from ddlbench.record.run_json import planned_run
 from ddlbench.run.assembly import make_job, make_run, open_feed, seed_replica
+from ddlbench.run.checkpoints import how_to_continue
 from ddlbench.run.cold_cache import check_cold_cache
 from ddlbench.run.failure import Failure
 from ddlbench.run.faults import NO_STEP, Supervisor, disable_nccl_abort
@@ -28,6 +29,7 @@ from ddlbench.run.preflight import preflight
 from ddlbench.run.scenarios import Scenario, choose
 from ddlbench.run.start import Records, Spans, stage_data
 
+INTERRUPTED = ("killed", "timeout")
 NO_CONNECTION = (
     "no connection to the other ranks (check that every rank started, MASTER_ADDR, NCCL_SOCKET_IFNAME and "
     "GLOO_SOCKET_IFNAME)"
@@ -112,6 +114,8 @@ def fail(error: Exception, launch: Launch, records: Records, supervisor: Supervi
     first = supervisor.record_cause(own)
     records.fail(first, begun=not isinstance(error, UserError))
     complain(error, first, launch.rank)
+    if first.rank == launch.rank and first.status in INTERRUPTED and (line := how_to_continue(records.config, records)):
+        print(f"ddlbench: {line}", file=sys.stderr, flush=True)
     supervisor.wait_for_readers(first)
     if launch.world_size == 1:  # with more, the others may still be in a collective: the program just ends
         disconnect(clean=False)
@@ -143,7 +147,7 @@ def check(config: Config, scenario: Scenario) -> Unsupported | Unavailable | Non
     writable(config.results_dir)
     if config.checkpoint.every is not None and config.checkpoint.folder is not None:
         writable(str(config.checkpoint.folder), "checkpoint.dir")
-    config.data.check(config.model)
+    config.data.check(config.model, config.train.validate)
     if config.data.stage_to is not None:
         node_storage(config.data.stage_to)
     try:

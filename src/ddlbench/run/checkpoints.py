@@ -62,6 +62,26 @@ def open_checkpoints(
     run.after_epoch = partial(checkpoints.save, run)
 
 
+def place_of(config: Config, records: Records) -> Path:
+    """The folder with the checkpoints of all attempts of this run."""
+    assert records.folder is not None, "the attempt has its folder"
+    folder = config.checkpoint.folder
+    return records.folder.parent if folder is None else folder / records.run_id
+
+
+def how_to_continue(config: Config, records: Records) -> str | None:
+    """What a user can do after an interruption; None where a run has nothing to continue."""
+    if config.mode != "train" or records.folder is None:
+        return None
+    if config.checkpoint.every is None:
+        return "nothing was saved: with checkpoint.every=1 a run saves itself after each epoch"
+    names = [path.name for attempt in place_of(config, records).glob("checkpoints-*") for path in complete(attempt)]
+    if not names:
+        return "no epoch was saved before the interruption: the same command begins at epoch 0"
+    epoch = int(max(names).removeprefix("epoch-"))
+    return f"to continue with epoch {epoch}: the same command with checkpoint.resume=true"
+
+
 class Checkpoints:
     """Those of one run, on every rank; rank 0 makes and removes folders."""
 
@@ -75,8 +95,7 @@ class Checkpoints:
         self.records, self.supervisor, self.rates = records, supervisor, rates
         self.trainer, self.state = trainer, trainer
         self.attempt = int(records.folder.name.removeprefix("attempt-"))
-        folder = self.options.folder
-        self.place = records.folder.parent if folder is None else folder / records.run_id
+        self.place = place_of(config, records)
         self.rank = records.launch.rank
         self.lineage: list[int] = [self.attempt]
         self.seconds: list[float] = []
@@ -88,12 +107,21 @@ class Checkpoints:
         with self.supervisor.unlimited():
             began = time.perf_counter()
             saved = self._newest_sound()
+            run.progress.say(self._beginning(run, saved))
             if saved is not None:
                 self._restore(run, saved)
                 if self.records.record:
                     resumed = {"attempt": saved.attempt, "epoch": saved.epoch, "updates": saved.updates}
                     resumed |= {"seconds": time.perf_counter() - began}
                     self.records.record.resume(resumed, saved.epochs)
+
+    def _beginning(self, run: Run, saved: Saved | None) -> str:
+        if saved is not None:
+            return f"continues attempt {saved.attempt} of {saved.run_id} with epoch {saved.epoch} of {run.epochs}"
+        return (
+            f"begins at epoch 0: {self.place} has no checkpoint (a run that ends well removes its own; other ranks, "
+            "data or configuration are another run)"
+        )
 
     def save(self, run: Run, epoch: int) -> None:
         """After the row of an epoch is recorded, if it is time. Nothing follows the last epoch. Collective."""

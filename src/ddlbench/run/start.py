@@ -70,6 +70,10 @@ class Records:
             self.config.data.prepare()
             content = opening(self.config, self.launch, self.device, self.dataset)
             self.record = Record.open(self.config.results_dir, self.run_id, content)
+            classes, outputs = self.dataset.get("classes"), self.config.model.outputs()
+            if self.config.mode == "train" and classes is not None and classes < outputs:
+                line = f"the data has {classes} classes, the model {outputs}: model.num_classes={classes} fits"
+                print(f"ddlbench: warning: {line}", file=sys.stderr, flush=True)
 
     def agree(self) -> None:
         """UserError on every rank where one reads other data, or has another configuration or other versions of

@@ -54,6 +54,21 @@ def test_samples_and_labels_in_order_of_class_and_name(folders):
     assert take(folders, False, [(0, 5), (0, 0)]).targets.tolist() == [2, 0]
 
 
+def test_without_validation_no_validation_folder_is_needed(folders, tmp_path):
+    with_both = folders.describe()
+    (tmp_path / "set" / "val").rename(tmp_path / "val")
+    with pytest.raises(UserError, match=r"there is no folder .*/val"):
+        folders.check(Shape())
+    folders.check(Shape(), validate=False)
+    folders.prepare()
+    assert folders.describe() | {"hash": ""} == with_both | {"hash": "", "val_samples": 0}
+    assert take(folders, True, [(0, 11)]).targets.tolist() == [2]
+    assert len(folders.split(False, Shape(), 0)) == 0
+    (tmp_path / "val").rename(tmp_path / "set" / "val")
+    folders.prepare()
+    assert folders.describe() == with_both
+
+
 @pytest.mark.parametrize("decode", DECODERS)
 def test_validation_crops_the_centre(folders, decode):
     """An image whose shorter side is 73 = round(64 * 256/224) already: of its 146 columns 41 ... 104 remain, of its 73

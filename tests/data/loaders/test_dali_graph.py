@@ -63,6 +63,18 @@ def test_whole_images_and_mirrors_are_the_native_loaders(folders):
                 assert (levels(got.inputs) - levels(expected.inputs)).abs().max() < MOST
 
 
+@pytest.mark.parametrize("fused_crop", [True, False])
+@pytest.mark.parametrize(("size", "crop"), [
+    ((680, 40), {}), ((40, 680), {}),  # the defaults: 8 % of the area at an aspect of 4/3 are higher than 40 pixels
+    ((48, 40), {"crop_scale": [1.0, 1.0], "crop_ratio": [1.0, 1.0]}),
+    ((40, 49), {"crop_scale": [1.0, 1.0], "crop_ratio": [1.0, 1.0]}),
+])  # fmt: skip
+def test_where_no_crop_fits_both_take_the_centre(tmp_path, size, crop, fused_crop):
+    data = replace(write(tmp_path, [jpeg([seed], size) for seed in range(8)], [jpeg([0], size)]), flip=0.0, **crop)
+    for got, expected in zip(dali(data, fused_crop=fused_crop).train(0), native(data).train(0), strict=True):
+        assert (levels(got.inputs) - levels(expected.inputs)).abs().max() < MOST
+
+
 WIDTH, HEIGHT, COPIES, EPOCHS = 120, 100, 300, 8
 
 

@@ -72,10 +72,10 @@ class ImageFolders:
                 f"data={self.name} needs data.root=...: a folder with "
                 f"{self.train_dir}/<class>/*.JPEG and {self.val_dir}/<class>/*.JPEG"
             )
-        return FolderLayout(Path(self.root).expanduser(), self.train_dir, self.val_dir)
+        return FolderLayout(Path(self.root).expanduser(), self.train_dir, self.val_dir, val_optional=True)
 
-    def check(self, model: Model) -> None:
-        check_classes(len(self.layout().classes()), model)
+    def check(self, model: Model, validate: bool = True) -> None:
+        check_classes(len(replace(self.layout(), val_optional=not validate).classes()), model)
         self.check_size(model)
 
     def check_size(self, model: Model) -> None:

@@ -21,7 +21,7 @@ class PackedImages(ImageFolders):
 
     mapped = True
 
-    def check(self, model: Model) -> None:
+    def check(self, model: Model, validate: bool = True) -> None:
         pack = read_manifest(self.folder())
         for key in ("train_dir", "val_dir"):
             if (name := getattr(self, key)) not in pack.splits:

@@ -45,7 +45,7 @@ class SampleImages(ImageFolders):
         folder = f"sample_images-v{VERSION}-{self.sample_train}-{self.sample_val}"
         return FolderLayout(sample_home(self.root) / folder, "train", "val")
 
-    def check(self, model: Model) -> None:
+    def check(self, model: Model, validate: bool = True) -> None:
         self.layout()  # raises for a root that is no folder
         check_classes(len(CLASSES), model)
         self.check_size(model)

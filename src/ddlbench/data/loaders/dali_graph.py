@@ -58,18 +58,31 @@ class Graph:
 
     def _train(self, encoded: Any) -> Any:
         fn = import_dali().fn
-        crop = {
-            "random_area": self.data.crop_scale,
-            "random_aspect_ratio": self.data.crop_ratio,
-            "num_attempts": ATTEMPTS,
-        }
+        start, shape = self._crop(fn.peek_image_shape(encoded, adjust_orientation=False))
+        window = {"start": start, "shape": shape, "axes": (0, 1)}
         if self.fused_crop:
-            images = self._moved(fn.decoders.image_random_crop(encoded, **crop, **self._decoder()))
-            images = fn.resize(images, size=self.size, **self._triangular())
+            crops = self._moved(fn.decoders.image_slice(encoded, **window, **self._decoder()))
         else:
-            images = self._moved(fn.decoders.image(encoded, **self._decoder()))
-            images = fn.random_resized_crop(images, size=self.size, **crop, **self._triangular())
+            crops = fn.slice(self._moved(fn.decoders.image(encoded, **self._decoder())), **window)
+        images = fn.resize(crops, size=self.size, **self._triangular())
         return self._normalised(images, mirror=fn.random.coin_flip(probability=self.data.flip))
+
+    def _crop(self, image: Any) -> tuple[Any, Any]:
+        """Start and shape (H, W) of a random crop of an image of shape [H, W, 3].
+
+        Where no attempt fits, DALI takes the largest crop with the smallest or largest aspect ratio at a random place,
+        torchvision takes it in the centre. A crop that fits by chance and is as large is moved to the centre, too.
+        """
+        dali = import_dali()
+        low, high = self.data.crop_ratio
+        start, shape = dali.fn.random_crop_generator(
+            image, random_area=self.data.crop_scale, random_aspect_ratio=[low, high], num_attempts=ATTEMPTS
+        )
+        wide = (shape[0] == image[0]) & (dali.math.abs(shape[1] - high * image[0]) < 1)
+        tall = (shape[1] == image[1]) & (dali.math.abs(shape[0] - image[1] / low) < 1)
+        centre = (image[:2] - shape) // 2
+        start = start + (wide | tall) * (centre - start)
+        return dali.fn.cast(start, dtype=dali.types.INT32), shape
 
     def _validation(self, encoded: Any) -> Any:
         """Sizes are rounded as torchvision rounds them: half a pixel is most of what a comparison would find."""

@@ -53,7 +53,7 @@ class SampleText:
     def costly(self) -> bool:
         return self._text().costly
 
-    def check(self, model: Model) -> None:
+    def check(self, model: Model, validate: bool = True) -> None:
         if self.vocab_size > model.outputs():
             raise UserError(
                 f"data.vocab_size={self.vocab_size} is more than the model's {model.outputs()}: "

@@ -69,7 +69,7 @@ class TokenText:
     def costly(self) -> bool:
         return not self.mapped
 
-    def check(self, model: Model) -> None:
+    def check(self, model: Model, validate: bool = True) -> None:
         """Opens token files that exist already; whether others are long enough, `split` finds out."""
         files = self.token_files.tokenizer_files()
         if files:

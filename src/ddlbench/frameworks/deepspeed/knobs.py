@@ -14,7 +14,7 @@ import torch
 from ddlbench.checkpoint.live import OFF
 from ddlbench.errors import Unavailable, Unsupported, UserError
 from ddlbench.frameworks.shared.meta import has_batch_norm
-from ddlbench.frameworks.shared.refusals import ELEMENTWISE, check_alike, check_reduction, optimizer_of
+from ddlbench.frameworks.shared.refusals import check_alike, check_reduction, elementwise_names, layerwise
 from ddlbench.job import Job
 
 SCHEMES = ("autocast", "weights")
@@ -112,11 +112,11 @@ class Knobs:
         check_alike(job, job.world_size)
 
     def _check_shards(self, job: Job) -> None:
-        optimizer = type(optimizer_of(job))
+        optimizer = layerwise(job)
         casts, precision = self.casts(job), job.precision
         refusals = [
-            (optimizer not in ELEMENTWISE, optimizer.__name__, "layer-wise norms need whole tensors, and ZeRO hands "
-             "the optimizer flat shards: use framework.zero_stage=0, or SGD, Adam or AdamW"),
+            (optimizer is not None, optimizer, "layer-wise norms need whole tensors, and ZeRO hands the optimizer flat "
+             f"shards: use framework.zero_stage=0, or recipe.optimizer.name={elementwise_names()}"),
             (precision == "fp16" and not casts, "train.precision=fp16", "under autocast DeepSpeed skips "
              "updates that overflow without lowering the scale, and clips before it unscales: use bf16, "
              "framework.mixed_precision=weights or framework.zero_stage=0"),

@@ -8,8 +8,7 @@ from torch.optim import Optimizer
 
 from ddlbench.errors import Unsupported
 from ddlbench.job import Job
-
-ELEMENTWISE = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW)  # they need no norm of a whole layer
+from ddlbench.recipe.optimizers import optimizers
 
 
 def check_alike(job: Job, data_size: int) -> None:
@@ -33,12 +32,21 @@ def optimizer_of(job: Job) -> Optimizer:
     return job.optimizer([("weight", nn.Parameter(torch.zeros(1, 1)))])
 
 
+def layerwise(job: Job) -> str | None:
+    """The class of an optimizer that takes norms of whole layers; None for any other."""
+    name = type(optimizer_of(job)).__name__
+    return None if optimizers[name.lower()].elementwise else name
+
+
+def elementwise_names() -> str:
+    return " or ".join(name for name, entry in optimizers.items() if entry.elementwise)
+
+
 def check_elementwise(name: str, job: Job) -> None:
-    optimizer = optimizer_of(job)
-    if not isinstance(optimizer, ELEMENTWISE):
+    if (optimizer := layerwise(job)) is not None:
         raise Unsupported(
-            f"{name}: {type(optimizer).__name__} takes the norm of whole layers, of which a rank has a part: "
-            f"choose recipe.optimizer.name={' or '.join(known.__name__.lower() for known in ELEMENTWISE)}"
+            f"{name}: {optimizer} takes the norm of whole layers, of which a rank has a part: "
+            f"choose recipe.optimizer.name={elementwise_names()}"
         )
 
 
