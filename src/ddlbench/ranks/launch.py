@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -21,6 +21,7 @@ from ddlbench.ranks.store import open_store
 if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
+    from torch._C._distributed_c10d import Store
 
 
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # each library's network interface
@@ -109,24 +110,30 @@ def _too_few(ranks: int, gpus: int) -> str:
     )
 
 
-def connect(launch: Launch, device: torch.device, timeout_s: float, backend: str | None = None) -> None:
+def connect(
+    launch: Launch,
+    device: torch.device,
+    timeout_s: float,
+    backend: str | None = None,
+    reached: Callable[[Store], object] = lambda _: None,
+) -> None:
     """Make the process group of all ranks: gloo for CPU tensors, NCCL for GPU tensors, `timeout_s` for both.
 
-    backend: SHARED_GPU, or None. Raises on every rank if two ranks of a host share a GPU, and ConnectTimeout if ranks
-    are missing or the network interface is the wrong one.
+    backend: SHARED_GPU, or None. reached: called with the rendezvous store as soon as this rank reaches it. Raises on
+    every rank if two ranks of a host share a GPU, and ConnectTimeout if ranks are missing or the network interface is
+    the wrong one.
     """
     import torch
     import torch.distributed as dist
 
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    address = f"[{launch.master_addr}]" if ":" in launch.master_addr else launch.master_addr
     began, timeout = time.monotonic(), group_timeout(device, timeout_s)
     try:
         store = open_store(launch, timeout)
+        reached(store)
         dist.init_process_group(
             f"cpu:gloo,{backend or 'cuda:nccl'}" if device.type == "cuda" else "gloo",
-            init_method=f"tcp://{address}:{launch.master_port}" if store is None else None,
             store=store,
             rank=launch.rank,
             world_size=launch.world_size,
