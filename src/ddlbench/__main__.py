@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 
@@ -22,6 +23,7 @@ from ddlbench.config.schema import GROUPS, Config, first_line, resolve  # noqa: 
 from ddlbench.config.values import shown  # noqa: E402
 from ddlbench.errors import RunError, UserError  # noqa: E402
 from ddlbench.ranks.launch import Launch, detect, hint  # noqa: E402
+from ddlbench.ranks.stop import SIGNALS  # noqa: E402
 
 LONGEST_LINE = 1500
 
@@ -96,6 +98,8 @@ def start(config: Config, launch: Launch) -> int:
         from ddlbench.run.rehearsal.command import rehearsal
 
         return rehearsal(config, launch)
+    if launch.world_size > 1:  # a signal waits for `Supervisor`, which tells the other ranks: the import takes seconds
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     from ddlbench.run.attempt import attempt
 
     return attempt(config, launch, STARTED)

@@ -64,6 +64,17 @@ def test_a_rank_is_killed(tmp_path: Path, framework: str, target: str, on: int) 
     require_first_epoch(tmp_path, ranks=2)
 
 
+@needs_horovod
+def test_rank_0_is_killed_while_horovod_starts(tmp_path: Path) -> None:
+    """Horovod's thread then aborts the other rank, which cannot reach Horovod's server."""
+    words = ["kill_in_start", "+framework.on=0"]
+    codes, said = end(start(tmp_path, *words, framework="horovod", target="BrokenHorovod"))
+    assert codes[0] == -signal.SIGKILL
+    content = record(tmp_path)
+    assert content["status"] == "error", said
+    assert content["reason"].startswith("rank 0, which held the rendezvous store, ended without a message"), said
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("on", [0, 1, 2])
 def test_the_first_the_middle_or_the_last_of_three_ranks_is_killed(tmp_path: Path, on: int) -> None:

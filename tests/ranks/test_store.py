@@ -31,17 +31,25 @@ def test_it_listens_at_the_address_that_the_ranks_are_given_and_nowhere_else(add
     port = free_port()
     with ThreadPoolExecutor() as pool:  # each waits for the other
         first, second = pool.map(lambda launch: open_store(launch, WITHIN, {}), ranks(address, port))
-    assert first is not None
-    assert second is not None
     assert listening(port) == {address}
     first.set("key", "value")
     assert second.get("key") == b"value"
 
 
-def test_torch_opens_it_for_a_name_and_where_torchrun_has_one() -> None:
-    for rank in range(2):
-        assert open_store(ranks("localhost", 28770)[rank], WITHIN, {}) is None
-        assert open_store(ranks("127.0.0.1", 28770)[rank], WITHIN, {"TORCHELASTIC_USE_AGENT_STORE": "True"}) is None
+def test_for_the_name_of_a_host_it_listens_everywhere() -> None:
+    port = free_port()
+    held = open_store(ranks("localhost", port)[0], WITHIN, {})
+    assert listening(port) <= {"::", "0.0.0.0"}
+    assert len(listening(port)) == 1
+    del held
+
+
+def test_rank_0_waits_for_no_other_rank_and_opens_none_where_torchrun_has_one() -> None:
+    port = free_port()
+    held = open_store(ranks("127.0.0.1", port)[0], WITHIN, {})
+    client = open_store(ranks("127.0.0.1", port)[0], WITHIN, {"TORCHELASTIC_USE_AGENT_STORE": "True"})
+    client.set("key", "value")
+    assert held.get("key") == b"value"
 
 
 def test_one_process_needs_no_network() -> None:
@@ -49,6 +57,6 @@ def test_one_process_needs_no_network() -> None:
 
 
 def test_an_address_of_another_machine_or_a_taken_port_is_left_to_torch() -> None:
-    assert _listen("192.0.2.1", 28771) is None  # of RFC 5737: nobody's
+    assert _listen(ranks("192.0.2.1", 28771)[0]) is None  # of RFC 5737: nobody's
     with socket.create_server(("127.0.0.1", 0)) as other:
-        assert _listen("127.0.0.1", other.getsockname()[1]) is None
+        assert _listen(ranks("127.0.0.1", other.getsockname()[1])[0]) is None

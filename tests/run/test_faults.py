@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -14,9 +16,11 @@ import torch
 
 from ddlbench.errors import Diverged, Unavailable, Unsupported, UserError
 from ddlbench.measure.environment import variables
+from ddlbench.report.read import read_all
 from ddlbench.run.failure import Failure
 from ddlbench.run.faults import NCCL_DEFAULTS, disable_nccl_abort
 from tests.support.faults import WITHIN_S, end, patience_s, record, start
+from tests.support.killed import beaten
 from tests.support.libraries import needs_horovod
 from tests.support.processes import PYTHON, run
 
@@ -101,6 +105,61 @@ def test_a_main_thread_that_is_silent_for_too_long_is_a_timeout(tmp_path: Path) 
     assert re.search(r"most recent call first.*broken\.py", said[0], re.DOTALL)
     assert record(tmp_path)["status"] == "timeout"
     assert record(tmp_path)["reason"] == f"rank 0: no step ended within {limit} s (train.timeout_s)"
+
+
+FROZEN = """
+import ctypes, sys
+from ddlbench.ranks.launchers import Launch
+from ddlbench.run import faults
+
+faults.FROZEN_S, seconds = map(float, sys.argv[1:])
+with faults.Supervisor(Launch("alone"), None, 0.0, None):
+    ctypes.PyDLL(None).sleep(int(seconds))
+"""
+
+
+@pytest.mark.parametrize(("limit", "seconds", "code"), [(1, 600, 1), (600, 2, 0)])
+def test_a_call_that_holds_the_gil_for_too_long_ends_the_process(limit: int, seconds: int, code: int) -> None:
+    words = [sys.executable, "-c", FROZEN, str(limit), str(seconds)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=WITHIN_S)
+    assert done.returncode == code
+    assert ("Timeout (" in done.stderr and 'File "<string>", line 8' in done.stderr) == bool(code), done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("on", [0, 1])
+def test_the_other_rank_names_the_one_whose_interpreter_is_frozen(tmp_path: Path, on: int) -> None:
+    codes, said = end(start(tmp_path, "freeze", f"+framework.on={on}", f"train.timeout_s={patience_s()}"))
+    assert (codes[on], codes[1 - on]) == (1, 8), said
+    assert re.search(r"Timeout \(.*broken\.py", said[on], re.DOTALL)
+    content = record(tmp_path)
+    assert content["status"] == "timeout"
+    assert re.match(rf"rank {on} \(.*, pid \d+\) ended without a message, or is stopped", content["reason"])
+
+
+@pytest.mark.slow
+def test_the_next_reader_sees_that_a_frozen_rank_alone_has_ended(tmp_path: Path) -> None:
+    codes, said = end(start(tmp_path, "freeze", f"train.timeout_s={patience_s()}", ranks=1))
+    assert codes == [1], said
+    assert record(tmp_path)["status"] == "running"
+    beaten(next(tmp_path.glob("*/attempt-1")), 60)
+    (attempt,) = read_all([tmp_path]).attempts
+    assert attempt.record["status"] == "killed"
+
+
+def test_a_complete_run_is_ok_where_closing_it_hangs(tmp_path: Path) -> None:
+    codes, said = end(start(tmp_path, "none", "+framework.close_hangs=true", f"train.timeout_s={patience_s()}"))
+    assert codes == [0, 0], said
+    assert record(tmp_path)["status"] == "ok"
+    assert "rank 1: what the run had open was not closed within" in said[1]
+
+
+@pytest.mark.slow
+def test_a_failure_is_recorded_before_anything_is_closed(tmp_path: Path) -> None:
+    codes, said = end(start(tmp_path, "raise", "+framework.close_hangs=true", f"train.timeout_s={patience_s()}"))
+    assert codes in ([1, 1], [6, 1]), said
+    content = record(tmp_path)
+    assert (content["status"], content["reason"]) == ("error", "rank 1: RuntimeError: planted fault")
 
 
 def test_what_a_framework_cannot_do_is_a_row(tmp_path: Path) -> None:

@@ -7,14 +7,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from torch.distributed import TCPStore
 
 from ddlbench.ranks.launchers import free_port
+from ddlbench.run import peers
 from ddlbench.run.failure import Failure
 from ddlbench.run.peers import ANSWER_S, Peers
-from tests.support.waiting import wait_until
+from tests.support.waiting import WITHIN_S, wait_until
 
 HOLDER = """
 import sys, time
@@ -87,6 +90,58 @@ def test_the_rank_that_sends_no_more_heartbeats_is_named_and_no_other(store: TCP
     two.post(Failure("error", "rank 1: its own", 1, rank=1))
     wait_until(lambda: one.failure)
     assert one.find_cause() is None  # a failure that was posted says more
+
+
+class Counting:
+    """A store that remembers whose heartbeats were asked for."""
+
+    def __init__(self, store: Any) -> None:
+        self.store = store
+        self.asked: set[int] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        self.asked |= {int(key.rpartition("/")[2]) for key in keys}
+        return self.store.multi_get(keys)
+
+
+def test_in_a_run_that_hangs_rank_0_alone_asks_for_all_ranks(store: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All ranks look for the cause at once: else N ranks would ask one store for N heartbeats each."""
+    monkeypatch.setattr(peers, "REPORT_S", WITHIN_S)
+    stores = [Counting(store.clone()) for _ in range(12)]
+    ranks = [Peers(counting, rank, 12) for rank, counting in enumerate(stores)]
+    OPEN.extend(ranks)
+    wait_until(lambda: len(ranks[0]._beats(range(12)) or {}) == 12)
+    ranks[7].close()
+    for counting in stores:
+        counting.asked.clear()
+
+    def look(one: Peers) -> str | None:
+        cause = one.find_cause()
+        one.post(Failure("timeout", cause or "none", 8, rank=one.rank))
+        return cause
+
+    living = [one for one in ranks if one.rank != 7]
+    with ThreadPoolExecutor(len(living)) as pool:
+        causes = dict(zip([one.rank for one in living], pool.map(look, living), strict=True))
+    assert {rank for rank, cause in causes.items() if cause} <= {0, 6}
+    wait_until(lambda: ranks[3].failure is not None)
+    assert ranks[3].failure is not None
+    assert ranks[3].failure.reason.startswith("rank 7 (")
+    for rank in (1, 2, 3, 4, 5, 6, 8, 9, 10, 11):
+        assert stores[rank].asked == {(rank + 1) % 12}
+    assert stores[0].asked == set(range(1, 12))
+
+
+def test_a_rank_whose_peers_find_nothing_asks_for_all_ranks(store: TCPStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lost rank is not its next one, and neither rank 0 nor the neighbour has failed."""
+    ranks = ranks_of(store, 4)
+    ranks[1].close()
+    monkeypatch.setattr(peers, "SILENCE_S", 1.0)
+    monkeypatch.setattr(peers, "REPORT_S", 0.0)
+    assert (ranks[2].find_cause() or "").startswith("rank 1 (")
 
 
 def test_a_store_that_does_not_answer_keeps_nobody_waiting(held: tuple[subprocess.Popen[str], TCPStore]) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from ddlbench.errors import Stopped
 from ddlbench.run import stopping
 from ddlbench.run.failure import Failure
+from ddlbench.run.peers import Peers
 from ddlbench.run.stopping import Stopping
 
 SIGNAL = Failure("killed", "rank 0 received SIGTERM", 143, 0, doubtful=True)
@@ -71,6 +74,17 @@ def test_ranks_that_do_not_agree_or_do_not_come_are_overdue(monkeypatch: pytest.
     assert not made.overdue(None)
     monkeypatch.setattr(stopping, "STOP_S", 0.0)
     assert made.overdue(None)
+
+
+def test_while_the_ranks_connect_the_end_waits_for_the_store_and_no_longer_than_its_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = Stopping(0, None)
+    made.hold(SIGNAL)
+    assert made.overdue(None) is None
+    assert made.overdue(cast(Peers, SimpleNamespace(period_s=0.25))) == SIGNAL
+    monkeypatch.setattr(stopping, "REACH_S", 0.0)
+    assert made.overdue(None) == SIGNAL
 
 
 def test_a_main_thread_that_comes_to_the_boundary_gets_some_time(monkeypatch: pytest.MonkeyPatch) -> None:

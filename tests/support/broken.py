@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -21,7 +22,7 @@ from ddlbench.errors import Unavailable, UserError
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.deepspeed.adapter import DeepSpeed, ZeroTrainer
 from ddlbench.frameworks.fsdp import FSDP
-from ddlbench.frameworks.horovod.adapter import Horovod
+from ddlbench.frameworks.horovod.adapter import Horovod, horovod_torch
 from ddlbench.frameworks.local_sgd import LocalSGD
 from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.frameworks.pipeline.pipedream import PipeDream, PipeDreamTrainer
@@ -39,16 +40,18 @@ Repeats = TypeVar("Repeats", Replica, ZeroTrainer)
 class Failing:
     """Mixed into a framework.
 
-    how: raise | memory | allocate | nan | exit | kill | stop | hang | worker | launcher | abort, at the third step;
-        slow, at every step; setup | hang_in_setup, before the first; validation, after the last; unavailable, before
-        the ranks connect
+    how: raise | memory | allocate | nan | exit | kill | stop | hang | freeze | worker | launcher | abort, at the third
+        step; slow, at every step; setup | hang_in_setup, before the first; validation, after the last; unavailable,
+        before the ranks connect; none
     on: the rank that fails, counted from the end where negative
     after_s: abort only: seconds from the failure of `on` to the abort of the other ranks
+    close_hangs: on `on`, after the end of the run
     """
 
     how: str = "raise"
     on: int = -1
     after_s: float = 0.0
+    close_hangs: bool = False
     steps: int = 0
 
     def check(self, job: Job) -> None:
@@ -65,6 +68,8 @@ class Failing:
         trainer: Trainer = super().setup(job)  # pyright: ignore
         trainer.step = partial(self._step, trainer.step, fails)
         trainer.evaluate = partial(self._evaluate, trainer.evaluate)
+        if fails and self.close_hangs:
+            trainer.close = lambda: time.sleep(600)
         return trainer
 
     def _step(self, step: OnBatch, fails: bool, batch: Batch | None) -> Tensor | None:
@@ -101,6 +106,8 @@ def fail(how: str, batch: Batch | None) -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
         case "hang":
             time.sleep(600)
+        case "freeze":  # as a kernel launch that holds the GIL and finds the queue of the device full
+            ctypes.PyDLL(None).sleep(600)
         case "worker":
             for worker in multiprocessing.active_children():
                 worker.kill()
@@ -112,7 +119,7 @@ def fail(how: str, batch: Batch | None) -> None:
 def be_aborted(after_s: float) -> None:
     """As by NCCL's watchdog: the main thread is stuck on the device, and the process aborts some time after a peer's
     failure."""
-    store = dist.distributed_c10d._get_default_store().clone()
+    store = dist.distributed_c10d._get_default_store()._underlying_non_prefix_store.clone()
 
     def abort() -> None:
         store.wait([FAILURE])
@@ -136,7 +143,13 @@ class BrokenLocalSGD(Failing, LocalSGD): ...
 
 
 @dataclass
-class BrokenHorovod(Failing, Horovod): ...
+class BrokenHorovod(Failing, Horovod):
+    """how: also kill_in_start, while the other rank starts Horovod"""
+
+    def setup(self, job: Job) -> Trainer:
+        if self.how == "kill_in_start" and job.rank == self.on % job.world_size:
+            horovod_torch().init = partial(fail, "kill", None)
+        return super().setup(job)
 
 
 @dataclass

@@ -10,7 +10,7 @@ import os
 import resource
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,6 +23,7 @@ from ddlbench.ranks.store import open_store
 if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
+    from torch._C._distributed_c10d import Store
 
 
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # each library's network interface
@@ -112,12 +113,18 @@ def _too_few(ranks: int, gpus: int) -> str:
 
 
 def connect(
-    launch: Launch, device: torch.device, timeout_s: float, backend: str | None = None, communicator: bool = True
+    launch: Launch,
+    device: torch.device,
+    timeout_s: float,
+    backend: str | None = None,
+    communicator: bool = True,
+    reached: Callable[[Store], object] = lambda _: None,
 ) -> None:
     """Make the process group of all ranks: gloo for CPU tensors, NCCL for GPU tensors, `timeout_s` for both.
 
-    backend: SHARED_GPU, or None. communicator: make NCCL's now. Raises on every rank if two ranks of a host share a
-    GPU, and ConnectTimeout if ranks are missing or the network interface is the wrong one.
+    backend: SHARED_GPU, or None. communicator: make NCCL's now. reached: called with the rendezvous store as soon as
+    this rank reaches it. Raises on every rank if two ranks of a host share a GPU, and ConnectTimeout if ranks are
+    missing or the network interface is the wrong one.
     """
     import torch
     import torch.distributed as dist
@@ -126,13 +133,12 @@ def connect(
     if device.type == "cuda":
         torch.cuda.set_device(device)
         os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")  # gloo, for numbers alone, connects what it uses
-    address = f"[{launch.master_addr}]" if ":" in launch.master_addr else launch.master_addr
     began, timeout = time.monotonic(), group_timeout(device, timeout_s)
     try:
         store = open_store(launch, timeout)
+        reached(store)
         dist.init_process_group(
             f"cpu:gloo,{backend or 'cuda:nccl'}" if device.type == "cuda" else "gloo",
-            init_method=f"tcp://{address}:{launch.master_port}" if store is None else None,
             store=store,
             rank=launch.rank,
             world_size=launch.world_size,

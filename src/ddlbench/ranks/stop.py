@@ -11,10 +11,13 @@ passed and that every rank reaches, for whatever the others need on the way ther
 
 from __future__ import annotations
 
+import signal
 import threading
 from dataclasses import dataclass
 
 from ddlbench.errors import Stopped
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)  # each stops the run
 
 
 @dataclass(frozen=True)

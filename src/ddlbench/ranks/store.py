@@ -15,25 +15,25 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 
-def open_store(launch: Launch, timeout: timedelta, env: Mapping[str, str] = os.environ) -> Store | None:
-    """Called by all ranks alike; errors are torch's own. None where torch is to open it: under torchrun, whose agent
-    has opened one, and for the name of a host. It listens on all interfaces then, for a name can mean another interface
-    on another node (many systems give a host's own name a loopback address)."""
+def open_store(launch: Launch, timeout: timedelta, env: Mapping[str, str] = os.environ) -> Store:
+    """Called by all ranks alike; errors are torch's own. Returns as soon as the store answers: not all ranks need to
+    have come. Under torchrun its agent holds the store, else rank 0. Where MASTER_ADDR is the name of a host, rank 0
+    listens on all interfaces, for a name can mean another interface on another node (many systems give a host's own
+    name a loopback address)."""
     from torch._C._distributed_c10d import HashStore, TCPStore
 
     if launch.world_size == 1:
         return HashStore()
-    if env.get("TORCHELASTIC_USE_AGENT_STORE") == "True" or not _is_address(launch.master_addr):
-        return None
-    listens = _listen(launch.master_addr, launch.master_port) if launch.rank == 0 else None
+    holds = launch.rank == 0 and env.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     return TCPStore(
         launch.master_addr,
         launch.master_port,
         launch.world_size,
-        launch.rank == 0,
+        holds,
         timeout,
+        wait_for_workers=False,
         multi_tenant=True,
-        master_listen_fd=listens,
+        master_listen_fd=_listen(launch) if holds and _is_address(launch.master_addr) else None,
     )
 
 
@@ -45,11 +45,12 @@ def _is_address(host: str) -> bool:
     return True
 
 
-def _listen(address: str, port: int) -> int | None:
+def _listen(launch: Launch) -> int | None:
     """A socket that listens at this address alone; it becomes the store's. None where that cannot be: then torch tries,
     and says what is wrong."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    address = launch.master_addr, launch.master_port
+    family = socket.AF_INET6 if ":" in launch.master_addr else socket.AF_INET
     try:
-        return socket.create_server((address, port), family=family, backlog=socket.SOMAXCONN).detach()
+        return socket.create_server(address, family=family, backlog=socket.SOMAXCONN).detach()
     except OSError:
         return None

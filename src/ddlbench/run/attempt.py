@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 import traceback
+from contextlib import ExitStack
 
 import torch
 
@@ -14,7 +14,7 @@ from ddlbench.data.staging import node_storage
 from ddlbench.errors import PeerFailed, RunError, Unavailable, Unsupported, UserError
 from ddlbench.job import Job
 from ddlbench.measure.allocator import keep_freed_memory
-from ddlbench.ranks.control import all_gather, barrier, wait_for
+from ddlbench.ranks.control import all_gather, barrier, single_process, wait_for
 from ddlbench.ranks.launch import Launch, connect, disconnect, pick_device
 from ddlbench.record.record import writable
 from ddlbench.record.run_json import planned_run
@@ -24,7 +24,6 @@ from ddlbench.run.cold_cache import check_cold_cache
 from ddlbench.run.failure import Failure
 from ddlbench.run.faults import NO_STEP, Supervisor, disable_nccl_abort
 from ddlbench.run.limits import check_machine, planned_device
-from ddlbench.run.peers import Peers
 from ddlbench.run.preflight import preflight
 from ddlbench.run.scenarios import Scenario, choose
 from ddlbench.run.start import Records, Spans, stage_data
@@ -51,7 +50,8 @@ def attempt(config: Config, launch: Launch, started: float) -> int:
     spans = Spans(started)
     spans.end("imports_s")
     records = Records(config, launch, device)
-    with Supervisor(launch.rank, records, config.train.timeout_s, time_limit(config, started)) as supervisor:
+    limit = time_limit(config, started)
+    with Supervisor(launch, records, config.train.timeout_s, limit) as supervisor, ExitStack() as opened:
         try:
             connect_ranks(config, launch, device, supervisor)
             spans.end("connecting_s")
@@ -64,12 +64,14 @@ def attempt(config: Config, launch: Launch, started: float) -> int:
             stage_data(records, spans)
             check_ranks(records, supervisor, spans)
             supervisor.expect("the framework's setup did not end")
-            work(scenario, config, job, records, supervisor, spans)
-            supervisor.leave()  # the rank that holds the store may now go first
-            disconnect(clean=True)
+            work(scenario, config, job, records, supervisor, spans, opened)
+            code = succeed(records, supervisor)
+            close(opened, clean=True)
         except Exception as error:  # every kind of failure becomes a row
-            return fail(error, launch, records, supervisor)
-    return 0 if records.succeed() else 1
+            code = fail(error, launch, records, supervisor)
+            clear_frames(error)  # a setup that failed half-way has left its model in them
+            close(opened, clean=False)
+    return code
 
 
 def dry_run(config: Config, job: Job, refusal: RunError | None) -> int:
@@ -95,9 +97,8 @@ def connect_ranks(config: Config, launch: Launch, device: torch.device, supervis
         disable_nccl_abort()
     supervisor.expect(NO_CONNECTION, more_s=10)  # an error that `connect` raises has more details and comes before
     own_communicators = getattr(config.framework, "own_communicators", False)
-    connect(launch, device, config.train.timeout_s, config.backend, communicator=not own_communicators)
-    supervisor.join(Peers.open(supervisor.stop))
-    supervisor.expect_nothing()
+    connect(launch, device, config.train.timeout_s, config.backend, not own_communicators, supervisor.reach)
+    supervisor.connect()
 
 
 def check_ranks(records: Records, supervisor: Supervisor, spans: Spans) -> None:
@@ -106,6 +107,17 @@ def check_ranks(records: Records, supervisor: Supervisor, spans: Spans) -> None:
         supervisor.expect("the pre-flight check did not end")
         preflight(records.config, records, records.device)
         spans.end("preflight_s")
+
+
+def succeed(records: Records, supervisor: Supervisor) -> int:
+    """Record the end of a complete run before anything is closed, for that may hang; the exit code of this process."""
+    supervisor.expect_nothing()
+    recorded = records.succeed()
+    wait_for([0], "ddlbench/end")
+    supervisor.leave()  # the rank that holds the store may now go first
+    code = 0 if recorded else 1
+    supervisor.expect_end(code)
+    return code
 
 
 def fail(error: Exception, launch: Launch, records: Records, supervisor: Supervisor) -> int:
@@ -117,9 +129,24 @@ def fail(error: Exception, launch: Launch, records: Records, supervisor: Supervi
     if first.rank == launch.rank and first.status in INTERRUPTED and (line := how_to_continue(records.config, records)):
         print(f"ddlbench: {line}", file=sys.stderr, flush=True)
     supervisor.wait_for_readers(first)
-    if launch.world_size == 1:  # with more, the others may still be in a collective: the program just ends
-        disconnect(clean=False)
-    return own.exit_code if own.status == first.status else PeerFailed.exit_code
+    code = own.exit_code if own.status == first.status else PeerFailed.exit_code
+    supervisor.expect_end(code)
+    return code
+
+
+def close(opened: ExitStack, clean: bool) -> None:
+    """Close the data, drop the model and destroy the process groups, for they must not be destroyed while a wrapped
+    model lives. The end is recorded: what goes wrong here changes nothing.
+
+    clean: all ranks come here. Where another rank may still be in a collective, the program ends without `disconnect`.
+    """
+    try:
+        opened.close()
+        if clean or single_process():
+            disconnect(clean)
+    except Exception as error:
+        said = f"{type(error).__name__} after the end of the run: {error}"
+        print(f"ddlbench: warning: {said}", file=sys.stderr, flush=True)
 
 
 def set_switches(train: Train, device: torch.device) -> None:
@@ -159,33 +186,32 @@ def check(config: Config, scenario: Scenario) -> Unsupported | Unavailable | Non
     return None
 
 
-def work(scenario: Scenario, config: Config, job: Job, records: Records, supervisor: Supervisor, spans: Spans) -> None:
-    """The run itself, between connecting and disconnecting. It drops the model before it returns: process groups must
-    not be destroyed while a wrapped model lives."""
-    feed = None
-    try:
-        place = scenario.setup()
-        seed_replica(job, place)
-        supervisor.expect("the data were not opened")
-        feed = open_feed(config, job, place)
-        spans.end("setup_s")
-        run = make_run(scenario, config, job, place, feed, records, supervisor)
-        supervisor.expect("training did not begin")
-        run.recorder.begin(run, spans.seconds, records.hosts)
-        if job.device.type == "cpu":
-            keep_freed_memory()
-        supervisor.expect(NO_STEP)
-        scenario.run(run)
-        run.recorder.end(run, all_gather(feed.facts()))
-        barrier()
-    except BaseException as error:
-        clear_frames(error)  # a setup that failed half-way has left its model in them
-        raise
-    finally:
-        if feed is not None:
-            feed.close()
-        scenario.close()
-        gc.collect()
+def work(
+    scenario: Scenario,
+    config: Config,
+    job: Job,
+    records: Records,
+    supervisor: Supervisor,
+    spans: Spans,
+    opened: ExitStack,
+) -> None:
+    """The run itself, until all ranks have ended it. opened: closes the data, then the scenario"""
+    opened.callback(scenario.close)
+    place = scenario.setup()
+    seed_replica(job, place)
+    supervisor.expect("the data were not opened")
+    feed = open_feed(config, job, place)
+    opened.callback(feed.close)
+    spans.end("setup_s")
+    run = make_run(scenario, config, job, place, feed, records, supervisor)
+    supervisor.expect("training did not begin")
+    run.recorder.begin(run, spans.seconds, records.hosts)
+    if job.device.type == "cpu":
+        keep_freed_memory()
+    supervisor.expect(NO_STEP)
+    scenario.run(run)
+    run.recorder.end(run, all_gather(feed.facts()))
+    barrier()
 
 
 def clear_frames(error: BaseException | None) -> None:

@@ -1,35 +1,45 @@
 """When a rank fails: which rank caused it, which rank records it, and how every process ends in time.
 
 A rank stuck in a collective cannot be reached by Python's own signal handlers (they run between bytecodes), so a thread
-watches for signals, for the other ranks' failures (peers.py) and for a main thread that no longer moves.
+watches for signals, for the other ranks' failures (peers.py) and for a main thread that no longer moves. A timer that
+needs no Python ends a process in which that thread cannot run either.
 """
 
 from __future__ import annotations
 
+import faulthandler
 import math
 import os
-import select
 import signal
 import sys
 import threading
 import time
-from collections.abc import Generator, MutableMapping
+from collections.abc import Callable, Generator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
+from torch._C._distributed_c10d import Store
+
 from ddlbench.errors import PeerFailed, Stopped
-from ddlbench.ranks.stop import Stop
+from ddlbench.ranks.launchers import Launch
+from ddlbench.ranks.stop import SIGNALS, Stop
 from ddlbench.run.failure import Failure
 from ddlbench.run.peers import Peers
+from ddlbench.run.signals import Signals
 from ddlbench.run.stacks import print_stacks
-from ddlbench.run.stopping import Stopping
+from ddlbench.run.stopping import REACH_S, Stopping
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 PERIOD_S = 0.25
 NO_STEP = "no step ended"
 READERS_S = 3.0  # how long a failing rank stays for the others, at most
 GRACE_S = 5.0  # for the main thread to end by itself, once the failure of another rank is recorded
+CLOSING_S = 60.0  # at most, for closing what a run had open, once its end is recorded
+# A call that holds the GIL for longer than train.timeout_s and this ends the process. The rank sends no heartbeat
+# meanwhile: after train.timeout_s the other ranks end the run anyhow, and take so long to find and record the cause.
+# Shorter calls that hold the GIL (imports, a garbage collection, a fork, loading a CUDA module) are no fault.
+FROZEN_S = 15.0
 # torch's NCCL watchdog and its monitor abort the process when they see an error, a hang of 8 minutes or a failed CUDA
 # call: then no record would be written. `Supervisor` does the same after the record is written (ProcessGroupNCCL.cpp).
 NCCL_DEFAULTS = {
@@ -71,49 +81,51 @@ class Supervisor:
     main thread does not move. A signal and the run's time limit stop all ranks at a boundary; a second signal ends this
     process at once."""
 
-    def __init__(self, rank: int, ending: Ending, timeout_s: float, limit: tuple[float, str] | None = None) -> None:
+    def __init__(self, launch: Launch, ending: Ending, timeout_s: float, limit: tuple[float, str] | None) -> None:
         """limit: when the run's own time limit is reached (of perf_counter), and how the reason names it"""
-        self.rank = rank
+        self.rank, self.world_size = launch.rank, launch.world_size
         self.ending = ending
         self.timeout_s = timeout_s
-        self.stopping = Stopping(rank, limit)
+        self.stopping = Stopping(self.rank, limit)
         self.peers: Peers | None = None
-        self.expected, self.within_s = "", math.inf
-        self.progress_at = time.perf_counter()
+        self.connected = self.world_size == 1
+        self.progress_at, self.within_s = time.perf_counter(), math.inf
+        self.when_late: Callable[[], None] = lambda: None  # the main thread has said nothing for `within_s`
         self.waiting = threading.Lock()
         self.waited = False
-        self.reading, self.writing = os.pipe()
+        self.signals = Signals(SIGNALS)
         self.stopped = threading.Event()
         self.thread = threading.Thread(target=self._supervise, name="ddlbench-supervisor", daemon=True)
 
     def __enter__(self) -> Supervisor:
-        os.set_blocking(self.writing, False)
-        self.wakeup = signal.set_wakeup_fd(self.writing, warn_on_full_buffer=False)
-        ignored = signal.SIG_IGN  # as SIGHUP is by nohup
-        wanted = [number for number in SIGNALS if signal.getsignal(number) is not ignored]
-        self.handlers = {number: signal.signal(number, lambda *_: None) for number in wanted}
+        self.signals.__enter__()
         self.thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.stopped.set()
-        os.write(self.writing, b"\0")
+        self.signals.wake()
         self.thread.join()
+        faulthandler.cancel_dump_traceback_later()
         self.leave()
-        signal.set_wakeup_fd(self.wakeup)
-        for number, handler in self.handlers.items():
-            signal.signal(number, handler)
-        os.close(self.reading)
-        os.close(self.writing)
+        self.signals.__exit__()
 
     @property
     def stop(self) -> Stop:
         """Where this rank's boundaries ask whether to stop."""
         return self.stopping.stop
 
-    def join(self, peers: Peers | None) -> None:
-        """From now on look for other ranks' failures, and for a rank that sends no heartbeat for `timeout_s`."""
-        self.peers = peers
+    def reach(self, store: Store) -> None:
+        """From now on look for other ranks' failures, while the ranks connect."""
+        if self.world_size > 1:
+            self.peers = Peers(store.clone(), self.rank, self.world_size, self.stopping.stop)
+
+    def connect(self) -> None:
+        """All ranks are connected: from now on also look for a rank that sends no heartbeat for `timeout_s`."""
+        if self.peers is not None:
+            self.peers.connected()
+        self.connected = True
+        self.expect_nothing()
 
     def leave(self) -> None:
         """From now on do not look for failures of other ranks: the run has ended."""
@@ -126,8 +138,16 @@ class Supervisor:
         """From now on a main thread that says nothing for `timeout_s` and `more_s` hangs: a wait for a GPU raises
         nothing. what: as in "no step ended"."""
         self.progressed()
+        self.within_s = self.timeout_s + more_s
         limit = "train.timeout_s" + (f" + {more_s:g}" if more_s else "")
-        self.expected, self.within_s = f"{what} within {self.timeout_s + more_s:g} s ({limit})", self.timeout_s + more_s
+        reason = f"rank {self.rank}: {what} within {self.within_s:g} s ({limit})"
+        self.when_late = partial(self._fail, Failure("timeout", reason, 8, self.rank, doubtful=True), begun=True)
+
+    def expect_end(self, code: int) -> None:
+        """The end is recorded, and this process is to exit with `code`: also where what it has open does not close."""
+        self.progressed()
+        self.within_s = min(self.timeout_s, CLOSING_S)
+        self.when_late = partial(self._leave_open, code)
 
     def expect_nothing(self) -> None:
         """From now on the main thread may take the time it needs, while every other rank sends heartbeats."""
@@ -156,20 +176,21 @@ class Supervisor:
         return own
 
     def wait_for_readers(self, failure: Failure) -> None:
-        """Rank 0 stays until the others know the reason, for it may hold the store; they stay until it is recorded."""
+        """Rank 0 stays until the others know the reason, for it may hold the store; they stay until it is recorded.
+        While the ranks connect it stays longer, for those that still import torch."""
         with self.waiting:
             peers = self.peers
             if self.waited or peers is None:
                 return
             self.waited = True
-            deadline = time.perf_counter() + READERS_S + 2 * peers.period_s
+            deadline = time.perf_counter() + (READERS_S if self.connected else REACH_S) + 2 * peers.period_s
             if self.rank == 0:
                 peers.tell_recorded()
                 while peers.readers() < peers.world_size - 1 and time.perf_counter() < deadline and not peers.lost:
                     time.sleep(peers.period_s / 2)
                 return
             peers.acknowledge()
-            while not peers.recorded and time.perf_counter() < deadline:
+            while not (peers.recorded or peers.rank_0_gone()) and time.perf_counter() < deadline:
                 time.sleep(peers.period_s / 2)
             if not peers.recorded:
                 time.sleep(0.2 * min(self.rank, 50))  # the lowest rank first
@@ -177,35 +198,34 @@ class Supervisor:
 
     def _supervise(self) -> None:
         while not self.stopped.is_set():
-            ready, _, _ = select.select([self.reading], [], [], PERIOD_S)
-            peers = self.peers
+            faulthandler.dump_traceback_later(self.timeout_s + FROZEN_S, exit=True, file=2)
+            number = self.signals.wait(PERIOD_S)
             if self.stopped.is_set():
                 return
-            if ready:
-                self._signalled(os.read(self.reading, 1)[0])
-            elif peers and (failure := peers.failure) and not self.stopping.main_thread_is_coming(failure):
+            if number is not None:
+                self._signalled(number)
+            elif (failure := self._failure_of_peer()) is not None:
                 self._peer_failed(failure)
-            elif peers is not None and peers.lost:
-                reason = f"rank {self.rank} lost its connection to the rendezvous store"
-                self._fail(Failure("error", reason, PeerFailed.exit_code, self.rank, doubtful=True))
-            elif peers is not None and peers.silent_for() > self.timeout_s:
-                peer, seconds = peers.name(peers.next_rank), peers.silent_for()
-                reason = f"rank {self.rank} has not heard from {peer} for {seconds:.0f} s (train.timeout_s)"
-                self._fail(Failure("timeout", reason, 8, self.rank, doubtful=True))
+            elif (own := self._lost_contact() or self.stopping.overdue(self.peers)) is not None:
+                self._fail(own)
             elif time.perf_counter() - self.progress_at > self.within_s:
-                reason = f"rank {self.rank}: {self.expected}"
-                self._fail(Failure("timeout", reason, 8, self.rank, doubtful=True), begun=True)
-            elif self.stopping.own is not None and self.stopping.overdue(peers):
-                self._fail(self.stopping.own)
+                self.when_late()
             elif (own := self.stopping.limit_reached()) is not None:
                 self._stop_or_fail(own)
             elif (asked := self.stopping.asked()) is not None:
                 self.ending.close(asked, final=False)  # now: the launcher may leave this process no time
 
+    def _failure_of_peer(self) -> Failure | None:
+        """The failure that was posted, unless this rank's main thread will soon have stopped for the same reason."""
+        failure = self.peers.failure if self.peers is not None else None
+        return None if failure is None or self.stopping.main_thread_is_coming(failure) else failure
+
+    def _lost_contact(self) -> Failure | None:
+        """The store's process has ended, or the next rank sends no heartbeat."""
+        return self.peers.lost_contact(self.timeout_s if self.connected else math.inf) if self.peers else None
+
     def _signalled(self, number: int) -> None:
         """A launcher that ends a job because one rank ended sends the others a signal: then that rank's end counts."""
-        if number not in {int(item) for item in self.handlers}:
-            return  # SIGCHLD and the like pass through the same pipe
         reason = f"rank {self.rank} received {signal.Signals(number).name}"
         if self.peers is not None and number == signal.SIGTERM:
             reason += ": from the scheduler, or from the launcher because another rank ended"
@@ -213,7 +233,11 @@ class Supervisor:
             self._stop_or_fail(Failure("killed", reason, 128 + number, self.rank, doubtful=True))
 
     def _stop_or_fail(self, own: Failure) -> None:
-        """Let all ranks stop at a boundary; end at once before the first one, and at a second signal."""
+        """Let all ranks stop at a boundary. End at once at a second signal and before the first boundary; while the
+        ranks connect, as soon as the others can be told."""
+        if not self.connected and self.stopping.own is None:
+            self.stopping.hold(replace(own, doubtful=False))
+            return
         if not self.stopping.can_ask():
             self._fail(own)
         self.ending.close(own, final=False)
@@ -236,6 +260,12 @@ class Supervisor:
             self._exit(failure)
         finally:  # whatever happens, no process may be left that only SIGKILL ends
             os._exit(own.exit_code)
+
+    def _leave_open(self, code: int) -> None:
+        waited = f"what the run had open was not closed within {self.within_s:g} s after its end was recorded"
+        print(f"ddlbench: warning: rank {self.rank}: {waited}", file=sys.stderr, flush=True)
+        print_stacks()
+        os._exit(code)
 
     def _exit(self, failure: Failure) -> None:
         if failure.status == "timeout":  # the log shows where each rank waits

@@ -17,8 +17,7 @@ from concurrent.futures import Future
 from dataclasses import asdict
 from typing import Any, TypeVar
 
-import torch.distributed as dist
-
+from ddlbench.errors import PeerFailed
 from ddlbench.ranks.stop import Ask, Stop
 from ddlbench.run.failure import Failure
 
@@ -28,11 +27,13 @@ FAILURE, RECORDED, READERS, BEAT = (f"ddlbench/{name}" for name in ("failure", "
 STOP, STOP_AT = "ddlbench/stop", "ddlbench/stop_at"
 ANSWER_S = 3.0  # longest wait for one answer of the store
 SILENCE_S = 4.0  # a rank without a heartbeat for so long, while another rank looks for the cause of a failure, is named
+REPORT_S = 2.0  # longer than that a rank waits for the cause that another rank finds
 
 
 class Peers:
     """The store's keys as attributes, brought up to date every `period_s`; the larger the world, the rarer.
 
+    store: a connection of its own, so that a thread may read it while another waits in the store
     failure: the first that was posted; recorded: whether rank 0 has written it
     lost: the store's process has ended
     stop: this rank's, which gets what the ranks agree on (ranks/stop.py)
@@ -52,14 +53,6 @@ class Peers:
         self.requests: queue.SimpleQueue[tuple[Callable[[Any], Any], Future[Any]]] = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._serve, name="ddlbench-peers", daemon=True)
         self.thread.start()
-
-    @classmethod
-    def open(cls, stop: Stop) -> Peers | None:
-        """Over a connection of its own, so that a thread may read it while another waits in the store."""
-        if not (dist.is_initialized() and dist.get_world_size() > 1):
-            return None
-        store: Any = dist.distributed_c10d._get_default_store()  # pyright: ignore[reportPrivateUsage]
-        return cls(store.clone(), dist.get_rank(), dist.get_world_size(), stop)
 
     def post(self, failure: Failure) -> Failure:
         """The failure that was posted first: this one or another rank's."""
@@ -88,9 +81,23 @@ class Peers:
     def readers(self) -> int:
         return self._ask(lambda store: store.add(READERS, 0)) or 0
 
+    def connected(self) -> None:
+        """From now on every rank sends heartbeats."""
+        self.next_changed = time.perf_counter()
+
     def silent_for(self) -> float:
         """Seconds since the next rank's heartbeat changed."""
         return time.perf_counter() - self.next_changed
+
+    def lost_contact(self, timeout_s: float) -> Failure | None:
+        """The store's process has ended, or the next rank has sent no heartbeat for `timeout_s`."""
+        if self.lost:
+            reason = f"rank {self.rank} lost its connection to the rendezvous store"
+            return Failure("error", reason, PeerFailed.exit_code, self.rank, doubtful=True)
+        if (seconds := self.silent_for()) <= timeout_s:
+            return None
+        reason = f"rank {self.rank} has not heard from {self.name(self.next_rank)} for {seconds:.0f} s"
+        return Failure("timeout", f"{reason} (train.timeout_s)", 8, self.rank, doubtful=True)
 
     def name(self, rank: int) -> str:
         """rank 3 (node7, pid 4711), as its heartbeat says."""
@@ -100,10 +107,29 @@ class Peers:
 
     def find_cause(self) -> str | None:
         """Which ranks ended without a message or are stopped, in words; None where every rank sends heartbeats, or
-        where a failure was posted meanwhile. Takes up to SILENCE_S."""
-        ranks = [rank for rank in range(self.world_size) if rank != self.rank]
+        where a failure was posted meanwhile.
+
+        All ranks of a run that hangs come here at once, and one store answers them: rank 0 looks at every rank, another
+        rank at its next one. It then waits for what rank 0 or the neighbour of the lost rank posts, and looks at every
+        rank only where neither does. Takes up to SILENCE_S, on other ranks than 0 up to 2 SILENCE_S + REPORT_S.
+        """
+        others = [rank for rank in range(self.world_size) if rank != self.rank]
+        if self.rank == 0 or self.world_size == 2:
+            return self._look(others)
+        reported_by = time.perf_counter() + self._silence_s() + REPORT_S
+        if (cause := self._look([self.next_rank])) is not None:
+            return cause
+        while self.failure is None and time.perf_counter() < reported_by:
+            time.sleep(self.period_s / 2)
+        return self._look(others) if self.failure is None else None
+
+    def _silence_s(self) -> float:
+        return max(SILENCE_S, 3 * self.period_s)
+
+    def _look(self, ranks: Sequence[int]) -> str | None:
+        """Which of these ranks send no heartbeat; as `find_cause`."""
         before = now = self._beats(ranks)
-        deadline = time.perf_counter() + max(SILENCE_S, 3 * self.period_s)
+        deadline = time.perf_counter() + self._silence_s()
         while before is not None and now is not None and ranks and time.perf_counter() < deadline:
             time.sleep(self.period_s)
             if self.failure is not None:
@@ -119,8 +145,12 @@ class Peers:
         more = f" and {len(ranks) - 3} more" if len(ranks) > 3 else ""
         return f"{named}{more} ended without a message, or is stopped: see its output and the system log of its node"
 
+    def rank_0_gone(self) -> bool:
+        """Whether the store was lost with rank 0."""
+        return self.lost and not _torchrun_holds_store()
+
     def _store_gone(self) -> str:
-        holder = "torchrun" if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else "rank 0"
+        holder = "torchrun" if _torchrun_holds_store() else "rank 0"
         if self.lost:
             return f"{holder}, which held the rendezvous store, ended without a message"
         return f"{holder}, which holds the rendezvous store, does not answer: it is stopped or cannot be reached"
@@ -198,3 +228,7 @@ class Peers:
             self.store.set(STOP_AT, str(max(map(int, self.store.multi_get(keys))) + 1))
         if self.store.check([STOP_AT]):
             self.stop.decide(int(self.store.get(STOP_AT)))
+
+
+def _torchrun_holds_store() -> bool:
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"

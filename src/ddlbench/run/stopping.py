@@ -11,6 +11,7 @@ from ddlbench.run.failure import Failure
 from ddlbench.run.peers import Peers
 
 # With the time to record a failure these stay below the 30 s that Slurm and torchrun give a rank.
+REACH_S = 10.0  # while the ranks connect: until this rank reaches the store, and once more until all ranks read it
 AGREE_S = 4.0  # until all ranks know the boundary; a rank that does not answer has ended, or is stopped
 STOP_S = 15.0  # until this rank is there
 BEHIND_S = 5.0  # between the first rank that is there and this one
@@ -36,13 +37,17 @@ class Stopping:
         """Whether a signal that has just come is the one that came before."""
         return self.own is not None and time.perf_counter() - self.since < ONE_SIGNAL_S
 
+    def hold(self, own: Failure) -> None:
+        """This rank ends for this reason once the other ranks can be told."""
+        self.own, self.since = own, time.perf_counter()
+
     def can_ask(self) -> bool:
         """Once, and after the first boundary."""
         return self.own is None and self.stop.passed > 0
 
     def ask(self, own: Failure, peers: Peers | None) -> None:
         """All ranks shall stop at a boundary for this reason."""
-        self.own, self.since = own, time.perf_counter()
+        self.hold(own)
         ask = Ask(own.status, own.reason, own.exit_code)
         if peers is None:
             first = ask
@@ -67,10 +72,14 @@ class Stopping:
         self.limit_at = math.inf
         return Failure("timeout", f"rank {self.rank} {self.limit_reason}", 8, self.rank, doubtful=True)
 
-    def overdue(self, peers: Peers | None) -> bool:
-        """Whether the ranks have not stopped, though this one asked."""
+    def overdue(self, peers: Peers | None) -> Failure | None:
+        """What this rank has asked for, where the ranks have not stopped in time or no boundary has come yet."""
         waited, period_s = time.perf_counter() - self.since, 2 * peers.period_s if peers else 0.0
-        return waited > (AGREE_S + period_s if self.stop.at is None else STOP_S)
+        if self.stop.passed == 0:
+            late = peers is not None or waited > REACH_S
+        else:
+            late = waited > (AGREE_S + period_s if self.stop.at is None else STOP_S)
+        return self.own if late else None
 
     def main_thread_is_coming(self, failure: Failure) -> bool:
         """Whether another rank has ended at the boundary at which this rank's main thread will soon be. A doubtful

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -79,3 +81,18 @@ def test_ranks_connect_again_at_the_same_addresses() -> None:
     if why_no_horovod() is None:  # each start finds the ranks of the launch
         assert [places for places, _, _ in ranks] == [[(2, 0, 0)] * 2, [(2, 1, 1)] * 2]
         assert {left for _, left, _ in ranks} == {None}
+
+
+ABORTED = """
+import ctypes, os, threading, time
+from ddlbench.frameworks.horovod.start import delayed_abort
+
+with delayed_abort():
+    threading.Thread(target=ctypes.CDLL(None).abort, daemon=True).start()
+    time.sleep(0.5)
+    os._exit(3)
+"""
+
+
+def test_an_abort_while_horovod_starts_leaves_time_to_record_the_end() -> None:
+    assert subprocess.run([sys.executable, "-c", ABORTED], timeout=240).returncode == 3

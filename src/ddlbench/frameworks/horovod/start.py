@@ -8,7 +8,9 @@ world of its own and say nothing.
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 import socket
 import threading
 from collections.abc import Generator, Mapping
@@ -40,11 +42,26 @@ def start(hvd: Any, job: Job, variables: Mapping[str, str]) -> None:
         with environment(variables):
             hvd.init()
     else:
-        with rendezvous(job.rank) as places, environment({**variables, **places}):
+        with rendezvous(job.rank) as places, environment({**variables, **places}), delayed_abort():
             hvd.init()
             barrier()  # the server of rank 0 must run until every rank has started
     assert hvd.size() == job.world_size, f"Horovod has {hvd.size()} ranks, the launch {job.world_size}"
     assert hvd.rank() == job.rank, f"Horovod calls this rank {hvd.rank()}, the launcher {job.rank}"
+
+
+@contextmanager
+def delayed_abort() -> Generator[None]:
+    """An abort of this process waits for six seconds, in which the watchdog (run/faults.py) records the end of the run.
+    Where another rank ends while Horovod starts, Horovod's thread aborts the process at once: it does not catch gloo's
+    exceptions there (gloo_context.cc, Initialize). The handler of SIGABRT is sleep(3), which a signal handler may call:
+    it takes the signal's number, 6, as seconds. A handler in Python runs only after the abort."""
+    libc = ctypes.CDLL(None)
+    libc.signal.argtypes, libc.signal.restype = (ctypes.c_int, ctypes.c_void_p), ctypes.c_void_p
+    before = libc.signal(signal.SIGABRT, ctypes.cast(libc.sleep, ctypes.c_void_p))
+    try:
+        yield
+    finally:
+        libc.signal(signal.SIGABRT, before)
 
 
 @contextmanager
