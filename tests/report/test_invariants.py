@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ddlbench.record.schema import EPOCHS, RUNS
@@ -21,7 +21,9 @@ from ddlbench.report.tables import Tables, frame, records
 from ddlbench.report.targets import Target, target_rows
 from ddlbench.report.versus import versus
 
-quick = settings(derandomize=True, deadline=None, max_examples=60, database=None)
+# No limit that a busy machine could break.
+NO_LIMIT = [HealthCheck.too_slow]
+quick = settings(derandomize=True, deadline=None, max_examples=60, database=None, suppress_health_check=NO_LIMIT)
 
 Rates = list[list[float]]
 GPUS, NODES = (1, 2, 8), (1, 1, 2)  # of single, and of ddp twice
@@ -32,10 +34,12 @@ SHARED: dict[str, Any] = {
     "model": "resnet50", "loader": "native", "data": "sample", "recipe": "sgd", "mode": "train", "precision": "fp32",
     "device": "cuda", "device_model": "GPU", "flops_per_sample": 2e9, "tokens_per_sample": 7,
 }  # fmt: skip
-SIZES = ("gpus", "nodes", "global_batch", "batch_per_gpu")
-SUMS = ("runs_ok", "attempts_failed")
-RATIOS = [f"{name}{own}{end}" for name in ("speedup", "efficiency") for own in ("", "_vs_own_base") for end in
-          ("", "_low", "_high")]  # fmt: skip
+RATIOS = [
+    f"{name}{own}{end}"
+    for name in ("speedup", "efficiency")
+    for own in ("", "_vs_own_base")
+    for end in ("", "_low", "_high")
+]
 
 
 def attempt(framework: str, gpus: int, nodes: int, rate: float, **row: Any) -> AttemptRow:
