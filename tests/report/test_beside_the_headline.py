@@ -40,14 +40,14 @@ def test_a_staleness_that_is_no_number_is_empty(tmp_path: Path, staleness: Any) 
 
 
 def test_merged_rates_come_from_merged_seconds(tmp_path: Path) -> None:
-    for repeat, (rate, steady) in enumerate(((100.0, 110.0), (50.0, 80.0))):
+    for repeat, (rate, steady) in enumerate(((100.0, 110.0), (50.0, 80.0), (90.0, 20.0), (80.0, 100.0))):
         summary = {"throughput_steady_samples_per_s": steady, "energy_sample_j": 2.0 + repeat, "hfu": 0.9}
         write_run(tmp_path, rate=rate, repeat=repeat, summary=summary, sections={"model": COSTLY})
     (row,) = records(tables(tmp_path).scaling)
-    assert row["throughput_steady_samples_per_s"] == pytest.approx(1 / ((1 / 110 + 1 / 80) / 2))
-    assert row["throughput_samples_per_s"] == pytest.approx(1 / ((1 / 100 + 1 / 50) / 2))
+    assert row["throughput_steady_samples_per_s"] == pytest.approx(1 / ((1 / 100 + 1 / 80) / 2))
+    assert row["throughput_samples_per_s"] == pytest.approx(1 / ((1 / 90 + 1 / 80) / 2))
     assert row["hfu"] == pytest.approx(row["mfu"] * 2.5 / 2)
-    assert row["energy_sample_j"] == 2.5
+    assert row["energy_sample_j"] == 3.5
 
 
 def test_a_marked_run_stays_in_the_table(tmp_path: Path) -> None:

@@ -46,6 +46,17 @@ def test_intervals_that_overlap(tmp_path):
     assert "no difference is shown between ddp and fsdp (95 % interval 9.43 ms to 9.90 ms a sample)" in sentence
 
 
+def test_one_of_three_without_an_interval_is_not_said_to_be_slower(tmp_path):
+    repeats(tmp_path, 200.0, framework="ddp")
+    repeats(tmp_path, 100.0, framework="fsdp")
+    repeats(tmp_path, 50.0, count=2, framework="zero1")
+    ((paragraph,), _) = paragraphs_of(tmp_path)
+    assert paragraph.sentences == [
+        "On 1 GPU: ddp has the shortest median time, 4.94 ms a sample (202.5 samples/s), 1.98 times as fast as fsdp; "
+        "no difference is shown between ddp and zero1 (95 % interval 4.88 ms to 5.00 ms a sample)."
+    ]
+
+
 def test_too_few_repeats(tmp_path):
     repeats(tmp_path, 200.0, framework="ddp")
     repeats(tmp_path, 100.0, count=3, framework="fsdp")

@@ -55,6 +55,16 @@ def test_drift_is_the_last_third_over_the_first():
     )
 
 
+def test_drift_is_a_ratio_of_medians_of_the_runs_that_ended_ok():
+    """Seconds of eleven repeats in order of start: 1 2 7 | 4 4 4 4 4 | 3 5 9; those that failed took 1000."""
+    seconds = (1.0, 2.0, 7.0, 4.0, 4.0, 4.0, 4.0, 4.0, 3.0, 5.0, 9.0)
+    group = runs([(n, 1 / time) for n, time in enumerate(seconds)])
+    failed = [AttemptRow(run.row | {"status": "killed"}, {}) for run in runs([(n, 1e-3) for n in range(20, 26)])]
+    found = drift([[*group, *failed]])
+    assert found is not None
+    assert found.startswith("drift: the last third of 11 repeated runs took 2.500 times the first third's time (n=3")
+
+
 def test_drift_has_an_interval_from_18_runs_on():
     found = drift([runs([(n, 100.0 - n) for n in range(18)])])
     # seconds relative to each other: first third 1/100 to 1/95, last 1/88 to 1/83

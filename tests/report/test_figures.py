@@ -70,6 +70,37 @@ def test_every_repeat_is_a_point_and_six_have_an_interval(tmp_path):
     assert [pytest.approx(100), pytest.approx(110)] in drawn(axes)
 
 
+def test_bars_of_ratios_count_the_interval_of_the_base_too(tmp_path):
+    """Seconds a sample of ddp on two GPUs: 10 to 15 ms (median 12); on eight: 4 to 8 ms (median 5)."""
+    times = {2: (10.0, 11.0, 11.5, 12.5, 14.0, 15.0), 8: (4.0, 4.5, 4.8, 5.2, 7.0, 8.0)}
+    for gpus, own in times.items():
+        for repeat, ms in enumerate(own):
+            write_run(tmp_path, gpus=gpus, rate=1e3 / ms, repeat=repeat)
+    figures = figures_of(tmp_path)
+    expected = {
+        "throughput": {2: (1e3 / 15, 1e3 / 12, 100.0), 8: (125.0, 200.0, 250.0)},
+        "speedup": {2: (None, 1.0, None), 8: (10 / 8, 12 / 5, 15 / 4)},
+        "efficiency": {2: (None, 1.0, None), 8: (10 / 32, 12 / 20, 15 / 16)},
+        "epoch_time": {2: (10.24, 12.288, 15.36), 8: (4.096, 5.12, 8.192)},
+    }
+    dots = {
+        "throughput": {gpus: [1e3 / ms for ms in own] for gpus, own in times.items()},
+        "speedup": {gpus: [12 / ms for ms in own] for gpus, own in times.items()},
+        "efficiency": {gpus: [12 * 2 / (ms * gpus) for ms in own] for gpus, own in times.items()},
+        "epoch_time": {gpus: [1.024 * ms for ms in own] for gpus, own in times.items()},
+    }
+    for name, by_gpus in expected.items():
+        (axes,) = figures[name].axes
+        assert lines(axes, "ddp") == [[[gpus, pytest.approx(own[1])] for gpus, own in by_gpus.items()]], name
+        (bars,) = [line for line in axes.lines if line.get_linewidth() == 3.5]
+        ends = [(x, y) for x, y in bars.get_xydata().tolist() if y == y]
+        drawn_ends = [(gpus, own[n]) for gpus, own in by_gpus.items() for n in (0, 2) if own[n] is not None]
+        assert ends == [(gpus, pytest.approx(end)) for gpus, end in drawn_ends], name
+        (points,) = [line for line in axes.lines if line.get_marker() == "."]
+        found = {gpus: sorted(y for x, y in points.get_xydata() if x == gpus) for gpus in by_gpus}
+        assert found == {gpus: pytest.approx(sorted(own)) for gpus, own in dots[name].items()}, name
+
+
 def test_five_repeats_have_no_interval(tmp_path):
     for repeat in range(5):
         write_run(tmp_path, rate=100.0 + repeat, repeat=repeat)
@@ -147,26 +178,26 @@ def test_distant_gpu_counts_are_on_a_log_axis_only_where_nothing_is_proportional
 def test_nothing_measured_is_still_a_figure(tmp_path):
     write_run(tmp_path, status="error", reason="boom")
     figures = figures_of(tmp_path)
-    assert set(figures) == ALWAYS
-    assert "nothing measured" in [text.get_text() for text in figures["speedup"].axes[0].texts]
+    assert set(figures) == ALWAYS - {"speedup", "efficiency"}
+    assert "nothing measured" in [text.get_text() for text in figures["memory"].axes[0].texts]
 
 
 def test_saved_as_png_and_svg_the_same_each_time(tmp_path):
     write_run(tmp_path / "results")
     for folder in ("one", "two"):
-        save(tmp_path / folder, "speedup", figures_of(tmp_path / "results")["speedup"])
-    assert (tmp_path / "one" / "speedup.png").read_bytes().startswith(b"\x89PNG")
-    assert (tmp_path / "one" / "speedup.svg").read_bytes() == (tmp_path / "two" / "speedup.svg").read_bytes()
+        save(tmp_path / folder, "memory", figures_of(tmp_path / "results")["memory"])
+    assert (tmp_path / "one" / "memory.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "one" / "memory.svg").read_bytes() == (tmp_path / "two" / "memory.svg").read_bytes()
 
 
 def test_names_are_no_mathematics_and_none_is_hidden(tmp_path):
     for framework in ("$x_{$", "_ddp", "你好"):
         write_run(tmp_path, framework=framework, model="$y^{$")
     figures = figures_of(tmp_path)
-    save(tmp_path / "out", "speedup", figures["speedup"])
-    names = [text.get_text().strip() for text in figures["speedup"].legends[0].get_texts()]
+    save(tmp_path / "out", "memory", figures["memory"])
+    names = [text.get_text().strip() for text in figures["memory"].legends[0].get_texts()]
     assert {"$x_{$", "_ddp", "你好"} <= set(names)
-    assert figures["speedup"].axes[0].get_title(loc="left") == "$y^{$"
+    assert figures["memory"].axes[0].get_title(loc="left") == "$y^{$"
 
 
 @pytest.mark.parametrize("device", ["tpu", "", None])

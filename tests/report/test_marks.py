@@ -32,6 +32,14 @@ def tables_of(results):
     return make_tables(read_all([results]))
 
 
+def test_a_mark_counts_the_runs_that_ended_ok(tmp_path):
+    for repeat, marks in enumerate(("load", None, "load")):
+        write_run(tmp_path, repeat=repeat, summary={"marks": marks})
+    write_run(tmp_path, repeat=3, status="killed", sections={"summary": {"marks": "load; steal"}})
+    (row,) = records(make_tables(read_all([tmp_path])).scaling)
+    assert row["marks"] == "load (2 of 3)"
+
+
 LINES = (
     "!1 load (2 of 3)",
     "!2 load (3 of 3); ranks differ (3 of 3); steal (3 of 3); straggler rank 3 on node2 (3 of 3)",

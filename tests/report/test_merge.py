@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from ddlbench.report.merge import AttemptRow, measured_options, measurements
@@ -40,23 +42,45 @@ def test_a_batch_is_the_same_however_it_was_asked_for(tmp_path):
     "other",
     [
         {"dataset": "b" * 64},
-        {"gpus": 2},
+        {"gpus": 4},
         {"per_gpu": 16},
         {"train": {"precision": "bf16"}},
         {"train": {"steps": 5}},
         {"train": {"seed": 1}},
+        {"train": {"warmup_steps": 3}},
+        {"train": {"compile": True}},
+        {"epochs": 4},
         {"knobs": {"bucket_cap_mb": 50}},
         {"loader": "dali"},
         {"device": "cpu"},
         {"sections": {"environment": {"gpu_model": "Another GPU", "torch": "2.14.1", "cuda": "13.0"}}},
         {"sections": {"environment": {"gpu_model": records.GPU, "torch": "2.13.0", "cuda": "13.0"}}},
+        {"sections": {"launch": {"world_size": 2, "nodes": 2, "ranks_per_node": 1, "device_type": "cuda"}}},
     ],
-    ids=lambda other: next(iter(other)),
+    ids=str,
 )
 def test_what_differs_is_not_merged(tmp_path, other):
-    records.write_run(tmp_path, repeat=0)
-    records.write_run(tmp_path, **{"repeat": 1} | other)
+    records.write_run(tmp_path, repeat=0, gpus=2)
+    records.write_run(tmp_path, **{"repeat": 1, "gpus": 2} | other)
     assert len(groups(tmp_path)) == 2
+
+
+@pytest.mark.parametrize(
+    ("data", "count"),
+    [
+        ({"stage_to": "/scratch"}, 2),
+        ({"stage_to": None, "name": "imagenet"}, 2),
+        ({"stage_to": None, "root": "/elsewhere"}, 1),
+    ],
+    ids=str,
+)
+def test_data_are_the_same_wherever_they_lie_but_not_on_another_storage(tmp_path, data, count):
+    for repeat, own in enumerate(({"stage_to": None}, data)):
+        folder = records.write_run(tmp_path, repeat=repeat)
+        record = json.loads((folder / "run.json").read_text())
+        record["config"]["data"] |= own
+        (folder / "run.json").write_text(json.dumps(record))
+    assert len(groups(tmp_path)) == count
 
 
 def test_a_failure_joins_the_one_group_it_fits(tmp_path):
@@ -93,7 +117,8 @@ def test_both_tables_name_the_measurement_alike(tmp_path):
 
 ENVIRONMENT = {
     "torch": "2.14.1", "cuda": "13.0", "gpu_model": records.GPU, "driver": "550.54", "nccl": "2.27.3", "kernel": "6.1",
-    "gpu_power_limit_w": 400.0, "packages": {"deepspeed": "0.19.8"}, "variables": {"NCCL_ALGO": "Tree"},
+    "gpu_power_limit_w": 400.0, "cpu_model": records.CPU, "switches": {"cudnn.benchmark": False},
+    "packages": {"deepspeed": "0.19.8"}, "variables": {"NCCL_ALGO": "Tree"},
 }  # fmt: skip
 
 
@@ -135,14 +160,28 @@ def test_what_differs_from_host_to_host_is_merged_with_a_warning(tmp_path):
     ]
 
 
-def test_an_own_base_has_the_same_versions(tmp_path):
-    for gpus, rate, driver in ((1, 100.0, "1"), (1, 80.0, "2"), (2, 120.0, "2")):
-        environment = ENVIRONMENT | {"driver": driver, "variables": {"OMP_NUM_THREADS": str(gpus)}}
-        records.write_run(tmp_path, gpus=gpus, rate=rate, attempt=int(driver), sections={"environment": environment})
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"driver": "2"},
+        {"packages": {"deepspeed": "0.18.1"}},
+        {"switches": {"cudnn.benchmark": True}},
+        {"nccl": "2.30.7"},
+        {"gpu_power_limit_w": 300.0},
+        {"cpu_model": "Another CPU"},
+    ],
+    ids=str,
+)
+def test_an_own_base_has_the_same_versions_switches_and_host(tmp_path, other):
+    for gpus, rate, changed in ((1, 100.0, {}), (1, 80.0, other), (2, 120.0, other)):
+        environment = ENVIRONMENT | changed | {"variables": {"OMP_NUM_THREADS": str(gpus)}}
+        attempt = 2 if changed else 1
+        records.write_run(tmp_path, gpus=gpus, rate=rate, attempt=attempt, sections={"environment": environment})
     tables = make_tables(read_all([tmp_path]))
     two = tables.scaling[tables.scaling["gpus"] == 2].iloc[0]
-    assert two["speedup_vs_own_base"] == pytest.approx(1.5), "the 80 samples/s of driver 2"
-    assert "not the same environment: resnet50, differs in driver" in tables.warnings[0]
+    assert two["speedup_vs_own_base"] == pytest.approx(1.5), "the 80 samples/s of the same environment"
+    assert two["speedup"] == pytest.approx(1.2), "the best single GPU may have another one, with a warning"
+    assert "not the same environment: resnet50, differs in " in tables.warnings[0]
 
 
 def test_versions_are_columns(tmp_path):

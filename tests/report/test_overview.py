@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
-from ddlbench.report.figures import Drawing
-from ddlbench.report.overview import WIDTH, number, seconds, summary_text
+from ddlbench.report.documents import write_documents
+from ddlbench.report.figures import Drawing, make_figures
+from ddlbench.report.overview import WIDTH, less_memory, summary_text
 from ddlbench.report.page import render
 from ddlbench.report.read import read_all
 from ddlbench.report.tables import make_tables, records
@@ -23,53 +25,126 @@ def line_of(text, *cells):
     return " ".join(line)
 
 
+def columns_of(table):
+    return [name for name in re.split("  +", table.splitlines()[0].strip()) if name]
+
+
 def test_one_line_a_measurement(tmp_path):
     weak_scaling(tmp_path)
     strong_scaling(tmp_path)
     text = text_of(tmp_path)
-    head = text.splitlines()[0].split("  ")
-    assert [name.strip() for name in head if name.strip()] == [
+    measured, ratios, *_ = text.split("\n\n")
+    assert columns_of(measured) == [
         "framework", "model", "loader", "gpus", "scaling", "status", "n", "epoch time", "samples/s", "peak memory",
-        "top-1/ppl", "speedup", "efficiency", "best single",
+        "top-1/ppl",
     ]  # fmt: skip
-    assert line_of(text, "ddp", "resnet50", "native", "4") == (
-        "ddp resnet50 native 4 weak ok 1 3.66 s 280.0 3.50 GiB 63.3 % 2.80 70.0 % single@1"
+    assert line_of(measured, "ddp", "resnet50", "native", "4") == (
+        "ddp resnet50 native 4 weak ok 1 3.66 s 280.0 3.50 GiB 63.3 %"
     )
-    assert line_of(text, "ddp", "gpt2_small", "native", "8", "strong", "ok") == (
+    assert line_of(measured, "ddp", "gpt2_small", "native", "8") == (
         "ddp gpt2_small native 8 strong ok 1 32.0 s 32.0 4.00 GiB ppl 133.3"
     )
-    assert line_of(text, "ddp", "gpt2_small", "native", "8", "strong", "1") == (
-        "ddp gpt2_small native 8 strong 1 3.20, 80.0 % of ddp@2"
+    assert line_of(measured, "ddp", "resnet50", "native", "8") == "ddp resnet50 native 8 weak oom 0"
+    assert columns_of(ratios) == [
+        "framework", "model", "loader", "gpus", "scaling", "speedup", "efficiency", "best single", "vs own base",
+    ]  # fmt: skip
+    assert line_of(ratios, "ddp", "resnet50", "native", "4") == "ddp resnet50 native 4 weak 2.80 70.0 % single@1"
+    assert line_of(ratios, "ddp", "gpt2_small", "native", "8") == (
+        "ddp gpt2_small native 8 strong 3.20, 80.0 % of ddp@2"
     ), "nothing ran on one GPU"
-    assert line_of(text, "ddp", "resnet50", "native", "8") == "ddp resnet50 native 8 weak oom 0 single@1"
-    assert "oom: ddp resnet50 on 8 GPUs: CUDA out of memory" in text
+    assert "single" not in [line.split()[0] for line in ratios.splitlines()], "a base is 1 by definition"
+
+
+def test_one_gpu_count_has_no_ratios(tmp_path):
+    for repeat in range(2):
+        write_run(tmp_path, gpus=2, rate=100.0 + repeat, repeat=repeat)
+        write_run(tmp_path, framework="fsdp", gpus=2, rate=50.0, repeat=repeat)
+    made = make_tables(read_all([tmp_path]))
+    text = summary_text(made.scaling)
+    drawing = make_figures(made)
+    assert not any(word in text for word in ("speedup", "efficiency", "100.0 %", "base"))
+    assert not any(word in name for name in drawing.figures for word in ("speedup", "efficiency"))
+    assert "own base</th>" not in render(made, Drawing(), tmp_path)
+    write_documents(made.measurement_rows, tmp_path)
+    assert "own base" not in (tmp_path / "summary.md").read_text()
+    write_run(tmp_path, gpus=4, rate=150.0)
+    made = make_tables(read_all([tmp_path]))
+    assert "vs own base" in summary_text(made.scaling)
+    assert "own base</th>" in render(made, Drawing(), tmp_path)
+
+
+def test_the_range_of_repeats_and_how_certain_the_fastest_is(tmp_path):
+    for repeat, (ddp, fsdp) in enumerate(((100.0, 80.0), (50.0, 64.0), (80.0, 40.0))):
+        write_run(tmp_path, rate=ddp, repeat=repeat)
+        write_run(tmp_path, framework="fsdp", rate=fsdp, repeat=repeat)
+    write_run(tmp_path, framework="zero1", rate=10.0)
+    text = text_of(tmp_path)
+    assert " ok 3 12.8 s 10.2 to 20.5 s 80.0 " in line_of(text, "ddp", "resnet50", "native", "1", "single", "ok")
+    assert " ok 1 102.4 s 10.0 " in line_of(text, "zero1", "resnet50", "native", "1", "single", "ok")
+    assert "range: the shortest and the longest epoch time of the n repeats" in text
+    assert " ".join(text.split()).count(
+        "resnet50. On 1 GPU: ddp has the shortest median time, 12.5 ms a sample (80 samples/s), 1.25 times as fast as "
+        "fsdp, but with n=3 and n=3 this is not certain: an interval needs 6 repeats."
+    ) == 1  # fmt: skip
+    assert max(len(line) for line in text.splitlines()) <= WIDTH
+
+
+def test_rows_that_differ_in_an_axis_show_it_and_an_oom_names_its_cell_and_the_next_key(tmp_path):
+    write_run(tmp_path, per_gpu=32)
+    ledger = {"ledger": {"global_batch": 512, "replica_batch": 512, "micro_batches": 4}}
+    write_run(tmp_path, per_gpu=512, status="oom", reason="CUDA out of memory", sections=ledger)
+    write_run(tmp_path, framework="fsdp", per_gpu=64, status="oom")
+    text = text_of(tmp_path)
+    assert line_of(text, "ddp", "resnet50", "native", "1", "single", "ok").endswith("[1]")
+    assert line_of(text, "ddp", "resnet50", "native", "1", "single", "oom").endswith("[2]")
+    assert "[1] batch=32\n[2] batch=512\n" in text
+    oom = "oom: ddp resnet50 on 1 GPU, batch=512 (try train.micro_batch=64): CUDA out of memory"
+    assert oom in text.splitlines()
+    assert "oom: fsdp resnet50 on 1 GPU, batch=64 (try a smaller train.micro_batch, or a framework that" in text
+    page = render(make_tables(read_all([tmp_path])), Drawing(), tmp_path)
+    assert page.count(">batch=512<") == 1
+    assert "CUDA out of memory (try train.micro_batch=64)" in page
+
+
+@pytest.mark.parametrize(
+    ("size", "mode", "key"),
+    [
+        (8, "train", "train.micro_batch=4"),
+        (15, "train", "train.micro_batch=1"),
+        (1, "train", "train.checkpoint_activations=true"),
+        (8, "loader", "a smaller loader.prefetch or loader.workers"),
+    ],
+)
+def test_the_next_key_after_an_out_of_memory_error(size, mode, key):
+    assert less_memory({"mode": mode, "micro_batch": size}) == key
 
 
 def test_speedup_is_against_the_best_single_gpu_here_as_in_the_csv(tmp_path):
     weak_scaling(tmp_path)
     tables = make_tables(read_all([tmp_path]))
-    for row in records(tables.scaling):
-        cells = line_of(summary_text(tables.scaling), row["framework"], "resnet50", "native", str(row["gpus"])).split()
-        assert cells[-1] == "single@1"
-        if row["speedup"] is not None:
-            assert cells[-4:-1] == [f"{row['speedup']:.2f}", f"{100 * row['efficiency']:.1f}", "%"]
+    ratios = summary_text(tables.scaling).split("\n\n")[1]
+    shown = [row for row in records(tables.scaling) if row["speedup"] not in (None, 1.0)]
+    assert len(shown) == 3
+    for row in shown:
+        cells = line_of(ratios, row["framework"], "resnet50", "native", str(row["gpus"])).split()
+        assert cells[-4:] == [f"{row['speedup']:.2f}", f"{100 * row['efficiency']:.1f}", "%", "single@1"]
 
 
 def test_ratios_have_intervals_from_six_repeats_on(tmp_path):
-    """Rates of the repeats: single 100 to 105, ddp on one GPU 80 to 84, on two 90 to 110.2."""
+    """Rates of the repeats: single 100 to 105, ddp on one GPU 80 to 84, on two 90 to 110."""
     for repeat in range(6):
         write_run(tmp_path, framework="single", rate=100.0 + repeat, repeat=repeat)
         write_run(tmp_path, framework="ddp", rate=80.0 + 0.8 * repeat, repeat=repeat)
         write_run(tmp_path, framework="ddp", gpus=2, rate=90.0 + 4 * repeat, repeat=repeat)
     text = text_of(tmp_path)
-    assert "ddp resnet50 native 1 weak 6 0.76 to 0.84 76.2 % to 84.0 % 93.8 %" in [
-        " ".join(line.split()) for line in text.splitlines()
-    ]
-    # 90/105 = 0.857 and 110/100 = 1.1: the interval includes 1
-    assert line_of(text, "ddp", "resnet50", "native", "2", "weak", "6").endswith(
-        "0.86 to 1.10 42.9 % to 55.0 % 1.07 to 1.38 93.8 %"
+    ratios = text.split("\n\n")[1]
+    assert line_of(ratios, "ddp", "resnet50", "native", "1") == (
+        "ddp resnet50 native 1 weak 0.80 80.0 % single@1 0.76 to 0.84 76.2 % to 84.0 % 93.8 %"
     )
-    assert line_of(text, "ddp", "resnet50", "native", "2", "weak", "ok").endswith("none shown 48.8 % single@1")
+    # 90/105 = 0.857 and 110/100 = 1.1: the interval includes 1
+    assert line_of(ratios, "ddp", "resnet50", "native", "2") == (
+        "ddp resnet50 native 2 weak none shown 48.8 % single@1 0.86 to 1.10 42.9 % to 55.0 % 93.8 %"
+    )
     assert "none shown: 1 is inside" in text
     assert max(len(line) for line in text.splitlines()) <= WIDTH
 
@@ -110,18 +185,6 @@ def test_an_overview_without_a_readable_record_says_so(tmp_path):
     assert "no attempt has a configuration" in text_of(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("value", "text"), [(1234.56, "1,234.6 s"), (12.34, "12.3 s"), (1.234, "1.23 s"), (0.01234, "0.0123 s"), (None, "")]
-)
-def test_seconds(value, text):
-    assert seconds(value) == text
-
-
-@pytest.mark.parametrize(("value", "text"), [(12345.6, "12,346"), (123.45, "123.5"), (1.234, "1.23"), (None, "")])
-def test_numbers(value, text):
-    assert number(value) == text
-
-
 def test_a_model_of_other_sizes_is_marked_and_never_compared_with_the_published_one(tmp_path):
     write_run(tmp_path, framework="single", rate=100.0)
     small = {"layers": [1, 1, 1, 1], "image_size": 64}
@@ -129,7 +192,7 @@ def test_a_model_of_other_sizes_is_marked_and_never_compared_with_the_published_
     write_run(tmp_path, gpus=2, rate=950.0, changed={"image_size": 96})
     tables = make_tables(read_all([tmp_path]))
     text = summary_text(tables.scaling)
-    assert line_of(text, "ddp", "resnet50*", "native", "1").endswith("ddp@1"), "its own base, not the full model's"
+    assert "ddp@1" not in text, "each is its own base"
     assert "resnet50*: image_size=64 layers=[1,1,1,1], not as published" in text
     assert "resnet50*2: image_size=96, not as published" in text
     assert len(set(tables.scaling["comparison"])) == len(set(tables.scaling["measurement"])) == 3

@@ -6,9 +6,10 @@ import json
 
 import pytest
 
+from ddlbench.record.schema import SCALING
 from ddlbench.report.read import read_all
 from ddlbench.report.tables import make_tables, records
-from tests.support.records import GIB, strong_scaling, weak_scaling, write_run
+from tests.support.records import GIB, GPU, strong_scaling, weak_scaling, write_run
 
 
 def rows_of(results):
@@ -71,8 +72,9 @@ def test_a_failure_is_counted_where_another_attempt_succeeded(tmp_path):
 
 
 def test_the_reason_of_the_last_attempt_is_shown_where_none_succeeded(tmp_path):
-    write_run(tmp_path, attempt=2, status="oom", reason="second")
-    write_run(tmp_path, attempt=1, status="error", reason="first")
+    times = {"times": {"start": "2026-02-01T10:00:00+00:00"}}
+    write_run(tmp_path, attempt=2, status="error", reason="first")
+    write_run(tmp_path, attempt=1, repeat=1, status="oom", reason="second", sections=times)
     (row,) = rows_of(tmp_path)
     assert (row["status"], row["reason"], row["attempts_failed"]) == ("oom", "second", 2)
 
@@ -106,6 +108,85 @@ def test_six_repeats_have_an_interval(tmp_path):
     assert (row["sample_time_low_s"], row["sample_time_high_s"]) == (pytest.approx(0.01), pytest.approx(0.04))
     assert (row["epoch_time_low_s"], row["epoch_time_high_s"]) == (pytest.approx(10.24), pytest.approx(40.96))
     assert row["interval"] == "n=6, 96.9 % CI"
+
+
+def test_seven_repeats_all_count(tmp_path):
+    for repeat, ms in enumerate((10.0, 11.0, 12.0, 14.0, 20.0, 30.0, 90.0)):
+        write_run(tmp_path, rate=1e3 / ms, repeat=repeat)
+    (row,) = rows_of(tmp_path)
+    ends = ("", "low_", "high_", "shortest_", "longest_")
+    assert [row[f"sample_time_{end}s"] for end in ends] == pytest.approx([0.014, 0.01, 0.09, 0.01, 0.09])
+    assert [row[f"epoch_time_{end}s"] for end in ends] == pytest.approx([14.336, 10.24, 92.16, 10.24, 92.16])
+    assert row["interval"] == "n=7, 98.4 % CI"
+
+
+def test_a_run_without_a_rate_is_not_in_the_count_of_the_interval(tmp_path):
+    for repeat in range(6):
+        write_run(tmp_path, rate=100.0 + repeat, repeat=repeat)
+    write_run(tmp_path, repeat=6, summary={"throughput_samples_per_s": None})
+    write_run(tmp_path, repeat=7, status="killed")
+    (row,) = rows_of(tmp_path)
+    assert (row["interval"], row["runs_ok"], row["attempts_failed"]) == ("n=6, 96.9 % CI", 7, 1)
+
+
+def test_the_interval_against_an_own_base_of_two_by_hand(tmp_path):
+    """Seconds a sample of two GPUs: 10 to 12.5 ms; of eight: 4 to 8 ms."""
+    for repeat, (two, eight) in enumerate(
+        zip((10.0, 10.5, 10.8, 11.2, 12.0, 12.5), (4.0, 5.0, 5.9, 6.1, 7.0, 8.0), strict=True)
+    ):
+        write_run(tmp_path, gpus=2, rate=1e3 / two, repeat=repeat)
+        write_run(tmp_path, gpus=8, rate=1e3 / eight, repeat=repeat)
+    row = row_of(rows_of(tmp_path), gpus=8)
+    speedup = [row[f"speedup_vs_own_base{end}"] for end in ("", "_low", "_high")]
+    assert speedup == pytest.approx([11 / 6, 1.25, 3.125])
+    efficiency = [row[f"efficiency_vs_own_base{end}"] for end in ("", "_low", "_high")]
+    assert efficiency == pytest.approx([11 / 24, 0.3125, 0.78125])
+    assert (row["speedup_low"], row["speedup_vs_own_base_coverage"]) == (None, pytest.approx(0.9375))
+    assert row["own_base_epoch_time_s"] == pytest.approx(11.264), "1024 samples of 11 ms: the median"
+
+
+def test_an_interval_that_touches_1_shows_no_speedup(tmp_path):
+    for repeat in range(6):
+        write_run(tmp_path, framework="single", rate=100.0, repeat=repeat)
+        write_run(tmp_path, rate=100.0 + 10 * repeat, repeat=repeat)
+    row = row_of(rows_of(tmp_path), framework="single")
+    assert (row["speedup"], row["speedup_high"]) == (pytest.approx(1 / 1.25, abs=0.01), pytest.approx(1.0))
+    assert row["speedup_verdict"] == "no speedup shown"
+
+
+# Columns of scaling.csv that merge repeats, in which three of them differ.
+MEDIANS = (
+    "step_time_median_s", "data_wait_share", "validation_time_s", "val_loss", "val_top1", "val_top5",
+    "val_perplexity_token", "val_perplexity_word", "epoch_first_step_s", "host_wait_share", "energy_epoch_j",
+    "energy_sample_j", "power_mean_w", "own_step_s", "own_step_median_rank_s", "cpu_share", "read_bytes_per_s",
+)  # fmt: skip
+LARGEST = (
+    "memory_allocated_peak_bytes", "memory_reserved_peak_bytes", "memory_device_peak_bytes", "memory_host_peak_bytes",
+    "allocator_retries",
+)  # fmt: skip
+OF_THE_FRAMEWORK = ("bubble", "bubble_theoretical", "staleness", "staleness_theoretical")
+
+
+def test_every_merged_column_over_three_repeats_and_a_failed_run(tmp_path):
+    """1, 2 and 10 have the median 2 and the mean 4.3; the run that failed has the largest value of all."""
+    for repeat, (status, value) in enumerate((("ok", 10), ("ok", 1), ("ok", 2), ("killed", 99))):
+        summary = {
+            name: value / 10 if name.endswith(("share", "top1", "top5")) else value for name in MEDIANS + LARGEST
+        }
+        framework = {name: value / 10 if "bubble" in name else value for name in OF_THE_FRAMEWORK}
+        sections = {"framework": framework} | ({"summary": summary} if status == "killed" else {})
+        write_run(tmp_path, gpus=2, repeat=repeat, status=status, summary=summary, sections=sections)
+    (row,) = rows_of(tmp_path)
+    shares = [name for name in MEDIANS if name.endswith(("share", "top1", "top5"))]
+    assert {name: row[name] for name in MEDIANS} == {name: 0.2 if name in shares else 2 for name in MEDIANS}
+    assert {name: row[name] for name in LARGEST} == dict.fromkeys(LARGEST, 10)
+    assert (row["bubble"], row["bubble_theoretical"]) == (0.2, 0.2)
+    assert (row["staleness_max"], row["staleness_theoretical_max"]) == (10, 10)
+    merged = {column.name for column in SCALING if column.source in ("median", "max")}
+    assert merged == {*MEDIANS, *LARGEST, "epoch_time_s", "bubble", "bubble_theoretical"} | {
+        "staleness_max",
+        "staleness_theoretical_max",
+    }
 
 
 def test_the_interval_of_a_ratio_by_hand(tmp_path):
@@ -188,8 +269,20 @@ def test_one_gpu_count_is_single(tmp_path):
 
 @pytest.mark.parametrize(
     "other",
-    [{"dataset": "b" * 64}, {"train": {"precision": "bf16"}}, {"loader": "synthetic"}, {"device": "cpu"}],
-    ids=lambda other: next(iter(other)),
+    [
+        {"dataset": "b" * 64},
+        {"train": {"precision": "bf16"}},
+        {"train": {"warmup_steps": 3}},
+        {"train": {"compile": True}},
+        {"train": {"seed": 1}},
+        {"epochs": 4},
+        {"loader": "synthetic"},
+        {"device": "cpu"},
+        {"sections": {"environment": {"gpu_model": GPU, "torch": "2.13.0", "cuda": "13.0"}}},
+        {"sections": {"environment": {"gpu_model": GPU, "torch": "2.14.1", "cuda": "12.8"}}},
+        {"sections": {"environment": {"gpu_model": "Another GPU", "torch": "2.14.1", "cuda": "13.0"}}},
+    ],
+    ids=str,
 )
 def test_what_is_not_comparable_is_no_base(tmp_path, other):
     write_run(tmp_path, gpus=1, rate=100.0, **other)

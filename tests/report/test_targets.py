@@ -38,12 +38,6 @@ def test_the_first_epoch_that_reaches_it_counts(tmp_path):
     assert (row["target"], row["runs"], row["reached"]) == ("val_top1=0.5", 1, 1)
 
 
-def test_perplexity_falls_to_its_target(tmp_path):
-    write_course(tmp_path, [90.0, 60.0, 30.0], metric="val_perplexity_token", model="gpt2_small")
-    (row,) = rows_of(tmp_path, Target("val_perplexity_token", 60.0))
-    assert row["epochs_to_target"] == 2
-
-
 def test_runs_that_never_reach_it_count_as_infinitely_long(tmp_path):
     for repeat, last in enumerate((0.6, 0.6, 0.1)):
         write_course(tmp_path, [0.1, 0.2, last], repeat=repeat)
@@ -51,6 +45,58 @@ def test_runs_that_never_reach_it_count_as_infinitely_long(tmp_path):
     assert (row["runs"], row["reached"], row["epochs_to_target"]) == (3, 2, 3)
     (row,) = rows_of(tmp_path, Target("val_top1", 0.7))
     assert (row["reached"], row["epochs_to_target"], row["seconds_to_target"]) == (0, None, None)
+
+
+def test_a_run_that_never_reaches_it_moves_the_median(tmp_path):
+    for repeat, values in enumerate(([0.6], [0.1, 0.1, 0.6], [0.1] * 4)):
+        write_course(tmp_path, values, repeat=repeat)
+    (row,) = rows_of(tmp_path, Target("val_top1", 0.5))
+    found = [row[f"{name}_to_target"] for name in ("epochs", "updates", "samples", "seconds")]
+    assert found == [3, 30, 300, 21.0], "the median of 1, 3 and never; of those that reach it 2"
+    assert row["interval"] == "n=3, no 95 % CI"
+
+
+def test_an_interval_ends_at_infinity_where_a_run_never_reaches_it(tmp_path):
+    for repeat, epochs in enumerate((1, 2, 4, 7, 9)):
+        write_course(tmp_path, [0.1] * (epochs - 1) + [0.6], repeat=repeat)
+    write_course(tmp_path, [0.1], repeat=5)
+    (row,) = rows_of(tmp_path, Target("val_top1", 0.5))
+    assert [row[f"epochs_{end}"] for end in ("low", "to_target", "high")] == [1, 5.5, None]
+    assert (row["runs"], row["reached"], row["interval"]) == (6, 5, "n=6, 96.9 % CI")
+
+
+def test_runs_that_did_not_end_ok_do_not_count(tmp_path):
+    write_course(tmp_path, [0.1, 0.1, 0.6], repeat=0)
+    for repeat, status in enumerate(("killed", "diverged"), start=1):
+        write_course(tmp_path, [0.6], repeat=repeat, status=status)
+    (row,) = rows_of(tmp_path, Target("val_top1", 0.5))
+    assert (row["runs"], row["reached"], row["epochs_to_target"]) == (1, 1, 3)
+
+
+@pytest.mark.parametrize("metric", ["val_top1", "val_top5"])
+def test_accuracy_rises_to_its_target(tmp_path, metric):
+    write_course(tmp_path, [0.3, 0.4, 0.6], metric=metric)
+    (row,) = rows_of(tmp_path, Target(metric, 0.4))
+    assert row["epochs_to_target"] == 2
+
+
+@pytest.mark.parametrize("metric", ["val_loss", "train_loss", "val_perplexity_token", "val_perplexity_word"])
+def test_losses_and_perplexities_fall_to_their_target(tmp_path, metric):
+    write_course(tmp_path, [9.0, 4.0, 3.0], metric=metric)
+    (row,) = rows_of(tmp_path, Target(metric, 4.0))
+    assert row["epochs_to_target"] == 2
+
+
+def test_samples_after_an_epoch_that_is_missing_are_unknown(tmp_path):
+    write_course(tmp_path, [0.1, 0.2, 0.6, 0.7])
+    (path,) = tmp_path.glob("*/attempt-1/epochs.jsonl")
+    lines = path.read_text().splitlines()
+    path.write_text("\n".join([lines[0], *lines[2:]]))
+    (row,) = rows_of(tmp_path, Target("val_top1", 0.5))
+    assert (row["epochs_to_target"], row["updates_to_target"], row["samples_to_target"]) == (3, 30, None)
+    path.write_text("\n".join([lines[0], lines[1].replace('"samples": 100', '"samples": null'), *lines[2:]]))
+    (row,) = rows_of(tmp_path, Target("val_top1", 0.5))
+    assert row["samples_to_target"] is None
 
 
 def test_six_runs_have_an_interval(tmp_path):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from ddlbench.report.__main__ import main, share
@@ -99,6 +101,57 @@ def test_nothing_in_common_is_one_line(tmp_path, capsys):
     code, said = compare(tmp_path, capsys)
     assert code == 2
     assert said.startswith("ddlbench.report: the sets have no measurement in common (1 and 1): ")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"gpus": 4, "per_gpu": 16},
+        {"per_gpu": 64},
+        {"train": {"precision": "bf16"}},
+        {"loader": "dali"},
+        {"model": "resnet101"},
+        {"changed": {"layers": [1, 1, 1, 1]}},
+        {"framework": "fsdp"},
+        {"device": "cpu"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_what_is_no_counterpart_is_never_compared(tmp_path, capsys, other, nodes):
+    """Also beside a measurement that is in both sets: twice as fast on other GPUs must not pass the gate."""
+    repeats(tmp_path / "a", [100.0] * 6, gpus=2)
+    repeats(tmp_path / "b", [200.0] * 6, **{"gpus": 2} | other)
+    for path in (tmp_path / "b").glob("*/attempt-1/run.json"):
+        record = json.loads(path.read_text())
+        record["launch"]["nodes"] = nodes
+        record["ledger"]["precision"] = record["config"]["train"]["precision"]
+        path.write_text(json.dumps(record))
+    assert compare(tmp_path, capsys)[0] == 2
+    for side in "ab":
+        repeats(tmp_path / side, [100.0] * 6, framework="single")
+    code, said = compare(tmp_path, capsys, "--fail-if-slower", "5%")
+    assert code == 3
+    assert said.count(", ratio ") == 1, "that of single"
+    assert "nothing to compare with after: ddp, resnet50, native, 2 GPUs, batch 64" in said
+
+
+def test_seven_repeats_all_count(tmp_path, capsys):
+    """10 to 70 ms before, 20 to 140 ms after: medians 40 and 80 ms, ratio 20/70 to 140/10."""
+    repeats(tmp_path / "a", [1e3 / ms for ms in (10, 20, 30, 40, 50, 60, 70)])
+    repeats(tmp_path / "b", [1e3 / ms for ms in (20, 40, 60, 80, 100, 120, 140)])
+    _, said = compare(tmp_path, capsys)
+    assert "40.0 ms -> 80.0 ms, ratio 2.000 (no difference shown, 0.286 to 14.000, n=7 and n=7)" in said
+
+
+def test_only_the_runs_with_a_time_are_counted(tmp_path, capsys):
+    for side in "ab":
+        repeats(tmp_path / side, [100.0] * 6)
+    write_run(
+        tmp_path / "b", repeat=7, summary={"throughput_samples_per_s": None}, sections={"environment": ENVIRONMENT}
+    )
+    write_run(tmp_path / "b", repeat=8, status="oom", sections={"environment": ENVIRONMENT})
+    assert "n=6 and n=6, 0 and 1 attempts failed" in compare(tmp_path, capsys)[1]
 
 
 def test_a_gate_without_two_sets_is_refused(tmp_path, capsys):

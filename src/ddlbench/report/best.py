@@ -72,7 +72,8 @@ def _sentence(rows: Sequence[Row], several: bool) -> str:
 def _verdict(fastest: Row, others: Sequence[Row], rate: str) -> str:
     second = others[0]
     factor = f"{second['sample_time_s'] / fastest['sample_time_s']:.3g} times as fast as {_name(second)}"
-    lead = f"{_name(fastest)} has the shortest median, {rate}, {factor}"
+    time = f"{duration(fastest['sample_time_s'])} a sample ({rate})"
+    lead = f"{_name(fastest)} has the shortest median time, {time}, {factor}"
     own, counts = sample_interval(fastest), f"n={fastest['runs_ok']} and n={second['runs_ok']}"
     if own is None or sample_interval(second) is None:
         return f"{lead}, but with {counts} this is not certain: an interval needs {SMALLEST_N} repeats"

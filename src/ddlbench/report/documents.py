@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from ddlbench.report.labels import axes_shown
 from ddlbench.report.marks import numbered
 from ddlbench.report.merge import Row
-from ddlbench.report.overview import MEASURED, SETTINGS, VS_OWN, VS_SINGLE, notes, overview_cells
+from ddlbench.report.overview import LEFT, MEASURED, SETTINGS, notes, overview_cells, ratio_columns
 
 _LATEX = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "_": r"\_", "%": r"\%",
@@ -15,12 +16,12 @@ _LATEX = {
     "|": r"\textbar{}", '"': r"\textquotedbl{}", "µ": r"\textmu{}",
 }  # fmt: skip
 _MARKDOWN = "\\`*_{}[]<>#|$~!&="
-_TEXTS = ("framework", "model", "loader", "mode", "scaling", "status", "best single", "own base", "settings")
 
 
 def write_documents(scaling: Sequence[Row], folder: Path) -> None:
     """summary.md and summary.tex of rows of scaling.csv, models marked."""
-    headers, lines = overview_cells(numbered(scaling), MEASURED | VS_SINGLE | VS_OWN | SETTINGS)
+    rows = axes_shown(numbered(scaling))
+    headers, lines = overview_cells(rows, MEASURED | ratio_columns(rows) | SETTINGS)
     (folder / "summary.md").write_text(markdown(headers, lines, notes(scaling)), encoding="utf-8")
     (folder / "summary.tex").write_text(latex(headers, lines, notes(scaling)), encoding="utf-8")
 
@@ -36,7 +37,7 @@ def write_warnings(warnings: Sequence[str], folder: Path) -> None:
 
 def markdown(headers: Sequence[str], lines: Sequence[Sequence[str]], below: Sequence[str]) -> str:
     """A table of GitHub's Markdown; numbers are aligned to the right."""
-    rule = ["---" if header in _TEXTS else "---:" for header in headers]
+    rule = ["---" if header in LEFT else "---:" for header in headers]
     table = [list(map(_markdown, headers)), rule, *([_markdown(cell) for cell in line] for line in lines)]
     lines_below = [f"- {_markdown(note)}" for note in below]
     return "\n".join([*(f"| {' | '.join(cells)} |" for cells in table), "", *lines_below]) + "\n"
@@ -44,7 +45,7 @@ def markdown(headers: Sequence[str], lines: Sequence[Sequence[str]], below: Sequ
 
 def latex(headers: Sequence[str], lines: Sequence[Sequence[str]], below: Sequence[str]) -> str:
     r"""A tabular with the rules of the package booktabs, to \input into a document."""
-    columns = "".join("l" if header in _TEXTS else "r" for header in headers)
+    columns = "".join("l" if header in LEFT else "r" for header in headers)
     rows = [" & ".join(map(_latex, line)) + r" \\" for line in lines]
     lines_below = [f"% {_latex(note)}" for note in below]
     head = [r"% needs \usepackage{booktabs,textcomp} and an input encoding of UTF-8", *lines_below]

@@ -109,11 +109,12 @@ def make_figures(
 def _scaling(shared: Sequence[Panel], looks: Looks) -> list[Wanted]:
     """What is drawn over GPU counts."""
     own = [panel.against_own_bases() for panel in shared if panel.own_bases_tell_more]
+    ratios = [panel for panel in shared if panel.has_ratios]
     plain = _without_base(shared)
     over: list[tuple[str, Sequence[Panel], Callable[[Panel], Quantity]]] = [
         ("throughput", plain, _fixed(THROUGHPUT)),
-        ("speedup", shared, speedup),
-        ("efficiency", shared, efficiency),
+        ("speedup", ratios, speedup),
+        ("efficiency", ratios, efficiency),
         ("speedup_own_base", own, speedup),
         ("efficiency_own_base", own, efficiency),
         ("epoch_time", plain, _fixed(EPOCH_TIME)),

@@ -13,6 +13,11 @@ from ddlbench.texts import shortened
 
 # Settings that have a column of their own.
 _TOLD = {"mode", *(f"train.{name}" for name in ("precision", "repeat", "global_batch", "batch_per_gpu", "micro_batch"))}
+# Columns of scaling.csv that an overview shows only where rows would look equal without them.
+AXES = {
+    "batch": "global_batch", "precision": "precision", "data": "data", "recipe": "recipe", "device": "device",
+    "nodes": "nodes",
+}  # fmt: skip
 # Of options that may have any value of it, the key without which their name says too little.
 ALWAYS_SHOWN = {"deepspeed": "zero_stage", "hybrid": "schedule"}
 LONGEST = 1_000  # letters of all settings together
@@ -75,6 +80,18 @@ def marked(rows: Sequence[Row], known: Sequence[Row] | None = None) -> list[Row]
     changed = sorted({(str(row["model"]), row["model_changed"]) for row in known or rows if row["model_changed"]})
     sizes = {name: [texts for model, texts in changed if model == name] for name, _ in changed}
     return [row | {"model": _mark(row, sizes.get(str(row["model"]), []))} for row in rows]
+
+
+def axes_shown(rows: Sequence[Row]) -> list[Row]:
+    """The rows with `axes`, "batch=512": the columns of AXES in which a row differs from rows of the same names, GPU
+    count and settings."""
+    texts = ["" for _ in rows]
+    names = ("framework", "model", "loader", "mode", "gpus", "layout", "knobs", "variant")
+    for group in group_by(range(len(rows)), lambda n: tuple(rows[n][name] for name in names)).values():
+        differing = [axis for axis, column in AXES.items() if len({rows[n][column] for n in group} - {None}) > 1]
+        for n in group:
+            texts[n] = settings_text({axis: rows[n][AXES[axis]] for axis in differing})
+    return [row | {"axes": text} for row, text in zip(rows, texts, strict=True)]
 
 
 def _mark(row: Row, sizes: list[str]) -> str | None:

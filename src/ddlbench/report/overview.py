@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from textwrap import wrap
 
 import pandas as pd
 
-from ddlbench.report.labels import changed_models, marked
+from ddlbench.report.best import best
+from ddlbench.report.labels import axes_shown, changed_models, marked
 from ddlbench.report.marks import numbered, remarks
 from ddlbench.report.merge import Row
 from ddlbench.report.panels import devices, duration
-from ddlbench.report.quantities import GIB, MEMORY
+from ddlbench.report.quantities import MEMORY
 from ddlbench.report.ratios import NONE_SHOWN, base_name
 from ddlbench.report.stats import SMALLEST_N
 from ddlbench.report.tables import records
-from ddlbench.report.texts import aligned
+from ddlbench.report.texts import aligned, gib, number, percent, ratio, seconds, signed
 from ddlbench.texts import shortened
 
 WIDTH = 140
 FAILURES_SHOWN = 10
 LONGEST_NAME = 30
-_LEFT = (
-    "framework",
-    "model",
-    "loader",
-    "mode",
-    "scaling",
-    "status",
-    "best single",
-    "own base",
-    "vs own base",
-    "settings",
-)
+LONGEST_CELL = 60
+LEFT = (  # columns of texts
+    "framework", "model", "loader", "mode", "scaling", "status", "best single", "own base", "vs own base", "settings",
+)  # fmt: skip
 
 INTERVAL_NOTE = (
     "intervals of ratios: each end of the base's over the opposite end of the row's, coverage at least as given; "
@@ -50,6 +44,7 @@ MEASURED: Columns = {
     "n": lambda row: str(row["runs_ok"]),
     "!": lambda row: row.get("mark", ""),
     "epoch time": lambda row: seconds(row["epoch_time_s"]),
+    "range": lambda row: spread(row),
     "samples/s": lambda row: number(row["throughput_samples_per_s"]),
     "peak memory": lambda row: memory(row),
     "top-1/ppl": lambda row: quality(row),
@@ -64,18 +59,15 @@ VS_OWN: Columns = {
     "efficiency vs own base": lambda row: percent(row["efficiency_vs_own_base"]),
     "own base": lambda row: base(row, "own_base"),
 }
-# A second table of the terminal: ratios with an interval, and those to the own base where nothing ran on one GPU.
+WHICH: Columns = {key: MEASURED[key] for key in ("framework", "model", "loader", "gpus", "scaling")}
+# A second table of the terminal: to the best single GPU, and to the own base where nothing ran on one GPU.
 RATIOS: Columns = {
-    "framework": lambda row: name(row["framework"]),
-    "model": lambda row: name(row["model"]),
-    "loader": lambda row: name(row["loader"]),
-    "gpus": lambda row: str(row["gpus"] or ""),
-    "scaling": lambda row: str(row["scaling"]),
-    "n": lambda row: str(row["runs_ok"]),
+    **WHICH,
+    **VS_SINGLE,
     "speedup interval": lambda row: between(row, "speedup", ratio),
     "efficiency interval": lambda row: between(row, "efficiency", percent),
     "vs own base": lambda row: own_ratio(row) if needs_own(row) else "",
-    "its interval": lambda row: between(row, "speedup_vs_own_base", ratio),
+    "its interval": lambda row: between(row, "speedup_vs_own_base", ratio) if needs_own(row) else "",
     "coverage": lambda row: percent(row["speedup_coverage"] or row["speedup_vs_own_base_coverage"]),
 }
 # A third table of the terminal, with --predict.
@@ -85,7 +77,6 @@ PREDICTED: Columns = {
     "predicted step": lambda row: seconds(row["predicted_step_s"]),
     "prediction error": lambda row: signed(row["predicted_error"]) + ("!" if row["predicted_flag"] else ""),
 }
-WHICH: Columns = {key: MEASURED[key] for key in ("framework", "model", "loader", "gpus", "scaling")}
 SETTINGS: Columns = {"settings": lambda row: settings(row)}
 
 
@@ -97,32 +88,39 @@ def overview_cells(rows: Sequence[Row], columns: Columns) -> tuple[list[str], li
 
 
 def summary_text(scaling: pd.DataFrame) -> str:
-    """The table of scaling.csv in at most 140 columns, and below it intervals, and what its ratios start from."""
-    rows = numbered(marked(records(scaling)))
+    """The rows of scaling.csv in at most 140 columns, their ratios, which framework is the fastest and how certain that
+    is, and what the ratios start from."""
+    rows = axes_shown(numbered(marked(records(scaling))))
     if not rows:
         return "no attempt has a configuration in its record: the report lists the failures"
     numbered_texts = {text: number for number, text in enumerate(dict.fromkeys(filter(None, map(settings, rows))), 1)}
     marks: Columns = {"": lambda row: f"[{numbered_texts[text]}]" if (text := settings(row)) else ""}
-    table = text_table(rows, MEASURED | VS_SINGLE | marks)
+    compared = [row for row in rows if compared_with(row, "best_single") or needs_own(row)]
+    predicted = [row for row in rows if row["predicted_step_s"] is not None]
+    tables = ((rows, MEASURED), (compared, RATIOS), (predicted, WHICH | PREDICTED))
+    lines = [line for shown, columns in tables if shown for line in (*text_table(shown, columns | marks), "")]
+    fastest = [line for own in best(rows)[0] for line in wrap(f"{own.subject}. {' '.join(own.sentences)}", WIDTH)]
     numbers = [f"[{number}] {text}" for text, number in numbered_texts.items()]
-    below = [*numbers, *base_lines(rows), *notes(rows), *failure_lines(rows)]
-    return "\n".join([*table, *ratio_lines(rows, marks), *predicted_lines(rows, marks), "", *below])
+    return "\n".join([*lines, *fastest, *numbers, *base_lines(rows), *notes(rows), *failure_lines(rows)])
 
 
 def text_table(rows: Sequence[Row], columns: Columns) -> list[str]:
     """Lines with aligned columns under their headers, none longer than WIDTH."""
     headers, lines = overview_cells(rows, columns)
-    return [_cut(line) for line in aligned(headers, lines, _LEFT)]
+    return [_cut(line) for line in aligned(headers, lines, LEFT)]
 
 
-def ratio_lines(rows: Sequence[Row], marks: Columns) -> list[str]:
-    known = [row for row in rows if has_interval(row) or needs_own(row)]
-    return ["", *text_table(known, RATIOS | marks)] if known else []
+def ratio_columns(rows: Sequence[Row]) -> Columns:
+    """Those to each kind of base with which some row is compared."""
+    kinds = {"best_single": VS_SINGLE, "own_base": VS_OWN}
+    shown = [columns for kind, columns in kinds.items() if any(compared_with(row, kind) for row in rows)]
+    return {name: cell for columns in shown for name, cell in columns.items()}
 
 
-def predicted_lines(rows: Sequence[Row], marks: Columns) -> list[str]:
-    known = [row for row in rows if row["predicted_step_s"] is not None]
-    return ["", *text_table(known, WHICH | PREDICTED | marks)] if known else []
+def compared_with(row: Row, kind: str) -> bool:
+    """Whether the row has ratios to this base, and is not the base itself: those are 1 by definition."""
+    suffix = "" if kind == "best_single" else "_vs_own_base"
+    return not {row[f"speedup{suffix}"], row[f"efficiency{suffix}"]} <= {None, 1.0}
 
 
 def has_interval(row: Row) -> bool:
@@ -131,7 +129,7 @@ def has_interval(row: Row) -> bool:
 
 def needs_own(row: Row) -> bool:
     """Whether its own base is all that the row can be compared with."""
-    return row["speedup_vs_own_base"] is not None and not row["best_single_sample_time_s"]
+    return compared_with(row, "own_base") and not row["best_single_sample_time_s"]
 
 
 def base_lines(rows: Sequence[Row]) -> list[str]:
@@ -140,7 +138,7 @@ def base_lines(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         for kind in ("best_single", "own_base"):
             sample_s, epoch_s = row[f"{kind}_sample_time_s"], row[f"{kind}_epoch_time_s"]
-            if sample_s:
+            if compared_with(row, kind):
                 epoch = f", epoch {seconds(epoch_s)}" if epoch_s else ""
                 lines.append(f"base {base(row, kind)}, {name(row['model'])}: {duration(sample_s)} a sample{epoch}")
     return list(dict.fromkeys(lines))
@@ -149,10 +147,12 @@ def base_lines(rows: Sequence[Row]) -> list[str]:
 def notes(rows: Sequence[Row]) -> list[str]:
     """What the table cannot say in a cell. `rows`: with their models marked."""
     few = any(0 < row["runs_ok"] < SMALLEST_N for row in rows)
+    repeated = any(row["runs_ok"] > 1 for row in rows)
     host = any(row["device"] == "cpu" for row in rows)
     return [
         *changed_models(rows),
         *remarks(rows),
+        *(["range: the shortest and the longest epoch time of the n repeats"] if repeated else []),
         *([INTERVAL_NOTE] if any(map(has_interval, rows)) else []),
         *(["peak memory on CPU is the fullest rank's process on the host"] if host else []),
         *([f"n < {SMALLEST_N}: no 95 % CI of the median; every repeat is in the figures"] if few else []),
@@ -162,13 +162,28 @@ def notes(rows: Sequence[Row]) -> list[str]:
 def failure_lines(rows: Sequence[Row]) -> list[str]:
     """What did not end ok, in a few lines; the report has them all."""
     failed = [row for row in rows if row["status"] != "ok"]
-    lines = [
-        f"{row['status']}: {row['framework']} {row['model']} on {devices(row['gpus'] or 0, row['device'])}"
-        + (f": {row['reason']}" if row["reason"] else "")
-        for row in failed[:FAILURES_SHOWN]
-    ]
+    lines = [": ".join(filter(None, (row["status"], _cell(row), row["reason"]))) for row in failed[:FAILURES_SHOWN]]
     more = len(failed) - len(lines)
     return [*map(_cut, lines), *([f"and {more} more that did not end ok: see the report"] if more else [])]
+
+
+def _cell(row: Row) -> str:
+    """What ran, and after an out-of-memory error what may fit: "ddp resnet50 on 8 GPUs, batch=256 (try ...)"."""
+    batch, options = f"batch={row['global_batch'] or 'unknown'}", settings(row)
+    named = options if batch in options.split(" ") else f"{batch} {options}".strip()
+    where = f"{row['framework']} {row['model']} on {devices(row['gpus'] or 0, row['device'])}"
+    next_key = f" (try {less_memory(row)})" if row["status"] == "oom" else ""
+    return f"{where}, {shortened(named, LONGEST_CELL)}{next_key}"
+
+
+def less_memory(row: Row) -> str:
+    """The key to try next where a run was out of memory: half the micro batch, which divides the same batch."""
+    if row["mode"] == "loader":
+        return "a smaller loader.prefetch or loader.workers"
+    size = row["micro_batch"]
+    if not size:  # it ended before its first step
+        return "a smaller train.micro_batch, or a framework that shards the weights"
+    return f"train.micro_batch={1 if size % 2 else size // 2}" if size > 1 else "train.checkpoint_activations=true"
 
 
 def name(value: str | None) -> str:
@@ -176,31 +191,11 @@ def name(value: str | None) -> str:
     return shortened(value or "", LONGEST_NAME)
 
 
-def seconds(value: float | None) -> str:
-    """A time with the digits it deserves: "123.4 s", "1.23 s", "0.0123 s"."""
-    if value is None:
+def spread(row: Row) -> str:
+    """Of the repeats' epoch times, "4.05 to 6.91 s"; empty for a single run."""
+    if row["runs_ok"] < 2 or row["epoch_time_shortest_s"] is None:
         return ""
-    return f"{value:,.1f} s" if value >= 10 else f"{value:#.3g} s"
-
-
-def number(value: float | None) -> str:
-    """A rate: "12,345", "123.4", "1.23"."""
-    if value is None:
-        return ""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:#.3g}"
-
-
-def percent(value: float | None) -> str:
-    return "" if value is None else f"{100 * value:.1f} %"
-
-
-def signed(value: float | None) -> str:
-    """A share with its sign."""
-    return "" if value is None else f"{100 * value:+.1f} %"
-
-
-def ratio(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"
+    return f"{seconds(row['epoch_time_shortest_s']).removesuffix(' s')} to {seconds(row['epoch_time_longest_s'])}"
 
 
 def shown_ratio(row: Row, column: str) -> str:
@@ -230,10 +225,6 @@ def memory(row: Row) -> str:
     return gib(row[MEMORY.get(row["device"] or "", MEMORY["cpu"])])
 
 
-def gib(value: float | None) -> str:
-    return "" if value is None else f"{value / GIB:.2f} GiB"
-
-
 def quality(row: Row) -> str:
     """Top-1 of images or perplexity per token of text."""
     if row["val_perplexity_token"] is not None:
@@ -243,7 +234,7 @@ def quality(row: Row) -> str:
 
 def settings(row: Row) -> str:
     """What else distinguishes the row from others in the table."""
-    return " ".join(row[name] for name in ("layout", "knobs", "variant") if row[name])
+    return " ".join(row[name] for name in ("axes", "layout", "knobs", "variant") if row.get(name))
 
 
 def _cut(text: str) -> str:

@@ -15,10 +15,20 @@ from ddlbench.report.best import best
 from ddlbench.report.compare import comparisons
 from ddlbench.report.figures import Drawing
 from ddlbench.report.images import pictures
-from ddlbench.report.labels import marked
+from ddlbench.report.labels import axes_shown, marked
 from ddlbench.report.marks import numbered
 from ddlbench.report.merge import Row, group_by
-from ddlbench.report.overview import MEASURED, PREDICTED, SETTINGS, VS_OWN, VS_SINGLE, base_lines, notes, overview_cells
+from ddlbench.report.overview import (
+    LEFT,
+    MEASURED,
+    PREDICTED,
+    SETTINGS,
+    base_lines,
+    less_memory,
+    notes,
+    overview_cells,
+    ratio_columns,
+)
 from ddlbench.report.tables import Tables, records
 from ddlbench.texts import shortened
 
@@ -49,8 +59,8 @@ EXPLAINED = (
 def render(tables: Tables, drawing: Drawing, folder: Path) -> str:
     """The page with the figures, which are files in `folder`."""
     plain_runs, plain_scaling = tables.run_rows, tables.measurement_rows
-    runs, scaling = marked(plain_runs), numbered(marked(plain_scaling, plain_runs))
-    shown = MEASURED | VS_SINGLE | VS_OWN | PREDICTED | SETTINGS
+    runs, scaling = marked(plain_runs), axes_shown(numbered(marked(plain_scaling, plain_runs)))
+    shown = MEASURED | ratio_columns(scaling) | PREDICTED | SETTINGS
     headers, lines = overview_cells(scaling[:ROWS_SHOWN], shown)
     paragraphs, more = best(scaling)
     failed = [run for run in runs if run["status"] != "ok"]
@@ -61,6 +71,7 @@ def render(tables: Tables, drawing: Drawing, folder: Path) -> str:
         attempts=len(runs),
         ok=len(runs) - len(failed),
         headers=headers,
+        left=LEFT,
         paragraphs=paragraphs,
         more_paragraphs=more,
         lines=[(row["status"], cells) for row, cells in zip(scaling, lines, strict=False)],
@@ -88,7 +99,8 @@ def render(tables: Tables, drawing: Drawing, folder: Path) -> str:
 
 
 def _failure(run: Row) -> Row:
-    return run | {"reason": shortened(run["reason"] or "", LONGEST_REASON)}
+    remedy = f" (try {less_memory(run)})" if run["status"] == "oom" else ""
+    return run | {"reason": shortened(run["reason"] or "", LONGEST_REASON) + remedy}
 
 
 def first(lines: Sequence[str]) -> list[str]:

@@ -50,6 +50,14 @@ class Panel:
         return bool(self.rows[0]["reference"])
 
     @property
+    def has_ratios(self) -> bool:
+        """Whether a row has a ratio that is not 1 by definition, as that of a base to itself."""
+        return any(
+            row["sample_time_s"] and (row["reference_s"], row["reference_gpus"]) != (row["sample_time_s"], row["gpus"])
+            for row in self.rows
+        )
+
+    @property
     def own_bases_tell_more(self) -> bool:
         """Whether ratios to own bases are worth a figure beside those to the best single GPU."""
         return any(

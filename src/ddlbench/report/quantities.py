@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 from ddlbench.report.merge import Row
 from ddlbench.report.panels import Panel
+from ddlbench.texts import GIB
 
-GIB = 2**30
 MEMORY = {"cpu": "memory_host_peak_bytes", "cuda": "memory_allocated_peak_bytes"}
 
 

@@ -183,9 +183,14 @@ def _marks(point: Point) -> str | None:
 
 
 def _seconds(point: Point) -> Row:
-    epoch, sample = median_interval(point.values("epoch_time_s")), point.interval
+    epochs, samples = point.values("epoch_time_s"), point.sample_times
+    epoch, sample = median_interval(epochs), point.interval
     return {
-        "interval": confidence(len(point.sample_times), sample) if point.sample_times else None,
+        "interval": confidence(len(samples), sample) if samples else None,
+        "epoch_time_shortest_s": min(epochs, default=None),
+        "epoch_time_longest_s": max(epochs, default=None),
+        "sample_time_shortest_s": min(samples, default=None),
+        "sample_time_longest_s": max(samples, default=None),
         "epoch_time_low_s": epoch and epoch.low,
         "epoch_time_high_s": epoch and epoch.high,
         "sample_time_s": point.sample_time_s,

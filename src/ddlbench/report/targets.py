@@ -67,7 +67,9 @@ def costs(epochs: pd.DataFrame, wanted: Target) -> dict[str, dict[str, float | N
             "value": epochs[wanted.metric].to_numpy("float64", na_value=np.nan),
         }
     ).sort_values(["path", "epochs"], kind="stable")
-    plain["samples"] = plain.groupby("path")["samples"].cumsum()
+    attempts = plain.groupby("path")
+    complete = plain["epochs"] == attempts.cumcount() + 1  # no earlier epoch is missing
+    plain["samples"] = attempts["samples"].cumsum(skipna=False).where(complete)
     reached = wanted.reached(plain["value"].to_numpy())
     found: dict[str, dict[str, float | None]] = {}
     for path, *values in plain.loc[reached, ["path", *COSTS]].itertuples(index=False, name=None):

@@ -1,8 +1,10 @@
-"""Texts of records from other people as cells of tables: none that a spreadsheet runs, columns that are aligned."""
+"""Numbers and texts as cells of tables: digits for reading, nothing that a spreadsheet runs, aligned columns."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+
+from ddlbench.texts import GIB
 
 # What a spreadsheet runs begins with one of them; the last four are full-width = + - @.
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\uff1d", "\uff0b", "\uff0d", "\uff20")
@@ -22,3 +24,34 @@ def aligned(headers: Sequence[str], lines: Iterable[Sequence[str]], left: Collec
     return [
         "  ".join(pad(cell, width) for pad, cell, width in zip(pads, row, widths, strict=True)).rstrip() for row in rows
     ]
+
+
+def seconds(value: float | None) -> str:
+    """A time with the digits it deserves: "123.4 s", "1.23 s", "0.0123 s"."""
+    if value is None:
+        return ""
+    return f"{value:,.1f} s" if value >= 10 else f"{value:#.3g} s"
+
+
+def number(value: float | None) -> str:
+    """A rate: "12,345", "123.4", "1.23"."""
+    if value is None:
+        return ""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:#.3g}"
+
+
+def percent(value: float | None) -> str:
+    return "" if value is None else f"{100 * value:.1f} %"
+
+
+def signed(value: float | None) -> str:
+    """A share with its sign."""
+    return "" if value is None else f"{100 * value:+.1f} %"
+
+
+def ratio(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
+
+
+def gib(value: float | None) -> str:
+    return "" if value is None else f"{value / GIB:.2f} GiB"

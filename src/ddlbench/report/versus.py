@@ -19,7 +19,7 @@ Group: TypeAlias = list[AttemptRow]
 Pair: TypeAlias = tuple[Group, Group]
 
 SLOWER, UNDECIDED = 1, 3  # exit codes of the gate; 2 is that of a wrong command
-NAMES = ("mode", "framework", "model", "model_changed", "loader", "data", "recipe", "precision", "gpus")
+NAMES = ("mode", "framework", "model", "model_changed", "loader", "data", "recipe", "precision", "device", "gpus")
 LONGEST = 60  # letters of a value
 CHANGES_SHOWN = 30
 
@@ -99,7 +99,7 @@ def _same_environment(group: Group) -> tuple[Any, ...]:
 
 def _same_request(group: Group) -> tuple[Any, ...]:
     run = representative(group)
-    return asked(run), run.row["global_batch"]
+    return asked(run), run.row["global_batch"], run.row["device"]
 
 
 def _same_names(group: Group) -> tuple[Any, ...]:

@@ -1,0 +1,214 @@
+"""Rules that hold for any repeats: what the order of runs, the unit of time and failed runs must not change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+from math import comb
+from typing import Any
+
+import pandas as pd
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ddlbench.record.schema import EPOCHS, RUNS
+from ddlbench.report.merge import AttemptRow
+from ddlbench.report.quality import learning_table
+from ddlbench.report.scaling import scaling_rows
+from ddlbench.report.stats import Interval, median, median_interval
+from ddlbench.report.tables import Tables, frame, records
+from ddlbench.report.targets import Target, target_rows
+from ddlbench.report.versus import versus
+
+# No limit that a busy machine could break.
+NO_LIMIT = [HealthCheck.too_slow]
+quick = settings(derandomize=True, deadline=None, max_examples=60, database=None, suppress_health_check=NO_LIMIT)
+
+Rates = list[list[float]]
+GPUS, NODES = (1, 2, 8), (1, 1, 2)  # of single, and of ddp twice
+rates: Any = st.lists(st.floats(1.0, 1e3), min_size=1, max_size=9)
+campaigns: Any = st.tuples(rates, rates, rates)
+NAMES: dict[str, Any] = dict.fromkeys(column.name for column in RUNS)
+SHARED: dict[str, Any] = {
+    "model": "resnet50", "loader": "native", "data": "sample", "recipe": "sgd", "mode": "train", "precision": "fp32",
+    "device": "cuda", "device_model": "GPU", "flops_per_sample": 2e9, "tokens_per_sample": 7,
+}  # fmt: skip
+RATIOS = [
+    f"{name}{own}{end}"
+    for name in ("speedup", "efficiency")
+    for own in ("", "_vs_own_base")
+    for end in ("", "_low", "_high")
+]
+
+
+def attempt(framework: str, gpus: int, nodes: int, rate: float, **row: Any) -> AttemptRow:
+    """A run at `rate` samples/s, with 32 samples on each GPU."""
+    own = {"framework": framework, "gpus": gpus, "nodes": nodes, "batch_per_gpu": 32.0, "global_batch": 32 * gpus}
+    measured = {"throughput_samples_per_s": rate, "epoch_time_s": 1024 / rate, "memory_allocated_peak_bytes": int(rate)}
+    return AttemptRow(NAMES | SHARED | own | measured | {"status": "ok"} | row, {"framework.name": framework})
+
+
+def groups(campaign: Sequence[Sequence[float]]) -> list[list[AttemptRow]]:
+    sizes = zip(("single", "ddp", "ddp"), GPUS, NODES, campaign, strict=True)
+    return [[attempt(name, gpus, nodes, rate) for rate in own] for name, gpus, nodes, own in sizes]
+
+
+@quick
+@given(campaigns, st.randoms(use_true_random=False))
+def test_the_order_of_runs_changes_nothing(campaign: Rates, random: Any) -> None:
+    shuffled = [random.sample(own, len(own)) for own in groups(campaign)]
+    assert scaling_rows(random.sample(shuffled, 3)) == scaling_rows(groups(campaign))
+
+
+@quick
+@given(campaigns, st.integers(-8, 8))
+def test_another_unit_of_time_scales_times_and_leaves_ratios(campaign: Rates, power: int) -> None:
+    """Powers of two: no digit is rounded."""
+    factor = 2.0**power
+    before, after = (
+        scaling_rows(groups(own)) for own in (campaign, [[rate / factor for rate in own] for own in campaign])
+    )
+    for one, two in zip(before, after, strict=True):
+        assert [two.get(name) for name in RATIOS] == [one.get(name) for name in RATIOS]
+        for name in (name for name in one if name.endswith("time_s") or "_time_" in name):
+            assert two[name] == (None if one[name] is None else one[name] * factor), name
+        for name in ("throughput_samples_per_s", "throughput_samples_per_s_per_gpu", "tokens_per_s"):
+            assert two[name] == one[name] / factor
+
+
+@quick
+@given(campaigns, st.floats(1.0, 1e3), st.sampled_from([0, 1, 2]))
+def test_a_failed_run_is_counted_and_changes_no_number(campaign: Rates, rate: float, which: int) -> None:
+    """Whatever it had reached before it failed."""
+    more = groups(campaign)
+    name, gpus, nodes = ("single", "ddp", "ddp")[which], GPUS[which], NODES[which]
+    more[which].append(attempt(name, gpus, nodes, rate, status="killed", profile_window_s=1.0, profile_steps=1))
+    for one, two in zip(scaling_rows(groups(campaign)), scaling_rows(more), strict=True):
+        assert two == one | {"attempts_failed": int(two["gpus"] == gpus)}
+
+
+@quick
+@given(campaigns)
+def test_every_number_by_its_definition(campaign: Rates) -> None:
+    found = scaling_rows(groups(campaign))
+    times = {gpus: [1 / rate for rate in own] for gpus, own in zip(GPUS, campaign, strict=True)}
+    single, own_base = median(times[1]), median(times[2])
+    assert [row["gpus"] for row in found] == [1, 2, 8]
+    for row in found:
+        own, gpus = times[row["gpus"]], row["gpus"]
+        time = median(own)
+        assert (row["sample_time_s"], row["runs_ok"], row["attempts_failed"]) == (time, len(own), 0)
+        assert (row["sample_time_shortest_s"], row["sample_time_longest_s"]) == (min(own), max(own))
+        assert row["memory_allocated_peak_bytes"] == int(max(campaign[GPUS.index(gpus)]))
+        assert row["throughput_samples_per_s_per_gpu"] == pytest.approx(1 / time / gpus)
+        assert row["tokens_per_s"] == pytest.approx(7 / time)
+        assert row["model_flops_per_s_per_gpu"] == pytest.approx(2e9 / time / gpus)
+        assert row["speedup"] == pytest.approx(single / time)
+        assert row["efficiency"] == pytest.approx(single / time / gpus)
+        base, base_gpus = (single, 1) if gpus == 1 else (own_base, 2)
+        assert row["speedup_vs_own_base"] == pytest.approx(base / time)
+        assert row["efficiency_vs_own_base"] == pytest.approx(base / time * base_gpus / gpus)
+
+
+@quick
+@given(campaigns)
+def test_the_intervals_of_ratios_by_their_definition(campaign: Rates) -> None:
+    times = {gpus: [1 / rate for rate in own] for gpus, own in zip(GPUS, campaign, strict=True)}
+    for row in scaling_rows(groups(campaign)):
+        for suffix, base_gpus in (("", 1), ("_vs_own_base", min(row["gpus"], 2))):
+            over, under = median_interval(times[base_gpus]), median_interval(times[row["gpus"]])
+            low, high = row.get(f"speedup{suffix}_low"), row.get(f"speedup{suffix}_high")
+            if base_gpus == row["gpus"] or over is None or under is None:
+                assert (low, high) == (None, None)
+                continue
+            assert (low, high) == (over.low / under.high, over.high / under.low)
+            share = base_gpus / row["gpus"]
+            ends = (row[f"efficiency{suffix}_low"], row[f"efficiency{suffix}_high"])
+            assert ends == (pytest.approx(low * share), pytest.approx(high * share))
+            assert low <= row[f"speedup{suffix}"] <= high
+            assert row[f"speedup{suffix}_coverage"] == pytest.approx(over.coverage + under.coverage - 1)
+
+
+@quick
+@given(st.lists(st.integers(-100, 100).map(float), min_size=1, max_size=40))
+def test_an_interval_of_the_median_is_symmetric_and_covers_what_it_says(values: list[float]) -> None:
+    found, mirrored, n = median_interval(values), median_interval([-value for value in values]), len(values)
+    assert (found is None) == (n < 6)
+    if found is None:
+        return
+    assert mirrored == Interval(-found.high, -found.low, found.coverage)
+    assert found.low <= median(values) <= found.high
+    ways = list(accumulate(comb(n, below) for below in range(n + 1)))
+    rank = max(k for k in range(1, n // 2 + 1) if 1 - 2 * ways[k - 1] / 2**n >= 0.95)
+    assert found == Interval(sorted(values)[rank - 1], sorted(values)[n - rank], 1 - 2 * ways[rank - 1] / 2**n)
+
+
+@quick
+@given(rates, rates)
+def test_before_and_after_swapped_give_the_inverse_ratio(one: list[float], two: list[float]) -> None:
+    sides = [[attempt("ddp", 2, 1, rate) for rate in own] for own in (one, two)]
+    there, back = (versus([a], [b], limit=0.1) for a, b in (sides, reversed(sides)))
+    times = [median([1 / rate for rate in own]) for own in (one, two)]
+    for found, ratio in ((there, times[1] / times[0]), (back, times[0] / times[1])):
+        assert f"ratio {ratio:.3f} (" in "\n".join(found.lines)
+    assert bool(there.undecided) == bool(back.undecided) == (min(len(one), len(two)) < 6)
+    assert not (there.slower and back.slower), "each cannot be slower than the other"
+
+
+# Runs: the epoch (from 1) in which each reaches the target, or None, of at most 5.
+courses: Any = st.lists(st.one_of(st.none(), st.integers(1, 5)), min_size=1, max_size=9)
+
+
+def tables_of(reached: Sequence[int | None], statuses: Sequence[str] = (), seeds: Sequence[int] = ()) -> Tables:
+    """Runs of 5 epochs of 100 samples and 7 s."""
+    runs: list[dict[str, Any]] = []
+    epochs: list[dict[str, Any]] = []
+    for number, epoch in enumerate(reached):
+        status = statuses[number] if number < len(statuses) else "ok"
+        seed = seeds[number] if number < len(seeds) else 0
+        runs.append(
+            NAMES | {"path": f"run{number}", "status": status, "seed": seed, "measurement": "m", "learning": "l"}
+        )
+        for n in range(5):
+            top1 = 0.9 if epoch is not None and n + 1 >= epoch else 0.1
+            epochs.append({"path": f"run{number}", "epoch": n, "val_top1": top1, "elapsed_s": 7.0 * (n + 1)})
+            epochs[-1] |= {"samples": 100, "updates": 10 * (n + 1), "status": status, "measurement": "m"}
+    plain = [AttemptRow(run, {}) for run in runs]
+    made = frame(EPOCHS, epochs)
+    return Tables(frame(RUNS, runs), made, pd.DataFrame(), learning_table(made, plain), [])
+
+
+@quick
+@given(courses, st.randoms(use_true_random=False))
+def test_targets_count_every_run_that_ended_ok(reached: list[int | None], random: Any) -> None:
+    wanted = Target("val_top1", 0.5)
+    (row,) = target_rows(tables_of(reached), wanted)
+    assert target_rows(tables_of(random.sample(reached, len(reached))), wanted) == [row]
+    assert target_rows(tables_of([*reached, 1], ["ok"] * len(reached) + ["killed"]), wanted) == [row]
+    middle = median([float("inf") if epoch is None else epoch for epoch in reached])
+    known = None if middle == float("inf") else middle
+    costs = {"epochs": 1, "updates": 10, "samples": 100, "seconds": 7.0}
+    for name, cost in costs.items():
+        assert row[f"{name}_to_target"] == (None if known is None else known * cost)
+    assert (row["runs"], row["reached"]) == (len(reached), sum(epoch is not None for epoch in reached))
+
+
+@quick
+@given(courses, st.randoms(use_true_random=False))
+def test_repeats_of_a_seed_and_failed_runs_are_no_evidence_on_quality(reached: list[int | None], random: Any) -> None:
+    seeds = list(range(len(reached)))
+    plain = records(tables_of(reached, seeds=seeds).learning)
+    again = random.choice(seeds)
+    doubled = tables_of([*reached, reached[again]], seeds=[*seeds, again]).learning
+    assert [row | {"runs": row["runs"] - 1} for row in records(doubled)] == plain
+    failed = tables_of([*reached, 1], ["ok"] * len(reached) + ["diverged"], [*seeds, 99]).learning
+    assert records(failed) == plain
+    for row in plain:
+        values = [0.9 if epoch is not None and row["epoch"] + 1 >= epoch else 0.1 for epoch in reached]
+        found, interval = (
+            [row[f"val_top1{end}"] for end in ("", "_min", "_max", "_low", "_high")],
+            median_interval(values),
+        )
+        ends = (interval.low, interval.high) if interval else (None, None)
+        assert found == [pytest.approx(median(values)), min(values), max(values), *ends]
