@@ -24,7 +24,7 @@ class World:
     """`size` ranks. A collective sets the clocks of all ranks to the latest one. Replaces `torch.distributed` in
     ranks/control.py and for `time` in measure/clock.py.
 
-    message_s: of one message; a barrier waits for log2(size), one after the other, an all-reduce for 2 (size - 1)
+    message_s: of one message; one after the other, a barrier has log2(size) of them, an all-reduce 2 (size - 1)
     """
 
     ReduceOp = dist.ReduceOp
