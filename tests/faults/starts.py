@@ -32,7 +32,7 @@ from ddlbench.job import Place
 from ddlbench.run.stacks import SHOW
 from tests.support.pictures import Shape, write_folders
 
-HANGS_S = 240.0  # then the stacks are printed, and the program ends
+HANGS_S = 600.0  # then the stacks are printed, and the program ends
 SPIN = "while True: pass"
 
 

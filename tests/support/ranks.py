@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -54,6 +55,7 @@ def _result(folder: Path, rank: int, exitcode: int | None) -> Any:
 
 def _rank(rank: int, world: int, port: int, folder: str, work: Callable[..., Any], args: tuple[Any, ...]) -> None:
     os.environ.update(rank_variables(rank, world, port), OMP_NUM_THREADS="1")
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a server that a loader started blocks signals
     from ddlbench.ranks.launch import connect, detect, disconnect
 
     torch.set_num_threads(1)
