@@ -10,6 +10,7 @@ import threading
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
 from typing import Any
@@ -168,6 +169,7 @@ def as_it_is(answer: Any) -> Any:
     return answer
 
 
+@cache
 def start_server(*modules: str) -> None:
     """Start the process that forks the workers, once a rank, and wait until it has imported what they need.
 
