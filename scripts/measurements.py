@@ -2,11 +2,13 @@
 
 python scripts/measurements.py RESULTS            the table; before it what came of each check, where there were any
 python scripts/measurements.py --status RESULTS   the status of the newest record, for scripts
+python scripts/measurements.py --same-losses A B  exit code 1 unless each step's loss is the same, but for 1 %
 """
 
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -77,8 +79,26 @@ def status(folder: Path) -> str:
     return max(records, key=lambda record: record["times"]["start"])["status"] if records else "no record"
 
 
+def differing_losses(*folders: Path) -> str | None:
+    """The first step whose losses, means over the ranks, differ; None where all are the same."""
+    import pandas as pd
+
+    first, second = (
+        pd.concat(map(pd.read_parquet, folder.rglob("steps.parquet"))).groupby(["epoch", "step"])["loss"].mean()
+        for folder in folders
+    )
+    if len(first) != len(second):
+        return f"{len(first)} steps and {len(second)} steps"
+    for (epoch, step), one in first.items():
+        if not math.isclose(one, other := second[epoch, step], rel_tol=0.01):
+            return f"epoch {epoch}, step {step}: losses {one:.5g} and {other:.5g}"
+    return None
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "--status":
         print(status(Path(sys.argv[2])))
+    elif sys.argv[1] == "--same-losses":
+        sys.exit(differing_losses(*map(Path, sys.argv[2:])))
     else:
         main(Path(sys.argv[1]))

@@ -21,6 +21,9 @@ for number in (signal.SIGINT, signal.SIGHUP):
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     import torch
 
+    from ddlbench.data.loaders import native
+
+    native.PRELOADED += ("tests.support.preload",)  # a process has one forkserver: it serves the tests' ranks too
     torch.set_num_threads(1)
     if not torch.cuda.is_available():
         for item in items:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import threading
@@ -61,6 +62,17 @@ class Heartbeat:
                 return
             except OSError:
                 continue
+
+
+def has_ended(path: Path) -> bool:
+    """Whether the process that renews this file has ended, or has removed it; False where that is not certain."""
+    try:
+        alive = Process(**json.loads(path.read_text())).alive()
+        return server_time(path.parent) - path.stat().st_mtime > SILENT_S if alive is None else not alive
+    except FileNotFoundError:
+        return True
+    except (OSError, TypeError, ValueError):
+        return False
 
 
 def server_time(folder: Path) -> float:

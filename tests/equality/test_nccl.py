@@ -57,26 +57,28 @@ def test_every_pipeline_and_tied_weight_ends_under_nccls_rules(world: int) -> No
     asked = frameworks(world)
     work = [(case_of(world, framework), framework) for framework in asked.values()]
     ranks = run_ranks(world, record, work, timeout_s=300)
-    stuck = {name: replay([outcomes[index] for outcomes in ranks]) for index, name in enumerate(asked)}
-    assert not any(stuck.values()), "\n".join(f"{name}: {where}" for name, where in stuck.items() if where)
+    for one_queue in (False, True):
+        stuck = {name: replay([outcomes[index] for outcomes in ranks], one_queue) for index, name in enumerate(asked)}
+        found = [f"{name}: {where}" for name, where in stuck.items() if where]
+        assert not found, "\n".join([f"one queue a rank: {one_queue}", *found])
 
 
 def record(work: Sequence[tuple[Case, Framework]]) -> list[Outcome]:
     return [train_case(case, framework, timeout_s=None) for case, framework in work]
 
 
-def replay(outcomes: Sequence[Outcome]) -> dict[int, str]:
+def replay(outcomes: Sequence[Outcome], one_queue: bool) -> dict[int, str]:
     """Of what each rank recorded."""
     events, members, worlds = zip(*(outcome.trace for outcome in outcomes), strict=True)
     assert all(sum(event[0] == "collective" for event in each) for each in events)
-    return Replay(events, members, made=worlds[:1]).stuck()
+    return Replay(events, members, worlds[:1], one_queue).stuck()
 
 
 PAIR = {"a": (0, 1), "b": (0, 1)}
 
 
-def stuck(*traces: list[Event], made: Sequence[str] = ("a", "b")) -> dict[int, str]:
-    return Replay(traces, [PAIR] * len(traces), made).stuck()
+def stuck(*traces: list[Event], made: Sequence[str] = ("a", "b"), one_queue: bool = False) -> dict[int, str]:
+    return Replay(traces, [PAIR] * len(traces), made, one_queue).stuck()
 
 
 def total(communicator: str, number: int) -> list[Event]:
@@ -115,6 +117,8 @@ def test_sends_that_wait_for_each_other_are_found() -> None:
 def test_a_crossing_order_of_two_communicators_is_found() -> None:
     started: list[Event] = [("collective", "a", 1, "allreduce"), ("collective", "b", 2, "allreduce")]
     assert not stuck(started, started[::-1]), "made before, both run at once"
+    assert stuck(started, started[::-1], one_queue=True).keys() == {0, 1}, "one waits for the other in a shared queue"
+    assert not stuck(started, started, one_queue=True)
     assert stuck(started, started[::-1], made=()).keys() == {0, 1}, "made at first use, each host waits for the other"
     waited = total("a", 1) + total("b", 2), total("b", 2) + total("a", 1)
     assert stuck(*waited).keys() == {0, 1}

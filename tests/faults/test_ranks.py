@@ -140,7 +140,7 @@ def test_the_workers_of_a_killed_rank_end(tmp_path: Path) -> None:
     def watch() -> bool:
         for rank in ranks:
             if rank.poll() is None:
-                workers.update(psutil.Process(rank.pid).children())
+                workers.update(psutil.Process(rank.pid).children(recursive=True))
         return all(rank.poll() is not None for rank in ranks)
 
     wait_until(watch)

@@ -58,6 +58,20 @@ def test_time_in_barriers_is_part_of_no_step() -> None:
     assert times.straggler_s >= 0.05
 
 
+def test_ranks_that_are_equally_fast_hardly_wait_at_a_barrier(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six messages of 1/128 s among 64 ranks; around a ring 126 would follow each other, as long as the epoch."""
+    world = World(64, message_s=2**-7)
+    world.install(monkeypatch)
+
+    def epoch(_: int) -> EpochTimes:
+        clock = EpochClock(CPU, control.barrier)
+        for _ in clock.steps(range(2)):
+            world.spend(0.5)
+        return clock.stop()
+
+    assert {(times.epoch_s, times.straggler_s) for times in world.run(epoch)} == {(1.0, 6 * 2**-7)}
+
+
 def test_waits_are_timed_by_the_clock_of_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the device is behind the host, its own marks count: begin, batch ready and end of two steps."""
     marks = iter([0.0, 0.25, 1.0, 1.0, 1.5, 3.0, 3.0])

@@ -105,7 +105,7 @@ def test_a_setup_that_hangs_is_a_timeout(tmp_path: Path) -> None:
 
 def test_a_loader_worker_that_is_killed_is_named(tmp_path: Path) -> None:
     images = ["loader=native", "loader.workers=1", "data.sample_train=40", "data.sample_val=20"]
-    codes, said = end(start(tmp_path, "worker", *images, "train.steps=5"))
+    codes, said = end(start(tmp_path, "worker", *images, "train.steps=10"))  # more than are read ahead
     content = record(tmp_path)
     assert codes[1] == 1, said
     assert content["status"] == "error"

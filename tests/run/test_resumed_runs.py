@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ddlbench.heartbeat import Process
 from ddlbench.ranks.boundary import Boundary
 from ddlbench.ranks.stop import Ask
 from ddlbench.report.read import read_all
@@ -126,6 +128,22 @@ def test_an_interrupted_run_says_how_to_continue(tmp_path: Path, ddlbench, monke
     (run,) = {path.parent.parent.name for path in tmp_path.glob("results/*/attempt-2/run.json")}
     assert f"of {run} with epoch 1 of 3" in said
     assert "to continue" not in said
+
+
+def test_what_a_killed_attempt_was_writing_goes_with_the_run_that_ends_well(tmp_path: Path, ddlbench) -> None:
+    """Attempts 1 and 2 were killed while they wrote a checkpoint; attempt 4, of another process, is still writing."""
+    words = [*SMALL, "train.epochs=3", "checkpoint.every=1", "progress=false"]
+    assert ddlbench(*words)[0] == 0
+    (run,) = tmp_path.glob("results/*")
+    for attempt, name, lives in ((1, ".epoch-000001", False), (2, ".epoch-000002", False), (4, ".epoch-000001", True)):
+        (run / f"checkpoints-{attempt}" / name).mkdir(parents=True)
+        (run / f"checkpoints-{attempt}" / name / "__0_0.distcp").write_bytes(b"half")
+        (run / f"attempt-{attempt}").mkdir(exist_ok=True)
+        process = Process.this() if lives else replace(Process.this(), pid=2**22 + 1)
+        (run / f"attempt-{attempt}" / ".heartbeat").write_text(json.dumps(vars(process)))
+    assert ddlbench(*words, "checkpoint.resume=true")[0] == 0
+    assert [path.name for path in run.glob("checkpoints-*")] == ["checkpoints-4"]
+    assert list(run.glob("checkpoints-4/.epoch-000001/*"))
 
 
 def resumed_epoch(folder: Path, attempt: int) -> int | None:

@@ -11,6 +11,7 @@ import sys
 import zipfile
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 
@@ -22,7 +23,7 @@ from tests.support.processes import environment
 ROOT = Path(__file__).parents[2]
 CUDA = torch.device("cuda")  # a name only
 GPU_TEST = re.compile(r"(@|marks=)pytest\.mark\.gpu")
-FIRST, CHECK = "scripts/first_gpu.sh", "scripts/gpu_check.sh"
+FIRST, CHECK, COMPARE = "scripts/first_gpu.sh", "scripts/gpu_check.sh", "scripts/measurements.py"
 
 
 def run(*command: str, timeout: float = 60, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -73,7 +74,7 @@ def test_out_of_memory_fills_the_gpu_and_not_the_host() -> None:
 
 @pytest.mark.parametrize("gpus", [1, 2, 4, 8])
 def test_every_run_on_two_nodes_can_be_composed(gpus: int) -> None:
-    lines = commands(FIRST, "--dry-run", "two-nodes", GPUS=str(gpus))
+    lines = [words for words in commands(FIRST, "--dry-run", "two-nodes", GPUS=str(gpus)) if COMPARE not in words]
     assert len(lines) > 30
     with configurations():
         for words in lines:
@@ -88,6 +89,28 @@ def test_every_framework_runs_on_two_nodes() -> None:
     asked = {word.partition("=")[2] for words in lines for word in words if word.startswith("+framework=")}
     known = {path.stem for path in (ROOT / "conf" / "framework").glob("*.yaml")}
     assert asked == known - {"single", "deepspeed"}  # one process; zero0 to zero3 under one name
+
+
+def test_overlap_is_compared_with_its_absence_by_the_losses_of_every_step(tmp_path: Path) -> None:
+    asked = [words for words in commands(FIRST, "--dry-run", "two-nodes", "overlap", str(tmp_path)) if COMPARE in words]
+    names = ("zero1", "zero2", "zero3", "zero1-compiled", "zero2-compiled")
+    compared = [[f"{tmp_path}/overlap/{name}-overlap-{choice}" for choice in ("true", "false")] for name in names]
+    assert [words[-2:] for words in asked] == compared
+    last = {"true": [9.0, 9.0], "false": [9.0, 9.05], "race": [9.0, 9.2], "nan": [float("nan")] * 2, "short": []}
+    for name, losses in last.items():  # of two ranks; both have had the first step
+        attempt = tmp_path / name / "run" / "attempt-1"
+        attempt.mkdir(parents=True)
+        steps = pd.DataFrame({"epoch": 0, "step": [0, 0, 1, 1][: 2 + len(losses)], "loss": [10.0, 10.4, *losses]})
+        steps.to_parquet(attempt / "steps.parquet")
+
+    def compare(name: str) -> tuple[int, str]:
+        done = run(sys.executable, COMPARE, "--same-losses", f"{tmp_path}/true", f"{tmp_path}/{name}")
+        return done.returncode, done.stderr
+
+    assert compare("false") == (0, "")
+    assert compare("race") == (1, "epoch 0, step 1: losses 9 and 9.1\n")
+    assert compare("nan") == (1, "epoch 0, step 1: losses 9 and nan\n")
+    assert compare("short") == (1, "2 steps and 1 steps\n")
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
@@ -113,9 +136,10 @@ def test_a_part_runs_end_to_end_on_a_cpu(tmp_path: Path) -> None:
     done = run(CHECK, "gpt2", str(tmp_path), timeout=240, DDLBENCH_TINY="1")
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| gpt2/")]
-    checks, records = rows[:2], rows[2:]
-    assert [row[1] for row in checks] == ["passed: ok"] * 2
-    assert [row[0] for row in records] == ["| gpt2/synthetic-compile-false", "| gpt2/synthetic-compile-true"]
+    checks, records = rows[:4], rows[4:]
+    assert [row[1] for row in checks] == ["passed: ok"] * 4
+    expected = [f"| gpt2/{name}-compile-{choice}" for name in ("no-dropout", "synthetic") for choice in (False, True)]
+    assert [row[0] for row in records] == [name.lower() for name in expected]
     assert all(row[6] == "4" and row[8] == "ok" and float(row[9].replace(",", "")) > 0 for row in records)
 
 

@@ -111,7 +111,6 @@ def fail(how: str, batch: Batch | None) -> None:
         case "worker":
             for worker in multiprocessing.active_children():
                 worker.kill()
-            time.sleep(600)  # DataLoader's handler of SIGCHLD interrupts it
         case "launcher":
             os.kill(os.getppid(), signal.SIGKILL)
 

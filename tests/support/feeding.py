@@ -35,7 +35,7 @@ CLASSES = 26  # and as many files a split: a label says which of them a sample i
 PIXELS = 32
 MODEL = ResNet("resnet", layers=[1, 1, 1, 1], width_per_group=8, image_size=PIXELS, num_classes=CLASSES)
 CASE = Case("fed", MODEL, micro_batch=2, global_batch=8, lr=1e-3)
-LOADERS: list[Loader] = [Dali("dali"), Native("native", workers=1, start_method="fork"), Synthetic("synthetic")]
+LOADERS: list[Loader] = [Dali("dali"), Native("native", workers=1), Synthetic("synthetic")]
 
 
 @dataclass

@@ -4,6 +4,8 @@
 - An operation begins after everything that the rank's stream had to wait for before its launch.
 - Operations of one communicator run one after the other, in the order of their launch. A collective runs when every
   member's next operation is that collective; a send meets its receive; a batch ends when all its messages have.
+- A GPU has few hardware queues (CUDA_DEVICE_MAX_CONNECTIONS, 8 by default), and streams beyond them share one: then
+  operations of different communicators run one after the other too. `one_queue` is the strictest case: one for a rank.
 - `synchronize` stops the host until all that it launched has ended.
 """
 
@@ -21,10 +23,11 @@ Members: TypeAlias = Mapping[str, tuple[int, ...]]  # global ranks of each commu
 
 @dataclass
 class Rank:
-    """host: index of the next event; stream: launched, and waits, not yet begun; running: by communicator."""
+    """host: index of the next event; stream: launched, and waits, not yet begun; running: in one queue, or one each."""
 
     events: Sequence[Event]
     members: Members
+    one_queue: bool = False
     host: int = 0
     stream: deque[Event] = field(default_factory=deque[Event])
     running: dict[str, deque[Event]] = field(default_factory=dict[str, deque[Event]])
@@ -38,12 +41,16 @@ class Rank:
     def idle(self) -> bool:
         return not self.stream and not any(self.running.values())
 
+    def queue(self, communicator: str) -> deque[Event]:
+        return self.running.setdefault("" if self.one_queue else communicator, deque())
+
     def first(self, communicator: str) -> Event | None:
-        queue = self.running.get(communicator)
-        return queue[0] if queue else None
+        """The communicator's operation that is next in its queue."""
+        queue = self.queue(communicator)
+        return queue[0] if queue and queue[0][1] == communicator else None
 
     def end(self, communicator: str) -> None:
-        self.ended.add(self.running[communicator].popleft()[2])
+        self.ended.add(self.queue(communicator).popleft()[2])
 
     def flow(self) -> bool:
         """Give operations that need not wait any longer to their communicator. True if there was one."""
@@ -51,15 +58,21 @@ class Rank:
         while self.stream and (self.stream[0][0] != "wait" or self.stream[0][1] in self.ended):
             event = self.stream.popleft()
             if event[0] != "wait":
-                self.running.setdefault(event[1], deque()).append(event)
+                self.queue(event[1]).append(event)
         return len(self.stream) < before
 
 
 class Replay:
     """made: communicators that exist from the start."""
 
-    def __init__(self, traces: Sequence[Sequence[Event]], members: Sequence[Members], made: Sequence[str] = ()) -> None:
-        self.ranks = [Rank(_own_messages(events), own) for events, own in zip(traces, members, strict=True)]
+    def __init__(
+        self,
+        traces: Sequence[Sequence[Event]],
+        members: Sequence[Members],
+        made: Sequence[str] = (),
+        one_queue: bool = False,
+    ) -> None:
+        self.ranks = [Rank(_own_messages(events), own, one_queue) for events, own in zip(traces, members, strict=True)]
         self.made = set(made)
         self.arrived: dict[str, set[int]] = {}
 
@@ -84,9 +97,8 @@ class Replay:
         while (event := rank.next) is not None and self._passes(number, event):
             rank.host += 1
         moved = rank.flow()
-        return (
-            any(self._run(number, communicator) for communicator in list(rank.running)) or moved or rank.host > before
-        )
+        next_ones = [queue[0][1] for queue in rank.running.values() if queue]
+        return any(self._run(number, communicator) for communicator in next_ones) or moved or rank.host > before
 
     def _passes(self, number: int, event: Event) -> bool:
         """Whether this rank's host gets past the event."""

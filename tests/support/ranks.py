@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import resource
+import signal
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -69,6 +70,7 @@ def _rank(
     os.environ.update(rank_variables(rank, world, port), OMP_NUM_THREADS="1")
     if open_files is not None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a server that a loader started blocks signals
     from ddlbench.ranks.launch import connect, detect, disconnect
 
     torch.set_num_threads(1)

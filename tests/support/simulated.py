@@ -22,12 +22,15 @@ HANG_S = 20.0  # of real time: a rank that waits longer for the others ends the 
 
 class World:
     """`size` ranks. A collective sets the clocks of all ranks to the latest one. Replaces `torch.distributed` in
-    ranks/control.py and for `time` in measure/clock.py."""
+    ranks/control.py and for `time` in measure/clock.py.
+
+    message_s: of one message; one after the other, a barrier has log2(size) of them, an all-reduce 2 (size - 1)
+    """
 
     ReduceOp = dist.ReduceOp
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self, size: int, message_s: float = 0.0) -> None:
+        self.size, self.message_s = size, message_s
         self.seconds = [0.0] * size  # the clock of each rank
         self.values: list[Any] = [None] * size
         self.meeting = threading.Barrier(size, timeout=HANG_S)
@@ -64,6 +67,11 @@ class World:
 
     def all_reduce(self, values: torch.Tensor) -> None:
         values.copy_(torch.stack(self.exchange(values.clone())).sum(0))
+        self.spend(2 * (self.size - 1) * self.message_s)
+
+    def barrier(self) -> None:
+        self.exchange(None)
+        self.spend((self.size - 1).bit_length() * self.message_s)
 
     def all_gather_object(self, found: list[Any], value: Any) -> None:
         found[:] = self.exchange(value)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -16,9 +15,10 @@ def single_process() -> bool:
 
 
 def barrier() -> None:
-    """Wait for all ranks. An all-reduce on the CPU: torch's own barrier would queue work on the device."""
+    """Wait for all N ranks: log2(N) rounds of messages (gloo's barrier.cc). An all-reduce would pass a message around a
+    ring, 2 (N - 1) times. Nothing is queued on a GPU: torch's barrier uses the CPU's backend where a group has one."""
     if not single_process():
-        dist.all_reduce(torch.zeros(1))
+        dist.barrier()
 
 
 def wait_for(ranks: Sequence[int], what: str) -> None:

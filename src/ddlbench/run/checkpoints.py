@@ -9,6 +9,7 @@ A folder has its name only when it is complete. No clock of training or validati
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -30,10 +31,12 @@ from ddlbench.checkpoint.saved import Saved, complete
 from ddlbench.config.schema import Config
 from ddlbench.data.loaders.dali import Dali
 from ddlbench.errors import RunError, Unsupported, UserError
+from ddlbench.heartbeat import has_ended
 from ddlbench.job import Job, Trainer
 from ddlbench.loop import Run
 from ddlbench.ranks.control import all_gather, barrier
 from ddlbench.recipe.rates import Rates
+from ddlbench.record.files import HEARTBEAT
 from ddlbench.run.faults import Supervisor
 from ddlbench.run.start import Records
 
@@ -96,6 +99,7 @@ class Checkpoints:
         self.trainer, self.state = trainer, trainer
         self.attempt = int(records.folder.name.removeprefix("attempt-"))
         self.place = place_of(config, records)
+        self.attempts = records.folder.parent
         self.rank = records.launch.rank
         self.lineage: list[int] = [self.attempt]
         self.seconds: list[float] = []
@@ -177,9 +181,16 @@ class Checkpoints:
         return self.place / f"checkpoints-{attempt}"
 
     def _remove_all(self) -> None:
-        """Of a run that has ended well: there is nothing to continue, and a repeat must begin at the beginning."""
+        """Of a run that has ended well: there is nothing to continue, and a repeat must begin at the beginning. What
+        other attempts were writing when they ended goes too."""
         for attempt in self.lineage:
             shutil.rmtree(self._of(attempt), ignore_errors=True)
+        for growing in self.place.glob("checkpoints-*/.epoch-*"):
+            attempt = growing.parent.name.removeprefix("checkpoints-")
+            if has_ended(self.attempts / f"attempt-{attempt}" / HEARTBEAT):
+                shutil.rmtree(growing, ignore_errors=True)
+                with contextlib.suppress(OSError):  # there are complete checkpoints beside it
+                    growing.parent.rmdir()
 
     def _newest_sound(self) -> Saved | None:
         found = [folder for attempts in self.place.glob("checkpoints-*") for folder in complete(attempts)]

@@ -108,9 +108,9 @@ def test_lines_without_a_token_are_stepped_over(tmp_path):
     same(ahead, fly, range(1, 6))
 
 
-def batches(text, rank, size, workers, start_method=None):
+def batches(text, rank, size, workers):
     request = Request(model(7), Place(rank, size), torch.device("cpu"), seed=3, replica_batch=2)
-    feed = Native("native", workers=workers, start_method=start_method).open(text, request)
+    feed = Native("native", workers=workers).open(text, request)
     try:
         return [batch for epoch in (0, 1) for batch in feed.train(epoch)] + list(feed.validation())
     finally:
@@ -127,12 +127,6 @@ def test_ranks_and_workers_change_no_bit(tmp_path, tokenizer, size, workers):
         for mine, theirs in zip(got, expected, strict=True):
             for part in ("inputs", "targets", "valid"):
                 assert torch.equal(getattr(mine, part), getattr(theirs, part))
-
-
-def test_spawned_workers_change_no_bit(tmp_path, tokenizer):
-    ahead, fly = written(tmp_path, tokenizer, PROSE * 12)
-    for mine, theirs in zip(batches(fly, 0, 1, 1, "spawn"), batches(ahead, 0, 1, 0), strict=True):
-        assert torch.equal(mine.inputs, theirs.inputs)
 
 
 def test_raw_text_is_read_and_the_token_file_is_not(tmp_path, tokenizer):

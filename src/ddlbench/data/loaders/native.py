@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
-import gc
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
 from typing import Any
 
@@ -28,9 +27,10 @@ from ddlbench.errors import RunError, UserError
 from ddlbench.job import Model
 from ddlbench.measure.allocator import keep_freed_memory
 
-START_METHODS = ("fork", "spawn", "forkserver")
-FACTS = ("workers", "prefetch", "pin_memory", "persistent", "start_method")
-PR_SET_PDEATHSIG = 1  # linux/prctl.h
+FACTS = ("workers", "prefetch", "pin_memory", "persistent")
+TO_THE_JOB = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+# Imported once by the server: besides what reads samples, what every worker's copy of the main module imports.
+PRELOADED = ("ddlbench.config.compose", "ddlbench.config.help", "ddlbench.ranks.launch", __name__)
 
 
 @dataclass
@@ -38,7 +38,7 @@ class Native:
     """workers: processes per rank and split; None: as in cores.py if samples are decoded or tokenised, else 0: the
         rank reads, since slicing a memory map is faster than sending the result
     prefetch: batches each worker keeps ready; pin_memory: page-locked batches, on CUDA devices only
-    persistent: keep the workers between epochs; start_method: of the workers, None: Python's default
+    persistent: keep the workers between epochs
     """
 
     name: str
@@ -46,17 +46,12 @@ class Native:
     prefetch: int = 2
     pin_memory: bool = True
     persistent: bool = True
-    start_method: str | None = None
 
     def __post_init__(self) -> None:
         if self.workers is not None and self.workers < 0:
             raise UserError(f"loader.workers={self.workers} must not be negative: 0 or more, or null for the default")
         if self.prefetch < 1:
             raise UserError(f"loader.prefetch={self.prefetch} must be 1 or more batches per worker")
-        if self.start_method not in (None, *START_METHODS):
-            raise UserError(
-                f"loader.start_method={self.start_method} is unknown: choose null or one of {', '.join(START_METHODS)}"
-            )
 
     @property
     def scored(self) -> bool:
@@ -70,8 +65,10 @@ class Native:
         workers = usual if self.workers is None else self.workers
         pin = self.pin_memory and request.device.type == "cuda"
         settings = replace(self, workers=workers, pin_memory=pin)
-        splits = (dataset.split(train, request.model, request.seed) for train in (True, False))
+        splits = [dataset.split(train, request.model, request.seed) for train in (True, False)]
         train, validation = (Reader(split, settings, request.device.type == "cpu") for split in splits)
+        if workers and request.place.reads_data:
+            start_server(type(splits[0]).__module__)
         return ReplicaFeed(train, validation, request, settings.facts())
 
     def facts(self) -> dict[str, Any]:
@@ -79,7 +76,7 @@ class Native:
 
 
 class Reader:
-    """One split behind one DataLoader. No process starts before the first `read`.
+    """One split behind one DataLoader. No worker starts before the first `read`.
 
     normalize: images, where they are read; else they stay uint8, for a device that normalises them
     """
@@ -93,15 +90,21 @@ class Reader:
     def read(self, batches: Iterable[list[Key]]) -> Iterator[Fetched]:
         """The batches in their order; for an empty list of keys, no samples of the right shape.
 
-        Raises the error that the split raised.
+        Raises the error that the split raised, and RuntimeError where a worker has ended.
         """
         self._keys.batches = batches
-        with kept_by_workers():
-            self._iterator = iter(self._loader)
-        for answer in self._iterator:
-            if isinstance(answer, RunError):
-                raise answer
-            yield Fetched(*answer)
+        self._iterator = iter(self._loader)
+        try:
+            for answer in self._iterator:
+                if isinstance(answer, RunError):
+                    raise answer
+                yield Fetched(*answer)
+        except RuntimeError as error:  # DataLoader does not see which signal ended a process of another parent
+            for worker in getattr(self._iterator, "_workers", ()):
+                if (worker.exitcode or 0) < 0:
+                    by = signal.strsignal(-worker.exitcode)
+                    raise RuntimeError(f"DataLoader worker (pid {worker.pid}) is killed by signal: {by}") from error
+            raise
 
     def close(self) -> None:
         """Stop the workers now: an iterator or a traceback that still exists would keep them alive."""
@@ -109,17 +112,6 @@ class Reader:
         if stop is not None:
             stop()
         self._iterator = None
-
-
-@contextmanager
-def kept_by_workers() -> Generator[None]:
-    """Forked workers never collect garbage that they inherit from the rank: it may end in a destructor that waits for a
-    thread which only the rank has (gloo's, the rendezvous store's), and such a worker would give no batch."""
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 class EpochKeys:
@@ -157,7 +149,7 @@ def nothing_of(split: Split) -> Fetched:
 def data_loader(split: SplitInWorker, keys: EpochKeys, settings: Native) -> DataLoader[Any]:
     workers = settings.workers or 0
     parallel: dict[str, Any] = {
-        "multiprocessing_context": settings.start_method,
+        "multiprocessing_context": "forkserver",
         "prefetch_factor": settings.prefetch,
         "persistent_workers": settings.persistent,
         "worker_init_fn": begin_worker,
@@ -177,24 +169,49 @@ def as_it_is(answer: Any) -> Any:
     return answer
 
 
+@cache
+def start_server(*modules: str) -> None:
+    """Start the process that forks the workers, once a rank, and wait until it has imported what they need.
+
+    It has one thread. A fork of the rank would copy the locks that the rank's other threads (gloo's, the rendezvous
+    store's) hold at that moment, and nobody would release them in the worker (docs/adr/0020). Signals to the whole job
+    are blocked in the server, and in a worker until it handles them.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*PRELOADED, *modules])
+    for start in (resource_tracker.ensure_running, forkserver.ensure_running):  # the tracker's start unblocks signals
+        with blocked_signals():
+            start()
+    first = context.Process(target=int)
+    first.start()
+    first.join()
+
+
+@contextmanager
+def blocked_signals() -> Generator[None]:
+    """Processes that this thread starts within it begin with blocked signals."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, TO_THE_JOB)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def begin_worker(_: int) -> None:
-    """The rank decides when to stop: a signal sent to the whole job must neither run the rank's handlers, inherited by
-    fork, nor make a worker's death look like the failure. (DataLoader itself sets one thread a worker.) It keeps
-    freed memory, as a rank on the CPU does (ADR 6)."""
-    signal.set_wakeup_fd(-1)  # the rank's: what a forked worker receives would end the rank
-    for name in (signal.SIGINT, signal.SIGUSR1):
+    """The rank decides when to stop: a signal that is sent to the whole job must not make a worker's death look like
+    the failure. (DataLoader itself sets one thread a worker.) It keeps freed memory, as a rank on the CPU does (ADR 6).
+    """
+    for name in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(name, signal.SIG_IGN)
     faulthandler.register(signal.SIGUSR2, file=2)  # where it is, when its rank has waited too long (run/stacks.py)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-    if sys.platform == "linux":
-        # A worker that outlived its rank would hold the rank's sockets open, and the peers would wait for it.
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, TO_THE_JOB)
     keep_freed_memory()
     threading.Thread(target=leave_with_the_rank, name="rank-watch", daemon=True).start()
 
 
 def leave_with_the_rank() -> None:
-    """A forkserver's worker has the forkserver for its parent, which lives as long as its workers do."""
+    """A worker's parent is the server, which lives as long as its workers do."""
     rank = multiprocessing.parent_process()
     assert rank is not None, "a worker is a process of its own"
     wait([rank.sentinel])
