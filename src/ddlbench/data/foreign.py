@@ -6,6 +6,7 @@ A pipe in the place of a file would be waited for for ever.
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import stat
 from collections.abc import Mapping
@@ -35,6 +36,12 @@ def regular_size(path: Path) -> int | None:
             return file.seek(0, 2)
     except (OSError, ValueError):  # ValueError: a name that no file can have
         return None
+
+
+def sha256_of(path: Path) -> str:
+    """In hexadecimal, of a regular file of any size."""
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_json(path: Path) -> Any:

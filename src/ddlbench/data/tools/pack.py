@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from ddlbench.data.foreign import made_of, open_regular, parse_json, regular_size
+from ddlbench.data.foreign import made_of, parse_json, regular_size, sha256_of
 from ddlbench.data.home import replacing
 from ddlbench.data.images.index import Files, FolderLayout, Index, prepare_index
 from ddlbench.data.processes import in_processes
@@ -114,9 +114,8 @@ def _begun(path: Path) -> tuple[dict[str, Any], list[Shard]]:
     """The plan of an earlier attempt, empty where none was written, and the shards that it made. A killed one may
     leave half a line at the end."""
     try:
-        plan, *shards = [
-            parse_json(line) for line in read_bytes(path).splitlines(keepends=True) if line.endswith(b"}\n")
-        ] or [{}]
+        lines = [line for line in read_bytes(path).splitlines(keepends=True) if line.endswith(b"}\n")]
+        plan, *shards = map(parse_json, lines or [b"{}"])
         return plan, [made_of(Shard, shard) for shard in shards]
     except ValueError as error:
         raise UserError(f"{path} is not what an earlier attempt leaves ({error}): delete it and pack again") from error
@@ -205,10 +204,7 @@ def make_shard(job: ShardToMake) -> Shard:
 
 def intact(path: Path, known: Shard) -> bool:
     try:
-        if regular_size(path) != known.bytes:
-            return False
-        with open_regular(path) as file:
-            same = hashlib.file_digest(file, "sha256").hexdigest() == known.sha256
+        same = regular_size(path) == known.bytes and sha256_of(path) == known.sha256
         return same and read_bytes(index_path(path), LARGEST_INDEX) == index_text(spans_of(path))
     except (OSError, ValueError, BadRecord):
         return False

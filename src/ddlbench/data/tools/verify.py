@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import warnings
 from collections import Counter
@@ -12,7 +11,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from ddlbench.data.foreign import open_regular
+from ddlbench.data.foreign import sha256_of
 from ddlbench.data.images.index import Files, FolderLayout, Index, prepare_index
 from ddlbench.data.processes import in_processes
 from ddlbench.data.text.tokenfile import TokenFile
@@ -171,10 +170,8 @@ def _shard_faults(path: Path, shard: Shard, records: int, size: int, sound: bool
     """Against pack.json: a shard may be faultless and yet not the one that was packed."""
     if size != shard.bytes or (sound and records != shard.samples):
         yield f"{path}: {records} records, {size} bytes; {MANIFEST} says {shard.samples} and {shard.bytes}"
-    elif sound:
-        with open_regular(path) as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != shard.sha256:
-                yield f"{path}: its sha256 differs from the one in {MANIFEST}: it is another shard"
+    elif sound and sha256_of(path) != shard.sha256:
+        yield f"{path}: its sha256 differs from the one in {MANIFEST}: it is another shard"
 
 
 def image_fault(content: bytes) -> str | None:
@@ -195,9 +192,7 @@ def verify_tokens(place: Path) -> Iterator[Found]:
     """The bytes of every token file against its index. Raises UserError where an index or a size is wrong."""
     for path in token_files(place):
         tokens, index = TokenFile.open(path), path.with_suffix(".json").name
-        with open_regular(path) as file:
-            same = hashlib.file_digest(file, "sha256").hexdigest() == tokens.index.sha256
-        faults = [] if same else [f"{path}: its sha256 is not the one in {index}"]
+        faults = [] if sha256_of(path) == tokens.index.sha256 else [f"{path}: its sha256 is not the one in {index}"]
         if tokens.index.tokens and (largest := int(tokens.read().max())) >= tokens.index.vocab_size:
             faults.append(f"{path}: it has token {largest}, the vocabulary in {index} {tokens.index.vocab_size}")
         yield Found(faults=faults)
