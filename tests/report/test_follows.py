@@ -20,7 +20,8 @@ from ddlbench.report.tables import make_tables, records
 from tests.support.epoch_rows import epoch_row
 from tests.support.records import write_run
 
-QUALITY = ("val_loss", "val_top1", "val_top5", "val_perplexity_token", "val_perplexity_word", "val_samples")
+SHARES = ("val_loss", "val_top1", "val_top5")
+COUNTS = ("val_perplexity_token", "val_perplexity_word", "val_samples")
 
 
 def epochs() -> list[EpochRow]:
@@ -29,7 +30,7 @@ def epochs() -> list[EpochRow]:
     rows = [epoch_row(n, 4, list(seconds), warmup=int(n == 0)) for n, seconds in enumerate(times)]
     for n, row in enumerate(rows):
         odd = (7, 3, 11, 5)[n]
-        row.metrics = dict.fromkeys(QUALITY, odd / 100) | {"val_samples": odd}
+        row.metrics = dict.fromkeys(SHARES, odd / 100) | dict.fromkeys(COUNTS, odd)
         row.metrics |= {"validation_time_s": odd / 2, "read_bytes": 1000 * odd, "cpu_time_s": odd / 3}
         row.memory = dict.fromkeys(row.memory, odd * 2**20)
         row.straggler_wait_s, row.data_wait_share, row.host_wait_share = odd / 64, odd / 32, odd / 128
