@@ -20,13 +20,20 @@ SILENT_S = 120.0  # without a heartbeat for so long, a process on another host c
 
 @dataclass(frozen=True)
 class Process:
-    """place: host, its boot and its process namespace, which give a process number its meaning
+    """Raises TypeError for what is none: its fields may come from a file that others wrote.
+
+    place: host, its boot and its process namespace, which give a process number its meaning
     started: seconds from the boot to its start
     """
 
     place: str
     pid: int
     started: float
+
+    def __post_init__(self) -> None:
+        types = type(self.place) is str, type(self.pid) is int, type(self.started) in (int, float)  # True is no number
+        if not all(types) or self.pid < 1:
+            raise TypeError(f"{self.pid} of {self.place}, started at {self.started}, is no process")
 
     @classmethod
     def this(cls) -> Process:

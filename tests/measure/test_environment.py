@@ -11,6 +11,7 @@ import subprocess
 import pytest
 import torch
 
+from ddlbench.credentials import LEFT_OUT
 from ddlbench.measure.environment import PREFIXES, SECRETS, environment, gpu_memory_used, source, variables
 from tests.support.runs import SMALL
 
@@ -87,6 +88,7 @@ HIDDEN = {
     **{f"SLURM_{word}_1": PLANTED for word in SECRETS},
     **{f"{prefix}x_{word.lower()}": PLANTED for prefix in PREFIXES for word in SECRETS},
     "SLURM_PROXY": f"http://me:{PLANTED}@proxy:8080", "UCX_URL": f"prefix https://{PLANTED}@host/path",
+    "SLURM_EXPORT_ENV": f"ALL,HF_TOKEN={PLANTED}", "NCCL_NET": f"{'x' * 990} password={PLANTED}",
 }  # fmt: skip
 
 
@@ -103,10 +105,13 @@ def test_a_planted_secret_never_reaches_the_record(ddlbench, monkeypatch, tmp_pa
     for name, value in (SEEN | HIDDEN).items():
         if not name.startswith(("SLURM_", "OMPI_")) or PLANTED in value:  # these would name a launcher
             monkeypatch.setenv(name, value)
-    code, said = ddlbench(*SMALL, "train.epochs=1", "train.validate=false")
+    notes = f"cluster.notes='user: me, password: {PLANTED}'"
+    code, said = ddlbench(*SMALL, "train.epochs=1", "train.validate=false", notes)
     assert code == 0, said
     (path,) = tmp_path.glob("results/*/attempt-1/run.json")
-    found = json.loads(path.read_text())["environment"]
+    content = json.loads(path.read_text())
+    assert content["config"]["cluster"]["notes"] == LEFT_OUT
+    found = content["environment"]
     assert found["variables"]["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     assert found["cpu_count_min"] == found["cpu_count"]
     files = [file for file in tmp_path.glob("results/**/*") if file.is_file()]

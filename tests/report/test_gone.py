@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -12,7 +13,7 @@ import pytest
 
 from ddlbench.heartbeat import Process
 from ddlbench.record.files import HEARTBEAT
-from ddlbench.report.gone import find_gone
+from ddlbench.report.gone import find_gone, keeper_alive
 from ddlbench.report.read import read, read_all
 from ddlbench.report.tables import make_tables
 from tests.support import records
@@ -52,6 +53,26 @@ def test_a_heartbeat_that_others_wrote_is_no_evidence(tmp_path: Path, content: s
 def test_a_pipe_in_the_place_of_a_heartbeat_keeps_nobody_waiting(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / HEARTBEAT)
     assert find_gone(tmp_path, time.time()) is None
+
+
+@pytest.mark.timeout(30)  # the pipe would be read for ever
+@pytest.mark.parametrize("key", ["pid", "started", "place"])
+def test_a_heartbeat_names_a_process_and_no_file(tmp_path: Path, key: str) -> None:
+    os.mkfifo(tmp_path / "stat")
+    content = vars(Process.this()) | {key: f"../..{tmp_path}"}
+    (tmp_path / HEARTBEAT).write_text(json.dumps(content))
+    with contextlib.suppress(TypeError):
+        assert keeper_alive(tmp_path) is None
+
+
+@pytest.mark.parametrize("year", [-290_000_000_000, 9_999, 10_000, 290_000_000_000])
+def test_a_heartbeat_of_any_year_can_be_read(tmp_path: Path, year: int) -> None:
+    """A clock that was never set, or a file that others wrote."""
+    folder = records.write_run(tmp_path, status="running")
+    beat(folder, ELSEWHERE, 0)
+    with contextlib.suppress(OSError, OverflowError):  # not every file system has such times
+        os.utime(folder / HEARTBEAT, ((year - 1970) * 31_556_952,) * 2)
+    assert read(folder).record["status"] in ("running", "killed")
 
 
 def test_the_report_calls_it_killed_and_changes_no_file(tmp_path: Path) -> None:

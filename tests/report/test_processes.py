@@ -24,7 +24,9 @@ def results(tmp_path):
     broken, half, odd, foreign = (write_run(folder, gpus=4, rate=270.0, repeat=repeat) for repeat in range(2, 6))
     (broken / "run.json").write_text('{"schema_version": 2, "run_id"')
     (half / "epochs.jsonl").write_text((half / "epochs.jsonl").read_text() + '{"epoch": 3, "epo')
-    (odd / "epochs.jsonl").write_text('{"epoch": 0, "val_top1": 7, "throttle_reasons": "\\u001bheat"}\n{"epoch": 1}\n')
+    (odd / "epochs.jsonl").write_text(
+        '{"epoch": 0, "val_top1": 7, "throttle_reasons": "\\u001bheat"}\n{"epoch": 1}\n{"epoch": 2}'
+    )
     record = json.loads((foreign / "run.json").read_text())
     (foreign / "run.json").write_text(json.dumps(record | {"summary": {"epoch_time_s": -1}}))
     (folder / "ddp-resnet50-native-2x-nothing" / "attempt-1").mkdir(parents=True)

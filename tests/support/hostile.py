@@ -41,7 +41,7 @@ MEASURED = {
     "ledger.micro_batches": (0, 1e12),
     "model.flops_per_sample": (0, 1e24),
     "model.tokens_per_sample": (0, 1e12),
-    "summary.epoch_time_s": (0, 1e9),
+    "summary.epoch_time_s": (1e-6, 1e9),
     "summary.throughput_samples_per_s": (1e-9, 1e15),
     "summary.memory_host_peak_bytes": (0, 1e18),
     "summary.allocator_retries": (0, 1e12),
@@ -50,7 +50,7 @@ MEASURED = {
     "summary.mfu": (0, 1),
 }
 WHOLE = ("launch.", "ledger.", "model.tokens", "summary.memory", "summary.alloc")
-EPOCH_FIELDS = {"epoch": (0, 1e9), "epoch_time_s": (0, 1e9), "elapsed_s": (0, 1e9), "val_top1": (0, 1)}
+EPOCH_FIELDS = {"epoch": (0, 1e9), "epoch_time_s": (1e-6, 1e9), "elapsed_s": (0, 1e9), "val_top1": (0, 1)}
 
 
 def odd_record(results: Path, field: str, value: Any, number: int) -> Path:
@@ -158,7 +158,10 @@ FILES: dict[str, tuple[str, Callable[[Path], None]]] = {
         _content('{"epoch": null, "val_top1": 0.5}\n', "epochs.jsonl"),
     ),
     "epochs of many lines": ("it has 200,001 lines, more than", _content("{}\n" * 200_001, "epochs.jsonl")),
-    "epochs twice": ("1 line(s) of epochs.jsonl that repeat", _content('{"epoch": 0}\n{"epoch": 0}', "epochs.jsonl")),
+    "epochs twice": (
+        "1 line(s) of epochs.jsonl that repeat",
+        _content('{"epoch": 0}\n{"epoch": 0}\n{"epoch": 1}\n{"epoch": 2}', "epochs.jsonl"),
+    ),
 }
 FOLDERS = (
     os.fsdecode(b"attempt-\xff"), "attempt-²", "attempt-", "attempt-1.bak", "attempt-٣", "attempt-" + "9" * 200,

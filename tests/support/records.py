@@ -43,6 +43,7 @@ def write_run(
     config["train"] |= {"global_batch": global_batch, "batch_per_gpu": per_gpu, "repeat": repeat} | (train or {})
     config["model"] |= changed or {}
     rows = [_epoch(number, 1024 / rate, batch, text) for number in range(epochs if ok else 0)]
+    rows = [row | {name: value for name, value in (summary or {}).items() if name in row} for row in rows]
     short = _short(dataset, knobs, train, changed)
     record: dict[str, Any] = {
         "schema_version": 2,

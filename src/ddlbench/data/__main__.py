@@ -15,6 +15,7 @@ from ddlbench.data.tools.info import info, kind
 from ddlbench.data.tools.pack import pack
 from ddlbench.data.tools.verify import Found, verify_folders, verify_pack, verify_tokens
 from ddlbench.errors import RunError, UserError
+from ddlbench.texts import printable
 
 DAMAGED, INTERRUPTED = 1, 130  # exit codes
 
@@ -28,11 +29,11 @@ def make_sample(given: argparse.Namespace) -> int:
     if given.text:
         text = SampleText("sample_text", root=root)
         text.prepare()
-        print(text.folder())
+        _say(text.folder())
     else:
         images = SampleImages("sample_images", root=root, sample_train=given.train, sample_val=given.val)
         images.prepare()
-        print(images.layout().root)
+        _say(images.layout().root)
     return 0
 
 
@@ -40,7 +41,7 @@ def pack_folders(given: argparse.Namespace) -> int:
     """Copy image folders into a few large TFRecord files with DALI's indices; resume an earlier attempt."""
     made = pack(_layout(given), given.target, given.shard_mb * 1_000_000, given.processes)
     parts = ", ".join(f"{split.samples} {name} images in {len(split.shards)}" for name, split in made.splits.items())
-    print(f"{given.target}: {parts} shards, {sum(split.bytes for split in made.splits.values()) / 1e6:.1f} MB")
+    _say(f"{given.target}: {parts} shards, {sum(split.bytes for split in made.splits.values()) / 1e6:.1f} MB")
     return 0
 
 
@@ -74,29 +75,29 @@ def tokenize(given: argparse.Namespace) -> int:
             tokenize_file(text, files.load(), target)
     except OSError as error:
         raise UserError(f"cannot write {target} ({error.strerror or error}): choose another --out") from error
-    print(f"{target}: {TokenFile.open(target).index.tokens} tokens")
+    _say(f"{target}: {TokenFile.open(target).index.tokens} tokens")
     return 0
 
 
 def describe(given: argparse.Namespace) -> int:
     """Print what a folder or file is, its contents and its hash."""
     for name, value in info(given.place, _layout(given)):
-        print(f"{name:9}  {value}")
+        _say(f"{name:9}  {value}")
     return 0
 
 
 def _print_result(place: Path, parts: Iterable[Found]) -> int:
     counts, faults = Counter[tuple[str, str]](), 0
     for found in parts:
-        counts.update(found.counts)
+        counts.update({(split, printable(label)): samples for (split, label), samples in found.counts.items()})
         faults += len(found.faults)
         for fault in found.faults:
-            print(fault, flush=True)
+            _say(fault)
     width = max((len(label) for _, label in counts), default=0)
     for (split, label), samples in sorted(counts.items()):
-        print(f"{split:5}  {label:{width}}  {samples:7}")
+        _say(f"{split:5}  {label:{width}}  {samples:7}")
     verdict = f"{faults} fault{'s' if faults > 1 else ''}" if faults else "whole"
-    print(f"{place}: {verdict}" + (f", {counts.total()} samples" if counts else ""))
+    _say(f"{place}: {verdict}" + (f", {counts.total()} samples" if counts else ""))
     return DAMAGED if faults else 0
 
 
@@ -110,11 +111,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return given.run(given)
     except RunError as error:
-        print(f"ddlbench.data: {error}", file=sys.stderr)
-        return error.exit_code
+        return _complain(str(error), error.exit_code)
+    except OSError as error:  # a folder that may not be read, a disk that fails
+        file = error.filename or "a file"
+        return _complain(f"{file} cannot be read or written ({error.strerror or error})", UserError.exit_code)
     except KeyboardInterrupt:
-        print("ddlbench.data: interrupted; run the same command again to resume", file=sys.stderr)
-        return INTERRUPTED
+        return _complain("interrupted; run the same command again to resume", INTERRUPTED)
+
+
+def _say(text: object) -> None:
+    """Names of files, folders and classes come from other people."""
+    print(printable(str(text)), flush=True)
+
+
+def _complain(text: str, code: int) -> int:
+    print(f"ddlbench.data: {printable(text)}", file=sys.stderr)
+    return code
 
 
 def _parser() -> argparse.ArgumentParser:

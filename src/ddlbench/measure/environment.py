@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
-import re
 import subprocess
 from collections.abc import Callable, Mapping
 from importlib import metadata
@@ -17,6 +16,7 @@ import torch
 from torch.cuda import nccl
 
 import ddlbench
+from ddlbench.credentials import may_hold_credential
 
 T = TypeVar("T")
 
@@ -36,7 +36,6 @@ PREFIXES = (
 SECRETS = (
     "AUTH", "COMMENT", "COOKIE", "CREDENTIAL", "JWT", "KEY", "LICENSE", "PASS", "PWD", "SECRET", "SESSION", "TOKEN",
 )  # fmt: skip
-WITH_PASSWORD = re.compile(r"://[^/\s]*@")  # scheme://user:password@host, scheme://token@host
 LONGEST_VALUE = 1000  # characters
 # NVML's levels of the nearest common ancestor of two GPUs, in the letters of `nvidia-smi topo -m`
 TOPOLOGY = {0: "SAME", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
@@ -129,7 +128,7 @@ def variables(names: Mapping[str, str]) -> dict[str, str]:
         for name, value in sorted(names.items())
         if name.startswith(PREFIXES)
         and not any(word in name.upper() for word in SECRETS)
-        and not WITH_PASSWORD.search(value)
+        and not may_hold_credential(value)
     }
 
 

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from ddlbench.credentials import LEFT_OUT, may_hold_credential
 from ddlbench.record.files import CLAIM, HEARTBEAT, RESERVE
 
 DEAD_CLAIM_S = 30.0  # after so long, the process that claimed to write the end has not lived to do it
@@ -68,11 +69,11 @@ def now() -> str:
 
 
 def plain(value: Any) -> Any:
-    """What JSON can hold: a number that is not finite is unknown, null."""
+    """What JSON can hold: a number that is not finite is unknown, null. A text with a credential is left out."""
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
-    return value
+    return LEFT_OUT if isinstance(value, str) and may_hold_credential(value) else value

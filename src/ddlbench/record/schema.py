@@ -130,7 +130,9 @@ the true medians.
 
 Several folders that hold one attempt (equal run_id, attempt and start) are one row. A value that is not of its column's
 kind, or outside the range of its unit below (or of its column, where the meaning gives one), is left out; the report's
-warnings name it.
+warnings name it. So is the whole summary of a run with status ok that its epochs.jsonl contradicts, as far as that file
+has the columns it is computed from: times, rates, waits, energy and memory from the measured epochs, quality from the
+last one.
 
 Characters of a text that do not print become escapes ("\\x1b"). In CSV files a text that begins with = + - @ (or
 a full-width form of them), a tab or a carriage return has a ' before it, so that spreadsheets do not run it as a

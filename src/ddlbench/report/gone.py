@@ -30,12 +30,12 @@ def find_gone(folder: Path, now: float) -> Gone | None:
     """
     try:
         alive, last = keeper_alive(folder), (folder / HEARTBEAT).stat().st_mtime
+        when = datetime.fromtimestamp(last, UTC).isoformat(timespec="milliseconds")
     except Exception:  # whatever others have written there
         return None
     silent_s = abs(now - last)  # a clock that was set back must not keep it alive
     if alive or silent_s < (SILENT_S if alive is None else OTHERS_S):
         return None
-    when = datetime.fromtimestamp(last, UTC).isoformat(timespec="milliseconds")
     how = "its process has ended" if alive is False else f"no heartbeat for {silent_s:.0f} s"
     return Gone(f"no end was recorded and {how}: all ranks were killed at once, or their host went down", when)
 
@@ -43,7 +43,4 @@ def find_gone(folder: Path, now: float) -> Gone | None:
 def keeper_alive(folder: Path) -> bool | None:
     """Whether the process that keeps a record has not ended; None for one of another host. Raises where the heartbeat
     is missing or is none."""
-    keeper = Process(**parse(read_bytes(folder / HEARTBEAT, LARGEST_BYTES)))
-    if type(keeper.place) is not str:
-        raise TypeError(f"{keeper.place} is no place")
-    return keeper.alive()
+    return Process(**parse(read_bytes(folder / HEARTBEAT, LARGEST_BYTES))).alive()

@@ -15,6 +15,7 @@ from ddlbench.record.fingerprint import fingerprint, noted
 from ddlbench.record.schema import RUNS, Column
 from ddlbench.report.cells import cell, fit, in_one_line
 from ddlbench.report.copies import Original, identity
+from ddlbench.report.follows import contradiction
 from ddlbench.report.labels import settings_text
 from ddlbench.report.left_out import BROKEN_EPOCHS, NO_CONFIGURATION
 from ddlbench.report.lines import NONE, table_of, tables_of
@@ -24,6 +25,7 @@ from ddlbench.report.read import Attempt, read, unreadable, why
 from ddlbench.texts import MIB
 
 AT_ONCE = 16 * MIB  # of epochs.jsonl that are parsed together
+_NO_SUMMARY = {column.name: None for column in RUNS if column.source.startswith("summary.")}
 _GLOBAL_BATCH = next(column for column in RUNS if column.name == "global_batch")
 
 
@@ -99,16 +101,19 @@ def _rows(own: Opened, parsed: Any) -> tuple[Rows, Any]:
     record = attempt.record
     asked = measured_options(_section(record, "config"), _section(record, "config_added_later"))
     found = record.get("environment")
-    run = AttemptRow(run_row(attempt, left_out), asked, fingerprint(found), noted(found))
-    _ = run.asked, run.comparison  # where many are read at once, not one after the other when all are there
+    row = run_row(attempt, left_out)
     epochs, broken = (parsed, 0) if parsed is not None else table_of(own.content, left_out)
+    wrong = contradiction(row, epochs) if row["status"] == "ok" and not broken else None
+    run = AttemptRow(row | _NO_SUMMARY if wrong else row, asked, fingerprint(found), noted(found))
+    _ = run.asked, run.comparison  # where many are read at once, not one after the other when all are there
     if broken:
         unread = f"{attempt.name}: {broken} line(s) of epochs.jsonl cannot be read and are left out"
     notes = [f"{attempt.name}: {in_one_line(left_out)}"] if left_out else []
     bare = not asked and record["status"] != "unreadable"
     unmeasured = f"{attempt.name}: run.json has no configuration: the attempt is in no measurement" if bare else None
+    contradicts = f"{attempt.name}: the summary is left out: {wrong}" if wrong else None
     kinds = [attempt.left_out, BROKEN_EPOCHS if unread else None, NO_CONFIGURATION if bare else None]
-    warnings = [*attempt.warnings, *filter(None, (unread, unmeasured)), *notes, *damaged(attempt.path)]
+    warnings = [*attempt.warnings, *filter(None, (unread, unmeasured, contradicts)), *notes, *damaged(attempt.path)]
     original = Original(attempt.path, own.key, (attempt.has_end, len(epochs)))
     return Rows(run, len(epochs), original, warnings, tuple(filter(None, kinds))), epochs
 

@@ -27,6 +27,7 @@ from ddlbench.run.limits import check_machine, planned_device
 from ddlbench.run.preflight import preflight
 from ddlbench.run.scenarios import Scenario, choose
 from ddlbench.run.start import Records, Spans, stage_data
+from ddlbench.texts import printable
 
 INTERRUPTED = ("killed", "timeout")
 NO_CONNECTION = (
@@ -227,4 +228,4 @@ def complain(error: Exception, first: Failure, rank: int) -> None:
         return
     if not isinstance(error, RunError):
         traceback.print_exception(error)
-    print(f"ddlbench: {first.status}: {first.reason}", file=sys.stderr, flush=True)
+    print(f"ddlbench: {first.status}: {printable(first.reason)}", file=sys.stderr, flush=True)

@@ -151,9 +151,8 @@ def _owner(path: Path) -> Owner | None:
         owner = Owner(**_content(path))
     except TypeError:
         return None
-    sound = (type(owner.place), type(owner.pid)) == (str, int) and type(owner.started) in (int, float)
     named = owner.job is None or (type(owner.job) is str and JOB.fullmatch(owner.job) is not None)
-    return owner if sound and owner.pid > 0 and named else None
+    return owner if named else None
 
 
 def _content(path: Path) -> dict[str, Any]:

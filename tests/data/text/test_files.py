@@ -6,8 +6,9 @@ import os
 
 import pytest
 
+from ddlbench.data.foreign import sha256_of
 from ddlbench.data.text import files as textfiles
-from ddlbench.data.text.files import find_texts, find_tokenizer, is_made, sha256_of, token_path
+from ddlbench.data.text.files import find_texts, find_tokenizer, is_made, token_path
 from ddlbench.errors import UserError
 
 

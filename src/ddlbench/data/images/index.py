@@ -40,6 +40,17 @@ class Files:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def sound(self, classes: int) -> bool:
+        """Whether the arrays fit each other and so many classes: a kept index may have come with the data."""
+        count = self.labels.size
+        expected = [(np.uint8, self.names.size), (np.int64, count + 1), (np.int64, count), (np.int32, count)]
+        arrays = (self.names, self.ends, self.sizes, self.labels)
+        if [(array.dtype, array.shape) for array in arrays] != [(kind, (length,)) for kind, length in expected]:
+            return False
+        ends = self.ends[0] == 0 and self.ends[-1] == self.names.size and (np.diff(self.ends) >= 0).all()
+        labels = ((self.labels >= 0) & (self.labels < classes)).all()
+        return bool(ends and labels and (self.sizes >= 0).all() and not (self.names == ord("/")).any())
+
     def name(self, i: int) -> str:
         return os.fsdecode(self.names[self.ends[i] : self.ends[i + 1]].tobytes())
 
@@ -214,12 +225,21 @@ def _read(file: Path) -> tuple[Index, list[int]] | None:
     arrays = read_arrays(file, ["about", *roles["train"], *roles["val"]])
     if arrays is None:
         return None
+    files = [Files(*(arrays[name] for name in names)) for names in roles.values()]
     try:
         about: dict[str, Any] = json.loads(arrays["about"].tobytes())
-    except ValueError:
+        index = Index(tuple(map(_file_name, about["classes"])), *files, str(about["hash"]))
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    train, val = (Files(*(arrays[name] for name in names)) for names in roles.values())
-    return Index(tuple(about["classes"]), train, val, about["hash"]), about["stamps"]
+    sound = all(split.sound(len(index.classes)) for split in files)
+    return (index, about["stamps"]) if sound else None
+
+
+def _file_name(text: object) -> str:
+    """Raises ValueError for what is no name of one file or folder."""
+    if not isinstance(text, str) or text in ("", ".", "..") or "/" in text or "\0" in text:
+        raise ValueError(f"{str(text)[:40]!a} is no name of a file")
+    return text
 
 
 def _write(file: Path, index: Index, stamps: list[int]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import zipfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ddlbench.data.foreign import open_regular
 from ddlbench.data.home import home, replacing
 from ddlbench.errors import UserError
 
@@ -25,9 +25,9 @@ def kept_folder(root: Path, cache_dir: str | None) -> Path:
 def read_arrays(file: Path, names: Iterable[str]) -> dict[str, NDArray[Any]] | None:
     """The arrays of these names; None where there are none, or none that can be read."""
     try:
-        with file.open("rb") as stream, np.load(stream) as arrays:
+        with open_regular(file) as stream, np.load(stream) as arrays:
             return {name: arrays[name] for name in names}
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+    except Exception:  # whatever others have written there
         return None
 
 

@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ddlbench.data.foreign import open_regular
 from ddlbench.data.images.index import Files
 from ddlbench.data.staging import StagedFiles
 from ddlbench.errors import UserError
@@ -111,7 +112,7 @@ class PackedSource:
 def mapped(path: Path) -> memoryview:
     """A file as mapped memory, made once per process and never closed. Raises UserError."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             return memoryview(mmap(file.fileno(), 0, access=ACCESS_READ))
     except (OSError, ValueError) as error:  # ValueError: an empty file
         raise UserError(f"cannot read {path}: {error}") from error

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from pathlib import Path
 
+from ddlbench.data.foreign import sha256_of
 from ddlbench.data.home import home
 from ddlbench.data.text.tokenfile import TokenFile
 from ddlbench.data.text.tokenize import TokenizerFiles
@@ -72,9 +72,3 @@ def is_current(text: Path, target: Path) -> bool:
         return False
     index = TokenFile.open(target).index
     return index.source_modified_ns == text.stat().st_mtime_ns or index.source_sha256 == sha256_of(text)
-
-
-def sha256_of(path: Path) -> str:
-    """In hexadecimal, of a file of any size."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -76,6 +76,8 @@ class RawTokens:
         begins: Sequence[int] = self.table[:, 1]  # pyright: ignore[reportAssignmentType]  # of each line, in tokens
         lines = bisect_right(begins, first) - 1, bisect_left(begins, last + 1)
         (start, before), (stop, after) = self.table[list(lines)].tolist()
+        if not 0 <= start <= stop <= self.table[-1, 0]:
+            raise UserError(f"the table of the lines of {self.path} is damaged: delete it, and it is made again")
         text.seek(start)
         tokens = self._tokens(text.read(stop - start))
         if len(tokens) != after - before:

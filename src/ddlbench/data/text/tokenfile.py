@@ -19,10 +19,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ddlbench.data.foreign import format_of, made_of, read_json, regular_size
 from ddlbench.data.home import replacing
 from ddlbench.errors import UserError
 
 FORMAT = 1
+DTYPES = ("uint16", "uint32")
 
 
 @dataclass(frozen=True)
@@ -62,9 +64,10 @@ class TokenFile:
         """Raises UserError for a missing or unreadable index and for a file that was cut short."""
         index = _read_index(path.with_suffix(".json"))
         expected = index.tokens * np.dtype(index.dtype).itemsize
-        found = path.stat().st_size if path.is_file() else 0
+        found = regular_size(path)
         if found != expected:
-            raise UserError(f"token file {path} has {found} bytes, its index says {expected}: {_again(path)}")
+            known = "no" if found is None else found
+            raise UserError(f"token file {path} has {known} bytes, its index says {expected}: {_again(path)}")
         return cls(path, index)
 
     def read(self) -> NDArray[Any]:
@@ -74,7 +77,7 @@ class TokenFile:
 
 def smallest_dtype(vocab_size: int) -> str:
     """Type of the tokens of a vocabulary."""
-    return "uint16" if vocab_size <= 2**16 else "uint32"
+    return DTYPES[vocab_size > 2**16]
 
 
 def write_tokens(path: Path, chunks: Iterable[NDArray[Any]], dtype: str) -> tuple[int, str]:
@@ -101,17 +104,20 @@ def write_index(path: Path, index: TokenIndex) -> None:
 def _read_index(path: Path) -> TokenIndex:
     tokens = path.with_suffix(".bin")
     try:
-        content = json.loads(path.read_bytes())
+        content = read_json(path)
     except OSError as error:
         raise UserError(f"token file {tokens} has no index {path} ({error.strerror}): {_again(tokens)}") from error
     except ValueError as error:
         raise UserError(f"{path} is not the index of a token file ({error}): {_again(tokens)}") from error
-    version = content.get("format") if isinstance(content, dict) else None
+    version = format_of(content)
     if version != FORMAT:
         raise UserError(f"{path} has token file format {version}, this version reads {FORMAT}: {_again(tokens)}")
     try:
-        return TokenIndex(**content)
-    except TypeError as error:
+        index = made_of(TokenIndex, content)
+        if index.dtype not in DTYPES:
+            raise ValueError(f"dtype is {index.dtype[:40]!a}")
+        return index
+    except ValueError as error:
         raise UserError(f"{path} is not the index of a token file ({error}): {_again(tokens)}") from error
 
 

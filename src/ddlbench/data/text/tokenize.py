@@ -57,11 +57,12 @@ class TokenizerFiles:
         """Raises UserError for files that are no tokenizer."""
         try:
             core = gpt2_tokenizer(*self.paths) if len(self.paths) == 2 else _from_json(self.paths[0])
+            vocab_size = max(core.get_vocab(with_added_tokens=True).values()) + 1
         except UserError:
             raise
         except Exception as error:  # the library raises bare Exception
-            raise UserError(f"cannot read a tokenizer from {self}: {str(error).splitlines()[0]}") from error
-        vocab_size = max(core.get_vocab(with_added_tokens=True).values()) + 1
+            reason = str(error).partition("\n")[0]
+            raise UserError(f"cannot read a tokenizer from {self}: {reason or type(error).__name__}") from error
         digest = self.hash()
         return TextTokenizer(core, f"{type(core.model).__name__}-{vocab_size}-{digest[:8]}", digest, vocab_size)
 

@@ -24,8 +24,8 @@ from ddlbench.data.images.index import SCANNERS, Files
 from ddlbench.data.images.kept import read_arrays, write_arrays
 from ddlbench.data.images.source import PackedSource, mapped
 from ddlbench.data.tfrecord.example import Extent, bytes_of, features, number_of
-from ddlbench.data.tfrecord.packed import ENCODED, FILENAME, LABEL, Pack, index_path, open_pack, read_manifest
-from ddlbench.data.tfrecord.records import FOOT, FRAME, HEAD, read_index
+from ddlbench.data.tfrecord.packed import ENCODED, FILENAME, LABEL, Pack, index_of, index_path, open_pack, read_manifest
+from ddlbench.data.tfrecord.records import FOOT, FRAME, HEAD
 from ddlbench.errors import UserError
 
 VERSION = 1  # of the kept index
@@ -47,7 +47,7 @@ def prepare_source(root: Path, split: str, cache: Path) -> PackedSource:
     """The split's images, from the kept finds where no shard has changed since. Raises UserError for a damaged set."""
     pack = open_pack(root)
     file = _kept(pack, split, cache)
-    arrays = read_arrays(file, ARRAYS)
+    arrays = _read(file, split, pack)
     if arrays is None:
         arrays = scan([root / shard.file for shard in pack.splits[split].shards], len(pack.classes))
         write_arrays(file, arrays)
@@ -57,8 +57,20 @@ def prepare_source(root: Path, split: str, cache: Path) -> PackedSource:
 def open_source(root: Path, split: str, cache: Path) -> PackedSource:
     """As `prepare_source` left it, without a look at the shards: a thousand ranks may ask at once."""
     pack = read_manifest(root)
-    arrays = read_arrays(_kept(pack, split, cache), ARRAYS)
+    arrays = _read(_kept(pack, split, cache), split, pack)
     return _source(root, split, pack, arrays) if arrays else prepare_source(root, split, cache)
+
+
+def _read(file: Path, split: str, pack: Pack) -> dict[str, NDArray[Any]] | None:
+    """The kept finds; None where there are none, or none that fit the set."""
+    arrays = read_arrays(file, ARRAYS)
+    if arrays is None or not Files(*(arrays[name] for name in ARRAYS[:4])).sound(len(pack.classes)):
+        return None
+    holders, starts, shape = arrays["holders"], arrays["starts"], arrays["labels"].shape
+    if (holders.dtype, holders.shape, starts.dtype, starts.shape) != (np.int32, shape, np.int64, shape):
+        return None
+    shards = len(pack.splits[split].shards)
+    return arrays if ((holders >= 0) & (holders < shards) & (starts >= 0)).all() else None
 
 
 def _source(root: Path, split: str, pack: Pack, arrays: Mapping[str, NDArray[Any]]) -> PackedSource:
@@ -104,7 +116,10 @@ def images(holder: int, shard: Path, classes: int) -> Iterator[Image]:
     """Raises UserError for an index that does not fit its shard, and a record that is no Example of an image in one of
     `classes` classes."""
     data = mapped(shard)
-    for offset, size in read_index(index_path(shard).read_bytes()):
+    spans = index_of(index_path(shard))
+    if isinstance(spans, str):
+        raise UserError(f"{spans}: {AGAIN}")
+    for offset, size in spans:
         try:
             if (length := int.from_bytes(data[offset : offset + 8], "little")) != size - FRAME:
                 raise ValueError(f"its length is {length}, {size - FRAME} by the index")

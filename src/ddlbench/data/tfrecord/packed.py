@@ -12,24 +12,30 @@ from 0), image/filename (<class>/<name>).
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.random import RandomState
 from numpy.typing import NDArray
 
+from ddlbench.data.foreign import format_of, made_of, read_json, regular_size
 from ddlbench.data.home import replacing
 from ddlbench.data.tfrecord.example import Feature, decode, encode
 from ddlbench.data.tfrecord.records import Span, index_text, read_index, spans_of
 from ddlbench.errors import UserError
+from ddlbench.report.files import read_bytes
+from ddlbench.texts import GIB
 
 FORMAT = 1
 MANIFEST, UNFINISHED = "pack.json", "pack.unfinished.jsonl"
 SPLITS = ("train", "val")
+LARGEST_INDEX = GIB  # bytes: fifty million images in one shard
 ENCODED, LABEL, FILENAME = "image/encoded", "image/class/label", "image/filename"
+SHARD = re.compile(r"(?:train|val)/[^/\0]{1,200}\.tfrecord")  # no path leads out of the set
 ORDER_SEED = 0  # of the training images' order
 
 
@@ -115,7 +121,7 @@ def open_pack(folder: Path) -> Pack:
     pack = read_manifest(folder)
     for shard in pack.shards:
         path = folder / shard.file
-        size = path.stat().st_size if path.is_file() else None
+        size = regular_size(path)
         if size != shard.bytes:
             found = "is missing" if size is None else f"has {size} bytes, {MANIFEST} says {shard.bytes}"
             raise UserError(f"shard {path} {found}: {_again()}")
@@ -142,7 +148,7 @@ def index_fault(shard: Path, known: Shard) -> str | None:
 def index_of(path: Path) -> list[Span] | str:
     """What the index file holds, or why it cannot be used."""
     try:
-        return read_index(path.read_bytes())
+        return read_index(read_bytes(path, LARGEST_INDEX))
     except OSError as error:
         return f"index {path} cannot be read ({error.strerror})"
     except ValueError as error:
@@ -158,22 +164,44 @@ def read_manifest(folder: Path) -> Pack:
     """What pack.json says. Raises UserError where there is none, or none that this version reads."""
     path = folder / MANIFEST
     try:
-        content = json.loads(path.read_bytes())
+        content = read_json(path)
     except OSError as error:
         begun = (folder / UNFINISHED).is_file()
         remedy = "it was not packed completely: pack it again" if begun else "give the folder of a packed image set"
         raise UserError(f"{path} cannot be read ({error.strerror}); {remedy}") from error
     except ValueError as error:
         raise UserError(f"{path} is not JSON ({error}): {_again()}") from error
-    version = content.get("format") if isinstance(content, dict) else None
+    version = format_of(content)
     if version != FORMAT:
         raise UserError(f"{path} has format {version}, this version reads {FORMAT}: {_again()}")
     try:
-        shards = {name: tuple(Shard(**shard) for shard in content["splits"][name]["shards"]) for name in SPLITS}
-        splits = {name: PackedSplit.of(shards[name]) for name in SPLITS}
-        return Pack(version, content["hash"], tuple(content["classes"]), splits)
-    except (KeyError, TypeError) as error:
+        splits = {name: PackedSplit.of(_shards(name, content["splits"][name]["shards"])) for name in SPLITS}
+        return Pack(FORMAT, _text(content["hash"]), tuple(map(_text, _list(content["classes"]))), splits)
+    except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path} does not describe a packed image set ({error!r}): {_again()}") from error
+
+
+def _shards(split: str, content: object) -> tuple[Shard, ...]:
+    """Each once, and none outside the split's folder."""
+    shards = tuple(made_of(Shard, shard) for shard in _list(content))
+    files = [shard.file for shard in shards]
+    if odd := next((file for file in files if not (file.startswith(f"{split}/") and SHARD.fullmatch(file))), None):
+        raise ValueError(f"{odd[:40]!a} is no shard of {split}")
+    if not shards or len(set(files)) < len(files):
+        raise ValueError(f"{split} has {len(files)} shards, {len(set(files))} of them different")
+    return shards
+
+
+def _list(content: object) -> list[Any]:
+    if not isinstance(content, list):
+        raise TypeError(f"{str(content)[:40]!a} is not a list")
+    return cast(list[Any], content)
+
+
+def _text(content: object) -> str:
+    if not isinstance(content, str):
+        raise TypeError(f"{str(content)[:40]!a} is not a text")
+    return content
 
 
 def write_manifest(folder: Path, pack: Pack) -> None:

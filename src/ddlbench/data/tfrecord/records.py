@@ -15,6 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import BinaryIO
 
+from ddlbench.data.foreign import open_regular
 from ddlbench.errors import Unavailable
 
 HEAD, FOOT = struct.Struct("<QI"), struct.Struct("<I")
@@ -73,7 +74,7 @@ def walk(path: Path, spans: Sequence[Span] = ()) -> Iterator[tuple[int, bytes | 
     """(offset, payload or what is wrong) of every record. After a damaged length it continues at the next record
     of `spans`, an index of the file, or ends if there is none."""
     end, offset = path.stat().st_size, 0
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while offset < end:
             try:
                 payload = read_record(file, offset, end)
@@ -92,7 +93,7 @@ def spans_of(path: Path) -> list[Span]:
     Raises BadRecord where the file does not end with a record.
     """
     spans, offset, end = list[Span](), 0, path.stat().st_size
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while offset < end:
             head = file.read(HEAD.size)
             size = (HEAD.unpack(head)[0] if len(head) == HEAD.size else HEAD.size) + FRAME

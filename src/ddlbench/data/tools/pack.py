@@ -18,11 +18,13 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from ddlbench.data.foreign import made_of, parse_json, regular_size, sha256_of
 from ddlbench.data.home import replacing
 from ddlbench.data.images.index import Files, FolderLayout, Index, prepare_index
 from ddlbench.data.processes import in_processes
 from ddlbench.data.tfrecord.packed import (
     FORMAT,
+    LARGEST_INDEX,
     MANIFEST,
     SPLITS,
     UNFINISHED,
@@ -40,6 +42,8 @@ from ddlbench.data.tfrecord.packed import (
 from ddlbench.data.tfrecord.records import BadRecord, crc32c, index_text, record, spans_of
 from ddlbench.errors import UserError
 from ddlbench.progress import Progress
+from ddlbench.report.files import read_bytes
+from ddlbench.texts import shortened
 
 READ_AHEAD = 4  # images at once: a disk, and a parallel file system even more, is quicker with several than with one
 
@@ -90,9 +94,9 @@ def made_before(target: Path, plan: dict[str, Any]) -> dict[str, Shard]:
         _same({"format": found.format, "hash": found.hash, "shards": sizes}, plan, target)
         return {shard.file: shard for shard in found.shards}
     if is_packed(target):
-        first, *lines = _whole_lines(target / UNFINISHED) or [plan]
-        _same(first, plan, target)
-        return {line["file"]: Shard(**line) for line in lines}
+        begun, shards = _begun(target / UNFINISHED)
+        _same(begun or plan, plan, target)
+        return {shard.file: shard for shard in shards}
     if target.exists() and any(target.iterdir()):
         raise UserError(f"{target} holds other files: give an empty or a new folder for the packed set")
     return {}
@@ -101,13 +105,20 @@ def made_before(target: Path, plan: dict[str, Any]) -> dict[str, Shard]:
 def _same(found: dict[str, Any], plan: dict[str, Any], target: Path) -> None:
     if found != plan:
         what = "these images in other shards" if found.get("hash") == plan["hash"] else "a packed set of other images"
-        differences = ", ".join(f"{found.get(key)} is not {plan[key]}" for key in plan if found.get(key) != plan[key])
+        odd = [key for key in plan if found.get(key) != plan[key]]
+        differences = ", ".join(f"{shortened(str(found.get(key)), 80)} is not {plan[key]}" for key in odd)
         raise UserError(f"{target} holds {what} ({differences}): give another folder, or delete this one")
 
 
-def _whole_lines(path: Path) -> list[dict[str, Any]]:
-    """An attempt that was killed may leave half a line at the end."""
-    return [json.loads(line) for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"}\n")]
+def _begun(path: Path) -> tuple[dict[str, Any], list[Shard]]:
+    """The plan of an earlier attempt, empty where none was written, and the shards that it made. A killed one may
+    leave half a line at the end."""
+    try:
+        lines = [line for line in read_bytes(path).splitlines(keepends=True) if line.endswith(b"}\n")]
+        plan, *shards = map(parse_json, lines or [b"{}"])
+        return plan, [made_of(Shard, shard) for shard in shards]
+    except ValueError as error:
+        raise UserError(f"{path} is not what an earlier attempt leaves ({error}): delete it and pack again") from error
 
 
 class UnfinishedPack:
@@ -193,10 +204,9 @@ def make_shard(job: ShardToMake) -> Shard:
 
 def intact(path: Path, known: Shard) -> bool:
     try:
-        with path.open("rb") as file:
-            same = hashlib.file_digest(file, "sha256").hexdigest() == known.sha256
-        return same and index_path(path).read_bytes() == index_text(spans_of(path))
-    except (OSError, BadRecord):
+        same = regular_size(path) == known.bytes and sha256_of(path) == known.sha256
+        return same and read_bytes(index_path(path), LARGEST_INDEX) == index_text(spans_of(path))
+    except (OSError, ValueError, BadRecord):
         return False
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import warnings
 from collections import Counter
@@ -12,10 +11,12 @@ from pathlib import Path
 
 from PIL import Image
 
+from ddlbench.data.foreign import sha256_of
 from ddlbench.data.images.index import Files, FolderLayout, Index, prepare_index
 from ddlbench.data.processes import in_processes
 from ddlbench.data.text.tokenfile import TokenFile
 from ddlbench.data.tfrecord.packed import (
+    LARGEST_INDEX,
     MANIFEST,
     SPLITS,
     PackedImage,
@@ -27,6 +28,7 @@ from ddlbench.data.tfrecord.packed import (
 from ddlbench.data.tfrecord.records import FRAME, BadRecord, Span, crc32c, index_text, walk
 from ddlbench.data.tools.info import token_files
 from ddlbench.progress import Progress
+from ddlbench.report.files import read_bytes
 
 IMAGES_A_JOB = 256  # of a folder
 
@@ -160,7 +162,7 @@ def _index_faults(path: Path, index: list[Span] | str, spans: list[Span] | None)
             f"{index_path(path)} is stale: {len(index)} records, the shard has {len(spans)}; "
             f"they differ from line {min(at, len(index), len(spans)) + 1} on"
         )
-    elif spans is not None and index_path(path).read_bytes() != index_text(spans):
+    elif spans is not None and read_bytes(index_path(path), LARGEST_INDEX) != index_text(spans):
         yield f"{index_path(path)} differs in form from what tfrecord2idx writes"
 
 
@@ -168,10 +170,8 @@ def _shard_faults(path: Path, shard: Shard, records: int, size: int, sound: bool
     """Against pack.json: a shard may be faultless and yet not the one that was packed."""
     if size != shard.bytes or (sound and records != shard.samples):
         yield f"{path}: {records} records, {size} bytes; {MANIFEST} says {shard.samples} and {shard.bytes}"
-    elif sound:
-        with path.open("rb") as file:
-            if hashlib.file_digest(file, "sha256").hexdigest() != shard.sha256:
-                yield f"{path}: its sha256 differs from the one in {MANIFEST}: it is another shard"
+    elif sound and sha256_of(path) != shard.sha256:
+        yield f"{path}: its sha256 differs from the one in {MANIFEST}: it is another shard"
 
 
 def image_fault(content: bytes) -> str | None:
@@ -191,7 +191,8 @@ def image_fault(content: bytes) -> str | None:
 def verify_tokens(place: Path) -> Iterator[Found]:
     """The bytes of every token file against its index. Raises UserError where an index or a size is wrong."""
     for path in token_files(place):
-        expected = TokenFile.open(path).index
-        with path.open("rb") as file:
-            same = hashlib.file_digest(file, "sha256").hexdigest() == expected.sha256
-        yield Found(faults=[] if same else [f"{path}: its sha256 is not the one in {path.with_suffix('.json').name}"])
+        tokens, index = TokenFile.open(path), path.with_suffix(".json").name
+        faults = [] if sha256_of(path) == tokens.index.sha256 else [f"{path}: its sha256 is not the one in {index}"]
+        if tokens.index.tokens and (largest := int(tokens.read().max())) >= tokens.index.vocab_size:
+            faults.append(f"{path}: it has token {largest}, the vocabulary in {index} {tokens.index.vocab_size}")
+        yield Found(faults=faults)
