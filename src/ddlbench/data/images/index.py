@@ -214,13 +214,13 @@ def _read(file: Path) -> tuple[Index, list[int]] | None:
     arrays = read_arrays(file, ["about", *roles["train"], *roles["val"]])
     if arrays is None:
         return None
-    files = [Files(*(arrays[name] for name in names)) for names in roles.values()]
+    train, val = (Files(*(arrays[name] for name in names)) for names in roles.values())
     try:
         about: dict[str, Any] = json.loads(arrays["about"].tobytes())
-        index = Index(tuple(map(_file_name, about["classes"])), *files, str(about["hash"]))
+        index = Index(tuple(map(_file_name, about["classes"])), train, val, str(about["hash"]))
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    sound = all(split.sound(len(index.classes)) for split in files)
+    sound = train.sound(len(index.classes)) and val.sound(len(index.classes))
     return (index, about["stamps"]) if sound else None
 
 
