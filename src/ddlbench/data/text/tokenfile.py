@@ -66,8 +66,7 @@ class TokenFile:
         expected = index.tokens * np.dtype(index.dtype).itemsize
         found = regular_size(path)
         if found != expected:
-            known = "no" if found is None else found
-            raise UserError(f"token file {path} has {known} bytes, its index says {expected}: {_again(path)}")
+            raise UserError(f"token file {path} has {found or 0} bytes, its index says {expected}: {_again(path)}")
         return cls(path, index)
 
     def read(self) -> NDArray[Any]:

@@ -108,7 +108,9 @@ class TokenText:
         windows of the model, those of the validation text are None: a perplexity per word would be of other words."""
         train, val = (self.token_files.open(part).index for part in (True, False))
         whole = self.val_limit is None
-        digest = hashlib.sha256(" ".join((train.sha256, val.sha256, train.tokenizer_hash)).encode())
+        digest = hashlib.sha256(
+            " ".join((train.sha256, val.sha256, train.tokenizer_hash)).encode(errors="backslashreplace")
+        )
         return {
             "name": self.name,
             "kind": self.kind,

@@ -193,6 +193,6 @@ def verify_tokens(place: Path) -> Iterator[Found]:
     for path in token_files(place):
         tokens, index = TokenFile.open(path), path.with_suffix(".json").name
         faults = [] if sha256_of(path) == tokens.index.sha256 else [f"{path}: its sha256 is not the one in {index}"]
-        if tokens.index.tokens and (largest := int(tokens.read().max())) >= tokens.index.vocab_size:
+        if not faults and tokens.index.tokens and (largest := int(tokens.read().max())) >= tokens.index.vocab_size:
             faults.append(f"{path}: it has token {largest}, the vocabulary in {index} {tokens.index.vocab_size}")
         yield Found(faults=faults)
