@@ -68,19 +68,30 @@ class Index:
 
 @dataclass(frozen=True)
 class FolderLayout:
-    """root/<train_dir>/<class>/<image> and root/<val_dir>/<class>/<image>."""
+    """root/<train_dir>/<class>/<image> and root/<val_dir>/<class>/<image>.
+
+    val_optional: without a validation folder there are no validation samples; False: that is an error
+    """
 
     root: Path
     train_dir: str
     val_dir: str
+    val_optional: bool = False
 
     @property
     def splits(self) -> tuple[Path, Path]:
         return self.root / self.train_dir, self.root / self.val_dir
 
+    @property
+    def present(self) -> list[Path]:
+        """The splits that there are, the training split first."""
+        train, val = self.splits
+        return [train] if self.val_optional and not val.exists() else [train, val]
+
     def classes(self) -> list[str]:
         """The class folders, by name. Raises UserError where a folder is missing or empty, or the splits differ."""
-        train, val = (class_folders(folder) for folder in self.splits)
+        found = [class_folders(folder) for folder in self.present]
+        train, val = found[0], found[-1]
         if train != val:
             odd = sorted(set(train) ^ set(val))
             raise UserError(
@@ -119,8 +130,8 @@ def open_index(layout: FolderLayout, cache_dir: str | None) -> Index:
 def folder_stamps(layout: FolderLayout) -> list[int]:
     """Modification times of all class folders: a file added, removed or renamed changes its folder's. (A file
     overwritten in its place does not: delete the index then.)"""
-    folders = [split / name for split in layout.splits for name in layout.classes()]
-    return [folder.stat().st_mtime_ns for folder in (*layout.splits, *folders)]
+    folders = [split / name for split in layout.present for name in layout.classes()]
+    return [folder.stat().st_mtime_ns for folder in (*layout.present, *folders)]
 
 
 def scan(layout: FolderLayout) -> Index:
@@ -129,9 +140,9 @@ def scan(layout: FolderLayout) -> Index:
     splits: list[Files] = []
     dangling: list[str] = []
     for role, folder in zip(("train", "val"), layout.splits, strict=True):
-        columns = Columns()
+        columns, names = Columns(), classes if folder in layout.present else []
         with ThreadPoolExecutor(SCANNERS) as pool:
-            for name, images in zip(classes, pool.map(list_images, [folder / name for name in classes]), strict=True):
+            for name, images in zip(names, pool.map(list_images, [folder / name for name in names]), strict=True):
                 digest.update(_lines(os.fsencode(f"{role}/{name}/"), images))
                 columns.add(images)
                 dangling += [str(folder / name / link) for link in images.dangling]
@@ -220,7 +231,7 @@ def _read(file: Path) -> tuple[Index, list[int]] | None:
         index = Index(tuple(map(_file_name, about["classes"])), train, val, str(about["hash"]))
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    sound = train.sound(len(index.classes)) and val.sound(len(index.classes))
+    sound = all(split.sound(len(index.classes)) for split in (train, val))
     return (index, about["stamps"]) if sound else None
 
 
