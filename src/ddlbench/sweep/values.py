@@ -67,7 +67,7 @@ def parsed(text: str) -> Any:
             raise ValueError(f"anchors and aliases (&{event.anchor}, *{event.anchor}) are refused: repeat the values")
         if getattr(event, "tag", None) is not None:
             raise ValueError(f"tags ({event.tag}) are refused: write plain values")
-    found = yaml.load(text, _KeysOnce)
+    found = _KeysOnce(text).get_single_data()
     _check_plain(found)
     return found
 
