@@ -52,7 +52,7 @@ bench-oracle: setup ## measured steps of 2 and 4 processes beside what the oracl
 
 docs: setup ## make the pages that come from the code: data dictionary, frameworks
 	.venv/bin/python -m ddlbench.record.schema > docs/data-dictionary.md
-	.venv/bin/python -m ddlbench.support > docs/frameworks.md
+	.venv/bin/python -m ddlbench.supported > docs/frameworks.md
 
 docs-site: setup ## the documents as a site in build/site
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build

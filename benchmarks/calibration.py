@@ -19,11 +19,11 @@ from benchmarks import steps
 from benchmarks.worlds import World
 from ddlbench.config.compose import configuration
 from ddlbench.config.schema import Config
-from ddlbench.oracle.computation import Blocks, Computation, Pass, proportions
-from ddlbench.oracle.inputs import OneStep, counts_of, from_one_step, own_cores, speeds_of
-from ddlbench.oracle.machine import Machine, Sweep, load
-from ddlbench.oracle.network import COLLECTIVES
+from ddlbench.oracle.machine.machine import Machine, Sweep, load
+from ddlbench.oracle.measured.inputs import OneStep, counts_of, from_one_step, own_cores, speeds_of
+from ddlbench.oracle.measured.network import COLLECTIVES
 from ddlbench.oracle.predictor import Known
+from ddlbench.oracle.timing.computation import Blocks, Computation, Pass, proportions
 
 MODELS = {
     "resnet50": ("model.layers=[1,1,1,1]", "model.width_per_group=32", "model.image_size=64", "model.num_classes=10"),

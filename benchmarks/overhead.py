@@ -27,7 +27,7 @@ from pathlib import Path
 
 from benchmarks.pairs import ratio_text, show
 from benchmarks.turns import Pairs, Program, take_turns
-from ddlbench.report.stats import median
+from ddlbench.results.tables.stats import median
 
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m"]
 HOROVODRUN = [str(Path(sys.executable).with_name("horovodrun")), "-np", "2", sys.executable, "-m"]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from ddlbench.report.stats import confidence, median, median_interval
+from ddlbench.results.tables.stats import confidence, median, median_interval
 
 ROOT = Path(__file__).parents[1]
 POLL_S = 0.02

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from ddlbench.config.schema import Config
 from ddlbench.data.loaders.synthetic import images, tokens
 from ddlbench.job import Batch, Framework, Job, Trainer
-from ddlbench.oracle import calibrate, network
+from ddlbench.oracle.measured import calibrate, network
 from ddlbench.ranks.launch import Launch, detect
 from ddlbench.run.assembly import make_job, seed_replica
 
@@ -36,13 +36,13 @@ def seconds_beside_others(config: Config, window_s: float) -> list[float]:
 
 
 def blocks(config: Config, samples: int) -> tuple[list[tuple[float, float]], float]:
-    """Seconds of each block's forward and backward pass of a micro batch, and of the update (oracle/calibrate.py)."""
+    """Seconds of each block's forward and backward pass of a micro batch, and of the update (oracle/measured/calibrate.py)."""
     passes, update_s = calibrate.measure(config, CPU, samples)
     return [(each.forward, each.backward) for each in passes], update_s
 
 
 def collectives(sizes: Sequence[int]) -> dict[str, list[float]]:
-    """Seconds of each collective by size, and what one costs that is hidden behind computing (oracle/network.py)."""
+    """Seconds of each collective by size, and what one costs that is hidden behind computing (oracle/measured/network.py)."""
     return {**network.sweep(CPU, sizes), "hidden_cost": [network.hidden_cost(CPU)]}
 
 

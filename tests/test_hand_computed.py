@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from ddlbench.job import Batch, Place
-from ddlbench.report.read import read_all
-from ddlbench.report.tables import make_tables
+from ddlbench.results.reading.attempts import read_all
+from ddlbench.results.tables.tables import make_tables
 from tests.support.simulated import RankScript
 from tests.support.simulated_run import Scripted
 

@@ -95,7 +95,7 @@ def run() -> int:
 def start(config: Config, launch: Launch) -> int:
     """What comes with torch is imported only once the configuration is right."""
     if config.mode == "rehearsal":
-        from ddlbench.run.rehearsal.command import rehearsal
+        from ddlbench.rehearsal.command import rehearsal
 
         return rehearsal(config, launch)
     if launch.world_size > 1:  # a signal waits for `Supervisor`, which tells the other ranks: the import takes seconds

@@ -15,9 +15,9 @@ from benchmarks.oracle import Kept, measure_all, missing, rows, table
 from benchmarks.worlds import WorkFailed, World
 from ddlbench.config.compose import configuration, configurations
 from ddlbench.job import Job
-from ddlbench.oracle import network
-from ddlbench.oracle.inputs import counts_of
-from ddlbench.oracle.machine import load
+from ddlbench.oracle.machine.machine import load
+from ddlbench.oracle.measured import network
+from ddlbench.oracle.measured.inputs import counts_of
 
 Found = dict[Measurement, list[list[float]]]
 DDP = [Measurement("step", "gpt2_small", "ddp", ranks) for ranks in COUNTS]

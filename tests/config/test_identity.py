@@ -15,7 +15,7 @@ from ddlbench.config.identity import added_later, measured_part
 from ddlbench.config.schema import Config
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.record.record import run_id
-from ddlbench.report.merge import SEEN, AttemptRow, measured_options, measurements
+from ddlbench.results.tables.merge import SEEN, AttemptRow, measured_options, measurements
 from tests.support.configs import composed
 
 WORDS = ("+framework=ddp", "+model=resnet50")

@@ -12,7 +12,7 @@ from ddlbench.config.overrides import LABELS, check_words
 from ddlbench.config.schema import Config
 from ddlbench.errors import UserError
 from ddlbench.frameworks.ddp import DDP
-from ddlbench.report.labels import ALWAYS_SHOWN
+from ddlbench.results.tables.labels import ALWAYS_SHOWN
 from tests.support.configs import composed
 
 RESNET = ("+framework=ddp", "+model=resnet50")

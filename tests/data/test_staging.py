@@ -22,9 +22,9 @@ from ddlbench.data.text.tokens import TokenText
 from ddlbench.errors import UserError
 from ddlbench.models import gpt2
 from ddlbench.progress import Progress
-from ddlbench.report.merge import measured_options
-from ddlbench.report.read import read_all
-from ddlbench.report.tables import make_tables, records
+from ddlbench.results.reading.attempts import read_all
+from ddlbench.results.tables.merge import measured_options
+from ddlbench.results.tables.tables import make_tables, records
 from tests.support import packs
 from tests.support.limits import largest_file
 from tests.support.pictures import truncate, write_folders

@@ -27,7 +27,7 @@ import pandas as pd
 
 from ddlbench.ranks.launchers import free_port, rank_variables
 from ddlbench.record.files import HEARTBEAT
-from ddlbench.report.read import read
+from ddlbench.results.reading.attempts import read
 from ddlbench.sweep.state import State
 from tests.support.libraries import why_no_horovod
 from tests.support.processes import environment

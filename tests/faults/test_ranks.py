@@ -12,8 +12,8 @@ import pandas as pd
 import psutil
 import pytest
 
-from ddlbench.report.read import read_all
-from ddlbench.report.tables import make_tables
+from ddlbench.results.reading.attempts import read_all
+from ddlbench.results.tables.tables import make_tables
 from tests.support.faults import end, patience_s, record, start
 from tests.support.libraries import needs_horovod
 from tests.support.waiting import WITHIN_S, wait_until

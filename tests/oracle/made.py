@@ -9,11 +9,11 @@ import torch
 
 from ddlbench.job import Job, Model
 from ddlbench.models.gpt2 import GPT2
-from ddlbench.oracle.computation import Computation, Speeds
-from ddlbench.oracle.counting import count
-from ddlbench.oracle.counts import Block, Counts, Line, Work
-from ddlbench.oracle.machine import Device, Link, Machine
+from ddlbench.oracle.counts.counting import count
+from ddlbench.oracle.counts.counts import Block, Counts, Line, Work
+from ddlbench.oracle.machine.machine import Device, Link, Machine
 from ddlbench.oracle.setting import Setting
+from ddlbench.oracle.timing.computation import Computation, Speeds
 from ddlbench.recipe.losses import make_loss
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
 

@@ -17,11 +17,11 @@ import torch
 from ddlbench.config.compose import configuration, configurations
 from ddlbench.config.schema import Config
 from ddlbench.errors import RunError
-from ddlbench.oracle.inputs import OneStep, from_one_step
-from ddlbench.oracle.machine import Link, load
+from ddlbench.oracle.machine.machine import Link, load
+from ddlbench.oracle.measured.inputs import OneStep, from_one_step
 from ddlbench.oracle.predictor import Known, Prediction, predict
 from ddlbench.ranks.launch import Launch
-from ddlbench.run.rehearsal.rehearse import rehearse
+from ddlbench.rehearsal.rehearse import rehearse
 from tests.support.libraries import why_no_horovod
 from tests.support.rehearsals import MODELS
 

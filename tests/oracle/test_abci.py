@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from ddlbench.config.compose import configuration, configurations
-from ddlbench.oracle.collectives import all_reduce, path
-from ddlbench.oracle.inputs import OneStep, from_one_step
-from ddlbench.oracle.machine import load
+from ddlbench.oracle.machine.collectives import all_reduce, path
+from ddlbench.oracle.machine.machine import load
+from ddlbench.oracle.measured.inputs import OneStep, from_one_step
 from ddlbench.oracle.predictor import Known, Prediction, predict
 
 ABCI = load("abci")

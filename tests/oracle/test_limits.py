@@ -18,8 +18,8 @@ from ddlbench.frameworks.tensor.adapter import TensorParallel
 from ddlbench.models.vgg import VGG
 from ddlbench.oracle.predictor import strategy
 from ddlbench.oracle.setting import Outcome
-from ddlbench.oracle.spatial import Spatial
-from ddlbench.oracle.tensor import Channel
+from ddlbench.oracle.strategies.spatial import Spatial
+from ddlbench.oracle.strategies.tensor import Channel
 from tests.oracle.made import setting
 
 VGG16 = VGG("vgg16", channels=[8, 8, 16, 16, 16], hidden=32, dropout=0.0, image_size=64, num_classes=10)

@@ -21,11 +21,11 @@ from ddlbench.measure.memory_formula import tensor_count, touched
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.resnet import ResNet
 from ddlbench.models.vgg import VGG
-from ddlbench.oracle.machine import with_overlap
+from ddlbench.oracle.machine.machine import with_overlap
 from ddlbench.oracle.predictor import strategy
 from ddlbench.oracle.setting import Outcome
-from ddlbench.oracle.spatial import Spatial
-from ddlbench.oracle.tensor import Channel
+from ddlbench.oracle.strategies.spatial import Spatial
+from ddlbench.oracle.strategies.tensor import Channel
 from tests.oracle.made import MACHINE, block, made, setting
 
 RESNET = ResNet("resnet50", [1, 1, 1, 1], width_per_group=16, image_size=64, num_classes=10)
@@ -298,7 +298,7 @@ def test_gpipe_keeps_all_micro_batches_and_1f1b_one_for_each_stage() -> None:
 def test_stages_are_cut_as_the_framework_cuts_them() -> None:
     own = setting(2, model=RESNET)
     sizes = Plan.of(own.job, 2, 2, None, 1000.0).sizes
-    from ddlbench.oracle.pipeline import stage_sizes
+    from ddlbench.oracle.strategies.pipeline import stage_sizes
 
     assert list(stage_sizes(own, 2, None, 1000.0)) == sizes
 

@@ -22,8 +22,8 @@ from ddlbench.progress import Progress
 from ddlbench.record.record import Record
 from ddlbench.record.recorder import FileRecorder
 from ddlbench.record.run_json import model_section
-from ddlbench.report.read import read_all
-from ddlbench.report.tables import make_tables, records
+from ddlbench.results.reading.attempts import read_all
+from ddlbench.results.tables.tables import make_tables, records
 from tests.support.epoch_rows import epoch_row
 from tests.support.simulated_run import job_of
 

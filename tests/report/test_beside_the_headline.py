@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ddlbench.report.read import read_all
-from ddlbench.report.tables import Tables, make_tables, records
+from ddlbench.results.reading.attempts import read_all
+from ddlbench.results.tables.tables import Tables, make_tables, records
 from tests.support.records import write_run
 
 STAGED = {"bubble": 0.3, "bubble_theoretical": 3 / 11, "staleness": [2, 1, 0], "staleness_theoretical": [3, 1, 0]}

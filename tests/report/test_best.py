@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ddlbench.report.best import PARAGRAPHS, best
-from ddlbench.report.read import read_all
-from ddlbench.report.tables import make_tables, records
+from ddlbench.results.reading.attempts import read_all
+from ddlbench.results.tables.tables import make_tables, records
 from tests.support.records import write_run
 
 

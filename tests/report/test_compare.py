@@ -1,77 +1,242 @@
-"""Sentences on which is faster: only where the repeats allow one."""
+"""Two sets of results side by side, and the gate on them, by hand."""
 
 from __future__ import annotations
 
-from ddlbench.report.compare import comparisons
-from ddlbench.report.read import read_all
-from ddlbench.report.tables import make_tables, records
+import json
+
+import pytest
+
+from ddlbench.report.__main__ import main, share
 from tests.support.records import write_run
 
-
-def sentences(results):
-    return comparisons(records(make_tables(read_all([results])).scaling))
+ENVIRONMENT = {"torch": "2.14.1", "cuda": "13.0", "driver": "1", "packages": {"deepspeed": "0.18.1"}}
 
 
-def repeats(results, framework, rates):
+def repeats(results, rates, environment=ENVIRONMENT, **others):
     for repeat, rate in enumerate(rates):
-        write_run(results, framework=framework, rate=rate, repeat=repeat)
+        write_run(results, rate=rate, repeat=repeat, sections={"environment": environment}, **others)
 
 
-def test_too_few_repeats_conclude_nothing(tmp_path):
-    repeats(tmp_path, "single", [100.0] * 6)
-    repeats(tmp_path, "ddp", [50.0] * 3)
-    (sentence,) = sentences(tmp_path)
-    assert "n=6 and n=3, no 95 % CI" in sentence
-    assert "times as fast" not in sentence
+def compare(tmp_path, capsys, *options):
+    code = main(["--compare", str(tmp_path / "a"), str(tmp_path / "b"), *options])
+    said = capsys.readouterr()
+    return code, said.out + said.err
 
 
-def test_overlapping_intervals_show_no_difference(tmp_path):
-    repeats(tmp_path, "single", [100.0, 101.0, 102.0, 103.0, 104.0, 105.0])
-    repeats(tmp_path, "ddp", [96.0, 97.0, 98.0, 99.0, 100.0, 101.0])
-    (sentence,) = sentences(tmp_path)
-    assert "no difference shown between single and ddp" in sentence
+def test_what_changed_comes_before_the_numbers(tmp_path, capsys):
+    repeats(tmp_path / "a", [100.0] * 6, gpus=2)
+    newer = ENVIRONMENT | {"driver": "2", "packages": {"deepspeed": "0.19.8"}, "variables": {"NCCL_ALGO": "Ring"}}
+    repeats(tmp_path / "b", [80.0] * 6, newer, gpus=2, train={"compile": True})
+    code, said = compare(tmp_path, capsys)
+    assert code == 0, "no gate was asked for"
+    assert said.splitlines() == [
+        "changed:",
+        "  configuration: train.compile: not set -> true",
+        "  environment: driver: 1 -> 2",
+        "  environment: packages.deepspeed: 0.18.1 -> 0.19.8",
+        "  environment: variables.NCCL_ALGO: not set -> Ring",
+        "",
+        "times (seconds a sample, medians; ratio after / before):",
+        "  ddp, resnet50, native, 2 GPUs, batch 64: 10.0 ms -> 12.5 ms, ratio 1.250 "
+        "(slower, 1.250 to 1.250, n=6 and n=6)",
+    ]
 
 
-def test_separate_intervals_give_the_size_of_the_effect(tmp_path):
-    repeats(tmp_path, "single", [200.0] * 6)
-    repeats(tmp_path, "ddp", [160.0] * 6)
-    (sentence,) = sentences(tmp_path)
-    assert sentence.startswith("resnet50, one GPU count, 32 samples an update, 1 GPU: ")
-    assert "single is 1.25 times as fast as ddp: 5.00 ms and 6.25 ms a sample" in sentence
+@pytest.mark.parametrize(
+    ("after", "limit", "code", "said"),
+    [
+        ([80.0] * 6, "5%", 1, "slower by more than 5 %: ddp, resnet50, native, 1 GPU, batch 32: at least 1.250"),
+        ([80.0] * 6, "0.3", 0, "no measurement is shown to be slower by more than 30 %"),
+        ([96.0] * 6, "5%", 0, "no measurement is shown to be slower by more than 5 %"),
+        ([80.0, 80.0, 80.0, 80.0, 80.0, 100.0], "5%", 0, "no measurement is shown"),  # 1 to 1.25: it may be equal
+        (
+            [80.0] * 5,
+            "5%",
+            3,
+            "too few repeats to decide (6 a side are needed): ddp, resnet50, native, 1 GPU",
+        ),
+        ([120.0] * 6, "5%", 0, "ratio 0.833 (faster"),
+    ],
+)
+def test_the_gate_fails_for_what_is_slower_than_the_limit(tmp_path, capsys, after, limit, code, said):
+    repeats(tmp_path / "a", [100.0] * 6)
+    repeats(tmp_path / "b", after)
+    found = compare(tmp_path, capsys, "--fail-if-slower", limit)
+    assert found[0] == code
+    assert said in found[1]
 
 
-def test_the_effect_has_a_range_by_hand(tmp_path):
-    """10 to 12.5 ms against 20 to 40 ms: 20 / 12.5 = 1.6 to 40 / 10 = 4."""
-    repeats(tmp_path, "single", [100.0, 100.0, 90.0, 90.0, 80.0, 80.0])
-    repeats(tmp_path, "ddp", [50.0, 50.0, 40.0, 40.0, 25.0, 25.0])
-    (sentence,) = sentences(tmp_path)
-    assert sentence.endswith("the ratio is 1.6 to 4")
+def test_what_no_longer_ends_ok_fails_the_gate_and_single_ones_are_named(tmp_path, capsys):
+    repeats(tmp_path / "a", [100.0] * 6)
+    repeats(tmp_path / "a", [100.0], framework="fsdp")
+    write_run(tmp_path / "b", status="oom", sections={"environment": ENVIRONMENT})
+    repeats(tmp_path / "b", [100.0], framework="zero1")
+    code, said = compare(tmp_path, capsys, "--fail-if-slower", "5%")
+    assert code == 1
+    assert "10.0 ms before, no time after (oom)" in said
+    assert "only in before: fsdp, resnet50" in said
+    assert "only in after: zero1, resnet50" in said
 
 
-def test_frameworks_on_equal_gpus_are_one_sentence_and_the_base_is_another(tmp_path):
-    repeats(tmp_path, "single", [100.0] * 6)
-    for framework, rates in (("ddp", [180.0] * 6), ("fsdp", [150.0] * 6), ("zero1", [95.0] * 5 + [105.0])):
-        for repeat, rate in enumerate(rates):
-            write_run(tmp_path, framework=framework, gpus=2, rate=rate, repeat=repeat)
-    place, base, count = sentences(tmp_path)
-    where = "resnet50, weak scaling, 32 samples a GPU, 2 GPUs"
-    assert place == (
-        f"{where}: ddp is 1.2 times as fast as fsdp: 5.56 ms and 6.67 ms a sample, the ratio is 1.2 to 1.2; "
-        "ddp is 1.89 times as fast as zero1: 5.56 ms and 10.5 ms a sample, the ratio is 1.71 to 1.89"
+def test_nothing_changed(tmp_path, capsys):
+    repeats(tmp_path / "a", [100.0, 101.0])
+    repeats(tmp_path / "b", [100.0, 101.0])
+    code, said = compare(tmp_path, capsys, "--fail-if-slower", "5%")
+    assert code == 3
+    assert said.startswith("nothing changed in configuration and environment\n")
+
+
+def test_two_environments_of_one_set_are_paired_with_their_own(tmp_path, capsys):
+    for side in "ab":
+        repeats(tmp_path / side, [100.0] * 6)
+        repeats(tmp_path / side, [50.0] * 6, ENVIRONMENT | {"driver": "2"}, train={"timeout_s": 9.0})
+    code, said = compare(tmp_path, capsys, "--fail-if-slower", "1%")
+    assert code == 0
+    assert said.count("ratio 1.000") == 2
+
+
+def test_nothing_in_common_is_one_line(tmp_path, capsys):
+    repeats(tmp_path / "a", [100.0])
+    repeats(tmp_path / "b", [100.0], framework="fsdp")
+    code, said = compare(tmp_path, capsys)
+    assert code == 2
+    assert said.startswith("ddlbench.report: the sets have no measurement in common (1 and 1): ")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"gpus": 4, "per_gpu": 16},
+        {"per_gpu": 64},
+        {"train": {"precision": "bf16"}},
+        {"loader": "dali"},
+        {"model": "resnet101"},
+        {"changed": {"layers": [1, 1, 1, 1]}},
+        {"framework": "fsdp"},
+        {"device": "cpu"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_what_is_no_counterpart_is_never_compared(tmp_path, capsys, other, nodes):
+    """Also beside a measurement that is in both sets: twice as fast on other GPUs must not pass the gate."""
+    repeats(tmp_path / "a", [100.0] * 6, gpus=2)
+    repeats(tmp_path / "b", [200.0] * 6, **{"gpus": 2} | other)
+    for path in (tmp_path / "b").glob("*/attempt-1/run.json"):
+        record = json.loads(path.read_text())
+        record["launch"]["nodes"] = nodes
+        record["ledger"]["precision"] = record["config"]["train"]["precision"]
+        path.write_text(json.dumps(record))
+    assert compare(tmp_path, capsys)[0] == 2
+    for side in "ab":
+        repeats(tmp_path / side, [100.0] * 6, framework="single")
+    code, said = compare(tmp_path, capsys, "--fail-if-slower", "5%")
+    assert code == 3
+    assert said.count(", ratio ") == 1, "that of single"
+    assert "nothing to compare with after: ddp, resnet50, native, 2 GPUs, batch 64" in said
+
+
+def test_seven_repeats_all_count(tmp_path, capsys):
+    """10 to 70 ms before, 20 to 140 ms after: medians 40 and 80 ms, ratio 20/70 to 140/10."""
+    repeats(tmp_path / "a", [1e3 / ms for ms in (10, 20, 30, 40, 50, 60, 70)])
+    repeats(tmp_path / "b", [1e3 / ms for ms in (20, 40, 60, 80, 100, 120, 140)])
+    _, said = compare(tmp_path, capsys)
+    assert "40.0 ms -> 80.0 ms, ratio 2.000 (no difference shown, 0.286 to 14.000, n=7 and n=7)" in said
+
+
+def test_only_the_runs_with_a_time_are_counted(tmp_path, capsys):
+    for side in "ab":
+        repeats(tmp_path / side, [100.0] * 6)
+    write_run(
+        tmp_path / "b", repeat=7, summary={"throughput_samples_per_s": None}, sections={"environment": ENVIRONMENT}
     )
-    assert base == (
-        f"{where}, against single on 1 GPU: ddp is 1.8 times as fast (1.8 to 1.8); "
-        "fsdp is 1.5 times as fast (1.5 to 1.5); zero1: no speedup shown (0.95 to 1.05)"
-    )
-    assert count == (
-        "5 comparisons with intervals, not corrected for their number: each is wrong with probability 10 % at most, "
-        "so by chance up to about 0.5 of them"
-    )
+    write_run(tmp_path / "b", repeat=8, status="oom", sections={"environment": ENVIRONMENT})
+    assert "n=6 and n=6, 0 and 1 attempts failed" in compare(tmp_path, capsys)[1]
 
 
-def test_only_comparable_rows_are_compared(tmp_path):
-    write_run(tmp_path, gpus=1)
-    write_run(tmp_path, gpus=2)
-    write_run(tmp_path, gpus=1, dataset="b" * 64, framework="single")
-    write_run(tmp_path, gpus=1, status="oom", framework="fsdp")
-    assert sentences(tmp_path) == []
+def test_a_gate_without_two_sets_is_refused(tmp_path, capsys):
+    assert main([str(tmp_path), "--fail-if-slower", "5%"]) == 2
+    assert "--compare BEFORE AFTER" in capsys.readouterr().err
+    assert main([]) == 2
+
+
+def test_shares():
+    assert (share("5%"), share("0.05"), share("0%"), share("150%")) == (0.05, 0.05, 0.0, 1.5)
+    with pytest.raises(ValueError, match="-1"):
+        share("-1%")
+    with pytest.raises(ValueError, match="5"):
+        share("5")  # 500 %: a gate that never fails
+    with pytest.raises(ValueError, match="nan"):
+        share("nan")
+
+
+def test_what_cannot_be_read_is_named_and_counted_for_each_set(tmp_path, capsys):
+    repeats(tmp_path / "a", [100.0] * 6)
+    repeats(tmp_path / "b", [100.0] * 6)
+    for folder in sorted((tmp_path / "b").iterdir())[:2]:
+        (folder / "attempt-1" / "run.json").write_text('{"schema')
+    assert main(["--compare", str(tmp_path / "a"), str(tmp_path / "b"), "--fail-if-slower", "5%"]) == 3
+    said = capsys.readouterr()
+    assert said.err.count("warning: ") == said.err.count("run.json cannot be read") == 2
+    assert said.err.endswith("after: left out: 2 unreadable\n")
+    assert "n=6 and n=4" in said.out
+
+
+def test_a_measurement_that_is_missing_after_is_undecided(tmp_path, capsys):
+    repeats(tmp_path / "a", [100.0] * 6)
+    repeats(tmp_path / "a", [100.0] * 6, framework="fsdp")
+    write_run(tmp_path / "a", framework="zero3", status="oom", sections={"environment": ENVIRONMENT})
+    repeats(tmp_path / "b", [100.0] * 6)
+    code, said = compare(tmp_path, capsys, "--fail-if-slower", "5%")
+    assert code == 3
+    assert said.splitlines()[-1] == "nothing to compare with after: fsdp, resnet50, native, 1 GPU, batch 32"
+    assert compare(tmp_path, capsys)[0] == 0, "no gate"
+
+
+def test_several_of_one_name_are_not_said_to_be_in_one_set_only(tmp_path, capsys):
+    for side, bucket in (("a", 1), ("b", 2), ("b", 3)):
+        repeats(tmp_path / side, [100.0], knobs={"bucket": bucket})
+        repeats(tmp_path / side, [100.0], framework="fsdp", gpus=bucket)
+    repeats(tmp_path / "a", [100.0], framework="single")
+    repeats(tmp_path / "b", [100.0], framework="single")
+    _, said = compare(tmp_path, capsys)
+    ddp = "ddp, resnet50, native, 1 GPU, batch 32"
+    assert said.splitlines()[-6:] == [
+        f"not paired in before, for several have these names: {ddp}",
+        "only in before: fsdp, resnet50, native, 1 GPU, batch 32",
+        f"not paired in after, for several have these names: {ddp}",
+        f"not paired in after, for several have these names: {ddp}",
+        "only in after: fsdp, resnet50, native, 2 GPUs, batch 64",
+        "only in after: fsdp, resnet50, native, 3 GPUs, batch 96",
+    ]
+
+
+def test_two_clusters_may_have_other_nodes(tmp_path, capsys):
+    launch = {"world_size": 8, "ranks_per_node": 4, "device_type": "cuda", "backend": "nccl"}
+    for side, nodes in (("a", 1), ("b", 2)):
+        write_run(tmp_path / side, gpus=8, sections={"launch": launch | {"nodes": nodes}})
+    code, said = compare(tmp_path, capsys)
+    assert code == 0
+    assert said.splitlines()[:2] == ["changed:", "  seen: nodes: 1 -> 2"]
+    assert "ratio 1.000" in said
+
+
+def test_what_may_be_slower_and_what_failed_is_said(tmp_path, capsys):
+    repeats(tmp_path / "a", [100.0] * 6)
+    repeats(tmp_path / "b", [80.0] * 5 + [100.0])
+    for attempt in (2, 3):
+        write_run(tmp_path / "b", attempt=attempt, status="oom", sections={"environment": ENVIRONMENT})
+    code, said = compare(tmp_path, capsys, "--fail-if-slower", "5%")
+    assert code == 0
+    assert "(no difference shown, 1.000 to 1.250, n=6 and n=6, 0 and 2 attempts failed)" in said
+    assert said.splitlines()[-2:] == [
+        "no measurement is shown to be slower by more than 5 %",
+        "not shown, and more repeats may show it: ddp, resnet50, native, 1 GPU, batch 32: up to 1.250 times the time",
+    ]
+
+
+@pytest.mark.parametrize("option", ["--only framework=ddp", "--by loader", "--out x", "--target val_top1=0.7", "x"])
+def test_options_of_a_report_are_refused_beside_it(tmp_path, capsys, option):
+    assert main([*option.split(), "--compare", str(tmp_path), str(tmp_path)]) == 2
+    name = option.split()[0].replace("x", "RESULTS")
+    assert capsys.readouterr().err == f"ddlbench.report: --compare makes no report: leave {name} out\n"

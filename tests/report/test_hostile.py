@@ -13,8 +13,8 @@ import pytest
 
 from ddlbench.report.__main__ import main
 from ddlbench.report.overview import summary_text
-from ddlbench.report.read import read_all
-from ddlbench.report.tables import make_tables, records
+from ddlbench.results.reading.attempts import read_all
+from ddlbench.results.tables.tables import make_tables, records
 from ddlbench.texts import printable
 from tests.support import hostile
 from tests.support.records import write_run
@@ -155,7 +155,7 @@ def test_a_program_error_of_one_record_is_a_row_too(beside, monkeypatch):
     """An error that no check foresees."""
     results, alone = beside
     folder = write_run(results, framework="odd")
-    import ddlbench.report.rows as module
+    import ddlbench.results.tables.run_rows as module
 
     known = module.measured_options
     monkeypatch.setattr(

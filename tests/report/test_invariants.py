@@ -13,13 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ddlbench.record.schema import EPOCHS, RUNS
-from ddlbench.report.merge import AttemptRow
-from ddlbench.report.quality import learning_table
-from ddlbench.report.scaling import scaling_rows
-from ddlbench.report.stats import Interval, median, median_interval
-from ddlbench.report.tables import Tables, frame, records
-from ddlbench.report.targets import Target, target_rows
-from ddlbench.report.versus import versus
+from ddlbench.report.compare import versus
+from ddlbench.results.tables.merge import AttemptRow
+from ddlbench.results.tables.quality import learning_table
+from ddlbench.results.tables.scaling import scaling_rows
+from ddlbench.results.tables.stats import Interval, median, median_interval
+from ddlbench.results.tables.tables import Tables, frame, records
+from ddlbench.results.tables.targets import Target, target_rows
 
 # No limit that a busy machine could break.
 NO_LIMIT = [HealthCheck.too_slow]

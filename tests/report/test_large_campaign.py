@@ -7,12 +7,12 @@ import pandas as pd
 import pytest
 
 from benchmarks.campaign import write_campaign
+from ddlbench.figures.figures import MOST_FILES, PANELS_OF_A_FILE, make_figures
+from ddlbench.figures.panels import MOST_CURVES
 from ddlbench.report.__main__ import main
-from ddlbench.report.figures import MOST_FILES, PANELS_OF_A_FILE, make_figures
 from ddlbench.report.page import ROWS_SHOWN
-from ddlbench.report.panels import MOST_CURVES
-from ddlbench.report.read import read_all
-from ddlbench.report.tables import make_tables
+from ddlbench.results.reading.attempts import read_all
+from ddlbench.results.tables.tables import make_tables
 
 RUNS, EPOCHS = 1_250, 2  # one repeat of every cell: 11 frameworks, 5 models, 7 GPU counts, 2 loaders, 2 precisions
 KINDS = ("throughput", "speedup", "efficiency", "epoch_time", "memory", "accuracy_by_epoch", "perplexity_by_time")

@@ -9,8 +9,8 @@ import pytest
 
 from ddlbench.record.schema import EPOCHS, RUNS
 from ddlbench.report.__main__ import main
-from ddlbench.report.read import read_all
-from ddlbench.report.tables import make_tables, records
+from ddlbench.results.reading.attempts import read_all
+from ddlbench.results.tables.tables import make_tables, records
 from tests.support.records import GIB, write_run
 
 NEEDED = ("schema_version", "status")  # without them nothing of the record is used

@@ -7,12 +7,12 @@ import re
 
 import pytest
 
+from ddlbench.figures.figures import Drawing, make_figures
 from ddlbench.report.documents import write_documents
-from ddlbench.report.figures import Drawing, make_figures
 from ddlbench.report.overview import WIDTH, less_memory, summary_text
 from ddlbench.report.page import render
-from ddlbench.report.read import read_all
-from ddlbench.report.tables import make_tables, records
+from ddlbench.results.reading.attempts import read_all
+from ddlbench.results.tables.tables import make_tables, records
 from tests.support.records import strong_scaling, weak_scaling, write_run
 
 

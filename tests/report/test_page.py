@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ddlbench.figures.embedded import ALL_BYTES, Picture, pictures
 from ddlbench.report.__main__ import main
-from ddlbench.report.images import ALL_BYTES, Picture, pictures
 from ddlbench.report.page import ROWS_SHOWN
 from tests.support.records import write_run
 

@@ -9,10 +9,12 @@ from collections import Counter
 import pandas as pd
 import pytest
 
-from ddlbench.report import rows, spreadsheets, tables
 from ddlbench.report.__main__ import write_report
-from ddlbench.report.cores import Workers
-from ddlbench.report.read import read_all
+from ddlbench.results.reading.attempts import read_all
+from ddlbench.results.reading.cores import Workers
+from ddlbench.results.tables import csv_files as spreadsheets
+from ddlbench.results.tables import run_rows as rows
+from ddlbench.results.tables import tables
 from tests.support.records import weak_scaling, write_run
 
 

@@ -19,8 +19,8 @@ from ddlbench.errors import Unsupported
 from ddlbench.job import Batch
 from ddlbench.measure.clock import EpochClock
 from ddlbench.record.record import run_id
-from ddlbench.report.read import read_all
-from ddlbench.report.rows import run_row
+from ddlbench.results.reading.attempts import read_all
+from ddlbench.results.tables.run_rows import run_row
 from ddlbench.run import cold_cache
 from ddlbench.run.cold_cache import ColdCache, check_cold_cache
 from ddlbench.run.faults import Supervisor

@@ -16,7 +16,7 @@ import torch
 
 from ddlbench.errors import Diverged, Unavailable, Unsupported, UserError
 from ddlbench.measure.environment import variables
-from ddlbench.report.read import read_all
+from ddlbench.results.reading.attempts import read_all
 from ddlbench.run.failure import Failure
 from ddlbench.run.faults import NCCL_DEFAULTS, disable_nccl_abort
 from tests.support.faults import WITHIN_S, end, patience_s, record, start

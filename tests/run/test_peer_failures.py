@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 
 from ddlbench.ranks.launchers import free_port
-from ddlbench.report.read import read_all
+from ddlbench.results.reading.attempts import read_all
 from tests.support.disk import fill_disk
 from tests.support.faults import ROOT, begun, command, end, patience_s, record, start
 from tests.support.killed import beaten

@@ -13,8 +13,8 @@ import pytest
 from ddlbench.heartbeat import Process
 from ddlbench.ranks.boundary import Boundary
 from ddlbench.ranks.stop import Ask
-from ddlbench.report.read import read_all
-from ddlbench.report.rows import run_row
+from ddlbench.results.reading.attempts import read_all
+from ddlbench.results.tables.run_rows import run_row
 from ddlbench.run.checkpoints import Checkpoints
 from tests.support.faults import end, start
 from tests.support.runs import SMALL

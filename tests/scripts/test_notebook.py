@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ddlbench.report.read import read_all
-from ddlbench.report.tables import make_tables
+from ddlbench.results.reading.attempts import read_all
+from ddlbench.results.tables.tables import make_tables
 from tests.support import records
 
 nbformat = pytest.importorskip("nbformat")

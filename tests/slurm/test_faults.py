@@ -12,8 +12,8 @@ import pandas as pd
 import psutil
 import pytest
 
-from ddlbench.report.read import read_all
-from ddlbench.report.tables import make_tables
+from ddlbench.results.reading.attempts import read_all
+from ddlbench.results.tables.tables import make_tables
 from tests.slurm.cluster import COMMANDS, SCRIPTS, TINY, Slurm, obstacle, records
 from tests.support.faults import patience_s
 from tests.support.processes import PYTHON, need

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ddlbench.report.files import LARGEST_BYTES
+from ddlbench.foreign import LARGEST_BYTES
 from tests.support.records import write_run
 
 NUMBERS = (True, -1, -0.5, 0, 1.5, 5e-324, 1e308, 2**63, -(2**63) - 1, 10**400, float("nan"), float("inf"))

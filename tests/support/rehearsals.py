@@ -16,7 +16,7 @@ from ddlbench.config.compose import configuration, configurations
 from ddlbench.config.schema import Config
 from ddlbench.errors import Unsupported
 from ddlbench.ranks.launch import Launch
-from ddlbench.run.rehearsal.rehearse import Rehearsal, rehearse
+from ddlbench.rehearsal.rehearse import Rehearsal, rehearse
 from tests.support.processes import PYTHON, run
 
 WORLD = 8

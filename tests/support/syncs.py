@@ -16,7 +16,7 @@ from ddlbench.errors import Unsupported
 from ddlbench.frameworks.local_sgd import LocalSGD
 from ddlbench.frameworks.pipeline.pipedream import PipeDream
 from ddlbench.job import Batch, Framework, Job, Place
-from ddlbench.run.rehearsal import observed
+from ddlbench.rehearsal import observed
 from tests.support.equal import make_job
 from tests.support.reference import Case
 from tests.support.strategies import Strategy, strategies

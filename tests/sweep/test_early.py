@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from ddlbench.heartbeat import Process
-from ddlbench.report.read import read_all
+from ddlbench.results.reading.attempts import read_all
 from ddlbench.sweep.early import record_early_end
 from ddlbench.sweep.local import Began, _ended, run_cells
 from ddlbench.sweep.plan import Cell, plan

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from ddlbench.report.read import read_all
+from ddlbench.results.reading.attempts import read_all
 from ddlbench.sweep.__main__ import main
 from ddlbench.sweep.ended_jobs import Job, Part, end_of, part, record_ended_jobs, slurm_state
 from ddlbench.sweep.lock import claim

@@ -10,7 +10,7 @@ import pytest
 from ddlbench.config import compose
 from ddlbench.config.compose import configurations
 from ddlbench.errors import UserError
-from ddlbench.oracle.command import main as predict
+from ddlbench.predict.__main__ import main as predict
 from ddlbench.sweep.__main__ import main
 from ddlbench.sweep.forecast import Forecast
 from ddlbench.sweep.plan import Cell, plan

@@ -21,12 +21,13 @@ from ddlbench.frameworks.pipeline.pipedream import PipeDream
 from ddlbench.frameworks.single import Single
 from ddlbench.frameworks.tensor.adapter import TensorParallel
 from ddlbench.job import Job
-from ddlbench.oracle import data, pipeline, sharded, spatial, tensor
-from ddlbench.oracle.computation import Computation
-from ddlbench.oracle.machine import Machine
+from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.reason import reason
 from ddlbench.oracle.setting import Message, Outcome, Setting, kind_of
-from ddlbench.oracle.traced import traced
+from ddlbench.oracle.strategies import data_parallel as data
+from ddlbench.oracle.strategies import pipeline, sharded, spatial, tensor
+from ddlbench.oracle.strategies.traced import traced
+from ddlbench.oracle.timing.computation import Computation
 from ddlbench.ranks.launch import Launch
 from ddlbench.run.assembly import make_job
 

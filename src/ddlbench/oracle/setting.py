@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 
 from ddlbench.job import Job
-from ddlbench.oracle import collectives
-from ddlbench.oracle.collectives import Path
-from ddlbench.oracle.computation import Computation
-from ddlbench.oracle.counts import Counts
-from ddlbench.oracle.machine import Machine
+from ddlbench.oracle.counts.counts import Counts
+from ddlbench.oracle.machine import collectives
+from ddlbench.oracle.machine.collectives import Path
+from ddlbench.oracle.machine.machine import Machine
+from ddlbench.oracle.timing.computation import Computation
 from ddlbench.recipe.optimizers import OptimizerConfig, optimizers
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}

@@ -165,7 +165,7 @@ def group_timeout(device: torch.device, timeout_s: float) -> timedelta:
 
 
 def is_fake() -> bool:
-    """Whether the ranks do not exist (ranks/fake.py): their collectives return no values that could be read."""
+    """Whether the ranks do not exist (ranks/fake/fake.py): their collectives return no values that could be read."""
     import torch.distributed as dist
 
     return dist.get_backend() == "fake"

@@ -11,19 +11,19 @@ from pathlib import Path
 from typing import TextIO
 
 from ddlbench.errors import UserError
-from ddlbench.report.cores import Workers, cores
+from ddlbench.figures.figures import make_figures
+from ddlbench.figures.saving import save
+from ddlbench.report.compare import SLOWER, UNDECIDED, versus
 from ddlbench.report.documents import write_documents, write_warnings
-from ddlbench.report.figures import make_figures
-from ddlbench.report.labels import marked
-from ddlbench.report.merge import FACTORS, AttemptRow
-from ddlbench.report.only import only
 from ddlbench.report.overview import summary_text
 from ddlbench.report.page import render
-from ddlbench.report.read import read_all
-from ddlbench.report.saving import save
-from ddlbench.report.tables import Tables, make_tables, merge, not_used
-from ddlbench.report.targets import Target, target, write_targets
-from ddlbench.report.versus import SLOWER, UNDECIDED, versus
+from ddlbench.results.reading.attempts import read_all
+from ddlbench.results.reading.cores import Workers, cores
+from ddlbench.results.tables.labels import marked
+from ddlbench.results.tables.merge import FACTORS, AttemptRow
+from ddlbench.results.tables.only import only
+from ddlbench.results.tables.tables import Tables, make_tables, merge, not_used
+from ddlbench.results.tables.targets import Target, target, write_targets
 from ddlbench.texts import printable
 
 WARNINGS_SHOWN = 50
@@ -58,7 +58,7 @@ def _tables(given: argparse.Namespace, workers: Workers) -> Tables:
     tables = make_tables(found, given.by, workers)
     if given.predict is None:
         return tables
-    from ddlbench.oracle.beside import with_predictions  # torch comes with it
+    from ddlbench.report.predicted import with_predictions  # torch comes with it
 
     return with_predictions(tables, found, given.predict)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ddlbench.report.compare import row_name, sample_interval
-from ddlbench.report.merge import Row, group_by
-from ddlbench.report.panels import devices, duration, settings
-from ddlbench.report.stats import SMALLEST_N
+from ddlbench.figures.panels import devices, duration, settings
+from ddlbench.report.verdicts import row_name, sample_interval
+from ddlbench.results.tables.merge import Row, group_by
+from ddlbench.results.tables.stats import SMALLEST_N
 from ddlbench.texts import shortened
 
 PARAGRAPHS = 12

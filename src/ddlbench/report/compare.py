@@ -1,75 +1,209 @@
-"""Sentences on which of several comparable measurements is faster, where the repeats allow one (Hoefler and Belli)."""
+"""Two sets of results: what changed in configuration and environment first, then the numbers, and a gate for both."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
 
-from ddlbench.report.merge import Row, group_by
-from ddlbench.report.panels import batch_size, curve_name, devices, duration, scaling_text
-from ddlbench.report.ratios import NONE_SHOWN, base_name
-from ddlbench.report.stats import LEVEL, Interval, ratio_interval
+from ddlbench.errors import UserError
+from ddlbench.figures.panels import devices, duration
+from ddlbench.results.tables.merge import SEEN, AttemptRow, Row, asked, group_by
+from ddlbench.results.tables.scaling import Point, representative
+from ddlbench.results.tables.stats import Interval, ratio_interval
+from ddlbench.texts import shortened
 
+Group: TypeAlias = list[AttemptRow]
+Pair: TypeAlias = tuple[Group, Group]
 
-def comparisons(scaling: Sequence[Row]) -> list[str]:
-    """A sentence for each model, batch and GPU count: the fastest measurement against the others; one more for the
-    ratios to the best single GPU; at the end how many comparisons there are, for each may be wrong by chance."""
-    rows = [row for row in scaling if row["sample_time_s"] and row["gpus"]]
-    groups = group_by(rows, lambda row: (row["comparison"], row["scaling"], batch_size(row), row["gpus"]))
-    sentences: list[str] = []
-    decided = 0
-    for group in groups.values():
-        fastest, *others = sorted(group, key=lambda row: row["sample_time_s"])
-        alone = ", loader alone" if fastest["mode"] == "loader" else ""
-        models = ", ".join(dict.fromkeys(str(row["model"]) for row in group))
-        where = f"{models}{alone}, {scaling_text(fastest)}, {devices(fastest['gpus'], fastest['device'])}"
-        if others:
-            sentences.append(f"{where}: {'; '.join(_sentence(fastest, other) for other in others)}")
-        based = [row for row in group if row["speedup_low"] is not None and row["gpus"] > 1]
-        if based:
-            sentences.append(f"{where}, against {_base(fastest)}: {'; '.join(map(_against_base, based))}")
-        decided += len(based) + sum(bool(sample_interval(fastest) and sample_interval(other)) for other in others)
-    return [*sentences, *([_multiplicity(decided)] if decided > 1 else [])]
+SLOWER, UNDECIDED = 1, 3  # exit codes of the gate; 2 is that of a wrong command
+NAMES = ("mode", "framework", "model", "model_changed", "loader", "data", "recipe", "precision", "device", "gpus")
+LONGEST = 60  # letters of a value
+CHANGES_SHOWN = 30
 
 
-def _multiplicity(count: int) -> str:
-    return (
-        f"{count} comparisons with intervals, not corrected for their number: each is wrong with probability "
-        f"{2 * (1 - LEVEL):.0%} at most, so by chance up to about {2 * (1 - LEVEL) * count:.1f} of them"
-    ).replace("%", " %")
+@dataclass
+class Versus:
+    """What is printed, and what decides the gate.
+
+    slower:    shown to be slower by more than the limit, or no run ends ok any more
+    undecided: too few repeats, or no counterpart after
+    possible:  not shown to be slower, but the interval reaches beyond the limit; does not fail the gate
+    """
+
+    lines: list[str] = field(default_factory=list[str])
+    slower: list[str] = field(default_factory=list[str])
+    undecided: list[str] = field(default_factory=list[str])
+    possible: list[str] = field(default_factory=list[str])
+
+    @property
+    def exit_code(self) -> int:
+        return SLOWER if self.slower else UNDECIDED if self.undecided else 0
 
 
-def _base(row: Row) -> str:
-    return f"{base_name(row, 'best_single')} on {devices(1, row['device'])}"
+def versus(before: Sequence[Group], after: Sequence[Group], limit: float | None = None) -> Versus:
+    """Compare measurements of two sets; limit: the share by which one may be slower, None: no gate.
+
+    Measurements are paired where the same was asked for in both; of the rest those of equal names and batch, at last on
+    whatever number of nodes. UserError where there is no pair.
+    """
+    pairs, left = _paired(before, after)
+    if not pairs:
+        raise UserError(
+            f"the sets have no measurement in common ({len(before)} and {len(after)}): give two results_dir with the "
+            "same framework, model, data and number of GPUs; several of one name in a set cannot be paired"
+        )
+    found = Versus([*_changes(pairs), "", "times (seconds a sample, medians; ratio after / before):"])
+    for pair in pairs:
+        _judge(found, pair, limit)
+    found.lines += [f"{_unpaired(where, group, left)}: {_name(group)}" for where, group in left]
+    if limit is not None:
+        gone = [group for where, group in left if where == "before" and any(run.ok for run in group)]
+        found.undecided += [f"nothing to compare with after: {_name(group)}" for group in gone]
+        found.lines += ["", *_gate(found, limit)]
+    return found
 
 
-def _against_base(row: Row) -> str:
-    ends = f"{row['speedup_low']:.3g} to {row['speedup_high']:.3g}"
-    if row["speedup_verdict"] == NONE_SHOWN:
-        return f"{row_name(row)}: {NONE_SHOWN} ({ends})"
-    return f"{row_name(row)} is {row['speedup']:.3g} times as fast ({ends})"
+def _unpaired(where: str, group: Group, left: Sequence[tuple[str, Group]]) -> str:
+    """Why a group has no counterpart: the other set has none, or several of the same names."""
+    names = _same_names(group)
+    several = any(names == _same_names(other) for elsewhere, other in left if elsewhere != where)
+    return f"not paired in {where}, for several have these names" if several else f"only in {where}"
 
 
-def _sentence(fast: Row, slow: Row) -> str:
-    names = f"{row_name(fast)} and {row_name(slow)}"
-    times = f"{duration(fast['sample_time_s'])} and {duration(slow['sample_time_s'])} a sample"
-    one, two = sample_interval(fast), sample_interval(slow)
-    if one is None or two is None:
-        counts = f"n={fast['runs_ok']} and n={slow['runs_ok']}"
-        return f"{names} took {times} ({counts}, no 95 % CI): too few repeats to tell them apart"
-    effect = ratio_interval(two, one)
-    ends = f"{effect.low:.3g} to {effect.high:.3g}"
-    if one.overlaps(two):
-        return f"no difference shown between {names}: {times}, their ratio is {ends}"
-    factor = slow["sample_time_s"] / fast["sample_time_s"]
-    return f"{row_name(fast)} is {factor:.3g} times as fast as {row_name(slow)}: {times}, the ratio is {ends}"
+def _paired(before: Sequence[Group], after: Sequence[Group]) -> tuple[list[Pair], list[tuple[str, Group]]]:
+    pairs: list[Pair] = []
+    ones, twos = list(before), list(after)
+    for key in (_same_environment, _same_request, _same_names, _same_on_other_nodes):
+        found = list(_unique_pairs(ones, twos, key))
+        pairs += found
+        used = {id(group) for pair in found for group in pair}
+        ones, twos = ([group for group in side if id(group) not in used] for side in (ones, twos))
+    return pairs, [*(("before", group) for group in ones), *(("after", group) for group in twos)]
 
 
-def row_name(row: Row) -> str:
-    """Its curve, and the layout of its ranks where that is asked for."""
-    return curve_name(row) + (f" [{row['layout']}]" if row["layout"] else "")
+def _unique_pairs(ones: Sequence[Group], twos: Sequence[Group], key: Callable[[Group], Any]) -> Iterator[Pair]:
+    """Where each side has one group of a key."""
+    by_key = group_by(twos, key)
+    for name, groups in group_by(ones, key).items():
+        if len(groups) == len(by_key.get(name, ())) == 1:
+            yield groups[0], by_key[name][0]
 
 
-def sample_interval(row: Row) -> Interval | None:
-    """Of the median of a sample's time; None with too few repeats."""
-    low, high = row["sample_time_low_s"], row["sample_time_high_s"]
-    return None if low is None or high is None else Interval(low, high, LEVEL)
+def _same_environment(group: Group) -> tuple[Any, ...]:
+    row = representative(group).row
+    return (*_same_request(group), row["environment_id"], row["dataset_hash"], row["device_model"], row["torch"])
+
+
+def _same_request(group: Group) -> tuple[Any, ...]:
+    run = representative(group)
+    return asked(run), run.row["global_batch"], run.row["device"]
+
+
+def _same_names(group: Group) -> tuple[Any, ...]:
+    row = representative(group).row
+    return tuple(row[name] for name in (*NAMES, "nodes", "global_batch"))
+
+
+def _same_on_other_nodes(group: Group) -> tuple[Any, ...]:
+    """Of two clusters: nodes with 4 and with 8 GPUs."""
+    row = representative(group).row
+    return tuple(row[name] for name in (*NAMES, "global_batch"))
+
+
+def _changes(pairs: Sequence[Pair]) -> list[str]:
+    """Every change, with the number of measurements that have it."""
+    counts = Counter(change for pair in pairs for change in _changed(*map(representative, pair)))
+    if not counts:
+        return ["nothing changed in configuration and environment"]
+    lines = [
+        f"  {text}" + ("" if count == len(pairs) else f" ({count} of {len(pairs)} measurements)")
+        for text, count in sorted(counts.items())
+    ]
+    more = len(lines) - CHANGES_SHOWN
+    return ["changed:", *lines[:CHANGES_SHOWN], *([f"  and {more} more"] if more > 0 else [])]
+
+
+def _changed(one: AttemptRow, two: AttemptRow) -> Iterator[str]:
+    free = {"train.repeat", "train.global_batch", "train.batch_per_gpu", "cluster.notes"}
+    seen = ["nodes", *(name for name in SEEN if name != "environment_id")]
+    parts: list[tuple[str, Row, Row]] = [
+        ("configuration", _without(one.options, free), _without(two.options, free)),
+        ("environment", one.environment | one.noted, two.environment | two.noted),
+        ("seen", {name: one.row[name] for name in seen}, {name: two.row[name] for name in seen}),
+    ]
+    for part, old, new in parts:
+        for key in sorted(old.keys() | new.keys()):
+            if old.get(key) != new.get(key):
+                yield f"{part}: {key}: {_value(old, key)} -> {_value(new, key)}"
+
+
+def _without(options: Row, keys: Iterable[str]) -> Row:
+    return {key: value for key, value in options.items() if key not in keys}
+
+
+def _value(values: Row, key: str) -> str:
+    if key not in values:
+        return "not set"
+    value = values[key]
+    return shortened(value if isinstance(value, str) else json.dumps(value, default=str), LONGEST)
+
+
+def _judge(found: Versus, pair: Pair, limit: float | None) -> None:
+    """Add the line of one pair, and what the gate makes of it."""
+    one, two = (Point(group, "", "", "framework") for group in pair)
+    name = _name(pair[0])
+    if not one.sample_time_s:
+        found.lines.append(f"  {name}: no time before ({_status(pair[0])}), {_time(two, pair[1])} after")
+        return
+    if not two.sample_time_s:
+        found.lines.append(f"  {name}: {_time(one, pair[0])} before, no time after ({_status(pair[1])})")
+        found.slower.append(f"{name}: no run ended ok")
+        return
+    ratio = two.sample_time_s / one.sample_time_s
+    interval = ratio_interval(two.interval, one.interval) if one.interval and two.interval else None
+    counts = f"n={len(one.sample_times)} and n={len(two.sample_times)}{_failed(one, two)}"
+    bounds = f"{_word(interval)}, {interval.low:.3f} to {interval.high:.3f}" if interval else "too few for an interval"
+    times = f"{duration(one.sample_time_s)} -> {duration(two.sample_time_s)}"
+    found.lines.append(f"  {name}: {times}, ratio {ratio:.3f} ({bounds}, {counts})")
+    if limit is None:
+        return
+    if interval is None:
+        found.undecided.append(f"too few repeats to decide (6 a side are needed): {name}: {counts}")
+    elif interval.low > 1 + limit:
+        found.slower.append(f"{name}: at least {interval.low:.3f} times the time")
+    elif interval.high > 1 + limit:
+        found.possible.append(f"{name}: up to {interval.high:.3f} times the time")
+
+
+def _failed(one: Point, two: Point) -> str:
+    """ ", 0 and 2 attempts failed"; empty where none did."""
+    before, after = (len(point.runs) - len(point.ok) for point in (one, two))
+    return f", {before} and {after} attempts failed" if before or after else ""
+
+
+def _word(interval: Interval) -> str:
+    return "slower" if interval.low > 1 else "faster" if interval.high < 1 else "no difference shown"
+
+
+def _gate(found: Versus, limit: float) -> list[str]:
+    percent = f"{100 * limit:g} %"
+    lines = [f"slower by more than {percent}: {text}" for text in found.slower] + found.undecided
+    lines = lines or [f"no measurement is shown to be slower by more than {percent}"]
+    return lines + [f"not shown, and more repeats may show it: {text}" for text in found.possible]
+
+
+def _status(group: Group) -> str:
+    return ", ".join(dict.fromkeys(str(run.row["status"]) for run in group))
+
+
+def _time(point: Point, group: Group) -> str:
+    return duration(point.sample_time_s) if point.sample_time_s else f"no time ({_status(group)})"
+
+
+def _name(group: Group) -> str:
+    row = representative(group).row
+    where = devices(row["gpus"] or 0, row["device"])
+    return f"{row['framework']}, {row['model']}, {row['loader']}, {where}, batch {row['global_batch']}"

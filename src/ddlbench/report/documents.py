@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddlbench.report.labels import axes_shown
-from ddlbench.report.marks import numbered
-from ddlbench.report.merge import Row
 from ddlbench.report.overview import LEFT, MEASURED, SETTINGS, notes, overview_cells, ratio_columns
+from ddlbench.results.tables.labels import axes_shown
+from ddlbench.results.tables.marks import numbered
+from ddlbench.results.tables.merge import Row
 
 _LATEX = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "_": r"\_", "%": r"\%",

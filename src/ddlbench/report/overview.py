@@ -7,16 +7,16 @@ from textwrap import wrap
 
 import pandas as pd
 
+from ddlbench.figures.panels import devices, duration
+from ddlbench.figures.quantities import MEMORY
 from ddlbench.report.best import best
-from ddlbench.report.labels import axes_shown, changed_models, marked
-from ddlbench.report.marks import numbered, remarks
-from ddlbench.report.merge import Row
-from ddlbench.report.panels import devices, duration
-from ddlbench.report.quantities import MEMORY
-from ddlbench.report.ratios import NONE_SHOWN, base_name
-from ddlbench.report.stats import SMALLEST_N
-from ddlbench.report.tables import records
-from ddlbench.report.texts import aligned, gib, number, percent, ratio, seconds, signed
+from ddlbench.results.tables.cell_texts import aligned, gib, number, percent, ratio, seconds, signed
+from ddlbench.results.tables.labels import axes_shown, changed_models, marked
+from ddlbench.results.tables.marks import numbered, remarks
+from ddlbench.results.tables.merge import Row
+from ddlbench.results.tables.ratios import NONE_SHOWN, base_name
+from ddlbench.results.tables.stats import SMALLEST_N
+from ddlbench.results.tables.tables import records
 from ddlbench.texts import shortened
 
 WIDTH = 140

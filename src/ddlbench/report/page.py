@@ -10,14 +10,10 @@ from typing import Any
 
 import jinja2
 
+from ddlbench.figures.embedded import pictures
+from ddlbench.figures.figures import Drawing
 from ddlbench.record.schema import CLOCKS, EPOCHS, RANKS, RUNS, SCALING, Column
 from ddlbench.report.best import best
-from ddlbench.report.compare import comparisons
-from ddlbench.report.figures import Drawing
-from ddlbench.report.images import pictures
-from ddlbench.report.labels import axes_shown, marked
-from ddlbench.report.marks import numbered
-from ddlbench.report.merge import Row, group_by
 from ddlbench.report.overview import (
     LEFT,
     MEASURED,
@@ -29,7 +25,11 @@ from ddlbench.report.overview import (
     overview_cells,
     ratio_columns,
 )
-from ddlbench.report.tables import Tables, records
+from ddlbench.report.verdicts import comparisons
+from ddlbench.results.tables.labels import axes_shown, marked
+from ddlbench.results.tables.marks import numbered
+from ddlbench.results.tables.merge import Row, group_by
+from ddlbench.results.tables.tables import Tables, records
 from ddlbench.texts import shortened
 
 # Of each table; the files beside the page have all rows.

@@ -8,11 +8,11 @@ from ddlbench.config.compose import configuration
 from ddlbench.config.schema import Config
 from ddlbench.errors import UserError
 from ddlbench.job import Job
-from ddlbench.oracle import machine as machines
-from ddlbench.oracle.command import SAMPLES
-from ddlbench.oracle.computation import Computation
-from ddlbench.oracle.inputs import from_roofline
+from ddlbench.oracle.machine import machine as machines
+from ddlbench.oracle.measured.inputs import from_roofline
 from ddlbench.oracle.predictor import Known, predict
+from ddlbench.oracle.timing.computation import Computation
+from ddlbench.predict.__main__ import SAMPLES
 from ddlbench.sweep.plan import Cell
 
 

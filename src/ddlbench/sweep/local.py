@@ -19,7 +19,7 @@ from pathlib import Path
 from ddlbench.errors import RunError
 from ddlbench.ranks.launchers import free_port, rank_variables
 from ddlbench.record.ending import end_for_rank_0, now
-from ddlbench.report.gone import keeper_alive
+from ddlbench.results.reading.gone import keeper_alive
 from ddlbench.sweep import slurm
 from ddlbench.sweep.lock import FOLDER, Claim, claim
 from ddlbench.sweep.plan import INVALID, Cell

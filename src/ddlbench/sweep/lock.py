@@ -19,8 +19,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ddlbench.foreign import parse, read_bytes
 from ddlbench.heartbeat import SILENT_S, Heartbeat, Process, server_time
-from ddlbench.report.files import parse, read_bytes
 
 FOLDER = ".sweep"
 JOB = re.compile(r"ddlbench-[\w. -]+")  # names of Slurm jobs

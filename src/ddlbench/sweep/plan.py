@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ddlbench.config.compose import configuration, configurations, refusal, supports
 from ddlbench.config.schema import Config
 from ddlbench.errors import Unavailable, Unsupported, UserError
-from ddlbench.report.merge import digest
+from ddlbench.results.tables.merge import digest
 from ddlbench.sweep.study import Study
 
 if TYPE_CHECKING:

@@ -12,11 +12,11 @@ from typing import Any, cast
 
 from ddlbench.config.identity import added_later, measured_part
 from ddlbench.config.schema import Options
+from ddlbench.foreign import Object, parse, read_bytes
 from ddlbench.heartbeat import server_time
 from ddlbench.record.ending import end_for_rank_0
 from ddlbench.record.files import HEARTBEAT
-from ddlbench.report.files import Object, parse, read_bytes
-from ddlbench.report.gone import find_gone
+from ddlbench.results.reading.gone import find_gone
 from ddlbench.sweep.plan import Cell, key_of
 
 MISSING, RUNNING, QUEUED = "missing", "running", "queued"

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ddlbench.report.texts import aligned
+from ddlbench.results.tables.cell_texts import aligned
 from ddlbench.sweep.plan import INVALID, Cell, points
 from ddlbench.sweep.state import MISSING, QUEUED, RUNNING, State
 from ddlbench.texts import printable

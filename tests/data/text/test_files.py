@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from ddlbench.data.foreign import sha256_of
+from ddlbench.data.foreign_data import sha256_of
 from ddlbench.data.text import files as textfiles
 from ddlbench.data.text.files import find_texts, find_tokenizer, is_made, token_path
 from ddlbench.errors import UserError

@@ -9,14 +9,14 @@ from functools import cache
 import numpy as np
 
 from ddlbench.config.compose import configuration, configurations
-from ddlbench.oracle import collectives as by
-from ddlbench.oracle.beside import cells
-from ddlbench.oracle.collectives import path
-from ddlbench.oracle.computation import Blocks, Computation, Pass, Speeds, spread
-from ddlbench.oracle.counts import Block, Counts, Work
-from ddlbench.oracle.inputs import OneStep, from_one_step
-from ddlbench.oracle.machine import Sweep, load
+from ddlbench.oracle.counts.counts import Block, Counts, Work
+from ddlbench.oracle.machine import collectives as by
+from ddlbench.oracle.machine.collectives import path
+from ddlbench.oracle.machine.machine import Sweep, load
+from ddlbench.oracle.measured.inputs import OneStep, from_one_step
 from ddlbench.oracle.predictor import Known, Prediction, predict
+from ddlbench.oracle.timing.computation import Blocks, Computation, Pass, Speeds, spread
+from ddlbench.report.predicted import cells
 from tests.oracle.made import MACHINE, block, made
 from tests.oracle.worked.text import ms, s
 

@@ -17,15 +17,15 @@ from ddlbench.job import Model
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.resnet import ResNet
 from ddlbench.models.vgg import VGG
-from ddlbench.oracle import collectives as by
-from ddlbench.oracle import overlap, schedule
-from ddlbench.oracle.collectives import path
-from ddlbench.oracle.counts import Exchange, Rows
-from ddlbench.oracle.overlap import MiB
+from ddlbench.oracle.counts.counts import Exchange, Rows
+from ddlbench.oracle.machine import collectives as by
+from ddlbench.oracle.machine.collectives import path
 from ddlbench.oracle.predictor import strategy
 from ddlbench.oracle.setting import Outcome, Setting
-from ddlbench.oracle.spatial import Spatial
-from ddlbench.oracle.tensor import Channel, traffic
+from ddlbench.oracle.strategies.spatial import Spatial
+from ddlbench.oracle.strategies.tensor import Channel, traffic
+from ddlbench.oracle.timing import overlap, schedule
+from ddlbench.oracle.timing.overlap import MiB
 from tests.oracle.made import GPT, MACHINE, block, made, setting
 from tests.oracle.worked.computing import EIGHT, GB, A, B, M
 from tests.oracle.worked.text import ms, s, us

@@ -12,14 +12,14 @@ import pytest
 
 from ddlbench.config.compose import configuration, configurations
 from ddlbench.config.schema import Config
+from ddlbench.figures.panels import panels
 from ddlbench.measure.usage import Usage
 from ddlbench.record.record import run_id
 from ddlbench.report.__main__ import main as report
-from ddlbench.report.compare import comparisons
 from ddlbench.report.overview import summary_text
-from ddlbench.report.panels import panels
-from ddlbench.report.read import read_all
-from ddlbench.report.tables import Tables, make_tables, records
+from ddlbench.report.verdicts import comparisons
+from ddlbench.results.reading.attempts import read_all
+from ddlbench.results.tables.tables import Tables, make_tables, records
 from ddlbench.run.scenarios.loading import over_ranks
 from tests.support.pictures import write_folders
 from tests.support.processes import PYTHON, run

@@ -37,9 +37,9 @@ from ddlbench.ranks.boundary import Boundary
 from ddlbench.ranks.control import barrier
 from ddlbench.ranks.launchers import free_port
 from ddlbench.recipe.rates import Rates
-from ddlbench.report.breakdown import breakdown
-from ddlbench.report.read import read_all
-from ddlbench.report.tables import make_tables
+from ddlbench.results.reading.attempts import read_all
+from ddlbench.results.tables.breakdown import breakdown
+from ddlbench.results.tables.tables import make_tables
 from ddlbench.run.scenarios.training import Training
 from ddlbench.run.scenarios.window import Window, profiled
 from tests.equality.cases import MODELS

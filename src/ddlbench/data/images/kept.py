@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ddlbench.data.foreign import open_regular
+from ddlbench.data.foreign_data import open_regular
 from ddlbench.data.home import home, replacing
 from ddlbench.errors import UserError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from ddlbench.data.foreign import sha256_of
+from ddlbench.data.foreign_data import sha256_of
 from ddlbench.data.home import home
 from ddlbench.data.text.tokenfile import TokenFile
 from ddlbench.data.text.tokenize import TokenizerFiles

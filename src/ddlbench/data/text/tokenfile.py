@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ddlbench.data.foreign import format_of, made_of, read_json, regular_size
+from ddlbench.data.foreign_data import format_of, made_of, read_json, regular_size
 from ddlbench.data.home import replacing
 from ddlbench.errors import UserError
 

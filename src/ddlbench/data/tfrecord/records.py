@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import BinaryIO
 
-from ddlbench.data.foreign import open_regular
+from ddlbench.data.foreign_data import open_regular
 from ddlbench.errors import Unavailable
 
 HEAD, FOOT = struct.Struct("<QI"), struct.Struct("<I")

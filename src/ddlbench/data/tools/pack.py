@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from ddlbench.data.foreign import made_of, parse_json, regular_size, sha256_of
+from ddlbench.data.foreign_data import made_of, parse_json, regular_size, sha256_of
 from ddlbench.data.home import replacing
 from ddlbench.data.images.index import Files, FolderLayout, Index, prepare_index
 from ddlbench.data.processes import in_processes
@@ -41,8 +41,8 @@ from ddlbench.data.tfrecord.packed import (
 )
 from ddlbench.data.tfrecord.records import BadRecord, crc32c, index_text, record, spans_of
 from ddlbench.errors import UserError
+from ddlbench.foreign import read_bytes
 from ddlbench.progress import Progress
-from ddlbench.report.files import read_bytes
 from ddlbench.texts import shortened
 
 READ_AHEAD = 4  # images at once: a disk, and a parallel file system even more, is quicker with several than with one

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from ddlbench.data.foreign import sha256_of
+from ddlbench.data.foreign_data import sha256_of
 from ddlbench.data.images.index import Files, FolderLayout, Index, prepare_index
 from ddlbench.data.processes import in_processes
 from ddlbench.data.text.tokenfile import TokenFile
@@ -27,8 +27,8 @@ from ddlbench.data.tfrecord.packed import (
 )
 from ddlbench.data.tfrecord.records import FRAME, BadRecord, Span, crc32c, index_text, walk
 from ddlbench.data.tools.info import token_files
+from ddlbench.foreign import read_bytes
 from ddlbench.progress import Progress
-from ddlbench.report.files import read_bytes
 
 IMAGES_A_JOB = 256  # of a folder
 

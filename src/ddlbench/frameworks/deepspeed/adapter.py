@@ -28,7 +28,7 @@ from ddlbench.measure.spans import BACKWARD, FORWARD, UPDATE, span
 from ddlbench.ranks.launchers import OPEN_MPI
 
 if TYPE_CHECKING:
-    from ddlbench.ranks.answers import Answer
+    from ddlbench.ranks.fake.answers import Answer
 
 
 @dataclass

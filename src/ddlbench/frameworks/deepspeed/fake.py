@@ -1,4 +1,4 @@
-"""DeepSpeed as one rank of a world that does not exist (ranks/fake.py): a GPU without a driver, ranks that agree.
+"""DeepSpeed as one rank of a world that does not exist (ranks/fake/fake.py): a GPU without a driver, ranks that agree.
 
 Replaced are only its accelerator object, of which DeepSpeed asks everything about devices, the comparison of numbers
 with those of rank 0, and the answer whether a gradient of fp16 overflowed. torch.cuda.is_available stays as it is, for
@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional
 
 from ddlbench.frameworks.deepspeed.knobs import import_deepspeed
-from ddlbench.ranks.answers import Answer, returning
+from ddlbench.ranks.fake.answers import Answer, returning
 
 OPTIMIZERS = {"stage_1_and_2": "DeepSpeedZeroOptimizer", "stage3": "DeepSpeedZeroOptimizer_Stage3"}
 

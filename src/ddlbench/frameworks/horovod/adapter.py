@@ -26,7 +26,7 @@ from ddlbench.ranks.control import all_gather
 from ddlbench.ranks.launch import first_operation, is_fake
 
 if TYPE_CHECKING:
-    from ddlbench.ranks.answers import Answer
+    from ddlbench.ranks.fake.answers import Answer
 
 COMPRESSIONS = ("none", "fp16")
 

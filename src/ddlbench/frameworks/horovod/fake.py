@@ -1,4 +1,4 @@
-"""Horovod as one rank of a world that does not exist (ranks/fake.py): its compiled part answers from here.
+"""Horovod as one rank of a world that does not exist (ranks/fake/fake.py): its compiled part answers from here.
 
 Its Python part stays: the optimizer, the hooks on gradients, compression. An all-reduce of Horovod's becomes one of
 torch's fake process group, gradient by gradient: which of them Horovod's core would send in one message depends on
@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ddlbench.ranks.answers import Answer
+from ddlbench.ranks.fake.answers import Answer
 
 ALL_REDUCE = "horovod_torch_allreduce_async_"
 

@@ -1,0 +1,84 @@
+"""Where the time of a step goes: stacked bars of the shares of the profiled windows, by GPU count."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter
+
+from ddlbench.figures import plotting
+from ddlbench.figures.panels import Panel, curve_name
+from ddlbench.results.tables.breakdown import PARTS
+from ddlbench.results.tables.merge import Row
+from ddlbench.texts import shortened
+
+LOOKS = {  # of each part: its name in words, a colour and a hatching
+    "forward": ("forward", "#56B4E9", ""),
+    "backward": ("backward", "#0072B2", ""),
+    "update": ("update", "#009E73", ""),
+    "other_compute": ("other computing", "#B8D8BE", ""),
+    "comm_exposed": ("exposed communication", "#D55E00", "//"),
+    "data": ("waiting for data", "#E69F00", ".."),
+    "idle": ("idle", "#d9d9d9", ""),
+}
+MOST_BARS = 24  # beside each other in one panel
+HEAD, TAIL = 6, 9  # letters of a longer name
+LONGEST_NAME = 40
+
+
+def breakdown_panels(shown: Sequence[Panel]) -> list[Panel]:
+    """The panels with the rows that have a profiled window; several for one that has too many bars."""
+    known = [replace(panel, base="", rows=[row for row in panel.rows if _known(row)]) for panel in shown]
+    return [part for panel in known if panel.rows for part in _parts(panel)]
+
+
+def _parts(panel: Panel) -> list[Panel]:
+    count = -(-len(panel.rows) // MOST_BARS)
+    if count == 1:
+        return [panel]
+    rows = sorted(panel.rows, key=_order)
+    parts = [rows[n * MOST_BARS : (n + 1) * MOST_BARS] for n in range(count)]
+    return [
+        replace(panel, lines=[*panel.lines, f"part {n} of {count}"], rows=own) for n, own in enumerate(parts, start=1)
+    ]
+
+
+def _order(row: Row) -> tuple[str, int]:
+    return curve_name(row), row["gpus"]
+
+
+def _known(row: Row) -> bool:
+    return all(row.get(f"{part}_share") is not None for part in PARTS)
+
+
+def draw_breakdown(axes: Axes, panel: Panel) -> None:
+    """One bar for each framework and GPU count."""
+    rows = sorted(panel.rows, key=_order)
+    below = [0.0] * len(rows)
+    for part in PARTS:
+        name, color, hatch = LOOKS[part]
+        shares = [row[f"{part}_share"] for row in rows]
+        axes.bar(
+            range(len(rows)), shares, 0.8, below, color=color, hatch=hatch, label=name, edgecolor="white", linewidth=0.4
+        )
+        below = [low + share for low, share in zip(below, shares, strict=True)]
+    several = len({curve_name(row) for row in rows}) > 1
+    names = [_name(row, several) for row in rows]
+    turned = len(rows) > 4 and several
+    axes.set_xticks(range(len(rows)), names, rotation=90 if turned else 0, fontsize=7 if turned else 8.5)
+    axes.set_xlim(-0.6, len(rows) - 0.4)
+    axes.set_ylim(0, 1)
+    axes.grid(visible=False, axis="x")
+    axes.yaxis.set_major_formatter(FuncFormatter(plotting.percent))
+    plotting.value_name(axes, "share of a step's time (%)")
+    if not turned:
+        alone = "" if several else f", {shortened(curve_name(rows[0]), LONGEST_NAME)}"
+        axes.set_xlabel(("ranks (CPU)" if panel.device == "cpu" else "GPUs") + alone)
+
+
+def _name(row: Row, several: bool) -> str:
+    name = curve_name(row)
+    short = name if len(name) <= HEAD + TAIL else f"{name[:HEAD]}…{name[-TAIL:]}"  # its knobs differ at the end
+    return f"{short} {row['gpus']}" if several else str(row["gpus"])

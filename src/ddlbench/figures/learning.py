@@ -1,0 +1,249 @@
+"""Learning curves over epochs and over time: top-1 for images, perplexity for text, never on one axis.
+
+A line is the median over the seeds of runs that are otherwise equal, a band is their range, a darker band the interval
+of the median from six seeds on. Repeats of one seed count once; where there is one seed alone the band is their range.
+A run that did not end ok is a thin line of its own with a cross at its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+
+from ddlbench.figures import plotting
+from ddlbench.figures.epoch_series import Course, Courses, Floats, courses_of
+from ddlbench.figures.panels import Panel, curve_key, curve_name, devices, settings, small_multiples
+from ddlbench.figures.styles import Look, Looks, looks_of, numbered
+from ddlbench.results.tables.merge import Row, group_by
+
+METRICS = {
+    "accuracy": ("val_top1", "top-1 (% of validation samples)"),
+    "perplexity": ("val_perplexity_token", "validation perplexity per token"),
+}
+KEYS = ["path", "measurement", "status", "epoch", "elapsed_s"]  # columns of epochs.csv, beside a metric
+UNITS = (("h", 3600.0), ("min", 60.0))
+SQUASHED = 20  # a curve that falls by more than this factor has no visible end on a linear axis
+MARKERS = 12  # of a line, about
+
+DrawPanel = Callable[[Axes, Panel], None]
+
+
+def learning(
+    table: pd.DataFrame, epochs: pd.DataFrame, scaling: Sequence[Row], looks: Looks
+) -> Iterator[tuple[str, list[Panel], DrawPanel]]:
+    """Each metric by epoch and by time: its name, its panels and how a panel is drawn.
+
+    table:   of learning.csv
+    scaling: rows of scaling.csv, models marked
+    """
+    of = {row["measurement"]: row["learning"] for row in scaling}
+    most: Any = table.groupby("learning")["seeds"].max()
+    seeds = {str(name): int(count) for name, count in most.items()}
+    for name, (column, axis) in METRICS.items():
+        needed = cast(pd.DataFrame, epochs[[*KEYS, column]])
+        known = needed.dropna(subset=[column, "measurement"])
+        for by, place in (("epoch", "epoch"), ("time", "elapsed_s")):
+            rows = known.dropna(subset=[place])
+            shown = _panels(scaling, set(rows["measurement"].unique()), seeds)
+            curves = {(curve_key(row)[0], _named(panel)(row)) for panel in shown for row in panel.rows}
+            courses = courses_of(table, rows, of, column, [place])
+            yield (
+                f"{name}_by_{by}",
+                shown,
+                _draw_panel(_Drawn(shown, courses, curves, looks_of(curves, looks)), axis, by),
+            )
+
+
+def _panels(scaling: Sequence[Row], measured: set[str], seeds: Mapping[str, int]) -> list[Panel]:
+    """Comparable curves of one model in a panel. seeds: the number of each curve, by its column `learning`"""
+    rows = _curves(scaling, measured)
+    texts = settings([_without_seed(row) for row in scaling])
+    groups = group_by(rows, lambda row: (row["model"], row["learning_comparison"])).values()
+    whole = [
+        Panel(str(own[0]["model"]), [texts[own[0]["measurement"]], _shared_size(own), _seeds(own, seeds)], "", own)
+        for own in groups
+    ]
+    return [part for panel in whole for part in small_multiples(panel, _named(panel))]
+
+
+def _curves(scaling: Sequence[Row], measured: set[str]) -> list[Row]:
+    """A row for each curve, with `measurements`, those that it represents: one for each seed. A measurement that
+    belongs to strong and to weak scaling is in the table twice; here once."""
+    rows = {row["measurement"]: row for row in scaling if row["measurement"] in measured}.values()
+    groups = group_by(rows, lambda row: row["learning"]).values()
+    firsts = [next((row for row in mates if row["status"] == "ok"), mates[0]) for mates in groups]
+    pairs = zip(firsts, groups, strict=True)
+    return [row | {"measurements": [mate["measurement"] for mate in mates]} for row, mates in pairs]
+
+
+def _without_seed(row: Row) -> Row:
+    parts = [part for part in (row["variant"] or "").split(" ") if not part.startswith("train.seed=")]
+    return row | {"variant": " ".join(parts)}
+
+
+def _seeds(rows: Sequence[Row], seeds: Mapping[str, int]) -> str:
+    """ "median and range of 3 seeds"; empty where every curve has one."""
+    counts = sorted({seeds[row["learning"]] for row in rows if row["learning"] in seeds})
+    if not counts or counts[-1] == 1:
+        return ""
+    fewest = f"{counts[0]} to " if counts[0] < counts[-1] else ""
+    return f"median and range of {fewest}{counts[-1]} seeds"
+
+
+def _size(row: Row) -> str:
+    return f"{devices(row['gpus'] or 0, row['device'])}, {row['global_batch'] or 'unknown'} samples an update"
+
+
+def _shared_size(rows: Sequence[Row]) -> str:
+    sizes = {_size(row) for row in rows}
+    return sizes.pop() if len(sizes) == 1 else ""
+
+
+def _named(panel: Panel) -> Callable[[Row], str]:
+    """The name of a row's curve: with GPU count and batch where the panel does not show them for all."""
+    if panel.lines[1]:
+        return curve_name
+    batches = {(row["gpus"], row["global_batch"]) for row in panel.rows}
+    several = len({gpus for gpus, _ in batches}) < len(batches)
+    return lambda row: (
+        f"{curve_name(row)}, {devices(row['gpus'] or 0, row['device'])}"
+        + (f", batch {row['global_batch'] or 'unknown'}" if several else "")
+    )
+
+
+class _Drawn:
+    """The panels of one figure: those of one model have the same axes, and a curve has one look in all of them."""
+
+    def __init__(self, shown: Sequence[Panel], courses: Courses, curves: Set[tuple[str, str]], looks: Looks) -> None:
+        self.courses, self._looks = courses, looks
+        self._own_legends = len(curves) > plotting.SHARED_LABELS or len({compared for compared, _ in curves}) == 1
+        self._groups = group_by(shown, _model)
+        self._ends = dict[tuple[Any, Any], _Ends]()
+
+    def ends(self, panel: Panel) -> _Ends:
+        """Of all panels of this one's model; found once."""
+        model = _model(panel)
+        if model not in self._ends:
+            mates = self._groups[model]
+            drawn = [own for mate in mates for own in self.courses.shown(mate.rows)]
+            drawn += [own for mate in mates for own in self.courses.shown_failed(mate.rows)[0]]
+            self._ends[model] = _Ends.of([course for _, course in drawn])
+        return self._ends[model]
+
+    def looks(self, panel: Panel) -> dict[str, Look]:
+        """By the name of the curve. The curves of a panel with one value of the compared factor differ in colour too,
+        where no other panel's curves are in the same legend."""
+        rows = [own[0] for own in group_by(panel.rows, _named(panel)).values()]
+        keys = [(curve_key(row)[0], _named(panel)(row)) for row in rows]
+        alone = self._own_legends and len({compared for compared, _ in keys}) == 1 < len(keys)
+        found = numbered(len(keys)) if alone else self._looks.of(keys)
+        return dict(zip((text for _, text in keys), found, strict=True))
+
+
+class _Ends(NamedTuple):
+    """Of some courses: the longest time, the first and the last epoch, the least and the most of the metric. Values
+    that are not finite do not count."""
+
+    seconds: float
+    epochs: tuple[float, float]
+    values: tuple[float, float] | None
+
+    @classmethod
+    def of(cls, courses: Sequence[Course]) -> _Ends:
+        values = np.concatenate([end for course in courses for end in (course.low, course.high)])
+        finite = values[np.isfinite(values)]
+        epochs = np.concatenate([course.epoch for course in courses])
+        return cls(
+            max(float(course.elapsed_s.max()) for course in courses),
+            (float(epochs.min()), float(epochs.max())),
+            (float(finite.min()), float(finite.max())) if len(finite) else None,
+        )
+
+
+def _model(panel: Panel) -> tuple[Any, Any]:
+    return panel.model, panel.rows[0]["model_changed"]
+
+
+def _draw_panel(drawn: _Drawn, axis: str, by: str) -> DrawPanel:
+    def draw_panel(axes: Axes, panel: Panel) -> None:
+        name, own, ends = _named(panel), drawn.looks(panel), drawn.ends(panel)
+        merged, (failed, more) = drawn.courses.shown(panel.rows), drawn.courses.shown_failed(panel.rows)
+        unit = _time_axis(axes, ends) if by == "time" else _epoch_axis(axes, ends)
+        for row, course in merged:
+            _line(axes, course, unit, own[name(row)])
+        for row, course in failed:
+            _failed_line(axes, course, unit, own[name(row)])
+        for text, look in own.items():
+            axes.plot([], [], color=look.color, label=plotting.label(text), **_shape(look))
+        if more:
+            axes.plot([], [], "x", color="#555555", label=f"{more} more that did not end ok are not drawn")
+        plotting.value_name(axes, axis)
+        _metric_axis(axes, axis, ends.values)
+
+    return draw_panel
+
+
+def _epoch_axis(axes: Axes, ends: _Ends) -> float | None:
+    axes.set_xlabel("epochs of training")
+    first, last = ends.epochs
+    _limit(axes.set_xlim, first + 1, last + 1)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    return None
+
+
+def _time_axis(axes: Axes, ends: _Ends) -> float:
+    """Returns the seconds of the axis's unit."""
+    longest = ends.seconds
+    unit, seconds = next(((unit, size) for unit, size in UNITS if longest >= 3 * size), ("s", 1.0))
+    axes.set_xlabel(f"time since the first step, validation included ({unit})")
+    _limit(axes.set_xlim, 0.0, longest / seconds)
+    return seconds
+
+
+def _places(course: Course, unit: float | None) -> Floats:
+    """unit: seconds of the time axis; None: an axis of epochs, counted from 1."""
+    return course.epoch + 1 if unit is None else course.elapsed_s / unit
+
+
+def _shape(look: Look) -> dict[str, Any]:
+    return look.shape | {"markersize": 5, "markeredgewidth": 0.5, "linewidth": 1.2}
+
+
+def _line(axes: Axes, course: Course, unit: float | None, look: Look) -> None:
+    places = _places(course, unit)
+    axes.plot(places, course.middle, color=look.color, markevery=len(places) // MARKERS + 1, **_shape(look))
+    if (course.high > course.low).any():
+        axes.fill_between(places, course.low, course.high, color=look.color, alpha=0.15, linewidth=0)
+    if np.isfinite(course.inner_low).any():
+        axes.fill_between(places, course.inner_low, course.inner_high, color=look.color, alpha=0.25, linewidth=0)
+
+
+def _failed_line(axes: Axes, course: Course, unit: float | None, look: Look) -> None:
+    places = _places(course, unit)
+    axes.plot(places, course.middle, color=look.color, linewidth=0.8, alpha=0.7)
+    axes.plot(places[-1], course.middle[-1], "x", color=look.color, markersize=8, markeredgewidth=1.8)
+
+
+def _metric_axis(axes: Axes, label: str, values: tuple[float, float] | None) -> None:
+    share = label.startswith("top-1")
+    if values is not None:
+        low, high = values
+        if not share and high > SQUASHED * low > 0:
+            axes.set_yscale("log")
+            plotting.value_name(axes, f"{label} (log scale)")
+            axes.yaxis.set_minor_formatter(NullFormatter())
+            axes.set_ylim(low / 1.1, high * 1.1)
+        else:
+            _limit(axes.set_ylim, low, high)
+    axes.yaxis.set_major_formatter(FuncFormatter(plotting.percent if share else plotting.plain))
+
+
+def _limit(set_limits: Callable[[float, float], Any], low: float, high: float) -> None:
+    """The axis holds both ends, with a margin."""
+    margin = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
+    set_limits(low - margin, high + margin)

@@ -1,0 +1,151 @@
+"""`--baseline published`: what papers print beside one's own efficiency and communication, in figures of their own."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from matplotlib.axes import Axes
+
+from ddlbench.figures import plotting
+from ddlbench.figures.curves import draw
+from ddlbench.figures.panels import Panel, curve_key, curve_name
+from ddlbench.figures.quantities import EFFICIENCY
+from ddlbench.figures.styles import MARKERS, Looks
+from ddlbench.results.tables.merge import Row, group_by
+
+GREY = "#7a7a7a"
+ARROW = 0.06  # its length, as an efficiency
+
+
+@dataclass(frozen=True)
+class Printed:
+    """A number that a paper prints. relation: "=", or "<" or ">" where the text gives only a limit."""
+
+    source: str
+    place: str
+    model: str
+    framework: str
+    loader: str
+    gpus: int
+    relation: str
+    value: float
+
+    @property
+    def name(self) -> str:
+        sign = "" if self.relation == "=" else f", {self.relation} {100 * self.value:g} %"
+        return f"{authors(self.source)}: {self.framework}, {self.loader}{sign}"
+
+    @property
+    def text(self) -> str:
+        where = f"{self.model}, {self.framework}, {self.loader}, {self.gpus} GPUs"
+        return f"efficiency of {where} {self.relation} {100 * self.value:g} %"
+
+
+@cache
+def _file() -> dict[str, Any]:
+    return tomllib.loads(files("ddlbench.report").joinpath("published.toml").read_text(encoding="utf-8"))
+
+
+def authors(source: str) -> str:
+    """ "Aach et al. 2023"."""
+    return str(_file()["sources"][source]["text"]).partition(",")[0]
+
+
+def efficiencies(model: str) -> list[Printed]:
+    """Printed efficiencies of a model against 4 GPUs of the same framework."""
+    return [Printed(**row) for row in _file()["efficiency"] if row["model"] == model]
+
+
+def shares(model: str) -> dict[str, list[tuple[int, float, float, float]]]:
+    """By loader: GPUs, and the shares of the kernels' time in communication, data loading and computation (0 to 1)."""
+    table = _file()["kernel_time"].get(model, {})
+    return {loader: [(row[0], *(part / 100 for part in row[1:])) for row in rows] for loader, rows in table.items()}
+
+
+def sources() -> list[str]:
+    """The papers, with what their numbers hold for, where each number stands, and what they state without digits for an
+    axis."""
+    known = _file()["sources"]
+    lines = [f"{name}: {source['text']}; {source['machine']}" for name, source in known.items()]
+    places = group_by((Printed(**row) for row in _file()["efficiency"]), lambda own: (own.source, own.place))
+    values = [f"{source}, {place}: {'; '.join(own.text for own in found)}" for (source, place), found in places.items()]
+    statements = [f"{row['source']}, {row['place']}: {row['model']}: {row['text']}" for row in _file()["statement"]]
+    return [*lines, *values, *statements]
+
+
+def without_printed(shown: Sequence[Panel]) -> list[str]:
+    """A line for each panel's model, or models, beside which nothing is drawn."""
+    names = dict.fromkeys(map(published_name, shown))
+    return [f"no printed number is drawn beside {name}" for name in names if not (efficiencies(name) or shares(name))]
+
+
+def comparable(shown: Sequence[Panel], printed: Callable[[str], Any], text: str) -> list[Panel]:
+    """The panels against own bases whose model, of whatever sizes, has printed numbers. text: what these are"""
+    return [replace(panel.against_own_bases(), base=text) for panel in shown if printed(published_name(panel))]
+
+
+def published_name(panel: Panel) -> str:
+    """Of the panel's model, of whatever sizes; of several models, which a panel compares, there is none."""
+    return panel.model.partition("*")[0]
+
+
+def draw_efficiency(looks: Looks) -> Callable[[Axes, Panel], None]:
+    """Own efficiencies with their lines, printed ones as grey points without; an arrow points to where the value is of
+    which a paper gives only a limit."""
+
+    def draw_panel(axes: Axes, panel: Panel) -> None:
+        points = efficiencies(published_name(panel))
+        draw(axes, panel, looks, EFFICIENCY, [point.gpus for point in points])
+        for number, (name, same) in enumerate(group_by(points, lambda point: point.name).items()):
+            xs, ys = [point.gpus for point in same], [point.value for point in same]
+            marker = MARKERS[number % len(MARKERS)]
+            axes.plot(xs, ys, color=GREY, marker=marker, fillstyle="none", linestyle="", label=plotting.label(name))
+            if same[0].relation != "=":
+                above = same[0].relation == ">"
+                axes.errorbar(xs, ys, ARROW, fmt="none", color=GREY, elinewidth=1, lolims=above, uplims=not above)
+        _name_counts(axes, panel)
+
+    return draw_panel
+
+
+def _name_counts(axes: Axes, panel: Panel) -> None:
+    """The papers' counts are those of GPUs, whatever one's own device."""
+    if panel.device == "cpu":
+        axes.set_xlabel("ranks (CPU); printed values: GPUs")
+
+
+def draw_communication(looks: Looks) -> Callable[[Axes, Panel], None]:
+    """Communication as a share of all kernels' time as printed, and of the profiled window as measured here."""
+
+    def draw_panel(axes: Axes, panel: Panel) -> None:
+        printed = shares(published_name(panel))
+        own: list[Row] = [row for row in panel.rows if row.get("comm_share") is not None]
+        counts = [row["gpus"] for row in own] + [row[0] for rows in printed.values() for row in rows]
+        plotting.gpu_axis(axes, counts, panel.device, log=True)
+        drawn = list(group_by(own, curve_name).values())
+        for rows, look in zip(drawn, looks.of([curve_key(rows[0]) for rows in drawn]), strict=True):
+            points = sorted((row["gpus"], row["comm_share"]) for row in rows)
+            name = plotting.label(curve_name(rows[0]))
+            axes.plot(*zip(*points, strict=True), color=look.color, label=name, **look.shape)
+        values = [row["comm_share"] for row in own] + _printed_communication(axes, printed)
+        plotting.value_axis(axes, values, "communication (% of time)", percents=True, log=False)
+        _name_counts(axes, panel)
+
+    return draw_panel
+
+
+def _printed_communication(axes: Axes, printed: dict[str, list[tuple[int, float, float, float]]]) -> list[float]:
+    """Grey lines, one for each loader. Returns the values drawn."""
+    table = _file()["kernel_time"]
+    where = f"{authors(table['source'])}, {table['place']}: {table['framework']}"
+    for number, (loader, rows) in enumerate(printed.items()):
+        axes.plot(
+            [row[0] for row in rows], [row[1] for row in rows], color=GREY, marker=MARKERS[number], fillstyle="none",
+            linestyle="--", linewidth=1, label=f"{where}, {loader}",
+        )  # fmt: skip
+    return [row[1] for rows in printed.values() for row in rows]

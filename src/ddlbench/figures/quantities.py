@@ -1,0 +1,138 @@
+"""What is drawn over GPU counts: the value of a row of scaling.csv, its repeats, its interval and its ideal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from ddlbench.figures.panels import Panel
+from ddlbench.results.tables.merge import Row
+from ddlbench.texts import GIB
+
+MEMORY = {"cpu": "memory_host_peak_bytes", "cuda": "memory_allocated_peak_bytes"}
+
+
+@dataclass(frozen=True)
+class Values:
+    """What is drawn of one row: the merged value, the interval around it if there is one, every repeat."""
+
+    merged: float | None
+    repeats: list[float] = field(default_factory=list[float])
+    interval: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """Something drawn over GPU counts.
+
+    ideal:        its value at a GPU count if scaling from the row's reference were perfect; None where there is none
+    theory:       what a formula expects of a row; None where there is none. theory_name: in the legend
+    proportional: whether it grows with the GPU count if scaling is ideal
+    whole:        whether it is counted, so that its axis has whole numbers only
+    """
+
+    label: str
+    values: Callable[[Row], Values]
+    ideal: Callable[[Row, float], float] | None = None
+    percent: bool = False
+    proportional: bool = False
+    whole: bool = False
+    theory: Callable[[Row], float | None] | None = None
+    theory_name: str = "theory"
+
+
+def _of_seconds(value: Callable[[Row, float], float], ratio: str = "") -> Callable[[Row], Values]:
+    """Values computed from a row's seconds a sample and its repeats'.
+
+    ratio: the column of scaling.csv with the same value, whose interval also counts that of the base; "": the interval
+           is that of the seconds
+    """
+
+    def values(row: Row) -> Values:
+        seconds, low, high = (row[f"sample_time_{end}s"] for end in ("", "low_", "high_"))
+        if not seconds or not row["reference_s"]:
+            return Values(None)
+        rates = (run["throughput_samples_per_s"] for run in row["repeats"])
+        if ratio:
+            name = f"{ratio}{row['reference']}"
+            ends = (row[f"{name}_low"], row[f"{name}_high"]) if row[f"{name}_low"] else None
+        else:
+            ends = (value(row, high), value(row, low)) if low else None  # shorter times are larger values
+        return Values(value(row, seconds), [value(row, 1 / rate) for rate in rates if rate], ends)
+
+    return values
+
+
+def of_column(column: str, unit: float = 1.0, interval: tuple[str, str] | None = None) -> Callable[[Row], Values]:
+    """Values of a column that runs.csv and scaling.csv have alike. interval: the columns of its ends."""
+
+    def values(row: Row) -> Values:
+        repeats = [run[column] / unit for run in row["repeats"] if run.get(column) is not None]
+        ends = [row[name] for name in interval or ()]
+        known = (ends[0] / unit, ends[1] / unit) if ends and None not in ends else None
+        return Values(row[column] / unit if row.get(column) is not None else None, repeats, known)
+
+    return values
+
+
+THROUGHPUT = Quantity(
+    "throughput (samples/s)",
+    _of_seconds(lambda row, seconds: 1 / seconds),
+    lambda row, gpus: gpus / (row["reference_gpus"] * row["reference_s"]),
+    proportional=True,
+)
+SPEEDUP = Quantity(
+    "speedup",
+    _of_seconds(lambda row, seconds: row["reference_s"] / seconds, "speedup"),
+    lambda row, gpus: gpus / row["reference_gpus"],
+    proportional=True,
+)
+EFFICIENCY = Quantity(
+    "efficiency (% of ideal speedup)",
+    _of_seconds(
+        lambda row, seconds: row["reference_s"] * row["reference_gpus"] / (seconds * row["gpus"]), "efficiency"
+    ),
+    lambda row, gpus: 1.0,
+    percent=True,
+)
+EPOCH_TIME = Quantity(
+    "time of an epoch (s)", of_column("epoch_time_s", interval=("epoch_time_low_s", "epoch_time_high_s"))
+)
+ENERGY = Quantity("energy of a sample, all devices (J)", of_column("energy_sample_j"))
+BUBBLE = Quantity(
+    "bubble (% of the ranks' time)", of_column("bubble"), percent=True, theory=lambda row: row["bubble_theoretical"]
+)
+STALENESS = Quantity(
+    "staleness (updates)",
+    of_column("staleness_max"),
+    theory=lambda row: row["staleness_theoretical_max"],
+    whole=True,
+)
+# Beside what --predict says. Waiting for data is on neither side.
+PREDICTED = Quantity(
+    "time of a step (s)",
+    _of_seconds(lambda row, seconds: seconds * row["global_batch"] * (1 - (row["data_wait_share"] or 0.0))),
+    theory=lambda row: row["predicted_step_s"],
+    theory_name="predicted",
+)
+
+
+def speedup(panel: Panel) -> Quantity:
+    return replace(SPEEDUP, label="speedup over own base") if panel.on_own_bases else SPEEDUP
+
+
+def efficiency(panel: Panel) -> Quantity:
+    return replace(EFFICIENCY, label="efficiency over own base (%)") if panel.on_own_bases else EFFICIENCY
+
+
+def to_target(metric: str, cost: str) -> Quantity:
+    """Epochs, updates, samples or seconds until the metric reached its target; columns that figures.py adds to rows."""
+    label = "time since the first step (s)" if cost == "seconds" else cost
+    return Quantity(f"{label} to {metric}", of_column(f"{cost}_to_target"))
+
+
+def memory(panel: Panel) -> Quantity:
+    """The allocator's peak on a GPU, the process's own on a CPU; the fullest rank, the largest of the repeats."""
+    column = MEMORY.get(panel.device or "", MEMORY["cpu"])
+    name = "host" if column == MEMORY["cpu"] else "allocated"
+    return Quantity(f"peak {name} memory (GiB)", of_column(column, GIB))

@@ -1,0 +1,91 @@
+"""Colours and markers of curves: a framework, or another factor that is compared, has one colour for each value in a
+report; no two curves of a panel look the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+from ddlbench.figures.families import family
+
+# Okabe and Ito's palette, readable for colour-blind people, without yellow: it is too pale on white paper.
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
+DASHES: tuple[Any, ...] = ("-", (0, (4, 1.6)), (0, (1, 1.3)), (0, (7, 1.5, 1, 1.5)))
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a curve is drawn. filled: whether its markers are filled with the colour, else with white."""
+
+    color: str
+    marker: str
+    filled: bool = True
+    dashes: int = 0
+
+    @property
+    def shape(self) -> dict[str, Any]:
+        """Properties of the markers and of the line between them."""
+        face = {} if self.filled else {"markerfacecolor": "white", "markeredgecolor": self.color}
+        return {"marker": self.marker, "linestyle": DASHES[self.dashes], "markeredgecolor": "white", **face}
+
+
+SHAPES = tuple((marker, filled) for filled in (True, False) for marker in MARKERS)
+
+
+def numbered(count: int) -> list[Look]:
+    """Looks for the curves of one framework in a panel of its own: each has a colour."""
+    return [Look(PALETTE[n % len(PALETTE)], *SHAPES[n % len(SHAPES)]) for n in range(count)]
+
+
+@dataclass(frozen=True)
+class Looks:
+    """The looks of all curves of a report."""
+
+    colors: dict[str, str]
+    curves: dict[tuple[str, str], Look]
+
+    def of(self, curves: Sequence[tuple[str, str]]) -> list[Look]:
+        """A look for each curve (framework, name) of a panel. Where two share one, the later takes the next free."""
+        taken: set[tuple[str, str, bool]] = set()
+        found: list[Look] = []
+        for framework, name in curves:
+            look = _free(self.curves.get((framework, name), Look(self.colors.get(framework, PALETTE[0]), "o")), taken)
+            taken.add((look.color, look.marker, look.filled))
+            found.append(look)
+        return found
+
+
+def looks_of(curves: Iterable[tuple[str, str]], known: Looks | None = None) -> Looks:
+    """Looks of curves (framework, name): one colour a framework, and a shape that no other curve of the colour has, as
+    far as the shapes go.
+
+    known: looks whose colours the frameworks keep
+    """
+    names = sorted(set(curves), key=lambda curve: (family(curve[0]), *curve))  # a family's colours differ
+    frameworks = list(known.colors if known else dict.fromkeys(framework for framework, _ in names))
+    colors = {framework: PALETTE[n % len(PALETTE)] for n, framework in enumerate(frameworks)}
+    taken: dict[str, set[tuple[str, bool]]] = {color: set() for color in PALETTE}
+    found: dict[tuple[str, str], Look] = {}
+    seen: dict[str, int] = {}
+    for framework, name in names:
+        color, number = colors[framework], seen.get(framework, 0)
+        if len(taken[color]) == len(SHAPES):
+            taken[color].clear()
+        start = frameworks.index(framework) % len(MARKERS)
+        shape = next(
+            shape for n in range(len(SHAPES)) if (shape := SHAPES[(start + n) % len(SHAPES)]) not in taken[color]
+        )
+        taken[color].add(shape)
+        seen[framework] = number + 1
+        found[framework, name] = Look(color, *shape, dashes=number % len(DASHES))
+    return Looks(colors, found)
+
+
+def _free(look: Look, taken: set[tuple[str, str, bool]]) -> Look:
+    """The look, or the next one that is not taken: of the same colour where there is one."""
+    others = (replace(look, color=color, marker=m, filled=f) for color, (m, f) in product(PALETTE, SHAPES))
+    same = (replace(look, marker=marker, filled=filled) for marker, filled in SHAPES)
+    return next((one for one in (look, *same, *others) if (one.color, one.marker, one.filled) not in taken), look)

@@ -1,0 +1,156 @@
+"""Seconds of a collective by the alpha-beta model: alpha seconds to start a message, beta seconds a byte.
+
+Ring (Patarasuk and Yuan 2009; the equations of Kahira et al. 2021), double binary tree (Sanders et al. 2009, as NCCL
+has it between nodes), hierarchical: within the nodes first, then between them. `m` is always the whole message in
+bytes: what each rank ends with after an all-reduce or an all-gather.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import ceil, log2
+
+from ddlbench.errors import UserError
+from ddlbench.oracle.machine.machine import Link, Machine, Sweep
+
+KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")  # and "send", which is measured by itself
+ALGORITHMS = ("auto", "ring", "tree", "hierarchical")
+
+
+@dataclass(frozen=True)
+class Hop:
+    """One level of a group: `ranks` at this level, alpha in seconds, beta in seconds a byte of one flow."""
+
+    ranks: int
+    alpha: float
+    beta: float
+
+
+@dataclass(frozen=True)
+class Path:
+    """How the ranks of a group are connected: `inner` within a node, `outer` between nodes; or what was measured.
+
+    The beta of `outer` is that of one flow into and out of a node while the other groups of its devices send, too.
+    """
+
+    inner: Hop
+    outer: Hop
+    measured: Mapping[str, Sweep] = field(default_factory=dict[str, Sweep])
+
+    @property
+    def ranks(self) -> int:
+        return self.inner.ranks * self.outer.ranks
+
+    @property
+    def hops(self) -> list[Hop]:
+        """The levels that are there."""
+        return [hop for hop in (self.inner, self.outer) if hop.ranks > 1]
+
+
+def path(machine: Machine, ranks: int, stride: int = 1, world: int | None = None, groups: int | None = None) -> Path:
+    """Of a group of `ranks`, each `stride` after the one before, among `world` ranks. groups: how many such groups
+    there are; None: all ranks are in one, as far as they go.
+
+    UserError where the machine's file says nothing of a link that is needed.
+    """
+    world, length = world or ranks * stride, (ranks - 1) * stride
+    per_node, beside = machine.per_node(world), groups or max(1, min(stride, world - length))
+    sweeps = {kind: sweep for kind in KINDS if (sweep := machine.sweep(kind, ranks)) is not None}
+    if sweeps and length + beside <= per_node:  # they are measured within one node
+        return Path(Hop(ranks, 0.0, 0.0), Hop(1, 0.0, 0.0), sweeps)
+    within = max(1, min(ranks, (per_node - beside) // stride + 1))
+    while ranks % within:  # groups that nodes cut unevenly: the largest even cut
+        within -= 1
+    outside = ranks // within
+    inner, outer = link(machine, 0, within), link(machine, 1, outside)
+    groups = groups or world // ranks
+    sharing = max(1, min(groups, per_node // within))  # flows of these groups through the same adapters
+    return Path(
+        Hop(within, inner.alpha_s, 1 / inner.bytes_per_s), Hop(outside, outer.alpha_s, sharing / outer.bytes_per_s)
+    )
+
+
+NO_LINK = Link("none", 0.0, float("inf"))
+
+
+def link(machine: Machine, level: int, ranks: int) -> Link:
+    if ranks == 1:
+        return NO_LINK
+    if level >= len(machine.links):
+        where = ("within a node", "between nodes")[level]
+        raise UserError(
+            f"cluster {machine.name}: the link {where} is not known: run python -m ddlbench.predict "
+            "--calibrate-network there, or give alpha_s and bytes_per_s in a cluster file"
+        )
+    return machine.links[level]
+
+
+def all_reduce(m: float, to: Path, algorithm: str = "auto") -> float:
+    """auto: the fastest, as NCCL chooses."""
+    found = {"ring": ring_all_reduce, "tree": tree_all_reduce, "hierarchical": hierarchical_all_reduce}
+    if to.ranks == 1 or m == 0:
+        return 0.0
+    if "all_reduce" in to.measured:
+        return to.measured["all_reduce"].at(m)
+    return found[algorithm](m, to) if algorithm != "auto" else min(each(m, to) for each in found.values())
+
+
+def ring_all_reduce(m: float, to: Path) -> float:
+    """2 (p - 1) (alpha + m / p beta): in each step every rank sends a piece, and the slowest link sets the pace."""
+    return 2 * (to.ranks - 1) * max(hop.alpha + m / to.ranks * hop.beta for hop in to.hops)
+
+
+def tree_all_reduce(m: float, to: Path) -> float:
+    """Up and down a chain within the nodes and a double binary tree between them, in a pipeline of small pieces: the
+    start-ups of both ways, and every byte twice through the slowest link."""
+    start = 2 * ((to.inner.ranks - 1) * to.inner.alpha + ceil(log2(to.outer.ranks)) * to.outer.alpha)
+    return start + 2 * m * max(hop.beta for hop in to.hops)
+
+
+def hierarchical_all_reduce(m: float, to: Path) -> float:
+    """Reduce-scatter within the nodes, all-reduce of the pieces between them, all-gather within the nodes. All ranks of
+    a node send their piece between nodes at once, over the node's adapters."""
+    inner, outer = to.inner, to.outer
+    between = 2 * (outer.ranks - 1) * (outer.alpha + m / outer.ranks * outer.beta)
+    return 2 * (inner.ranks - 1) * (inner.alpha + m / inner.ranks * inner.beta) + between
+
+
+def all_gather(m: float, to: Path) -> float:
+    """(p - 1) (alpha + m / p beta) in a ring, or first between the nodes and then within them."""
+    if to.ranks == 1 or m == 0:
+        return 0.0
+    if "all_gather" in to.measured:
+        return to.measured["all_gather"].at(m)
+    return min(ring_all_reduce(m, to), hierarchical_all_reduce(m, to)) / 2
+
+
+def reduce_scatter(m: float, to: Path) -> float:
+    """The same steps as an all-gather, the other way round."""
+    if "reduce_scatter" in to.measured and m and to.ranks > 1:
+        return to.measured["reduce_scatter"].at(m)
+    return all_gather(m, to)
+
+
+def broadcast(m: float, to: Path) -> float:
+    """A pipelined tree: half an all-reduce."""
+    if "broadcast" in to.measured and m and to.ranks > 1:
+        return to.measured["broadcast"].at(m)
+    return tree_all_reduce(m, to) / 2 if to.ranks > 1 and m else 0.0
+
+
+def send(m: float, machine: Machine, stride: int, world: int, crosses: bool | None = None) -> float:
+    """alpha + m beta, from a rank to the one `stride` further. Between nodes the `stride` ranks that send at once, or
+    those of them that a node has, share its adapters.
+
+    crosses: whether it goes to another node; None: as far as `stride` tells
+    """
+    if not m:
+        return 0.0
+    per_node = machine.per_node(world)
+    crosses = stride >= per_node if crosses is None else crosses
+    measured = machine.sweep("send", world)
+    if measured is not None and not crosses:
+        return measured.at(m)
+    via = link(machine, int(crosses), 2)
+    return via.alpha_s + m * (min(stride, per_node) if crosses else 1) / via.bytes_per_s

@@ -1,0 +1,202 @@
+"""A cluster as the oracle sees it: devices, and links of two levels. One YAML file each in oracle/clusters/."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from math import inf
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from ddlbench.errors import UserError
+from ddlbench.measure.flops import peak_flops
+
+FOLDER = Path(__file__).parents[1] / "clusters"
+SIZES = ("alpha_s", "bytes_per_s")
+KEYS = {"name", "device", "devices_per_node", "links", "overlap", "cores"}  # of a cluster's file
+
+
+@dataclass(frozen=True)
+class Link:
+    """alpha_s: start-up of a message; bytes_per_s: in one direction, of one device within a node, of one whole node
+    between nodes."""
+
+    name: str
+    alpha_s: float
+    bytes_per_s: float
+
+
+@dataclass(frozen=True)
+class Device:
+    """memory_bytes, bytes_per_s: capacity and bandwidth of its memory; None: unknown.
+
+    type: cuda | cpu; tf32_flops_per_s: peak of fp32 where tensor cores round its inputs
+    """
+
+    name: str
+    type: str
+    memory_bytes: float | None = None
+    bytes_per_s: float | None = None
+    tf32_flops_per_s: float | None = None
+
+    def flops_per_s(self, precision: str, tf32: bool) -> float | None:
+        """Peak; None where it is not known."""
+        if precision == "fp32" and tf32 and self.tf32_flops_per_s is not None:
+            return self.tf32_flops_per_s
+        return peak_flops(self.name, precision)
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Measured seconds of one collective for messages of so many bytes, in ascending order."""
+
+    bytes_: tuple[float, ...]
+    seconds: tuple[float, ...]
+
+    def at(self, size: float) -> float:
+        """A straight line between two measured sizes; beyond the largest one its last slope goes on."""
+        if size > self.bytes_[-1]:
+            slope = (self.seconds[-1] - self.seconds[-2]) / (self.bytes_[-1] - self.bytes_[-2])
+            return self.seconds[-1] + max(0.0, slope) * (size - self.bytes_[-1])
+        return float(np.interp(size, self.bytes_, self.seconds))
+
+
+@dataclass(frozen=True)
+class Machine:
+    """links: within a node, then between nodes; none or one where nothing is known of the others.
+
+    devices_per_node: None: one node has them all
+    overlap: whether devices compute while they send
+    hidden_cost: measured by number of ranks, how much longer computing takes beside a collective, as a share of what
+    the collective takes alone: on shared cores sending and adding take time from computing
+    sweeps: measured collectives by name and number of ranks
+    contention: measured, how much longer computing takes while so many ranks of a node compute
+    cores: that all ranks of a node share, where a rank is no device; None: each has its own
+    """
+
+    name: str
+    device: Device
+    devices_per_node: int | None
+    links: tuple[Link, ...]
+    overlap: bool = True
+    hidden_cost: Mapping[int, float] = field(default_factory=dict[int, float], hash=False)
+    cores: int | None = None
+    contention: Mapping[int, float] = field(default_factory=dict[int, float], hash=False)
+    sweeps: Mapping[tuple[str, int], Sweep] = field(default_factory=dict[tuple[str, int], "Sweep"], hash=False)
+
+    def per_node(self, world: int) -> int:
+        return min(world, self.devices_per_node or world)
+
+    def marks(self, ranks: int) -> list[str]:
+        """What to say where so many ranks, or those of them that a node has, are outside of what was measured."""
+        known, inside = sorted({count for _, count in self.sweeps}), self.per_node(ranks)
+        if not known or inside in (1, *known):
+            return []
+        return [f"collectives measured with {', '.join(map(str, known))} ranks, not {inside}"]
+
+    def beyond(self, largest: float) -> list[str]:
+        """What to say where a message has more bytes than any that was measured."""
+        measured = max((sweep.bytes_[-1] for sweep in self.sweeps.values()), default=float("inf"))
+        return [f"messages of up to {measured:g} bytes measured, not {largest:g}"] if largest > measured else []
+
+    def sweep(self, kind: str, ranks: int) -> Sweep | None:
+        """Measured seconds of that collective with so many ranks, or the nearest number of them."""
+        counts = [count for name, count in self.sweeps if name == kind]
+        if not counts:
+            return None
+        return self.sweeps[kind, min(counts, key=lambda count: abs(count - ranks))]
+
+    def shown(self, ranks: int) -> float:
+        """The share of hidden communication that delays computing: as measured with the nearest number of ranks; else
+        all of it or nothing, as the file says."""
+        if not self.hidden_cost:
+            return 0.0 if self.overlap else 1.0
+        return self.hidden_cost[min(self.hidden_cost, key=lambda known: abs(known - ranks))]
+
+    def shared_cores(self, busy: int) -> float:
+        """How much longer computing takes where so many ranks of a node compute at once: as measured, on a straight
+        line between two measured numbers of ranks; beyond them in proportion to the ranks, where they share cores."""
+        if busy <= 1 or not self.contention:
+            return 1.0 if self.cores is None else max(1.0, busy / self.cores)
+        known = sorted({1: 1.0, **self.contention}.items())
+        most, slowest = known[-1]
+        if busy > most:
+            return slowest if self.cores is None else slowest * busy / most
+        return max(1.0, float(np.interp(busy, [ranks for ranks, _ in known], [each for _, each in known])))
+
+
+def clusters() -> list[str]:
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+def described(machine: Machine) -> str:
+    """The cluster's name, device, memory of a device and devices per node, as text."""
+    device, inside = machine.device, machine.devices_per_node
+    memory = f", {device.memory_bytes / 2**30:.3g} GiB" if device.memory_bytes else ""
+    return f"{machine.name} ({device.name}{memory}{f', {inside} per node' if inside else ''})"
+
+
+@cache
+def load(name: str) -> Machine:
+    """Of oracle/clusters/NAME.yaml, or of a file of one's own."""
+    path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
+    if not path.is_file():
+        raise UserError(
+            f"cluster={name} is not known: choose one of {', '.join(clusters())}, or give a YAML file with the keys of "
+            "these (docs/oracle.md)"
+        )
+    try:
+        plain = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+    except (OSError, YAMLError, OmegaConfBaseException) as error:
+        raise UserError(f"{path} cannot be read ({' '.join(str(error).split())[:200]}): give a YAML file") from error
+    return parse(plain, str(path))
+
+
+def parse(plain: Any, path: str) -> Machine:
+    """UserError for a missing or impossible value."""
+    try:
+        given = cast(Mapping[str, Any], plain)
+        device = Device(**given["device"])
+        links = tuple(Link(**link) for link in given["links"])
+        rest = {key: value for key, value in given.items() if key not in ("device", "links")}
+        if unknown := sorted(map(str, rest.keys() - KEYS)):
+            raise TypeError(f"it has no key {', '.join(unknown)}")
+        machine = Machine(device=device, links=links, **rest)
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{path} is no description of a cluster ({error}): see {FOLDER / 'abci.yaml'}") from error
+    _check(machine, path)
+    return machine
+
+
+def _check(machine: Machine, path: str) -> None:
+    device, links = machine.device, machine.links
+    sizes = {f"{link.name}.{key}": getattr(link, key) for link in links for key in SIZES}
+    known = {f"device.{key}": getattr(device, key) for key in ("memory_bytes", "bytes_per_s", "tf32_flops_per_s")}
+    sizes |= {key: value for key, value in known.items() if value is not None}
+    for key, value in sizes.items():
+        if type(value) not in (int, float) or not 0 < value < inf:
+            raise UserError(f"{path}: {key}={value} must be a number above 0")
+    for key in ("devices_per_node", "cores"):
+        value = getattr(machine, key)
+        if value is not None and (type(value) is not int or value < 1):
+            raise UserError(f"{path}: {key}={value} must be a whole number above 0")
+    if device.type not in ("cpu", "cuda") or type(machine.overlap) is not bool:
+        raise UserError(
+            f"{path}: device.type={device.type} must be cuda or cpu, and overlap={machine.overlap} true or false"
+        )
+    if len(links) > 2 or {type(machine.name), type(device.name)} != {str}:
+        raise UserError(
+            f"{path}: cluster and device each have a name, and {len(links)} links at most two entries: within a node, "
+            "between nodes"
+        )
+
+
+def with_overlap(machine: Machine, overlap: bool | None) -> Machine:
+    """None: as the file says, or as it was measured."""
+    return machine if overlap is None else replace(machine, overlap=overlap, hidden_cost={})

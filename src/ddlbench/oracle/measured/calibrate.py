@@ -1,0 +1,149 @@
+"""--calibrate: seconds of each block's forward and backward pass and of the update, measured on this machine's device.
+
+Measured once for each device, model, micro batch, precision, optimizer and version of torch, and kept in
+$DDLBENCH_HOME/oracle. Of each block the median of its repeats.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ddlbench.config.schema import Config
+from ddlbench.data.home import home, replacing
+from ddlbench.errors import UserError
+from ddlbench.job import type_of_dtype
+from ddlbench.oracle.machine.machine import Device
+from ddlbench.oracle.measured.network import wait
+from ddlbench.oracle.setting import kind_of
+from ddlbench.oracle.timing.computation import Blocks, Pass
+from ddlbench.recipe.losses import make_loss
+from ddlbench.recipe.optimizers import make_optimizer
+
+REPEATS = 5
+
+
+def this_device(expected: Device) -> torch.device:
+    """UserError where this machine has no such device."""
+    if expected.type == "cpu":
+        return torch.device("cpu")
+    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
+    if name != expected.name:
+        raise UserError(
+            f"--calibrate measures the device of this machine, which has {name}, not {expected.name}: run it there, or "
+            "give --one-gpu-step-s SECONDS"
+        )
+    return torch.device("cuda", 0)
+
+
+def calibration(config: Config, device: torch.device, samples: int) -> tuple[Blocks, float]:
+    """Blocks, and seconds of the update; from the file of an earlier calibration where there is one."""
+    key = key_of(config, device, samples)
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+    path = home() / "oracle" / f"blocks-{digest}.json"
+    kept: dict[str, Any] | None = _kept(path, key)
+    if kept is None:
+        passes, update_s = measure(config, device, samples)
+        kept = {"key": key, "passes": [[each.forward, each.backward] for each in passes], "update_s": update_s}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as file:
+            file.write(json.dumps(kept, indent=1).encode())
+    return Blocks(samples, tuple(Pass(*each) for each in kept["passes"])), kept["update_s"]
+
+
+def _kept(path: Path, key: dict[str, Any]) -> dict[str, Any] | None:
+    try:
+        content = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) and content.get("key") == key else None
+
+
+def key_of(config: Config, device: torch.device, samples: int) -> dict[str, Any]:
+    """What a calibration holds for."""
+    train = config.train
+    return {
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu of {platform.node()}",
+        "model": repr(config.model),
+        "samples": samples,
+        "precision": train.precision,
+        "tf32": train.tf32,
+        "channels_last": train.channels_last,
+        "threads": train.threads_per_rank,
+        "optimizer": kind_of(config.recipe.optimizer),
+        "torch": str(torch.__version__),
+    }
+
+
+def measure(config: Config, device: torch.device, samples: int) -> tuple[list[Pass], float]:
+    """Every block by itself, fed with the output of the one before."""
+    if device.type == "cpu":
+        torch.set_num_threads(config.train.threads_per_rank)
+    torch.manual_seed(0)
+    model = config.model.build().to(device)
+    layout = torch.channels_last if config.train.channels_last else torch.contiguous_format
+    model.to(memory_format=layout)
+    value, targets = _batch(config, device, samples)
+    found: list[Pass] = []
+    names = list(dict(model.named_children()))
+    for name, block in model.named_children():
+        loss = make_loss(config.recipe.label_smoothing) if name == names[-1] else None
+        each, value = _block(block, value, None if loss is None else lambda out, loss=loss: loss(out, targets), config)
+        found.append(each)
+    return found, _update(config, model, device)
+
+
+def _batch(config: Config, device: torch.device, samples: int) -> tuple[Tensor, Tensor]:
+    shape = (samples, *config.model.input_shape())
+    if config.model.kind == "text":
+        tokens = torch.randint(config.model.outputs(), shape, device=device)
+        return tokens, tokens
+    return torch.randn(shape, device=device), torch.randint(config.model.outputs(), shape[:1], device=device)
+
+
+def _block(
+    block: nn.Module, value: Tensor, loss: Callable[[Tensor], Tensor] | None, config: Config
+) -> tuple[Pass, Tensor]:
+    device, precision = value.device, config.train.precision
+    ahead, back = list[float](), list[float]()
+    output = value
+    for _ in range(REPEATS + 1):
+        wait(device)
+        began = time.perf_counter()
+        with torch.autocast(device.type, type_of_dtype[precision], enabled=precision != "fp32"):
+            output = block(value)
+            result = output if loss is None else loss(output)
+        wait(device)
+        half = time.perf_counter()
+        result.backward(torch.ones_like(result))
+        wait(device)
+        ahead.append(half - began)
+        back.append(time.perf_counter() - half)
+        block.zero_grad()
+        value = value.detach().requires_grad_(value.is_floating_point() and value.requires_grad)
+    following = output.detach().requires_grad_(output.is_floating_point())
+    return Pass(median(ahead[1:]), median(back[1:])), following
+
+
+def _update(config: Config, model: nn.Module, device: torch.device) -> float:
+    optimizer = make_optimizer(config.recipe.optimizer, model.named_parameters())
+    seconds: list[float] = []
+    for _ in range(REPEATS + 1):
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        wait(device)
+        began = time.perf_counter()
+        optimizer.step()
+        optimizer.zero_grad()
+        wait(device)
+        seconds.append(time.perf_counter() - began)
+    return median(seconds[1:])

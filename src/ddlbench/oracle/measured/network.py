@@ -1,0 +1,249 @@
+"""--calibrate-network: seconds of collectives between processes of this machine, and how much they slow each other.
+
+One process a rank, over gloo on CPUs and NCCL on GPUs. Each collective runs at several sizes and with several numbers
+of ranks, only within one node. Its seconds are those that it adds to computing: in a step the ranks compute before it,
+so they do not arrive at the same time, the message has left the cache, and where ranks share cores the last one to send
+waits for a core. Behind a barrier, with nothing else to do, the same collectives take half as long on a CPU.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+from statistics import median
+from typing import Any, cast
+
+import psutil
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor
+from torch.nn.functional import conv2d
+
+from ddlbench.data.home import home, replacing
+from ddlbench.errors import UserError
+from ddlbench.frameworks.tensor.collectives import all_gather, reduce_scatter
+from ddlbench.oracle.machine.machine import Machine, Sweep
+
+SIZES = (2**10, 2**14, 2**17, 2**20, 2**22, 2**24, 2**26)  # bytes of the whole message
+REPEATS = 5
+ROUNDS, ROWS = 8, 1  # of computing and sending in one repeat; images of a pass before a collective: a few milliseconds
+HIDDEN, PASSES, HIDDEN_REPEATS = 2**23, 10, 9  # bytes of an all-reduce, and passes of a convolution beside it
+TIMEOUT_S, PROCESS_BYTES = 300, 2**29  # of a process with torch
+Found = dict[str, dict[str, list[float]]]  # collective -> number of ranks -> seconds by size
+
+
+def path(device_type: str) -> Path:
+    return home() / "oracle" / f"network-{platform.node()}-{device_type}.json"
+
+
+def versions(device_type: str) -> dict[str, str]:
+    """What a calibration holds for."""
+    return {"host": platform.node(), "device": device_type, "torch": str(torch.__version__)}
+
+
+def calibrate(device_type: str, counts: Sequence[int], sizes: Sequence[int] = SIZES) -> Path:
+    """Measure and keep; the file's path. UserError where there are too few devices."""
+    if not counts:
+        raise UserError("--calibrate-network measures between ranks: give gpus= with 2 or more, such as gpus=[2,4]")
+    if device_type == "cuda" and (devices := torch.cuda.device_count()) < max(counts):
+        raise UserError(f"--calibrate-network: {max(counts)} ranks need as many GPUs, this machine has {devices}")
+    if max(counts) > (most := psutil.virtual_memory().available // PROCESS_BYTES):
+        raise UserError(f"--calibrate-network: {max(counts)} processes do not fit in memory: give gpus= up to {most}")
+    seconds, contention, cost = Found(), dict[str, float](), dict[str, float]()
+    for ranks in counts:
+        measured = _measured(device_type, ranks, sizes)
+        contention[str(ranks)], cost[str(ranks)] = measured.pop("contention")[0], measured.pop("hidden_cost")[0]
+        for kind, each in measured.items():
+            seconds.setdefault(kind, {})[str(ranks)] = each
+    target = path(device_type)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    found = {"sizes": list(sizes), "seconds": seconds, "contention": contention, "hidden_cost": cost}
+    with replacing(target) as file:
+        file.write(json.dumps({**versions(device_type), **found}, indent=1).encode())
+    return target
+
+
+def calibrated(machine: Machine) -> Machine:
+    """With what was measured on this host with this version of torch; as it is where nothing was."""
+    kept = path(machine.device.type)
+    if not kept.is_file():
+        return machine
+    try:
+        content = cast(dict[str, Any], json.loads(kept.read_text()))
+        if {key: content.get(key) for key in versions("")} == versions(machine.device.type):
+            return _with(machine, content)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{kept} cannot be used ({error!r}): run --calibrate-network again") from error
+    raise UserError(
+        f"{kept} was measured with torch {content.get('torch')} on {content.get('host')}, this is torch "
+        f"{torch.__version__} on {platform.node()}: run --calibrate-network again"
+    )
+
+
+def _with(machine: Machine, content: Mapping[str, Any]) -> Machine:
+    sizes = tuple(map(float, content["sizes"]))
+    sweeps = {
+        (kind, int(ranks)): Sweep(sizes, tuple(map(float, each)))
+        for kind, counts in content["seconds"].items()
+        for ranks, each in counts.items()
+    }
+    contention = {int(ranks): max(1.0, each) for ranks, each in content["contention"].items()}
+    cost = {int(ranks): float(each) for ranks, each in content.get("hidden_cost", {}).items()}
+    return replace(machine, sweeps=sweeps, contention=contention, hidden_cost=cost)
+
+
+def _measured(device_type: str, ranks: int, sizes: Sequence[int]) -> dict[str, list[float]]:
+    with tempfile.TemporaryDirectory() as folder:
+        mp.start_processes(_rank, args=(device_type, ranks, folder, sizes), nprocs=ranks, start_method="spawn")  # pyright: ignore
+        return json.loads((Path(folder) / "found.json").read_text())
+
+
+def _rank(rank: int, device_type: str, ranks: int, folder: str, sizes: Sequence[int]) -> None:
+    """One process."""
+    torch.set_num_threads(1)
+    device, backend = torch.device("cpu"), "gloo"
+    if device_type == "cuda":
+        device, backend = torch.device("cuda", rank), "nccl"
+        torch.cuda.set_device(device)
+    init, timeout = f"file://{folder}/store", timedelta(seconds=TIMEOUT_S)
+    dist.init_process_group(backend, init_method=init, rank=rank, world_size=ranks, timeout=timeout)
+    found = sweep(device, sizes)
+    found["contention"], found["hidden_cost"] = [contention(rank, device)], [hidden_cost(device)]
+    if rank == 0:
+        (Path(folder) / "found.json").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def sweep(device: torch.device, sizes: Sequence[int]) -> dict[str, list[float]]:
+    """Seconds of each collective by size, between all ranks. Every rank calls this."""
+    return {kind: [slowest(run, size, device) for size in sizes] for kind, run in COLLECTIVES.items()}
+
+
+def slowest(run: Callable[[Tensor], None], size: int, device: torch.device) -> float:
+    """What a collective adds to computing: median over repeats of the slowest rank's seconds, no less than it takes
+    alone. Its memory has been touched before."""
+    tensor, compute = torch.ones(size // 4, device=device), computing(device, ROWS)
+
+    def both() -> None:
+        for _ in range(ROUNDS):
+            compute()
+            run(tensor)
+
+    def plain() -> None:
+        for _ in range(ROUNDS):
+            compute()
+
+    both()
+    alone = median(_timed(lambda: run(tensor), device) for _ in range(REPEATS))
+    added = median(_timed(both, device) - _timed(plain, device) for _ in range(REPEATS))
+    return max(alone, added / ROUNDS)
+
+
+def contention(rank: int, device: torch.device) -> float:
+    """How much longer a convolution takes while every rank computes one than while rank 0 does alone."""
+    dist.barrier()
+    alone = torch.tensor(_convolve(device) if rank == 0 else 0.0)
+    dist.barrier()
+    together = torch.tensor(_convolve(device))
+    total = torch.stack([alone, together]).to(device)
+    dist.all_reduce(total)
+    return float(total[1] / dist.get_world_size() / total[0])
+
+
+def hidden_cost(device: torch.device) -> float:
+    """How much longer computing takes while an all-reduce runs, as a share of what the all-reduce takes alone. 0: it is
+    free; 1: nothing is gained by sending during the backward pass. Of all ranks, on the slowest."""
+    message = torch.ones(HIDDEN // 4, device=device)
+    found: list[list[float]] = []
+    for _ in range(HIDDEN_REPEATS):
+        alone = _timed(lambda: _all_reduce(message), device)
+        plain = _timed(lambda: _convolve(device, PASSES), device)
+        both = _timed(lambda: _beside(message, device), device)
+        found.append([alone, plain, both])
+    alone, plain, both = (median(each[which] for each in found[1:]) for which in range(3))
+    return min(1.0, max(0.0, (both - plain) / alone))
+
+
+def _beside(message: Tensor, device: torch.device) -> None:
+    work = dist.all_reduce(message, async_op=True)
+    _convolve(device, PASSES)
+    assert work is not None
+    work.wait()
+
+
+def _timed(run: Callable[[], object], device: torch.device) -> float:
+    """Seconds on the slowest rank."""
+    dist.barrier()
+    began = time.perf_counter()
+    run()
+    wait(device)
+    took = torch.tensor(time.perf_counter() - began, device=device)
+    dist.all_reduce(took, dist.ReduceOp.MAX)
+    return float(took)
+
+
+def _convolve(device: torch.device, passes: int = 40) -> float:
+    """Seconds of some forward and backward passes, long enough for the scheduler to be fair."""
+    compute = computing(device, 8)
+    compute()
+    wait(device)
+    began = time.perf_counter()
+    for _ in range(passes):
+        compute()
+    wait(device)
+    return time.perf_counter() - began
+
+
+def computing(device: torch.device, rows: int) -> Callable[[], None]:
+    """A forward and a backward pass of a convolution. rows: images in it"""
+    images = torch.ones(rows, 64, 32, 32, device=device)
+    weight = torch.ones(64, 64, 3, 3, device=device, requires_grad=True)
+    return lambda: conv2d(images, weight, padding=1).sum().backward()
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _all_reduce(tensor: Tensor) -> None:
+    dist.all_reduce(tensor)
+
+
+def _all_gather(tensor: Tensor) -> None:
+    own = tensor[: tensor.numel() // dist.get_world_size()].clone()
+    all_gather(tensor, own)
+
+
+def _reduce_scatter(tensor: Tensor) -> None:
+    own = tensor.new_empty(tensor.numel() // dist.get_world_size())
+    reduce_scatter(own, tensor)
+
+
+def _broadcast(tensor: Tensor) -> None:
+    dist.broadcast(tensor, 0)
+
+
+def _send(tensor: Tensor) -> None:
+    """From rank 0 to the next."""
+    if dist.get_rank() == 0:
+        dist.send(tensor, 1)
+    elif dist.get_rank() == 1:
+        dist.recv(tensor, 0)
+
+
+COLLECTIVES: dict[str, Callable[[Tensor], None]] = {
+    "all_reduce": _all_reduce,
+    "all_gather": _all_gather,
+    "reduce_scatter": _reduce_scatter,
+    "broadcast": _broadcast,
+    "send": _send,
+}

@@ -1,0 +1,219 @@
+"""--from RESULTS: measured runs on one device, or on a few, that other numbers of devices are predicted from."""
+
+from __future__ import annotations
+
+import math
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from ddlbench.config.schema import Config
+from ddlbench.config.values import shown
+from ddlbench.errors import UserError
+from ddlbench.oracle.machine.machine import Machine
+from ddlbench.oracle.measured.inputs import OneStep, from_one_step
+from ddlbench.oracle.predictor import job_of, strategy
+from ddlbench.oracle.setting import Setting, kind_of
+from ddlbench.oracle.timing.computation import Computation
+from ddlbench.results.reading.attempts import Attempt, read_all
+
+# Keys of a run's `train` section that change how fast one process computes.
+ALIKE = ("precision", "tf32", "checkpoint_activations", "compile", "channels_last", "threads_per_rank")
+ROUNDS = 30  # of solving for one device's seconds
+
+
+@dataclass(frozen=True)
+class Base:
+    """Measured steps of equal runs. samples: of the global batch; micro: of a micro batch; torch: its version."""
+
+    framework: str
+    settings: Mapping[str, Any]  # of the framework
+    ranks: int
+    samples: int
+    micro: int
+    seconds: float
+    path: Path
+    torch: str = ""
+    hosts: tuple[str, ...] = ()  # where it ran on CPUs
+
+    def alike(self, other: Base) -> bool:
+        mine, theirs = (replace(base, seconds=0.0, path=Path()) for base in (self, other))
+        return mine == theirs
+
+
+@dataclass
+class Results:
+    """The records of a folder. torch: the version that predictions are for; None: that of the runs."""
+
+    folder: Path
+    attempts: list[Attempt]
+    torch: str | None = None
+
+    @classmethod
+    def read(cls, folder: Path, torch: str | None = None) -> Results:
+        return cls(folder, read_all([folder]).attempts, torch)
+
+    def computation(self, config: Config, machine: Machine, blocks: Computation | None = None) -> Computation:
+        """From runs of the same framework on one device, else of `single` or any other; else from runs of the same
+        framework on as few devices as there are. Repeats count by their median. UserError without any.
+
+        blocks: measured ones, which say how a step is spread over them; None: the roofline does
+        """
+        framework: Any = config.framework
+        bases = self._bases(config, machine)
+        own = [base for base in bases if base.framework == framework.name]
+        alone = [base for base in bases if base.ranks == 1]
+        plain = [base for base in alone if base.framework == "single"]
+        few = [base for base in own if base.settings == config.resolved["framework"]]
+        fewest = [base for base in few if base.ranks == min(base.ranks for base in few)]
+        chosen = next((found[-1] for found in ([b for b in own if b.ranks == 1], plain, alone, fewest) if found), None)
+        if chosen is None:
+            raise UserError(
+                f"{self.folder} has no complete run of {config.model.name} on one {machine.device.name} that computes "
+                f"the same{self._nearest(config, machine)}: measure one with +framework=single, or give "
+                "--one-gpu-step-s SECONDS"
+            )
+        step_s = median(base.seconds for base in bases if base.alike(chosen))
+        where = "one device" if chosen.ranks == 1 else f"{chosen.ranks} devices"
+        basis = f"{chosen.framework} on {where} ({chosen.path.parent.name})"
+        if chosen.ranks == 1:
+            found = from_one_step(config, machine, OneStep(step_s, chosen.samples, chosen.micro), basis, blocks)
+            return replace(found, remarks=(*_borrowed(chosen.framework, framework.name), *self._elsewhere(chosen)))
+        few = _of_few(config, machine, replace(chosen, seconds=step_s), basis, blocks)
+        return replace(few, remarks=self._elsewhere(chosen))
+
+    def _nearest(self, config: Config, machine: Machine) -> str:
+        """What differs in the run of the same model and device that comes closest; empty if there is none."""
+        settings = [_section(each.record, "config") for each in self.attempts if _on(each.record, machine)]
+        same = [each for each in settings if _section(each, "model").get("name") == config.model.name]
+        found = [names for each in same if (names := _differences(each, config))]
+        return f" (the nearest has {'; '.join(min(found, key=len))})" if found else ""
+
+    def _elsewhere(self, base: Base) -> tuple[str, ...]:
+        """Of another version, or on another machine's CPU: GPUs have names, CPUs count as one kind of device."""
+        marks: list[str] = []
+        if self.torch is not None and base.torch != self.torch:
+            marks.append(f"runs with torch {base.torch or 'of an unknown version'}, not {self.torch}")
+        if base.hosts and base.hosts != (platform.node(),):
+            marks.append(f"runs on the CPU of {', '.join(base.hosts)}, not of {platform.node()}")
+        return tuple(marks)
+
+    def _bases(self, config: Config, machine: Machine) -> list[Base]:
+        found = [_base(attempt, config, machine) for attempt in self.attempts]
+        return [base for base in found if base is not None]
+
+    def loader_rate(self, config: Config) -> float | None:
+        """Samples a second that one rank loads: the median of complete mode=loader runs of the same data with the same
+        loader and the same size of a sample."""
+        wanted, rates = _loading(config.resolved), list[float]()
+        for record in (attempt.record for attempt in self.attempts):
+            settings = _section(record, "config")
+            rate = _number(_section(record, "summary").get("throughput_samples_per_s"))
+            ranks = _number(_section(record, "launch").get("world_size"))
+            complete = record.get("status") == "ok" and settings.get("mode") == "loader"
+            if complete and _loading(settings) == wanted and rate and ranks:
+                rates.append(rate / ranks)
+        return median(rates) if rates else None
+
+    def samples(self, config: Config) -> int | None:
+        """Training samples of the same data, which text has by the length of its sequences."""
+        wanted, counts = config.resolved["model"].get("seq_len"), list[float | None]()
+        for record in (attempt.record for attempt in self.attempts):
+            dataset, model = _section(record, "dataset"), _section(_section(record, "config"), "model")
+            if dataset.get("name") == config.data.name and model.get("seq_len") == wanted:
+                counts.append(_number(dataset.get("train_samples")))
+        return next((int(each) for each in reversed(counts) if each), None)
+
+
+def _loading(settings: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What a loader has to do, of a configuration."""
+    model = _section(settings, "model")
+    names = (_section(settings, group).get("name") for group in ("data", "loader"))
+    return *names, model.get("image_size"), model.get("seq_len")
+
+
+def _borrowed(base: str, framework: str) -> tuple[str, ...]:
+    """What to say of a base that is neither of the framework itself nor of `single`, which adds nothing of its own."""
+    return (
+        () if base in (framework, "single") else (f"{framework} from a run of {base}, with what {base} itself takes",)
+    )
+
+
+def _base(attempt: Attempt, config: Config, machine: Machine) -> Base | None:
+    """None for a record that is no base: incomplete, of another model, device or precision."""
+    record = attempt.record
+    launch, summary, settings = _section(record, "launch"), _section(record, "summary"), _section(record, "config")
+    ledger, framework = _section(record, "ledger"), _section(settings, "framework")
+    rate, batch = _number(summary.get("throughput_samples_per_s")), _number(ledger.get("global_batch"))
+    ranks, count = _number(launch.get("world_size")), _number(ledger.get("micro_batches")) or 1
+    if record.get("status") != "ok" or settings.get("mode", "train") != "train" or not rate or not batch or not ranks:
+        return None
+    if _differences(settings, config) or not _on(record, machine):
+        return None
+    seconds = batch / rate * (1 - (_number(summary.get("data_wait_share")) or 0.0))
+    replicas = _number(ledger.get("data_size")) or 1
+    micro = max(1, int(batch / replicas / count))
+    own = {key: value for key, value in framework.items() if key != "_target_"}
+    version = str(_section(record, "environment").get("torch", ""))
+    names = launch.get("hosts") if machine.device.type == "cpu" else None
+    hosts = tuple(sorted(map(str, names))) if isinstance(names, list) else ()
+    name = str(framework.get("name", ""))
+    return Base(name, own, int(ranks), int(batch), micro, seconds, attempt.path, version, hosts)
+
+
+def _of_few(config: Config, machine: Machine, base: Base, basis: str, blocks: Computation | None) -> Computation:
+    """The seconds of one device with which the prediction for so many gives what they took. UserError where its
+    communication alone takes longer."""
+    train = replace(config.train, global_batch=base.samples, batch_per_gpu=None)
+    there = replace(config, train=train)
+    job = job_of(there, base.ranks, machine)
+    alone = max(1, base.samples // base.ranks)
+    step_s = base.seconds
+    for _ in range(ROUNDS):
+        computation = from_one_step(there, machine, OneStep(step_s, alone, min(alone, base.micro)), basis, blocks)
+        outcome = strategy(config.framework, Setting(job, machine, computation, kind_of(config.recipe.optimizer)))
+        left = base.seconds - outcome.exposed_s
+        if left <= 0:
+            raise UserError(
+                f"{base.path}: {base.ranks} devices took {base.seconds:.4g} s a step, and communication alone is "
+                f"predicted to take {outcome.exposed_s:.4g} s: measure one device"
+            )
+        step_s *= left / (outcome.step_s - outcome.exposed_s)
+    return from_one_step(there, machine, OneStep(step_s, alone, min(alone, base.micro)), basis, blocks)
+
+
+def _section(record: Mapping[str, Any], name: str) -> dict[str, Any]:
+    found = record.get(name)
+    return found if isinstance(found, dict) else {}
+
+
+def _number(value: Any) -> float | None:
+    """A finite number above 0."""
+    fine = isinstance(value, int | float) and math.isfinite(value) and value > 0
+    return float(value) if fine else None
+
+
+def _differences(settings: Mapping[str, Any], config: Config) -> list[str]:
+    """Keys by which a record's run computes something else, for a sample, than this configuration; with both values."""
+    resolved = config.resolved
+    own = {f"model.{key}": value for key, value in resolved["model"].items()}
+    there = {f"model.{key}": value for key, value in _section(settings, "model").items()}
+    train = _section(settings, "train")
+    own |= {f"train.{key}": resolved["train"][key] for key in ALIKE}
+    there |= {f"train.{key}": train[key] for key in ALIKE if key in train}
+    own["recipe.optimizer"] = config.recipe.optimizer.name
+    there["recipe.optimizer"] = _section(_section(settings, "recipe"), "optimizer").get("name")
+    unknown = {key: own[key] for key in own if key.startswith("train.")}  # an older record has no such key
+    there = unknown | there
+    names = [name for name in own | there if not name.endswith("._target_") and own.get(name) != there.get(name)]
+    return [f"{name}={shown(there.get(name))}, not {shown(own.get(name))}" for name in names]
+
+
+def _on(record: Mapping[str, Any], machine: Machine) -> bool:
+    launch, environment = _section(record, "launch"), _section(record, "environment")
+    if launch.get("device_type") != machine.device.type:
+        return False
+    return machine.device.type == "cpu" or environment.get("gpu_model") == machine.device.name

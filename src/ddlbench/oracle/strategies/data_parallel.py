@@ -1,0 +1,176 @@
+"""Data parallelism: replicas that average their gradients. DDP, Horovod, local SGD, and ZeRO's stages 0 to 2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from ddlbench.errors import Unsupported
+from ddlbench.frameworks.ddp import DDP
+from ddlbench.frameworks.deepspeed.knobs import BUCKET_MB, Knobs
+from ddlbench.frameworks.horovod.adapter import Horovod
+from ddlbench.frameworks.local_sgd import LocalSGD
+from ddlbench.frameworks.shared.batchnorm import batch_norms
+from ddlbench.frameworks.shared.meta import on_meta
+from ddlbench.oracle.machine import collectives
+from ddlbench.oracle.memory.memory import activations, buffers, held, memory
+from ddlbench.oracle.memory.memory import sizes as block_sizes
+from ddlbench.oracle.memory.peak import of_replica
+from ddlbench.oracle.memory.zero import Zero
+from ddlbench.oracle.memory.zero import memory as zero_memory
+from ddlbench.oracle.memory.zero_buckets import Shards
+from ddlbench.oracle.setting import BYTES, Limit, Message, Outcome, Setting
+from ddlbench.oracle.timing import overlap
+from ddlbench.oracle.timing.computation import Pass
+from ddlbench.oracle.timing.overlap import Gradient, MiB
+
+# Numbers of gradients that DeepSpeed copies and all-reduces at once at stage 0 (MEMORY_OPT_ALLREDUCE_SIZE).
+AT_ONCE = 5e8
+
+
+def single(setting: Setting) -> Outcome:
+    """One process: D sum(FW + BW) + D / B sum WU of Kahira et al. 2021, table 1, for one step."""
+    return replicas(setting, ())
+
+
+def ddp(framework: DDP, setting: Setting) -> Outcome:
+    """Buckets are all-reduced one after the other while the backward pass of the last micro batch goes on."""
+    hook = framework.comm_hook if framework.comm_hook != "none" else setting.job.reduce_dtype
+    if hook == "powersgd":
+        raise Unsupported("the oracle has no model of framework.comm_hook=powersgd: choose none, fp16 or bf16")
+    each = BYTES.get(hook, 4)
+    cap = framework.bucket_cap_mb
+    first, other = (overlap.FIRST_BUCKET, overlap.BUCKET) if cap is None else (cap * MiB, cap * MiB)
+    back = backward(setting)
+    messages = overlap.buckets(
+        overlap.gradients(sizes(setting, 4), back), first, other
+    )  # caps count bytes in fp32, a hook casts a full bucket
+    wire = [Gradient(message.bytes_ * each / 4, message.ready) for message in messages]
+    # Without a reduction gradients have memory of their own, beside the buckets.
+    apart = 4.0 * setting.counts.numbers if setting.job.micro_batches(setting.world) > 1 else 0.0
+    return replicas(setting, (averaged(setting, wire, sum(back)),), more_buffers=apart, in_place=True)
+
+
+def horovod(framework: Horovod, setting: Setting) -> Outcome:
+    """Gradients are fused as they become ready and all-reduced in the background."""
+    if framework.adasum:
+        raise Unsupported("the oracle has no model of framework.adasum: set it to false")
+    fp16 = framework.compression == "fp16" or setting.job.reduce_dtype == "fp16"
+    back = backward(setting)
+    tensors = overlap.gradients(sizes(setting, 2 if fp16 else 4), back)
+    cap, cycle = framework.fusion_threshold_mb * MiB, framework.cycle_time_ms / 1e3
+    messages = overlap.fused(tensors, lambda size: setting.all_reduce(size, setting.world), cap, cycle)
+    return replicas(setting, (averaged(setting, messages, sum(back)),))
+
+
+def local_sgd(framework: LocalSGD, setting: Setting) -> Outcome:
+    """Weights and BatchNorm's statistics are averaged once in `local_steps` updates, with nothing beside it."""
+    statistics = 2 * sum(norm.num_features for norm in batch_norms(on_meta(setting.job)))
+    size = 4.0 * (setting.counts.numbers + statistics)
+    seconds = setting.all_reduce(size, setting.world) / framework.local_steps
+    share = 1 / framework.local_steps
+    return replicas(setting, (Message("all-reduce of weights", share, size * share, seconds, seconds),))
+
+
+def zero(framework: Knobs, setting: Setting) -> Outcome:
+    """DeepSpeed at stage 0, 1 or 2. Its buckets are all-reduced at stages 1 and 2, too, and each rank copies its share
+    (its `allreduce_and_scatter`); the updated weights are all-gathered after the update."""
+    if framework.offload_optimizer or framework.offload_parameters:
+        raise Unsupported("the oracle has no model of offloading: set framework.offload_optimizer=false")
+    stage, ranks, numbers = framework.zero_stage, setting.world, setting.counts.numbers
+    casts = framework.casts(setting.job)
+    wire = 2 if casts and setting.job.reduce_dtype != "fp32" else setting.gradient_bytes
+    back = backward(setting)
+    ready = overlap.gradients(sizes(setting, wire), back)
+    bucket = (framework.reduce_bucket_mb or BUCKET_MB) * MiB if stage else float("inf")
+    overlaps = framework.overlaps(setting.job)
+    once = averaged(setting, overlap.buckets(ready, bucket, bucket), sum(back), overlaps)
+    micro = setting.job.micro_batches(ranks) if stage == 2 else 1  # stage 2 keeps no whole gradients in between
+    messages = [Message(once.what, once.count * micro, once.bytes_ * micro, once.seconds * micro, once.exposed * micro)]
+    if stage:
+        size = numbers * (2.0 if casts else 4.0)
+        seconds = collectives.all_gather(size, setting.path(ranks))
+        messages.append(Message("all-gather of weights", 1, size, seconds, seconds))
+    buckets = bucket * (2 if overlaps else 1)
+    if not stage:
+        return replicas(setting, tuple(messages), reduced=4.0 * min(numbers, AT_ONCE))
+    found = replicas(setting, tuple(messages), stage, ranks, own_copy=True, more_buffers=buckets)
+    own, room = held(numbers, setting, stage, ranks, own_copy=True), buffers(setting.counts.blocks)
+    how = Zero(stage, ranks, int(bucket // 4), 2 if overlaps else 1, overlaps)
+    gradients = found.memory.gradients if stage == 1 else 4.0 * Shards.of(setting.counts.blocks, ranks).most_touched()
+    fullest = zero_memory(setting, how, own, room)
+    return replace(found, memory=replace(found.memory, gradients=gradients, fullest=fullest))
+
+
+def replicas(
+    setting: Setting,
+    messages: tuple[Message, ...],
+    stage: int = 0,
+    shards: int = 1,
+    own_copy: bool = False,
+    more_buffers: float = 0.0,
+    in_place: bool = False,
+    reduced: float = 0.0,
+) -> Outcome:
+    """A whole replica on each rank. shards: ranks that share the update, from ZeRO stage 1 on; in_place: gradients have
+    memory from step to step; reduced: bytes of gradients that are copied at once to be reduced, after all are there."""
+    job, numbers = setting.job, setting.counts.numbers
+    count = job.micro_batches(setting.world)
+    samples = job.replica_batch(setting.world) / count
+    blocks = setting.computation.blocks(samples)
+    update = setting.computation.update(numbers / shards)
+    compute = count * sum(map(whole(job.checkpoint_activations), blocks)) + update
+    kept = activations(block_sizes(setting.counts.blocks, samples), job.checkpoint_activations)
+    own = held(numbers, setting, stage, shards, own_copy)
+    room = buffers(setting.counts.blocks) + more_buffers
+    return Outcome(
+        compute_s=compute * setting.contention,
+        messages=messages if setting.world > 1 else (),
+        memory=memory(own, kept, room, of_replica(setting, own, samples, count, room, in_place, reduced)),
+        limits=(Limit("dp", job.global_batch, "one sample of the global batch a rank"),),
+        layout={"dp": setting.world},
+        micro_samples=samples,
+    )
+
+
+def whole(checkpointed: bool) -> Callable[[Pass], float]:
+    """Seconds of a block's forward and backward pass; checkpointed: the forward pass runs twice."""
+
+    def seconds(block: Pass) -> float:
+        return block.forward * (2 if checkpointed else 1) + block.backward
+
+    return seconds
+
+
+def sizes(setting: Setting, each: float, part: float = 1.0) -> list[list[float]]:
+    """Bytes of every gradient by block, `each` bytes a number."""
+    return [[number * each * part for number in block.parameters] for block in setting.counts.blocks]
+
+
+def backward(setting: Setting, data_size: int | None = None, tp: int = 1) -> list[float]:
+    """Seconds of each block's backward pass in one micro batch, recomputation included."""
+    job, replicas_ = setting.job, data_size or setting.world
+    samples = job.replica_batch(replicas_) / job.micro_batches(replicas_)
+    again = 1 if job.checkpoint_activations else 0
+    blocks = setting.computation.blocks(samples, tp)
+    return [(block.backward + again * block.forward) * setting.contention for block in blocks]
+
+
+def averaged(
+    setting: Setting,
+    messages: Sequence[Gradient],
+    end: float,
+    overlaps: bool = True,
+    ranks: int | None = None,
+    stride: int = 1,
+) -> Message:
+    """The all-reduce of gradients, over `ranks` (None: all). end: seconds of the whole backward pass; what is sent
+    after it is exposed. overlaps: whether the framework sends during it."""
+    group = setting.world if ranks is None else ranks
+
+    def seconds(size: float) -> float:
+        return setting.all_reduce(size, group, stride)
+
+    total, bytes_ = (sum(found) for found in ([seconds(m.bytes_) for m in messages], [m.bytes_ for m in messages]))
+    late = min(total, max(0.0, overlap.queue(messages, seconds) - end)) if overlaps else total
+    return Message("all-reduce of gradients", len(messages), bytes_, total, setting.exposed(total, late))

@@ -1,0 +1,198 @@
+"""Pipelines: stages of consecutive blocks, cut as frameworks/pipeline cuts them, tensor parallel and sharded too."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from math import ceil
+
+from ddlbench.frameworks.pipeline.adapter import Pipeline
+from ddlbench.frameworks.pipeline.pipedream import PipeDream
+from ddlbench.frameworks.pipeline.schedules import micro_batch_count, pipeline_ranks
+from ddlbench.frameworks.pipeline.stages import balanced
+from ddlbench.oracle.machine import collectives
+from ddlbench.oracle.setting import Limit, Message, Outcome, Setting
+from ddlbench.oracle.strategies.pipeline_stages import Cut, memory, of_ranks, rank_numbers
+from ddlbench.oracle.strategies.tensor import Traffic, batch_message, limit, traffic
+from ddlbench.oracle.timing import schedule
+from ddlbench.oracle.timing.schedule import Stages
+
+
+def pipeline(framework: Pipeline, setting: Setting) -> Outcome:
+    ranks = pipeline_ranks(setting.world, framework.dp, framework.pp, framework.tp)
+    count = micro_batch_count(framework.schedule, setting.job, ranks, framework.dp)
+    sizes = stage_sizes(setting, ranks * framework.virtual_stages, framework.balance, framework.flops_per_byte)
+    sharded = framework.sharded and framework.dp > 1
+    return predict(Cut(framework.schedule, framework.dp, framework.tp, ranks, sizes, count, sharded), setting)
+
+
+def pipedream(framework: PipeDream, setting: Setting) -> Outcome:
+    ranks = pipeline_ranks(setting.world, framework.dp, framework.pp)
+    buffered = framework.double_buffered
+    count = (
+        micro_batch_count(framework.name, setting.job, ranks, framework.dp)
+        if buffered
+        else setting.job.micro_batches(framework.dp)
+    )
+    sizes = stage_sizes(setting, ranks, framework.balance, framework.flops_per_byte)
+    return predict(Cut("pipedream", framework.dp, 1, ranks, sizes, count, versions=True, buffered=buffered), setting)
+
+
+def stage_sizes(setting: Setting, stages: int, balance: list[int] | None, flops_per_byte: float) -> tuple[int, ...]:
+    """As `Plan.of`."""
+    if balance is not None:
+        return tuple(balance)
+    blocks = setting.counts.blocks
+    costs, sending = tuple(b.flops for b in blocks), tuple(flops_per_byte * b.leaving for b in blocks)
+    return _balanced(costs, stages, sending)
+
+
+@cache
+def _balanced(costs: tuple[float, ...], stages: int, sending: tuple[float, ...]) -> tuple[int, ...]:
+    return tuple(balanced(costs, stages, sending))
+
+
+def predict(cut: Cut, setting: Setting) -> Outcome:
+    job = setting.job
+    samples = job.replica_batch(cut.dp) / cut.count
+    found = [traffic(block, samples, setting, cut.tp) if cut.tp > 1 else Traffic() for block in setting.counts.blocks]
+    alone = _stages(cut, setting, samples, [Traffic() for _ in found], sends=False)
+    shared = _stages(cut, setting, samples, found, sends=False)
+    sent = _stages(cut, setting, samples, found, sends=True)
+    spans = [_time(cut, each, setting)[0] for each in (alone, shared, sent)]
+    busy = _time(cut, alone, setting)[1]
+    update, numbers = _update(cut, setting), rank_numbers(cut, setting)
+    messages = [*_within(cut, setting, samples, found, spans), *_reduction(cut, setting, numbers)]
+    return Outcome(
+        compute_s=(busy + update),
+        messages=tuple(messages),
+        memory=memory(cut, setting, samples),
+        limits=_limits(cut, setting),
+        bubble_s=max(0.0, spans[0] - busy),
+        layout={"dp": cut.dp, "tp": cut.tp, "pp": cut.pp},
+        notes=(f"{cut.count} micro batches",),
+        micro_samples=samples,
+    )
+
+
+def _stages(cut: Cut, setting: Setting, samples: float, found: Sequence[Traffic], sends: bool) -> Stages:
+    """Seconds of each stage's passes for one micro batch, and of passing it on."""
+    again = 2 if setting.job.checkpoint_activations else 1
+    passes = setting.computation.blocks(samples, cut.tp)
+    # Collectives were measured while all ranks of their group share the cores: the schedule's contention is relative.
+    known = 1.0 if setting.machine.cores is None else setting.machine.shared_cores(cut.tp)
+    ahead = [each.forward + sent.forward / known for each, sent in zip(passes, found, strict=True)]
+    back = [
+        each.backward + sent.backward / known + (again - 1) * forward
+        for each, sent, forward in zip(passes, found, ahead, strict=True)
+    ]
+    spans = cut.spans()
+    forward, backward = ([sum(each[first:last]) for first, last in spans] for each in (ahead, back))
+    sending = _sending(cut, setting, samples) if sends and cut.pp > 1 else [0.0 for _ in spans[:-1]]
+    if setting.job.device.type == "cpu":  # gloo begins to send when the receiver asks, which then does nothing else
+        for stage, seconds in enumerate(_relative(sending, setting)):
+            forward[stage + 1] += seconds
+            backward[stage] += seconds
+        sending = [0.0 for _ in sending]
+    return Stages(tuple(forward), tuple(backward), (*sending, 0.0))
+
+
+def _relative(sending: Sequence[float], setting: Setting) -> list[float]:
+    """Messages were measured while all ranks of a node share the cores: the schedule's contention is relative."""
+    machine, world = setting.machine, setting.world
+    known = 1.0 if machine.sweep("send", world) is None else machine.shared_cores(machine.per_node(world))
+    return [seconds / known for seconds in sending]
+
+
+def _sending(cut: Cut, setting: Setting, samples: float) -> list[float]:
+    """Seconds from each stage to the next, which is on the ranks that follow: in the same node or in another one."""
+    blocks, stride, world = setting.counts.blocks, cut.dp * cut.tp, setting.world
+    node, found = setting.machine.per_node(world), list[float]()
+    for stage, (_, end) in enumerate(cut.spans()[:-1]):
+        first = stage % cut.pp * stride
+        crosses = any(rank // node != (rank + stride) % world // node for rank in (first, first + stride - 1))
+        found.append(collectives.send(blocks[end - 1].leaving * samples, setting.machine, stride, world, crosses))
+    return found
+
+
+def _time(cut: Cut, stages: Stages, setting: Setting) -> tuple[float, float]:
+    """Seconds of a step's passes, and those in which the busiest rank computes. PipeDream stays full: the slowest stage
+    sets the pace, whether it computes or sends, or the cores that all stages share."""
+    machine, beside = setting.machine, cut.dp * cut.tp
+    node, world = machine.per_node(setting.world), setting.world
+    if cut.schedule == "pipedream":
+        busy = cut.count * max(of_ranks(stages.busy, cut.pp))
+        if machine.cores is not None:
+            together = cut.count * sum(stages.busy) / cut.pp * machine.shared_cores(node)
+            busy = max(busy * machine.shared_cores(min(beside, node)), together)
+        return max(busy, cut.count * 2 * max(stages.send)), busy
+    if machine.cores is None:
+        took = schedule.seconds(cut.schedule, stages, cut.pp, cut.count)
+        return took, cut.count * max(of_ranks(stages.busy, cut.pp))
+    took, each = schedule.simulate_shared(
+        cut.schedule, stages, cut.pp, cut.count, lambda busy: machine.shared_cores(ceil(busy * beside * node / world))
+    )
+    return took, max(each)
+
+
+def _update(cut: Cut, setting: Setting) -> float:
+    shards = cut.dp if cut.sharded else 1
+    return setting.computation.update(max(rank_numbers(cut, setting)) / shards) * setting.contention
+
+
+def _within(
+    cut: Cut, setting: Setting, samples: float, found: Sequence[Traffic], spans: Sequence[float]
+) -> list[Message]:
+    """What is sent while the schedule runs: by layers, and from stage to stage."""
+    messages: list[Message] = []
+    if cut.tp > 1:
+        bytes_, number = sum(each.bytes_ for each in found), sum(each.count for each in found)
+        seconds = cut.count * sum(each.forward + each.backward for each in found) / cut.pp
+        exposed = max(0.0, spans[1] - spans[0])
+        seconds = max(seconds, exposed)
+        messages.append(Message("collectives of layers", cut.count * number, cut.count * bytes_, seconds, exposed))
+        batch = batch_message(setting, cut.dp, cut.tp)
+        ends = 2 if cut.pp > 1 else 1  # first and last stage share the batch, at the same time
+        messages.append(replace(batch, count=ends * batch.count, bytes_=ends * batch.bytes_))
+    if cut.pp > 1:
+        edges = [setting.counts.blocks[end - 1].leaving * samples for _, end in cut.spans()[:-1]]
+        one = max(_sending(cut, setting, samples))
+        exposed = max(0.0, spans[2] - spans[1])
+        total = max(exposed, 2 * cut.count * one)
+        count, bytes_ = _sends(cut, edges)
+        messages.append(Message("activations between stages", count, bytes_, total, exposed))
+    return messages
+
+
+def _sends(cut: Cut, edges: Sequence[float]) -> tuple[int, float]:
+    """Messages, and their bytes, of the rank that sends most: outputs of its stages to the next stages, gradients of
+    their inputs to those before."""
+    ahead, back = [*edges, 0.0], [0.0, *edges]
+    stages = [(bool(a) + bool(b), a + b) for a, b in zip(ahead, back, strict=True)]
+    ranks = [tuple(map(sum, zip(*stages[rank :: cut.pp], strict=True))) for rank in range(cut.pp)]
+    count, bytes_ = max(ranks, key=lambda rank: rank[1])
+    return cut.count * count, cut.count * bytes_
+
+
+def _reduction(cut: Cut, setting: Setting, numbers: Sequence[float]) -> list[Message]:
+    """After the schedule: gradients over the replicas of a stage, and of a tied embedding over first and last stage."""
+    messages: list[Message] = []
+    if cut.dp > 1:
+        size = 4 * max(numbers)
+        seconds = setting.all_reduce(size, cut.dp, cut.tp)
+        what = "reduction and gathering of shards" if cut.sharded else "all-reduce of gradients"
+        messages.append(Message(what, 1, size, seconds, seconds))
+    if cut.pp > 1 and setting.counts.tied:
+        size, beside = 4 * setting.counts.tied / cut.tp, cut.dp * cut.tp
+        seconds = setting.all_reduce(size, 2, beside * (cut.pp - 1), beside)
+        messages.append(Message("all-reduce of the tied embedding", 1, size, seconds, seconds))
+    return messages
+
+
+def _limits(cut: Cut, setting: Setting) -> tuple[Limit, ...]:
+    count = len(setting.counts.blocks)
+    found = [Limit("pp", count, f"the model has {count} blocks")]
+    if cut.tp > 1:
+        found.append(limit(setting))
+    return (*found, Limit("dp", setting.job.global_batch, "one sample of the global batch a replica"))

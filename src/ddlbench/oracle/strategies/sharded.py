@@ -1,0 +1,182 @@
+"""Weights in shards: FSDP, HSDP and ZeRO stage 3. A block's weights are gathered before its passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import accumulate
+
+from ddlbench.errors import Unsupported
+from ddlbench.frameworks.deepspeed.knobs import BUCKET_MB, Knobs
+from ddlbench.frameworks.fsdp import FSDP
+from ddlbench.frameworks.shared.meta import has_batch_norm, on_meta
+from ddlbench.frameworks.shared.sharding import root_group
+from ddlbench.oracle.machine import collectives
+from ddlbench.oracle.memory.shards import Calls, Scheme, memory_of
+from ddlbench.oracle.memory.zero import Stage3
+from ddlbench.oracle.memory.zero_gathering import Weight
+from ddlbench.oracle.memory.zero_gathering import gathered as gathered_weights
+from ddlbench.oracle.setting import BYTES, Limit, Message, Outcome, Setting
+from ddlbench.oracle.strategies.data_parallel import whole
+from ddlbench.oracle.timing import overlap
+from ddlbench.oracle.timing.computation import Pass
+from ddlbench.oracle.timing.overlap import MiB, Sharded
+
+# DeepSpeed's defaults, in numbers: it gathers ahead so many weights in one call (stage3_prefetch_bucket_size), and
+# keeps weights that are needed again before so many others (stage3_max_reuse_distance).
+PREFETCH, REUSE = 5e7, 1e9
+
+
+def fsdp(framework: FSDP, setting: Setting) -> Outcome:
+    """fully_shard of every block but those of the root's group (a tied embedding and head, a last norm), which is
+    gathered once a micro batch by default. With replicas (HSDP) neighbours share the shards, and their gradients are
+    all-reduced between the replicas."""
+    job, shards = setting.job, setting.world // framework.replicate
+    casts = (framework.mixed_precision or ("autocast" if has_batch_norm(job) else "policy")) == "policy"
+    weight = BYTES[job.precision] if casts else 4
+    blocks = setting.counts.blocks
+    names = root_group(on_meta(job))
+    root = tuple(index for index, block in enumerate(blocks) if block.name in names)
+    reshard = framework.reshard_after_forward
+    again = tuple(index not in root if reshard is None else reshard for index in range(len(blocks)))
+    groups = ((root,) if root else ()) + tuple((index,) for index in range(len(blocks)) if index not in root)
+    numbers = tuple(block.numbers for block in blocks)
+    scheme = Scheme(
+        shards, weight, setting.gradient_bytes, numbers, again, groups, groups, always=False,
+        host_computes=job.device.type == "cpu",
+    )  # fmt: skip
+    outcome = sharded(setting, scheme)
+    if framework.replicate == 1:
+        return outcome
+    size = setting.counts.numbers / shards * setting.gradient_bytes
+    seconds = setting.all_reduce(size, framework.replicate, shards)
+    more = Message("all-reduce of shards", 1, size, seconds, seconds)
+    layout = {"dp": setting.world, "shards": shards}
+    return replace(outcome, messages=(*outcome.messages, more), layout=layout)
+
+
+def zero3(framework: Knobs, setting: Setting) -> Outcome:
+    """DeepSpeed at stage 3 reduces after every micro batch. It gathers the first block, and then what follows in large
+    messages; for the backward pass it gathers only what it could not keep since the forward pass."""
+    if framework.offload_optimizer or framework.offload_parameters:
+        raise Unsupported("the oracle has no model of offloading: set framework.offload_parameters=false")
+    blocks, weight = setting.counts.blocks, 2 if framework.casts(setting.job) else 4
+    gathered = tuple(sum(n for n in block.parameters if n >= framework.persistence_threshold) for block in blocks)
+    prefetch = framework.gather_bucket_mb * MiB / weight if framework.gather_bucket_mb else PREFETCH
+    bucket = (framework.reduce_bucket_mb or BUCKET_MB) * MiB / 4
+    numbers = [block.numbers for block in blocks]
+    later = [2 * rest for rest in (sum(numbers) - before for before in accumulate(numbers))]
+    backwards = tuple(tuple(len(blocks) - 1 - i for i in call) for call in _calls(numbers[::-1], bucket))
+    ahead = tuple(tuple(i + 1 for i in call) for call in _calls(gathered[1:], prefetch))
+    again, persistent = tuple(each >= REUSE for each in later), setting.counts.numbers - sum(gathered)
+    whole = gathered_weights(_weights(setting, framework.persistence_threshold), again, prefetch)
+    scheme = Scheme(
+        setting.world, weight, setting.gradient_bytes, gathered, again, ((0,), *ahead), backwards, always=True,
+        own_copy=True, host_computes=setting.job.device.type == "cpu", persistent=persistent,
+        stage3=Stage3(setting.world, int(bucket), weight, whole, persistent),
+    )  # fmt: skip
+    return sharded(setting, scheme)
+
+
+def _weights(setting: Setting, threshold: int) -> list[Weight]:
+    """The parameters that are gathered, in the order of the modules, which is that in which they run."""
+    model, found, seen = on_meta(setting.job), list[Weight](), set[int]()
+    names = list(dict(model.named_children()))
+    for place, (name, module) in enumerate(model.named_modules()):
+        for parameter in module.parameters(recurse=False):
+            if parameter.numel() >= threshold and id(parameter) not in seen:
+                seen.add(id(parameter))
+                found.append(Weight(names.index(name.partition(".")[0]), place, parameter.numel()))
+    return found
+
+
+def _calls(numbers: Sequence[int], most: float) -> Calls:
+    """Consecutive blocks that share a message: until they have so many numbers."""
+    found: list[tuple[int, ...]] = []
+    own: tuple[int, ...] = ()
+    for index in range(len(numbers)):
+        own = (*own, index)
+        if sum(numbers[each] for each in own) >= most:
+            found, own = [*found, own], ()
+    return (*found, own) if own else tuple(found)
+
+
+def sharded(setting: Setting, scheme: Scheme) -> Outcome:
+    """A step of replicas whose weights are in shards."""
+    job, rate = setting.job, setting.contention
+    count = job.micro_batches(setting.world)
+    samples = job.replica_batch(setting.world) / count
+    passes = setting.computation.blocks(samples)
+    plain, last = (_blocks(setting, scheme, passes, reduces) for reduces in (scheme.always, True))
+    compute = count * sum(map(whole(job.checkpoint_activations), passes)) * rate
+    seconds = (count - 1) * sent(plain) + sent(last)
+    late = min(seconds, max(0.0, (count - 1) * _end(plain, scheme) + _end(last, scheme) - compute))
+    exposed = setting.exposed(seconds, late)
+    what = "gathering of weights and reduction of gradients"
+    messages = [Message(what, 0, volume(setting, scheme, count), seconds, exposed)]
+    if scheme.persistent:
+        size = float(scheme.persistent * scheme.weight)
+        once = collectives.all_gather(size, setting.path(scheme.shards)) if scheme.shards > 1 else 0.0
+        messages.append(Message("gathering of small weights after the update", 1, size, once, once))
+    return Outcome(
+        compute_s=compute + setting.computation.update(setting.counts.numbers / scheme.shards) * rate,
+        messages=tuple(messages) if scheme.shards > 1 else (),
+        memory=memory_of(setting, scheme, samples, count),
+        limits=(Limit("dp", job.global_batch, "one sample of the global batch a rank"),),
+        layout={"dp": setting.world, "shards": scheme.shards},
+        micro_samples=samples,
+    )
+
+
+def _blocks(setting: Setting, scheme: Scheme, passes: Sequence[Pass], reduces: bool) -> list[Sharded]:
+    """Seconds of each block in one micro batch."""
+    rate, checkpointed, blocks = setting.contention, setting.job.checkpoint_activations, setting.counts.blocks
+    to = setting.path(scheme.shards) if scheme.shards > 1 else None
+    weights = [number * scheme.weight for number in scheme.gathered]
+    gradients = [block.numbers * scheme.gradient for block in blocks]
+    nothing = [0.0] * len(blocks)
+    gather = _shares(weights, scheme.gathers, lambda size: collectives.all_gather(size, to)) if to else nothing
+    reduce = nothing
+    if to and reduces:
+        reduce = _shares(gradients, scheme.reductions, lambda size: collectives.reduce_scatter(size, to))
+    return [
+        Sharded(
+            each.forward * rate,
+            (each.backward + (each.forward if checkpointed else 0.0)) * rate,
+            gather[index],
+            gather[index] if scheme.again[index] else 0.0,
+            reduce[index],
+        )
+        for index, each in enumerate(passes)
+    ]
+
+
+def _end(blocks: Sequence[Sharded], scheme: Scheme) -> float:
+    """Of one micro batch. Where the host itself computes, it waits for what it asks for, ahead or not: FSDP calls its
+    collectives with async_op=False, which returns at once on a device's stream only, DeepSpeed waits by itself."""
+    if not scheme.host_computes:
+        return overlap.sharded_step(blocks)
+    return sent(blocks) + sum(each.forward + each.backward for each in blocks)
+
+
+def _shares(sizes: Sequence[float], calls: Calls, seconds: Callable[[float], float]) -> list[float]:
+    """Of each block its share of the seconds of its message."""
+    found = [0.0] * len(sizes)
+    for call in calls:
+        total = sum(sizes[index] for index in call)
+        took = seconds(total) if total else 0.0
+        for index in call:
+            found[index] = took * sizes[index] / total if total else 0.0
+    return found
+
+
+def sent(blocks: Sequence[Sharded]) -> float:
+    """Seconds of all communication of one micro batch."""
+    return sum(block.gather + block.gather_again + block.reduce for block in blocks)
+
+
+def volume(setting: Setting, scheme: Scheme, count: int) -> float:
+    """Bytes of whole tensors that are gathered and reduced in a step."""
+    again = sum(number for number, also in zip(scheme.gathered, scheme.again, strict=True) if also)
+    gathers = sum(scheme.gathered) + again
+    return count * gathers * scheme.weight + (count if scheme.always else 1) * setting.counts.numbers * scheme.gradient

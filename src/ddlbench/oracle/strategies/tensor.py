@@ -1,0 +1,200 @@
+"""Tensor parallelism: ranks share every layer. Megatron-LM's for GPT-2, by filters or channels for convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from torch import nn
+
+from ddlbench.errors import Unsupported
+from ddlbench.frameworks.shared.layout import fill
+from ddlbench.frameworks.shared.meta import on_meta
+from ddlbench.frameworks.tensor.adapter import TensorParallel
+from ddlbench.frameworks.tensor.checks import split_numbers
+from ddlbench.oracle.counts.counts import Block, Exchange
+from ddlbench.oracle.machine import collectives
+from ddlbench.oracle.machine.collectives import Path
+from ddlbench.oracle.memory.memory import activations, buffers, held, memory
+from ddlbench.oracle.memory.memory import parts as own_sizes
+from ddlbench.oracle.memory.peak import arriving, batch, fullest, passing, updating, waiting
+from ddlbench.oracle.setting import Limit, Message, Outcome, Setting
+from ddlbench.oracle.strategies.data_parallel import averaged, backward, whole
+from ddlbench.oracle.timing import overlap
+
+SUMMED_AHEAD, SUMMED_BACK, GATHERED = ("row", "vocab"), ("column", "qkv", "filter", "logits"), ("norm", "channels")
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Collectives of one block for one micro batch, by direction: seconds, bytes, how many."""
+
+    forward: float = 0.0
+    backward: float = 0.0
+    bytes_: float = 0.0
+    count: int = 0
+
+
+@dataclass(frozen=True)
+class Channel:
+    """Prediction only: convolutions split by input channels. The partial outputs are summed forward, the inputs'
+    gradients gathered backward (Kahira et al. 2021, table 1, "as filter")."""
+
+    name: str = "channel"
+    dp: int = 1
+    tp: int | None = None
+
+
+def tensor(framework: TensorParallel, setting: Setting) -> Outcome:
+    tp = fill(setting.world, {"dp": framework.dp, "tp": framework.tp}, free="tp")
+    return parts(setting, framework.dp, tp, framework.sequence_parallel, by_channels=False)
+
+
+def channel(framework: Channel, setting: Setting) -> Outcome:
+    model = setting.job.model
+    if model.kind != "images":
+        raise Unsupported(f"channel: {model.name} has no channels to split: choose framework=tensor")
+    tp = fill(setting.world, {"dp": framework.dp, "tp": framework.tp}, free="tp")
+    most = limit(setting, by_channels=True)
+    if tp > most.largest:
+        raise Unsupported(
+            f"channel: {tp} ranks cannot share the {most.largest} {most.layer}: choose framework.tp={most.largest} or "
+            "fewer"
+        )
+    return parts(setting, framework.dp, tp, False, by_channels=True)
+
+
+def parts(setting: Setting, dp: int, tp: int, sequence: bool, by_channels: bool) -> Outcome:
+    """tp ranks share a replica, dp replicas average the gradients of their parts, stride tp apart."""
+    job, blocks = setting.job, setting.counts.blocks
+    count = job.micro_batches(dp)
+    samples = job.replica_batch(dp) / count
+    passes, rate = setting.computation.blocks(samples, tp), setting.contention
+    numbers = sum(own_numbers(block, tp) for block in blocks)
+    update = setting.computation.update(numbers)
+    messages: list[Message] = []
+    if tp > 1:
+        found = [traffic(block, samples, setting, tp, sequence, by_channels) for block in blocks]
+        messages.append(layers_message(found, count, job.checkpoint_activations))
+        messages.append(batch_message(setting, dp, tp))
+    if dp > 1:
+        sizes = [[number * setting.gradient_bytes for number in own_tensors(block, tp)] for block in blocks]
+        back = backward(setting, dp, tp)
+        sent = overlap.buckets(overlap.gradients(sizes, back))
+        messages.append(averaged(setting, sent, sum(back), ranks=dp, stride=tp))
+    each = own_sizes(setting, samples, tp, sequence)
+    kept = activations(each, job.checkpoint_activations)
+    own = held(numbers, setting)
+    stays = dp > 1 or count > 1
+    gradients = (
+        None if stays else arriving(blocks, setting.counts.tied / tp, [own_numbers(block, tp) for block in blocks])
+    )
+    beside = waiting(len(each), setting.counts.tied / tp) if stays else None
+    during = passing(each, job.checkpoint_activations, gradients, beside)
+    room = buffers(blocks) + batch(job, samples * count, samples)
+    room += 4.0 * numbers if dp > 1 and count > 1 else 0.0  # DDP's buckets, beside gradients that wait to be reduced
+    return Outcome(
+        compute_s=(count * sum(map(whole(job.checkpoint_activations), passes)) + update) * rate,
+        messages=tuple(messages),
+        memory=memory(
+            own, kept, buffers(blocks), fullest(own, during, room, updating(setting.optimizer, blocks, 1 / tp), stays)
+        ),
+        limits=(limit(setting, by_channels), Limit("dp", job.global_batch, "one sample of the global batch a replica")),
+        layout={"dp": dp, "tp": tp},
+        micro_samples=samples,
+    )
+
+
+def own_numbers(block: Block, tp: int) -> float:
+    """Parameters of a rank's part of a block."""
+    return block.numbers - block.split_parameters * (1 - 1 / tp)
+
+
+def own_tensors(block: Block, tp: int) -> list[float]:
+    """The same by tensor; what is split is taken to be split alike in all of them."""
+    part = own_numbers(block, tp) / block.numbers if block.numbers else 1.0
+    return [number * part for number in block.parameters]
+
+
+def traffic(
+    block: Block, samples: float, setting: Setting, tp: int, sequence: bool = False, by_channels: bool = False
+) -> Traffic:
+    """The collectives that frameworks/tensor/layers.py makes of a block's plan."""
+    to = setting.path(tp)
+    found = [_exchange(each, samples, to, sequence, by_channels, setting.algorithm) for each in block.exchanges]
+    if block is setting.counts.blocks[-1] and not by_channels:
+        found.append(_loss(setting, samples, to))
+    return Traffic(
+        sum(each.forward for each in found),
+        sum(each.backward for each in found),
+        sum(each.bytes_ for each in found),
+        sum(each.count for each in found),
+    )
+
+
+def _exchange(each: Exchange, samples: float, to: Path, sequence: bool, by_channels: bool, algorithm: str) -> Traffic:
+    enters, leaves = each.entering * samples, each.leaving * samples
+    if by_channels and each.style == "filter":  # sums of partial outputs, gradients of own channels joined
+        back = 0.0 if each.first else collectives.all_gather(enters, to)
+        return Traffic(collectives.all_reduce(leaves, to, algorithm), back, leaves + enters * (not each.first), 2)
+    if by_channels and each.style in GATHERED:
+        return Traffic()
+    if each.style in GATHERED:
+        return Traffic(collectives.all_gather(leaves, to), 0.0, leaves, 1)
+    if each.style in SUMMED_BACK and not (each.first and not sequence):
+        return _summed(enters, to, sequence, ahead=False, algorithm=algorithm)
+    if each.style in SUMMED_AHEAD:
+        return _summed(leaves, to, sequence, ahead=True, algorithm=algorithm)
+    return Traffic()
+
+
+def _summed(size: float, to: Path, sequence: bool, ahead: bool, algorithm: str) -> Traffic:
+    """An all-reduce in one direction; with sequence parallelism its two halves, one in each."""
+    if sequence:
+        half = collectives.all_gather(size, to)
+        return Traffic(half, half, 2 * size, 2)
+    seconds = collectives.all_reduce(size, to, algorithm)
+    return Traffic(seconds if ahead else 0.0, 0.0 if ahead else seconds, size, 1)
+
+
+def _loss(setting: Setting, samples: float, to: Path) -> Traffic:
+    """Highest logit, then normaliser, hit and mean of each scored position (frameworks/tensor/loss.py)."""
+    model = setting.job.model
+    positions = 4 * samples * (prod(model.input_shape()) if model.kind == "text" else 1)
+    seconds = sum(collectives.all_reduce(size, to, setting.algorithm) for size in (positions, 3 * positions))
+    return Traffic(seconds, 0.0, 4 * positions, 2)
+
+
+def layers_message(found: Sequence[Traffic], count: int, checkpointed: bool) -> Message:
+    """All of a step, none of it hidden. Checkpointed blocks communicate once more when they run again."""
+    again = 2 if checkpointed else 1
+    seconds = count * sum(each.forward * again + each.backward for each in found)
+    bytes_ = count * sum(each.bytes_ for each in found)
+    return Message("collectives of layers", count * sum(each.count for each in found), bytes_, seconds, seconds)
+
+
+def batch_message(setting: Setting, dp: int, tp: int) -> Message:
+    """The replica's batch is sent from its tp rank 0 to the others: images in fp32, tokens and targets in int64."""
+    model, samples = setting.job.model, setting.job.replica_batch(dp)
+    text = model.kind == "text"
+    numbers = samples * prod(model.input_shape())
+    sizes = (numbers * 8, numbers * 8) if text else (numbers * 4, samples * 8)
+    seconds = sum(collectives.broadcast(size, setting.path(tp)) for size in sizes)
+    return Message("broadcast of the batch", 2, sum(sizes), seconds, seconds)
+
+
+def limit(setting: Setting, by_channels: bool = False) -> Limit:
+    """The layer with the fewest heads, features, filters or channels."""
+    if by_channels:
+        numbers = {
+            f"channels of {name}": module.in_channels
+            for name, module in on_meta(setting.job).named_modules()
+            if isinstance(module, nn.Conv2d) and module.in_channels > 3  # those of the images are not split
+        }
+    else:
+        numbers = split_numbers(on_meta(setting.job), setting.job.model.tensor_plan())
+    if not numbers:
+        return Limit("tp", 1, "no layer can be split")
+    layer = min(numbers, key=lambda name: numbers[name])
+    return Limit("tp", numbers[layer], layer)

@@ -1,0 +1,74 @@
+"""A framework that the oracle has no equations for: what one rank computes, sends and holds is traced in a rehearsal.
+
+The seconds of computing are those of one device for the same samples, in proportion to the FLOPs that the rank computes
+of them. Nothing is known of what happens at the same time: all communication is exposed, so the step is an upper bound.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from ddlbench.errors import Unsupported
+from ddlbench.frameworks.single import Single
+from ddlbench.job import Job
+from ddlbench.oracle.machine import collectives
+from ddlbench.oracle.setting import Memory, Message, Outcome, Setting
+from ddlbench.rehearsal.rehearse import Rehearsal, Sent, rehearse_job
+
+
+def traced(framework: Any, setting: Setting) -> Outcome:
+    """Unsupported where the framework cannot be rehearsed, or sends what the oracle has no seconds for."""
+    job = replace(setting.job, device=torch.device("cpu"))  # where a rehearsal needs nothing of this process
+    rank = stepped(framework, job)
+    samples = job.replica_batch(rank.replicas)
+    alone = stepped(Single(), replace(job, world_size=1, global_batch=samples))
+    count = job.micro_batches(rank.replicas)
+    seconds = count * sum(each.forward + each.backward for each in setting.computation.blocks(samples / count))
+    memory = held(rank)
+    update = setting.computation.update(memory.weights / 4)
+    return Outcome(
+        compute_s=(seconds * (rank.flops or 0.0) / (alone.flops or 1.0) + update) * setting.contention,
+        messages=tuple(message(sent, setting) for sent in rank.collectives or () if sent.kind != "recv"),
+        memory=memory,
+        layout={"dp": rank.replicas},
+        notes=("traced",),
+        micro_samples=samples / count,
+    )
+
+
+def stepped(framework: Any, job: Job) -> Rehearsal:
+    found = rehearse_job(framework, job)
+    if found.collectives is None:
+        name, reason = type(framework).__name__, found.error
+        raise Unsupported(f"the oracle has no model of {name}, and no step of it can be traced: {reason}")
+    return found
+
+
+def message(sent: Sent, setting: Setting) -> Message:
+    """All of it exposed."""
+    each = sent.bytes_ / sent.count
+    seconds = sent.count * _seconds(sent, each, setting)
+    return Message(f"{sent.kind} among {sent.ranks} ranks", sent.count, sent.bytes_, seconds, seconds)
+
+
+def _seconds(sent: Sent, size: float, setting: Setting) -> float:
+    if sent.kind == "send":
+        return collectives.send(size, setting.machine, sent.stride, setting.world)
+    if sent.kind == "all_reduce":
+        return setting.all_reduce(size, sent.ranks, sent.stride)
+    known = {kind: getattr(collectives, kind) for kind in ("all_gather", "reduce_scatter", "broadcast")}
+    if sent.kind not in known:
+        raise Unsupported(f"the oracle has no seconds for {sent.kind}, which was traced {sent.count:g} times a step")
+    return known[sent.kind](size, setting.path(sent.ranks, sent.stride))
+
+
+def held(rank: Rehearsal) -> Memory:
+    """What lives at the fullest moment and is none of the first three counts as activations."""
+    found = rank.memory or {}
+    weights, gradients, optimizer, peak = (
+        float(found.get(name) or 0) for name in ("parameters", "gradients", "optimizer", "peak")
+    )
+    return Memory(weights, gradients, optimizer, max(0.0, peak - weights - gradients - optimizer), 0.0)

@@ -1,0 +1,218 @@
+"""python -m ddlbench.predict: what each framework would take on a cluster, before it is run there."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from typing import Any, cast
+
+import psutil
+import torch
+
+from ddlbench.config.choices import choices
+from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.schema import Config
+from ddlbench.errors import RunError, UserError
+from ddlbench.job import Job
+from ddlbench.oracle.machine import machine as machines
+from ddlbench.oracle.machine.machine import Machine
+from ddlbench.oracle.measured import network
+from ddlbench.oracle.measured.inputs import OneStep, from_calibration, from_one_step, from_roofline, own_cores, own_gpu
+from ddlbench.oracle.measured.runs import Results
+from ddlbench.oracle.predictor import Known, Prediction, predict
+from ddlbench.oracle.timing.computation import Computation
+from ddlbench.predict import ranking, volumes
+from ddlbench.predict.figure import draw
+from ddlbench.predict.question import Question, ask
+from ddlbench.progress import Progress
+
+TP = (2, 4, 8)  # degrees of tensor parallelism that are tried within a node
+STAGES = {"tensor": 1, "hybrid": 2}  # frameworks of which several layouts are tried: their stages
+SAMPLES = {"imagenet": 1_281_167, "imagenet_tfrecord": 1_281_167}  # Russakovsky et al. 2015, ILSVRC 2012
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 2 for errors of the user, said in one line."""
+    try:
+        question = ask(sys.argv[1:] if arguments is None else arguments)
+        with configurations():
+            return answer(question)
+    except RunError as error:
+        print(f"ddlbench.predict: {' '.join(str(error).split())}", file=sys.stderr)
+        return error.exit_code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def answer(question: Question) -> int:
+    if question.options.calibrate_network:
+        machine = machines.load(question.cluster)
+        counts = [gpus for gpus in question.gpus if 1 < gpus <= (machine.devices_per_node or gpus)]
+        if machine.device.type == "cuda" and machine.device.name != own_gpu():
+            raise UserError(
+                f"--calibrate-network measures this machine, which has {own_gpu() or 'no GPU'}, not "
+                f"{machine.device.name}: run it there"
+            )
+        print(f"collectives are in {network.calibrate(machine.device.type, counts)}", file=sys.stderr)
+    machine = machine_of(question)
+    rows = ranking.ranked(predictions(question, machine))
+    if question.options.figure:
+        draw(rows, question.options.figure)
+    if question.options.json:
+        print(json.dumps([asdict(row) for row in rows], indent=1))
+    else:
+        show(rows, question, machine)
+    return 0 if any(row.status == "ok" for row in rows) else 3
+
+
+def machine_of(question: Question) -> Machine:
+    """The cluster's file; for this machine, or one of its nodes, with what was measured here."""
+    machine = machines.load(question.cluster)
+    device = machine.device
+    if machine.name == "local":
+        memory = device.memory_bytes or float(psutil.virtual_memory().total)
+        device = replace(device, memory_bytes=memory)
+        machine = replace(network.calibrated(machine), device=device, cores=machine.cores or own_cores())
+    elif device.type == "cuda" and device.name == own_gpu():
+        machine = network.calibrated(machine)
+    return machines.with_overlap(machine, question.overlap)
+
+
+def predictions(question: Question, machine: Machine) -> list[Prediction]:
+    """Of every framework that is asked for, at every number of GPUs. Where an input is missing or a framework has not
+    the keys that were given, the row says so; UserError where that holds for all of them."""
+    results = Results.read(question.options.results, str(torch.__version__)) if question.options.results else None
+    rows, errors = list[Prediction](), list[UserError]()
+
+    def refused(name: str, gpus: int, error: UserError) -> Prediction:
+        errors.append(error)
+        own = question.only_here.name if question.only_here else name
+        return Prediction(own, question.model, machine.name, gpus, "unsupported", str(error))
+
+    names = choices("framework") if question.framework is None else [question.framework]
+    for name in Progress(sys.stderr.isatty()).steps(names, len(names), "predicting", "frameworks"):
+        try:
+            one = _predictor(question, machine, results, name)
+        except UserError as error:
+            if question.framework is not None or not question.has_framework_keys:
+                raise
+            rows += [refused(name, gpus, error) for gpus in question.gpus]
+            continue
+        for gpus in question.gpus:
+            try:
+                rows.append(one(gpus))
+            except UserError as error:
+                rows.append(refused(name, gpus, error))
+    if errors and all(row.status != "ok" for row in rows):
+        raise errors[0]
+    return rows
+
+
+def _predictor(question: Question, machine: Machine, results: Results | None, name: str) -> Callable[[int], Prediction]:
+    """By the number of GPUs. UserError for keys that this framework does not have."""
+    config = configuration(f"+framework={name}", *question.words)
+    known = known_of(question, machine, config, results)
+    framework = question.only_here or config.framework
+
+    def fastest(gpus: int) -> Prediction:
+        layouts = tried(question, framework, gpus, machine.per_node(gpus))
+        return ranking.ranked([predict(config, layout, gpus, known) for layout in layouts])[0]
+
+    return fastest
+
+
+def tried(question: Question, framework: Any, gpus: int, per_node: int) -> list[Any]:
+    """The layouts of which the fastest that fits is shown: where no degree is given, tensor parallelism stays within a
+    node, and replicas take the rest of the GPUs."""
+    stages = None if question.has_degrees else STAGES.get(framework.name)
+    if stages is None:
+        return [framework]
+    degrees = [tp for tp in TP if tp <= per_node and gpus % (tp * stages) == 0]
+    return [replace(framework, tp=tp, dp=gpus // (tp * stages)) for tp in degrees] or [framework]
+
+
+def known_of(question: Question, machine: Machine, config: Config, results: Results | None) -> Known:
+    options = question.options
+    samples, loader = options.samples_per_epoch, options.loader_samples_per_s
+    if results is not None:
+        samples, loader = samples or results.samples(config), loader or results.loader_rate(config)
+    samples = samples or SAMPLES.get(config.data.name)
+    return Known(machine, source(question, machine, results), options.algorithm, samples, loader)
+
+
+def source(question: Question, machine: Machine, results: Results | None) -> Callable[[Config, Job], Computation]:
+    """Where the seconds of computing come from: the best that is given."""
+    made: dict[str, Computation] = {}
+    step_s = question.options.one_gpu_step_s
+
+    def make(config: Config, job: Job) -> Computation:
+        blocks = from_calibration(config, machine) if question.options.calibrate else None
+        if results is not None:
+            return results.computation(config, machine, blocks)
+        if step_s is not None:
+            return from_one_step(config, machine, OneStep(step_s, question.options.one_gpu_batch), blocks=blocks)
+        return blocks or from_roofline(config, machine)
+
+    def computation(config: Config, job: Job) -> Computation:
+        framework: Any = config.framework
+        key = f"{framework.name} {config.train} {config.model}"
+        if key not in made:
+            made[key] = make(config, job)
+        return made[key]
+
+    return computation
+
+
+def _config(question: Question, row: Prediction) -> Config | None:
+    """The configuration of a row in its layout; None where nothing can be run."""
+    if question.only_here:
+        return None
+    config = configuration(f"+framework={row.framework}", *question.words)
+    if row.framework not in STAGES:
+        return config
+    degrees = {key: row.layout.get(key, 1) for key in ("dp", "tp")}
+    return replace(config, framework=replace(cast(Any, config.framework), **degrees))
+
+
+def heading(rows: Sequence[Prediction], question: Question, machine: Machine) -> str:
+    """What was predicted, on what, and where the seconds of computing come from."""
+    config = configuration(f"+framework={question.framework or rows[0].framework}", *question.words)
+    train, device = config.train, machine.device
+    batch = f"{train.samples_per_update(1)} samples per {'update' if train.global_batch else 'GPU and update'}"
+    precision = "fp32 with TF32" if train.precision == "fp32" and train.tf32 else train.precision
+    if precision == "fp32" and device.type == "cuda":
+        precision += " (without tensor cores: train.precision=bf16 or train.tf32=true use them)"
+    basis = ", ".join(dict.fromkeys(row.basis or "" for row in rows))
+    bound = ": a lower bound, with each operation at the device's peak" if basis == "roofline" else ""
+    return (
+        f"{config.model.name}, {batch}, {config.recipe.optimizer.name}, {precision}\n"
+        f"on {machines.described(machine)}\nseconds of computing from: {basis}{bound}\n"
+    )
+
+
+def show(rows: Sequence[Prediction], question: Question, machine: Machine) -> None:
+    fine = [row for row in rows if row.status == "ok"]
+    if fine:
+        print(heading(fine, question, machine))
+        print(ranking.table(rows))
+        print(f"\nGiB of the fullest rank at its fullest moment:\n{ranking.memory_table(rows)}\n")
+    for line in (*ranking.marks(rows), *(f"limit: {limit}" for limit in ranking.limits(rows))):
+        print(line)
+    for line in ranking.refusals(rows):
+        print(f"refused: {line}")
+    if question.options.check_volumes:
+        for line in volumes.lines(fine, lambda row: _config(question, row)):
+            print(line, flush=True)
+    memory = question.options.max_memory_gib
+    found = ranking.fitting(rows, question.options.max_gpus, memory * ranking.GiB if memory else None)
+    caps = f" with at most {question.options.max_gpus} GPUs" if question.options.max_gpus else ""
+    caps += f" in {memory:g} GiB" if memory else ""
+    print(ranking.conclusion(found, caps))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""The predictions as a figure in the report's style: samples a second over GPUs, and the parts of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.ticker import FuncFormatter
+
+from ddlbench.errors import UserError
+from ddlbench.figures import plotting
+from ddlbench.figures.styles import PALETTE, looks_of
+from ddlbench.oracle.predictor import Prediction
+
+PARTS = {
+    "computing": "compute_s",
+    "exposed communication": "comm_exposed_s",
+    "bubble": "bubble_s",
+    "waiting for data": "data_s",
+}
+MOST = 6  # frameworks whose steps are drawn
+
+
+def draw(rows: Sequence[Prediction], path: Path) -> None:
+    """PNG and SVG beside each other. UserError where they cannot be written or nothing was predicted."""
+    fine = [row for row in rows if row.status == "ok"]
+    if not fine:
+        raise UserError(f"--figure={path}: nothing was predicted")
+    names = list(dict.fromkeys(row.framework for row in fine))
+    with mpl.rc_context(cast(Any, plotting.STYLE)):
+        first = plotting.Head(f"{fine[0].model} on {fine[0].cluster}", [f"from: {fine[0].basis}"])
+        grid = plotting.grid([first, *(plotting.Head(name, []) for name in names[:MOST])])
+        _throughput(grid.axes[0], fine, names)
+        for panel, name in zip(grid.axes[1:], names, strict=False):
+            _steps(panel, [row for row in fine if row.framework == name])
+        figure = grid.arrange()
+        try:
+            for kind in ("png", "svg"):
+                figure.savefig(path.with_suffix(f".{kind}"))
+        except (OSError, ValueError) as error:  # a name that is empty or a folder's
+            why = getattr(error, "strerror", None) or error
+            raise UserError(f"--figure={path} cannot be written ({why}): choose another file") from error
+
+
+def _throughput(axes: Axes, rows: Sequence[Prediction], names: Sequence[str]) -> None:
+    looks = looks_of((name, name) for name in names)
+    for name in names:
+        own = [row for row in rows if row.framework == name]
+        gpus, rates = [row.gpus for row in own], [row.samples_per_s or 0.0 for row in own]
+        look = looks.curves[name, name]
+        axes.plot(gpus, rates, color=look.color, label=plotting.label(name), **look.shape)
+    plotting.gpu_axis(axes, [row.gpus for row in rows], None, log=True)
+    axes.set_yscale("log", base=2)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.set_ylabel("samples/s (predicted)")
+
+
+def _steps(axes: Axes, rows: Sequence[Prediction]) -> None:
+    below = [0.0] * len(rows)
+    places = [str(row.gpus) for row in rows]
+    for color, (part, key) in zip(PALETTE, PARTS.items(), strict=False):
+        heights = [getattr(row, key) or 0.0 for row in rows]
+        axes.bar(places, heights, bottom=below, color=color, label=part)
+        below = [low + height for low, height in zip(below, heights, strict=True)]
+    axes.set(xlabel="GPUs", ylabel="s a step (predicted)")

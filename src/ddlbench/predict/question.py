@@ -1,0 +1,194 @@
+"""The command line of python -m ddlbench.predict: its options, and the words for Hydra."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, cast
+
+from ddlbench.errors import UserError
+from ddlbench.oracle.machine.collectives import ALGORITHMS
+from ddlbench.oracle.machine.machine import clusters, described, load
+from ddlbench.oracle.strategies.spatial import Spatial
+from ddlbench.oracle.strategies.tensor import Channel
+
+CALIBRATE = (
+    "measure each block here, once for each device, model and batch; with --from or --one-gpu-step-s these seconds say "
+    "how that step is spread over the blocks"
+)
+LARGEST_WORLD, MOST = 2**20, 5000
+EXAMPLE = "gpus=[4,8,16] or gpus=[4,8,...,1024]"
+ABOVE_0 = (
+    "one_gpu_step_s", "one_gpu_batch", "samples_per_epoch", "loader_samples_per_s", "max_gpus", "max_memory_gib"
+)  # fmt: skip
+OWN = ("cluster", "gpus", "+framework", "overlap")  # words that are not for Hydra
+IN_TEXT = ("check_volumes", "max_gpus", "max_memory_gib")  # they add lines to the table; JSON has rows only
+ONLY_HERE = {"spatial": Spatial, "channel": Channel}  # +framework=NAME for strategies that cannot be run
+
+
+@dataclass
+class Question:
+    """What is asked.
+
+    words: for Hydra, without the framework; framework: None: all that run
+    only_here: a strategy that can only be predicted
+    """
+
+    options: argparse.Namespace
+    words: list[str]
+    cluster: str
+    gpus: list[int]
+    framework: str | None = None
+    only_here: Any = None
+    overlap: bool | None = None
+
+    @property
+    def model(self) -> str:
+        """As the words name it."""
+        return next((word.partition("=")[2] for word in self.words if word.startswith("+model=")), "")
+
+    @property
+    def has_degrees(self) -> bool:
+        degrees = tuple(f"framework.{key}=" for key in ("dp", "tp", "pp"))
+        return any(word.lstrip("+").startswith(degrees) for word in self.words)
+
+    @property
+    def has_framework_keys(self) -> bool:
+        return any(word.lstrip("+~").startswith("framework.") for word in self.words)
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}: see python -m ddlbench.predict --help")
+
+
+def parser() -> Parser:
+    made = Parser(
+        prog="python -m ddlbench.predict",
+        usage="%(prog)s +model=NAME [+framework=NAME] cluster=NAME gpus=[4,8,...,1024] [key=value ...] [options]",
+        description="Predicts step time and memory of every framework, without running it.",
+        epilog="cluster= is a YAML file or one of: " + "; ".join(described(load(name)) for name in clusters()),
+        allow_abbrev=False,
+    )
+    add = made.add_argument
+    add("--json", action="store_true", help="print JSON; docs/oracle.md explains its keys")
+    add("--from", dest="results", type=Path, metavar="RESULTS", help="start from the runs on one device in RESULTS")
+    add("--one-gpu-step-s", type=float, metavar="S", help="start from the seconds of one device's step")
+    add("--one-gpu-batch", type=int, metavar="B", help="samples of that step (default: the batch of one GPU)")
+    add("--calibrate", action="store_true", help=CALIBRATE)
+    add("--calibrate-network", action="store_true", help="measure collectives here between processes")
+    add("--check-volumes", action="store_true", help="print the bytes of every kind of message in a step")
+    add("--algorithm", choices=ALGORITHMS, default="auto", help="of all-reduces (default: the fastest)")
+    add("--samples-per-epoch", type=int, metavar="N", help="training samples, for the seconds of an epoch")
+    add("--loader-samples-per-s", type=float, metavar="R", help="what the loader of one rank gives")
+    add("--max-gpus", type=int, metavar="N", help="the best with so many GPUs or fewer")
+    add("--max-memory-gib", type=float, metavar="M", help="the best with so much memory or less")
+    add("--figure", type=Path, metavar="FILE", help="draw the predictions into FILE.png and FILE.svg")
+    add("words", nargs="*", help=argparse.SUPPRESS)
+    return made
+
+
+def ask(arguments: Sequence[str]) -> Question:
+    """UserError for what cannot be meant."""
+    options, others = parser().parse_known_args(arguments)
+    words = [*options.words, *others]
+    for word in words:
+        if word.startswith("-") or "=" not in word:
+            raise UserError(f"{word} is no option and no key=value: see python -m ddlbench.predict --help")
+    _check(options)
+    given = dict(word.split("=", 1) for word in words)
+    for key in OWN:
+        if sum(word.startswith(f"{key}=") for word in words) > 1:
+            raise UserError(f"{key} is there twice: give it once (several numbers of GPUs: {EXAMPLE})")
+    question = Question(
+        options,
+        [word for word in words if word.split("=", 1)[0] not in OWN],
+        given.get("cluster", "local"),
+        numbers(given["gpus"]) if "gpus" in given else [1, 2, 4],
+        given.get("+framework"),
+        overlap=_switch(given.get("overlap")),
+    )
+    if question.framework in ONLY_HERE:
+        question.only_here = _only_here(question, given)
+        question.framework = "single"  # whose configuration is the plainest
+    return question
+
+
+def _check(options: argparse.Namespace) -> None:
+    for name in ABOVE_0:
+        value = getattr(options, name)
+        if value is not None and not 0 < value < float("inf"):
+            raise UserError(f"--{name.replace('_', '-')}={value} must be a number above 0")
+    if options.one_gpu_batch is not None and options.one_gpu_step_s is None:
+        raise UserError(f"--one-gpu-batch={options.one_gpu_batch} is of a measured step: give --one-gpu-step-s, too")
+    if options.one_gpu_step_s is not None and options.results is not None:
+        raise UserError(
+            f"--from {options.results} and --one-gpu-step-s={options.one_gpu_step_s:g} both say what a step on one "
+            "device takes: give one of them"
+        )
+    for name in IN_TEXT:
+        if options.json and getattr(options, name):
+            raise UserError(
+                f"--{name.replace('_', '-')} adds lines to the table, and --json has rows only: leave one out"
+            )
+
+
+def _only_here(question: Question, given: dict[str, str]) -> Any:
+    """The strategy with its degrees; their words are no keys of any framework."""
+    cls = ONLY_HERE[str(question.framework)]
+    keys = {key for key in given if key.startswith("framework.")}
+    known = {"framework.dp", "framework.sp" if cls is Spatial else "framework.tp"}
+    for key in sorted(keys - known):
+        raise UserError(f"{key} does not exist: {question.framework} has {', '.join(sorted(known))}")
+    question.words = [word for word in question.words if not word.startswith("framework.")]
+    degrees = {key.partition(".")[2]: _degree(key, given[key]) for key in keys}
+    return cls(**cast(Any, degrees))
+
+
+def _degree(key: str, text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= LARGEST_WORLD:
+        raise UserError(f"{key}={text} must be a number from 1 to {LARGEST_WORLD}")
+    return int(text)
+
+
+def _switch(text: str | None) -> bool | None:
+    if text not in (None, "true", "false"):
+        raise UserError(f"overlap={text} must be true or false")
+    return None if text is None else text == "true"
+
+
+def numbers(text: str) -> list[int]:
+    """GPU counts: 8, [4,8,16] or [4,8,...,1024], which goes on with the same factor, or else the same step."""
+    entries = [entry.strip() for entry in re.sub(r"^\[|\]$", "", text.strip()).split(",")]
+    found: list[int] = []
+    for index, entry in enumerate(entries):
+        if entry in ("...", "…"):
+            last = _number(entries[index + 1], text) if index + 1 < len(entries) else 0
+            if len(found) < 2 or not found[-2] < found[-1] < last:
+                raise UserError(f"gpus={text}: two ascending numbers before ... and a larger one after it: {EXAMPLE}")
+            found += _between(found[-2], found[-1], last)
+        else:
+            found.append(_number(entry, text))
+    if len(found) > MOST:
+        raise UserError(f"gpus= gives {len(found)} numbers: ask for {MOST} at most at a time")
+    return list(dict.fromkeys(found))
+
+
+def _number(entry: str, text: str) -> int:
+    if not entry.isascii() or not entry.isdigit() or not 1 <= int(entry) <= LARGEST_WORLD:
+        raise UserError(f"gpus={text} must be numbers from 1 to {LARGEST_WORLD}: {EXAMPLE}")
+    return int(entry)
+
+
+def _between(first: int, second: int, last: int) -> list[int]:
+    found: list[int] = []
+    factor, rest = divmod(second, first)
+    value = second
+    while True:
+        value = value * factor if not rest else value + second - first
+        if value >= last:
+            return found
+        found.append(value)

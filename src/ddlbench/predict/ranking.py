@@ -1,0 +1,116 @@
+"""The predictions as a table, and the best of them. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ddlbench.oracle.predictor import Prediction
+from ddlbench.results.tables.cell_texts import aligned
+
+GiB = 2**30
+TIMES = ("step", "compute", "comm", "hidden", "bubble", "data")
+WHICH = ("framework", "layout", "gpus")
+COLUMNS = (*WHICH, *TIMES, "memory", "fits", "samples/s", "epoch")
+TIE = 0.03  # a smaller difference is below what the oracle can tell
+PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")
+
+
+def ranked(rows: Sequence[Prediction]) -> list[Prediction]:
+    """By number of GPUs; of each the fastest that fits first, refusals last."""
+
+    def place(row: Prediction) -> tuple[int, bool, bool, float, str]:
+        return row.gpus, row.status != "ok", row.fits is False, row.step_s or 0.0, row.framework
+
+    return sorted(rows, key=place)
+
+
+def fitting(
+    rows: Sequence[Prediction], max_gpus: int | None = None, max_memory: float | None = None
+) -> list[Prediction]:
+    """What fits the device, on at most so many GPUs and in so many bytes; the most samples a second first, of equal
+    ones those on fewer GPUs."""
+    found = [
+        row
+        for row in rows
+        if row.status == "ok"
+        and row.fits is not False
+        and (max_gpus is None or row.gpus <= max_gpus)
+        and (max_memory is None or (row.memory_bytes or 0.0) <= max_memory)
+    ]
+    return sorted(found, key=lambda row: (-(row.samples_per_s or 0.0), row.gpus))
+
+
+def table(rows: Sequence[Prediction]) -> str:
+    """For the terminal: a line a prediction; refusals are not in it."""
+    return "\n".join(aligned(COLUMNS, (_cells(row) for row in rows if row.status == "ok"), left=WHICH[:2]))
+
+
+def memory_table(rows: Sequence[Prediction]) -> str:
+    """GiB of the parts of `memory`, a line a prediction."""
+    lines = ((*_which(row), *_gibibytes(row)) for row in rows if row.status == "ok")
+    return "\n".join(aligned((*WHICH, *PARTS, "memory"), lines, left=WHICH[:2]))
+
+
+def _gibibytes(row: Prediction) -> list[str]:
+    parts = row.memory or {}
+    return [f"{bytes_ / GiB:.3f}" for bytes_ in (*(parts[name] for name in PARTS), row.memory_bytes or 0.0)]
+
+
+def _which(row: Prediction) -> tuple[str, str, str]:
+    layout = "x".join(f"{key}{value}" for key, value in row.layout.items() if value > 1 and key != "shards")
+    return row.framework, layout, str(row.gpus)
+
+
+def _cells(row: Prediction) -> tuple[str, ...]:
+    seconds = (row.step_s, row.compute_s, row.comm_exposed_s, row.comm_hidden_s, row.bubble_s, row.data_s)
+    fits = {True: "yes", False: "no", None: ""}[row.fits]
+    memory = f"{(row.memory_bytes or 0.0) / GiB:.2f} GiB"
+    mark = "*" if row.marks else ""
+    rate = f"{row.samples_per_s or 0.0:.4g}{mark}"
+    epoch = "" if row.epoch_s is None else f"{row.epoch_s:.4g} s"
+    return (*_which(row), *map(milliseconds, seconds), memory, fits, rate, epoch)
+
+
+def milliseconds(seconds: float | None) -> str:
+    return "" if seconds is None else f"{seconds * 1e3:.4g} ms"
+
+
+def refusals(rows: Sequence[Prediction]) -> list[str]:
+    """One line for each framework and reason, with the GPU counts."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for row in rows:
+        if row.status != "ok":
+            found.setdefault((row.framework, row.reason), []).append(row.gpus)
+    return [f"{name} at {', '.join(map(str, gpus))}: {reason}" for (name, reason), gpus in found.items()]
+
+
+def marks(rows: Sequence[Prediction]) -> list[str]:
+    """What the stars mean."""
+    found = dict.fromkeys(mark for row in rows for mark in row.marks)
+    return [f"* {mark}" for mark in found]
+
+
+def limits(rows: Sequence[Prediction]) -> list[str]:
+    """The largest degree of each strategy and the layer that sets it, once each."""
+    found = dict.fromkeys(
+        f"{limit['degree']} <= {limit['largest']} ({limit['layer']})"
+        for row in rows
+        for limit in row.limits
+        if limit["degree"] != "dp"
+    )
+    return list(found)
+
+
+def conclusion(rows: Sequence[Prediction], caps: str) -> str:
+    """rows: as `fitting` gives them; frameworks that are as fast on the same GPUs are named, too."""
+    if not rows:
+        return f"nothing that fits{caps}"
+    best = rows[0]
+    layout = " ".join(f"{key}={value}" for key, value in best.layout.items())
+    least = (1 - TIE) * (best.samples_per_s or 0.0)
+    equal = [row.framework for row in rows[1:] if row.gpus == best.gpus and (row.samples_per_s or 0.0) >= least]
+    ties = f"; within {TIE:.0%} of it: {', '.join(equal)}" if equal else ""
+    return (
+        f"best{caps}: {best.framework} ({layout}) at {best.gpus} GPUs, {best.samples_per_s:.4g} samples/s: "
+        f"{best.reason}{ties}"
+    )

@@ -1,0 +1,118 @@
+"""The bytes that a step sends: by the equations, and traced from the real adapters in a rehearsal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ddlbench.config.schema import Config
+from ddlbench.errors import RunError
+from ddlbench.frameworks.shared.layout import Layout
+from ddlbench.oracle.predictor import Prediction
+from ddlbench.ranks.launch import Launch
+from ddlbench.rehearsal.rehearse import Rehearsal, Sent, rehearse
+from ddlbench.texts import bytes_text
+
+# The dimension along which each message of the equations is sent. `ends`: first and last stage of a pipeline.
+DIMENSIONS = {
+    "all-reduce of gradients": "dp",
+    "all-reduce of weights": "dp",
+    "all-gather of weights": "dp",
+    "gathering of weights and reduction of gradients": "dp",
+    "gathering of small weights after the update": "dp",
+    "all-reduce of shards": "dp",
+    "reduction and gathering of shards": "dp",
+    "collectives of layers": "tp",
+    "broadcast of the batch": "tp",
+    "activations between stages": "pp",
+    "all-reduce of the tied embedding": "ends",
+}
+
+
+@dataclass(frozen=True)
+class Volume:
+    """Bytes of a step along one dimension. tp: of all stages together; dp, pp, ends: of the rank that sends most."""
+
+    dimension: str
+    traced: float
+    expected: float
+
+    @property
+    def difference(self) -> float:
+        """Of what is traced, relative to it; negative where the equations are below."""
+        return (self.expected - self.traced) / self.traced if self.traced else float(bool(self.expected))
+
+
+def lines(rows: Sequence[Prediction], config_of: Callable[[Prediction], Config | None]) -> Iterator[str]:
+    """For each row what its equations say, and what is traced beside it. config_of: None for what cannot be run"""
+    yield "\nvolume of a step, of whole messages:"
+    for row in rows:
+        for message in row.messages:
+            count = f"{message['count']:g} x, " if message["count"] else ""
+            yield f"  {row.framework} at {row.gpus}: {message['what']}: {count}{bytes_text(message['bytes_'])}"
+        config = config_of(row)
+        if config is None:
+            yield f"  {row.framework} at {row.gpus}: not traced: it can only be predicted"
+            continue
+        if any(message["what"] not in DIMENSIONS for message in row.messages):
+            yield f"  {row.framework} at {row.gpus}: the messages are traced: it has no equations"
+            continue
+        try:
+            for each in compared(row, stages(config, row)):
+                both = (
+                    f"traced {bytes_text(each.traced)}, equations {bytes_text(each.expected)} ({each.difference:+.1%})"
+                )
+                yield f"  {row.framework} at {row.gpus}: along {each.dimension}: {both}"
+        except RunError as error:
+            yield f"  {row.framework} at {row.gpus}: not traced: {error}"
+
+
+def stages(config: Config, row: Prediction, device_type: str = "cpu") -> list[Rehearsal]:
+    """One rank of each stage of a replica, with the layout of a prediction. RunError where it cannot be rehearsed."""
+    layout = Layout(*(row.layout.get(name, 1) for name in ("dp", "tp", "pp")))
+    device = torch.device("cuda", 0) if device_type == "cuda" else torch.device("cpu")
+    found: list[Rehearsal] = []
+    for stage in range(layout.pp):
+        rank = layout.rank(pp=stage)
+        found.append(rehearse(config, Launch("torchrun", rank, row.gpus, rank, row.gpus), device))
+        if found[-1].collectives is None:
+            raise RunError(found[-1].error or "")
+    return found
+
+
+def compared(row: Prediction, ranks: Sequence[Rehearsal]) -> list[Volume]:
+    """ranks: one of each stage"""
+    expected: dict[str, float] = {}
+    for message in row.messages:
+        dimension = DIMENSIONS[message["what"]]
+        expected[dimension] = expected.get(dimension, 0.0) + message["bytes_"]
+    found = [traced(rank.collectives or (), row.layout) for rank in ranks]
+    names = dict.fromkeys([*expected, *(name for each in found for name in each)])
+    total = {name: [each.get(name, 0.0) for each in found] for name in names}
+    return [
+        Volume(name, sum(total[name]) if name == "tp" else max(total[name]), expected.get(name, 0.0)) for name in names
+    ]
+
+
+def traced(collectives: Sequence[Sent], layout: Mapping[str, int]) -> dict[str, float]:
+    """Bytes by dimension. What one rank receives another one sends: it counts there."""
+    found: dict[str, float] = {}
+    for sent in collectives:
+        if sent.kind != "recv" and sent.ranks > 1:
+            dimension = dimension_of(sent, layout)
+            found[dimension] = found.get(dimension, 0.0) + sent.bytes_
+    return found
+
+
+def dimension_of(sent: Sent, layout: Mapping[str, int]) -> str:
+    dp, tp, pp = (layout.get(name, 1) for name in ("dp", "tp", "pp"))
+    if sent.kind == "send":
+        return "pp"
+    if tp == pp == 1:  # with shards among neighbours there are two groups
+        return "dp"
+    group = sent.ranks, sent.stride
+    if tp > 1 and group == (tp, 1):
+        return "tp"
+    return "dp" if dp > 1 and group == (dp, tp) else "ends"

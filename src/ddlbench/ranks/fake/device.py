@@ -1,0 +1,150 @@
+"""A fake tensor that is on "cuda" for Python and on "meta" for torch's C++ code (docs/adr/0018).
+
+Autograd is written in C++. It asks each tensor for its device, and the driver of that device for its stream, which a
+machine without a GPU has not. Of "meta" it asks nothing, and runs the backward pass in the thread that called it. So
+C++ finds "meta" here. Two modes translate what crosses the border: devices that Python names, and those that C++ does.
+What C++ decides by the device, and decides otherwise for "meta", is in ranks/fake/kernels.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed.tensor import DTensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+
+from ddlbench.errors import RunError
+from ddlbench.ranks.fake.answers import Answer
+from ddlbench.ranks.fake.backward import BACKWARD, leave
+from ddlbench.ranks.fake.kernels import cuda_kernels
+
+META = torch.device("meta")
+SEEN = ("dispatch_device", "device_for_backend_keys")  # what C++ finds: Python's answer; the kernels of which device
+
+
+@contextmanager
+def fake_device(device: torch.device) -> Generator[None]:
+    """A FakeTensorMode of a device of type "cuda"."""
+    with ExitStack() as stack:
+        for target, name, value in ANSWERS:
+            stack.enter_context(patch.object(target, name, value))
+        stack.enter_context(cuda_kernels())
+        python = _FromPython(device)
+        stack.enter_context(_FromCpp(device, python))
+        stack.enter_context(python)
+        yield
+
+
+class _FromPython(TorchFunctionMode):
+    """What Python asks of C++. asked: how many calls that name "meta" are running
+
+    A copy to the device on which a tensor is already is none: C++, which finds the tensor on "meta", must see that.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device = device
+        self.asked = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in BACKWARD:
+            return leave(self, func, args, kwargs)
+        # An operation is called by other modes, on its way from C++.
+        named = not isinstance(func, OpOverload) and any(map(is_meta, (*args, *kwargs.values())))
+        if func in (Tensor.to, Tensor.cuda) and args[0].device == self.device:
+            if func is Tensor.cuda:
+                return args[0]
+            args = (args[0], *map(self._seen, args[1:]))
+            kwargs = {name: self._seen(value) for name, value in kwargs.items()}
+        self.asked += named
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self.asked -= named
+
+    def _seen(self, value: Any) -> Any:
+        same = isinstance(value, str | torch.device) and torch.device(value).type == self.device.type
+        return META if same else value
+
+
+class _FromCpp(FakeTensorMode):
+    """What C++ asks of the kernels: a tensor that it makes on "meta" is on the device, unless Python named "meta" or a
+    tensor that it is made from is there. A mode above this one would miss operations that torch itself divides."""
+
+    def __init__(self, device: torch.device, python: _FromPython) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+        self.device, self.python = device, python
+
+    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if is_meta(kwargs.get("device")) and not self.python.asked:
+            given = (leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor))
+            if not any(each.device.type == "meta" for each in given):
+                kwargs = {**kwargs, "device": self.device}
+        if func is torch.ops.aten._pin_memory.default:  # torch's fake tensors have no such thing
+            return args[0].clone()
+        return super().dispatch(func, types, args, kwargs)
+
+
+def is_meta(value: Any) -> bool:
+    return isinstance(value, str | torch.device) and str(value) == "meta"
+
+
+def _make_subclass(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A fake tensor on "cuda" keeps the kernels of "cuda", and C++ no longer asks Python for its device."""
+
+    def call(cls: Any, data: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        if issubclass(cls, FakeTensor):
+            if missing := [name for name in SEEN if name not in kwargs]:
+                raise RunError(
+                    f"no rehearsal of device cuda with torch {torch.__version__}: it makes fake tensors without "
+                    f"{missing[0]}; use torch 2.11 to 2.14, or rehearsal.device=cpu"
+                )
+            if torch.device(kwargs["device_for_backend_keys"]).type == "cuda":
+                kwargs["dispatch_device"] = False
+        return make(cls, data, *args, **kwargs)
+
+    return call
+
+
+def _grouped(group: Callable[..., dict[Any, Any]]) -> Callable[..., dict[Any, Any]]:
+    """Of an optimizer: the groups of its tensors, by the device that Python knows."""
+
+    def call(lists: Any, with_indices: bool = False) -> dict[Any, Any]:
+        found = group(lists, with_indices)
+        return {(own[0][0][0].device, dtype): own for (_, dtype), own in found.items()}
+
+    return call
+
+
+def _index(tensor: Tensor) -> int:
+    return tensor.device.index if tensor.device.type == "cuda" else -1
+
+
+def _is(kind: str) -> property:
+    def get(tensor: Tensor) -> bool:
+        return tensor.device.type == kind
+
+    return property(get)
+
+
+def _local_device(tensor: Any) -> torch.device:
+    return tensor._local_tensor.device
+
+
+ANSWERS: tuple[Answer, ...] = (
+    (Tensor, "_make_subclass", staticmethod(_make_subclass(Tensor._make_subclass))),  # pyright: ignore
+    (torch._C, "_group_tensors_by_device_and_dtype", _grouped(torch._C._group_tensors_by_device_and_dtype)),  # pyright: ignore
+    (DTensor, "device", property(_local_device)),
+    *((kind, "get_device", _index) for kind in (FakeTensor, DTensor)),
+    *((kind, f"is_{name}", _is(name)) for kind in (FakeTensor, DTensor) for name in ("cuda", "meta")),
+)

@@ -1,0 +1,85 @@
+"""One rank of a world that does not exist: torch's fake process group and fake tensors, on a machine without devices.
+
+A collective returns at once and sends nothing; a tensor has a shape, a type and a device, and no memory. So a framework
+can be set up and make steps as any rank of any number of ranks, on "cuda" too where there is no GPU. What torch asks of
+a real device meanwhile is answered in fake_cuda.py and fake_device.py, what other libraries ask beside their adapters
+(`fake_answers`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, Protocol, runtime_checkable
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch.distributed.device_mesh import DeviceMesh
+
+from ddlbench.ranks.fake import backward as fake_backward
+from ddlbench.ranks.fake import cuda as fake_cuda
+from ddlbench.ranks.fake import reducer as fake_reducer
+from ddlbench.ranks.fake.answers import Answer
+from ddlbench.ranks.fake.device import fake_device
+
+
+@runtime_checkable
+class AsksMore(Protocol):
+    """A framework whose library asks more than torch does, of its peers or of the driver."""
+
+    def fake_answers(self, rank: int, world_size: int, device: torch.device) -> Sequence[Answer]: ...
+
+
+@contextmanager
+def fake_world(rank: int, world_size: int, device: torch.device, framework: object = None) -> Generator[None]:
+    """Within it this process is `rank` of `world_size` ranks, and tensors are fake. No process group may exist yet.
+    framework: the one that is set up, for what its library asks"""
+    from torch._dynamo.trace_rules import get_torch_obj_rule_map
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    get_torch_obj_rule_map()  # made once, of torch's functions as they are at that moment
+    asked = framework.fake_answers(rank, world_size, device) if isinstance(framework, AsksMore) else ()
+
+    dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
+    on_cuda = device.type == "cuda"
+    try:
+        with ExitStack() as stack:
+            for target, name, value in (*ANSWERS, *(fake_cuda.ANSWERS if on_cuda else ()), *asked):
+                stack.enter_context(patch.object(target, name, value))
+            stack.enter_context(fake_device(device) if on_cuda else FakeTensorMode(allow_non_fake_inputs=True))
+            yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _swap(one: Tensor, other: Tensor) -> None:
+    """torch.utils.swap_tensors, which `Module.to` uses for fake parameters, refuses tensors that something refers to
+    weakly: the fake mode does so with every tensor."""
+    attributes = vars(one).copy(), vars(other).copy()
+    for tensor, own in zip((other, one), attributes, strict=True):
+        vars(tensor).clear()
+        vars(tensor).update(own)
+    one.__class__, other.__class__ = other.__class__, one.__class__
+    torch._C._swap_tensor_impl(one, other)  # pyright: ignore
+
+
+def _with_real_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A mesh counts its ranks with tensors of integers, whose values it reads."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with unset_fake_temporarily():
+            return function(*args, **kwargs)
+
+    return call
+
+
+ANSWERS: tuple[Answer, ...] = (
+    (torch.utils, "swap_tensors", _swap),
+    (DeviceMesh, "__init__", _with_real_tensors(DeviceMesh.__init__)),
+    (DeviceMesh, "from_group", _with_real_tensors(DeviceMesh.from_group)),
+    *fake_reducer.ANSWERS,
+    *fake_backward.ANSWERS,
+)

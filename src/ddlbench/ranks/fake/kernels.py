@@ -1,0 +1,177 @@
+"""What torch's C++ code chooses by the device, for tensors on "cuda" that it finds on "meta" (ranks/fake/device.py).
+
+Autocast, dropout, softmax and attention ask `is_cuda` before any kernel is chosen. Here they get the choice for "cuda":
+types of autocast as ATen/autocast_mode.h lists them, dropout and softmax as one kernel, attention as one kernel of an
+A100 or H100.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map
+
+from ddlbench.errors import RunError
+
+aten = torch.ops.aten
+# Computed in the type of autocast; in the widest type of what they are given; with a result in fp32. All others that
+# autocast knows are computed in fp32.
+LOWER = {
+    "_convolution", "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d", "conv_transpose2d",
+    "conv_transpose3d", "convolution", "prelu", "addmm", "addmv", "addr", "matmul", "einsum", "mm", "mv",
+    "linalg_vecdot", "linear", "addbmm", "baddbmm", "bmm", "chain_matmul", "linalg_multi_dot",
+    "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell", "lstm_cell", "gru_cell", "rnn_tanh_cell", "rnn_relu_cell",
+    "_scaled_dot_product_flash_attention", "scaled_dot_product_attention",
+}  # fmt: skip
+WIDEST = {
+    "addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler", "index_put", "tensordot",
+    "scatter_add",
+}  # fmt: skip
+RESULT = {
+    "prod", "softmax", "log_softmax", "cumprod", "cumsum", "linalg_vector_norm", "linalg_matrix_norm", "sum",
+}  # fmt: skip
+# Without such an argument: another overload has it, and gets the arguments as they are.
+TYPED = {"norm.Scalar": "ScalarOpt_dtype", "norm.ScalarOpt_dim": "ScalarOpt_dim_dtype"}
+# Left to torch: the first is refused by autocast, the second is never chosen for what C++ finds on "meta".
+LEFT = {"binary_cross_entropy", "_cudnn_rnn"}
+AUTOCAST = "AutocastCUDA"
+
+
+@contextmanager
+def cuda_kernels() -> Generator[None]:
+    library = torch.library.Library("aten", "IMPL")
+    cast = _Cast()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of a kernel that replaces another one
+        library.impl("dropout", dropout, "AutogradCUDA")
+        library.impl("scaled_dot_product_attention", attention, "AutogradCUDA")
+        for name in ("softmax", "log_softmax"):
+            library.impl(f"{name}.int", _softmax(getattr(aten, f"_{name}")), "AutogradCUDA")
+        for name in autocast_operations():
+            library.impl(name, _autocast(name, cast), AUTOCAST)
+    try:
+        with patch.object(torch, "clear_autocast_cache", cast.clearing(torch.clear_autocast_cache)):
+            yield
+    finally:
+        library._destroy()  # pyright: ignore[reportPrivateUsage]
+
+
+def autocast_operations() -> list[str]:
+    """Names with overloads of the operations that have a kernel of autocast."""
+    every = torch._C._dispatch_get_registrations_for_dispatch_key(AUTOCAST)  # pyright: ignore
+    names = [name.removeprefix("aten::") for name in every if name.startswith("aten::")]
+    return [name for name in names if name.partition(".")[0] not in LEFT]
+
+
+def _autocast(name: str, cast: _Cast) -> Callable[..., Any]:
+    packet, _, overload = name.partition(".")
+    operation: Any = getattr(getattr(aten, packet), overload or "default")
+    excluded = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, AUTOCAST))  # pyright: ignore
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(excluded):  # pyright: ignore
+            if name in TYPED:
+                dtype = torch.float32 if eligible(args[0]) else args[0].dtype
+                return getattr(aten.norm, TYPED[name])(**_by_name(operation, args, kwargs), dtype=dtype)
+            if packet in RESULT:
+                return operation(**_with_dtype(operation, args, kwargs))
+            dtype = _wanted(packet, (args, kwargs))
+            args, kwargs = tree_map(lambda leaf: cast(leaf, dtype) if eligible(leaf) else leaf, (args, kwargs))
+            return operation(*args, **kwargs)
+
+    return call
+
+
+def _wanted(packet: str, given: Any) -> torch.dtype:
+    lower = torch.get_autocast_dtype("cuda")
+    widest = packet in WIDEST and all(leaf.dtype == lower for leaf in tree_leaves(given) if eligible(leaf))
+    return lower if packet in LOWER or widest else torch.float32
+
+
+def _with_dtype(operation: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """With a result in fp32 where none is asked for."""
+    given = _by_name(operation, args, kwargs)
+    return {**given, "dtype": torch.float32} if eligible(args[0]) and given.get("dtype") is None else given
+
+
+def _by_name(operation: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """All arguments, with the default values, which the dispatcher leaves out."""
+    arguments = operation._schema.arguments
+    defaults = {each.name: each.default_value for each in arguments if each.has_default_value()}
+    return {**defaults, **dict(zip((each.name for each in arguments), args, strict=False)), **kwargs}
+
+
+def eligible(value: Any) -> bool:
+    """What autocast casts."""
+    on_device = isinstance(value, Tensor) and value.device.type == "cuda"
+    return on_device and value.is_floating_point() and value.dtype != torch.float64
+
+
+class _Cast:
+    """As autocast's own: a weight is cast once, until the outermost autocast ends."""
+
+    def __init__(self) -> None:
+        self.kept = dict[int, tuple[Tensor, Tensor]]()  # by the weight's identity: the weight, and its cast
+
+    def __call__(self, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+        if tensor.dtype == dtype:
+            return tensor
+        weight = tensor.dtype == torch.float32 and tensor.requires_grad and tensor.is_leaf and not tensor._is_view()  # pyright: ignore
+        if not weight or not torch.is_autocast_cache_enabled():
+            return tensor.to(dtype)
+        if id(tensor) not in self.kept:
+            self.kept[id(tensor)] = tensor, tensor.to(dtype)
+        return self.kept[id(tensor)][1]
+
+    def clearing(self, clear: Callable[[], None]) -> Callable[[], None]:
+        def call() -> None:
+            self.kept.clear()
+            clear()
+
+        return call
+
+
+def dropout(tensor: Tensor, p: float, train: bool) -> Tensor:
+    """One kernel, which keeps a mask of booleans."""
+    if not train or p == 0 or not tensor.numel():
+        return tensor
+    return tensor * torch.zeros_like(tensor) if p == 1 else aten.native_dropout(tensor, p, train)[0]
+
+
+def _softmax(kernel: Any) -> Callable[..., Tensor]:
+    """One kernel also from fp16 to fp32, without a copy of its input."""
+
+    def call(tensor: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
+        if tensor.dtype == torch.float16 and dtype == torch.float32:
+            return kernel(tensor, dim, True)
+        return kernel(tensor if dtype is None else tensor.to(dtype), dim, False)
+
+    return call
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """FlashAttention for 16 bits without a mask, the memory-efficient kernel for others: torch's order of choice."""
+    if enable_gqa:
+        raise RunError("attention with grouped queries is not rehearsed on device cuda: use rehearsal.device=cpu")
+    if query.dtype in (torch.float16, torch.bfloat16) and attn_mask is None:
+        return aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
+    kept = torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value))
+    return aten._scaled_dot_product_efficient_attention(
+        query, key, value, attn_mask, kept, dropout_p, is_causal, scale=scale
+    )[0]

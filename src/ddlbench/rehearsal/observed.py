@@ -1,0 +1,225 @@
+"""What one fake rank does in a step: collectives, and calls in which the host waits for its device."""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._subclasses.fake_tensor import DataDependentOutputException
+from torch.distributed.tensor import DTensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from ddlbench.measure.flops import operation_flops
+from ddlbench.ranks.fake import cuda as fake_cuda
+from ddlbench.ranks.fake.backward import BACKWARD, leave
+from ddlbench.rehearsal import alive
+
+# Methods that do not reach the dispatcher where nothing has to be copied.
+METHODS = {Tensor.cpu: "cpu", Tensor.tolist: "tolist", Tensor.numpy: "numpy"}
+# Operations whose result the host needs: a number, or the shape of what they return.
+WAITS = {
+    "aten::_local_scalar_dense": "item",
+    "aten::nonzero": "nonzero",
+    "aten::equal": "equal",
+    "aten::masked_select": "masked_select",
+    "aten::_unique2": "unique",
+    "aten::bincount": "bincount",
+    "aten::repeat_interleave": "repeat_interleave",
+}
+COPIES = ("aten::_to_copy", "aten::copy_")
+TO_HOST, UNPINNED = "copy to the host", "copy from memory that is not pinned"
+BLOCKING = "copy from pinned memory without non_blocking"
+OVERFLOW = torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default
+# Frames between a call and the line that asks for it.
+BETWEEN = ("torch/utils/", "torch/_subclasses/", "torch/_dynamo/", "torch/_compile.py", "torch/_ops.py",
+           "torch/_tensor.py", "torch/overrides.py", "torch/_library/", "torch/library.py", "contextlib.py",
+           "ddlbench/ranks/fake/", "ddlbench/rehearsal/")  # fmt: skip
+OUTERMOST = "rehearsal/rehearse.py"
+
+
+class Group(NamedTuple):
+    """Collectives of one kind among so many ranks, each `stride` after the one before."""
+
+    kind: str
+    ranks: int
+    stride: int
+
+
+class Observed(TorchDispatchMode):
+    """Counts since `clear`; `pinned` is kept: the storages that were pinned, by their identity.
+
+    counts, sent: collectives and their bytes, of whole messages: what all ranks of a group end with or start from
+    waits: by call and line. On "cuda" those of tensors on the device; on the CPU of all tensors, for nothing tells
+        there which numbers are on the host on a GPU too
+
+    flops: of products of matrices, convolutions and attention (measure/flops.py)
+
+    A number that follows from fake data is unknown: 1 is read instead, so that the step goes on. No gradient of fp16
+    overflows: the update is made.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device = device
+        self.counts, self.sent = Counter[Group](), Counter[Group]()
+        self.waits = Counter[tuple[str, str]]()
+        self.flops = 0.0
+        self.pinned, self.overflows = dict[int, object](), dict[int, object]()
+        self.alive = alive.Alive(device)
+
+    def clear(self) -> None:
+        self.counts.clear()
+        self.sent.clear()
+        self.waits.clear()
+        self.flops = 0.0
+        self.alive.peak = self.alive.bytes_
+
+    @contextmanager
+    def observing(self) -> Generator[None]:
+        """With the calls that the dispatcher does not see."""
+        fake_cuda.waits.append(self.note_wait)
+        try:
+            with self, _Methods(self), self.alive.watching_resizes():
+                yield
+        finally:
+            fake_cuda.waits.remove(self.note_wait)
+
+    def note_wait(self, call: str) -> None:
+        self.waits[call, where()] += 1
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(issubclass(each, DTensor) for each in types):
+            return NotImplemented  # it comes back with its local tensors, and with what it sends
+        kwargs = kwargs or {}
+        if kind := collective(func):
+            group = Group(kind, *members(args))
+            self.counts[group] += 1
+            self.sent[group] += max((sum(map(size, tensors(argument))) for argument in args), default=0)
+        elif (call := needed_by_host(func, args)) and self.of_device(args[0]):
+            self.note_wait(call)
+        try:
+            out = func(*args, **kwargs)
+        except DataDependentOutputException as error:
+            out = self._unknown(func, args[0], error)
+        self.flops += operation_flops(func, args, kwargs, out)
+        for tensor in tensors(out):
+            self.alive.made(tensor)
+        if kwargs.get("pin_memory") or func._schema.name == "aten::_pin_memory":
+            self.pinned |= {identity(tensor): tensor for tensor in tensors(out)}
+        if self.device.type == "cuda" and func._schema.name in COPIES and (copy := self._copy(func, args, kwargs, out)):
+            self.note_wait(copy)
+        if func is OVERFLOW:
+            self.overflows[identity(args[1])] = args[1]
+        return out
+
+    def _unknown(self, func: Any, tensor: Tensor, error: Exception) -> Any:
+        """In the place of a number that follows from data. Raises the error where there is none to go on with."""
+        if func is torch.ops.aten.equal.default:
+            return True
+        if func is not torch.ops.aten._local_scalar_dense.default:
+            raise error
+        return 0.0 if identity(tensor) in self.overflows else unknown(tensor.dtype)
+
+    def _copy(self, func: Any, args: Any, kwargs: Any, out: Tensor) -> str | None:
+        """Why the host waits for a copy between it and its device, None where it does not."""
+        inplace = func._schema.name == "aten::copy_"
+        source, blocks = args[1] if inplace else args[0], not (kwargs.get("non_blocking") or args[2:] == (True,))
+        if out.device.type == "cpu" and source.device.type == "cuda":
+            return TO_HOST if blocks or identity(out) not in self.pinned else None
+        if out.device.type == "cuda" and source.device.type == "cpu":
+            return UNPINNED if identity(source) not in self.pinned else BLOCKING if blocks else None
+        return None
+
+    def of_device(self, tensor: Tensor) -> bool:
+        return tensor.device.type == self.device.type
+
+
+class _Methods(TorchFunctionMode):
+    def __init__(self, observed: Observed) -> None:
+        super().__init__()
+        self.observed = observed
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in BACKWARD:
+            return leave(self, func, args, kwargs or {})
+        dispatched = func is Tensor.cpu and self.observed.device.type == "cuda"
+        if func in METHODS and not dispatched and self.observed.of_device(args[0]):
+            self.observed.note_wait(METHODS[func])
+        return func(*args, **(kwargs or {}))
+
+
+def collective(func: Any) -> str | None:
+    """Its kind, None for any other operation. torch's names are allreduce_, _allgather_base_, reduce_scatter_tensor."""
+    if func.namespace not in ("c10d", "_c10d_functional"):
+        return None
+    name = func._schema.name.partition("::")[2].strip("_")
+    known = {"allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter"}
+    plain = name.replace("_", "")
+    return None if name == "wait_tensor" else next((known[key] for key in known if plain.startswith(key)), name)
+
+
+def members(arguments: Sequence[Any]) -> tuple[int, int]:
+    """How many ranks the group of a collective has, and how far apart they are."""
+    boxed = next((each for each in arguments if isinstance(each, torch.ScriptObject)), None)
+    if boxed is None:  # the functional collectives take the group's name, last
+        group = dist.distributed_c10d._resolve_process_group(arguments[-1])  # pyright: ignore
+    else:
+        group = dist.ProcessGroup.unbox(boxed)
+    ranks = dist.get_process_group_ranks(group)
+    return len(ranks), ranks[1] - ranks[0] if len(ranks) > 1 else 1
+
+
+def needed_by_host(func: Any, args: Any) -> str | None:
+    """The call whose result the host needs, None for any other operation."""
+    name = func._schema.name
+    by_booleans = name == "aten::index" and any(each is not None and each.dtype == torch.bool for each in args[1])
+    return "nonzero" if by_booleans else WAITS.get(name)
+
+
+def unknown(dtype: torch.dtype) -> float | int | bool:
+    """1 as a number of that type."""
+    return True if dtype == torch.bool else 1.0 if dtype.is_floating_point else 1
+
+
+def where() -> str:
+    """File and line of ddlbench that a call comes from, and of the library where that makes it."""
+    frame, first = inspect.currentframe(), None
+    while frame is not None and not (file := frame.f_code.co_filename).endswith(OUTERMOST):
+        if not any(part in file for part in BETWEEN):
+            place = f"{short(file)}:{frame.f_lineno}"
+            if "/ddlbench/" in file:
+                return place if first is None else f"{place} ({first})"
+            first = first or place
+        frame = frame.f_back
+    return first or "unknown"
+
+
+def short(file: str) -> str:
+    """From the package on."""
+    parts = Path(file).parts
+    for folder in ("site-packages", "src"):
+        if folder in parts:
+            return str(Path(*parts[len(parts) - parts[::-1].index(folder) :]))
+    return Path(file).name
+
+
+def tensors(value: Any) -> Iterator[Tensor]:
+    return (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
+
+
+def size(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def identity(tensor: Tensor) -> int:
+    """Of its storage."""
+    return alive.identity(tensor.untyped_storage())

@@ -1,0 +1,126 @@
+"""One rank of the real job, for any number of ranks, on one machine without devices.
+
+The framework sets up and trains some steps under a fake process group and fake tensors (ranks/fake/fake.py): nothing is sent
+or computed, everything has its shape. The last step is reported: earlier ones make what lasts, and fill a pipeline.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from ddlbench.config.schema import Config
+from ddlbench.errors import RunError
+from ddlbench.job import Job, Trainer
+from ddlbench.measure.clock import EpochClock
+from ddlbench.ranks.fake.fake import fake_world
+from ddlbench.ranks.launch import Launch
+from ddlbench.rehearsal.feeding import fed, own_constants
+from ddlbench.rehearsal.observed import Observed, short
+from ddlbench.rehearsal.storages import before_update, gradients, memory, stored
+from ddlbench.run.assembly import make_job
+
+WARM_UP = 2  # steps before the reported one
+
+
+@dataclass(frozen=True)
+class Sent:
+    """The collectives of a step of one kind in one group: `ranks` ranks, each `stride` after the one before. bytes_: of
+    whole messages, what all ranks of the group end with or start from."""
+
+    kind: str
+    ranks: int
+    stride: int
+    count: float
+    bytes_: float
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """One rank. None: not known, where the step was not reached.
+
+    memory: bytes of parameters, gradients and optimizer, storages, each once; and the most that live at once in a step
+    host_waits: calls of a step in which the host waits for its device, by call and line
+    error: what does not fit together, and where
+    """
+
+    framework: str
+    model: str
+    gpus: int
+    device: str
+    rank: int
+    coordinates: dict[str, int] = field(default_factory=dict[str, int])
+    replicas: int = 1
+    memory: dict[str, int | None] | None = None
+    collectives: tuple[Sent, ...] | None = None
+    host_waits: dict[str, float] | None = None
+    flops: float | None = None
+    error: str | None = None
+
+
+def rehearse(config: Config, launch: Launch, device: torch.device) -> Rehearsal:
+    """UserError, Unsupported or Unavailable where the framework refuses the job."""
+    pinned = getattr(config.loader, "pin_memory", None)  # other loaders than the native one deliver on the device
+    return rehearse_job(config.framework, make_job(config, launch, device), pinned)
+
+
+def rehearse_job(framework: Any, job: Job, pinned: bool | None = None) -> Rehearsal:
+    """pinned: whether batches come from pinned memory of the host; None where they are on the device"""
+    device = job.device
+    row = Rehearsal(framework.name, job.model.name, job.world_size, device.type, job.rank)
+    with warnings.catch_warnings(), fake_world(job.rank, job.world_size, device, framework), own_constants():
+        warnings.simplefilter("ignore")  # fake tensors warn of what they cannot know
+        framework.check(job)
+        observed = Observed(device)
+        try:
+            with observed.observing():
+                trainer = framework.setup(job)
+                place = trainer.place
+                row = replace(row, coordinates=dict(place.coordinates), replicas=place.data_size)
+                batches = EpochClock(device, barrier=lambda: None).steps(fed(job, place, pinned))
+                row = stepped(row, trainer, batches, observed, period=getattr(framework, "local_steps", 1))
+                trainer.close()
+                return row
+        except RunError:
+            raise
+        except Exception as error:  # whatever a library raises is what does not fit together
+            return replace(row, error=" ".join(f"{type(error).__name__}: {error}".split())[:500] + line(error))
+
+
+def stepped(row: Rehearsal, trainer: Trainer, batches: Iterator[Any], observed: Observed, period: int) -> Rehearsal:
+    """With what a step sends and waits for. period: steps after which they repeat; the numbers are averages over it."""
+    held = [0]
+    before_update(trainer, lambda: held.append(stored(gradients(trainer), set())))
+    for _ in range(WARM_UP + in_flight(trainer)):
+        trainer.step(next(batches))
+    observed.clear()
+    for _ in range(period):
+        trainer.step(next(batches))
+    sent = tuple(
+        Sent(*group, count=count / period, bytes_=observed.sent[group] / period)
+        for group, count in observed.counts.items()
+    )
+    waits = {f"{call} at {place}": count / period for (call, place), count in observed.waits.items()}
+    bytes_ = memory(trainer) | {"gradients": max(held) or None, "peak": observed.alive.peak}
+    return replace(row, memory=bytes_, collectives=sent, host_waits=waits, flops=observed.flops / period)
+
+
+def in_flight(trainer: Trainer) -> int:
+    """Steps until the pipeline is full, where minibatches stay in flight between two steps."""
+    versions = trainer.facts().get("weight_versions")
+    return max(versions) - 1 if versions else 0
+
+
+def line(error: Exception) -> str:
+    """The last line of ddlbench that was on the way to an error."""
+    found, trace = "", error.__traceback__
+    while trace is not None:
+        file = trace.tb_frame.f_code.co_filename
+        if "/ddlbench/" in file and "/ddlbench/rehearsal/" not in file:
+            found = f" at {short(file)}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return found

@@ -1,0 +1,169 @@
+"""`--predict CLUSTER`: beside each measurement what the oracle predicts from the campaign's own runs on one device.
+
+Runs on one device are what the predictions are calibrated with, so they have none themselves. Where an input is
+missing, the cells are empty and a line says why. ParaDL (Kahira et al. 2021) proposes predictions as a detector of
+abnormal runs: a measurement far off its prediction gets a flag.
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from ddlbench.config import options, schema
+from ddlbench.config.choices import choices
+from ddlbench.config.schema import GROUPS, SECTIONS, Config, Options
+from ddlbench.errors import RunError, Unsupported, UserError
+from ddlbench.figures.panels import devices, duration
+from ddlbench.oracle.machine.machine import Machine
+from ddlbench.oracle.measured.runs import Results
+from ddlbench.oracle.predictor import Known, Prediction, predict
+from ddlbench.predict.__main__ import machine_of
+from ddlbench.predict.question import ask
+from ddlbench.record.schema import SCALING
+from ddlbench.results.reading.attempts import Attempt, Records, why
+from ddlbench.results.tables.merge import Row, group_by
+from ddlbench.results.tables.tables import Tables, frame, records
+
+# Relative error from which a row has a flag: ParaDL's own, on average, for its least accurate strategy (channels).
+FAR_OFF = 0.26
+# Columns of runs.csv that a base shares with what is predicted from it; the oracle compares model, sizes and precision.
+ALIKE = ("device", "device_model", "torch", "cuda", "data", "loader")
+
+
+@dataclass(frozen=True)
+class Campaign:
+    """Where predictions start from. runs: rows of runs.csv; attempts: by their path in these rows."""
+
+    machine: Machine
+    attempts: Mapping[str, Attempt]
+    runs: Sequence[Row]
+
+    def predict(self, row: Row, run: Row) -> Prediction:
+        """Of a row of scaling.csv; run: one of its repeats. Unsupported or UserError where an input is missing."""
+        attempt = self.attempts[run["path"]]
+        self._check_place(row, attempt.record)
+        config = configuration_of(attempt.record["config"])
+        results = Results(attempt.path.parents[1], self._bases(run))
+        known = Known(self.machine, lambda asked, _: results.computation(asked, self.machine))
+        found = predict(config, config.framework, row["gpus"], known)
+        if found.status != "ok":
+            raise Unsupported(found.reason)
+        return found
+
+    def _check_place(self, row: Row, record: Mapping[str, Any]) -> None:
+        """Unsupported where it did not run on such a cluster, or not spread over its nodes as the oracle spreads it."""
+        machine, cpu = self.machine, self.machine.device.type == "cpu"
+        model = "cpu" if row["device"] == "cpu" else row["device_model"]
+        if model != machine.device.name:
+            raise Unsupported(f"its device is {model}, that of cluster {machine.name} is {machine.device.name}")
+        hosts = set(record["launch"]["hosts"] or [])
+        if cpu and hosts != {platform.node()}:
+            raise Unsupported(f"it ran on {', '.join(sorted(hosts))}, of which this machine knows nothing")
+        if row["gpus"] != machine.per_node(row["gpus"]) * row["nodes"]:
+            raise Unsupported(f"{row['nodes']} nodes of cluster {machine.name} have another number of devices")
+
+    def _bases(self, run: Row) -> list[Attempt]:
+        """Runs on one device that are no repeats of what is predicted, under the same conditions."""
+        found = [each for each in self.runs if each["gpus"] == 1 and all(each[name] == run[name] for name in ALIKE)]
+        return [self.attempts[each["path"]] for each in found]
+
+
+def with_predictions(tables: Tables, found: Records, cluster: str) -> Tables:
+    """The tables with predicted_* columns, and a warning for what is far off or cannot be predicted. UserError for an
+    unknown cluster."""
+    runs = records(tables.runs)
+    campaign = Campaign(machine_of(ask([f"cluster={cluster}"])), {each.name: each for each in found.attempts}, runs)
+    repeats = group_by((run for run in runs if run["status"] == "ok"), lambda run: run["measurement"])
+    rows, missing = list[Row](), list[tuple[str, str]]()
+    for row in records(tables.scaling):
+        if row["status"] == "ok" and row["mode"] == "train" and (row["gpus"] or 1) > 1 and row["sample_time_s"]:
+            try:
+                prediction = campaign.predict(row, repeats[row["measurement"]][0])
+                row |= cells(row, prediction)
+            except Exception as error:  # whatever one record holds, the others are predicted
+                text = str(error) if isinstance(error, RunError) else f"its record cannot be used ({why(error)})"
+                missing.append((" ".join(text.split()), name(row)))
+        rows.append(row)
+    flagged = [f"{name(row)}: {row['predicted_flag']}" for row in rows if row["predicted_flag"]]
+    because = {reason: {of for other, of in missing if other == reason} for reason, _ in missing}
+    unknown = [f"no prediction of {', '.join(sorted(of))}: {reason}" for reason, of in because.items()]
+    warnings = [*tables.warnings, *dict.fromkeys(flagged), *unknown]
+    return replace(tables, scaling=frame(SCALING, rows), warnings=warnings)
+
+
+def cells(row: Row, prediction: Prediction) -> Row:
+    """The predicted_* columns. Waiting for data is on neither side of the error: it is not predicted here."""
+    assert prediction.step_s is not None
+    sample_s = prediction.step_s / row["global_batch"]
+    measured_s = row["sample_time_s"] * (1 - (row["data_wait_share"] or 0.0))
+    found: Row = {
+        "predicted_step_s": prediction.step_s,
+        "predicted_sample_time_s": sample_s,
+        "predicted_compute_s": prediction.compute_s,
+        "predicted_comm_exposed_s": prediction.comm_exposed_s,
+        "predicted_bubble_s": prediction.bubble_s,
+        "predicted_error": (sample_s - measured_s) / measured_s,
+        **memory_cells(row, prediction),
+        "predicted_from": "; ".join((prediction.basis or "", *prediction.marks)),
+    }
+    return found | {"predicted_flag": flag(row | found, measured_s * row["global_batch"])}
+
+
+def memory_cells(row: Row, prediction: Prediction) -> Row:
+    """Bytes of the fullest rank, and the error beside what its allocator gave out; on the CPU nothing counts that."""
+    assert prediction.memory_bytes is not None
+    bytes_, measured = round(prediction.memory_bytes), row["memory_allocated_peak_bytes"]
+    return {
+        "predicted_memory_bytes": bytes_,
+        "predicted_memory_error": (bytes_ - measured) / measured if measured else None,
+    }
+
+
+def flag(row: Row, measured_s: float) -> str | None:
+    """What to say of a row far off its prediction, with the component that deviates most in the same direction; None
+    near it. measured_s: of a step without waiting for data."""
+    if abs(row["predicted_error"]) <= FAR_OFF:
+        return None
+    text = f"far off its prediction: a step took {duration(measured_s)}, {duration(row['predicted_step_s'])} predicted"
+    parts = components(row)
+    if not parts:
+        return f"{text} (no profiled window says which part of it)"
+    sign = -1 if row["predicted_error"] < 0 else 1
+    part, (took, expected) = max(parts.items(), key=lambda each: sign * (each[1][1] - each[1][0]))
+    return f"{text}; in the profiled window {part} took {duration(took)}, {duration(expected)} predicted"
+
+
+def components(row: Row) -> dict[str, tuple[float, float]]:
+    """Seconds of a step by part, measured in the profiled window and predicted; empty without a window. A stage that
+    waits for another one waits in communication. The oracle predicts no idle device."""
+    step_s = row["profile_step_time_s"]
+    if step_s is None or row["compute_share"] is None:
+        return {}
+    bubble = row["predicted_bubble_s"]
+    sending = "communication with the pipeline's bubble" if bubble else "exposed communication"
+    predicted = {
+        "computation": ("compute_share", row["predicted_compute_s"]),
+        sending: ("comm_exposed_share", row["predicted_comm_exposed_s"] + bubble),
+        "idle time": ("idle_share", 0.0),
+    }
+    return {part: ((row[share] or 0.0) * step_s, seconds) for part, (share, seconds) in predicted.items()}
+
+
+def configuration_of(recorded: Mapping[str, Any]) -> Config:
+    """The configuration that a record holds, built of the program's own classes. UserError where this version has other
+    keys or lacks an option."""
+    plain: dict[str, Any] = {key: dict(recorded.get(key, {})) for key in SECTIONS}  # `checkpoint` came later
+    for group in GROUPS:
+        option = plain[group]["name"]
+        if option not in choices(group):
+            raise UserError(f"{group}={option} is no option of this version")
+        plain[group]["_target_"] = options.published(group, option)["_target_"]
+    own = {field.name for field in fields(Options)}
+    return schema.build(plain | {key: value for key, value in recorded.items() if key in own})
+
+
+def name(row: Row) -> str:
+    return f"{row['framework']}, {row['model']}, {devices(row['gpus'], row['device'])}"

@@ -1,0 +1,60 @@
+"""One row an attempt: of several folders that hold the same one (a backup, results synchronised twice) one counts."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddlbench.foreign import read_bytes
+from ddlbench.results.reading.attempts import Attempt
+from ddlbench.results.tables.merge import digest, group_by
+from ddlbench.texts import printable
+
+FILES = ("run.json", "epochs.jsonl")
+
+
+@dataclass(frozen=True)
+class Original:
+    """A folder that holds an attempt. identity: equal where several hold the same one; progress: the end of the record
+    and the epochs, of which the most count"""
+
+    path: Path
+    identity: Hashable
+    progress: tuple[bool, int]
+
+
+def identity(attempt: Attempt) -> Hashable:
+    """run_id, attempt and start. An unreadable record may be anything; one without a start is compared whole."""
+    record = attempt.record
+    if record["status"] == "unreadable":
+        return attempt.path
+    times = record.get("times")
+    start = times.get("start") if isinstance(times, dict) else None
+    return digest([record.get("run_id"), record.get("attempt"), start] if start else [record, attempt.epochs])
+
+
+def without_copies(found: Sequence[Original]) -> tuple[list[Original], list[str]]:
+    """Those that count, and a warning for each copy. Of a record that was copied while its run went on, the later state
+    counts."""
+    kept: list[Original] = []
+    warnings: list[str] = []
+    for same in group_by(found, lambda own: own.identity).values():
+        counted = max(same, key=lambda own: own.progress) if len(same) > 1 else same[0]  # the first of equals
+        kept.append(counted)
+        warnings += [_warning(copy.path, counted.path) for copy in same if copy is not counted]
+    return kept, warnings
+
+
+def _warning(copy: Path, counted: Path) -> str:
+    differs = any(_content(copy / name) != _content(counted / name) for name in FILES)
+    but = ", though their content differs" if differs else ""
+    names = " and ".join(printable(str(path)) for path in (copy, counted))
+    return f"{names} hold the same attempt (run_id, attempt, start){but}: only the latter counts"
+
+
+def _content(path: Path) -> bytes | None:
+    try:
+        return read_bytes(path)
+    except (OSError, ValueError):
+        return None

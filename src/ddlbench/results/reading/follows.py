@@ -1,0 +1,73 @@
+"""Which columns of a run's summary follow from its epochs.jsonl, as measure/summary.py computes them: a summary that
+says otherwise was changed or damaged."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+from ddlbench.results.tables.merge import Row
+
+ROUNDING = 1e-6
+Rule = Callable[..., Any]  # of the values of some columns, a list each
+
+
+def _ratio(above: list[float], below: list[float]) -> float:
+    return sum(above) / sum(below)
+
+
+def _last(values: list[float]) -> float:
+    return values[-1]
+
+
+PEAKS = (
+    "memory_allocated_peak_bytes", "memory_reserved_peak_bytes", "memory_device_peak_bytes", "memory_host_peak_bytes",
+)  # fmt: skip
+# Column of runs.csv: the rule, and the columns of epochs.csv that it takes. Of the measured epochs:
+MEASURED: dict[str, tuple[Rule, tuple[str, ...]]] = {
+    "epoch_time_s": (statistics.median, ("epoch_time_s",)),
+    "epoch_time_min_s": (min, ("epoch_time_s",)),
+    "epoch_time_max_s": (max, ("epoch_time_s",)),
+    "throughput_samples_per_s": (_ratio, ("measured_samples", "measured_time_s")),
+    "throughput_steady_samples_per_s": (_ratio, ("steady_samples", "steady_time_s")),
+    "epoch_first_step_s": (statistics.median, ("first_step_s",)),
+    "validation_time_s": (statistics.median, ("validation_time_s",)),
+    "read_bytes_per_s": (_ratio, ("read_bytes", "epoch_time_s")),
+    "energy_epoch_j": (statistics.median, ("energy_j",)),
+    "energy_sample_j": (_ratio, ("energy_j", "samples")),
+    "power_mean_w": (_ratio, ("energy_j", "energy_time_s")),
+    **{name: (max, (name,)) for name in ("data_wait_share", "host_wait_share", "straggler_wait_s", *PEAKS)},
+}
+# Of all epochs of the attempt:
+LAST: dict[str, tuple[Rule, tuple[str, ...]]] = {
+    name: (_last, (name,))
+    for name in (
+        "train_loss", "val_loss", "val_top1", "val_top5", "val_perplexity_token", "val_perplexity_word", "val_samples",
+    )
+}  # fmt: skip
+READ = sorted({"measured_in_attempt", "warmup", *(name for _, names in (MEASURED | LAST).values() for name in names)})
+
+
+def contradiction(row: Row, epochs: Any) -> str | None:
+    """What of a run's summary its epochs do not give, with both values. None where all follows; what the epochs do not
+    know contradicts nothing, for older records lack columns.
+
+    row: of runs.csv; epochs: as `table_of` makes them, those of the attempts that this one continued included
+    """
+    if not len(epochs):
+        return None
+    if row["epochs_done"] not in (None, len(epochs)):
+        return f"epochs_done = {row['epochs_done']}, epochs.jsonl has {len(epochs)}"
+    cells: dict[str, list[Any]] = epochs.select(READ).to_pydict()
+    own = [n for n, earlier in enumerate(cells["measured_in_attempt"]) if earlier is None]
+    measured = [n for n in own if not cells["warmup"][n]] or own
+    for rules, counted in ((MEASURED, measured), (LAST, own)):
+        for column, (rule, names) in rules.items():
+            inputs = [values for n in counted if None not in (values := [cells[name][n] for name in names])]
+            if inputs and row[column] is not None:
+                found = rule(*map(list, zip(*inputs, strict=True)))
+                if not math.isclose(row[column], found, rel_tol=ROUNDING):
+                    return f"{column} = {row[column]:.6g}, its epochs give {found:.6g}"
+    return None

@@ -1,0 +1,46 @@
+"""A record that says `running` although no process of its run is left: all were killed, or their host went down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from ddlbench.foreign import parse, read_bytes
+from ddlbench.heartbeat import SILENT_S, Process
+from ddlbench.record.files import HEARTBEAT
+
+LARGEST_BYTES = 4096  # of a heartbeat
+OTHERS_S = 30.0  # after the end of the process that keeps the record, other ranks may still write the end
+
+
+@dataclass(frozen=True)
+class Gone:
+    """reason: for the record; last: the last heartbeat, as the times of a record are written"""
+
+    reason: str
+    last: str
+
+
+def find_gone(folder: Path, now: float) -> Gone | None:
+    """How the run of a record has ended that says `running`; None while its process may live, and where the record has
+    no heartbeat (older versions). A record may have been ended meanwhile: read it again before it is called killed.
+
+    now: by the clock of the files, in seconds
+    """
+    try:
+        alive, last = keeper_alive(folder), (folder / HEARTBEAT).stat().st_mtime
+        when = datetime.fromtimestamp(last, UTC).isoformat(timespec="milliseconds")
+    except Exception:  # whatever others have written there
+        return None
+    silent_s = abs(now - last)  # a clock that was set back must not keep it alive
+    if alive or silent_s < (SILENT_S if alive is None else OTHERS_S):
+        return None
+    how = "its process has ended" if alive is False else f"no heartbeat for {silent_s:.0f} s"
+    return Gone(f"no end was recorded and {how}: all ranks were killed at once, or their host went down", when)
+
+
+def keeper_alive(folder: Path) -> bool | None:
+    """Whether the process that keeps a record has not ended; None for one of another host. Raises where the heartbeat
+    is missing or is none."""
+    return Process(**parse(read_bytes(folder / HEARTBEAT, LARGEST_BYTES))).alive()

@@ -1,0 +1,178 @@
+"""The settings in which measurements differ, as short texts: what a table or a figure must show beside the names."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from ddlbench.record.fingerprint import of_the_launch
+from ddlbench.results.tables.merge import LAYOUT, AttemptRow, Row, asked, group_by
+from ddlbench.texts import shortened
+
+# Settings that have a column of their own.
+_TOLD = {"mode", *(f"train.{name}" for name in ("precision", "repeat", "global_batch", "batch_per_gpu", "micro_batch"))}
+# Columns of scaling.csv that an overview shows only where rows would look equal without them.
+AXES = {
+    "batch": "global_batch", "precision": "precision", "data": "data", "recipe": "recipe", "device": "device",
+    "nodes": "nodes",
+}  # fmt: skip
+# Of options that may have any value of it, the key without which their name says too little.
+ALWAYS_SHOWN = {"deepspeed": "zero_stage", "hybrid": "schedule"}
+LONGEST = 1_000  # letters of all settings together
+LONGEST_VALUE = 100
+_VERSIONS = ("dataset_hash", "device_model", "torch", "cuda")
+
+
+def knobs(runs: Sequence[AttemptRow], by: str = "framework") -> list[str]:
+    """For each run the settings of what is compared, and of a framework the micro batch, in which runs of its name
+    differ, and what defines it where its name does not; before them how it computes in 16 bits, where that is not
+    autocast as in most frameworks."""
+    within = _columns(*dict.fromkeys((by, "framework", "model", "model_changed")))
+    differing = _differences(runs, within, partial(_knobs, by=by), _always)
+    texts = zip(map(_scheme, runs), differing, environments(runs), strict=True)
+    return [" ".join(filter(None, own)) for own in texts]
+
+
+def variants(runs: Sequence[AttemptRow], by: str = "framework") -> list[str]:
+    """For each run the other settings and versions in which runs of its model, loader, data and recipe differ."""
+    fixed = () if by == "framework" else ("framework",)
+    names = (*fixed, *(name for name in ("model", "model_changed", "loader", "data", "recipe") if name != by))
+    return _differences(runs, _columns(*names), partial(_others, by=by))
+
+
+def environments(runs: Sequence[AttemptRow]) -> list[str]:
+    """For each run what of its environment separates it from others: versions, switches and kind of host in which runs
+    of its framework and model differ, variables and cores in which runs differ that are asked for the same."""
+    known = [n for n, run in enumerate(runs) if run.environment]
+    listed = [runs[n] for n in known]
+    curve = _differences(listed, _columns("framework", "model", "model_changed"), partial(_around, launch=False))
+    launch = _differences(listed, asked, partial(_around, launch=True))
+    texts = [""] * len(runs)
+    for n, *parts in zip(known, curve, launch, strict=True):
+        texts[n] = " ".join(filter(None, parts))
+    return texts
+
+
+def _around(run: AttemptRow, launch: bool) -> Row:
+    """A part of the environment, but for the columns that `variants` shows."""
+    shown = ("torch", "cuda", "packages.torch", "gpu_model", *(("cpu_model",) if run.row["device"] == "cpu" else ()))
+    found = {k: v for k, v in run.environment.items() if of_the_launch(k) == launch and k not in shown}
+    return {key.partition(".")[2] or key: value for key, value in found.items()}
+
+
+def _columns(*names: str) -> Callable[[AttemptRow], Hashable]:
+    return lambda run: tuple(run.row[name] for name in names)
+
+
+def layout(run: AttemptRow) -> str:
+    """How the ranks are laid out, where the configuration says so: "dp=2 tp=4"."""
+    return settings_text({key.removeprefix("framework."): run.options.get(key) for key in LAYOUT})
+
+
+def marked(rows: Sequence[Row], known: Sequence[Row] | None = None) -> list[Row]:
+    """The rows with a mark after the name of each model of other sizes than published: "resnet50*"; several such models
+    are numbered, "resnet50*2".
+
+    known: rows of all models that the reader meets, where those are more than `rows`
+    """
+    changed = sorted({(str(row["model"]), row["model_changed"]) for row in known or rows if row["model_changed"]})
+    sizes = {name: [texts for model, texts in changed if model == name] for name, _ in changed}
+    return [row | {"model": _mark(row, sizes.get(str(row["model"]), []))} for row in rows]
+
+
+def axes_shown(rows: Sequence[Row]) -> list[Row]:
+    """The rows with `axes`, "batch=512": the columns of AXES in which a row differs from rows of the same names, GPU
+    count and settings."""
+    texts = ["" for _ in rows]
+    names = ("framework", "model", "loader", "mode", "gpus", "layout", "knobs", "variant")
+    for group in group_by(range(len(rows)), lambda n: tuple(rows[n][name] for name in names)).values():
+        differing = [axis for axis, column in AXES.items() if len({rows[n][column] for n in group} - {None}) > 1]
+        for n in group:
+            texts[n] = settings_text({axis: rows[n][AXES[axis]] for axis in differing})
+    return [row | {"axes": text} for row, text in zip(rows, texts, strict=True)]
+
+
+def _mark(row: Row, sizes: list[str]) -> str | None:
+    if not row["model_changed"]:
+        return row["model"]
+    number = sizes.index(row["model_changed"]) + 1
+    return f"{row['model']}*{number if number > 1 else ''}"
+
+
+def changed_models(rows: Iterable[Row]) -> list[str]:
+    """What each mark means, of rows that have them: "resnet50*: image_size=64", and how it differs."""
+    changed = {str(row["model"]): row["model_changed"] for row in rows if row["model_changed"]}
+    return [f"{model}: {text}, not as published" for model, text in sorted(changed.items())]
+
+
+def _scheme(run: AttemptRow) -> str:
+    scheme = run.row["precision_scheme"]
+    return "" if scheme in (None, "autocast") else f"precision_scheme={scheme}"
+
+
+def _knobs(run: AttemptRow, by: str) -> Row:
+    own = _chosen(run, partial(_is_knob, by=by))
+    return {key.removeprefix(f"{by}."): value for key, value in own.items()}
+
+
+def _always(run: AttemptRow) -> str | None:
+    return ALWAYS_SHOWN.get(run.row["framework"] or "")
+
+
+def _chosen(run: AttemptRow, choose: Callable[[str], bool]) -> Row:
+    return {key: value for key, value in run.options.items() if choose(key)}
+
+
+def _is_knob(key: str, by: str) -> bool:
+    if key == "train.micro_batch":
+        return by == "framework"
+    return key.startswith(f"{by}.") and not key.endswith(".name") and key not in LAYOUT
+
+
+def _is_other(key: str, by: str) -> bool:
+    if key == "train.micro_batch":
+        return by != "framework"
+    return not key.startswith((f"{by}.", "cluster.")) and not key.endswith(".name") and key not in (*_TOLD, *LAYOUT)
+
+
+def _others(run: AttemptRow, by: str) -> Row:
+    seen = {name: run.row[name] for name in _VERSIONS if run.row[name] is not None}
+    return _chosen(run, partial(_is_other, by=by)) | seen
+
+
+def _differences(
+    runs: Sequence[AttemptRow],
+    within: Callable[[AttemptRow], Hashable],
+    settings: Callable[[AttemptRow], Row],
+    always: Callable[[AttemptRow], str | None] = lambda _: None,
+) -> list[str]:
+    """A setting is shown where two runs that are equal in `within` have different values of it, or where
+    only one of them has it: a key that a later version added has a value only where that is not the one before."""
+    texts = [""] * len(runs)
+    for group in group_by(range(len(runs)), lambda n: within(runs[n])).values():
+        own = {n: settings(runs[n]) for n in group}
+        keys = sorted({key for values in own.values() for key in values})
+        differing = [key for key in keys if len({_value(own[n], key) for n in group} - {None}) > 1]
+        for n in group:
+            shown = [key for key in keys if key in own[n] and (key in differing or key == always(runs[n]))]
+            texts[n] = settings_text({key: own[n][key] for key in shown}, null="null")
+    return texts
+
+
+def _value(own: Row, key: str) -> str | None:
+    """None for a version that a run never got to know."""
+    return _text(own[key]) if key in own else None if key in _VERSIONS else ""
+
+
+def settings_text(values: Row, null: str | None = None) -> str:
+    """ "a=1 b=[1,2]"; what is None is left out unless `null` says how to write it."""
+    texts = {key: null if value is None else _text(value) for key, value in values.items()}
+    joined = " ".join(f"{key}={text}" for key, text in texts.items() if text is not None)
+    return shortened(joined, LONGEST)
+
+
+def _text(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value, default=str, separators=(",", ":"))
+    return shortened(text, LONGEST_VALUE)

@@ -1,0 +1,75 @@
+"""learning.csv: loss and accuracy by epoch, over seeds. Quality varies with the seed, time with the repeat.
+
+Repeats of one seed give one value, their median: where a run is deterministic they are equal, and they are no further
+evidence on quality. The band over seeds is their whole range and, from six seeds on, the interval of their median.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ddlbench.record.schema import LEARNING
+from ddlbench.results.reading.columns import DTYPES
+from ddlbench.results.tables.merge import AttemptRow
+from ddlbench.results.tables.stats import median_interval
+
+METRICS = ("train_loss", "val_loss", "val_top1", "val_top5", "val_perplexity_token")
+NAMES = tuple(column.name for column in LEARNING if column.source == "equal")
+
+
+def learning_table(epochs: pd.DataFrame, runs: Sequence[AttemptRow]) -> pd.DataFrame:
+    """One row for each epoch of runs that differ in seed and repeat alone, of those that ended ok."""
+    ended = {run.row["path"]: run.row for run in runs if run.ok and run.row["learning"]}
+    codes, paths = pd.factorize(epochs["path"].to_numpy(object))
+    known = np.array([path in ended for path in paths], bool)[codes]
+    values = _floats(epochs, known)
+    if values.empty:
+        return _typed(pd.DataFrame(columns=[column.name for column in LEARNING]))
+    rows = [ended.get(path, {}) for path in paths]
+    curves, names = pd.factorize(np.array([row.get("learning") for row in rows], object))
+    values["learning"] = curves[codes[known]]
+    values["seed"] = np.array([row.get("seed") for row in rows], "float64")[codes[known]]
+    groups = values.groupby(["learning", "epoch"], sort=False)
+    of_seeds = values.groupby(["learning", "epoch", "seed"], sort=False, dropna=False)[list(METRICS)].median()
+    seeds = of_seeds.groupby(level=["learning", "epoch"], sort=False)
+    found = pd.DataFrame({"runs": groups.size(), "seeds": seeds.size(), "elapsed_s": groups["elapsed_s"].median()})
+    for metric in METRICS:
+        found[metric] = seeds[metric].median()
+        found[f"{metric}_min"], found[f"{metric}_max"] = seeds[metric].min(), seeds[metric].max()
+        ends = _intervals(of_seeds[metric])
+        found[f"{metric}_low"], found[f"{metric}_high"] = ends["low"], ends["high"]
+    table = found.reset_index()
+    samples = {row["learning"]: row for row in reversed(list(ended.values()))}
+    curves = table["learning"].to_numpy()
+    named = {name: np.array([samples[key][name] for key in names], object)[curves] for name in NAMES}
+    return _typed(table.assign(**named, learning=names[curves]))
+
+
+def _floats(epochs: pd.DataFrame, known: np.ndarray[Any, Any]) -> pd.DataFrame:
+    """What is merged, as plain floats, which are faster than those with a mask. known: the rows to take"""
+    names = ("epoch", "elapsed_s", *METRICS)
+    return pd.DataFrame({name: epochs[name].to_numpy("float64", na_value=np.nan)[known] for name in names})
+
+
+def _intervals(values: Any) -> pd.DataFrame:
+    """Of the median over seeds, where they are enough. values: of each seed, indexed by the curve, epoch and seed"""
+    ordered = values.dropna().sort_values()
+    curves = ordered.groupby(level=["learning", "epoch"], sort=False, dropna=False)
+    count, place = curves.transform("size"), curves.cumcount() + 1
+    lowest = count.map({n: _rank(n) for n in count.unique()})
+    ends = {"low": ordered[place == lowest], "high": ordered[(lowest > 0) & (place == count + 1 - lowest)]}
+    return pd.DataFrame({name: found.droplevel("seed") for name, found in ends.items()})
+
+
+def _rank(n: int) -> int:
+    """Place of the interval's lower end among n ordered values, from 1; 0 where there is no interval."""
+    found = median_interval([float(place) for place in range(1, n + 1)])
+    return int(found.low) if found else 0
+
+
+def _typed(table: pd.DataFrame) -> pd.DataFrame:
+    return pd.DataFrame({column.name: table[column.name].astype(DTYPES[column.kind]) for column in LEARNING})

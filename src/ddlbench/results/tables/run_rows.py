@@ -1,0 +1,193 @@
+"""What one attempt gives the tables: a row of runs.csv, its epochs, and what is left out of them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import pyarrow as pa
+
+from ddlbench.config import options
+from ddlbench.record.fingerprint import fingerprint, noted
+from ddlbench.record.schema import RUNS, Column
+from ddlbench.results.reading.attempts import Attempt, read, unreadable, why
+from ddlbench.results.reading.cells import cell, fit, in_one_line
+from ddlbench.results.reading.copies import Original, identity
+from ddlbench.results.reading.epoch_lines import NONE, table_of, tables_of
+from ddlbench.results.reading.follows import contradiction
+from ddlbench.results.reading.left_out import BROKEN_EPOCHS, NO_CONFIGURATION
+from ddlbench.results.reading.parquet_files import damaged
+from ddlbench.results.tables.labels import settings_text
+from ddlbench.results.tables.merge import AttemptRow, Row, digest, measured_options
+from ddlbench.texts import MIB
+
+AT_ONCE = 16 * MIB  # of epochs.jsonl that are parsed together
+_NO_SUMMARY = {column.name: None for column in RUNS if column.source.startswith("summary.")}
+_GLOBAL_BATCH = next(column for column in RUNS if column.name == "global_batch")
+
+
+@dataclass(frozen=True)
+class Rows:
+    """What one attempt gives the tables. epochs: how many it has"""
+
+    run: AttemptRow
+    epochs: int
+    original: Original
+    warnings: list[str]
+    left_out: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Part:
+    """What some attempts give. epochs: one pyarrow table, which goes to another process at once, of the epochs of each
+    attempt in turn"""
+
+    rows: list[Rows]
+    epochs: Any
+
+
+class Opened(NamedTuple):
+    """An attempt whose epochs.jsonl is read, but not parsed. unread: a warning where it cannot be read"""
+
+    attempt: Attempt
+    key: Hashable
+    content: bytes
+    unread: str | None
+
+
+def read_part(folders: Sequence[Path]) -> Part:
+    """The attempts in the folders, in their order."""
+    rows, tables = list[Rows](), [NONE]
+    for some in _together(map(_open, folders)):
+        for own, parsed in zip(some, tables_of([own.content for own in some]), strict=True):
+            found, epochs = _guarded(own, parsed)
+            rows.append(found)
+            tables.append(epochs)
+    return Part(rows, pa.concat_tables(tables).combine_chunks())
+
+
+def _open(folder: Path) -> Opened:
+    attempt = read(folder)
+    return Opened(attempt, identity(attempt), *attempt.read_epochs())
+
+
+def _together(opened: Iterable[Opened]) -> Iterator[list[Opened]]:
+    """As many as are parsed at once."""
+    some, size = list[Opened](), 0
+    for own in opened:
+        some.append(own)
+        size += len(own.content)
+        if size > AT_ONCE:
+            yield some
+            some, size = [], 0
+    yield some
+
+
+def _guarded(own: Opened, parsed: Any) -> tuple[Rows, Any]:
+    try:
+        return _rows(own, parsed)
+    except Exception as error:  # whatever one record holds, the others are reported
+        attempt = unreadable(own.attempt.path, f"the values of run.json cannot be used ({why(error)})")
+        return _rows(Opened(attempt, own.key, b"", None), None)
+
+
+def _rows(own: Opened, parsed: Any) -> tuple[Rows, Any]:
+    """The rows, and a table of the epochs. parsed: that table, where the content has nothing to note"""
+    attempt, unread = own.attempt, own.unread
+    left_out: list[str] = []
+    record = attempt.record
+    asked = measured_options(_section(record, "config"), _section(record, "config_added_later"))
+    found = record.get("environment")
+    row = run_row(attempt, left_out)
+    epochs, broken = (parsed, 0) if parsed is not None else table_of(own.content, left_out)
+    wrong = contradiction(row, epochs) if row["status"] == "ok" and not broken else None
+    run = AttemptRow(row | _NO_SUMMARY if wrong else row, asked, fingerprint(found), noted(found))
+    _ = run.asked, run.comparison  # where many are read at once, not one after the other when all are there
+    if broken:
+        unread = f"{attempt.name}: {broken} line(s) of epochs.jsonl cannot be read and are left out"
+    notes = [f"{attempt.name}: {in_one_line(left_out)}"] if left_out else []
+    bare = not asked and record["status"] != "unreadable"
+    unmeasured = f"{attempt.name}: run.json has no configuration: the attempt is in no measurement" if bare else None
+    contradicts = f"{attempt.name}: the summary is left out: {wrong}" if wrong else None
+    kinds = [attempt.left_out, BROKEN_EPOCHS if unread else None, NO_CONFIGURATION if bare else None]
+    warnings = [*attempt.warnings, *filter(None, (unread, unmeasured, contradicts)), *notes, *damaged(attempt.path)]
+    original = Original(attempt.path, own.key, (attempt.has_end, len(epochs)))
+    return Rows(run, len(epochs), original, warnings, tuple(filter(None, kinds))), epochs
+
+
+def run_row(attempt: Attempt, left_out: list[str]) -> Row:
+    """One row of runs.csv, but for the column `measurement`, which takes all runs to know. `left_out` gets a note for
+    each value that does not fit its column."""
+    row = {column.name: _find(attempt.record, column, left_out) for column in RUNS if column.source}
+    row["global_batch"] = row["global_batch"] or _asked_batch(attempt.record, row["gpus"], left_out)
+    row["batch_per_gpu"] = _share(row["global_batch"], row["gpus"])
+    row["micro_batch"] = row["micro_batch"] or cell(_share(row["replica_batch"], row["micro_batches"]), "int")
+    row["model_changed"] = _model_changed(attempt.record)
+    row["device_model"] = _device_model(attempt.record, row["device"])
+    row["environment_id"] = digest(known) if (known := fingerprint(attempt.record.get("environment"))) else None
+    row["staleness_max"] = _stalest(attempt.record, "staleness")
+    row["staleness_theoretical_max"] = _stalest(attempt.record, "staleness_theoretical")
+    return row | {"measurement": None, "learning": None, "path": attempt.name}
+
+
+def _find(record: Row, column: Column, left_out: list[str]) -> Any:
+    """The first of the column's sources that is known."""
+    for path in _paths(column.source):
+        value = _dig(record, path)
+        if value is not None and (found := fit(value, column, left_out)) is not None:
+            return found
+    return None
+
+
+@cache
+def _paths(source: str) -> tuple[tuple[str, ...], ...]:
+    """ "a.b|c": the keys (a, b), else (c)."""
+    return tuple(tuple(key.split(".")) for key in source.split("|"))
+
+
+def _dig(record: Any, path: Sequence[str]) -> Any:
+    try:
+        for part in path:
+            record = record.get(part)
+    except AttributeError:  # of JSON, objects alone have it
+        return None
+    return record
+
+
+def _section(record: Row, key: str) -> Row:
+    value = record.get(key)
+    return cast(Row, value) if isinstance(value, dict) else {}
+
+
+def _asked_batch(record: Row, gpus: int | None, left_out: list[str]) -> int | None:
+    """The global batch of an attempt that failed before it wrote its ledger."""
+    batch = cell(_dig(record, ("config", "train", "batch_per_gpu")), "int")
+    return fit(batch * gpus, _GLOBAL_BATCH, left_out) if batch and gpus else None
+
+
+def _share(whole: int | None, parts: int | None) -> float | None:
+    return whole / parts if whole and parts else None
+
+
+def _model_changed(record: Row) -> str | None:
+    """As the record says; one of a version that did not say is compared with the model's published values."""
+    found = _dig(record, ("model", "changed"))
+    changed = (
+        cast(Row, found) if isinstance(found, dict) else options.changed(_section(_section(record, "config"), "model"))
+    )
+    return cell(settings_text(dict(sorted(changed.items()))) or None, "text")
+
+
+def _stalest(record: Row, key: str) -> int | None:
+    """The framework says one number, or one for each stage."""
+    said = _dig(record, ("framework", key))
+    stages = [cell(value, "int") for value in (cast(list[Any], said) if isinstance(said, list) else [said])]
+    return max((value for value in stages if value is not None and value >= 0), default=None)
+
+
+def _device_model(record: Row, device: str | None) -> str | None:
+    key = {"cuda": "gpu_model", "cpu": "cpu_model"}.get(device or "")
+    return cell(_dig(record, ("environment", key)), "text") if key else None

@@ -1,0 +1,227 @@
+"""Rows of scaling.csv: repeats are merged, and each measurement has the bases that it is compared with."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any
+
+from ddlbench.record.schema import SCALING
+from ddlbench.results.tables.breakdown import merged_windows
+from ddlbench.results.tables.labels import knobs, layout, variants
+from ddlbench.results.tables.marks import of_run
+from ddlbench.results.tables.merge import SEED, AttemptRow, Row, comparison_id, curve_id, group_by
+from ddlbench.results.tables.ratios import Timed, against
+from ddlbench.results.tables.stats import Interval, confidence, median, median_interval
+
+# What stays equal along a curve of each kind.
+KINDS = {"strong": "global_batch", "weak": "batch_per_gpu"}
+
+
+@dataclass(frozen=True)
+class Point:
+    """One measurement: attempts that are repeats of each other, and the texts that distinguish it from others."""
+
+    runs: list[AttemptRow]
+    knobs: str
+    variant: str
+    by: str  # the compared factor
+
+    @cached_property
+    def ok(self) -> list[AttemptRow]:
+        return [run for run in self.runs if run.ok]
+
+    @cached_property
+    def sample(self) -> AttemptRow:
+        return representative(self.runs)
+
+    @cached_property
+    def gpus(self) -> int | None:
+        return self.sample.row["gpus"]
+
+    def values(self, column: str) -> list[Any]:
+        """What is known of a column over the runs that ended ok."""
+        return [run.row[column] for run in self.ok if run.row[column] is not None]
+
+    @cached_property
+    def sample_times(self) -> list[float]:
+        """Seconds per sample of each run."""
+        return [1 / rate for rate in self.values("throughput_samples_per_s") if rate > 0]
+
+    @cached_property
+    def sample_time_s(self) -> float | None:
+        return median(self.sample_times) if self.sample_times else None
+
+    @cached_property
+    def interval(self) -> Interval | None:
+        """Of sample_time_s."""
+        return median_interval(self.sample_times)
+
+    @cached_property
+    def timed(self) -> Timed | None:
+        """None where no time or no number of GPUs is known."""
+        if not self.sample_time_s or not self.gpus:
+            return None
+        epochs = self.values("epoch_time_s")
+        framework, compared = self.sample.row["framework"], self.sample.row[self.by]
+        epoch_s = median(epochs) if epochs else None
+        return Timed(framework, compared, self.gpus, self.sample_time_s, self.interval, epoch_s)
+
+    @cached_property
+    def comparison(self) -> str:
+        return comparison_id(self.sample, self.by)
+
+    @cached_property
+    def curve(self) -> str:
+        return curve_id(self.sample, self.by)
+
+
+def scaling_rows(groups: Sequence[list[AttemptRow]], by: str = "framework") -> list[Row]:
+    """One row per measurement and kind of scaling, sorted; by: the compared factor."""
+    samples = [representative(group) for group in groups]
+    texts = zip(groups, knobs(samples, by), variants(samples, by), strict=True)
+    points = [Point(group, own, other, by) for group, own, other in texts]
+    series = {kind: group_by(points, partial(_series, kind)) for kind in KINDS}
+    rows = [_row(point, kind, mates) for point in points for kind, mates in _memberships(point, series)]
+    return sorted(rows, key=partial(_order, _reach(rows)))
+
+
+def representative(group: list[AttemptRow]) -> AttemptRow:
+    """A run with the values that all repeats have in common: one that ended ok, if there is one."""
+    return next((run for run in group if run.ok), group[0])
+
+
+def _series(kind: str, point: Point) -> tuple[str, Any]:
+    return point.comparison, point.sample.row[KINDS[kind]]
+
+
+def _memberships(point: Point, series: dict[str, dict[Any, list[Point]]]) -> list[tuple[str, list[Point]]]:
+    """The kinds of scaling that a point belongs to, each with the points it is compared with."""
+    found = [(kind, series[kind][_series(kind, point)]) for kind in KINDS]
+    scaled = [(kind, mates) for kind, mates in found if _scales(mates, KINDS[kind])]
+    return scaled or [("single", found[0][1])]
+
+
+def _scales(mates: list[Point], size: str) -> bool:
+    return mates[0].sample.row[size] is not None and len({mate.gpus for mate in mates}) > 1
+
+
+def _curve(row: Row) -> tuple[str, ...]:
+    """Key that keeps the rows of one curve together."""
+    size = row[KINDS.get(row["scaling"], "global_batch")]
+    names = ("model", "data", "loader", "variant", "comparison", "scaling")
+    return *(str(row[name]) for name in names), f"{size or 0:12}", str(row["framework"]), str(row["knobs"])
+
+
+def _reach(rows: list[Row]) -> dict[tuple[str, ...], int]:
+    """The largest GPU count of each curve."""
+    return {curve: max(row["gpus"] or 0 for row in mates) for curve, mates in group_by(rows, _curve).items()}
+
+
+def _order(reach: dict[tuple[str, ...], int], row: Row) -> tuple[Any, ...]:
+    """Curve by curve; curves on one GPU come first, since they are the base of the others."""
+    *series, framework, options = curve = _curve(row)
+    return (*series, reach[tuple(curve)], framework, options, row["gpus"] or 0, str(row["layout"]))
+
+
+def _row(point: Point, kind: str, mates: list[Point]) -> Row:
+    known = [mate for mate in mates if mate.timed]
+    own = [mate for mate in known if mate.curve == point.curve]
+    fewest = min((mate.gpus or 0 for mate in own), default=None)
+    base = _fastest([mate for mate in own if mate.gpus == fewest])
+    single = _fastest([mate for mate in known if mate.gpus == 1])
+    return {
+        **{column.name: _merged(point, column.name, column.source) for column in SCALING if column.source},
+        **_texts(point, kind),
+        **_seconds(point),
+        **_rates(point),
+        **merged_windows([run.row for run in point.ok]),
+        **against(point.timed, single and single.timed, "best_single"),
+        **against(point.timed, base and base.timed, "own_base", "_vs_own_base"),
+    }
+
+
+def _fastest(points: list[Point]) -> Point | None:
+    return min(points, key=lambda point: point.sample_time_s or 0.0, default=None)
+
+
+def _merged(point: Point, column: str, how: str) -> Any:
+    if how == "equal":
+        return point.sample.row[column]
+    values = point.values(column)
+    merge = {"median": median, "max": max}[how]
+    return merge(values) if values else None
+
+
+def _texts(point: Point, kind: str) -> Row:
+    last = max(point.runs, key=lambda run: (run.row["start"] or "", run.row["attempt"] or 0)).row
+    commits = {run.row["git_commit"] for run in point.ok if run.row["git_commit"]}
+    return {
+        "scaling": kind,
+        "status": "ok" if point.ok else last["status"],
+        "reason": None if point.ok else last["reason"],
+        "runs_ok": len(point.ok),
+        "attempts_failed": len(point.runs) - len(point.ok),
+        "layout": layout(point.sample) or None,
+        "knobs": point.knobs or None,
+        "variant": point.variant or None,
+        "git_commits": " ".join(sorted(commits)) or None,
+        "marks": _marks(point),
+        "comparison": point.comparison,
+        "learning_comparison": comparison_id(point.sample, point.by, [SEED]),
+        "compared_by": point.by,
+        "compared": point.sample.row[point.by],
+    }
+
+
+def _marks(point: Point) -> str | None:
+    """Each mark of a merged run, with the number of runs that have it."""
+    found = Counter(mark for run in point.ok for mark in of_run(run.row))
+    return "; ".join(f"{mark} ({count} of {len(point.ok)})" for mark, count in sorted(found.items())) or None
+
+
+def _seconds(point: Point) -> Row:
+    epochs, samples = point.values("epoch_time_s"), point.sample_times
+    epoch, sample = median_interval(epochs), point.interval
+    return {
+        "interval": confidence(len(samples), sample) if samples else None,
+        "epoch_time_shortest_s": min(epochs, default=None),
+        "epoch_time_longest_s": max(epochs, default=None),
+        "sample_time_shortest_s": min(samples, default=None),
+        "sample_time_longest_s": max(samples, default=None),
+        "epoch_time_low_s": epoch and epoch.low,
+        "epoch_time_high_s": epoch and epoch.high,
+        "sample_time_s": point.sample_time_s,
+        "sample_time_low_s": sample and sample.low,
+        "sample_time_high_s": sample and sample.high,
+    }
+
+
+def _rates(point: Point) -> Row:
+    """All rates, from the merged seconds per sample."""
+    seconds, gpus, row = point.sample_time_s, point.gpus, point.sample.row
+    if not seconds or not gpus:
+        return {}
+    tokens, flops = row["tokens_per_sample"], row["flops_per_sample"]
+    flops_per_s = flops / (seconds * gpus) if flops else None
+    peak = row["model_flops_per_s_per_gpu"] / row["mfu"] if row["mfu"] and row["model_flops_per_s_per_gpu"] else None
+    return {
+        "throughput_samples_per_s": 1 / seconds,
+        "throughput_samples_per_s_per_gpu": 1 / (seconds * gpus),
+        "tokens_per_s": tokens / seconds if tokens else None,
+        "model_flops_per_s_per_gpu": flops_per_s,
+        "mfu": flops_per_s / peak if flops_per_s and peak else None,
+        **_beside_the_headline(point, flops_per_s / peak if flops_per_s and peak else None),
+    }
+
+
+def _beside_the_headline(point: Point, mfu: float | None) -> Row:
+    """Rates of which no speedup is computed."""
+    steady, row = [1 / rate for rate in point.values("throughput_steady_samples_per_s") if rate > 0], point.sample.row
+    computed, flops = row["hardware_flops_per_sample"], row["flops_per_sample"]
+    return {
+        "throughput_steady_samples_per_s": 1 / median(steady) if steady else None,
+        "hfu": mfu * computed / flops if mfu and computed and flops else None,
+    }

@@ -1,0 +1,165 @@
+"""From attempts to tidy tables: runs, epochs, scaling. Pure functions; columns.toml says what each cell means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from ddlbench.record.schema import DEVELOPER, RUNS, SCALING, Column
+from ddlbench.results.reading.attempts import Records
+from ddlbench.results.reading.columns import array, epochs_table
+from ddlbench.results.reading.copies import without_copies
+from ddlbench.results.reading.cores import Workers
+from ddlbench.results.reading.left_out import NO_RATE
+from ddlbench.results.reading.left_out import line as left_out_line
+from ddlbench.results.tables.breakdown import breakdown
+from ddlbench.results.tables.csv_files import write_csv
+from ddlbench.results.tables.drift import drift, questions
+from ddlbench.results.tables.ledgers import differences, environments, merged_though
+from ddlbench.results.tables.merge import AttemptRow, Row, measurement_id, measurements, quality_id
+from ddlbench.results.tables.quality import learning_table
+from ddlbench.results.tables.run_rows import Rows, read_part
+from ddlbench.results.tables.scaling import scaling_rows
+
+FEW = 1_000  # attempts that are read before other processes have started
+
+
+@dataclass(frozen=True)
+class Tables:
+    """The tables of a report, and what the reader must know about records that could not be used whole."""
+
+    runs: pd.DataFrame
+    epochs: pd.DataFrame
+    scaling: pd.DataFrame
+    learning: pd.DataFrame
+    warnings: list[str]
+    drift: str | None = None  # over the campaign, in words
+    left_out: str | None = None  # what of the folders is not in the numbers, counted in words
+
+    @cached_property
+    def run_rows(self) -> list[Row]:
+        """runs.csv as plain objects."""
+        return records(self.runs)
+
+    @cached_property
+    def measurement_rows(self) -> list[Row]:
+        """scaling.csv as plain objects."""
+        return records(self.scaling)
+
+    def write(self, folder: Path, threads: int = 1) -> None:
+        """runs.csv, epochs.csv, scaling.csv, learning.csv, breakdown.csv; an unknown cell is empty."""
+        folder.mkdir(parents=True, exist_ok=True)
+        tables = {name: getattr(self, name) for name in ("runs", "epochs", "scaling", "learning")}
+        for name, table in (tables | {"breakdown": breakdown(self.scaling)}).items():
+            write_csv(table, folder / f"{name}.csv", threads)
+
+
+@dataclass(frozen=True)
+class Merged:
+    """Attempts in order, copies left out, and the groups of repeats. epochs: pyarrow tables of all their epochs"""
+
+    rows: list[Rows]
+    epochs: list[Any]
+    groups: list[list[AttemptRow]]
+    copies: list[str]
+
+
+def merge(found: Records, workers: Workers | None = None) -> Merged:
+    """All attempts, each with the name of its measurement. workers: that read them"""
+    parts = (workers or Workers()).map(read_part, found.folders, FEW)
+    every = [own for part in parts for own in part.rows]
+    kept, copies = without_copies([own.original for own in every])
+    epochs = [part.epochs for part in parts]
+    rows = every
+    if copies:
+        places = {own.original.path: n for n, own in enumerate(every)}
+        order = [places[original.path] for original in kept]
+        rows, epochs = [every[n] for n in order], [_of(order, every, epochs)]
+    groups = measurements(own.run for own in rows if own.run.options and own.run.row["backend"] != DEVELOPER)
+    for group in groups:
+        name, quality = measurement_id(group), quality_id(group[0])
+        for run in group:
+            alike = run.ok and group[0].ok  # these agree in all that a quality_id is made of
+            run.row.update(measurement=name, learning=quality if alike else quality_id(run))
+    return Merged(rows, epochs, groups, copies)
+
+
+def _of(places: Sequence[int], every: Sequence[Rows], epochs: Sequence[Any]) -> Any:
+    """The epochs of some attempts. epochs: of all"""
+    ends = np.cumsum([own.epochs for own in every])
+    rows = [np.arange(ends[n] - every[n].epochs, ends[n]) for n in places]
+    return pa.concat_tables(epochs).take(np.concatenate(rows))
+
+
+def make_tables(found: Records, by: str = "framework", workers: Workers | None = None) -> Tables:
+    """All tables of any number of attempts; by: the factor that rows of scaling.csv are compared by."""
+    merged = merge(found, workers)
+    runs = [own.run for own in merged.rows]
+    scaling = scaling_rows(merged.groups, by)
+    epochs = epochs_table([run.row for run in runs], [own.epochs for own in merged.rows], merged.epochs)
+    shared = [run.row["path"] for run in runs if run.row["backend"] == DEVELOPER]
+    unused, left_out = not_used(found, merged)
+    return Tables(
+        runs=frame(RUNS, (run.row for run in runs)),
+        epochs=epochs,
+        scaling=frame(SCALING, scaling),
+        learning=learning_table(epochs, runs),
+        warnings=[
+            *unused,
+            *differences(runs),
+            *environments(runs),
+            *merged_though(merged.groups),
+            *questions(scaling),
+            *(f"{run.row['path']}: {run.row['ranks_differ']}" for run in runs if run.row["ranks_differ"]),
+            *(f"{path}: ranks shared a GPU (backend=cuda:gloo): not in the scaling table" for path in shared),
+        ],
+        drift=drift(merged.groups),
+        left_out=left_out,
+    )
+
+
+def not_used(found: Records, merged: Merged) -> tuple[list[str], str | None]:
+    """A warning for each folder, file, copy and value that is not in the numbers, and one line with their counts."""
+    warnings = [*found.warnings, *merged.copies, *(warning for own in merged.rows for warning in own.warnings)]
+    return warnings, left_out_line(_kinds(found, merged))
+
+
+def _kinds(found: Records, merged: Merged) -> list[str]:
+    """Of each attempt, copy, file and folder that is left out of the numbers, in the words of left_out.py."""
+    runs = [own.run.row for own in merged.rows]
+    return [
+        *found.left_out,
+        *("copy" for _ in merged.copies),
+        *(kind for own in merged.rows for kind in own.left_out),
+        *(NO_RATE for row in runs if _has_no_rate(row)),
+        *("still running or killed" for row in runs if row["status"] == "running"),
+        *("of ranks that shared a GPU" for row in runs if row["backend"] == DEVELOPER),
+    ]
+
+
+def _has_no_rate(row: Row) -> bool:
+    """Whether it is in a measurement, but not in its times."""
+    return row["status"] == "ok" and row["measurement"] is not None and row["throughput_samples_per_s"] is None
+
+
+def frame(columns: Sequence[Column], rows: Iterable[Row]) -> pd.DataFrame:
+    """A table with the columns' order and types; what a row does not have is missing."""
+    listed = list(rows)
+    cells = {column.name: [row.get(column.name) for row in listed] for column in columns}
+    return pd.DataFrame({column.name: array(cells[column.name], column.kind) for column in columns})
+
+
+def records(table: pd.DataFrame) -> list[Row]:
+    """The rows of a table as plain objects, None for what is missing."""
+    names = [str(name) for name in table]
+    columns = [
+        table[name].to_numpy(object, na_value=None).tolist() for name in names
+    ]  # `to_dict` takes ten times as long
+    return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]

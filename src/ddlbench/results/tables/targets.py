@@ -1,0 +1,118 @@
+"""Statistical efficiency: epochs, updates, samples and seconds until a validation metric reaches a target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf, isfinite
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ddlbench.errors import UserError
+from ddlbench.record.schema import TARGETS
+from ddlbench.results.tables.csv_files import write_csv
+from ddlbench.results.tables.merge import Row, group_by
+from ddlbench.results.tables.stats import confidence, median, median_interval
+from ddlbench.results.tables.tables import Tables, frame
+
+RISING = ("val_top1", "val_top5")
+FALLING = ("val_loss", "val_perplexity_token", "val_perplexity_word", "train_loss")
+COSTS = ("epochs", "updates", "samples", "seconds")
+_NAMES = tuple(column.name for column in TARGETS if column.source == "equal")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A metric of epochs.csv and the value that it has to reach."""
+
+    metric: str
+    value: float
+
+    @property
+    def text(self) -> str:
+        return f"{self.metric}={self.value:g}"
+
+    def reached(self, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        return values >= self.value if self.metric in RISING else values <= self.value
+
+
+def target(text: str) -> Target:
+    """ "val_top1=0.7". UserError for anything else."""
+    metric, _, number = text.partition("=")
+    try:
+        value = float(number)
+    except ValueError:
+        value = inf
+    if metric not in (*RISING, *FALLING) or not isfinite(value):
+        raise UserError(f"--target {text!r}: write METRIC=NUMBER with a metric of {', '.join((*RISING, *FALLING))}")
+    largest = 1 if metric in RISING else inf
+    if not 0 < value <= largest:
+        raise UserError(f"--target {text!r}: {metric} is above 0{' and at most 1' * (largest == 1)}")
+    return Target(metric, value)
+
+
+def costs(epochs: pd.DataFrame, wanted: Target) -> dict[str, dict[str, float | None]]:
+    """For each attempt, by its path, what it took to reach the target; without a value where the record does not say.
+    Attempts that never reach it are left out."""
+    plain = pd.DataFrame(
+        {
+            "path": epochs["path"].to_numpy(object),
+            "epochs": epochs["epoch"].to_numpy("float64") + 1,
+            "updates": epochs["updates"].to_numpy("float64", na_value=np.nan),
+            "samples": epochs["samples"].to_numpy("float64", na_value=np.nan),
+            "seconds": epochs["elapsed_s"].to_numpy("float64", na_value=np.nan),
+            "value": epochs[wanted.metric].to_numpy("float64", na_value=np.nan),
+        }
+    ).sort_values(["path", "epochs"], kind="stable")
+    attempts = plain.groupby("path")
+    complete = plain["epochs"] == attempts.cumcount() + 1  # no earlier epoch is missing
+    plain["samples"] = attempts["samples"].cumsum(skipna=False).where(complete)
+    reached = wanted.reached(plain["value"].to_numpy())
+    found: dict[str, dict[str, float | None]] = {}
+    for path, *values in plain.loc[reached, ["path", *COSTS]].itertuples(index=False, name=None):
+        found.setdefault(str(path), dict(zip(COSTS, map(_known, values), strict=True)))
+    return found
+
+
+def target_rows(tables: Tables, wanted: Target) -> list[Row]:
+    """A row for each measurement with runs that ended ok and have the metric: medians over those runs.
+
+    A run that never reaches the target counts as infinitely long, so that half of the runs decide the median; it is
+    empty where fewer reach the target.
+    """
+    found = costs(tables.epochs, wanted)
+    measured = set(tables.epochs.dropna(subset=[wanted.metric])["path"])
+    runs = [run for run in tables.run_rows if run["status"] == "ok" and run["path"] in measured]
+    groups = group_by((run for run in runs if run["measurement"]), lambda run: run["measurement"])
+    return [_row(group, found, wanted) for group in groups.values()]
+
+
+def _row(runs: Sequence[Row], found: dict[str, dict[str, float | None]], wanted: Target) -> Row:
+    taken = [found.get(run["path"], dict.fromkeys(COSTS, inf)) for run in runs]
+    row: Row = {"target": wanted.text, **{name: runs[0][name] for name in _NAMES}}
+    row |= {"runs": len(runs), "reached": sum(run["path"] in found for run in runs)}
+    for name in COSTS:
+        values = [value for one in taken if (value := one[name]) is not None]
+        interval = median_interval(values)
+        row[f"{name}_to_target"] = _finite(median(values)) if values else None
+        row[f"{name}_low"] = _finite(interval.low) if interval else None
+        row[f"{name}_high"] = _finite(interval.high) if interval else None
+    return row | {"interval": confidence(len(runs), median_interval([one["epochs"] or inf for one in taken]))}
+
+
+def write_targets(tables: Tables, targets: Sequence[Target], folder: Path) -> None:
+    """targets.csv, where there are targets."""
+    rows = [row for wanted in targets for row in target_rows(tables, wanted)]
+    if rows:
+        write_csv(frame(TARGETS, rows), folder / "targets.csv")
+
+
+def _known(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)
+
+
+def _finite(value: float) -> float | None:
+    return value if isfinite(value) else None

@@ -1,0 +1,159 @@
+"""Runs the checks of every framework for every model, precision and option; docs/frameworks.md shows the answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import groupby
+from typing import Any, get_args, get_type_hints
+
+import torch
+
+from ddlbench.config.checkpoint import Checkpoint
+from ddlbench.config.choices import choices
+from ddlbench.config.compose import configuration, configurations, refusal, supports
+from ddlbench.config.schema import PRECISIONS, Config
+from ddlbench.job import Framework
+from ddlbench.ranks.launch import Launch
+from ddlbench.run.assembly import make_job
+from ddlbench.run.checkpoints import check_checkpoints
+from ddlbench.supported.words import Answers, Case, Knob
+
+RANKS = (4, 1)  # the first number that a framework takes
+CUDA, CPU = torch.device("cuda"), torch.device("cpu")  # names only: no device is touched
+
+Change = Callable[[Config], Config]
+
+
+def as_it_is(config: Config) -> Config:
+    return config
+
+
+def train(**values: Any) -> Change:
+    return lambda config: replace(config, train=replace(config.train, **values))
+
+
+def knob(name: str, value: object) -> Change:
+    def change(config: Config) -> Config:
+        framework: Any = config.framework
+        return replace(config, framework=replace(framework, **{name: value}))
+
+    return change
+
+
+COMPUTING: dict[str, Change] = {
+    "train.checkpoint_activations=true": train(checkpoint_activations=True),
+    "train.compile=true": train(compile=True),
+    "both": train(checkpoint_activations=True, compile=True),
+    "train.channels_last=true": train(channels_last=True),
+    "train.micro_batch=8": train(micro_batch=8),
+}
+UPDATING: dict[str, Change] = {
+    "train.reduce_dtype=fp16": train(reduce_dtype="fp16"),
+    "train.reduce_dtype=bf16": train(reduce_dtype="bf16"),
+    "train.clip_norm=1": train(clip_norm=1.0),
+    "checkpoint.every=1": lambda config: replace(config, checkpoint=Checkpoint(every=1)),
+}
+RECIPES = ("lars", "lamb")
+
+
+@dataclass(frozen=True)
+class Survey:
+    """All frameworks and models by the names of their YAMLs, and the results of the checks."""
+
+    frameworks: Mapping[str, Framework]
+    models: Mapping[str, Config]
+    updating: Mapping[str, Change]
+
+    @classmethod
+    def compose(cls) -> Survey:
+        with configurations():
+            frameworks = {name: configuration(f"+framework={name}", "+model=resnet50") for name in choices("framework")}
+            models = {name: configuration("+framework=single", f"+model={name}") for name in choices("model")}
+            recipes: dict[str, Change] = {f"recipe={name}": recipe(name) for name in RECIPES}
+        return cls({name: made.framework for name, made in frameworks.items()}, models, UPDATING | recipes)
+
+    @cached_property
+    def families(self) -> dict[str, Config]:
+        """One model of each."""
+        return {type(config.model).__name__: config for config in self.models.values()}
+
+    @cached_property
+    def groups(self) -> list[list[str]]:
+        """Frameworks of one class together."""
+
+        def place(name: str) -> str:
+            return type(self.frameworks[name]).__qualname__
+
+        return [list(names) for _, names in groupby(sorted(self.frameworks, key=place), place)]
+
+    @cached_property
+    def names(self) -> list[str]:
+        return [name for group in self.groups for name in group]
+
+    @cached_property
+    def ranks(self) -> dict[str, int]:
+        """The number of ranks in the checks of each framework: one at which it runs some model."""
+        configs = self.families.values()
+        fits = {
+            name: [n for n in RANKS if any(self._ask(name, config, CUDA, n) is None for config in configs)]
+            for name in self.frameworks
+        }
+        return {name: (*numbers, RANKS[0])[0] for name, numbers in fits.items()}
+
+    def answers(
+        self, framework: str, models: Mapping[str, Config], change: Change = as_it_is, device: torch.device = CUDA
+    ) -> Answers:
+        """For each model in each precision."""
+        return {
+            Case(name, precision): self._ask(
+                framework, train(precision=precision)(config), device, self.ranks[framework], change
+            )
+            for name, config in models.items()
+            for precision in PRECISIONS
+        }
+
+    def _ask(
+        self, framework: str, config: Config, device: torch.device, ranks: int, change: Change = as_it_is
+    ) -> str | None:
+        def ask() -> None:
+            asked = change(replace(config, framework=self.frameworks[framework]))
+            job = make_job(asked, Launch("torchrun", world_size=ranks), device)
+            supports(asked.framework, job)
+            check_checkpoints(asked, job)
+
+        return refusal(ask)
+
+    def changed(self, framework: str, change: Change, device: torch.device = CUDA) -> Answers:
+        """The results, with the change, of the cases that run without it: one model of each family."""
+        before = self.answers(framework, self.families, device=device)
+        after = self.answers(framework, self.families, change, device)
+        return {case: reason for case, reason in after.items() if before[case] is None}
+
+    def gained(self, framework: str, change: Change) -> Answers:
+        """The cases that run with the change only."""
+        before = self.answers(framework, self.families)
+        after = self.answers(framework, self.families, change)
+        return {case: None for case, reason in after.items() if reason is None and before[case] is not None}
+
+    def tried(self, framework: str, key: Knob) -> dict[str, Change]:
+        """The other values of a switch or a choice, 2 for a number."""
+        own = self.frameworks[framework]
+        kind = get_type_hints(type(own))[key.name]
+        kinds = get_args(kind) or (kind,)
+        values: list[Any] = [False, True] if bool in kinds else key.choices() if str in kinds else []
+        values += [2] if int in kinds or float in kinds else []
+        default = getattr(own, key.name)
+        return {f"{key.name}={plain(value)}": knob(key.name, value) for value in values if value != default}
+
+
+def recipe(name: str) -> Change:
+    made = configuration("+framework=single", "+model=resnet50", f"recipe={name}").recipe
+    return lambda config: replace(config, recipe=made)
+
+
+def plain(value: object) -> str:
+    """As YAML has it."""
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,124 @@
+"""Learning curves over seeds: one line and one band for runs that differ in seed and repeat alone."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ddlbench.figures.figures import make_figures
+from ddlbench.results.reading.attempts import read_all
+from ddlbench.results.tables.tables import make_tables
+from tests.support.records import write_run
+
+
+def run(results, seed, top1, **others):
+    """A run of one epoch."""
+    folder = write_run(results, train={"seed": seed}, epochs=1, **others)
+    line = json.loads((folder / "epochs.jsonl").read_text())
+    (folder / "epochs.jsonl").write_text(json.dumps(line | {"val_top1": top1, "elapsed_s": 10.0 + seed}))
+    return folder
+
+
+def drawn(results, name="accuracy_by_epoch"):
+    return make_figures(make_tables(read_all([results]))).figures[name].axes
+
+
+def values(axes):
+    """Of the curves, without those that only the legend shows."""
+    return [line.get_xydata().tolist() for line in axes.lines if len(line.get_xdata())]
+
+
+def bands(axes):
+    """(low, high) of each."""
+    ends = [band.get_paths()[0].vertices[:, 1] for band in axes.collections]
+    return [(pytest.approx(found.min()), pytest.approx(found.max())) for found in ends]
+
+
+def lines_above(axes):
+    return [text.get_text() for text in axes.texts]
+
+
+def test_other_seeds_are_one_curve_with_their_median_and_range(tmp_path):
+    for seed, top1 in enumerate((0.5, 0.2, 0.3)):
+        run(tmp_path, seed, top1)
+    for repeat in (1, 2):
+        run(tmp_path, 0, 0.5, repeat=repeat)  # no further evidence: the median over all runs would be 0.5
+    (axes,) = drawn(tmp_path)
+    assert values(axes) == [[[1, 0.3]]]
+    assert bands(axes) == [(0.2, 0.5)]
+    assert "median and range of 3 seeds" in lines_above(axes)
+    (by_time,) = drawn(tmp_path, "accuracy_by_time")
+    assert values(by_time) == [[[10, 0.3]]], "10, 10, 10, 11, 12 s: time is of all runs"
+
+
+def test_six_seeds_have_the_interval_of_the_median_too(tmp_path):
+    for seed in range(9):
+        run(tmp_path, seed, 0.1 * (seed + 1))
+    (axes,) = drawn(tmp_path)
+    assert values(axes) == [[[1, pytest.approx(0.5)]]]
+    assert bands(axes) == [(0.1, 0.9), (0.2, 0.8)], "the 2nd and the 8th of 9"
+
+
+def test_frameworks_with_other_seeds_share_a_panel(tmp_path):
+    for framework, seeds in (("ddp", (0, 1)), ("fsdp", (2,))):
+        for seed in seeds:
+            run(tmp_path, seed, 0.5, framework=framework)
+    (axes,) = drawn(tmp_path)
+    assert axes.get_legend_handles_labels()[1] == ["ddp", "fsdp"]
+    assert "median and range of 1 to 2 seeds" in lines_above(axes)
+    assert not any("train.seed" in text for text in lines_above(axes))
+
+
+def test_a_failed_run_of_another_seed_is_a_line_with_a_cross_in_the_colour_of_the_curve(tmp_path):
+    ok = run(tmp_path, 0, 0.5)
+    failed = write_run(tmp_path, train={"seed": 1}, epochs=1, status="killed", reason="signal 9")
+    line = json.loads((ok / "epochs.jsonl").read_text())
+    (failed / "epochs.jsonl").write_text(json.dumps(line | {"val_top1": 0.1}))
+    (axes,) = drawn(tmp_path)
+    assert values(axes) == [[[1, 0.5]], [[1, 0.1]], [[1, 0.1]]]
+    assert [line.get_marker() for line in axes.lines if len(line.get_xdata())][2] == "x"
+    assert len({line.get_color() for line in axes.lines}) == 1
+
+
+def test_panels_of_one_comparison_share_axes_and_no_two_names_of_a_legend_have_one_look(tmp_path):
+    """Ten curves in panels by family: that of the pipelines has gpipe alone, whose looks are its own all the same."""
+    frameworks = ("single", "ddp", "horovod", "local_sgd", "fsdp", "zero2", "zero3", "tensor")
+    for number, framework in enumerate(frameworks):
+        run(tmp_path, number, 0.1 * (number + 1), framework=framework, gpus=2)
+    for gpus in (2, 4):
+        run(tmp_path, 9, 0.5, framework="gpipe", gpus=gpus)
+    for name in ("accuracy_by_epoch", "accuracy_by_time"):
+        panels = drawn(tmp_path, name)
+        named = [line for axes in panels for line in axes.lines if not str(line.get_label()).startswith("_")]
+        looks = {line.get_label(): (line.get_color(), line.get_marker(), line.get_markerfacecolor()) for line in named}
+        assert len(panels) == 4
+        assert len(set(looks.values())) == len(looks) == 10
+        assert len({axes.get_ylim() for axes in panels}) == len({axes.get_xlim() for axes in panels}) == 1
+        low, high = panels[0].get_ylim()
+        assert low < 0.1 < 0.8 < high
+
+
+def test_the_axes_hold_the_failed_runs_of_every_panel(tmp_path):
+    """Each panel draws up to eight of them: those of a later panel count, too."""
+    for number, framework in enumerate(("single", "ddp", "horovod", "local_sgd", "fsdp", "zero2", "zero3", "tensor")):
+        run(tmp_path, number, 0.5, framework=framework, gpus=2)
+    failed = [run(tmp_path, 9, 0.5, framework="ddp", gpus=2, repeat=repeat) for repeat in range(8)]
+    failed.append(run(tmp_path, 9, 0.9, framework="gpipe", gpus=2))
+    for folder in failed:
+        record = json.loads((folder / "run.json").read_text())
+        (folder / "run.json").write_text(json.dumps(record | {"status": "killed", "reason": "signal 9"}))
+    for axes in drawn(tmp_path):
+        low, high = axes.get_ylim()
+        assert low < 0.5 < 0.9 < high
+
+
+def test_failed_runs_that_are_not_drawn_are_counted(tmp_path):
+    run(tmp_path, 0, 0.5)
+    for seed in range(1, 11):
+        folder = run(tmp_path, seed, 0.1)
+        record = json.loads((folder / "run.json").read_text())
+        (folder / "run.json").write_text(json.dumps(record | {"status": "diverged"}))
+    (axes,) = drawn(tmp_path)
+    assert len(values(axes)) == 1 + 2 * 8, "a line and a cross each"
+    assert "2 more that did not end ok are not drawn" in axes.get_legend_handles_labels()[1]

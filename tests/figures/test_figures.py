@@ -1,0 +1,380 @@
+"""What the figures draw, read back from their axes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from matplotlib.figure import Figure
+
+from ddlbench.figures import failures, plotting
+from ddlbench.figures import figures as module
+from ddlbench.figures.curves import places
+from ddlbench.figures.figures import make_figures
+from ddlbench.figures.saving import save
+from ddlbench.results.reading.attempts import read_all
+from ddlbench.results.tables.tables import make_tables
+from tests.support.records import strong_scaling, weak_scaling, write_run
+
+ALWAYS = {"throughput", "speedup", "efficiency", "epoch_time", "memory"}
+
+
+def figures_of(results):
+    return make_figures(make_tables(read_all([results]))).figures
+
+
+def lines(axes, label):
+    return [line.get_xydata().tolist() for line in axes.lines if line.get_label() == label]
+
+
+def test_figures_for_images_and_text(tmp_path):
+    weak_scaling(tmp_path)
+    strong_scaling(tmp_path)
+    learning = {f"{metric}_by_{axis}" for metric in ("accuracy", "perplexity") for axis in ("epoch", "time")}
+    assert set(figures_of(tmp_path)) == ALWAYS | {"speedup_own_base", "efficiency_own_base"} | learning
+
+
+def test_speedup_and_its_ideal_line(tmp_path):
+    weak_scaling(tmp_path)
+    (axes,) = figures_of(tmp_path)["speedup"].axes
+    assert lines(axes, "ddp") == [[[1, pytest.approx(0.8)], [2, pytest.approx(1.5)], [4, pytest.approx(2.8)]]]
+    assert lines(axes, "single") == [[[1, pytest.approx(1.0)]]]
+    assert lines(axes, "ideal") == [[[1, 1], [8, 8]]]
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log"), "the ideal line stays straight"
+    assert axes.get_xlabel() == "GPUs"
+    (own,) = figures_of(tmp_path)["speedup_own_base"].axes
+    assert lines(own, "ddp") == [[[1, pytest.approx(1.0)], [2, pytest.approx(1.875)], [4, pytest.approx(3.5)]]]
+
+
+def test_throughput_and_efficiency(tmp_path):
+    strong_scaling(tmp_path)
+    figures = figures_of(tmp_path)
+    (throughput,), (efficiency,) = figures["throughput"].axes, figures["efficiency"].axes
+    assert lines(figures["speedup"].axes[0], "ideal") == [[[2, 1], [8, 4]]]
+    assert lines(throughput, "ddp") == [[[2, pytest.approx(10)], [4, pytest.approx(19)], [8, pytest.approx(32)]]]
+    assert lines(throughput, "ideal") == [[[2, pytest.approx(10)], [8, pytest.approx(40)]]]
+    assert lines(efficiency, "ddp") == [[[2, pytest.approx(1)], [4, pytest.approx(0.95)], [8, pytest.approx(0.8)]]]
+
+
+def drawn(axes):
+    """The values of each line, without the gaps between bars."""
+    return [[y for y in line.get_ydata().tolist() if y == y] for line in axes.lines]
+
+
+def test_every_repeat_is_a_point_and_six_have_an_interval(tmp_path):
+    rates = [100.0, 102.0, 104.0, 106.0, 108.0, 110.0]
+    for repeat, rate in enumerate(rates):
+        write_run(tmp_path, rate=rate, repeat=repeat)
+    (axes,) = figures_of(tmp_path)["throughput"].axes
+    assert pytest.approx(rates) in drawn(axes)
+    assert [pytest.approx(100), pytest.approx(110)] in drawn(axes)
+
+
+def test_bars_of_ratios_count_the_interval_of_the_base_too(tmp_path):
+    """Seconds a sample of ddp on two GPUs: 10 to 15 ms (median 12); on eight: 4 to 8 ms (median 5)."""
+    times = {2: (10.0, 11.0, 11.5, 12.5, 14.0, 15.0), 8: (4.0, 4.5, 4.8, 5.2, 7.0, 8.0)}
+    for gpus, own in times.items():
+        for repeat, ms in enumerate(own):
+            write_run(tmp_path, gpus=gpus, rate=1e3 / ms, repeat=repeat)
+    figures = figures_of(tmp_path)
+    expected = {
+        "throughput": {2: (1e3 / 15, 1e3 / 12, 100.0), 8: (125.0, 200.0, 250.0)},
+        "speedup": {2: (None, 1.0, None), 8: (10 / 8, 12 / 5, 15 / 4)},
+        "efficiency": {2: (None, 1.0, None), 8: (10 / 32, 12 / 20, 15 / 16)},
+        "epoch_time": {2: (10.24, 12.288, 15.36), 8: (4.096, 5.12, 8.192)},
+    }
+    dots = {
+        "throughput": {gpus: [1e3 / ms for ms in own] for gpus, own in times.items()},
+        "speedup": {gpus: [12 / ms for ms in own] for gpus, own in times.items()},
+        "efficiency": {gpus: [12 * 2 / (ms * gpus) for ms in own] for gpus, own in times.items()},
+        "epoch_time": {gpus: [1.024 * ms for ms in own] for gpus, own in times.items()},
+    }
+    for name, by_gpus in expected.items():
+        (axes,) = figures[name].axes
+        assert lines(axes, "ddp") == [[[gpus, pytest.approx(own[1])] for gpus, own in by_gpus.items()]], name
+        (bars,) = [line for line in axes.lines if line.get_linewidth() == 3.5]
+        ends = [(x, y) for x, y in bars.get_xydata().tolist() if y == y]
+        drawn_ends = [(gpus, own[n]) for gpus, own in by_gpus.items() for n in (0, 2) if own[n] is not None]
+        assert ends == [(gpus, pytest.approx(end)) for gpus, end in drawn_ends], name
+        (points,) = [line for line in axes.lines if line.get_marker() == "."]
+        found = {gpus: sorted(y for x, y in points.get_xydata() if x == gpus) for gpus in by_gpus}
+        assert found == {gpus: pytest.approx(sorted(own)) for gpus, own in dots[name].items()}, name
+
+
+def test_five_repeats_have_no_interval(tmp_path):
+    for repeat in range(5):
+        write_run(tmp_path, rate=100.0 + repeat, repeat=repeat)
+    (axes,) = figures_of(tmp_path)["throughput"].axes
+    assert [pytest.approx(100), pytest.approx(104)] not in drawn(axes)
+
+
+def test_failures_are_crosses_on_the_axis(tmp_path):
+    weak_scaling(tmp_path)
+    for name in ALWAYS:
+        (axes,) = figures_of(tmp_path)[name].axes
+        crosses = [line for line in axes.lines if line.get_marker() == "x"]
+        assert [line.get_xdata()[0] for line in crosses] == [8]
+        assert "oom" in [text.get_text() for text in axes.texts]
+        assert crosses[0].get_ydata()[0] > 1 - failures.LINE - 0.02, (
+            "in the band above the data, as a share of the axis"
+        )
+        top = max(value for line in axes.lines if line.get_marker() != "x" for value in line.get_ydata())
+        assert axes.transAxes.inverted().transform(axes.transData.transform((1, top)))[1] < 1 - failures.LINE - 0.02
+
+
+def test_a_colour_belongs_to_a_framework_in_all_figures(tmp_path):
+    weak_scaling(tmp_path)
+    colors = {
+        (line.get_label(), line.get_color())
+        for figure in figures_of(tmp_path).values()
+        for axes in figure.axes
+        for line in axes.lines
+        if line.get_label() in ("ddp", "single")
+    }
+    assert len(colors) == 2
+
+
+def test_images_and_text_share_no_axis(tmp_path):
+    weak_scaling(tmp_path)
+    strong_scaling(tmp_path)
+    figures = figures_of(tmp_path)
+    (accuracy,), (perplexity,) = figures["accuracy_by_epoch"].axes, figures["perplexity_by_time"].axes
+    assert accuracy.get_ylabel() == "top-1 (% of validation samples)"
+    assert perplexity.get_ylabel() == "validation perplexity per token"
+    assert [[1, 0.3], [2, 0.55], [3, pytest.approx(0.8 - 0.5 / 3)]] in [
+        [[x, pytest.approx(y)] for x, y in line.get_xydata()] for line in accuracy.lines
+    ]
+
+
+def test_time_has_a_unit_and_starts_at_the_first_step(tmp_path):
+    write_run(tmp_path, rate=1.0)  # epochs of 1024 s and 2 s of validation
+    (axes,) = figures_of(tmp_path)["accuracy_by_time"].axes
+    assert axes.get_xlabel().endswith("(min)")
+    longest = max(max(line.get_xdata(), default=0) for line in axes.lines)
+    assert longest == pytest.approx(3 * 1026 / 60)
+
+
+def test_four_gpu_counts_are_on_a_log2_axis(tmp_path):
+    for gpus in (1, 2, 3, 4):
+        write_run(tmp_path, gpus=gpus, rate=100.0 * gpus)
+    for name, figure in figures_of(tmp_path).items():
+        if name in ALWAYS:
+            (axes,) = figure.axes
+            assert axes.get_xscale() == "log"
+            assert axes.xaxis.get_transform().base == 2
+            assert axes.get_yscale() == ("log" if name in ("throughput", "speedup") else "linear")
+
+
+def test_distant_gpu_counts_are_on_a_log_axis_only_where_nothing_is_proportional(tmp_path):
+    for gpus in (1, 4, 64):
+        write_run(tmp_path, gpus=gpus, rate=100.0 * gpus)
+    figures = figures_of(tmp_path)
+    scales = {name: figures[name].axes[0].get_xscale() for name in ALWAYS}
+    linear = {"throughput": "linear", "speedup": "linear"}
+    assert scales == {"efficiency": "log", "epoch_time": "log", "memory": "log"} | linear
+    assert all(figures[name].axes[0].get_yscale() == "linear" for name in ALWAYS)
+
+
+def test_nothing_measured_is_still_a_figure(tmp_path):
+    write_run(tmp_path, status="error", reason="boom")
+    figures = figures_of(tmp_path)
+    assert set(figures) == ALWAYS - {"speedup", "efficiency"}
+    assert "nothing measured" in [text.get_text() for text in figures["memory"].axes[0].texts]
+
+
+def test_saved_as_png_and_svg_the_same_each_time(tmp_path):
+    write_run(tmp_path / "results")
+    for folder in ("one", "two"):
+        save(tmp_path / folder, "memory", figures_of(tmp_path / "results")["memory"])
+    assert (tmp_path / "one" / "memory.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "one" / "memory.svg").read_bytes() == (tmp_path / "two" / "memory.svg").read_bytes()
+
+
+def test_names_are_no_mathematics_and_none_is_hidden(tmp_path):
+    for framework in ("$x_{$", "_ddp", "你好"):
+        write_run(tmp_path, framework=framework, model="$y^{$")
+    figures = figures_of(tmp_path)
+    save(tmp_path / "out", "memory", figures["memory"])
+    names = [text.get_text().strip() for text in figures["memory"].legends[0].get_texts()]
+    assert {"$x_{$", "_ddp", "你好"} <= set(names)
+    assert figures["memory"].axes[0].get_title(loc="left") == "$y^{$"
+
+
+@pytest.mark.parametrize("device", ["tpu", "", None])
+def test_a_device_that_is_not_known_is_drawn_with_the_hosts_memory(tmp_path, device):
+    write_run(tmp_path, device=device, summary={"memory_allocated_peak_bytes": None})
+    (axes,) = figures_of(tmp_path)["memory"].axes
+    assert axes.get_ylabel() == "peak host memory (GiB)"
+    assert [1, 2.0] in [line.get_xydata().tolist()[0] for line in axes.lines if len(line.get_xdata())]
+
+
+def test_nothing_used_is_an_axis_from_zero(tmp_path):
+    write_run(tmp_path, summary={"memory_allocated_peak_bytes": 0})
+    (axes,) = figures_of(tmp_path)["memory"].axes
+    assert axes.get_ylim() == (0, 1)
+
+
+def test_too_many_panels_labels_and_failures_are_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MOST_FILES", 5)
+    monkeypatch.setattr(module, "PANELS_OF_A_FILE", 2)
+    monkeypatch.setattr(plotting, "MOST_LABELS", 4)
+    monkeypatch.setattr(failures, "CROSSES_SHOWN", 4)
+    for number in range(4):
+        write_run(tmp_path, model=f"model{number}")
+    for number in range(7):
+        write_run(tmp_path, model="model0", framework="ddp", status="oom", knobs={"number": number})
+    drawing = make_figures(make_tables(read_all([tmp_path])))
+    figure = drawing.figures["memory"]
+    assert len(figure.axes) == 2
+    assert "memory: 2 of 4 panels are drawn; --only model=NAME or framework=A,B draws others" in drawing.notes
+    assert "+3" in [text.get_text() for text in figure.axes[0].texts]
+    assert [text.get_text() for text in figure.legends[0].get_texts()][-1] == "and 4 more"
+
+
+def test_many_panels_are_several_files(tmp_path):
+    for number in range(7):
+        write_run(tmp_path, model=f"model{number}")
+    figures = figures_of(tmp_path)
+    assert [len(figures[name].axes) for name in ("memory", "memory_2")] == [6, 1]
+
+
+def test_curves_stand_beside_each_other_where_they_share_a_gpu_count():
+    one, two, four = ([{"gpus": count} for count in counts] for counts in ((1,), (2,), (2, 4)))
+    assert places([one, two, four]) == [0.0, -0.5, 0.5]
+    assert places([four, four, two]) == [-1.0, 0.0, 1.0]
+    assert places([one]) == [0.0]
+
+
+def test_titles_of_a_row_stand_at_one_height_and_long_lines_are_several():
+    grid = plotting.grid([plotting.Head("a", ["x" * 50 + " " + "y" * 50, "z"]), plotting.Head("b", ["one line"])])
+    grid.arrange()
+    assert texts_of(grid.axes[0]) == ["x" * 50, "y" * 50, "z"]
+    first, second = (max(text.xyann[1] for text in axes.texts) for axes in grid.axes)
+    assert first == second
+
+
+def test_nine_curves_become_a_panel_for_each_family(tmp_path):
+    names = ("single", "ddp", "horovod", "fsdp", "zero1", "zero2", "gpipe", "tensor", "unheard_of")
+    for name in names:
+        write_run(tmp_path, framework=name)
+    figures = figures_of(tmp_path)
+    panels = {texts_of(axes)[-1]: labels(axes) for axes in figures["epoch_time"].axes}
+    assert panels == {
+        "data parallel": {"single", "ddp", "horovod"},
+        "sharded": {"fsdp", "zero1", "zero2"},
+        "pipeline": {"gpipe"},
+        "tensor": {"tensor"},
+        "other frameworks": {"unheard_of"},
+    }
+
+
+def test_a_family_of_nine_curves_becomes_a_panel_for_each_framework_and_the_slowest_curve_is_named(tmp_path):
+    write_run(tmp_path, framework="ddp")
+    for number in range(9):
+        write_run(tmp_path, framework="horovod", rate=100.0 + number, knobs={"bucket": number})
+    drawing = make_figures(make_tables(read_all([tmp_path])))
+    panels = {texts_of(axes)[-1]: labels(axes) for axes in drawing.figures["epoch_time"].axes}
+    assert panels == {"ddp": {"ddp"}, "horovod": {f"horovod (bucket={n})" for n in range(1, 9)}}
+    assert drawing.notes[0].endswith("horovod: 1 curves are not drawn: horovod (bucket=0)")
+
+
+def test_no_two_curves_of_a_panel_have_one_colour_and_marker(tmp_path):
+    for number in range(8):
+        write_run(tmp_path, framework=f"f{number}", gpus=2)
+        write_run(tmp_path, framework="f0", gpus=2, model="gpt2_small", knobs={"bucket": number})
+    for axes in figures_of(tmp_path)["throughput"].axes:
+        curves = [line for line in axes.lines if line.get_label() in labels(axes)]
+        assert len({(line.get_color(), line.get_marker(), line.get_markerfacecolor()) for line in curves}) == 8
+
+
+def labels(axes):
+    return set(axes.get_legend_handles_labels()[1]) - {"ideal"}
+
+
+def texts_of(axes):
+    """The small lines below a panel's title, from above."""
+    return [text.get_text() for text in axes.texts if text.get_fontsize() == 8][::-1]
+
+
+def test_learning_curves_are_the_median_of_the_repeats_with_their_range(tmp_path):
+    for repeat, top1 in enumerate((0.5, 0.7, 0.6)):
+        folder = write_run(tmp_path, repeat=repeat, epochs=1)
+        line = json.loads((folder / "epochs.jsonl").read_text())
+        (folder / "epochs.jsonl").write_text(json.dumps(line | {"val_top1": top1, "elapsed_s": 10.0 + repeat}))
+    figures = figures_of(tmp_path)
+    (by_epoch,), (by_time,) = figures["accuracy_by_epoch"].axes, figures["accuracy_by_time"].axes
+    assert [[1, 0.6]] in [line.get_xydata().tolist() for line in by_epoch.lines]
+    assert [[11, 0.6]] in [line.get_xydata().tolist() for line in by_time.lines]
+    (band,) = by_epoch.collections
+    assert {tuple(point) for point in band.get_paths()[0].vertices.tolist()} >= {(1, 0.5), (1, 0.7)}
+
+
+def test_a_run_that_did_not_end_ok_is_a_line_of_its_own_with_a_cross_at_its_end(tmp_path):
+    folder = write_run(tmp_path, epochs=2)
+    lines_of_ok = (folder / "epochs.jsonl").read_text()
+    failed = write_run(tmp_path, epochs=2, repeat=1, status="killed", reason="signal 9")
+    (failed / "epochs.jsonl").write_text(lines_of_ok.replace("0.55", "0.25"))
+    (axes,) = figures_of(tmp_path)["accuracy_by_epoch"].axes
+    drawn = [line.get_xydata().tolist() for line in axes.lines]
+    assert [[1, pytest.approx(0.3)], [2, 0.55]] in drawn, "of the run that ended ok alone"
+    assert [[1, pytest.approx(0.3)], [2, 0.25]] in drawn
+    assert [line.get_xydata().tolist() for line in axes.lines if line.get_marker() == "x"] == [[[2, 0.25]]]
+
+
+def test_energy_and_bubble_beside_its_theory(tmp_path):
+    write_run(tmp_path, framework="ddp", summary={"energy_sample_j": 2.5})
+    write_run(tmp_path, framework="gpipe", gpus=2, sections={"framework": {"bubble": 0.3, "bubble_theoretical": 0.2}})
+    figures = figures_of(tmp_path)
+    (energy,), (bubble,) = figures["energy"].axes, figures["bubble"].axes
+    assert labels(energy) == {"ddp"}
+    assert [[1, 2.5]] in lines(energy, "ddp")
+    assert [[2, 0.3]] in lines(bubble, "gpipe")
+    assert [[2, 0.2]] in [line.get_xydata().tolist() for line in bubble.lines if line.get_linestyle() == ":"]
+    assert labels(bubble) == {"gpipe", "theory"}
+
+
+def test_staleness_is_drawn_of_pipelines_that_stay_full_alone(tmp_path):
+    stale = {"staleness": [2, 1, 0], "staleness_theoretical": [3, 1, 0]}
+    write_run(tmp_path, framework="pipedream", gpus=3, sections={"framework": stale})
+    write_run(tmp_path, framework="ddp", gpus=3, sections={"framework": {"staleness": 0}})
+    (axes,) = figures_of(tmp_path)["staleness"].axes
+    assert labels(axes) == {"pipedream", "theory"}
+    assert [[3, 2]] in lines(axes, "pipedream")
+    assert [[3, 3]] in [line.get_xydata().tolist() for line in axes.lines if line.get_linestyle() == ":"]
+    assert [tick for tick in axes.get_yticks() if tick % 1] == [], "updates are counted"
+
+
+def test_theory_is_seen_where_it_is_equal_to_what_was_measured(tmp_path):
+    write_run(tmp_path, framework="gpipe", gpus=2, sections={"framework": {"bubble": 0.2, "bubble_theoretical": 0.2}})
+    (axes,) = figures_of(tmp_path)["bubble"].axes
+    drawn = [line for line in axes.lines if line.get_xydata().tolist() == [[2, 0.2]] and line.get_marker() != "."]
+    (theory,) = (line for line in drawn if line.get_linestyle() == ":")
+    others = [line for line in drawn if line is not theory]
+    assert theory.get_fillstyle() == "none"
+    assert theory.get_markersize() > 1.5 * max(line.get_markersize() for line in others)
+
+
+def test_by_loader_curves_have_a_colour_of_their_own_and_name_the_base(tmp_path):
+    for loader in ("native", "dali"):
+        for gpus in (2, 4):
+            write_run(tmp_path, loader=loader, gpus=gpus, rate=100.0 * gpus)
+    figures = make_figures(make_tables(read_all([tmp_path]), by="loader")).figures
+    (axes,) = figures["speedup"].axes
+    colors = {line.get_label(): line.get_color() for line in axes.lines if line.get_label() in ("native", "dali")}
+    assert len(set(colors.values())) == 2
+    assert axes.get_ylabel() == "speedup over own base"
+
+
+def test_a_speedup_over_the_best_single_gpu_has_the_plain_name(tmp_path):
+    weak_scaling(tmp_path)
+    figures = figures_of(tmp_path)
+    names = [figures[name].axes[0].get_ylabel() for name in ("speedup", "speedup_own_base")]
+    assert names == ["speedup", "speedup over own base"]
+
+
+def test_a_linear_axis_begins_at_zero_however_small_the_differences():
+    axes = Figure().add_subplot()
+    plotting.value_axis(axes, [98.0, 100.0], "samples/s", percents=False, log=False)
+    low, high = axes.get_ylim()
+    assert low == 0
+    assert high == pytest.approx(108)

@@ -1,0 +1,112 @@
+"""Rows become panels of comparable rows with one base."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddlbench.figures.figures import make_figures
+from ddlbench.figures.panels import curves, devices, duration, panels
+from ddlbench.report.overview import base_lines
+from ddlbench.results.reading.attempts import read_all
+from ddlbench.results.tables.labels import marked
+from ddlbench.results.tables.tables import make_tables, records
+from tests.support.records import strong_scaling, weak_scaling, write_run
+
+
+def panels_of(results):
+    tables = make_tables(read_all([results]))
+    return panels(records(tables.scaling), records(tables.runs))
+
+
+def test_a_panel_a_model_and_kind_of_scaling(tmp_path):
+    weak_scaling(tmp_path, repeats=2)
+    strong_scaling(tmp_path)
+    text, images = panels_of(tmp_path)
+    assert (text.model, text.lines[0]) == ("gpt2_small", "strong scaling, 64 samples an update")
+    assert text.base == "base: ddp on 2 GPUs, 100 ms a sample"
+    assert (images.model, images.lines[0]) == ("resnet50", "weak scaling, 32 samples a GPU")
+    assert images.base == "base: single on 1 GPU, 9.95 ms a sample"  # median of 1/100 and 1/101
+    assert [len(rows) for rows in curves(images)] == [1, 4]
+    assert [len(row["repeats"]) for row in images.rows] == [2, 2, 2, 2, 0]
+
+
+def test_a_panel_against_own_bases_has_their_times(tmp_path):
+    weak_scaling(tmp_path)
+    (panel,) = panels_of(tmp_path)
+    assert {row["reference_s"] for row in panel.rows} == {0.01}
+    assert panel.own_bases_tell_more
+    own = panel.against_own_bases()
+    assert {row["reference_s"] for row in own.rows} == {0.01, 1 / 80}
+    assert own.base == "base: each framework's own fewest GPUs"
+
+
+def test_own_bases_add_nothing_where_they_are_the_same(tmp_path):
+    write_run(tmp_path, gpus=1, rate=100.0)
+    write_run(tmp_path, gpus=2, rate=150.0)
+    assert not panels_of(tmp_path)[0].own_bases_tell_more
+
+
+def test_panels_of_one_model_show_their_differences(tmp_path):
+    write_run(tmp_path, loader="native")
+    write_run(tmp_path, loader="synthetic")
+    assert [panel.lines[1] for panel in panels_of(tmp_path)] == ["native", "synthetic"]
+
+
+def test_by_loader_native_and_dali_are_curves_of_one_panel_a_framework(tmp_path):
+    for framework in ("ddp", "fsdp"):
+        for loader in ("native", "dali"):
+            write_run(tmp_path, framework=framework, loader=loader, gpus=1)
+            write_run(tmp_path, framework=framework, loader=loader, gpus=2)
+    tables = make_tables(read_all([tmp_path]), by="loader")
+    found = panels(records(tables.scaling), records(tables.runs))
+    assert [panel.lines[1] for panel in found] == ["ddp", "fsdp"]
+    assert [[rows[0]["compared"] for rows in curves(panel)] for panel in found] == [["dali", "native"]] * 2
+
+
+def test_a_base_is_named_by_what_is_compared(tmp_path):
+    for loader, rate in (("native", 100.0), ("dali", 160.0)):
+        for gpus in (1, 2):
+            write_run(tmp_path, loader=loader, gpus=gpus, rate=rate * gpus)
+    tables = make_tables(read_all([tmp_path]), by="loader")
+    rows = records(tables.scaling)
+    (panel,) = panels(rows, records(tables.runs))
+    assert panel.base == "base: dali on 1 GPU, 6.25 ms a sample"
+    assert panel.against_own_bases().base == "base: each loader's own fewest GPUs"
+    assert "base dali@1, resnet50: 6.25 ms a sample" in "\n".join(base_lines(rows))
+
+
+def test_by_model_all_models_are_curves_of_one_panel(tmp_path):
+    for model in ("resnet50", "resnet101"):
+        write_run(tmp_path, model=model)
+    tables = make_tables(read_all([tmp_path]), by="model")
+    (panel,) = panels(records(tables.scaling), records(tables.runs))
+    assert panel.model == "resnet101, resnet50"
+    assert len(curves(panel)) == 2
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(2.0, "2.00 s"), (0.1, "100 ms"), (0.00971, "9.71 ms"), (0.000123, "123 µs"), (12.34, "12.3 s")],
+)
+def test_durations(seconds, text):
+    assert duration(seconds) == text
+
+
+def test_devices():
+    assert [devices(1, "cuda"), devices(4, "cuda"), devices(2, "cpu")] == ["1 GPU", "4 GPUs", "2 ranks"]
+    assert devices(0, "cuda") == "an unknown number of GPUs"
+
+
+def test_a_model_of_other_sizes_has_panels_of_its_own_that_say_so(tmp_path):
+    write_run(tmp_path, rate=100.0)
+    write_run(tmp_path, rate=900.0, changed={"layers": [1, 1, 1, 1], "image_size": 64})
+    tables = make_tables(read_all([tmp_path]))
+    found = panels(marked(records(tables.scaling)), records(tables.runs))
+    assert {panel.model: panel.lines[1] for panel in found} == {
+        "resnet50": "",
+        "resnet50*": "image_size=64 layers=[1,1,1,1]",
+    }
+    drawn = [axes for figure in make_figures(tables).figures.values() for axes in figure.axes]
+    titles = [title for axes in drawn if (title := axes.get_title(loc="left"))]
+    assert set(titles) == {"resnet50", "resnet50*"}
+    assert titles.count("resnet50*") == titles.count("resnet50") > 4  # accuracy over epochs and time too

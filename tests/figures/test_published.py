@@ -1,0 +1,110 @@
+"""The papers' printed numbers, and how they are drawn."""
+
+from __future__ import annotations
+
+import pytest
+from matplotlib.collections import LineCollection
+from matplotlib.markers import CARETDOWNBASE, CARETUPBASE
+
+from ddlbench.figures.figures import make_figures
+from ddlbench.figures.published import GREY, efficiencies, shares, sources
+from ddlbench.results.reading.attempts import read_all
+from ddlbench.results.tables.tables import make_tables
+from tests.support.records import weak_scaling, write_run
+
+
+def test_every_number_has_a_source_that_is_listed():
+    listed = {line.partition(":")[0] for line in sources()}
+    for model in ("resnet50", "resnet101", "resnet152"):
+        assert {point.source for point in efficiencies(model)} <= listed
+        assert all(point.place for point in efficiencies(model))
+
+
+def test_two_numbers_as_the_paper_prints_them():
+    assert [(p.loader, p.value) for p in efficiencies("resnet50") if p.gpus == 1024] == [
+        ("dali, CPU", 0.76),
+        ("dali, GPU", 0.68),
+    ]
+    assert shares("resnet50")["native"][-1] == (
+        512,
+        pytest.approx(0.8261),
+        pytest.approx(0.0366),
+        pytest.approx(0.0552),
+    )
+    assert shares("resnet50")["dali"][-1][:2] == (1024, pytest.approx(0.4618))
+
+
+def test_shares_of_the_kernels_time_leave_room_for_other_kernels():
+    for model in ("resnet50", "resnet101", "resnet152"):
+        for rows in shares(model).values():
+            assert all(sum(row[1:]) < 1 for row in rows)
+            assert [row[0] for row in rows] == [4 * 2**n for n in range(len(rows))]
+
+
+def test_drawn_beside_ones_own(tmp_path):
+    weak_scaling(tmp_path)
+    drawing = make_figures(make_tables(read_all([tmp_path])), baseline=True)
+    (axes,) = drawing.figures["published_efficiency"].axes
+    drawn = [line.get_xydata().tolist() for line in axes.lines]
+    assert [[1, 1], [2, pytest.approx(1.875 / 2)], [4, pytest.approx(3.5 / 4)]] in drawn, "over the own base"
+    assert [[1024, 0.76]] in drawn
+    assert axes.get_xlim()[1] > 1024
+    assert "Aach et al. 2023: ddp, native, < 44 %" in axes.get_legend_handles_labels()[1]
+    limits = [bars.get_segments()[0].tolist() for bars in axes.collections if isinstance(bars, LineCollection)]
+    assert limits == [[[256, 0.85], [256, pytest.approx(0.91)]], [[256, pytest.approx(0.38)], [256, 0.44]]]
+    carets = [line for line in axes.lines if line.get_marker() in (CARETUPBASE, CARETDOWNBASE)]
+    assert [line.get_markerfacecolor() for line in carets] == [GREY, GREY]
+    assert axes.get_xlabel() == "GPUs"
+    (axes,) = drawing.figures["published_communication"].axes
+    assert "Aach et al. 2023, Table 2: ddp, native" in axes.get_legend_handles_labels()[1]
+    assert len([line for line in axes.lines if len(line.get_xdata()) == 9]) == 1
+    assert any("JUWELS Booster" in note for note in drawing.notes)
+
+
+def test_the_papers_counts_are_of_gpus_beside_ranks_on_the_cpu_too(tmp_path):
+    weak_scaling(tmp_path, device="cpu")
+    drawing = make_figures(make_tables(read_all([tmp_path])), baseline=True)
+    for name in ("published_efficiency", "published_communication"):
+        assert drawing.figures[name].axes[0].get_xlabel() == "ranks (CPU); printed values: GPUs"
+
+
+def test_where_each_number_stands_is_beside_the_figures(tmp_path):
+    weak_scaling(tmp_path)
+    notes = make_figures(make_tables(read_all([tmp_path])), baseline=True).notes
+    (first,) = [note for note in notes if "text to Fig. 4" in note]
+    assert "efficiency of resnet50, ddp, dali, CPU, 1024 GPUs = 76 %; efficiency of" in first
+    assert not [note for note in notes if "no printed number" in note]
+
+
+def test_a_model_without_printed_numbers_is_named(tmp_path):
+    weak_scaling(tmp_path, model="vgg16")
+    drawing = make_figures(make_tables(read_all([tmp_path])), baseline=True)
+    assert "published: no printed number is drawn beside vgg16" in drawing.notes
+    assert not [name for name in drawing.figures if "published" in name]
+
+
+def test_ones_own_curves_have_their_looks_and_names(tmp_path):
+    """Nine frameworks, in panels by family; the two stages of deepspeed are two curves."""
+    names = ("ddp", "horovod", "local_sgd", "zero0", "fsdp", "zero1", "zero2", "zero3")
+    runs = [(name, {}) for name in names] + [("deepspeed", {"zero_stage": stage}) for stage in (1, 2)]
+    for framework, knobs in runs:
+        for gpus in (2, 4):
+            profile = {"profile": {"comm_share": 0.1 * gpus, "window_s": 1.0, "steps": 5}}
+            write_run(tmp_path, framework=framework, knobs=knobs, gpus=gpus, sections=profile)
+    write_run(tmp_path, framework="gpipe", gpus=2)
+    drawing = make_figures(make_tables(read_all([tmp_path])), baseline=True)
+    panels = drawing.figures["published_communication"].axes
+    drawn = [[line for line in axes.lines if line.get_color() != GREY] for axes in panels]
+    assert [[line.get_label() for line in lines] for lines in drawn] == [
+        ["ddp", "horovod", "local_sgd", "zero0"],
+        ["deepspeed (zero_stage=1)", "deepspeed (zero_stage=2)", "fsdp", "zero1", "zero2", "zero3"],
+    ]
+    for lines in drawn:
+        looks = {(line.get_color(), line.get_marker(), line.get_markerfacecolor()) for line in lines}
+        assert len(looks) == len(lines)
+        assert lines[0].get_xydata().tolist() == [[2, pytest.approx(0.2)], [4, pytest.approx(0.4)]]
+
+
+def test_not_drawn_unless_asked_for(tmp_path):
+    weak_scaling(tmp_path)
+    assert not [name for name in make_figures(make_tables(read_all([tmp_path]))).figures if "published" in name]

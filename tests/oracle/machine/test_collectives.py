@@ -1,0 +1,121 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ddlbench.errors import UserError
+from ddlbench.oracle.machine.collectives import (
+    Hop,
+    Path,
+    all_gather,
+    all_reduce,
+    hierarchical_all_reduce,
+    path,
+    ring_all_reduce,
+    send,
+    tree_all_reduce,
+)
+from ddlbench.oracle.machine.machine import Sweep
+from tests.oracle.made import LINKS, MACHINE
+
+M = 8e9  # bytes
+
+
+def test_ring_within_a_node() -> None:
+    """2 (p - 1) (alpha + m / p beta): 6 steps of 2 GB at 10 GB/s."""
+    assert ring_all_reduce(M, path(MACHINE, 4)) == pytest.approx(6 * (1e-6 + 0.2))
+
+
+def test_a_ring_over_nodes_goes_as_fast_as_its_slowest_link() -> None:
+    """14 steps of 1 GB at 1 GB/s."""
+    assert ring_all_reduce(M, path(MACHINE, 8)) == pytest.approx(14 * (10e-6 + 1.0))
+
+
+def test_tree() -> None:
+    """Start-ups: 3 hops within and log2(2) between, both ways; each byte twice at 1 GB/s."""
+    assert tree_all_reduce(M, path(MACHINE, 8)) == pytest.approx(2 * (3e-6 + 10e-6) + 16.0)
+
+
+def test_hierarchical() -> None:
+    """Within: 6 steps of 2 GB at 10 GB/s; between: 2 steps of half the message at 1 GB/s."""
+    assert hierarchical_all_reduce(M, path(MACHINE, 8)) == pytest.approx(6 * (1e-6 + 0.2) + 2 * (10e-6 + 4.0))
+
+
+def test_the_fastest_is_chosen() -> None:
+    to = path(MACHINE, 8)
+    assert all_reduce(M, to) == min(ring_all_reduce(M, to), tree_all_reduce(M, to), hierarchical_all_reduce(M, to))
+    assert all_reduce(M, to, "ring") == ring_all_reduce(M, to)
+
+
+def test_an_all_gather_is_half_an_all_reduce() -> None:
+    assert all_gather(M, path(MACHINE, 4)) == pytest.approx(3 * (1e-6 + 0.2))
+
+
+@pytest.mark.parametrize("collective", [all_reduce, all_gather])
+def test_one_rank_or_nothing_takes_no_time(collective) -> None:
+    assert collective(M, path(MACHINE, 1)) == 0
+    assert collective(0, path(MACHINE, 8)) == 0
+
+
+def test_strided_groups_share_the_adapters_of_their_node() -> None:
+    """8 ranks in 4 groups of 2, one rank on each node: each flow has a quarter of 1 GB/s."""
+    assert path(MACHINE, 2, stride=4, world=8) == Path(Hop(1, 0.0, 0.0), Hop(2, 10e-6, 4e-9))
+
+
+def test_a_group_that_nodes_cut_unevenly_shares_its_adapters_with_nobody() -> None:
+    """5 ranks on nodes of 4 are all there are: in a ring one flow leaves each node."""
+    assert path(MACHINE, 5) == Path(Hop(1, 0.0, 0.0), Hop(5, 10e-6, 1e-9))
+    assert path(MACHINE, 3, world=6) == Path(Hop(3, 1e-6, 1e-10), Hop(1, 0.0, 0.0))
+
+
+def test_the_ends_of_one_pipeline_have_the_adapters_for_themselves() -> None:
+    """Ranks 0 and 7, and no other pair; of two pipelines two pairs."""
+    beta = [path(MACHINE, 2, stride=7, world=8, groups=groups).outer.beta for groups in (1, 2)]
+    assert beta == [1e-9, 2e-9]
+
+
+@pytest.mark.parametrize("groups", [1, None])
+def test_the_first_and_the_last_of_a_node_stay_within_it(groups: int | None) -> None:
+    """Of four ranks on a node: there is one such pair, and no link between nodes is needed."""
+    near = replace(MACHINE, links=LINKS[:1])
+    assert path(near, 2, stride=3, world=4, groups=groups) == Path(Hop(2, 1e-6, 1e-10), Hop(1, 0.0, 0.0))
+    measured = replace(near, links=(), sweeps={("all_reduce", 2): Sweep((0.0, 1e9), (0.0, 1.0))})
+    assert all_reduce(1e9, path(measured, 2, stride=3, world=4, groups=groups)) == 1.0
+
+
+def test_neighbours_stay_within_their_node() -> None:
+    assert path(MACHINE, 2, stride=2, world=8) == Path(Hop(2, 1e-6, 1e-10), Hop(1, 0.0, 0.0))
+
+
+def test_sending_to_the_next_node_shares_its_adapters() -> None:
+    assert send(1e9, MACHINE, 1, 8) == pytest.approx(1e-6 + 0.1)
+    assert send(1e9, MACHINE, 4, 8) == pytest.approx(10e-6 + 4.0)
+    assert send(1e9, MACHINE, 2, 8, crosses=True) == pytest.approx(10e-6 + 2.0), "two ranks of a stage send at once"
+
+
+def test_an_unknown_link_is_an_error_of_one_line() -> None:
+    with pytest.raises(UserError, match="the link between nodes is not known: run python"):
+        path(replace(MACHINE, links=LINKS[:1]), 8)
+
+
+def test_a_measured_sweep_replaces_the_links() -> None:
+    """Straight lines between sizes, the last slope beyond: 1 s at 1 GB, 3 s at 2 GB, 5 s at 3 GB."""
+    sweep = Sweep((0.0, 1e9, 2e9), (0.5, 1.0, 3.0))
+    machine = replace(MACHINE, devices_per_node=8, sweeps={("all_reduce", 4): sweep})
+    assert [all_reduce(size, path(machine, 4)) for size in (5e8, 2e9, 3e9)] == pytest.approx([0.75, 3.0, 5.0])
+    assert machine.marks(8) == ["collectives measured with 4 ranks, not 8"]
+    assert machine.marks(4) == []
+    assert machine.beyond(3e9) == ["messages of up to 2e+09 bytes measured, not 3e+09"]
+    assert machine.beyond(2e9) == MACHINE.beyond(3e9) == []
+
+
+def test_a_sweep_is_of_one_node() -> None:
+    """Between nodes the links of the file hold: 14 steps of 1 GB at 1 GB/s, and 4 flows of 1 GB."""
+    sweeps = {(kind, 4): Sweep((0.0, 1e9), (0.0, 1.0)) for kind in ("all_reduce", "send")}
+    machine = replace(MACHINE, sweeps=sweeps)
+    assert all_reduce(1e9, path(machine, 4, world=8)) == pytest.approx(1.0)
+    assert all_reduce(M, path(machine, 8), "ring") == pytest.approx(14 * (10e-6 + 1.0))
+    assert (send(1e9, machine, 1, 8), send(1e9, machine, 4, 8)) == (pytest.approx(1.0), pytest.approx(10e-6 + 4.0))
+    assert machine.marks(8) == []
+    assert machine.marks(2) == ["collectives measured with 4 ranks, not 2"]

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ddlbench.errors import UserError
+from ddlbench.oracle.machine import machine as machines
+from ddlbench.oracle.machine.machine import FOLDER, clusters, load, with_overlap
+
+
+@pytest.mark.parametrize("name", [name for name in clusters() if name != "local"])
+def test_every_cluster_is_complete_and_each_number_has_its_source(name: str) -> None:
+    machine = load(name)
+    assert machine.name == name
+    assert machine.device.flops_per_s("fp32", tf32=False)
+    assert machine.device.memory_bytes
+    assert machine.device.bytes_per_s
+    assert len(machine.links) == 2
+    assert machine.links[0].bytes_per_s > machine.links[1].bytes_per_s / (machine.devices_per_node or 1)
+    for line in (FOLDER / f"{name}.yaml").read_text().splitlines():
+        key, _, rest = line.strip().partition(":")
+        if key in ("alpha_s", "bytes_per_s", "memory_bytes", "devices_per_node", "tf32_flops_per_s"):
+            assert "#" in rest, line
+
+
+def test_abci_has_the_numbers_of_its_paper() -> None:
+    """Kahira et al. 2021, section 3, and ParaDL's alpha and beta."""
+    near, far = load("abci").links
+    assert (near.alpha_s, near.bytes_per_s) == (20e-6, 50e9)
+    assert (far.alpha_s, far.bytes_per_s) == (0.5e-6, 12.5e9)
+    assert load("abci").overlap is False
+    assert with_overlap(load("abci"), True).overlap is True
+
+
+def test_contention_is_a_line_between_what_was_measured() -> None:
+    """1.2 with two ranks, 3 with four; beyond them shared cores go on, devices of their own do not."""
+    shared = replace(load("local"), cores=2, contention={2: 1.2, 4: 3.0})
+    assert [shared.shared_cores(busy) for busy in (1, 2, 3, 4, 8)] == pytest.approx([1, 1.2, 2.1, 3, 6])
+    assert replace(shared, cores=None).shared_cores(8) == 3
+    assert [replace(shared, contention={}).shared_cores(busy) for busy in (1, 2, 3)] == [1, 1, 1.5]
+
+
+def test_tf32_has_its_own_peak() -> None:
+    device = load("juwels_booster").device
+    assert device.flops_per_s("fp32", tf32=True) == 156e12
+    assert device.flops_per_s("fp32", tf32=False) == 19.5e12
+
+
+def test_a_file_of_one_s_own(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text((FOLDER / "h100.yaml").read_text().replace("name: h100", "name: mine"))
+    assert load(str(path)).name == "mine"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("devices_per_node: 8", "devices_per_node: 0", "devices_per_node=0 must be a whole number above 0"),
+        ("devices_per_node: 8", "devices_per_node: 2.5", "devices_per_node=2.5 must be a whole number above 0"),
+        ("alpha_s: 3.4e-6", "alpha_s: fast", "NVLink.alpha_s=fast must be a number above 0"),
+        ("alpha_s: 3.4e-6", "alpha_s: .nan", "NVLink.alpha_s=nan must be a number above 0"),
+        ("tf32_flops_per_s: 494.7e+12", "tf32_flops_per_s: fast", "device.tf32_flops_per_s=fast must be a number"),
+        ("alpha_s: 3.4e-6", "alpha_s: null", "NVLink.alpha_s=None must be a number above 0"),
+        ("name: h100", "name: null", "cluster and device each have a name"),
+        ("type: cuda", "type: gpu", "device.type=gpu must be cuda or cpu"),
+        ("overlap: true", "overlap: perhaps", "and overlap=perhaps true or false"),
+        ("overlap: true", "overlaps: true", "is no description of a cluster"),
+        ("overlap: true", "contention: 3", r"is no description of a cluster \(it has no key contention\)"),
+        ("devices_per_node: 8", "", "is no description of a cluster"),
+        ("name: h100", "name: [", "cannot be read"),
+    ],
+)
+def test_mistakes_in_a_file(tmp_path: Path, before: str, after: str, said: str) -> None:
+    path = tmp_path / "mine.yaml"
+    text = (FOLDER / "h100.yaml").read_text()
+    assert before in text
+    path.write_text(text.replace(before, after))
+    with pytest.raises(UserError, match=said):
+        machines.load(str(path))

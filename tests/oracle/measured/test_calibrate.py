@@ -1,0 +1,155 @@
+from __future__ import annotations
+
+import json
+import os
+from itertools import accumulate
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from ddlbench.config.compose import configuration, configurations
+from ddlbench.errors import UserError
+from ddlbench.oracle.machine import machine as machines
+from ddlbench.oracle.machine.collectives import all_reduce, path
+from ddlbench.oracle.measured import calibrate, network
+from ddlbench.oracle.measured.calibrate import calibration, this_device
+from ddlbench.oracle.measured.inputs import from_calibration
+from ddlbench.oracle.timing.computation import Pass
+from ddlbench.predict import __main__ as command
+from ddlbench.predict.question import ask
+
+TINY = ("+framework=ddp", "+model=gpt2_small", "model.n_layer=1", "model.n_embd=32", "model.n_head=4",
+        "model.vocab_size=64", "model.seq_len=16", "train.batch_per_gpu=2")  # fmt: skip
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DDLBENCH_HOME", str(tmp_path))
+    return tmp_path / "oracle"
+
+
+def test_a_calibration_is_kept_for_its_batch_and_precision(own_home: Path) -> None:
+    with configurations():
+        config, half = configuration(*TINY), configuration(*TINY, "train.precision=bf16")
+    first, update_s = calibration(config, CPU, 2)
+    assert [each.forward > 0 and each.backward > 0 for each in first.passes] == [True] * 4  # embed, h0, ln_f, head
+    assert calibration(config, CPU, 2) == (first, update_s)
+    assert len(list(own_home.iterdir())) == 1
+    calibration(config, CPU, 1)
+    calibration(half, CPU, 2)
+    assert len(list(own_home.iterdir())) == 3
+
+
+def test_a_calibration_of_another_version_is_measured_again(own_home: Path) -> None:
+    with configurations():
+        config = configuration(*TINY)
+    calibration(config, CPU, 2)
+    (path,) = own_home.iterdir()
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps({**content, "key": {**content["key"], "torch": "1.0"}, "update_s": -1.0}))
+    assert calibration(config, CPU, 2)[1] > 0
+
+
+@pytest.mark.usefixtures("own_home")
+def test_blocks_are_measured_up_to_twice_one_gpu_s_batch() -> None:
+    with configurations():
+        config = configuration(*TINY)
+    computation = from_calibration(config, machines.load("local"))
+    exact = computation.blocks(4)
+    assert computation.marks(4) == []
+    assert exact[1].forward == computation.measured[4].passes[1].forward
+    larger = computation.blocks(64)
+    assert larger[1].forward > exact[1].forward
+    assert computation.marks(64) == ["calibration at a micro batch of 4, not 64"]
+
+
+def test_the_median_of_the_repeats_counts_without_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seconds of each repeat, forward, backward and of the update; what the system delays is in one of them."""
+    ahead, back, update = (100, 1, 2, 3, 4, 90), (200, 10, 20, 30, 40, 900), (50, 7, 5, 6, 8, 70)
+    blocks = [seconds for pair in zip(ahead, back, strict=True) for seconds in (0, *pair)] * 4
+    times = accumulate([*blocks, *(seconds for each in update for seconds in (0, each))])
+    monkeypatch.setattr(calibrate, "time", SimpleNamespace(perf_counter=lambda: next(times)))
+    with configurations():
+        config = configuration(*TINY)
+    assert calibrate.measure(config, CPU, 2) == ([Pass(3, 30)] * 4, 7)
+
+
+def test_another_device_is_refused() -> None:
+    with pytest.raises(UserError, match="which has no GPU, not Tesla V100"):
+        this_device(machines.load("abci").device)
+
+
+@pytest.mark.slow
+def test_collectives_are_measured_and_used(own_home: Path) -> None:
+    """Two ranks; what was measured comes back for its sizes."""
+    path = network.calibrate("cpu", [2], sizes=(1024, 4096))
+    content = json.loads(path.read_text())
+    machine = network.calibrated(machines.load("local"))
+    for kind in network.COLLECTIVES:
+        sweep = machine.sweep(kind, 2)
+        assert sweep is not None
+        assert sweep.at(4096) == content["seconds"][kind]["2"][1] > 0
+    assert machine.shared_cores(2) >= 1
+    path.write_text(json.dumps({**content, "torch": "1.0"}))
+    with pytest.raises(UserError, match="run --calibrate-network again"):
+        network.calibrated(machines.load("local"))
+    assert own_home == path.parent
+
+
+def kept(kind: str, **changes: object) -> dict[str, object]:
+    """As a calibration with 4 ranks leaves it: every collective takes 1 s, and half of a hidden one is felt."""
+    seconds = {name: {"4": [1.0, 1.0]} for name in network.COLLECTIVES}
+    found = {"sizes": [1024, 4096], "seconds": seconds, "contention": {"4": 1.0}, "hidden_cost": {"4": 0.5}}
+    return {**network.versions(kind), **found, **changes}
+
+
+def write(folder: Path, kind: str, content: object) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    network.path(kind).write_text(json.dumps(content))
+
+
+def test_what_nccl_was_measured_to_take_is_used_on_that_gpu_alone(
+    own_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(own_home, "cuda", kept("cuda"))
+    question = ask(["+model=resnet50", "cluster=abci"])
+    assert command.machine_of(question).sweep("all_reduce", 4) is None, "this machine has another device"
+    monkeypatch.setattr(command, "own_gpu", lambda: "Tesla V100-SXM2-16GB")
+    machine = command.machine_of(question)
+    assert all_reduce(1e6, path(machine, 4)) == 1.0
+    assert all_reduce(1e6, path(machine, 8)) == all_reduce(1e6, path(machines.load("abci"), 8)), "two nodes"
+    assert machine.shown(4) == 0.5
+
+
+def test_overlap_on_the_command_line_goes_before_what_was_measured(own_home: Path) -> None:
+    write(own_home, "cpu", kept("cpu"))
+    found = {word: command.machine_of(ask(["+model=resnet50", *word.split()])).shown(4)
+             for word in ("", "overlap=true", "overlap=false")}  # fmt: skip
+    assert found == {"": 0.5, "overlap=true": 0.0, "overlap=false": 1.0}
+
+
+@pytest.mark.parametrize("content", [[], {"sizes": None}, {"seconds": {"send": 3}}, {"contention": {"four": 1}}])
+def test_a_kept_calibration_that_cannot_be_used_is_one_line(own_home: Path, content: object) -> None:
+    write(own_home, "cpu", kept("cpu", **content) if isinstance(content, dict) else content)
+    with pytest.raises(UserError, match=r"cannot be used .*run --calibrate-network again"):
+        network.calibrated(machines.load("local"))
+
+
+def test_a_network_has_two_ranks_at_least_and_is_this_machine_s(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, said in (
+        (["gpus=1"], "--calibrate-network measures between ranks: give gpus= with 2 or more"),
+        (["gpus=[2,4,...,16384]"], "16384 processes do not fit in memory: give gpus= up to"),
+        (["gpus=4", "cluster=abci"], "which has no GPU, not Tesla V100-SXM2-16GB: run it there"),
+    ):
+        assert command.main(["+model=resnet50", "--calibrate-network", *words]) == 2
+        assert said in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("own_home")
+def test_nothing_measured_leaves_the_machine_as_it_is() -> None:
+    machine = machines.load("local")
+    assert network.calibrated(machine) is machine
+    assert os.environ["DDLBENCH_HOME"]

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.schema import Config
+from ddlbench.errors import UserError
+from ddlbench.oracle.machine.machine import load
+from ddlbench.oracle.measured.inputs import OneStep, from_one_step
+from ddlbench.oracle.measured.runs import Results
+from ddlbench.oracle.predictor import Known, predict
+from ddlbench.results.reading.attempts import Attempt
+
+WORDS = ("+framework=ddp", "+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=16",
+         "model.image_size=64", "train.batch_per_gpu=8")  # fmt: skip
+ABCI = load("abci")
+
+
+def record(asked: Config, ranks: int, step_s: float, **changes: Any) -> Attempt:
+    """A complete run on V100s, as far as the oracle reads it; `changes` replace sections."""
+    batch = 8 * ranks
+    content = {
+        "status": "ok",
+        "config": asked.resolved,
+        "launch": {"world_size": ranks, "device_type": "cuda"},
+        "environment": {"gpu_model": "Tesla V100-SXM2-16GB"},
+        "ledger": {"global_batch": batch, "data_size": ranks, "micro_batches": 1},
+        "summary": {"throughput_samples_per_s": batch / step_s, "data_wait_share": 0.0},
+    }
+    return Attempt(Path(f"results/run-{ranks}/attempt-1"), {**content, **changes})
+
+
+@pytest.fixture(scope="module")
+def config() -> Config:
+    with configurations():
+        return configuration(*WORDS)
+
+
+def results(*attempts: Attempt) -> Results:
+    return Results(Path("results"), list(attempts))
+
+
+def test_equal_runs_count_by_their_median(config: Config) -> None:
+    found = results(*(record(config, 1, seconds) for seconds in (0.4, 0.5, 0.9))).computation(config, ABCI)
+    assert found.step(8) == pytest.approx(0.5)
+    assert found.basis == "ddp on one device (run-1)"
+
+
+@pytest.mark.parametrize(
+    ("base", "marks"),
+    [("ddp", []), ("single", []), ("gpipe", ["ddp from a run of gpipe, with what gpipe itself takes"])],
+)
+def test_a_base_of_another_framework_carries_a_mark(config: Config, base: str, marks: list[str]) -> None:
+    """`single` has nothing of its own; of any other framework the row says whose run it starts from."""
+    settings = {**config.resolved, "framework": {**config.resolved["framework"], "name": base}}
+    there = results(record(config, 1, 0.5, config=settings))
+    row = predict(config, config.framework, 1, Known(ABCI, lambda asked, _: there.computation(asked, ABCI)))
+    assert row.basis == f"{base} on one device (run-1)"
+    assert list(row.marks) == marks
+
+
+def test_runs_of_another_version_carry_a_mark_and_are_not_mixed(config: Config) -> None:
+    environment = {"gpu_model": "Tesla V100-SXM2-16GB"}
+    runs = [record(config, 1, seconds, environment={**environment, "torch": version})
+            for seconds, version in ((0.4, "2.11.0"), (0.6, "2.14.1"))]  # fmt: skip
+    same, other = (Results(Path("results"), runs, version) for version in ("2.14.1", "2.13.0"))
+    assert same.computation(config, ABCI).step(8) == pytest.approx(0.6)
+    assert same.computation(config, ABCI).marks(8) == []
+    assert other.computation(config, ABCI).marks(8) == ["runs with torch 2.14.1, not 2.13.0"]
+
+
+def test_a_step_of_several_micro_batches_is_spread_over_them(config: Config) -> None:
+    ledger = {"global_batch": 8, "data_size": 1, "micro_batches": 2}
+    found = results(record(config, 1, 0.5, ledger=ledger)).computation(config, ABCI)
+    assert found.step(4, micro_batches=2) == pytest.approx(0.5)
+    assert found.marks(4) == []
+
+
+def test_waiting_for_data_is_taken_off(config: Config) -> None:
+    summary = {"throughput_samples_per_s": 8 / 0.5, "data_wait_share": 0.2}
+    found = results(record(config, 1, 0.5, summary=summary)).computation(config, ABCI)
+    assert found.step(8) == pytest.approx(0.4)
+
+
+def test_a_few_devices_give_one_device_s_seconds(config: Config) -> None:
+    """What one device with 0.25 s predicts for 8 leads back to 0.25 s."""
+    known = Known(ABCI, lambda asked, _: from_one_step(asked, ABCI, OneStep(0.25)))
+    eight = predict(config, config.framework, 8, known)
+    assert eight.step_s is not None
+    assert eight.comm_exposed_s
+    found = results(record(config, 8, eight.step_s)).computation(config, ABCI)
+    assert found.step(8) == pytest.approx(0.25)
+    assert found.basis == "ddp on 8 devices (run-8)"
+
+
+def test_runs_that_are_faster_than_their_communication_are_refused(config: Config) -> None:
+    with pytest.raises(UserError, match="communication alone is predicted to take"):
+        results(record(config, 8, 1e-6)).computation(config, ABCI)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"status": "oom"},
+        {"launch": {"world_size": 1, "device_type": "cpu"}},
+        {"environment": {"gpu_model": "NVIDIA H200"}},
+        {"summary": {"throughput_samples_per_s": "fast"}},
+        {"summary": None},
+        {"ledger": []},
+    ],
+)
+def test_what_is_no_base(config: Config, changes: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="has no complete run of resnet50 on one Tesla V100-SXM2-16GB"):
+        results(record(config, 1, 0.5, **changes)).computation(config, ABCI)
+
+
+def test_another_precision_is_no_base(config: Config) -> None:
+    with configurations():
+        half = configuration(*WORDS, "train.precision=fp16")
+    with pytest.raises(UserError, match=r"nearest has train\.precision=fp32, not fp16"):
+        results(record(config, 1, 0.5)).computation(half, ABCI)
+
+
+def test_runs_on_another_machine_s_cpu_carry_a_mark(config: Config) -> None:
+    """All CPUs are one kind of device: the host tells them apart."""
+    marks: list[list[str]] = []
+    for host in (platform.node(), "elsewhere"):
+        launch = {"world_size": 1, "device_type": "cpu", "hosts": [host]}
+        marks.append(results(record(config, 1, 0.5, launch=launch)).computation(config, load("local")).marks(8))
+    assert marks == [[], [f"runs on the CPU of elsewhere, not of {platform.node()}"]]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"status": "oom"}, {"loader": {"name": "dali"}}, {"model": {"image_size": 224}}, {"data": {"name": "imagenet"}}],
+)
+def test_another_loader_s_rate_is_not_taken(config: Config, change: dict[str, Any]) -> None:
+    sections = {key: value for key, value in change.items() if key != "status"}
+    settings = {**config.resolved, "mode": "loader"}
+    settings |= {key: {**settings[key], **value} for key, value in sections.items()}
+    status = {key: value for key, value in change.items() if key == "status"}
+    assert results(record(config, 2, 0.5, config=settings, **status)).loader_rate(config) is None
+
+
+def test_the_loader_s_rate_and_the_samples_of_an_epoch(config: Config) -> None:
+    settings = {**config.resolved, "mode": "loader"}
+    dataset = {"name": config.data.name, "train_samples": 3000}
+    runs = [record(config, 2, seconds, config=settings, dataset=dataset) for seconds in (0.4, 0.5, 0.8)]
+    found = results(*runs)
+    assert found.loader_rate(config) == 16  # 16 samples in 0.5 s by two ranks; of three runs the median
+    assert found.samples(config) == 3000
+    longer = {**settings, "model": {**settings["model"], "seq_len": 5}}
+    assert results(record(config, 2, 0.5, config=longer, dataset=dataset)).samples(config) is None

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+import pytest
+
+from ddlbench.oracle.timing.overlap import Gradient, Sharded, buckets, fused, gradients, queue, sharded_step
+
+
+def second_a_byte(size: float) -> float:
+    return size
+
+
+def test_gradients_are_ready_in_reverse_order_of_blocks() -> None:
+    assert gradients([[1, 2], [3]], [10.0, 5.0]) == [Gradient(3, 5.0), Gradient(2, 15.0), Gradient(1, 15.0)]
+
+
+def test_buckets_close_when_they_are_full() -> None:
+    """First bucket from 2 bytes on, then from 4."""
+    ready = [Gradient(1, 1.0), Gradient(1, 2.0), Gradient(3, 3.0), Gradient(9, 4.0), Gradient(1, 5.0)]
+    assert buckets(ready, first=2, cap=4) == [Gradient(2, 2.0), Gradient(12, 4.0), Gradient(1, 5.0)]
+
+
+def test_messages_wait_for_their_gradients_and_for_each_other() -> None:
+    """Ready at 1 and 2, 3 s and 1 s: 1 to 4, 4 to 5."""
+    assert queue([Gradient(3, 1.0), Gradient(1, 2.0)], second_a_byte) == 5.0
+    assert queue([Gradient(3, 1.0), Gradient(1, 9.0)], second_a_byte) == 10.0
+
+
+def test_horovod_fuses_what_is_there_when_its_cycle_ends() -> None:
+    """At 1.5 the first is there; it is sent until 3.5; after one more cycle, at 4, the others go together."""
+    ready = [Gradient(2, 1.0), Gradient(1, 2.0), Gradient(1, 3.0)]
+    assert fused(ready, second_a_byte, cap=10, cycle=0.5) == [Gradient(2, 1.5), Gradient(2, 4.0)]
+    assert len(fused(ready, second_a_byte, cap=1, cycle=0.5)) == 3
+
+
+def test_sharded_blocks_without_communication_only_compute() -> None:
+    assert sharded_step([Sharded(1, 2, 0, 0, 0)] * 3) == 9.0
+
+
+def test_the_first_gather_and_the_last_reduction_are_seen() -> None:
+    """gather 1 | forward 4 while the second is gathered | forward 4 | backward 8 | backward 8 | reduce 1."""
+    blocks = [Sharded(4, 8, 1, 1, 1), Sharded(4, 8, 1, 0, 1)]
+    assert sharded_step(blocks) == pytest.approx(1 + 4 + 4 + 8 + 8 + 1)
+
+
+def test_slow_gathers_are_what_is_left() -> None:
+    """Gathers of 10 s one after the other, the last forward pass after them."""
+    assert sharded_step([Sharded(1, 0, 10, 0, 0)] * 3) == 31.0

@@ -1,0 +1,116 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ddlbench.oracle.timing.schedule import (
+    Stages,
+    in_flight,
+    order,
+    seconds,
+    simulate,
+    simulate_shared,
+    whole_order,
+)
+
+
+def equal(stages: int, forward: float = 1.0, backward: float = 2.0, send: float = 0.0) -> Stages:
+    return Stages((forward,) * stages, (backward,) * stages, (send,) * (stages - 1) + (0.0,))
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+@pytest.mark.parametrize(("ranks", "count"), [(1, 5), (2, 2), (4, 8), (4, 100), (8, 9)])
+def test_equal_stages_take_m_plus_p_minus_1(schedule: str, ranks: int, count: int) -> None:
+    """Huang et al. 2019: (m + p - 1) (F + B)."""
+    assert seconds(schedule, equal(ranks), ranks, count) == pytest.approx((count + ranks - 1) * 3)
+
+
+def test_interleaving_shortens_the_ramp() -> None:
+    """Narayanan et al. 2021: m v (F + B) + (p - 1) (F + B) of stages that are v times smaller; v = 2, p = 4, m = 8."""
+    assert seconds("interleaved", equal(8), 4, 8) == pytest.approx((8 * 2 + 3) * 3)
+
+
+def test_zero_bubble_is_between_no_bubble_and_1f1b() -> None:
+    """Forward 1, gradients of inputs 1, of weights 1: Qi et al. 2023, ZB-H1 leaves (p - 1) of 3 (p - 1)."""
+    took = seconds("zero_bubble", equal(4), 4, 8)
+    assert 8 * 3 < took < seconds("1f1b", equal(4), 4, 8)
+    assert took == pytest.approx(8 * 3 + 3)
+
+
+def test_the_slowest_stage_sets_the_pace() -> None:
+    """Stage 1 takes 3 + 6: 10 micro batches there, and 1 + 2 once in stage 0."""
+    stages = Stages((1.0, 3.0), (2.0, 6.0), (0.0, 0.0))
+    assert seconds("1f1b", stages, 2, 10) == pytest.approx(10 * 9 + 3)
+
+
+def test_sending_delays_the_ramp() -> None:
+    """One micro batch passes three edges forward and three backward."""
+    assert seconds("gpipe", equal(4, send=0.5), 4, 1) == pytest.approx(4 * 3 + 6 * 0.5)
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
+def test_long_schedules_go_on_as_they_began(schedule: str) -> None:
+    stages = Stages((1.0, 1.5, 0.5, 1.2), (2.0, 3.0, 0.9, 2.2), (0.1, 0.4, 0.2, 0.0))
+    assert seconds(schedule, stages, 4, 40) == pytest.approx(simulate(schedule, stages, 4, 40))
+
+
+UNEQUAL = Stages((1.0, 1.5, 0.5, 1.2), (2.0, 3.0, 0.9, 2.2), (0.1, 0.4, 0.2, 0.0))
+ALL = ("gpipe", "1f1b", "interleaved", "zero_bubble")
+
+
+@pytest.mark.parametrize("schedule", ALL)
+def test_cores_enough_for_all_ranks_are_no_matter(schedule: str) -> None:
+    stages, ranks = (UNEQUAL, 4) if schedule in ("gpipe", "1f1b") else (UNEQUAL, 2)
+    took, busy = simulate_shared(schedule, stages, ranks, 8, lambda _: 1.0)
+    assert took == pytest.approx(simulate(schedule, stages, ranks, 8))
+    work = [8 * sum(stages.busy[rank::ranks]) for rank in range(ranks)]
+    assert busy == pytest.approx(work)
+
+
+@pytest.mark.parametrize("schedule", ALL)
+def test_one_core_takes_as_long_as_all_the_work(schedule: str) -> None:
+    ranks = 4 if schedule in ("gpipe", "1f1b") else 2
+    took, _ = simulate_shared(schedule, equal(4), ranks, 8, float)
+    assert took == pytest.approx(8 * 4 * 3)
+
+
+def test_two_ranks_slow_each_other_while_both_compute() -> None:
+    """GPipe, two stages, two micro batches, 1.5 times as long for two at once. F0 alone 1; F1 of stage 0 beside F0 of
+    stage 1: 1.5; F1 alone 1; B0 of stage 1 alone 2; B1 beside B0 of stage 0: 3; B1 of stage 0 alone 2."""
+    took, busy = simulate_shared("gpipe", equal(2), 2, 2, lambda ranks: 1.5 if ranks > 1 else 1.0)
+    assert took == pytest.approx(1 + 1.5 + 1 + 2 + 3 + 2)
+    assert busy == pytest.approx([1 + 1.5 + 3 + 2, 1.5 + 1 + 2 + 3])
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved", "zero_bubble"])
+def test_every_pass_once(schedule: str) -> None:
+    stages = 4 if schedule in ("gpipe", "1f1b") else 8
+    ops = [op for rank in range(4) for op in order(schedule, rank, 4, stages, 8)]
+    assert len(ops) == len(set(ops)) == 2 * stages * 8
+
+
+def test_micro_batches_in_flight() -> None:
+    """GPipe keeps all, 1F1B as many as there are stages from here on."""
+    assert [in_flight("gpipe", stage, 4, 4, 16) for stage in range(4)] == [16] * 4
+    assert [in_flight("1f1b", stage, 4, 4, 16) for stage in range(4)] == [4, 3, 2, 1]
+    assert in_flight("1f1b", 0, 4, 4, 2) == 2
+
+
+def test_orders_are_those_of_the_library() -> None:
+    """1F1B of torch.distributed.pipelining, rank 0 of 2 with 3 micro batches: 0F 1F 0B 2F 1B 2B."""
+    assert [f"{micro}{kind}" for kind, _, micro in order("1f1b", 0, 2, 2, 3)] == ["0F", "1F", "0B", "2F", "1B", "2B"]
+
+
+@pytest.mark.parametrize(("ranks", "local", "count"), [(2, 1, 4), (4, 1, 8), (4, 2, 8), (3, 2, 6)])
+def test_halves_of_backward_passes_are_where_the_library_places_them(ranks: int, local: int, count: int) -> None:
+    """Beside the plan of torch.distributed.pipelining itself, waits left out."""
+    from torch.distributed.pipelining.schedules import ScheduleInterleavedZeroBubble
+
+    plan: Any = ScheduleInterleavedZeroBubble.__new__(ScheduleInterleavedZeroBubble)
+    plan.n_local_stages, plan.pp_group_size, plan._n_microbatches = local, ranks, count
+    plan.microbatches_per_round = count // max(1, count // ranks)
+    for rank in range(ranks):
+        theirs = [str(action) for action in plan._calculate_single_rank_operations(rank) if action is not None]
+        ours = whole_order("zero_bubble", rank, ranks, ranks * local, count)
+        assert [f"{stage}{kind}{micro}" for kind, stage, micro in ours] == theirs

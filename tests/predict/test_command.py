@@ -1,0 +1,348 @@
+"""python -m ddlbench.predict, by its command line."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from statistics import median
+
+import pytest
+from torch.optim import NAdam, Optimizer
+
+from ddlbench.config.choices import choices
+from ddlbench.oracle.machine.machine import load
+from ddlbench.oracle.predictor import Prediction
+from ddlbench.predict import __main__ as command
+from ddlbench.predict.__main__ import main
+from ddlbench.predict.question import parser
+from ddlbench.predict.ranking import conclusion, fitting
+from ddlbench.recipe.optimizers import Costs, Entry, Groups, OptimizerConfig, optimizers, plain
+from tests.support.sizes import PARAMETERS
+
+TINY = ("+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=16", "model.image_size=64")
+KEYS = {
+    "framework", "gpus", "step_s", "compute_s", "comm_exposed_s", "comm_hidden_s", "bubble_s", "data_s", "memory_bytes",
+    "fits", "reason",
+}  # fmt: skip
+
+
+def rows(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict]:
+    assert main([*words, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def error(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert main(words) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+def test_json_has_its_documented_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    (row,) = rows(capsys, *TINY, "+framework=ddp", "cluster=abci", "gpus=16")
+    assert set(row) >= KEYS
+    parts = row["compute_s"] + row["comm_exposed_s"] + row["bubble_s"] + (row["data_s"] or 0)
+    assert row["step_s"] == pytest.approx(parts)
+    assert row["memory_bytes"] == pytest.approx(sum(row["memory"].values()))
+    assert row["data_s"] is None  # nothing is known of the loader
+
+
+def test_one_gpu_s_seconds_come_back_at_one_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (*TINY, "cluster=abci", "gpus=[1,4]", "train.batch_per_gpu=8", "--one-gpu-step-s", "0.25")
+    one, four = rows(capsys, *words, "+framework=ddp")
+    assert one["step_s"] == pytest.approx(0.25)
+    assert four["compute_s"] == pytest.approx(0.25)
+    assert four["step_s"] == pytest.approx(0.25 + four["comm_exposed_s"])
+
+
+@pytest.mark.parametrize(("recipe", "states"), [("sgd", 1), ("lars", 1), ("adamw", 2)])
+def test_an_optimizer_without_momentum_keeps_nothing(
+    capsys: pytest.CaptureFixture[str], recipe: str, states: int
+) -> None:
+    """Momentum is a state of sgd and lars alone: 4 bytes a parameter for each state."""
+    words = (*TINY, "+framework=ddp", "cluster=abci", "gpus=4", f"recipe={recipe}")
+    momentum, plain = (rows(capsys, *words, *more)[0] for more in ((), ("recipe.optimizer.momentum=0",)))
+    assert momentum["memory"]["optimizer"] == states * momentum["memory"]["weights"]
+    assert plain["memory"]["optimizer"] == (0 if states == 1 else momentum["memory"]["optimizer"])
+    assert plain["compute_s"] < momentum["compute_s"] or states == 2
+
+
+@pytest.mark.parametrize("framework", ["zero1", "tensor"])
+def test_an_optimizer_needs_its_entry_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, framework: str
+) -> None:
+    """docs/extending.md: NAdam takes no norm of whole layers, so no framework may refuse it for that."""
+
+    def make(config: OptimizerConfig, groups: Groups) -> Optimizer:
+        return NAdam(plain(groups), lr=config.lr, eps=config.eps)
+
+    monkeypatch.setitem(optimizers, "nadam", Entry(make, Costs(2, 28, 2)))
+    (row,) = rows(capsys, *TINY, f"+framework={framework}", "cluster=h100", "gpus=4", "recipe.optimizer.name=nadam")
+    assert row["status"] == "ok"
+    assert row["memory"]["optimizer"] > 0
+
+
+def test_abci_adds_communication_as_the_paper_does(capsys: pytest.CaptureFixture[str]) -> None:
+    """25.6 million parameters, 102 MB at 12.5 GB/s, twice: 16.4 ms between nodes at 1,024 GPUs."""
+    words = ("+model=resnet50", "+framework=ddp", "cluster=abci", "gpus=1024", "train.batch_per_gpu=64")
+    (row,) = rows(capsys, *words, "--one-gpu-step-s", "0.2")
+    assert row["comm_hidden_s"] == 0
+    assert row["comm_exposed_s"] == pytest.approx(2 * 25557032 * 4 / 12.5e9, rel=0.05)
+    (hidden,) = rows(capsys, *words, "--one-gpu-step-s", "0.2", "overlap=true")
+    assert hidden["comm_hidden_s"] > 0.5 * row["comm_exposed_s"]
+
+
+def test_every_framework_and_the_best(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*TINY, "cluster=h100", "gpus=[1,4]", "--max-gpus", "4"]) == 0
+    out = capsys.readouterr().out
+    assert "refused: single at 4: framework=single runs in one process" in out
+    assert "best with at most 4 GPUs: " in out
+    assert "limit: tp <= 16 (filters of layer1_0.conv1)" in out
+
+
+def test_the_heading_says_what_was_predicted_and_that_it_is_a_lower_bound(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (*TINY, "+framework=ddp", "cluster=juwels_booster", "gpus=4")
+    assert main(words) == 0
+    first, second, third, *_ = capsys.readouterr().out.splitlines()
+    assert first.startswith("resnet50, 32 samples per GPU and update, sgd, fp32 (without tensor cores")
+    assert second == "on juwels_booster (NVIDIA A100-SXM4-40GB, 40 GiB, 4 per node)"
+    assert third == "seconds of computing from: roofline: a lower bound, with each operation at the device's peak"
+    assert main([*words, "train.precision=bf16", "train.global_batch=64", "--one-gpu-step-s", "1"]) == 0
+    first, _, third, *_ = capsys.readouterr().out.splitlines()
+    assert first == "resnet50, 64 samples per update, sgd, bf16"
+    assert "lower bound" not in third
+
+
+def test_progress_is_on_a_terminal_alone(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    words = (*TINY, "+framework=ddp", "cluster=h100", "gpus=4")
+    assert main(words) == 0
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    assert main(words) == 0
+    assert "predicting" in capsys.readouterr().err
+
+
+def test_help_lists_the_clusters_with_their_memory() -> None:
+    text = " ".join(parser().format_help().split())
+    assert "juwels_booster (NVIDIA A100-SXM4-40GB, 40 GiB, 4 per node)" in text
+    assert "local (cpu)" in text
+
+
+def test_tensor_parallelism_stays_within_a_node(capsys: pytest.CaptureFixture[str]) -> None:
+    """Replicas take the rest; a degree that is given is taken."""
+    words = (*TINY, "cluster=juwels_booster", "gpus=16")
+    (tensor,) = rows(capsys, *words, "+framework=tensor")
+    assert tensor["layout"] in ({"dp": 8, "tp": 2}, {"dp": 4, "tp": 4})
+    slower = [
+        rows(capsys, *words, "+framework=tensor", f"framework.tp={tp}", f"framework.dp={16 // tp}") for tp in (2, 4)
+    ]
+    assert tensor["step_s"] == min(row["step_s"] for (row,) in slower)
+    (hybrid,) = rows(capsys, *words, "+framework=hybrid")
+    assert hybrid["layout"]["pp"] == 2
+    assert hybrid["layout"]["tp"] in (2, 4)
+    (asked,) = rows(capsys, *words, "+framework=tensor", "framework.tp=16")
+    assert asked["layout"] == {"dp": 1, "tp": 16}
+
+
+def predicted(framework: str, gpus: int, rate: float, fits: bool = True) -> Prediction:
+    return Prediction(framework, "m", "c", gpus, "ok", "why", samples_per_s=rate, memory_bytes=1.0, fits=fits)
+
+
+def test_the_conclusion_names_ties() -> None:
+    """Within 3 % on the same GPUs, of what fits."""
+    found = [
+        predicted("ddp", 4, 97.0), predicted("fsdp", 4, 100.0), predicted("zero3", 4, 96.9),
+        predicted("zero1", 8, 99.0), predicted("tensor", 4, 99.0, fits=False),
+    ]  # fmt: skip
+    assert conclusion(fitting(found), "") == "best: fsdp () at 4 GPUs, 100 samples/s: why; within 3% of it: ddp"
+    assert conclusion(fitting(found[:1]), "") == "best: ddp () at 4 GPUs, 97 samples/s: why"
+    assert conclusion(fitting(found, max_gpus=2), " with 2") == "nothing that fits with 2"
+
+
+def test_the_table_has_the_epoch_and_the_parts_of_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    """The same as the JSON: 64 steps of 2 samples each on 2 GPUs take 64 times as long as one."""
+    words = (*TINY, "+framework=ddp", "cluster=h100", "gpus=2", "train.batch_per_gpu=1", "--samples-per-epoch", "128")
+    (row,) = rows(capsys, *words)
+    assert row["epoch_s"] == pytest.approx(64 * row["step_s"])
+    assert main(words) == 0
+    times, memory = (line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("ddp "))
+    assert times[-2:] == [f"{row['epoch_s']:.4g}", "s"]
+    parts = [*row["memory"].values(), row["memory_bytes"]]
+    assert memory == ["ddp", "dp2", "2", *(f"{bytes_ / 2**30:.3f}" for bytes_ in parts)]
+
+
+def test_volumes_are_printed_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    """What the equations say, and what was traced."""
+    assert main([*TINY, "+framework=ddp", "cluster=h100", "gpus=4", "--check-volumes"]) == 0
+    out = capsys.readouterr().out
+    assert "ddp at 4: all-reduce of gradients: " in out
+    assert "ddp at 4: along dp: traced " in out
+    assert "(+0.0%)" in out
+    assert main([*TINY, "+framework=spatial", "framework.sp=2", "cluster=h100", "gpus=2", "--check-volumes"]) == 0
+    assert "spatial at 2: not traced: it can only be predicted" in capsys.readouterr().out
+
+
+def test_strategies_that_can_only_be_predicted(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (*TINY, "cluster=abci", "gpus=8")
+    (row,) = rows(capsys, *words, "+framework=spatial", "framework.dp=4", "framework.sp=2")
+    assert (row["framework"], row["layout"]) == ("spatial", {"dp": 4, "sp": 2})
+    (row,) = rows(capsys, *words, "+framework=channel", "framework.tp=4", "framework.dp=2")
+    assert row["layout"] == {"dp": 2, "tp": 4}
+
+
+def test_the_loader_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (*TINY, "+framework=ddp", "cluster=abci", "gpus=4", "train.batch_per_gpu=8", "--one-gpu-step-s", "1")
+    (row,) = rows(capsys, *words, "--loader-samples-per-s", "4", "--samples-per-epoch", "320")
+    assert row["step_s"] == pytest.approx(2)  # 8 samples at 4 a second
+    assert row["data_s"] == pytest.approx(1 - row["comm_exposed_s"])
+    assert row["epoch_s"] == pytest.approx(20)
+    assert "the loader is waited for" in row["reason"]
+    shared = (*TINY, "+framework=tensor", "framework.dp=2", "framework.tp=2", *words[len(TINY) + 1 :])
+    (row,) = rows(capsys, *shared, "--loader-samples-per-s", "4")
+    assert row["step_s"] == pytest.approx(4)  # one rank loads the 16 samples of two
+
+
+@pytest.mark.parametrize(("memory", "fits"), [(3.0, False), (5.0, True)])
+def test_the_ranks_of_a_node_share_its_memory_on_cpus(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, memory: float, fits: bool
+) -> None:
+    """8 ranks on two nodes of four; memory: of a node, in what one rank needs."""
+    path = tmp_path / "made.yaml"
+    words = (*TINY, "+framework=ddp", f"cluster={path}", "gpus=8", "train.batch_per_gpu=8", "--one-gpu-step-s", "1")
+    links = "[{name: near, alpha_s: 1e-6, bytes_per_s: 1e+9}, {name: far, alpha_s: 1e-6, bytes_per_s: 1e+9}]"
+    device = "{name: made, type: cpu, memory_bytes: null, bytes_per_s: null}"
+    path.write_text(f"name: made\ndevices_per_node: 4\nlinks: {links}\ndevice: {device}\n")
+    (row,) = rows(capsys, *words)
+    assert row["fits"] is None
+    load.cache_clear()
+    path.write_text(path.read_text().replace("memory_bytes: null", f"memory_bytes: {memory * row['memory_bytes']}"))
+    assert rows(capsys, *words)[0]["fits"] is fits
+
+
+def test_an_epoch_ends_after_the_steps_that_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    """10 steps of 32 samples in 320, or 4 of them; without samples the 4 alone."""
+    words = (*TINY, "+framework=ddp", "cluster=abci", "gpus=4", "train.batch_per_gpu=8", "--one-gpu-step-s", "1")
+    every = ((), ("train.steps=4",), ("train.steps=40",))
+    found = [rows(capsys, *words, *more, "--samples-per-epoch", "320")[0] for more in every]
+    (alone,) = rows(capsys, *words, "train.steps=4")
+    assert [row["epoch_s"] / row["step_s"] for row in (*found, alone)] == pytest.approx([10, 4, 10, 4])
+
+
+def test_another_micro_batch_carries_a_mark(capsys: pytest.CaptureFixture[str]) -> None:
+    words = (*TINY, "+framework=ddp", "cluster=abci", "train.global_batch=64", "gpus=[1,4]", "--one-gpu-step-s", "1")
+    one, four = rows(capsys, *words)
+    assert one["marks"] == []
+    assert four["marks"] == ["one GPU's step at a micro batch of 64, not 16"]
+
+
+def test_degrees_beyond_their_limit_are_refused_in_the_row(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*TINY, "+framework=gpipe", "cluster=abci", "gpus=[4,8]", "--json"]) == 0
+    fine, refused = json.loads(capsys.readouterr().out)
+    assert (fine["status"], refused["status"], refused["step_s"]) == ("ok", "unsupported", None)
+    assert "the model has 6 blocks" in refused["reason"]
+
+
+def test_a_framework_without_the_keys_that_were_given_is_a_row(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`framework.dp` is a key of pipelines and of tensor, not of ddp; the others are predicted."""
+    monkeypatch.setattr(command, "choices", lambda _: ["ddp", "gpipe", "tensor"])
+    found = {row["framework"]: row for row in rows(capsys, *TINY, "cluster=abci", "gpus=4", "framework.dp=2")}
+    assert {name: row["status"] for name, row in found.items()} == {
+        "ddp": "unsupported",
+        "gpipe": "ok",
+        "tensor": "ok",
+    }
+    assert "framework.dp does not exist" in found["ddp"]["reason"]
+
+
+def test_what_one_framework_refuses_is_its_row_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """14 samples of 2 a micro batch are 7: interleaved takes rounds of equal size, gpipe any number."""
+    monkeypatch.setattr(command, "choices", lambda _: ["interleaved", "gpipe"])
+    words = (*TINY, "cluster=abci", "gpus=2", "train.global_batch=14", "train.micro_batch=2")
+    found = {row["framework"]: row for row in rows(capsys, *words)}
+    assert found["gpipe"]["status"] == "ok"
+    assert "interleaved over 2 ranks cannot run 7 micro batches" in found["interleaved"]["reason"]
+
+
+def test_a_link_that_is_not_known_is_a_row_beside_others(capsys: pytest.CaptureFixture[str]) -> None:
+    one, two = rows(capsys, *TINY, "+framework=ddp", "cluster=local", "gpus=[1,2]", "--one-gpu-step-s", "1")
+    assert (one["status"], two["status"], two["step_s"]) == ("ok", "unsupported", None)
+    assert "the link within a node is not known" in two["reason"]
+
+
+def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    ddp = (*TINY, "+framework=ddp")
+    assert "cluster=nowhere is not known: choose one of abci" in error(capsys, *ddp, "cluster=nowhere")
+    assert "nothing is known of how fast cpu computes" in error(capsys, *ddp, "cluster=local", "gpus=2")
+    assert "the link within a node is not known" in error(
+        capsys, *ddp, "cluster=local", "gpus=2", "--one-gpu-step-s", "1"
+    )
+    assert "gpus=[4,x] must be numbers" in error(capsys, *ddp, "cluster=abci", "gpus=[4,x]")
+    assert "must be a number above 0" in error(capsys, *ddp, "cluster=abci", "--one-gpu-step-s", "-1")
+    assert "framework.nothing" in error(capsys, *ddp, "cluster=abci", "framework.nothing=1")
+    assert "is no option and no key=value" in error(capsys, *ddp, "cluster=abci", "--nothing")
+    assert "no run in" in error(capsys, *ddp, "cluster=abci", "--from", str(tmp_path))
+    step = ("cluster=abci", "gpus=4", "--one-gpu-step-s", "1", "--one-gpu-batch", "10")
+    said = error(capsys, *ddp, *step, "train.micro_batch=4")
+    assert "a step of 10 samples is no whole number of micro batches of 4" in said
+
+
+def test_results_without_a_usable_base_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = str(Path(__file__).parents[2] / "results" / "example")
+    line = error(capsys, *TINY, "+framework=ddp", "cluster=abci", "--from", folder)
+    assert "has no complete run of resnet50 on one Tesla V100-SXM2-16GB" in line
+
+
+def test_measured_runs_are_the_base(capsys: pytest.CaptureFixture[str]) -> None:
+    """The example's repeats on one process: the median of their steps comes back."""
+    folder = Path(__file__).parents[2] / "results" / "example"
+    records = [json.loads(path.read_text()) for path in folder.glob("single-resnet50-*/attempt-1/run.json")]
+    model, batch = records[0]["config"]["model"], records[0]["ledger"]["global_batch"]
+    names = ("layers", "width_per_group", "image_size", "num_classes")
+    sizes = [f"model.{name}={model[name]}".replace(" ", "") for name in names]
+    words = ("+model=resnet50", *sizes, f"train.global_batch={batch}", "+framework=single", "gpus=1", "cluster=local")
+    line = error(capsys, *words, "--from", str(folder))
+    assert "(the nearest has recipe.optimizer=adamw, not sgd): measure one" in line
+    (row,) = rows(capsys, *words, "recipe=adamw", "--from", str(folder))
+    summaries = [record["summary"] for record in records]
+    steps = [batch / each["throughput_samples_per_s"] * (1 - each["data_wait_share"]) for each in summaries]
+    assert len(steps) == 6
+    assert row["step_s"] == pytest.approx(median(steps))
+    assert row["basis"].startswith("single on one device (single-resnet50")
+
+
+@pytest.mark.slow  # models of full size are counted
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("model", choices("model"))
+def test_every_model_is_predicted_at_full_size(capsys: pytest.CaptureFixture[str], model: str) -> None:
+    (row,) = rows(capsys, f"+model={model}", "+framework=ddp", "cluster=h100", "gpus=64", "train.batch_per_gpu=8")
+    assert row["memory"]["weights"] == row["messages"][0]["bytes_"] == 4 * PARAMETERS[model]
+    assert 0 < row["compute_s"] < row["step_s"] + 1e-9
+    assert row["fits"] is True
+
+
+def test_five_thousand_predictions_take_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    """More than 5,000 rows; the process's own seconds, which other work does not move."""
+    counts = ",".join(str(8 * number) for number in range(1, 301))
+    began = time.process_time()
+    assert len(rows(capsys, *TINY, "cluster=abci", f"gpus=[{counts}]")) > 5000
+    assert time.process_time() - began < 60
+
+
+@pytest.mark.parametrize("place", [".", "missing/steps"])
+def test_a_figure_that_cannot_be_written_is_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = error(capsys, *TINY, "+framework=ddp", "cluster=abci", "gpus=4", "--figure", place)
+    assert f"--figure={place} cannot be written" in said
+
+
+def test_a_figure(tmp_path: Path) -> None:
+    assert main([*TINY, "+framework=ddp", "cluster=abci", "gpus=[4,8]", "--figure", str(tmp_path / "steps")]) == 0
+    assert (tmp_path / "steps.png").stat().st_size > 0
+    assert (tmp_path / "steps.svg").stat().st_size > 0

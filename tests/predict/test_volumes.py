@@ -1,0 +1,91 @@
+"""What a step sends by the equations is what the real adapters send, traced in a rehearsal."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddlbench.config.choices import choices
+from ddlbench.frameworks.local_sgd import LocalSGD
+from ddlbench.oracle.machine.machine import load
+from ddlbench.oracle.measured.inputs import from_roofline
+from ddlbench.oracle.predictor import Known, Prediction, predict, strategy
+from ddlbench.oracle.strategies.traced import traced as trace
+from ddlbench.predict.volumes import Volume, compared, dimension_of, lines, stages, traced
+from ddlbench.rehearsal.rehearse import Sent
+from tests.oracle.made import setting as made_setting
+from tests.support.libraries import why_no_horovod
+from tests.support.rehearsals import WORLD, config
+
+FRAMEWORKS = [
+    name for name in choices("framework") if name != "single" and not (name == "horovod" and why_no_horovod())
+]
+
+
+def volumes(framework: str, model: str, *more: str) -> dict[str, Volume]:
+    """By dimension."""
+    made, machine = config(framework, model, *more), load("h100")
+    known = Known(machine, lambda own, _: from_roofline(own, machine))
+    row = predict(made, made.framework, WORLD, known)
+    assert row.status == "ok", row.reason
+    return {each.dimension: each for each in compared(row, stages(made, row))}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["resnet50", "gpt2_small"])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_the_equations_send_what_the_adapters_send(framework: str, model: str) -> None:
+    found = volumes(framework, model)
+    assert found
+    for each in found.values():
+        assert each.traced > 0
+        assert abs(each.difference) < 0.01, each
+
+
+def test_replicas_send_their_gradients_once() -> None:
+    found = volumes("ddp", "gpt2_small")
+    assert list(found) == ["dp"]
+    numbers = sum(parameter.numel() for parameter in config("ddp", "gpt2_small").model.build().parameters())
+    assert found["dp"] == Volume("dp", 4 * numbers, 4 * numbers)
+
+
+class Unknown(LocalSGD):
+    """Averages weights after every step; no equation knows it."""
+
+    name = "unknown"
+
+    def __init__(self) -> None:
+        super().__init__(local_steps=1)
+
+
+def test_a_framework_without_equations_is_predicted_from_what_it_sends() -> None:
+    """It computes all of its samples and sends its weights, the whole of them exposed."""
+    setting = made_setting(4, 8)
+    outcome, known = trace(Unknown(), setting), strategy(LocalSGD(local_steps=1), setting)
+    assert [(each.what, each.count, each.bytes_) for each in outcome.messages] == [
+        ("all_reduce among 4 ranks", 1, known.messages[0].bytes_)
+    ]
+    assert outcome.exposed_s == pytest.approx(known.exposed_s)
+    assert outcome.compute_s == pytest.approx(known.compute_s)
+    assert outcome.memory.weights == known.memory.weights
+
+
+def test_what_is_traced_is_not_compared_with_itself() -> None:
+    message = {"what": "all_reduce among 4 ranks", "count": 1, "bytes_": 8.0}
+    row = Prediction("unknown", "resnet50", "h100", 4, "ok", "", messages=(message,))
+    *_, last = lines([row], lambda _: config("ddp", "resnet50"))
+    assert last == "  unknown at 4: the messages are traced: it has no equations"
+
+
+def test_dimensions_of_groups() -> None:
+    """Stages of dp 2 x tp 2: parts are neighbours, replicas two apart, stages four, the ends of 3 stages eight."""
+    layout = {"dp": 2, "tp": 2, "pp": 3}
+    groups = {(2, 1): "tp", (2, 2): "dp", (2, 8): "ends"}
+    for (ranks, stride), name in groups.items():
+        assert dimension_of(Sent("all_reduce", ranks, stride, 1, 8), layout) == name
+    assert dimension_of(Sent("send", 3, 4, 1, 8), layout) == "pp"
+    assert dimension_of(Sent("all_gather", 4, 1, 1, 8), {"dp": 8, "shards": 4}) == "dp"
+
+
+def test_what_is_received_is_counted_where_it_is_sent() -> None:
+    both = [Sent("send", 2, 1, 3, 30.0), Sent("recv", 2, 1, 3, 30.0)]
+    assert traced(both, {"dp": 1, "tp": 1, "pp": 2}) == {"pp": 30.0}

@@ -1,0 +1,85 @@
+"""One rank of a world that does not exist: every framework sets up with fake tensors, on "cuda" too.
+
+Not here: every step on "cuda", since it asks the driver; steps with the reducer of DDP, which refuses what the fake
+group returns.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch._subclasses.fake_tensor import FakeTensor
+
+from ddlbench.errors import Unsupported
+from ddlbench.job import Batch
+from ddlbench.ranks.fake.fake import fake_world
+from tests.frameworks.fake import EVERY, FRAMEWORKS, JOB_CASE, NO_STEP, WORLD, framework, job_of
+from tests.support.equal import make_job
+from tests.support.libraries import needs_horovod
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+REFUSED = {"single": "runs in one process, this launch has 8"}
+RANKS = {"cpu": 5, "cuda": 3}
+NAMES = [pytest.param(name, marks=needs_horovod) if name == "horovod" else name for name in EVERY]
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")  # DeepSpeed's
+@pytest.mark.parametrize("model", [pytest.param("resnet", marks=pytest.mark.slow), "gpt2"])
+@pytest.mark.parametrize("device", [CPU, CUDA], ids=lambda device: device.type)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_framework_sets_up_as_one_rank_of_eight(name: str, device: torch.device, model: str) -> None:
+    chosen, rank = framework(name), RANKS[device.type]
+    with fake_world(rank, WORLD, device, chosen):
+        job = job_of(model, device)
+        if name in REFUSED:
+            with pytest.raises(Unsupported, match=REFUSED[name]):
+                chosen.check(job)
+            return
+        chosen.check(job)
+        trainer: Any = chosen.setup(job)
+        place = trainer.place
+        assert 0 <= place.data_rank < place.data_size <= WORLD
+        weights = list((trainer.engine.module if hasattr(trainer, "engine") else trainer.model).parameters())
+        assert weights
+        local = [weight.to_local() if hasattr(weight, "to_local") else weight for weight in weights]
+        assert all(isinstance(weight, FakeTensor) and weight.device == device for weight in local)
+        trainer.close()
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")  # DeepSpeed's
+@pytest.mark.parametrize("name", sorted(set(FRAMEWORKS) - NO_STEP))
+def test_steps_without_memory(name: str) -> None:
+    chosen = framework(name)
+    with fake_world(0, WORLD, CPU, chosen):
+        job = make_job(JOB_CASE)
+        trainer = chosen.setup(job)
+        samples = job.replica_batch(trainer.place.data_size)
+        tokens = torch.zeros(samples, 16, dtype=torch.long)
+        batch = Batch(tokens, tokens, torch.ones(samples, dtype=torch.bool))
+        loss = trainer.step(batch if trainer.place.reads_data else None)
+        assert (loss is not None) == trainer.place.reports
+        assert loss is None or isinstance(loss, FakeTensor)
+        trainer.close()
+
+
+def test_stage_3_leaves_torch_as_it_was() -> None:
+    """Its own `linear` keeps other tensors: it would change what other frameworks in this process compute."""
+    chosen, linear = framework("zero3"), torch.nn.functional.linear
+    with fake_world(0, WORLD, CPU, chosen):
+        trainer = chosen.setup(make_job(JOB_CASE))
+        assert torch.nn.functional.linear is not linear
+        trainer.close()
+    assert torch.nn.functional.linear is linear
+
+
+def test_the_world_ends_with_the_block() -> None:
+    swap = torch.utils.swap_tensors
+    with fake_world(5, 1024, CUDA):
+        assert (dist.get_rank(), dist.get_world_size()) == (5, 1024)
+        assert isinstance(torch.zeros(2, device=CUDA), FakeTensor)
+    assert not dist.is_initialized()
+    assert torch.utils.swap_tensors is swap
+    assert not isinstance(torch.zeros(2), FakeTensor)

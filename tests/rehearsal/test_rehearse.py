@@ -1,0 +1,248 @@
+"""One rank of jobs that nobody started: what it holds, sends and waits for, against sums by hand."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from ddlbench.config.choices import choices
+from ddlbench.config.compose import configuration, configurations
+from ddlbench.frameworks.shared.replica import Replica
+from ddlbench.frameworks.single import Single
+from ddlbench.job import Job
+from ddlbench.measure.flops import training_flops
+from ddlbench.ranks.launch import Launch
+from ddlbench.rehearsal.observed import UNPINNED
+from ddlbench.rehearsal.rehearse import Rehearsal, rehearse
+from tests.support.libraries import why_no_horovod
+from tests.support.rehearsals import MODELS, WORLD, apart, config, rehearsed
+
+MISSING = {"horovod"} if why_no_horovod() else set[str]()
+FRAMEWORKS = [name for name in choices("framework") if name not in {"single", *MISSING}]
+
+
+def sent(found: Rehearsal, kind: str) -> tuple[float, float]:
+    """Count and bytes of all collectives of a kind."""
+    each = [sent for sent in found.collectives or () if sent.kind == kind]
+    return sum(sent.count for sent in each), sum(sent.bytes_ for sent in each)
+
+
+@cache
+def gpt2_bytes() -> int:
+    """Of the weights in fp32; the tied embedding once."""
+    return 4 * sum(parameter.numel() for parameter in config("single", "gpt2_small").model.build().parameters())
+
+
+def check(found: dict[str, Any], framework: str, device: str) -> None:
+    assert found["error"] is None
+    assert (found["framework"], found["device"], found["gpus"]) == (framework, device, WORLD)
+    assert found["collectives"]
+    assert all(found["memory"].values()), "parameters, gradients, optimizer and peak"
+    assert found["memory"]["peak"] > found["memory"]["parameters"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("device", ["cpu", "cuda", "cuda bf16"])
+def test_every_framework_is_rehearsed(device: str, model: str) -> None:
+    """On "cuda" nothing but this test runs the steps for it on a machine without a GPU."""
+    device, _, precision = device.partition(" ")
+    found = apart(device, model, FRAMEWORKS, 600, *([f"train.precision={precision}"] if precision else []))
+    assert sorted(found) == sorted(FRAMEWORKS)
+    for framework in FRAMEWORKS:
+        check(found[framework], framework, device)
+
+
+@pytest.mark.parametrize(
+    ("framework", "model"),
+    [("fsdp", "resnet50"), ("gpipe", "vgg16"), ("zero2", "gpt2_small"), ("hybrid", "gpt2_small")],
+)
+def test_steps_on_cuda(framework: str, model: str) -> None:
+    """One of each family; all of them are slow."""
+    found = rehearsed(framework, model, "train.precision=bf16", device="cuda")
+    check(asdict(found), framework, "cuda")
+    on_cpu = rehearsed(framework, model, "train.precision=bf16")
+    assert found.memory is not None
+    assert on_cpu.memory is not None
+    assert found.memory["parameters"] == on_cpu.memory["parameters"]
+    kinds = [sorted(sent.kind for sent in each.collectives or ()) for each in (found, on_cpu)]
+    assert kinds[0] == kinds[1]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_buckets_of_ddp_by_hand(device: str) -> None:
+    """torch's own rule: 1 MiB first, then 25 MiB. This model has less than 1 MiB."""
+    found = rehearsed("ddp", "gpt2_small", device=device)
+    assert sent(found, "all_reduce") == (1, gpt2_bytes())
+
+
+def test_horovod_sends_gradient_by_gradient() -> None:
+    if MISSING:
+        pytest.skip(str(why_no_horovod()))
+    model = config("single", "gpt2_small").model.build()
+    assert sent(rehearsed("horovod", "gpt2_small"), "all_reduce") == (len(list(model.parameters())), gpt2_bytes())
+
+
+def test_local_sgd_sends_once_in_eight_steps() -> None:
+    assert sent(rehearsed("local_sgd", "gpt2_small"), "all_reduce") == (1 / 8, gpt2_bytes() / 8)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_shards_by_hand(device: str) -> None:
+    """FSDP with AdamW: an eighth of everything; each weight is gathered for both passes, but the last block's once."""
+    found, whole = rehearsed("fsdp", "gpt2_small", device=device), gpt2_bytes()
+    assert found.memory is not None
+    steps = 4 * 40  # AdamW's step counter of each of the 40 parameters
+    eighth = whole // WORLD
+    held = {name: found.memory[name] for name in ("parameters", "gradients", "optimizer")}
+    assert held == {"parameters": eighth, "gradients": eighth, "optimizer": 2 * eighth + steps}
+    assert sent(found, "reduce_scatter")[1] == whole
+    assert whole < sent(found, "all_gather")[1] < 2 * whole
+
+
+@pytest.mark.parametrize(
+    ("framework", "words", "groups"),
+    [
+        ("fsdp", "framework.replicate=2", {("all_gather", 4, 1), ("reduce_scatter", 4, 1), ("all_reduce", 2, 4)}),
+        ("1f1b", "framework.sharded=true", {("all_gather", 2, 1), ("reduce_scatter", 2, 1)}),
+    ],
+)
+def test_replicas_of_shards_and_shards_of_stages(framework: str, words: str, groups: set[tuple[str, int, int]]) -> None:
+    """Of 8 ranks: two replicas in shards over four neighbours each; two pipelines, whose neighbours share a stage."""
+    found = rehearsed(framework, "gpt2_small", words)
+    assert found.error is None
+    assert {(each.kind, each.ranks, each.stride) for each in found.collectives or ()} >= groups
+
+
+def test_stages_of_zero_by_hand() -> None:
+    """Every stage below 3 keeps the whole weights; 2 keeps a part of the gradients only."""
+    whole = gpt2_bytes()
+    for stage in (0, 1, 2):
+        memory = rehearsed(f"zero{stage}", "gpt2_small").memory
+        assert memory is not None
+        assert memory["parameters"] == whole
+        gradients = memory["gradients"]
+        assert gradients is not None
+        assert gradients == whole if stage == 0 else gradients < whole / 2 if stage == 2 else gradients > 0
+
+
+def test_tensor_parallel_layers_by_hand() -> None:
+    """3 blocks sum 2 outputs and 2 gradients of 4 x 16 x 32 numbers each; embedding and loss come on top."""
+    with configurations():
+        size = ("+model=gpt2_small", *MODELS["gpt2_small"], "train.global_batch=4")
+        made = configuration("+framework=tensor", *size, "framework.tp=4")
+    count, bytes_ = sent(rehearse(made, Launch("torchrun", 0, 4, 0, 4), torch.device("cpu")), "all_reduce")
+    assert count >= 12
+    assert bytes_ >= 12 * 4 * 16 * 32 * 4
+
+
+def test_a_group_is_named_by_its_ranks_and_how_far_apart_they_are() -> None:
+    """Two stages of two replicas of two parts: neighbours share layers, and the stages are four ranks apart."""
+    found = rehearsed("hybrid", "gpt2_small")
+    groups = {(each.kind, each.ranks, each.stride) for each in found.collectives or ()}
+    assert {("all_reduce", 2, 1), ("all_reduce", 2, 2), ("send", 2, 4), ("recv", 2, 4)} <= groups
+
+
+@dataclass
+class Broken(Single):
+    """A product of matrices that do not fit together."""
+
+    def setup(self, job: Job) -> Replica:
+        return torch.zeros(2, 3, device=job.device) @ torch.zeros(4, 5, device=job.device)  # pyright: ignore
+
+
+@dataclass
+class Reading(Single):
+    """A step that reads its loss."""
+
+    def setup(self, job: Job) -> Replica:
+        trainer: Any = super().setup(job)
+        step = trainer.step
+        trainer.step = lambda batch: step(batch).item()
+        return trainer
+
+
+@dataclass
+class Copying(Single):
+    """A step that copies three numbers from memory that is not pinned."""
+
+    def setup(self, job: Job) -> Replica:
+        trainer: Any = super().setup(job)
+        step = trainer.step
+        trainer.step = lambda batch: (torch.ones(3).to(job.device, non_blocking=True), step(batch))[1]
+        return trainer
+
+
+def with_framework(framework: Any, device: str = "cpu", *more: str) -> Rehearsal:
+    made = replace(config("single", "gpt2_small", *more), framework=framework)
+    return rehearse(made, Launch("alone"), torch.device(device))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_shapes_that_do_not_fit_are_one_line(device: str) -> None:
+    found = with_framework(Broken("single"), device)
+    assert found.error is not None
+    assert "[2, 3]" in found.error
+    assert "[4, 5]" in found.error
+    assert "\n" not in found.error
+
+
+def test_a_number_that_the_host_reads_has_its_line() -> None:
+    found = with_framework(Reading("single"))
+    assert found.host_waits is not None
+    line = Reading.setup.__code__.co_firstlineno + 3
+    assert found.host_waits[f"item at test_rehearse.py:{line}"] == 1
+
+
+@pytest.mark.parametrize(("framework", "call"), [(Reading, "item"), (Copying, UNPINNED)])
+def test_what_a_host_waits_for_on_cuda_has_its_line(framework: Any, call: str) -> None:
+    """And nothing else makes it wait: not the feed from pinned memory, not the clock, not the optimizer."""
+    line = framework.setup.__code__.co_firstlineno + 3
+    assert with_framework(framework("single"), "cuda").host_waits == {f"{call} at test_rehearse.py:{line}": 1}
+    assert with_framework(Single("single"), "cuda").host_waits == {}
+
+
+@pytest.mark.parametrize(("model", "parts"), [("gpt2_small", 3), ("vgg16", 3)])
+def test_a_loader_that_does_not_pin_makes_the_host_wait(model: str, parts: int) -> None:
+    """For inputs, targets and which of them are valid."""
+    made = config("single", model, "loader=native", "loader.pin_memory=false")
+    found = rehearse(made, Launch("alone"), torch.device("cuda", 0)).host_waits
+    assert found is not None
+    assert sum(found.values()) == parts
+    assert all(call.startswith(f"{UNPINNED} at ddlbench/job.py:") for call in found)
+
+
+@pytest.mark.parametrize(
+    ("device", "dropout", "products"), [("cpu", 0.0, 7), ("cpu", 0.1, 6), ("cuda", 0.0, 7), ("cuda", 0.1, 7)]
+)
+def test_flops_of_gpt2_by_hand(device: str, dropout: float, products: int) -> None:
+    """Three blocks of width 32 on 16 tokens, a vocabulary of 64, 4 samples. Attention is 2 products of [16, 16] and
+    [16, 32] forward and 4 backward; as one kernel it computes the first of them again. With dropout, the CPU has no
+    such kernel."""
+    found = with_framework(Single("single"), device, f"model.dropout={dropout}")
+    layers = 2 * 16 * 32 * (3 * 32 + 32 + 4 * 32 + 4 * 32)  # tokens x width x (qkv, output, MLP up and down)
+    head, product = 2 * 16 * 32 * 64, 2 * 16 * 16 * 32
+    assert found.flops == 4 * (3 * (3 * layers + head) + 3 * products * product)
+    assert found.flops == 4 * (training_flops(config("single", "gpt2_small").model) + 3 * (products - 6) * product)
+
+
+@pytest.mark.slow  # 15 s
+@pytest.mark.parametrize("device", [torch.device("cpu"), torch.device("cuda", 0)], ids=lambda device: device.type)
+def test_one_of_1024_ranks_answers_in_under_a_minute(device: torch.device) -> None:
+    """The process's own seconds, which other work does not move."""
+    began = time.process_time()
+    with configurations():
+        degrees = ("framework.dp=64", "framework.tp=4", "framework.pp=4")
+        made = configuration("+framework=hybrid", "+model=gpt2_small", *degrees)
+    found = rehearse(made, Launch("torchrun", 0, 1024, 0, 8), device)
+    assert time.process_time() - began < 60
+    assert found.coordinates == {"dp": 0, "pp": 0, "tp": 0}
+    assert found.error is None
+    assert found.memory is not None
+    assert found.memory["parameters"] == found.memory["gradients"]
+    assert sent(found, "send")[0] == sent(found, "recv")[0] > 0

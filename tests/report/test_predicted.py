@@ -1,0 +1,218 @@
+"""Predictions beside measurements: a step of 8 samples takes 0.25 s on one device, the all-reduce of four 0.05 s.
+
+The cluster's link is made so: each rank sends 2 x 3/4 of the gradients' bytes, and nothing hides it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from ddlbench.config.compose import configuration, configurations
+from ddlbench.errors import UserError
+from ddlbench.report.__main__ import main
+from ddlbench.report.predicted import with_predictions
+from ddlbench.results.reading.attempts import read_all
+from ddlbench.results.tables.merge import Row
+from ddlbench.results.tables.tables import Tables, make_tables, records
+from tests.support.records import GPU, write_run
+
+GIB = 2**30
+WORDS = ("+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=16", "model.image_size=64",
+         "train.batch_per_gpu=8")  # fmt: skip
+Write = Callable[..., None]
+
+
+@cache
+def settings(framework: str) -> dict[str, Any]:
+    with configurations():
+        return configuration(f"+framework={framework}", *WORDS).resolved
+
+
+@cache
+def gradient_bytes() -> int:
+    with configurations():
+        model = configuration("+framework=single", *WORDS).model
+    return 4 * sum(parameter.numel() for parameter in model.build().parameters())
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> str:
+    link = {"name": "made", "alpha_s": 1e-12, "bytes_per_s": 1.5 * gradient_bytes() / 0.05}
+    device = {"name": GPU, "type": "cuda", "memory_bytes": None, "bytes_per_s": None}
+    path = tmp_path / "made.yaml"
+    content = {"name": "made", "device": device, "devices_per_node": 4, "links": [link], "overlap": False}
+    OmegaConf.save(OmegaConf.create(content), path)
+    return str(path)
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """A run of 8 samples a GPU whose step takes so long."""
+
+    def run(framework: str, gpus: int, step_s: float, **others: Any) -> None:
+        sections = {"config": settings(framework), **others.pop("sections", {})}
+        folder = tmp_path / "results"
+        write_run(
+            folder, framework=framework, gpus=gpus, rate=8 * gpus / step_s, per_gpu=8, sections=sections, **others
+        )
+
+    return run
+
+
+def predicted(tmp_path: Path, cluster: str) -> tuple[dict[tuple[str, int], Row], Tables]:
+    found = read_all([tmp_path / "results"])
+    tables = with_predictions(make_tables(found), found, cluster)
+    return {(row["framework"], row["gpus"]): row for row in records(tables.scaling)}, tables
+
+
+def test_four_devices_from_one_by_hand(tmp_path: Path, write: Write, cluster: str) -> None:
+    write("single", 1, 0.25)
+    write("ddp", 4, 0.32)
+    rows, tables = predicted(tmp_path, cluster)
+    row = rows["ddp", 4]
+    assert row["predicted_step_s"] == pytest.approx(0.30)
+    assert row["predicted_sample_time_s"] == pytest.approx(0.30 / 32)
+    assert (row["predicted_compute_s"], row["predicted_bubble_s"]) == (pytest.approx(0.25), 0)
+    assert row["predicted_comm_exposed_s"] == pytest.approx(0.05)
+    assert row["predicted_error"] == pytest.approx(-0.02 / 0.32)
+    assert row["predicted_from"].startswith("single on one device (single-resnet50")
+    assert row["predicted_flag"] is None
+    assert not any("predict" in line for line in tables.warnings)
+
+
+def test_memory_by_hand(tmp_path: Path, write: Write, cluster: str) -> None:
+    """Weights, gradients and momentum at 4 bytes, activations and BatchNorm's statistics on top; measured 3.5 GiB."""
+    write("single", 1, 0.25)
+    write("ddp", 4, 0.32)
+    row = predicted(tmp_path, cluster)[0]["ddp", 4]
+    assert 3 * gradient_bytes() < row["predicted_memory_bytes"] < 3 * gradient_bytes() + 0.2 * GIB
+    assert row["memory_allocated_peak_bytes"] == 3.5 * GIB
+    assert row["predicted_memory_error"] == pytest.approx(row["predicted_memory_bytes"] / (3.5 * GIB) - 1)
+
+
+def test_runs_on_one_device_have_no_prediction(tmp_path: Path, write: Write, cluster: str) -> None:
+    """They are what the others are predicted from."""
+    write("single", 1, 0.25)
+    write("ddp", 1, 0.26)
+    write("ddp", 4, 0.32)
+    rows, _ = predicted(tmp_path, cluster)
+    for framework in ("single", "ddp"):
+        row = rows[framework, 1]
+        assert {name: value for name, value in row.items() if name.startswith("predicted") and value is not None} == {}
+    assert rows["ddp", 4]["predicted_step_s"] == pytest.approx(0.31), "from the framework's own run, if there is one"
+
+
+def test_a_run_is_not_predicted_from_itself(tmp_path: Path, write: Write, cluster: str) -> None:
+    """The oracle would start from a few devices: from the measurement itself, which it would predict without error."""
+    write("ddp", 4, 0.32)
+    write("ddp", 2, 0.30)
+    rows, tables = predicted(tmp_path, cluster)
+    assert rows["ddp", 4]["predicted_step_s"] is rows["ddp", 2]["predicted_step_s"] is None
+    (line,) = [line for line in tables.warnings if line.startswith("no prediction of ")]
+    assert "ddp, resnet50, 2 GPUs, ddp, resnet50, 4 GPUs: " in line
+    assert "has no complete run of resnet50 on one" in line
+
+
+def test_waiting_for_data_is_on_neither_side(tmp_path: Path, write: Write, cluster: str) -> None:
+    write("single", 1, 0.50, summary={"data_wait_share": 0.5})
+    write("ddp", 4, 0.60, summary={"data_wait_share": 0.5})
+    row = predicted(tmp_path, cluster)[0]["ddp", 4]
+    assert row["predicted_step_s"] == pytest.approx(0.30)
+    assert row["predicted_error"] == pytest.approx(0, abs=1e-9)
+
+
+def window(step_s: float, **shares: float) -> dict[str, Any]:
+    each = {f"{name}_share": shares.get(name, 0.0) for name in ("compute", "comm_exposed", "idle", "data")}
+    return {"profile": {"status": "ok", "steps": 10, "window_s": 4 * 10 * step_s, "step_s": step_s, **each}}
+
+
+@pytest.mark.parametrize(
+    ("shares", "part"),
+    [
+        ({"compute": 0.5, "comm_exposed": 0.5}, "exposed communication took 300 ms, 50.0 ms predicted"),
+        ({"compute": 0.9, "comm_exposed": 0.1}, "computation took 540 ms, 250 ms predicted"),
+        ({"compute": 0.45, "comm_exposed": 0.1, "idle": 0.45}, "idle time took 270 ms, 0.00 µs predicted"),
+    ],
+)
+def test_a_slow_run_names_the_part_that_deviates(
+    tmp_path: Path, write: Write, cluster: str, shares: dict[str, float], part: str
+) -> None:
+    write("single", 1, 0.25)
+    write("ddp", 4, 0.60, sections=window(0.60, **shares))
+    rows, tables = predicted(tmp_path, cluster)
+    flag = rows["ddp", 4]["predicted_flag"]
+    assert flag == f"far off its prediction: a step took 600 ms, 300 ms predicted; in the profiled window {part}"
+    assert f"ddp, resnet50, 4 GPUs: {flag}" in tables.warnings
+
+
+def test_a_run_that_is_too_fast_names_what_was_expected(tmp_path: Path, write: Write, cluster: str) -> None:
+    write("single", 1, 0.25)
+    write("ddp", 4, 0.15, sections=window(0.15, compute=0.7, comm_exposed=0.3))
+    row = predicted(tmp_path, cluster)[0]["ddp", 4]
+    assert row["predicted_error"] == pytest.approx(1.0)
+    assert row["predicted_flag"].endswith("in the profiled window computation took 105 ms, 250 ms predicted")
+
+
+def test_without_a_window_the_flag_names_no_part(tmp_path: Path, write: Write, cluster: str) -> None:
+    write("single", 1, 0.25)
+    write("ddp", 4, 0.60)
+    assert predicted(tmp_path, cluster)[0]["ddp", 4]["predicted_flag"].endswith(
+        "(no profiled window says which part of it)"
+    )
+
+
+@pytest.mark.parametrize(
+    ("sections", "reason"),
+    [
+        ({"environment": {"gpu_model": GPU, "torch": "2.11.0"}}, "has no complete run of resnet50 on one"),
+        ({"environment": {"gpu_model": "Another GPU"}}, f"its device is Another GPU, that of cluster made is {GPU}"),
+        (
+            {"launch": {"world_size": 4, "nodes": 2, "device_type": "cuda", "hosts": ["a", "b"]}},
+            "2 nodes of cluster made have another number of devices",
+        ),
+        ({"config": settings("ddp") | {"framework": {"name": "nobodys"}}}, "framework=nobodys is no option"),
+        (
+            {"config": settings("ddp") | {"train": {**settings("ddp")["train"], "later": 1}}},
+            "train.later does not exist",
+        ),
+    ],
+)
+def test_missing_inputs_leave_the_cells_empty(
+    tmp_path: Path, write: Write, cluster: str, sections: dict[str, Any], reason: str
+) -> None:
+    write("single", 1, 0.25)
+    write("ddp", 4, 0.32, sections=sections)
+    rows, tables = predicted(tmp_path, cluster)
+    (row,) = [row for (_, gpus), row in rows.items() if gpus == 4]
+    assert {name: value for name, value in row.items() if name.startswith("predicted") and value is not None} == {}
+    (line,) = [line for line in tables.warnings if line.startswith("no prediction of ")]
+    assert reason in line
+
+
+def test_an_unknown_cluster_is_refused(tmp_path: Path, write: Write) -> None:
+    write("single", 1, 0.25)
+    with pytest.raises(UserError, match="cluster=nowhere is not known"):
+        predicted(tmp_path, "nowhere")
+
+
+def test_the_report_shows_both(tmp_path: Path, write: Write, cluster: str, capsys: pytest.CaptureFixture[str]) -> None:
+    write("single", 1, 0.25)
+    write("ddp", 4, 0.60)
+    assert main([str(tmp_path / "results"), "--predict", cluster]) == 0
+    told = capsys.readouterr()
+    (line,) = [line.split() for line in told.out.splitlines() if line.endswith("-50.0 %!")]
+    row = predicted(tmp_path, cluster)[0]["ddp", 4]
+    memory = [f"{row['predicted_memory_bytes'] / GIB:.2f}", "GiB", f"{100 * row['predicted_memory_error']:+.1f}", "%"]
+    assert line == ["ddp", "resnet50", "native", "4", "weak", *memory, "0.300", "s", "-50.0", "%!"]
+    assert (tmp_path / "results" / "report" / "figures" / "predicted.svg").exists()
+    assert "far off its prediction" in told.err
+    page = (tmp_path / "results" / "report" / "report.html").read_text()
+    assert "prediction error" in page
+    assert "-50.0 %!" in page
+    assert "far off its prediction" in page

@@ -1,0 +1,130 @@
+"""A summary is used only where it is the one of its own epochs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from ddlbench.measure.rows import EpochRow
+from ddlbench.measure.summary import summarise
+from ddlbench.record.schema import RUNS
+from ddlbench.results.reading.attempts import read_all
+from ddlbench.results.reading.epoch_lines import table_of
+from ddlbench.results.reading.follows import LAST, MEASURED, contradiction
+from ddlbench.results.tables.tables import make_tables, records
+from tests.support.epoch_rows import epoch_row
+from tests.support.records import write_run
+
+SHARES = ("val_loss", "val_top1", "val_top5")
+COUNTS = ("val_perplexity_token", "val_perplexity_word", "val_samples")
+
+
+def epochs() -> list[EpochRow]:
+    """A warm-up epoch and three others; no two have a value in common, and none rises or falls with their number."""
+    times = ([9.0, 1.5, 1.0], [1.0, 2.0, 4.0], [1.25, 3.0, 8.0], [1.75, 2.5, 1.125])
+    rows = [epoch_row(n, 4, list(seconds), warmup=int(n == 0)) for n, seconds in enumerate(times)]
+    for n, row in enumerate(rows):
+        odd = (7, 3, 11, 5)[n]
+        row.metrics = dict.fromkeys(SHARES, odd / 100) | dict.fromkeys(COUNTS, odd)
+        row.metrics |= {"validation_time_s": odd / 2, "read_bytes": 1000 * odd, "cpu_time_s": odd / 3}
+        row.memory = dict.fromkeys(row.memory, odd * 2**20)
+        row.straggler_wait_s, row.data_wait_share, row.host_wait_share = odd / 64, odd / 32, odd / 128
+        row.train_loss = odd / 4
+        row.use = replace(row.use, energy_j=100.0 * odd, time_s=odd + 1.0)
+    return rows
+
+
+def summary(rows: list[EpochRow]) -> dict[str, Any]:
+    """The columns of runs.csv."""
+    return dict.fromkeys(column.name for column in RUNS) | summarise(rows, 1, None)
+
+
+def table(rows: list[EpochRow], earlier: int = 0) -> pa.Table:
+    """earlier: so many of the epochs were measured by an attempt that this one continued"""
+    lines = [row.line() | ({"measured_in_attempt": 1} if n < earlier else {}) for n, row in enumerate(rows)]
+    notes: list[str] = []
+    found, broken = table_of("".join(json.dumps(line) + "\n" for line in lines).encode(), notes)
+    assert (notes, broken) == ([], 0)
+    return found
+
+
+def test_what_a_run_writes_agrees_with_itself() -> None:
+    rows = epochs()
+    assert contradiction(summary(rows), table(rows)) is None
+    assert contradiction(summary(rows[:1]), table(rows[:1])) is None  # a single epoch is measured, warm-up or not
+
+
+@pytest.mark.parametrize("column", [*MEASURED, *LAST])
+@pytest.mark.parametrize("factor", [0.99, 1.01, 1e9])
+def test_each_column_is_compared(column: str, factor: float) -> None:
+    rows = epochs()
+    given = summary(rows)
+    assert given[column], "the example has a value"
+    wrong = given | {column: given[column] * factor}
+    assert str(contradiction(wrong, table(rows))).startswith(f"{column} = ")
+    assert contradiction(given | {column: None}, table(rows)) is None
+
+
+def test_epochs_of_an_earlier_attempt_count_among_those_done_alone() -> None:
+    rows = epochs()
+    resumed = summary(rows[2:]) | {"epochs_done": 4}
+    assert contradiction(resumed, table(rows, earlier=2)) is None
+    assert contradiction(resumed | {"epochs_done": 2}, table(rows, earlier=2)) == "epochs_done = 2, epochs.jsonl has 4"
+    assert str(contradiction(summary(rows), table(rows, earlier=2))).startswith("epoch_time_s = ")
+
+
+def test_an_epoch_without_a_time_is_no_epoch_of_the_median() -> None:
+    rows = epochs()
+    rows[2].epoch_time_s = 0.0
+    given = summary(rows)
+    lines = [row.line() for row in rows]
+    found, _ = table_of("".join(json.dumps(line) + "\n" for line in lines).encode(), notes := [])
+    assert len(notes) == 1
+    assert str(contradiction(given, found)).startswith("epoch_time_s = ")
+
+
+def test_older_records_lack_columns() -> None:
+    rows = epochs()
+    thin = table(rows).select([]).append_column("epoch", pa.array([0, 1, 2, 3]))
+    empty = {
+        name: pa.nulls(4, field.type) for name, field in zip(table(rows).schema.names, table(rows).schema, strict=True)
+    }
+    assert contradiction(summary(rows), pa.table(empty | {"epoch": thin["epoch"]})) is None
+    assert contradiction(summary(rows), table([]).slice(0)) is None
+
+
+@pytest.mark.parametrize("said", [0, 5e-324, -0.0, 1e-9])
+def test_an_epoch_of_no_time_moves_no_median(tmp_path: Path, said: float) -> None:
+    """With two others the median would be the smaller one of them."""
+    for repeat, rate in enumerate((100.0, 80.0)):
+        write_run(tmp_path, rate=rate, repeat=repeat)
+    (alone,) = records(make_tables(read_all([tmp_path])).scaling)
+    write_run(tmp_path, repeat=2, summary={"epoch_time_s": said})
+    tables = make_tables(read_all([tmp_path]))
+    (row,) = records(tables.scaling)
+    assert row["epoch_time_s"] == alone["epoch_time_s"]
+    assert any("epoch_time_s = " in text and "must lie in 1e-06 to 1e+09" in text for text in tables.warnings)
+
+
+def test_a_summary_of_other_epochs_is_left_out_and_the_attempt_stays_a_row(tmp_path: Path) -> None:
+    for framework in ("single", "ddp"):
+        write_run(tmp_path, framework=framework)
+    alone = records(make_tables(read_all([tmp_path])).scaling)
+    folder = write_run(tmp_path, repeat=1)
+    content = json.loads((folder / "run.json").read_text())
+    content["summary"] |= {"val_top1": 0.99, "throughput_samples_per_s": 1e9}
+    (folder / "run.json").write_text(json.dumps(content))
+    tables = make_tables(read_all([tmp_path]))
+    assert [row["speedup"] for row in records(tables.scaling)] == [row["speedup"] for row in alone]
+    assert any(
+        text.startswith(f"{folder}: the summary is left out: val_top1 = 0.99, its epochs give ")
+        for text in tables.warnings
+    )
+    (row,) = [row for row in records(tables.runs) if row["path"] == str(folder)]
+    assert (row["status"], row["throughput_samples_per_s"], row["val_top1"]) == ("ok", None, None)
+    assert "1 ended ok without a rate" in str(tables.left_out)

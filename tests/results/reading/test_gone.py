@@ -1,0 +1,102 @@
+"""Which records that say `running` are those of killed runs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ddlbench.heartbeat import Process
+from ddlbench.record.files import HEARTBEAT
+from ddlbench.results.reading.attempts import read, read_all
+from ddlbench.results.reading.gone import find_gone, keeper_alive
+from ddlbench.results.tables.tables import make_tables
+from tests.support import records
+from tests.support.killed import beat, ended_process
+
+ELSEWHERE = replace(Process.this(), place="another host")
+
+
+@pytest.mark.parametrize(
+    ("process", "seconds_ago", "gone"),
+    [
+        (Process.this(), 5, False),
+        (Process.this(), 86_400, False),  # a laptop that slept, a clock that was set
+        (ended_process(), 5, False),  # other ranks may still be writing the end
+        (ended_process(), 60, True),
+        (ended_process(), -60, True),  # the clock was set back meanwhile
+        (ELSEWHERE, 60, False),
+        (ELSEWHERE, 300, True),
+    ],
+)
+def test_a_run_is_gone_when_no_process_of_it_is_left(
+    tmp_path: Path, process: Process, seconds_ago: float, gone: bool
+) -> None:
+    beat(tmp_path, process, seconds_ago)
+    assert (find_gone(tmp_path, time.time()) is not None) == gone
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{", '{"pid": 1}', '{"place": [], "pid": {}, "started": ""}', "x" * 10_000]
+)
+def test_a_heartbeat_that_others_wrote_is_no_evidence(tmp_path: Path, content: str) -> None:
+    (tmp_path / HEARTBEAT).write_text(content)
+    os.utime(tmp_path / HEARTBEAT, (0, 0))
+    assert find_gone(tmp_path, time.time()) is None
+
+
+def test_a_pipe_in_the_place_of_a_heartbeat_keeps_nobody_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / HEARTBEAT)
+    assert find_gone(tmp_path, time.time()) is None
+
+
+@pytest.mark.timeout(30)  # the pipe would be read for ever
+@pytest.mark.parametrize("key", ["pid", "started", "place"])
+def test_a_heartbeat_names_a_process_and_no_file(tmp_path: Path, key: str) -> None:
+    os.mkfifo(tmp_path / "stat")
+    content = vars(Process.this()) | {key: f"../..{tmp_path}"}
+    (tmp_path / HEARTBEAT).write_text(json.dumps(content))
+    with contextlib.suppress(TypeError):
+        assert keeper_alive(tmp_path) is None
+
+
+@pytest.mark.parametrize("year", [-290_000_000_000, 9_999, 10_000, 290_000_000_000])
+def test_a_heartbeat_of_any_year_can_be_read(tmp_path: Path, year: int) -> None:
+    """A clock that was never set, or a file that others wrote."""
+    folder = records.write_run(tmp_path, status="running")
+    beat(folder, ELSEWHERE, 0)
+    with contextlib.suppress(OSError, OverflowError):  # not every file system has such times
+        os.utime(folder / HEARTBEAT, ((year - 1970) * 31_556_952,) * 2)
+    assert read(folder).record["status"] in ("running", "killed")
+
+
+def test_the_report_calls_it_killed_and_changes_no_file(tmp_path: Path) -> None:
+    folder = records.write_run(tmp_path, status="running")
+    beat(folder, ended_process(), 60)
+    before = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    (attempt,) = read_all([tmp_path]).attempts
+    assert attempt.record["status"] == "killed"
+    assert attempt.record["reason"].startswith("no end was recorded and its process has ended: all ranks were killed")
+    assert {path: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
+
+
+def test_a_run_that_goes_on_is_running(tmp_path: Path) -> None:
+    folder = records.write_run(tmp_path, status="running")
+    beat(folder, Process.this(), 60)
+    assert read(folder).record["status"] == "running"
+
+
+def test_an_end_that_was_recorded_counts_more_than_a_copy_from_before(tmp_path: Path) -> None:
+    """Copied while the run went on, with its heartbeat, which is old by now."""
+    early = records.write_run(tmp_path / "a")
+    records.write_run(tmp_path / "b")
+    content = json.loads((early / "run.json").read_text()) | {"status": "running"}
+    (early / "run.json").write_text(json.dumps(content))
+    beat(early, ELSEWHERE, 300)
+    assert [read_all([tmp_path / name]).attempts[0].record["status"] for name in "ab"] == ["killed", "ok"]
+    assert list(make_tables(read_all([tmp_path])).runs["status"]) == ["ok"]

@@ -1,0 +1,90 @@
+"""A steps.parquet or ranks.parquet that cannot be read is named, and all runs are reported as they would be without."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ddlbench.record.epoch_files import EpochFiles
+from ddlbench.results.reading.attempts import read_all
+from ddlbench.results.reading.parquet_files import FILES, damaged
+from ddlbench.results.tables.tables import make_tables
+from tests.support.records import write_run
+
+TABLE = pa.table({"epoch": [0, 0], "step": [0, 1]})
+
+
+def truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def shortened(path: Path) -> None:
+    """The footer's length says more than there is."""
+    path.write_bytes(b"PAR1" + path.read_bytes()[-8:])
+
+
+DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "truncated": (truncated, "its end is missing"),
+    "shortened": (shortened, "its end is missing"),
+    "foreign": (lambda path: path.write_bytes(os.urandom(999)), "it is no Parquet file"),
+    "text": (lambda path: path.write_text("epoch,step\n"), "it is no Parquet file"),
+    "empty": (lambda path: path.write_bytes(b""), "it is empty"),
+    "few bytes": (lambda path: path.write_bytes(b"PAR1"), "its end is missing"),
+    "pipe": (lambda path: (path.unlink(), os.mkfifo(path)), "it is not a regular file"),
+    "link": (lambda path: (path.unlink(), path.symlink_to("nowhere")), "No such file or directory"),
+}
+
+
+def two_runs(results: Path) -> Path:
+    """Two attempts with their files; the folder of the first."""
+    for repeat in (1, 0):
+        folder = write_run(results, repeat=repeat)
+        for name in FILES:
+            pq.write_table(TABLE, folder / name)
+    return folder
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("kind", DAMAGES)
+def test_a_damaged_file_is_named_and_all_runs_are_reported(tmp_path: Path, name: str, kind: str) -> None:
+    damage, said = DAMAGES[kind]
+    folder = two_runs(tmp_path)
+    before = make_tables(read_all([tmp_path]))
+    assert before.warnings == []
+    damage(folder / name)
+    if kind != "pipe":  # reading it would wait
+        with pytest.raises((OSError, ValueError)):
+            pd.read_parquet(folder / name)
+    after = make_tables(read_all([tmp_path]))
+    assert after.warnings == [f"{folder / name} cannot be read ({said})"]
+    for table in ("runs", "epochs", "scaling"):
+        pd.testing.assert_frame_equal(getattr(after, table), getattr(before, table))
+    assert after.scaling["runs_ok"].tolist() == [2]
+
+
+def test_of_a_run_that_was_killed_the_damaged_epoch_is_named_and_the_others_stay(tmp_path: Path) -> None:
+    """Its steps.parquet is still a folder. At the end of a run such a folder is kept as it is."""
+    files = EpochFiles(tmp_path / "steps.parquet", TABLE.schema)
+    for epoch in range(3):
+        files.append(epoch, [TABLE])
+    assert damaged(tmp_path) == []
+    second = tmp_path / "steps.parquet" / "epoch-000001.parquet"
+    truncated(second)
+    assert damaged(tmp_path) == [f"{second} cannot be read (its end is missing)"]
+    with pytest.raises(OSError, match=r"epoch-000001.parquet is damaged"):
+        files.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["steps.parquet"]
+    second.unlink()
+    files.close()
+    assert pq.read_table(tmp_path / "steps.parquet").num_rows == 4
+
+
+def test_an_attempt_without_these_files_has_nothing_to_warn_of(tmp_path: Path) -> None:
+    assert damaged(write_run(tmp_path)) == []
+    assert damaged(tmp_path / "nowhere") == []

@@ -1,0 +1,393 @@
+"""scaling.csv: speedup, efficiency and merged repeats against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ddlbench.record.schema import SCALING
+from ddlbench.results.reading.attempts import read_all
+from ddlbench.results.tables.tables import make_tables, records
+from tests.support.records import GIB, GPU, strong_scaling, weak_scaling, write_run
+
+
+def rows_of(results):
+    return records(make_tables(read_all([results])).scaling)
+
+
+def row_of(rows, **wanted):
+    (row,) = [row for row in rows if all(row[name] == value for name, value in wanted.items())]
+    return row
+
+
+def test_weak_scaling_by_hand(tmp_path):
+    weak_scaling(tmp_path)
+    rows = rows_of(tmp_path)
+    assert {row["scaling"] for row in rows} == {"weak"}
+    # ddp: 80, 150, 280 samples/s on 1, 2, 4; single: 100 on 1
+    four = row_of(rows, framework="ddp", gpus=4)
+    assert four["sample_time_s"] == pytest.approx(1 / 280)
+    assert four["speedup_vs_own_base"] == pytest.approx(3.5)
+    assert four["efficiency_vs_own_base"] == pytest.approx(0.875)
+    assert (four["own_base_framework"], four["own_base_gpus"]) == ("ddp", 1)
+    assert four["own_base_sample_time_s"] == pytest.approx(1 / 80)
+    assert four["own_base_epoch_time_s"] == pytest.approx(12.8)  # 1024 samples at 80 a second
+    assert four["speedup"] == pytest.approx(2.8)
+    assert four["efficiency"] == pytest.approx(0.7)
+    assert four["best_single_framework"] == "single"
+    assert four["best_single_epoch_time_s"] == pytest.approx(10.24)
+    two = row_of(rows, framework="ddp", gpus=2)
+    assert (two["speedup_vs_own_base"], two["efficiency_vs_own_base"]) == (pytest.approx(1.875), pytest.approx(0.9375))
+    one = row_of(rows, framework="ddp", gpus=1)
+    assert (one["speedup_vs_own_base"], one["speedup"]) == (pytest.approx(1.0), pytest.approx(0.8))
+
+
+def test_strong_scaling_from_a_base_of_two_by_hand(tmp_path):
+    strong_scaling(tmp_path)
+    rows = rows_of(tmp_path)
+    assert {row["scaling"] for row in rows} == {"strong"}
+    # 10, 19, 32 samples/s on 2, 4, 8
+    eight = row_of(rows, gpus=8)
+    assert (eight["speedup_vs_own_base"], eight["own_base_gpus"]) == (pytest.approx(3.2), 2)
+    assert eight["efficiency_vs_own_base"] == pytest.approx(0.8)
+    assert eight["speedup"] is None, "nothing ran on one GPU"
+    assert eight["tokens_per_s"] == pytest.approx(32 * 1024)
+
+
+def test_a_failure_gives_a_row_where_nothing_succeeded(tmp_path):
+    weak_scaling(tmp_path)
+    row = row_of(rows_of(tmp_path), gpus=8)
+    assert (row["status"], row["reason"]) == ("oom", "CUDA out of memory")
+    assert (row["runs_ok"], row["attempts_failed"], row["scaling"]) == (0, 1, "weak")
+    assert row["speedup_vs_own_base"] is None
+    assert row["interval"] is None
+
+
+def test_a_failure_is_counted_where_another_attempt_succeeded(tmp_path):
+    write_run(tmp_path, attempt=1, status="timeout", reason="no answer")
+    write_run(tmp_path, attempt=2)
+    (row,) = rows_of(tmp_path)
+    assert (row["status"], row["reason"], row["runs_ok"], row["attempts_failed"]) == ("ok", None, 1, 1)
+
+
+def test_the_reason_of_the_last_attempt_is_shown_where_none_succeeded(tmp_path):
+    times = {"times": {"start": "2026-02-01T10:00:00+00:00"}}
+    write_run(tmp_path, attempt=2, status="error", reason="first")
+    write_run(tmp_path, attempt=1, repeat=1, status="oom", reason="second", sections=times)
+    (row,) = rows_of(tmp_path)
+    assert (row["status"], row["reason"], row["attempts_failed"]) == ("oom", "second", 2)
+
+
+def test_three_repeats_have_a_median_and_no_interval(tmp_path):
+    for repeat, rate in enumerate((100.0, 50.0, 80.0)):
+        write_run(tmp_path, rate=rate, repeat=repeat)
+    (row,) = rows_of(tmp_path)
+    assert row["sample_time_s"] == pytest.approx(1 / 80)
+    assert row["epoch_time_s"] == pytest.approx(12.8)
+    assert row["interval"] == "n=3, no 95 % CI"
+    assert row["sample_time_low_s"] is None
+    assert row["epoch_time_high_s"] is None
+
+
+def test_the_median_is_of_seconds_not_of_rates(tmp_path):
+    write_run(tmp_path, rate=100.0, repeat=0)
+    write_run(tmp_path, rate=50.0, repeat=1)
+    (row,) = rows_of(tmp_path)
+    # (10 ms + 20 ms) / 2 = 15 ms a sample; the mean of the rates would be 75
+    assert row["throughput_samples_per_s"] == pytest.approx(1 / 0.015)
+    assert row["model_flops_per_s_per_gpu"] == pytest.approx(2e9 / 0.015)
+    assert row["mfu"] == pytest.approx(2e9 / 0.015 / 1e12), "over a peak of 1e12, from merged seconds"
+
+
+def test_six_repeats_have_an_interval(tmp_path):
+    for repeat, rate in enumerate((100.0, 50.0, 80.0, 64.0, 40.0, 25.0)):
+        write_run(tmp_path, rate=rate, repeat=repeat)
+    (row,) = rows_of(tmp_path)
+    assert row["sample_time_s"] == pytest.approx((1 / 64 + 1 / 50) / 2)
+    assert (row["sample_time_low_s"], row["sample_time_high_s"]) == (pytest.approx(0.01), pytest.approx(0.04))
+    assert (row["epoch_time_low_s"], row["epoch_time_high_s"]) == (pytest.approx(10.24), pytest.approx(40.96))
+    assert row["interval"] == "n=6, 96.9 % CI"
+
+
+def test_seven_repeats_all_count(tmp_path):
+    for repeat, ms in enumerate((10.0, 11.0, 12.0, 14.0, 20.0, 30.0, 90.0)):
+        write_run(tmp_path, rate=1e3 / ms, repeat=repeat)
+    (row,) = rows_of(tmp_path)
+    ends = ("", "low_", "high_", "shortest_", "longest_")
+    assert [row[f"sample_time_{end}s"] for end in ends] == pytest.approx([0.014, 0.01, 0.09, 0.01, 0.09])
+    assert [row[f"epoch_time_{end}s"] for end in ends] == pytest.approx([14.336, 10.24, 92.16, 10.24, 92.16])
+    assert row["interval"] == "n=7, 98.4 % CI"
+
+
+def test_a_run_without_a_rate_is_not_in_the_count_of_the_interval(tmp_path):
+    for repeat in range(6):
+        write_run(tmp_path, rate=100.0 + repeat, repeat=repeat)
+    write_run(tmp_path, repeat=6, summary={"throughput_samples_per_s": None})
+    write_run(tmp_path, repeat=7, status="killed")
+    (row,) = rows_of(tmp_path)
+    assert (row["interval"], row["runs_ok"], row["attempts_failed"]) == ("n=6, 96.9 % CI", 7, 1)
+
+
+def test_the_interval_against_an_own_base_of_two_by_hand(tmp_path):
+    """Seconds a sample of two GPUs: 10 to 12.5 ms; of eight: 4 to 8 ms."""
+    for repeat, (two, eight) in enumerate(
+        zip((10.0, 10.5, 10.8, 11.2, 12.0, 12.5), (4.0, 5.0, 5.9, 6.1, 7.0, 8.0), strict=True)
+    ):
+        write_run(tmp_path, gpus=2, rate=1e3 / two, repeat=repeat)
+        write_run(tmp_path, gpus=8, rate=1e3 / eight, repeat=repeat)
+    row = row_of(rows_of(tmp_path), gpus=8)
+    speedup = [row[f"speedup_vs_own_base{end}"] for end in ("", "_low", "_high")]
+    assert speedup == pytest.approx([11 / 6, 1.25, 3.125])
+    efficiency = [row[f"efficiency_vs_own_base{end}"] for end in ("", "_low", "_high")]
+    assert efficiency == pytest.approx([11 / 24, 0.3125, 0.78125])
+    assert (row["speedup_low"], row["speedup_vs_own_base_coverage"]) == (None, pytest.approx(0.9375))
+    assert row["own_base_epoch_time_s"] == pytest.approx(11.264), "1024 samples of 11 ms: the median"
+
+
+def test_an_interval_that_touches_1_shows_no_speedup(tmp_path):
+    for repeat in range(6):
+        write_run(tmp_path, framework="single", rate=100.0, repeat=repeat)
+        write_run(tmp_path, rate=100.0 + 10 * repeat, repeat=repeat)
+    row = row_of(rows_of(tmp_path), framework="single")
+    assert (row["speedup"], row["speedup_high"]) == (pytest.approx(1 / 1.25, abs=0.01), pytest.approx(1.0))
+    assert row["speedup_verdict"] == "no speedup shown"
+
+
+# Columns of scaling.csv that merge repeats, in which three of them differ.
+MEDIANS = (
+    "step_time_median_s", "data_wait_share", "validation_time_s", "val_loss", "val_top1", "val_top5",
+    "val_perplexity_token", "val_perplexity_word", "epoch_first_step_s", "host_wait_share", "energy_epoch_j",
+    "energy_sample_j", "power_mean_w", "own_step_s", "own_step_median_rank_s", "cpu_share", "read_bytes_per_s",
+)  # fmt: skip
+LARGEST = (
+    "memory_allocated_peak_bytes", "memory_reserved_peak_bytes", "memory_device_peak_bytes", "memory_host_peak_bytes",
+    "allocator_retries",
+)  # fmt: skip
+OF_THE_FRAMEWORK = ("bubble", "bubble_theoretical", "staleness", "staleness_theoretical")
+
+
+def test_every_merged_column_over_three_repeats_and_a_failed_run(tmp_path):
+    """1, 2 and 10 have the median 2 and the mean 4.3; the run that failed has the largest value of all."""
+    for repeat, (status, value) in enumerate((("ok", 10), ("ok", 1), ("ok", 2), ("killed", 99))):
+        summary = {
+            name: value / 10 if name.endswith(("share", "top1", "top5")) else value for name in MEDIANS + LARGEST
+        }
+        framework = {name: value / 10 if "bubble" in name else value for name in OF_THE_FRAMEWORK}
+        sections = {"framework": framework} | ({"summary": summary} if status == "killed" else {})
+        write_run(tmp_path, gpus=2, repeat=repeat, status=status, summary=summary, sections=sections)
+    (row,) = rows_of(tmp_path)
+    shares = [name for name in MEDIANS if name.endswith(("share", "top1", "top5"))]
+    assert {name: row[name] for name in MEDIANS} == {name: 0.2 if name in shares else 2 for name in MEDIANS}
+    assert {name: row[name] for name in LARGEST} == dict.fromkeys(LARGEST, 10)
+    assert (row["bubble"], row["bubble_theoretical"]) == (0.2, 0.2)
+    assert (row["staleness_max"], row["staleness_theoretical_max"]) == (10, 10)
+    merged = {column.name for column in SCALING if column.source in ("median", "max")}
+    assert merged == {*MEDIANS, *LARGEST, "epoch_time_s", "bubble", "bubble_theoretical"} | {
+        "staleness_max",
+        "staleness_theoretical_max",
+    }
+
+
+def test_the_interval_of_a_ratio_by_hand(tmp_path):
+    """Seconds a sample of one GPU: 10 to 12.5 ms (median 11); of two: 4 to 8 ms (median 6)."""
+    for repeat, (one, two) in enumerate(
+        zip((10.0, 10.5, 10.8, 11.2, 12.0, 12.5), (4.0, 5.0, 5.9, 6.1, 7.0, 8.0), strict=True)
+    ):
+        write_run(tmp_path, framework="single", rate=1e3 / one, repeat=repeat)
+        write_run(tmp_path, gpus=2, rate=1e3 / two, repeat=repeat)
+    row = row_of(rows_of(tmp_path), gpus=2)
+    assert row["speedup"] == pytest.approx(11 / 6)
+    assert (row["speedup_low"], row["speedup_high"]) == (pytest.approx(10 / 8), pytest.approx(12.5 / 4))
+    assert (row["efficiency_low"], row["efficiency_high"]) == (pytest.approx(0.625), pytest.approx(1.5625))
+    assert row["speedup_coverage"] == pytest.approx(0.9375), "1 - 2 (1 - 0.96875)"
+    assert row["speedup_verdict"] == "speedup"
+    single = row_of(rows_of(tmp_path), gpus=1)
+    assert (single["speedup"], single["speedup_low"]) == (1.0, None), "itself: 1 by definition"
+    assert row["speedup_vs_own_base_low"] is None
+
+
+def test_no_speedup_is_shown_where_the_interval_includes_1(tmp_path):
+    for repeat in range(6):
+        write_run(tmp_path, framework="single", rate=100.0 + repeat, repeat=repeat)
+        write_run(tmp_path, rate=95.0 + repeat, repeat=repeat)
+        write_run(tmp_path, framework="fsdp", rate=80.0 + repeat, repeat=repeat)
+    rows = rows_of(tmp_path)
+    assert row_of(rows, framework="ddp")["speedup_verdict"] == "no speedup shown"
+    assert row_of(rows, framework="fsdp")["speedup_verdict"] == "slowdown"
+
+
+def test_five_repeats_on_either_side_give_no_interval_of_the_ratio(tmp_path):
+    for repeat in range(6):
+        write_run(tmp_path, framework="single", rate=100.0, repeat=repeat)
+        if repeat < 5:
+            write_run(tmp_path, gpus=2, rate=150.0, repeat=repeat)
+    row = row_of(rows_of(tmp_path), gpus=2)
+    assert (row["speedup"], row["speedup_low"], row["speedup_verdict"]) == (pytest.approx(1.5), None, None)
+
+
+def test_the_own_base_has_the_same_micro_batch(tmp_path):
+    write_run(tmp_path, gpus=1, rate=100.0, train={"micro_batch": 32})
+    write_run(tmp_path, gpus=1, rate=80.0, train={"micro_batch": 8})
+    write_run(tmp_path, gpus=2, rate=120.0, train={"micro_batch": 8})
+    two = row_of(rows_of(tmp_path), gpus=2)
+    assert (two["speedup_vs_own_base"], two["speedup"]) == (pytest.approx(1.5), pytest.approx(1.2))
+
+
+def test_a_cap_on_the_steps_does_not_change_the_speedup(tmp_path):
+    """Weak scaling, 5 steps an epoch: the epoch of two GPUs holds twice the samples and takes as long."""
+    for gpus in (1, 2):
+        write_run(tmp_path, gpus=gpus, rate=90.0 * gpus, train={"steps": 5}, summary={"epoch_time_s": 1.7})
+    two = row_of(rows_of(tmp_path), gpus=2)
+    assert two["epoch_time_s"] == two["own_base_epoch_time_s"]
+    assert two["speedup_vs_own_base"] == pytest.approx(2.0)
+    assert two["efficiency_vs_own_base"] == pytest.approx(1.0)
+
+
+def test_one_point_in_both_kinds_has_a_row_in_each(tmp_path):
+    write_run(tmp_path, gpus=1, rate=100.0, per_gpu=None, global_batch=32)
+    write_run(tmp_path, gpus=2, rate=160.0, per_gpu=None, global_batch=32)
+    write_run(tmp_path, gpus=2, rate=190.0, per_gpu=None, global_batch=64)
+    rows = rows_of(tmp_path)
+    assert sorted((row["gpus"], row["global_batch"], row["scaling"]) for row in rows) == [
+        (1, 32, "strong"),
+        (1, 32, "weak"),
+        (2, 32, "strong"),
+        (2, 64, "weak"),
+    ]
+    assert row_of(rows, gpus=2, scaling="strong")["speedup_vs_own_base"] == pytest.approx(1.6)
+    assert row_of(rows, gpus=2, scaling="weak")["speedup_vs_own_base"] == pytest.approx(1.9)
+
+
+def test_one_gpu_count_is_single(tmp_path):
+    write_run(tmp_path, framework="single", rate=100.0)
+    write_run(tmp_path, rate=80.0)
+    rows = rows_of(tmp_path)
+    assert {row["scaling"] for row in rows} == {"single"}
+    assert row_of(rows, framework="ddp")["speedup"] == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"dataset": "b" * 64},
+        {"train": {"precision": "bf16"}},
+        {"train": {"warmup_steps": 3}},
+        {"train": {"compile": True}},
+        {"train": {"seed": 1}},
+        {"epochs": 4},
+        {"loader": "synthetic"},
+        {"device": "cpu"},
+        {"sections": {"environment": {"gpu_model": GPU, "torch": "2.13.0", "cuda": "13.0"}}},
+        {"sections": {"environment": {"gpu_model": GPU, "torch": "2.14.1", "cuda": "12.8"}}},
+        {"sections": {"environment": {"gpu_model": "Another GPU", "torch": "2.14.1", "cuda": "13.0"}}},
+    ],
+    ids=str,
+)
+def test_what_is_not_comparable_is_no_base(tmp_path, other):
+    write_run(tmp_path, gpus=1, rate=100.0, **other)
+    write_run(tmp_path, gpus=2, rate=150.0)
+    two = row_of(rows_of(tmp_path), gpus=2)
+    assert two["speedup"] is None
+    assert two["own_base_gpus"] == 2
+    assert two["scaling"] == "single"
+
+
+def test_each_choice_of_knobs_has_its_own_base(tmp_path):
+    for size, rate in ((25, 80.0), (50, 100.0)):
+        write_run(tmp_path, gpus=1, rate=rate, knobs={"bucket_cap_mb": size})
+        write_run(tmp_path, gpus=2, rate=160.0, knobs={"bucket_cap_mb": size})
+    rows = rows_of(tmp_path)
+    assert row_of(rows, gpus=2, knobs="bucket_cap_mb=25")["speedup_vs_own_base"] == pytest.approx(2.0)
+    assert row_of(rows, gpus=2, knobs="bucket_cap_mb=50")["speedup_vs_own_base"] == pytest.approx(1.6)
+    assert {row["best_single_sample_time_s"] for row in rows} == {0.01}
+
+
+def test_layouts_of_one_framework_share_a_base(tmp_path):
+    """Tensor parallel on 2 and 4: the layout differs along the curve; the base is the fastest on the fewest."""
+    write_run(tmp_path, framework="tp", gpus=2, rate=50.0, knobs={"dp": 2, "tp": 1})
+    write_run(tmp_path, framework="tp", gpus=2, rate=60.0, knobs={"dp": 1, "tp": 2})
+    write_run(tmp_path, framework="tp", gpus=4, rate=90.0, knobs={"dp": 1, "tp": 4})
+    rows = rows_of(tmp_path)
+    four = row_of(rows, gpus=4)
+    assert (four["layout"], four["knobs"]) == ("dp=1 tp=4", None)
+    assert four["speedup_vs_own_base"] == pytest.approx(1.5)
+    assert four["efficiency_vs_own_base"] == pytest.approx(0.75)
+
+
+def test_other_settings_that_differ_are_shown(tmp_path):
+    write_run(tmp_path, train={"compile": True})
+    write_run(tmp_path, train={"compile": False})
+    assert [row["variant"] for row in rows_of(tmp_path)] == ["train.compile=false", "train.compile=true"]
+
+
+def test_memory_is_the_largest_and_quality_the_median_of_the_repeats(tmp_path):
+    for repeat, (gib, top1) in enumerate(((3, 0.5), (5, 0.7), (4, 0.6))):
+        summary = {"memory_allocated_peak_bytes": gib * GIB, "val_top1": top1}
+        write_run(tmp_path, repeat=repeat, summary=summary)
+    (row,) = rows_of(tmp_path)
+    assert (row["memory_allocated_peak_bytes"], row["val_top1"]) == (5 * GIB, 0.6)
+
+
+def test_single_gpu_rows_come_before_those_that_start_from_them(tmp_path):
+    weak_scaling(tmp_path)
+    rows = rows_of(tmp_path)
+    assert [(row["framework"], row["gpus"]) for row in rows] == [
+        ("single", 1),
+        ("ddp", 1),
+        ("ddp", 2),
+        ("ddp", 4),
+        ("ddp", 8),
+    ]
+
+
+def loaders_and_frameworks(results):
+    """Native and DALI under ddp and fsdp on 1 and 2 GPUs."""
+    for framework, factor in (("ddp", 1.0), ("fsdp", 0.5)):
+        for loader, rate in (("native", 100.0), ("dali", 160.0)):
+            for gpus in (1, 2):
+                write_run(results, framework=framework, loader=loader, gpus=gpus, rate=rate * factor * gpus**0.5)
+
+
+def test_loaders_are_one_comparison_by_loader(tmp_path):
+    loaders_and_frameworks(tmp_path)
+    rows = records(make_tables(read_all([tmp_path]), by="loader").scaling)
+    by_framework = {name: {row["comparison"] for row in rows if row["framework"] == name} for name in ("ddp", "fsdp")}
+    assert [len(ids) for ids in by_framework.values()] == [1, 1]
+    assert by_framework["ddp"].isdisjoint(by_framework["fsdp"])
+    two = row_of(rows, framework="fsdp", loader="native", gpus=2)
+    assert (two["compared_by"], two["compared"]) == ("loader", "native")
+    assert two["best_single_sample_time_s"] == pytest.approx(1 / 80), "fsdp with dali"
+    assert (two["best_single_framework"], two["best_single_compared"]) == ("fsdp", "dali")
+    assert two["speedup"] == pytest.approx(50 * 2**0.5 / 80)
+    assert two["speedup_vs_own_base"] == pytest.approx(2**0.5), "fsdp with native"
+
+
+def test_loaders_are_two_comparisons_by_framework(tmp_path):
+    loaders_and_frameworks(tmp_path)
+    rows = rows_of(tmp_path)
+    assert len({row["comparison"] for row in rows}) == 2
+    assert {(row["compared_by"], row["compared"]) for row in rows} == {("framework", "ddp"), ("framework", "fsdp")}
+
+
+def test_models_are_one_comparison_by_model(tmp_path):
+    for model, rate in (("resnet50", 100.0), ("resnet101", 60.0)):
+        write_run(tmp_path, model=model, rate=rate)
+        write_run(tmp_path, model=model, rate=2 * rate, gpus=2)
+    rows = records(make_tables(read_all([tmp_path]), by="model").scaling)
+    assert len({row["comparison"] for row in rows}) == 1
+    assert row_of(rows, model="resnet101", gpus=2)["speedup"] == pytest.approx(1.2)
+    assert row_of(rows, model="resnet101", gpus=2)["speedup_vs_own_base"] == pytest.approx(2.0)
+    assert {row["compared"] for row in rows} == {"resnet50", "resnet101"}
+
+
+def test_settings_of_a_loader_name_its_curves_by_loader(tmp_path):
+    for workers in (2, 8):
+        folder = write_run(tmp_path, train={"steps": workers})
+        record = json.loads((folder / "run.json").read_text())
+        record["config"]["loader"]["workers"] = workers
+        record["config"]["train"]["steps"] = None
+        (folder / "run.json").write_text(json.dumps(record))
+    found = make_tables(read_all([tmp_path]), by="loader").scaling
+    assert list(found["knobs"]) == ["workers=2", "workers=8"]
+    assert found["variant"].isna().all()

@@ -1,0 +1,77 @@
+"""Medians, their intervals, speedup and efficiency against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from ddlbench.results.tables.stats import Interval, confidence, efficiency, median, median_interval, speedup
+
+
+def test_median_of_odd_and_even_counts():
+    assert median([5.0, 1.0, 3.0]) == 3.0
+    assert median([4.0, 1.0, 3.0, 2.0]) == 2.5
+
+
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_no_interval_below_six(n):
+    # five values: 1 - 2 / 2^5 = 93.75 % even for the whole range
+    assert median_interval([float(i) for i in range(n)]) is None
+
+
+def test_interval_of_six_is_the_whole_range():
+    found = median_interval([6.0, 2.0, 4.0, 1.0, 5.0, 3.0])
+    assert found == Interval(1.0, 6.0, 1 - 2 / 64)  # 96.9 %
+
+
+@pytest.mark.parametrize(
+    ("n", "low", "high", "coverage"),
+    [
+        (8, 1, 8, 1 - 2 * 1 / 2**8),  # [x(2), x(7)] covers 1 - 2 (1 + 8) / 256 = 93.0 %: not enough
+        (9, 2, 8, 1 - 2 * (1 + 9) / 2**9),  # 96.1 %
+        (12, 3, 10, 1 - 2 * (1 + 12 + 66) / 2**12),  # 96.1 %; the next pair 85.4 %
+    ],
+)
+def test_interval_is_the_narrowest_that_covers_enough(n, low, high, coverage):
+    assert median_interval([float(i) for i in range(1, n + 1)]) == Interval(low, high, coverage)
+
+
+def test_interval_covers_the_median_with_its_stated_probability():
+    """A skewed distribution with a known median: the exponential's is ln 2."""
+    draw = random.Random(0)
+    found = [median_interval([draw.expovariate(1.0) for _ in range(9)]) for _ in range(4000)]
+    hits = sum(interval is not None and interval.low <= 0.6931 <= interval.high for interval in found)
+    assert hits / len(found) == pytest.approx(0.961, abs=0.012)
+
+
+def test_level_decides_how_many_values_are_needed():
+    assert median_interval([1.0, 2.0, 3.0], level=0.75) == Interval(1.0, 3.0, 0.75)
+    assert median_interval([float(i) for i in range(7)], level=0.99) is None  # 98.4 %
+
+
+def test_overlap_is_symmetric_and_counts_a_common_end():
+    low, high = Interval(1.0, 2.0, 0.95), Interval(2.0, 3.0, 0.95)
+    assert low.overlaps(high)
+    assert high.overlaps(low)
+    assert not low.overlaps(Interval(2.1, 3.0, 0.95))
+
+
+def test_a_table_gives_n_and_the_level_of_the_interval():
+    assert confidence(3, None) == "n=3, no 95 % CI"
+    assert confidence(6, median_interval([float(i) for i in range(6)])) == "n=6, 96.9 % CI"
+
+
+def test_speedup_and_efficiency_start_from_the_base():
+    # 120 s on 2 GPUs, 40 s on 8: three times as fast on four times the GPUs
+    assert speedup(120.0, 40.0) == 3.0
+    assert efficiency(120.0, 2, 40.0, 8) == 0.75
+    assert efficiency(120.0, 2, 120.0, 2) == 1.0
+
+
+def test_thousands_of_values_have_an_interval_too():
+    """Of the normal approximation's width: n / 2 -+ 0.98 sqrt(n). A sum of binomials for each pair would take hours."""
+    found = median_interval([float(i) for i in range(20_000)])
+    assert found is not None
+    assert (found.low, found.high) == (pytest.approx(10_000 - 138.6, abs=2), pytest.approx(10_000 + 138.6, abs=2))
+    assert found.coverage == pytest.approx(0.95, abs=0.002)
