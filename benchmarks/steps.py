@@ -36,13 +36,13 @@ def seconds_beside_others(config: Config, window_s: float) -> list[float]:
 
 
 def blocks(config: Config, samples: int) -> tuple[list[tuple[float, float]], float]:
-    """Seconds of each block's forward and backward pass of a micro batch, and of the update (oracle/measured/calibrate.py)."""
+    """Seconds of each block's forward and backward pass of a micro batch, and of the update (measured/calibrate.py)."""
     passes, update_s = calibrate.measure(config, CPU, samples)
     return [(each.forward, each.backward) for each in passes], update_s
 
 
 def collectives(sizes: Sequence[int]) -> dict[str, list[float]]:
-    """Seconds of each collective by size, and what one costs that is hidden behind computing (oracle/measured/network.py)."""
+    """Seconds of each collective by size, and what one costs that is hidden behind computing (measured/network.py)."""
     return {**network.sweep(CPU, sizes), "hidden_cost": [network.hidden_cost(CPU)]}
 
 

@@ -34,6 +34,9 @@ from ddlbench.run.assembly import make_job
 PREDICTION_ONLY = (spatial.Spatial, tensor.Channel)
 
 
+SAMPLES = {"imagenet": 1_281_167, "imagenet_tfrecord": 1_281_167}  # Russakovsky et al. 2015, ILSVRC 2012
+
+
 @dataclass(frozen=True)
 class Prediction:
     """One row. docs/oracle.md explains every key; None: not known, or refused.

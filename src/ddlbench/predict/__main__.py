@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any, cast
 
-import psutil
 import torch
 
 from ddlbench.config.choices import choices
@@ -20,9 +19,9 @@ from ddlbench.job import Job
 from ddlbench.oracle.machine import machine as machines
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured import network
-from ddlbench.oracle.measured.inputs import OneStep, from_calibration, from_one_step, from_roofline, own_cores, own_gpu
+from ddlbench.oracle.measured.inputs import OneStep, from_calibration, from_one_step, from_roofline, machine_of, own_gpu
 from ddlbench.oracle.measured.runs import Results
-from ddlbench.oracle.predictor import Known, Prediction, predict
+from ddlbench.oracle.predictor import SAMPLES, Known, Prediction, predict
 from ddlbench.oracle.timing.computation import Computation
 from ddlbench.predict import ranking, volumes
 from ddlbench.predict.figure import draw
@@ -31,7 +30,6 @@ from ddlbench.progress import Progress
 
 TP = (2, 4, 8)  # degrees of tensor parallelism that are tried within a node
 STAGES = {"tensor": 1, "hybrid": 2}  # frameworks of which several layouts are tried: their stages
-SAMPLES = {"imagenet": 1_281_167, "imagenet_tfrecord": 1_281_167}  # Russakovsky et al. 2015, ILSVRC 2012
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,7 +56,7 @@ def answer(question: Question) -> int:
                 f"{machine.device.name}: run it there"
             )
         print(f"collectives are in {network.calibrate(machine.device.type, counts)}", file=sys.stderr)
-    machine = machine_of(question)
+    machine = machine_of(question.cluster, question.overlap)
     rows = ranking.ranked(predictions(question, machine))
     if question.options.figure:
         draw(rows, question.options.figure)
@@ -67,19 +65,6 @@ def answer(question: Question) -> int:
     else:
         show(rows, question, machine)
     return 0 if any(row.status == "ok" for row in rows) else 3
-
-
-def machine_of(question: Question) -> Machine:
-    """The cluster's file; for this machine, or one of its nodes, with what was measured here."""
-    machine = machines.load(question.cluster)
-    device = machine.device
-    if machine.name == "local":
-        memory = device.memory_bytes or float(psutil.virtual_memory().total)
-        device = replace(device, memory_bytes=memory)
-        machine = replace(network.calibrated(machine), device=device, cores=machine.cores or own_cores())
-    elif device.type == "cuda" and device.name == own_gpu():
-        machine = network.calibrated(machine)
-    return machines.with_overlap(machine, question.overlap)
 
 
 def predictions(question: Question, machine: Machine) -> list[Prediction]:

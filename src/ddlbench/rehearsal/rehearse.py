@@ -1,7 +1,7 @@
 """One rank of the real job, for any number of ranks, on one machine without devices.
 
-The framework sets up and trains some steps under a fake process group and fake tensors (ranks/fake/fake.py): nothing is sent
-or computed, everything has its shape. The last step is reported: earlier ones make what lasts, and fill a pipeline.
+The framework sets up and trains some steps under a fake process group and fake tensors (ranks/fake): nothing is sent or
+computed, everything has its shape. The last step is reported: earlier ones make what lasts, and fill a pipeline.
 """
 
 from __future__ import annotations

@@ -18,10 +18,9 @@ from ddlbench.config.schema import GROUPS, SECTIONS, Config, Options
 from ddlbench.errors import RunError, Unsupported, UserError
 from ddlbench.figures.panels import devices, duration
 from ddlbench.oracle.machine.machine import Machine
+from ddlbench.oracle.measured.inputs import machine_of
 from ddlbench.oracle.measured.runs import Results
 from ddlbench.oracle.predictor import Known, Prediction, predict
-from ddlbench.predict.__main__ import machine_of
-from ddlbench.predict.question import ask
 from ddlbench.record.schema import SCALING
 from ddlbench.results.reading.attempts import Attempt, Records, why
 from ddlbench.results.tables.merge import Row, group_by
@@ -75,7 +74,7 @@ def with_predictions(tables: Tables, found: Records, cluster: str) -> Tables:
     """The tables with predicted_* columns, and a warning for what is far off or cannot be predicted. UserError for an
     unknown cluster."""
     runs = records(tables.runs)
-    campaign = Campaign(machine_of(ask([f"cluster={cluster}"])), {each.name: each for each in found.attempts}, runs)
+    campaign = Campaign(machine_of(cluster), {each.name: each for each in found.attempts}, runs)
     repeats = group_by((run for run in runs if run["status"] == "ok"), lambda run: run["measurement"])
     rows, missing = list[Row](), list[tuple[str, str]]()
     for row in records(tables.scaling):

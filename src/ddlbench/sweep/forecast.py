@@ -10,9 +10,8 @@ from ddlbench.errors import UserError
 from ddlbench.job import Job
 from ddlbench.oracle.machine import machine as machines
 from ddlbench.oracle.measured.inputs import from_roofline
-from ddlbench.oracle.predictor import Known, predict
+from ddlbench.oracle.predictor import SAMPLES, Known, predict
 from ddlbench.oracle.timing.computation import Computation
-from ddlbench.predict.__main__ import SAMPLES
 from ddlbench.sweep.plan import Cell
 
 

@@ -13,7 +13,7 @@ from ddlbench.config.compose import configuration, configurations
 from ddlbench.errors import UserError
 from ddlbench.oracle.machine import machine as machines
 from ddlbench.oracle.machine.collectives import all_reduce, path
-from ddlbench.oracle.measured import calibrate, network
+from ddlbench.oracle.measured import calibrate, inputs, network
 from ddlbench.oracle.measured.calibrate import calibration, this_device
 from ddlbench.oracle.measured.inputs import from_calibration
 from ddlbench.oracle.timing.computation import Pass
@@ -115,10 +115,9 @@ def test_what_nccl_was_measured_to_take_is_used_on_that_gpu_alone(
     own_home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(own_home, "cuda", kept("cuda"))
-    question = ask(["+model=resnet50", "cluster=abci"])
-    assert command.machine_of(question).sweep("all_reduce", 4) is None, "this machine has another device"
-    monkeypatch.setattr(command, "own_gpu", lambda: "Tesla V100-SXM2-16GB")
-    machine = command.machine_of(question)
+    assert inputs.machine_of("abci").sweep("all_reduce", 4) is None, "this machine has another device"
+    monkeypatch.setattr(inputs, "own_gpu", lambda: "Tesla V100-SXM2-16GB")
+    machine = inputs.machine_of("abci")
     assert all_reduce(1e6, path(machine, 4)) == 1.0
     assert all_reduce(1e6, path(machine, 8)) == all_reduce(1e6, path(machines.load("abci"), 8)), "two nodes"
     assert machine.shown(4) == 0.5
@@ -126,8 +125,8 @@ def test_what_nccl_was_measured_to_take_is_used_on_that_gpu_alone(
 
 def test_overlap_on_the_command_line_goes_before_what_was_measured(own_home: Path) -> None:
     write(own_home, "cpu", kept("cpu"))
-    found = {word: command.machine_of(ask(["+model=resnet50", *word.split()])).shown(4)
-             for word in ("", "overlap=true", "overlap=false")}  # fmt: skip
+    questions = {word: ask(["+model=resnet50", *word.split()]) for word in ("", "overlap=true", "overlap=false")}
+    found = {word: inputs.machine_of(asked.cluster, asked.overlap).shown(4) for word, asked in questions.items()}
     assert found == {"": 0.5, "overlap=true": 0.0, "overlap=false": 1.0}
 
 

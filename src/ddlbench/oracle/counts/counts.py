@@ -1,4 +1,4 @@
-"""What each block of a model computes, moves, keeps and exchanges, as numbers. oracle/counts/counting.py counts them."""
+"""What each block of a model computes, moves, keeps and exchanges, as numbers (counting.py)."""
 
 from __future__ import annotations
 

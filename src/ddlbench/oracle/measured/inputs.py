@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
+import psutil
 import torch
 
 from ddlbench.config.schema import Config
 from ddlbench.errors import UserError
 from ddlbench.oracle.counts.counting import count
 from ddlbench.oracle.counts.counts import Counts
+from ddlbench.oracle.machine import machine as machines
 from ddlbench.oracle.machine.machine import Machine
+from ddlbench.oracle.measured import network
 from ddlbench.oracle.measured.calibrate import calibration, this_device
 from ddlbench.oracle.setting import kind_of
 from ddlbench.oracle.timing import computation
@@ -80,3 +83,19 @@ def own_cores() -> int:
 
 def own_gpu() -> str | None:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+
+
+def machine_of(cluster: str, overlap: bool | None = None) -> Machine:
+    """The machine that a cluster's file describes; for this machine, or one of its nodes, with what was measured here.
+
+    overlap: whether communication is hidden; None: as the file says, or as it was measured
+    """
+    machine = machines.load(cluster)
+    device = machine.device
+    if machine.name == "local":
+        memory = device.memory_bytes or float(psutil.virtual_memory().total)
+        device = replace(device, memory_bytes=memory)
+        machine = replace(network.calibrated(machine), device=device, cores=machine.cores or own_cores())
+    elif device.type == "cuda" and device.name == own_gpu():
+        machine = network.calibrated(machine)
+    return machines.with_overlap(machine, overlap)

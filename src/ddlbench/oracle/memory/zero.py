@@ -1,7 +1,7 @@
 """The bytes of a rank under DeepSpeed's ZeRO 1, 2 and 3, as its libraries' code allocates them.
 
 Each walks a step: forward, backward with the gradients as they arrive, reduction, update. What lives in the model's
-blocks is counted (oracle/counts/counting.py), what the library holds beside is replayed (oracle/memory/zero_buckets.py).
+blocks is counted (oracle/counts/counting.py), what the library holds beside is replayed (zero_buckets.py).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""torch.cuda without a driver (ranks/fake/fake.py): streams and events in which nothing takes time, and a GPU's properties.
+"""torch.cuda without a driver (fake.py): streams and events in which nothing takes time, and a GPU's properties.
 
 `waits` and `queued` are told of the calls: of those in which the host would wait, and of those that order streams.
 """
