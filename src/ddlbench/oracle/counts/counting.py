@@ -6,7 +6,8 @@ operation is looked at. What does not grow with the batch (weights) and what doe
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from typing import Any, cast
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from ddlbench.job import Model
 from ddlbench.measure.memory_formula import SPLIT
 from ddlbench.oracle.counts.counts import Arrival, Block, Counts, Exchange, Line, Moments, Rows, Work
-from ddlbench.oracle.counts.fake_model import feed
+from ddlbench.oracle.counts.fake_model import Feed, feed
 from ddlbench.oracle.counts.live_bytes import Living, Passes
 from ddlbench.oracle.counts.operations import Operation, Watch, kept_bytes
 from ddlbench.rehearsal.observed import identity, size
@@ -112,6 +113,12 @@ class _Seen:
     again: list[float] = field(default_factory=list[float])
     turning: float = 0.0
 
+    def named(self, name: str) -> _Seen:
+        """An equal block of another name."""
+        exchanges = tuple(replace(one, name=one.name.replace(self.name, name, 1)) for one in self.exchanges)
+        rows = tuple(replace(one, name=one.name.replace(self.name, name, 1)) for one in self.rows)
+        return replace(self, name=name, exchanges=exchanges, rows=rows)
+
 
 def _joined(small: _Seen, large: _Seen) -> Block:
     return Block(
@@ -162,34 +169,78 @@ def _covers(one: Line, other: Line) -> bool:
 def _run(
     model: Model, precision: str, device_type: str, smoothing: float, samples: int, tp: int, sequence: bool
 ) -> list[_Seen]:
-    """Every block forward and backward by itself."""
+    """Every block forward and backward by itself. Equal blocks with equal inputs run once."""
     seen: list[_Seen] = []
     counted: set[int] = set()
-    plan = model.tensor_plan()
+    runs = dict[object, tuple[_Seen, Callable[[], Tensor]]]()
     with feed(model, precision, device_type, smoothing, samples, tp, sequence) as fed:
         for name, block in fed.blocks.items():
-            watch = Watch(name, block, plan, samples)
-            known = fed.known
-            entering = 0 if identity(fed.value) in known else size(fed.value)
-            value = fed.take()
-            with Living([*fed.given, value]) as living:
-                living.enters(value)
-                with fed.mixed(), watch.forward(), kept_bytes(known, living.note_saved, living.note_used) as kept:
-                    output = block(value)
-                    before, saved = kept[0], living.saved
-                    result = fed.loss(output, fed.targets) if fed.is_last(name) else output
-                own = kept[0] - (entering if identity(value) in known else 0)  # the input is given
-                del value
-                living.turn(output, known)
-                _backward(result, watch)
-            passes = living.passes(parameter.grad for parameter in block.parameters())
-            found = _seen(name, block, watch, plan, kept[0], output, samples, counted)
-            again, turning = passes.ahead[:saved], max(0.0, (living.used or 0.0) - own)
-            found = replace(found, entering=entering / samples, passes=passes, loss=kept[0] - before)
-            seen.append(replace(found, again=again, turning=turning))
-            block.zero_grad()
+            kind = _kind(fed, name, block, counted)
+            if kind in runs:
+                one, make_output = runs[kind]
+                output = make_output()
+            else:
+                one, output = _run_block(fed, name, block, model.tensor_plan(), samples, counted)
+                runs[kind] = one, _maker(fed, output)
+            counted |= {id(parameter) for parameter in block.parameters()}
+            seen.append(one.named(name))
             fed.pass_on(output)
+            del output  # the next block frees its input
     return seen
+
+
+def _maker(fed: Feed, output: Tensor) -> Callable[[], Tensor]:
+    """Makes tensors like this output, to which it does not refer."""
+    make = partial(torch.empty_strided, output.shape, output.stride(), dtype=output.dtype)
+    is_kept = identity(output) in fed.known
+
+    def made() -> Tensor:
+        tensor = make()
+        if is_kept:
+            fed.known.add(identity(tensor))
+            weakref.finalize(tensor.untyped_storage(), fed.known.discard, identity(tensor))
+        return tensor
+
+    return made
+
+
+def _kind(fed: Feed, name: str, block: nn.Module, counted: set[int]) -> object:
+    """Equal for blocks that compute the same: modules, parameters that are new, input. The last one has the loss."""
+    parameters = tuple((key, each.shape, id(each) in counted) for key, each in block.named_parameters())
+    value = fed.value
+    entering = value.shape, value.dtype, value.stride(), value.requires_grad, identity(value) in fed.known
+    return fed.is_last(name), repr(block), parameters, entering
+
+
+def _run_block(
+    fed: Feed, name: str, block: nn.Module, plan: Mapping[str, str], samples: int, counted: set[int]
+) -> tuple[_Seen, Tensor]:
+    """What was seen, and the block's output."""
+    watch = Watch(name, block, plan, samples)
+    known = fed.known
+    entering = 0 if identity(fed.value) in known else size(fed.value)
+    value = fed.take()
+    with Living([*fed.given, value]) as living:
+        living.enters(value)
+        with fed.mixed(), watch.forward(), kept_bytes(known, living.note_saved, living.note_used) as kept:
+            output = block(value)
+            before, saved = kept[0], living.saved
+            result = fed.loss(output, fed.targets) if fed.is_last(name) else output
+        own = kept[0] - (entering if identity(value) in known else 0)  # the input is given
+        del value
+        living.turn(output, known)
+        _backward(result, watch)
+    passes = living.passes(parameter.grad for parameter in block.parameters())
+    block.zero_grad()
+    one = replace(
+        _seen(name, block, watch, plan, kept[0], output, samples, counted),
+        entering=entering / samples,
+        passes=passes,
+        loss=kept[0] - before,
+        again=passes.ahead[:saved],
+        turning=max(0.0, (living.used or 0.0) - own),
+    )
+    return one, output
 
 
 def _backward(result: Tensor, watch: Watch) -> None:
@@ -214,7 +265,6 @@ def _seen(
     own = {f"{name}.{key}": parameter for key, parameter in block.named_parameters()}
     new = {key: parameter for key, parameter in own.items() if id(parameter) not in counted}
     split = {f"{module}.{tensor}" for module, style in plan.items() for tensor in SPLIT.get(style, ())}
-    counted |= {id(parameter) for parameter in own.values()}
     places = {key: place for place, key in enumerate(new)}
     exchanges = tuple(
         Exchange(module, style, entering / samples, leaving / samples, first)
