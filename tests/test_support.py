@@ -129,5 +129,5 @@ def test_a_knob_is_read_with_its_comment() -> None:
     assert match.groups() == ("balance", "[1, 2]", "blocks: first # to last")
     (stage, *_) = knobs(["zero0", "deepspeed"])
     assert stage.default == "`0` (zero0); `1` (deepspeed)"
-    assert stage.meaning.startswith("what is in shards: 0 nothing | 1")
+    assert stage.meaning.startswith("what is sharded: 0 nothing | 1")
     assert Knob("hook", {"ddp": "none"}, "none | fp16 | all of it: what travels").choices() == ["none", "fp16"]

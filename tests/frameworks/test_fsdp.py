@@ -367,7 +367,7 @@ def test_unsupported_settings_are_refused_before_anything_starts() -> None:
     FSDP(mixed_precision="policy").check(four_ranks())
     FSDP(mixed_precision="policy").check(four_ranks(precision="bf16", model=TEXT))
     fused = partial(make_optimizer, OptimizerConfig("sgd", lr=0.1, fused=True))
-    with pytest.raises(Unsupported, match=r"fused SGD does not know shards: set recipe\.optimizer\.fused=null"):
+    with pytest.raises(Unsupported, match=r"fused SGD does not support shards: set recipe\.optimizer\.fused=null"):
         FSDP().check(four_ranks(optimizer=fused))
-    with pytest.raises(Unsupported, match="do not go together"):
+    with pytest.raises(Unsupported, match="cannot be combined"):
         FSDP().check(four_ranks(compile=True, checkpoint_activations=True))

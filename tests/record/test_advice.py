@@ -81,7 +81,7 @@ def test_dropout_of_gpt2_gets_advice() -> None:
         ("single", ("train.checkpoint_activations=true",), ["recipe.optimizer.fused=true"]),
         ("single", ("recipe.optimizer.name=lamb",), ["train.compile=true"]),
         ("single", ("recipe.optimizer.fused=false",), ["train.compile=true"]),
-        ("fsdp", (), ["train.compile=true"]),  # torch's fused SGD does not know shards
+        ("fsdp", (), ["train.compile=true"]),  # torch's fused SGD does not support shards
         ("fsdp", ("recipe=adamw",), ["train.compile=true", "recipe.optimizer.fused=true"]),
         ("tensor", (), ["recipe.optimizer.fused=true"]),
     ],

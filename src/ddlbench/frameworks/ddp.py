@@ -46,12 +46,12 @@ class DDP:
         check_reduction("ddp", job, hook)
         if self.static_graph and job.micro_batches(job.world_size) > 1:
             raise Unsupported(
-                f"ddp: static_graph does not go with {job.micro_batches(job.world_size)} micro batches an update "
-                "(torch's reducer counts each backward): set framework.static_graph=false"
+                f"ddp: static_graph does not support {job.micro_batches(job.world_size)} micro batches per update "
+                "(torch's reducer counts each backward pass): set framework.static_graph=false"
             )
         if hook == "powersgd" and job.precision == "fp16":
             raise Unsupported(
-                "ddp: PowerSGD feeds the error of an overflowed fp16 gradient back for ever: use bf16 or comm_hook=fp16"
+                "ddp: PowerSGD's error feedback never recovers from an overflow in fp16: use bf16 or comm_hook=fp16"
             )
         check_alike(job, job.world_size)
 

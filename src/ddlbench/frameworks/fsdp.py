@@ -57,7 +57,7 @@ class FSDP:
         if self._casts(job) and has_batch_norm(job):
             raise Unsupported(
                 f"fsdp: MixedPrecisionPolicy casts BatchNorm's weights to {job.precision} but not its running "
-                "statistics, which its kernels refuse: set framework.mixed_precision=autocast"
+                "statistics, and its kernels refuse mixed types: set framework.mixed_precision=autocast"
             )
         check_alike(job, job.world_size)
 

@@ -30,11 +30,11 @@ class LocalSGD:
     def check(self, job: Job) -> None:
         if job.reduce_dtype != "fp32":
             raise Unsupported(
-                f"local_sgd sends weights, which are fp32, and no gradients in {job.reduce_dtype}: "
+                f"local_sgd averages weights in fp32 and sends no gradients in {job.reduce_dtype}: "
                 "set train.reduce_dtype=fp32"
             )
         if job.precision == "fp16":
-            raise Unsupported("local_sgd: in fp16 each replica would skip updates of its own: set train.precision=bf16")
+            raise Unsupported("local_sgd: in fp16 replicas would skip different updates: set train.precision=bf16")
         check_alike(job, job.world_size)
 
     def check_checkpoint(self, job: Job) -> None:

@@ -235,7 +235,7 @@ def test_unsupported_settings_are_refused_before_anything_starts() -> None:
     with pytest.raises(Unsupported, match=r"train\.compile=false"):
         Pipeline(tp=2).check(ranks(2, compile=True))
     fused = OptimizerConfig("sgd", lr=0.1, fused=True)
-    with pytest.raises(Unsupported, match=r"fused SGD does not know shards"):
+    with pytest.raises(Unsupported, match=r"fused SGD does not support shards"):
         Pipeline(dp=2, sharded=True).check(ranks(2, optimizer=lambda named: make_optimizer(fused, named)))
     with pytest.raises(UserError, match=r"framework\.tp=0"):
         Pipeline(tp=0)

@@ -152,12 +152,12 @@ def test_unsupported_settings_are_refused_before_anything_starts() -> None:
     Pipeline().check(two)
     with pytest.raises(Unsupported, match=r"averaged in fp32, not bf16"):
         Pipeline().check(replace(two, reduce_dtype="bf16"))
-    with pytest.raises(Unsupported, match=r"7 stages .* the model has 6 blocks: put 6 ranks or fewer"):
+    with pytest.raises(Unsupported, match=r"7 stages .* the model has 6 blocks: use at most 6 ranks"):
         Pipeline().check(replace(two, world_size=7, global_batch=7))
     with pytest.raises(Unsupported, match=r"interleaved needs 2 ranks"):
         Pipeline(schedule="interleaved").check(replace(two, world_size=1))
     for key in ("checkpoint_activations", "compile", "channels_last"):
-        with pytest.raises(Unsupported, match=f"two halves does not go with train.{key}=true"):
+        with pytest.raises(Unsupported, match=f"two halves does not support train.{key}=true"):
             Pipeline(schedule="zero_bubble").check(replace(two, **{key: True}))
 
 

@@ -305,7 +305,7 @@ def test_a_mesh_that_does_not_fill_the_ranks_is_refused() -> None:
 
 def test_unsupported_settings_are_refused_before_anything_starts() -> None:
     lamb = partial(make_optimizer, OptimizerConfig("lamb", lr=0.02))
-    with pytest.raises(Unsupported, match="Lamb takes the norm of whole layers"):
+    with pytest.raises(Unsupported, match="Lamb needs the norm of each full layer"):
         TensorParallel().check(ranks(2, optimizer=lamb))
     TensorParallel(dp=2).check(ranks(2, optimizer=lamb))
     with pytest.raises(Unsupported, match="vgg has no sequence"):

@@ -81,7 +81,7 @@ COMPUTING: dict[str, Callable[[], list[str]]] = {
     "all-gather, reduce-scatter": lambda: [s(by.all_gather(M, EIGHT)), s(by.reduce_scatter(M, FOUR))],
     "broadcast": lambda: [s(by.broadcast(M, EIGHT))],
     "point to point": lambda: [s(by.send(M, MACHINE, 1, 8)), s(by.send(M, MACHINE, 4, 8))],
-    "groups beside each other": lambda: [s(by.all_reduce(GB, path(MACHINE, 2, stride=4, world=8)))],
+    "concurrent groups": lambda: [s(by.all_reduce(GB, path(MACHINE, 2, stride=4, world=8)))],
     "measured collective": lambda: [s(Sweep((1e9, 2e9), (1.0, 3.0)).at(size)) for size in (1.5e9, 3e9)],
     "roofline": roofline,
     "update": lambda: [ms(computing(A, speeds=Speeds(1.0, 900e9)).update(1e9))],

@@ -93,8 +93,8 @@ class Knobs:
     def check_checkpoint(self, job: Job) -> None:
         offload = next((name for name in ("offload_optimizer", "offload_parameters") if getattr(self, name)), None)
         refusals = [
-            (self.casts(job), "framework.mixed_precision=weights keeps a second copy of the weights in an optimizer of "
-             "DeepSpeed's own: use framework.mixed_precision=autocast"),
+            (self.casts(job), "framework.mixed_precision=weights keeps a second copy of the weights in "
+             "DeepSpeed's optimizer: use framework.mixed_precision=autocast"),
             (job.precision == "fp16", "DeepSpeed's state of the loss scale is not saved: use train.precision=bf16"),
             (offload is not None, f"buffers on the host are not saved: use framework.{offload}=false"),
         ]  # fmt: skip
@@ -115,21 +115,21 @@ class Knobs:
         optimizer = layerwise(job)
         casts, precision = self.casts(job), job.precision
         refusals = [
-            (optimizer is not None, optimizer, "layer-wise norms need whole tensors, and ZeRO hands the optimizer flat "
-             f"shards: use framework.zero_stage=0, or recipe.optimizer.name={elementwise_names()}"),
-            (precision == "fp16" and not casts, "train.precision=fp16", "under autocast DeepSpeed skips "
-             "updates that overflow without lowering the scale, and clips before it unscales: use bf16, "
+            (optimizer is not None, optimizer, "it needs the norm of each full layer, but ZeRO gives the optimizer "
+             f"flat shards: use framework.zero_stage=0, or recipe.optimizer.name={elementwise_names()}"),
+            (precision == "fp16" and not casts, "train.precision=fp16", "under autocast DeepSpeed "
+             "does not lower the loss scale after an overflow, and clips gradients before it unscales them: use bf16, "
              "framework.mixed_precision=weights or framework.zero_stage=0"),
             (job.reduce_dtype != "fp32" != precision and not casts, f"train.reduce_dtype={job.reduce_dtype}",
-             f"under autocast (train.precision={precision}) gradients travel in the weights' type: use "
+             f"under autocast (train.precision={precision}) gradients are reduced in the weights' type: use "
              "train.reduce_dtype=fp32 or framework.mixed_precision=weights"),
             (casts and precision == "fp16" and job.device.type == "cpu", "train.precision=fp16 and "
              "framework.mixed_precision=weights", "DeepSpeed has no weights in fp16 on CPU: use bf16"),
             (casts and has_batch_norm(job), f"train.precision={precision} and framework.mixed_precision=weights",
-             "BatchNorm's weights would be cast but not its running statistics, which its kernels refuse: use "
-             "framework.mixed_precision=autocast"),
-            (job.compile and self.zero_stage == 3, "train.compile", "hooks gather the parameters, and a compiled model "
-             "breaks at each: use framework.zero_stage=2"),
+             "BatchNorm's weights would be cast, its running statistics would not, and its kernels refuse mixed types: "
+             "use framework.mixed_precision=autocast"),
+            (job.compile and self.zero_stage == 3, "train.compile", "hooks gather the parameters, and torch.compile "
+             "breaks the graph at each hook: use framework.zero_stage=2"),
         ]  # fmt: skip
         for asked, what, reason in refusals:
             if asked:

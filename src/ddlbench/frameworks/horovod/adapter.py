@@ -88,7 +88,7 @@ class Horovod:
         self._compression(job)
         check_alike(job, job.world_size)
         if job.channels_last:
-            raise Unsupported("horovod takes contiguous gradients only: set train.channels_last=false")
+            raise Unsupported("horovod accepts only contiguous gradients: set train.channels_last=false")
         if self.adasum:
             self._check_adasum(job)
 
@@ -98,14 +98,15 @@ class Horovod:
             raise Unsupported(f"horovod: adasum works on 2, 4, 8, ... ranks, this launch has {job.world_size}")
         if job.precision == "fp16" or job.clip_norm is not None:
             raise Unsupported(
-                f"horovod: adasum updates before all gradients are there, so it goes neither with "
-                f"train.precision=fp16 (overflows) nor with train.clip_norm: {job.precision}, {job.clip_norm} are set"
+                "horovod: adasum updates weights before all gradients are computed, so it supports neither fp16 "
+                f"nor clipping (train.precision={job.precision}, train.clip_norm={job.clip_norm}): "
+                "set framework.adasum=false"
             )
 
     def _compression(self, job: Job) -> str:
         """`train.reduce_dtype` means the same for every framework; here the compression does it."""
         if job.reduce_dtype == "bf16":
-            raise Unsupported("horovod 0.28.1 does not know bf16: set train.reduce_dtype=fp32 or fp16")
+            raise Unsupported("horovod 0.28.1 does not support bf16: set train.reduce_dtype=fp32 or fp16")
         return "fp16" if job.reduce_dtype == "fp16" else self.compression
 
     def check_checkpoint(self, job: Job) -> None:

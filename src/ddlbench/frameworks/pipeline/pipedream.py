@@ -78,23 +78,23 @@ class PipeDream:
             )
         if job.compile:
             raise Unsupported(
-                f"{self.name}: a compiled stage would be compiled anew for each version of its weights: "
+                f"{self.name}: torch.compile would compile a stage again for each version of its weights: "
                 "set train.compile=false"
             )
         if job.precision == "fp16":
             raise Unsupported(
                 f"{self.name}: gradients in flight have several loss scales, and the last stage makes its update "
-                "before the first knows of an overflow: use train.precision=bf16, or framework=1f1b"
+                "before the first stage can detect an overflow: use train.precision=bf16, or framework=1f1b"
             )
         if job.clip_norm is not None and ranks > 1:
             raise Unsupported(
-                f"{self.name}: the norm of the whole gradient is known {ranks - 1} micro batches after the last of "
+                f"{self.name}: the norm of all gradients is known only {ranks - 1} micro batches after the last of "
                 f"{ranks} stages has made its update: set train.clip_norm=null, or use framework=1f1b"
             )
         if ranks > 1 and not self.double_buffered and tied_names(on_meta(job)):
             raise Unsupported(
                 f"{self.name}: the tied embedding would be {ranks - 1} updates older on the first stage than on the "
-                "last: set model.tie_weights=false, or use framework=pipedream_2bw (the same staleness everywhere)"
+                "last: set model.tie_weights=false, or use framework=pipedream_2bw (the same staleness on all stages)"
             )
 
     def check_checkpoint(self, job: Job) -> None:

@@ -34,8 +34,8 @@ def check_stages(ranks: int, virtual_stages: int, blocks: int, balance: list[int
         looped = f" x framework.virtual_stages={virtual_stages}" if virtual_stages > 1 else ""
         raise Unsupported(
             f"{stages} stages ({ranks} ranks in a pipeline{looped}) but the model "
-            f"has {blocks} blocks: put {blocks // virtual_stages} ranks or fewer in a pipeline, with framework.dp "
-            "pipelines side by side"
+            f"has {blocks} blocks: use at most {blocks // virtual_stages} ranks per pipeline, and more "
+            "pipelines (framework.dp)"
         )
     if balance is not None and (len(balance) != stages or sum(balance) != blocks or min(balance) < 1):
         raise UserError(
@@ -54,7 +54,7 @@ def check_split_backward(job: Job) -> None:
     for key, value in asked.items():
         if value:
             raise Unsupported(
-                f"zero_bubble: a backward pass in two halves does not go with {key}=true: "
+                f"zero_bubble: a backward pass in two halves does not support {key}=true: "
                 "set it to false, or use framework=interleaved"
             )
 
@@ -66,8 +66,8 @@ def micro_batch_count(schedule: str, job: Job, ranks: int, replicas: int) -> int
     fits = [count for count in divisors(samples) if accepts(schedule, count, ranks)]
     if not fits:
         raise UserError(
-            f"the {samples} samples of a replica (train.global_batch={job.global_batch} over {replicas}) do not make "
-            f"micro batches for {schedule} over {ranks} ranks, which takes {ranks} or more: choose "
+            f"the {samples} samples of a replica (train.global_batch={job.global_batch} over {replicas}) cannot be "
+            f"divided into micro batches for {schedule} over {ranks} ranks, which needs {ranks} or more: choose "
             f"train.global_batch={MICRO_BATCHES_PER_RANK * ranks * replicas} or more"
         )
     if job.micro_batch is None:

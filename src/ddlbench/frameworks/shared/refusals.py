@@ -16,8 +16,8 @@ def check_alike(job: Job, data_size: int) -> None:
     job.micro_batches(data_size)
     if job.compile and job.checkpoint_activations:
         raise Unsupported(
-            "train.compile and train.checkpoint_activations do not go together (torch.compile refuses what keeps "
-            "BatchNorm's statistics right in the second forward): set one of them to false"
+            "train.compile and train.checkpoint_activations cannot be combined (torch.compile does not support what "
+            "keeps BatchNorm's statistics unchanged in the recomputed forward pass): set one of them to false"
         )
 
 
@@ -45,7 +45,7 @@ def elementwise_names() -> str:
 def check_elementwise(name: str, job: Job) -> None:
     if (optimizer := layerwise(job)) is not None:
         raise Unsupported(
-            f"{name}: {optimizer} takes the norm of whole layers, of which a rank has a part: "
+            f"{name}: {optimizer} needs the norm of each full layer, but each rank holds only part of a layer: "
             f"choose recipe.optimizer.name={elementwise_names()}"
         )
 
@@ -53,4 +53,4 @@ def check_elementwise(name: str, job: Job) -> None:
 def check_shards(name: str, job: Job) -> None:
     optimizer = optimizer_of(job)
     if isinstance(optimizer, torch.optim.SGD) and optimizer.defaults["fused"]:
-        raise Unsupported(f"{name}: torch's fused SGD does not know shards: set recipe.optimizer.fused=null")
+        raise Unsupported(f"{name}: torch's fused SGD does not support shards: set recipe.optimizer.fused=null")

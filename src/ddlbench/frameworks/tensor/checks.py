@@ -24,7 +24,7 @@ def check_parts(name: str, job: Job, tp: int, pp: int = 1) -> None:
 def check_compile(name: str, job: Job) -> None:
     if job.compile:
         raise Unsupported(
-            f"{name}: torch.compile would break the graph at every collective of every layer: set train.compile=false"
+            f"{name}: torch.compile breaks the graph at the collectives of every layer: set train.compile=false"
         )
 
 

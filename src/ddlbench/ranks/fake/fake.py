@@ -2,7 +2,7 @@
 
 A collective returns at once and sends nothing; a tensor has a shape, a type and a device, and no memory. So a framework
 can be set up and make steps as any rank of any number of ranks, on "cuda" too where there is no GPU. What torch asks of
-a real device meanwhile is answered in fake_cuda.py and fake_device.py, what other libraries ask beside their adapters
+a real device meanwhile is answered in cuda.py and device.py, what other libraries ask beside their adapters
 (`fake_answers`).
 """
 
