@@ -7,9 +7,11 @@ import re
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from omegaconf import OmegaConf
 
 import ddlbench.ranks.launch as launch_module
@@ -27,7 +29,6 @@ from ddlbench.ranks.launch import (
     shared_gpu,
 )
 from ddlbench.ranks.launchers import first_host, tasks_per_node
-from ddlbench.ranks.stop import Stop
 from ddlbench.run.peers import Peers
 from tests.support.mpi import AS_ROOT, MPI
 from tests.support.processes import MEET, PYTHON, environment, met, need, run
@@ -371,7 +372,8 @@ def test_more_ranks_connect_than_the_soft_limit_of_open_files_allows():
 
 def sockets():
     """Of this rank, while it also watches the others."""
-    peers = Peers.open(Stop())
+    store: Any = dist.distributed_c10d._get_default_store()
+    peers = Peers(store.clone(), dist.get_rank(), dist.get_world_size())
     barrier()
     count = sum("socket:" in str(path.resolve()) for path in Path("/proc/self/fd").iterdir())
     barrier()

@@ -49,7 +49,7 @@ def test_cells(value, kind, expected):
 @pytest.mark.parametrize(
     ("name", "value", "note"),
     [
-        ("epoch_time_s", -1.0, "epoch_time_s = -1.0 (must lie in 0 to 1e+09)"),
+        ("epoch_time_s", -1.0, "epoch_time_s = -1.0 (must lie in 1e-06 to 1e+09)"),
         ("epoch_time_s", float("nan"), "epoch_time_s = NaN (not a finite number)"),
         ("epoch_time_s", "3", 'epoch_time_s = "3" (not a finite number)'),
         ("val_top1", 1.5, "val_top1 = 1.5 (must lie in 0 to 1)"),
