@@ -32,7 +32,7 @@ class Attempt:
 
     record:   run.json
     warnings: why it could not be used
-    left_out: of an unreadable one, the kind of what is wrong with it
+    left_out: why an unreadable attempt is left out, as a kind of left_out.py
     has_end:  whether the record itself says how the run ended
     """
 
@@ -72,8 +72,7 @@ def _of_few_lines(content: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Records:
-    """The folder of every attempt that was found; for each folder that could not be read a warning and the kind of its
-    reason."""
+    """The folders of all attempts; a warning and the kind of its reason for each folder that could not be read."""
 
     folders: list[Path]
     warnings: list[str]
@@ -81,7 +80,7 @@ class Records:
 
     @cached_property
     def attempts(self) -> list[Attempt]:
-        """All of them in memory."""
+        """All attempts in memory."""
         return list(map(read, self.folders))
 
 
@@ -89,18 +88,18 @@ def read_all(folders: Sequence[Path]) -> Records:
     """Every attempt below the folders; none is read yet. UserError where there is none."""
     for folder in folders:
         _listable(folder)
-    found = search(folders)
-    attempts = set(found.attempts.values())  # a folder of an attempt is reported with the attempt
-    reasons = {path: why for path, why in found.unreadable.items() if attempts.isdisjoint((path, path.parent))}
+    result = search(folders)
+    attempts = set(result.attempts.values())  # a folder of an attempt is reported with the attempt
+    reasons = {path: why for path, why in result.unreadable.items() if attempts.isdisjoint((path, path.parent))}
     closed = [f"{printable(str(path))} cannot be read ({reason})" for path, reason in reasons.items()]
-    if not found.attempts:
+    if not result.attempts:
         names = ", ".join(str(folder) for folder in folders)
         but = f" ({'; '.join(closed[:3])})" if closed else ""
         raise UserError(
             f"no run in {names}{but}: start one with "
             f"python -m ddlbench +framework=ddp +model=resnet50 results_dir={folders[0]}, then report again"
         )
-    ordered = [found.attempts[place] for place in sorted(found.attempts)]
+    ordered = [result.attempts[place] for place in sorted(result.attempts)]
     return Records(ordered, closed, tuple(map(of_reason, reasons.values())))
 
 
@@ -121,8 +120,8 @@ def read(path: Path) -> Attempt:
         return unreadable(path, f"run.json cannot be read ({why(error)})", kind=of_error(error))
     version = record.get("schema_version")
     if type(version) is not int or version not in READ_VERSIONS:  # True equals 1
-        known = version if type(version) is int else None
-        return unreadable(path, _refusal(version), known, of_version(version))
+        number = version if type(version) is int else None
+        return unreadable(path, _refusal(version), number, of_version(version))
     if not isinstance(record.get("status"), str):
         return unreadable(path, "run.json has no status", version, "not JSON of a run")
     return Attempt(path, record) if record["status"] != "running" else _without_end(path, record)
@@ -138,7 +137,7 @@ def _refusal(version: Any) -> str:
 
 
 def unreadable(path: Path, reason: str, version: Any = None, kind: str = "unreadable") -> Attempt:
-    """The record of an attempt of which nothing can be used. kind: of left_out.py"""
+    """An attempt whose record cannot be used. kind: of left_out.py"""
     number = re.fullmatch(r"attempt-([0-9]{1,9})", path.name)
     record = {
         "schema_version": version,

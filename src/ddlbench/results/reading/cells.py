@@ -22,14 +22,14 @@ _NOUNS = {"int": "a whole number of 64 bits", "float": "a finite number", "bool"
 
 def fit(value: Any, column: Column, left_out: list[str]) -> Any:
     """The cell, or None with a note in `left_out` where a known value does not fit the column."""
-    found = cell(value, column.kind)
-    reason = _misfit(value, found, column)
+    fitting = cell(value, column.kind)
+    reason = _misfit(value, fitting, column)
     if reason:
         left_out.append(f"{column.name} = {shortened(json.dumps(value), 40)} ({reason})")
         return None
-    if column.kind == "text" and found and column.name not in _TEXTS:
-        return shortened(found, LONGEST_NAME)
-    return found
+    if column.kind == "text" and fitting and column.name not in _TEXTS:
+        return shortened(fitting, LONGEST_NAME)
+    return fitting
 
 
 def in_one_line(left_out: Sequence[str]) -> str:
@@ -38,12 +38,12 @@ def in_one_line(left_out: Sequence[str]) -> str:
     return f"left out of the tables: {', '.join(left_out[:SHOWN])}{more}"
 
 
-def _misfit(value: Any, found: Any, column: Column) -> str | None:
+def _misfit(value: Any, fitting: Any, column: Column) -> str | None:
     if value is None or value == {} or value == []:
         return None
-    if found is None:
+    if fitting is None:
         return f"not {_NOUNS[column.kind]}"
-    if column.range and not column.range[0] <= found <= column.range[1]:
+    if column.range and not column.range[0] <= fitting <= column.range[1]:
         return f"must lie in {column.allowed}"
     return None
 

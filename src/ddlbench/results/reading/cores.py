@@ -53,6 +53,6 @@ class Workers:
 
 
 def cores() -> int:
-    """That this process may use, at most MOST."""
+    """The number of cores that this process may use, at most MOST."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(allowed, MOST)

@@ -1,4 +1,4 @@
-"""epochs.jsonl, a JSON object for each epoch, as a table: whole columns, not a Python object for each cell."""
+"""epochs.jsonl, a JSON object for each epoch, as a table: complete columns, not a Python object for each cell."""
 
 from __future__ import annotations
 
@@ -40,21 +40,23 @@ def table_of(content: bytes, left_out: list[str]) -> tuple[Any, int]:
     if table is None:
         lines, broken = lines_of(content)
         return _one_by_one(lines, left_out), broken
-    for place, own in enumerate(OWN):
-        if not _fits(table[own.source], own):
-            table = table.set_column(place, SCHEMA.field(place), [_fitted(table[own.source], own, content, left_out)])
+    for place, column in enumerate(OWN):
+        if not _fits(table[column.source], column):
+            table = table.set_column(
+                place, SCHEMA.field(place), [_fitted(table[column.source], column, content, left_out)]
+            )
     return table, 0
 
 
 def tables_of(contents: Sequence[bytes]) -> list[Any]:
-    """What `table_of` makes of each content, of many at once: for a single one pyarrow takes longer to start than to
-    read. None for each of which `table_of` may have something to note."""
+    """Tables of many contents, parsed together, because pyarrow takes longer to start than to read a single one. A
+    content that needs a note is None: `table_of` reads it."""
     counts = [_plain_lines(content) for content in contents]
     table = _at_once(list(compress(contents, counts)), list(filter(None, counts)))
     if table is None:
         return [None] * len(contents)
     starts = list(accumulate(counts, initial=0))
-    odd = [_misfits(table[own.source], own) for own in OWN if not _fits(table[own.source], own)]
+    odd = [_misfits(table[column.source], column) for column in OWN if not _fits(table[column.source], column)]
     left = set(np.searchsorted(starts, np.concatenate(odd), side="right") - 1) if odd else set[int]()
     return [table.slice(starts[n], count) if count and n not in left else None for n, count in enumerate(counts)]
 
@@ -71,7 +73,7 @@ def _fitted(values: Any, column: Column, content: bytes, left_out: list[str]) ->
 
 def _one_by_one(lines: Sequence[Object], left_out: list[str]) -> Any:
     if _in_order([line.get("epoch") for line in lines]):
-        return pa.table([_cells(lines, own, left_out) for own in OWN], SCHEMA)
+        return pa.table([_cells(lines, column, left_out) for column in OWN], SCHEMA)
     return pa.Table.from_pylist(epoch_rows(lines, left_out), SCHEMA)
 
 
@@ -87,22 +89,22 @@ def _in_order(numbers: Sequence[Any]) -> bool:
 
 
 def lines_of(content: bytes) -> tuple[list[Object], int]:
-    """The objects, and the number of lines that are none: a killed process may leave half a line."""
+    """The JSON objects, and the number of lines that are not one: a killed process may leave half a line."""
     lines = [line for line in content.split(b"\n") if line.strip()]
-    found = _together(lines) or [_object(line) for line in lines]
-    rows = [row for row in found if row is not None]
-    return rows, len(found) - len(rows)
+    objects = _together(lines) or [_object(line) for line in lines]
+    rows = [row for row in objects if row is not None]
+    return rows, len(objects) - len(rows)
 
 
 def _together(lines: Sequence[bytes]) -> list[Object] | None:
-    """All lines as one list, which takes a third of the time; None where one is no flat object of numbers."""
+    """All lines parsed as one list, in a third of the time; None if a line is not a flat object of numbers."""
     try:
-        found = json.loads(b"[" + b",".join(lines) + b"]")
+        objects = json.loads(b"[" + b",".join(lines) + b"]")
     except (ValueError, RecursionError):
         return None
-    plain = len(found) == len(lines) and {dict}.issuperset(map(type, found))
-    plain = plain and PLAIN.issuperset(map(type, chain.from_iterable(line.values() for line in found)))
-    return found if plain else None
+    plain = len(objects) == len(lines) and {dict}.issuperset(map(type, objects))
+    plain = plain and PLAIN.issuperset(map(type, chain.from_iterable(line.values() for line in objects)))
+    return objects if plain else None
 
 
 def _object(line: bytes) -> Object | None:
@@ -113,13 +115,13 @@ def _object(line: bytes) -> Object | None:
 
 
 def _plain_lines(content: bytes) -> int:
-    """The number of lines if each is as the harness writes it, one flat object, no text with an escape; else 0."""
+    """The number of lines if every line has the harness's form (one flat object, no escapes in texts); else 0."""
     if not content.isascii() or any(text[:1] in content and text in content for text in UNUSUAL):  # one letter: faster
         return 0
     lines = content.split(b"\n")
     count = len(lines) - (not lines[-1])
-    whole = all(line.startswith(b"{") and line.endswith(b"}") for line in lines[:count])
-    return count if whole and content.count(b"{") == content.count(b"}") == count else 0
+    closed = all(line.startswith(b"{") and line.endswith(b"}") for line in lines[:count])
+    return count if closed and content.count(b"{") == content.count(b"}") == count else 0
 
 
 def _at_once(contents: Sequence[bytes], counts: Sequence[int]) -> Any:
@@ -135,17 +137,17 @@ def _at_once(contents: Sequence[bytes], counts: Sequence[int]) -> Any:
     starts = np.cumsum([0, *counts])
     if len(table) != starts[-1] or not _ascending(table["epoch"], starts[:-1]):
         return None
-    return None if any(_has_minus_zero(table[own.source]) for own in OWN if own.kind == "float") else table
+    return None if any(_has_minus_zero(table[column.source]) for column in OWN if column.kind == "float") else table
 
 
 def _ascending(numbers: Any, starts: Any) -> bool:
     """Whether every row has the number of an epoch, and they ascend from each start on."""
     if numbers.null_count:
         return False
-    found = numbers.to_numpy()
-    rising = np.diff(found) > 0
+    epochs = numbers.to_numpy()
+    rising = np.diff(epochs) > 0
     rising[starts[1:] - 1] = True
-    return bool(rising.all()) and found[starts].min() >= 0 and found.max() <= LAST_EPOCH
+    return bool(rising.all()) and epochs[starts].min() >= 0 and epochs.max() <= LAST_EPOCH
 
 
 def _fits(values: Any, column: Column) -> bool:
@@ -162,11 +164,11 @@ def _fits(values: Any, column: Column) -> bool:
 def _misfits(values: Any, column: Column) -> Any:
     """Numbers of the rows that `_fits` refuses."""
     if column.kind == "text":
-        found = call("greater", [call("utf8_length", [values]), pa.scalar(LONGEST_NAME)])
+        misfits = call("greater", [call("utf8_length", [values]), pa.scalar(LONGEST_NAME)])
     else:
         low, high = column.range or FLOATS
-        found = call("or", [call("less", [values, pa.scalar(low)]), call("greater", [values, pa.scalar(high)])])
-    return np.flatnonzero(call("coalesce", [found, pa.scalar(False)]).to_numpy())
+        misfits = call("or", [call("less", [values, pa.scalar(low)]), call("greater", [values, pa.scalar(high)])])
+    return np.flatnonzero(call("coalesce", [misfits, pa.scalar(False)]).to_numpy())
 
 
 def _has_minus_zero(values: Any) -> bool:
@@ -174,5 +176,5 @@ def _has_minus_zero(values: Any) -> bool:
     ends = call("min_max", [values]).as_py()
     if ends["min"] is None or not ends["min"] <= 0 <= ends["max"]:
         return False
-    found = values.to_numpy()
-    return bool((np.signbit(found) & (found == 0)).any())
+    numbers = values.to_numpy()
+    return bool((np.signbit(numbers) & (numbers == 0)).any())

@@ -16,7 +16,7 @@ OTHERS_S = 30.0  # after the end of the process that keeps the record, other ran
 
 @dataclass(frozen=True)
 class Gone:
-    """reason: for the record; last: the last heartbeat, as the times of a record are written"""
+    """reason: written to the record; last: time of the last heartbeat, in the record's format"""
 
     reason: str
     last: str

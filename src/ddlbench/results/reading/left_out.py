@@ -1,4 +1,4 @@
-"""What of the folders is not in the numbers, counted: one line for the terminal and for the page."""
+"""Counts of the attempts, files and folders that are not in the numbers: one line for the terminal and the page."""
 
 from __future__ import annotations
 

@@ -71,8 +71,8 @@ def _floats(values: Any) -> Any:
     """The shortest digits that give the same number, as Python writes them. pyarrow has the same digits, but writes 3
     for 3.0, 0.00001 for 1e-05, and an exponent from about ten digits before the point on."""
     numbers = values.to_numpy(zero_copy_only=False)
-    known = values.is_valid().to_numpy(zero_copy_only=False) & ~np.isnan(numbers)
+    valid = values.is_valid().to_numpy(zero_copy_only=False) & ~np.isnan(numbers)
     size = np.abs(numbers)
-    other = known & ((numbers == np.trunc(numbers)) | (size < 1e-4) | (size >= 1e9))
-    texts = call("if_else", [pa.array(known), values.cast(_text), pa.scalar(None, _text)])
+    other = valid & ((numbers == np.trunc(numbers)) | (size < 1e-4) | (size >= 1e9))
+    texts = call("if_else", [pa.array(valid), values.cast(_text), pa.scalar(None, _text)])
     return call("replace_with_mask", [texts, pa.array(other), pa.array(map(repr, numbers[other].tolist()), _text)])

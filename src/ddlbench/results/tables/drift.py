@@ -50,17 +50,17 @@ def drift(groups: Sequence[Sequence[AttemptRow]]) -> str | None:
 
 def _relative(group: Sequence[AttemptRow]) -> list[tuple[str, float]]:
     """(start, seconds a sample over the median of the repeats) of a measurement with repeats."""
-    known = [run.row for run in group if run.ok and run.row["start"] and run.row["throughput_samples_per_s"]]
-    if len(known) < 2:
+    rows = [run.row for run in group if run.ok and run.row["start"] and run.row["throughput_samples_per_s"]]
+    if len(rows) < 2:
         return []
-    times = [1 / row["throughput_samples_per_s"] for row in known]
+    times = [1 / row["throughput_samples_per_s"] for row in rows]
     middle = median(times)
-    return [(str(row["start"]), time / middle) for row, time in zip(known, times, strict=True)]
+    return [(str(row["start"]), time / middle) for row, time in zip(rows, times, strict=True)]
 
 
 def _shown(first: Interval | None, last: Interval | None, size: int) -> str:
     if first is None or last is None:
         return f"n={size} each, too few for an interval"
-    found = ratio_interval(last, first)
-    said = verdict(found, "slower", "faster", "no drift shown")
-    return f"{found.low:.3f} to {found.high:.3f}, n={size} each: {said}"
+    ratio = ratio_interval(last, first)
+    said = verdict(ratio, "slower", "faster", "no drift shown")
+    return f"{ratio.low:.3f} to {ratio.high:.3f}, n={size} each: {said}"
