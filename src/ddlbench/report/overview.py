@@ -99,7 +99,11 @@ def summary_text(scaling: pd.DataFrame) -> str:
     predicted = [row for row in rows if row["predicted_step_s"] is not None]
     tables = ((rows, MEASURED), (compared, RATIOS), (predicted, WHICH | PREDICTED))
     lines = [line for shown, columns in tables if shown for line in (*text_table(shown, columns | marks), "")]
-    fastest = [line for own in best(rows)[0] for line in wrap(f"{own.subject}. {' '.join(own.sentences)}", WIDTH)]
+    fastest = [
+        line
+        for paragraph in best(rows)[0]
+        for line in wrap(f"{paragraph.subject}. {' '.join(paragraph.sentences)}", WIDTH)
+    ]
     numbers = [f"[{number}] {text}" for text, number in numbered_texts.items()]
     return "\n".join([*lines, *fastest, *numbers, *base_lines(rows), *notes(rows), *failure_lines(rows)])
 
@@ -192,7 +196,7 @@ def name(value: str | None) -> str:
 
 
 def spread(row: Row) -> str:
-    """Of the repeats' epoch times, "4.05 to 6.91 s"; empty for a single run."""
+    """The range of the repeats' epoch times, "4.05 to 6.91 s"; empty for a single run."""
     if row["runs_ok"] < 2 or row["epoch_time_shortest_s"] is None:
         return ""
     return f"{seconds(row['epoch_time_shortest_s']).removesuffix(' s')} to {seconds(row['epoch_time_longest_s'])}"
