@@ -68,12 +68,11 @@ def shares(model: str) -> dict[str, list[tuple[int, float, float, float]]]:
 
 
 def sources() -> list[str]:
-    """The papers, with what their numbers hold for, where each number stands, and what they state without digits for an
-    axis."""
-    known = _file()["sources"]
-    lines = [f"{name}: {source['text']}; {source['machine']}" for name, source in known.items()]
-    places = group_by((Printed(**row) for row in _file()["efficiency"]), lambda own: (own.source, own.place))
-    values = [f"{source}, {place}: {'; '.join(own.text for own in found)}" for (source, place), found in places.items()]
+    """Lines with the papers and their machines, the place of each number, and statements that give no number."""
+    papers = _file()["sources"]
+    lines = [f"{name}: {source['text']}; {source['machine']}" for name, source in papers.items()]
+    places = group_by((Printed(**row) for row in _file()["efficiency"]), lambda row: (row.source, row.place))
+    values = [f"{source}, {place}: {'; '.join(row.text for row in rows)}" for (source, place), rows in places.items()]
     statements = [f"{row['source']}, {row['place']}: {row['model']}: {row['text']}" for row in _file()["statement"]]
     return [*lines, *values, *statements]
 
@@ -90,7 +89,7 @@ def comparable(shown: Sequence[Panel], printed: Callable[[str], Any], text: str)
 
 
 def published_name(panel: Panel) -> str:
-    """Of the panel's model, of whatever sizes; of several models, which a panel compares, there is none."""
+    """The name of the panel's model, whatever its sizes; a panel that compares several models has none."""
     return panel.model.partition("*")[0]
 
 
@@ -124,15 +123,15 @@ def draw_communication(looks: Looks) -> Callable[[Axes, Panel], None]:
 
     def draw_panel(axes: Axes, panel: Panel) -> None:
         printed = shares(published_name(panel))
-        own: list[Row] = [row for row in panel.rows if row.get("comm_share") is not None]
-        counts = [row["gpus"] for row in own] + [row[0] for rows in printed.values() for row in rows]
+        profiled: list[Row] = [row for row in panel.rows if row.get("comm_share") is not None]
+        counts = [row["gpus"] for row in profiled] + [row[0] for rows in printed.values() for row in rows]
         plotting.gpu_axis(axes, counts, panel.device, log=True)
-        drawn = list(group_by(own, curve_name).values())
+        drawn = list(group_by(profiled, curve_name).values())
         for rows, look in zip(drawn, looks.of([curve_key(rows[0]) for rows in drawn]), strict=True):
             points = sorted((row["gpus"], row["comm_share"]) for row in rows)
             name = plotting.label(curve_name(rows[0]))
             axes.plot(*zip(*points, strict=True), color=look.color, label=name, **look.shape)
-        values = [row["comm_share"] for row in own] + _printed_communication(axes, printed)
+        values = [row["comm_share"] for row in profiled] + _printed_communication(axes, printed)
         plotting.value_axis(axes, values, "communication (% of time)", percents=True, log=False)
         _name_counts(axes, panel)
 
