@@ -1,4 +1,4 @@
-"""What a cell would take on a cluster, from the oracle: for cells that no finished run is like."""
+"""The seconds of a cell on a cluster, predicted by the oracle, for cells that no finished run resembles."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class Forecast:
 
     def _seconds(self, cell: Cell) -> float | None:
         config = configuration(*cell.words)
-        known = Known(self.machine, self._computation, samples=SAMPLES.get(config.data.name))
+        inputs = Known(self.machine, self._computation, samples=SAMPLES.get(config.data.name))
         try:
-            found = predict(config, config.framework, cell.gpus, known)
+            prediction = predict(config, config.framework, cell.gpus, inputs)
         except UserError:
             return None
         steps = config.train.steps
-        epoch_s = found.step_s * steps if found.step_s and steps else found.epoch_s
+        epoch_s = prediction.step_s * steps if prediction.step_s and steps else prediction.epoch_s
         return None if epoch_s is None else epoch_s * config.train.epochs
 
     def _computation(self, config: Config, job: Job) -> Computation:

@@ -25,7 +25,7 @@ from ddlbench.sweep.lock import FOLDER, Claim, claim
 from ddlbench.sweep.plan import INVALID, Cell
 from ddlbench.sweep.state import RUNNING, State, due
 
-# Of launchers around this program: the ranks are started here.
+# Variables of a launcher around this program. They are removed, because the ranks are started here.
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "SLURM_", "OMPI_", "PMI", "TORCHELASTIC_")
 RANKS_PER_CORE = 2  # at most, where there is no GPU
 POLL_S = 0.05

@@ -157,7 +157,7 @@ def _refusal(config: Config, gpus: int, device: torch.device, check: Check | Non
 
 def points(cells: Iterable[Cell]) -> dict[tuple[str, int], list[Cell]]:
     """The cells of each configuration and GPU count, in order of the axes."""
-    found: dict[tuple[str, int], list[Cell]] = {}
+    groups: dict[tuple[str, int], list[Cell]] = {}
     for cell in sorted(cells, key=lambda cell: cell.place):
-        found.setdefault((cell.family, cell.gpus), []).append(cell)
-    return found
+        groups.setdefault((cell.family, cell.gpus), []).append(cell)
+    return groups

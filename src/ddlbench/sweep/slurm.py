@@ -95,15 +95,15 @@ def jobs(cells: Sequence[Cell], pack: int) -> list[Plan]:
         if cell.family not in smallest or cell.gpus < smallest[cell.family].gpus:
             smallest[cell.family] = cell
     proofs = {cell.key for cell in smallest.values()}
-    found = [Plan((cell,), True) for cell in sorted(smallest.values(), key=lambda cell: cell.gpus)]
+    plans = [Plan((cell,), True) for cell in sorted(smallest.values(), key=lambda cell: cell.gpus)]
     by_size: dict[int, list[Cell]] = {}
     for cell in cells:
         if cell.key not in proofs:
             by_size.setdefault(cell.gpus, []).append(cell)
     for gpus in sorted(by_size):
         group = by_size[gpus]
-        found += [Plan(tuple(group[start : start + pack]), False) for start in range(0, len(group), pack)]
-    return found
+        plans += [Plan(tuple(group[start : start + pack]), False) for start in range(0, len(group), pack)]
+    return plans
 
 
 def job_lines(study: Study, cells: Sequence[Cell], options: Options) -> list[str]:
@@ -156,7 +156,7 @@ def submit(study: Study, cells: Sequence[Cell], state: State, options: Options, 
 
 
 def _name(study: Study) -> str:
-    """Of a job, and of no other one."""
+    """A name that no other job has."""
     return f"ddlbench-{study.name[:40].replace(' ', '_')}-{uuid.uuid4().hex[:12]}"
 
 
@@ -240,10 +240,10 @@ def _environment(options: Options) -> Mapping[str, str]:
 
 
 def _site_file(site: str) -> Path:
-    """Of a name, or of a path: a word with a slash."""
+    """The file of a site, from its name or from a path, which is a word with a slash."""
     folder = SCRIPTS / "site"
     path = Path(site).resolve() if "/" in site else folder / f"{site}.sh"
     if not path.is_file():
-        known = ", ".join(sorted(each.stem for each in folder.glob("*.sh")))
-        raise UserError(f"--site {site}: there is no file {path}: give a path, or one of {known}")
+        sites = ", ".join(sorted(file.stem for file in folder.glob("*.sh")))
+        raise UserError(f"--site {site}: there is no file {path}: give a path, or one of {sites}")
     return path

@@ -43,17 +43,17 @@ def read(path: Path) -> dict[str, Any]:
     """A YAML file as plain data. UserError where it is anything else."""
     try:
         with path.open("rb") as file:
-            content = file.read(LARGEST_BYTES + 1)
-        if len(content) > LARGEST_BYTES:
+            raw = file.read(LARGEST_BYTES + 1)
+        if len(raw) > LARGEST_BYTES:
             raise UserError(f"{path} is larger than {LARGEST_BYTES:,} bytes: is it a study?")
-        found = parsed(content.decode())
+        content = parsed(raw.decode())
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read ({error}): give a study's name or its YAML file") from error
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise UserError(f"{path}: {' '.join(str(error).split())[:300]}") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise UserError(f"{path} holds no keys: see docs/studies.md for what a study holds")
-    return cast(dict[str, Any], found)
+    return cast(dict[str, Any], content)
 
 
 def parsed(text: str) -> Any:
@@ -67,9 +67,9 @@ def parsed(text: str) -> Any:
             raise ValueError(f"anchors and aliases (&{event.anchor}, *{event.anchor}) are refused: repeat the values")
         if getattr(event, "tag", None) is not None:
             raise ValueError(f"tags ({event.tag}) are refused: write plain values")
-    found = _KeysOnce(text).get_single_data()
-    _check_plain(found)
-    return found
+    data = _KeysOnce(text).get_single_data()
+    _check_plain(data)
+    return data
 
 
 class _KeysOnce(yaml.SafeLoader):
