@@ -141,8 +141,8 @@ class _Drawn:
         return self._ends[model]
 
     def looks(self, panel: Panel) -> dict[str, Look]:
-        """The look of each curve, by its name. If the panel has a legend to itself and one value of the compared factor,
-        its curves differ in colour, too."""
+        """The look of each curve, by its name. If the panel has its legend to itself, and one value of the compared
+        factor, its curves differ in colour, too."""
         rows = [curve[0] for curve in group_by(panel.rows, _named(panel)).values()]
         keys = [(curve_key(row)[0], _named(panel)(row)) for row in rows]
         alone = self._own_legends and len({compared for compared, _ in keys}) == 1 < len(keys)
