@@ -1,4 +1,4 @@
-"""From folders of results to attempts in memory. A record that cannot be read becomes an attempt with a reason."""
+"""Attempts are read from folders of results. A record that cannot be read becomes an attempt with a reason."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ REASON = 300  # letters of a reason: an error may quote what it cannot read
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt's files. If run.json is unreadable, only the folder's name is known. The epochs of many attempts
-    would fill the memory: they are read when they are asked for.
+    """One attempt's files. If run.json is unreadable, only the folder's name is available. The epochs are read when
+    they are asked for, because those of many attempts would fill the memory.
 
     record:   run.json
     warnings: why it could not be used
@@ -53,7 +53,7 @@ class Attempt:
         return lines_of(self.read_epochs()[0])[0]
 
     def read_epochs(self) -> tuple[bytes, str | None]:
-        """epochs.jsonl, and a warning where it cannot be read; nothing beside an unreadable run.json."""
+        """epochs.jsonl, and a warning if it cannot be read. Both are empty beside an unreadable run.json."""
         file = self.path / "epochs.jsonl"
         if self.record["status"] == "unreadable" or not os.path.lexists(file):
             return b"", None
@@ -150,7 +150,7 @@ def unreadable(path: Path, reason: str, version: Any = None, kind: str = "unread
 
 
 def _without_end(path: Path, record: Object) -> Attempt:
-    """An attempt whose record says `running`: killed where no process of it is left."""
+    """An attempt whose record says `running`. It counts as killed if no process of it is left."""
     gone = find_gone(path, time.time())
     if gone is None:
         unknown = "no end was recorded: it is still running, or was killed before it could write one"

@@ -21,7 +21,7 @@ _NOUNS = {"int": "a whole number of 64 bits", "float": "a finite number", "bool"
 
 
 def fit(value: Any, column: Column, left_out: list[str]) -> Any:
-    """The cell, or None with a note in `left_out` where a known value does not fit the column."""
+    """The cell, or None with a note in `left_out` if the value does not fit the column."""
     fitting = cell(value, column.kind)
     reason = _misfit(value, fitting, column)
     if reason:
@@ -49,7 +49,7 @@ def _misfit(value: Any, fitting: Any, column: Column) -> str | None:
 
 
 def cell(value: Any, kind: str) -> Any:
-    """A value of JSON as a table's cell; None for what does not fit the column: unknown, never 0."""
+    """A value of JSON as a table's cell; None, never 0, if it does not fit the column."""
     if value is None or value == {} or value == []:
         return None
     if kind == "text":
@@ -70,7 +70,7 @@ def _finite(value: float) -> float | None:
 
 
 def _whole(value: float) -> int | None:
-    """What a column of 64-bit integers can hold."""
+    """The value as an integer of 64 bits, or None."""
     if _finite(value) is None or value != int(value) or abs(int(value)) > LARGEST_INT:
         return None
     return int(value)

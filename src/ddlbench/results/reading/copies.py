@@ -28,7 +28,8 @@ class Original:
 
 
 def identity(attempt: Attempt) -> Hashable:
-    """run_id, attempt and start. An unreadable record may be anything; one without a start is compared whole."""
+    """A hash of run_id, attempt and start. An unreadable record has its path instead; a record without a start is
+    compared completely."""
     record = attempt.record
     if record["status"] == "unreadable":
         return attempt.path

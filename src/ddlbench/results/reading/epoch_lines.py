@@ -35,7 +35,7 @@ _PARSING = pyarrow.json.ParseOptions(explicit_schema=SCHEMA, unexpected_field_be
 
 def table_of(content: bytes, left_out: list[str]) -> tuple[Any, int]:
     """A pyarrow table of SCHEMA, each epoch once and in order, and the number of lines that cannot be read. `left_out`
-    gets a note for each value that does not fit its column, and what `epoch_rows` says of lines."""
+    gets a note for each value that does not fit its column, and the notes of `epoch_rows` on lines."""
     table = _at_once([content], [count]) if (count := _plain_lines(content)) else None
     if table is None:
         lines, broken = lines_of(content)
@@ -82,7 +82,8 @@ def _cells(lines: Sequence[Object], column: Column, left_out: list[str]) -> Any:
 
 
 def _in_order(numbers: Sequence[Any]) -> bool:
-    """Whether every line has a number of its own, and they ascend: nothing to sort or to leave out."""
+    """Whether every line has an epoch's number, and the numbers ascend, so that no line has to be sorted or left
+    out."""
     if set(map(type, numbers)) != {int} or numbers[0] < 0 or numbers[-1] > LAST_EPOCH:
         return False
     return all(one < two for one, two in pairwise(numbers))
@@ -125,8 +126,8 @@ def _plain_lines(content: bytes) -> int:
 
 
 def _at_once(contents: Sequence[bytes], counts: Sequence[int]) -> Any:
-    """The lines of all contents by pyarrow, in a fiftieth of the time; None where a value is not of its column's kind
-    or an epoch does not come after that of the line before. counts: their plain lines"""
+    """The lines of all contents, parsed by pyarrow in a fiftieth of the time; None if a value is not of its column's
+    kind or the epochs of a content do not ascend. counts: lines of each content"""
     if not contents:
         return NONE
     try:
@@ -151,7 +152,7 @@ def _ascending(numbers: Any, starts: Any) -> bool:
 
 
 def _fits(values: Any, column: Column) -> bool:
-    """Whether all values that are known can be cells as they are."""
+    """Whether all values fit the column as they are."""
     if column.kind == "bool" or values.null_count == len(values):
         return True
     if column.kind == "text":
@@ -172,7 +173,7 @@ def _misfits(values: Any, column: Column) -> Any:
 
 
 def _has_minus_zero(values: Any) -> bool:
-    """pyarrow makes -0.0 of the whole number -0, which is 0."""
+    """Whether pyarrow has read an integer -0, which is 0, as -0.0."""
     ends = call("min_max", [values]).as_py()
     if ends["min"] is None or not ends["min"] <= 0 <= ends["max"]:
         return False

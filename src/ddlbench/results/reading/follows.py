@@ -1,5 +1,5 @@
-"""Which columns of a run's summary follow from its epochs.jsonl, as measure/summary.py computes them: a summary that
-says otherwise was changed or damaged."""
+"""Checks whether the columns of a run's summary follow from its epochs.jsonl, as measure/summary.py computes them. A
+summary that differs was changed or damaged."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ KINDS = {
 
 
 def line(kinds: Iterable[str]) -> str | None:
-    """ "left out: 3 unreadable, 1 of a newer schema, 2 copies"; None where nothing is."""
+    """ "left out: 3 unreadable, 1 of a newer schema, 2 copies"; None if nothing is left out."""
     counts = Counter(kinds)
     parts = [f"{counts[one]} {one if counts[one] == 1 else several}" for one, several in KINDS.items() if counts[one]]
     return f"left out: {', '.join(parts)}" if parts else None

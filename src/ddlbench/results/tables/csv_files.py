@@ -27,8 +27,8 @@ _join: Any = partial(call, "binary_join_element_wise", options=pyarrow.compute.J
 
 
 def write_csv(table: pd.DataFrame, path: Path, threads: int = 1) -> None:
-    """The table with a line of its columns' names; an unknown cell is empty. A text that a spreadsheet would run has a
-    ' before it. threads: that make text of rows; what pyarrow does of it runs on several cores"""
+    """Write a table as CSV with a header; a missing cell is empty. A text that a spreadsheet would run as a formula
+    gets a ' before it. threads: threads that make text of rows; pyarrow's part uses several cores"""
     starts = range(0, len(table), ROWS)
     with path.open("wb") as file, ThreadPoolExecutor(threads) as pool:
         file.write(f"{','.join(map(field, table.columns))}\n".encode())

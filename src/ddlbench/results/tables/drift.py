@@ -1,4 +1,4 @@
-"""What makes a campaign's numbers doubtful: efficiencies above 100 %, and times that change while it goes on."""
+"""What makes a campaign's numbers doubtful: efficiencies above 100 %, and times that change during the campaign."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def questions(scaling: Iterable[Row]) -> list[str]:
 
 
 def _question(row: Row, column: str, base: str) -> str | None:
-    value, low = row.get(column), row.get(f"{column}_low")  # a row has only what is known
+    value, low = row.get(column), row.get(f"{column}_low")  # a ratio without a value is not in the row
     if value is None or value <= 1 + ROUNDING:
         return None
     name = f"{row['framework']}, {row['model']}, {row['gpus']} GPUs: {column} of {100 * value:.1f} %"
@@ -33,10 +33,10 @@ def _question(row: Row, column: str, base: str) -> str | None:
 
 
 def drift(groups: Sequence[Sequence[AttemptRow]]) -> str | None:
-    """The last third of a campaign's runs against the first third, by start. None below 6 runs that have repeats.
+    """Compare the last third of a campaign's runs, by start, with the first third. None below 6 runs that have repeats.
 
-    Each run's seconds a sample are divided by the median of its repeats, so that any mixture of measurements may be in
-    a third. Nothing is dropped or corrected.
+    Each run's seconds a sample are divided by the median of its repeats, so that a third may mix any measurements.
+    Nothing is dropped or corrected.
     """
     timed = sorted(ratio for group in groups for ratio in _relative(group))
     if len(timed) < FEWEST:

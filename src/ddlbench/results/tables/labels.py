@@ -38,7 +38,7 @@ def knobs(runs: Sequence[AttemptRow], by: str = "framework") -> list[str]:
 
 
 def variants(runs: Sequence[AttemptRow], by: str = "framework") -> list[str]:
-    """For each run the other settings and versions in which runs of its model, loader, data and recipe differ."""
+    """For each run the other settings and versions in which runs of equal model, loader, data and recipe differ."""
     fixed = () if by == "framework" else ("framework",)
     names = (*fixed, *(name for name in ("model", "model_changed", "loader", "data", "recipe") if name != by))
     return _differences(runs, _columns(*names), partial(_others, by=by))
@@ -72,7 +72,7 @@ def _columns(*names: str) -> Callable[[AttemptRow], Hashable]:
 
 
 def layout(run: AttemptRow) -> str:
-    """How the ranks are laid out, where the configuration says so: "dp=2 tp=4"."""
+    """The layout of the ranks, if the configuration sets it: "dp=2 tp=4"."""
     return settings_text({key.removeprefix("framework."): run.options.get(key) for key in LAYOUT})
 
 
@@ -173,7 +173,7 @@ def _value(options: Row, key: str) -> str | None:
 
 
 def settings_text(values: Row, null: str | None = None) -> str:
-    """ "a=1 b=[1,2]"; what is None is left out unless `null` says how to write it."""
+    """Settings as a text, "a=1 b=[1,2]". A value of None is left out unless `null` says how to write it."""
     texts = {key: null if value is None else _text(value) for key, value in values.items()}
     joined = " ".join(f"{key}={text}" for key, text in texts.items() if text is not None)
     return shortened(joined, LONGEST)
