@@ -49,7 +49,7 @@ from ddlbench.results.tables.tables import Tables
 from ddlbench.results.tables.targets import COSTS, Target, costs, target_rows
 
 PANELS_OF_A_FILE = 6  # fit a page of paper
-MOST_FILES = 30  # of all figures; with more of them each quantity has one: the others would take minutes
+MOST_FILES = 30  # of all figures; above this number each quantity has one file, because the others would take minutes
 
 DrawPanel = Callable[[Axes, Panel], None]
 Ready = Callable[[str, Figure], object]

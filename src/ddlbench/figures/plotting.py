@@ -1,4 +1,4 @@
-"""What all figures share: typography, a grid of panels of one size, legends, axes."""
+"""Typography, a grid of panels of equal size, legends and axes, shared by all figures."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def _title(axes: Axes, head: Head, most: int) -> None:
 
 
 def _handles(axes: Axes) -> dict[str, Any]:
-    """What the panel's legend names; equal labels once."""
+    """The entries of the panel's legend; equal labels once."""
     handles: dict[str, Any] = {}
     for handle, text in zip(*axes.get_legend_handles_labels(), strict=True):
         handles.setdefault(text, handle)
@@ -182,8 +182,8 @@ def label(text: str) -> str:
 
 
 def log_counts(counts: Sequence[int], proportional: bool) -> bool:
-    """Whether GPU counts are on a log2 axis. proportional: of a quantity that grows with them if scaling is ideal:
-    with few counts a straight line on linear axes shows that best."""
+    """Whether GPU counts are on a log2 axis. proportional: for a quantity that grows with them if scaling is ideal:
+    with few counts a straight line on linear axes shows that best"""
     far = max(counts) / min(counts) > LINEAR_UP_TO
     return len(set(counts)) >= LOG_FROM or (far and not proportional)
 

@@ -1,4 +1,5 @@
-"""`--baseline published`: what papers print beside one's own efficiency and communication, in figures of their own."""
+"""`--baseline published`: the numbers that papers print beside the measured efficiency and communication, in separate
+figures."""
 
 from __future__ import annotations
 
@@ -78,13 +79,14 @@ def sources() -> list[str]:
 
 
 def without_printed(shown: Sequence[Panel]) -> list[str]:
-    """A line for each panel's model, or models, beside which nothing is drawn."""
+    """A line for each panel without printed numbers of its model or models."""
     names = dict.fromkeys(map(published_name, shown))
     return [f"no printed number is drawn beside {name}" for name in names if not (efficiencies(name) or shares(name))]
 
 
 def comparable(shown: Sequence[Panel], printed: Callable[[str], Any], text: str) -> list[Panel]:
-    """The panels against own bases whose model, of whatever sizes, has printed numbers. text: what these are"""
+    """The panels against own bases whose model, whatever its sizes, has printed numbers. text: a description of these
+    numbers"""
     return [replace(panel.against_own_bases(), base=text) for panel in shown if printed(published_name(panel))]
 
 
@@ -94,8 +96,8 @@ def published_name(panel: Panel) -> str:
 
 
 def draw_efficiency(looks: Looks) -> Callable[[Axes, Panel], None]:
-    """Own efficiencies with their lines, printed ones as grey points without; an arrow points to where the value is of
-    which a paper gives only a limit."""
+    """Draw measured efficiencies with lines, and printed ones as grey points. An arrow points away from a printed limit
+    to the side on which the value lies."""
 
     def draw_panel(axes: Axes, panel: Panel) -> None:
         points = efficiencies(published_name(panel))
@@ -113,7 +115,7 @@ def draw_efficiency(looks: Looks) -> Callable[[Axes, Panel], None]:
 
 
 def _name_counts(axes: Axes, panel: Panel) -> None:
-    """The papers' counts are those of GPUs, whatever one's own device."""
+    """Name the axis after GPUs, because the papers count GPUs, whatever device was measured."""
     if panel.device == "cpu":
         axes.set_xlabel("ranks (CPU); printed values: GPUs")
 

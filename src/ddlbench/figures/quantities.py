@@ -1,4 +1,4 @@
-"""What is drawn over GPU counts: the value of a row of scaling.csv, its repeats, its interval and its ideal."""
+"""The quantities over GPU counts: the value of a row of scaling.csv, its repeats, its interval and its ideal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MEMORY = {"cpu": "memory_host_peak_bytes", "cuda": "memory_allocated_peak_bytes"
 
 @dataclass(frozen=True)
 class Values:
-    """What is drawn of one row: the merged value, the interval around it if there is one, every repeat."""
+    """The drawn values of one row: the merged value, the interval around it if there is one, every repeat."""
 
     merged: float | None
     repeats: list[float] = field(default_factory=list[float])
