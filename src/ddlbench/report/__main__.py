@@ -105,7 +105,7 @@ def _measurements(name: str, folder: Path) -> list[list[AttemptRow]]:
 
 
 def _warn(warnings: Sequence[str], others: str) -> None:
-    """others: where those are that are not printed"""
+    """Print the first warnings. others: the place of the remaining ones"""
     for warning in warnings[:WARNINGS_SHOWN]:
         _say(f"warning: {warning}", sys.stderr)
     if len(warnings) > WARNINGS_SHOWN:

@@ -26,7 +26,7 @@ CHANGES_SHOWN = 30
 
 @dataclass
 class Versus:
-    """What is printed, and what decides the gate.
+    """The printed lines, and the measurements that decide the gate.
 
     slower:    shown to be slower by more than the limit, or no run ends ok any more
     undecided: too few repeats, or no counterpart after
@@ -154,7 +154,7 @@ def _value(values: Row, key: str) -> str:
 
 
 def _judge(result: Versus, pair: Pair, limit: float | None) -> None:
-    """Add the line of one pair, and what the gate makes of it."""
+    """Add the line of one pair, and its verdict for the gate."""
     one, two = (Point(group, "", "", "framework") for group in pair)
     name = _name(pair[0])
     if not one.sample_time_s:

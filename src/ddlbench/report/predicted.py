@@ -54,7 +54,8 @@ class Campaign:
         return prediction
 
     def _check_place(self, row: Row, record: Mapping[str, Any]) -> None:
-        """Unsupported where it did not run on such a cluster, or not spread over its nodes as the oracle spreads it."""
+        """Unsupported if the run was not on such a cluster, or its ranks were not spread over the nodes as the oracle
+        spreads them."""
         machine, cpu = self.machine, self.machine.device.type == "cpu"
         model = "cpu" if row["device"] == "cpu" else row["device_model"]
         if model != machine.device.name:
@@ -113,7 +114,8 @@ def cells(row: Row, prediction: Prediction) -> Row:
 
 
 def memory_cells(row: Row, prediction: Prediction) -> Row:
-    """Bytes of the fullest rank, and the error beside what its allocator gave out; on the CPU nothing counts that."""
+    """Bytes of the fullest rank, and the error against the allocator's measured peak, which does not exist on the
+    CPU."""
     assert prediction.memory_bytes is not None
     bytes_, measured = round(prediction.memory_bytes), row["memory_allocated_peak_bytes"]
     return {
