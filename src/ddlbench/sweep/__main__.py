@@ -30,7 +30,7 @@ INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0 where nothing is left to do or to repair, 1 where cells failed, 2 for errors of the user, 130 after
+    """Exit code 0 if nothing is left to do or to repair, 1 if cells failed, 2 for errors of the user, 130 after
     Ctrl-C."""
     given = _parser().parse_intermixed_args(arguments)
     try:
@@ -107,7 +107,7 @@ def _status(cells: Sequence[Cell], state: State) -> int:
 def _show(
     given: argparse.Namespace, study: Study, cells: Sequence[Cell], state: State, forecast: Forecast | None
 ) -> int:
-    """The plan; nothing is started, whatever else is asked for."""
+    """Print the plan; nothing is started, whatever else is asked for."""
     asked = _asked(state, slurm.queue())
     with configurations():  # once: the forecast composes one for each configuration and GPU count
         lines = plan_lines(cells, state, asked, forecast)
@@ -139,8 +139,8 @@ def _device(given: argparse.Namespace) -> torch.device:
 
 
 def _cancel(cells: Sequence[Cell], state: State) -> int:
-    """End the Slurm jobs that hold cells of this study, and the sweeps on this machine; exit code 1 where one is left:
-    of another user, or on another machine."""
+    """End the Slurm jobs that hold cells of this study, and the sweeps on this machine. Exit code 1 if one is left, of
+    another user or on another machine."""
     queued = slurm.queue()
     owners = {owner for cell in cells if (owner := holder(state.results, cell.key, queued))}
     jobs = {owner.job for owner in owners if owner.job}
@@ -185,7 +185,7 @@ def _asked(state: State, queued: slurm.Queue) -> Asked:
 
 
 def _begun(start: slurm.Start, attempts: Sequence[Attempt]) -> bool:
-    """Whether one of a cell's attempts is of this start of a job."""
+    """Whether one of a cell's attempts belongs to this start of a job."""
     return any(one.job == start.number and one.restarts == str(start.restarts) for one in attempts)
 
 

@@ -49,8 +49,8 @@ TIMES = {"SLURM_TIME_FORMAT": "%s"}  # seconds since 1970
 
 @dataclass(frozen=True)
 class Job:
-    """A job that has begun: its number and its output. Of one that ended without output: its state, and the seconds
-    since 1970 of its end, both from Slurm."""
+    """A job that has begun: its number and its output. If it ended without output, its state and its end, in seconds
+    since 1970, come from Slurm."""
 
     number: str
     log: Path | None
@@ -59,7 +59,7 @@ class Job:
 
     @property
     def ended(self) -> str:
-        """When its last output came, else its end, as the times of a record are written."""
+        """The time of its last output, else of its end, in the format of a record's times."""
         when = self.log.stat().st_mtime if self.log else self.end_s
         return datetime.fromtimestamp(when, UTC).isoformat(timespec="milliseconds")
 
@@ -73,10 +73,10 @@ class Job:
 
 @dataclass(frozen=True)
 class Part:
-    """What a job's output has of one of its runs.
+    """The part of a job's output that belongs to one of its runs.
 
-    began, nodes: None where the job ended before its first run
-    code: None where the run did not end before the job
+    began, nodes: None if the job ended before its first run
+    code: None if the run did not end before the job
     last: whether the job began no other run after it
     """
 
@@ -132,8 +132,8 @@ def _logs(results: Path) -> dict[str, Job]:
 
 
 def _recorded(cell: Cell, state: State, job: Job) -> bool:
-    """Whether the job has left a record of the cell, of the last time that it began it: Slurm may have started the job
-    again. One that names no job may be its record."""
+    """Whether the job has left a record of the cell since it last began it: Slurm may have started the job again. A
+    record that names no job may be the job's."""
     starts = [attempt.start for attempt in state.of(cell) if attempt.job in (None, job.number)]
     if not starts:
         return False
@@ -156,8 +156,8 @@ def _write_row(cell: Cell, results: Path, job: Job) -> None:
 
 
 def part(output: str, words: Sequence[str]) -> Part | None:
-    """What the output has of the run with these words, the last time that the job began it; all of it where the job
-    ended before its first run; None where the job did not reach this one."""
+    """The output of the last run with these words; all of the output if the job ended before its first run; None if the
+    job did not reach this run."""
     begins = list(BEGINS.finditer(output))
     if not begins:
         return Part(output)
@@ -179,8 +179,8 @@ def _code(said: str) -> int | None:
 
 
 def end_of(output: Part, state: str, job: Job) -> tuple[str, str] | None:
-    """Status and reason; None for an interruption. A signal that ended the run may be Slurm's: then the job's state
-    says more."""
+    """Status and reason; None for an interruption. A signal that ended the run may have come from Slurm: then the job's
+    state decides."""
     code, itself = output.code, state in (*ENDED_ITSELF, FORGOTTEN)
     said = lines(output.said)[:1] or OF_SLURM.findall(output.said)[:1]
     from_outside = code is None or code in (*INTERRUPTS, KILLED)
@@ -214,8 +214,8 @@ def slurm_state(number: str) -> str:
 
 
 def jobs_without_output() -> Mapping[str, Job]:
-    """This user's jobs that ended some minutes ago, by name: their output would be visible by now. From the controller,
-    and from the accounting where there is one."""
+    """This user's jobs that ended some minutes ago, by name. Their output would be visible by now. They are listed by
+    the controller, and by the accounting if there is one."""
     shown = re.compile(r"JobId=(\d+) .*?JobName=(\S+) .*?\bJobState=([A-Z_]+) .*?\bEndTime=(\d+) ")
     lists = ["-X", "-n", "-P", f"--starttime={SINCE}", "-o", "JobIDRaw,JobName,State,End"]
     counted = re.compile(r"^(\d+)\|(.*)\|([A-Z_]+)[^|]*\|(\d+)$", re.MULTILINE)
@@ -225,7 +225,7 @@ def jobs_without_output() -> Mapping[str, Job]:
 
 
 def _said(command: Sequence[str]) -> str:
-    """What a command of Slurm prints; nothing where it fails."""
+    """The output of a Slurm command; empty if it fails."""
     try:
         environment = {**os.environ, **TIMES}
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=environment).stdout

@@ -16,22 +16,22 @@ from ddlbench.sweep.plan import Cell
 
 
 class Forecast:
-    """Called with a cell: the seconds of its training steps, at least. Computing takes those of the roofline, and what
-    a run does beside its steps is not predicted. None where the oracle has no answer, or for an epoch of unknown
-    length. To be called within `configurations`."""
+    """The predicted seconds of a cell's training steps, as a function of the cell: a lower bound, because computing is
+    taken from the roofline and nothing beside the steps is predicted. None if the oracle has no answer, or for an epoch
+    of unknown length. It must be called within `configurations`."""
 
     def __init__(self, cluster: str) -> None:
         """cluster: a name or a file, as for `python -m ddlbench.predict`; UserError for what is none"""
         self.machine = machines.load(cluster)
         self.device = torch.device(self.machine.device.type)
         self.made: dict[str, Computation] = {}
-        self.known: dict[tuple[str, int], float | None] = {}
+        self.predicted: dict[tuple[str, int], float | None] = {}
 
     def __call__(self, cell: Cell) -> float | None:
         place = cell.family, cell.gpus
-        if place not in self.known:
-            self.known[place] = None if cell.refused else self._seconds(cell)
-        return self.known[place]
+        if place not in self.predicted:
+            self.predicted[place] = None if cell.refused else self._seconds(cell)
+        return self.predicted[place]
 
     def _seconds(self, cell: Cell) -> float | None:
         config = configuration(*cell.words)
@@ -45,7 +45,7 @@ class Forecast:
         return None if epoch_s is None else epoch_s * config.train.epochs
 
     def _computation(self, config: Config, job: Job) -> Computation:
-        """Counted once for all frameworks and GPU counts: it is that of one device."""
+        """The computation of one device, counted once for all frameworks and GPU counts."""
         train, recipe = config.train, config.recipe
         key = f"{config.model} {train.precision} {train.tf32} {recipe.optimizer.name} {recipe.label_smoothing}"
         if key not in self.made:

@@ -1,4 +1,4 @@
-"""What a sweep prints: the plan, and how far it has come."""
+"""The output of a sweep: the plan, and its progress."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def plan_lines(cells: Sequence[Cell], state: State, asked: Asked, predict: Predi
 
 
 def status_lines(cells: Sequence[Cell], state: State, asked: Asked) -> list[str]:
-    """How many cells have each status, what was used, what remains; the reason of each failure."""
+    """The number of cells of each status, the used and remaining time, and the reason of each failure."""
     lines = sums(cells, state, asked)
     for cell in cells:
         if (status := asked(cell)) not in ("ok", "unsupported", INVALID, MISSING, QUEUED, RUNNING):

@@ -36,8 +36,8 @@ class Study:
     """Every combination of the axes' values that no line of `exclude` names, `repeats` times for each seed.
 
     order: seed of the random order of the cells
-    limit_s: seconds after which a cell is ended; limits_s: the same for single GPU counts
-    overrides: keys of the command line, which win over all others
+    limit_s: seconds after which a cell is ended; limits_s: limits for single GPU counts
+    overrides: keys of the command line, which take precedence over all others
     """
 
     name: str
@@ -85,7 +85,7 @@ def names() -> dict[str, str]:
 
 
 def load(name: str, words: Sequence[str] = ()) -> Study:
-    """The study of a name, or of a YAML file, with the command line's words. UserError for whatever is wrong."""
+    """The study of a name, or of a YAML file, with the command line's words. UserError for any mistake in them."""
     path = _find(name)
     raw = read(path)
     if not NAME.fullmatch(path.stem):

@@ -1,4 +1,5 @@
-"""What a study's YAML may hold: a small, safe part of YAML, and its values as words of ddlbench's command line."""
+"""The content that a study's YAML may have: a small, safe part of YAML, and its values as words of ddlbench's command
+line."""
 
 from __future__ import annotations
 
@@ -40,7 +41,7 @@ OWN = {
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A YAML file as plain data. UserError where it is anything else."""
+    """A YAML file as plain data. UserError if it is not a file of plain YAML."""
     try:
         with path.open("rb") as file:
             raw = file.read(LARGEST_BYTES + 1)
@@ -57,7 +58,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def parsed(text: str) -> Any:
-    """YAML as plain data: no tags, anchors, aliases, each key once. ValueError or yaml.YAMLError where it is none."""
+    """YAML as plain data: no tags, anchors, aliases, each key once. ValueError or yaml.YAMLError for other text."""
     depth = 0
     for event in yaml.parse(text, yaml.SafeLoader):  # as a stream: nothing is built that is too deep
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
@@ -73,7 +74,7 @@ def parsed(text: str) -> Any:
 
 
 class _KeysOnce(yaml.SafeLoader):
-    """Refuses a key that is given twice: YAML's own loader keeps the last one without a word."""
+    """Refuses a key that is given twice: YAML's loader would silently keep the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names = Counter(str(key.value) for key, _ in node.value)
@@ -128,7 +129,7 @@ def _text(key: str, value: Any) -> str:
 
 
 def quoted(key: str, text: str) -> str:
-    """In double quotes, as Hydra takes it literally. UserError for what has a meaning of its own there."""
+    """The text in double quotes, as Hydra takes it literally. UserError for characters with a meaning for Hydra."""
     if set(text) & set('"\\$'):
         raise UserError(f'{key}={shown(text)} holds ", \\ or $, which have a meaning of their own: leave them out')
     return f'"{text}"'
