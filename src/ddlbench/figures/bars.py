@@ -30,8 +30,8 @@ LONGEST_NAME = 40
 
 def breakdown_panels(shown: Sequence[Panel]) -> list[Panel]:
     """The panels with the rows that have a profiled window; several for one that has too many bars."""
-    known = [replace(panel, base="", rows=[row for row in panel.rows if _known(row)]) for panel in shown]
-    return [part for panel in known if panel.rows for part in _parts(panel)]
+    profiled = [replace(panel, base="", rows=[row for row in panel.rows if _known(row)]) for panel in shown]
+    return [part for panel in profiled if panel.rows for part in _parts(panel)]
 
 
 def _parts(panel: Panel) -> list[Panel]:
@@ -41,7 +41,8 @@ def _parts(panel: Panel) -> list[Panel]:
     rows = sorted(panel.rows, key=_order)
     parts = [rows[n * MOST_BARS : (n + 1) * MOST_BARS] for n in range(count)]
     return [
-        replace(panel, lines=[*panel.lines, f"part {n} of {count}"], rows=own) for n, own in enumerate(parts, start=1)
+        replace(panel, lines=[*panel.lines, f"part {n} of {count}"], rows=part_rows)
+        for n, part_rows in enumerate(parts, start=1)
     ]
 
 

@@ -33,9 +33,9 @@ def draw(axes: Axes, panel: Panel, looks: Looks, quantity: Quantity, others: Seq
     plotting.gpu_axis(axes, counts, panel.device, log)
     drawn = curves(panel)
     names = [curve_name(rows[0]) for rows in drawn]
-    own = looks.of([curve_key(rows[0]) for rows in drawn])
+    curve_looks = looks.of([curve_key(rows[0]) for rows in drawn])
     values = _ideal_lines(axes, panel, quantity.ideal) if quantity.ideal else []
-    for rows, look, name, place in zip(drawn, own, names, places(drawn), strict=True):
+    for rows, look, name, place in zip(drawn, curve_looks, names, places(drawn), strict=True):
         style = {"color": look.color, "transform": beside(axes, place, len(drawn), counts)}
         points = _points(rows, quantity)
         _spread(axes, points, style)
@@ -46,18 +46,18 @@ def draw(axes: Axes, panel: Panel, looks: Looks, quantity: Quantity, others: Seq
             for value in (cast(float, point.merged), *point.repeats, *(point.interval or ()))
         ]
     if quantity.theory:
-        values += _theory_lines(axes, list(zip(drawn, own, strict=True)), quantity.theory, quantity.theory_name)
+        values += _theory_lines(axes, list(zip(drawn, curve_looks, strict=True)), quantity.theory, quantity.theory_name)
     log_values = log and quantity.proportional and all(value > 0 for value in values)
     plotting.value_axis(axes, values, quantity.label, quantity.percent, log_values, band(panel), quantity.whole)
-    mark_failures(axes, panel, dict(zip(names, own, strict=True)))
+    mark_failures(axes, panel, dict(zip(names, curve_looks, strict=True)))
 
 
 def places(drawn: Sequence[Sequence[Row]]) -> list[float]:
     """The place of each curve beside the others: -1, 0, 1 for three of them; 0 where it has no GPU count in common."""
     counts = [{row["gpus"] for row in rows} for rows in drawn]
-    shared = [own for own in counts if sum(bool(own & other) for other in counts) > 1]
+    shared = [gpus for gpus in counts if sum(bool(gpus & other) for other in counts) > 1]
     order = iter(range(len(shared)))
-    return [next(order) - (len(shared) - 1) / 2 if own in shared else 0.0 for own in counts]
+    return [next(order) - (len(shared) - 1) / 2 if gpus in shared else 0.0 for gpus in counts]
 
 
 def beside(axes: Axes, place: float, of: int, counts: Iterable[int]) -> Transform:
@@ -72,9 +72,9 @@ def beside(axes: Axes, place: float, of: int, counts: Iterable[int]) -> Transfor
 
 
 def _points(rows: list[Row], quantity: Quantity) -> list[Point]:
-    """What is known, the slowest rows first."""
+    """The points that have a value, the slowest rows first."""
     slowest_first = sorted(rows, key=lambda row: -(row["sample_time_s"] or 0.0))
-    return [(row["gpus"], found) for row in slowest_first if (found := quantity.values(row)).merged is not None]
+    return [(row["gpus"], values) for row in slowest_first if (values := quantity.values(row)).merged is not None]
 
 
 def _ideal_lines(axes: Axes, panel: Panel, ideal: Callable[[Row, float], float]) -> list[float]:

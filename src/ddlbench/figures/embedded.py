@@ -36,7 +36,7 @@ class Picture:
 def pictures(figures: Mapping[str, Figure], folder: Path) -> list[Picture]:
     """The saved figures in `folder` as data URLs: SVG while they are small, then PNG."""
     left, left_svg = ALL_BYTES, ALL_SVG
-    found: list[Picture] = []
+    images: list[Picture] = []
     for name, figure in figures.items():
         kind, content = "svg+xml", (folder / f"{name}.svg").read_bytes()
         if len(content) > min(LARGEST_SVG, left_svg):
@@ -44,5 +44,5 @@ def pictures(figures: Mapping[str, Figure], folder: Path) -> list[Picture]:
         source = f"data:image/{kind};base64,{base64.b64encode(content).decode()}" if len(content) <= left else None
         left -= len(content) if source else 0
         left_svg -= len(content) if kind != "png" else 0
-        found.append(Picture(name, source, figure.get_figwidth()))
-    return found
+        images.append(Picture(name, source, figure.get_figwidth()))
+    return images

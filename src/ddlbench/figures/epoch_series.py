@@ -38,8 +38,8 @@ class Course:
 class Courses:
     """One metric of all measurements.
 
-    merged: of the runs that ended ok, by their column `learning`
-    failed: of each other run, by measurement
+    merged: one course for the runs that ended ok, by their column `learning`
+    failed: one course for each other run, by measurement
     """
 
     merged: dict[str, Course]
@@ -50,10 +50,10 @@ class Courses:
         return [(row, self.merged[row["learning"]]) for row in rows if row["learning"] in self.merged]
 
     def shown_failed(self, rows: Sequence[Row]) -> tuple[list[tuple[Row, Course]], int]:
-        """The first few runs that did not end ok, and how many there are more. rows: each with `measurements`, those
+        """The first few runs that did not end ok, and the number of further ones. rows: each with `measurements`, those
         that it represents"""
-        found = [(row, run) for row in rows for name in row["measurements"] for run in self.failed.get(name, [])]
-        return found[:FAILED_SHOWN], max(0, len(found) - FAILED_SHOWN)
+        pairs = [(row, run) for row in rows for name in row["measurements"] for run in self.failed.get(name, [])]
+        return pairs[:FAILED_SHOWN], max(0, len(pairs) - FAILED_SHOWN)
 
 
 def courses_of(
@@ -66,14 +66,14 @@ def courses_of(
     learning_of: the column `learning` of each measurement
     places:      columns that must be known: "epoch", "elapsed_s"
     """
-    known = table.dropna(subset=[column, *places]).sort_values("epoch")
+    rows = table.dropna(subset=[column, *places]).sort_values("epoch")
     ends = {end: f"{column}_{end}" for end in ("min", "max", "low", "high")}
-    plain = _floats(known, learning="learning", seeds="seeds", runs="runs", value=column, **ends)
+    plain = _floats(rows, learning="learning", seeds="seeds", runs="runs", value=column, **ends)
     ok = (epochs["status"] == "ok").to_numpy(bool)
     repeated = _of_repeats(plain, _floats(cast(pd.DataFrame, epochs[ok]), value=column), learning_of)
     merged = {
-        str(name): _course(repeated.get(str(name), rows), "value", "min", "max", "low", "high")
-        for name, rows in plain.groupby("learning", sort=False)
+        str(name): _course(repeated.get(str(name), curve_rows), "value", "min", "max", "low", "high")
+        for name, curve_rows in plain.groupby("learning", sort=False)
     }
     failed: dict[str, list[Course]] = {}
     others = _floats(cast(pd.DataFrame, epochs[~ok]), path="path", value=column)
@@ -84,16 +84,16 @@ def courses_of(
 
 
 def _floats(table: pd.DataFrame, **columns: str) -> pd.DataFrame:
-    """Plain arrays, which are many times faster than those with a mask: names as objects, all else as floats."""
+    """Columns as plain arrays, which are many times faster than masked ones: names as objects, the others as floats."""
     names = {"epoch": "epoch", "elapsed_s": "elapsed_s", **columns}
     if "learning" not in names:
         names["measurement"] = "measurement"
     texts = ("measurement", "learning", "path")
-    found = {
+    arrays = {
         key: table[name].to_numpy(object) if key in texts else table[name].to_numpy("float64", na_value=np.nan)
         for key, name in names.items()
     }
-    return pd.DataFrame(found | {"none": np.full(len(table), np.nan)})
+    return pd.DataFrame(arrays | {"none": np.full(len(table), np.nan)})
 
 
 def _of_repeats(
@@ -101,12 +101,12 @@ def _of_repeats(
 ) -> dict[str, pd.DataFrame]:
     """The rows of runs that have one seed in common, with the range of its repeats."""
     one = plain.groupby("learning")["seeds"].transform("max").eq(1) & plain["runs"].gt(1)
-    own = cast(pd.DataFrame, plain[one])
-    if own.empty:
+    single_seed = cast(pd.DataFrame, plain[one])
+    if single_seed.empty:
         return {}
     runs = epochs.assign(learning=epochs["measurement"].map(cast(Any, dict(learning_of))))
     ranges = runs.groupby(["learning", "epoch"])["value"].agg(["min", "max"]).reset_index()
-    joined = own.drop(columns=["min", "max"]).merge(ranges, on=["learning", "epoch"], how="left")
+    joined = single_seed.drop(columns=["min", "max"]).merge(ranges, on=["learning", "epoch"], how="left")
     return {str(name): rows for name, rows in joined.groupby("learning", sort=False)}
 
 

@@ -49,7 +49,7 @@ from ddlbench.results.tables.tables import Tables
 from ddlbench.results.tables.targets import COSTS, Target, costs, target_rows
 
 PANELS_OF_A_FILE = 6  # fit a page of paper
-MOST_FILES = 30  # of all figures; with more of them each quantity has one: the others would take minutes
+MOST_FILES = 30  # of all figures; above this number each quantity has one file, because the others would take minutes
 
 DrawPanel = Callable[[Axes, Panel], None]
 Ready = Callable[[str, Figure], object]
@@ -78,45 +78,45 @@ class Wanted(NamedTuple):
 def make_figures(
     tables: Tables, targets: Sequence[Target] = (), baseline: bool = False, ready: Ready = lambda *_: None
 ) -> Drawing:
-    """Every figure that the tables have something for.
+    """Every figure that the tables have values for.
 
     targets:  metrics to show the cost of
-    baseline: whether to draw the papers' printed numbers beside one's own
+    baseline: whether to draw the papers' printed numbers beside the measured ones
     ready:    gets the name of each figure and the figure, before the next one is drawn
     """
     runs = tables.run_rows
     scaling = marked(tables.measurement_rows, runs)
     looks = looks_of(map(curve_key, scaling))
-    whole = panels(scaling, runs)
-    shared = [part for panel in whole for part in small_multiples(panel)]
-    learned = [Wanted(*found) for found in learning(tables.learning, tables.epochs, scaling, looks)]
+    all_panels = panels(scaling, runs)
+    shared = [part for panel in all_panels for part in small_multiples(panel)]
+    learned = [Wanted(*parts) for parts in learning(tables.learning, tables.epochs, scaling, looks)]
     wanted = [
         *_scaling(shared, looks),
-        *(_published(shared, whole, looks) if baseline else []),
+        *(_published(shared, all_panels, looks) if baseline else []),
         *learned,
         *(figure for target in targets for figure in _of_target(target, tables, runs, scaling, looks)),
     ]
-    folded = [_folded(shared), *(_folded(own.shown) for own in learned)]
-    printed = [f"published: {text}" for text in (*without_printed(whole), *sources())] if baseline else []
+    folded = [_folded(shared), *(_folded(figure.shown) for figure in learned)]
+    printed = [f"published: {text}" for text in (*without_printed(all_panels), *sources())] if baseline else []
     drawing = Drawing(notes=[*dict.fromkeys(note for notes in folded for note in notes), *printed])
-    every = sum(own.files for own in wanted) <= MOST_FILES
+    every = sum(figure.files for figure in wanted) <= MOST_FILES
     with mpl.rc_context(cast(Any, plotting.STYLE)):
-        for own in wanted:
-            _add(drawing, own, len(own.shown) if every else PANELS_OF_A_FILE, ready)
+        for figure in wanted:
+            _add(drawing, figure, len(figure.shown) if every else PANELS_OF_A_FILE, ready)
     return drawing
 
 
 def _scaling(shared: Sequence[Panel], looks: Looks) -> list[Wanted]:
-    """What is drawn over GPU counts."""
-    own = [panel.against_own_bases() for panel in shared if panel.own_bases_tell_more]
+    """The figures over GPU counts."""
+    own_bases = [panel.against_own_bases() for panel in shared if panel.own_bases_tell_more]
     ratios = [panel for panel in shared if panel.has_ratios]
     plain = _without_base(shared)
     over: list[tuple[str, Sequence[Panel], Callable[[Panel], Quantity]]] = [
         ("throughput", plain, _fixed(THROUGHPUT)),
         ("speedup", ratios, speedup),
         ("efficiency", ratios, efficiency),
-        ("speedup_own_base", own, speedup),
-        ("efficiency_own_base", own, efficiency),
+        ("speedup_own_base", own_bases, speedup),
+        ("efficiency_own_base", own_bases, efficiency),
         ("epoch_time", plain, _fixed(EPOCH_TIME)),
         ("memory", plain, memory),
         ("energy", _measured(plain, "energy_sample_j"), _fixed(ENERGY)),
@@ -124,14 +124,16 @@ def _scaling(shared: Sequence[Panel], looks: Looks) -> list[Wanted]:
         ("staleness", _measured(plain, "staleness_theoretical_max"), _fixed(STALENESS)),
         ("predicted", _measured(plain, "predicted_step_s"), _fixed(PREDICTED)),
     ]
-    found = [Wanted(name, shown, _over_gpus(looks, quantity)) for name, shown, quantity in over]
-    return [*found, Wanted("breakdown", breakdown_panels(shared), draw_breakdown)]
+    figures = [Wanted(name, shown, _over_gpus(looks, quantity)) for name, shown, quantity in over]
+    return [*figures, Wanted("breakdown", breakdown_panels(shared), draw_breakdown)]
 
 
-def _published(shared: Sequence[Panel], whole: Sequence[Panel], looks: Looks) -> list[Wanted]:
-    """The papers' printed numbers beside one's own."""
+def _published(shared: Sequence[Panel], all_panels: Sequence[Panel], looks: Looks) -> list[Wanted]:
+    """The papers' printed numbers beside the measured ones."""
     ratios = comparable(shared, efficiencies, "own base; grey: printed, base 4 GPUs")
-    times = comparable(_measured(shared, "comm_share") or whole, shares, "grey: printed shares of the kernels' time")
+    times = comparable(
+        _measured(shared, "comm_share") or all_panels, shares, "grey: printed shares of the kernels' time"
+    )
     return [
         Wanted("published_efficiency", ratios, draw_efficiency(looks)),
         Wanted("published_communication", times, draw_communication(looks)),
@@ -173,8 +175,8 @@ def _without_base(shown: Sequence[Panel]) -> list[Panel]:
 
 def _measured(shown: Sequence[Panel], column: str) -> list[Panel]:
     """The panels that have a value of the column, with the rows that have one."""
-    known = [replace(panel, rows=[row for row in panel.rows if row.get(column) is not None]) for panel in shown]
-    return [panel for panel in known if panel.rows]
+    measured = [replace(panel, rows=[row for row in panel.rows if row.get(column) is not None]) for panel in shown]
+    return [panel for panel in measured if panel.rows]
 
 
 def _folded(shown: Sequence[Panel]) -> list[str]:

@@ -36,7 +36,7 @@ DrawPanel = Callable[[Axes, Panel], None]
 def learning(
     table: pd.DataFrame, epochs: pd.DataFrame, scaling: Sequence[Row], looks: Looks
 ) -> Iterator[tuple[str, list[Panel], DrawPanel]]:
-    """Each metric by epoch and by time: its name, its panels and how a panel is drawn.
+    """The figures of each metric, by epoch and by time: name, panels and a function that draws a panel.
 
     table:   of learning.csv
     scaling: rows of scaling.csv, models marked
@@ -46,9 +46,9 @@ def learning(
     seeds = {str(name): int(count) for name, count in most.items()}
     for name, (column, axis) in METRICS.items():
         needed = cast(pd.DataFrame, epochs[[*KEYS, column]])
-        known = needed.dropna(subset=[column, "measurement"])
+        measured = needed.dropna(subset=[column, "measurement"])
         for by, place in (("epoch", "epoch"), ("time", "elapsed_s")):
-            rows = known.dropna(subset=[place])
+            rows = measured.dropna(subset=[place])
             shown = _panels(scaling, set(rows["measurement"].unique()), seeds)
             curves = {(curve_key(row)[0], _named(panel)(row)) for panel in shown for row in panel.rows}
             courses = courses_of(table, rows, of, column, [place])
@@ -64,11 +64,16 @@ def _panels(scaling: Sequence[Row], measured: set[str], seeds: Mapping[str, int]
     rows = _curves(scaling, measured)
     texts = settings([_without_seed(row) for row in scaling])
     groups = group_by(rows, lambda row: (row["model"], row["learning_comparison"])).values()
-    whole = [
-        Panel(str(own[0]["model"]), [texts[own[0]["measurement"]], _shared_size(own), _seeds(own, seeds)], "", own)
-        for own in groups
+    series = [
+        Panel(
+            str(group[0]["model"]),
+            [texts[group[0]["measurement"]], _shared_size(group), _seeds(group, seeds)],
+            "",
+            group,
+        )
+        for group in groups
     ]
-    return [part for panel in whole for part in small_multiples(panel, _named(panel))]
+    return [part for panel in series for part in small_multiples(panel, _named(panel))]
 
 
 def _curves(scaling: Sequence[Row], measured: set[str]) -> list[Row]:
@@ -126,28 +131,28 @@ class _Drawn:
         self._ends = dict[tuple[Any, Any], _Ends]()
 
     def ends(self, panel: Panel) -> _Ends:
-        """Of all panels of this one's model; found once."""
+        """The ends of the axes, shared by all panels of this panel's model."""
         model = _model(panel)
         if model not in self._ends:
             mates = self._groups[model]
-            drawn = [own for mate in mates for own in self.courses.shown(mate.rows)]
-            drawn += [own for mate in mates for own in self.courses.shown_failed(mate.rows)[0]]
-            self._ends[model] = _Ends.of([course for _, course in drawn])
+            drawn = [course for mate in mates for _, course in self.courses.shown(mate.rows)]
+            drawn += [course for mate in mates for _, course in self.courses.shown_failed(mate.rows)[0]]
+            self._ends[model] = _Ends.of(drawn)
         return self._ends[model]
 
     def looks(self, panel: Panel) -> dict[str, Look]:
-        """By the name of the curve. The curves of a panel with one value of the compared factor differ in colour too,
-        where no other panel's curves are in the same legend."""
-        rows = [own[0] for own in group_by(panel.rows, _named(panel)).values()]
+        """The look of each curve, by its name. If the panel has its legend to itself, and one value of the compared
+        factor, its curves differ in colour, too."""
+        rows = [curve[0] for curve in group_by(panel.rows, _named(panel)).values()]
         keys = [(curve_key(row)[0], _named(panel)(row)) for row in rows]
         alone = self._own_legends and len({compared for compared, _ in keys}) == 1 < len(keys)
-        found = numbered(len(keys)) if alone else self._looks.of(keys)
-        return dict(zip((text for _, text in keys), found, strict=True))
+        looks = numbered(len(keys)) if alone else self._looks.of(keys)
+        return dict(zip((text for _, text in keys), looks, strict=True))
 
 
 class _Ends(NamedTuple):
-    """Of some courses: the longest time, the first and the last epoch, the least and the most of the metric. Values
-    that are not finite do not count."""
+    """Ends of axes for some courses: the longest time, the first and last epoch, the least and largest finite value of
+    the metric."""
 
     seconds: float
     epochs: tuple[float, float]
@@ -171,14 +176,14 @@ def _model(panel: Panel) -> tuple[Any, Any]:
 
 def _draw_panel(drawn: _Drawn, axis: str, by: str) -> DrawPanel:
     def draw_panel(axes: Axes, panel: Panel) -> None:
-        name, own, ends = _named(panel), drawn.looks(panel), drawn.ends(panel)
+        name, looks, ends = _named(panel), drawn.looks(panel), drawn.ends(panel)
         merged, (failed, more) = drawn.courses.shown(panel.rows), drawn.courses.shown_failed(panel.rows)
         unit = _time_axis(axes, ends) if by == "time" else _epoch_axis(axes, ends)
         for row, course in merged:
-            _line(axes, course, unit, own[name(row)])
+            _line(axes, course, unit, looks[name(row)])
         for row, course in failed:
-            _failed_line(axes, course, unit, own[name(row)])
-        for text, look in own.items():
+            _failed_line(axes, course, unit, looks[name(row)])
+        for text, look in looks.items():
             axes.plot([], [], color=look.color, label=plotting.label(text), **_shape(look))
         if more:
             axes.plot([], [], "x", color="#555555", label=f"{more} more that did not end ok are not drawn")

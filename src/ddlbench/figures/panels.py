@@ -67,7 +67,7 @@ class Panel:
         )
 
     def against_own_bases(self) -> Panel:
-        return _with_references(self, own=True)
+        return _with_references(self, against_own_bases=True)
 
 
 def panels(scaling: Sequence[Row], runs: Iterable[Row]) -> list[Panel]:
@@ -76,8 +76,8 @@ def panels(scaling: Sequence[Row], runs: Iterable[Row]) -> list[Panel]:
     rows: list[Row] = [row | {"repeats": repeats.get(row["measurement"], [])} for row in scaling if row["gpus"]]
     series = group_by(rows, _series)
     texts = settings(rows)
-    found = [_panel(mates, texts[mates[0]["measurement"]]) for mates in series.values()]
-    return [_with_references(panel) for panel in found]
+    series_panels = [_panel(mates, texts[mates[0]["measurement"]]) for mates in series.values()]
+    return [_with_references(panel) for panel in series_panels]
 
 
 def _series(row: Row) -> tuple[Any, ...]:
@@ -116,7 +116,7 @@ def small_multiples(panel: Panel, name: Naming | None = None) -> list[Panel]:
     """
     named = name or curve_name
     parts = _divided(panel, lambda row: family(str(row["framework"])), named)
-    single = [part for found in parts for part in _divided(found, lambda row: str(row["framework"]), named)]
+    single = [part for group in parts for part in _divided(group, lambda row: str(row["framework"]), named)]
     return [_fastest(part, named) for part in single]
 
 
@@ -160,10 +160,10 @@ def scaling_text(row: Row) -> str:
     return f"{kind}, {size:g} samples {per}" if size is not None else kind
 
 
-def _with_references(panel: Panel, own: bool = False) -> Panel:
+def _with_references(panel: Panel, against_own_bases: bool = False) -> Panel:
     """Ratios start from the best single GPU where the series has one, else from each framework's own base."""
     single = panel.rows[0]["best_single_sample_time_s"]
-    if single and not own:
+    if single and not against_own_bases:
         rows = [row | {"reference_s": single, "reference_gpus": 1, "reference": ""} for row in panel.rows]
         base = _base(panel.device, base_name(panel.rows[0], "best_single"), 1, single)
         return replace(panel, rows=rows, base=base)

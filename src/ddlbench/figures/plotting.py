@@ -1,4 +1,4 @@
-"""What all figures share: typography, a grid of panels of one size, legends, axes."""
+"""Typography, a grid of panels of equal size, legends and axes, shared by all figures."""
 
 from __future__ import annotations
 
@@ -82,16 +82,16 @@ class Grid:
         """Place panels and legends when all is drawn; the figure becomes as high and wide as they need."""
         drawn = [_handles(panel) for panel in self.axes]
         shared = {text: handle for handles in drawn for text, handle in handles.items()}
-        own = len(shared) > SHARED_LABELS and len(drawn) > 1
+        own_legends = len(shared) > SHARED_LABELS and len(drawn) > 1
         columns = min(COLUMNS, len(self.axes))
         step = LEFT + PANEL[0] + RIGHT
-        width = max(columns * step, 0 if own else (_longest(shared) + 6) / LETTERS)
-        below = [_legend_inches(handles, step) if own else 0.0 for handles in drawn]
+        width = max(columns * step, 0 if own_legends else (_longest(shared) + 6) / LETTERS)
+        below = [_legend_inches(handles, step) if own_legends else 0.0 for handles in drawn]
         rows = [range(start, min(start + columns, len(drawn))) for start in range(0, len(drawn), columns)]
         tops = [HEAD + LINE * max(len(self.heads[n].lines) for n in row) for row in rows]
         legends = [max(below[n] for n in row) for row in rows]
         rooms = [max(_room_below(self.axes[n]) for n in row) for row in rows]
-        bottom = 0.0 if own else _legend_inches(shared, width)
+        bottom = 0.0 if own_legends else _legend_inches(shared, width)
         height = sum(tops) + sum(legends) + sum(rooms) + len(rows) * PANEL[1] + bottom
         self.figure.set_size_inches(width, height)
         y = height
@@ -100,16 +100,16 @@ class Grid:
             for column, number in enumerate(row):
                 x = column * step + LEFT
                 self.axes[number].set_position((x / width, y / height, PANEL[0] / width, PANEL[1] / height))
-                if own:
+                if own_legends:
                     _legend(self.figure, drawn[number], x - LEFT + 0.1, y - room, step)
             y -= room + legend
-        if not own:
+        if not own_legends:
             _legend(self.figure, shared, 0.1, y, width)
         return self.figure
 
 
 def _room_below(axes: Axes) -> float:
-    """Inches below a panel, for the names of its ticks and of its axis."""
+    """Inches below a panel that the names of its ticks and of its axis take."""
     turned = [len(text.get_text()) for text in axes.get_xticklabels() if text.get_rotation()]
     return max(BELOW, 0.15 + TURNED_LETTER * max(turned, default=0))
 
@@ -140,7 +140,7 @@ def _title(axes: Axes, head: Head, most: int) -> None:
 
 
 def _handles(axes: Axes) -> dict[str, Any]:
-    """What the panel's legend names; equal labels once."""
+    """The entries of the panel's legend; equal labels once."""
     handles: dict[str, Any] = {}
     for handle, text in zip(*axes.get_legend_handles_labels(), strict=True):
         handles.setdefault(text, handle)
@@ -182,8 +182,8 @@ def label(text: str) -> str:
 
 
 def log_counts(counts: Sequence[int], proportional: bool) -> bool:
-    """Whether GPU counts are on a log2 axis. proportional: of a quantity that grows with them if scaling is ideal:
-    with few counts a straight line on linear axes shows that best."""
+    """Whether GPU counts are on a log2 axis. proportional: for a quantity that grows with them if scaling is ideal:
+    with few counts a straight line on linear axes shows that best"""
     far = max(counts) / min(counts) > LINEAR_UP_TO
     return len(set(counts)) >= LOG_FROM or (far and not proportional)
 
@@ -228,12 +228,12 @@ def value_axis(
     percents: bool,
     log: bool,
     band: float = 0.0,
-    whole: bool = False,
+    integers: bool = False,
 ) -> None:
     """Linear from 0, or logarithmic, to a little above the largest value; an axis without values says so.
 
     band: the share of the axis above all values that stays free for other marks
-    whole: no numbers between whole ones
+    integers: ticks at integers only
     """
     value_name(axes, name)
     if not values:
@@ -249,7 +249,7 @@ def value_axis(
         axes.yaxis.set_minor_formatter(ticker.NullFormatter())
     else:
         axes.set_ylim(0, top / (1 - band))
-        if whole:
+        if integers:
             axes.yaxis.set_major_locator(ticker.MaxNLocator("auto", integer=True))
     axes.yaxis.set_major_formatter(ticker.FuncFormatter(partial(_up_to, top if band else inf, write)))
 

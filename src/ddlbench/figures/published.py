@@ -1,4 +1,5 @@
-"""`--baseline published`: what papers print beside one's own efficiency and communication, in figures of their own."""
+"""`--baseline published`: the numbers that papers print beside the measured efficiency and communication, in separate
+figures."""
 
 from __future__ import annotations
 
@@ -68,35 +69,35 @@ def shares(model: str) -> dict[str, list[tuple[int, float, float, float]]]:
 
 
 def sources() -> list[str]:
-    """The papers, with what their numbers hold for, where each number stands, and what they state without digits for an
-    axis."""
-    known = _file()["sources"]
-    lines = [f"{name}: {source['text']}; {source['machine']}" for name, source in known.items()]
-    places = group_by((Printed(**row) for row in _file()["efficiency"]), lambda own: (own.source, own.place))
-    values = [f"{source}, {place}: {'; '.join(own.text for own in found)}" for (source, place), found in places.items()]
+    """Lines with the papers and their machines, the place of each number, and statements that give no number."""
+    papers = _file()["sources"]
+    lines = [f"{name}: {source['text']}; {source['machine']}" for name, source in papers.items()]
+    places = group_by((Printed(**row) for row in _file()["efficiency"]), lambda row: (row.source, row.place))
+    values = [f"{source}, {place}: {'; '.join(row.text for row in rows)}" for (source, place), rows in places.items()]
     statements = [f"{row['source']}, {row['place']}: {row['model']}: {row['text']}" for row in _file()["statement"]]
     return [*lines, *values, *statements]
 
 
 def without_printed(shown: Sequence[Panel]) -> list[str]:
-    """A line for each panel's model, or models, beside which nothing is drawn."""
+    """A line for each panel without printed numbers of its model or models."""
     names = dict.fromkeys(map(published_name, shown))
     return [f"no printed number is drawn beside {name}" for name in names if not (efficiencies(name) or shares(name))]
 
 
 def comparable(shown: Sequence[Panel], printed: Callable[[str], Any], text: str) -> list[Panel]:
-    """The panels against own bases whose model, of whatever sizes, has printed numbers. text: what these are"""
+    """The panels against own bases whose model, whatever its sizes, has printed numbers. text: a description of these
+    numbers"""
     return [replace(panel.against_own_bases(), base=text) for panel in shown if printed(published_name(panel))]
 
 
 def published_name(panel: Panel) -> str:
-    """Of the panel's model, of whatever sizes; of several models, which a panel compares, there is none."""
+    """The name of the panel's model, whatever its sizes; a panel that compares several models has none."""
     return panel.model.partition("*")[0]
 
 
 def draw_efficiency(looks: Looks) -> Callable[[Axes, Panel], None]:
-    """Own efficiencies with their lines, printed ones as grey points without; an arrow points to where the value is of
-    which a paper gives only a limit."""
+    """Draw measured efficiencies with lines, and printed ones as grey points. An arrow points away from a printed limit
+    to the side on which the value lies."""
 
     def draw_panel(axes: Axes, panel: Panel) -> None:
         points = efficiencies(published_name(panel))
@@ -114,7 +115,7 @@ def draw_efficiency(looks: Looks) -> Callable[[Axes, Panel], None]:
 
 
 def _name_counts(axes: Axes, panel: Panel) -> None:
-    """The papers' counts are those of GPUs, whatever one's own device."""
+    """Name the axis after GPUs, because the papers count GPUs, whatever device was measured."""
     if panel.device == "cpu":
         axes.set_xlabel("ranks (CPU); printed values: GPUs")
 
@@ -124,15 +125,15 @@ def draw_communication(looks: Looks) -> Callable[[Axes, Panel], None]:
 
     def draw_panel(axes: Axes, panel: Panel) -> None:
         printed = shares(published_name(panel))
-        own: list[Row] = [row for row in panel.rows if row.get("comm_share") is not None]
-        counts = [row["gpus"] for row in own] + [row[0] for rows in printed.values() for row in rows]
+        profiled: list[Row] = [row for row in panel.rows if row.get("comm_share") is not None]
+        counts = [row["gpus"] for row in profiled] + [row[0] for rows in printed.values() for row in rows]
         plotting.gpu_axis(axes, counts, panel.device, log=True)
-        drawn = list(group_by(own, curve_name).values())
+        drawn = list(group_by(profiled, curve_name).values())
         for rows, look in zip(drawn, looks.of([curve_key(rows[0]) for rows in drawn]), strict=True):
             points = sorted((row["gpus"], row["comm_share"]) for row in rows)
             name = plotting.label(curve_name(rows[0]))
             axes.plot(*zip(*points, strict=True), color=look.color, label=name, **look.shape)
-        values = [row["comm_share"] for row in own] + _printed_communication(axes, printed)
+        values = [row["comm_share"] for row in profiled] + _printed_communication(axes, printed)
         plotting.value_axis(axes, values, "communication (% of time)", percents=True, log=False)
         _name_counts(axes, panel)
 

@@ -1,4 +1,4 @@
-"""What is drawn over GPU counts: the value of a row of scaling.csv, its repeats, its interval and its ideal."""
+"""The quantities over GPU counts: the value of a row of scaling.csv, its repeats, its interval and its ideal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MEMORY = {"cpu": "memory_host_peak_bytes", "cuda": "memory_allocated_peak_bytes"
 
 @dataclass(frozen=True)
 class Values:
-    """What is drawn of one row: the merged value, the interval around it if there is one, every repeat."""
+    """The drawn values of one row: the merged value, the interval around it if there is one, every repeat."""
 
     merged: float | None
     repeats: list[float] = field(default_factory=list[float])
@@ -28,7 +28,7 @@ class Quantity:
     ideal:        its value at a GPU count if scaling from the row's reference were perfect; None where there is none
     theory:       what a formula expects of a row; None where there is none. theory_name: in the legend
     proportional: whether it grows with the GPU count if scaling is ideal
-    whole:        whether it is counted, so that its axis has whole numbers only
+    whole:        whether it is counted, so that its axis has integers only
     """
 
     label: str
@@ -64,13 +64,13 @@ def _of_seconds(value: Callable[[Row, float], float], ratio: str = "") -> Callab
 
 
 def of_column(column: str, unit: float = 1.0, interval: tuple[str, str] | None = None) -> Callable[[Row], Values]:
-    """Values of a column that runs.csv and scaling.csv have alike. interval: the columns of its ends."""
+    """Values of a column of both runs.csv and scaling.csv. interval: the columns of its ends."""
 
     def values(row: Row) -> Values:
         repeats = [run[column] / unit for run in row["repeats"] if run.get(column) is not None]
         ends = [row[name] for name in interval or ()]
-        known = (ends[0] / unit, ends[1] / unit) if ends and None not in ends else None
-        return Values(row[column] / unit if row.get(column) is not None else None, repeats, known)
+        bounds = (ends[0] / unit, ends[1] / unit) if ends and None not in ends else None
+        return Values(row[column] / unit if row.get(column) is not None else None, repeats, bounds)
 
     return values
 

@@ -48,27 +48,27 @@ class Looks:
     curves: dict[tuple[str, str], Look]
 
     def of(self, curves: Sequence[tuple[str, str]]) -> list[Look]:
-        """A look for each curve (framework, name) of a panel. Where two share one, the later takes the next free."""
+        """A look for each curve (framework, name) of a panel. If two share one, the later takes the next free one."""
         taken: set[tuple[str, str, bool]] = set()
-        found: list[Look] = []
+        looks: list[Look] = []
         for framework, name in curves:
             look = _free(self.curves.get((framework, name), Look(self.colors.get(framework, PALETTE[0]), "o")), taken)
             taken.add((look.color, look.marker, look.filled))
-            found.append(look)
-        return found
+            looks.append(look)
+        return looks
 
 
-def looks_of(curves: Iterable[tuple[str, str]], known: Looks | None = None) -> Looks:
+def looks_of(curves: Iterable[tuple[str, str]], kept: Looks | None = None) -> Looks:
     """Looks of curves (framework, name): one colour a framework, and a shape that no other curve of the colour has, as
     far as the shapes go.
 
-    known: looks whose colours the frameworks keep
+    kept: looks whose colours the frameworks keep
     """
     names = sorted(set(curves), key=lambda curve: (family(curve[0]), *curve))  # a family's colours differ
-    frameworks = list(known.colors if known else dict.fromkeys(framework for framework, _ in names))
+    frameworks = list(kept.colors if kept else dict.fromkeys(framework for framework, _ in names))
     colors = {framework: PALETTE[n % len(PALETTE)] for n, framework in enumerate(frameworks)}
     taken: dict[str, set[tuple[str, bool]]] = {color: set() for color in PALETTE}
-    found: dict[tuple[str, str], Look] = {}
+    looks: dict[tuple[str, str], Look] = {}
     seen: dict[str, int] = {}
     for framework, name in names:
         color, number = colors[framework], seen.get(framework, 0)
@@ -80,8 +80,8 @@ def looks_of(curves: Iterable[tuple[str, str]], known: Looks | None = None) -> L
         )
         taken[color].add(shape)
         seen[framework] = number + 1
-        found[framework, name] = Look(color, *shape, dashes=number % len(DASHES))
-    return Looks(colors, found)
+        looks[framework, name] = Look(color, *shape, dashes=number % len(DASHES))
+    return Looks(colors, looks)
 
 
 def _free(look: Look, taken: set[tuple[str, str, bool]]) -> Look:

@@ -1,4 +1,4 @@
-"""From one configuration and one number of GPUs to one prediction. A refusal is a prediction, too, with its reason."""
+"""Predicts one configuration on one number of GPUs. A refusal is a prediction, too, with its reason."""
 
 from __future__ import annotations
 
@@ -70,7 +70,8 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Known:
-    """What is known beside the configuration. samples: of an epoch; loader: samples a second that one rank can load."""
+    """The inputs of a prediction beside the configuration. samples: of an epoch; loader: samples a second that one rank
+    loads."""
 
     machine: Machine
     computation: Callable[[Config, Job], Computation]
@@ -79,28 +80,28 @@ class Known:
     loader: float | None = None
 
 
-def predict(config: Config, framework: Any, gpus: int, known: Known) -> Prediction:
-    """A row; UserError where an input of the prediction is missing (no link, no speed, no base)."""
-    row = Prediction(framework.name, config.model.name, known.machine.name, gpus, "ok", "")
-    job = job_of(config, gpus, known.machine)
+def predict(config: Config, framework: Any, gpus: int, inputs: Known) -> Prediction:
+    """Predict a row. UserError if an input of the prediction is missing (no link, no speed, no base)."""
+    row = Prediction(framework.name, config.model.name, inputs.machine.name, gpus, "ok", "")
+    job = job_of(config, gpus, inputs.machine)
     try:
         if not isinstance(framework, PREDICTION_ONLY):
             supports(framework, job)
     except RunError as error:
         return replace(row, status="unsupported", reason=str(error))
     try:
-        computation = known.computation(replace(config, framework=framework), job)
-        setting = Setting(job, known.machine, computation, kind_of(config.recipe.optimizer), known.algorithm)
+        computation = inputs.computation(replace(config, framework=framework), job)
+        setting = Setting(job, inputs.machine, computation, kind_of(config.recipe.optimizer), inputs.algorithm)
         outcome = strategy(framework, setting)
     except RunError as error:
         if isinstance(error, UserError) and not _of_degree(error):
             raise
         return replace(row, status="unsupported", reason=str(error))
-    return _filled(row, outcome, setting, known, config.train.steps)
+    return _filled(row, outcome, setting, inputs, config.train.steps)
 
 
 def _of_degree(error: UserError) -> bool:
-    """Whether another number of GPUs would do: the row says so, the others go on."""
+    """Whether another number of GPUs may work: then the row has the error, and the other rows are predicted."""
     return str(error).startswith(("train.global_batch=", "train.micro_batch=", "framework.", "the "))
 
 
@@ -111,7 +112,7 @@ def job_of(config: Config, gpus: int, machine: Machine) -> Job:
 
 
 def strategy(framework: Any, setting: Setting) -> Outcome:
-    """The model of a framework; where there is none, what is traced. Unsupported where that cannot be."""
+    """The outcome by the model of a framework; without a model, by tracing. Unsupported if that is not possible."""
     match framework:
         case Single():
             return data.single(setting)
@@ -139,21 +140,21 @@ def strategy(framework: Any, setting: Setting) -> Outcome:
             return traced(framework, setting)
 
 
-def _filled(row: Prediction, outcome: Outcome, setting: Setting, known: Known, most: int | None) -> Prediction:
+def _filled(row: Prediction, outcome: Outcome, setting: Setting, inputs: Known, most: int | None) -> Prediction:
     """most: steps of an epoch, where the configuration sets them"""
     job, machine = setting.job, setting.machine
     wait = None
-    if known.loader is not None:  # each replica's batch is loaded by one rank
+    if inputs.loader is not None:  # each replica's batch is loaded by one rank
         replicas = outcome.layout.get("dp", 1)
-        wait = max(0.0, job.replica_batch(replicas) / known.loader - outcome.step_s)
+        wait = max(0.0, job.replica_batch(replicas) / inputs.loader - outcome.step_s)
     step = outcome.step_s + (wait or 0.0)
     capacity = machine.device.memory_bytes
     if capacity is not None and machine.device.type == "cpu":
         capacity /= machine.per_node(row.gpus)  # ranks share the node's memory
     fits = None if capacity is None else outcome.memory.total <= capacity
-    whole = None if known.samples is None else known.samples // job.global_batch
-    steps = min((each for each in (whole, most) if each is not None), default=None)
-    largest = max((each.bytes_ / each.count for each in outcome.messages if each.count), default=0.0)
+    epoch_steps = None if inputs.samples is None else inputs.samples // job.global_batch
+    steps = min((count for count in (epoch_steps, most) if count is not None), default=None)
+    largest = max((message.bytes_ / message.count for message in outcome.messages if message.count), default=0.0)
     return replace(
         row,
         step_s=step,

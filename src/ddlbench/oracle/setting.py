@@ -1,4 +1,4 @@
-"""What a strategy is predicted from, and what it predicts. Plain values."""
+"""The inputs and outcomes of a strategy's prediction. Plain values."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 
 
 def kind_of(optimizer: OptimizerConfig) -> str:
-    """As recipe.optimizers.costs takes it: without momentum sgd and lars keep nothing."""
+    """The optimizer's name for recipe.optimizers.costs: sgd and lars are "plain" without momentum, because they keep no
+    state."""
     plain = optimizers[optimizer.name].plain is not None and not optimizer.momentum
     return f"plain {optimizer.name}" if plain else optimizer.name
 
@@ -42,7 +43,7 @@ class Setting:
 
     @property
     def gradient_bytes(self) -> int:
-        """Of one number on the wire."""
+        """Bytes of one number of a gradient that is sent."""
         return BYTES[self.job.reduce_dtype]
 
     @property
@@ -51,15 +52,15 @@ class Setting:
         return self.machine.shared_cores(self.machine.per_node(self.world))
 
     def exposed(self, seconds: float, late: float) -> float:
-        """Of communication that takes so long and of which `late` does not fit behind computing, what delays the step:
-        the rest costs what the machine says."""
+        """Seconds by which communication delays the step: `late`, which does not fit behind computing, and the share of
+        the remaining seconds that hidden communication costs on this machine."""
         return late + (seconds - late) * self.machine.shown(self.machine.per_node(self.world))
 
     def path(self, ranks: int, stride: int = 1, groups: int | None = None) -> Path:
         return collectives.path(self.machine, ranks, stride, self.world, groups)
 
     def all_reduce(self, bytes_: float, ranks: int, stride: int = 1, groups: int | None = None) -> float:
-        """Seconds."""
+        """Seconds of an all-reduce."""
         if ranks == 1:
             return 0.0
         return collectives.all_reduce(bytes_, self.path(ranks, stride, groups), self.algorithm)
@@ -78,10 +79,10 @@ class Message:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of the rank that holds most: each part at most.
+    """Bytes of the rank that holds most. Each part is at its largest.
 
-    fullest: the parts at the moment at which most is there altogether, temporary results among the activations; None:
-    nothing is known of when each part is there, and all of them are taken to be there at once
+    fullest: the parts at the moment when their sum is largest, temporary results among the activations; None: the
+    moments of the parts are not known, and all are assumed to be there at once
     """
 
     weights: float
@@ -93,9 +94,9 @@ class Memory:
 
     @property
     def parts(self) -> dict[str, float]:
-        """At the fullest moment."""
-        found = self.fullest or self
-        return {field.name: getattr(found, field.name) for field in fields(found) if field.name != "fullest"}
+        """The parts at the fullest moment."""
+        memory = self.fullest or self
+        return {field.name: getattr(memory, field.name) for field in fields(memory) if field.name != "fullest"}
 
     @property
     def total(self) -> float:
@@ -134,5 +135,5 @@ class Outcome:
 
     @property
     def step_s(self) -> float:
-        """Without waiting for data."""
+        """Seconds of a step without waiting for data."""
         return self.compute_s + self.exposed_s + self.bubble_s

@@ -68,20 +68,20 @@ def answer(question: Question) -> int:
 
 
 def predictions(question: Question, machine: Machine) -> list[Prediction]:
-    """Of every framework that is asked for, at every number of GPUs. Where an input is missing or a framework has not
-    the keys that were given, the row says so; UserError where that holds for all of them."""
+    """A row for every framework at every number of GPUs. A row says why it has no prediction, if an input is missing or
+    a framework lacks a key; UserError if that holds for all rows."""
     results = Results.read(question.options.results, str(torch.__version__)) if question.options.results else None
     rows, errors = list[Prediction](), list[UserError]()
 
     def refused(name: str, gpus: int, error: UserError) -> Prediction:
         errors.append(error)
-        own = question.only_here.name if question.only_here else name
-        return Prediction(own, question.model, machine.name, gpus, "unsupported", str(error))
+        framework = question.only_here.name if question.only_here else name
+        return Prediction(framework, question.model, machine.name, gpus, "unsupported", str(error))
 
     names = choices("framework") if question.framework is None else [question.framework]
     for name in Progress(sys.stderr.isatty()).steps(names, len(names), "predicting", "frameworks"):
         try:
-            one = _predictor(question, machine, results, name)
+            predict_at = _predictor(question, machine, results, name)
         except UserError as error:
             if question.framework is not None or not question.has_framework_keys:
                 raise
@@ -89,7 +89,7 @@ def predictions(question: Question, machine: Machine) -> list[Prediction]:
             continue
         for gpus in question.gpus:
             try:
-                rows.append(one(gpus))
+                rows.append(predict_at(gpus))
             except UserError as error:
                 rows.append(refused(name, gpus, error))
     if errors and all(row.status != "ok" for row in rows):
@@ -98,21 +98,21 @@ def predictions(question: Question, machine: Machine) -> list[Prediction]:
 
 
 def _predictor(question: Question, machine: Machine, results: Results | None, name: str) -> Callable[[int], Prediction]:
-    """By the number of GPUs. UserError for keys that this framework does not have."""
+    """A function that predicts a number of GPUs. UserError for keys that this framework does not have."""
     config = configuration(f"+framework={name}", *question.words)
-    known = known_of(question, machine, config, results)
+    inputs = known_of(question, machine, config, results)
     framework = question.only_here or config.framework
 
     def fastest(gpus: int) -> Prediction:
         layouts = tried(question, framework, gpus, machine.per_node(gpus))
-        return ranking.ranked([predict(config, layout, gpus, known) for layout in layouts])[0]
+        return ranking.ranked([predict(config, layout, gpus, inputs) for layout in layouts])[0]
 
     return fastest
 
 
 def tried(question: Question, framework: Any, gpus: int, per_node: int) -> list[Any]:
-    """The layouts of which the fastest that fits is shown: where no degree is given, tensor parallelism stays within a
-    node, and replicas take the rest of the GPUs."""
+    """The layouts that are compared. Where no degree is given, tensor parallelism stays within a node, and replicas
+    take the remaining GPUs."""
     stages = None if question.has_degrees else STAGES.get(framework.name)
     if stages is None:
         return [framework]
@@ -130,7 +130,7 @@ def known_of(question: Question, machine: Machine, config: Config, results: Resu
 
 
 def source(question: Question, machine: Machine, results: Results | None) -> Callable[[Config, Job], Computation]:
-    """Where the seconds of computing come from: the best that is given."""
+    """The source of the seconds of computing: the best one that is given."""
     made: dict[str, Computation] = {}
     step_s = question.options.one_gpu_step_s
 
@@ -164,7 +164,7 @@ def _config(question: Question, row: Prediction) -> Config | None:
 
 
 def heading(rows: Sequence[Prediction], question: Question, machine: Machine) -> str:
-    """What was predicted, on what, and where the seconds of computing come from."""
+    """The model, the cluster, and the source of the seconds of computing, in words."""
     config = configuration(f"+framework={question.framework or rows[0].framework}", *question.words)
     train, device = config.train, machine.device
     batch = f"{train.samples_per_update(1)} samples per {'update' if train.global_batch else 'GPU and update'}"
@@ -193,10 +193,10 @@ def show(rows: Sequence[Prediction], question: Question, machine: Machine) -> No
         for line in volumes.lines(fine, lambda row: _config(question, row)):
             print(line, flush=True)
     memory = question.options.max_memory_gib
-    found = ranking.fitting(rows, question.options.max_gpus, memory * ranking.GiB if memory else None)
+    best = ranking.fitting(rows, question.options.max_gpus, memory * ranking.GiB if memory else None)
     caps = f" with at most {question.options.max_gpus} GPUs" if question.options.max_gpus else ""
     caps += f" in {memory:g} GiB" if memory else ""
-    print(ranking.conclusion(found, caps))
+    print(ranking.conclusion(best, caps))
 
 
 if __name__ == "__main__":

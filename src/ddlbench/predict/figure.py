@@ -25,7 +25,7 @@ MOST = 6  # frameworks whose steps are drawn
 
 
 def draw(rows: Sequence[Prediction], path: Path) -> None:
-    """PNG and SVG beside each other. UserError where they cannot be written or nothing was predicted."""
+    """Write the figure as PNG and SVG. UserError if they cannot be written or nothing was predicted."""
     fine = [row for row in rows if row.status == "ok"]
     if not fine:
         raise UserError(f"--figure={path}: nothing was predicted")
@@ -48,8 +48,8 @@ def draw(rows: Sequence[Prediction], path: Path) -> None:
 def _throughput(axes: Axes, rows: Sequence[Prediction], names: Sequence[str]) -> None:
     looks = looks_of((name, name) for name in names)
     for name in names:
-        own = [row for row in rows if row.framework == name]
-        gpus, rates = [row.gpus for row in own], [row.samples_per_s or 0.0 for row in own]
+        shown = [row for row in rows if row.framework == name]
+        gpus, rates = [row.gpus for row in shown], [row.samples_per_s or 0.0 for row in shown]
         look = looks.curves[name, name]
         axes.plot(gpus, rates, color=look.color, label=plotting.label(name), **look.shape)
     plotting.gpu_axis(axes, [row.gpus for row in rows], None, log=True)

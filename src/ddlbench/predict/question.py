@@ -47,7 +47,7 @@ class Question:
 
     @property
     def model(self) -> str:
-        """As the words name it."""
+        """The model's name in the words."""
         return next((word.partition("=")[2] for word in self.words if word.startswith("+model=")), "")
 
     @property
@@ -92,7 +92,7 @@ def parser() -> Parser:
 
 
 def ask(arguments: Sequence[str]) -> Question:
-    """UserError for what cannot be meant."""
+    """The question of a command line. UserError for values without a meaning."""
     options, others = parser().parse_known_args(arguments)
     words = [*options.words, *others]
     for word in words:
@@ -137,12 +137,12 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _only_here(question: Question, given: dict[str, str]) -> Any:
-    """The strategy with its degrees; their words are no keys of any framework."""
+    """The strategy with its degrees. It takes their words, because they are no keys of any framework."""
     cls = ONLY_HERE[str(question.framework)]
     keys = {key for key in given if key.startswith("framework.")}
-    known = {"framework.dp", "framework.sp" if cls is Spatial else "framework.tp"}
-    for key in sorted(keys - known):
-        raise UserError(f"{key} does not exist: {question.framework} has {', '.join(sorted(known))}")
+    allowed = {"framework.dp", "framework.sp" if cls is Spatial else "framework.tp"}
+    for key in sorted(keys - allowed):
+        raise UserError(f"{key} does not exist: {question.framework} has {', '.join(sorted(allowed))}")
     question.words = [word for word in question.words if not word.startswith("framework.")]
     degrees = {key.partition(".")[2]: _degree(key, given[key]) for key in keys}
     return cls(**cast(Any, degrees))
@@ -161,20 +161,20 @@ def _switch(text: str | None) -> bool | None:
 
 
 def numbers(text: str) -> list[int]:
-    """GPU counts: 8, [4,8,16] or [4,8,...,1024], which goes on with the same factor, or else the same step."""
+    """GPU counts: 8, [4,8,16] or [4,8,...,1024], which continues with the same factor, else with the same step."""
     entries = [entry.strip() for entry in re.sub(r"^\[|\]$", "", text.strip()).split(",")]
-    found: list[int] = []
+    counts: list[int] = []
     for index, entry in enumerate(entries):
         if entry in ("...", "…"):
             last = _number(entries[index + 1], text) if index + 1 < len(entries) else 0
-            if len(found) < 2 or not found[-2] < found[-1] < last:
+            if len(counts) < 2 or not counts[-2] < counts[-1] < last:
                 raise UserError(f"gpus={text}: two ascending numbers before ... and a larger one after it: {EXAMPLE}")
-            found += _between(found[-2], found[-1], last)
+            counts += _between(counts[-2], counts[-1], last)
         else:
-            found.append(_number(entry, text))
-    if len(found) > MOST:
-        raise UserError(f"gpus= gives {len(found)} numbers: ask for {MOST} at most at a time")
-    return list(dict.fromkeys(found))
+            counts.append(_number(entry, text))
+    if len(counts) > MOST:
+        raise UserError(f"gpus= gives {len(counts)} numbers: ask for {MOST} at most at a time")
+    return list(dict.fromkeys(counts))
 
 
 def _number(entry: str, text: str) -> int:
@@ -184,11 +184,11 @@ def _number(entry: str, text: str) -> int:
 
 
 def _between(first: int, second: int, last: int) -> list[int]:
-    found: list[int] = []
+    counts: list[int] = []
     factor, rest = divmod(second, first)
     value = second
     while True:
         value = value * factor if not rest else value + second - first
         if value >= last:
-            return found
-        found.append(value)
+            return counts
+        counts.append(value)

@@ -16,7 +16,7 @@ PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")
 
 
 def ranked(rows: Sequence[Prediction]) -> list[Prediction]:
-    """By number of GPUs; of each the fastest that fits first, refusals last."""
+    """Rows by number of GPUs; within a number the fastest that fits first, refusals last."""
 
     def place(row: Prediction) -> tuple[int, bool, bool, float, str]:
         return row.gpus, row.status != "ok", row.fits is False, row.step_s or 0.0, row.framework
@@ -27,9 +27,9 @@ def ranked(rows: Sequence[Prediction]) -> list[Prediction]:
 def fitting(
     rows: Sequence[Prediction], max_gpus: int | None = None, max_memory: float | None = None
 ) -> list[Prediction]:
-    """What fits the device, on at most so many GPUs and in so many bytes; the most samples a second first, of equal
-    ones those on fewer GPUs."""
-    found = [
+    """The rows that fit the device, on at most so many GPUs and in so many bytes; the most samples a second first, of
+    equal ones those on fewer GPUs."""
+    fitting_rows = [
         row
         for row in rows
         if row.status == "ok"
@@ -37,11 +37,11 @@ def fitting(
         and (max_gpus is None or row.gpus <= max_gpus)
         and (max_memory is None or (row.memory_bytes or 0.0) <= max_memory)
     ]
-    return sorted(found, key=lambda row: (-(row.samples_per_s or 0.0), row.gpus))
+    return sorted(fitting_rows, key=lambda row: (-(row.samples_per_s or 0.0), row.gpus))
 
 
 def table(rows: Sequence[Prediction]) -> str:
-    """For the terminal: a line a prediction; refusals are not in it."""
+    """A table for the terminal, a line for each prediction, without refusals."""
     return "\n".join(aligned(COLUMNS, (_cells(row) for row in rows if row.status == "ok"), left=WHICH[:2]))
 
 
@@ -77,28 +77,28 @@ def milliseconds(seconds: float | None) -> str:
 
 def refusals(rows: Sequence[Prediction]) -> list[str]:
     """One line for each framework and reason, with the GPU counts."""
-    found: dict[tuple[str, str], list[int]] = {}
+    by_reason: dict[tuple[str, str], list[int]] = {}
     for row in rows:
         if row.status != "ok":
-            found.setdefault((row.framework, row.reason), []).append(row.gpus)
-    return [f"{name} at {', '.join(map(str, gpus))}: {reason}" for (name, reason), gpus in found.items()]
+            by_reason.setdefault((row.framework, row.reason), []).append(row.gpus)
+    return [f"{name} at {', '.join(map(str, gpus))}: {reason}" for (name, reason), gpus in by_reason.items()]
 
 
 def marks(rows: Sequence[Prediction]) -> list[str]:
-    """What the stars mean."""
-    found = dict.fromkeys(mark for row in rows for mark in row.marks)
-    return [f"* {mark}" for mark in found]
+    """The meaning of the stars."""
+    texts = dict.fromkeys(mark for row in rows for mark in row.marks)
+    return [f"* {mark}" for mark in texts]
 
 
 def limits(rows: Sequence[Prediction]) -> list[str]:
     """The largest degree of each strategy and the layer that sets it, once each."""
-    found = dict.fromkeys(
+    texts = dict.fromkeys(
         f"{limit['degree']} <= {limit['largest']} ({limit['layer']})"
         for row in rows
         for limit in row.limits
         if limit["degree"] != "dp"
     )
-    return list(found)
+    return list(texts)
 
 
 def conclusion(rows: Sequence[Prediction], caps: str) -> str:

@@ -41,12 +41,13 @@ class Volume:
 
     @property
     def difference(self) -> float:
-        """Of what is traced, relative to it; negative where the equations are below."""
+        """The equations' bytes minus the traced ones, relative to the traced ones."""
         return (self.expected - self.traced) / self.traced if self.traced else float(bool(self.expected))
 
 
 def lines(rows: Sequence[Prediction], config_of: Callable[[Prediction], Config | None]) -> Iterator[str]:
-    """For each row what its equations say, and what is traced beside it. config_of: None for what cannot be run"""
+    """For each row the messages of its equations, and the traced bytes beside them. config_of: None for a row that
+    cannot run"""
     yield "\nvolume of a step, of whole messages:"
     for row in rows:
         for message in row.messages:
@@ -60,11 +61,9 @@ def lines(rows: Sequence[Prediction], config_of: Callable[[Prediction], Config |
             yield f"  {row.framework} at {row.gpus}: the messages are traced: it has no equations"
             continue
         try:
-            for each in compared(row, stages(config, row)):
-                both = (
-                    f"traced {bytes_text(each.traced)}, equations {bytes_text(each.expected)} ({each.difference:+.1%})"
-                )
-                yield f"  {row.framework} at {row.gpus}: along {each.dimension}: {both}"
+            for volume in compared(row, stages(config, row)):
+                both = f"traced {bytes_text(volume.traced)}, equations {bytes_text(volume.expected)}"
+                yield f"  {row.framework} at {row.gpus}: along {volume.dimension}: {both} ({volume.difference:+.1%})"
         except RunError as error:
             yield f"  {row.framework} at {row.gpus}: not traced: {error}"
 
@@ -73,37 +72,37 @@ def stages(config: Config, row: Prediction, device_type: str = "cpu") -> list[Re
     """One rank of each stage of a replica, with the layout of a prediction. RunError where it cannot be rehearsed."""
     layout = Layout(*(row.layout.get(name, 1) for name in ("dp", "tp", "pp")))
     device = torch.device("cuda", 0) if device_type == "cuda" else torch.device("cpu")
-    found: list[Rehearsal] = []
+    ranks: list[Rehearsal] = []
     for stage in range(layout.pp):
         rank = layout.rank(pp=stage)
-        found.append(rehearse(config, Launch("torchrun", rank, row.gpus, rank, row.gpus), device))
-        if found[-1].collectives is None:
-            raise RunError(found[-1].error or "")
-    return found
+        ranks.append(rehearse(config, Launch("torchrun", rank, row.gpus, rank, row.gpus), device))
+        if ranks[-1].collectives is None:
+            raise RunError(ranks[-1].error or "")
+    return ranks
 
 
 def compared(row: Prediction, ranks: Sequence[Rehearsal]) -> list[Volume]:
-    """ranks: one of each stage"""
+    """The bytes of the equations and the traced bytes, by dimension. ranks: one of each stage"""
     expected: dict[str, float] = {}
     for message in row.messages:
         dimension = DIMENSIONS[message["what"]]
         expected[dimension] = expected.get(dimension, 0.0) + message["bytes_"]
-    found = [traced(rank.collectives or (), row.layout) for rank in ranks]
-    names = dict.fromkeys([*expected, *(name for each in found for name in each)])
-    total = {name: [each.get(name, 0.0) for each in found] for name in names}
+    by_rank = [traced(rank.collectives or (), row.layout) for rank in ranks]
+    names = dict.fromkeys([*expected, *(name for volumes in by_rank for name in volumes)])
+    total = {name: [volumes.get(name, 0.0) for volumes in by_rank] for name in names}
     return [
         Volume(name, sum(total[name]) if name == "tp" else max(total[name]), expected.get(name, 0.0)) for name in names
     ]
 
 
 def traced(collectives: Sequence[Sent], layout: Mapping[str, int]) -> dict[str, float]:
-    """Bytes by dimension. What one rank receives another one sends: it counts there."""
-    found: dict[str, float] = {}
+    """Bytes by dimension. A message counts on the rank that sends it."""
+    volumes: dict[str, float] = {}
     for sent in collectives:
         if sent.kind != "recv" and sent.ranks > 1:
             dimension = dimension_of(sent, layout)
-            found[dimension] = found.get(dimension, 0.0) + sent.bytes_
-    return found
+            volumes[dimension] = volumes.get(dimension, 0.0) + sent.bytes_
+    return volumes
 
 
 def dimension_of(sent: Sent, layout: Mapping[str, int]) -> str:

@@ -54,13 +54,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _tables(given: argparse.Namespace, workers: Workers) -> Tables:
-    found = read_all(_results(given))
-    tables = make_tables(found, given.by, workers)
+    records = read_all(_results(given))
+    tables = make_tables(records, given.by, workers)
     if given.predict is None:
         return tables
     from ddlbench.report.predicted import with_predictions  # torch comes with it
 
-    return with_predictions(tables, found, given.predict)
+    return with_predictions(tables, records, given.predict)
 
 
 def _results(given: argparse.Namespace) -> list[Path]:
@@ -80,21 +80,21 @@ def _refuse_others(given: argparse.Namespace) -> None:
     """UserError for options of a report beside --compare: they would have no effect."""
     options = {"RESULTS": given.results, "--by": given.by != FACTORS[0]}
     options |= {f"--{name}": getattr(given, name) for name in ("out", "only", "baseline", "target", "predict")}
-    found = [name for name, value in options.items() if value]
-    if found:
-        raise UserError(f"--compare makes no report: leave {', '.join(found)} out")
+    useless = [name for name, value in options.items() if value]
+    if useless:
+        raise UserError(f"--compare makes no report: leave {', '.join(useless)} out")
 
 
 def _compare(before: Path, after: Path, limit: float | None) -> int:
     """Print what changed between two sets of results; the exit code of the gate."""
-    found = versus(_measurements("before", before), _measurements("after", after), limit)
-    for line in found.lines:
+    comparison = versus(_measurements("before", before), _measurements("after", after), limit)
+    for line in comparison.lines:
         _say(line, sys.stdout)
-    return found.exit_code
+    return comparison.exit_code
 
 
 def _measurements(name: str, folder: Path) -> list[list[AttemptRow]]:
-    """Of one side of a comparison; what of it is not in the numbers is printed."""
+    """The measurements of one side of a comparison; what is not in the numbers is printed."""
     records = read_all([folder])
     merged = merge(records)
     warnings, left_out = not_used(records, merged)
@@ -105,7 +105,7 @@ def _measurements(name: str, folder: Path) -> list[list[AttemptRow]]:
 
 
 def _warn(warnings: Sequence[str], others: str) -> None:
-    """others: where those are that are not printed"""
+    """Print the first warnings. others: the place of the remaining ones"""
     for warning in warnings[:WARNINGS_SHOWN]:
         _say(f"warning: {warning}", sys.stderr)
     if len(warnings) > WARNINGS_SHOWN:
@@ -151,9 +151,9 @@ def write_report(
 
 
 def wait_for(saved: Sequence[Future[None]]) -> None:
-    """Until all are done; an error of one is raised."""
-    for each in saved:
-        each.result()
+    """Wait until all figures are saved; an error is raised."""
+    for future in saved:
+        future.result()
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -33,9 +33,9 @@ def best(scaling: Sequence[Row]) -> tuple[list[Paragraph], int]:
     texts = settings(scaling)
     rows = list({row["measurement"]: row for row in scaling}.values())  # strong and weak scaling: two rows, one fact
     groups = list(group_by(rows, _group).values())
-    paragraphs = [Paragraph(_subject(own, texts[own[0]["measurement"]]), _sentences(own)) for own in groups]
-    known = [paragraph for paragraph in paragraphs if paragraph.sentences]
-    return known[:PARAGRAPHS], max(0, len(known) - PARAGRAPHS)
+    paragraphs = [Paragraph(_subject(group, texts[group[0]["measurement"]]), _sentences(group)) for group in groups]
+    shown = [paragraph for paragraph in paragraphs if paragraph.sentences]
+    return shown[:PARAGRAPHS], max(0, len(shown) - PARAGRAPHS)
 
 
 def _group(row: Row) -> tuple[str | None, str]:
@@ -48,10 +48,10 @@ def _subject(rows: Sequence[Row], text: str) -> str:
 
 def _sentences(rows: Sequence[Row]) -> list[str]:
     places = group_by(rows, lambda row: (row["gpus"] or 0, row["global_batch"] or 0))
-    found = [_sentence(places[place], len(places) > 1) for place in sorted(places)]
-    known = [text for text in found if text]
-    more = len(known) - PLACES
-    return [*known[:PLACES], *([f"{more} more GPU counts and batches are in the table."] if more > 0 else [])]
+    sentences = [_sentence(places[place], len(places) > 1) for place in sorted(places)]
+    shown = [text for text in sentences if text]
+    more = len(shown) - PLACES
+    return [*shown[:PLACES], *([f"{more} more GPU counts and batches are in the table."] if more > 0 else [])]
 
 
 def _sentence(rows: Sequence[Row], several: bool) -> str:
@@ -74,10 +74,10 @@ def _verdict(fastest: Row, others: Sequence[Row], rate: str) -> str:
     factor = f"{second['sample_time_s'] / fastest['sample_time_s']:.3g} times as fast as {_name(second)}"
     time = f"{duration(fastest['sample_time_s'])} a sample ({rate})"
     lead = f"{_name(fastest)} has the shortest median time, {time}, {factor}"
-    own, counts = sample_interval(fastest), f"n={fastest['runs_ok']} and n={second['runs_ok']}"
-    if own is None or sample_interval(second) is None:
+    interval, counts = sample_interval(fastest), f"n={fastest['runs_ok']} and n={second['runs_ok']}"
+    if interval is None or sample_interval(second) is None:
         return f"{lead}, but with {counts} this is not certain: an interval needs {SMALLEST_N} repeats"
-    equal = [row for row in others if (interval := sample_interval(row)) is None or own.overlaps(interval)]
+    equal = [row for row in others if (other := sample_interval(row)) is None or interval.overlaps(other)]
     if equal:
         names = ", ".join(map(_name, equal[:NAMED])) + (f" and {len(equal) - NAMED} more" if len(equal) > NAMED else "")
         return f"{lead}; no difference is shown between {_name(fastest)} and {names} ({duration_range(fastest)})"

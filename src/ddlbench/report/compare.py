@@ -26,7 +26,7 @@ CHANGES_SHOWN = 30
 
 @dataclass
 class Versus:
-    """What is printed, and what decides the gate.
+    """The printed lines, and the measurements that decide the gate.
 
     slower:    shown to be slower by more than the limit, or no run ends ok any more
     undecided: too few repeats, or no counterpart after
@@ -44,10 +44,12 @@ class Versus:
 
 
 def versus(before: Sequence[Group], after: Sequence[Group], limit: float | None = None) -> Versus:
-    """Compare measurements of two sets; limit: the share by which one may be slower, None: no gate.
+    """Compare the measurements of two sets.
 
-    Measurements are paired where the same was asked for in both; of the rest those of equal names and batch, at last on
-    whatever number of nodes. UserError where there is no pair.
+    Measurements of equal configuration are paired first; of the others those of equal names and batch; of the rest also
+    those on another number of nodes. UserError if there is no pair.
+
+    limit: the share by which a measurement may be slower; None: no gate
     """
     pairs, left = _paired(before, after)
     if not pairs:
@@ -55,15 +57,15 @@ def versus(before: Sequence[Group], after: Sequence[Group], limit: float | None 
             f"the sets have no measurement in common ({len(before)} and {len(after)}): give two results_dir with the "
             "same framework, model, data and number of GPUs; several of one name in a set cannot be paired"
         )
-    found = Versus([*_changes(pairs), "", "times (seconds a sample, medians; ratio after / before):"])
+    result = Versus([*_changes(pairs), "", "times (seconds a sample, medians; ratio after / before):"])
     for pair in pairs:
-        _judge(found, pair, limit)
-    found.lines += [f"{_unpaired(where, group, left)}: {_name(group)}" for where, group in left]
+        _judge(result, pair, limit)
+    result.lines += [f"{_unpaired(where, group, left)}: {_name(group)}" for where, group in left]
     if limit is not None:
         gone = [group for where, group in left if where == "before" and any(run.ok for run in group)]
-        found.undecided += [f"nothing to compare with after: {_name(group)}" for group in gone]
-        found.lines += ["", *_gate(found, limit)]
-    return found
+        result.undecided += [f"nothing to compare with after: {_name(group)}" for group in gone]
+        result.lines += ["", *_gate(result, limit)]
+    return result
 
 
 def _unpaired(where: str, group: Group, left: Sequence[tuple[str, Group]]) -> str:
@@ -77,15 +79,15 @@ def _paired(before: Sequence[Group], after: Sequence[Group]) -> tuple[list[Pair]
     pairs: list[Pair] = []
     ones, twos = list(before), list(after)
     for key in (_same_environment, _same_request, _same_names, _same_on_other_nodes):
-        found = list(_unique_pairs(ones, twos, key))
-        pairs += found
-        used = {id(group) for pair in found for group in pair}
+        unique = list(_unique_pairs(ones, twos, key))
+        pairs += unique
+        used = {id(group) for pair in unique for group in pair}
         ones, twos = ([group for group in side if id(group) not in used] for side in (ones, twos))
     return pairs, [*(("before", group) for group in ones), *(("after", group) for group in twos)]
 
 
 def _unique_pairs(ones: Sequence[Group], twos: Sequence[Group], key: Callable[[Group], Any]) -> Iterator[Pair]:
-    """Where each side has one group of a key."""
+    """The pairs of groups whose key occurs once on each side."""
     by_key = group_by(twos, key)
     for name, groups in group_by(ones, key).items():
         if len(groups) == len(by_key.get(name, ())) == 1:
@@ -108,7 +110,7 @@ def _same_names(group: Group) -> tuple[Any, ...]:
 
 
 def _same_on_other_nodes(group: Group) -> tuple[Any, ...]:
-    """Of two clusters: nodes with 4 and with 8 GPUs."""
+    """Equal for measurements on clusters whose nodes have, say, 4 and 8 GPUs."""
     row = representative(group).row
     return tuple(row[name] for name in (*NAMES, "global_batch"))
 
@@ -151,31 +153,31 @@ def _value(values: Row, key: str) -> str:
     return shortened(value if isinstance(value, str) else json.dumps(value, default=str), LONGEST)
 
 
-def _judge(found: Versus, pair: Pair, limit: float | None) -> None:
-    """Add the line of one pair, and what the gate makes of it."""
+def _judge(result: Versus, pair: Pair, limit: float | None) -> None:
+    """Add the line of one pair, and its verdict for the gate."""
     one, two = (Point(group, "", "", "framework") for group in pair)
     name = _name(pair[0])
     if not one.sample_time_s:
-        found.lines.append(f"  {name}: no time before ({_status(pair[0])}), {_time(two, pair[1])} after")
+        result.lines.append(f"  {name}: no time before ({_status(pair[0])}), {_time(two, pair[1])} after")
         return
     if not two.sample_time_s:
-        found.lines.append(f"  {name}: {_time(one, pair[0])} before, no time after ({_status(pair[1])})")
-        found.slower.append(f"{name}: no run ended ok")
+        result.lines.append(f"  {name}: {_time(one, pair[0])} before, no time after ({_status(pair[1])})")
+        result.slower.append(f"{name}: no run ended ok")
         return
     ratio = two.sample_time_s / one.sample_time_s
     interval = ratio_interval(two.interval, one.interval) if one.interval and two.interval else None
     counts = f"n={len(one.sample_times)} and n={len(two.sample_times)}{_failed(one, two)}"
     bounds = f"{_word(interval)}, {interval.low:.3f} to {interval.high:.3f}" if interval else "too few for an interval"
     times = f"{duration(one.sample_time_s)} -> {duration(two.sample_time_s)}"
-    found.lines.append(f"  {name}: {times}, ratio {ratio:.3f} ({bounds}, {counts})")
+    result.lines.append(f"  {name}: {times}, ratio {ratio:.3f} ({bounds}, {counts})")
     if limit is None:
         return
     if interval is None:
-        found.undecided.append(f"too few repeats to decide (6 a side are needed): {name}: {counts}")
+        result.undecided.append(f"too few repeats to decide (6 a side are needed): {name}: {counts}")
     elif interval.low > 1 + limit:
-        found.slower.append(f"{name}: at least {interval.low:.3f} times the time")
+        result.slower.append(f"{name}: at least {interval.low:.3f} times the time")
     elif interval.high > 1 + limit:
-        found.possible.append(f"{name}: up to {interval.high:.3f} times the time")
+        result.possible.append(f"{name}: up to {interval.high:.3f} times the time")
 
 
 def _failed(one: Point, two: Point) -> str:
@@ -188,11 +190,11 @@ def _word(interval: Interval) -> str:
     return "slower" if interval.low > 1 else "faster" if interval.high < 1 else "no difference shown"
 
 
-def _gate(found: Versus, limit: float) -> list[str]:
+def _gate(result: Versus, limit: float) -> list[str]:
     percent = f"{100 * limit:g} %"
-    lines = [f"slower by more than {percent}: {text}" for text in found.slower] + found.undecided
+    lines = [f"slower by more than {percent}: {text}" for text in result.slower] + result.undecided
     lines = lines or [f"no measurement is shown to be slower by more than {percent}"]
-    return lines + [f"not shown, and more repeats may show it: {text}" for text in found.possible]
+    return lines + [f"not shown, and more repeats may show it: {text}" for text in result.possible]
 
 
 def _status(group: Group) -> str:

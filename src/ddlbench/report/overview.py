@@ -99,7 +99,11 @@ def summary_text(scaling: pd.DataFrame) -> str:
     predicted = [row for row in rows if row["predicted_step_s"] is not None]
     tables = ((rows, MEASURED), (compared, RATIOS), (predicted, WHICH | PREDICTED))
     lines = [line for shown, columns in tables if shown for line in (*text_table(shown, columns | marks), "")]
-    fastest = [line for own in best(rows)[0] for line in wrap(f"{own.subject}. {' '.join(own.sentences)}", WIDTH)]
+    fastest = [
+        line
+        for paragraph in best(rows)[0]
+        for line in wrap(f"{paragraph.subject}. {' '.join(paragraph.sentences)}", WIDTH)
+    ]
     numbers = [f"[{number}] {text}" for text, number in numbered_texts.items()]
     return "\n".join([*lines, *fastest, *numbers, *base_lines(rows), *notes(rows), *failure_lines(rows)])
 
@@ -111,7 +115,7 @@ def text_table(rows: Sequence[Row], columns: Columns) -> list[str]:
 
 
 def ratio_columns(rows: Sequence[Row]) -> Columns:
-    """Those to each kind of base with which some row is compared."""
+    """The columns of the ratios to each kind of base with which some row is compared."""
     kinds = {"best_single": VS_SINGLE, "own_base": VS_OWN}
     shown = [columns for kind, columns in kinds.items() if any(compared_with(row, kind) for row in rows)]
     return {name: cell for columns in shown for name, cell in columns.items()}
@@ -128,7 +132,7 @@ def has_interval(row: Row) -> bool:
 
 
 def needs_own(row: Row) -> bool:
-    """Whether its own base is all that the row can be compared with."""
+    """Whether the row can be compared with its own base only."""
     return compared_with(row, "own_base") and not row["best_single_sample_time_s"]
 
 
@@ -145,7 +149,7 @@ def base_lines(rows: Sequence[Row]) -> list[str]:
 
 
 def notes(rows: Sequence[Row]) -> list[str]:
-    """What the table cannot say in a cell. `rows`: with their models marked."""
+    """Notes that do not fit into a cell. `rows`: with their models marked."""
     few = any(0 < row["runs_ok"] < SMALLEST_N for row in rows)
     repeated = any(row["runs_ok"] > 1 for row in rows)
     host = any(row["device"] == "cpu" for row in rows)
@@ -160,7 +164,7 @@ def notes(rows: Sequence[Row]) -> list[str]:
 
 
 def failure_lines(rows: Sequence[Row]) -> list[str]:
-    """What did not end ok, in a few lines; the report has them all."""
+    """The runs that did not end ok, in a few lines; the report has them all."""
     failed = [row for row in rows if row["status"] != "ok"]
     lines = [": ".join(filter(None, (row["status"], _cell(row), row["reason"]))) for row in failed[:FAILURES_SHOWN]]
     more = len(failed) - len(lines)
@@ -168,7 +172,8 @@ def failure_lines(rows: Sequence[Row]) -> list[str]:
 
 
 def _cell(row: Row) -> str:
-    """What ran, and after an out-of-memory error what may fit: "ddp resnet50 on 8 GPUs, batch=256 (try ...)"."""
+    """The settings of a failed run, and after an out-of-memory error a setting that may fit: "ddp resnet50 on 8 GPUs,
+    batch=256 (try ...)"."""
     batch, options = f"batch={row['global_batch'] or 'unknown'}", settings(row)
     named = options if batch in options.split(" ") else f"{batch} {options}".strip()
     where = f"{row['framework']} {row['model']} on {devices(row['gpus'] or 0, row['device'])}"
@@ -192,7 +197,7 @@ def name(value: str | None) -> str:
 
 
 def spread(row: Row) -> str:
-    """Of the repeats' epoch times, "4.05 to 6.91 s"; empty for a single run."""
+    """The range of the repeats' epoch times, "4.05 to 6.91 s"; empty for a single run."""
     if row["runs_ok"] < 2 or row["epoch_time_shortest_s"] is None:
         return ""
     return f"{seconds(row['epoch_time_shortest_s']).removesuffix(' s')} to {seconds(row['epoch_time_longest_s'])}"
@@ -233,7 +238,7 @@ def quality(row: Row) -> str:
 
 
 def settings(row: Row) -> str:
-    """What else distinguishes the row from others in the table."""
+    """The other settings that distinguish the row from others in the table."""
     return " ".join(row[name] for name in ("axes", "layout", "knobs", "variant") if row.get(name))
 
 

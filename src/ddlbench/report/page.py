@@ -32,7 +32,7 @@ from ddlbench.results.tables.merge import Row, group_by
 from ddlbench.results.tables.tables import Tables, records
 from ddlbench.texts import shortened
 
-# Of each table; the files beside the page have all rows.
+# Rows of each table on the page; the files beside the page have all rows.
 ROWS_SHOWN = 300
 LINES_SHOWN = 100  # of warnings, comparisons and notes
 LONGEST_CELL = 300
@@ -112,19 +112,19 @@ def first(lines: Sequence[str]) -> list[str]:
 def cautions(runs: Sequence[Row], scaling: Sequence[Row]) -> list[str]:
     """Warnings about the trustworthiness of the numbers."""
     dirty = sum(bool(run["git_dirty"]) for run in runs)
-    found = [f"{dirty} attempt(s) ran with uncommitted changes of ddlbench's code"] if dirty else []
+    warnings = [f"{dirty} attempt(s) ran with uncommitted changes of ddlbench's code"] if dirty else []
     for row in scaling:
         name = f"{row['framework']}, {row['model']}, {row['gpus']} GPUs"
         if row["allocator_retries"]:
-            found.append(f"{name}: {row['allocator_retries']} allocator retries made the timing unreliable")
-    return list(dict.fromkeys(found))
+            warnings.append(f"{name}: {row['allocator_retries']} allocator retries made the timing unreliable")
+    return list(dict.fromkeys(warnings))
 
 
 def counted(runs: Sequence[Row], names: Sequence[str]) -> dict[str, Any]:
-    """The distinct combinations of some columns, with the number of attempts of each; of many combinations the first
-    ones, and how many there are more."""
-    known = [run for run in runs if any(run[name] is not None for name in names)]
-    groups = group_by(known, lambda run: tuple(run[name] for name in names))
+    """The first distinct combinations of some columns, each with its number of attempts, and the number of further
+    combinations."""
+    counted_runs = [run for run in runs if any(run[name] is not None for name in names)]
+    groups = group_by(counted_runs, lambda run: tuple(run[name] for name in names))
     lines = [
         [*(text(name, value) for name, value in zip(names, key, strict=True)), str(len(group))]
         for key, group in islice(groups.items(), ROWS_SHOWN)
@@ -133,12 +133,12 @@ def counted(runs: Sequence[Row], names: Sequence[str]) -> dict[str, Any]:
 
 
 def grid(columns: Sequence[Column], rows: Sequence[Row], total: int | None = None) -> dict[str, Any]:
-    """The first rows of a table: its columns and its cells as text. total: how many rows there are, where not all are
-    in `rows`."""
-    known = [column for column in columns if any(row[column.name] is not None for row in rows[:ROWS_SHOWN])]
-    lines = [[text(column.name, row[column.name]) for column in known] for row in rows[:ROWS_SHOWN]]
-    empty = [column.name for column in columns if column not in known]
-    return {"columns": known, "lines": lines, "total": total or len(rows), "empty": empty}
+    """The first rows of a table: its columns and its cells as text. total: the number of rows, if `rows` has not all of
+    them."""
+    shown = [column for column in columns if any(row[column.name] is not None for row in rows[:ROWS_SHOWN])]
+    lines = [[text(column.name, row[column.name]) for column in shown] for row in rows[:ROWS_SHOWN]]
+    empty = [column.name for column in columns if column not in shown]
+    return {"columns": shown, "lines": lines, "total": total or len(rows), "empty": empty}
 
 
 def text(name: str, value: Any) -> str:

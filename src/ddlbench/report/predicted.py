@@ -26,7 +26,7 @@ from ddlbench.results.reading.attempts import Attempt, Records, why
 from ddlbench.results.tables.merge import Row, group_by
 from ddlbench.results.tables.tables import Tables, frame, records
 
-# Relative error from which a row has a flag: ParaDL's own, on average, for its least accurate strategy (channels).
+# Relative error from which a row has a flag: ParaDL's average error for its least accurate strategy (channels).
 FAR_OFF = 0.26
 # Columns of runs.csv that a base shares with what is predicted from it; the oracle compares model, sizes and precision.
 ALIKE = ("device", "device_model", "torch", "cuda", "data", "loader")
@@ -34,26 +34,28 @@ ALIKE = ("device", "device_model", "torch", "cuda", "data", "loader")
 
 @dataclass(frozen=True)
 class Campaign:
-    """Where predictions start from. runs: rows of runs.csv; attempts: by their path in these rows."""
+    """The runs that predictions start from. runs: rows of runs.csv; attempts: by their path in these rows."""
 
     machine: Machine
     attempts: Mapping[str, Attempt]
     runs: Sequence[Row]
 
     def predict(self, row: Row, run: Row) -> Prediction:
-        """Of a row of scaling.csv; run: one of its repeats. Unsupported or UserError where an input is missing."""
+        """The prediction for a row of scaling.csv; run: one of its repeats. Unsupported or UserError if an input is
+        missing."""
         attempt = self.attempts[run["path"]]
         self._check_place(row, attempt.record)
         config = configuration_of(attempt.record["config"])
         results = Results(attempt.path.parents[1], self._bases(run))
-        known = Known(self.machine, lambda asked, _: results.computation(asked, self.machine))
-        found = predict(config, config.framework, row["gpus"], known)
-        if found.status != "ok":
-            raise Unsupported(found.reason)
-        return found
+        inputs = Known(self.machine, lambda asked, _: results.computation(asked, self.machine))
+        prediction = predict(config, config.framework, row["gpus"], inputs)
+        if prediction.status != "ok":
+            raise Unsupported(prediction.reason)
+        return prediction
 
     def _check_place(self, row: Row, record: Mapping[str, Any]) -> None:
-        """Unsupported where it did not run on such a cluster, or not spread over its nodes as the oracle spreads it."""
+        """Unsupported if the run was not on such a cluster, or its ranks were not spread over the nodes as the oracle
+        spreads them."""
         machine, cpu = self.machine, self.machine.device.type == "cpu"
         model = "cpu" if row["device"] == "cpu" else row["device_model"]
         if model != machine.device.name:
@@ -65,16 +67,16 @@ class Campaign:
             raise Unsupported(f"{row['nodes']} nodes of cluster {machine.name} have another number of devices")
 
     def _bases(self, run: Row) -> list[Attempt]:
-        """Runs on one device that are no repeats of what is predicted, under the same conditions."""
-        found = [each for each in self.runs if each["gpus"] == 1 and all(each[name] == run[name] for name in ALIKE)]
-        return [self.attempts[each["path"]] for each in found]
+        """Runs on one device under the conditions of the predicted run."""
+        bases = [base for base in self.runs if base["gpus"] == 1 and all(base[name] == run[name] for name in ALIKE)]
+        return [self.attempts[base["path"]] for base in bases]
 
 
-def with_predictions(tables: Tables, found: Records, cluster: str) -> Tables:
-    """The tables with predicted_* columns, and a warning for what is far off or cannot be predicted. UserError for an
-    unknown cluster."""
+def with_predictions(tables: Tables, results: Records, cluster: str) -> Tables:
+    """The tables with predicted_* columns, and a warning for each row that is far off or cannot be predicted. UserError
+    for an unknown cluster."""
     runs = records(tables.runs)
-    campaign = Campaign(machine_of(cluster), {each.name: each for each in found.attempts}, runs)
+    campaign = Campaign(machine_of(cluster), {attempt.name: attempt for attempt in results.attempts}, runs)
     repeats = group_by((run for run in runs if run["status"] == "ok"), lambda run: run["measurement"])
     rows, missing = list[Row](), list[tuple[str, str]]()
     for row in records(tables.scaling):
@@ -94,11 +96,11 @@ def with_predictions(tables: Tables, found: Records, cluster: str) -> Tables:
 
 
 def cells(row: Row, prediction: Prediction) -> Row:
-    """The predicted_* columns. Waiting for data is on neither side of the error: it is not predicted here."""
+    """The predicted_* columns. The error leaves out the time that ranks wait for data, which is not predicted."""
     assert prediction.step_s is not None
     sample_s = prediction.step_s / row["global_batch"]
     measured_s = row["sample_time_s"] * (1 - (row["data_wait_share"] or 0.0))
-    found: Row = {
+    columns: Row = {
         "predicted_step_s": prediction.step_s,
         "predicted_sample_time_s": sample_s,
         "predicted_compute_s": prediction.compute_s,
@@ -108,11 +110,12 @@ def cells(row: Row, prediction: Prediction) -> Row:
         **memory_cells(row, prediction),
         "predicted_from": "; ".join((prediction.basis or "", *prediction.marks)),
     }
-    return found | {"predicted_flag": flag(row | found, measured_s * row["global_batch"])}
+    return columns | {"predicted_flag": flag(row | columns, measured_s * row["global_batch"])}
 
 
 def memory_cells(row: Row, prediction: Prediction) -> Row:
-    """Bytes of the fullest rank, and the error beside what its allocator gave out; on the CPU nothing counts that."""
+    """Bytes of the fullest rank, and the error against the allocator's measured peak, which does not exist on the
+    CPU."""
     assert prediction.memory_bytes is not None
     bytes_, measured = round(prediction.memory_bytes), row["memory_allocated_peak_bytes"]
     return {
@@ -122,8 +125,8 @@ def memory_cells(row: Row, prediction: Prediction) -> Row:
 
 
 def flag(row: Row, measured_s: float) -> str | None:
-    """What to say of a row far off its prediction, with the component that deviates most in the same direction; None
-    near it. measured_s: of a step without waiting for data."""
+    """The flag of a row far off its prediction, with the component that deviates most in the same direction; None for a
+    row near it. measured_s: seconds of a step without waiting for data"""
     if abs(row["predicted_error"]) <= FAR_OFF:
         return None
     text = f"far off its prediction: a step took {duration(measured_s)}, {duration(row['predicted_step_s'])} predicted"
@@ -131,7 +134,7 @@ def flag(row: Row, measured_s: float) -> str | None:
     if not parts:
         return f"{text} (no profiled window says which part of it)"
     sign = -1 if row["predicted_error"] < 0 else 1
-    part, (took, expected) = max(parts.items(), key=lambda each: sign * (each[1][1] - each[1][0]))
+    part, (took, expected) = max(parts.items(), key=lambda item: sign * (item[1][1] - item[1][0]))
     return f"{text}; in the profiled window {part} took {duration(took)}, {duration(expected)} predicted"
 
 
@@ -152,16 +155,16 @@ def components(row: Row) -> dict[str, tuple[float, float]]:
 
 
 def configuration_of(recorded: Mapping[str, Any]) -> Config:
-    """The configuration that a record holds, built of the program's own classes. UserError where this version has other
-    keys or lacks an option."""
+    """The configuration of a record, built from the program's classes. UserError if this version has other keys or
+    lacks an option."""
     plain: dict[str, Any] = {key: dict(recorded.get(key, {})) for key in SECTIONS}  # `checkpoint` came later
     for group in GROUPS:
         option = plain[group]["name"]
         if option not in choices(group):
             raise UserError(f"{group}={option} is no option of this version")
         plain[group]["_target_"] = options.published(group, option)["_target_"]
-    own = {field.name for field in fields(Options)}
-    return schema.build(plain | {key: value for key, value in recorded.items() if key in own})
+    keys = {field.name for field in fields(Options)}
+    return schema.build(plain | {key: value for key, value in recorded.items() if key in keys})
 
 
 def name(row: Row) -> str:

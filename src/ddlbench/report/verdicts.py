@@ -11,8 +11,8 @@ from ddlbench.results.tables.stats import LEVEL, Interval, ratio_interval
 
 
 def comparisons(scaling: Sequence[Row]) -> list[str]:
-    """A sentence for each model, batch and GPU count: the fastest measurement against the others; one more for the
-    ratios to the best single GPU; at the end how many comparisons there are, for each may be wrong by chance."""
+    """A sentence for each model, batch and GPU count: the fastest measurement against the others; a sentence for the
+    ratios to the best single GPU; at the end the number of comparisons, because each may be wrong by chance."""
     rows = [row for row in scaling if row["sample_time_s"] and row["gpus"]]
     groups = group_by(rows, lambda row: (row["comparison"], row["scaling"], batch_size(row), row["gpus"]))
     sentences: list[str] = []
@@ -65,11 +65,11 @@ def _sentence(fast: Row, slow: Row) -> str:
 
 
 def row_name(row: Row) -> str:
-    """Its curve, and the layout of its ranks where that is asked for."""
+    """The row's curve, and the layout of its ranks if the configuration sets it."""
     return curve_name(row) + (f" [{row['layout']}]" if row["layout"] else "")
 
 
 def sample_interval(row: Row) -> Interval | None:
-    """Of the median of a sample's time; None with too few repeats."""
+    """The interval of the median of a sample's time; None with too few repeats."""
     low, high = row["sample_time_low_s"], row["sample_time_high_s"]
     return None if low is None or high is None else Interval(low, high, LEVEL)

@@ -30,7 +30,7 @@ INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit code 0 where nothing is left to do or to repair, 1 where cells failed, 2 for errors of the user, 130 after
+    """Exit code 0 if nothing is left to do or to repair, 1 if cells failed, 2 for errors of the user, 130 after
     Ctrl-C."""
     given = _parser().parse_intermixed_args(arguments)
     try:
@@ -85,12 +85,12 @@ def _run(given: argparse.Namespace, study: Study) -> int:
 
 
 def _say_unreadable(cells: Sequence[Cell], state: State, retry: str | None) -> int:
-    """Name the claims for which cells were left out though nobody can be seen to run them; their number."""
+    """Print the claims that keep cells from running although no process is known to hold them; their number."""
     still_due = (cell for cell in cells if due(state.status(cell), retry) and not _invalid(cell))
-    found = [path for cell in still_due if (path := unreadable(state.results, cell.key))]
-    for path in found:
+    claims = [path for cell in still_due if (path := unreadable(state.results, cell.key))]
+    for path in claims:
         _say(f"{path} holds a cell, but no sweep has written it: remove it, or start again after two minutes")
-    return len(found)
+    return len(claims)
 
 
 def _status(cells: Sequence[Cell], state: State) -> int:
@@ -107,7 +107,7 @@ def _status(cells: Sequence[Cell], state: State) -> int:
 def _show(
     given: argparse.Namespace, study: Study, cells: Sequence[Cell], state: State, forecast: Forecast | None
 ) -> int:
-    """The plan; nothing is started, whatever else is asked for."""
+    """Print the plan; nothing is started, whatever else is asked for."""
     asked = _asked(state, slurm.queue())
     with configurations():  # once: the forecast composes one for each configuration and GPU count
         lines = plan_lines(cells, state, asked, forecast)
@@ -120,7 +120,7 @@ def _show(
 
 
 def _forecast(given: argparse.Namespace) -> Forecast | None:
-    """For a plan that starts nothing."""
+    """Predicted times for a plan that starts nothing."""
     starts = (given.slurm or given.local) and not given.dry_run
     if given.cluster is None or starts or given.status or given.cancel:
         return None
@@ -130,7 +130,7 @@ def _forecast(given: argparse.Namespace) -> Forecast | None:
 
 
 def _device(given: argparse.Namespace) -> torch.device:
-    """Of the machine that will run the cells."""
+    """The device of the machine that will run the cells."""
     import torch
 
     if given.slurm:
@@ -139,8 +139,8 @@ def _device(given: argparse.Namespace) -> torch.device:
 
 
 def _cancel(cells: Sequence[Cell], state: State) -> int:
-    """End the Slurm jobs that hold cells of this study, and the sweeps on this machine; exit code 1 where one is left:
-    of another user, or on another machine."""
+    """End the Slurm jobs that hold cells of this study, and the sweeps on this machine. Exit code 1 if one is left, of
+    another user or on another machine."""
     queued = slurm.queue()
     owners = {owner for cell in cells if (owner := holder(state.results, cell.key, queued))}
     jobs = {owner.job for owner in owners if owner.job}
@@ -162,30 +162,30 @@ def _interrupt(pid: int) -> bool:
 
 
 def _asked(state: State, queued: slurm.Queue) -> Asked:
-    """The status of a cell: `running` only where somebody holds its claim, `queued` before its Slurm job has begun it,
-    also after an attempt that failed."""
-    known = dict[str, str]()
+    """A function that returns the status of a cell: `running` only if a process holds its claim, `queued` until its
+    Slurm job has begun it, also after an attempt that failed."""
+    statuses = dict[str, str]()
 
     def status(cell: Cell) -> str:
-        return known.get(cell.key) or known.setdefault(cell.key, look(cell))
+        return statuses.get(cell.key) or statuses.setdefault(cell.key, look(cell))
 
     def look(cell: Cell) -> str:
         if _invalid(cell):
             return INVALID
-        found = state.status(cell)
-        if found in FINAL:
-            return found
+        recorded = state.status(cell)
+        if recorded in FINAL:
+            return recorded
         owner = holder(state.results, cell.key, queued)
-        if found in (MISSING, RUNNING):
-            return MISSING if owner is None else QUEUED if owner.job and found == MISSING else RUNNING
+        if recorded in (MISSING, RUNNING):
+            return MISSING if owner is None else QUEUED if owner.job and recorded == MISSING else RUNNING
         start = queued.start(owner.job) if owner else None
-        return QUEUED if start and not _begun(start, state.of(cell)) else found
+        return QUEUED if start and not _begun(start, state.of(cell)) else recorded
 
     return status
 
 
 def _begun(start: slurm.Start, attempts: Sequence[Attempt]) -> bool:
-    """Whether one of a cell's attempts is of this start of a job."""
+    """Whether one of a cell's attempts belongs to this start of a job."""
     return any(one.job == start.number and one.restarts == str(start.restarts) for one in attempts)
 
 

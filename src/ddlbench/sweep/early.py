@@ -27,10 +27,10 @@ LONGEST = 1000  # letters of a reason
 
 
 def record_early_end(cell: Cell, results: Path, codes: Sequence[int], began: str, said: str) -> bool:
-    """Write a record without measurements for a run that left none; False for a run that a signal interrupted: its cell
-    is still to be run.
+    """Write a record without measurements for a run that left none. False for a run that a signal interrupted: its cell
+    runs again.
 
-    began: when, as the times of a record are written; said: the output of all ranks
+    began: in the format of a record's times; said: the output of all ranks
     """
     if INTERRUPTS.issuperset(code for code in codes if code):  # a sweep ends the others of a rank that failed
         return False
@@ -39,18 +39,18 @@ def record_early_end(cell: Cell, results: Path, codes: Sequence[int], began: str
 
 
 def first_failure(codes: Iterable[int]) -> int | None:
-    """The exit code of the first rank that failed by itself: neither by the failure of another one nor by a signal that
-    ended it from outside."""
+    """The exit code of the first rank that failed by itself, neither because another rank failed nor by a signal from
+    outside."""
     return next((code for code in codes if code not in (0, PeerFailed.exit_code, *INTERRUPTS)), None)
 
 
 def write_row(
     cell: Cell, results: Path, status: str, reason: str, began: str, ended: str | None = None, **sections: Any
 ) -> bool:
-    """A record without measurements; whether it is on disk.
+    """Write a record without measurements; whether it is on disk.
 
-    began, ended: as the times of a record are written; without `ended`: now
-    sections: what more is known, by sections of run.json
+    began, ended: in the format of a record's times; without `ended`: now
+    sections: further content, by sections of run.json
     """
     with configurations():
         config = configuration(*cell.words)
@@ -73,5 +73,5 @@ def _reason(codes: Sequence[int], said: str) -> str:
 
 
 def lines(said: str) -> list[str]:
-    """What ddlbench said of its end."""
+    """The lines in which ddlbench reported the end."""
     return [match[1] for line in said.splitlines() if (match := SAID.fullmatch(line.strip()))]

@@ -49,8 +49,8 @@ TIMES = {"SLURM_TIME_FORMAT": "%s"}  # seconds since 1970
 
 @dataclass(frozen=True)
 class Job:
-    """A job that has begun: its number and its output. Of one that ended without output: its state, and the seconds
-    since 1970 of its end, both from Slurm."""
+    """A job that has begun: its number and its output. If it ended without output, its state and its end, in seconds
+    since 1970, come from Slurm."""
 
     number: str
     log: Path | None
@@ -59,7 +59,7 @@ class Job:
 
     @property
     def ended(self) -> str:
-        """When its last output came, else its end, as the times of a record are written."""
+        """The time of its last output, else of its end, in the format of a record's times."""
         when = self.log.stat().st_mtime if self.log else self.end_s
         return datetime.fromtimestamp(when, UTC).isoformat(timespec="milliseconds")
 
@@ -73,10 +73,10 @@ class Job:
 
 @dataclass(frozen=True)
 class Part:
-    """What a job's output has of one of its runs.
+    """The part of a job's output that belongs to one of its runs.
 
-    began, nodes: None where the job ended before its first run
-    code: None where the run did not end before the job
+    began, nodes: None if the job ended before its first run
+    code: None if the run did not end before the job
     last: whether the job began no other run after it
     """
 
@@ -88,32 +88,34 @@ class Part:
 
 
 def record_ended_jobs(cells: Sequence[Cell], state: State, queue: Callable[[], Callable[[str], bool]]) -> None:
-    """Write a row for each cell whose Slurm job has ended and has left no record of it; once, whichever sweep comes
-    first. A cell that was interrupted, or that its job did not reach, gets none: it is still to be run.
+    """Write a row for each cell whose Slurm job has ended without a record of it; the first sweep to come writes it. A
+    cell that was interrupted, or that its job did not reach, gets no row and runs again.
 
-    queue: asks Slurm which jobs wait or run; only where there is such a cell
+    queue: asks Slurm which jobs wait or run; called only if there is such a cell
     """
     claimed, logs = _claimed(cells, state), _logs(state.results)
-    found = [(cell, job) for cell, name in claimed if (job := logs.get(name)) and not _recorded(cell, state, job)]
+    ended = [(cell, job) for cell, name in claimed if (job := logs.get(name)) and not _recorded(cell, state, job)]
     silent = [(cell, name) for cell, name in claimed if name not in logs]
-    if not found and not silent:
+    if not ended and not silent:
         return
     queued = queue()
-    known = jobs_without_output() if any(not queued(name) for _, name in silent) else {}
-    found += [(cell, job) for cell, name in silent if (job := known.get(name)) and not _recorded(cell, state, job)]
+    without_output = jobs_without_output() if any(not queued(name) for _, name in silent) else {}
+    ended += [
+        (cell, job) for cell, name in silent if (job := without_output.get(name)) and not _recorded(cell, state, job)
+    ]
     held: list[tuple[Cell, Job, Claim]] = []
-    for cell, job in found:
+    for cell, job in ended:
         with contextlib.suppress(OSError):  # this user cannot write there: another sweep will
-            if (one := claim(state.results, cell.key, queued=queued)) is not None:
-                held.append((cell, job, one))
+            if (taken := claim(state.results, cell.key, queued=queued)) is not None:
+                held.append((cell, job, taken))
     if not held:
         return
     state.refresh()  # the record may have come since
-    for cell, job, one in held:
+    for cell, job, taken in held:
         with contextlib.suppress(OSError, RunError):
             if not _recorded(cell, state, job):
                 _write_row(cell, state.results, job)
-        one.release()
+        taken.release()
     state.refresh()
 
 
@@ -130,32 +132,32 @@ def _logs(results: Path) -> dict[str, Job]:
 
 
 def _recorded(cell: Cell, state: State, job: Job) -> bool:
-    """Whether the job has left a record of the cell, of the last time that it began it: Slurm may have started the job
-    again. One that names no job may be its record."""
-    starts = [one.start for one in state.of(cell) if one.job in (None, job.number)]
+    """Whether the job has left a record of the cell since it last began it: Slurm may have started the job again. A
+    record that names no job may be the job's."""
+    starts = [attempt.start for attempt in state.of(cell) if attempt.job in (None, job.number)]
     if not starts:
         return False
-    found = part(job.output(), cell.words)
-    return found is None or found.began is None or found.began <= max(starts)
+    output = part(job.output(), cell.words)
+    return output is None or output.began is None or output.began <= max(starts)
 
 
 def _write_row(cell: Cell, results: Path, job: Job) -> None:
-    found = part(job.output(), cell.words)
-    state = job.state or (slurm_state(job.number) if found and found.last else FORGOTTEN)
-    ended = None if found is None else end_of(found, state, job)
-    if found is None or ended is None:
+    output = part(job.output(), cell.words)
+    state = job.state or (slurm_state(job.number) if output and output.last else FORGOTTEN)
+    end = None if output is None else end_of(output, state, job)
+    if output is None or end is None:
         return
-    nodes = found.nodes
+    nodes = output.nodes
     sections: dict[str, Any] = {
         "launch": {"world_size": cell.gpus, "nodes": nodes, "ranks_per_node": nodes and cell.gpus // nodes},
         "environment": {"variables": {JOB_VARIABLE: job.number}},
     }
-    write_row(cell, results, *ended, found.began or job.ended, job.ended, **sections)
+    write_row(cell, results, *end, output.began or job.ended, job.ended, **sections)
 
 
 def part(output: str, words: Sequence[str]) -> Part | None:
-    """What the output has of the run with these words, the last time that the job began it; all of it where the job
-    ended before its first run; None where the job did not reach this one."""
+    """The output of the last run with these words; all of the output if the job ended before its first run; None if the
+    job did not reach this run."""
     begins = list(BEGINS.finditer(output))
     if not begins:
         return Part(output)
@@ -176,11 +178,11 @@ def _code(said: str) -> int | None:
     return first_failure(codes) or int(ended[1])
 
 
-def end_of(found: Part, state: str, job: Job) -> tuple[str, str] | None:
-    """Status and reason; None for an interruption. A signal that ended the run may be Slurm's: then the job's state
-    says more."""
-    code, itself = found.code, state in (*ENDED_ITSELF, FORGOTTEN)
-    said = lines(found.said)[:1] or OF_SLURM.findall(found.said)[:1]
+def end_of(output: Part, state: str, job: Job) -> tuple[str, str] | None:
+    """Status and reason; None for an interruption. A signal that ended the run may have come from Slurm: then the job's
+    state decides."""
+    code, itself = output.code, state in (*ENDED_ITSELF, FORGOTTEN)
+    said = lines(output.said)[:1] or OF_SLURM.findall(output.said)[:1]
     from_outside = code is None or code in (*INTERRUPTS, KILLED)
     how = f"its state is {state}" if code is None or (from_outside and not itself) else _exit(code)
     see = f"see {job.log.name}" if job.log else "it has left no output"
@@ -189,7 +191,7 @@ def end_of(found: Part, state: str, job: Job) -> tuple[str, str] | None:
         return (ENDED[state], reason) if state in ENDED else None
     if code is not None:
         return None if code in (0, *INTERRUPTS) else (STATUSES.get(code, "error"), reason)
-    if found.nodes is None:
+    if output.nodes is None:
         return ("error", reason) if said or state == "FAILED" else None
     return "killed", reason
 
@@ -212,8 +214,8 @@ def slurm_state(number: str) -> str:
 
 
 def jobs_without_output() -> Mapping[str, Job]:
-    """This user's jobs that ended some minutes ago, by name: their output would be visible by now. From the controller,
-    and from the accounting where there is one."""
+    """This user's jobs that ended some minutes ago, by name. Their output would be visible by now. They are listed by
+    the controller, and by the accounting if there is one."""
     shown = re.compile(r"JobId=(\d+) .*?JobName=(\S+) .*?\bJobState=([A-Z_]+) .*?\bEndTime=(\d+) ")
     lists = ["-X", "-n", "-P", f"--starttime={SINCE}", "-o", "JobIDRaw,JobName,State,End"]
     counted = re.compile(r"^(\d+)\|(.*)\|([A-Z_]+)[^|]*\|(\d+)$", re.MULTILINE)
@@ -223,7 +225,7 @@ def jobs_without_output() -> Mapping[str, Job]:
 
 
 def _said(command: Sequence[str]) -> str:
-    """What a command of Slurm prints; nothing where it fails."""
+    """The output of a Slurm command; empty if it fails."""
     try:
         environment = {**os.environ, **TIMES}
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, env=environment).stdout

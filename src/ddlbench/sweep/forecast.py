@@ -1,4 +1,4 @@
-"""What a cell would take on a cluster, from the oracle: for cells that no finished run is like."""
+"""The seconds of a cell on a cluster, predicted by the oracle, for cells that no finished run resembles."""
 
 from __future__ import annotations
 
@@ -16,36 +16,36 @@ from ddlbench.sweep.plan import Cell
 
 
 class Forecast:
-    """Called with a cell: the seconds of its training steps, at least. Computing takes those of the roofline, and what
-    a run does beside its steps is not predicted. None where the oracle has no answer, or for an epoch of unknown
-    length. To be called within `configurations`."""
+    """The predicted seconds of a cell's training steps, as a function of the cell: a lower bound, because computing is
+    taken from the roofline and nothing beside the steps is predicted. None if the oracle has no answer, or for an epoch
+    of unknown length. It must be called within `configurations`."""
 
     def __init__(self, cluster: str) -> None:
         """cluster: a name or a file, as for `python -m ddlbench.predict`; UserError for what is none"""
         self.machine = machines.load(cluster)
         self.device = torch.device(self.machine.device.type)
         self.made: dict[str, Computation] = {}
-        self.known: dict[tuple[str, int], float | None] = {}
+        self.predicted: dict[tuple[str, int], float | None] = {}
 
     def __call__(self, cell: Cell) -> float | None:
         place = cell.family, cell.gpus
-        if place not in self.known:
-            self.known[place] = None if cell.refused else self._seconds(cell)
-        return self.known[place]
+        if place not in self.predicted:
+            self.predicted[place] = None if cell.refused else self._seconds(cell)
+        return self.predicted[place]
 
     def _seconds(self, cell: Cell) -> float | None:
         config = configuration(*cell.words)
-        known = Known(self.machine, self._computation, samples=SAMPLES.get(config.data.name))
+        inputs = Known(self.machine, self._computation, samples=SAMPLES.get(config.data.name))
         try:
-            found = predict(config, config.framework, cell.gpus, known)
+            prediction = predict(config, config.framework, cell.gpus, inputs)
         except UserError:
             return None
         steps = config.train.steps
-        epoch_s = found.step_s * steps if found.step_s and steps else found.epoch_s
+        epoch_s = prediction.step_s * steps if prediction.step_s and steps else prediction.epoch_s
         return None if epoch_s is None else epoch_s * config.train.epochs
 
     def _computation(self, config: Config, job: Job) -> Computation:
-        """Counted once for all frameworks and GPU counts: it is that of one device."""
+        """The computation of one device, counted once for all frameworks and GPU counts."""
         train, recipe = config.train, config.recipe
         key = f"{config.model} {train.precision} {train.tf32} {recipe.optimizer.name} {recipe.label_smoothing}"
         if key not in self.made:

@@ -1,4 +1,5 @@
-"""Cells on this machine, one after another: each in processes of its own, with a time limit, and none left behind."""
+"""Runs cells on this machine, one after another, each in separate processes with a time limit; no process is left
+behind."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ from ddlbench.sweep.lock import FOLDER, Claim, claim
 from ddlbench.sweep.plan import INVALID, Cell
 from ddlbench.sweep.state import RUNNING, State, due
 
-# Of launchers around this program: the ranks are started here.
+# Variables of a launcher around this program. They are removed, because the ranks are started here.
 LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "SLURM_", "OMPI_", "PMI", "TORCHELASTIC_")
 RANKS_PER_CORE = 2  # at most, where there is no GPU
 POLL_S = 0.05
@@ -40,8 +41,8 @@ Say = Callable[[str], None]
 
 
 def run_cells(cells: Sequence[Cell], state: State, retry: str | None, say: Say) -> int:
-    """Run what is due, in this order; the number of cells that did not end well. KeyboardInterrupt once the ranks of
-    the interrupted cell have ended."""
+    """Run all due cells in this order; the number of cells that did not end well. KeyboardInterrupt after the ranks of
+    an interrupted cell have ended."""
     failed = 0
     todo = [cell for cell in cells if _runs_here(cell, state, retry)]
     for number, cell in enumerate(todo, 1):
@@ -58,14 +59,14 @@ def run_cells(cells: Sequence[Cell], state: State, retry: str | None, say: Say) 
 
 
 def most_ranks() -> int:
-    """How many ranks a cell may have here: one a GPU; without GPUs two a core."""
+    """The most ranks that a cell may have here: one per GPU; without GPUs two per core."""
     import torch
 
     return torch.cuda.device_count() or RANKS_PER_CORE * len(os.sched_getaffinity(0))
 
 
 def run_cell(cell: Cell, results: Path, held: Claim | None = None) -> list[int]:
-    """Start a cell's ranks and wait for them; their exit codes. Whatever happens, none of them is left."""
+    """Start a cell's ranks and wait for them; their exit codes. No rank is left, even after an error."""
     path = _log(results, cell)
     path.parent.mkdir(parents=True, exist_ok=True)
     words = [sys.executable, "-m", "ddlbench", *cell.words, f'results_dir="{results}"', "progress=false"]
@@ -111,7 +112,8 @@ def _claimed(cell: Cell, state: State) -> Generator[Claim | None]:
 
 @contextlib.contextmanager
 def _turn(say: Say) -> Generator[None]:
-    """One cell at a time on this machine, whichever sweep of this user starts it: two would disturb each other."""
+    """Hold this machine for one cell: sweeps of this user run their cells in turn, because two at once would disturb
+    each other."""
     with socket.socket(socket.AF_UNIX) as turn:
         for tries in itertools.count():
             try:
@@ -128,7 +130,7 @@ def _turn(say: Say) -> Generator[None]:
 
 @dataclass(frozen=True)
 class Began:
-    """What there was of a cell when its run began: attempts, bytes of its log."""
+    """The state of a cell when its run began: its attempts, and the bytes of its log."""
 
     when: str
     attempts: int
@@ -140,15 +142,15 @@ class Began:
         return cls(now(), len(state.of(cell)), log.stat().st_size if log.exists() else 0)
 
     def said(self, log: Path) -> str:
-        """The output since then, its last MEBIBYTE."""
+        """The output since the run began, its last MEBIBYTE."""
         with log.open("rb") as file:
             file.seek(max(self.logged, log.stat().st_size - MEBIBYTE))
             return file.read(MEBIBYTE).decode(errors="replace")
 
 
 def _ended(cell: Cell, state: State, codes: list[int], began: Began) -> str:
-    """The status of a cell whose processes have ended. A record that still says `running` is closed; where the run left
-    none, one is written."""
+    """The status of a cell whose processes have ended. A record that still says `running` is closed; if the run left no
+    record, one is written."""
     reason = f"all ranks exited without recording an end: exit codes {', '.join(map(str, codes))}"
     attempts = state.refresh().of(cell)
     for attempt in attempts:
@@ -162,7 +164,7 @@ def _ended(cell: Cell, state: State, codes: list[int], began: Began) -> str:
 
 
 def _of_others(folder: Path) -> bool:
-    """Whether a process that this sweep has not started keeps the record: its own have all ended."""
+    """Whether a process that this sweep did not start keeps the record; the sweep's processes have all ended."""
     try:
         return keeper_alive(folder) is not False
     except Exception:  # no heartbeat, or none that can be read
@@ -170,7 +172,7 @@ def _of_others(folder: Path) -> bool:
 
 
 def _wait(ranks: Sequence[subprocess.Popen[bytes]], deadline: float, held: Claim | None) -> None:
-    """Until all ranks have ended, or are to be ended: at the time limit, or some time after one has failed."""
+    """Wait until all ranks have ended, the time limit is reached, or some time has passed since one rank failed."""
     failed: float | None = None
     checked = time.monotonic()
     while any(rank.poll() is None for rank in ranks):
@@ -202,7 +204,7 @@ def _variables(world: int) -> Iterator[dict[str, str]]:
 
 
 def _start(words: Sequence[str], variables: dict[str, str], log: int) -> subprocess.Popen[bytes]:
-    """A rank in a session of its own, so that Ctrl-C reaches only the sweep, which then ends all ranks alike."""
+    """Start a rank in a new session, so that Ctrl-C reaches only the sweep, which then ends all ranks equally."""
     return subprocess.Popen(
         words,
         stdin=subprocess.DEVNULL,
@@ -215,7 +217,7 @@ def _start(words: Sequence[str], variables: dict[str, str], log: int) -> subproc
 
 
 def _end_with_parent() -> None:
-    """In the new process: SIGTERM when the sweep ends, however it ends (prctl(2), PR_SET_PDEATHSIG)."""
+    """Ask the kernel, in the new process, for SIGTERM when the sweep ends (prctl(2), PR_SET_PDEATHSIG)."""
     _LIBC.prctl(1, signal.SIGTERM)
 
 
@@ -223,7 +225,7 @@ _LIBC = ctypes.CDLL(None)  # loaded before the fork
 
 
 def _signal(ranks: Sequence[subprocess.Popen[bytes]], number: signal.Signals, group: bool = False) -> None:
-    """group: also what a rank has started, even where the rank itself has ended."""
+    """Send a signal to a rank. group: also to the processes that it started, even if the rank itself has ended"""
     for rank in ranks:
         with contextlib.suppress(ProcessLookupError):
             if group:

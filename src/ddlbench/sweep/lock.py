@@ -28,7 +28,7 @@ JOB = re.compile(r"ddlbench-[\w. -]+")  # names of Slurm jobs
 
 @dataclass(frozen=True)
 class Owner(Process):
-    """Who holds a claim: a process, or the Slurm job of a name."""
+    """The holder of a claim: a process, or the Slurm job of a name."""
 
     job: str | None = None
 
@@ -45,11 +45,12 @@ class Claim:
         self._heartbeat = Heartbeat(path) if owner.job is None else None
 
     def lost(self) -> bool:
-        """Whether another process has taken over, because no heartbeat was seen: this one was stopped for long."""
+        """Whether another process has taken over because it saw no heartbeat: this process was stopped for long."""
         return _numbered(self.path, 1).exists()
 
     def release(self) -> None:
-        """Let the next claim follow. Never raises: without it the next one follows once this process has ended."""
+        """Let the next claim follow. Never raises: without a release the next claim follows after this process has
+        ended."""
         if self._heartbeat is not None:
             self._heartbeat.stop()
         with contextlib.suppress(OSError):
@@ -65,11 +66,11 @@ def claim(
     queued: Callable[[str], bool] = lambda _: True,
     looked: float = math.inf,
 ) -> Claim | None:
-    """This process's claim of a cell (or that of a Slurm job that it is about to submit); None where another holds it.
+    """This process's claim of a cell (or that of a Slurm job that it is about to submit); None if another holds it.
 
     queued: whether the Slurm job of a name is still waiting or running
     looked: when the caller asked for the jobs and read the records, by the file server's clock. A claim that changed
-        later holds, also where its owner has ended: what it did since is not known
+    later holds even if its owner has ended, because its actions since then are not known
     """
     folder = results / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
@@ -86,20 +87,20 @@ def claim(
 
 
 def holder(results: Path, cell: str, queued: Callable[[str], bool] = lambda _: True) -> Owner | None:
-    """Who holds a cell's claim now."""
+    """The current holder of a cell's claim."""
     last = _last(results, cell)
     return _owner(last) if last is not None and _held(last, queued) else None
 
 
 def last_job(results: Path, cell: str) -> str | None:
-    """The name of the Slurm job that claimed a cell last, where that claim was not released."""
+    """The name of the Slurm job that claimed a cell last, if that claim was not released."""
     last = _last(results, cell)
     owner = None if last is None else _owner(last)  # a released claim names none
     return None if owner is None else owner.job
 
 
 def unreadable(results: Path, cell: str) -> Path | None:
-    """The claim of a cell, where it names nobody: no sweep has written it, or one writes it just now."""
+    """The claim of a cell, if it names no owner: no sweep has written it, or one is writing it now."""
     last = _last(results, cell)
     named = last is None or _content(last).get("released") or _owner(last)
     return None if named else last
@@ -125,12 +126,12 @@ def _held(path: Path, queued: Callable[[str], bool]) -> bool:
 
 
 def _submitting(path: Path, owner: Owner) -> bool:
-    """Between the claim and the end of its `sbatch` no job of the name is known yet."""
+    """Whether a live process still submits the job: until `sbatch` has ended no job of the name is known."""
     return _alive(path, owner) and _age(path) < SILENT_S
 
 
 def _changed(path: Path, looked: float) -> bool:
-    """Whether it did since then. A time that is still to come is of a clock that was set back."""
+    """Whether the claim has changed since then. A time in the future comes from a clock that was set back."""
     changed = path.stat().st_mtime
     return changed > looked and changed <= server_time(path.parent)
 
@@ -146,7 +147,8 @@ def _age(path: Path) -> float:
 
 
 def _owner(path: Path) -> Owner | None:
-    """None for what no sweep has written: nobody's process gets a signal, and no job is cancelled, because of it."""
+    """The owner that a claim's content names. None for content that no sweep has written: then no process gets a
+    signal, and no job is cancelled."""
     try:
         owner = Owner(**_content(path))
     except TypeError:

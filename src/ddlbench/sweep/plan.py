@@ -48,7 +48,7 @@ class Cell:
 
     @property
     def name(self) -> str:
-        """In a few words: "ddp resnet50 gpus=2"."""
+        """The cell in a few words: "ddp resnet50 gpus=2"."""
         return " ".join(
             str(value) if key in ("framework", "model", "loader") else f"{key}={value}"
             for key, value in self.values.items()
@@ -57,8 +57,8 @@ class Cell:
 
 def plan(study: Study, device: torch.device, check: Check | None = None) -> list[Cell]:
     """Every cell once, in the order in which cells start. Repeats are blocks: within each block the order is random
-    over all else, so that a drift of the machine meets all configurations alike. A cell that is known to be unsupported
-    has one repeat and one seed: the outcome is the same.
+    over all other axes, so that a drift of the machine affects all configurations equally. A cell that is certainly
+    unsupported has one repeat and one seed, because the outcome would be equal.
 
     device: of the machine that will run them
     check: raises UserError for a configuration that would not start there
@@ -74,7 +74,7 @@ def plan(study: Study, device: torch.device, check: Check | None = None) -> list
 
 
 def key_of(identity: Mapping[str, Any], world_size: int) -> str:
-    """What identifies a cell: what is measured and how many ranks. The name of the machine is left out, because a
+    """The identity of a cell: what is measured, and the number of ranks. The name of the machine is left out, because a
     results folder belongs to one machine."""
     measured = {name: value for name, value in identity.items() if name != "cluster"}
     return digest([measured, world_size], LETTERS)
@@ -83,7 +83,8 @@ def key_of(identity: Mapping[str, Any], world_size: int) -> str:
 def data_check(here: bool) -> Check:
     """A check of the data, made once for each data set and model.
 
-    here: the cells run on this machine; else a folder that this one lacks may be on the machine that runs them
+    here: whether the cells run on this machine; if not, a folder that is missing here may exist on the machine that
+    runs them
     """
     reasons: dict[str, str | None] = {}
 
@@ -135,7 +136,7 @@ def _runs(
 
 
 def _refusal(config: Config, gpus: int, device: torch.device, check: Check | None) -> tuple[str, str] | None:
-    """Why a run would not start. A missing library is no answer: the machine that runs may have it."""
+    """Why a run would not start. A missing library is no reason, because the machine that runs the cell may have it."""
     from ddlbench.ranks.launch import Launch
     from ddlbench.run.assembly import make_job
     from ddlbench.run.checkpoints import check_checkpoints
@@ -157,7 +158,7 @@ def _refusal(config: Config, gpus: int, device: torch.device, check: Check | Non
 
 def points(cells: Iterable[Cell]) -> dict[tuple[str, int], list[Cell]]:
     """The cells of each configuration and GPU count, in order of the axes."""
-    found: dict[tuple[str, int], list[Cell]] = {}
+    groups: dict[tuple[str, int], list[Cell]] = {}
     for cell in sorted(cells, key=lambda cell: cell.place):
-        found.setdefault((cell.family, cell.gpus), []).append(cell)
-    return found
+        groups.setdefault((cell.family, cell.gpus), []).append(cell)
+    return groups

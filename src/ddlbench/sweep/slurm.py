@@ -42,7 +42,7 @@ class Options:
                 raise UserError(f"--{name} {value}: give a whole number from {least} on")
 
     def words(self) -> list[str]:
-        """For sbatch: those of the site, then those that were given, which win."""
+        """The options for sbatch: those of the site, then the given ones, which take precedence."""
         return [*site_options(self.site), *self.sbatch]
 
 
@@ -64,8 +64,8 @@ class Start:
 
 @dataclass(frozen=True)
 class Queue:
-    """The jobs that wait or run, by name; None where Slurm does not answer: then any may. Of a job that waits, the
-    start that is to come."""
+    """The jobs that wait or run, by name. None if Slurm does not answer: then any job may wait or run. A waiting job
+    has the number of its next start."""
 
     starts: Mapping[str, Start] | None
 
@@ -95,20 +95,20 @@ def jobs(cells: Sequence[Cell], pack: int) -> list[Plan]:
         if cell.family not in smallest or cell.gpus < smallest[cell.family].gpus:
             smallest[cell.family] = cell
     proofs = {cell.key for cell in smallest.values()}
-    found = [Plan((cell,), True) for cell in sorted(smallest.values(), key=lambda cell: cell.gpus)]
+    plans = [Plan((cell,), True) for cell in sorted(smallest.values(), key=lambda cell: cell.gpus)]
     by_size: dict[int, list[Cell]] = {}
     for cell in cells:
         if cell.key not in proofs:
             by_size.setdefault(cell.gpus, []).append(cell)
     for gpus in sorted(by_size):
         group = by_size[gpus]
-        found += [Plan(tuple(group[start : start + pack]), False) for start in range(0, len(group), pack)]
-    return found
+        plans += [Plan(tuple(group[start : start + pack]), False) for start in range(0, len(group), pack)]
+    return plans
 
 
 def job_lines(study: Study, cells: Sequence[Cell], options: Options) -> list[str]:
-    """The jobs of these cells, a line for all of one kind, in the order in which they would be submitted. UserError for
-    a GPU count that does not fill its nodes, and for a site that has no file."""
+    """The jobs of these cells, a line for each kind, in the order in which they would be submitted. UserError for a GPU
+    count that does not fill its nodes, and for a site that has no file."""
     more = options.words()
     planned = [(job.proves, len(job.cells), "sbatch", *_size(study, job.cells)) for job in jobs(cells, options.pack)]
     lines = [
@@ -121,7 +121,7 @@ def job_lines(study: Study, cells: Sequence[Cell], options: Options) -> list[str
 
 
 def submit(study: Study, cells: Sequence[Cell], state: State, options: Options, retry: str | None) -> list[str]:
-    """Submit what is due and held by nobody; a line for each job. UserError where Slurm refuses one: those before it
+    """Submit the due cells that nobody holds; a line for each job. UserError if Slurm refuses a job; the jobs before it
     are submitted."""
     more = options.words()
     (state.results / FOLDER).mkdir(parents=True, exist_ok=True)
@@ -156,7 +156,7 @@ def submit(study: Study, cells: Sequence[Cell], state: State, options: Options, 
 
 
 def _name(study: Study) -> str:
-    """Of a job, and of no other one."""
+    """A name that no other job has."""
     return f"ddlbench-{study.name[:40].replace(' ', '_')}-{uuid.uuid4().hex[:12]}"
 
 
@@ -167,7 +167,7 @@ def _release(claims: Iterable[Claim | None]) -> None:
 
 
 def cancel(name: str) -> bool:
-    """Cancel the job of this name; whether Slurm did it: it refuses those of other users."""
+    """Cancel the job of this name; whether Slurm did it. Slurm refuses jobs of other users."""
     try:
         subprocess.run(["scancel", f"--name={name}"], check=True, timeout=60)
     except (OSError, subprocess.SubprocessError):
@@ -180,8 +180,9 @@ def _invalid(cell: Cell) -> bool:
 
 
 def _dependency(before: Sequence[str], alone: bool, submitted: Sequence[str], throttle: int) -> list[str]:
-    """A job of one cell starts only if the smallest cell of its configuration ended well; a job of several after those
-    of all. At most `throttle` jobs at a time: each waits for the one that many before it."""
+    """The condition of a job's start. A job of one cell waits for the smallest cell of its configuration to end well; a
+    job of several cells waits for the end of all those. At most `throttle` jobs run at a time: each job waits for the
+    job `throttle` places before it."""
     conditions = [f"{'afterok' if alone else 'afterany'}:{':'.join(sorted(set(before)))}"] if before else []
     if throttle and len(submitted) >= throttle:
         conditions.append(f"afterany:{submitted[-throttle]}")
@@ -240,10 +241,10 @@ def _environment(options: Options) -> Mapping[str, str]:
 
 
 def _site_file(site: str) -> Path:
-    """Of a name, or of a path: a word with a slash."""
+    """The file of a site, from its name or from a path, which is a word with a slash."""
     folder = SCRIPTS / "site"
     path = Path(site).resolve() if "/" in site else folder / f"{site}.sh"
     if not path.is_file():
-        known = ", ".join(sorted(each.stem for each in folder.glob("*.sh")))
-        raise UserError(f"--site {site}: there is no file {path}: give a path, or one of {known}")
+        sites = ", ".join(sorted(file.stem for file in folder.glob("*.sh")))
+        raise UserError(f"--site {site}: there is no file {path}: give a path, or one of {sites}")
     return path

@@ -1,4 +1,4 @@
-"""What of a study is done, read from the records in its results folder: there is no other state."""
+"""The state of a study, read from the records in its results folder: no other state is kept."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ RETRIES = {
 
 @dataclass(frozen=True)
 class Attempt:
-    """What the sweep needs of a record."""
+    """The part of a record that the sweep needs."""
 
     folder: Path
     key: str
@@ -49,7 +49,7 @@ class Attempt:
 
     @property
     def interrupted(self) -> bool:
-        """Whether nothing speaks against another attempt."""
+        """Whether the attempt was interrupted without a result of its own, so that its cell may run again."""
         limit = any(word in self.reason for word in LIMITS)
         return self.saved if limit else self.status == "killed"
 
@@ -64,8 +64,8 @@ class State:
 
     def refresh(self) -> State:
         for folder in _folders(self.results):
-            known = self.attempts.get(folder)
-            if known is None or known.status == RUNNING:
+            recorded = self.attempts.get(folder)
+            if recorded is None or recorded.status == RUNNING:
                 self._read(folder)
         self._by_key: dict[str, list[Attempt]] = {}
         for attempt in sorted(self.attempts.values(), key=lambda attempt: attempt.start):
@@ -73,12 +73,12 @@ class State:
         return self
 
     def status(self, cell: Cell) -> str:
-        """That of an attempt that ended well, else of the last one; "missing" where there is none, or where it was
-        interrupted and nothing was found out, or can continue."""
-        found = self.of(cell)
-        if not found:
+        """The status of an attempt that ended well, else of the last one; "missing" if there is none, or if the last
+        one was interrupted without a result or can continue."""
+        attempts = self.of(cell)
+        if not attempts:
             return MISSING
-        last = next((attempt for attempt in found if attempt.status in FINAL), found[-1])
+        last = next((attempt for attempt in attempts if attempt.status in FINAL), attempts[-1])
         return MISSING if last.interrupted else last.status
 
     def of(self, cell: Cell) -> list[Attempt]:
@@ -87,12 +87,12 @@ class State:
 
     def estimate(self, cells: Iterable[Cell]) -> float | None:
         """Seconds of one run, from the runs that ended well among these cells (of one configuration and GPU count);
-        None where there is none."""
-        found = [attempt.seconds for cell in cells for attempt in self.of(cell) if attempt.status == "ok"]
-        return median(known) if (known := [seconds for seconds in found if seconds is not None]) else None
+        None without such a run."""
+        seconds = [attempt.seconds for cell in cells for attempt in self.of(cell) if attempt.status == "ok"]
+        return median(finished) if (finished := [value for value in seconds if value is not None]) else None
 
     def gpu_hours(self, cells: Iterable[Cell]) -> float:
-        """Used so far, failed attempts included."""
+        """GPU-hours used so far, including failed attempts."""
         return sum((one.seconds or 0) * one.gpus for cell in cells for one in self.of(cell)) / 3600
 
     def _read(self, folder: Path) -> None:
@@ -104,7 +104,7 @@ class State:
 
 
 def due(status: str, retry: str | None) -> bool:
-    """Whether a cell of this status is started: what is missing, and what is to be tried again."""
+    """Whether a cell of this status is started: a missing one, or one that is to be tried again."""
     return status in (MISSING, RUNNING) or (retry is not None and status in RETRIES[retry])
 
 
@@ -124,7 +124,7 @@ def _directories(folder: Path) -> list[Path]:
 
 
 def _with_end(folder: Path, record: Object) -> Object:
-    """A record whose run was killed, all ranks at once, gets its end here: no process is left that would write it."""
+    """Complete the record of a run whose ranks were all killed at once, because no process is left to write its end."""
     if record["status"] != RUNNING or not (folder / HEARTBEAT).exists():
         return record
     gone = find_gone(folder, server_time(folder))
@@ -156,6 +156,6 @@ def _attempt(folder: Path, record: Object) -> Attempt:
 
 def _job(record: Object) -> tuple[str | None, str]:
     environment = record.get("environment")
-    found = cast(Object, environment).get("variables") if isinstance(environment, dict) else None
-    variables = cast(Object, found) if isinstance(found, dict) else {}
+    recorded = cast(Object, environment).get("variables") if isinstance(environment, dict) else None
+    variables = cast(Object, recorded) if isinstance(recorded, dict) else {}
     return variables.get(JOB_VARIABLE), str(variables.get(RESTARTS_VARIABLE, "0"))

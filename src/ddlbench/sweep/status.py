@@ -1,4 +1,4 @@
-"""What a sweep prints: the plan, and how far it has come."""
+"""The output of a sweep: the plan, and its progress."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def plan_lines(cells: Sequence[Cell], state: State, asked: Asked, predict: Predi
 
 
 def status_lines(cells: Sequence[Cell], state: State, asked: Asked) -> list[str]:
-    """How many cells have each status, what was used, what remains; the reason of each failure."""
+    """The number of cells of each status, the used and remaining time, and the reason of each failure."""
     lines = sums(cells, state, asked)
     for cell in cells:
         if (status := asked(cell)) not in ("ok", "unsupported", INVALID, MISSING, QUEUED, RUNNING):
@@ -61,16 +61,16 @@ def sums(cells: Sequence[Cell], state: State, asked: Asked, predict: Predict = N
         serial += (seconds or 0) * left
         hours += (seconds or 0) * left * group[0].gpus / 3600
         unknown += left if seconds is None else 0
-    known = f"{bounds}{serial / 60:.1f} minutes, {hours:.3f} GPU-hours" if serial else "unknown"
+    remaining = f"{bounds}{serial / 60:.1f} minutes, {hours:.3f} GPU-hours" if serial else "unknown"
     more = "more cells" if serial else "cells"
     rest = f"; {unknown:.0f} {more} have no finished run to estimate from" if unknown else EMPTY
     if serial or unknown:
-        lines.append(f"remaining, one after another: {known}{rest}")
+        lines.append(f"remaining, one after another: {remaining}{rest}")
     return lines
 
 
 def _seconds(group: Sequence[Cell], state: State, predict: Predict) -> tuple[float | None, str]:
-    """Of one run of these cells, and whether it may be more."""
+    """Seconds of one run of these cells, and a text that says whether they are a lower bound."""
     measured = state.estimate(group)
     if measured is not None:
         return measured, EMPTY
@@ -88,24 +88,24 @@ def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _reasons(cells: Sequence[Cell]) -> list[str]:
     """Why cells are not supported, each reason once."""
-    found: dict[tuple[str, str], list[str]] = {}
+    by_reason: dict[tuple[str, str], list[str]] = {}
     for group in points(cells).values():
         if group[0].refused:
-            found.setdefault(group[0].refused, []).append(group[0].name)
-    return [f"{status} ({len(names)}, such as {names[0]}): {reason}" for (status, reason), names in found.items()]
+            by_reason.setdefault(group[0].refused, []).append(group[0].name)
+    return [f"{status} ({len(names)}, such as {names[0]}): {reason}" for (status, reason), names in by_reason.items()]
 
 
 def _shown(cell: Cell, asked: Asked) -> str:
-    """As asked; of a cell without a record, what is known before its start."""
+    """The status to show: as asked, or for a cell without a record its refusal."""
     status = asked(cell)
     return cell.refused[0] if status == MISSING and cell.refused else status
 
 
 def _counted(statuses: Iterable[str]) -> str:
-    found = Counter(statuses)
-    if len(found) == 1:
-        return next(iter(found))
-    return ", ".join(f"{status} {count}" for status, count in sorted(found.items()))
+    counts = Counter(statuses)
+    if len(counts) == 1:
+        return next(iter(counts))
+    return ", ".join(f"{status} {count}" for status, count in sorted(counts.items()))
 
 
 def _text(value: Any) -> str:

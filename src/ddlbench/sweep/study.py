@@ -36,8 +36,8 @@ class Study:
     """Every combination of the axes' values that no line of `exclude` names, `repeats` times for each seed.
 
     order: seed of the random order of the cells
-    limit_s: seconds after which a cell is ended; limits_s: the same for single GPU counts
-    overrides: keys of the command line, which win over all others
+    limit_s: seconds after which a cell is ended; limits_s: limits for single GPU counts
+    overrides: keys of the command line, which take precedence over all others
     """
 
     name: str
@@ -85,7 +85,7 @@ def names() -> dict[str, str]:
 
 
 def load(name: str, words: Sequence[str] = ()) -> Study:
-    """The study of a name, or of a YAML file, with the command line's words. UserError for whatever is wrong."""
+    """The study of a name, or of a YAML file, with the command line's words. UserError for any mistake in them."""
     path = _find(name)
     raw = read(path)
     if not NAME.fullmatch(path.stem):
@@ -106,19 +106,19 @@ def _find(name: str) -> Path:
         for folder in FOLDERS:
             if (path := conf_dir() / folder / f"{name}.yaml").is_file():
                 return path
-    known = ", ".join(names())
-    raise UserError(f"{shown(name)} is no study: choose one of {known}, or give the path of a YAML file")
+    studies = ", ".join(names())
+    raise UserError(f"{shown(name)} is no study: choose one of {studies}, or give the path of a YAML file")
 
 
 def _study(name: str, raw: dict[str, Any]) -> Study:
-    known = {known.name for known in fields(Study)} - {"name", "results_dir", "overrides"}
+    keys = {field.name for field in fields(Study)} - {"name", "results_dir", "overrides"}
     for key in raw:
-        if key not in known:
-            raise UserError(f"{shown(key)} is no key of a study: the keys are {', '.join(sorted(known))}")
+        if key not in keys:
+            raise UserError(f"{shown(key)} is no key of a study: the keys are {', '.join(sorted(keys))}")
     raw = {key: value for key, value in raw.items() if value is not None}  # a key without content
     axes = {key: _list(value) for key, value in _keys(raw.get("axes"), "axes").items()}
-    for key, found in axes.items():
-        _check_axis(key, found)
+    for key, values in axes.items():
+        _check_axis(key, values)
     return Study(
         name=name,
         axes=axes,
@@ -156,7 +156,7 @@ def _checked(study: Study) -> Study:
     if "gpus" not in study.axes:
         gpus = study.overrides.get("gpus", study.keys.get("gpus", 1))
         study = replace(study, axes={**study.axes, "gpus": [gpus]})
-    cells = math.prod(len(found) for found in study.axes.values()) * study.repeats * len(study.seeds)
+    cells = math.prod(len(values) for values in study.axes.values()) * study.repeats * len(study.seeds)
     if cells > LARGEST:
         raise UserError(f"{study.name} has {cells:,} cells: give fewer values or repeats, at most {LARGEST:,} cells")
     if not any(study.points()):
@@ -165,14 +165,14 @@ def _checked(study: Study) -> Study:
     return study
 
 
-def _check_axis(key: Any, found: list[Any]) -> None:
-    if not found:
+def _check_axis(key: Any, values: list[Any]) -> None:
+    if not values:
         raise UserError(f"axis {shown(key)} has no values: give at least one")
-    for value in found:
+    for value in values:
         _check_special(key, value)
         if key not in SPECIAL:
             check_key(key, value)
-    texts = [str(value) for value in found]
+    texts = [str(value) for value in values]
     if len(set(texts)) < len(texts):
         raise UserError(f"axis {shown(key)} names a value twice: use repeats for several runs of one cell")
 
@@ -217,7 +217,7 @@ def _where(raw: Any, axes: Plain, place: str) -> dict[str, list[Any]]:
 
 
 def _matches(where: Mapping[str, list[Any]], point: Plain) -> bool:
-    return all(point[key] in found for key, found in where.items())
+    return all(point[key] in values for key, values in where.items())
 
 
 def _keys(raw: Any, place: str) -> dict[Any, Any]:
@@ -243,7 +243,7 @@ def _seeds(value: Any) -> list[int]:
 
 
 def _number(key: Any, value: Any, least: int) -> int:
-    whole = isinstance(value, int) and not isinstance(value, bool)
-    if not whole or not least <= value < 2**31:
+    integer = isinstance(value, int) and not isinstance(value, bool)
+    if not integer or not least <= value < 2**31:
         raise UserError(f"{key}={shown(value)} must be a whole number from {least} on")
     return cast(int, value)

@@ -1,4 +1,5 @@
-"""What a study's YAML may hold: a small, safe part of YAML, and its values as words of ddlbench's command line."""
+"""The content that a study's YAML may have: a small, safe part of YAML, and its values as words of ddlbench's command
+line."""
 
 from __future__ import annotations
 
@@ -40,24 +41,24 @@ OWN = {
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A YAML file as plain data. UserError where it is anything else."""
+    """A YAML file as plain data. UserError if it is not a file of plain YAML."""
     try:
         with path.open("rb") as file:
-            content = file.read(LARGEST_BYTES + 1)
-        if len(content) > LARGEST_BYTES:
+            raw = file.read(LARGEST_BYTES + 1)
+        if len(raw) > LARGEST_BYTES:
             raise UserError(f"{path} is larger than {LARGEST_BYTES:,} bytes: is it a study?")
-        found = parsed(content.decode())
+        content = parsed(raw.decode())
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read ({error}): give a study's name or its YAML file") from error
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise UserError(f"{path}: {' '.join(str(error).split())[:300]}") from error
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         raise UserError(f"{path} holds no keys: see docs/studies.md for what a study holds")
-    return cast(dict[str, Any], found)
+    return cast(dict[str, Any], content)
 
 
 def parsed(text: str) -> Any:
-    """YAML as plain data: no tags, anchors, aliases, each key once. ValueError or yaml.YAMLError where it is none."""
+    """YAML as plain data: no tags, anchors, aliases, each key once. ValueError or yaml.YAMLError for other text."""
     depth = 0
     for event in yaml.parse(text, yaml.SafeLoader):  # as a stream: nothing is built that is too deep
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
@@ -67,13 +68,13 @@ def parsed(text: str) -> Any:
             raise ValueError(f"anchors and aliases (&{event.anchor}, *{event.anchor}) are refused: repeat the values")
         if getattr(event, "tag", None) is not None:
             raise ValueError(f"tags ({event.tag}) are refused: write plain values")
-    found = _KeysOnce(text).get_single_data()
-    _check_plain(found)
-    return found
+    data = _KeysOnce(text).get_single_data()
+    _check_plain(data)
+    return data
 
 
 class _KeysOnce(yaml.SafeLoader):
-    """Refuses a key that is given twice: YAML's own loader keeps the last one without a word."""
+    """Refuses a key that is given twice: YAML's loader would silently keep the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         names = Counter(str(key.value) for key, _ in node.value)
@@ -128,7 +129,7 @@ def _text(key: str, value: Any) -> str:
 
 
 def quoted(key: str, text: str) -> str:
-    """In double quotes, as Hydra takes it literally. UserError for what has a meaning of its own there."""
+    """The text in double quotes, as Hydra takes it literally. UserError for characters with a meaning for Hydra."""
     if set(text) & set('"\\$'):
         raise UserError(f'{key}={shown(text)} holds ", \\ or $, which have a meaning of their own: leave them out')
     return f'"{text}"'

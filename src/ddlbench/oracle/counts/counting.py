@@ -30,8 +30,8 @@ SAMPLES = (2, 4)  # BatchNorm refuses one value a channel
 def count(
     model: Model, precision: str, device_type: str, smoothing: float = 0.0, tp: int = 1, sequence: bool = False
 ) -> Counts:
-    """Counted once for each model, precision and kind of device. tp: of the part of one of so many ranks that share
-    every layer, with sequence parallelism or without."""
+    """The counts of a model, made once for each model, precision and kind of device. tp: count the part of one of tp
+    ranks that share every layer, with sequence parallelism or without."""
     return _count(Key.of(model), precision, device_type, smoothing, tp, sequence)
 
 
@@ -70,13 +70,13 @@ def _single(
         seen = _run(key.model, precision, device_type, smoothing, 1, tp, sequence)
     except ValueError:  # BatchNorm, of one value a channel
         return None
-    return tuple(_joined(each, each) for each in seen)
+    return tuple(_joined(block, block) for block in seen)
 
 
 def line(values: tuple[float, float]) -> Line:
-    """Through what was counted at both batch sizes."""
-    each = (values[1] - values[0]) / (SAMPLES[1] - SAMPLES[0])
-    return Line(values[0] - each * SAMPLES[0], each)
+    """The straight line through the counts at both batch sizes."""
+    slope = (values[1] - values[0]) / (SAMPLES[1] - SAMPLES[0])
+    return Line(values[0] - slope * SAMPLES[0], slope)
 
 
 def _work(small: list[Operation], large: list[Operation]) -> Work:
@@ -136,8 +136,8 @@ def _joined(small: _Seen, large: _Seen) -> Block:
         ahead=moments(small.passes.ahead, large.passes.ahead),
         back=moments(small.passes.back, large.passes.back),
         added=moments(small.passes.added, large.passes.added),
-        freeing=moments(*(each.passes.last_use(each.passes.back) for each in (small, large))),
-        freeing_added=moments(*(each.passes.last_use(each.passes.added) for each in (small, large))),
+        freeing=moments(*(seen.passes.last_use(seen.passes.back) for seen in (small, large))),
+        freeing_added=moments(*(seen.passes.last_use(seen.passes.added) for seen in (small, large))),
         arrivals=_arrivals(small, large),
         lingering=small.passes.lingering / small.samples,
         loss=line((small.loss, large.loss)),
@@ -148,15 +148,15 @@ def _joined(small: _Seen, large: _Seen) -> Block:
 
 def _arrivals(small: _Seen, large: _Seen) -> tuple[Arrival, ...]:
     assert small.passes.arrivals == large.passes.arrivals, "the batch size changes when gradients arrive"
-    found: list[Arrival] = []
+    arrivals: list[Arrival] = []
     for which, at in small.passes.arrivals:
-        own, numbers = small.gradients[which]
-        found.append(Arrival(own, numbers, line((small.passes.added[at], large.passes.added[at]))))
-    return tuple(found)
+        parameter, numbers = small.gradients[which]
+        arrivals.append(Arrival(parameter, numbers, line((small.passes.added[at], large.passes.added[at]))))
+    return tuple(arrivals)
 
 
 def moments(small: list[float], large: list[float]) -> Moments:
-    """Those that are the fullest at some batch size."""
+    """The moments that are the fullest at some batch size."""
     lines = {line(pair) for pair in zip(small, large, strict=True)}
     above = [line for line in lines if not any(_covers(other, line) for other in lines - {line})]
     return Moments(tuple(sorted(above, key=lambda line: line.each)))
@@ -169,7 +169,7 @@ def _covers(one: Line, other: Line) -> bool:
 def _run(
     model: Model, precision: str, device_type: str, smoothing: float, samples: int, tp: int, sequence: bool
 ) -> list[_Seen]:
-    """Every block forward and backward by itself. Equal blocks with equal inputs run once."""
+    """Run every block forward and backward by itself; of equal blocks with equal inputs only the first."""
     seen: list[_Seen] = []
     counted: set[int] = set()
     runs = dict[object, tuple[_Seen, Callable[[], Tensor]]]()
@@ -190,7 +190,7 @@ def _run(
 
 
 def _maker(fed: Feed, output: Tensor) -> Callable[[], Tensor]:
-    """Makes tensors like this output, to which it does not refer."""
+    """A function that makes tensors like this output, without a reference to it."""
     make = partial(torch.empty_strided, output.shape, output.stride(), dtype=output.dtype)
     is_kept = identity(output) in fed.known
 
@@ -205,7 +205,7 @@ def _maker(fed: Feed, output: Tensor) -> Callable[[], Tensor]:
 
 
 def _kind(fed: Feed, name: str, block: nn.Module, counted: set[int]) -> object:
-    """Equal for blocks that compute the same: modules, parameters that are new, input. The last one has the loss."""
+    """A key that is equal for blocks that compute the same: modules, new parameters and input. The last has the loss."""
     parameters = tuple((key, each.shape, id(each) in counted) for key, each in block.named_parameters())
     value = fed.value
     entering = value.shape, value.dtype, value.stride(), value.requires_grad, identity(value) in fed.known
@@ -215,20 +215,20 @@ def _kind(fed: Feed, name: str, block: nn.Module, counted: set[int]) -> object:
 def _run_block(
     fed: Feed, name: str, block: nn.Module, plan: Mapping[str, str], samples: int, counted: set[int]
 ) -> tuple[_Seen, Tensor]:
-    """What was seen, and the block's output."""
+    """Run one block; what was seen, and its output."""
     watch = Watch(name, block, plan, samples)
-    known = fed.known
-    entering = 0 if identity(fed.value) in known else size(fed.value)
+    others = fed.known
+    entering = 0 if identity(fed.value) in others else size(fed.value)
     value = fed.take()
     with Living([*fed.given, value]) as living:
         living.enters(value)
-        with fed.mixed(), watch.forward(), kept_bytes(known, living.note_saved, living.note_used) as kept:
+        with fed.mixed(), watch.forward(), kept_bytes(others, living.note_saved, living.note_used) as kept:
             output = block(value)
             before, saved = kept[0], living.saved
             result = fed.loss(output, fed.targets) if fed.is_last(name) else output
-        own = kept[0] - (entering if identity(value) in known else 0)  # the input is given
+        block_kept = kept[0] - (entering if identity(value) in others else 0)  # the input is given
         del value
-        living.turn(output, known)
+        living.turn(output, others)
         _backward(result, watch)
     passes = living.passes(parameter.grad for parameter in block.parameters())
     block.zero_grad()
@@ -238,13 +238,14 @@ def _run_block(
         passes=passes,
         loss=kept[0] - before,
         again=passes.ahead[:saved],
-        turning=max(0.0, (living.used or 0.0) - own),
+        turning=max(0.0, (living.used or 0.0) - block_kept),
     )
     return one, output
 
 
 def _backward(result: Tensor, watch: Watch) -> None:
-    """Its gradient is freed as soon as it is used, as within a whole model: nothing here refers to it."""
+    """Run the backward pass. The output's gradient is freed as soon as it is used, as within a complete model, because
+    nothing here refers to it."""
     gradient = [torch.ones_like(result)]
     result.register_hook(lambda _: gradient.pop())
     anything = torch.ones((), dtype=result.dtype).expand_as(result)
@@ -262,8 +263,8 @@ def _seen(
     samples: int,
     counted: set[int],
 ) -> _Seen:
-    own = {f"{name}.{key}": parameter for key, parameter in block.named_parameters()}
-    new = {key: parameter for key, parameter in own.items() if id(parameter) not in counted}
+    parameters = {f"{name}.{key}": parameter for key, parameter in block.named_parameters()}
+    new = {key: parameter for key, parameter in parameters.items() if id(parameter) not in counted}
     split = {f"{module}.{tensor}" for module, style in plan.items() for tensor in SPLIT.get(style, ())}
     places = {key: place for place, key in enumerate(new)}
     exchanges = tuple(
@@ -279,9 +280,9 @@ def _seen(
         leaving=output.numel() * output.element_size() / samples,
         parameters=tuple(parameter.numel() for parameter in new.values()),
         split_parameters=sum(parameter.numel() for key, parameter in new.items() if key in split),
-        tied=sum(parameter.numel() for key, parameter in own.items() if key not in new),
+        tied=sum(parameter.numel() for key, parameter in parameters.items() if key not in new),
         buffers=sum(buffer.numel() * buffer.element_size() for buffer in block.buffers()),
         exchanges=exchanges,
         rows=tuple(Rows(module, halo, row / samples, height) for module, halo, row, height in watch.rows),
-        gradients=tuple((places.get(key), parameter.numel()) for key, parameter in own.items()),
+        gradients=tuple((places.get(key), parameter.numel()) for key, parameter in parameters.items()),
     )

@@ -122,7 +122,7 @@ class Block:
 
     @cached_property
     def flops(self) -> float:
-        """Of one sample's forward pass."""
+        """FLOPs of one sample's forward pass."""
         return float(self.forward.flops.sum())
 
 
@@ -152,10 +152,10 @@ class Counts:
     single: Callable[[], tuple[Block, ...] | None] = lambda: None
 
     def at(self, samples: float) -> tuple[Block, ...]:
-        """To predict memory with so many samples in a micro batch."""
+        """The counts that predict memory with so many samples in a micro batch."""
         return (self.single() if samples == 1 else None) or self.blocks
 
     @cached_property
     def numbers(self) -> int:
-        """Parameters of the whole model."""
+        """Parameters of the model."""
         return sum(block.numbers for block in self.blocks)

@@ -49,8 +49,8 @@ class Feed:
         return torch.autocast("cpu", type_of_dtype[self.precision], enabled=self.precision != "fp32")
 
     def take(self) -> Tensor:
-        """The next block's input, to which nothing but the block refers, as within a whole model: it ends with its last
-        use. What needs no gradient, the batch, stays."""
+        """The next block's input, to which only the block refers, as within a complete model: it is freed after its
+        last use. A batch, which needs no gradient, stays."""
         if not self.value.requires_grad:
             return self.value
         taken = [self.value.detach()]
@@ -82,23 +82,24 @@ def feed(
     alone = FakeTensorMode() if tp == 1 else fake_world(0, tp, torch.device("cpu"))
     with alone, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # fake tensors warn of what they cannot know
-        whole = model.build().train()
+        built = model.build().train()
         if tp > 1:
             part = Part(dist.group.WORLD, 0, tp, sequence)
-            split_model(whole, model.tensor_plan(), part)
+            split_model(built, model.tensor_plan(), part)
             loss = partial(parallel_cross_entropy, classes=model.outputs(), smoothing=smoothing, part=part)
         if device_type == "cuda":
-            _without_attention_dropout(whole)
+            _without_attention_dropout(built)
         value = torch.zeros(samples, *model.input_shape(), dtype=torch.int64 if text else torch.float32)
         targets = torch.zeros((samples, *model.input_shape()) if text else (samples,), dtype=torch.int64)
-        found = Feed(whole, loss, value, targets, precision, [*whole.parameters(), *whole.buffers(), targets])
-        found.known |= {identity(parameter) for parameter in whole.parameters()}
-        yield found
+        fed = Feed(built, loss, value, targets, precision, [*built.parameters(), *built.buffers(), targets])
+        fed.known |= {identity(parameter) for parameter in built.parameters()}
+        yield fed
 
 
-def _without_attention_dropout(whole: nn.Module) -> None:
-    """On GPUs attention stays one fused kernel with dropout, too; on the CPU torch then computes it step by step."""
-    for module in whole.modules():
+def _without_attention_dropout(model: nn.Module) -> None:
+    """Turn off dropout in attention. On GPUs attention stays one fused kernel with dropout; on the CPU torch would
+    compute it step by step."""
+    for module in model.modules():
         dropout = getattr(module, "attn_dropout", None)
         if isinstance(dropout, nn.Dropout):
             dropout.p = 0.0

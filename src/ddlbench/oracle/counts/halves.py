@@ -40,7 +40,7 @@ class SplitBlock:
 def split(
     model: Model, precision: str, device_type: str, smoothing: float = 0.0, tp: int = 1
 ) -> tuple[SplitBlock | None, ...]:
-    """None: the first block, whose stage runs both halves at once."""
+    """The counts of every block; None for the first one, because its stage runs both halves at once."""
     return _split(Key.of(model), precision, device_type, smoothing, tp)
 
 
@@ -52,7 +52,7 @@ def _split(key: Key, precision: str, device_type: str, smoothing: float, tp: int
 
 @dataclass(frozen=True)
 class _Seen:
-    """The same at one batch size, after each operation."""
+    """The counts of one block at one batch size, after each operation."""
 
     inputs: list[float]
     between: float
@@ -70,11 +70,11 @@ def _joined(small: _Seen, large: _Seen) -> SplitBlock:
 
 
 def _run(model: Model, precision: str, device_type: str, smoothing: float, samples: int, tp: int) -> list[_Seen]:
-    found: list[_Seen] = []
+    seen: list[_Seen] = []
     with feed(model, precision, device_type, smoothing, samples, tp, False) as fed:
         for name in fed.blocks:
-            found.append(_block(fed, name))
-    return found[1:]
+            seen.append(_block(fed, name))
+    return seen[1:]
 
 
 def _block(fed: Feed, name: str) -> _Seen:
@@ -99,22 +99,28 @@ def _block(fed: Feed, name: str) -> _Seen:
         del holder
         last = living.now() - returned
         stage_backward_weight(block.parameters(), groups)
-    inputs = [each - living.idle for each in living.after[living.turned : turned]]
-    growth = [each - living.idle - returned - last for each in living.added(block.parameters(), turned)]
+    inputs = [bytes_ - living.idle for bytes_ in living.after[living.turned : turned]]
+    growth = [bytes_ - living.idle - returned - last for bytes_ in living.added(block.parameters(), turned)]
     block.zero_grad()
     return _Seen(inputs, between, last, growth)
 
 
 def halves(
-    blocks: Sequence[SplitBlock], each: Sequence[Sizes], samples: float, output: float, incoming: float
+    blocks: Sequence[SplitBlock], sizes: Sequence[Sizes], samples: float, output: float, incoming: float
 ) -> Halves:
-    """Of a stage. each: the same blocks' sizes; output: what it holds of its output until the end of the second half,
-    on the last stage none; incoming: bytes of its input, whose gradient stays"""
+    """Bytes of a stage during both halves of its backward pass.
+
+    sizes: of these blocks
+    output: bytes of its output that it holds until the end of the second half; 0 on the last stage
+    incoming: bytes of its input, whose gradient stays
+    """
     ends = [block.between.at(samples) for block in blocks[:-1]] + [blocks[-1].last.at(samples)]
     inputs = 0.0
     for index, block in enumerate(blocks):
-        kept = sum(own.kept for own in each[:index])
+        kept = sum(block_sizes.kept for block_sizes in sizes[:index])
         later = sum(other.between.at(samples) for other in blocks[index + 1 :])
         inputs = max(inputs, kept + later + block.inputs.most(samples))
     between = sum(ends) + output
-    return Halves(inputs + each[-1].lingering, between, between + max(b.growth.most(samples) for b in blocks), incoming)
+    return Halves(
+        inputs + sizes[-1].lingering, between, between + max(b.growth.most(samples) for b in blocks), incoming
+    )

@@ -33,9 +33,9 @@ class Passes:
     arrivals: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     lingering: float = 0.0
 
-    def last_use(self, bytes_: list[float]) -> list[float]:
-        """Of `back` or `added`, where nothing else refers to the input."""
-        return [each - freed for each, freed in zip(bytes_, self.freed, strict=True)]
+    def last_use(self, living: list[float]) -> list[float]:
+        """Bytes of `back` or `added` if nothing else refers to the block's input."""
+        return [live - freed for live, freed in zip(living, self.freed, strict=True)]
 
 
 class Living(TorchDispatchMode):
@@ -70,7 +70,7 @@ class Living(TorchDispatchMode):
         return out
 
     def enters(self, value: Tensor) -> None:
-        """It is the block's input. That it ends is counted by itself."""
+        """Note the block's input, because its end is counted separately."""
 
         def ended(size: int) -> None:
             self.ended = size
@@ -79,7 +79,7 @@ class Living(TorchDispatchMode):
         weakref.finalize(storage, ended, storage.nbytes())
 
     def note_saved(self) -> None:
-        """Autograd keeps something: so far a checkpointed block runs again, and no further."""
+        """Note that autograd keeps something: a checkpointed block runs again up to here."""
         self.saved = len(self.after)
 
     def note_used(self) -> None:
@@ -91,23 +91,24 @@ class Living(TorchDispatchMode):
         return float(self.alive.bytes_ - self.start + self.ended - self.idle)
 
     def turn(self, output: Tensor, kept: set[int]) -> None:
-        """The backward pass begins. An output that the block itself does not keep has been freed by then."""
+        """Begin the backward pass. By then an output that the block itself does not keep has been freed."""
         self.turned = len(self.after)
         self.idle = 0 if identity(output) in kept else size(output)
 
     def added(self, parameters: Iterable[nn.Parameter], since: int) -> list[float]:
-        """Bytes after each operation since one. Gradients that are made live until the next one is, where they are
-        added to others."""
-        found = self.after[since:]
+        """Bytes after each operation from `since` on, if gradients are added to others: a new one lives until the next
+        one."""
+        bytes_ = self.after[since:]
         for parameter in parameters:
             made = self.made_at.get(identity(parameter.grad), -1) - since if parameter.grad is not None else -1
-            for index in range(made + 2, len(found)):
-                found[index] -= size(parameter.grad) if made >= 0 and parameter.grad is not None else 0
-        return found
+            for index in range(made + 2, len(bytes_)):
+                bytes_[index] -= size(parameter.grad) if made >= 0 and parameter.grad is not None else 0
+        return bytes_
 
     def passes(self, gradients: Iterable[Tensor | None]) -> Passes:
-        """gradients: of the block's parameters. One that an operation makes lives until the next where it is added."""
-        back = [each - self.idle for each in self.after[self.turned :]]
+        """The bytes of both passes. gradients: of the block's parameters; one that is added lives until the next one is
+        made."""
+        back = [bytes_ - self.idle for bytes_ in self.after[self.turned :]]
         added, arrivals = list(back), list[tuple[int, int]]()
         for which, gradient in enumerate(gradients):
             if gradient is not None:

@@ -33,7 +33,7 @@ class Operation:
 
 @dataclass
 class Watch:
-    """Of one block: operations of the forward and the backward pass, and the modules that other ranks may share.
+    """The operations of one block's forward and backward pass, and the modules that other ranks may share.
 
     modules: name, style, bytes in and out, and whether its input needs no gradient
     rows: name, halo, bytes of a row of the input, its height
@@ -72,7 +72,7 @@ class Watch:
         if style is not None:
             handles.append(module.register_forward_hook(lambda _, given, out: self._note(full, style, given, out)))
         if isinstance(module, nn.Conv2d | nn.MaxPool2d):
-            handles.append(module.register_forward_hook(lambda own, given, _: self._window(full, own, given[0])))
+            handles.append(module.register_forward_hook(lambda layer, given, _: self._window(full, layer, given[0])))
         return handles
 
     def _enter(self, *_: object) -> None:
@@ -110,21 +110,24 @@ def _joins(name: str, plan: Mapping[str, str]) -> bool:
 class _Mode(TorchDispatchMode):
     """Notes every operation that computes or moves something."""
 
-    def __init__(self, found: list[Operation], watch: Watch) -> None:
+    def __init__(self, operations: list[Operation], watch: Watch) -> None:
         super().__init__()
-        self.found, self.watch = found, watch
+        self.operations, self.watch = operations, watch
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         moved = bytes_of(func, args, kwargs, out)
         if moved:
             name = str(func._overloadpacket).removeprefix("aten.")
-            self.found.append(Operation(name, operation_flops(func, args, kwargs, out), moved, self.watch.depth > 0))
+            self.operations.append(
+                Operation(name, operation_flops(func, args, kwargs, out), moved, self.watch.depth > 0)
+            )
         return out
 
 
 def bytes_of(func: Any, args: Any, kwargs: Any, out: Any) -> float:
-    """Read and written. Nothing for a view, for memory without content; of an embedding the rows that are read."""
+    """Bytes that an operation reads and writes. A view and memory without content count nothing, an embedding the rows
+    that it reads."""
     name = str(func._overloadpacket).removeprefix("aten.")
     given = [leaf for leaf in tree_leaves((args, kwargs or {})) if isinstance(leaf, Tensor)]
     made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
@@ -136,25 +139,28 @@ def bytes_of(func: Any, args: Any, kwargs: Any, out: Any) -> float:
 
 
 def _size(tensor: Tensor) -> int:
-    """Of an expanded tensor the memory there is."""
+    """Bytes of the memory behind a tensor, which may be expanded."""
     return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
 
 
 @contextmanager
 def kept_bytes(
-    known: set[int], note: Callable[[], None] = lambda: None, used: Callable[[], None] = lambda: None
+    counted: set[int], note: Callable[[], None] = lambda: None, used: Callable[[], None] = lambda: None
 ) -> Generator[list[float]]:
-    """Bytes of the storages that autograd keeps, each once, and not those of `known`, where they stay for as long as
-    they live: what one block keeps and the next one, too, counts for the first. note, used:
-    called whenever it keeps one, and whenever it uses one"""
+    """Bytes of the storages that autograd keeps. A storage counts once: those in `counted` do not count, and new ones
+    are added there as long as they live, so that what two blocks keep counts for the first.
+
+    note: called whenever autograd keeps a tensor
+    used: called whenever it uses one
+    """
     total = [0.0]
 
     def pack(tensor: Tensor) -> Tensor:
         note()
         storage = tensor.untyped_storage()
-        if (key := identity(tensor)) not in known:
-            known.add(key)
-            weakref.finalize(storage, known.discard, key)
+        if (key := identity(tensor)) not in counted:
+            counted.add(key)
+            weakref.finalize(storage, counted.discard, key)
             total[0] += storage.nbytes()
         return tensor
 

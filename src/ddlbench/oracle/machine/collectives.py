@@ -49,10 +49,10 @@ class Path:
 
 
 def path(machine: Machine, ranks: int, stride: int = 1, world: int | None = None, groups: int | None = None) -> Path:
-    """Of a group of `ranks`, each `stride` after the one before, among `world` ranks. groups: how many such groups
-    there are; None: all ranks are in one, as far as they go.
+    """The connection of a group of `ranks`, each `stride` after the one before, among `world` ranks. UserError if the
+    machine's file lacks a link that is needed.
 
-    UserError where the machine's file says nothing of a link that is needed.
+    groups: the number of such groups; None: as many as cover all ranks
     """
     world, length = world or ranks * stride, (ranks - 1) * stride
     per_node, beside = machine.per_node(world), groups or max(1, min(stride, world - length))
@@ -87,13 +87,15 @@ def link(machine: Machine, level: int, ranks: int) -> Link:
 
 
 def all_reduce(m: float, to: Path, algorithm: str = "auto") -> float:
-    """auto: the fastest, as NCCL chooses."""
-    found = {"ring": ring_all_reduce, "tree": tree_all_reduce, "hierarchical": hierarchical_all_reduce}
+    """Seconds of an all-reduce. auto: by the fastest algorithm, as NCCL chooses."""
+    algorithms = {"ring": ring_all_reduce, "tree": tree_all_reduce, "hierarchical": hierarchical_all_reduce}
     if to.ranks == 1 or m == 0:
         return 0.0
     if "all_reduce" in to.measured:
         return to.measured["all_reduce"].at(m)
-    return found[algorithm](m, to) if algorithm != "auto" else min(each(m, to) for each in found.values())
+    if algorithm == "auto":
+        return min(seconds(m, to) for seconds in algorithms.values())
+    return algorithms[algorithm](m, to)
 
 
 def ring_all_reduce(m: float, to: Path) -> float:
@@ -126,7 +128,7 @@ def all_gather(m: float, to: Path) -> float:
 
 
 def reduce_scatter(m: float, to: Path) -> float:
-    """The same steps as an all-gather, the other way round."""
+    """Seconds of the steps of an all-gather in reverse order."""
     if "reduce_scatter" in to.measured and m and to.ranks > 1:
         return to.measured["reduce_scatter"].at(m)
     return all_gather(m, to)

@@ -46,7 +46,7 @@ class Device:
     tf32_flops_per_s: float | None = None
 
     def flops_per_s(self, precision: str, tf32: bool) -> float | None:
-        """Peak; None where it is not known."""
+        """Peak FLOPs a second; None if it is not known."""
         if precision == "fp32" and tf32 and self.tf32_flops_per_s is not None:
             return self.tf32_flops_per_s
         return peak_flops(self.name, precision)
@@ -94,14 +94,14 @@ class Machine:
         return min(world, self.devices_per_node or world)
 
     def marks(self, ranks: int) -> list[str]:
-        """What to say where so many ranks, or those of them that a node has, are outside of what was measured."""
-        known, inside = sorted({count for _, count in self.sweeps}), self.per_node(ranks)
-        if not known or inside in (1, *known):
+        """A remark if so many ranks, or those of them on one node, are outside of the measured counts."""
+        counts, inside = sorted({count for _, count in self.sweeps}), self.per_node(ranks)
+        if not counts or inside in (1, *counts):
             return []
-        return [f"collectives measured with {', '.join(map(str, known))} ranks, not {inside}"]
+        return [f"collectives measured with {', '.join(map(str, counts))} ranks, not {inside}"]
 
     def beyond(self, largest: float) -> list[str]:
-        """What to say where a message has more bytes than any that was measured."""
+        """A remark if a message has more bytes than any that was measured."""
         measured = max((sweep.bytes_[-1] for sweep in self.sweeps.values()), default=float("inf"))
         return [f"messages of up to {measured:g} bytes measured, not {largest:g}"] if largest > measured else []
 
@@ -113,22 +113,22 @@ class Machine:
         return self.sweeps[kind, min(counts, key=lambda count: abs(count - ranks))]
 
     def shown(self, ranks: int) -> float:
-        """The share of hidden communication that delays computing: as measured with the nearest number of ranks; else
-        all of it or nothing, as the file says."""
+        """The share of hidden communication that delays computing: as measured with the nearest number of ranks; else 0
+        or 1, as the file says."""
         if not self.hidden_cost:
             return 0.0 if self.overlap else 1.0
-        return self.hidden_cost[min(self.hidden_cost, key=lambda known: abs(known - ranks))]
+        return self.hidden_cost[min(self.hidden_cost, key=lambda count: abs(count - ranks))]
 
     def shared_cores(self, busy: int) -> float:
         """How much longer computing takes where so many ranks of a node compute at once: as measured, on a straight
         line between two measured numbers of ranks; beyond them in proportion to the ranks, where they share cores."""
         if busy <= 1 or not self.contention:
             return 1.0 if self.cores is None else max(1.0, busy / self.cores)
-        known = sorted({1: 1.0, **self.contention}.items())
-        most, slowest = known[-1]
+        factors = sorted({1: 1.0, **self.contention}.items())
+        most, slowest = factors[-1]
         if busy > most:
             return slowest if self.cores is None else slowest * busy / most
-        return max(1.0, float(np.interp(busy, [ranks for ranks, _ in known], [each for _, each in known])))
+        return max(1.0, float(np.interp(busy, [ranks for ranks, _ in factors], [factor for _, factor in factors])))
 
 
 def clusters() -> list[str]:
@@ -144,7 +144,8 @@ def described(machine: Machine) -> str:
 
 @cache
 def load(name: str) -> Machine:
-    """Of oracle/clusters/NAME.yaml, or of a file of one's own."""
+    """The machine of oracle/clusters/NAME.yaml or of another YAML file. UserError if it does not exist or cannot be
+    read."""
     path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
     if not path.is_file():
         raise UserError(
@@ -159,7 +160,7 @@ def load(name: str) -> Machine:
 
 
 def parse(plain: Any, path: str) -> Machine:
-    """UserError for a missing or impossible value."""
+    """The machine that a file's content describes. UserError for a missing or impossible value."""
     try:
         given = cast(Mapping[str, Any], plain)
         device = Device(**given["device"])
@@ -177,8 +178,8 @@ def parse(plain: Any, path: str) -> Machine:
 def _check(machine: Machine, path: str) -> None:
     device, links = machine.device, machine.links
     sizes = {f"{link.name}.{key}": getattr(link, key) for link in links for key in SIZES}
-    known = {f"device.{key}": getattr(device, key) for key in ("memory_bytes", "bytes_per_s", "tf32_flops_per_s")}
-    sizes |= {key: value for key, value in known.items() if value is not None}
+    optional = {f"device.{key}": getattr(device, key) for key in ("memory_bytes", "bytes_per_s", "tf32_flops_per_s")}
+    sizes |= {key: value for key, value in optional.items() if value is not None}
     for key, value in sizes.items():
         if type(value) not in (int, float) or not 0 < value < inf:
             raise UserError(f"{path}: {key}={value} must be a number above 0")
@@ -198,5 +199,5 @@ def _check(machine: Machine, path: str) -> None:
 
 
 def with_overlap(machine: Machine, overlap: bool | None) -> Machine:
-    """None: as the file says, or as it was measured."""
+    """The machine with or without overlap. None: as the file says, or as it was measured."""
     return machine if overlap is None else replace(machine, overlap=overlap, hidden_cost={})

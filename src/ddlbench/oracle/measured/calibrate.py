@@ -53,11 +53,11 @@ def calibration(config: Config, device: torch.device, samples: int) -> tuple[Blo
     kept: dict[str, Any] | None = _kept(path, key)
     if kept is None:
         passes, update_s = measure(config, device, samples)
-        kept = {"key": key, "passes": [[each.forward, each.backward] for each in passes], "update_s": update_s}
+        kept = {"key": key, "passes": [[seconds.forward, seconds.backward] for seconds in passes], "update_s": update_s}
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
             file.write(json.dumps(kept, indent=1).encode())
-    return Blocks(samples, tuple(Pass(*each) for each in kept["passes"])), kept["update_s"]
+    return Blocks(samples, tuple(Pass(*seconds) for seconds in kept["passes"])), kept["update_s"]
 
 
 def _kept(path: Path, key: dict[str, Any]) -> dict[str, Any] | None:
@@ -85,7 +85,7 @@ def key_of(config: Config, device: torch.device, samples: int) -> dict[str, Any]
 
 
 def measure(config: Config, device: torch.device, samples: int) -> tuple[list[Pass], float]:
-    """Every block by itself, fed with the output of the one before."""
+    """Seconds of every block, each fed with the output of the one before, and of the update."""
     if device.type == "cpu":
         torch.set_num_threads(config.train.threads_per_rank)
     torch.manual_seed(0)
@@ -93,13 +93,13 @@ def measure(config: Config, device: torch.device, samples: int) -> tuple[list[Pa
     layout = torch.channels_last if config.train.channels_last else torch.contiguous_format
     model.to(memory_format=layout)
     value, targets = _batch(config, device, samples)
-    found: list[Pass] = []
+    passes: list[Pass] = []
     names = list(dict(model.named_children()))
     for name, block in model.named_children():
         loss = make_loss(config.recipe.label_smoothing) if name == names[-1] else None
-        each, value = _block(block, value, None if loss is None else lambda out, loss=loss: loss(out, targets), config)
-        found.append(each)
-    return found, _update(config, model, device)
+        took, value = _block(block, value, None if loss is None else lambda out, loss=loss: loss(out, targets), config)
+        passes.append(took)
+    return passes, _update(config, model, device)
 
 
 def _batch(config: Config, device: torch.device, samples: int) -> tuple[Tensor, Tensor]:

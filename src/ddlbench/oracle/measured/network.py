@@ -49,7 +49,7 @@ def versions(device_type: str) -> dict[str, str]:
 
 
 def calibrate(device_type: str, counts: Sequence[int], sizes: Sequence[int] = SIZES) -> Path:
-    """Measure and keep; the file's path. UserError where there are too few devices."""
+    """Measure, and write the file; its path. UserError if there are too few devices."""
     if not counts:
         raise UserError("--calibrate-network measures between ranks: give gpus= with 2 or more, such as gpus=[2,4]")
     if device_type == "cuda" and (devices := torch.cuda.device_count()) < max(counts):
@@ -60,18 +60,18 @@ def calibrate(device_type: str, counts: Sequence[int], sizes: Sequence[int] = SI
     for ranks in counts:
         measured = _measured(device_type, ranks, sizes)
         contention[str(ranks)], cost[str(ranks)] = measured.pop("contention")[0], measured.pop("hidden_cost")[0]
-        for kind, each in measured.items():
-            seconds.setdefault(kind, {})[str(ranks)] = each
+        for kind, of_sizes in measured.items():
+            seconds.setdefault(kind, {})[str(ranks)] = of_sizes
     target = path(device_type)
     target.parent.mkdir(parents=True, exist_ok=True)
-    found = {"sizes": list(sizes), "seconds": seconds, "contention": contention, "hidden_cost": cost}
+    content = {"sizes": list(sizes), "seconds": seconds, "contention": contention, "hidden_cost": cost}
     with replacing(target) as file:
-        file.write(json.dumps({**versions(device_type), **found}, indent=1).encode())
+        file.write(json.dumps({**versions(device_type), **content}, indent=1).encode())
     return target
 
 
 def calibrated(machine: Machine) -> Machine:
-    """With what was measured on this host with this version of torch; as it is where nothing was."""
+    """The machine with the values measured on this host with this version of torch; unchanged without them."""
     kept = path(machine.device.type)
     if not kept.is_file():
         return machine
@@ -90,12 +90,12 @@ def calibrated(machine: Machine) -> Machine:
 def _with(machine: Machine, content: Mapping[str, Any]) -> Machine:
     sizes = tuple(map(float, content["sizes"]))
     sweeps = {
-        (kind, int(ranks)): Sweep(sizes, tuple(map(float, each)))
+        (kind, int(ranks)): Sweep(sizes, tuple(map(float, seconds)))
         for kind, counts in content["seconds"].items()
-        for ranks, each in counts.items()
+        for ranks, seconds in counts.items()
     }
-    contention = {int(ranks): max(1.0, each) for ranks, each in content["contention"].items()}
-    cost = {int(ranks): float(each) for ranks, each in content.get("hidden_cost", {}).items()}
+    contention = {int(ranks): max(1.0, factor) for ranks, factor in content["contention"].items()}
+    cost = {int(ranks): float(factor) for ranks, factor in content.get("hidden_cost", {}).items()}
     return replace(machine, sweeps=sweeps, contention=contention, hidden_cost=cost)
 
 
@@ -114,10 +114,10 @@ def _rank(rank: int, device_type: str, ranks: int, folder: str, sizes: Sequence[
         torch.cuda.set_device(device)
     init, timeout = f"file://{folder}/store", timedelta(seconds=TIMEOUT_S)
     dist.init_process_group(backend, init_method=init, rank=rank, world_size=ranks, timeout=timeout)
-    found = sweep(device, sizes)
-    found["contention"], found["hidden_cost"] = [contention(rank, device)], [hidden_cost(device)]
+    measured = sweep(device, sizes)
+    measured["contention"], measured["hidden_cost"] = [contention(rank, device)], [hidden_cost(device)]
     if rank == 0:
-        (Path(folder) / "found.json").write_text(json.dumps(found))
+        (Path(folder) / "found.json").write_text(json.dumps(measured))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -128,7 +128,7 @@ def sweep(device: torch.device, sizes: Sequence[int]) -> dict[str, list[float]]:
 
 
 def slowest(run: Callable[[Tensor], None], size: int, device: torch.device) -> float:
-    """What a collective adds to computing: median over repeats of the slowest rank's seconds, no less than it takes
+    """Seconds that a collective adds to computing: the median over repeats of the slowest rank, at least its time
     alone. Its memory has been touched before."""
     tensor, compute = torch.ones(size // 4, device=device), computing(device, ROWS)
 
@@ -159,16 +159,16 @@ def contention(rank: int, device: torch.device) -> float:
 
 
 def hidden_cost(device: torch.device) -> float:
-    """How much longer computing takes while an all-reduce runs, as a share of what the all-reduce takes alone. 0: it is
-    free; 1: nothing is gained by sending during the backward pass. Of all ranks, on the slowest."""
+    """How much longer computing takes while an all-reduce runs, on the slowest rank, as a share of the all-reduce's
+    time alone. 0: it is free; 1: sending during the backward pass gains nothing."""
     message = torch.ones(HIDDEN // 4, device=device)
-    found: list[list[float]] = []
+    repeats: list[list[float]] = []
     for _ in range(HIDDEN_REPEATS):
         alone = _timed(lambda: _all_reduce(message), device)
         plain = _timed(lambda: _convolve(device, PASSES), device)
         both = _timed(lambda: _beside(message, device), device)
-        found.append([alone, plain, both])
-    alone, plain, both = (median(each[which] for each in found[1:]) for which in range(3))
+        repeats.append([alone, plain, both])
+    alone, plain, both = (median(repeat[which] for repeat in repeats[1:]) for which in range(3))
     return min(1.0, max(0.0, (both - plain) / alone))
 
 
@@ -219,13 +219,13 @@ def _all_reduce(tensor: Tensor) -> None:
 
 
 def _all_gather(tensor: Tensor) -> None:
-    own = tensor[: tensor.numel() // dist.get_world_size()].clone()
-    all_gather(tensor, own)
+    part = tensor[: tensor.numel() // dist.get_world_size()].clone()
+    all_gather(tensor, part)
 
 
 def _reduce_scatter(tensor: Tensor) -> None:
-    own = tensor.new_empty(tensor.numel() // dist.get_world_size())
-    reduce_scatter(own, tensor)
+    part = tensor.new_empty(tensor.numel() // dist.get_world_size())
+    reduce_scatter(part, tensor)
 
 
 def _broadcast(tensor: Tensor) -> None:
@@ -233,7 +233,7 @@ def _broadcast(tensor: Tensor) -> None:
 
 
 def _send(tensor: Tensor) -> None:
-    """From rank 0 to the next."""
+    """Send from rank 0 to rank 1."""
     if dist.get_rank() == 0:
         dist.send(tensor, 1)
     elif dist.get_rank() == 1:

@@ -57,19 +57,21 @@ class Results:
         return cls(folder, read_all([folder]).attempts, torch)
 
     def computation(self, config: Config, machine: Machine, blocks: Computation | None = None) -> Computation:
-        """From runs of the same framework on one device, else of `single` or any other; else from runs of the same
-        framework on as few devices as there are. Repeats count by their median. UserError without any.
+        """The computation, calibrated with runs of this framework on one device, else of `single` or any other
+        framework; else with runs of this framework on as few devices as possible. Repeats count by their median.
+        UserError without any run.
 
         blocks: measured ones, which say how a step is spread over them; None: the roofline does
         """
         framework: Any = config.framework
         bases = self._bases(config, machine)
-        own = [base for base in bases if base.framework == framework.name]
+        of_framework = [base for base in bases if base.framework == framework.name]
         alone = [base for base in bases if base.ranks == 1]
         plain = [base for base in alone if base.framework == "single"]
-        few = [base for base in own if base.settings == config.resolved["framework"]]
+        few = [base for base in of_framework if base.settings == config.resolved["framework"]]
         fewest = [base for base in few if base.ranks == min(base.ranks for base in few)]
-        chosen = next((found[-1] for found in ([b for b in own if b.ranks == 1], plain, alone, fewest) if found), None)
+        candidates = ([base for base in of_framework if base.ranks == 1], plain, alone, fewest)
+        chosen = next((group[-1] for group in candidates if group), None)
         if chosen is None:
             raise UserError(
                 f"{self.folder} has no complete run of {config.model.name} on one {machine.device.name} that computes "
@@ -80,20 +82,24 @@ class Results:
         where = "one device" if chosen.ranks == 1 else f"{chosen.ranks} devices"
         basis = f"{chosen.framework} on {where} ({chosen.path.parent.name})"
         if chosen.ranks == 1:
-            found = from_one_step(config, machine, OneStep(step_s, chosen.samples, chosen.micro), basis, blocks)
-            return replace(found, remarks=(*_borrowed(chosen.framework, framework.name), *self._elsewhere(chosen)))
+            computation = from_one_step(config, machine, OneStep(step_s, chosen.samples, chosen.micro), basis, blocks)
+            return replace(
+                computation, remarks=(*_borrowed(chosen.framework, framework.name), *self._elsewhere(chosen))
+            )
         few = _of_few(config, machine, replace(chosen, seconds=step_s), basis, blocks)
         return replace(few, remarks=self._elsewhere(chosen))
 
     def _nearest(self, config: Config, machine: Machine) -> str:
-        """What differs in the run of the same model and device that comes closest; empty if there is none."""
-        settings = [_section(each.record, "config") for each in self.attempts if _on(each.record, machine)]
-        same = [each for each in settings if _section(each, "model").get("name") == config.model.name]
-        found = [names for each in same if (names := _differences(each, config))]
-        return f" (the nearest has {'; '.join(min(found, key=len))})" if found else ""
+        """The differences of the run of the same model and device that comes closest, as a text; empty if there is
+        none."""
+        settings = [_section(attempt.record, "config") for attempt in self.attempts if _on(attempt.record, machine)]
+        same = [section for section in settings if _section(section, "model").get("name") == config.model.name]
+        differing = [names for section in same if (names := _differences(section, config))]
+        return f" (the nearest has {'; '.join(min(differing, key=len))})" if differing else ""
 
     def _elsewhere(self, base: Base) -> tuple[str, ...]:
-        """Of another version, or on another machine's CPU: GPUs have names, CPUs count as one kind of device."""
+        """Remarks if the runs had another version of torch, or another machine's CPU. GPUs are compared by name, but
+        all CPUs are one kind of device."""
         marks: list[str] = []
         if self.torch is not None and base.torch != self.torch:
             marks.append(f"runs with torch {base.torch or 'of an unknown version'}, not {self.torch}")
@@ -102,8 +108,8 @@ class Results:
         return tuple(marks)
 
     def _bases(self, config: Config, machine: Machine) -> list[Base]:
-        found = [_base(attempt, config, machine) for attempt in self.attempts]
-        return [base for base in found if base is not None]
+        bases = [_base(attempt, config, machine) for attempt in self.attempts]
+        return [base for base in bases if base is not None]
 
     def loader_rate(self, config: Config) -> float | None:
         """Samples a second that one rank loads: the median of complete mode=loader runs of the same data with the same
@@ -119,13 +125,13 @@ class Results:
         return median(rates) if rates else None
 
     def samples(self, config: Config) -> int | None:
-        """Training samples of the same data, which text has by the length of its sequences."""
+        """Training samples of this data; for text, with sequences of this length."""
         wanted, counts = config.resolved["model"].get("seq_len"), list[float | None]()
         for record in (attempt.record for attempt in self.attempts):
             dataset, model = _section(record, "dataset"), _section(_section(record, "config"), "model")
             if dataset.get("name") == config.data.name and model.get("seq_len") == wanted:
                 counts.append(_number(dataset.get("train_samples")))
-        return next((int(each) for each in reversed(counts) if each), None)
+        return next((int(count) for count in reversed(counts) if count), None)
 
 
 def _loading(settings: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -136,14 +142,14 @@ def _loading(settings: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _borrowed(base: str, framework: str) -> tuple[str, ...]:
-    """What to say of a base that is neither of the framework itself nor of `single`, which adds nothing of its own."""
+    """A remark on a base that is neither of this framework nor of `single`, which adds no work."""
     return (
         () if base in (framework, "single") else (f"{framework} from a run of {base}, with what {base} itself takes",)
     )
 
 
 def _base(attempt: Attempt, config: Config, machine: Machine) -> Base | None:
-    """None for a record that is no base: incomplete, of another model, device or precision."""
+    """The base of a record; None for an incomplete run, or another model, device or precision."""
     record = attempt.record
     launch, summary, settings = _section(record, "launch"), _section(record, "summary"), _section(record, "config")
     ledger, framework = _section(record, "ledger"), _section(settings, "framework")
@@ -156,17 +162,17 @@ def _base(attempt: Attempt, config: Config, machine: Machine) -> Base | None:
     seconds = batch / rate * (1 - (_number(summary.get("data_wait_share")) or 0.0))
     replicas = _number(ledger.get("data_size")) or 1
     micro = max(1, int(batch / replicas / count))
-    own = {key: value for key, value in framework.items() if key != "_target_"}
+    keys = {key: value for key, value in framework.items() if key != "_target_"}
     version = str(_section(record, "environment").get("torch", ""))
     names = launch.get("hosts") if machine.device.type == "cpu" else None
     hosts = tuple(sorted(map(str, names))) if isinstance(names, list) else ()
     name = str(framework.get("name", ""))
-    return Base(name, own, int(ranks), int(batch), micro, seconds, attempt.path, version, hosts)
+    return Base(name, keys, int(ranks), int(batch), micro, seconds, attempt.path, version, hosts)
 
 
 def _of_few(config: Config, machine: Machine, base: Base, basis: str, blocks: Computation | None) -> Computation:
-    """The seconds of one device with which the prediction for so many gives what they took. UserError where its
-    communication alone takes longer."""
+    """The computation of one device from runs on a few: the prediction for these then equals their measured time.
+    UserError if their communication alone takes longer."""
     train = replace(config.train, global_batch=base.samples, batch_per_gpu=None)
     there = replace(config, train=train)
     job = job_of(there, base.ranks, machine)
@@ -186,8 +192,8 @@ def _of_few(config: Config, machine: Machine, base: Base, basis: str, blocks: Co
 
 
 def _section(record: Mapping[str, Any], name: str) -> dict[str, Any]:
-    found = record.get(name)
-    return found if isinstance(found, dict) else {}
+    section = record.get(name)
+    return section if isinstance(section, dict) else {}
 
 
 def _number(value: Any) -> float | None:
@@ -197,19 +203,21 @@ def _number(value: Any) -> float | None:
 
 
 def _differences(settings: Mapping[str, Any], config: Config) -> list[str]:
-    """Keys by which a record's run computes something else, for a sample, than this configuration; with both values."""
+    """Keys with which a record's run computes something else per sample than this configuration, with both values."""
     resolved = config.resolved
-    own = {f"model.{key}": value for key, value in resolved["model"].items()}
-    there = {f"model.{key}": value for key, value in _section(settings, "model").items()}
+    asked = {f"model.{key}": value for key, value in resolved["model"].items()}
+    recorded = {f"model.{key}": value for key, value in _section(settings, "model").items()}
     train = _section(settings, "train")
-    own |= {f"train.{key}": resolved["train"][key] for key in ALIKE}
-    there |= {f"train.{key}": train[key] for key in ALIKE if key in train}
-    own["recipe.optimizer"] = config.recipe.optimizer.name
-    there["recipe.optimizer"] = _section(_section(settings, "recipe"), "optimizer").get("name")
-    unknown = {key: own[key] for key in own if key.startswith("train.")}  # an older record has no such key
-    there = unknown | there
-    names = [name for name in own | there if not name.endswith("._target_") and own.get(name) != there.get(name)]
-    return [f"{name}={shown(there.get(name))}, not {shown(own.get(name))}" for name in names]
+    asked |= {f"train.{key}": resolved["train"][key] for key in ALIKE}
+    recorded |= {f"train.{key}": train[key] for key in ALIKE if key in train}
+    asked["recipe.optimizer"] = config.recipe.optimizer.name
+    recorded["recipe.optimizer"] = _section(_section(settings, "recipe"), "optimizer").get("name")
+    unknown = {key: asked[key] for key in asked if key.startswith("train.")}  # an older record has no such key
+    recorded = unknown | recorded
+    names = [
+        name for name in asked | recorded if not name.endswith("._target_") and asked.get(name) != recorded.get(name)
+    ]
+    return [f"{name}={shown(recorded.get(name))}, not {shown(asked.get(name))}" for name in names]
 
 
 def _on(record: Mapping[str, Any], machine: Machine) -> bool:

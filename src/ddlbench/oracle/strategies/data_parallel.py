@@ -29,7 +29,7 @@ AT_ONCE = 5e8
 
 
 def single(setting: Setting) -> Outcome:
-    """One process: D sum(FW + BW) + D / B sum WU of Kahira et al. 2021, table 1, for one step."""
+    """One step of one process: D sum(FW + BW) + D / B sum WU of Kahira et al. 2021, table 1."""
     return replicas(setting, ())
 
 
@@ -38,14 +38,14 @@ def ddp(framework: DDP, setting: Setting) -> Outcome:
     hook = framework.comm_hook if framework.comm_hook != "none" else setting.job.reduce_dtype
     if hook == "powersgd":
         raise Unsupported("the oracle has no model of framework.comm_hook=powersgd: choose none, fp16 or bf16")
-    each = BYTES.get(hook, 4)
+    number_bytes = BYTES.get(hook, 4)
     cap = framework.bucket_cap_mb
     first, other = (overlap.FIRST_BUCKET, overlap.BUCKET) if cap is None else (cap * MiB, cap * MiB)
     back = backward(setting)
     messages = overlap.buckets(
         overlap.gradients(sizes(setting, 4), back), first, other
     )  # caps count bytes in fp32, a hook casts a full bucket
-    wire = [Gradient(message.bytes_ * each / 4, message.ready) for message in messages]
+    wire = [Gradient(message.bytes_ * number_bytes / 4, message.ready) for message in messages]
     # Without a reduction gradients have memory of their own, beside the buckets.
     apart = 4.0 * setting.counts.numbers if setting.job.micro_batches(setting.world) > 1 else 0.0
     return replicas(setting, (averaged(setting, wire, sum(back)),), more_buffers=apart, in_place=True)
@@ -94,12 +94,12 @@ def zero(framework: Knobs, setting: Setting) -> Outcome:
     buckets = bucket * (2 if overlaps else 1)
     if not stage:
         return replicas(setting, tuple(messages), reduced=4.0 * min(numbers, AT_ONCE))
-    found = replicas(setting, tuple(messages), stage, ranks, own_copy=True, more_buffers=buckets)
-    own, room = held(numbers, setting, stage, ranks, own_copy=True), buffers(setting.counts.blocks)
+    outcome = replicas(setting, tuple(messages), stage, ranks, own_copy=True, more_buffers=buckets)
+    states, room = held(numbers, setting, stage, ranks, own_copy=True), buffers(setting.counts.blocks)
     how = Zero(stage, ranks, int(bucket // 4), 2 if overlaps else 1, overlaps)
-    gradients = found.memory.gradients if stage == 1 else 4.0 * Shards.of(setting.counts.blocks, ranks).most_touched()
-    fullest = zero_memory(setting, how, own, room)
-    return replace(found, memory=replace(found.memory, gradients=gradients, fullest=fullest))
+    gradients = outcome.memory.gradients if stage == 1 else 4.0 * Shards.of(setting.counts.blocks, ranks).most_touched()
+    fullest = zero_memory(setting, how, states, room)
+    return replace(outcome, memory=replace(outcome.memory, gradients=gradients, fullest=fullest))
 
 
 def replicas(
@@ -119,21 +119,21 @@ def replicas(
     samples = job.replica_batch(setting.world) / count
     blocks = setting.computation.blocks(samples)
     update = setting.computation.update(numbers / shards)
-    compute = count * sum(map(whole(job.checkpoint_activations), blocks)) + update
+    compute = count * sum(map(pass_seconds(job.checkpoint_activations), blocks)) + update
     kept = activations(block_sizes(setting.counts.blocks, samples), job.checkpoint_activations)
-    own = held(numbers, setting, stage, shards, own_copy)
+    states = held(numbers, setting, stage, shards, own_copy)
     room = buffers(setting.counts.blocks) + more_buffers
     return Outcome(
         compute_s=compute * setting.contention,
         messages=messages if setting.world > 1 else (),
-        memory=memory(own, kept, room, of_replica(setting, own, samples, count, room, in_place, reduced)),
+        memory=memory(states, kept, room, of_replica(setting, states, samples, count, room, in_place, reduced)),
         limits=(Limit("dp", job.global_batch, "one sample of the global batch a rank"),),
         layout={"dp": setting.world},
         micro_samples=samples,
     )
 
 
-def whole(checkpointed: bool) -> Callable[[Pass], float]:
+def pass_seconds(checkpointed: bool) -> Callable[[Pass], float]:
     """Seconds of a block's forward and backward pass; checkpointed: the forward pass runs twice."""
 
     def seconds(block: Pass) -> float:
@@ -142,9 +142,9 @@ def whole(checkpointed: bool) -> Callable[[Pass], float]:
     return seconds
 
 
-def sizes(setting: Setting, each: float, part: float = 1.0) -> list[list[float]]:
-    """Bytes of every gradient by block, `each` bytes a number."""
-    return [[number * each * part for number in block.parameters] for block in setting.counts.blocks]
+def sizes(setting: Setting, number_bytes: float, part: float = 1.0) -> list[list[float]]:
+    """Bytes of every gradient by block, `number_bytes` bytes a number."""
+    return [[number * number_bytes * part for number in block.parameters] for block in setting.counts.blocks]
 
 
 def backward(setting: Setting, data_size: int | None = None, tp: int = 1) -> list[float]:
@@ -171,6 +171,6 @@ def averaged(
     def seconds(size: float) -> float:
         return setting.all_reduce(size, group, stride)
 
-    total, bytes_ = (sum(found) for found in ([seconds(m.bytes_) for m in messages], [m.bytes_ for m in messages]))
+    total, bytes_ = sum(seconds(m.bytes_) for m in messages), sum(m.bytes_ for m in messages)
     late = min(total, max(0.0, overlap.queue(messages, seconds) - end)) if overlaps else total
     return Message("all-reduce of gradients", len(messages), bytes_, total, setting.exposed(total, late))

@@ -40,7 +40,7 @@ def pipedream(framework: PipeDream, setting: Setting) -> Outcome:
 
 
 def stage_sizes(setting: Setting, stages: int, balance: list[int] | None, flops_per_byte: float) -> tuple[int, ...]:
-    """As `Plan.of`."""
+    """The number of blocks of each stage, as `Plan.of` divides them."""
     if balance is not None:
         return tuple(balance)
     blocks = setting.counts.blocks
@@ -56,14 +56,16 @@ def _balanced(costs: tuple[float, ...], stages: int, sending: tuple[float, ...])
 def predict(cut: Cut, setting: Setting) -> Outcome:
     job = setting.job
     samples = job.replica_batch(cut.dp) / cut.count
-    found = [traffic(block, samples, setting, cut.tp) if cut.tp > 1 else Traffic() for block in setting.counts.blocks]
-    alone = _stages(cut, setting, samples, [Traffic() for _ in found], sends=False)
-    shared = _stages(cut, setting, samples, found, sends=False)
-    sent = _stages(cut, setting, samples, found, sends=True)
-    spans = [_time(cut, each, setting)[0] for each in (alone, shared, sent)]
+    traffics = [
+        traffic(block, samples, setting, cut.tp) if cut.tp > 1 else Traffic() for block in setting.counts.blocks
+    ]
+    alone = _stages(cut, setting, samples, [Traffic() for _ in traffics], sends=False)
+    shared = _stages(cut, setting, samples, traffics, sends=False)
+    sent = _stages(cut, setting, samples, traffics, sends=True)
+    spans = [_time(cut, stages, setting)[0] for stages in (alone, shared, sent)]
     busy = _time(cut, alone, setting)[1]
     update, numbers = _update(cut, setting), rank_numbers(cut, setting)
-    messages = [*_within(cut, setting, samples, found, spans), *_reduction(cut, setting, numbers)]
+    messages = [*_within(cut, setting, samples, traffics, spans), *_reduction(cut, setting, numbers)]
     return Outcome(
         compute_s=(busy + update),
         messages=tuple(messages),
@@ -76,19 +78,19 @@ def predict(cut: Cut, setting: Setting) -> Outcome:
     )
 
 
-def _stages(cut: Cut, setting: Setting, samples: float, found: Sequence[Traffic], sends: bool) -> Stages:
+def _stages(cut: Cut, setting: Setting, samples: float, traffics: Sequence[Traffic], sends: bool) -> Stages:
     """Seconds of each stage's passes for one micro batch, and of passing it on."""
     again = 2 if setting.job.checkpoint_activations else 1
     passes = setting.computation.blocks(samples, cut.tp)
     # Collectives were measured while all ranks of their group share the cores: the schedule's contention is relative.
-    known = 1.0 if setting.machine.cores is None else setting.machine.shared_cores(cut.tp)
-    ahead = [each.forward + sent.forward / known for each, sent in zip(passes, found, strict=True)]
+    contention = 1.0 if setting.machine.cores is None else setting.machine.shared_cores(cut.tp)
+    ahead = [block.forward + sent.forward / contention for block, sent in zip(passes, traffics, strict=True)]
     back = [
-        each.backward + sent.backward / known + (again - 1) * forward
-        for each, sent, forward in zip(passes, found, ahead, strict=True)
+        block.backward + sent.backward / contention + (again - 1) * forward
+        for block, sent, forward in zip(passes, traffics, ahead, strict=True)
     ]
     spans = cut.spans()
-    forward, backward = ([sum(each[first:last]) for first, last in spans] for each in (ahead, back))
+    forward, backward = ([sum(seconds[first:last]) for first, last in spans] for seconds in (ahead, back))
     sending = _sending(cut, setting, samples) if sends and cut.pp > 1 else [0.0 for _ in spans[:-1]]
     if setting.job.device.type == "cpu":  # gloo begins to send when the receiver asks, which then does nothing else
         for stage, seconds in enumerate(_relative(sending, setting)):
@@ -101,19 +103,19 @@ def _stages(cut: Cut, setting: Setting, samples: float, found: Sequence[Traffic]
 def _relative(sending: Sequence[float], setting: Setting) -> list[float]:
     """Messages were measured while all ranks of a node share the cores: the schedule's contention is relative."""
     machine, world = setting.machine, setting.world
-    known = 1.0 if machine.sweep("send", world) is None else machine.shared_cores(machine.per_node(world))
-    return [seconds / known for seconds in sending]
+    contention = 1.0 if machine.sweep("send", world) is None else machine.shared_cores(machine.per_node(world))
+    return [seconds / contention for seconds in sending]
 
 
 def _sending(cut: Cut, setting: Setting, samples: float) -> list[float]:
     """Seconds from each stage to the next, which is on the ranks that follow: in the same node or in another one."""
     blocks, stride, world = setting.counts.blocks, cut.dp * cut.tp, setting.world
-    node, found = setting.machine.per_node(world), list[float]()
+    node, seconds = setting.machine.per_node(world), list[float]()
     for stage, (_, end) in enumerate(cut.spans()[:-1]):
         first = stage % cut.pp * stride
         crosses = any(rank // node != (rank + stride) % world // node for rank in (first, first + stride - 1))
-        found.append(collectives.send(blocks[end - 1].leaving * samples, setting.machine, stride, world, crosses))
-    return found
+        seconds.append(collectives.send(blocks[end - 1].leaving * samples, setting.machine, stride, world, crosses))
+    return seconds
 
 
 def _time(cut: Cut, stages: Stages, setting: Setting) -> tuple[float, float]:
@@ -130,10 +132,10 @@ def _time(cut: Cut, stages: Stages, setting: Setting) -> tuple[float, float]:
     if machine.cores is None:
         took = schedule.seconds(cut.schedule, stages, cut.pp, cut.count)
         return took, cut.count * max(of_ranks(stages.busy, cut.pp))
-    took, each = schedule.simulate_shared(
+    took, busy_s = schedule.simulate_shared(
         cut.schedule, stages, cut.pp, cut.count, lambda busy: machine.shared_cores(ceil(busy * beside * node / world))
     )
-    return took, max(each)
+    return took, max(busy_s)
 
 
 def _update(cut: Cut, setting: Setting) -> float:
@@ -142,13 +144,13 @@ def _update(cut: Cut, setting: Setting) -> float:
 
 
 def _within(
-    cut: Cut, setting: Setting, samples: float, found: Sequence[Traffic], spans: Sequence[float]
+    cut: Cut, setting: Setting, samples: float, traffics: Sequence[Traffic], spans: Sequence[float]
 ) -> list[Message]:
-    """What is sent while the schedule runs: by layers, and from stage to stage."""
+    """Messages that are sent while the schedule runs: collectives of layers, and activations from stage to stage."""
     messages: list[Message] = []
     if cut.tp > 1:
-        bytes_, number = sum(each.bytes_ for each in found), sum(each.count for each in found)
-        seconds = cut.count * sum(each.forward + each.backward for each in found) / cut.pp
+        bytes_, number = sum(layer.bytes_ for layer in traffics), sum(layer.count for layer in traffics)
+        seconds = cut.count * sum(layer.forward + layer.backward for layer in traffics) / cut.pp
         exposed = max(0.0, spans[1] - spans[0])
         seconds = max(seconds, exposed)
         messages.append(Message("collectives of layers", cut.count * number, cut.count * bytes_, seconds, exposed))
@@ -192,7 +194,7 @@ def _reduction(cut: Cut, setting: Setting, numbers: Sequence[float]) -> list[Mes
 
 def _limits(cut: Cut, setting: Setting) -> tuple[Limit, ...]:
     count = len(setting.counts.blocks)
-    found = [Limit("pp", count, f"the model has {count} blocks")]
+    limits = [Limit("pp", count, f"the model has {count} blocks")]
     if cut.tp > 1:
-        found.append(limit(setting))
-    return (*found, Limit("dp", setting.job.global_batch, "one sample of the global batch a replica"))
+        limits.append(limit(setting))
+    return (*limits, Limit("dp", setting.job.global_batch, "one sample of the global batch a replica"))

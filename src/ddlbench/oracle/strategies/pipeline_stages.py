@@ -51,7 +51,7 @@ def rank_numbers(cut: Cut, setting: Setting) -> list[float]:
 
 
 def memory(cut: Cut, setting: Setting, samples: float) -> Memory:
-    """Of the fullest rank of a pipeline."""
+    """Memory of the fullest rank of a pipeline."""
     numbers = rank_numbers(cut, setting)
     ranks = [_of_rank(cut, setting, rank, numbers[rank], samples) for rank in range(cut.pp)]
     return max(ranks, key=lambda memory: memory.total)

@@ -17,7 +17,7 @@ from ddlbench.oracle.memory.zero import Stage3
 from ddlbench.oracle.memory.zero_gathering import Weight
 from ddlbench.oracle.memory.zero_gathering import gathered as gathered_weights
 from ddlbench.oracle.setting import BYTES, Limit, Message, Outcome, Setting
-from ddlbench.oracle.strategies.data_parallel import whole
+from ddlbench.oracle.strategies.data_parallel import pass_seconds
 from ddlbench.oracle.timing import overlap
 from ddlbench.oracle.timing.computation import Pass
 from ddlbench.oracle.timing.overlap import MiB, Sharded
@@ -68,37 +68,37 @@ def zero3(framework: Knobs, setting: Setting) -> Outcome:
     later = [2 * rest for rest in (sum(numbers) - before for before in accumulate(numbers))]
     backwards = tuple(tuple(len(blocks) - 1 - i for i in call) for call in _calls(numbers[::-1], bucket))
     ahead = tuple(tuple(i + 1 for i in call) for call in _calls(gathered[1:], prefetch))
-    again, persistent = tuple(each >= REUSE for each in later), setting.counts.numbers - sum(gathered)
-    whole = gathered_weights(_weights(setting, framework.persistence_threshold), again, prefetch)
+    again, persistent = tuple(distance >= REUSE for distance in later), setting.counts.numbers - sum(gathered)
+    gathers = gathered_weights(_weights(setting, framework.persistence_threshold), again, prefetch)
     scheme = Scheme(
         setting.world, weight, setting.gradient_bytes, gathered, again, ((0,), *ahead), backwards, always=True,
         own_copy=True, host_computes=setting.job.device.type == "cpu", persistent=persistent,
-        stage3=Stage3(setting.world, int(bucket), weight, whole, persistent),
+        stage3=Stage3(setting.world, int(bucket), weight, gathers, persistent),
     )  # fmt: skip
     return sharded(setting, scheme)
 
 
 def _weights(setting: Setting, threshold: int) -> list[Weight]:
     """The parameters that are gathered, in the order of the modules, which is that in which they run."""
-    model, found, seen = on_meta(setting.job), list[Weight](), set[int]()
+    model, weights, seen = on_meta(setting.job), list[Weight](), set[int]()
     names = list(dict(model.named_children()))
     for place, (name, module) in enumerate(model.named_modules()):
         for parameter in module.parameters(recurse=False):
             if parameter.numel() >= threshold and id(parameter) not in seen:
                 seen.add(id(parameter))
-                found.append(Weight(names.index(name.partition(".")[0]), place, parameter.numel()))
-    return found
+                weights.append(Weight(names.index(name.partition(".")[0]), place, parameter.numel()))
+    return weights
 
 
 def _calls(numbers: Sequence[int], most: float) -> Calls:
     """Consecutive blocks that share a message: until they have so many numbers."""
-    found: list[tuple[int, ...]] = []
-    own: tuple[int, ...] = ()
+    calls: list[tuple[int, ...]] = []
+    call: tuple[int, ...] = ()
     for index in range(len(numbers)):
-        own = (*own, index)
-        if sum(numbers[each] for each in own) >= most:
-            found, own = [*found, own], ()
-    return (*found, own) if own else tuple(found)
+        call = (*call, index)
+        if sum(numbers[block] for block in call) >= most:
+            calls, call = [*calls, call], ()
+    return (*calls, call) if call else tuple(calls)
 
 
 def sharded(setting: Setting, scheme: Scheme) -> Outcome:
@@ -108,7 +108,7 @@ def sharded(setting: Setting, scheme: Scheme) -> Outcome:
     samples = job.replica_batch(setting.world) / count
     passes = setting.computation.blocks(samples)
     plain, last = (_blocks(setting, scheme, passes, reduces) for reduces in (scheme.always, True))
-    compute = count * sum(map(whole(job.checkpoint_activations), passes)) * rate
+    compute = count * sum(map(pass_seconds(job.checkpoint_activations), passes)) * rate
     seconds = (count - 1) * sent(plain) + sent(last)
     late = min(seconds, max(0.0, (count - 1) * _end(plain, scheme) + _end(last, scheme) - compute))
     exposed = setting.exposed(seconds, late)
@@ -141,33 +141,33 @@ def _blocks(setting: Setting, scheme: Scheme, passes: Sequence[Pass], reduces: b
         reduce = _shares(gradients, scheme.reductions, lambda size: collectives.reduce_scatter(size, to))
     return [
         Sharded(
-            each.forward * rate,
-            (each.backward + (each.forward if checkpointed else 0.0)) * rate,
+            block_pass.forward * rate,
+            (block_pass.backward + (block_pass.forward if checkpointed else 0.0)) * rate,
             gather[index],
             gather[index] if scheme.again[index] else 0.0,
             reduce[index],
         )
-        for index, each in enumerate(passes)
+        for index, block_pass in enumerate(passes)
     ]
 
 
 def _end(blocks: Sequence[Sharded], scheme: Scheme) -> float:
-    """Of one micro batch. Where the host itself computes, it waits for what it asks for, ahead or not: FSDP calls its
-    collectives with async_op=False, which returns at once on a device's stream only, DeepSpeed waits by itself."""
+    """Seconds of one micro batch. If the host itself computes, it waits for each collective: FSDP calls its collectives
+    with async_op=False, which returns at once only on a device's stream, and DeepSpeed waits explicitly."""
     if not scheme.host_computes:
         return overlap.sharded_step(blocks)
-    return sent(blocks) + sum(each.forward + each.backward for each in blocks)
+    return sent(blocks) + sum(block.forward + block.backward for block in blocks)
 
 
 def _shares(sizes: Sequence[float], calls: Calls, seconds: Callable[[float], float]) -> list[float]:
-    """Of each block its share of the seconds of its message."""
-    found = [0.0] * len(sizes)
+    """Each block's share of the seconds of its message, by bytes."""
+    shares = [0.0] * len(sizes)
     for call in calls:
         total = sum(sizes[index] for index in call)
         took = seconds(total) if total else 0.0
         for index in call:
-            found[index] = took * sizes[index] / total if total else 0.0
-    return found
+            shares[index] = took * sizes[index] / total if total else 0.0
+    return shares
 
 
 def sent(blocks: Sequence[Sharded]) -> float:
@@ -176,7 +176,7 @@ def sent(blocks: Sequence[Sharded]) -> float:
 
 
 def volume(setting: Setting, scheme: Scheme, count: int) -> float:
-    """Bytes of whole tensors that are gathered and reduced in a step."""
+    """Bytes of the complete tensors that are gathered and reduced in a step."""
     again = sum(number for number, also in zip(scheme.gathered, scheme.again, strict=True) if also)
     gathers = sum(scheme.gathered) + again
     return count * gathers * scheme.weight + (count if scheme.always else 1) * setting.counts.numbers * scheme.gradient

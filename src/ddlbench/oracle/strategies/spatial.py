@@ -14,7 +14,7 @@ from ddlbench.frameworks.shared.layout import fill
 from ddlbench.oracle.machine import collectives
 from ddlbench.oracle.memory.memory import buffers, held, memory
 from ddlbench.oracle.setting import Limit, Message, Outcome, Setting
-from ddlbench.oracle.strategies.data_parallel import averaged, whole
+from ddlbench.oracle.strategies.data_parallel import averaged, pass_seconds
 from ddlbench.oracle.timing import overlap
 from ddlbench.oracle.timing.computation import Pass
 
@@ -42,8 +42,10 @@ def spatial(framework: Spatial, setting: Setting) -> Outcome:
     count = job.micro_batches(framework.dp)
     samples = job.replica_batch(framework.dp) / count
     last = max(index for index, block in enumerate(blocks) if block.rows)
-    parts = [_part(each, sp if index <= last else 1) for index, each in enumerate(setting.computation.blocks(samples))]
-    back = [(each.backward + each.forward * job.checkpoint_activations) * setting.contention for each in parts]
+    parts = [
+        _part(block, sp if index <= last else 1) for index, block in enumerate(setting.computation.blocks(samples))
+    ]
+    back = [(block.backward + block.forward * job.checkpoint_activations) * setting.contention for block in parts]
     messages: list[Message] = []
     if sp > 1:
         messages += [_halos(setting, samples, count, sp), _joined(setting, samples, count, last, sp)]
@@ -52,7 +54,7 @@ def spatial(framework: Spatial, setting: Setting) -> Outcome:
         sent = overlap.buckets(overlap.gradients(sizes, back))
         messages.append(averaged(setting, sent, sum(back)))
     numbers = setting.counts.numbers
-    compute = count * sum(map(whole(job.checkpoint_activations), parts)) + setting.computation.update(numbers)
+    compute = count * sum(map(pass_seconds(job.checkpoint_activations), parts)) + setting.computation.update(numbers)
     kept = sum(block.kept.at(samples) / (sp if index <= last else 1) for index, block in enumerate(blocks))
     return Outcome(
         compute_s=compute * setting.contention,
@@ -64,22 +66,22 @@ def spatial(framework: Spatial, setting: Setting) -> Outcome:
     )
 
 
-def _part(each: Pass, ranks: int) -> Pass:
-    return Pass(each.forward / ranks, each.backward / ranks)
+def _part(block: Pass, ranks: int) -> Pass:
+    return Pass(block.forward / ranks, block.backward / ranks)
 
 
 def _halos(setting: Setting, samples: float, count: int, sp: int) -> Message:
-    """All neighbours exchange at once: where some of them are in two nodes, all wait for these."""
+    """The exchange of halos. All neighbours exchange at once: if some of them are on two nodes, all wait for these."""
     machine, world = setting.machine, setting.world
     crosses = bool(machine.per_node(world) % sp)
-    rows = [each for block in setting.counts.blocks for each in block.rows if each.halo]
-    bytes_ = [2 * samples * each.halo * each.row for each in rows]  # forward and backward
+    rows = [layer for block in setting.counts.blocks for layer in block.rows if layer.halo]
+    bytes_ = [2 * samples * layer.halo * layer.row for layer in rows]  # forward and backward
     seconds = sum(2 * collectives.send(size / 2, machine, 1, world, crosses) for size in bytes_)
     return Message("halo exchange", 2 * count * len(rows), count * sum(bytes_), count * seconds, count * seconds)
 
 
 def _joined(setting: Setting, samples: float, count: int, last: int, sp: int) -> Message:
-    """The whole output of the last block that is split, on every rank; its gradient is there already."""
+    """The gathering of the complete output of the last block that is split; its gradient is already on every rank."""
     size = setting.counts.blocks[last].leaving * samples
     seconds = count * collectives.all_gather(size, setting.path(sp))
     return Message("all-gather of the last images", count, count * size, seconds, seconds)
@@ -87,6 +89,6 @@ def _joined(setting: Setting, samples: float, count: int, last: int, sp: int) ->
 
 def _limit(setting: Setting) -> Limit:
     """The convolution or pooling with the fewest rows."""
-    rows = [each for block in setting.counts.blocks for each in block.rows]
-    fewest = min(rows, key=lambda each: each.height)
+    rows = [layer for block in setting.counts.blocks for layer in block.rows]
+    fewest = min(rows, key=lambda layer: layer.height)
     return Limit("sp", fewest.height, fewest.name)

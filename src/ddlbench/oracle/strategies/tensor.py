@@ -20,7 +20,7 @@ from ddlbench.oracle.memory.memory import activations, buffers, held, memory
 from ddlbench.oracle.memory.memory import parts as own_sizes
 from ddlbench.oracle.memory.peak import arriving, batch, fullest, passing, updating, waiting
 from ddlbench.oracle.setting import Limit, Message, Outcome, Setting
-from ddlbench.oracle.strategies.data_parallel import averaged, backward, whole
+from ddlbench.oracle.strategies.data_parallel import averaged, backward, pass_seconds
 from ddlbench.oracle.timing import overlap
 
 SUMMED_AHEAD, SUMMED_BACK, GATHERED = ("row", "vocab"), ("column", "qkv", "filter", "logits"), ("norm", "channels")
@@ -75,30 +75,33 @@ def parts(setting: Setting, dp: int, tp: int, sequence: bool, by_channels: bool)
     update = setting.computation.update(numbers)
     messages: list[Message] = []
     if tp > 1:
-        found = [traffic(block, samples, setting, tp, sequence, by_channels) for block in blocks]
-        messages.append(layers_message(found, count, job.checkpoint_activations))
+        traffics = [traffic(block, samples, setting, tp, sequence, by_channels) for block in blocks]
+        messages.append(layers_message(traffics, count, job.checkpoint_activations))
         messages.append(batch_message(setting, dp, tp))
     if dp > 1:
         sizes = [[number * setting.gradient_bytes for number in own_tensors(block, tp)] for block in blocks]
         back = backward(setting, dp, tp)
         sent = overlap.buckets(overlap.gradients(sizes, back))
         messages.append(averaged(setting, sent, sum(back), ranks=dp, stride=tp))
-    each = own_sizes(setting, samples, tp, sequence)
-    kept = activations(each, job.checkpoint_activations)
-    own = held(numbers, setting)
+    layer_sizes = own_sizes(setting, samples, tp, sequence)
+    kept = activations(layer_sizes, job.checkpoint_activations)
+    states = held(numbers, setting)
     stays = dp > 1 or count > 1
     gradients = (
         None if stays else arriving(blocks, setting.counts.tied / tp, [own_numbers(block, tp) for block in blocks])
     )
-    beside = waiting(len(each), setting.counts.tied / tp) if stays else None
-    during = passing(each, job.checkpoint_activations, gradients, beside)
+    beside = waiting(len(layer_sizes), setting.counts.tied / tp) if stays else None
+    during = passing(layer_sizes, job.checkpoint_activations, gradients, beside)
     room = buffers(blocks) + batch(job, samples * count, samples)
     room += 4.0 * numbers if dp > 1 and count > 1 else 0.0  # DDP's buckets, beside gradients that wait to be reduced
     return Outcome(
-        compute_s=(count * sum(map(whole(job.checkpoint_activations), passes)) + update) * rate,
+        compute_s=(count * sum(map(pass_seconds(job.checkpoint_activations), passes)) + update) * rate,
         messages=tuple(messages),
         memory=memory(
-            own, kept, buffers(blocks), fullest(own, during, room, updating(setting.optimizer, blocks, 1 / tp), stays)
+            states,
+            kept,
+            buffers(blocks),
+            fullest(states, during, room, updating(setting.optimizer, blocks, 1 / tp), stays),
         ),
         limits=(limit(setting, by_channels), Limit("dp", job.global_batch, "one sample of the global batch a replica")),
         layout={"dp": dp, "tp": tp},
@@ -112,7 +115,7 @@ def own_numbers(block: Block, tp: int) -> float:
 
 
 def own_tensors(block: Block, tp: int) -> list[float]:
-    """The same by tensor; what is split is taken to be split alike in all of them."""
+    """Numbers of a rank's part of each tensor of a block, on the assumption that all tensors are split alike."""
     part = own_numbers(block, tp) / block.numbers if block.numbers else 1.0
     return [number * part for number in block.parameters]
 
@@ -122,29 +125,33 @@ def traffic(
 ) -> Traffic:
     """The collectives that frameworks/tensor/layers.py makes of a block's plan."""
     to = setting.path(tp)
-    found = [_exchange(each, samples, to, sequence, by_channels, setting.algorithm) for each in block.exchanges]
+    traffics = [
+        _exchange(exchange, samples, to, sequence, by_channels, setting.algorithm) for exchange in block.exchanges
+    ]
     if block is setting.counts.blocks[-1] and not by_channels:
-        found.append(_loss(setting, samples, to))
+        traffics.append(_loss(setting, samples, to))
     return Traffic(
-        sum(each.forward for each in found),
-        sum(each.backward for each in found),
-        sum(each.bytes_ for each in found),
-        sum(each.count for each in found),
+        sum(exchange.forward for exchange in traffics),
+        sum(exchange.backward for exchange in traffics),
+        sum(exchange.bytes_ for exchange in traffics),
+        sum(exchange.count for exchange in traffics),
     )
 
 
-def _exchange(each: Exchange, samples: float, to: Path, sequence: bool, by_channels: bool, algorithm: str) -> Traffic:
-    enters, leaves = each.entering * samples, each.leaving * samples
-    if by_channels and each.style == "filter":  # sums of partial outputs, gradients of own channels joined
-        back = 0.0 if each.first else collectives.all_gather(enters, to)
-        return Traffic(collectives.all_reduce(leaves, to, algorithm), back, leaves + enters * (not each.first), 2)
-    if by_channels and each.style in GATHERED:
+def _exchange(
+    exchange: Exchange, samples: float, to: Path, sequence: bool, by_channels: bool, algorithm: str
+) -> Traffic:
+    enters, leaves = exchange.entering * samples, exchange.leaving * samples
+    if by_channels and exchange.style == "filter":  # sums of partial outputs, gradients of own channels joined
+        back = 0.0 if exchange.first else collectives.all_gather(enters, to)
+        return Traffic(collectives.all_reduce(leaves, to, algorithm), back, leaves + enters * (not exchange.first), 2)
+    if by_channels and exchange.style in GATHERED:
         return Traffic()
-    if each.style in GATHERED:
+    if exchange.style in GATHERED:
         return Traffic(collectives.all_gather(leaves, to), 0.0, leaves, 1)
-    if each.style in SUMMED_BACK and not (each.first and not sequence):
+    if exchange.style in SUMMED_BACK and not (exchange.first and not sequence):
         return _summed(enters, to, sequence, ahead=False, algorithm=algorithm)
-    if each.style in SUMMED_AHEAD:
+    if exchange.style in SUMMED_AHEAD:
         return _summed(leaves, to, sequence, ahead=True, algorithm=algorithm)
     return Traffic()
 
@@ -166,12 +173,13 @@ def _loss(setting: Setting, samples: float, to: Path) -> Traffic:
     return Traffic(seconds, 0.0, 4 * positions, 2)
 
 
-def layers_message(found: Sequence[Traffic], count: int, checkpointed: bool) -> Message:
-    """All of a step, none of it hidden. Checkpointed blocks communicate once more when they run again."""
+def layers_message(traffics: Sequence[Traffic], count: int, checkpointed: bool) -> Message:
+    """All collectives of layers of a step, all exposed. Checkpointed blocks communicate once more when they run
+    again."""
     again = 2 if checkpointed else 1
-    seconds = count * sum(each.forward * again + each.backward for each in found)
-    bytes_ = count * sum(each.bytes_ for each in found)
-    return Message("collectives of layers", count * sum(each.count for each in found), bytes_, seconds, seconds)
+    seconds = count * sum(layer.forward * again + layer.backward for layer in traffics)
+    bytes_ = count * sum(layer.bytes_ for layer in traffics)
+    return Message("collectives of layers", count * sum(layer.count for layer in traffics), bytes_, seconds, seconds)
 
 
 def batch_message(setting: Setting, dp: int, tp: int) -> Message:

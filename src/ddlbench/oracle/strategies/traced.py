@@ -26,7 +26,7 @@ def traced(framework: Any, setting: Setting) -> Outcome:
     samples = job.replica_batch(rank.replicas)
     alone = stepped(Single(), replace(job, world_size=1, global_batch=samples))
     count = job.micro_batches(rank.replicas)
-    seconds = count * sum(each.forward + each.backward for each in setting.computation.blocks(samples / count))
+    seconds = count * sum(block.forward + block.backward for block in setting.computation.blocks(samples / count))
     memory = held(rank)
     update = setting.computation.update(memory.weights / 4)
     return Outcome(
@@ -40,17 +40,17 @@ def traced(framework: Any, setting: Setting) -> Outcome:
 
 
 def stepped(framework: Any, job: Job) -> Rehearsal:
-    found = rehearse_job(framework, job)
-    if found.collectives is None:
-        name, reason = type(framework).__name__, found.error
+    rank = rehearse_job(framework, job)
+    if rank.collectives is None:
+        name, reason = type(framework).__name__, rank.error
         raise Unsupported(f"the oracle has no model of {name}, and no step of it can be traced: {reason}")
-    return found
+    return rank
 
 
 def message(sent: Sent, setting: Setting) -> Message:
-    """All of it exposed."""
-    each = sent.bytes_ / sent.count
-    seconds = sent.count * _seconds(sent, each, setting)
+    """The communication of one kind in a step, all exposed."""
+    size = sent.bytes_ / sent.count
+    seconds = sent.count * _seconds(sent, size, setting)
     return Message(f"{sent.kind} among {sent.ranks} ranks", sent.count, sent.bytes_, seconds, seconds)
 
 
@@ -59,16 +59,17 @@ def _seconds(sent: Sent, size: float, setting: Setting) -> float:
         return collectives.send(size, setting.machine, sent.stride, setting.world)
     if sent.kind == "all_reduce":
         return setting.all_reduce(size, sent.ranks, sent.stride)
-    known = {kind: getattr(collectives, kind) for kind in ("all_gather", "reduce_scatter", "broadcast")}
-    if sent.kind not in known:
+    functions = {kind: getattr(collectives, kind) for kind in ("all_gather", "reduce_scatter", "broadcast")}
+    if sent.kind not in functions:
         raise Unsupported(f"the oracle has no seconds for {sent.kind}, which was traced {sent.count:g} times a step")
-    return known[sent.kind](size, setting.path(sent.ranks, sent.stride))
+    return functions[sent.kind](size, setting.path(sent.ranks, sent.stride))
 
 
 def held(rank: Rehearsal) -> Memory:
-    """What lives at the fullest moment and is none of the first three counts as activations."""
-    found = rank.memory or {}
+    """Memory as traced. Bytes at the fullest moment that are no weights, gradients or optimizer states count as
+    activations."""
+    memory = rank.memory or {}
     weights, gradients, optimizer, peak = (
-        float(found.get(name) or 0) for name in ("parameters", "gradients", "optimizer", "peak")
+        float(memory.get(name) or 0) for name in ("parameters", "gradients", "optimizer", "peak")
     )
     return Memory(weights, gradients, optimizer, max(0.0, peak - weights - gradients - optimizer), 0.0)

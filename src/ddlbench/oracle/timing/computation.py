@@ -17,7 +17,7 @@ from ddlbench.oracle.counts.counts import Block, Counts, Numbers, Work
 from ddlbench.oracle.machine.machine import Device
 from ddlbench.recipe.optimizers import costs
 
-# FLOPs a byte of a device of which nothing is known: they only spread a measured number over the blocks.
+# FLOPs a byte of a device whose peaks are not known: they only spread a measured number over the blocks.
 UNKNOWN_BALANCE = 10.0
 
 
@@ -62,12 +62,12 @@ class Blocks:
 
 @dataclass
 class Computation:
-    """Of one model on one kind of device.
+    """The seconds of computing of one model on one kind of device.
 
     basis: what the seconds come from, for the reader
     factor: seconds of a measured step over those of its blocks and its update, by the roofline or measured one by one
     measured: seconds of blocks by micro batch size; update_s: of one parameter, None: by its bytes
-    samples: the micro batch of the measured step, None where there is none; remarks: what else to say of the basis
+    samples: the micro batch of the measured step, None if there is none; remarks: further notes on the basis
     measure: measures blocks, and the update in seconds, of a micro batch of at most `largest` samples
     """
 
@@ -85,7 +85,7 @@ class Computation:
     _cache: dict[tuple[float, int], list[Pass]] = field(default_factory=dict[tuple[float, int], list[Pass]])
 
     def blocks(self, samples: float, tp: int = 1) -> list[Pass]:
-        """Of a micro batch of so many samples; tp: ranks that share what can be shared of each block."""
+        """Seconds of each block for a micro batch. tp: ranks that share each block as far as it can be shared."""
         key = samples, tp
         if key not in self._cache:
             self._cache[key] = [self._block(index, samples, tp) for index in range(len(self.counts.blocks))]
@@ -96,21 +96,21 @@ class Computation:
         if tp > 1:
             shared = self.shared(block, samples)
             part = 1 - shared + shared / tp
-        whole = self._whole(index, block, samples)
-        return Pass(whole.forward * part, whole.backward * part)
+        alone = self._whole(index, block, samples)
+        return Pass(alone.forward * part, alone.backward * part)
 
     def _whole(self, index: int, block: Block, samples: float) -> Pass:
-        found = self._relative(index, block, samples)
-        return Pass(found.forward * self.factor, found.backward * self.factor)
+        relative = self._relative(index, block, samples)
+        return Pass(relative.forward * self.factor, relative.backward * self.factor)
 
     def _relative(self, index: int, block: Block, samples: float) -> Pass:
-        """By the roofline, or as measured at the nearest micro batch."""
+        """Seconds of a block by the roofline, or as measured at the nearest micro batch."""
         plain = self._roofline(block, samples)
         if self.measure is not None:
             self._calibrate(samples)
         if not self.measured:
             return plain
-        near = min(self.measured, key=lambda known: abs(known - samples))
+        near = min(self.measured, key=lambda size: abs(size - samples))
         base, there = self._roofline(block, near), self.measured[near].passes[index]
         return Pass(
             there.forward * plain.forward / base.forward if base.forward else there.forward,
@@ -135,29 +135,29 @@ class Computation:
         return float(seconds[block.forward.shared].sum()) / total if total else 0.0
 
     def update(self, numbers: float) -> float:
-        """Of so many parameters."""
-        each = self.update_s
-        if each is None:
-            each = costs(self.optimizer).bytes_ / self.speeds.bytes_per_s
-        return self.factor * numbers * each
+        """Seconds of the update of so many parameters."""
+        parameter_s = self.update_s
+        if parameter_s is None:
+            parameter_s = costs(self.optimizer).bytes_ / self.speeds.bytes_per_s
+        return self.factor * numbers * parameter_s
 
     def step(self, samples: float, micro_batches: int = 1, checkpointed: bool = False) -> float:
-        """Of one process alone."""
+        """Seconds of a step of a single process."""
         blocks = self.blocks(samples)
-        once = sum(each.forward * (2 if checkpointed else 1) + each.backward for each in blocks)
+        once = sum(block.forward * (2 if checkpointed else 1) + block.backward for block in blocks)
         return micro_batches * once + self.update(self.counts.numbers)
 
     def marks(self, samples: float) -> list[str]:
-        """What to say of the basis, and where this micro batch is outside of what was measured."""
-        known = sorted(self.measured) if self.samples is None else [self.samples]
-        if not known or samples in known:
+        """Remarks on the basis, and one if this micro batch is outside of the measured ones."""
+        measured = sorted(self.measured) if self.samples is None else [self.samples]
+        if not measured or samples in measured:
             return [*self.remarks]
-        sizes = ", ".join(f"{size:g}" for size in known)
+        sizes = ", ".join(f"{size:g}" for size in measured)
         return [*self.remarks, f"{self.basis} at a micro batch of {sizes}, not {samples:g}"]
 
 
 def roofline(counts: Counts, speeds: Speeds | None, optimizer: str, device: str) -> Computation:
-    """UserError where the device's peaks are not known."""
+    """Seconds by the roofline. UserError if the device's peaks are not known."""
     if speeds is None:
         raise UserError(
             f"nothing is known of how fast {device} computes: give --one-gpu-step-s SECONDS, --from RESULTS with a "
@@ -175,7 +175,7 @@ def spread(
 
 
 def proportions(counts: Counts, speeds: Speeds | None, optimizer: str) -> Computation:
-    """By the roofline, of which only the proportions count where the device's peaks are not known."""
+    """Seconds by the roofline; if the device's peaks are not known, only their proportions count."""
     return Computation(counts, speeds or ANY, optimizer, "proportions")
 
 
@@ -186,5 +186,6 @@ def calibrated(
     measure: Callable[[int], tuple[Blocks, float]],
     largest: int,
 ) -> Computation:
-    """From blocks that are measured when they are asked for. largest: samples of a micro batch that surely fits."""
+    """Seconds of blocks that are measured when they are asked for. largest: samples of a micro batch that surely
+    fits."""
     return Computation(counts, speeds or ANY, optimizer, "calibration", measure=measure, largest=largest)

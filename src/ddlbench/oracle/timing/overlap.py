@@ -18,34 +18,38 @@ class Gradient:
 
 
 def gradients(sizes: Sequence[Sequence[float]], backward: Sequence[float]) -> list[Gradient]:
-    """In the order of the backward pass. sizes: bytes of the tensors of each block; backward: the blocks' seconds. All
-    of a block's gradients are there when its backward pass has ended."""
-    found: list[Gradient] = []
+    """Gradients in the order of the backward pass. All gradients of a block are ready when its backward pass has ended.
+
+    sizes: bytes of the tensors of each block
+    backward: seconds of each block
+    """
+    ready: list[Gradient] = []
     now = 0.0
     for block, seconds in zip(reversed(sizes), reversed(backward), strict=True):
         now += seconds
-        found += [Gradient(bytes_, now) for bytes_ in reversed(block)]
-    return found
+        ready += [Gradient(bytes_, now) for bytes_ in reversed(block)]
+    return ready
 
 
 def buckets(tensors: Iterable[Gradient], first: float = FIRST_BUCKET, cap: float = BUCKET) -> list[Gradient]:
-    """DDP's: gradients in their order fill a bucket until it has `cap` bytes or more, the first one `first` bytes."""
-    found: list[Gradient] = []
+    """DDP's buckets: gradients in their order fill a bucket until it has `cap` bytes or more, the first one `first`
+    bytes."""
+    filled: list[Gradient] = []
     size, limit, last = 0.0, first, 0.0
     for tensor in tensors:
         size += tensor.bytes_
         if size >= limit:
-            found.append(Gradient(size, tensor.ready))
+            filled.append(Gradient(size, tensor.ready))
             size, limit = 0.0, cap
         last = tensor.ready
     if size:
-        found.append(Gradient(size, last))
-    return found
+        filled.append(Gradient(size, last))
+    return filled
 
 
 def fused(tensors: Sequence[Gradient], seconds: Callable[[float], float], cap: float, cycle: float) -> list[Gradient]:
-    """Horovod's: every cycle, all gradients that are there are sent in messages of at most `cap` bytes."""
-    found: list[Gradient] = []
+    """Horovod's messages: in every cycle all gradients that are ready are sent, in messages of at most `cap` bytes."""
+    messages: list[Gradient] = []
     now, waiting = 0.0, list(tensors)
     while waiting:
         now = max(now, waiting[0].ready) + cycle
@@ -54,14 +58,14 @@ def fused(tensors: Sequence[Gradient], seconds: Callable[[float], float], cap: f
             if tensor.ready > now or (count and size + tensor.bytes_ > cap):
                 break
             size, count = size + tensor.bytes_, count + 1
-        found.append(Gradient(size, now))
+        messages.append(Gradient(size, now))
         now += seconds(size)
         del waiting[:count]
-    return found
+    return messages
 
 
 def queue(messages: Iterable[Gradient], seconds: Callable[[float], float]) -> float:
-    """When the last message has arrived: they are sent one after the other, none before it is there."""
+    """The time when the last message has arrived. Messages are sent one after the other, none before it is ready."""
     free = 0.0
     for message in messages:
         free = max(free, message.ready) + seconds(message.bytes_)

@@ -27,7 +27,7 @@ class Stages:
 
     @property
     def busy(self) -> list[float]:
-        """Of one micro batch, by stage."""
+        """Seconds of one micro batch, by stage."""
         return [ahead + back for ahead, back in zip(self.forward, self.backward, strict=True)]
 
 
@@ -82,8 +82,8 @@ class _Ranks:
 def simulate_shared(
     schedule: str, stages: Stages, ranks: int, micro_batches: int, slower: Callable[[int], float]
 ) -> tuple[float, list[float]]:
-    """The same on cores that ranks share: where k of them compute at once, each takes slower(k) times as long. Returns
-    the seconds, and in how many of them each rank computes."""
+    """Simulate ranks that share cores: while k of them compute at once, each takes slower(k) times as long. Returns the
+    seconds, and the seconds in which each rank computes."""
     count, now = len(stages.forward), 0.0
     done: dict[Op, float] = {}
     orders = [deque(order(schedule, rank, ranks, count, micro_batches)) for rank in range(ranks)]
@@ -132,18 +132,18 @@ def _end(state: _Ranks, rank: int, stages: Stages, done: dict[Op, float], now: f
 
 
 def _ready(op: Op, done: dict[Op, float], stages: Stages, count: int) -> float | None:
-    """When what a pass needs is there; None: not yet known."""
+    """The time when the input of a pass is ready; None: not yet known."""
     kind, stage, micro = op
     if kind == F:
         if stage == 0:
             return 0.0
         before = done.get((F, stage - 1, micro))
         return None if before is None else before + stages.send[stage - 1]
-    own = done.get((F, stage, micro))
-    if stage == count - 1 or own is None:
-        return own
+    forward = done.get((F, stage, micro))
+    if stage == count - 1 or forward is None:
+        return forward
     after = done.get((B, stage + 1, micro))
-    return None if after is None else max(own, after + stages.send[stage])
+    return None if after is None else max(forward, after + stages.send[stage])
 
 
 @cache
@@ -174,27 +174,27 @@ def _looped(kind: str, index: int, rank: int, ranks: int, local: int, together: 
 
 def _alternate(ahead: Sequence[Op], back: Sequence[Op], warm_up: int) -> tuple[Op, ...]:
     """`warm_up` forward passes, then one backward and one forward in turn, then the backward passes that are left."""
-    found = list(ahead[:warm_up])
+    passes = list(ahead[:warm_up])
     for index, op in enumerate(back):
-        found.append(op)
-        found += ahead[warm_up + index : warm_up + index + 1]
-    return tuple(found)
+        passes.append(op)
+        passes += ahead[warm_up + index : warm_up + index + 1]
+    return tuple(passes)
 
 
 @cache
 def whole_order(schedule: str, rank: int, ranks: int, stages: int, micro_batches: int) -> tuple[Op, ...]:
-    """With the gradients of weights, as torch's InterleavedZeroBubble places them: from the (rank + 1)-th backward pass
-    of inputs on one after each, those that are left at the end."""
+    """The passes of one rank with the gradients of weights, as torch's InterleavedZeroBubble places them: one after
+    each backward pass of inputs, from the (rank + 1)-th on, and the remaining ones at the end."""
     ops = order(schedule, rank, ranks, stages, micro_batches)
-    found, waiting, count = list[Op](), deque[Op](), 0
+    passes, waiting, count = list[Op](), deque[Op](), 0
     for op in ops:
-        found.append(op)
+        passes.append(op)
         if op[0] == INPUTS:
             waiting.append((WEIGHTS, *op[1:]))
             if count >= rank:
-                found.append(waiting.popleft())
+                passes.append(waiting.popleft())
             count += 1
-    return (*found, *waiting)
+    return (*passes, *waiting)
 
 
 def in_flight(schedule: str, stage: int, ranks: int, stages: int, micro_batches: int) -> int:
@@ -204,8 +204,8 @@ def in_flight(schedule: str, stage: int, ranks: int, stages: int, micro_batches:
     if schedule in ("1f1b", "pipedream"):
         return min(micro_batches, ranks - stage) if schedule == "1f1b" else ranks - stage
     kept = most = 0
-    for kind, own, _ in order(schedule, stage % ranks, ranks, stages, micro_batches):
-        if own == stage:
+    for kind, op_stage, _ in order(schedule, stage % ranks, ranks, stages, micro_batches):
+        if op_stage == stage:
             kept += 1 if kind == F else -1
             most = max(most, kept)
     return most

@@ -29,7 +29,7 @@ class Search:
 
 def search(folders: Sequence[Path]) -> Search:
     """All attempts at or below the folders, each once, also if links form circles."""
-    found, seen = Search(), set[str]()
+    result, seen = Search(), set[str]()
     real, linked = deque((folder, WITHOUT_END) for folder in folders), deque[tuple[Path, int]]()
     while real or linked:
         (folder, levels), waiting = (real.popleft(), real) if real else (linked.popleft(), linked)
@@ -38,15 +38,15 @@ def search(folders: Sequence[Path]) -> Search:
             continue
         seen.add(place)
         if folder.name.startswith("attempt-") or Path(place).name.startswith("attempt-"):
-            found.attempts[place] = folder
+            result.attempts[place] = folder
         if levels:
-            within, links = _entries(folder, found)
+            within, links = _entries(folder, result)
             waiting.extend((path, levels - 1) for path in within)
             linked.extend((path, min(levels - 1, BELOW_LINKS)) for path in links)
-    return found
+    return result
 
 
-def _entries(folder: Path, found: Search) -> tuple[list[Path], list[Path]]:
+def _entries(folder: Path, result: Search) -> tuple[list[Path], list[Path]]:
     """The folders in a folder, and the links to folders."""
     try:
         with os.scandir(folder) as listed:
@@ -54,18 +54,18 @@ def _entries(folder: Path, found: Search) -> tuple[list[Path], list[Path]]:
         links = [folder / entry.name for entry in entries if entry.is_symlink()]
         within = [folder / entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
     except OSError as error:
-        found.unreadable[folder] = error.strerror or str(error)
+        result.unreadable[folder] = error.strerror or str(error)
         return [], []
-    followed = [path for path in links if _leads_to_a_folder(path, found)]
+    followed = [path for path in links if _leads_to_a_folder(path, result)]
     others = {folder / entry.name for entry in entries if ATTEMPT.fullmatch(entry.name)} - {*within, *followed}
-    for path in sorted(others - found.unreadable.keys()):
-        found.unreadable[path] = "it is not a folder"
+    for path in sorted(others - result.unreadable.keys()):
+        result.unreadable[path] = "it is not a folder"
     return within, followed
 
 
-def _leads_to_a_folder(link: Path, found: Search) -> bool:
+def _leads_to_a_folder(link: Path, result: Search) -> bool:
     try:
         return stat.S_ISDIR(link.stat().st_mode)
     except OSError as error:
-        found.unreadable[link] = error.strerror or str(error)
+        result.unreadable[link] = error.strerror or str(error)
         return False

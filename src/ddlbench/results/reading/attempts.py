@@ -1,4 +1,4 @@
-"""From folders of results to attempts in memory. A record that cannot be read becomes an attempt with a reason."""
+"""Attempts are read from folders of results. A record that cannot be read becomes an attempt with a reason."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ REASON = 300  # letters of a reason: an error may quote what it cannot read
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt's files. If run.json is unreadable, only the folder's name is known. The epochs of many attempts
-    would fill the memory: they are read when they are asked for.
+    """One attempt's files. If run.json is unreadable, only the folder's name is available. The epochs are read when
+    they are asked for, because those of many attempts would fill the memory.
 
     record:   run.json
     warnings: why it could not be used
-    left_out: of an unreadable one, the kind of what is wrong with it
+    left_out: why an unreadable attempt is left out, as a kind of left_out.py
     has_end:  whether the record itself says how the run ended
     """
 
@@ -53,7 +53,7 @@ class Attempt:
         return lines_of(self.read_epochs()[0])[0]
 
     def read_epochs(self) -> tuple[bytes, str | None]:
-        """epochs.jsonl, and a warning where it cannot be read; nothing beside an unreadable run.json."""
+        """epochs.jsonl, and a warning if it cannot be read. Both are empty beside an unreadable run.json."""
         file = self.path / "epochs.jsonl"
         if self.record["status"] == "unreadable" or not os.path.lexists(file):
             return b"", None
@@ -72,8 +72,7 @@ def _of_few_lines(content: bytes) -> bytes:
 
 @dataclass(frozen=True)
 class Records:
-    """The folder of every attempt that was found; for each folder that could not be read a warning and the kind of its
-    reason."""
+    """The folders of all attempts; a warning and the kind of its reason for each folder that could not be read."""
 
     folders: list[Path]
     warnings: list[str]
@@ -81,7 +80,7 @@ class Records:
 
     @cached_property
     def attempts(self) -> list[Attempt]:
-        """All of them in memory."""
+        """All attempts in memory."""
         return list(map(read, self.folders))
 
 
@@ -89,18 +88,18 @@ def read_all(folders: Sequence[Path]) -> Records:
     """Every attempt below the folders; none is read yet. UserError where there is none."""
     for folder in folders:
         _listable(folder)
-    found = search(folders)
-    attempts = set(found.attempts.values())  # a folder of an attempt is reported with the attempt
-    reasons = {path: why for path, why in found.unreadable.items() if attempts.isdisjoint((path, path.parent))}
+    result = search(folders)
+    attempts = set(result.attempts.values())  # a folder of an attempt is reported with the attempt
+    reasons = {path: why for path, why in result.unreadable.items() if attempts.isdisjoint((path, path.parent))}
     closed = [f"{printable(str(path))} cannot be read ({reason})" for path, reason in reasons.items()]
-    if not found.attempts:
+    if not result.attempts:
         names = ", ".join(str(folder) for folder in folders)
         but = f" ({'; '.join(closed[:3])})" if closed else ""
         raise UserError(
             f"no run in {names}{but}: start one with "
             f"python -m ddlbench +framework=ddp +model=resnet50 results_dir={folders[0]}, then report again"
         )
-    ordered = [found.attempts[place] for place in sorted(found.attempts)]
+    ordered = [result.attempts[place] for place in sorted(result.attempts)]
     return Records(ordered, closed, tuple(map(of_reason, reasons.values())))
 
 
@@ -121,8 +120,8 @@ def read(path: Path) -> Attempt:
         return unreadable(path, f"run.json cannot be read ({why(error)})", kind=of_error(error))
     version = record.get("schema_version")
     if type(version) is not int or version not in READ_VERSIONS:  # True equals 1
-        known = version if type(version) is int else None
-        return unreadable(path, _refusal(version), known, of_version(version))
+        number = version if type(version) is int else None
+        return unreadable(path, _refusal(version), number, of_version(version))
     if not isinstance(record.get("status"), str):
         return unreadable(path, "run.json has no status", version, "not JSON of a run")
     return Attempt(path, record) if record["status"] != "running" else _without_end(path, record)
@@ -138,7 +137,7 @@ def _refusal(version: Any) -> str:
 
 
 def unreadable(path: Path, reason: str, version: Any = None, kind: str = "unreadable") -> Attempt:
-    """The record of an attempt of which nothing can be used. kind: of left_out.py"""
+    """An attempt whose record cannot be used. kind: of left_out.py"""
     number = re.fullmatch(r"attempt-([0-9]{1,9})", path.name)
     record = {
         "schema_version": version,
@@ -151,7 +150,7 @@ def unreadable(path: Path, reason: str, version: Any = None, kind: str = "unread
 
 
 def _without_end(path: Path, record: Object) -> Attempt:
-    """An attempt whose record says `running`: killed where no process of it is left."""
+    """An attempt whose record says `running`. It counts as killed if no process of it is left."""
     gone = find_gone(path, time.time())
     if gone is None:
         unknown = "no end was recorded: it is still running, or was killed before it could write one"

@@ -21,15 +21,15 @@ _NOUNS = {"int": "a whole number of 64 bits", "float": "a finite number", "bool"
 
 
 def fit(value: Any, column: Column, left_out: list[str]) -> Any:
-    """The cell, or None with a note in `left_out` where a known value does not fit the column."""
-    found = cell(value, column.kind)
-    reason = _misfit(value, found, column)
+    """The cell, or None with a note in `left_out` if the value does not fit the column."""
+    fitting = cell(value, column.kind)
+    reason = _misfit(value, fitting, column)
     if reason:
         left_out.append(f"{column.name} = {shortened(json.dumps(value), 40)} ({reason})")
         return None
-    if column.kind == "text" and found and column.name not in _TEXTS:
-        return shortened(found, LONGEST_NAME)
-    return found
+    if column.kind == "text" and fitting and column.name not in _TEXTS:
+        return shortened(fitting, LONGEST_NAME)
+    return fitting
 
 
 def in_one_line(left_out: Sequence[str]) -> str:
@@ -38,18 +38,18 @@ def in_one_line(left_out: Sequence[str]) -> str:
     return f"left out of the tables: {', '.join(left_out[:SHOWN])}{more}"
 
 
-def _misfit(value: Any, found: Any, column: Column) -> str | None:
+def _misfit(value: Any, fitting: Any, column: Column) -> str | None:
     if value is None or value == {} or value == []:
         return None
-    if found is None:
+    if fitting is None:
         return f"not {_NOUNS[column.kind]}"
-    if column.range and not column.range[0] <= found <= column.range[1]:
+    if column.range and not column.range[0] <= fitting <= column.range[1]:
         return f"must lie in {column.allowed}"
     return None
 
 
 def cell(value: Any, kind: str) -> Any:
-    """A value of JSON as a table's cell; None for what does not fit the column: unknown, never 0."""
+    """A value of JSON as a table's cell; None, never 0, if it does not fit the column."""
     if value is None or value == {} or value == []:
         return None
     if kind == "text":
@@ -70,7 +70,7 @@ def _finite(value: float) -> float | None:
 
 
 def _whole(value: float) -> int | None:
-    """What a column of 64-bit integers can hold."""
+    """The value as an integer of 64 bits, or None."""
     if _finite(value) is None or value != int(value) or abs(int(value)) > LARGEST_INT:
         return None
     return int(value)

@@ -1,4 +1,4 @@
-"""epochs.csv of many attempts in little memory: whole columns at once instead of a Python object for each cell."""
+"""epochs.csv of many attempts in little memory: complete columns instead of a Python object for each cell."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def epochs_table(runs: Sequence[Row], counts: Sequence[int], epochs: list[Any]) 
     """The epochs of all attempts as one table, in their order.
 
     runs:   rows of runs.csv
-    counts: epochs of each
+    counts: epochs of each run
     epochs: these epochs, in tables of `lines.SCHEMA`; the list is emptied, so that no column is in memory twice
     """
     places = np.repeat(np.arange(len(runs)), counts)
     joined: Any = pa.concat_tables([NONE, *epochs])
     epochs.clear()
-    own = dict(zip(joined.column_names, joined.columns, strict=True))
+    columns = dict(zip(joined.column_names, joined.columns, strict=True))
     del joined
     cells: dict[str, Any] = {}
     for column in EPOCHS:
         if column.source == "run":  # once for each of its epochs; texts share their letters
             cells[column.name] = array([run[column.name] for run in runs], column.kind).take(places)
         else:
-            cells[column.name] = DTYPES[column.kind].__from_arrow__(own.pop(column.source).combine_chunks())
+            cells[column.name] = DTYPES[column.kind].__from_arrow__(columns.pop(column.source).combine_chunks())
     return pd.DataFrame(cells, copy=False)

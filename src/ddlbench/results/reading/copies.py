@@ -1,4 +1,4 @@
-"""One row an attempt: of several folders that hold the same one (a backup, results synchronised twice) one counts."""
+"""Copies of one attempt count once: a backup, or results that were synchronized twice."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ FILES = ("run.json", "epochs.jsonl")
 
 @dataclass(frozen=True)
 class Original:
-    """A folder that holds an attempt. identity: equal where several hold the same one; progress: the end of the record
-    and the epochs, of which the most count"""
+    """A folder that holds an attempt.
+
+    identity: equal for folders that hold copies of one attempt
+    progress: whether the record has an end, and its number of epochs; the copy with the largest counts
+    """
 
     path: Path
     identity: Hashable
@@ -25,7 +28,8 @@ class Original:
 
 
 def identity(attempt: Attempt) -> Hashable:
-    """run_id, attempt and start. An unreadable record may be anything; one without a start is compared whole."""
+    """A hash of run_id, attempt and start. An unreadable record has its path instead; a record without a start is
+    compared completely."""
     record = attempt.record
     if record["status"] == "unreadable":
         return attempt.path
@@ -34,13 +38,13 @@ def identity(attempt: Attempt) -> Hashable:
     return digest([record.get("run_id"), record.get("attempt"), start] if start else [record, attempt.epochs])
 
 
-def without_copies(found: Sequence[Original]) -> tuple[list[Original], list[str]]:
-    """Those that count, and a warning for each copy. Of a record that was copied while its run went on, the later state
+def without_copies(originals: Sequence[Original]) -> tuple[list[Original], list[str]]:
+    """The folders that count, and a warning for each copy. If a record was copied during its run, the later state
     counts."""
     kept: list[Original] = []
     warnings: list[str] = []
-    for same in group_by(found, lambda own: own.identity).values():
-        counted = max(same, key=lambda own: own.progress) if len(same) > 1 else same[0]  # the first of equals
+    for same in group_by(originals, lambda original: original.identity).values():
+        counted = max(same, key=lambda original: original.progress) if len(same) > 1 else same[0]  # the first of equals
         kept.append(counted)
         warnings += [_warning(copy.path, counted.path) for copy in same if copy is not counted]
     return kept, warnings

@@ -18,8 +18,8 @@ PARTS = 8  # that a process gets one after the other
 class Workers:
     """Processes beside this one. They start with the first work that is large enough, and end with the `with` block.
 
-    Functions are those of a module; what they take and return is pickled. New processes are started, and not forked,
-    for libraries may have threads by now.
+    Functions must belong to a module; their arguments and results are pickled. New processes are spawned, not forked,
+    because libraries may have threads by now.
     """
 
     def __init__(self, processes: int = 1) -> None:
@@ -34,8 +34,8 @@ class Workers:
             self._pool.shutdown(cancel_futures=True)
 
     def map(self, function: Callable[[Sequence[Item]], Result], items: Sequence[Item], few: int) -> list[Result]:
-        """What the function makes of consecutive parts of the items, in the order of the items. few: items that this
-        process has done before others have started: they are one part"""
+        """Apply the function to consecutive parts of the items; the results are in the order of the items. few: the
+        first part, which this process does before others have started"""
         if self.processes < 2 or len(items) <= few:
             return [function(items)]
         if self._pool is None:
@@ -53,6 +53,6 @@ class Workers:
 
 
 def cores() -> int:
-    """That this process may use, at most MOST."""
+    """The number of cores that this process may use, at most MOST."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(allowed, MOST)

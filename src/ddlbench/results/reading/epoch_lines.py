@@ -1,4 +1,4 @@
-"""epochs.jsonl, a JSON object for each epoch, as a table: whole columns, not a Python object for each cell."""
+"""epochs.jsonl, a JSON object for each epoch, as a table: complete columns, not a Python object for each cell."""
 
 from __future__ import annotations
 
@@ -35,26 +35,28 @@ _PARSING = pyarrow.json.ParseOptions(explicit_schema=SCHEMA, unexpected_field_be
 
 def table_of(content: bytes, left_out: list[str]) -> tuple[Any, int]:
     """A pyarrow table of SCHEMA, each epoch once and in order, and the number of lines that cannot be read. `left_out`
-    gets a note for each value that does not fit its column, and what `epoch_rows` says of lines."""
+    gets a note for each value that does not fit its column, and the notes of `epoch_rows` on lines."""
     table = _at_once([content], [count]) if (count := _plain_lines(content)) else None
     if table is None:
         lines, broken = lines_of(content)
         return _one_by_one(lines, left_out), broken
-    for place, own in enumerate(OWN):
-        if not _fits(table[own.source], own):
-            table = table.set_column(place, SCHEMA.field(place), [_fitted(table[own.source], own, content, left_out)])
+    for place, column in enumerate(OWN):
+        if not _fits(table[column.source], column):
+            table = table.set_column(
+                place, SCHEMA.field(place), [_fitted(table[column.source], column, content, left_out)]
+            )
     return table, 0
 
 
 def tables_of(contents: Sequence[bytes]) -> list[Any]:
-    """What `table_of` makes of each content, of many at once: for a single one pyarrow takes longer to start than to
-    read. None for each of which `table_of` may have something to note."""
+    """Tables of many contents, parsed together, because pyarrow takes longer to start than to read a single one. A
+    content that needs a note is None: `table_of` reads it."""
     counts = [_plain_lines(content) for content in contents]
     table = _at_once(list(compress(contents, counts)), list(filter(None, counts)))
     if table is None:
         return [None] * len(contents)
     starts = list(accumulate(counts, initial=0))
-    odd = [_misfits(table[own.source], own) for own in OWN if not _fits(table[own.source], own)]
+    odd = [_misfits(table[column.source], column) for column in OWN if not _fits(table[column.source], column)]
     left = set(np.searchsorted(starts, np.concatenate(odd), side="right") - 1) if odd else set[int]()
     return [table.slice(starts[n], count) if count and n not in left else None for n, count in enumerate(counts)]
 
@@ -71,7 +73,7 @@ def _fitted(values: Any, column: Column, content: bytes, left_out: list[str]) ->
 
 def _one_by_one(lines: Sequence[Object], left_out: list[str]) -> Any:
     if _in_order([line.get("epoch") for line in lines]):
-        return pa.table([_cells(lines, own, left_out) for own in OWN], SCHEMA)
+        return pa.table([_cells(lines, column, left_out) for column in OWN], SCHEMA)
     return pa.Table.from_pylist(epoch_rows(lines, left_out), SCHEMA)
 
 
@@ -80,29 +82,30 @@ def _cells(lines: Sequence[Object], column: Column, left_out: list[str]) -> Any:
 
 
 def _in_order(numbers: Sequence[Any]) -> bool:
-    """Whether every line has a number of its own, and they ascend: nothing to sort or to leave out."""
+    """Whether every line has an epoch's number, and the numbers ascend, so that no line has to be sorted or left
+    out."""
     if set(map(type, numbers)) != {int} or numbers[0] < 0 or numbers[-1] > LAST_EPOCH:
         return False
     return all(one < two for one, two in pairwise(numbers))
 
 
 def lines_of(content: bytes) -> tuple[list[Object], int]:
-    """The objects, and the number of lines that are none: a killed process may leave half a line."""
+    """The JSON objects, and the number of lines that are not one: a killed process may leave half a line."""
     lines = [line for line in content.split(b"\n") if line.strip()]
-    found = _together(lines) or [_object(line) for line in lines]
-    rows = [row for row in found if row is not None]
-    return rows, len(found) - len(rows)
+    objects = _together(lines) or [_object(line) for line in lines]
+    rows = [row for row in objects if row is not None]
+    return rows, len(objects) - len(rows)
 
 
 def _together(lines: Sequence[bytes]) -> list[Object] | None:
-    """All lines as one list, which takes a third of the time; None where one is no flat object of numbers."""
+    """All lines parsed as one list, in a third of the time; None if a line is not a flat object of numbers."""
     try:
-        found = json.loads(b"[" + b",".join(lines) + b"]")
+        objects = json.loads(b"[" + b",".join(lines) + b"]")
     except (ValueError, RecursionError):
         return None
-    plain = len(found) == len(lines) and {dict}.issuperset(map(type, found))
-    plain = plain and PLAIN.issuperset(map(type, chain.from_iterable(line.values() for line in found)))
-    return found if plain else None
+    plain = len(objects) == len(lines) and {dict}.issuperset(map(type, objects))
+    plain = plain and PLAIN.issuperset(map(type, chain.from_iterable(line.values() for line in objects)))
+    return objects if plain else None
 
 
 def _object(line: bytes) -> Object | None:
@@ -113,18 +116,18 @@ def _object(line: bytes) -> Object | None:
 
 
 def _plain_lines(content: bytes) -> int:
-    """The number of lines if each is as the harness writes it, one flat object, no text with an escape; else 0."""
+    """The number of lines if every line has the harness's form (one flat object, no escapes in texts); else 0."""
     if not content.isascii() or any(text[:1] in content and text in content for text in UNUSUAL):  # one letter: faster
         return 0
     lines = content.split(b"\n")
     count = len(lines) - (not lines[-1])
-    whole = all(line.startswith(b"{") and line.endswith(b"}") for line in lines[:count])
-    return count if whole and content.count(b"{") == content.count(b"}") == count else 0
+    closed = all(line.startswith(b"{") and line.endswith(b"}") for line in lines[:count])
+    return count if closed and content.count(b"{") == content.count(b"}") == count else 0
 
 
 def _at_once(contents: Sequence[bytes], counts: Sequence[int]) -> Any:
-    """The lines of all contents by pyarrow, in a fiftieth of the time; None where a value is not of its column's kind
-    or an epoch does not come after that of the line before. counts: their plain lines"""
+    """The lines of all contents, parsed by pyarrow in a fiftieth of the time; None if a value is not of its column's
+    kind or the epochs of a content do not ascend. counts: lines of each content"""
     if not contents:
         return NONE
     try:
@@ -135,21 +138,21 @@ def _at_once(contents: Sequence[bytes], counts: Sequence[int]) -> Any:
     starts = np.cumsum([0, *counts])
     if len(table) != starts[-1] or not _ascending(table["epoch"], starts[:-1]):
         return None
-    return None if any(_has_minus_zero(table[own.source]) for own in OWN if own.kind == "float") else table
+    return None if any(_has_minus_zero(table[column.source]) for column in OWN if column.kind == "float") else table
 
 
 def _ascending(numbers: Any, starts: Any) -> bool:
     """Whether every row has the number of an epoch, and they ascend from each start on."""
     if numbers.null_count:
         return False
-    found = numbers.to_numpy()
-    rising = np.diff(found) > 0
+    epochs = numbers.to_numpy()
+    rising = np.diff(epochs) > 0
     rising[starts[1:] - 1] = True
-    return bool(rising.all()) and found[starts].min() >= 0 and found.max() <= LAST_EPOCH
+    return bool(rising.all()) and epochs[starts].min() >= 0 and epochs.max() <= LAST_EPOCH
 
 
 def _fits(values: Any, column: Column) -> bool:
-    """Whether all values that are known can be cells as they are."""
+    """Whether all values fit the column as they are."""
     if column.kind == "bool" or values.null_count == len(values):
         return True
     if column.kind == "text":
@@ -162,17 +165,17 @@ def _fits(values: Any, column: Column) -> bool:
 def _misfits(values: Any, column: Column) -> Any:
     """Numbers of the rows that `_fits` refuses."""
     if column.kind == "text":
-        found = call("greater", [call("utf8_length", [values]), pa.scalar(LONGEST_NAME)])
+        misfits = call("greater", [call("utf8_length", [values]), pa.scalar(LONGEST_NAME)])
     else:
         low, high = column.range or FLOATS
-        found = call("or", [call("less", [values, pa.scalar(low)]), call("greater", [values, pa.scalar(high)])])
-    return np.flatnonzero(call("coalesce", [found, pa.scalar(False)]).to_numpy())
+        misfits = call("or", [call("less", [values, pa.scalar(low)]), call("greater", [values, pa.scalar(high)])])
+    return np.flatnonzero(call("coalesce", [misfits, pa.scalar(False)]).to_numpy())
 
 
 def _has_minus_zero(values: Any) -> bool:
-    """pyarrow makes -0.0 of the whole number -0, which is 0."""
+    """Whether pyarrow has read an integer -0, which is 0, as -0.0."""
     ends = call("min_max", [values]).as_py()
     if ends["min"] is None or not ends["min"] <= 0 <= ends["max"]:
         return False
-    found = values.to_numpy()
-    return bool((np.signbit(found) & (found == 0)).any())
+    numbers = values.to_numpy()
+    return bool((np.signbit(numbers) & (numbers == 0)).any())

@@ -13,8 +13,8 @@ OWN = tuple(column for column in EPOCHS if column.source != "run")
 
 
 def epoch_rows(lines: Sequence[Object], left_out: list[str]) -> list[Row]:
-    """The lines' own columns. `left_out` gets a note for each value that does not fit its column, for lines without a
-    number and for lines of an epoch that is there already: the first counts."""
+    """Rows of SCHEMA from lines. `left_out` gets a note for each value that does not fit its column, for lines without
+    an epoch's number, and for lines that repeat an epoch: the first line counts."""
     rows = [{column.name: fit(line.get(column.source), column, left_out) for column in OWN} for line in lines]
     numbered = [row for row in rows if row["epoch"] is not None]
     first: dict[int, Row] = {}

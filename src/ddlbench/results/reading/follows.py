@@ -1,5 +1,5 @@
-"""Which columns of a run's summary follow from its epochs.jsonl, as measure/summary.py computes them: a summary that
-says otherwise was changed or damaged."""
+"""Checks whether the columns of a run's summary follow from its epochs.jsonl, as measure/summary.py computes them. A
+summary that differs was changed or damaged."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ MEASURED: dict[str, tuple[Rule, tuple[str, ...]]] = {
     "power_mean_w": (_ratio, ("energy_j", "energy_time_s")),
     **{name: (max, (name,)) for name in ("data_wait_share", "host_wait_share", "straggler_wait_s", *PEAKS)},
 }
-# Of all epochs of the attempt:
+# Computed from all epochs of the attempt:
 LAST: dict[str, tuple[Rule, tuple[str, ...]]] = {
     name: (_last, (name,))
     for name in (
@@ -51,8 +51,8 @@ READ = sorted({"measured_in_attempt", "warmup", *(name for _, names in (MEASURED
 
 
 def contradiction(row: Row, epochs: Any) -> str | None:
-    """What of a run's summary its epochs do not give, with both values. None where all follows; what the epochs do not
-    know contradicts nothing, for older records lack columns.
+    """The first value of a run's summary that does not follow from its epochs, with both values; None if all follow.
+    A value whose columns are empty is not checked, because older records lack columns.
 
     row: of runs.csv; epochs: as `table_of` makes them, those of the attempts that this one continued included
     """
@@ -61,13 +61,13 @@ def contradiction(row: Row, epochs: Any) -> str | None:
     if row["epochs_done"] not in (None, len(epochs)):
         return f"epochs_done = {row['epochs_done']}, epochs.jsonl has {len(epochs)}"
     cells: dict[str, list[Any]] = epochs.select(READ).to_pydict()
-    own = [n for n, earlier in enumerate(cells["measured_in_attempt"]) if earlier is None]
-    measured = [n for n in own if not cells["warmup"][n]] or own
-    for rules, counted in ((MEASURED, measured), (LAST, own)):
+    places = [n for n, earlier in enumerate(cells["measured_in_attempt"]) if earlier is None]
+    measured = [n for n in places if not cells["warmup"][n]] or places
+    for rules, counted in ((MEASURED, measured), (LAST, places)):
         for column, (rule, names) in rules.items():
             inputs = [values for n in counted if None not in (values := [cells[name][n] for name in names])]
             if inputs and row[column] is not None:
-                found = rule(*map(list, zip(*inputs, strict=True)))
-                if not math.isclose(row[column], found, rel_tol=ROUNDING):
-                    return f"{column} = {row[column]:.6g}, its epochs give {found:.6g}"
+                expected = rule(*map(list, zip(*inputs, strict=True)))
+                if not math.isclose(row[column], expected, rel_tol=ROUNDING):
+                    return f"{column} = {row[column]:.6g}, its epochs give {expected:.6g}"
     return None

@@ -16,15 +16,15 @@ OTHERS_S = 30.0  # after the end of the process that keeps the record, other ran
 
 @dataclass(frozen=True)
 class Gone:
-    """reason: for the record; last: the last heartbeat, as the times of a record are written"""
+    """reason: written to the record; last: time of the last heartbeat, in the record's format"""
 
     reason: str
     last: str
 
 
 def find_gone(folder: Path, now: float) -> Gone | None:
-    """How the run of a record has ended that says `running`; None while its process may live, and where the record has
-    no heartbeat (older versions). A record may have been ended meanwhile: read it again before it is called killed.
+    """How the run of a record that says `running` has ended. None if its process may live, or if the record has no
+    heartbeat (older versions). The record may have been completed meanwhile: read it again before it counts as killed.
 
     now: by the clock of the files, in seconds
     """
@@ -41,6 +41,6 @@ def find_gone(folder: Path, now: float) -> Gone | None:
 
 
 def keeper_alive(folder: Path) -> bool | None:
-    """Whether the process that keeps a record has not ended; None for one of another host. Raises where the heartbeat
-    is missing or is none."""
+    """Whether the process that keeps a record is alive; None for a process of another host. Raises if the heartbeat is
+    missing or invalid."""
     return Process(**parse(read_bytes(folder / HEARTBEAT, LARGEST_BYTES))).alive()

@@ -1,4 +1,4 @@
-"""What of the folders is not in the numbers, counted: one line for the terminal and for the page."""
+"""Counts of the attempts, files and folders that are not in the numbers: one line for the terminal and the page."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ KINDS = {
 
 
 def line(kinds: Iterable[str]) -> str | None:
-    """ "left out: 3 unreadable, 1 of a newer schema, 2 copies"; None where nothing is."""
+    """ "left out: 3 unreadable, 1 of a newer schema, 2 copies"; None if nothing is left out."""
     counts = Counter(kinds)
     parts = [f"{counts[one]} {one if counts[one] == 1 else several}" for one, several in KINDS.items() if counts[one]]
     return f"left out: {', '.join(parts)}" if parts else None

@@ -17,10 +17,10 @@ SHORTEST = 12
 
 
 def damaged(attempt: Path) -> list[str]:
-    """A warning for each file that is not a whole Parquet file, by its ends: what lies between is not read. A run that
-    is on, or was killed, has a folder with a file for each epoch."""
-    found = ((file, _why(file)) for name in FILES for file in _files(attempt / name))
-    return [f"{printable(str(file))} cannot be read ({why})" for file, why in found if why is not None]
+    """A warning for each incomplete Parquet file. Only the first and last bytes are read. A run that has not ended, or
+    was killed, has a folder with a file for each epoch."""
+    reasons = ((file, _why(file)) for name in FILES for file in _files(attempt / name))
+    return [f"{printable(str(file))} cannot be read ({why})" for file, why in reasons if why is not None]
 
 
 def _files(path: Path) -> Iterator[Path]:
@@ -45,5 +45,5 @@ def _why(file: Path) -> str | None:
         return "it is empty"
     if first != MAGIC:
         return "it is no Parquet file"
-    whole = size >= SHORTEST and last[4:] == MAGIC and int.from_bytes(last[:4], "little") <= size - SHORTEST
-    return None if whole else "its end is missing"
+    complete = size >= SHORTEST and last[4:] == MAGIC and int.from_bytes(last[:4], "little") <= size - SHORTEST
+    return None if complete else "its end is missing"

@@ -26,20 +26,20 @@ PARTS = ("forward", "backward", "update", "other_compute", "comm_exposed", "data
 
 def merged_windows(runs: Sequence[Row]) -> Row:
     """Shares and step time of repeats, from the sums of their seconds; runs without a window do not count."""
-    known = [run for run in runs if all(run[name] for name in ("profile_window_s", "profile_steps", "gpus"))]
-    if not known:
+    profiled = [run for run in runs if all(run[name] for name in ("profile_window_s", "profile_steps", "gpus"))]
+    if not profiled:
         return {"profile_windows": 0}
-    whole = sum(_number(run, "profile_window_s") for run in known)
-    steps = sum(_number(run, "profile_steps") * _number(run, "gpus") for run in known)  # of single ranks
+    window_s = sum(_number(run, "profile_window_s") for run in profiled)
+    steps = sum(_number(run, "profile_steps") * _number(run, "gpus") for run in profiled)  # of single ranks
     return {
-        **{name: _share(known, name, whole) for name in SHARES},
-        "profile_step_time_s": whole / steps,
-        "profile_windows": len(known),
+        **{name: _share(profiled, name, window_s) for name in SHARES},
+        "profile_step_time_s": window_s / steps,
+        "profile_windows": len(profiled),
     }
 
 
 def _share(runs: Sequence[Row], name: str, whole_s: float) -> float | None:
-    """Of the seconds of all windows; None where one of them does not say it."""
+    """The share `name` of the seconds of all windows; None if a run lacks it."""
     if any(run[name] is None for run in runs):
         return None
     return sum(_number(run, name) * _number(run, "profile_window_s") for run in runs) / whole_s

@@ -27,8 +27,8 @@ _join: Any = partial(call, "binary_join_element_wise", options=pyarrow.compute.J
 
 
 def write_csv(table: pd.DataFrame, path: Path, threads: int = 1) -> None:
-    """The table with a line of its columns' names; an unknown cell is empty. A text that a spreadsheet would run has a
-    ' before it. threads: that make text of rows; what pyarrow does of it runs on several cores"""
+    """Write a table as CSV with a header; a missing cell is empty. A text that a spreadsheet would run as a formula
+    gets a ' before it. threads: threads that make text of rows; pyarrow's part uses several cores"""
     starts = range(0, len(table), ROWS)
     with path.open("wb") as file, ThreadPoolExecutor(threads) as pool:
         file.write(f"{','.join(map(field, table.columns))}\n".encode())
@@ -71,8 +71,8 @@ def _floats(values: Any) -> Any:
     """The shortest digits that give the same number, as Python writes them. pyarrow has the same digits, but writes 3
     for 3.0, 0.00001 for 1e-05, and an exponent from about ten digits before the point on."""
     numbers = values.to_numpy(zero_copy_only=False)
-    known = values.is_valid().to_numpy(zero_copy_only=False) & ~np.isnan(numbers)
+    valid = values.is_valid().to_numpy(zero_copy_only=False) & ~np.isnan(numbers)
     size = np.abs(numbers)
-    other = known & ((numbers == np.trunc(numbers)) | (size < 1e-4) | (size >= 1e9))
-    texts = call("if_else", [pa.array(known), values.cast(_text), pa.scalar(None, _text)])
+    other = valid & ((numbers == np.trunc(numbers)) | (size < 1e-4) | (size >= 1e9))
+    texts = call("if_else", [pa.array(valid), values.cast(_text), pa.scalar(None, _text)])
     return call("replace_with_mask", [texts, pa.array(other), pa.array(map(repr, numbers[other].tolist()), _text)])

@@ -1,4 +1,4 @@
-"""What makes a campaign's numbers doubtful: efficiencies above 100 %, and times that change while it goes on."""
+"""What makes a campaign's numbers doubtful: efficiencies above 100 %, and times that change during the campaign."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def questions(scaling: Iterable[Row]) -> list[str]:
 
 
 def _question(row: Row, column: str, base: str) -> str | None:
-    value, low = row.get(column), row.get(f"{column}_low")  # a row has only what is known
+    value, low = row.get(column), row.get(f"{column}_low")  # a ratio without a value is not in the row
     if value is None or value <= 1 + ROUNDING:
         return None
     name = f"{row['framework']}, {row['model']}, {row['gpus']} GPUs: {column} of {100 * value:.1f} %"
@@ -33,10 +33,10 @@ def _question(row: Row, column: str, base: str) -> str | None:
 
 
 def drift(groups: Sequence[Sequence[AttemptRow]]) -> str | None:
-    """The last third of a campaign's runs against the first third, by start. None below 6 runs that have repeats.
+    """Compare the last third of a campaign's runs, by start, with the first third. None below 6 runs that have repeats.
 
-    Each run's seconds a sample are divided by the median of its repeats, so that any mixture of measurements may be in
-    a third. Nothing is dropped or corrected.
+    Each run's seconds a sample are divided by the median of its repeats, so that a third may mix any measurements.
+    Nothing is dropped or corrected.
     """
     timed = sorted(ratio for group in groups for ratio in _relative(group))
     if len(timed) < FEWEST:
@@ -50,17 +50,17 @@ def drift(groups: Sequence[Sequence[AttemptRow]]) -> str | None:
 
 def _relative(group: Sequence[AttemptRow]) -> list[tuple[str, float]]:
     """(start, seconds a sample over the median of the repeats) of a measurement with repeats."""
-    known = [run.row for run in group if run.ok and run.row["start"] and run.row["throughput_samples_per_s"]]
-    if len(known) < 2:
+    rows = [run.row for run in group if run.ok and run.row["start"] and run.row["throughput_samples_per_s"]]
+    if len(rows) < 2:
         return []
-    times = [1 / row["throughput_samples_per_s"] for row in known]
+    times = [1 / row["throughput_samples_per_s"] for row in rows]
     middle = median(times)
-    return [(str(row["start"]), time / middle) for row, time in zip(known, times, strict=True)]
+    return [(str(row["start"]), time / middle) for row, time in zip(rows, times, strict=True)]
 
 
 def _shown(first: Interval | None, last: Interval | None, size: int) -> str:
     if first is None or last is None:
         return f"n={size} each, too few for an interval"
-    found = ratio_interval(last, first)
-    said = verdict(found, "slower", "faster", "no drift shown")
-    return f"{found.low:.3f} to {found.high:.3f}, n={size} each: {said}"
+    ratio = ratio_interval(last, first)
+    said = verdict(ratio, "slower", "faster", "no drift shown")
+    return f"{ratio.low:.3f} to {ratio.high:.3f}, n={size} each: {said}"

@@ -18,7 +18,7 @@ AXES = {
     "batch": "global_batch", "precision": "precision", "data": "data", "recipe": "recipe", "device": "device",
     "nodes": "nodes",
 }  # fmt: skip
-# Of options that may have any value of it, the key without which their name says too little.
+# The key that is always shown beside the name of a framework, because the name alone says too little.
 ALWAYS_SHOWN = {"deepspeed": "zero_stage", "hybrid": "schedule"}
 LONGEST = 1_000  # letters of all settings together
 LONGEST_VALUE = 100
@@ -26,40 +26,45 @@ _VERSIONS = ("dataset_hash", "device_model", "torch", "cuda")
 
 
 def knobs(runs: Sequence[AttemptRow], by: str = "framework") -> list[str]:
-    """For each run the settings of what is compared, and of a framework the micro batch, in which runs of its name
-    differ, and what defines it where its name does not; before them how it computes in 16 bits, where that is not
-    autocast as in most frameworks."""
+    """The distinguishing settings of each run, as a text.
+
+    These are the settings of the compared factor (for a framework also the micro batch) in which runs of the same name
+    differ, and the key of ALWAYS_SHOWN. The precision scheme comes first, unless it is autocast.
+    """
     within = _columns(*dict.fromkeys((by, "framework", "model", "model_changed")))
     differing = _differences(runs, within, partial(_knobs, by=by), _always)
     texts = zip(map(_scheme, runs), differing, environments(runs), strict=True)
-    return [" ".join(filter(None, own)) for own in texts]
+    return [" ".join(filter(None, parts)) for parts in texts]
 
 
 def variants(runs: Sequence[AttemptRow], by: str = "framework") -> list[str]:
-    """For each run the other settings and versions in which runs of its model, loader, data and recipe differ."""
+    """For each run the other settings and versions in which runs of equal model, loader, data and recipe differ."""
     fixed = () if by == "framework" else ("framework",)
     names = (*fixed, *(name for name in ("model", "model_changed", "loader", "data", "recipe") if name != by))
     return _differences(runs, _columns(*names), partial(_others, by=by))
 
 
 def environments(runs: Sequence[AttemptRow]) -> list[str]:
-    """For each run what of its environment separates it from others: versions, switches and kind of host in which runs
-    of its framework and model differ, variables and cores in which runs differ that are asked for the same."""
-    known = [n for n, run in enumerate(runs) if run.environment]
-    listed = [runs[n] for n in known]
+    """The parts of each run's environment that separate it from other runs, as a text.
+
+    These are the versions, switches and kinds of host in which runs of its framework and model differ, and the
+    variables and cores in which runs of equal configuration differ.
+    """
+    places = [n for n, run in enumerate(runs) if run.environment]
+    listed = [runs[n] for n in places]
     curve = _differences(listed, _columns("framework", "model", "model_changed"), partial(_around, launch=False))
     launch = _differences(listed, asked, partial(_around, launch=True))
     texts = [""] * len(runs)
-    for n, *parts in zip(known, curve, launch, strict=True):
+    for n, *parts in zip(places, curve, launch, strict=True):
         texts[n] = " ".join(filter(None, parts))
     return texts
 
 
 def _around(run: AttemptRow, launch: bool) -> Row:
-    """A part of the environment, but for the columns that `variants` shows."""
+    """A part of the environment, without the columns that `variants` shows."""
     shown = ("torch", "cuda", "packages.torch", "gpu_model", *(("cpu_model",) if run.row["device"] == "cpu" else ()))
-    found = {k: v for k, v in run.environment.items() if of_the_launch(k) == launch and k not in shown}
-    return {key.partition(".")[2] or key: value for key, value in found.items()}
+    settings = {k: v for k, v in run.environment.items() if of_the_launch(k) == launch and k not in shown}
+    return {key.partition(".")[2] or key: value for key, value in settings.items()}
 
 
 def _columns(*names: str) -> Callable[[AttemptRow], Hashable]:
@@ -67,17 +72,17 @@ def _columns(*names: str) -> Callable[[AttemptRow], Hashable]:
 
 
 def layout(run: AttemptRow) -> str:
-    """How the ranks are laid out, where the configuration says so: "dp=2 tp=4"."""
+    """The layout of the ranks, if the configuration sets it: "dp=2 tp=4"."""
     return settings_text({key.removeprefix("framework."): run.options.get(key) for key in LAYOUT})
 
 
-def marked(rows: Sequence[Row], known: Sequence[Row] | None = None) -> list[Row]:
+def marked(rows: Sequence[Row], all_rows: Sequence[Row] | None = None) -> list[Row]:
     """The rows with a mark after the name of each model of other sizes than published: "resnet50*"; several such models
     are numbered, "resnet50*2".
 
-    known: rows of all models that the reader meets, where those are more than `rows`
+    all_rows: the rows of all models that the reader meets, if they are more than `rows`
     """
-    changed = sorted({(str(row["model"]), row["model_changed"]) for row in known or rows if row["model_changed"]})
+    changed = sorted({(str(row["model"]), row["model_changed"]) for row in all_rows or rows if row["model_changed"]})
     sizes = {name: [texts for model, texts in changed if model == name] for name, _ in changed}
     return [row | {"model": _mark(row, sizes.get(str(row["model"]), []))} for row in rows]
 
@@ -102,7 +107,7 @@ def _mark(row: Row, sizes: list[str]) -> str | None:
 
 
 def changed_models(rows: Iterable[Row]) -> list[str]:
-    """What each mark means, of rows that have them: "resnet50*: image_size=64", and how it differs."""
+    """The meaning of each mark in the rows: "resnet50*: image_size=64, not as published"."""
     changed = {str(row["model"]): row["model_changed"] for row in rows if row["model_changed"]}
     return [f"{model}: {text}, not as published" for model, text in sorted(changed.items())]
 
@@ -113,8 +118,8 @@ def _scheme(run: AttemptRow) -> str:
 
 
 def _knobs(run: AttemptRow, by: str) -> Row:
-    own = _chosen(run, partial(_is_knob, by=by))
-    return {key.removeprefix(f"{by}."): value for key, value in own.items()}
+    chosen = _chosen(run, partial(_is_knob, by=by))
+    return {key.removeprefix(f"{by}."): value for key, value in chosen.items()}
 
 
 def _always(run: AttemptRow) -> str | None:
@@ -148,26 +153,27 @@ def _differences(
     settings: Callable[[AttemptRow], Row],
     always: Callable[[AttemptRow], str | None] = lambda _: None,
 ) -> list[str]:
-    """A setting is shown where two runs that are equal in `within` have different values of it, or where
-    only one of them has it: a key that a later version added has a value only where that is not the one before."""
+    """The settings in which runs that are equal in `within` differ, as a text for each run. A setting that only one of
+    them has counts, too: a key that a later version added is recorded only if its value is not the earlier behaviour.
+    """
     texts = [""] * len(runs)
     for group in group_by(range(len(runs)), lambda n: within(runs[n])).values():
-        own = {n: settings(runs[n]) for n in group}
-        keys = sorted({key for values in own.values() for key in values})
-        differing = [key for key in keys if len({_value(own[n], key) for n in group} - {None}) > 1]
+        options = {n: settings(runs[n]) for n in group}
+        keys = sorted({key for values in options.values() for key in values})
+        differing = [key for key in keys if len({_value(options[n], key) for n in group} - {None}) > 1]
         for n in group:
-            shown = [key for key in keys if key in own[n] and (key in differing or key == always(runs[n]))]
-            texts[n] = settings_text({key: own[n][key] for key in shown}, null="null")
+            shown = [key for key in keys if key in options[n] and (key in differing or key == always(runs[n]))]
+            texts[n] = settings_text({key: options[n][key] for key in shown}, null="null")
     return texts
 
 
-def _value(own: Row, key: str) -> str | None:
-    """None for a version that a run never got to know."""
-    return _text(own[key]) if key in own else None if key in _VERSIONS else ""
+def _value(options: Row, key: str) -> str | None:
+    """None for a version that the run did not record."""
+    return _text(options[key]) if key in options else None if key in _VERSIONS else ""
 
 
 def settings_text(values: Row, null: str | None = None) -> str:
-    """ "a=1 b=[1,2]"; what is None is left out unless `null` says how to write it."""
+    """Settings as a text, "a=1 b=[1,2]". A value of None is left out unless `null` says how to write it."""
     texts = {key: null if value is None else _text(value) for key, value in values.items()}
     joined = " ".join(f"{key}={text}" for key, text in texts.items() if text is not None)
     return shortened(joined, LONGEST)

@@ -24,12 +24,12 @@ def differences(runs: Iterable[AttemptRow]) -> list[str]:
 
 
 def _difference(group: list[AttemptRow], column: str) -> str | None:
-    known = [run for run in group if run.row[column] is not None]
-    values = group_by(known, lambda run: run.row[column])
+    recorded = [run for run in group if run.row[column] is not None]
+    values = group_by(recorded, lambda run: run.row[column])
     if len(values) < 2:
         return None
     text = "; ".join(f"{_short(value)}: {', '.join(sorted(set(map(_name, runs))))}" for value, runs in values.items())
-    row = known[0].row
+    row = recorded[0].row
     return f"not the same training: {row['model']}, global batch {row['global_batch']}, differs in {column} ({text})"
 
 
@@ -71,15 +71,15 @@ def merged_though(groups: Iterable[Sequence[AttemptRow]]) -> list[str]:
 def _several(
     runs: Sequence[AttemptRow], values: Callable[[AttemptRow], Row], name: Callable[[AttemptRow], str]
 ) -> str | None:
-    """The keys that have several known values, each value with the runs that have it."""
-    own = [(run, values(run)) for run in runs]
+    """The keys that have several values, and for each value the runs that have it."""
+    by_run = [(run, values(run)) for run in runs]
     texts: list[str] = []
-    for key in sorted({key for _, known in own for key in known}):
-        found = [(known[key], run) for run, known in own if key in known]
-        if all(value == found[0][0] for value, _ in found):
+    for key in sorted({key for _, row in by_run for key in row}):
+        pairs = [(row[key], run) for run, row in by_run if key in row]
+        if all(value == pairs[0][0] for value, _ in pairs):
             continue
-        groups = group_by(found, lambda pair: shortened(json.dumps(pair[0], default=str), LONGEST_VALUE))
-        text = "; ".join(f"{value}: {_few(name(run) for _, run in pairs)}" for value, pairs in groups.items())
+        groups = group_by(pairs, lambda pair: shortened(json.dumps(pair[0], default=str), LONGEST_VALUE))
+        text = "; ".join(f"{value}: {_few(name(run) for _, run in group)}" for value, group in groups.items())
         texts.append(f"{key} ({text})")
     more = f", and {len(texts) - KEYS_SHOWN} more" if len(texts) > KEYS_SHOWN else ""
     return ", ".join(texts[:KEYS_SHOWN]) + more if texts else None

@@ -17,9 +17,9 @@ from ddlbench.record.fingerprint import of_the_launch
 Row = dict[str, Any]
 Item = TypeVar("Item")
 
-# What a run meets rather than asks for. A failed attempt may not have got so far as to know it.
+# Columns that a run observes instead of configures. A failed attempt may have ended before it recorded them.
 SEEN = ("dataset_hash", "device", "device_model", "torch", "cuda", "global_batch", "environment_id")
-# What of it is not asked of rows that are compared, but warned of where it differs (ledgers.py).
+# Columns of SEEN that may differ between rows that are compared; ledgers.py warns of a difference.
 _NOT_COMPARED = ("global_batch", "environment_id")
 # The layout of a framework's ranks; it differs over the GPU counts of one curve.
 LAYOUT = ("framework.dp", "framework.tp", "framework.pp")
@@ -31,8 +31,13 @@ _FREE = ("train.repeat", "train.global_batch", "train.batch_per_gpu", "cluster.n
 
 @dataclass(frozen=True)
 class AttemptRow:
-    """One attempt: its row of runs.csv, what of its configuration is measured, as dotted keys, and so of its
-    environment what repeats must share, and what they may differ in with a warning."""
+    """One attempt.
+
+    row:         its row of runs.csv
+    options:     the measured part of its configuration, as dotted keys
+    environment: the part of its environment that repeats must share
+    noted:       the part in which repeats may differ, with a warning
+    """
 
     row: Row
     options: Row
@@ -92,8 +97,8 @@ def group_by(items: Iterable[Item], key: Callable[[Item], Hashable]) -> dict[Any
 
 
 def measurements(runs: Iterable[AttemptRow]) -> list[list[AttemptRow]]:
-    """Repeats together. Runs that ended ok are merged where everything asked and everything seen is equal. Another
-    attempt joins them where what it got to see agrees with one group alone; else it is a group of its own."""
+    """Groups of repeats. Runs that ended ok are merged if their options and all columns of SEEN are equal. Another
+    attempt joins the one group that its recorded columns agree with; if there are none or several, it stays alone."""
     return [group for alike in group_by(runs, lambda run: run.asked).values() for group in _by_seen(alike)]
 
 
@@ -119,8 +124,8 @@ def _seen(run: AttemptRow) -> tuple[Any, ...]:
     return tuple(run.row[name] for name in SEEN)
 
 
-def _fits(run: AttemptRow, known: AttemptRow) -> bool:
-    return all(own is None or own == other for own, other in zip(_seen(run), _seen(known), strict=True))
+def _fits(run: AttemptRow, other: AttemptRow) -> bool:
+    return all(value is None or value == expected for value, expected in zip(_seen(run), _seen(other), strict=True))
 
 
 def measurement_id(group: list[AttemptRow]) -> str:
@@ -147,6 +152,6 @@ def comparison_id(run: AttemptRow, by: str = "framework", more: Sequence[str] = 
 def curve_id(run: AttemptRow, by: str = "framework") -> str:
     """Equal for the points of one curve: the same value of the compared factor, with its settings, train.micro_batch,
     versions and kind of host, whatever the layout."""
-    own = {key: value for key, value in run.options.items() if key.startswith(f"{by}.") and key not in LAYOUT}
+    options = {key: value for key, value in run.options.items() if key.startswith(f"{by}.") and key not in LAYOUT}
     around = {key: value for key, value in run.environment.items() if not of_the_launch(key)}
-    return digest([own, run.options.get("train.micro_batch"), around])
+    return digest([options, run.options.get("train.micro_batch"), around])

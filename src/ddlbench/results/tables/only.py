@@ -60,18 +60,18 @@ def _with(table: pd.DataFrame, column: str, kept: Sequence[Row]) -> pd.DataFrame
 
 
 def _parsed(text: str) -> tuple[str, list[str]]:
-    column, _, values = text.partition("=")
-    names = [known.name for known in RUNS]
-    if column not in names or not values:
+    name, _, values = text.partition("=")
+    names = [column.name for column in RUNS]
+    if name not in names or not values:
         raise UserError(
             f"--only {printable(text)}: write COLUMN=VALUE[,VALUE] with a column of runs.csv, such as "
             "framework, model, loader, gpus, recipe or precision"
         )
-    return column, values.split(",")
+    return name, values.split(",")
 
 
-def _check(column: str, wanted: Sequence[str], known: Sequence[str]) -> None:
-    unknown = [value for value in wanted if value not in known]
+def _check(column: str, wanted: Sequence[str], existing: Sequence[str]) -> None:
+    unknown = [value for value in wanted if value not in existing]
     if unknown:
-        values = ", ".join(shortened(value, 40) for value in known[:VALUES_SHOWN]) or "no value"
+        values = ", ".join(shortened(value, 40) for value in existing[:VALUES_SHOWN]) or "no value"
         raise UserError(f"--only {column}={printable(','.join(unknown))}: no attempt has it; the results have {values}")

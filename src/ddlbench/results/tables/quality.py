@@ -25,50 +25,50 @@ def learning_table(epochs: pd.DataFrame, runs: Sequence[AttemptRow]) -> pd.DataF
     """One row for each epoch of runs that differ in seed and repeat alone, of those that ended ok."""
     ended = {run.row["path"]: run.row for run in runs if run.ok and run.row["learning"]}
     codes, paths = pd.factorize(epochs["path"].to_numpy(object))
-    known = np.array([path in ended for path in paths], bool)[codes]
-    values = _floats(epochs, known)
+    taken = np.array([path in ended for path in paths], bool)[codes]
+    values = _floats(epochs, taken)
     if values.empty:
         return _typed(pd.DataFrame(columns=[column.name for column in LEARNING]))
     rows = [ended.get(path, {}) for path in paths]
     curves, names = pd.factorize(np.array([row.get("learning") for row in rows], object))
-    values["learning"] = curves[codes[known]]
-    values["seed"] = np.array([row.get("seed") for row in rows], "float64")[codes[known]]
+    values["learning"] = curves[codes[taken]]
+    values["seed"] = np.array([row.get("seed") for row in rows], "float64")[codes[taken]]
     groups = values.groupby(["learning", "epoch"], sort=False)
     of_seeds = values.groupby(["learning", "epoch", "seed"], sort=False, dropna=False)[list(METRICS)].median()
     seeds = of_seeds.groupby(level=["learning", "epoch"], sort=False)
-    found = pd.DataFrame({"runs": groups.size(), "seeds": seeds.size(), "elapsed_s": groups["elapsed_s"].median()})
+    merged = pd.DataFrame({"runs": groups.size(), "seeds": seeds.size(), "elapsed_s": groups["elapsed_s"].median()})
     for metric in METRICS:
-        found[metric] = seeds[metric].median()
-        found[f"{metric}_min"], found[f"{metric}_max"] = seeds[metric].min(), seeds[metric].max()
+        merged[metric] = seeds[metric].median()
+        merged[f"{metric}_min"], merged[f"{metric}_max"] = seeds[metric].min(), seeds[metric].max()
         ends = _intervals(of_seeds[metric])
-        found[f"{metric}_low"], found[f"{metric}_high"] = ends["low"], ends["high"]
-    table = found.reset_index()
+        merged[f"{metric}_low"], merged[f"{metric}_high"] = ends["low"], ends["high"]
+    table = merged.reset_index()
     samples = {row["learning"]: row for row in reversed(list(ended.values()))}
     curves = table["learning"].to_numpy()
     named = {name: np.array([samples[key][name] for key in names], object)[curves] for name in NAMES}
     return _typed(table.assign(**named, learning=names[curves]))
 
 
-def _floats(epochs: pd.DataFrame, known: np.ndarray[Any, Any]) -> pd.DataFrame:
-    """What is merged, as plain floats, which are faster than those with a mask. known: the rows to take"""
+def _floats(epochs: pd.DataFrame, taken: np.ndarray[Any, Any]) -> pd.DataFrame:
+    """The columns that are merged, as plain floats, which are faster than masked ones. taken: the rows to take"""
     names = ("epoch", "elapsed_s", *METRICS)
-    return pd.DataFrame({name: epochs[name].to_numpy("float64", na_value=np.nan)[known] for name in names})
+    return pd.DataFrame({name: epochs[name].to_numpy("float64", na_value=np.nan)[taken] for name in names})
 
 
 def _intervals(values: Any) -> pd.DataFrame:
-    """Of the median over seeds, where they are enough. values: of each seed, indexed by the curve, epoch and seed"""
+    """The interval of the median over seeds, where there are enough. values: indexed by curve, epoch and seed"""
     ordered = values.dropna().sort_values()
     curves = ordered.groupby(level=["learning", "epoch"], sort=False, dropna=False)
     count, place = curves.transform("size"), curves.cumcount() + 1
     lowest = count.map({n: _rank(n) for n in count.unique()})
     ends = {"low": ordered[place == lowest], "high": ordered[(lowest > 0) & (place == count + 1 - lowest)]}
-    return pd.DataFrame({name: found.droplevel("seed") for name, found in ends.items()})
+    return pd.DataFrame({name: bounds.droplevel("seed") for name, bounds in ends.items()})
 
 
 def _rank(n: int) -> int:
     """Place of the interval's lower end among n ordered values, from 1; 0 where there is no interval."""
-    found = median_interval([float(place) for place in range(1, n + 1)])
-    return int(found.low) if found else 0
+    interval = median_interval([float(place) for place in range(1, n + 1)])
+    return int(interval.low) if interval else 0
 
 
 def _typed(table: pd.DataFrame) -> pd.DataFrame:

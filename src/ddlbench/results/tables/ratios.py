@@ -53,15 +53,15 @@ def base_name(row: dict[str, Any], kind: str) -> str:
 
 
 def _interval(timed: Timed, base: Timed, suffix: str) -> dict[str, Any]:
-    """A base compared with itself has none: its ratio is 1 by definition."""
+    """The intervals of both ratios. A base compared with itself has none, because its ratio is 1 by definition."""
     if timed is base or timed.interval is None or base.interval is None:
         return {}
-    found, share = ratio_interval(base.interval, timed.interval), base.gpus / timed.gpus
+    ratio, share = ratio_interval(base.interval, timed.interval), base.gpus / timed.gpus
     return {
-        f"speedup{suffix}_low": found.low,
-        f"speedup{suffix}_high": found.high,
-        f"speedup{suffix}_coverage": found.coverage,
-        f"speedup{suffix}_verdict": verdict(found, "speedup", "slowdown", NONE_SHOWN),
-        f"efficiency{suffix}_low": found.low * share,
-        f"efficiency{suffix}_high": found.high * share,
+        f"speedup{suffix}_low": ratio.low,
+        f"speedup{suffix}_high": ratio.high,
+        f"speedup{suffix}_coverage": ratio.coverage,
+        f"speedup{suffix}_verdict": verdict(ratio, "speedup", "slowdown", NONE_SHOWN),
+        f"efficiency{suffix}_low": ratio.low * share,
+        f"efficiency{suffix}_high": ratio.high * share,
     }

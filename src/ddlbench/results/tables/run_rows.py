@@ -62,9 +62,9 @@ def read_part(folders: Sequence[Path]) -> Part:
     """The attempts in the folders, in their order."""
     rows, tables = list[Rows](), [NONE]
     for some in _together(map(_open, folders)):
-        for own, parsed in zip(some, tables_of([own.content for own in some]), strict=True):
-            found, epochs = _guarded(own, parsed)
-            rows.append(found)
+        for attempt, parsed in zip(some, tables_of([attempt.content for attempt in some]), strict=True):
+            rows_of_attempt, epochs = _guarded(attempt, parsed)
+            rows.append(rows_of_attempt)
             tables.append(epochs)
     return Part(rows, pa.concat_tables(tables).combine_chunks())
 
@@ -75,36 +75,36 @@ def _open(folder: Path) -> Opened:
 
 
 def _together(opened: Iterable[Opened]) -> Iterator[list[Opened]]:
-    """As many as are parsed at once."""
+    """The attempts in batches of about AT_ONCE bytes, each parsed at once."""
     some, size = list[Opened](), 0
-    for own in opened:
-        some.append(own)
-        size += len(own.content)
+    for attempt in opened:
+        some.append(attempt)
+        size += len(attempt.content)
         if size > AT_ONCE:
             yield some
             some, size = [], 0
     yield some
 
 
-def _guarded(own: Opened, parsed: Any) -> tuple[Rows, Any]:
+def _guarded(opened: Opened, parsed: Any) -> tuple[Rows, Any]:
     try:
-        return _rows(own, parsed)
+        return _rows(opened, parsed)
     except Exception as error:  # whatever one record holds, the others are reported
-        attempt = unreadable(own.attempt.path, f"the values of run.json cannot be used ({why(error)})")
-        return _rows(Opened(attempt, own.key, b"", None), None)
+        attempt = unreadable(opened.attempt.path, f"the values of run.json cannot be used ({why(error)})")
+        return _rows(Opened(attempt, opened.key, b"", None), None)
 
 
-def _rows(own: Opened, parsed: Any) -> tuple[Rows, Any]:
-    """The rows, and a table of the epochs. parsed: that table, where the content has nothing to note"""
-    attempt, unread = own.attempt, own.unread
+def _rows(opened: Opened, parsed: Any) -> tuple[Rows, Any]:
+    """The rows, and a table of the epochs. parsed: that table, if nothing in the content needs a note"""
+    attempt, unread = opened.attempt, opened.unread
     left_out: list[str] = []
     record = attempt.record
     asked = measured_options(_section(record, "config"), _section(record, "config_added_later"))
-    found = record.get("environment")
+    environment = record.get("environment")
     row = run_row(attempt, left_out)
-    epochs, broken = (parsed, 0) if parsed is not None else table_of(own.content, left_out)
+    epochs, broken = (parsed, 0) if parsed is not None else table_of(opened.content, left_out)
     wrong = contradiction(row, epochs) if row["status"] == "ok" and not broken else None
-    run = AttemptRow(row | _NO_SUMMARY if wrong else row, asked, fingerprint(found), noted(found))
+    run = AttemptRow(row | _NO_SUMMARY if wrong else row, asked, fingerprint(environment), noted(environment))
     _ = run.asked, run.comparison  # where many are read at once, not one after the other when all are there
     if broken:
         unread = f"{attempt.name}: {broken} line(s) of epochs.jsonl cannot be read and are left out"
@@ -114,31 +114,32 @@ def _rows(own: Opened, parsed: Any) -> tuple[Rows, Any]:
     contradicts = f"{attempt.name}: the summary is left out: {wrong}" if wrong else None
     kinds = [attempt.left_out, BROKEN_EPOCHS if unread else None, NO_CONFIGURATION if bare else None]
     warnings = [*attempt.warnings, *filter(None, (unread, unmeasured, contradicts)), *notes, *damaged(attempt.path)]
-    original = Original(attempt.path, own.key, (attempt.has_end, len(epochs)))
+    original = Original(attempt.path, opened.key, (attempt.has_end, len(epochs)))
     return Rows(run, len(epochs), original, warnings, tuple(filter(None, kinds))), epochs
 
 
 def run_row(attempt: Attempt, left_out: list[str]) -> Row:
-    """One row of runs.csv, but for the column `measurement`, which takes all runs to know. `left_out` gets a note for
-    each value that does not fit its column."""
+    """One row of runs.csv, without the columns that depend on other runs (`measurement`, `learning`). `left_out` gets a
+    note for each value that does not fit its column."""
     row = {column.name: _find(attempt.record, column, left_out) for column in RUNS if column.source}
     row["global_batch"] = row["global_batch"] or _asked_batch(attempt.record, row["gpus"], left_out)
     row["batch_per_gpu"] = _share(row["global_batch"], row["gpus"])
     row["micro_batch"] = row["micro_batch"] or cell(_share(row["replica_batch"], row["micro_batches"]), "int")
     row["model_changed"] = _model_changed(attempt.record)
     row["device_model"] = _device_model(attempt.record, row["device"])
-    row["environment_id"] = digest(known) if (known := fingerprint(attempt.record.get("environment"))) else None
+    environment = fingerprint(attempt.record.get("environment"))
+    row["environment_id"] = digest(environment) if environment else None
     row["staleness_max"] = _stalest(attempt.record, "staleness")
     row["staleness_theoretical_max"] = _stalest(attempt.record, "staleness_theoretical")
     return row | {"measurement": None, "learning": None, "path": attempt.name}
 
 
 def _find(record: Row, column: Column, left_out: list[str]) -> Any:
-    """The first of the column's sources that is known."""
+    """The first of the column's sources that has a value."""
     for path in _paths(column.source):
         value = _dig(record, path)
-        if value is not None and (found := fit(value, column, left_out)) is not None:
-            return found
+        if value is not None and (fitting := fit(value, column, left_out)) is not None:
+            return fitting
     return None
 
 
@@ -168,15 +169,17 @@ def _asked_batch(record: Row, gpus: int | None, left_out: list[str]) -> int | No
     return fit(batch * gpus, _GLOBAL_BATCH, left_out) if batch and gpus else None
 
 
-def _share(whole: int | None, parts: int | None) -> float | None:
-    return whole / parts if whole and parts else None
+def _share(total: int | None, parts: int | None) -> float | None:
+    return total / parts if total and parts else None
 
 
 def _model_changed(record: Row) -> str | None:
-    """As the record says; one of a version that did not say is compared with the model's published values."""
-    found = _dig(record, ("model", "changed"))
+    """The model's changed sizes, as recorded or, in records of an older version, compared with the published values."""
+    recorded = _dig(record, ("model", "changed"))
     changed = (
-        cast(Row, found) if isinstance(found, dict) else options.changed(_section(_section(record, "config"), "model"))
+        cast(Row, recorded)
+        if isinstance(recorded, dict)
+        else options.changed(_section(_section(record, "config"), "model"))
     )
     return cell(settings_text(dict(sorted(changed.items()))) or None, "text")
 

@@ -56,7 +56,7 @@ class Point:
 
     @cached_property
     def interval(self) -> Interval | None:
-        """Of sample_time_s."""
+        """The interval of the median of `sample_times`."""
         return median_interval(self.sample_times)
 
     @cached_property
@@ -82,7 +82,7 @@ def scaling_rows(groups: Sequence[list[AttemptRow]], by: str = "framework") -> l
     """One row per measurement and kind of scaling, sorted; by: the compared factor."""
     samples = [representative(group) for group in groups]
     texts = zip(groups, knobs(samples, by), variants(samples, by), strict=True)
-    points = [Point(group, own, other, by) for group, own, other in texts]
+    points = [Point(group, knob_text, variant_text, by) for group, knob_text, variant_text in texts]
     series = {kind: group_by(points, partial(_series, kind)) for kind in KINDS}
     rows = [_row(point, kind, mates) for point in points for kind, mates in _memberships(point, series)]
     return sorted(rows, key=partial(_order, _reach(rows)))
@@ -99,9 +99,9 @@ def _series(kind: str, point: Point) -> tuple[str, Any]:
 
 def _memberships(point: Point, series: dict[str, dict[Any, list[Point]]]) -> list[tuple[str, list[Point]]]:
     """The kinds of scaling that a point belongs to, each with the points it is compared with."""
-    found = [(kind, series[kind][_series(kind, point)]) for kind in KINDS]
-    scaled = [(kind, mates) for kind, mates in found if _scales(mates, KINDS[kind])]
-    return scaled or [("single", found[0][1])]
+    memberships = [(kind, series[kind][_series(kind, point)]) for kind in KINDS]
+    scaled = [(kind, mates) for kind, mates in memberships if _scales(mates, KINDS[kind])]
+    return scaled or [("single", memberships[0][1])]
 
 
 def _scales(mates: list[Point], size: str) -> bool:
@@ -127,11 +127,11 @@ def _order(reach: dict[tuple[str, ...], int], row: Row) -> tuple[Any, ...]:
 
 
 def _row(point: Point, kind: str, mates: list[Point]) -> Row:
-    known = [mate for mate in mates if mate.timed]
-    own = [mate for mate in known if mate.curve == point.curve]
-    fewest = min((mate.gpus or 0 for mate in own), default=None)
-    base = _fastest([mate for mate in own if mate.gpus == fewest])
-    single = _fastest([mate for mate in known if mate.gpus == 1])
+    timed = [mate for mate in mates if mate.timed]
+    curve = [mate for mate in timed if mate.curve == point.curve]
+    fewest = min((mate.gpus or 0 for mate in curve), default=None)
+    base = _fastest([mate for mate in curve if mate.gpus == fewest])
+    single = _fastest([mate for mate in timed if mate.gpus == 1])
     return {
         **{column.name: _merged(point, column.name, column.source) for column in SCALING if column.source},
         **_texts(point, kind),
@@ -178,8 +178,8 @@ def _texts(point: Point, kind: str) -> Row:
 
 def _marks(point: Point) -> str | None:
     """Each mark of a merged run, with the number of runs that have it."""
-    found = Counter(mark for run in point.ok for mark in of_run(run.row))
-    return "; ".join(f"{mark} ({count} of {len(point.ok)})" for mark, count in sorted(found.items())) or None
+    counts = Counter(mark for run in point.ok for mark in of_run(run.row))
+    return "; ".join(f"{mark} ({count} of {len(point.ok)})" for mark, count in sorted(counts.items())) or None
 
 
 def _seconds(point: Point) -> Row:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 LEVEL = 0.95
-SMALLEST_N = 6  # the widest interval of five values, their whole range, covers the median with 93.75 % only
+SMALLEST_N = 6  # the widest interval of five values, from least to largest, covers the median with 93.75 % only
 
 
 @dataclass(frozen=True)
@@ -37,16 +37,16 @@ def median_interval(values: Sequence[float], level: float = LEVEL) -> Interval |
     probability 1 - 2 P(B < k). None where even the whole range covers less: below six values at 95 %.
     """
     n, ordered = len(values), sorted(values)
-    found = None
+    interval = None
     ways, beyond = 1, 0  # n over k - 1, and the sum of those up to it: of the 2^n ways, so many have B < k
     for k in range(1, n // 2 + 1):
         beyond += ways
         coverage = 1 - 2 * beyond / 2**n
         if coverage < level:
             break
-        found = Interval(ordered[k - 1], ordered[n - k], coverage)
+        interval = Interval(ordered[k - 1], ordered[n - k], coverage)
         ways = ways * (n - k + 1) // k
-    return found
+    return interval
 
 
 def confidence(n: int, interval: Interval | None) -> str:

@@ -33,7 +33,7 @@ FEW = 1_000  # attempts that are read before other processes have started
 
 @dataclass(frozen=True)
 class Tables:
-    """The tables of a report, and what the reader must know about records that could not be used whole."""
+    """The tables of a report, and warnings about records that could not be used completely."""
 
     runs: pd.DataFrame
     epochs: pd.DataFrame
@@ -41,7 +41,7 @@ class Tables:
     learning: pd.DataFrame
     warnings: list[str]
     drift: str | None = None  # over the campaign, in words
-    left_out: str | None = None  # what of the folders is not in the numbers, counted in words
+    left_out: str | None = None  # counts of what is not in the numbers, in words
 
     @cached_property
     def run_rows(self) -> list[Row]:
@@ -63,7 +63,7 @@ class Tables:
 
 @dataclass(frozen=True)
 class Merged:
-    """Attempts in order, copies left out, and the groups of repeats. epochs: pyarrow tables of all their epochs"""
+    """The attempts in order, without copies, and the groups of repeats. epochs: pyarrow tables of all their epochs"""
 
     rows: list[Rows]
     epochs: list[Any]
@@ -71,18 +71,20 @@ class Merged:
     copies: list[str]
 
 
-def merge(found: Records, workers: Workers | None = None) -> Merged:
-    """All attempts, each with the name of its measurement. workers: that read them"""
-    parts = (workers or Workers()).map(read_part, found.folders, FEW)
-    every = [own for part in parts for own in part.rows]
-    kept, copies = without_copies([own.original for own in every])
+def merge(records: Records, workers: Workers | None = None) -> Merged:
+    """All attempts, each with the name of its measurement. workers: the processes that read them"""
+    parts = (workers or Workers()).map(read_part, records.folders, FEW)
+    every = [attempt for part in parts for attempt in part.rows]
+    kept, copies = without_copies([attempt.original for attempt in every])
     epochs = [part.epochs for part in parts]
     rows = every
     if copies:
-        places = {own.original.path: n for n, own in enumerate(every)}
+        places = {attempt.original.path: n for n, attempt in enumerate(every)}
         order = [places[original.path] for original in kept]
         rows, epochs = [every[n] for n in order], [_of(order, every, epochs)]
-    groups = measurements(own.run for own in rows if own.run.options and own.run.row["backend"] != DEVELOPER)
+    groups = measurements(
+        attempt.run for attempt in rows if attempt.run.options and attempt.run.row["backend"] != DEVELOPER
+    )
     for group in groups:
         name, quality = measurement_id(group), quality_id(group[0])
         for run in group:
@@ -92,20 +94,20 @@ def merge(found: Records, workers: Workers | None = None) -> Merged:
 
 
 def _of(places: Sequence[int], every: Sequence[Rows], epochs: Sequence[Any]) -> Any:
-    """The epochs of some attempts. epochs: of all"""
-    ends = np.cumsum([own.epochs for own in every])
+    """The epochs of the attempts at `places`. epochs: those of all attempts"""
+    ends = np.cumsum([attempt.epochs for attempt in every])
     rows = [np.arange(ends[n] - every[n].epochs, ends[n]) for n in places]
     return pa.concat_tables(epochs).take(np.concatenate(rows))
 
 
-def make_tables(found: Records, by: str = "framework", workers: Workers | None = None) -> Tables:
+def make_tables(records: Records, by: str = "framework", workers: Workers | None = None) -> Tables:
     """All tables of any number of attempts; by: the factor that rows of scaling.csv are compared by."""
-    merged = merge(found, workers)
-    runs = [own.run for own in merged.rows]
+    merged = merge(records, workers)
+    runs = [attempt.run for attempt in merged.rows]
     scaling = scaling_rows(merged.groups, by)
-    epochs = epochs_table([run.row for run in runs], [own.epochs for own in merged.rows], merged.epochs)
+    epochs = epochs_table([run.row for run in runs], [attempt.epochs for attempt in merged.rows], merged.epochs)
     shared = [run.row["path"] for run in runs if run.row["backend"] == DEVELOPER]
-    unused, left_out = not_used(found, merged)
+    unused, left_out = not_used(records, merged)
     return Tables(
         runs=frame(RUNS, (run.row for run in runs)),
         epochs=epochs,
@@ -125,19 +127,23 @@ def make_tables(found: Records, by: str = "framework", workers: Workers | None =
     )
 
 
-def not_used(found: Records, merged: Merged) -> tuple[list[str], str | None]:
+def not_used(records: Records, merged: Merged) -> tuple[list[str], str | None]:
     """A warning for each folder, file, copy and value that is not in the numbers, and one line with their counts."""
-    warnings = [*found.warnings, *merged.copies, *(warning for own in merged.rows for warning in own.warnings)]
-    return warnings, left_out_line(_kinds(found, merged))
+    warnings = [
+        *records.warnings,
+        *merged.copies,
+        *(warning for attempt in merged.rows for warning in attempt.warnings),
+    ]
+    return warnings, left_out_line(_kinds(records, merged))
 
 
-def _kinds(found: Records, merged: Merged) -> list[str]:
-    """Of each attempt, copy, file and folder that is left out of the numbers, in the words of left_out.py."""
-    runs = [own.run.row for own in merged.rows]
+def _kinds(records: Records, merged: Merged) -> list[str]:
+    """The kind, in the words of left_out.py, of everything that is left out of the numbers."""
+    runs = [attempt.run.row for attempt in merged.rows]
     return [
-        *found.left_out,
+        *records.left_out,
         *("copy" for _ in merged.copies),
-        *(kind for own in merged.rows for kind in own.left_out),
+        *(kind for attempt in merged.rows for kind in attempt.left_out),
         *(NO_RATE for row in runs if _has_no_rate(row)),
         *("still running or killed" for row in runs if row["status"] == "running"),
         *("of ranks that shared a GPU" for row in runs if row["backend"] == DEVELOPER),

@@ -71,10 +71,10 @@ def costs(epochs: pd.DataFrame, wanted: Target) -> dict[str, dict[str, float | N
     complete = plain["epochs"] == attempts.cumcount() + 1  # no earlier epoch is missing
     plain["samples"] = attempts["samples"].cumsum(skipna=False).where(complete)
     reached = wanted.reached(plain["value"].to_numpy())
-    found: dict[str, dict[str, float | None]] = {}
+    by_path: dict[str, dict[str, float | None]] = {}
     for path, *values in plain.loc[reached, ["path", *COSTS]].itertuples(index=False, name=None):
-        found.setdefault(str(path), dict(zip(COSTS, map(_known, values), strict=True)))
-    return found
+        by_path.setdefault(str(path), dict(zip(COSTS, map(_known, values), strict=True)))
+    return by_path
 
 
 def target_rows(tables: Tables, wanted: Target) -> list[Row]:
@@ -83,24 +83,24 @@ def target_rows(tables: Tables, wanted: Target) -> list[Row]:
     A run that never reaches the target counts as infinitely long, so that half of the runs decide the median; it is
     empty where fewer reach the target.
     """
-    found = costs(tables.epochs, wanted)
+    by_path = costs(tables.epochs, wanted)
     measured = set(tables.epochs.dropna(subset=[wanted.metric])["path"])
     runs = [run for run in tables.run_rows if run["status"] == "ok" and run["path"] in measured]
     groups = group_by((run for run in runs if run["measurement"]), lambda run: run["measurement"])
-    return [_row(group, found, wanted) for group in groups.values()]
+    return [_row(group, by_path, wanted) for group in groups.values()]
 
 
-def _row(runs: Sequence[Row], found: dict[str, dict[str, float | None]], wanted: Target) -> Row:
-    taken = [found.get(run["path"], dict.fromkeys(COSTS, inf)) for run in runs]
+def _row(runs: Sequence[Row], by_path: dict[str, dict[str, float | None]], wanted: Target) -> Row:
+    taken = [by_path.get(run["path"], dict.fromkeys(COSTS, inf)) for run in runs]
     row: Row = {"target": wanted.text, **{name: runs[0][name] for name in _NAMES}}
-    row |= {"runs": len(runs), "reached": sum(run["path"] in found for run in runs)}
+    row |= {"runs": len(runs), "reached": sum(run["path"] in by_path for run in runs)}
     for name in COSTS:
-        values = [value for one in taken if (value := one[name]) is not None]
+        values = [value for cost in taken if (value := cost[name]) is not None]
         interval = median_interval(values)
         row[f"{name}_to_target"] = _finite(median(values)) if values else None
         row[f"{name}_low"] = _finite(interval.low) if interval else None
         row[f"{name}_high"] = _finite(interval.high) if interval else None
-    return row | {"interval": confidence(len(runs), median_interval([one["epochs"] or inf for one in taken]))}
+    return row | {"interval": confidence(len(runs), median_interval([cost["epochs"] or inf for cost in taken]))}
 
 
 def write_targets(tables: Tables, targets: Sequence[Target], folder: Path) -> None:
