@@ -97,8 +97,9 @@ def connect_ranks(config: Config, launch: Launch, device: torch.device, supervis
     if device.type == "cuda":
         disable_nccl_abort()
     supervisor.expect(NO_CONNECTION, more_s=10)  # an error that `connect` raises has more details and comes before
-    own_communicators = getattr(config.framework, "own_communicators", False)
-    connect(launch, device, config.train.timeout_s, config.backend, not own_communicators, supervisor.reach)
+    communicator = not getattr(config.framework, "own_communicators", False)
+    timeout_s, reached = config.train.timeout_s, supervisor.reach
+    connect(launch, device, timeout_s, config.backend, communicator=communicator, reached=reached)
     supervisor.connect()
 
 

@@ -282,7 +282,7 @@ def test_a_stall_is_noticed_within_the_timeout() -> None:
 
 def test_torch_makes_no_communicator_beside_horovods(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[bool] = []
-    monkeypatch.setattr(attempt, "connect", lambda *_, communicator: made.append(communicator))
+    monkeypatch.setattr(attempt, "connect", lambda *_, communicator, reached: made.append(communicator))
     for framework in (DDP(), Horovod()):
         config: Any = SimpleNamespace(framework=framework, train=SimpleNamespace(timeout_s=1.0), backend=None)
         attempt.connect_ranks(config, Launch("alone"), torch.device("cpu"), MagicMock())
