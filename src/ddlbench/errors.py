@@ -16,6 +16,10 @@ class UserError(RunError, ValueError):
     exit_code = 2
 
 
+class WrongRankCount(UserError):
+    """The batch or the layout does not fit this number of ranks; with another number the configuration may be right."""
+
+
 class Unsupported(RunError):
     """The framework cannot do what the configuration asks of it."""
 

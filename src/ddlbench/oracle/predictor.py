@@ -10,7 +10,7 @@ import torch
 
 from ddlbench.config.compose import supports
 from ddlbench.config.schema import Config
-from ddlbench.errors import RunError, UserError
+from ddlbench.errors import RunError, UserError, WrongRankCount
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.deepspeed.knobs import Knobs
 from ddlbench.frameworks.fsdp import FSDP
@@ -93,15 +93,10 @@ def predict(config: Config, framework: Any, gpus: int, known: Known) -> Predicti
         setting = Setting(job, known.machine, computation, kind_of(config.recipe.optimizer), known.algorithm)
         outcome = strategy(framework, setting)
     except RunError as error:
-        if isinstance(error, UserError) and not _of_degree(error):
+        if isinstance(error, UserError) and not isinstance(error, WrongRankCount):
             raise
         return replace(row, status="unsupported", reason=str(error))
     return _filled(row, outcome, setting, known, config.train.steps)
-
-
-def _of_degree(error: UserError) -> bool:
-    """Whether another number of GPUs would do: the row says so, the others go on."""
-    return str(error).startswith(("train.global_batch=", "train.micro_batch=", "framework.", "the "))
 
 
 def job_of(config: Config, gpus: int, machine: Machine) -> Job:
