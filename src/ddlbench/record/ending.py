@@ -18,14 +18,18 @@ from ddlbench.record.files import CLAIM, HEARTBEAT, RESERVE
 DEAD_CLAIM_S = 30.0  # after so long, the process that claimed to write the end has not lived to do it
 
 
-def end_for_rank_0(folder: Path, status: str, reason: str, ended: str | None = None) -> bool:
+def end_for_rank_0(
+    folder: Path, status: str, reason: str, ended: str | None = None, ended_by: str | None = None
+) -> bool:
     """Another rank, or a sweep where no rank is left, writes the end into run.json, once; whether this call did.
-    `running` may stay where the folder cannot be reached from here. ended: when, if not now"""
+    `running` may stay where the folder cannot be reached from here. ended: when, if not now; ended_by: of
+    errors.py"""
     try:
         content = json.loads((folder / "run.json").read_text())
         if content["status"] != "running" or not _claim_end(folder / CLAIM):
             return False
-        content |= {"status": status, "reason": reason, "times": {**content["times"], "end": ended or now()}}
+        content |= {"status": status, "reason": reason, "ended_by": ended_by}
+        content["times"]["end"] = ended or now()
         write_json(folder / "run.json", content)
         for name in (RESERVE, HEARTBEAT):
             (folder / name).unlink(missing_ok=True)

@@ -22,7 +22,7 @@ from typing import Protocol
 
 from torch._C._distributed_c10d import Store
 
-from ddlbench.errors import PeerFailed, Stopped
+from ddlbench.errors import SIGNAL, TIME_LIMIT, PeerFailed, Stopped
 from ddlbench.ranks.launchers import Launch
 from ddlbench.ranks.stop import SIGNALS, Stop
 from ddlbench.run.failure import Failure
@@ -141,7 +141,8 @@ class Supervisor:
         self.within_s = self.timeout_s + more_s
         limit = "train.timeout_s" + (f" + {more_s:g}" if more_s else "")
         reason = f"rank {self.rank}: {what} within {self.within_s:g} s ({limit})"
-        self.when_late = partial(self._fail, Failure("timeout", reason, 8, self.rank, doubtful=True), begun=True)
+        late = Failure.with_status("timeout", reason, self.rank, doubtful=True)
+        self.when_late = partial(self._fail, late, begun=True)
 
     def expect_end(self, code: int) -> None:
         """The end is recorded, and this process is to exit with `code`: also where what it has open does not close."""
@@ -230,7 +231,8 @@ class Supervisor:
         if self.peers is not None and number == signal.SIGTERM:
             reason += ": from the scheduler, or from the launcher because another rank ended"
         if not self.stopping.same_signal():
-            self._stop_or_fail(Failure("killed", reason, 128 + number, self.rank, doubtful=True))
+            ended_by = TIME_LIMIT if number == signal.SIGUSR1 else SIGNAL
+            self._stop_or_fail(Failure("killed", reason, 128 + number, self.rank, doubtful=True, ended_by=ended_by))
 
     def _stop_or_fail(self, own: Failure) -> None:
         """Let all ranks stop at a boundary. End at once at a second signal and before the first boundary; while the
