@@ -29,7 +29,6 @@ from ddlbench.checkpoint.live import (
 )
 from ddlbench.checkpoint.saved import Saved, complete
 from ddlbench.config.schema import Config
-from ddlbench.data.loaders.dali import Dali
 from ddlbench.errors import RunError, Unsupported, UserError
 from ddlbench.heartbeat import has_ended
 from ddlbench.job import Job, Trainer
@@ -46,10 +45,10 @@ def check_checkpoints(config: Config, job: Job) -> None:
     if config.checkpoint.every is None:
         return
     check_checkpoint(config.framework, job)
-    if isinstance(config.loader, Dali):
+    if not config.loader.resumable:
         raise Unsupported(
-            "checkpoint.every does not go with loader=dali: DALI cannot save the random stream of its crops where the "
-            f"order of the files comes from outside: choose loader=native, or {OFF}"
+            f"checkpoint.every does not go with loader={config.loader.name}, which cannot save the random stream of "
+            f"its samples: choose loader=native, or {OFF}"
         )
 
 
