@@ -92,6 +92,14 @@ def build_model(job: Job) -> nn.Sequential:
     return model.to(memory_format=torch.channels_last) if job.channels_last else model
 
 
+def example_batch(model: Model, samples: int) -> Batch:
+    """Zeros in the shapes and types of a batch that this model takes, on the default device."""
+    text, shape = model.kind == "text", (samples, *model.input_shape())
+    inputs = torch.zeros(shape, dtype=torch.int64 if text else torch.float32)
+    targets = torch.zeros(shape if text else shape[:1], dtype=torch.int64)
+    return Batch(inputs, targets, torch.ones(samples, dtype=torch.bool))
+
+
 @dataclass(frozen=True)
 class Job:
     """The inputs of a framework, the same for every framework.

@@ -19,9 +19,11 @@ import torch
 from torch import Tensor, nn
 
 from ddlbench.config.schema import Config
+from ddlbench.data.feed import Request
 from ddlbench.data.home import home, replacing
+from ddlbench.data.loaders.synthetic import random_batch
 from ddlbench.errors import UserError
-from ddlbench.job import type_of_dtype
+from ddlbench.job import Place, type_of_dtype
 from ddlbench.oracle.machine.machine import Device
 from ddlbench.oracle.measured.network import wait
 from ddlbench.oracle.setting import kind_of
@@ -92,7 +94,8 @@ def measure(config: Config, device: torch.device, samples: int) -> tuple[list[Pa
     model = config.model.build().to(device)
     layout = torch.channels_last if config.train.channels_last else torch.contiguous_format
     model.to(memory_format=layout)
-    value, targets = _batch(config, device, samples)
+    batch = random_batch(Request(config.model, Place(0, 1), device, 0, samples), samples)
+    value, targets = batch.inputs, batch.targets
     found: list[Pass] = []
     names = list(dict(model.named_children()))
     for name, block in model.named_children():
@@ -100,14 +103,6 @@ def measure(config: Config, device: torch.device, samples: int) -> tuple[list[Pa
         each, value = _block(block, value, None if loss is None else lambda out, loss=loss: loss(out, targets), config)
         found.append(each)
     return found, _update(config, model, device)
-
-
-def _batch(config: Config, device: torch.device, samples: int) -> tuple[Tensor, Tensor]:
-    shape = (samples, *config.model.input_shape())
-    if config.model.kind == "text":
-        tokens = torch.randint(config.model.outputs(), shape, device=device)
-        return tokens, tokens
-    return torch.randn(shape, device=device), torch.randint(config.model.outputs(), shape[:1], device=device)
 
 
 def _block(
