@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ddlbench.checkpoint.storage import Files
-from ddlbench.record.ending import write_json
+from ddlbench.files import write_json
 
 FORMAT = 1
 ABOUT = "checkpoint.json"

@@ -6,7 +6,6 @@ $DDLBENCH_HOME/oracle. Of each block the median of its repeats.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import platform
 import time
@@ -20,9 +19,10 @@ from torch import Tensor, nn
 
 from ddlbench.config.schema import Config
 from ddlbench.data.feed import Request
-from ddlbench.data.home import home, replacing
+from ddlbench.data.home import home
 from ddlbench.data.loaders.synthetic import random_batch
 from ddlbench.errors import UserError
+from ddlbench.files import replacing
 from ddlbench.job import Place, type_of_dtype
 from ddlbench.oracle.machine.machine import Device
 from ddlbench.oracle.measured.network import wait
@@ -30,6 +30,7 @@ from ddlbench.oracle.setting import kind_of
 from ddlbench.oracle.timing.computation import Blocks, Pass
 from ddlbench.recipe.losses import make_loss
 from ddlbench.recipe.optimizers import make_optimizer
+from ddlbench.texts import digest
 
 REPEATS = 5
 
@@ -50,8 +51,7 @@ def this_device(expected: Device) -> torch.device:
 def calibration(config: Config, device: torch.device, samples: int) -> tuple[Blocks, float]:
     """Blocks, and seconds of the update; from the file of an earlier calibration where there is one."""
     key = key_of(config, device, samples)
-    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-    path = home() / "oracle" / f"blocks-{digest}.json"
+    path = home() / "oracle" / f"blocks-{digest(key, 16)}.json"
     kept: dict[str, Any] | None = _kept(path, key)
     if kept is None:
         passes, update_s = measure(config, device, samples)
