@@ -152,11 +152,10 @@ class Checkpoints:
             self._make(growing)
         barrier()
         files = storage.write(growing, named_tensors(self.state.live(), self.rank, run.job.device), self.rank)
-        rates = {name: value for name, value in vars(self.rates).items() if name != "of_step"}
         epochs = self.records.record.lines() if self.records.record else []
         return Saved(
             growing, self.records.run_id, self.attempt, self.lineage, done, self.trainer.updates,
-            run.elapsed_s, rates, self.state.numbers(), epochs, files,
+            run.elapsed_s, self.rates.state(), self.state.numbers(), epochs, files,
         )  # fmt: skip
 
     def _make(self, folder: Path) -> None:
@@ -226,7 +225,7 @@ class Checkpoints:
         tensors = named_tensors(live, self.rank, device)
         storage.read(saved.folder, tensors)
         self.state.restore(saved.numbers)
-        vars(self.rates).update(saved.rates)
+        self.rates.load(saved.rates)
         prefix = f"rank{self.rank}/random/"
         states = {name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)}
         set_random_states(device, states)
