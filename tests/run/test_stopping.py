@@ -17,9 +17,9 @@ from ddlbench.errors import Stopped
 from ddlbench.ranks.launchers import Launch
 from ddlbench.record.record import Record
 from ddlbench.run import stopping
+from ddlbench.run.context import Records
 from ddlbench.run.failure import Failure
 from ddlbench.run.peers import Peers
-from ddlbench.run.start import Records
 from ddlbench.run.stopping import Stopping
 
 SIGNAL = Failure("killed", "rank 0 received SIGTERM", 143, 0, doubtful=True)

@@ -36,8 +36,8 @@ from ddlbench.loop import Run
 from ddlbench.ranks.control import all_gather, barrier
 from ddlbench.recipe.rates import Rates
 from ddlbench.record.files import HEARTBEAT
-from ddlbench.run.faults import Supervisor
-from ddlbench.run.start import Records
+from ddlbench.run.context import Records
+from ddlbench.run.supervisor import Supervisor
 
 
 def check_checkpoints(config: Config, job: Job) -> None:

@@ -9,8 +9,8 @@ from ddlbench.config.schema import Config
 from ddlbench.data.page_cache import Dropped, can_drop, drop
 from ddlbench.errors import Unsupported
 from ddlbench.ranks.control import all_gather, wait_for
-from ddlbench.run.faults import Supervisor
-from ddlbench.run.start import Records
+from ddlbench.run.context import Records
+from ddlbench.run.supervisor import Supervisor
 
 OFF = "or set train.cold_cache=false"
 

@@ -24,7 +24,7 @@ from ddlbench.files import write_json
 from ddlbench.measure.environment import gpu, known
 from ddlbench.measure.nvml import gpu_state_reader
 from ddlbench.ranks.control import all_gather, single_process
-from ddlbench.run.start import Records
+from ddlbench.run.context import Records
 
 SIDES = {"cpu": 512, "cuda": 4096}  # of the matrices: 10 ms and more on both
 REDUCED_BYTES = {"cpu": 2**22, "cuda": 2**26}
