@@ -1,4 +1,4 @@
-"""One row an attempt: of several folders that hold the same one (a backup, results synchronised twice) one counts."""
+"""One row an attempt: of several folders that hold the same one (a backup, results synchronized twice) one counts."""
 
 from __future__ import annotations
 
