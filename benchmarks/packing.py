@@ -23,9 +23,9 @@ from ddlbench.data.images.sample import SampleImages
 from ddlbench.data.images.source import FolderSource
 from ddlbench.data.images.split import decode_image
 from ddlbench.data.processes import usual_processes
-from ddlbench.data.text.tokenfile import replacing
 from ddlbench.data.tfrecord.packed import SPLITS, order
 from ddlbench.data.tools.pack import pack, shard_count
+from ddlbench.files import replacing
 
 SHARD_BYTES = 32_000_000
 DECODED = 200  # images a turn

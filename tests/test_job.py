@@ -8,7 +8,9 @@ import torch
 from torch import nn
 
 from ddlbench.config.compose import configuration, configurations
-from ddlbench.job import Job
+from ddlbench.data.feed import Request
+from ddlbench.data.loaders.synthetic import random_batch
+from ddlbench.job import Job, Place, example_batch
 from ddlbench.ranks.launchers import Launch
 from ddlbench.run.assembly import make_job
 
@@ -39,3 +41,12 @@ def test_another_builder_makes_the_model() -> None:
 
     rehearsed = replace(job(Launch("alone")), builder=without_weights).build()
     assert {parameter.device.type for parameter in rehearsed.parameters()} == {"meta"}
+
+
+def test_an_example_batch_has_the_shapes_and_types_of_a_loaders_batch() -> None:
+    with configurations():
+        models = [configuration(*SMALL).model, configuration("+framework=ddp", "+model=gpt2_small").model]
+    for model in models:
+        made = random_batch(Request(model, Place(0, 1), torch.device("cpu"), 0, 2), 2)
+        expected = [(tensor.shape, tensor.dtype) for tensor in vars(made).values()]
+        assert [(tensor.shape, tensor.dtype) for tensor in vars(example_batch(model, 2)).values()] == expected

@@ -2,12 +2,43 @@
 
 from __future__ import annotations
 
+import signal
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Status:
+    """How a run ended.
+
+    exit_code: of the rank that failed first; `killed`: 128 + the signal's number, here SIGTERM's
+    retry: the values of a sweep's --retry with which a cell that ended so runs again
+    """
+
+    exit_code: int
+    retry: tuple[str, ...] = ()
+
+
+STATUSES = {
+    "ok": Status(0),
+    "error": Status(1, ("failed", "all")),
+    "unsupported": Status(3, ("all",)),
+    "unavailable": Status(4, ("failed", "all")),
+    "diverged": Status(5, ("failed", "all")),
+    "oom": Status(7, ("oom", "all")),
+    "timeout": Status(8, ("failed", "all")),
+    "killed": Status(128 + signal.SIGTERM, ("failed", "all")),
+}
+# run.json's `ended_by`, null where the run ended by itself. A time limit is train.time_limit_s, or SIGUSR1, which a
+# sweep and Slurm (run.sbatch) send at theirs.
+SIGNAL, TIME_LIMIT = "signal", "time_limit"
+
 
 class RunError(Exception):
     """Ends a run with a status of its own instead of a traceback."""
 
     status = "error"
-    exit_code = 1
+    exit_code = STATUSES[status].exit_code
+    ended_by: str | None = None
 
 
 class UserError(RunError, ValueError):
@@ -16,25 +47,29 @@ class UserError(RunError, ValueError):
     exit_code = 2
 
 
+class WrongRankCount(UserError):
+    """The batch or the layout does not fit this number of ranks; with another number the configuration may be right."""
+
+
 class Unsupported(RunError):
     """The framework cannot do what the configuration asks of it."""
 
     status = "unsupported"
-    exit_code = 3
+    exit_code = STATUSES[status].exit_code
 
 
 class Unavailable(RunError):
     """A library is missing on this machine: the message says how to install it."""
 
     status = "unavailable"
-    exit_code = 4
+    exit_code = STATUSES[status].exit_code
 
 
 class Diverged(RunError):
     """The loss is no longer a finite number."""
 
     status = "diverged"
-    exit_code = 5
+    exit_code = STATUSES[status].exit_code
 
 
 class PeerFailed(RunError):
@@ -47,8 +82,10 @@ class Stopped(RunError):
     """All ranks stopped at one boundary, as one of them asked: after a signal, or at the run's time limit."""
 
     status = "killed"
-    exit_code = 143
+    exit_code = STATUSES[status].exit_code
 
-    def __init__(self, reason: str, status: str = status, exit_code: int = exit_code) -> None:
+    def __init__(
+        self, reason: str, status: str = status, exit_code: int = exit_code, ended_by: str | None = None
+    ) -> None:
         super().__init__(reason)
-        self.status, self.exit_code = status, exit_code
+        self.status, self.exit_code, self.ended_by = status, exit_code, ended_by

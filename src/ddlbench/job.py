@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ddlbench.errors import UserError
+from ddlbench.errors import WrongRankCount
 
 type_of_dtype = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -92,6 +92,14 @@ def build_model(job: Job) -> nn.Sequential:
     return model.to(memory_format=torch.channels_last) if job.channels_last else model
 
 
+def example_batch(model: Model, samples: int) -> Batch:
+    """Zeros in the shapes and types of a batch that this model takes, on the default device."""
+    text, shape = model.kind == "text", (samples, *model.input_shape())
+    inputs = torch.zeros(shape, dtype=torch.int64 if text else torch.float32)
+    targets = torch.zeros(shape if text else shape[:1], dtype=torch.int64)
+    return Batch(inputs, targets, torch.ones(samples, dtype=torch.bool))
+
+
 @dataclass(frozen=True)
 class Job:
     """The inputs of a framework, the same for every framework.
@@ -124,11 +132,11 @@ class Job:
         return self.builder(self)
 
     def replica_batch(self, data_size: int) -> int:
-        """Samples one replica sees in one update."""
+        """Samples one replica sees in one update. Raises WrongRankCount where they are no integer."""
         samples, rest = divmod(self.global_batch, data_size)
         if rest:
             below, above = self.global_batch - rest or data_size, self.global_batch - rest + data_size
-            raise UserError(
+            raise WrongRankCount(
                 f"train.global_batch={self.global_batch} does not divide over {data_size} replicas (rest {rest}): "
                 f"choose train.global_batch={below} or {above}"
             )
@@ -142,7 +150,7 @@ class Job:
         count, rest = divmod(replica, self.micro_batch)
         if rest or not count:
             fits = largest_divisor(replica, self.micro_batch)
-            raise UserError(
+            raise WrongRankCount(
                 f"train.micro_batch={self.micro_batch} does not divide the {replica} samples of a replica "
                 f"(train.global_batch={self.global_batch} over {data_size} replicas): choose train.micro_batch={fits}"
             )

@@ -1,8 +1,10 @@
-"""Texts from other people, made safe to print (no control characters, no surrogates, a bounded length), and bytes."""
+"""Texts from other people, made safe to print (no control characters, no surrogates, a bounded length), and hashes."""
 
 from __future__ import annotations
 
 import hashlib
+import json
+from typing import Any
 
 MIB, GIB = 2**20, 2**30
 
@@ -21,6 +23,11 @@ def shortened(text: str, longest: int) -> str:
         return text
     mark = "…" + hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()[:8]
     return text[: longest - len(mark)] + mark
+
+
+def digest(value: Any, letters: int = 8) -> str:
+    """A short hash of plain data, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:letters]
 
 
 def bytes_text(bytes_: float) -> str:

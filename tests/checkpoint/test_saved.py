@@ -44,7 +44,8 @@ def test_anything_else_is_refused(tmp_path: Path, content: str, reason: str) -> 
     "wrong",
     [
         {"lineage": ["../../../home"]}, {"lineage": [-1]}, {"lineage": "12"}, {"lineage": [True]}, {"attempt": "1/.."},
-        {"epoch": 1.5}, {"updates": None}, {"elapsed_s": "1"}, {"run_id": 3}, {"rates": {"of_step": 1}}, {"rates": []},
+        {"epoch": 1.5}, {"updates": None}, {"elapsed_s": "1"}, {"run_id": 3},
+        {"rates": {"of_step": 1}}, {"rates": {"step": 1}}, {"rates": []},
         {"numbers": 1}, {"epochs": [1]}, {"epochs": {}}, {"files": {"../other": [1, "a"]}},
         {"files": {"/dev/zero": [1, "a"]}}, {"files": {"a": "b"}}, {"files": {"a": [1]}}, {"files": ["a"]},
     ],

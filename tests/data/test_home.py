@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ddlbench.data.home import ABANDONED_S, _process_namespace, home, make_folder, replacing
+from ddlbench.data.home import home, make_folder
 from ddlbench.errors import UserError
+from ddlbench.files import ABANDONED_S, _process_namespace, replacing
 
 
 def test_home_is_the_users_choice(monkeypatch, tmp_path):

@@ -30,6 +30,13 @@ def test_a_resumed_run_begins_at_another_step() -> None:
     assert (rates.first, rates.last) == (2.0, 2.1)
 
 
+def test_a_checkpoint_keeps_all_but_the_schedule() -> None:
+    saved, resumed = Rates(a_tenth, step=4, first=0.0, last=0.3), Rates(a_tenth)
+    assert saved.state().keys() == vars(saved).keys() - {"of_step"}
+    resumed.load(saved.state())
+    assert resumed == saved
+
+
 def test_it_does_not_grow_with_the_run() -> None:
     short, long = Rates(a_tenth), Rates(a_tenth)
     for rates, steps in ((short, 10), (long, 10_000)):

@@ -13,7 +13,7 @@ import pytest
 from ddlbench.errors import RunError, UserError
 from ddlbench.heartbeat import Process
 from ddlbench.measure.summary import summarise
-from ddlbench.record.ending import DEAD_CLAIM_S, end_for_rank_0, write_json
+from ddlbench.record.ending import DEAD_CLAIM_S, end_for_rank_0
 from ddlbench.record.files import CLAIM, HEARTBEAT
 from ddlbench.record.record import Record, run_id, writable
 from tests.support.disk import fill_disk
@@ -82,11 +82,6 @@ def test_of_two_threads_that_finish_one_is_recorded(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert json.loads((record.folder / "run.json").read_text())["status"] in ("killed", "error")
-
-
-def test_numbers_that_are_not_finite_become_null(tmp_path: Path) -> None:
-    write_json(tmp_path / "x.json", {"a": float("nan"), "b": [float("inf"), 1.5]})
-    assert json.loads((tmp_path / "x.json").read_text()) == {"a": None, "b": [None, 1.5]}
 
 
 def test_an_unwritable_place_is_the_users_mistake(tmp_path: Path) -> None:

@@ -23,8 +23,8 @@ from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.tables.run_rows import run_row
 from ddlbench.run import cold_cache
 from ddlbench.run.cold_cache import ColdCache, check_cold_cache
-from ddlbench.run.faults import Supervisor
 from ddlbench.run.scenarios import loading
+from ddlbench.run.supervisor import Supervisor
 from tests.support.configs import composed
 from tests.support.disk import SIZE, written
 from tests.support.pictures import write_folders

@@ -41,6 +41,7 @@ def test_a_signal_to_one_rank_stops_both_at_one_boundary(tmp_path: Path, number:
     assert codes == [128 + number] * 2, said
     content = record(tmp_path)
     assert content["status"] == "killed"
+    assert content["ended_by"] == ("time_limit" if number == signal.SIGUSR1 else "signal")
     assert content["reason"].startswith(f"rank 1 received {number.name}")
     assert content["reason"].partition("; stopped ")[2].startswith(("after step", "before epoch", "after the last"))
     assert content["summary"]["epochs_done"] == len(epochs(tmp_path)) >= 1

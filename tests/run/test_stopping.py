@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import time
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
 import pytest
+import torch
 
+from ddlbench.config.schema import Config
 from ddlbench.errors import Stopped
+from ddlbench.ranks.launchers import Launch
+from ddlbench.record.record import Record
 from ddlbench.run import stopping
+from ddlbench.run.context import Records
 from ddlbench.run.failure import Failure
 from ddlbench.run.peers import Peers
 from ddlbench.run.stopping import Stopping
 
 SIGNAL = Failure("killed", "rank 0 received SIGTERM", 143, 0, doubtful=True)
+CPU = torch.device("cpu")
 
 
 def begun() -> Stopping:
@@ -58,8 +67,24 @@ def test_the_time_limit_is_reached_once() -> None:
     assert Stopping(0, None).limit_reached() is None
     assert Stopping(0, (time.perf_counter() + 1000, "")).limit_reached() is None
     made = Stopping(3, (time.perf_counter() - 1, "reached the time limit of 5 s"))
-    assert made.limit_reached() == Failure("timeout", "rank 3 reached the time limit of 5 s", 8, 3, doubtful=True)
+    reason = "rank 3 reached the time limit of 5 s"
+    assert made.limit_reached() == Failure("timeout", reason, 8, 3, doubtful=True, ended_by="time_limit")
     assert made.limit_reached() is None
+
+
+@pytest.mark.parametrize("ended_by", ["time_limit", "signal", None])
+def test_what_ended_the_run_gets_into_the_record_of_a_rank_that_stopped(tmp_path: Path, ended_by: str | None) -> None:
+    made = begun()
+    made.ask(replace(SIGNAL, ended_by=ended_by), None)
+    asked = made.asked()
+    assert asked is not None
+    assert asked.ended_by == ended_by
+    with pytest.raises(Stopped) as stopped:
+        made.stop.pass_boundary("after step 3")
+    attempt = Records(cast(Config, SimpleNamespace(progress=False, results_dir=".")), Launch("alone"), CPU)
+    attempt.record = Record.open(str(tmp_path), "run", {})
+    attempt.close(Failure.of(stopped.value, rank=0))
+    assert json.loads((attempt.record.folder / "run.json").read_text())["ended_by"] == ended_by
 
 
 def test_ranks_that_do_not_agree_or_do_not_come_are_overdue(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,8 +25,8 @@ from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
 from ddlbench.recipe.rates import Rates
 from ddlbench.run.assembly import seed_replica
 from ddlbench.run.checkpoints import check_checkpoints, open_checkpoints
-from ddlbench.run.faults import Supervisor
-from ddlbench.run.start import Records
+from ddlbench.run.context import Records
+from ddlbench.run.supervisor import Supervisor
 from tests.support.equal import Rows, loader, make_job
 from tests.support.reference import Case
 

@@ -273,7 +273,8 @@ def test_the_status_follows_from_exit_code_and_slurm(found: Part, state: str, st
     ended = end_of(found, state, Job("7", Path("7.out")))
     assert ended is not None
     assert ended[0] == status
-    assert reason in ended[1]
+    assert ended[1] == ("time_limit" if found.code == 138 else None)
+    assert reason in ended[2]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ddlbench.checkpoint.storage import Files
-from ddlbench.record.ending import write_json
+from ddlbench.files import write_json
 
 FORMAT = 1
 ABOUT = "checkpoint.json"
@@ -75,4 +75,4 @@ def _sound(content: Mapping[str, Any]) -> bool:
     plain = all(isinstance(each, dict) for each in (content["rates"], content["numbers"], *epochs))
     named = isinstance(content["run_id"], str) and all(Path(name).name == name for name in files)
     sized = all(isinstance(each, list) and len(cast(list[Any], each)) == 2 for each in files.values())
-    return numbers and plain and named and sized and set(content["rates"]) <= RATES
+    return numbers and plain and named and sized and set(content["rates"]) == RATES

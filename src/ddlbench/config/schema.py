@@ -125,9 +125,9 @@ class Options:
             raise UserError(f"backend={self.backend} is unknown: choose null, or {SHARED_GPU} (ranks share a GPU)")
 
 
-@dataclass
-class Config:
-    """One run, each group built into the object that does the work."""
+@dataclass(kw_only=True)
+class Config(Options):
+    """One run: the keys of no section, and each group built into the object that does the work."""
 
     framework: Framework
     model: Model
@@ -137,20 +137,10 @@ class Config:
     cluster: Cluster
     train: Train
     checkpoint: Checkpoint
-    mode: str
-    results_dir: str
-    profile: bool
-    profile_steps: int
-    profile_trace: bool
-    dryrun: bool
-    progress: bool
-    backend: str | None
-    preflight: bool
-    preflight_warn: float
-    preflight_stop: float | None
     rehearsal: RehearsalKeys = field(default_factory=RehearsalKeys)  # of no record: nothing is measured
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.mode != "rehearsal" and self.rehearsal != RehearsalKeys():
             raise UserError(f"the keys of rehearsal describe a job for mode=rehearsal, mode={self.mode} ignores them")
         if self.checkpoint.every is not None and self.mode != "train":

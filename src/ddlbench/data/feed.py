@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -137,16 +137,37 @@ class Dataset(Protocol):
         ...
 
 
+@runtime_checkable
 class Loader(Protocol):
     """How data is read. Dataclass fields are the keys of `loader.` in the configuration.
 
     scored: whether a model's answers on these samples say something about it
+    resumable: whether a run that continues gets the samples that an uninterrupted one would have got
+    counts_reads: whether the kernel counts the bytes that it reads of files that are not memory-mapped
+    drops_cache: whether it reads files and maps none, so that their pages can be dropped from memory
+    pinned: whether batches come from pinned memory of the host; None: they are made on the device
     """
 
     name: str
 
     @property
     def scored(self) -> bool: ...
+
+    @property
+    def resumable(self) -> bool: ...
+
+    @property
+    def counts_reads(self) -> bool: ...
+
+    @property
+    def drops_cache(self) -> bool: ...
+
+    @property
+    def pinned(self) -> bool | None: ...
+
+    def parallelism(self) -> dict[str, int | None]:
+        """The keys of `loader.` that set a number of threads or processes of a rank, and that number; None: default."""
+        ...
 
     def check(self, dataset: Dataset, model: Model) -> None:
         """Raise Unsupported or Unavailable for what this loader cannot read."""

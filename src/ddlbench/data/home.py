@@ -1,23 +1,14 @@
-"""The program's own folder, and files and folders that appear under their names only when they are complete."""
+"""The program's own folder, and folders that appear under their names only when they are complete."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import platform
-import re
-import secrets
 import shutil
-import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
-
-import psutil
 
 from ddlbench.errors import UserError
-
-ABANDONED_S = 24 * 3600  # where the process cannot be checked: on another node, in another container
+from ddlbench.files import remove_leftovers, unfinished_path
 
 
 def home() -> Path:
@@ -54,54 +45,6 @@ def make_folder(folder: Path, make: Callable[[Path], None]) -> None:
     finally:
         if temporary is not None:
             shutil.rmtree(temporary, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def replacing(path: Path, through: Path | None = None) -> Generator[BinaryIO]:
-    """A file that replaces `path` when it is complete and on disk; after a failure it is removed.
-
-    through: folder of the temporary file, on the same file system; None: that of `path`
-    """
-    if through is None:
-        remove_leftovers(path)
-    temporary = unfinished_path(path, through or path.parent)
-    try:
-        with temporary.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def unfinished_path(path: Path, folder: Path) -> Path:
-    """A new hidden name in `folder`, with the name of the target and of the process."""
-    return folder / f".{path.name}~{'~'.join(_process_namespace())}~{os.getpid()}~{secrets.token_hex(4)}"
-
-
-def remove_leftovers(path: Path) -> None:
-    """Remove temporary files that killed processes left beside `path`, never those of a running one."""
-    name = re.compile(rf"\.{re.escape(path.name)}~(.+)~(\d*)~(\d+)~[0-9a-f]{{8}}")
-    with contextlib.suppress(OSError):  # another process may remove the same
-        found = [(entry, name.fullmatch(entry.name)) for entry in path.parent.iterdir()]
-        for entry, by in found:
-            if by is not None and _abandoned(entry, (by[1], by[2]), int(by[3])):
-                shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink(missing_ok=True)
-
-
-def _abandoned(entry: Path, place: tuple[str, str], pid: int) -> bool:
-    if place == _process_namespace():
-        return not psutil.pid_exists(pid)
-    written = max(path.stat().st_mtime for path in (entry, *entry.rglob("*")))
-    return time.time() - written > ABANDONED_S
-
-
-def _process_namespace() -> tuple[str, str]:
-    """Host and namespace of process numbers: containers with one host name may have separate numbers."""
-    with contextlib.suppress(OSError):
-        return platform.node(), str(Path("/proc/self/ns/pid").stat().st_ino)
-    return platform.node(), ""
 
 
 def _rename(temporary: Path, folder: Path) -> None:

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ddlbench.data.home import replacing
 from ddlbench.data.images.index import SCANNERS
 from ddlbench.data.processes import in_threads
 from ddlbench.errors import UserError
+from ddlbench.files import replacing
 from ddlbench.progress import Progress
 
 CHUNK_BYTES = 2**22

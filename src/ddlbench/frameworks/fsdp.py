@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
-from ddlbench.errors import Unsupported, UserError
+from ddlbench.errors import Unsupported, UserError, WrongRankCount
 from ddlbench.frameworks.shared.groups import subgroup
 from ddlbench.frameworks.shared.layout import Layout
 from ddlbench.frameworks.shared.meta import has_batch_norm
@@ -65,7 +65,7 @@ class FSDP:
         if world % self.replicate:
             fits = [count for count in range(1, world + 1) if world % count == 0]
             nearest = min(fits, key=lambda count: abs(count - self.replicate))
-            raise UserError(
+            raise WrongRankCount(
                 f"framework.replicate={self.replicate} does not divide {world} ranks (rest {world % self.replicate}): "
                 f"choose framework.replicate={nearest}"
             )

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode, flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from ddlbench.job import Model
+from ddlbench.job import Model, example_batch
 
 
 class Peak(NamedTuple):
@@ -105,8 +105,7 @@ def _count(
         whole = model.build().train(checkpoint is not None)
         if checkpoint:
             checkpoint(whole)
-        dtype = torch.int64 if model.kind == "text" else torch.float32
-        output = whole(torch.zeros(SAMPLES if checkpoint else 1, *model.input_shape(), dtype=dtype))
+        output = whole(example_batch(model, SAMPLES if checkpoint else 1).inputs)
         if backward:
             output.sum().backward()
     return counter, [name for name, _ in whole.named_children()]

@@ -10,7 +10,7 @@ import torch
 
 from ddlbench.config.compose import supports
 from ddlbench.config.schema import Config
-from ddlbench.errors import RunError, UserError
+from ddlbench.errors import RunError, UserError, WrongRankCount
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.deepspeed.knobs import Knobs
 from ddlbench.frameworks.fsdp import FSDP
@@ -94,15 +94,10 @@ def predict(config: Config, framework: Any, gpus: int, inputs: Known) -> Predict
         setting = Setting(job, inputs.machine, computation, kind_of(config.recipe.optimizer), inputs.algorithm)
         outcome = strategy(framework, setting)
     except RunError as error:
-        if isinstance(error, UserError) and not _of_degree(error):
+        if isinstance(error, UserError) and not isinstance(error, WrongRankCount):
             raise
         return replace(row, status="unsupported", reason=str(error))
     return _filled(row, outcome, setting, inputs, config.train.steps)
-
-
-def _of_degree(error: UserError) -> bool:
-    """Whether another number of GPUs may work: then the row has the error, and the other rows are predicted."""
-    return str(error).startswith(("train.global_batch=", "train.micro_batch=", "framework.", "the "))
 
 
 def job_of(config: Config, gpus: int, machine: Machine) -> Job:

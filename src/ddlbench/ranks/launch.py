@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from ddlbench.errors import RunError, UserError
+from ddlbench.errors import STATUSES, RunError, UserError
 from ddlbench.ranks.launchers import HOROVOD, HYDRA, OPEN_MPI, Launch, horovodrun, mpirun, srun, step_agrees, torchrun
 from ddlbench.ranks.store import open_store
 
@@ -38,7 +38,7 @@ class ConnectTimeout(RunError):
     """Not all ranks connected within the timeout."""
 
     status = "timeout"
-    exit_code = 8
+    exit_code = STATUSES[status].exit_code
 
 
 @dataclass

@@ -22,11 +22,12 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)  # each
 
 @dataclass(frozen=True)
 class Ask:
-    """Why the run is to stop: status and reason for the record, exit code for the processes."""
+    """Why the run is to stop: status, reason and `ended_by` for the record, exit code for the processes."""
 
     status: str
     reason: str
     exit_code: int
+    ended_by: str | None = None
 
 
 class Stop:
@@ -53,7 +54,8 @@ class Stop:
                 return
             self.changed.wait_for(lambda: self.at is not None)
             if self.passed == self.at:
-                raise Stopped(f"{self.ask.reason}; stopped {where}", self.ask.status, self.ask.exit_code)
+                asked = self.ask
+                raise Stopped(f"{asked.reason}; stopped {where}", asked.status, asked.exit_code, asked.ended_by)
 
     def announce(self, ask: Ask) -> int:
         """How many boundaries this rank has passed; from now on it waits at the next one for `decide`."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass
@@ -21,6 +22,13 @@ class Rates:
     @property
     def next(self) -> float:
         return self.of_step(self.step)
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps: with `load` a run continues where this one is."""
+        return {"step": self.step, "first": self.first, "last": self.last}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self.step, self.first, self.last = state["step"], state["first"], state["last"]
 
     def used(self, rate: float) -> float:
         """A step has ended with this rate in the optimizer."""

@@ -1,31 +1,31 @@
-"""run.json as a file, replaced whole, and its end where rank 0 does not live to write it."""
+"""The end of a run in run.json, where rank 0 does not live to write it."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import math
 import os
 import time
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-from ddlbench.credentials import LEFT_OUT, may_hold_credential
+from ddlbench.files import write_json
 from ddlbench.record.files import CLAIM, HEARTBEAT, RESERVE
 
 DEAD_CLAIM_S = 30.0  # after so long, the process that claimed to write the end has not lived to do it
 
 
-def end_for_rank_0(folder: Path, status: str, reason: str, ended: str | None = None) -> bool:
+def end_for_rank_0(
+    folder: Path, status: str, reason: str, ended: str | None = None, ended_by: str | None = None
+) -> bool:
     """Another rank, or a sweep where no rank is left, writes the end into run.json, once; whether this call did.
-    `running` may stay where the folder cannot be reached from here. ended: when, if not now"""
+    `running` may stay where the folder cannot be reached from here. ended: when, if not now; ended_by: of
+    errors.py"""
     try:
         content = json.loads((folder / "run.json").read_text())
         if content["status"] != "running" or not _claim_end(folder / CLAIM):
             return False
-        content |= {"status": status, "reason": reason, "times": {**content["times"], "end": ended or now()}}
+        content |= {"status": status, "reason": reason, "ended_by": ended_by}
+        content["times"]["end"] = ended or now()
         write_json(folder / "run.json", content)
         for name in (RESERVE, HEARTBEAT):
             (folder / name).unlink(missing_ok=True)
@@ -43,22 +43,6 @@ def _claim_end(claim: Path) -> bool:
     return True
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Replace a file whole: temporary file in the same folder, flush, fsync, rename."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("w") as file:
-            json.dump(plain(content), file, indent=1)
-            file.write("\n")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()  # half a file would hold the space that the next one needs
-        raise
-
-
 def why(error: OSError) -> str:
     """In the system's words, also where a library has put it in its own."""
     return os.strerror(error.errno) if error.errno else str(error)
@@ -66,14 +50,3 @@ def why(error: OSError) -> str:
 
 def now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
-
-
-def plain(value: Any) -> Any:
-    """What JSON can hold: a number that is not finite is unknown, null. A text with a credential is left out."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return LEFT_OUT if isinstance(value, str) and may_hold_credential(value) else value

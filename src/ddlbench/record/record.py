@@ -7,7 +7,6 @@ version or the new one.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import shutil
@@ -18,15 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from ddlbench.errors import RunError, UserError
+from ddlbench.files import plain, write_json
 from ddlbench.heartbeat import Heartbeat, Process
 from ddlbench.measure.rows import EpochRow
 from ddlbench.record import rank_epochs, steps
-from ddlbench.record.ending import now, plain, why, write_json
+from ddlbench.record.ending import now, why
 from ddlbench.record.epoch_files import EpochFiles
 from ddlbench.record.files import CLAIM, HEARTBEAT, RESERVE
 from ddlbench.record.rank_epochs import rank_tables
 from ddlbench.record.schema import SCHEMA_VERSION
 from ddlbench.record.steps import step_tables
+from ddlbench.texts import digest
 
 RESERVE_BYTES = 2**18  # some times the size of a run.json: freed for the last one where the disk is full
 EPOCHS = "epochs.jsonl"
@@ -35,10 +36,9 @@ EPOCHS = "epochs.jsonl"
 def run_id(config: Mapping[str, Any], world_size: int, nodes: int, dataset_hash: str) -> str:
     """A pure function of what was to be measured: readable prefix and short hash."""
     identity = {"config": config, "world_size": world_size, "nodes": nodes, "dataset": dataset_hash}
-    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:8]
     names = "-".join(str(config[group]["name"]) for group in ("framework", "model", "loader"))
     alone = "loader-" if config.get("mode") == "loader" else ""
-    return f"{alone}{names}-{world_size}x-{digest}"
+    return f"{alone}{names}-{world_size}x-{digest(identity)}"
 
 
 def writable(results_dir: str, key: str = "results_dir") -> None:
@@ -82,6 +82,7 @@ class Record:
             "attempt": attempt,
             "status": "running",
             "reason": None,
+            "ended_by": None,
         }
         record = cls(folder, {**head, "times": {"start": now(), "end": None}, **content})
         try:
@@ -133,16 +134,23 @@ class Record:
         with self.lock, self._saving():
             self.write()
 
-    def finish(self, status: str, reason: str | None = None, final: bool = True, end: str | None = None) -> bool:
+    def finish(
+        self,
+        status: str,
+        reason: str | None = None,
+        final: bool = True,
+        end: str | None = None,
+        ended_by: str | None = None,
+    ) -> bool:
         """Close the attempt with its status; whether that is on disk. Never raises: where the disk is full or the
         folder gone, stderr says so. The first final call counts; one before it that is not final may only be followed
-        by another failure. end: when, if not now"""
+        by another failure. end: when, if not now; ended_by: of errors.py"""
         with self.lock:
             ended = self.content["status"] != "running"
             if self.finished or (ended and status == "ok"):
                 return self.saved and status == self.content["status"]
             self.finished = final
-            self.content.update(status=status, reason=reason)
+            self.content.update(status=status, reason=reason, ended_by=ended_by)
             self.content["times"]["end"] = end or now()
             self.saved = self._save_at_last()
             if final:

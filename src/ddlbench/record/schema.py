@@ -26,7 +26,7 @@ class Column:
     unit:   SI or a counted thing; "1" for a share, "" where none applies
     source: where the value comes from; columns.toml says how to read it
     ranks:  how the ranks' values become one: a key of RANKS
-    clock:  what was synchronised when the time was taken: a key of CLOCKS, "" for what is no time
+    clock:  what was synchronized when the time was taken: a key of CLOCKS, "" for what is no time
     range:  the smallest and the largest value that a record may say; None: any
     """
 

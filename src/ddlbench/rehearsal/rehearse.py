@@ -64,8 +64,7 @@ class Rehearsal:
 
 def rehearse(config: Config, launch: Launch, device: torch.device) -> Rehearsal:
     """UserError, Unsupported or Unavailable where the framework refuses the job."""
-    pinned = getattr(config.loader, "pin_memory", None)  # other loaders than the native one deliver on the device
-    return rehearse_job(config.framework, make_job(config, launch, device), pinned)
+    return rehearse_job(config.framework, make_job(config, launch, device), config.loader.pinned)
 
 
 def rehearse_job(framework: Any, job: Job, pinned: bool | None = None) -> Rehearsal:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import socket
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 from ddlbench.errors import UserError
 from ddlbench.ranks.control import all_gather
 from ddlbench.record.fingerprint import fingerprint, is_version
+from ddlbench.texts import digest
 
 SHOWN = 5  # differences that one line names
 LONGEST = 60  # letters of a value
@@ -22,7 +21,7 @@ def compare_environments(environment: Mapping[str, Any]) -> list[str]:
     versions of a library. Collective. environment: this rank's, as in run.json"""
     packages = {f"packages.{name}": version for name, version in environment["packages"].items()}
     own = {k: v for k, v in (fingerprint(environment) | packages).items() if k not in PER_RANK}
-    if len(set(all_gather(_digest(own)))) == 1:  # usual: a few bytes a rank
+    if len(set(all_gather(digest(own, 64)))) == 1:  # usual: a few bytes a rank
         return []
     found = all_gather((socket.gethostname(), own))
     lines = {key: line for key in _keys(found) if (line := _difference(key, found))}
@@ -30,10 +29,6 @@ def compare_environments(environment: Mapping[str, Any]) -> list[str]:
     if conflicts:
         raise UserError(f"{_joined(conflicts)}: install the same versions on every host")
     return list(lines.values())
-
-
-def _digest(values: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()
 
 
 def _keys(found: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:

@@ -21,9 +21,9 @@ from ddlbench.recipe.optimizers import make_optimizer
 from ddlbench.record.recorder import FileRecorder, NoRecorder
 from ddlbench.run.checkpoints import open_checkpoints
 from ddlbench.run.cold_cache import ColdCache
-from ddlbench.run.faults import Supervisor
+from ddlbench.run.context import Records
 from ddlbench.run.scenarios import Scenario
-from ddlbench.run.start import Records
+from ddlbench.run.supervisor import Supervisor
 
 
 def make_job(config: Config, launch: Launch, device: torch.device) -> Job:

@@ -16,17 +16,18 @@ from ddlbench.job import Job
 from ddlbench.measure.allocator import keep_freed_memory
 from ddlbench.ranks.control import all_gather, barrier, single_process, wait_for
 from ddlbench.ranks.launch import Launch, connect, disconnect, pick_device
+from ddlbench.ranks.nccl import disable_nccl_abort
 from ddlbench.record.record import writable
 from ddlbench.record.run_json import planned_run
 from ddlbench.run.assembly import make_job, make_run, open_feed, seed_replica
 from ddlbench.run.checkpoints import how_to_continue
 from ddlbench.run.cold_cache import check_cold_cache
+from ddlbench.run.context import Records, Spans, stage_data
 from ddlbench.run.failure import Failure
-from ddlbench.run.faults import NO_STEP, Supervisor, disable_nccl_abort
 from ddlbench.run.limits import check_machine, planned_device
 from ddlbench.run.preflight import preflight
 from ddlbench.run.scenarios import Scenario, choose
-from ddlbench.run.start import Records, Spans, stage_data
+from ddlbench.run.supervisor import NO_STEP, Supervisor
 from ddlbench.texts import printable
 
 INTERRUPTED = ("killed", "timeout")

@@ -29,7 +29,6 @@ from ddlbench.checkpoint.live import (
 )
 from ddlbench.checkpoint.saved import Saved, complete
 from ddlbench.config.schema import Config
-from ddlbench.data.loaders.dali import Dali
 from ddlbench.errors import RunError, Unsupported, UserError
 from ddlbench.heartbeat import has_ended
 from ddlbench.job import Job, Trainer
@@ -37,8 +36,8 @@ from ddlbench.loop import Run
 from ddlbench.ranks.control import all_gather, barrier
 from ddlbench.recipe.rates import Rates
 from ddlbench.record.files import HEARTBEAT
-from ddlbench.run.faults import Supervisor
-from ddlbench.run.start import Records
+from ddlbench.run.context import Records
+from ddlbench.run.supervisor import Supervisor
 
 
 def check_checkpoints(config: Config, job: Job) -> None:
@@ -46,10 +45,10 @@ def check_checkpoints(config: Config, job: Job) -> None:
     if config.checkpoint.every is None:
         return
     check_checkpoint(config.framework, job)
-    if isinstance(config.loader, Dali):
+    if not config.loader.resumable:
         raise Unsupported(
-            "checkpoint.every does not go with loader=dali: DALI cannot save the random stream of its crops where the "
-            f"order of the files comes from outside: choose loader=native, or {OFF}"
+            f"checkpoint.every does not go with loader={config.loader.name}, which cannot save the random stream of "
+            f"its samples: choose loader=native, or {OFF}"
         )
 
 
@@ -153,11 +152,10 @@ class Checkpoints:
             self._make(growing)
         barrier()
         files = storage.write(growing, named_tensors(self.state.live(), self.rank, run.job.device), self.rank)
-        rates = {name: value for name, value in vars(self.rates).items() if name != "of_step"}
         epochs = self.records.record.lines() if self.records.record else []
         return Saved(
             growing, self.records.run_id, self.attempt, self.lineage, done, self.trainer.updates,
-            run.elapsed_s, rates, self.state.numbers(), epochs, files,
+            run.elapsed_s, self.rates.state(), self.state.numbers(), epochs, files,
         )  # fmt: skip
 
     def _make(self, folder: Path) -> None:
@@ -227,7 +225,7 @@ class Checkpoints:
         tensors = named_tensors(live, self.rank, device)
         storage.read(saved.folder, tensors)
         self.state.restore(saved.numbers)
-        vars(self.rates).update(saved.rates)
+        self.rates.load(saved.rates)
         prefix = f"rank{self.rank}/random/"
         states = {name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)}
         set_random_states(device, states)

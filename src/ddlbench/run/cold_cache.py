@@ -6,12 +6,11 @@ import sys
 from dataclasses import asdict
 
 from ddlbench.config.schema import Config
-from ddlbench.data.loaders.native import Native
 from ddlbench.data.page_cache import Dropped, can_drop, drop
 from ddlbench.errors import Unsupported
 from ddlbench.ranks.control import all_gather, wait_for
-from ddlbench.run.faults import Supervisor
-from ddlbench.run.start import Records
+from ddlbench.run.context import Records
+from ddlbench.run.supervisor import Supervisor
 
 OFF = "or set train.cold_cache=false"
 
@@ -22,7 +21,7 @@ def check_cold_cache(config: Config) -> None:
         return
     if not can_drop():
         raise Unsupported(f"train.cold_cache=true needs posix_fadvise, which {sys.platform} lacks: use Linux, {OFF}")
-    if not isinstance(config.loader, Native):
+    if not config.loader.drops_cache:
         raise Unsupported(
             f"train.cold_cache=true needs a loader that reads files and maps none, loader {config.loader.name} does "
             f"not: choose loader=native, {OFF}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ddlbench.errors import RunError
+from ddlbench.errors import STATUSES, RunError
 
 OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "alloc_failed")  # CUDA and NCCL, torch's CPU, cuBLAS
 TIMEOUT = ("timed out", "timeout")
@@ -21,6 +21,7 @@ class Failure:
     """Why a run ended: status and reason for the record, exit code for the process.
 
     doubtful: it may be the consequence of another rank's end
+    ended_by: SIGNAL or TIME_LIMIT where the run did not end by itself
     """
 
     status: str
@@ -28,22 +29,31 @@ class Failure:
     exit_code: int
     rank: int
     doubtful: bool = False
+    ended_by: str | None = None
 
     @classmethod
     def of(cls, error: BaseException, rank: int) -> Failure:
         """The status of an exception; out-of-memory and timeout errors of libraries are found by their words."""
         if isinstance(error, RunError):
-            return cls(error.status, str(error), error.exit_code, rank)
+            return cls(error.status, str(error), error.exit_code, rank, ended_by=error.ended_by)
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         text = f"{type(error).__name__}: {' '.join(lines[:2])}".removesuffix(": ")
         words = f"{type(error).__name__}: {error}".lower()
         if WORKER.search(str(error)):
-            return cls("error", f"rank {rank}: {worker_died(str(error))}", 1, rank)
+            return cls.with_status("error", f"rank {rank}: {worker_died(str(error))}", rank)
         if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(word in words for word in OUT_OF_MEMORY):
-            return cls("oom", f"rank {rank}: {text}", 7, rank)
+            return cls.with_status("oom", f"rank {rank}: {text}", rank)
         if any(word in words for word in TIMEOUT):
-            return cls("timeout", f"rank {rank}: {text} (the limit is train.timeout_s)", 8, rank, doubtful=True)
-        return cls("error", f"rank {rank}: {text}", 1, rank, any(word in words for word in BROKEN))
+            reason = f"rank {rank}: {text} (the limit is train.timeout_s)"
+            return cls.with_status("timeout", reason, rank, doubtful=True)
+        return cls.with_status("error", f"rank {rank}: {text}", rank, any(word in words for word in BROKEN))
+
+    @classmethod
+    def with_status(
+        cls, status: str, reason: str, rank: int, doubtful: bool = False, ended_by: str | None = None
+    ) -> Failure:
+        """With the exit code of its status."""
+        return cls(status, reason, STATUSES[status].exit_code, rank, doubtful, ended_by)
 
 
 def worker_died(message: str) -> str:

@@ -16,11 +16,9 @@ WORKERS_PER_CORE = 4  # what reads also waits for storage: more of it than cores
 def check_machine(config: Config, cores: int | None = None) -> None:
     """UserError for more threads or workers a rank than the cores of this machine can carry. `cores`: None asks."""
     cores = cores or os.cpu_count() or 1
-    allowed = {
-        "train.threads_per_rank": (config.train.threads_per_rank, cores),
-        "loader.threads": (getattr(config.loader, "threads", None), WORKERS_PER_CORE * cores),
-        "loader.workers": (getattr(config.loader, "workers", None), WORKERS_PER_CORE * cores),
-    }
+    allowed: dict[str, tuple[int | None, int]] = {"train.threads_per_rank": (config.train.threads_per_rank, cores)}
+    for key, number in config.loader.parallelism().items():
+        allowed[f"loader.{key}"] = (number, WORKERS_PER_CORE * cores)
     for key, (value, most) in allowed.items():
         if value is not None and value > most:
             has = f"this machine has {cores} core{'s' if cores > 1 else ''}"

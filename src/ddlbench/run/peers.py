@@ -97,7 +97,7 @@ class Peers:
         if (seconds := self.silent_for()) <= timeout_s:
             return None
         reason = f"rank {self.rank} has not heard from {self.name(self.next_rank)} for {seconds:.0f} s"
-        return Failure("timeout", f"{reason} (train.timeout_s)", 8, self.rank, doubtful=True)
+        return Failure.with_status("timeout", f"{reason} (train.timeout_s)", self.rank, doubtful=True)
 
     def name(self, rank: int) -> str:
         """rank 3 (node7, pid 4711), as its heartbeat says."""

@@ -20,11 +20,11 @@ import torch.distributed as dist
 
 from ddlbench.config.schema import Config
 from ddlbench.errors import RunError
+from ddlbench.files import write_json
 from ddlbench.measure.environment import gpu, known
 from ddlbench.measure.nvml import gpu_state_reader
 from ddlbench.ranks.control import all_gather, single_process
-from ddlbench.record.ending import write_json
-from ddlbench.run.start import Records
+from ddlbench.run.context import Records
 
 SIDES = {"cpu": 512, "cuda": 4096}  # of the matrices: 10 ms and more on both
 REDUCED_BYTES = {"cpu": 2**22, "cuda": 2**26}

@@ -6,6 +6,7 @@ import math
 import sys
 import time
 
+from ddlbench.errors import TIME_LIMIT
 from ddlbench.ranks.stop import Ask, Stop
 from ddlbench.run.failure import Failure
 from ddlbench.run.peers import Peers
@@ -48,7 +49,7 @@ class Stopping:
     def ask(self, own: Failure, peers: Peers | None) -> None:
         """All ranks shall stop at a boundary for this reason."""
         self.hold(own)
-        ask = Ask(own.status, own.reason, own.exit_code)
+        ask = Ask(own.status, own.reason, own.exit_code, own.ended_by)
         if peers is None:
             first = ask
             self.stop.decide(self.stop.announce(ask) + 1)
@@ -63,14 +64,15 @@ class Stopping:
         if self.reported or self.stop.ask is None:
             return None
         self.reported, ask = True, self.stop.ask
-        return Failure(ask.status, ask.reason, ask.exit_code, self.rank)
+        return Failure(ask.status, ask.reason, ask.exit_code, self.rank, ended_by=ask.ended_by)
 
     def limit_reached(self) -> Failure | None:
         """Once."""
         if time.perf_counter() < self.limit_at:
             return None
         self.limit_at = math.inf
-        return Failure("timeout", f"rank {self.rank} {self.limit_reason}", 8, self.rank, doubtful=True)
+        reason = f"rank {self.rank} {self.limit_reason}"
+        return Failure.with_status("timeout", reason, self.rank, doubtful=True, ended_by=TIME_LIMIT)
 
     def overdue(self, peers: Peers | None) -> Failure | None:
         """What this rank has asked for, where the ranks have not stopped in time or no boundary has come yet."""

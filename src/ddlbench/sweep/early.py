@@ -10,18 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from ddlbench.config.compose import configuration, configurations
-from ddlbench.errors import PeerFailed, Unavailable, Unsupported, UserError
+from ddlbench.errors import STATUSES, TIME_LIMIT, PeerFailed
 from ddlbench.record.record import Record, run_id
 from ddlbench.sweep.plan import Cell
 
 LIMIT = (128 + signal.SIGUSR1, -signal.SIGUSR1)  # of a rank, or of a process that was not yet one
-STATUSES = {
-    **{kind.exit_code: kind.status for kind in (UserError, Unsupported, Unavailable)},
-    7: "oom",
-    8: "timeout",
-    **dict.fromkeys(LIMIT, "killed"),
-}
 INTERRUPTS = {code for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) for code in (-number, 128 + number)}
+BY_CODE = {status.exit_code: name for name, status in STATUSES.items() if status.exit_code not in INTERRUPTS}
 SAID = re.compile(r"ddlbench(?: \(rank \d+\))?: (?!warning: |advice: |the record )(?:[a-z]+: )?(.+)")
 LONGEST = 1000  # letters of a reason
 
@@ -35,7 +30,12 @@ def record_early_end(cell: Cell, results: Path, codes: Sequence[int], began: str
     if INTERRUPTS.issuperset(code for code in codes if code):  # a sweep ends the others of a rank that failed
         return False
     code = first_failure(codes) or max(codes)
-    return write_row(cell, results, STATUSES.get(code, "error"), _reason(codes, said), began)
+    return write_row(cell, results, *ended_with(code), _reason(codes, said), began)
+
+
+def ended_with(code: int) -> tuple[str, str | None]:
+    """The status of a run that ended with this exit code, and what ended it, as errors.py names both."""
+    return ("killed", TIME_LIMIT) if code in LIMIT else (BY_CODE.get(code, "error"), None)
 
 
 def first_failure(codes: Iterable[int]) -> int | None:
@@ -45,7 +45,14 @@ def first_failure(codes: Iterable[int]) -> int | None:
 
 
 def write_row(
-    cell: Cell, results: Path, status: str, reason: str, began: str, ended: str | None = None, **sections: Any
+    cell: Cell,
+    results: Path,
+    status: str,
+    ended_by: str | None,
+    reason: str,
+    began: str,
+    ended: str | None = None,
+    **sections: Any,
 ) -> bool:
     """Write a record without measurements; whether it is on disk.
 
@@ -63,7 +70,7 @@ def write_row(
         **sections,
     }
     name = run_id(config.identity(), cell.gpus, content["launch"]["nodes"], "unknown")
-    return Record.open(str(results), name, content).finish(status, reason[:LONGEST], end=ended)
+    return Record.open(str(results), name, content).finish(status, reason[:LONGEST], end=ended, ended_by=ended_by)
 
 
 def _reason(codes: Sequence[int], said: str) -> str:

@@ -15,9 +15,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from ddlbench.errors import RunError
+from ddlbench.errors import STATUSES, RunError
 from ddlbench.heartbeat import SILENT_S
-from ddlbench.sweep.early import INTERRUPTS, STATUSES, first_failure, lines, write_row
+from ddlbench.sweep.early import INTERRUPTS, ended_with, first_failure, lines, write_row
 from ddlbench.sweep.lock import FOLDER, Claim, claim, last_job
 from ddlbench.sweep.plan import Cell
 from ddlbench.sweep.state import FINAL, JOB_VARIABLE, State
@@ -31,7 +31,12 @@ TASK = re.compile(r"^srun: error: \S+: tasks? [\d,-]+: (?:Exited with exit code 
 KILLED = 128 + signal.SIGKILL
 # The first word of what srun says: "Out Of Memory", as early.py calls it; "User defined signal 1" of a task that was
 # still importing at the time limit.
-BY_SIGNAL = {"Killed": KILLED, "Terminated": 128 + signal.SIGTERM, "Out": 7, "User": 128 + signal.SIGUSR1}
+BY_SIGNAL = {
+    "Killed": KILLED,
+    "Terminated": 128 + signal.SIGTERM,
+    "Out": STATUSES["oom"].exit_code,
+    "User": 128 + signal.SIGUSR1,
+}
 OF_SLURM = re.compile(r"^(?:run\.sbatch|srun: error|slurmstepd: error): .+$", re.MULTILINE)
 # Slurm's states of a job that it has ended (squeue(1), "JOB STATE CODES"), and the status of the run in it.
 ENDED = {
@@ -178,9 +183,9 @@ def _code(said: str) -> int | None:
     return first_failure(codes) or int(ended[1])
 
 
-def end_of(output: Part, state: str, job: Job) -> tuple[str, str] | None:
-    """Status and reason; None for an interruption. A signal that ended the run may have come from Slurm: then the job's
-    state decides."""
+def end_of(output: Part, state: str, job: Job) -> tuple[str, str | None, str] | None:
+    """Status, what ended it, and reason; None for an interruption. A signal that ended the run may have come from
+    Slurm: then the job's state decides."""
     code, itself = output.code, state in (*ENDED_ITSELF, FORGOTTEN)
     said = lines(output.said)[:1] or OF_SLURM.findall(output.said)[:1]
     from_outside = code is None or code in (*INTERRUPTS, KILLED)
@@ -188,12 +193,12 @@ def end_of(output: Part, state: str, job: Job) -> tuple[str, str] | None:
     see = f"see {job.log.name}" if job.log else "it has left no output"
     reason = "; ".join([*said, f"Slurm job {job.number} ended before the run had a record: {how}; {see}"])
     if from_outside and not itself:
-        return (ENDED[state], reason) if state in ENDED else None
+        return (ENDED[state], None, reason) if state in ENDED else None
     if code is not None:
-        return None if code in (0, *INTERRUPTS) else (STATUSES.get(code, "error"), reason)
+        return None if code in (0, *INTERRUPTS) else (*ended_with(code), reason)
     if output.nodes is None:
-        return ("error", reason) if said or state == "FAILED" else None
-    return "killed", reason
+        return ("error", None, reason) if said or state == "FAILED" else None
+    return "killed", None, reason
 
 
 def _exit(code: int) -> str:

@@ -13,12 +13,12 @@ import json
 import math
 import os
 import re
-import uuid
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ddlbench.files import replacing
 from ddlbench.foreign import parse, read_bytes
 from ddlbench.heartbeat import SILENT_S, Heartbeat, Process, server_time
 
@@ -53,10 +53,8 @@ class Claim:
         ended."""
         if self._heartbeat is not None:
             self._heartbeat.stop()
-        with contextlib.suppress(OSError):
-            new = self.path.with_name(f".{self.path.name}.{uuid.uuid4().hex}")
-            new.write_text('{"released": true}')
-            new.replace(self.path)
+        with contextlib.suppress(OSError), replacing(self.path, through=self.path.parent) as file:
+            file.write(b'{"released": true}')
 
 
 def claim(

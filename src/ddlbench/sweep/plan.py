@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from ddlbench.config.compose import configuration, configurations, refusal, supports
 from ddlbench.config.schema import Config
 from ddlbench.errors import Unavailable, Unsupported, UserError
-from ddlbench.results.tables.merge import digest
 from ddlbench.sweep.study import Study
+from ddlbench.texts import digest
 
 if TYPE_CHECKING:
     import torch

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from ddlbench.config.identity import added_later, measured_part
 from ddlbench.config.schema import Options
+from ddlbench.errors import STATUSES, TIME_LIMIT
 from ddlbench.foreign import Object, parse, read_bytes
 from ddlbench.heartbeat import server_time
 from ddlbench.record.ending import end_for_rank_0
@@ -21,14 +22,10 @@ from ddlbench.sweep.plan import Cell, key_of
 
 MISSING, RUNNING, QUEUED = "missing", "running", "queued"
 FINAL = ("ok", "unsupported")
-# A time limit ends a run with SIGUSR1 (this sweep's and Slurm's, see run.sbatch) or by train.time_limit_s, and would do
-# so again, but for a run that has saved a checkpoint. Any other signal is an interruption: the cell is still to be run.
-LIMITS = ("SIGUSR1", "train.time_limit_s")
 JOB_VARIABLE, RESTARTS_VARIABLE = "SLURM_JOB_ID", "SLURM_RESTART_COUNT"  # in a record's section `environment`
 RETRIES = {
-    "failed": ("error", "timeout", "diverged", "killed", "unavailable"),
-    "oom": ("oom",),
-    "all": ("error", "timeout", "diverged", "killed", "unavailable", "oom", "unsupported"),
+    choice: tuple(name for name, status in STATUSES.items() if choice in status.retry)
+    for choice in ("failed", "oom", "all")
 }
 
 
@@ -46,12 +43,13 @@ class Attempt:
     saved: bool = False  # whether it has left a checkpoint
     job: str | None = None  # number of its Slurm job
     restarts: str = "0"  # how often Slurm had put that job back into the queue
+    ended_by: str | None = None  # as errors.py; None also in records of versions without this field
 
     @property
     def interrupted(self) -> bool:
-        """Whether the attempt was interrupted without a result of its own, so that its cell may run again."""
-        limit = any(word in self.reason for word in LIMITS)
-        return self.saved if limit else self.status == "killed"
+        """Whether the attempt was interrupted without a result of its own, so that its cell may run again. A time limit
+        would end it again, unless the run has saved a checkpoint."""
+        return self.saved if self.ended_by == TIME_LIMIT else self.status == "killed"
 
 
 @dataclass
@@ -151,6 +149,7 @@ def _attempt(folder: Path, record: Object) -> Attempt:
         gpus,
         isinstance(record.get("checkpoints"), dict),
         *_job(record),
+        cast(str | None, record.get("ended_by")),
     )
 
 

@@ -9,9 +9,9 @@ from hashlib import sha256
 import numpy as np
 import pytest
 
-from ddlbench.data.home import replacing
 from ddlbench.data.text.tokenfile import FORMAT, TokenFile, TokenIndex, smallest_dtype, write_index, write_tokens
 from ddlbench.errors import UserError
+from ddlbench.files import replacing
 
 INDEX = TokenIndex(FORMAT, "uint16", 5, 2, 1, "-", "BPE-9-x", "x", 9, "text", 12, "-", 0)
 

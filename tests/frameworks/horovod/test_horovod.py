@@ -246,7 +246,7 @@ def test_adasum_on_gpus_needs_nccl_and_mpi(monkeypatch: pytest.MonkeyPatch, nccl
 
 
 @needs_horovod
-@pytest.mark.slow  # that a rank which raises ends the others is one of tests/run/test_faults.py
+@pytest.mark.slow  # that a rank which raises ends the others is one of tests/run/test_supervisor.py
 @pytest.mark.parametrize(
     ("how", "more", "status", "reason", "codes"),
     [

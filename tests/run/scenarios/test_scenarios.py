@@ -17,7 +17,7 @@ def test_every_mode_that_measures_has_a_scenario() -> None:
 
 
 def test_no_other_file_reads_the_mode() -> None:
-    for name in ("loop.py", "run/attempt.py", "run/start.py", "record/recorder.py", "record/run_json.py"):
+    for name in ("loop.py", "run/attempt.py", "run/context.py", "record/recorder.py", "record/run_json.py"):
         tree = ast.parse((SOURCE / name).read_text())
         asked = [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "mode"]
         assert not asked, (name, asked)

@@ -11,8 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddlbench.data.foreign_data import open_regular
-from ddlbench.data.home import home, replacing
+from ddlbench.data.home import home
 from ddlbench.errors import UserError
+from ddlbench.files import replacing
 
 
 def kept_folder(root: Path, cache_dir: str | None) -> Path:

@@ -38,6 +38,11 @@ class Dali:
     """
 
     library: ClassVar[str] = "nvidia.dali"
+    scored: ClassVar[bool] = True
+    resumable: ClassVar[bool] = False  # DALI cannot save the random stream of crops of files in an order from outside
+    counts_reads: ClassVar[bool] = False  # it maps what it opens
+    drops_cache: ClassVar[bool] = False
+    pinned: ClassVar[bool | None] = None
 
     name: str
     device: str | None = None
@@ -52,9 +57,8 @@ class Dali:
             if (value := getattr(self, key)) is not None and value < 1:
                 raise UserError(f"loader.{key}={value} must be 1 or more")
 
-    @property
-    def scored(self) -> bool:
-        return True
+    def parallelism(self) -> dict[str, int | None]:
+        return {"threads": self.threads}
 
     def check(self, dataset: Dataset, model: Model) -> None:
         if not isinstance(dataset, ImageFolders):

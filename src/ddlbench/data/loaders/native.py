@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -41,6 +41,11 @@ class Native:
     persistent: keep the workers between epochs
     """
 
+    scored: ClassVar[bool] = True
+    resumable: ClassVar[bool] = True
+    counts_reads: ClassVar[bool] = True
+    drops_cache: ClassVar[bool] = True
+
     name: str
     workers: int | None = None
     prefetch: int = 2
@@ -54,8 +59,11 @@ class Native:
             raise UserError(f"loader.prefetch={self.prefetch} must be 1 or more batches per worker")
 
     @property
-    def scored(self) -> bool:
-        return True
+    def pinned(self) -> bool:
+        return self.pin_memory
+
+    def parallelism(self) -> dict[str, int | None]:
+        return {"workers": self.workers}
 
     def check(self, dataset: Dataset, model: Model) -> None:
         """Reads every data set."""

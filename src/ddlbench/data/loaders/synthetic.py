@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import repeat
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,12 @@ class Synthetic:
     train_samples, val_samples: number of samples; None: as in the data set
     """
 
+    scored: ClassVar[bool] = False  # random numbers, in validation those of training: nothing is learned from them
+    resumable: ClassVar[bool] = True
+    counts_reads: ClassVar[bool] = True  # of which there are none
+    drops_cache: ClassVar[bool] = False
+    pinned: ClassVar[bool | None] = None
+
     name: str
     train_samples: int | None = None
     val_samples: int | None = None
@@ -33,10 +39,8 @@ class Synthetic:
             if value is not None and value < least:
                 raise UserError(f"loader.{key}={value} must be at least {least}, or null for all samples")
 
-    @property
-    def scored(self) -> bool:
-        """Random samples, and in validation those of training: a model that has learned them has learned nothing."""
-        return False
+    def parallelism(self) -> dict[str, int | None]:
+        return {}
 
     def check(self, dataset: Dataset, model: Model) -> None:
         """Replaces every data set."""

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddlbench.data.foreign_data import format_of, made_of, read_json, regular_size
-from ddlbench.data.home import replacing
 from ddlbench.errors import UserError
+from ddlbench.files import replacing
 
 FORMAT = 1
 DTYPES = ("uint16", "uint32")

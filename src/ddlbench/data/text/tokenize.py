@@ -24,9 +24,9 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from ddlbench.data.home import replacing
 from ddlbench.data.text.tokenfile import FORMAT, TokenIndex, smallest_dtype, write_index, write_tokens
 from ddlbench.errors import UserError
+from ddlbench.files import replacing
 from ddlbench.progress import Progress
 
 CHUNK_BYTES = 2**20  # text in memory at a time; with its tokens about 70 MiB, and at least one line

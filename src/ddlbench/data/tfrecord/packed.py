@@ -23,10 +23,10 @@ from numpy.random import RandomState
 from numpy.typing import NDArray
 
 from ddlbench.data.foreign_data import format_of, made_of, read_json, regular_size
-from ddlbench.data.home import replacing
 from ddlbench.data.tfrecord.example import Feature, decode, encode
 from ddlbench.data.tfrecord.records import Span, index_text, read_index, spans_of
 from ddlbench.errors import UserError
+from ddlbench.files import replacing
 from ddlbench.foreign import read_bytes
 from ddlbench.texts import GIB
 

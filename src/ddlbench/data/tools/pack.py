@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddlbench.data.foreign_data import made_of, parse_json, regular_size, sha256_of
-from ddlbench.data.home import replacing
 from ddlbench.data.images.index import Files, FolderLayout, Index, prepare_index
 from ddlbench.data.processes import in_processes
 from ddlbench.data.tfrecord.packed import (
@@ -41,6 +40,7 @@ from ddlbench.data.tfrecord.packed import (
 )
 from ddlbench.data.tfrecord.records import BadRecord, crc32c, index_text, record, spans_of
 from ddlbench.errors import UserError
+from ddlbench.files import replacing
 from ddlbench.foreign import read_bytes
 from ddlbench.progress import Progress
 from ddlbench.texts import shortened

@@ -127,7 +127,7 @@ class ZeroTrainer:
 
     def evaluate(self, batch: Batch | None) -> Tensor | None:
         assert batch is not None
-        self.statistics.synchronise()
+        self.statistics.synchronize()
         module: nn.Module = self.engine.module
         job = replace(self.job, precision="fp32") if self.knobs.casts(self.job) else self.job  # then without autocast
         return evaluate(module, lambda inputs: module(self._cast(inputs)), batch, job, self.micro_batches)
@@ -137,7 +137,7 @@ class ZeroTrainer:
 
     def state(self) -> dict[str, Tensor] | None:
         """Tensor by tensor, so that no device need hold the whole model."""
-        self.statistics.synchronise()
+        self.statistics.synchronize()
         whole: dict[str, Tensor] = {}
         for name, tensor in self.engine.module.state_dict(keep_vars=True).items():
             full = self._whole(tensor)
@@ -170,12 +170,12 @@ class ZeroTrainer:
 
     def numbers(self) -> dict[str, Any]:
         steps = {"global_steps": self.engine.global_steps, "skipped_steps": self.engine.skipped_steps}
-        return {**steps, "applied": self.applied, "synchronised": self.statistics.synchronised}
+        return {**steps, "applied": self.applied, "synchronised": self.statistics.synchronized}
 
     def restore(self, numbers: Mapping[str, Any]) -> None:
         take_restored(self.engine, self.knobs.zero_stage)
         self.engine.global_steps, self.engine.skipped_steps = numbers["global_steps"], numbers["skipped_steps"]
-        self.applied, self.statistics.synchronised = numbers["applied"], numbers["synchronised"]
+        self.applied, self.statistics.synchronized = numbers["applied"], numbers["synchronised"]
 
     def facts(self) -> dict[str, Any]:
         zero, knobs = self.engine.config["zero_optimization"], self.knobs

@@ -135,7 +135,7 @@ class Horovod:
             backward_passes_per_step=job.micro_batches(job.world_size),
             op=op,
         )
-        # Adasum's optimizer has stepped when backward ends, and refuses to be synchronised by hand.
+        # Adasum's optimizer has stepped when backward ends, and refuses to be synchronized by hand.
         combined = self.adasum and job.world_size > 1
         update = Update(optimizer, job) if combined else AveragedUpdate(optimizer, job)
         facts = self._facts(job, controller="mpi" if hvd.mpi_enabled() else "gloo")

@@ -51,8 +51,8 @@ def start(hvd: Any, job: Job, variables: Mapping[str, str]) -> None:
 
 @contextmanager
 def delayed_abort() -> Generator[None]:
-    """An abort of this process waits for six seconds, in which the watchdog (run/faults.py) records the end of the run.
-    Where another rank ends while Horovod starts, Horovod's thread aborts the process at once: it does not catch gloo's
+    """An abort of this process waits for six seconds, in which run/supervisor.py records the end of the run. Where
+    another rank ends while Horovod starts, Horovod's thread aborts the process at once: it does not catch gloo's
     exceptions there (gloo_context.cc, Initialize). The handler of SIGABRT is sleep(3), which a signal handler may call:
     it takes the signal's number, 6, as seconds. A handler in Python runs only after the abort."""
     libc = ctypes.CDLL(None)

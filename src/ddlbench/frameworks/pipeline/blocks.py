@@ -96,7 +96,7 @@ class Blocks:
                 stage.reshard()
 
     def state(self) -> dict[str, Tensor] | None:
-        self.statistics.synchronise()
+        self.statistics.synchronize()
         own = gathered_state(self.model, keep=self.groups.data_rank == 0)
         if self.groups.data_rank > 0:
             return None

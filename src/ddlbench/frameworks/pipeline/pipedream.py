@@ -161,7 +161,7 @@ class PipeDreamTrainer:
 
     def evaluate(self, batch: Batch | None) -> Tensor | None:
         self._assert_empty()
-        self.blocks.statistics.synchronise()
+        self.blocks.statistics.synchronize()
         return self.flight.evaluate(batch)
 
     def _assert_empty(self) -> None:
@@ -180,11 +180,11 @@ class PipeDreamTrainer:
         return Live(self.flight.updates.weights.newest, self.optimizer, dict(self.model.named_buffers()))
 
     def numbers(self) -> dict[str, Any]:
-        return {**self.flight.updates.update.numbers(), "synchronised": self.blocks.statistics.synchronised}
+        return {**self.flight.updates.update.numbers(), "synchronised": self.blocks.statistics.synchronized}
 
     def restore(self, numbers: Mapping[str, Any]) -> None:
         self.flight.updates.update.restore(numbers)
-        self.blocks.statistics.synchronised = numbers["synchronised"]
+        self.blocks.statistics.synchronized = numbers["synchronised"]
 
     def facts(self) -> dict[str, Any]:
         counted = self.flight.updates.staleness.by_stage()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddlbench.errors import Unsupported, UserError
+from ddlbench.errors import Unsupported, WrongRankCount
 from ddlbench.frameworks.shared.layout import divisors, fill
 from ddlbench.job import Job
 
@@ -28,7 +28,7 @@ def pipeline_ranks(world_size: int, dp: int, pp: int | None, tp: int = 1) -> int
 
 
 def check_stages(ranks: int, virtual_stages: int, blocks: int, balance: list[int] | None) -> None:
-    """Raise Unsupported for more stages than blocks, UserError for a balance that is not one."""
+    """Raise Unsupported for more stages than blocks, WrongRankCount for a balance that is not one."""
     stages = ranks * virtual_stages
     if stages > blocks:
         looped = f" x framework.virtual_stages={virtual_stages}" if virtual_stages > 1 else ""
@@ -38,7 +38,7 @@ def check_stages(ranks: int, virtual_stages: int, blocks: int, balance: list[int
             "pipelines (framework.dp)"
         )
     if balance is not None and (len(balance) != stages or sum(balance) != blocks or min(balance) < 1):
-        raise UserError(
+        raise WrongRankCount(
             f"framework.balance={balance} gives {sum(balance)} blocks to {len(balance)} stages: the model has {blocks} "
             f"blocks and the pipeline {stages} stages, each needs 1 block or more; null balances by FLOPs"
         )
@@ -61,11 +61,11 @@ def check_split_backward(job: Job) -> None:
 
 def micro_batch_count(schedule: str, job: Job, ranks: int, replicas: int) -> int:
     """Micro batches of an update: as `train.micro_batch` says, else 4 a rank or the nearest number below that divides a
-    replica's samples. Raises UserError for what the schedule refuses."""
+    replica's samples. Raises WrongRankCount for what the schedule refuses."""
     samples = job.replica_batch(replicas)
     fits = [count for count in divisors(samples) if accepts(schedule, count, ranks)]
     if not fits:
-        raise UserError(
+        raise WrongRankCount(
             f"the {samples} samples of a replica (train.global_batch={job.global_batch} over {replicas}) cannot be "
             f"divided into micro batches for {schedule} over {ranks} ranks, which needs {ranks} or more: choose "
             f"train.global_batch={MICRO_BATCHES_PER_RANK * ranks * replicas} or more"
@@ -75,7 +75,7 @@ def micro_batch_count(schedule: str, job: Job, ranks: int, replicas: int) -> int
     count = job.micro_batches(replicas)
     if count not in fits:
         nearest = min(fits, key=lambda fit: abs(fit - count))
-        raise UserError(
+        raise WrongRankCount(
             f"{schedule} over {ranks} ranks cannot run {count} micro batches (train.micro_batch={job.micro_batch} of "
             f"the {samples} samples of a replica): choose train.micro_batch={samples // nearest}"
         )

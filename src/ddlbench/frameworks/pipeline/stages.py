@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.shared.step import autocast
-from ddlbench.job import Job
+from ddlbench.job import Job, example_batch
 from ddlbench.measure.flops import forward_flops_per_block
 from ddlbench.measure.spans import FORWARD, span
 
@@ -121,8 +121,7 @@ def borders(job: Job, samples: int) -> list[Tensor]:
     tensors without data that have the shape and the type. Fake tensors: nothing is computed."""
     with FakeTensorMode(), torch.no_grad(), job.device:
         model = job.model.build().eval()
-        dtype = torch.int64 if job.model.kind == "text" else torch.float32
-        values = [torch.zeros(samples, *job.model.input_shape(), dtype=dtype)]
+        values = [example_batch(job.model, samples).inputs]
         for block in model.children():
             values.append(Stage(nn.Sequential(block), job)(values[-1]))
         found = [(tuple(value.shape), value.dtype) for value in values]

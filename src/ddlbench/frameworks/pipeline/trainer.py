@@ -119,7 +119,7 @@ class PipelineTrainer:
         return (shared.inputs,) if first else (), shared.targets if last else None
 
     def evaluate(self, batch: Batch | None) -> Tensor | None:
-        self.blocks.statistics.synchronise()
+        self.blocks.statistics.synchronize()
         inputs, targets = self._ends_of(batch)
         self.model.eval()
         with as_raised(), torch.no_grad():
@@ -146,11 +146,11 @@ class PipelineTrainer:
         return Live(self.parameters, self.optimizer, dict(self.model.named_buffers()), part)
 
     def numbers(self) -> dict[str, Any]:
-        return {**self.update.numbers(), "synchronised": self.blocks.statistics.synchronised}
+        return {**self.update.numbers(), "synchronised": self.blocks.statistics.synchronized}
 
     def restore(self, numbers: Mapping[str, Any]) -> None:
         self.update.restore(numbers)
-        self.blocks.statistics.synchronised = numbers["synchronised"]
+        self.blocks.statistics.synchronized = numbers["synchronised"]
 
     def facts(self) -> dict[str, Any]:
         return {**self.knobs, "bubble": self.clock.bubble()}

@@ -35,15 +35,15 @@ class Statistics:
     (docs/adr/0001). copies: this rank and those with the same weights in other replicas; None: there is one replica."""
 
     def __init__(self, model: nn.Module, copies: dist.ProcessGroup | None) -> None:
-        self.model, self.copies, self.synchronised = model, copies, True
+        self.model, self.copies, self.synchronized = model, copies, True
 
     def mark_changed(self) -> None:
-        self.synchronised = False
+        self.synchronized = False
 
-    def synchronise(self) -> None:
-        if not self.synchronised and self.copies is not None:
+    def synchronize(self) -> None:
+        if not self.synchronized and self.copies is not None:
             average_statistics(self.model, self.copies)
-        self.synchronised = True
+        self.synchronized = True
 
 
 def average(tensors: Sequence[Tensor], group: dist.ProcessGroup | None = None) -> None:

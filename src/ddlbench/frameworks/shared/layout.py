@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import product
 from math import isqrt, log2, prod
 
-from ddlbench.errors import UserError
+from ddlbench.errors import WrongRankCount
 
 Ranks = list[int]
 
@@ -63,14 +63,14 @@ def divisors(number: int) -> list[int]:
 def fill(world_size: int, asked: Mapping[str, int | None], free: str) -> int:
     """The ranks of dimension `free`, which may be None in `asked`, when all dimensions together make up the world.
 
-    Raises UserError with the nearest mesh where they cannot.
+    Raises WrongRankCount with the nearest mesh where they cannot.
     """
     found, rest = divmod(world_size, prod(size or 1 for dim, size in asked.items() if dim != free))
     if rest or asked[free] not in (None, found):
         mesh = " x ".join(f"framework.{dim}={size or 'null'}" for dim, size in asked.items())
         near = zip(asked, nearest_mesh(world_size, list(asked.values())), strict=True)
         fits = " ".join(f"framework.{dim}={size}" for dim, size in near)
-        raise UserError(f"{mesh} does not fill {world_size} ranks: choose {fits}")
+        raise WrongRankCount(f"{mesh} does not fill {world_size} ranks: choose {fits}")
     return found
 
 

@@ -97,7 +97,7 @@ class Replica:
 
     def synchronize(self) -> None:
         """Make the replicas equal, before validation and before the model is saved."""
-        self.statistics.synchronise()
+        self.statistics.synchronize()
 
     def flush(self) -> None:
         """Nothing is in flight between steps."""
@@ -119,8 +119,8 @@ class Replica:
         return Live(self.parameters, self.optimizer, dict(self.model.named_buffers()), self.saved_part)
 
     def numbers(self) -> dict[str, Any]:
-        return {**self.update.numbers(), "synchronised": self.statistics.synchronised}
+        return {**self.update.numbers(), "synchronised": self.statistics.synchronized}
 
     def restore(self, numbers: Mapping[str, Any]) -> None:
         self.update.restore(numbers)
-        self.statistics.synchronised = numbers["synchronised"]
+        self.statistics.synchronized = numbers["synchronised"]

@@ -205,7 +205,7 @@ def _maker(fed: Feed, output: Tensor) -> Callable[[], Tensor]:
 
 
 def _kind(fed: Feed, name: str, block: nn.Module, counted: set[int]) -> object:
-    """A key that is equal for blocks that compute the same: modules, new parameters, input; the last one has the loss."""
+    """A key that is equal for blocks that compute the same: modules, new parameters, input; the last one has a loss."""
     parameters = tuple((key, each.shape, id(each) in counted) for key, each in block.named_parameters())
     value = fed.value
     entering = value.shape, value.dtype, value.stride(), value.requires_grad, identity(value) in fed.known

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from ddlbench.frameworks.tensor.collectives import Part
 from ddlbench.frameworks.tensor.layers import split_model
 from ddlbench.frameworks.tensor.loss import parallel_cross_entropy
-from ddlbench.job import Model, type_of_dtype
+from ddlbench.job import Model, example_batch, type_of_dtype
 from ddlbench.ranks.fake.fake import fake_world
 from ddlbench.recipe.losses import make_loss
 from ddlbench.rehearsal.observed import identity
@@ -78,7 +78,6 @@ def feed(
     model: Model, precision: str, device_type: str, smoothing: float, samples: int, tp: int, sequence: bool
 ) -> Generator[Feed]:
     loss: Callable[[Tensor, Tensor], Tensor] = make_loss(smoothing)
-    text = model.kind == "text"
     alone = FakeTensorMode() if tp == 1 else fake_world(0, tp, torch.device("cpu"))
     with alone, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # fake tensors warn of what they cannot know
@@ -89,9 +88,9 @@ def feed(
             loss = partial(parallel_cross_entropy, classes=model.outputs(), smoothing=smoothing, part=part)
         if device_type == "cuda":
             _without_attention_dropout(built)
-        value = torch.zeros(samples, *model.input_shape(), dtype=torch.int64 if text else torch.float32)
-        targets = torch.zeros((samples, *model.input_shape()) if text else (samples,), dtype=torch.int64)
-        fed = Feed(built, loss, value, targets, precision, [*built.parameters(), *built.buffers(), targets])
+        batch = example_batch(model, samples)
+        stay = [*built.parameters(), *built.buffers(), batch.targets]
+        fed = Feed(built, loss, batch.inputs, batch.targets, precision, stay)
         fed.known |= {identity(parameter) for parameter in built.parameters()}
         yield fed
 

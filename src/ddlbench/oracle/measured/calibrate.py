@@ -6,7 +6,6 @@ $DDLBENCH_HOME/oracle. Of each block the median of its repeats.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import platform
 import time
@@ -19,15 +18,19 @@ import torch
 from torch import Tensor, nn
 
 from ddlbench.config.schema import Config
-from ddlbench.data.home import home, replacing
+from ddlbench.data.feed import Request
+from ddlbench.data.home import home
+from ddlbench.data.loaders.synthetic import random_batch
 from ddlbench.errors import UserError
-from ddlbench.job import type_of_dtype
+from ddlbench.files import replacing
+from ddlbench.job import Place, type_of_dtype
 from ddlbench.oracle.machine.machine import Device
 from ddlbench.oracle.measured.network import wait
 from ddlbench.oracle.setting import kind_of
 from ddlbench.oracle.timing.computation import Blocks, Pass
 from ddlbench.recipe.losses import make_loss
 from ddlbench.recipe.optimizers import make_optimizer
+from ddlbench.texts import digest
 
 REPEATS = 5
 
@@ -48,8 +51,7 @@ def this_device(expected: Device) -> torch.device:
 def calibration(config: Config, device: torch.device, samples: int) -> tuple[Blocks, float]:
     """Blocks, and seconds of the update; from the file of an earlier calibration where there is one."""
     key = key_of(config, device, samples)
-    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-    path = home() / "oracle" / f"blocks-{digest}.json"
+    path = home() / "oracle" / f"blocks-{digest(key, 16)}.json"
     kept: dict[str, Any] | None = _kept(path, key)
     if kept is None:
         passes, update_s = measure(config, device, samples)
@@ -92,7 +94,8 @@ def measure(config: Config, device: torch.device, samples: int) -> tuple[list[Pa
     model = config.model.build().to(device)
     layout = torch.channels_last if config.train.channels_last else torch.contiguous_format
     model.to(memory_format=layout)
-    value, targets = _batch(config, device, samples)
+    batch = random_batch(Request(config.model, Place(0, 1), device, 0, samples), samples)
+    value, targets = batch.inputs, batch.targets
     passes: list[Pass] = []
     names = list(dict(model.named_children()))
     for name, block in model.named_children():
@@ -100,14 +103,6 @@ def measure(config: Config, device: torch.device, samples: int) -> tuple[list[Pa
         took, value = _block(block, value, None if loss is None else lambda out, loss=loss: loss(out, targets), config)
         passes.append(took)
     return passes, _update(config, model, device)
-
-
-def _batch(config: Config, device: torch.device, samples: int) -> tuple[Tensor, Tensor]:
-    shape = (samples, *config.model.input_shape())
-    if config.model.kind == "text":
-        tokens = torch.randint(config.model.outputs(), shape, device=device)
-        return tokens, tokens
-    return torch.randn(shape, device=device), torch.randint(config.model.outputs(), shape[:1], device=device)
 
 
 def _block(

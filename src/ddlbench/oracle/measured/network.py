@@ -26,8 +26,9 @@ import torch.multiprocessing as mp
 from torch import Tensor
 from torch.nn.functional import conv2d
 
-from ddlbench.data.home import home, replacing
+from ddlbench.data.home import home
 from ddlbench.errors import UserError
+from ddlbench.files import replacing
 from ddlbench.frameworks.tensor.collectives import all_gather, reduce_scatter
 from ddlbench.oracle.machine.machine import Machine, Sweep
 

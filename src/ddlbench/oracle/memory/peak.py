@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import NamedTuple
 
-from ddlbench.job import Job
+from ddlbench.job import Job, example_batch
 from ddlbench.measure.memory_formula import Bytes
 from ddlbench.oracle.counts.counts import Block
 from ddlbench.oracle.memory.memory import Sizes, sizes
@@ -94,13 +93,9 @@ def updating(optimizer: str, blocks: Sequence[Block], part: float = 1.0) -> floa
 
 
 def batch(job: Job, samples: float, micro: float) -> float:
-    """Bytes of a replica's batch: images in fp32 or tokens in int64, targets, a byte that says which are scored. The
-    first block keeps the inputs of a micro batch: those count as its own."""
-    numbers = prod(job.model.input_shape())
-    text = job.model.kind == "text"
-    inputs = numbers * (8.0 if text else 4.0)
-    targets = 8.0 * (numbers if text else 1)
-    return samples * (inputs + targets + 1) - micro * inputs
+    """Bytes of a replica's batch. The first block keeps the inputs of a micro batch: those count as its own."""
+    one = example_batch(job.model, 1)
+    return samples * (one.inputs.nbytes + one.targets.nbytes + one.valid.nbytes) - micro * one.inputs.nbytes
 
 
 def fullest(own: Bytes, during: Moment, room: float, update: float, in_place: bool) -> Memory:

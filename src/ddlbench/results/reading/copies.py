@@ -8,8 +8,8 @@ from pathlib import Path
 
 from ddlbench.foreign import read_bytes
 from ddlbench.results.reading.attempts import Attempt
-from ddlbench.results.tables.merge import digest, group_by
-from ddlbench.texts import printable
+from ddlbench.results.tables.merge import group_by
+from ddlbench.texts import digest, printable
 
 FILES = ("run.json", "epochs.jsonl")
 

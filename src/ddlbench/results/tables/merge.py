@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Any, TypeVar, cast
 from ddlbench.config.identity import added_later, measured_part
 from ddlbench.config.schema import Options
 from ddlbench.record.fingerprint import of_the_launch
+from ddlbench.texts import digest
 
 Row = dict[str, Any]
 Item = TypeVar("Item")
@@ -81,11 +81,6 @@ def _flatten(config: Mapping[str, Any], prefix: str = "") -> Row:
         else:
             flat[intern(prefix + key)] = value
     return flat
-
-
-def digest(value: Any, letters: int = 8) -> str:
-    """A short hash of plain data."""
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:letters]
 
 
 def group_by(items: Iterable[Item], key: Callable[[Item], Hashable]) -> dict[Any, list[Item]]:

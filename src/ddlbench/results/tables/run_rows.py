@@ -21,8 +21,8 @@ from ddlbench.results.reading.follows import contradiction
 from ddlbench.results.reading.left_out import BROKEN_EPOCHS, NO_CONFIGURATION
 from ddlbench.results.reading.parquet_files import damaged
 from ddlbench.results.tables.labels import settings_text
-from ddlbench.results.tables.merge import AttemptRow, Row, digest, measured_options
-from ddlbench.texts import MIB
+from ddlbench.results.tables.merge import AttemptRow, Row, measured_options
+from ddlbench.texts import MIB, digest
 
 AT_ONCE = 16 * MIB  # of epochs.jsonl that are parsed together
 _NO_SUMMARY = {column.name: None for column in RUNS if column.source.startswith("summary.")}

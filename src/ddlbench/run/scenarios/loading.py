@@ -62,12 +62,9 @@ class Loading:
             run.boundary.end()
             rank = RankEpoch.of(run.job, run.place, times, [], [])
             row = gather_epoch(epoch, run.epochs, rank, run.job.global_batch, updates=0)
-            row.metrics = {**over_ranks(used, self._counted()), **(read_validation(run) if run.validate else {})}
+            counted = self.config.loader.counts_reads and not self.config.data.mapped
+            row.metrics = {**over_ranks(used, counted), **(read_validation(run) if run.validate else {})}
             run.record(row)
-
-    def _counted(self) -> bool:
-        """Whether the kernel sees what is read: DALI too maps what it opens."""
-        return not self.config.data.mapped and self.config.loader.name != "dali"
 
     def facts(self) -> dict[str, Any]:
         return {}

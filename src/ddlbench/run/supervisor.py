@@ -14,17 +14,17 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, MutableMapping
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
 
 from torch._C._distributed_c10d import Store
 
-from ddlbench.errors import PeerFailed, Stopped
+from ddlbench.errors import SIGNAL, TIME_LIMIT, PeerFailed, Stopped
 from ddlbench.ranks.launchers import Launch
 from ddlbench.ranks.stop import SIGNALS, Stop
+from ddlbench.run.context import Records
 from ddlbench.run.failure import Failure
 from ddlbench.run.peers import Peers
 from ddlbench.run.signals import Signals
@@ -40,40 +40,6 @@ CLOSING_S = 60.0  # at most, for closing what a run had open, once its end is re
 # meanwhile: after train.timeout_s the other ranks end the run anyhow, and take so long to find and record the cause.
 # Shorter calls that hold the GIL (imports, a garbage collection, a fork, loading a CUDA module) are no fault.
 FROZEN_S = 15.0
-# torch's NCCL watchdog and its monitor abort the process when they see an error, a hang of 8 minutes or a failed CUDA
-# call: then no record would be written. `Supervisor` does the same after the record is written (ProcessGroupNCCL.cpp).
-NCCL_DEFAULTS = {
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
-    "TORCH_NCCL_ENABLE_MONITORING": "0",
-    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
-}
-OLD_NAMES = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "NCCL_ASYNC_ERROR_HANDLING"}
-
-
-def disable_nccl_abort(env: MutableMapping[str, str] = os.environ) -> None:
-    """Before the process group is made; what the user has set stays, but for TORCH_NCCL_ASYNC_ERROR_HANDLING=1 under
-    torchrun, which sets that for its ranks where the user has set nothing."""
-    if "TORCHELASTIC_RUN_ID" in env and env.get("TORCH_NCCL_ASYNC_ERROR_HANDLING") == "1":
-        del env["TORCH_NCCL_ASYNC_ERROR_HANDLING"]
-    for name, value in NCCL_DEFAULTS.items():
-        if OLD_NAMES.get(name, "") not in env:
-            env.setdefault(name, value)
-
-
-class Ending(Protocol):
-    """How the end gets into the record."""
-
-    def close(self, failure: Failure, final: bool = True) -> None:
-        """On rank 0: write it. Not final: a better reason may follow."""
-        ...
-
-    def fail(self, failure: Failure, begun: bool) -> None:
-        """The same, also where there is no record yet: open one, if the run has `begun`."""
-        ...
-
-    def claim(self, failure: Failure) -> None:
-        """On another rank, where rank 0 has not written it in time: write it in its place."""
-        ...
 
 
 class Supervisor:
@@ -81,10 +47,10 @@ class Supervisor:
     main thread does not move. A signal and the run's time limit stop all ranks at a boundary; a second signal ends this
     process at once."""
 
-    def __init__(self, launch: Launch, ending: Ending, timeout_s: float, limit: tuple[float, str] | None) -> None:
+    def __init__(self, launch: Launch, records: Records, timeout_s: float, limit: tuple[float, str] | None) -> None:
         """limit: when the run's own time limit is reached (of perf_counter), and how the reason names it"""
         self.rank, self.world_size = launch.rank, launch.world_size
-        self.ending = ending
+        self.records = records
         self.timeout_s = timeout_s
         self.stopping = Stopping(self.rank, limit)
         self.peers: Peers | None = None
@@ -141,7 +107,8 @@ class Supervisor:
         self.within_s = self.timeout_s + more_s
         limit = "train.timeout_s" + (f" + {more_s:g}" if more_s else "")
         reason = f"rank {self.rank}: {what} within {self.within_s:g} s ({limit})"
-        self.when_late = partial(self._fail, Failure("timeout", reason, 8, self.rank, doubtful=True), begun=True)
+        late = Failure.with_status("timeout", reason, self.rank, doubtful=True)
+        self.when_late = partial(self._fail, late, begun=True)
 
     def expect_end(self, code: int) -> None:
         """The end is recorded, and this process is to exit with `code`: also where what it has open does not close."""
@@ -167,12 +134,12 @@ class Supervisor:
         """The failure that counts, posted and recorded: another rank's if one was posted before, else this one."""
         peers = self.peers
         if peers is not None:
-            self.ending.close(peers.failure or own, final=False)  # now: the launcher may leave this process no time
+            self.records.close(peers.failure or own, final=False)  # now: the launcher may leave this process no time
             if own.doubtful and peers.failure is None and (cause := peers.find_cause()) is not None:
                 status = own.status if own.status == "timeout" else "error"
                 own = replace(own, status=status, reason=f"{cause}; {own.reason}")
             own = peers.post(own)
-        self.ending.close(own)
+        self.records.close(own)
         return own
 
     def wait_for_readers(self, failure: Failure) -> None:
@@ -194,7 +161,7 @@ class Supervisor:
                 time.sleep(peers.period_s / 2)
             if not peers.recorded:
                 time.sleep(0.2 * min(self.rank, 50))  # the lowest rank first
-                self.ending.claim(failure)
+                self.records.claim(failure)
 
     def _supervise(self) -> None:
         while not self.stopped.is_set():
@@ -213,7 +180,7 @@ class Supervisor:
             elif (own := self.stopping.limit_reached()) is not None:
                 self._stop_or_fail(own)
             elif (asked := self.stopping.asked()) is not None:
-                self.ending.close(asked, final=False)  # now: the launcher may leave this process no time
+                self.records.close(asked, final=False)  # now: the launcher may leave this process no time
 
     def _failure_of_peer(self) -> Failure | None:
         """The failure that was posted, unless this rank's main thread will soon have stopped for the same reason."""
@@ -230,7 +197,8 @@ class Supervisor:
         if self.peers is not None and number == signal.SIGTERM:
             reason += ": from the scheduler, or from the launcher because another rank ended"
         if not self.stopping.same_signal():
-            self._stop_or_fail(Failure("killed", reason, 128 + number, self.rank, doubtful=True))
+            ended_by = TIME_LIMIT if number == signal.SIGUSR1 else SIGNAL
+            self._stop_or_fail(Failure("killed", reason, 128 + number, self.rank, doubtful=True, ended_by=ended_by))
 
     def _stop_or_fail(self, own: Failure) -> None:
         """Let all ranks stop at a boundary. End at once at a second signal and before the first boundary; while the
@@ -240,12 +208,12 @@ class Supervisor:
             return
         if not self.stopping.can_ask():
             self._fail(own)
-        self.ending.close(own, final=False)
+        self.records.close(own, final=False)
         self.stopping.ask(own, self.peers)
 
     def _peer_failed(self, failure: Failure) -> None:
         """Record it first, then give the main thread time to leave in order: often its collective fails by itself."""
-        self.ending.close(failure)
+        self.records.close(failure)
         self.wait_for_readers(failure)
         if not self.stopped.wait(GRACE_S):
             self._exit(failure)
@@ -253,7 +221,7 @@ class Supervisor:
     def _fail(self, own: Failure, begun: bool = False) -> None:
         try:
             failure = self.record_cause(own)
-            self.ending.fail(failure, begun)
+            self.records.fail(failure, begun)
             if failure.rank == self.rank:
                 print(f"ddlbench: {failure.status}: {failure.reason}", file=sys.stderr, flush=True)
             self.wait_for_readers(failure)

@@ -107,8 +107,9 @@ class Records:
 
     def close(self, failure: Failure, final: bool = True) -> None:
         """Record the end, if this rank has the record. Never raises."""
-        if self.record is not None and self.record.finish(failure.status, failure.reason, final) and final:
-            self._show_folder(self.record)
+        record, ended_by = self.record, failure.ended_by
+        if record is not None and record.finish(failure.status, failure.reason, final, ended_by=ended_by) and final:
+            self._show_folder(record)
 
     def succeed(self) -> bool:
         """Record the end of a complete run; False where rank 0 did not record `ok`. On the other ranks True."""
@@ -131,7 +132,8 @@ class Records:
     def claim(self, failure: Failure) -> None:
         """On another rank than 0, which has not recorded the end in time: record it for rank 0."""
         with self.claiming:
-            if self.folder is not None and end_for_rank_0(self.folder, failure.status, failure.reason):
+            status, reason, ended_by = failure.status, failure.reason, failure.ended_by
+            if self.folder is not None and end_for_rank_0(self.folder, status, reason, ended_by=ended_by):
                 print(f"ddlbench: {failure.status}: {failure.reason}", file=sys.stderr, flush=True)
 
 

@@ -10,8 +10,8 @@ import torch
 
 from ddlbench.config.schema import Config
 from ddlbench.ranks.launchers import Launch
-from ddlbench.run import start
-from ddlbench.run.start import Records, Spans
+from ddlbench.run import context
+from ddlbench.run.context import Records, Spans
 from tests.support.simulated import World
 
 RUN = "run-of-four"
@@ -19,7 +19,7 @@ RUN = "run-of-four"
 
 def test_each_span_is_from_the_end_of_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter([3.0, 7.0, 7.5])
-    monkeypatch.setattr(start, "time", SimpleNamespace(perf_counter=lambda: next(now)))
+    monkeypatch.setattr(context, "time", SimpleNamespace(perf_counter=lambda: next(now)))
     spans = Spans(1.0)
     for name in ("imports_s", "connecting_s", "setup_s"):
         spans.end(name)
@@ -31,7 +31,7 @@ def agreed(monkeypatch: pytest.MonkeyPatch, runs: list[str]) -> list[Records]:
     world = World(len(runs))
     world.install(monkeypatch)
     host: Any = SimpleNamespace(gethostname=lambda: f"node{world.own.rank // 2}")
-    monkeypatch.setattr(start, "socket", host)
+    monkeypatch.setattr(context, "socket", host)
 
     def agree(rank: int) -> Records:
         records = Records(cast(Config, None), Launch("torchrun", rank, 4, rank, 4), torch.device("cpu"))

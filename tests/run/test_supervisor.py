@@ -16,9 +16,9 @@ import torch
 
 from ddlbench.errors import Diverged, Unavailable, Unsupported, UserError
 from ddlbench.measure.environment import variables
+from ddlbench.ranks.nccl import NCCL_DEFAULTS, disable_nccl_abort
 from ddlbench.results.reading.attempts import read_all
 from ddlbench.run.failure import Failure
-from ddlbench.run.faults import NCCL_DEFAULTS, disable_nccl_abort
 from tests.support.faults import WITHIN_S, end, patience_s, record, start
 from tests.support.killed import beaten
 from tests.support.libraries import needs_horovod
@@ -110,10 +110,10 @@ def test_a_main_thread_that_is_silent_for_too_long_is_a_timeout(tmp_path: Path) 
 FROZEN = """
 import ctypes, sys
 from ddlbench.ranks.launchers import Launch
-from ddlbench.run import faults
+from ddlbench.run import supervisor
 
-faults.FROZEN_S, seconds = map(float, sys.argv[1:])
-with faults.Supervisor(Launch("alone"), None, 0.0, None):
+supervisor.FROZEN_S, seconds = map(float, sys.argv[1:])
+with supervisor.Supervisor(Launch("alone"), None, 0.0, None):
     ctypes.PyDLL(None).sleep(int(seconds))
 """
 
@@ -228,7 +228,7 @@ def test_the_old_name_of_the_variable_counts_too() -> None:
 
 
 def test_torchruns_own_value_is_replaced_and_a_users_stays() -> None:
-    code = "import os; from ddlbench.run import faults; faults.disable_nccl_abort(); print(*sorted(os.environ.items()))"
+    code = "import os; from ddlbench.ranks import nccl; nccl.disable_nccl_abort(); print(*sorted(os.environ.items()))"
     torchrun = (PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1", "--no-python")
     done = run(*torchrun, PYTHON, "-c", code, timeout=120)
     assert "('TORCHELASTIC_RUN_ID'" in done.stdout, done.stderr

@@ -1,0 +1,88 @@
+"""Files that appear under their names, or replace others, only when they are complete and on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import platform
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Generator, Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import psutil
+
+from ddlbench.credentials import LEFT_OUT, may_hold_credential
+
+ABANDONED_S = 24 * 3600  # where the process cannot be checked: on another node, in another container
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Replace a file by this content, as `plain` makes it."""
+    text = json.dumps(plain(content), indent=1) + "\n"
+    with replacing(path) as file:
+        file.write(text.encode())
+
+
+def plain(value: Any) -> Any:
+    """What JSON can hold: a number that is not finite is unknown, null. A text with a credential is left out."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return LEFT_OUT if isinstance(value, str) and may_hold_credential(value) else value
+
+
+@contextlib.contextmanager
+def replacing(path: Path, through: Path | None = None) -> Generator[BinaryIO]:
+    """A file that replaces `path` when it is complete and on disk; after a failure it is removed.
+
+    through: folder of the temporary file, on the same file system; None: that of `path`
+    """
+    if through is None:
+        remove_leftovers(path)
+    temporary = unfinished_path(path, through or path.parent)
+    try:
+        with temporary.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def unfinished_path(path: Path, folder: Path) -> Path:
+    """A new hidden name in `folder`, with the name of the target and of the process."""
+    return folder / f".{path.name}~{'~'.join(_process_namespace())}~{os.getpid()}~{secrets.token_hex(4)}"
+
+
+def remove_leftovers(path: Path) -> None:
+    """Remove temporary files that killed processes left beside `path`, never those of a running one."""
+    name = re.compile(rf"\.{re.escape(path.name)}~(.+)~(\d*)~(\d+)~[0-9a-f]{{8}}")
+    with contextlib.suppress(OSError):  # another process may remove the same
+        found = [(entry, name.fullmatch(entry.name)) for entry in path.parent.iterdir()]
+        for entry, by in found:
+            if by is not None and _abandoned(entry, (by[1], by[2]), int(by[3])):
+                shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink(missing_ok=True)
+
+
+def _abandoned(entry: Path, place: tuple[str, str], pid: int) -> bool:
+    if place == _process_namespace():
+        return not psutil.pid_exists(pid)
+    written = max(path.stat().st_mtime for path in (entry, *entry.rglob("*")))
+    return time.time() - written > ABANDONED_S
+
+
+def _process_namespace() -> tuple[str, str]:
+    """Host and namespace of process numbers: containers with one host name may have separate numbers."""
+    with contextlib.suppress(OSError):
+        return platform.node(), str(Path("/proc/self/ns/pid").stat().st_ino)
+    return platform.node(), ""

@@ -1,0 +1,30 @@
+"""What run/ asks of every loader."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddlbench.config.choices import choices
+from ddlbench.config.compose import configuration, configurations
+from ddlbench.data.feed import Loader
+
+# resumable, counts_reads, drops_cache, pinned, keys of parallelism: a new loader gets a line
+ANSWERS = {
+    "dali": (False, False, False, None, {"threads"}),
+    "native": (True, True, True, True, {"workers"}),
+    "synthetic": (True, True, False, None, set()),
+}
+
+
+def test_every_loader_is_listed() -> None:
+    assert set(choices("loader")) == ANSWERS.keys()
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_a_loader_answers_all_that_is_asked(name: str) -> None:
+    with configurations():
+        loader = configuration("+framework=ddp", "+model=resnet50", f"loader={name}").loader
+    assert isinstance(loader, Loader)
+    found = (loader.resumable, loader.counts_reads, loader.drops_cache, loader.pinned, set(loader.parallelism()))
+    assert found == ANSWERS[name]
+    assert loader.parallelism().keys() <= vars(loader).keys()

@@ -1,0 +1,53 @@
+"""What is a row of the table, and what ends the prediction."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+
+from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.schema import Config
+from ddlbench.errors import UserError
+from ddlbench.job import Job
+from ddlbench.models.resnet import ResNet
+from ddlbench.oracle.predictor import Known, predict
+from ddlbench.oracle.strategies.spatial import Spatial
+from ddlbench.oracle.timing.computation import Computation
+from tests.oracle.made import MACHINE, setting
+
+RESNET = ResNet("resnet50", [1, 1, 1, 1], width_per_group=16, image_size=64, num_classes=10)
+
+
+def config(*words: str) -> Config:
+    with configurations():
+        return configuration("+framework=ddp", "+model=resnet50", "train.global_batch=8", *words)
+
+
+def failing(error: UserError, _config: Config, _job: Job) -> Computation:
+    raise error
+
+
+@pytest.mark.parametrize("message", ["the speed is not known", "framework.x: not known", "train.global_batch=8: why"])
+def test_a_missing_input_ends_the_prediction_however_its_message_begins(message: str) -> None:
+    known = Known(MACHINE, partial(failing, UserError(message)))
+    with pytest.raises(UserError, match=message):
+        predict(made := config(), made.framework, 4, known)
+
+
+@pytest.mark.parametrize(
+    ("framework", "gpus", "words", "said"),
+    [
+        (Spatial(dp=3, sp=1), 3, (), "train.global_batch=8 does not divide over 3 replicas"),
+        (Spatial(dp=4, sp=1), 4, ("train.micro_batch=4",), "train.micro_batch=4 does not divide the 2 samples"),
+        (Spatial(sp=4), 6, (), "framework.dp=1 x framework.sp=4 does not fill 6 ranks"),
+    ],
+)
+def test_what_another_number_of_gpus_would_solve_is_a_row(
+    framework: Spatial, gpus: int, words: tuple[str, ...], said: str
+) -> None:
+    """Spatial parallelism cannot be run and has no `check`: the mismatch shows while its time is computed."""
+    known = Known(MACHINE, lambda _config, _job: setting(model=RESNET).computation)
+    row = predict(config(*words), framework, gpus, known)
+    assert row.status == "unsupported"
+    assert row.reason.startswith(said)
