@@ -17,6 +17,8 @@ from itertools import count, islice, product
 from pathlib import Path
 from typing import Any
 
+from ddlbench.report.follows import LAST, MEASURED
+
 ROOT = Path(__file__).parents[1]
 FRAMEWORKS = ("ddp", "horovod", "fsdp", "zero1", "zero2", "zero3", "tensor", "gpipe", "1f1b", "pipedream", "hybrid")
 IMAGES, TEXT = ("resnet50", "resnet152", "vgg16"), ("gpt2_small", "gpt2_medium")
@@ -78,9 +80,12 @@ def write_campaign(folder: Path, runs: int, epochs: int, template: Path | None =
         own = folder / run.run_id / "attempt-1"
         own.mkdir(parents=True)
         failed = place % FAIL_EVERY == 0
-        (own / "run.json").write_text(json.dumps(record_of(run, record, place, epochs, failed), indent=1))
+        content = record_of(run, record, place, epochs, failed)
         if not failed:
-            (own / "epochs.jsonl").write_text("".join(lines_of(run, line, epochs)))
+            lines = list(lines_of(run, line, epochs))
+            content["summary"] |= summary_of(lines, content["summary"])
+            (own / "epochs.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in lines))
+        (own / "run.json").write_text(json.dumps(content, indent=1))
 
 
 def read_template(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -111,15 +116,22 @@ def record_of(run: Made, template: dict[str, Any], place: int, epochs: int, fail
     record["launch"] |= {"world_size": run.gpus, "ranks_per_node": min(4, run.gpus), "nodes": -(-run.gpus // 4)}
     record["ledger"] |= {"global_batch": batch, "replica_batch": 32, "precision": run.precision, "seed": run.seed}
     record["model"] |= {"name": run.model, "changed": {}}
-    record["summary"] |= {
-        "throughput_samples_per_s": run.rate,
-        "throughput_samples_per_s_per_gpu": run.rate / run.gpus,
-        "epoch_time_s": 1e5 / run.rate,
-    }
+    record["summary"] |= {"epochs_done": epochs, "throughput_samples_per_s_per_gpu": run.rate / run.gpus}
     return record if not failed else {key: value for key, value in record.items() if key not in ("summary", "ledger")}
 
 
-def lines_of(run: Made, template: dict[str, Any], epochs: int) -> Iterator[str]:
+def summary_of(lines: list[dict[str, Any]], template: dict[str, Any]) -> dict[str, Any]:
+    """The columns of the summary that follow from the lines; those that the template has."""
+    measured, found = [line for line in lines if not line["warmup"]] or lines, dict[str, Any]()
+    for rules, counted in ((MEASURED, measured), (LAST, lines)):
+        for column, (rule, names) in rules.items():
+            inputs = [values for line in counted if None not in (values := [line.get(name) for name in names])]
+            if inputs and template.get(column) is not None:
+                found[column] = rule(*map(list, zip(*inputs, strict=True)))
+    return found
+
+
+def lines_of(run: Made, template: dict[str, Any], epochs: int) -> Iterator[dict[str, Any]]:
     """epochs.jsonl: every number of the template is drawn anew."""
     drawn, seconds = random.Random(run.run_id), 1e5 / run.rate
     for epoch in range(epochs):
@@ -129,10 +141,11 @@ def lines_of(run: Made, template: dict[str, Any], epochs: int) -> Iterator[str]:
         learned = 1 - 0.97**epoch
         line |= {
             "epoch": epoch, "warmup": epoch == 0, "epoch_time_s": seconds, "elapsed_s": (epoch + 1) * seconds,
+            "measured_samples": 100_000, "measured_time_s": seconds,
             "train_loss": 7 - 5 * learned, "val_loss": 7.1 - 5 * learned,
         }  # fmt: skip
         if run.model in TEXT:
             line |= {"val_top1": None, "val_top5": None, "val_perplexity_token": math.exp(7.1 - 5 * learned)}
         else:
             line |= {"val_top1": 0.8 * learned * drawn.uniform(0.95, 1), "val_top5": 0.9 * learned}
-        yield json.dumps(line) + "\n"
+        yield line
