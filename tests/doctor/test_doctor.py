@@ -170,7 +170,7 @@ def test_the_program_names_every_choice_and_ends_well(tmp_path: Path) -> None:
         assert [line.split()[0] for line in sections[section].splitlines() if "!" not in line] == choices(group)
     assert "unset RANK" in sections["Launchers"]
     assert "none visible" in sections["Devices"]
-    for limit in ("ulimit -n", "ulimit -l", "/dev/shm", "memory cgroup"):
+    for limit in ("ulimit -Hn", "ulimit -l", "/dev/shm", "memory cgroup"):
         assert limit in sections["Limits"]
     assert not list(tmp_path.iterdir())
 
