@@ -25,7 +25,7 @@ from torch import Tensor
 from ddlbench.data.feed import Feed
 from ddlbench.job import Batch, Job, Place, Trainer
 from ddlbench.loop import Run, train
-from ddlbench.measure.meter import Meter
+from ddlbench.measure.devices.meter import Meter
 from ddlbench.measure.rows import EpochRow
 from ddlbench.progress import Progress
 from ddlbench.ranks.boundary import Boundary

@@ -48,7 +48,7 @@ from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.tensor.adapter import TensorParallel
 from ddlbench.job import Batch, Framework, Job, Place, Trainer
-from ddlbench.measure.memory_formula import Bytes, data_parallel, in_fp32, stage_counts, tensor_count, touched
+from ddlbench.measure.formulas.memory_formula import Bytes, data_parallel, in_fp32, stage_counts, tensor_count, touched
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.ranks.control import all_gather
 from ddlbench.ranks.launch import connect, detect, disconnect

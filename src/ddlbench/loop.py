@@ -16,9 +16,9 @@ from ddlbench.job import Job, Place, Trainer
 from ddlbench.losses import Losses
 from ddlbench.measure.clock import EpochClock
 from ddlbench.measure.counts import require_val_samples
-from ddlbench.measure.memory import reset_peaks
-from ddlbench.measure.meter import Meter
-from ddlbench.measure.metrics import batch_sums, empty_sums, finish, without_scores
+from ddlbench.measure.devices.memory import reset_peaks
+from ddlbench.measure.devices.meter import Meter
+from ddlbench.measure.formulas.metrics import batch_sums, empty_sums, finish, without_scores
 from ddlbench.measure.rows import EpochRow, RankEpoch, gather_epoch
 from ddlbench.progress import Progress
 from ddlbench.ranks.boundary import Boundary

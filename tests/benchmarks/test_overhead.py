@@ -43,7 +43,7 @@ own = settings_of_work()
 work.settings.update(cache="on", activation="eager")
 print(json.dumps([own, settings_of_work()]))
 """
-# As in tests/measure/test_allocator.py: more than glibc keeps by itself.
+# As in tests/measure/devices/test_allocator.py: more than glibc keeps by itself.
 FAULTS = """
 import resource
 from benchmarks.bare import work
@@ -95,7 +95,7 @@ def test_heap_of_the_bare_script_is_kept_or_freed_as_configured():
 
 
 def test_variable_for_a_freed_heap_is_one_that_ddlbench_leaves_alone():
-    source = "from ddlbench.measure.allocator import keep_freed_memory; print(keep_freed_memory())"
+    source = "from ddlbench.measure.devices.allocator import keep_freed_memory; print(keep_freed_memory())"
     done = subprocess.run(
         [sys.executable, "-c", source], env=os.environ | FREED, capture_output=True, text=True, timeout=60, check=True
     )

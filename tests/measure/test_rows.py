@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddlbench.measure.clock import EpochTimes
-from ddlbench.measure.memory import PEAKS
+from ddlbench.measure.devices.memory import PEAKS
 from ddlbench.measure.rows import EpochRow, RankEpoch, gather_epoch
 from tests.support.simulated import World
 

@@ -19,7 +19,7 @@ from ddlbench.frameworks.fsdp import FSDP
 from ddlbench.frameworks.horovod.adapter import Horovod
 from ddlbench.job import Batch, Framework, Job
 from ddlbench.loop import Run, train
-from ddlbench.measure.meter import Meter
+from ddlbench.measure.devices.meter import Meter
 from ddlbench.measure.rows import EpochRow
 from ddlbench.measure.summary import summarise
 from ddlbench.models.resnet import ResNet

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddlbench.errors import Diverged
-from ddlbench.measure.meter import OverRanks
+from ddlbench.measure.devices.meter import OverRanks
 from ddlbench.measure.straggler import OwnStep
 from ddlbench.measure.summary import summarise
 from tests.support.epoch_rows import epoch_row, rank_epoch

@@ -17,7 +17,7 @@ from ddlbench.frameworks.pipeline.pipedream import PipeDream
 from ddlbench.frameworks.pipeline.stages import Plan
 from ddlbench.frameworks.tensor.adapter import TensorParallel
 from ddlbench.job import Framework
-from ddlbench.measure.memory_formula import tensor_count, touched
+from ddlbench.measure.formulas.memory_formula import tensor_count, touched
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.resnet import ResNet
 from ddlbench.models.vgg import VGG

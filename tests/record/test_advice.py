@@ -16,7 +16,7 @@ from ddlbench.config.schema import Config, Train
 from ddlbench.data.loaders.cores import few_cores
 from ddlbench.errors import UserError
 from ddlbench.job import Job
-from ddlbench.measure.environment import environment, switches
+from ddlbench.measure.devices.environment import environment, switches
 from ddlbench.ranks.launch import Launch
 from ddlbench.record.advice import advice, advice_on_waiting
 from ddlbench.run.assembly import make_job

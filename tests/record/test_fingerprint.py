@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ddlbench.measure.environment import environment
+from ddlbench.measure.devices.environment import environment
 from ddlbench.record.fingerprint import fingerprint, is_setting, is_version, noted, of_the_launch
 
 FOUND = {

@@ -9,7 +9,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 
 from ddlbench.measure.clock import EpochTimes
-from ddlbench.measure.meter import OverRanks, Use
+from ddlbench.measure.devices.meter import OverRanks, Use
 from ddlbench.measure.rows import EpochRow, RankEpoch
 from ddlbench.measure.summary import summarise
 from ddlbench.record import steps

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from ddlbench.measure.memory import PEAKS
+from ddlbench.measure.devices.memory import PEAKS
 from ddlbench.measure.rows import EpochRow, RankEpoch
 from ddlbench.record.record import Record
 from tests.support.epoch_rows import epoch_row

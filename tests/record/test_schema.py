@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddlbench.measure.meter import OverRanks
+from ddlbench.measure.devices.meter import OverRanks
 from ddlbench.measure.rows import EpochRow
 from ddlbench.record import rank_epochs, record, steps
 from ddlbench.record.schema import (

@@ -15,7 +15,7 @@ from ddlbench.config.compose import configuration, configurations
 from ddlbench.frameworks.shared.replica import Replica
 from ddlbench.frameworks.single import Single
 from ddlbench.job import Job
-from ddlbench.measure.flops import training_flops
+from ddlbench.measure.formulas.flops import training_flops
 from ddlbench.ranks.launch import Launch
 from ddlbench.rehearsal.observed import UNPINNED
 from ddlbench.rehearsal.rehearse import Rehearsal, rehearse

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from ddlbench.errors import Diverged, Unavailable, Unsupported, UserError
-from ddlbench.measure.environment import variables
+from ddlbench.measure.devices.environment import variables
 from ddlbench.ranks.nccl import NCCL_DEFAULTS, disable_nccl_abort
 from ddlbench.results.reading.attempts import read_all
 from ddlbench.run.failure import Failure

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ddlbench.measure.clock import EpochTimes
-from ddlbench.measure.memory import PEAKS
+from ddlbench.measure.devices.memory import PEAKS
 from ddlbench.measure.rows import EpochRow, RankEpoch, gather_epoch
 
 MEMORY: dict[str, int | None] = dict.fromkeys(PEAKS) | {"memory_host_peak_bytes": 1000}

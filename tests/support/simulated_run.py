@@ -16,7 +16,7 @@ from ddlbench.config.schema import Config
 from ddlbench.job import Batch, Job, Place
 from ddlbench.loop import Run, train
 from ddlbench.measure import rows
-from ddlbench.measure.memory import PEAKS
+from ddlbench.measure.devices.memory import PEAKS
 from ddlbench.progress import Progress
 from ddlbench.ranks.boundary import Boundary
 from ddlbench.ranks.launchers import Launch

@@ -27,7 +27,7 @@ COLLECTIVES = (
     "barrier",
 )  # fmt: skip
 HARNESS = "ddlbench/measure/", "ddlbench/ranks/boundary.py"
-MARKS_ONLY = "ddlbench/measure/spans.py"  # calls the framework's own functions
+MARKS_ONLY = "ddlbench/measure/profiling/spans.py"  # calls the framework's own functions
 
 
 class Trace:

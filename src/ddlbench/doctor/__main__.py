@@ -23,7 +23,7 @@ from ddlbench.config.compose import configuration, configurations, quiet, refusa
 from ddlbench.config.schema import Config
 from ddlbench.doctor.machine import Line, launchers, limits, links, size
 from ddlbench.errors import RunError, Unavailable, Unsupported
-from ddlbench.measure.environment import environment, gpu, known
+from ddlbench.measure.devices.environment import environment, gpu, known
 from ddlbench.ranks.launch import Launch, detect, pick_device
 from ddlbench.run.assembly import make_job
 

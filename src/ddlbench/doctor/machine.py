@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 
 from ddlbench.errors import UserError
-from ddlbench.measure.environment import known
+from ddlbench.measure.devices.environment import known
 from ddlbench.ranks.launch import detect, hint
 
 Line = tuple[str, str, str]

@@ -13,7 +13,7 @@ from ddlbench.frameworks.shared.batchnorm import average, average_statistics
 from ddlbench.frameworks.shared.refusals import check_alike
 from ddlbench.frameworks.shared.replica import Replica, build
 from ddlbench.job import Batch, Job
-from ddlbench.measure.spans import COMMUNICATE, span
+from ddlbench.measure.profiling.spans import COMMUNICATE, span
 
 
 @dataclass

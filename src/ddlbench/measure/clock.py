@@ -25,8 +25,8 @@ from typing import TypeAlias, TypeVar
 import torch
 
 from ddlbench.job import Batch
-from ddlbench.measure.meter import Meter, Use
-from ddlbench.measure.spans import DATA, span
+from ddlbench.measure.devices.meter import Meter, Use
+from ddlbench.measure.profiling.spans import DATA, span
 
 Item = TypeVar("Item")
 Mark: TypeAlias = torch.cuda.Event | float

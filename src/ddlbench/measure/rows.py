@@ -17,8 +17,8 @@ from ddlbench.errors import Diverged
 from ddlbench.job import Job, Place
 from ddlbench.measure.clock import EpochTimes
 from ddlbench.measure.counts import require_samples
-from ddlbench.measure.memory import BY_STAGE, PEAKS, peaks
-from ddlbench.measure.meter import OverRanks
+from ddlbench.measure.devices.memory import BY_STAGE, PEAKS, peaks
+from ddlbench.measure.devices.meter import OverRanks
 from ddlbench.measure.straggler import OwnStep
 from ddlbench.ranks.boundary import REMEDY
 from ddlbench.ranks.control import all_gather, gather_to_rank0

@@ -7,8 +7,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from ddlbench.measure.memory import PEAKS
-from ddlbench.measure.meter import Use
+from ddlbench.measure.devices.memory import PEAKS
+from ddlbench.measure.devices.meter import Use
 from ddlbench.measure.rows import EpochRow, RankEpoch
 
 SCHEMA = pa.schema(

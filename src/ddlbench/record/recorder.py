@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from ddlbench.config.schema import Config
 from ddlbench.loop import Run
 from ddlbench.measure.clock import EpochClock
-from ddlbench.measure.flops import mfu
+from ddlbench.measure.formulas.flops import mfu
 from ddlbench.measure.marks import sees_one_gpu
 from ddlbench.measure.rows import EpochRow, RankEpoch
 from ddlbench.measure.straggler import own_columns, own_steps_of_window

@@ -16,8 +16,8 @@ from ddlbench.config.schema import Config
 from ddlbench.errors import RunError
 from ddlbench.job import Job, Model, Trainer
 from ddlbench.loop import Run
-from ddlbench.measure.environment import environment, known
-from ddlbench.measure.flops import hardware_flops, training_flops
+from ddlbench.measure.devices.environment import environment, known
+from ddlbench.measure.formulas.flops import hardware_flops, training_flops
 from ddlbench.ranks.launch import Launch
 from ddlbench.recipe.rates import Rates
 from ddlbench.record.schema import DEVELOPER

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ddlbench.measure.flops import operation_flops
+from ddlbench.measure.formulas.flops import operation_flops
 from ddlbench.ranks.fake import cuda as fake_cuda
 from ddlbench.ranks.fake.backward import BACKWARD, leave
 from ddlbench.rehearsal import alive
@@ -61,7 +61,7 @@ class Observed(TorchDispatchMode):
     waits: by call and line. On "cuda" those of tensors on the device; on the CPU of all tensors, for nothing tells
         there which numbers are on the host on a GPU too
 
-    flops: of products of matrices, convolutions and attention (measure/flops.py)
+    flops: of products of matrices, convolutions and attention (measure/formulas/flops.py)
 
     A number that follows from fake data is unknown: 1 is read instead, so that the step goes on. No gradient of fp16
     overflows: the update is made.

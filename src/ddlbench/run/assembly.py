@@ -11,7 +11,7 @@ from ddlbench.data.feed import Feed, Request
 from ddlbench.data.loaders.cores import fewest_cores, own_cores
 from ddlbench.job import Job, Place
 from ddlbench.loop import Run
-from ddlbench.measure.meter import Meter
+from ddlbench.measure.devices.meter import Meter
 from ddlbench.progress import Progress
 from ddlbench.ranks.boundary import Boundary
 from ddlbench.ranks.control import all_gather

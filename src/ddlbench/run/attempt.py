@@ -13,7 +13,7 @@ from ddlbench.config.schema import Config, Train
 from ddlbench.data.staging import node_storage
 from ddlbench.errors import PeerFailed, RunError, Unavailable, Unsupported, UserError
 from ddlbench.job import Job
-from ddlbench.measure.allocator import keep_freed_memory
+from ddlbench.measure.devices.allocator import keep_freed_memory
 from ddlbench.ranks.control import all_gather, barrier, single_process, wait_for
 from ddlbench.ranks.launch import Launch, connect, disconnect, pick_device
 from ddlbench.ranks.nccl import disable_nccl_abort
@@ -153,7 +153,7 @@ def close(opened: ExitStack, clean: bool) -> None:
 
 
 def set_switches(train: Train, device: torch.device) -> None:
-    """Set torch's global switches; measure/environment.py records them."""
+    """Set torch's global switches; measure/devices/environment.py records them."""
     if device.type == "cpu":
         torch.set_num_threads(train.threads_per_rank)
     else:  # torch's own default is TF32 for convolutions and fp32 for matrix products

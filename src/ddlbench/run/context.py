@@ -19,7 +19,7 @@ import torch
 from ddlbench.config.schema import Config
 from ddlbench.data.staging import stage
 from ddlbench.errors import UserError
-from ddlbench.measure.environment import cores, known, machine
+from ddlbench.measure.devices.environment import cores, known, machine
 from ddlbench.progress import Progress
 from ddlbench.ranks.control import all_gather, wait_for
 from ddlbench.ranks.launch import Launch

@@ -21,8 +21,8 @@ import torch.distributed as dist
 from ddlbench.config.schema import Config
 from ddlbench.errors import RunError
 from ddlbench.files import write_json
-from ddlbench.measure.environment import gpu, known
-from ddlbench.measure.nvml import gpu_state_reader
+from ddlbench.measure.devices.environment import gpu, known
+from ddlbench.measure.devices.nvml import gpu_state_reader
 from ddlbench.ranks.control import all_gather, single_process
 from ddlbench.run.context import Records
 

@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import torch
 
 from ddlbench.frameworks.horovod.traced import NAME, InFlight, trace_horovod
-from ddlbench.measure.profiler import Profiler
-from ddlbench.measure.thread import thread_seconds
+from ddlbench.measure.devices.thread import thread_seconds
+from ddlbench.measure.profiling.profiler import Profiler
 from tests.support.busy import compute, needs_thread_seconds
 from tests.support.libraries import needs_horovod
 

@@ -207,8 +207,8 @@ def test_supported_settings_are_accepted() -> None:
 @pytest.mark.parametrize(
     ("framework", "given", "says"),
     [
-        (PipeDream(), of(4, clip_norm=1.0), r"norm .* is known 3 micro batches after the last of 4 stages"),
-        (buffered(), of(2, clip_norm=1.0), r"pipedream_2bw: the norm .* known 1 micro .* train\.clip_norm=null"),
+        (PipeDream(), of(4, clip_norm=1.0), r"norm .* is known only 3 micro batches after the last of 4 stages"),
+        (buffered(), of(2, clip_norm=1.0), r"pipedream_2bw: the norm .* known only 1 micro .* train\.clip_norm=null"),
         (PipeDream(), of(2, precision="fp16"), r"several loss scales.*use train\.precision=bf16"),
         (PipeDream(), of(2, compile=True), r"set train\.compile=false"),
         (PipeDream(), of(2, reduce_dtype="bf16"), r"averaged in fp32, not bf16"),

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ddlbench.measure.flops import forward_flops_per_block, training_flops
+from ddlbench.measure.formulas.flops import forward_flops_per_block, training_flops
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.resnet import ResNet
 from ddlbench.models.vgg import VGG

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddlbench.measure.memory_formula import Bytes
+from ddlbench.measure.formulas.memory_formula import Bytes
 from ddlbench.oracle.memory.memory import Sizes
 from ddlbench.oracle.memory.peak import Beside, Moment, arriving, fullest, passing
 from tests.oracle.made import block, setting

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ddlbench.measure.memory_formula import Bytes
+from ddlbench.measure.formulas.memory_formula import Bytes
 from ddlbench.oracle.memory.peak import Moment
 from ddlbench.oracle.memory.pipedream import Flight, Phase, fullest, phases
 from ddlbench.oracle.memory.pipeline_passes import StageBytes

@@ -13,7 +13,7 @@ import pytest
 from ddlbench.config.compose import configuration, configurations
 from ddlbench.config.schema import Config
 from ddlbench.figures.panels import panels
-from ddlbench.measure.usage import Usage
+from ddlbench.measure.devices.usage import Usage
 from ddlbench.record.record import run_id
 from ddlbench.report.__main__ import main as report
 from ddlbench.report.overview import summary_text

@@ -29,9 +29,9 @@ from ddlbench.frameworks.pipeline.pipedream import PipeDream
 from ddlbench.frameworks.tensor.adapter import TensorParallel
 from ddlbench.job import Batch, Framework, Place, Trainer
 from ddlbench.loop import Run
-from ddlbench.measure.profile import RankWindow, Seconds
-from ddlbench.measure.profiler import Profiler
-from ddlbench.measure.spans import BACKWARD, COMMUNICATE, DATA, FORWARD, UPDATE, profiling
+from ddlbench.measure.profiling.profile import RankWindow, Seconds
+from ddlbench.measure.profiling.profiler import Profiler
+from ddlbench.measure.profiling.spans import BACKWARD, COMMUNICATE, DATA, FORWARD, UPDATE, profiling
 from ddlbench.progress import Progress
 from ddlbench.ranks.boundary import Boundary
 from ddlbench.ranks.control import barrier

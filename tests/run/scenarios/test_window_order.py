@@ -12,8 +12,8 @@ import pytest
 
 from ddlbench.job import Place, Trainer
 from ddlbench.loop import Run
-from ddlbench.measure.profile import Event
-from ddlbench.measure.spans import WINDOW
+from ddlbench.measure.profiling.profile import Event
+from ddlbench.measure.profiling.spans import WINDOW
 from ddlbench.run.scenarios import window
 from tests.support.fake_cuda import DEVICE, FakeCuda
 from tests.support.jobs import job

@@ -25,7 +25,7 @@ from ddlbench.data.loaders.cores import default_workers
 from ddlbench.data.loaders.replica_feed import Key, ReplicaFeed
 from ddlbench.errors import RunError, UserError
 from ddlbench.job import Model
-from ddlbench.measure.allocator import keep_freed_memory
+from ddlbench.measure.devices.allocator import keep_freed_memory
 
 FACTS = ("workers", "prefetch", "pin_memory", "persistent")
 TO_THE_JOB = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)

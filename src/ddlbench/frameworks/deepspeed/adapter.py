@@ -24,7 +24,7 @@ from ddlbench.frameworks.shared.batchnorm import Statistics
 from ddlbench.frameworks.shared.replica import build
 from ddlbench.frameworks.shared.step import evaluate, micro_batches, overflowed
 from ddlbench.job import Batch, Job, Place, type_of_dtype
-from ddlbench.measure.spans import BACKWARD, FORWARD, UPDATE, span
+from ddlbench.measure.profiling.spans import BACKWARD, FORWARD, UPDATE, span
 from ddlbench.ranks.launchers import OPEN_MPI
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from ddlbench.frameworks.shared.refusals import check_alike
 from ddlbench.frameworks.shared.replica import Replica, build
 from ddlbench.frameworks.shared.step import Clip, Update
 from ddlbench.job import Job
-from ddlbench.measure.spans import COMMUNICATE, span
+from ddlbench.measure.profiling.spans import COMMUNICATE, span
 from ddlbench.ranks.control import all_gather
 from ddlbench.ranks.launch import first_operation, is_fake
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from torch.profiler import record_function
 
-from ddlbench.measure.spans import profiling
-from ddlbench.measure.thread import waited_awake
+from ddlbench.measure.devices.thread import waited_awake
+from ddlbench.measure.profiling.spans import profiling
 
 NAME = "horovod:all_reduce"
 

@@ -11,7 +11,7 @@ from typing import ParamSpec, TypeVar
 import torch
 
 from ddlbench.measure.clock import Mark, mark, seconds
-from ddlbench.measure.spans import profiling
+from ddlbench.measure.profiling.spans import profiling
 from ddlbench.ranks.control import AsyncReduction
 
 Parameters = ParamSpec("Parameters")

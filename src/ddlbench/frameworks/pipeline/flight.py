@@ -19,7 +19,7 @@ from ddlbench.frameworks.pipeline.stages import Stage
 from ddlbench.frameworks.pipeline.updates import Minibatch, Updates
 from ddlbench.frameworks.shared.step import autocast, micro_batches
 from ddlbench.job import Batch, Job
-from ddlbench.measure.spans import BACKWARD, FORWARD, span
+from ddlbench.measure.profiling.spans import BACKWARD, FORWARD, span
 
 
 @dataclass(eq=False)

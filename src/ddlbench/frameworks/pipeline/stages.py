@@ -16,8 +16,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.shared.step import autocast
 from ddlbench.job import Job, example_batch
-from ddlbench.measure.flops import forward_flops_per_block
-from ddlbench.measure.spans import FORWARD, span
+from ddlbench.measure.formulas.flops import forward_flops_per_block
+from ddlbench.measure.profiling.spans import FORWARD, span
 
 
 def balanced(costs: Sequence[float], stages: int, sending: Sequence[float] | None = None) -> list[int]:

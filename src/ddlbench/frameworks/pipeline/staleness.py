@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from ddlbench.measure.spans import profiling
+from ddlbench.measure.profiling.spans import profiling
 from ddlbench.ranks.control import AsyncReduction
 
 

@@ -21,7 +21,7 @@ from ddlbench.frameworks.shared.step import Update, autocast
 from ddlbench.frameworks.tensor.collectives import share
 from ddlbench.frameworks.tensor.loss import loss_of_parts, whole_logits
 from ddlbench.job import Batch, Job, Place
-from ddlbench.measure.spans import BACKWARD, COMMUNICATE, FORWARD, span, spanned
+from ddlbench.measure.profiling.spans import BACKWARD, COMMUNICATE, FORWARD, span, spanned
 
 
 class PipelineTrainer:

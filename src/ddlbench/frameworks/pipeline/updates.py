@@ -19,7 +19,7 @@ from ddlbench.frameworks.shared.gradients import gradient
 from ddlbench.frameworks.shared.groups import subgroup
 from ddlbench.frameworks.shared.step import Update
 from ddlbench.job import Job
-from ddlbench.measure.spans import COMMUNICATE, span
+from ddlbench.measure.profiling.spans import COMMUNICATE, span
 
 
 @dataclass(eq=False)

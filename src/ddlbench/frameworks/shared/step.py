@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ddlbench.job import Batch, Job, type_of_dtype
-from ddlbench.measure.spans import BACKWARD, FORWARD, UPDATE, span
+from ddlbench.measure.profiling.spans import BACKWARD, FORWARD, UPDATE, span
 
 Clip = Callable[[Iterable[nn.Parameter], float], object]  # (parameters, largest norm), gradients in place
 

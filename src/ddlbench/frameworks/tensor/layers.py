@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ddlbench.frameworks.tensor.collectives import Part, apart, collected, copied, gathered, scattered, summed
-from ddlbench.measure.memory_formula import SPLIT
+from ddlbench.measure.formulas.memory_formula import SPLIT
 
 TOKENS = 1  # dimension of [B, T, E]
 CHANNELS = 1  # dimension of [B, C, H, W]

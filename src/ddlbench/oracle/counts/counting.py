@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from ddlbench.job import Model
-from ddlbench.measure.memory_formula import SPLIT
+from ddlbench.measure.formulas.memory_formula import SPLIT
 from ddlbench.oracle.counts.counts import Arrival, Block, Counts, Exchange, Line, Moments, Rows, Work
 from ddlbench.oracle.counts.fake_model import Feed, feed
 from ddlbench.oracle.counts.live_bytes import Living, Passes

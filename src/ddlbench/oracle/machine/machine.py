@@ -15,7 +15,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from ddlbench.errors import UserError
-from ddlbench.measure.flops import peak_flops
+from ddlbench.measure.formulas.flops import peak_flops
 
 FOLDER = Path(__file__).parents[1] / "clusters"
 SIZES = ("alpha_s", "bytes_per_s")

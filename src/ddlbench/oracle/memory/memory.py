@@ -1,6 +1,6 @@
 """Bytes that one rank holds at its fullest: weights, gradients, optimizer state, kept activations, buffers.
 
-The first three are those of measure/memory_formula.py. Activations are what autograd keeps, counted from the real
+The first three are those of memory_formula.py. Activations are what autograd keeps, counted from the real
 model. peak.py has when they are there at once, and temporary results. Not counted: what the device's context and its
 communication library take, fragmentation.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from ddlbench.measure.memory_formula import Bytes, data_parallel, in_fp32
+from ddlbench.measure.formulas.memory_formula import Bytes, data_parallel, in_fp32
 from ddlbench.oracle.counts.counting import count
 from ddlbench.oracle.counts.counts import Block, Counts
 from ddlbench.oracle.setting import Memory, Setting

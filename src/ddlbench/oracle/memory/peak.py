@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ddlbench.job import Job, example_batch
-from ddlbench.measure.memory_formula import Bytes
+from ddlbench.measure.formulas.memory_formula import Bytes
 from ddlbench.oracle.counts.counts import Block
 from ddlbench.oracle.memory.memory import Sizes, sizes
 from ddlbench.oracle.setting import Memory, Setting

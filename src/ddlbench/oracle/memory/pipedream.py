@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ddlbench.measure.memory_formula import Bytes
+from ddlbench.measure.formulas.memory_formula import Bytes
 from ddlbench.oracle.memory.pipeline_passes import StageBytes
 from ddlbench.oracle.setting import Memory
 

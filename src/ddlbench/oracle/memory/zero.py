@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from ddlbench.measure.memory_formula import Bytes
+from ddlbench.measure.formulas.memory_formula import Bytes
 from ddlbench.oracle.counts.counts import Block
 from ddlbench.oracle.memory.memory import Sizes, sizes
 from ddlbench.oracle.memory.peak import Moment, batch, passes

@@ -17,9 +17,9 @@ from ddlbench.errors import Unsupported
 from ddlbench.job import Job, Place
 from ddlbench.loop import Run
 from ddlbench.measure.clock import EpochClock
-from ddlbench.measure.memory import reset_peaks
+from ddlbench.measure.devices.memory import reset_peaks
+from ddlbench.measure.devices.usage import Usage
 from ddlbench.measure.rows import RankEpoch, gather_epoch
-from ddlbench.measure.usage import Usage
 from ddlbench.ranks.control import all_gather, barrier, sum_over_ranks
 from ddlbench.record.run_json import ledger, model_section
 

@@ -13,9 +13,9 @@ import torch
 
 from ddlbench.job import Batch, Trainer
 from ddlbench.loop import Run
-from ddlbench.measure.profile import RankWindow, Seconds
-from ddlbench.measure.profiler import Profiler
-from ddlbench.measure.spans import DATA, WINDOW, span
+from ddlbench.measure.profiling.profile import RankWindow, Seconds
+from ddlbench.measure.profiling.profiler import Profiler
+from ddlbench.measure.profiling.spans import DATA, WINDOW, span
 from ddlbench.ranks.control import all_gather, barrier
 
 LEAD_IN = 2  # steps before the window: loader workers start, pipelines that stay full between steps fill

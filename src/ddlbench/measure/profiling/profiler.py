@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
-from ddlbench.measure.profile import Event
-from ddlbench.measure.spans import WAIT, spanned
+from ddlbench.measure.profiling.profile import Event
+from ddlbench.measure.profiling.spans import WAIT, spanned
 
 
 class Profiler:

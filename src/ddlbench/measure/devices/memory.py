@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from ddlbench.measure.environment import gpu_memory_used
+from ddlbench.measure.devices.environment import gpu_memory_used
 
 PEAKS = (
     "memory_allocated_peak_bytes",

@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from ddlbench.measure.environment import known
-from ddlbench.measure.load import Load, family_seconds
-from ddlbench.measure.nvml import GpuState, gpu_state_reader, joules, throttling
-from ddlbench.measure.rapl import READ_EVERY_S, Rapl
-from ddlbench.measure.thread import thread_seconds
+from ddlbench.measure.devices.environment import known
+from ddlbench.measure.devices.load import Load, family_seconds
+from ddlbench.measure.devices.nvml import GpuState, gpu_state_reader, joules, throttling
+from ddlbench.measure.devices.rapl import READ_EVERY_S, Rapl
+from ddlbench.measure.devices.thread import thread_seconds
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ddlbench.measure.rapl import Rapl
+from ddlbench.measure.devices.rapl import Rapl
 from tests.support.rapl import set_energy, zone
 
 

@@ -2,7 +2,7 @@
 
 Every moment of the window counts once, for the first of these that applies: computation, communication that no
 computation overlaps (exposed), waiting for data, idle. So the shares sum to 1. Computation is divided into forward,
-backward, update and other, by the span (measure/spans.py) in which the host launched it.
+backward, update and other, by the span (measure/profiling/spans.py) in which the host launched it.
 
 On the CPU the events are torch's operators, the collectives of gloo's threads ("gloo:all_reduce"), the host's calls of
 torch.distributed and its waits for messages, and what frameworks/horovod/traced.py reports. On CUDA they are the
@@ -20,8 +20,8 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeAlias
 
 from ddlbench.job import Job, Place
-from ddlbench.measure.intervals import Interval, Intervals, difference, intersection, length, union
-from ddlbench.measure.spans import BACKWARD, COMMUNICATE, DATA, FORWARD, UPDATE, WAIT, WINDOW
+from ddlbench.measure.profiling.intervals import Interval, Intervals, difference, intersection, length, union
+from ddlbench.measure.profiling.spans import BACKWARD, COMMUNICATE, DATA, FORWARD, UPDATE, WAIT, WINDOW
 
 PartAt: TypeAlias = Callable[[int | None], str]  # a time in nanoseconds -> the part of the step
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ddlbench.frameworks.shared.checkpointing import checkpoint_blocks
-from ddlbench.measure.flops import (
+from ddlbench.measure.formulas.flops import (
     forward_flops,
     forward_flops_per_block,
     hardware_flops,

@@ -1,4 +1,4 @@
-"""What the record says of the machine; see measure/environment.py."""
+"""What the record says of the machine; see measure/devices/environment.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ddlbench.credentials import LEFT_OUT
-from ddlbench.measure.environment import PREFIXES, SECRETS, environment, gpu_memory_used, source, variables
+from ddlbench.measure.devices.environment import PREFIXES, SECRETS, environment, gpu_memory_used, source, variables
 from tests.support.runs import SMALL
 
 CPU = torch.device("cpu")

@@ -13,7 +13,7 @@ from benchmarks.memory import FRAMEWORKS, OPTIMIZERS, Expected, Held, measure_al
 from ddlbench.frameworks.tensor.collectives import Part
 from ddlbench.frameworks.tensor.layers import split_model
 from ddlbench.job import Model
-from ddlbench.measure.memory_formula import (
+from ddlbench.measure.formulas.memory_formula import (
     SPLIT,
     Bytes,
     data_parallel,

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from ddlbench.measure.intervals import Intervals, difference, intersection, length, union
+from ddlbench.measure.profiling.intervals import Intervals, difference, intersection, length, union
 
 
 @pytest.mark.parametrize(

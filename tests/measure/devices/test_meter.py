@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from ddlbench.measure import clock as clock_module
-from ddlbench.measure import meter as meter_module
 from ddlbench.measure.clock import EpochClock
-from ddlbench.measure.load import Load
-from ddlbench.measure.meter import Meter, OverRanks, Use
-from ddlbench.measure.nvml import GpuState
-from ddlbench.measure.rapl import Rapl
-from ddlbench.measure.thread import thread_seconds
+from ddlbench.measure.devices import meter as meter_module
+from ddlbench.measure.devices.load import Load
+from ddlbench.measure.devices.meter import Meter, OverRanks, Use
+from ddlbench.measure.devices.nvml import GpuState
+from ddlbench.measure.devices.rapl import Rapl
+from ddlbench.measure.devices.thread import thread_seconds
 from tests.support.busy import compute, needs_thread_seconds
 from tests.support.rapl import set_energy, zone
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ddlbench.measure import usage
-from ddlbench.measure.usage import Usage
+from ddlbench.measure.devices import usage
+from ddlbench.measure.devices.usage import Usage
 
 LOOK_BYTES = 2_000  # of a few files in /proc of one process
 BUSY = """import time

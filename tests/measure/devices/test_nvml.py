@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from ddlbench.measure import environment, nvml
-from ddlbench.measure.nvml import GpuState, gpu_state_reader, joules, throttling
+from ddlbench.measure.devices import environment, nvml
+from ddlbench.measure.devices.nvml import GpuState, gpu_state_reader, joules, throttling
 
 CUDA = torch.device("cuda", 0)
 

@@ -1,6 +1,6 @@
 """What NVML counts and reports of one GPU while it works: energy, clock, and why the clock was lowered.
 
-Not run on a GPU yet: tested with a recorded fake of the library (tests/measure/test_nvml.py).
+Not run on a GPU yet: tested with a recorded fake of the library (tests/measure/devices/test_nvml.py).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ddlbench.measure.environment import known, nvml, nvml_handle
+from ddlbench.measure.devices.environment import known, nvml, nvml_handle
 
 # nvml.h, nvmlClocksEventReasons: those that mean a clock below the one that the device would run. Left out are idle
 # (0x1), clocks that the user has set (0x2) and clocks that a display has set (0x100).

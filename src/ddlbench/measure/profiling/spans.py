@@ -1,7 +1,7 @@
 """The names of the parts of a step, the same in every framework, for profilers.
 
 A part that runs on the host's thread is marked with `span` or `spanned`. Collectives that a library starts by itself
-(in DDP's or FSDP's backward pass, say) have the library's names: measure/profile.py knows them.
+(in DDP's or FSDP's backward pass, say) have the library's names: measure/profiling/profile.py knows them.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddlbench.measure.profile import Event, divide
-from ddlbench.measure.profiler import Profiler, plain_events
-from ddlbench.measure.spans import BACKWARD, FORWARD, WINDOW, profiling, span
+from ddlbench.measure.profiling.profile import Event, divide
+from ddlbench.measure.profiling.profiler import Profiler, plain_events
+from ddlbench.measure.profiling.spans import BACKWARD, FORWARD, WINDOW, profiling, span
 
 
 class DeviceType(Enum):

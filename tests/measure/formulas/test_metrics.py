@@ -1,4 +1,4 @@
-"""Validation metrics computed by hand, and independent of how the samples are split; see measure/metrics.py."""
+"""Validation metrics computed by hand, and independent of how the samples are split."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ddlbench.data.sampler import validation_batches
 from ddlbench.job import Batch
-from ddlbench.measure.metrics import batch_sums, empty_sums, finish, without_scores
+from ddlbench.measure.formulas.metrics import batch_sums, empty_sums, finish, without_scores
 
 # softmax of (ln 1, ln 2, ln 5) is (1, 2, 5) / 8
 ROW = [0.0, math.log(2), math.log(5)]

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddlbench.job import Place
-from ddlbench.measure.profile import Event, RankWindow, Seconds, divide
-from ddlbench.measure.spans import BACKWARD, COMMUNICATE, DATA, FORWARD, UPDATE, WAIT, WINDOW
+from ddlbench.measure.profiling.profile import Event, RankWindow, Seconds, divide
+from ddlbench.measure.profiling.spans import BACKWARD, COMMUNICATE, DATA, FORWARD, UPDATE, WAIT, WINDOW
 from tests.support.jobs import job
 
 NS = 1e-9

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddlbench.measure import memory
-from ddlbench.measure.memory import PEAKS, peaks, reset_peaks
+from ddlbench.measure.devices import memory
+from ddlbench.measure.devices.memory import PEAKS, peaks, reset_peaks
 from tests.support.fake_cuda import DEVICE, FakeMemory
 
 CPU = torch.device("cpu")
