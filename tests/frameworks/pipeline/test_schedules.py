@@ -74,7 +74,7 @@ def test_ranks_are_divided_over_parts_too() -> None:
 def test_stages_need_blocks() -> None:
     check_stages(3, 2, 6, [1, 1, 1, 1, 1, 1])
     with pytest.raises(
-        Unsupported, match=r"8 stages \(4 ranks .*virtual_stages=2\) but the model has 6 blocks: put 3 "
+        Unsupported, match=r"8 stages \(4 ranks .*virtual_stages=2\) but the model has 6 blocks: use at most 3 "
     ):
         check_stages(4, 2, 6, None)
     with pytest.raises(UserError, match=r"balance=\[2, 3\] gives 5 blocks to 2 stages: the model has 6 .* 2 stages"):
