@@ -37,6 +37,14 @@ def advice_on_waiting(config: Config, device_type: str, wait_share: float | None
     ]
 
 
+def advice_on_classes(config: Config, dataset: Mapping[str, Any]) -> str | None:
+    """Before a model is trained that has more classes than the data. dataset: the record's section of that name."""
+    classes, outputs = dataset.get("classes"), config.model.outputs()
+    if config.mode != "train" or classes is None or classes >= outputs:
+        return None
+    return f"the data has {classes} classes, the model {outputs}: model.num_classes={classes} fits"
+
+
 def _kernels(config: Config, job: Job) -> list[str]:
     """torch.compile, and one kernel for the whole update: each where the framework takes it."""
     fused = partial(make_optimizer, replace(config.recipe.optimizer, fused=True))

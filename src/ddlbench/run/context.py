@@ -23,6 +23,7 @@ from ddlbench.measure.devices.environment import cores, known, machine
 from ddlbench.progress import Progress
 from ddlbench.ranks.control import all_gather, wait_for
 from ddlbench.ranks.launch import Launch
+from ddlbench.record.advice import advice_on_classes
 from ddlbench.record.ending import end_for_rank_0
 from ddlbench.record.record import Record, run_id
 from ddlbench.record.run_json import opening
@@ -70,9 +71,7 @@ class Records:
             self.config.data.prepare()
             content = opening(self.config, self.launch, self.device, self.dataset)
             self.record = Record.open(self.config.results_dir, self.run_id, content)
-            classes, outputs = self.dataset.get("classes"), self.config.model.outputs()
-            if self.config.mode == "train" and classes is not None and classes < outputs:
-                line = f"the data has {classes} classes, the model {outputs}: model.num_classes={classes} fits"
+            if line := advice_on_classes(self.config, self.dataset):
                 print(f"ddlbench: warning: {line}", file=sys.stderr, flush=True)
 
     def agree(self) -> None:
