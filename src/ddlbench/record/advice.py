@@ -28,7 +28,7 @@ def advice(config: Config, job: Job, loader: Mapping[str, Any]) -> list[str]:
 
 def advice_on_waiting(config: Config, device_type: str, wait_share: float | None) -> list[str]:
     """After the run. wait_share: of the measured steps' time, waiting for data; None: not measured."""
-    high = device_type == "cuda" and wait_share is not None and wait_share > HIGH_WAIT
+    high = config.mode == "train" and device_type == "cuda" and wait_share is not None and wait_share > HIGH_WAIT
     if not high or config.data.kind != "images" or config.loader.name != "native":
         return []
     return [

@@ -117,7 +117,7 @@ class FileRecorder:
             loader={**run.feed.facts(), "bad_samples": bad},
             ledger={**self.record.content["ledger"], "bad_samples": len(bad)},
         )
-        waiting = self.record.content["summary"].get("data_wait_share") if self.config.mode == "train" else None
+        waiting = self.record.content["summary"].get("data_wait_share")
         late = advice_on_waiting(self.config, run.job.device.type, waiting)
         self.record.add(advice=[*self.record.content["advice"], *late])
         self._advise(late)
