@@ -8,6 +8,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 # One rank is one device: one thread each, here and in every process that the tests start.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -16,6 +17,17 @@ os.environ["OMP_NUM_THREADS"] = "1"
 for number in (signal.SIGINT, signal.SIGHUP):
     if signal.getsignal(number) is signal.SIG_IGN:
         signal.signal(number, lambda *_: None)
+
+# The same examples in every run, as long as they take on a busy machine; one failure, so that an assertion stays one.
+settings.register_profile(
+    "ddlbench",
+    derandomize=True,
+    deadline=None,
+    database=None,
+    report_multiple_bugs=False,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("ddlbench")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

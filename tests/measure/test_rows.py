@@ -132,7 +132,7 @@ def test_the_loss_is_the_mean_over_replicas_and_ranks_that_do_not_report_have_no
     assert gathered(monkeypatch)[0].train_loss == 3.0
 
 
-@settings(derandomize=True, deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.permutations(range(4)), st.sampled_from([2.0**-10, 0.5, 8.0]))
 def test_no_rank_has_a_place_of_its_own_and_seconds_keep_their_unit(order: list[int], unit: float) -> None:
     """Ranks in another order, and all times in another unit: the same row, with its seconds in that unit."""

@@ -4,7 +4,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlbench.measure.straggler import OwnStep, own_columns, own_steps_of_window, straggler
@@ -53,7 +53,6 @@ def test_of_several_stages_the_rank_that_exceeds_its_own_by_the_largest_share_co
     assert slow == OwnStep(3, "node1", 1, 2.6)
 
 
-@settings(derandomize=True, deadline=None)
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=8), st.randoms(use_true_random=False))
 def test_neither_the_order_of_ranks_nor_the_unit_changes_the_straggler(seconds: list[int], random: Random) -> None:
     own = ranks(*map(float, seconds))

@@ -112,7 +112,7 @@ def test_clocks_are_those_of_both_ends_and_whatever_slowed_any_epoch_marks_the_r
     assert summary["marks"] == "throttled; allocator retries"
 
 
-@settings(derandomize=True, deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     st.lists(st.lists(st.integers(1, 1000), min_size=3, max_size=3), min_size=2, max_size=6),
     st.sampled_from([2.0**-10, 0.5, 8.0]),

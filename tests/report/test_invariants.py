@@ -9,7 +9,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddlbench.record.schema import EPOCHS, RUNS
@@ -21,9 +21,7 @@ from ddlbench.results.tables.stats import Interval, median, median_interval
 from ddlbench.results.tables.tables import Tables, frame, records
 from ddlbench.results.tables.targets import Target, target_rows
 
-# No limit that a busy machine could break.
-NO_LIMIT = [HealthCheck.too_slow]
-quick = settings(derandomize=True, deadline=None, max_examples=60, database=None, suppress_health_check=NO_LIMIT)
+quick = settings(max_examples=60)
 
 Rates = list[list[float]]
 GPUS, NODES = (1, 2, 8), (1, 1, 2)  # of single, and of ddp twice

@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddlbench.job import Place
@@ -102,7 +102,6 @@ def test_waiting_for_data_while_a_collective_runs_is_communication() -> None:
 NAMES = ("aten::mm", "gloo:all_reduce", "gloo:send", "c10d::recv_", WAIT, FORWARD, UPDATE, DATA)
 
 
-@settings(derandomize=True, deadline=None)
 @given(
     st.lists(st.tuples(st.sampled_from(NAMES), st.integers(-20, 120), st.integers(0, 60)), max_size=12),
     st.randoms(use_true_random=False),
