@@ -19,8 +19,9 @@ from benchmarks import steps
 from benchmarks.worlds import World
 from ddlbench.config.compose import configuration
 from ddlbench.config.schema import Config
+from ddlbench.cores import allowed_cores
 from ddlbench.oracle.machine.machine import Machine, Sweep, load
-from ddlbench.oracle.measured.inputs import OneStep, counts_of, from_one_step, own_cores, speeds_of
+from ddlbench.oracle.measured.inputs import OneStep, counts_of, from_one_step, speeds_of
 from ddlbench.oracle.measured.network import COLLECTIVES
 from ddlbench.oracle.predictor import Known
 from ddlbench.oracle.timing.computation import Blocks, Computation, Pass, proportions
@@ -123,7 +124,7 @@ class Calibration:
         slower = {ranks: self._median(Measurement("beside", model, "", ranks)) / alone for ranks in COUNTS}
         sweeps = {(kind, ranks): sweep for ranks in COUNTS for kind, sweep in self._sweeps(ranks).items()}
         cost = {ranks: self._each(Measurement("collectives", "", "", ranks))[-1] for ranks in COUNTS}
-        return replace(load("local"), cores=own_cores(), contention=slower, sweeps=sweeps, hidden_cost=cost)
+        return replace(load("local"), cores=len(allowed_cores()), contention=slower, sweeps=sweeps, hidden_cost=cost)
 
     def _median(self, of: Measurement) -> float:
         return median(seconds for repeat in self.found[of] for seconds in repeat)

@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.job import make_job
 from ddlbench.data.feed import Request
 from ddlbench.data.loaders.synthetic import random_batch
 from ddlbench.job import Job, Place, example_batch
 from ddlbench.ranks.launchers import Launch
-from ddlbench.run.assembly import make_job
 
 SMALL = ("+framework=ddp", "+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=8")
 

@@ -100,9 +100,9 @@ def start(config: Config, launch: Launch) -> int:
         return rehearsal(config, launch)
     if launch.world_size > 1:  # a signal waits for `Supervisor`, which tells the other ranks: the import takes seconds
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    from ddlbench.run.attempt import attempt
+    from ddlbench.run.attempt import run_attempt
 
-    return attempt(config, launch, STARTED)
+    return run_attempt(config, launch, STARTED)
 
 
 if __name__ == "__main__":

@@ -18,13 +18,13 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ddlbench.config import schema as config
 from ddlbench.config.choices import choices, conf_dir
+from ddlbench.config.job import make_job
 from ddlbench.config.options import ADDED
 from ddlbench.config.schema import Config, resolve
 from ddlbench.config.values import shown
 from ddlbench.errors import RunError
 from ddlbench.ranks.launch import Launch
 from ddlbench.record.run_json import planned_run
-from ddlbench.run.assembly import make_job
 from ddlbench.run.attempt import check
 from ddlbench.run.limits import check_machine
 from ddlbench.run.scenarios import choose
@@ -85,7 +85,7 @@ def verdict(base: Base, key: str, value: object, world_size: int) -> str:
     """The line that refuses the value, "" where a dry run accepts it. Any other exception would be a traceback."""
     try:
         built = base.with_value(key, value)
-        check_machine(built, cores=8)
+        check_machine(built.train.threads_per_rank, built.loader, cores=8)
         job = make_job(built, Launch("alone", world_size=world_size), CPU)
         refusal = check(built, choose(built, job))
         if refusal:

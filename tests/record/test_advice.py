@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.job import make_job
 from ddlbench.config.schema import Config, Train
 from ddlbench.data.loaders.cores import few_cores
 from ddlbench.errors import UserError
@@ -19,7 +20,6 @@ from ddlbench.job import Job
 from ddlbench.measure.devices.environment import environment, switches
 from ddlbench.ranks.launch import Launch
 from ddlbench.record.advice import advice, advice_on_waiting
-from ddlbench.run.assembly import make_job
 from ddlbench.run.attempt import set_switches
 from tests.support.runs import SMALL, record
 

@@ -19,10 +19,10 @@ def test_one_rank_of_each_node_reads_what_the_node_has_once(rank: int, local_ran
     """Two nodes of two ranks: the energy of each node's CPU, and its load."""
     config, job = job_of(("+framework=ddp", "+model=resnet50"), 4)
     scenario: Any = SimpleNamespace(begin=lambda feed: {})
-    records: Any = SimpleNamespace(record=None, dataset={})
     supervisor: Any = SimpleNamespace(progressed=lambda: None, stop=Stop())
     feed: Any = SimpleNamespace()
     here = replace(job, rank=rank, local_rank=local_rank)
-    run = make_run(scenario, config, here, Place(rank, 4), feed, records, supervisor)
+    attempt: Any = SimpleNamespace(config=config, job=here, record=None, dataset={})
+    run = make_run(attempt, scenario, Place(rank, 4), feed, supervisor)
     assert run.meter is not None
     assert run.meter.leader == leads

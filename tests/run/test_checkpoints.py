@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from ddlbench.config.job import make_job
 from ddlbench.errors import Unsupported
 from ddlbench.ranks.launch import Launch
-from ddlbench.run.assembly import make_job
 from ddlbench.run.checkpoints import check_checkpoints
 from tests.support.configs import composed
 

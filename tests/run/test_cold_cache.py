@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -39,7 +39,8 @@ WORDS = ("+framework=ddp", "+model=resnet50", "data=imagenet", "data.root=/data"
 class Kept:
     """In place of the record and the supervisor: keeps what the drop reports to them."""
 
-    def __init__(self, local_rank: int, has_record: bool = False) -> None:
+    def __init__(self, local_rank: int, has_record: bool = False, files: Sequence[Path] = ()) -> None:
+        self.config = SimpleNamespace(data=SimpleNamespace(files_read=lambda: files))
         self.launch = SimpleNamespace(local_rank=local_rank)
         self.record = self if has_record else None
         self.sections: dict[str, Any] = {}
@@ -57,16 +58,20 @@ class Kept:
     unlimited = Supervisor.unlimited
 
 
-def cache(files: list[Path], kept: Kept) -> ColdCache:
-    config = SimpleNamespace(data=SimpleNamespace(files_read=lambda: files))
-    return ColdCache(cast(Any, config), cast(Any, kept), cast(Any, kept))
+def cache(kept: Kept) -> ColdCache:
+    return ColdCache(cast(Any, kept), cast(Any, kept))
+
+
+def check(*words: str) -> None:
+    config = composed(*words)
+    check_cold_cache(config.loader, config.data)
 
 
 def cold_epochs(path: Path) -> list[int | None]:
     """Two epochs on this rank: bytes in memory when each begins. Rank 0, which drops them, begins last."""
     rank = int(os.environ["RANK"])
-    kept = Kept(local_rank=rank)
-    cold, found = cache([path], kept), list[int | None]()
+    kept = Kept(local_rank=rank, files=[path])
+    cold, found = cache(kept), list[int | None]()
     for _ in range(2):
         if rank == 0:
             path.read_bytes()
@@ -102,7 +107,7 @@ def test_every_node_drops_its_own_pages_and_all_are_counted(monkeypatch: pytest.
     monkeypatch.setattr(cold_cache, "drop", drop)
     monkeypatch.setattr(cold_cache, "wait_for", lambda ranks, _: waited.append(tuple(ranks)))
     kept = [Kept(local_rank, has_record=rank == 0) for rank, (_, local_rank) in enumerate(NODES)]
-    world.run(lambda rank: cache([], kept[rank]).drop())
+    world.run(lambda rank: cache(kept[rank]).drop())
     assert sorted(dropped) == [0, 2, 4]
     assert waited == [(0, 2, 4)] * 5
     facts = {"files": 8, "bytes": 660, "left_bytes": None if left is None else 68, "nodes": 3, "epochs": 1}
@@ -113,7 +118,7 @@ def test_what_was_dropped_is_recorded_and_nothing_dropped_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     kept = Kept(local_rank=0, has_record=True)
-    cold = cache([], kept)
+    cold = cache(kept)
     monkeypatch.setattr(cold_cache, "drop", lambda files: Dropped(3, 100, 4))
     cold.drop()
     cold.drop()
@@ -199,17 +204,16 @@ def test_files_of_staged_data_are_the_copies(tmp_path: Path) -> None:
 def test_what_stays_in_memory_is_refused(words: tuple[str, ...], why: str) -> None:
     others = [word for word in WORDS if word.split("=")[0] not in {own.split("=")[0] for own in words}]
     with pytest.raises(Unsupported, match=why):
-        check_cold_cache(composed(*others, *words))
+        check(*others, *words)
 
 
 def test_what_is_read_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    check_cold_cache(composed(*WORDS))
+    check(*WORDS)
     text = ("+framework=ddp", "+model=gpt2_small", "data=wikitext2", "data.root=/data", "data.tokenize=on_the_fly")
-    check_cold_cache(composed(*text, COLD))
+    check(*text, COLD)
     monkeypatch.delattr(os, "posix_fadvise")
-    check_cold_cache(composed(*WORDS[:-1]))
     with pytest.raises(Unsupported, match=r"train.cold_cache=true needs posix_fadvise, which \w+ lacks"):
-        check_cold_cache(composed(*WORDS))
+        check(*WORDS)
 
 
 def test_a_cold_epoch_is_another_measurement() -> None:

@@ -11,7 +11,7 @@ import torch
 from ddlbench.config.schema import Config
 from ddlbench.ranks.launchers import Launch
 from ddlbench.run import context
-from ddlbench.run.context import Records, Spans
+from ddlbench.run.context import Attempt, Spans
 from tests.support.simulated import World
 
 RUN = "run-of-four"
@@ -26,22 +26,22 @@ def test_each_span_is_from_the_end_of_the_one_before(monkeypatch: pytest.MonkeyP
     assert spans.seconds == {"imports_s": 2.0, "connecting_s": 4.0, "setup_s": 0.5}
 
 
-def agreed(monkeypatch: pytest.MonkeyPatch, runs: list[str]) -> list[Records]:
+def agreed(monkeypatch: pytest.MonkeyPatch, runs: list[str]) -> list[Attempt]:
     """Four ranks on two hosts, each with the name that it gives the run."""
     world = World(len(runs))
     world.install(monkeypatch)
     host: Any = SimpleNamespace(gethostname=lambda: f"node{world.own.rank // 2}")
     monkeypatch.setattr(context, "socket", host)
 
-    def agree(rank: int) -> Records:
-        records = Records(cast(Config, None), Launch("torchrun", rank, 4, rank, 4), torch.device("cpu"))
-        records.__dict__["run_id"] = runs[rank]
-        records.agree()
-        return records
+    def agree(rank: int) -> Attempt:
+        attempt = Attempt(cast(Config, None), Launch("torchrun", rank, 4, rank, 4), torch.device("cpu"))
+        attempt.__dict__["run_id"] = runs[rank]
+        attempt.agree()
+        return attempt
 
     return world.run(agree)
 
 
 def test_every_rank_learns_the_hosts_of_all_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for records in agreed(monkeypatch, [RUN] * 4):
-        assert records.hosts == ["node0", "node0", "node1", "node1"]
+    for attempt in agreed(monkeypatch, [RUN] * 4):
+        assert attempt.hosts == ["node0", "node0", "node1", "node1"]

@@ -77,12 +77,12 @@ def checked(folder: str) -> list[Any]:
     if rank == 1:
         module._multiply = lambda device: (1.0, multiply(device)[1])
     record = Record.open(folder, "run", {}) if rank == 0 else None
-    records: Any = SimpleNamespace(launch=SimpleNamespace(rank=rank), record=record, dataset={"hash": "abc"})
+    launch = SimpleNamespace(rank=rank)
     said: list[Any] = []
     for stop in (None, 1.5):
         config: Any = SimpleNamespace(preflight_warn=1.5, preflight_stop=stop)
         try:
-            preflight(config, records, CPU)
+            preflight(SimpleNamespace(config=config, launch=launch, device=CPU, record=record, dataset={"hash": "abc"}))
             said.append(record.content["preflight"] if record else "no record")
         except RunError as error:
             said.append(str(error))

@@ -17,7 +17,7 @@ from ddlbench.errors import Stopped
 from ddlbench.ranks.launchers import Launch
 from ddlbench.record.record import Record
 from ddlbench.run import stopping
-from ddlbench.run.context import Records
+from ddlbench.run.context import Attempt
 from ddlbench.run.failure import Failure
 from ddlbench.run.peers import Peers
 from ddlbench.run.stopping import Stopping
@@ -81,9 +81,9 @@ def test_what_ended_the_run_gets_into_the_record_of_a_rank_that_stopped(tmp_path
     assert asked.ended_by == ended_by
     with pytest.raises(Stopped) as stopped:
         made.stop.pass_boundary("after step 3")
-    attempt = Records(cast(Config, SimpleNamespace(progress=False, results_dir=".")), Launch("alone"), CPU)
+    attempt = Attempt(cast(Config, SimpleNamespace(progress=False, results_dir=".")), Launch("alone"), CPU)
     attempt.record = Record.open(str(tmp_path), "run", {})
-    attempt.close(Failure.of(stopped.value, rank=0))
+    attempt.record_end(Failure.of(stopped.value, rank=0))
     assert json.loads((attempt.record.folder / "run.json").read_text())["ended_by"] == ended_by
 
 

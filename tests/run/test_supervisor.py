@@ -109,11 +109,11 @@ def test_a_main_thread_that_is_silent_for_too_long_is_a_timeout(tmp_path: Path) 
 
 FROZEN = """
 import ctypes, sys
+import torch
 from ddlbench.ranks.launchers import Launch
-from ddlbench.run import supervisor
-
+from ddlbench.run import context, supervisor
 supervisor.FROZEN_S, seconds = map(float, sys.argv[1:])
-with supervisor.Supervisor(Launch("alone"), None, 0.0, None):
+with supervisor.Supervisor(context.Attempt(None, Launch("alone"), torch.device("cpu")), 0.0, None):
     ctypes.PyDLL(None).sleep(int(seconds))
 """
 

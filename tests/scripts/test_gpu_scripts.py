@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from ddlbench.config.compose import configuration, configurations, supports
+from ddlbench.config.job import make_job
 from ddlbench.ranks.launch import Launch
-from ddlbench.run.assembly import make_job
 from tests.support.processes import environment
 
 ROOT = Path(__file__).parents[2]

@@ -25,7 +25,7 @@ from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
 from ddlbench.recipe.rates import Rates
 from ddlbench.run.assembly import seed_replica
 from ddlbench.run.checkpoints import check_checkpoints, open_checkpoints
-from ddlbench.run.context import Records
+from ddlbench.run.context import Attempt
 from ddlbench.run.supervisor import Supervisor
 from tests.support.equal import Rows, loader, make_job
 from tests.support.reference import Case
@@ -105,12 +105,16 @@ def train_one(training: Training, folder: Path, attempt: int) -> Course:
     run = Run(
         job, trainer.place, feed, EPOCHS, 1, rows, Progress(False), Boundary(job.device), validate=training.validate
     )
-    launch = SimpleNamespace(rank=rank, world_size=dist.get_world_size())
-    record = notes if rank == 0 else None
-    records = SimpleNamespace(folder=folder / f"attempt-{attempt}", run_id=training.name, launch=launch, record=record)
+    here = SimpleNamespace(
+        config=config,
+        launch=SimpleNamespace(rank=rank, world_size=dist.get_world_size()),
+        record=notes if rank == 0 else None,
+        folder=folder / f"attempt-{attempt}",
+        run_id=training.name,
+    )
     supervisor = SimpleNamespace(unlimited=nullcontext)
     rates = Rates(lambda step: case.lr / (step + 1))
-    open_checkpoints(config, cast(Records, records), cast(Supervisor, supervisor), run, trainer, rates)
+    open_checkpoints(cast(Attempt, here), cast(Supervisor, supervisor), run, trainer, rates)
     train(run, trainer, rates)
     course = Course(updates=trainer.updates, weights=trainer.state() or {}, notes=notes.sections)
     for row in rows.rows:

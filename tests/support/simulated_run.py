@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.job import make_job
 from ddlbench.config.schema import Config
 from ddlbench.job import Batch, Job, Place
 from ddlbench.loop import Run, train
@@ -24,7 +25,6 @@ from ddlbench.recipe.rates import Rates
 from ddlbench.record.record import Record
 from ddlbench.record.recorder import FileRecorder, NoRecorder
 from ddlbench.record.run_json import ledger, model_section, training_ledger
-from ddlbench.run.assembly import make_job
 from tests.support.simulated import RankScript, ScriptedFeed, ScriptedTrainer, World
 
 CPU = torch.device("cpu")

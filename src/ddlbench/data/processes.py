@@ -12,6 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from itertools import islice
 from typing import TypeVar
 
+from ddlbench.cores import allowed_cores
 from ddlbench.errors import UserError
 
 Task = TypeVar("Task")
@@ -21,7 +22,7 @@ MOST_PROCESSES = 16  # default limit: a file system has limits too
 
 
 def usual_processes() -> int:
-    return min(len(os.sched_getaffinity(0)), MOST_PROCESSES)
+    return min(len(allowed_cores()), MOST_PROCESSES)
 
 
 def in_processes(work: Callable[[Task], Result], jobs: Iterable[Task], processes: int) -> Iterator[Result]:

@@ -20,12 +20,12 @@ import torch.distributed as dist
 import ddlbench
 from ddlbench.config.choices import choices
 from ddlbench.config.compose import configuration, configurations, quiet, refusal
+from ddlbench.config.job import make_job
 from ddlbench.config.schema import Config
 from ddlbench.doctor.machine import Line, launchers, limits, links, size
 from ddlbench.errors import RunError, Unavailable, Unsupported
 from ddlbench.measure.devices.environment import environment, gpu, known
 from ddlbench.ranks.launch import Launch, detect, pick_device
-from ddlbench.run.assembly import make_job
 
 # A model that most degrees of parallelism divide: this checks the machine, not whether a model can be divided.
 PROBE = ("+model=gpt2_small", "model.n_layer=8", "model.n_embd=64", "model.n_head=8", "model.vocab_size=512",

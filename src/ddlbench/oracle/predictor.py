@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ddlbench.config.compose import supports
+from ddlbench.config.job import make_job
 from ddlbench.config.schema import Config
 from ddlbench.errors import RunError, UserError, WrongRankCount
 from ddlbench.frameworks.ddp import DDP
@@ -29,7 +30,6 @@ from ddlbench.oracle.strategies import pipeline, sharded, spatial, tensor
 from ddlbench.oracle.strategies.traced import traced
 from ddlbench.oracle.timing.computation import Computation
 from ddlbench.ranks.launch import Launch
-from ddlbench.run.assembly import make_job
 
 PREDICTION_ONLY = (spatial.Spatial, tensor.Channel)
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ddlbench.config.job import make_job
 from ddlbench.config.schema import Config
 from ddlbench.errors import RunError
 from ddlbench.job import Job, Trainer
@@ -22,7 +23,6 @@ from ddlbench.ranks.launch import Launch
 from ddlbench.rehearsal.feeding import fed, own_constants
 from ddlbench.rehearsal.observed import Observed, short
 from ddlbench.rehearsal.storages import before_update, gradients, memory, stored
-from ddlbench.run.assembly import make_job
 
 WARM_UP = 2  # steps before the reported one
 

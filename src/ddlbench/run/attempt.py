@@ -19,10 +19,10 @@ from ddlbench.ranks.launch import Launch, connect, disconnect, pick_device
 from ddlbench.ranks.nccl import disable_nccl_abort
 from ddlbench.record.record import writable
 from ddlbench.record.run_json import planned_run
-from ddlbench.run.assembly import make_job, make_run, open_feed, seed_replica
+from ddlbench.run.assembly import make_run, open_feed, seed_replica
 from ddlbench.run.checkpoints import how_to_continue
 from ddlbench.run.cold_cache import check_cold_cache
-from ddlbench.run.context import Records, Spans, stage_data
+from ddlbench.run.context import Attempt
 from ddlbench.run.failure import Failure
 from ddlbench.run.limits import check_machine, planned_device
 from ddlbench.run.preflight import preflight
@@ -37,40 +37,41 @@ NO_CONNECTION = (
 )
 
 
-def attempt(config: Config, launch: Launch, started: float) -> int:
+def run_attempt(config: Config, launch: Launch, started: float) -> int:
     """Run what the configuration says; the exit code of this process. `started`: perf_counter as the program began."""
-    planned = planned_device(config)
-    if planned is None:
-        check_machine(config)
-    device = planned or pick_device(launch, config.backend)
+    device = planned_device(config.dryrun)
+    if device is None:
+        check_machine(config.train.threads_per_rank, config.loader)
+        device = pick_device(launch, config.backend)
     set_switches(config.train, device)
-    job = make_job(config, launch, device)
-    scenario = choose(config, job)
+    attempt = Attempt(config, launch, device, started)
+    scenario = choose(config, attempt.job)
     refusal = check(config, scenario)
     if config.dryrun:
-        return dry_run(config, job, refusal)
-    spans = Spans(started)
-    spans.end("imports_s")
-    records = Records(config, launch, device)
-    limit = time_limit(config, started)
-    with Supervisor(launch, records, config.train.timeout_s, limit) as supervisor, ExitStack() as opened:
+        return dry_run(config, attempt.job, refusal)
+    attempt.spans.end("imports_s")
+    limit = time_limit(config.train.time_limit_s, started)
+    with Supervisor(attempt, config.train.timeout_s, limit) as supervisor, ExitStack() as opened:
         try:
-            connect_ranks(config, launch, device, supervisor)
-            spans.end("connecting_s")
-            records.open()
+            connect_ranks(attempt, supervisor)
+            attempt.spans.end("connecting_s")
+            attempt.open_record()
             wait_for([0], "ddlbench/data")
-            spans.end("data_preparation_s")
+            attempt.spans.end("data_preparation_s")
             if refusal:
                 raise refusal
-            records.agree()
-            stage_data(records, spans)
-            check_ranks(records, supervisor, spans)
+            attempt.agree()
+            attempt.stage_data()
+            if config.preflight:
+                supervisor.expect("the pre-flight check did not end")
+                preflight(attempt)
+                attempt.spans.end("preflight_s")
             supervisor.expect("the framework's setup did not end")
-            work(scenario, config, job, records, supervisor, spans, opened)
-            code = succeed(records, supervisor)
+            work(attempt, scenario, supervisor, opened)
+            code = succeed(attempt, supervisor)
             close(opened, clean=True)
         except Exception as error:  # every kind of failure becomes a row
-            code = fail(error, launch, records, supervisor)
+            code = fail(error, attempt, supervisor)
             clear_frames(error)  # a setup that failed half-way has left its model in them
             close(opened, clean=False)
     return code
@@ -85,37 +86,29 @@ def dry_run(config: Config, job: Job, refusal: RunError | None) -> int:
     return refusal.exit_code
 
 
-def time_limit(config: Config, started: float) -> tuple[float, str] | None:
-    """When the run's own limit is reached, and how the reason names it."""
-    limit_s = config.train.time_limit_s
+def time_limit(limit_s: float | None, started: float) -> tuple[float, str] | None:
+    """When the run's own limit is reached (of perf_counter), and how the reason names it."""
     if limit_s is None:
         return None
     return started + limit_s, f"reached the time limit of {limit_s:g} s (train.time_limit_s)"
 
 
-def connect_ranks(config: Config, launch: Launch, device: torch.device, supervisor: Supervisor) -> None:
+def connect_ranks(attempt: Attempt, supervisor: Supervisor) -> None:
     """Connect all ranks. From then on every rank watches for failures of the others."""
+    config, device = attempt.config, attempt.device
     if device.type == "cuda":
         disable_nccl_abort()
     supervisor.expect(NO_CONNECTION, more_s=10)  # an error that `connect` raises has more details and comes before
     communicator = not getattr(config.framework, "own_communicators", False)
     timeout_s, reached = config.train.timeout_s, supervisor.reach
-    connect(launch, device, timeout_s, config.backend, communicator=communicator, reached=reached)
+    connect(attempt.launch, device, timeout_s, config.backend, communicator=communicator, reached=reached)
     supervisor.connect()
 
 
-def check_ranks(records: Records, supervisor: Supervisor, spans: Spans) -> None:
-    """The pre-flight check, where the configuration asks for it."""
-    if records.config.preflight:
-        supervisor.expect("the pre-flight check did not end")
-        preflight(records.config, records, records.device)
-        spans.end("preflight_s")
-
-
-def succeed(records: Records, supervisor: Supervisor) -> int:
+def succeed(attempt: Attempt, supervisor: Supervisor) -> int:
     """Record the end of a complete run before anything is closed, for that may hang; the exit code of this process."""
     supervisor.expect_nothing()
-    recorded = records.succeed()
+    recorded = attempt.record_success()
     wait_for([0], "ddlbench/end")
     supervisor.leave()  # the rank that holds the store may now go first
     code = 0 if recorded else 1
@@ -123,16 +116,18 @@ def succeed(records: Records, supervisor: Supervisor) -> int:
     return code
 
 
-def fail(error: Exception, launch: Launch, records: Records, supervisor: Supervisor) -> int:
+def fail(error: Exception, attempt: Attempt, supervisor: Supervisor) -> int:
     """Record the failure that came first, of this rank or of another one; the exit code of this process."""
-    own = Failure.of(error, launch.rank)
-    first = supervisor.record_cause(own)
-    records.fail(first, begun=not isinstance(error, UserError))
-    complain(error, first, launch.rank)
-    if first.rank == launch.rank and first.status in INTERRUPTED and (line := how_to_continue(records.config, records)):
-        print(f"ddlbench: {line}", file=sys.stderr, flush=True)
+    rank = attempt.launch.rank
+    mine = Failure.of(error, rank)
+    first = supervisor.record_cause(mine)
+    attempt.record_failure(first, begun=not isinstance(error, UserError))
+    if first.rank == rank:
+        complain(error, first)
+        if first.status in INTERRUPTED and (line := how_to_continue(attempt)):
+            print(f"ddlbench: {line}", file=sys.stderr, flush=True)
     supervisor.wait_for_readers(first)
-    code = own.exit_code if own.status == first.status else PeerFailed.exit_code
+    code = mine.exit_code if mine.status == first.status else PeerFailed.exit_code
     supervisor.expect_end(code)
     return code
 
@@ -183,33 +178,26 @@ def check(config: Config, scenario: Scenario) -> Unsupported | Unavailable | Non
     try:
         scenario.check()
         config.loader.check(config.data, config.model)
-        check_cold_cache(config)
+        if config.train.cold_cache:
+            check_cold_cache(config.loader, config.data)
     except (Unsupported, Unavailable) as refusal:
         return refusal
     return None
 
 
-def work(
-    scenario: Scenario,
-    config: Config,
-    job: Job,
-    records: Records,
-    supervisor: Supervisor,
-    spans: Spans,
-    opened: ExitStack,
-) -> None:
+def work(attempt: Attempt, scenario: Scenario, supervisor: Supervisor, opened: ExitStack) -> None:
     """The run itself, until all ranks have ended it. opened: closes the data, then the scenario"""
     opened.callback(scenario.close)
     place = scenario.setup()
-    seed_replica(job, place)
+    seed_replica(attempt.job, place)
     supervisor.expect("the data were not opened")
-    feed = open_feed(config, job, place)
+    feed = open_feed(attempt, place)
     opened.callback(feed.close)
-    spans.end("setup_s")
-    run = make_run(scenario, config, job, place, feed, records, supervisor)
+    attempt.spans.end("setup_s")
+    run = make_run(attempt, scenario, place, feed, supervisor)
     supervisor.expect("training did not begin")
-    run.recorder.begin(run, spans.seconds, records.hosts)
-    if job.device.type == "cpu":
+    run.recorder.begin(run, attempt.spans.seconds, attempt.hosts)
+    if attempt.device.type == "cpu":
         keep_freed_memory()
     supervisor.expect(NO_STEP)
     scenario.run(run)
@@ -224,10 +212,8 @@ def clear_frames(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
-def complain(error: Exception, first: Failure, rank: int) -> None:
-    """Print the failure on the rank that failed first; with a traceback where it is not the user's mistake."""
-    if first.rank != rank:
-        return
+def complain(error: Exception, first: Failure) -> None:
+    """Print the failure; with a traceback where it is not the user's mistake."""
     if not isinstance(error, RunError):
         traceback.print_exception(error)
     print(f"ddlbench: {first.status}: {printable(first.reason)}", file=sys.stderr, flush=True)

@@ -36,7 +36,7 @@ from ddlbench.loop import Run
 from ddlbench.ranks.control import all_gather, barrier
 from ddlbench.recipe.rates import Rates
 from ddlbench.record.files import HEARTBEAT
-from ddlbench.run.context import Records
+from ddlbench.run.context import Attempt
 from ddlbench.run.supervisor import Supervisor
 
 
@@ -52,32 +52,31 @@ def check_checkpoints(config: Config, job: Job) -> None:
         )
 
 
-def open_checkpoints(
-    config: Config, records: Records, supervisor: Supervisor, run: Run, trainer: Trainer, rates: Rates
-) -> None:
+def open_checkpoints(attempt: Attempt, supervisor: Supervisor, run: Run, trainer: Trainer, rates: Rates) -> None:
     """Continue an earlier attempt where that is asked for, and save this one where it is configured. Collective."""
-    if config.checkpoint.every is None:
+    options = attempt.config.checkpoint
+    if options.every is None:
         return
-    checkpoints = Checkpoints(config, records, supervisor, trainer, rates)
-    if config.checkpoint.resumes(os.environ):
+    checkpoints = Checkpoints(attempt, supervisor, trainer, rates)
+    if options.resumes(os.environ):
         checkpoints.resume(run)
     run.after_epoch = partial(checkpoints.save, run)
 
 
-def place_of(config: Config, records: Records) -> Path:
+def place_of(attempt: Attempt) -> Path:
     """The folder with the checkpoints of all attempts of this run."""
-    assert records.folder is not None, "the attempt has its folder"
-    folder = config.checkpoint.folder
-    return records.folder.parent if folder is None else folder / records.run_id
+    assert attempt.folder is not None, "the attempt has its folder"
+    folder = attempt.config.checkpoint.folder
+    return attempt.folder.parent if folder is None else folder / attempt.run_id
 
 
-def how_to_continue(config: Config, records: Records) -> str | None:
+def how_to_continue(attempt: Attempt) -> str | None:
     """What a user can do after an interruption; None where a run has nothing to continue."""
-    if config.mode != "train" or records.folder is None:
+    if attempt.config.mode != "train" or attempt.folder is None:
         return None
-    if config.checkpoint.every is None:
+    if attempt.config.checkpoint.every is None:
         return "nothing was saved: with checkpoint.every=1 a run saves itself after each epoch"
-    names = [path.name for attempt in place_of(config, records).glob("checkpoints-*") for path in complete(attempt)]
+    names = [path.name for saved in place_of(attempt).glob("checkpoints-*") for path in complete(saved)]
     if not names:
         return "no epoch was saved before the interruption: the same command begins at epoch 0"
     epoch = int(max(names).removeprefix("epoch-"))
@@ -87,22 +86,21 @@ def how_to_continue(config: Config, records: Records) -> str | None:
 class Checkpoints:
     """Those of one run, on every rank; rank 0 makes and removes folders."""
 
-    def __init__(
-        self, config: Config, records: Records, supervisor: Supervisor, trainer: Trainer, rates: Rates
-    ) -> None:
-        assert config.checkpoint.every is not None, "else there is nothing to do"
-        assert records.folder is not None, "the attempt has its folder"
+    def __init__(self, attempt: Attempt, supervisor: Supervisor, trainer: Trainer, rates: Rates) -> None:
+        options = attempt.config.checkpoint
+        assert options.every is not None, "else there is nothing to do"
+        assert attempt.folder is not None, "the attempt has its folder"
         assert isinstance(trainer, Checkpointable), "check_checkpoint has asked its framework"
-        self.options, self.every = config.checkpoint, config.checkpoint.every
-        self.records, self.supervisor, self.rates = records, supervisor, rates
+        self.every, self.keep = options.every, options.keep
+        self.attempt, self.supervisor, self.rates = attempt, supervisor, rates
         self.trainer, self.state = trainer, trainer
-        self.attempt = int(records.folder.name.removeprefix("attempt-"))
-        self.place = place_of(config, records)
-        self.attempts = records.folder.parent
-        self.rank = records.launch.rank
-        self.lineage: list[int] = [self.attempt]
+        self.number = int(attempt.folder.name.removeprefix("attempt-"))
+        self.place = place_of(attempt)
+        self.attempts = attempt.folder.parent
+        self.rank = attempt.launch.rank
+        self.lineage: list[int] = [self.number]
         self.seconds: list[float] = []
-        records.on_success = self._remove_all
+        attempt.on_success = self._remove_all
 
     def resume(self, run: Run) -> None:
         """Continue from the newest checkpoint that is not damaged; from the beginning where there is none. UserError on
@@ -113,10 +111,10 @@ class Checkpoints:
             run.progress.say(self._beginning(run, saved))
             if saved is not None:
                 self._restore(run, saved)
-                if self.records.record:
+                if self.attempt.record:
                     resumed = {"attempt": saved.attempt, "epoch": saved.epoch, "updates": saved.updates}
                     resumed |= {"seconds": time.perf_counter() - began}
-                    self.records.record.resume(resumed, saved.epochs)
+                    self.attempt.record.resume(resumed, saved.epochs)
 
     def _beginning(self, run: Run, saved: Saved | None) -> str:
         if saved is not None:
@@ -139,11 +137,11 @@ class Checkpoints:
                 self._publish(saved)
             barrier()
             self.seconds.append(time.perf_counter() - began)
-            if self.records.record:
+            if self.attempt.record:
                 sizes = [size for size, _ in saved.files.values()]
                 facts = {"count": len(self.seconds), "median_s": median(self.seconds), "bytes": sum(sizes)}
-                self.records.record.add(checkpoints={**facts, "seconds": self.seconds})
-                self.records.record.save()
+                self.attempt.record.add(checkpoints={**facts, "seconds": self.seconds})
+                self.attempt.record.save()
 
     def _write(self, run: Run, done: int) -> Saved:
         growing = self._own / f".epoch-{done:06}"
@@ -152,9 +150,9 @@ class Checkpoints:
             self._make(growing)
         barrier()
         files = storage.write(growing, named_tensors(self.state.live(), self.rank, run.job.device), self.rank)
-        epochs = self.records.record.lines() if self.records.record else []
+        epochs = self.attempt.record.lines() if self.attempt.record else []
         return Saved(
-            growing, self.records.run_id, self.attempt, self.lineage, done, self.trainer.updates,
+            growing, self.attempt.run_id, self.number, self.lineage, done, self.trainer.updates,
             run.elapsed_s, self.rates.state(), self.state.numbers(), epochs, files,
         )  # fmt: skip
 
@@ -168,12 +166,12 @@ class Checkpoints:
         """Let the complete folder have its name; forget the checkpoints that are too many."""
         saved.write()
         saved.folder.rename(saved.folder.with_name(saved.folder.name.removeprefix(".")))
-        for folder in list(complete(self._own))[self.options.keep :]:
+        for folder in list(complete(self._own))[self.keep :]:
             shutil.rmtree(folder, ignore_errors=True)
 
     @property
     def _own(self) -> Path:
-        return self._of(self.attempt)
+        return self._of(self.number)
 
     def _of(self, attempt: int) -> Path:
         return self.place / f"checkpoints-{attempt}"
@@ -202,7 +200,7 @@ class Checkpoints:
                 print(f"ddlbench: warning: {folder} is damaged ({wrong}) and not used", file=sys.stderr, flush=True)
         if candidates:
             raise UserError(
-                f"all checkpoints of {self.records.run_id} in {self.place} are damaged: remove them to begin at epoch 0"
+                f"all checkpoints of {self.attempt.run_id} in {self.place} are damaged: remove them to begin at epoch 0"
             )
         return None
 
@@ -212,11 +210,11 @@ class Checkpoints:
             saved, wrong = Saved.read(folder), None
         except (OSError, ValueError) as error:
             saved, wrong = None, str(error)
-        if saved is not None and saved.run_id != self.records.run_id:
+        if saved is not None and saved.run_id != self.attempt.run_id:
             wrong = f"it is of the run {saved.run_id}"
         wrong = next((each for each in all_gather(wrong) if each), None)
         if wrong is None and saved is not None:
-            wrong = storage.damage(folder, saved.files, self.rank, self.records.launch.world_size)
+            wrong = storage.damage(folder, saved.files, self.rank, self.attempt.launch.world_size)
         return saved, wrong
 
     def _restore(self, run: Run, saved: Saved) -> None:
@@ -230,4 +228,4 @@ class Checkpoints:
         states = {name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)}
         set_random_states(device, states)
         run.first_epoch, run.elapsed_s = saved.epoch, saved.elapsed_s
-        self.lineage = [*saved.lineage, self.attempt]
+        self.lineage = [*saved.lineage, self.number]

@@ -1,4 +1,4 @@
-"""From the program's start to the first step: how long each part took, and the record once it has a name."""
+"""One attempt at a run, from the program's start to the end of its record."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from ddlbench.config.job import make_job
 from ddlbench.config.schema import Config
+from ddlbench.cores import allowed_cores
 from ddlbench.data.staging import stage
 from ddlbench.errors import UserError
-from ddlbench.measure.devices.environment import cores, known, machine
+from ddlbench.job import Job
+from ddlbench.measure.devices.environment import machine
 from ddlbench.progress import Progress
 from ddlbench.ranks.control import all_gather, wait_for
 from ddlbench.ranks.launch import Launch
@@ -43,18 +46,35 @@ class Spans:
         self.seconds[name], self.last = now - self.last, now
 
 
-class Records:
-    """The record of this attempt, on rank 0 alone. Its name needs the hash of the data: so rank 0 first makes the data
-    that the program makes itself (sample sets, indices, token files)."""
+class Opened(NamedTuple):
+    """What a rank tells the others once it can name the run."""
 
-    def __init__(self, config: Config, launch: Launch, device: torch.device) -> None:
-        self.config, self.launch, self.device = config, launch, device
+    host: str
+    run_id: str
+    folder: Path | None
+    cores: int
+
+
+class Attempt:
+    """What was asked for, where it runs, and the record, which rank 0 alone has.
+
+    The record's name needs the hash of the data: so rank 0 first makes the data that the program makes itself (sample
+    sets, indices, token files).
+    """
+
+    def __init__(self, config: Config, launch: Launch, device: torch.device, started: float = 0.0) -> None:
+        """started: perf_counter as the program began"""
+        self.config, self.launch, self.device, self.spans = config, launch, device, Spans(started)
         self.record: Record | None = None
         self.folder: Path | None = None  # of rank 0's record, on every rank
         self.hosts: list[str] = []  # of each rank
         self.claiming = threading.Lock()
         self.shown = False  # where the record is
         self.on_success: Callable[[], None] = lambda: None  # on rank 0, once `ok` is recorded
+
+    @cached_property
+    def job(self) -> Job:
+        return make_job(self.config, self.launch, self.device)
 
     @cached_property
     def dataset(self) -> dict[str, Any]:
@@ -66,7 +86,7 @@ class Records:
         launch = self.launch
         return run_id(self.config.identity(), launch.world_size, launch.nodes, str(self.dataset["hash"]))
 
-    def open(self) -> None:
+    def open_record(self) -> None:
         if self.record is None and self.launch.rank == 0:
             self.config.data.prepare()
             content = opening(self.config, self.launch, self.device, self.dataset)
@@ -78,39 +98,55 @@ class Records:
         """UserError on every rank where one reads other data, or has another configuration or other versions of
         libraries. Other differences between their environments are recorded and printed."""
         folder = self.record.folder.resolve() if self.record else None
-        found = all_gather((socket.gethostname(), self.run_id, folder, known(cores)))
-        self.folder = found[0][2]
-        for rank, (host, run, *_) in enumerate(found):
-            if run != found[0][1]:
+        ranks = all_gather(Opened(socket.gethostname(), self.run_id, folder, len(allowed_cores())))
+        first = ranks[0]
+        self.folder, self.hosts = first.folder, [opened.host for opened in ranks]
+        for rank, opened in enumerate(ranks):
+            if opened.run_id != first.run_id:
                 raise UserError(
-                    f"rank {rank} on {host} has the data or configuration of {run}, rank 0 on {found[0][0]} has "
-                    f"those of {found[0][1]}: give every node the same (data.root, stale file list in data.cache_dir)"
+                    f"rank {rank} on {opened.host} has the data or configuration of {opened.run_id}, rank 0 on "
+                    f"{first.host} has those of {first.run_id}: give every node the same (data.root, stale file list "
+                    "in data.cache_dir)"
                 )
-        self.hosts = [host for host, *_ in found]
         differing = compare_environments(machine(self.device))
         if self.record:
             self.record.add(ranks_differ=differing)
             for line in differing:
                 print(f"ddlbench: warning: {line}", file=sys.stderr, flush=True)
-            counts = [count for *_, count in found if count is not None]
-            environment = self.record.content["environment"]
-            self.record.add(environment={**environment, "cpu_count_min": min(counts, default=None)})
+            fewest = min(opened.cores for opened in ranks)
+            self.record.add(environment={**self.record.content["environment"], "cpu_count_min": fewest})
 
-    def fail(self, failure: Failure, begun: bool) -> None:
+    def stage_data(self) -> None:
+        """Copy the data to the nodes' own storage where data.stage_to is set: one rank a node copies, all ranks
+        wait."""
+        if self.config.data.stage_to is None:
+            return
+        copies = self.launch.local_rank == 0
+        copiers = [rank for rank, copier in enumerate(all_gather(copies)) if copier]
+        progress = Progress(self.config.progress and self.launch.rank == 0)
+        staged = stage(self.config.data.files_to_stage(), progress) if copies else None
+        wait_for(copiers, "ddlbench/staged")
+        of_nodes = [staged for staged in all_gather(staged) if staged]
+        if self.record:
+            copied = sum(staged.copied_bytes for staged in of_nodes)
+            self.record.add(staging={**asdict(of_nodes[0]), "copied_bytes": copied, "nodes": len(of_nodes)})
+        self.spans.end("staging_s")
+
+    def record_failure(self, failure: Failure, begun: bool) -> None:
         """Close the record with a failure. begun: open it before, if it is not open; where that fails too (without data
         the record has no name), the first failure is still the one that is reported."""
         if begun:
             with contextlib.suppress(Exception):
-                self.open()
-        self.close(failure)
+                self.open_record()
+        self.record_end(failure)
 
-    def close(self, failure: Failure, final: bool = True) -> None:
+    def record_end(self, failure: Failure, final: bool = True) -> None:
         """Record the end, if this rank has the record. Never raises."""
         record, ended_by = self.record, failure.ended_by
         if record is not None and record.finish(failure.status, failure.reason, final, ended_by=ended_by) and final:
             self._show_folder(record)
 
-    def succeed(self) -> bool:
+    def record_success(self) -> bool:
         """Record the end of a complete run; False where rank 0 did not record `ok`. On the other ranks True."""
         if self.record is None:
             return True
@@ -120,6 +156,13 @@ class Records:
             self.on_success()
         return recorded
 
+    def record_for_rank_0(self, failure: Failure) -> None:
+        """On another rank than 0, which has not recorded the end in time: record it in its place."""
+        with self.claiming:
+            status, reason, ended_by = failure.status, failure.reason, failure.ended_by
+            if self.folder is not None and end_for_rank_0(self.folder, status, reason, ended_by=ended_by):
+                print(f"ddlbench: {failure.status}: {failure.reason}", file=sys.stderr, flush=True)
+
     def _show_folder(self, record: Record) -> None:
         """Once, and not with progress=false in a run that ended with `ok`."""
         if not self.shown and (self.config.progress or record.content["status"] != "ok"):
@@ -127,26 +170,3 @@ class Records:
             results = shlex.quote(self.config.results_dir)
             line = f"the record is in {record.folder}; to see tables: python -m ddlbench.report {results}"
             print(f"ddlbench: {line}", file=sys.stderr, flush=True)
-
-    def claim(self, failure: Failure) -> None:
-        """On another rank than 0, which has not recorded the end in time: record it for rank 0."""
-        with self.claiming:
-            status, reason, ended_by = failure.status, failure.reason, failure.ended_by
-            if self.folder is not None and end_for_rank_0(self.folder, status, reason, ended_by=ended_by):
-                print(f"ddlbench: {failure.status}: {failure.reason}", file=sys.stderr, flush=True)
-
-
-def stage_data(records: Records, spans: Spans) -> None:
-    """Copy the data to the nodes' own storage where data.stage_to is set: one rank a node copies, all ranks wait."""
-    config, launch = records.config, records.launch
-    if config.data.stage_to is None:
-        return
-    copier = launch.local_rank == 0
-    copiers = [rank for rank, copies in enumerate(all_gather(copier)) if copies]
-    staged = stage(config.data.files_to_stage(), Progress(config.progress and launch.rank == 0)) if copier else None
-    wait_for(copiers, "ddlbench/staged")
-    found = [each for each in all_gather(staged) if each]
-    if records.record:
-        copied = sum(each.copied_bytes for each in found)
-        records.record.add(staging={**asdict(found[0]), "copied_bytes": copied, "nodes": len(found)})
-    spans.end("staging_s")

@@ -18,13 +18,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ddlbench.config.schema import Config
 from ddlbench.errors import RunError
 from ddlbench.files import write_json
 from ddlbench.measure.devices.environment import gpu, known
 from ddlbench.measure.devices.nvml import gpu_state_reader
 from ddlbench.ranks.control import all_gather, single_process
-from ddlbench.run.context import Records
+from ddlbench.run.context import Attempt
 
 SIDES = {"cpu": 512, "cuda": 4096}  # of the matrices: 10 ms and more on both
 REDUCED_BYTES = {"cpu": 2**22, "cuda": 2**26}
@@ -126,17 +125,18 @@ def section(checks: Sequence[Check], device: torch.device, slow: Mapping[int, st
     }
 
 
-def preflight(config: Config, records: Records, device: torch.device) -> None:
+def preflight(attempt: Attempt) -> None:
     """Check all ranks, and put what was found into the record: a row for each rank in preflight.json. All ranks call
     this. RunError, on every rank, for a rank that is broken or too slow."""
     began = time.perf_counter()
-    own = check_rank(records.launch.rank, socket.gethostname(), device)
-    own = replace(own, torch_version=str(torch.__version__), dataset_hash=str(records.dataset["hash"]))
-    checks: list[Check] = all_gather(own)
+    config, record = attempt.config, attempt.record
+    here = check_rank(attempt.launch.rank, socket.gethostname(), attempt.device)
+    here = replace(here, torch_version=str(torch.__version__), dataset_hash=str(attempt.dataset["hash"]))
+    checks: list[Check] = all_gather(here)
     slow = slow_ranks(checks, config.preflight_warn)
-    if records.record:
-        write_json(records.record.folder / FILE, {"ranks": [asdict(check) for check in checks]})
-        records.record.add(preflight=section(checks, device, slow, time.perf_counter() - began))
+    if record:
+        write_json(record.folder / FILE, {"ranks": [asdict(check) for check in checks]})
+        record.add(preflight=section(checks, attempt.device, slow, time.perf_counter() - began))
         for line in list(slow.values())[:NAMED]:
             print(f"ddlbench: warning: {line}", file=sys.stderr, flush=True)
     require_sound(checks, config.preflight_stop)

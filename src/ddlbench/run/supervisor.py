@@ -22,9 +22,8 @@ from functools import partial
 from torch._C._distributed_c10d import Store
 
 from ddlbench.errors import SIGNAL, TIME_LIMIT, PeerFailed, Stopped
-from ddlbench.ranks.launchers import Launch
 from ddlbench.ranks.stop import SIGNALS, Stop
-from ddlbench.run.context import Records
+from ddlbench.run.context import Attempt
 from ddlbench.run.failure import Failure
 from ddlbench.run.peers import Peers
 from ddlbench.run.signals import Signals
@@ -47,10 +46,10 @@ class Supervisor:
     main thread does not move. A signal and the run's time limit stop all ranks at a boundary; a second signal ends this
     process at once."""
 
-    def __init__(self, launch: Launch, records: Records, timeout_s: float, limit: tuple[float, str] | None) -> None:
+    def __init__(self, attempt: Attempt, timeout_s: float, limit: tuple[float, str] | None) -> None:
         """limit: when the run's own time limit is reached (of perf_counter), and how the reason names it"""
-        self.rank, self.world_size = launch.rank, launch.world_size
-        self.records = records
+        self.attempt = attempt
+        self.rank, self.world_size = attempt.launch.rank, attempt.launch.world_size
         self.timeout_s = timeout_s
         self.stopping = Stopping(self.rank, limit)
         self.peers: Peers | None = None
@@ -134,12 +133,13 @@ class Supervisor:
         """The failure that counts, posted and recorded: another rank's if one was posted before, else this one."""
         peers = self.peers
         if peers is not None:
-            self.records.close(peers.failure or own, final=False)  # now: the launcher may leave this process no time
+            # Now, because the launcher may leave this process no time.
+            self.attempt.record_end(peers.failure or own, final=False)
             if own.doubtful and peers.failure is None and (cause := peers.find_cause()) is not None:
                 status = own.status if own.status == "timeout" else "error"
                 own = replace(own, status=status, reason=f"{cause}; {own.reason}")
             own = peers.post(own)
-        self.records.close(own)
+        self.attempt.record_end(own)
         return own
 
     def wait_for_readers(self, failure: Failure) -> None:
@@ -161,7 +161,7 @@ class Supervisor:
                 time.sleep(peers.period_s / 2)
             if not peers.recorded:
                 time.sleep(0.2 * min(self.rank, 50))  # the lowest rank first
-                self.records.claim(failure)
+                self.attempt.record_for_rank_0(failure)
 
     def _supervise(self) -> None:
         while not self.stopped.is_set():
@@ -180,7 +180,7 @@ class Supervisor:
             elif (own := self.stopping.limit_reached()) is not None:
                 self._stop_or_fail(own)
             elif (asked := self.stopping.asked()) is not None:
-                self.records.close(asked, final=False)  # now: the launcher may leave this process no time
+                self.attempt.record_end(asked, final=False)  # now: the launcher may leave this process no time
 
     def _failure_of_peer(self) -> Failure | None:
         """The failure that was posted, unless this rank's main thread will soon have stopped for the same reason."""
@@ -208,12 +208,12 @@ class Supervisor:
             return
         if not self.stopping.can_ask():
             self._fail(own)
-        self.records.close(own, final=False)
+        self.attempt.record_end(own, final=False)
         self.stopping.ask(own, self.peers)
 
     def _peer_failed(self, failure: Failure) -> None:
         """Record it first, then give the main thread time to leave in order: often its collective fails by itself."""
-        self.records.close(failure)
+        self.attempt.record_end(failure)
         self.wait_for_readers(failure)
         if not self.stopped.wait(GRACE_S):
             self._exit(failure)
@@ -221,7 +221,7 @@ class Supervisor:
     def _fail(self, own: Failure, begun: bool = False) -> None:
         try:
             failure = self.record_cause(own)
-            self.records.fail(failure, begun)
+            self.attempt.record_failure(failure, begun)
             if failure.rank == self.rank:
                 print(f"ddlbench: {failure.status}: {failure.reason}", file=sys.stderr, flush=True)
             self.wait_for_readers(failure)

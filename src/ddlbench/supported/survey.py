@@ -14,10 +14,10 @@ import torch
 from ddlbench.config.checkpoint import Checkpoint
 from ddlbench.config.choices import choices
 from ddlbench.config.compose import configuration, configurations, refusal, supports
+from ddlbench.config.job import make_job
 from ddlbench.config.schema import PRECISIONS, Config
 from ddlbench.job import Framework
 from ddlbench.ranks.launch import Launch
-from ddlbench.run.assembly import make_job
 from ddlbench.run.checkpoints import check_checkpoints
 from ddlbench.supported.words import Answers, Case, Knob
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddlbench.cores import allowed_cores
 from ddlbench.errors import RunError
 from ddlbench.ranks.launchers import free_port, rank_variables
 from ddlbench.record.ending import end_for_rank_0, now
@@ -62,7 +63,7 @@ def most_ranks() -> int:
     """The most ranks that a cell may have here: one per GPU; without GPUs two per core."""
     import torch
 
-    return torch.cuda.device_count() or RANKS_PER_CORE * len(os.sched_getaffinity(0))
+    return torch.cuda.device_count() or RANKS_PER_CORE * len(allowed_cores())
 
 
 def run_cell(cell: Cell, results: Path, held: Claim | None = None) -> list[int]:

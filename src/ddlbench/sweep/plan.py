@@ -137,8 +137,8 @@ def _runs(
 
 def _refusal(config: Config, gpus: int, device: torch.device, check: Check | None) -> tuple[str, str] | None:
     """Why a run would not start. A missing library is no reason, because the machine that runs the cell may have it."""
+    from ddlbench.config.job import make_job
     from ddlbench.ranks.launch import Launch
-    from ddlbench.run.assembly import make_job
     from ddlbench.run.checkpoints import check_checkpoints
 
     try:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ddlbench.data.loaders.cores import default_workers, few_cores, fewest_cores, own_cores
+from ddlbench.data.loaders.cores import default_workers, few_cores, fewest_cores
 from tests.support.runs import RESNET
 
 EIGHT = list(range(8))
@@ -32,13 +32,6 @@ EIGHT = list(range(8))
 )
 def test_ranks_that_may_run_on_the_same_cores_share_them(ranks: list[tuple[str, list[int]]], cores: int) -> None:
     assert fewest_cores(ranks) == cores
-
-
-def test_own_cores_are_those_of_the_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {5, 3})
-    host, cores = own_cores()
-    assert host
-    assert cores == [3, 5]
 
 
 @pytest.mark.parametrize(

@@ -285,5 +285,6 @@ def test_torch_makes_no_communicator_beside_horovods(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(attempt, "connect", lambda *_, communicator, reached: made.append(communicator))
     for framework in (DDP(), Horovod()):
         config: Any = SimpleNamespace(framework=framework, train=SimpleNamespace(timeout_s=1.0), backend=None)
-        attempt.connect_ranks(config, Launch("alone"), torch.device("cpu"), MagicMock())
+        here: Any = SimpleNamespace(config=config, launch=Launch("alone"), device=torch.device("cpu"))
+        attempt.connect_ranks(here, MagicMock())
     assert made == [True, False]

@@ -7,13 +7,13 @@ from itertools import islice
 import torch
 
 from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.job import make_job
 from ddlbench.job import Place
 from ddlbench.ranks.fake import cuda as fake_cuda
 from ddlbench.ranks.fake.fake import fake_world
 from ddlbench.ranks.launch import Launch
 from ddlbench.rehearsal.feeding import fed
 from ddlbench.rehearsal.observed import Observed
-from ddlbench.run.assembly import make_job
 from tests.support.rehearsals import words
 
 CUDA = torch.device("cuda", 0)

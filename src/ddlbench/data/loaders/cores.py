@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections import Counter
 from collections.abc import Collection, Sequence
 from fractions import Fraction
@@ -12,13 +10,9 @@ MOST = {"cpu": 8, "cuda": 16}  # workers: what a file system and /dev/shm carry 
 ON_CUDA = 2  # threads of a rank that are busy beside its loader: one queues the device's work, one pins batches
 
 
-def own_cores() -> tuple[str, list[int]]:
-    """This host, and the cores of it that this process may run on: a task's share under Slurm, else often all."""
-    return socket.gethostname(), sorted(os.sched_getaffinity(0))
-
-
 def fewest_cores(ranks: Sequence[tuple[str, Collection[int]]]) -> int:
-    """Cores to itself of the rank that has the fewest, at least 1; `ranks`: what own_cores gave on each.
+    """Cores to itself of the rank that has the fewest, at least 1; `ranks`: the host of each, and the
+    cores of it that the rank may run on.
 
     Ranks of a host that may run on the same core share it: four ranks that may run on the same 8 cores have 2 each.
     """

@@ -16,6 +16,7 @@ import torch
 from torch.cuda import nccl
 
 import ddlbench
+from ddlbench.cores import allowed_cores
 from ddlbench.credentials import may_hold_credential
 
 T = TypeVar("T")
@@ -57,7 +58,7 @@ def machine(device: torch.device) -> dict[str, Any]:
         "hostname": platform.node(),
         "kernel": platform.release(),
         "cpu_model": known(cpu_model),
-        "cpu_count": known(cores),
+        "cpu_count": len(allowed_cores()),
         "cpu_count_total": os.cpu_count(),
         "memory_total_bytes": known(lambda: psutil.virtual_memory().total),
         "torch_threads": torch.get_num_threads(),
@@ -114,11 +115,6 @@ def cpu_model() -> str | None:
     """The model as Linux names it; ARM machines may name none."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), None)
-
-
-def cores() -> int:
-    """The number of cores that this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def variables(names: Mapping[str, str]) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -10,6 +9,7 @@ import psutil
 import torch
 
 from ddlbench.config.schema import Config
+from ddlbench.cores import allowed_cores
 from ddlbench.errors import UserError
 from ddlbench.oracle.counts.counting import count
 from ddlbench.oracle.counts.counts import Counts
@@ -77,10 +77,6 @@ def from_calibration(config: Config, machine: Machine) -> Computation:
     return computation.calibrated(counts, speeds, kind_of(config.recipe.optimizer), measure, largest)
 
 
-def own_cores() -> int:
-    return len(os.sched_getaffinity(0))
-
-
 def own_gpu() -> str | None:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else None
 
@@ -95,7 +91,7 @@ def machine_of(cluster: str, overlap: bool | None = None) -> Machine:
     if machine.name == "local":
         memory = device.memory_bytes or float(psutil.virtual_memory().total)
         device = replace(device, memory_bytes=memory)
-        machine = replace(network.calibrated(machine), device=device, cores=machine.cores or own_cores())
+        machine = replace(network.calibrated(machine), device=device, cores=machine.cores or len(allowed_cores()))
     elif device.type == "cuda" and device.name == own_gpu():
         machine = network.calibrated(machine)
     return machines.with_overlap(machine, overlap)

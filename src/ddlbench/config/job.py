@@ -1,0 +1,37 @@
+"""From the configuration to the inputs of a framework."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+
+from ddlbench.config.schema import Config
+from ddlbench.job import Job
+from ddlbench.ranks.launch import Launch
+from ddlbench.recipe.losses import make_loss
+from ddlbench.recipe.optimizers import make_optimizer
+
+
+def make_job(config: Config, launch: Launch, device: torch.device) -> Job:
+    """The job that the configuration asks this rank for."""
+    train, recipe = config.train, config.recipe
+    return Job(
+        model=config.model,
+        loss=make_loss(recipe.label_smoothing),
+        optimizer=partial(make_optimizer, recipe.optimizer),
+        device=device,
+        rank=launch.rank,
+        local_rank=launch.local_rank,
+        world_size=launch.world_size,
+        seed=train.seed,
+        global_batch=train.samples_per_update(launch.world_size),
+        micro_batch=train.micro_batch,
+        precision=train.precision,
+        reduce_dtype=train.reduce_dtype,
+        clip_norm=train.clip_norm,
+        checkpoint_activations=train.checkpoint_activations,
+        compile=train.compile,
+        channels_last=train.channels_last,
+        timeout_s=train.timeout_s,
+    )
