@@ -72,7 +72,8 @@ class Run:
 
     def validated(self, metrics: dict[str, Any]) -> dict[str, Any]:
         """What may be reported of a validation. RunError on every rank alike where samples are missing or doubled."""
-        require_val_samples(metrics["val_samples"], self.feed, self.place.reports)
+        unread = self.feed.val_unread if self.place.reports else 0
+        require_val_samples(metrics["val_samples"], self.feed.val_samples, unread)
         return metrics if self.scored else without_scores(metrics)
 
     @contextmanager

@@ -19,8 +19,8 @@ QUICK = [breach for breach in BREACHES if breach.quick]
 WRONG = """
 [[breach]]
 name = "nothing is changed"
-old = "epoch_time_s=max(epoch_s),"
-new = "epoch_time_s=max(epoch_s),  # the same"
+old = "epoch_time_s=max(rank.epoch_s for rank in ranks),"
+new = "epoch_time_s=max(rank.epoch_s for rank in ranks),  # the same"
 
 [[breach]]
 name = "another version of the sources"
@@ -29,13 +29,13 @@ new = ""
 
 [[breach]]
 name = "no Python"
-old = "epoch_time_s=max(epoch_s),"
+old = "epoch_time_s=max(rank.epoch_s for rank in ranks),"
 new = "epoch_time_s=max(epoch_s,"
 
 [[breach]]
 name = "an error in place of a number"
-old = "epoch_time_s=max(epoch_s),"
-new = "epoch_time_s=epoch_s[10**6],"
+old = "epoch_time_s=max(rank.epoch_s for rank in ranks),"
+new = "epoch_time_s=ranks[10**6].epoch_s,"
 """.replace(
     'new = "',
     'fear = ""\nquick = true\nfile = "measure/rows.py"\n'

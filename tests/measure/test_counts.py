@@ -1,18 +1,10 @@
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import cast
-
 import pytest
 
-from ddlbench.data.feed import Feed
 from ddlbench.errors import RunError
 from ddlbench.measure.counts import require_samples, require_val_samples
 from tests.support.ranks import run_ranks
-
-
-def feed(val_samples: int, unread: int = 0) -> Feed:
-    return cast(Feed, SimpleNamespace(val_samples=val_samples, val_unread=unread))
 
 
 def test_training_samples_of_the_reporting_ranks() -> None:
@@ -23,24 +15,24 @@ def test_training_samples_of_the_reporting_ranks() -> None:
 
 
 def test_a_validation_set_is_counted_whole() -> None:
-    require_val_samples(5, feed(5), reports=True)
-    require_val_samples(4, feed(5, unread=1), reports=True)
+    require_val_samples(5, 5, 0)
+    require_val_samples(4, 5, unread_here=1)
     for counted, unread in ((6, 0), (4, 0), (5, 1), (3, 1)):
         if counted == 5:  # nothing is missing: what could not be read is not asked
-            require_val_samples(counted, feed(5, unread), reports=True)
+            require_val_samples(counted, 5, unread)
             continue
         with pytest.raises(RunError, match=rf"{counted} validation samples were counted and {unread} could not be"):
-            require_val_samples(counted, feed(5, unread), reports=True)
+            require_val_samples(counted, 5, unread)
 
 
 def unread_on_two_ranks() -> str:
     """Both ranks of a pipeline read the one bad sample of 5; only the second one reports."""
     import torch.distributed as dist
 
-    reports = dist.get_rank() == 1
-    require_val_samples(4, feed(5, unread=1), reports)
+    unread = 1 if dist.get_rank() == 1 else 0
+    require_val_samples(4, 5, unread)
     with pytest.raises(RunError) as caught:
-        require_val_samples(3, feed(5, unread=1), reports)
+        require_val_samples(3, 5, unread)
     return str(caught.value)
 
 

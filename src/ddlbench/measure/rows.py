@@ -18,10 +18,36 @@ from ddlbench.job import Job, Place
 from ddlbench.measure.clock import EpochTimes
 from ddlbench.measure.counts import require_samples
 from ddlbench.measure.devices.memory import BY_STAGE, PEAKS, peaks
-from ddlbench.measure.devices.meter import OverRanks
+from ddlbench.measure.devices.meter import OverRanks, Use
 from ddlbench.measure.straggler import OwnStep
 from ddlbench.ranks.boundary import REMEDY
 from ddlbench.ranks.control import all_gather, gather_to_rank0
+
+
+@dataclass(frozen=True)
+class RankSummary:
+    """One rank's epoch without its steps, which every rank gets.
+
+    steady_s: the measured steps without the epoch's first, which the warm-up steps may have left out already
+    wait_share, host_wait_share: waiting for data as a share of the measured steps' time
+    losses: number of losses, 0 where the rank does not report; bad_step: the first whose loss is not finite
+    """
+
+    host: str
+    stage: int
+    epoch_s: float
+    measured_s: float
+    straggler_s: float
+    first_step_s: float
+    steady_s: float
+    wait_share: float
+    host_wait_share: float
+    memory: dict[str, int | None]
+    samples: int | None
+    use: Use | None
+    loss_sum: float
+    losses: int
+    bad_step: int | None
 
 
 @dataclass(frozen=True)
@@ -66,6 +92,26 @@ class RankEpoch:
             sum(times.samples) if place.reports else None,
             platform.node(),
             dict(place.coordinates),
+        )
+
+    def summary(self) -> RankSummary:
+        times = self.times
+        return RankSummary(
+            host=self.host,
+            stage=self.stage,
+            epoch_s=times.epoch_s,
+            measured_s=times.measured_s,
+            straggler_s=times.straggler_s,
+            first_step_s=times.step_s[0],
+            steady_s=times.measured_s - (0.0 if times.warmup_steps else times.step_s[0]),
+            wait_share=sum(times.wait_s[times.warmup_steps :]) / times.measured_s,
+            host_wait_share=sum(times.host_wait_s[times.warmup_steps :]) / times.measured_s,
+            memory=self.memory,
+            samples=self.samples,
+            use=times.use,
+            loss_sum=sum(self.losses),
+            losses=len(self.losses),
+            bad_step=next((step for step, loss in enumerate(self.losses) if not math.isfinite(loss)), None),
         )
 
     def packed(self) -> RankEpoch:
@@ -149,65 +195,42 @@ NOT_IN_LINE = (
 )  # fmt: skip
 
 
-def gather_epoch(epoch: int, epochs: int, rank: RankEpoch, global_batch: int, updates: int, first: int = 0) -> EpochRow:
+def gather_epoch(epoch: int, epochs: int, here: RankEpoch, global_batch: int, updates: int, first: int = 0) -> EpochRow:
     """The row of an epoch, the same on every rank. first: the attempt's first epoch, where it continues another one."""
-    times = rank.times
-    bad = next((step for step, loss in enumerate(rank.losses) if not math.isfinite(loss)), None)
-    figures = all_gather((times.epoch_s, times.measured_s, times.straggler_s, _wait_share(times), rank.memory))
-    losses = all_gather((sum(rank.losses), len(rank.losses), bad))
-    others = all_gather(
-        (times.step_s[0], _steady_s(times), _host_wait_share(times), rank.stage, rank.samples, times.use, rank.host)
-    )
-    epoch_s, measured_s, straggler_s, wait_share, memory = zip(*figures, strict=True)
-    loss_sum, loss_count, bad_steps = zip(*losses, strict=True)
-    first_step_s, steady_s, host_wait_share, stages, samples, uses, hosts = zip(*others, strict=True)
-    steps, steady_steps = len(times.step_s), _steady_steps(times)
-    require_samples(samples, steps * global_batch)
+    ranks: list[RankSummary] = all_gather(here.summary())
+    times = here.times
+    steps, steady_steps = len(times.step_s), times.measured_steps - (times.warmup_steps == 0)
+    require_samples([rank.samples for rank in ranks], steps * global_batch)
+    bad_steps = [rank.bad_step for rank in ranks if rank.bad_step is not None]
+    losses = sum(rank.losses for rank in ranks)
+    stages = [rank.stage for rank in ranks]
     return EpochRow(
         epoch=epoch,
         steps=steps,
         samples=steps * global_batch,
         updates=updates,
         warmup=epoch == first and epochs - first > 1,
-        epoch_time_s=max(epoch_s),
-        epoch_time_fastest_rank_s=min(epoch_s),
-        epoch_time_median_rank_s=statistics.median(epoch_s),
-        straggler_wait_s=max(straggler_s),
+        epoch_time_s=max(rank.epoch_s for rank in ranks),
+        epoch_time_fastest_rank_s=min(rank.epoch_s for rank in ranks),
+        epoch_time_median_rank_s=statistics.median(rank.epoch_s for rank in ranks),
+        straggler_wait_s=max(rank.straggler_s for rank in ranks),
         measured_steps=times.measured_steps,
         measured_samples=times.measured_steps * global_batch,
-        measured_time_s=max(measured_s),
-        data_wait_share=max(wait_share),
-        train_loss=sum(loss_sum) / sum(loss_count) if any(loss_count) else None,
-        bad_step=min((step for step in bad_steps if step is not None), default=None),
-        lr_last=rank.rates[-1] if rank.rates else None,
-        memory={name: _largest([peak[name] for peak in memory]) for name in PEAKS},
-        first_step_s=max(first_step_s),
+        measured_time_s=max(rank.measured_s for rank in ranks),
+        data_wait_share=max(rank.wait_share for rank in ranks),
+        train_loss=sum(rank.loss_sum for rank in ranks) / losses if losses else None,
+        bad_step=min(bad_steps, default=None),
+        lr_last=here.rates[-1] if here.rates else None,
+        memory={name: _largest([rank.memory[name] for rank in ranks]) for name in PEAKS},
+        first_step_s=max(rank.first_step_s for rank in ranks),
         steady_samples=steady_steps * global_batch,
-        steady_time_s=max(steady_s) if steady_steps else None,
-        host_wait_share=max(host_wait_share),
-        use=OverRanks.of(uses, hosts),
-        rank_stages=list(stages),
-        stage_memory={name: _by_stage(stages, [peak[name] for peak in memory]) for name in BY_STAGE},
-        ranks=gather_to_rank0(rank.packed()),
+        steady_time_s=max(rank.steady_s for rank in ranks) if steady_steps else None,
+        host_wait_share=max(rank.host_wait_share for rank in ranks),
+        use=OverRanks.of([rank.use for rank in ranks], [rank.host for rank in ranks]),
+        rank_stages=stages,
+        stage_memory={name: _by_stage(stages, [rank.memory[name] for rank in ranks]) for name in BY_STAGE},
+        ranks=gather_to_rank0(here.packed()),
     )
-
-
-def _wait_share(times: EpochTimes) -> float:
-    """Waiting for data as a share of the measured steps' time on this rank."""
-    return sum(times.wait_s[times.warmup_steps :]) / times.measured_s
-
-
-def _host_wait_share(times: EpochTimes) -> float:
-    return sum(times.host_wait_s[times.warmup_steps :]) / times.measured_s
-
-
-def _steady_steps(times: EpochTimes) -> int:
-    """Measured steps without the epoch's first, which the warm-up steps may have left out already."""
-    return times.measured_steps - (times.warmup_steps == 0)
-
-
-def _steady_s(times: EpochTimes) -> float:
-    return times.measured_s - (0.0 if times.warmup_steps else times.step_s[0])
 
 
 def _by_stage(stages: Sequence[int], values: Sequence[int | None]) -> list[int | None]:
