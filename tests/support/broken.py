@@ -271,7 +271,7 @@ class Unstashed(PipeDream):
 
     def setup(self, job: Job) -> PipeDreamTrainer:
         trainer = super().setup(job)
-        trainer.flight.updates.weights.copy_newest = lambda: None
+        trainer.weights.copy_newest = lambda: None
         return trainer
 
 
@@ -285,7 +285,7 @@ class Prompt(PipeDream):
 
         def step(batch: Batch | None) -> Tensor | None:
             rate = trainer.optimizer.param_groups[0]["lr"]
-            for minibatch in {id(micro.minibatch): micro.minibatch for micro in trainer.flight.micros}.values():
+            for minibatch in {id(micro.minibatch): micro.minibatch for micro in trainer.in_flight}.values():
                 minibatch.rate = rate
             return own(batch)
 

@@ -29,7 +29,7 @@ from ddlbench.measure.devices.meter import Meter, Use
 from ddlbench.measure.profiling.spans import DATA, span
 
 Item = TypeVar("Item")
-Mark: TypeAlias = torch.cuda.Event | float
+Stamp: TypeAlias = torch.cuda.Event | float
 
 
 @dataclass(frozen=True)
@@ -78,9 +78,9 @@ class EpochClock:
         self.host_wait_s: list[float] = []
         self.loading_s = 0.0
         self.samples: list[int] = []
-        self.begins: list[Mark] = []
-        self.ready: list[Mark] = []  # a step's batch
-        self.ends: list[Mark] = []
+        self.begins: list[Stamp] = []
+        self.ready: list[Stamp] = []  # a step's batch
+        self.ends: list[Stamp] = []
 
     def steps(self, batches: Iterable[Item]) -> Iterator[Item]:
         """The same batches; from asking for one to asking for the next is a step."""
@@ -89,7 +89,7 @@ class EpochClock:
             self.meter.begin()
         self.began = self.measured_from = self._together()
         while True:
-            begin, asked, used = mark(self.device), time.perf_counter(), thread_time()
+            begin, asked, used = stamp(self.device), time.perf_counter(), thread_time()
             if self.meter:
                 self.meter.tick(asked)
             try:
@@ -101,9 +101,9 @@ class EpochClock:
             self.loading_s += thread_time() - used
             self.samples.append(len(batch.valid) if isinstance(batch, Batch) else 0)
             self.begins.append(begin)
-            self.ready.append(mark(self.device))
+            self.ready.append(stamp(self.device))
             yield batch
-            self.ends.append(mark(self.device))
+            self.ends.append(stamp(self.device))
             if len(self.ends) == self.warmup_steps:
                 self.measured_from = self._together()
 
@@ -135,8 +135,8 @@ class EpochClock:
             measured_s=unknown,
             straggler_s=unknown,
             warmup_steps=ended,
-            step_s=[seconds(*marks) for marks in zip(starts, self.ends, strict=False)],
-            wait_s=[seconds(*marks) for marks in zip(starts, self.ready, strict=False)],
+            step_s=[seconds(*stamps) for stamps in zip(starts, self.ends, strict=False)],
+            wait_s=[seconds(*stamps) for stamps in zip(starts, self.ready, strict=False)],
             host_wait_s=self.host_wait_s[:ended],
         )
 
@@ -151,7 +151,7 @@ class EpochClock:
         return time.perf_counter()
 
 
-def mark(device: torch.device) -> Mark:
+def stamp(device: torch.device) -> Stamp:
     """Now, in the order of the device's work; nothing waits."""
     if device.type != "cuda":
         return time.perf_counter()
@@ -160,13 +160,13 @@ def mark(device: torch.device) -> Mark:
     return event
 
 
-def passed(at: Mark) -> bool:
-    """Whether the device has passed a mark."""
+def passed(at: Stamp) -> bool:
+    """Whether the device has passed it."""
     return not isinstance(at, torch.cuda.Event) or at.query()
 
 
-def seconds(begin: Mark, end: Mark) -> float:
-    """Between two marks of one device, which must have passed both."""
+def seconds(begin: Stamp, end: Stamp) -> float:
+    """Between two stamps of one device, which must have passed both."""
     if isinstance(begin, torch.cuda.Event) and isinstance(end, torch.cuda.Event):
         return begin.elapsed_time(end) / 1e3
     assert isinstance(begin, float)

@@ -91,8 +91,7 @@ def trained() -> dict[str, tuple[int, Any]]:
         batch = batch_for(job, trainer.place)
         for _ in range(4):
             trainer.step(batch)
-        clock = trainer.clock if name == "1f1b" else trainer.flight.clock
-        computing = len(clock.steps[-1][1])
+        computing = len(trainer.clock.steps[-1][1])
         trainer.flush()
         found[name] = computing, trainer.facts()["staleness"]
         dist.barrier()
@@ -124,11 +123,11 @@ def test_the_staleness_of_each_stage_is_counted() -> None:
         assert found == {"1f1b": 0, "pipedream": [1, 0], "pipedream_2bw": [1, 1]}
 
 
-def test_on_a_gpu_the_device_is_idle_before_its_marks_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_gpu_the_device_is_idle_before_its_stamps_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """A schedule of 10 s, of which 6 compute; the host has launched all of it at once."""
     cuda = FakeCuda(monkeypatch)
     clock = BusyClock(DEVICE)
-    compute = clock.computing(cuda.launch)
+    compute = clock.computing()(cuda.launch)
     with clock.schedule():
         compute(2.0, "forward")
         cuda.launch(4.0, "receive")
@@ -138,9 +137,9 @@ def test_on_a_gpu_the_device_is_idle_before_its_marks_are_read(monkeypatch: pyte
     assert cuda.calls[-4:] == ["synchronize", *["elapsed"] * 3]
 
 
-def test_only_what_runs_within_a_schedule_is_marked() -> None:
+def test_only_what_runs_within_a_schedule_counts() -> None:
     clock = BusyClock(torch.device("cpu"))
-    double = clock.computing(lambda number: 2 * number)
+    double = clock.computing()(lambda number: 2 * number)
     assert double(2) == 4  # as in validation
     for _ in range(RECENT_STEPS + 1):
         with clock.schedule():
@@ -148,5 +147,5 @@ def test_only_what_runs_within_a_schedule_is_marked() -> None:
         double(1)
     assert [len(spans) for _, spans in clock.steps] == [2] * RECENT_STEPS
     for (begin, end), spans in clock.steps:
-        marks = cast(list[float], [begin, *chain(*spans), end])
-        assert marks == sorted(marks)
+        stamps = cast(list[float], [begin, *chain(*spans), end])
+        assert stamps == sorted(stamps)

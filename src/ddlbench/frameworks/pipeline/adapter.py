@@ -80,9 +80,6 @@ class Pipeline:
             check_shards(self.name, job)
         check_alike(job, self.dp)
 
-    def check_checkpoint(self, job: Job) -> None:
-        """Nothing is refused."""
-
     def setup(self, job: Job) -> PipelineTrainer:
         layout = Layout(self.dp, self.tp, pipeline_ranks(job.world_size, self.dp, self.pp, self.tp))
         count = micro_batch_count(self.schedule, job, layout.pp, self.dp)

@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from statistics import median
-from typing import ParamSpec, TypeVar
 
 import torch
 
-from ddlbench.measure.clock import Mark, mark, seconds
+from ddlbench.measure.clock import Stamp, seconds, stamp
 from ddlbench.measure.profiling.spans import profiling
 from ddlbench.ranks.control import AsyncReduction
 
-Parameters = ParamSpec("Parameters")
-Result = TypeVar("Result")
-Span = tuple[Mark, Mark]
+Span = tuple[Stamp, Stamp]
 
 RECENT_STEPS = 100  # enough for a median, few enough to keep their events
 
 
 class BusyClock:
-    """Marks when this rank's device computes within a schedule; waiting and sending are what is left."""
+    """Times when this rank's device computes within a schedule; waiting and sending are what is left."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -33,22 +30,18 @@ class BusyClock:
     @contextmanager
     def schedule(self) -> Generator[None]:
         """One run of the schedule, from its first micro batch to its last."""
-        begin, self.spans = mark(self.device), list[Span]()
+        begin, self.spans = stamp(self.device), list[Span]()
         yield
-        self.steps.append(((begin, mark(self.device)), self.spans))
+        self.steps.append(((begin, stamp(self.device)), self.spans))
         self.spans = None
 
-    def computing(self, function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-        """The same function, which counts as computing within a schedule."""
-
-        def marked(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
-            begin = mark(self.device)
-            result = function(*args, **kwargs)
-            if self.spans is not None:
-                self.spans.append((begin, mark(self.device)))
-            return result
-
-        return marked
+    @contextmanager
+    def computing(self) -> Generator[None]:
+        """Work of this rank's device; it counts within a schedule. Also a decorator of a function."""
+        begin = stamp(self.device)
+        yield
+        if self.spans is not None:
+            self.spans.append((begin, stamp(self.device)))
 
     def add_up(self) -> None:
         """At the end of an epoch: start to sum over ranks the times of its recent steps. Every rank calls it. It waits

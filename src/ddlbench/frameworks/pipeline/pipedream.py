@@ -9,37 +9,24 @@ With t counting the minibatches of an epoch, W(t) the weights after t updates, f
     pipedream:     W(t+1) = W(t) - lr(t) df/dW [W_s(t - n_s) on each stage s],  n_s = ceil((p - 1 - s) / micro batches)
     pipedream_2bw: W(t+1) = W(t) - lr(t) df/dW [W(t - 1) on all stages]
 (no version before the epoch's first), where the forward and the backward pass of a minibatch see the same weights.
-
-What each of p = 3 stages computes in each tick, with one micro batch in each minibatch and with a forward pass as long
-as a backward pass. F3 is the forward pass of minibatch 3, B3 its backward pass. `pipedream` makes an update after each
-B; once the pipeline is full, no stage waits.
-
-    tick       0   1   2   3   4   5   6   7   8   9
-    stage 0   F0  F1  F2   .   .  B0  F3  B1  F4  B2
-    stage 1    .  F0  F1   .  B0  F2  B1  F3  B2  F4
-    stage 2    .   .  F0  B0  F1  B1  F2  B2  F3  B3
+pipedream_trainer.py has the step, tick by tick.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import Tensor, nn
-from torch.optim import Optimizer
-
-from ddlbench.checkpoint.live import Live
 from ddlbench.errors import Unsupported, UserError
 from ddlbench.frameworks.pipeline.blocks import Blocks
-from ddlbench.frameworks.pipeline.flight import Flight
 from ddlbench.frameworks.pipeline.groups import Groups
+from ddlbench.frameworks.pipeline.pipedream_trainer import PipeDreamTrainer
 from ddlbench.frameworks.pipeline.schedules import check_stages, micro_batch_count, pipeline_ranks
 from ddlbench.frameworks.pipeline.stages import Plan, block_count, tied_names
 from ddlbench.frameworks.shared.layout import Layout
 from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.shared.refusals import check_alike
-from ddlbench.job import Batch, Job, Place
+from ddlbench.job import Job
 
 
 @dataclass
@@ -97,9 +84,6 @@ class PipeDream:
                 "last: set model.tie_weights=false, or use framework=pipedream_2bw (the same staleness on all stages)"
             )
 
-    def check_checkpoint(self, job: Job) -> None:
-        """Nothing is refused: an epoch ends with an empty pipeline."""
-
     def setup(self, job: Job) -> PipeDreamTrainer:
         layout = Layout(self.dp, pp=pipeline_ranks(job.world_size, self.dp, self.pp))
         count = self._micro_batches(job, layout.pp)
@@ -107,12 +91,11 @@ class PipeDream:
         samples = job.replica_batch(self.dp) // count
         plan = Plan.of(job, layout.pp, samples, self.balance, self.flops_per_byte)
         blocks = Blocks(job, groups, plan, sharded=False)
-        apart = {id(parameter) for parameter in blocks.shared}
-        shared = [name for name, parameter in blocks.model.named_parameters() if id(parameter) in apart]
-        flight = Flight(job, groups, blocks.model, plan.between, count, wait=self.double_buffered, shared=shared)
-        return PipeDreamTrainer(groups.place(), blocks, flight, self._facts(job, layout.pp, plan, count))
+        facts = self._facts(job, layout.pp, plan, count)
+        return PipeDreamTrainer(job, groups, blocks, plan.between, count, self.double_buffered, facts)
 
     def _facts(self, job: Job, ranks: int, plan: Plan, count: int) -> dict[str, Any]:
+        rule = "4 a rank" if self.double_buffered else "the whole minibatch"
         behind = [-(-(ranks - 1 - stage) // count) for stage in range(ranks)]  # minibatches in flight
         return {
             "staleness_theoretical": [1] * ranks if self.double_buffered else behind,  # in updates, by stage
@@ -121,74 +104,7 @@ class PipeDream:
             "pp": ranks,
             **plan.facts(),
             "micro_batches": count,
-            "micro_batches_rule": self._rule(job),
+            "micro_batches_rule": rule if job.micro_batch is None else "train.micro_batch",
             "bubble_theoretical": 0.0,  # but for filling and emptying it once an epoch
             "reduce_dtype": "fp32",
         }
-
-    def _rule(self, job: Job) -> str:
-        if job.micro_batch is not None:
-            return "train.micro_batch"
-        return "4 a rank" if self.double_buffered else "the whole minibatch"
-
-
-class PipeDreamTrainer:
-    """One rank's live stage: a `Trainer` (ddlbench/job.py)."""
-
-    place: Place
-    blocks: Blocks
-    model: nn.Module
-    flight: Flight
-    optimizer: Optimizer
-    knobs: Mapping[str, Any]  # the facts that are known before the first step
-
-    def __init__(self, place: Place, blocks: Blocks, flight: Flight, knobs: Mapping[str, Any]) -> None:
-        self.place, self.blocks, self.flight, self.knobs = place, blocks, flight, knobs
-        self.model, self.optimizer = blocks.model, flight.updates.optimizer
-
-    @property
-    def updates(self) -> int:
-        return self.flight.updates.update.count
-
-    def step(self, batch: Batch | None) -> Tensor | None:
-        self.blocks.statistics.mark_changed()
-        return self.flight.step(batch)
-
-    def flush(self) -> None:
-        self.flight.drain()
-        self.flight.clock.add_up()
-        self.flight.updates.staleness.gather()
-
-    def evaluate(self, batch: Batch | None) -> Tensor | None:
-        self._assert_empty()
-        self.blocks.statistics.synchronize()
-        return self.flight.evaluate(batch)
-
-    def _assert_empty(self) -> None:
-        assert not self.flight.micros, "flush first"
-
-    def state(self) -> dict[str, Tensor] | None:
-        self._assert_empty()
-        return self.blocks.state()
-
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        self._assert_empty()
-        self.blocks.load(state)
-
-    def live(self) -> Live:
-        self._assert_empty()
-        return Live(self.flight.updates.weights.newest, self.optimizer, dict(self.model.named_buffers()))
-
-    def numbers(self) -> dict[str, Any]:
-        return {**self.flight.updates.update.numbers(), "synchronised": self.blocks.statistics.synchronized}
-
-    def restore(self, numbers: Mapping[str, Any]) -> None:
-        self.flight.updates.update.restore(numbers)
-        self.blocks.statistics.synchronized = numbers["synchronised"]
-
-    def facts(self) -> dict[str, Any]:
-        counted = self.flight.updates.staleness.by_stage()
-        return {**self.knobs, "staleness": counted, "bubble": self.flight.clock.bubble()}
-
-    def close(self) -> None:
-        vars(self).clear()

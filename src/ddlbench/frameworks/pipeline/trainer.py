@@ -71,20 +71,25 @@ class PipelineTrainer:
         from torch.distributed.pipelining import PipelineStage
         from torch.distributed.pipelining.schedules import get_schedule_class
 
-        edges, made = own_edges(plan, self.job, self.groups.part), list[PipelineStage]()
-        for index, blocks in self.blocks.stages.items():
+        edges, count = own_edges(plan, self.job, self.groups.part), len(plan.sizes)
+        stages: list[PipelineStage] = []
+        for index, stage in self.blocks.stages.items():
             if self.job.compile:
-                blocks.blocks.compile()
+                stage.blocks.compile()
             before, after = edges[index : index + 2]
-            count, group = len(plan.sizes), self.groups.pp_group
-            stage = PipelineStage(blocks, index, count, self.job.device, before, after, group=group)
-            stage.forward_one_chunk = self.clock.computing(stage.forward_one_chunk)
-            for method in ("backward_one_chunk", "backward_weight_one_chunk"):
-                setattr(stage, method, self.clock.computing(spanned(BACKWARD, getattr(stage, method))))
-            made.append(stage)
+            runs = PipelineStage(stage, index, count, self.job.device, before, after, group=self.groups.pp_group)
+            stages.append(self._timed(runs))
         make: Any = get_schedule_class(SCHEDULES[schedule])
-        one_or_more = made if schedule in LOOPED else made[0]
-        return make(one_or_more, self.micro_batches, loss_fn=self.clock.computing(self._loss), scale_grads=False)
+        one_or_more = stages if schedule in LOOPED else stages[0]
+        return make(one_or_more, self.micro_batches, loss_fn=self.clock.computing()(self._loss), scale_grads=False)
+
+    def _timed(self, stage: Any) -> Any:
+        """A PipelineStage whose passes count as computing, and whose backward passes have a span."""
+        computing = self.clock.computing()
+        stage.forward_one_chunk = computing(stage.forward_one_chunk)
+        stage.backward_one_chunk = computing(spanned(BACKWARD, stage.backward_one_chunk))
+        stage.backward_weight_one_chunk = computing(spanned(BACKWARD, stage.backward_weight_one_chunk))
+        return stage
 
     def _loss(self, output: Tensor, targets: Tensor) -> Tensor:
         """Of one micro batch, as its share of the replica's."""
