@@ -21,8 +21,8 @@ def shortened(text: str, longest: int) -> str:
     different."""
     if len(text) <= longest:
         return text
-    mark = "…" + hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()[:8]
-    return text[: longest - len(mark)] + mark
+    end = "…" + hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()[:8]
+    return text[: longest - len(end)] + end
 
 
 def digest(value: Any, letters: int = 8) -> str:

@@ -10,15 +10,14 @@ from torch import nn
 
 from ddlbench.checkpoint.live import (
     Live,
-    check_checkpoint,
+    checkpointable,
     make_optimizer_states,
     named_tensors,
     random_states,
     set_random_states,
 )
 from ddlbench.errors import Unsupported
-from ddlbench.frameworks.single import Single
-from tests.support.jobs import CPU, job
+from tests.support.jobs import CPU
 
 
 def trained(part: str = "model") -> tuple[nn.Sequential, Live]:
@@ -73,10 +72,6 @@ def test_random_numbers_go_on_where_they_were() -> None:
     assert torch.equal(torch.rand(3), expected)
 
 
-def test_a_framework_that_does_not_say_that_it_saves_is_refused() -> None:
-    class Other:
-        name = "other"
-
-    check_checkpoint(Single(), job())
+def test_a_trainer_that_cannot_be_saved_is_refused() -> None:
     with pytest.raises(Unsupported, match=r"^other does not save checkpoints: set checkpoint.every=null$"):
-        check_checkpoint(cast(Any, Other()), job())
+        checkpointable("other", cast(Any, object()))

@@ -1,7 +1,7 @@
 """What a rank must save between two epochs to train on later as if nothing had happened: the tensors that change.
 
-Two optional protocols beside `Framework` and `Trainer` (docs/adr/0019): a framework without them trains as before, and
-`checkpoint.every` is refused for it.
+An optional protocol beside `Trainer` (docs/adr/0019): a trainer without it trains as before, and `checkpoint.every` is
+refused for it. A framework that cannot save in every configuration has the method `check_checkpoint`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ddlbench.errors import Unsupported
-from ddlbench.job import Framework, Job
+from ddlbench.job import Trainer
 
 
 @dataclass(frozen=True)
@@ -50,23 +50,14 @@ class Checkpointable(Protocol):
         ...
 
 
-@runtime_checkable
-class SavesCheckpoints(Protocol):
-    """A `Framework` whose `setup` returns a Checkpointable."""
-
-    def check_checkpoint(self, job: Job) -> None:
-        """Raise Unsupported where a restored run would not train as an uninterrupted one."""
-        ...
-
-
 OFF = "set checkpoint.every=null"
 
 
-def check_checkpoint(framework: Framework, job: Job) -> None:
-    """Raise Unsupported where the framework cannot save what it trains."""
-    if not isinstance(framework, SavesCheckpoints):
-        raise Unsupported(f"{framework.name} does not save checkpoints: {OFF}")
-    framework.check_checkpoint(job)
+def checkpointable(framework: str, trainer: Trainer) -> Checkpointable:
+    """The same trainer. Raises Unsupported where its framework cannot save what it trains."""
+    if not isinstance(trainer, Checkpointable):
+        raise Unsupported(f"{framework} does not save checkpoints: {OFF}")
+    return trainer
 
 
 def named_tensors(live: Live, rank: int, device: torch.device) -> dict[str, Tensor]:

@@ -13,7 +13,7 @@ import re
 import warnings
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, cast
 
 from hydra import compose, initialize_config_dir
 from hydra.core.override_parser.types import Override, OverrideType
@@ -33,15 +33,6 @@ Plain = dict[str, Any]
 MEANT = re.compile(r"\$\{|\?\?\?")  # what OmegaConf does not take literally
 _composed: dict[tuple[str, ...], Plain] = {}  # by the words that choose options
 _built: dict[tuple[str, str], Any] = {}  # by section and content; never returned: a caller may set up its objects
-
-
-@runtime_checkable
-class OfLibrary(Protocol):
-    """A framework made of a library besides torch, which says apart what it refuses wherever that is installed."""
-
-    def supports(self, job: Job) -> None:
-        """As `check`, without a look at the library."""
-        ...
 
 
 @contextmanager
@@ -118,7 +109,7 @@ def _section(name: str, raw: Plain) -> Any:
 
 def supports(framework: Framework, job: Job) -> None:
     """Raise Unsupported or UserError for what cannot be run whatever is installed: the same on every machine."""
-    (framework.supports if isinstance(framework, OfLibrary) else framework.check)(job)
+    getattr(framework, "supports", framework.check)(job)
 
 
 def refusal(ask: Callable[[], object]) -> str | None:

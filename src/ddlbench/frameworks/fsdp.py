@@ -81,9 +81,6 @@ class FSDP:
             return "fp32"
         return self.mixed_precision or ("autocast" if has_batch_norm(job) else "policy")
 
-    def check_checkpoint(self, job: Job) -> None:
-        """Nothing is refused."""
-
     def setup(self, job: Job) -> Replica:
         model = build(job)
         if job.channels_last:  # fully_shard takes contiguous weights only; channels-last inputs suffice to convolve so

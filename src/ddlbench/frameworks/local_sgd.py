@@ -37,9 +37,6 @@ class LocalSGD:
             raise Unsupported("local_sgd: in fp16 replicas would skip different updates: set train.precision=bf16")
         check_alike(job, job.world_size)
 
-    def check_checkpoint(self, job: Job) -> None:
-        """Nothing is refused: an epoch ends with equal replicas."""
-
     def setup(self, job: Job) -> LocalReplica:
         return LocalReplica(job, build(job), self.local_steps)
 

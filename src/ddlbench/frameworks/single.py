@@ -24,9 +24,6 @@ class Single:
             )
         check_alike(job, 1)
 
-    def check_checkpoint(self, job: Job) -> None:
-        """Nothing is refused."""
-
     def setup(self, job: Job) -> Replica:
         model = build(job)
         return Replica(job, model, job.optimizer(model.named_parameters()), {"reduce_dtype": "fp32"})

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ddlbench.config.options import changed
 from ddlbench.config.schema import Config
 from ddlbench.errors import RunError
-from ddlbench.job import Job, Model, Trainer
+from ddlbench.job import Framework, Job, Model, Trainer
 from ddlbench.loop import Run
 from ddlbench.measure.devices.environment import environment, known
 from ddlbench.measure.formulas.flops import hardware_flops, training_flops
@@ -40,17 +40,13 @@ def opening(config: Config, launch: Launch, device: torch.device, dataset: Mappi
         },
         "dataset": {"name": config.data.name, "kind": config.data.kind, **dataset},
         "environment": {**environment(device), "threads_per_rank": torch.get_num_threads()},
-        "framework_library": framework_library(type(config.framework).__module__),
+        "framework_library": framework_library(config.framework),
     }
 
 
-def framework_library(module: str) -> str:
-    """ "deepspeed 0.19.8": the library behind a framework, which its folder of frameworks/ is named after, and its
-    version; else torch.
-
-    module: where the framework's class is
-    """
-    name = next((part for part in module.split(".") if part in ("deepspeed", "horovod")), "torch")
+def framework_library(framework: Framework) -> str:
+    """ "deepspeed 0.19.8": the library behind a framework and its version."""
+    name: str = getattr(type(framework), "library", "torch")
     version = str(torch.__version__) if name == "torch" else known(lambda: metadata.version(name))
     return f"{name} {version or 'of an unknown version'}"
 

@@ -17,12 +17,12 @@ import time
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any, cast
 
 from ddlbench.checkpoint import storage
 from ddlbench.checkpoint.live import (
     OFF,
-    Checkpointable,
-    check_checkpoint,
+    checkpointable,
     make_optimizer_states,
     named_tensors,
     set_random_states,
@@ -44,7 +44,8 @@ def check_checkpoints(config: Config, job: Job) -> None:
     """Raise Unsupported where a run that continues would not train as one that was not interrupted."""
     if config.checkpoint.every is None:
         return
-    check_checkpoint(config.framework, job)
+    if hasattr(config.framework, "check_checkpoint"):
+        cast(Any, config.framework).check_checkpoint(job)
     if not config.loader.resumable:
         raise Unsupported(
             f"checkpoint.every does not go with loader={config.loader.name}, which cannot save the random stream of "
@@ -90,10 +91,9 @@ class Checkpoints:
         options = attempt.config.checkpoint
         assert options.every is not None, "else there is nothing to do"
         assert attempt.folder is not None, "the attempt has its folder"
-        assert isinstance(trainer, Checkpointable), "check_checkpoint has asked its framework"
         self.every, self.keep = options.every, options.keep
         self.attempt, self.supervisor, self.rates = attempt, supervisor, rates
-        self.trainer, self.state = trainer, trainer
+        self.trainer, self.state = trainer, checkpointable(attempt.config.framework.name, trainer)
         self.number = int(attempt.folder.name.removeprefix("attempt-"))
         self.place = place_of(attempt)
         self.attempts = attempt.folder.parent

@@ -12,7 +12,16 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from ddlbench.frameworks.tensor.collectives import Part, apart, collected, copied, gathered, scattered, share, summed
+from ddlbench.frameworks.tensor.collectives import (
+    Part,
+    apart,
+    copy_to,
+    gather_from,
+    gather_from_sequence,
+    reduce_from,
+    reduce_scatter_to_sequence,
+    share,
+)
 from ddlbench.frameworks.tensor.loss import parallel_cross_entropy
 from ddlbench.job import Batch
 from tests.support.jobs import job
@@ -42,19 +51,23 @@ def collectives() -> dict[str, tuple[Tensor, Tensor]]:
     here, rank = part(), dist.get_rank()
     seven = SEVEN.narrow(-1, *here.span(7))
     return {
-        "summed": through(lambda x: summed(x, here), ROW * (rank + 1), WEIGHTS),
-        "copied": through(lambda x: copied(x, here), ROW, WEIGHTS * (rank + 1)),
-        "gathered": through(lambda x: gathered(x, -1, 7, here), seven, SEVEN * 10),
-        "collected": through(lambda x: collected(x, 1, here), ROW[:, [rank]], WEIGHTS * (rank + 1)),
-        "scattered": through(lambda x: scattered(x, 1, here), ROW * (rank + 1), WEIGHTS[:, [rank]]),
+        "reduce_from": through(lambda x: reduce_from(x, here), ROW * (rank + 1), WEIGHTS),
+        "copy_to": through(lambda x: copy_to(x, here), ROW, WEIGHTS * (rank + 1)),
+        "gather_from": through(lambda x: gather_from(x, -1, 7, here), seven, SEVEN * 10),
+        "gather_from_sequence": through(
+            lambda x: gather_from_sequence(x, 1, here), ROW[:, [rank]], WEIGHTS * (rank + 1)
+        ),
+        "reduce_scatter_to_sequence": through(
+            lambda x: reduce_scatter_to_sequence(x, 1, here), ROW * (rank + 1), WEIGHTS[:, [rank]]
+        ),
     }
 
 
 def layouts() -> tuple[bool, torch.dtype, list[float]]:
     here = part()
     images = torch.ones(2, 3, 4, 4).contiguous(memory_format=torch.channels_last)
-    whole = gathered(images, 1, 9, here)
-    halves = summed(torch.full((2,), 0.5, dtype=torch.bfloat16), here)
+    whole = gather_from(images, 1, 9, here)
+    halves = reduce_from(torch.full((2,), 0.5, dtype=torch.bfloat16), here)
     return whole.is_contiguous(memory_format=torch.channels_last), halves.dtype, halves.tolist()
 
 
@@ -121,11 +134,11 @@ def test_each_collective_has_its_output_and_gradient(found: list[dict[str, Any]]
     for rank, each in enumerate(found):
         first, count = Part(None, rank, 3).span(7)
         expected = {
-            "summed": (ROW * 6, WEIGHTS),
-            "copied": (ROW, WEIGHTS * 6),
-            "gathered": (SEVEN, SEVEN[:, first : first + count] * 10),
-            "collected": (ROW, WEIGHTS[:, [rank]] * 6),
-            "scattered": (ROW[:, [rank]] * 6, WEIGHTS),
+            "reduce_from": (ROW * 6, WEIGHTS),
+            "copy_to": (ROW, WEIGHTS * 6),
+            "gather_from": (SEVEN, SEVEN[:, first : first + count] * 10),
+            "gather_from_sequence": (ROW, WEIGHTS[:, [rank]] * 6),
+            "reduce_scatter_to_sequence": (ROW[:, [rank]] * 6, WEIGHTS),
         }
         for name, (output, gradient) in expected.items():
             assert torch.equal(each["collectives"][name][0], output), name

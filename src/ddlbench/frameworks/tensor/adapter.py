@@ -56,9 +56,6 @@ class TensorParallel:
         check_reduction("tensor", job)
         check_alike(job, self.dp)
 
-    def check_checkpoint(self, job: Job) -> None:
-        """Nothing is refused."""
-
     def setup(self, job: Job) -> TensorReplica:
         layout = Layout(self.dp, fill(job.world_size, {"dp": self.dp, "tp": self.tp}, free="tp"))
         data_rank, tp_rank, _ = layout.position(job.rank)

@@ -1,7 +1,8 @@
 """Collectives with gradients, over the ranks that share every layer of a model.
 
 Shoeybi et al. 2019, "Megatron-LM" (operators f and g, section 3); Korthikanti et al. 2022, "Reducing activation
-recomputation in large transformer models" (those of sequence parallelism, section 4.2).
+recomputation in large transformer models" (those of sequence parallelism, section 4.2). They are named as Megatron-LM
+names its functions: `copy_to` is copy_to_tensor_model_parallel_region.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional as F
 
-from ddlbench.job import Batch, Job
+from ddlbench.job import Batch, Job, example_batch
 
 Change = Callable[[Tensor], Tensor]
 
@@ -46,17 +47,17 @@ class Part:
         return rank * count + min(rank, longer), count + (rank < longer)
 
 
-def copied(whole: Tensor, part: Part) -> Tensor:
+def copy_to(whole: Tensor, part: Part) -> Tensor:
     """Before a layer of which this rank has a part: its gradient is a part of the sum (Megatron's f)."""
     return _collective(whole, lambda x: x.view_as(x), lambda gradient: total(gradient, part))
 
 
-def summed(partial: Tensor, part: Part) -> Tensor:
+def reduce_from(partial: Tensor, part: Part) -> Tensor:
     """The sum over ranks of what each computed a part of (Megatron's g)."""
     return _collective(partial, lambda x: total(x, part), lambda gradient: gradient)
 
 
-def gathered(own: Tensor, dim: int, length: int, part: Part) -> Tensor:
+def gather_from(own: Tensor, dim: int, length: int, part: Part) -> Tensor:
     """All ranks' slices joined along `dim` to `length`, for what every rank computes in the same way from there on."""
 
     def own_slice(gradient: Tensor) -> Tensor:
@@ -65,14 +66,14 @@ def gathered(own: Tensor, dim: int, length: int, part: Part) -> Tensor:
     return _collective(own, lambda x: join(x, dim, length, part), own_slice)
 
 
-def collected(own: Tensor, dim: int, part: Part) -> Tensor:
-    """`copied` where each rank has its slice along `dim` only."""
+def gather_from_sequence(own: Tensor, dim: int, part: Part) -> Tensor:
+    """`copy_to` where each rank has its slice along `dim` only."""
     length = own.shape[dim] * part.size
     return _collective(own, lambda x: join(x, dim, length, part), lambda gradient: sum_slices(gradient, dim, part))
 
 
-def scattered(partial: Tensor, dim: int, part: Part) -> Tensor:
-    """`summed` where each rank keeps its slice along `dim` only."""
+def reduce_scatter_to_sequence(partial: Tensor, dim: int, part: Part) -> Tensor:
+    """`reduce_from` where each rank keeps its slice along `dim` only."""
     length = partial.shape[dim]
     return _collective(partial, lambda x: sum_slices(x, dim, part), lambda gradient: join(gradient, dim, length, part))
 
@@ -118,13 +119,11 @@ def dense(tensor: Tensor) -> Tensor:
 def share(batch: Batch | None, job: Job, size: int, part: Part) -> Batch:
     """A replica's batch of `size` samples on all its ranks: the first read it, the others get inputs and targets."""
     assert batch is not None or part.rank > 0
-    text, shape = job.model.kind == "text", (size, *job.model.input_shape())
-    layout = torch.channels_last if job.channels_last and not text else torch.contiguous_format
     if batch is None:
-        integers, on = torch.int64, job.device
-        inputs = torch.empty(shape, dtype=integers if text else torch.float32, device=on, memory_format=layout)
-        targets = torch.empty(shape if text else shape[:1], dtype=integers, device=on)
-        batch = Batch(inputs, targets, torch.ones(size, dtype=torch.bool, device=on))
+        with job.device:
+            batch = example_batch(job.model, size)
+    images = batch.inputs.ndim == 4
+    layout = torch.channels_last if job.channels_last and images else torch.contiguous_format
     shared = replace(batch, inputs=batch.inputs.contiguous(memory_format=layout), targets=batch.targets.contiguous())
     if part.size > 1:
         for tensor in (shared.inputs, shared.targets):

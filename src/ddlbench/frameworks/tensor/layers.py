@@ -28,7 +28,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ddlbench.frameworks.tensor.collectives import Part, apart, collected, copied, gathered, scattered, summed
+from ddlbench.frameworks.tensor.collectives import (
+    Part,
+    apart,
+    copy_to,
+    gather_from,
+    gather_from_sequence,
+    reduce_from,
+    reduce_scatter_to_sequence,
+)
 from ddlbench.measure.formulas.memory_formula import SPLIT
 
 TOKENS = 1  # dimension of [B, T, E]
@@ -59,7 +67,7 @@ def split_model(model: nn.Sequential, plan: Mapping[str, str], part: Part) -> Sp
     """Turn a whole model, or some of its blocks, into this rank's part, in place: tensors cut, forwards wrapped, names
     kept. The splits of parameters and buffers by name; every other one is whole on every rank.
 
-    The last layer gives this rank's classes: take the loss of frameworks/tensor/loss.py, or `gathered` first.
+    The last layer gives this rank's classes: take the loss of frameworks/tensor/loss.py, or `gather_from` first.
     """
     if part.size == 1:
         return {}
@@ -106,12 +114,12 @@ def enter(whole: Tensor, part: Part) -> Tensor:
     kind = whole.device.type
     if torch.is_autocast_enabled(kind):
         whole = whole.to(torch.get_autocast_dtype(kind))
-    return collected(whole, TOKENS, part) if part.sequence else copied(whole, part)
+    return gather_from_sequence(whole, TOKENS, part) if part.sequence else copy_to(whole, part)
 
 
 def leave(partial: Tensor, part: Part) -> Tensor:
     """The output of a layer split by inputs."""
-    return scattered(partial, TOKENS, part) if part.sequence else summed(partial, part)
+    return reduce_scatter_to_sequence(partial, TOKENS, part) if part.sequence else reduce_from(partial, part)
 
 
 def column(module: nn.Module, part: Part) -> None:
@@ -168,7 +176,7 @@ def vocab(module: nn.Module, part: Part) -> None:
 def channels(module: nn.Module, part: Part) -> None:
     def forward(own: Forward, x: Tensor) -> Tensor:
         output = own(x)
-        return gathered(output, CHANNELS, output.shape[CHANNELS] * part.size, part)
+        return gather_from(output, CHANNELS, output.shape[CHANNELS] * part.size, part)
 
     _wrap(module, forward)
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ddlbench.frameworks.tensor.collectives import Part, gathered, total
+from ddlbench.frameworks.tensor.collectives import Part, gather_from, total
 from ddlbench.job import Job
 from ddlbench.recipe.losses import IGNORED, CrossEntropy
 
@@ -28,7 +28,7 @@ def loss_of_parts(job: Job, part: Part, parallel: bool) -> Callable[[Tensor, Ten
 
 def whole_logits(own: Tensor, job: Job, part: Part) -> Tensor:
     """[..., classes], of this rank's slice of them."""
-    return gathered(own, -1, job.model.outputs(), part) if part.size > 1 else own
+    return gather_from(own, -1, job.model.outputs(), part) if part.size > 1 else own
 
 
 def parallel_cross_entropy(logits: Tensor, targets: Tensor, classes: int, smoothing: float, part: Part) -> Tensor:

@@ -1,6 +1,6 @@
 """The names of the parts of a step, the same in every framework, for profilers.
 
-A part that runs on the host's thread is marked with `span` or `spanned`. Collectives that a library starts by itself
+A part that runs on the host's thread is named by `span` or `spanned`. Collectives that a library starts by itself
 (in DDP's or FSDP's backward pass, say) have the library's names: measure/profiling/profile.py knows them.
 """
 
@@ -40,8 +40,8 @@ def span(name: str) -> AbstractContextManager[object]:
 def spanned(name: str, function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
     """The same function, each call a part of a step."""
 
-    def marked(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
+    def named(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
         with span(name):
             return function(*args, **kwargs)
 
-    return marked
+    return named

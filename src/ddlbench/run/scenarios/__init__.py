@@ -9,13 +9,14 @@ from ddlbench.config.schema import Config
 from ddlbench.data.feed import Feed
 from ddlbench.job import Job, Place
 from ddlbench.loop import Run
+from ddlbench.record.recorder import Subject
 from ddlbench.run.scenarios.loading import Loading
 from ddlbench.run.scenarios.training import Training
 
 
-class Scenario(Protocol):
-    """One attempt's own part. The methods are called in this order, on every rank; `facts` and `ledger` on rank 0,
-    from `begin` on."""
+class Scenario(Subject, Protocol):
+    """What one attempt does. The methods are called in this order, on every rank; those of Subject on rank 0, from
+    `begin` on."""
 
     def check(self) -> None:
         """Raise Unsupported or Unavailable for what cannot be run; called before any process group exists."""
@@ -31,14 +32,6 @@ class Scenario(Protocol):
 
     def run(self, run: Run) -> None:
         """Every epoch, each handed to `run.record`."""
-        ...
-
-    def facts(self) -> dict[str, Any]:
-        """The record's section `framework`."""
-        ...
-
-    def ledger(self, run: Run, steps: int) -> dict[str, Any]:
-        """The record's section `ledger` after so many steps."""
         ...
 
     def close(self) -> None:
