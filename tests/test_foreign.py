@@ -29,11 +29,11 @@ def test_a_file_without_a_size_is_read_up_to_the_limit():
 def test_a_pipe_is_refused_with_and_without_a_writer(tmp_path):
     pipe = tmp_path / "run.json"
     os.mkfifo(pipe)
-    with pytest.raises(UserError, match="not a regular file"):
+    with pytest.raises(OSError, match="not a regular file"):
         read_bytes(pipe)
     writer = threading.Thread(target=lambda: os.close(os.open(pipe, os.O_RDWR)))
     writer.start()
-    with pytest.raises(UserError, match="not a regular file"):
+    with pytest.raises(OSError, match="not a regular file"):
         read_bytes(pipe)
     writer.join()
 

@@ -3,48 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import math
 import os
 import platform
 import re
 import secrets
 import shutil
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import psutil
 
-from ddlbench.credentials import LEFT_OUT, may_hold_credential
-
 ABANDONED_S = 24 * 3600  # where the process cannot be checked: on another node, in another container
-
-
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Replace a file by this content, as `plain` makes it."""
-    text = json.dumps(plain(content), indent=1) + "\n"
-    with replacing(path) as file:
-        file.write(text.encode())
-
-
-def plain(value: Any) -> Any:
-    """What JSON can hold: a number that is not finite is unknown, null. A text with a credential is left out."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return LEFT_OUT if isinstance(value, str) and may_hold_credential(value) else value
 
 
 @contextlib.contextmanager
 def replacing(path: Path, through: Path | None = None) -> Generator[BinaryIO]:
     """A file that replaces `path` when it is complete and on disk; after a failure it is removed.
 
-    through: folder of the temporary file, on the same file system; None: that of `path`
+    through: folder of the temporary file, on the same file system. None: that of `path`, which is looked through for
+        leftovers first: give the folder where that would be done too often
     """
     if through is None:
         remove_leftovers(path)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
 from sys import intern
 from typing import Any, cast
@@ -18,8 +20,11 @@ LARGEST_BYTES = 32 * MIB  # of a file: 1,000 times a usual run.json, epochs.json
 DEEPEST = 50  # levels of nesting: 10 times those of a usual record
 
 
-class NotRegularError(UserError):
+class NotRegularError(OSError):
     """A pipe, a folder, a device."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(errno.EINVAL, "it is not a regular file", str(path))
 
 
 class TooLargeError(UserError):
@@ -30,13 +35,22 @@ class ForeignError(UserError):
     """JSON, but of no run."""
 
 
+def open_regular(path: Path) -> BufferedReader:
+    """A file to be read. OSError where it cannot be opened; NotRegularError, at once, for a pipe without a writer."""
+    if not path.is_file():  # before it is opened: opening a device may already do something
+        path.stat()
+        raise NotRegularError(path)
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise NotRegularError(path)
+    return file
+
+
 def read_bytes(path: Path, largest: int = LARGEST_BYTES) -> bytes:
-    """A file's content. OSError where it cannot be read; UserError where it is no regular file, or larger than
-    `largest` bytes."""
-    _regular(path.stat())  # before it is opened: opening a device may already do something
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(handle, "rb") as file:
-        size = _regular(os.fstat(handle))
+    """A file's content. OSError where it cannot be read; UserError where it is larger than `largest` bytes."""
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
         content = file.read(size + 1) if size <= largest else b""
         if len(content) > size:  # it grows, or its system does not say its size
             content += file.read(largest + 1 - len(content))
@@ -58,13 +72,6 @@ def parse(content: bytes) -> Object:
     if not isinstance(found, dict):
         raise ForeignError("not a JSON object")
     return cast(Object, found)
-
-
-def _regular(status: os.stat_result) -> int:
-    """The size of a regular file."""
-    if not stat.S_ISREG(status.st_mode):
-        raise NotRegularError("it is not a regular file")
-    return status.st_size
 
 
 def _prints(content: bytes) -> bool:

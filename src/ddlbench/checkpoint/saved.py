@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ddlbench.checkpoint.storage import Files
-from ddlbench.files import write_json
+from ddlbench.files import replacing
 
 FORMAT = 1
 ABOUT = "checkpoint.json"
@@ -53,7 +53,8 @@ class Saved:
 
     def write(self) -> None:
         content = {name: value for name, value in vars(self).items() if name != "folder"}
-        write_json(self.folder / ABOUT, {"format": FORMAT, **content})
+        with replacing(self.folder / ABOUT) as file:
+            file.write(json.dumps({"format": FORMAT, **content}, indent=1).encode())
 
 
 def complete(folder: Path) -> list[Path]:

@@ -1,32 +1,20 @@
-"""Files of data sets, which come from other people: regular files alone, JSON of a bounded size, fields of their types.
-
-A pipe in the place of a file would be waited for for ever.
-"""
+"""Files of data sets, which come from other people: regular files alone, JSON of a bounded size, fields of their
+types."""
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
-import stat
 from collections.abc import Mapping
 from dataclasses import fields
-from io import BufferedReader
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from ddlbench.foreign import read_bytes
+from ddlbench.foreign import open_regular, read_bytes
 from ddlbench.texts import shortened
 
 Made = TypeVar("Made")
 TYPES = {"int": int, "str": str}
-
-
-def open_regular(path: Path) -> BufferedReader:
-    """A file to be read; OSError for a pipe, a device or a folder."""
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
-    return path.open("rb")
 
 
 def regular_size(path: Path) -> int | None:

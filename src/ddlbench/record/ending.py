@@ -8,8 +8,8 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from ddlbench.files import write_json
-from ddlbench.record.files import CLAIM, HEARTBEAT, RESERVE
+from ddlbench.files import remove_leftovers
+from ddlbench.record.files import CLAIM, HEARTBEAT, RESERVE, write_json
 
 DEAD_CLAIM_S = 30.0  # after so long, the process that claimed to write the end has not lived to do it
 
@@ -27,6 +27,7 @@ def end_for_rank_0(
         content |= {"status": status, "reason": reason, "ended_by": ended_by}
         content["times"]["end"] = ended or now()
         write_json(folder / "run.json", content)
+        remove_leftovers(folder / "run.json")
         for name in (RESERVE, HEARTBEAT):
             (folder / name).unlink(missing_ok=True)
         return True

@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from ddlbench.errors import RunError, UserError
-from ddlbench.files import plain, write_json
 from ddlbench.heartbeat import Heartbeat, Process
 from ddlbench.measure.rows import EpochRow
 from ddlbench.record import rank_epochs, steps
 from ddlbench.record.ending import now, why
 from ddlbench.record.epoch_files import EpochFiles
-from ddlbench.record.files import CLAIM, HEARTBEAT, RESERVE
+from ddlbench.record.files import CLAIM, HEARTBEAT, RESERVE, plain, write_json
 from ddlbench.record.rank_epochs import rank_tables
 from ddlbench.record.schema import SCHEMA_VERSION
 from ddlbench.record.steps import step_tables

@@ -19,10 +19,10 @@ import torch
 import torch.distributed as dist
 
 from ddlbench.errors import RunError
-from ddlbench.files import write_json
 from ddlbench.measure.devices.environment import gpu, known
 from ddlbench.measure.devices.nvml import gpu_state_reader
 from ddlbench.ranks.control import all_gather, single_process
+from ddlbench.record.files import write_json
 from ddlbench.run.context import Attempt
 
 SIDES = {"cpu": 512, "cuda": 4096}  # of the matrices: 10 ms and more on both

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ddlbench.data.foreign_data import open_regular
 from ddlbench.data.home import home
 from ddlbench.errors import UserError
 from ddlbench.files import replacing
+from ddlbench.foreign import open_regular
 
 
 def kept_folder(root: Path, cache_dir: str | None) -> Path:

@@ -11,10 +11,10 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ddlbench.data.foreign_data import open_regular
 from ddlbench.data.images.index import Files
 from ddlbench.data.staging import StagedFiles
 from ddlbench.errors import UserError
+from ddlbench.foreign import open_regular
 
 
 class Source(Protocol):

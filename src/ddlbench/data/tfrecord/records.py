@@ -15,8 +15,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import BinaryIO
 
-from ddlbench.data.foreign_data import open_regular
 from ddlbench.errors import Unavailable
+from ddlbench.foreign import open_regular
 
 HEAD, FOOT = struct.Struct("<QI"), struct.Struct("<I")
 FRAME = HEAD.size + FOOT.size  # bytes of a record that are not its payload
