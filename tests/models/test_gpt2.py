@@ -16,6 +16,7 @@ from transformers.models.gpt2 import GPT2Config, GPT2LMHeadModel
 
 from ddlbench.errors import UserError
 from ddlbench.models.gpt2 import GPT2
+from tests.support.names import from_original, to_original
 from tests.support.originals import (
     assert_copies_train_alike,
     assert_same_bits,
@@ -52,19 +53,19 @@ def original(tied: bool = True, activation: str = "gelu_pytorch_tanh") -> nn.Mod
 def test_outputs_and_gradients_equal_the_original(tied: bool, precision: torch.dtype) -> None:
     model = replace(TINY, tie_weights=tied)
     theirs, ours = original(tied), model.build().train()
-    ours.load_state_dict(model.from_original(theirs.state_dict()))
+    ours.load_state_dict(from_original(model, theirs.state_dict()))
     assert_trains_as(model, ours, theirs, precision)
 
 
 def test_gpt2s_own_activation_differs_by_rounding_only() -> None:
     """transformers' default, gelu_new, computes the same formula in eight kernels, which round one by one."""
     theirs, ours = original(activation="gelu_new"), replace(TINY, dropout=0.0).build().train()
-    ours.load_state_dict(TINY.from_original(theirs.state_dict()))
+    ours.load_state_dict(from_original(TINY, theirs.state_dict()))
     inputs, targets = samples(TINY)
     output, gradients = train_once(ours, inputs, targets)
     expected, expected_gradients = train_once(theirs.eval(), inputs, targets)  # evaluation mode: no dropout
     torch.testing.assert_close(output, expected, rtol=0, atol=1e-6)
-    torch.testing.assert_close(TINY.to_original(gradients), expected_gradients, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(to_original(TINY, gradients), expected_gradients, rtol=1e-4, atol=1e-6)
 
 
 def test_the_activation_keeps_one_tensor_for_the_backward_pass() -> None:
@@ -94,15 +95,15 @@ def test_a_seed_gives_the_original_weights(tied: bool) -> None:
     torch.manual_seed(11)
     ours = model.build()
     torch.manual_seed(11)
-    assert_same_bits(model.to_original(ours.state_dict()), original(tied).state_dict())
+    assert_same_bits(to_original(model, ours.state_dict()), original(tied).state_dict())
 
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_state_loads_into_the_original_and_back(tied: bool) -> None:
     model = replace(TINY, tie_weights=tied)
     ours, theirs = model.build(), original(tied)
-    theirs.load_state_dict(model.to_original(ours.state_dict()), strict=True)
-    back = model.from_original(theirs.state_dict())
+    theirs.load_state_dict(to_original(model, ours.state_dict()), strict=True)
+    back = from_original(model, theirs.state_dict())
     assert list(back) == list(ours.state_dict())
     assert_same_bits(back, ours.state_dict())
 

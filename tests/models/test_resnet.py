@@ -7,6 +7,7 @@ from torchvision.models.resnet import Bottleneck
 
 from ddlbench.errors import UserError
 from ddlbench.models.resnet import ResNet
+from tests.support.names import from_original, to_original
 from tests.support.originals import (
     assert_copies_train_alike,
     assert_same_bits,
@@ -25,7 +26,7 @@ def original() -> torch.nn.Module:
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 def test_outputs_gradients_and_statistics_equal_the_original(precision: torch.dtype) -> None:
     theirs, ours = original(), TINY.build()
-    ours.load_state_dict(TINY.from_original(theirs.state_dict()))
+    ours.load_state_dict(from_original(TINY, theirs.state_dict()))
     assert_trains_as(TINY, ours, theirs, precision)
 
 
@@ -33,14 +34,14 @@ def test_a_seed_gives_the_original_weights() -> None:
     torch.manual_seed(11)
     ours = TINY.build()
     torch.manual_seed(11)
-    assert_same_bits(TINY.to_original(ours.state_dict()), original().state_dict())
+    assert_same_bits(to_original(TINY, ours.state_dict()), original().state_dict())
 
 
 def test_state_loads_into_resnet50_and_back() -> None:
     model = configured("resnet50")
     ours, theirs = model.build(), torchvision.models.resnet50()
-    theirs.load_state_dict(model.to_original(ours.state_dict()), strict=True)
-    back = model.from_original(theirs.state_dict())
+    theirs.load_state_dict(to_original(model, ours.state_dict()), strict=True)
+    back = from_original(model, theirs.state_dict())
     assert list(back) == list(ours.state_dict())
     assert_same_bits(back, ours.state_dict())
 

@@ -7,6 +7,7 @@ from torchvision.models.vgg import make_layers
 
 from ddlbench.errors import UserError
 from ddlbench.models.vgg import VGG
+from tests.support.names import from_original, to_original
 from tests.support.originals import (
     assert_copies_train_alike,
     assert_same_bits,
@@ -32,7 +33,7 @@ def original() -> torch.nn.Module:
 @pytest.mark.parametrize("precision", [torch.float32, torch.bfloat16])
 def test_outputs_and_gradients_equal_the_original(precision: torch.dtype) -> None:
     theirs, ours = original(), TINY.build()
-    theirs.load_state_dict(TINY.to_original(ours.state_dict()), strict=True)
+    theirs.load_state_dict(to_original(TINY, ours.state_dict()), strict=True)
     assert_trains_as(TINY, ours, theirs, precision)
 
 
@@ -42,9 +43,9 @@ def test_vgg16_from_a_seed_loads_into_the_original_and_back() -> None:
     ours = model.build().state_dict()
     torch.manual_seed(11)
     theirs = torchvision.models.vgg16()
-    assert_same_bits(model.to_original(ours), theirs.state_dict())
-    theirs.load_state_dict(model.to_original(ours), strict=True)
-    back = model.from_original(theirs.state_dict())
+    assert_same_bits(to_original(model, ours), theirs.state_dict())
+    theirs.load_state_dict(to_original(model, ours), strict=True)
+    back = from_original(model, theirs.state_dict())
     assert list(back) == list(ours)
     assert_same_bits(back, ours)
 

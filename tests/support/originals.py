@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
 from ddlbench.job import Model
+from tests.support.names import to_original
 
 CONF = Path(__file__).parents[2] / "conf" / "model"
 
@@ -59,8 +60,8 @@ def assert_trains_as(
         expected, expected_gradients = train_once(original, inputs, targets)
     assert output.shape[-1] == model.outputs()
     assert torch.equal(output, expected)
-    assert_same_bits(model.to_original(gradients), expected_gradients)
-    assert_same_bits(model.to_original(ours.state_dict()), original.state_dict())
+    assert_same_bits(to_original(model, gradients), expected_gradients)
+    assert_same_bits(to_original(model, ours.state_dict()), original.state_dict())
     with torch.no_grad():
         expected = original.eval()(inputs)
         assert torch.equal(ours.eval()(inputs), getattr(expected, "logits", expected))

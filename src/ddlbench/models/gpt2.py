@@ -6,7 +6,6 @@ Radford et al. 2019, "Language models are unsupervised multitask learners".
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from ddlbench.errors import UserError
-from ddlbench.models.names import inverse, renamed
 from ddlbench.models.sizes import at_least, is_probability
 
 if TYPE_CHECKING:
@@ -114,14 +112,6 @@ class GPT2:
         embed = {"embed.wte": "vocab", "embed.wpe": "positions", "embed.drop": "token_dropout"}
         return {**embed, **blocks, "head": "logits"}
 
-    def to_original(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A state of `build()` under the names of transformers' GPT2LMHeadModel."""
-        return renamed(state, self._modules())
-
-    def from_original(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A state of transformers' GPT2LMHeadModel under the names of `build()`."""
-        return renamed(state, inverse(self._modules()))
-
     def _config(self) -> GPT2Config:
         from transformers.models.gpt2.configuration_gpt2 import GPT2Config
 
@@ -140,8 +130,3 @@ class GPT2:
             eos_token_id=None,
             attn_implementation="sdpa",  # pyright: ignore[reportCallIssue]
         )
-
-    def _modules(self) -> dict[str, str]:
-        blocks = {f"h{i}": f"transformer.h.{i}" for i in range(self.n_layer)}
-        embed = {"embed.wte": "transformer.wte", "embed.wpe": "transformer.wpe"}
-        return {**embed, **blocks, "ln_f": "transformer.ln_f", "head": "lm_head"}

@@ -6,12 +6,10 @@ He et al. 2016, "Deep residual learning for image recognition", with the stride 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from torch import Tensor, nn
+from torch import nn
 
-from ddlbench.models.names import inverse, renamed
 from ddlbench.models.sizes import at_least, halvings_fit, length_is
 
 
@@ -61,20 +59,9 @@ class ResNet:
                 pairs |= {f"{block}.downsample.0": f"{block}.downsample.1"}
         return dict.fromkeys(pairs, "filter") | dict.fromkeys(pairs.values(), "norm") | {"head.fc": "logits"}
 
-    def to_original(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A state of `build()` under the names of torchvision.models.ResNet."""
-        return renamed(state, self._modules())
-
-    def from_original(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A state of torchvision.models.ResNet under the names of `build()`."""
-        return renamed(state, inverse(self._modules()))
-
     def _bottlenecks(self) -> dict[str, str]:
         stages = enumerate(self.layers, start=1)
         return {f"layer{stage}_{i}": f"layer{stage}.{i}" for stage, blocks in stages for i in range(blocks)}
-
-    def _modules(self) -> dict[str, str]:
-        return {"stem.conv1": "conv1", "stem.bn1": "bn1", **self._bottlenecks(), "head.fc": "fc"}
 
 
 def _sequence(**modules: nn.Module) -> nn.Sequential:

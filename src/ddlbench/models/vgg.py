@@ -8,12 +8,10 @@ in the same order and with the same initialisation: with its sizes, a seed gives
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from torch import Tensor, nn
+from torch import nn
 
-from ddlbench.models.names import inverse, renamed
 from ddlbench.models.sizes import at_least, halvings_fit, is_probability, length_is
 
 POOLED = 7  # pixels a side that the convolutions' output is pooled to
@@ -59,18 +57,10 @@ class VGG:
 
     def tensor_plan(self) -> dict[str, str]:
         """Convolutions by their filters, joined after pooling; the classifier as in Shoeybi et al. 2019, section 3."""
-        convs = [name for name in self._modules() if name.startswith("conv")]
+        convs = [f"conv{stage}_{i}.conv" for stage, count in enumerate(self.convs, 1) for i in range(1, count + 1)]
         features = dict.fromkeys(convs, "filter") | {name.removesuffix(".conv"): "channels" for name in convs}
         classifier = {"fc6.linear": "column", "fc6.dropout": "dropout", "fc7.linear": "row", "fc8": "logits"}
         return features | classifier
-
-    def to_original(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A state of `build()` under the names of torchvision.models.VGG."""
-        return renamed(state, self._modules())
-
-    def from_original(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A state of torchvision.models.VGG under the names of `build()`."""
-        return renamed(state, inverse(self._modules()))
 
     def _features(self) -> dict[str, nn.Module]:
         blocks: dict[str, nn.Module] = {}
@@ -95,16 +85,6 @@ class VGG:
 
     def _hidden(self, width: int) -> OrderedDict[str, nn.Module]:
         return OrderedDict(linear=nn.Linear(width, self.hidden), relu=nn.ReLU(True), dropout=nn.Dropout(self.dropout))
-
-    def _modules(self) -> dict[str, str]:
-        modules: dict[str, str] = {}
-        index = 0  # of the next module in torchvision's flat `features`
-        for stage, convs in enumerate(self.convs, start=1):
-            for i in range(1, convs + 1):
-                modules[f"conv{stage}_{i}.conv"] = f"features.{index}"
-                index += 2  # convolution, ReLU
-            index += 1  # max pooling
-        return modules | {"fc6.linear": "classifier.0", "fc7.linear": "classifier.3", "fc8": "classifier.6"}
 
 
 def _initialise(module: nn.Module) -> None:

@@ -65,12 +65,6 @@ PEAKS = {
 SAMPLES = 2  # of a checkpointed model
 
 
-def forward_flops(model: Model) -> int:
-    """Model FLOPs of one sample's forward pass."""
-    counter, _ = _count(model, backward=False)
-    return counter.get_total_flops()
-
-
 def training_flops(model: Model) -> int:
     """Model FLOPs of one sample's forward and backward pass; the input needs no gradient."""
     counter, _ = _count(model, backward=True)
