@@ -20,7 +20,7 @@ from ddlbench.job import Batch, Framework, Job, Place
 from ddlbench.loop import Run, train
 from ddlbench.progress import Progress
 from ddlbench.ranks.boundary import Boundary
-from ddlbench.ranks.stop import Ask
+from ddlbench.ranks.stop import StopRequest
 from ddlbench.recipe.rates import Rates
 from tests.support.equal import Rows
 
@@ -132,7 +132,7 @@ def test_a_run_that_is_stopped_keeps_the_epochs_that_are_done() -> None:
 
     def step(batch: object) -> torch.Tensor:
         if trainer.updates == 4:  # within epoch 1
-            stop.decide(stop.announce(Ask("killed", "rank 0 received SIGTERM", 143)) + 1)
+            stop.decide(stop.announce(StopRequest("killed", "rank 0 received SIGTERM", 143)) + 1)
         return own(batch)
 
     trainer.step = step

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from ddlbench.errors import Diverged, RunError, Stopped
 from ddlbench.ranks.boundary import Boundary
-from ddlbench.ranks.stop import Ask, Stop
+from ddlbench.ranks.stop import StopRequest, Stop
 from tests.support.ranks import run_ranks
 from tests.support.syncs import counted
 
@@ -47,7 +47,7 @@ def test_what_comes_before_an_epoch_is_not_done_for_one_that_does_not_begin() ->
     done: list[str] = []
     Boundary(CPU, before_epoch=lambda: done.append("goes on")).begin()
     stop = Stop()
-    stop.decide(stop.announce(Ask("killed", "asked", 143)) + 1)
+    stop.decide(stop.announce(StopRequest("killed", "asked", 143)) + 1)
     with pytest.raises(Stopped, match="asked; stopped before epoch 0"):
         Boundary(CPU, stop=stop, before_epoch=lambda: done.append("stops")).begin()
     assert done == ["goes on"]

@@ -15,12 +15,12 @@ import torch.distributed as dist
 
 from ddlbench.errors import Stopped
 from ddlbench.ranks.boundary import Boundary
-from ddlbench.ranks.stop import Ask, Stop
+from ddlbench.ranks.stop import StopRequest, Stop
 from ddlbench.run.failure import Failure
 from ddlbench.run.peers import Peers
 from tests.support.ranks import run_ranks
 
-ASK = Ask("timeout", "rank 1 reached the time limit", 8)
+ASK = StopRequest("timeout", "rank 1 reached the time limit", 8)
 
 
 def test_no_boundary_stops_a_run_that_nobody_asks_to_stop() -> None:

@@ -21,7 +21,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)  # each
 
 
 @dataclass(frozen=True)
-class Ask:
+class StopRequest:
     """Why the run is to stop: status, reason and `ended_by` for the record, exit code for the processes."""
 
     status: str
@@ -33,14 +33,14 @@ class Ask:
 class Stop:
     """One rank's side. Its main thread passes boundaries, another thread announces and decides.
 
-    ask: None while nobody asks
+    request: None while nobody asks for a stop
     at: the number of the boundary at which all ranks stop; None while it is not known
     """
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
         self.passed = 0
-        self.ask: Ask | None = None
+        self.request: StopRequest | None = None
         self.at: int | None = None
 
     def pass_boundary(self, where: str) -> None:
@@ -50,17 +50,17 @@ class Stop:
         """
         with self.changed:
             self.passed += 1
-            if self.ask is None:
+            if self.request is None:
                 return
             self.changed.wait_for(lambda: self.at is not None)
             if self.passed == self.at:
-                asked = self.ask
-                raise Stopped(f"{asked.reason}; stopped {where}", asked.status, asked.exit_code, asked.ended_by)
+                request = self.request
+                raise Stopped(f"{request.reason}; stopped {where}", request.status, request.exit_code, request.ended_by)
 
-    def announce(self, ask: Ask) -> int:
+    def announce(self, request: StopRequest) -> int:
         """How many boundaries this rank has passed; from now on it waits at the next one for `decide`."""
         with self.changed:
-            self.ask = self.ask or ask
+            self.request = self.request or request
             return self.passed
 
     def decide(self, at: int) -> None:

@@ -18,7 +18,7 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 
 from ddlbench.errors import PeerFailed
-from ddlbench.ranks.stop import Ask, Stop
+from ddlbench.ranks.stop import StopRequest, Stop
 from ddlbench.run.failure import Failure
 
 T = TypeVar("T")
@@ -72,11 +72,11 @@ class Peers:
             self.acknowledged = True
             self._ask(lambda store: store.add(READERS, 1))
 
-    def ask_to_stop(self, ask: Ask) -> Ask | None:
+    def ask_to_stop(self, stop: StopRequest) -> StopRequest | None:
         """All ranks shall stop at a boundary; the reason that was given first. None: the store does not answer."""
-        text = json.dumps(asdict(ask))
+        text = json.dumps(asdict(stop))
         first = self._ask(lambda store: store.compare_set(STOP, "", text))
-        return Ask(**json.loads(first)) if first else None
+        return StopRequest(**json.loads(first)) if first else None
 
     def readers(self) -> int:
         return self._ask(lambda store: store.add(READERS, 0)) or 0
@@ -220,7 +220,7 @@ class Peers:
         if not self.announced:
             if not self.store.check([STOP]):
                 return
-            passed = self.stop.announce(Ask(**json.loads(self.store.get(STOP))))
+            passed = self.stop.announce(StopRequest(**json.loads(self.store.get(STOP))))
             self.store.set(f"{STOP_AT}/{self.rank}", str(passed))
             self.announced = True
         keys = [f"{STOP_AT}/{rank}" for rank in range(self.world_size)]

@@ -7,7 +7,7 @@ import sys
 import time
 
 from ddlbench.errors import TIME_LIMIT
-from ddlbench.ranks.stop import Ask, Stop
+from ddlbench.ranks.stop import StopRequest, Stop
 from ddlbench.run.failure import Failure
 from ddlbench.run.peers import Peers
 
@@ -23,48 +23,48 @@ class Stopping:
     """This rank's. limit: when the run's own time limit is reached (of perf_counter), and how the reason names it
 
     stop: where this rank's boundaries ask
-    own: what this rank has asked for; None: nothing
+    asked_here: what this rank has asked for; None: nothing
     """
 
     def __init__(self, rank: int, limit: tuple[float, str] | None) -> None:
         self.rank, self.stop = rank, Stop()
         self.limit_at, self.limit_reason = limit or (math.inf, "")
-        self.own: Failure | None = None
+        self.asked_here: Failure | None = None
         self.since = math.inf  # when this rank asked
         self.wait_until = math.inf  # for the main thread, where another rank is at the boundary
         self.reported = False
 
     def same_signal(self) -> bool:
         """Whether a signal that has just come is the one that came before."""
-        return self.own is not None and time.perf_counter() - self.since < ONE_SIGNAL_S
+        return self.asked_here is not None and time.perf_counter() - self.since < ONE_SIGNAL_S
 
-    def hold(self, own: Failure) -> None:
+    def hold(self, failure: Failure) -> None:
         """This rank ends for this reason once the other ranks can be told."""
-        self.own, self.since = own, time.perf_counter()
+        self.asked_here, self.since = failure, time.perf_counter()
 
     def can_ask(self) -> bool:
         """Once, and after the first boundary."""
-        return self.own is None and self.stop.passed > 0
+        return self.asked_here is None and self.stop.passed > 0
 
-    def ask(self, own: Failure, peers: Peers | None) -> None:
+    def ask(self, failure: Failure, peers: Peers | None) -> None:
         """All ranks shall stop at a boundary for this reason."""
-        self.hold(own)
-        ask = Ask(own.status, own.reason, own.exit_code, own.ended_by)
+        self.hold(failure)
+        request = StopRequest(failure.status, failure.reason, failure.exit_code, failure.ended_by)
         if peers is None:
-            first = ask
-            self.stop.decide(self.stop.announce(ask) + 1)
+            first = request
+            self.stop.decide(self.stop.announce(request) + 1)
         else:
-            first = peers.ask_to_stop(ask)
-        if first == ask:
-            said = f"{own.reason}: all ranks stop after this step; a second signal ends the run at once"
+            first = peers.ask_to_stop(request)
+        if first == request:
+            said = f"{failure.reason}: all ranks stop after this step; a second signal ends the run at once"
             print(f"ddlbench: {said}", file=sys.stderr, flush=True)
 
     def asked(self) -> Failure | None:
         """What any rank has asked for, as soon as it is known here and once: it is recorded before the ranks stop."""
-        if self.reported or self.stop.ask is None:
+        if self.reported or self.stop.request is None:
             return None
-        self.reported, ask = True, self.stop.ask
-        return Failure(ask.status, ask.reason, ask.exit_code, self.rank, ended_by=ask.ended_by)
+        self.reported, request = True, self.stop.request
+        return Failure(request.status, request.reason, request.exit_code, self.rank, ended_by=request.ended_by)
 
     def limit_reached(self) -> Failure | None:
         """Once."""
@@ -81,7 +81,7 @@ class Stopping:
             late = peers is not None or waited > REACH_S
         else:
             late = waited > (AGREE_S + period_s if self.stop.at is None else STOP_S)
-        return self.own if late else None
+        return self.asked_here if late else None
 
     def main_thread_is_coming(self, failure: Failure) -> bool:
         """Whether another rank has ended at the boundary at which this rank's main thread will soon be. A doubtful

@@ -203,7 +203,7 @@ class Supervisor:
     def _stop_or_fail(self, own: Failure) -> None:
         """Let all ranks stop at a boundary. End at once at a second signal and before the first boundary; while the
         ranks connect, as soon as the others can be told."""
-        if not self.connected and self.stopping.own is None:
+        if not self.connected and self.stopping.asked_here is None:
             self.stopping.hold(replace(own, doubtful=False))
             return
         if not self.stopping.can_ask():
