@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from ddlbench.errors import Diverged, RunError, Stopped
 from ddlbench.ranks.boundary import Boundary
-from ddlbench.ranks.stop import StopRequest, Stop
+from ddlbench.ranks.stop import Stop, StopRequest
 from tests.support.ranks import run_ranks
 from tests.support.syncs import counted
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from ddlbench.errors import Stopped
 from ddlbench.ranks.boundary import Boundary
-from ddlbench.ranks.stop import StopRequest, Stop
+from ddlbench.ranks.stop import Stop, StopRequest
 from ddlbench.run.failure import Failure
 from ddlbench.run.peers import Peers
 from tests.support.ranks import run_ranks

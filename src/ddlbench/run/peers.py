@@ -18,7 +18,7 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 
 from ddlbench.errors import PeerFailed
-from ddlbench.ranks.stop import StopRequest, Stop
+from ddlbench.ranks.stop import Stop, StopRequest
 from ddlbench.run.failure import Failure
 
 T = TypeVar("T")

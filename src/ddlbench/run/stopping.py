@@ -7,7 +7,7 @@ import sys
 import time
 
 from ddlbench.errors import TIME_LIMIT
-from ddlbench.ranks.stop import StopRequest, Stop
+from ddlbench.ranks.stop import Stop, StopRequest
 from ddlbench.run.failure import Failure
 from ddlbench.run.peers import Peers
 
