@@ -47,8 +47,8 @@ def remove_leftovers(path: Path) -> None:
     """Remove temporary files that killed processes left beside `path`, never those of a running one."""
     name = re.compile(rf"\.{re.escape(path.name)}~(.+)~(\d*)~(\d+)~[0-9a-f]{{8}}")
     with contextlib.suppress(OSError):  # another process may remove the same
-        found = [(entry, name.fullmatch(entry.name)) for entry in path.parent.iterdir()]
-        for entry, by in found:
+        entries = [(entry, name.fullmatch(entry.name)) for entry in path.parent.iterdir()]
+        for entry, by in entries:
             if by is not None and _abandoned(entry, (by[1], by[2]), int(by[3])):
                 shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink(missing_ok=True)
 

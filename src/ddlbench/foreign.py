@@ -62,16 +62,16 @@ def read_bytes(path: Path, largest: int = LARGEST_BYTES) -> bytes:
 def parse(content: bytes) -> Object:
     """A JSON object, its texts printable. UserError or another ValueError where it is none."""
     try:
-        found = json.loads(content.decode())
+        value = json.loads(content.decode())
         if _prints(content):
-            _bounded([found])
+            _bounded([value])
         else:
-            found = _plain(found)
+            value = _plain(value)
     except RecursionError:
         raise UserError(f"it is nested more than {DEEPEST} levels deep") from None
-    if not isinstance(found, dict):
+    if not isinstance(value, dict):
         raise ForeignError("not a JSON object")
-    return cast(Object, found)
+    return cast(Object, value)
 
 
 def _prints(content: bytes) -> bool:

@@ -56,9 +56,9 @@ def title(group: str, choice: str) -> str:
 def keys(group: str, choice: str) -> Iterator[Key]:
     """All keys of a YAML file with their comments; keys of a section as section.key. Hydra's own parts are left out."""
     section, skipped = "", False
-    for found in filter(None, map(LINE.fullmatch, _lines(group, choice))):
-        name, value, comment = found["name"], found["value"] or "", found["comment"] or ""
-        if not found["indent"]:
+    for line in filter(None, map(LINE.fullmatch, _lines(group, choice))):
+        name, value, comment = line["name"], line["value"] or "", line["comment"] or ""
+        if not line["indent"]:
             skipped, section = name in ("defaults", "hydra"), "" if value else f"{name}."
             if value:
                 yield Key(name, value, comment)
@@ -68,12 +68,12 @@ def keys(group: str, choice: str) -> Iterator[Key]:
 
 def meanings(group: str) -> dict[str, str]:
     """What each key of a group means. Where several files have a key, one of them explains it."""
-    found: dict[str, str] = {}
+    meaning: dict[str, str] = {}
     for choice in choices(group):
         for key in keys(group, choice):
             if key.comment:
-                found.setdefault(key.name, key.comment)
-    return found
+                meaning.setdefault(key.name, key.comment)
+    return meaning
 
 
 def _lines(group: str, choice: str) -> list[str]:

@@ -77,8 +77,7 @@ def _plain(words: Sequence[str]) -> Plain:
 
 def _compose(words: Sequence[str]) -> Plain:
     """By Hydra itself."""
-    found = OmegaConf.to_container(compose("config", list(words)), resolve=True, throw_on_missing=True)
-    return cast(Plain, found)
+    return cast(Plain, OmegaConf.to_container(compose("config", list(words)), resolve=True, throw_on_missing=True))
 
 
 def _replace(plain: Plain, override: Override) -> bool:
@@ -87,11 +86,11 @@ def _replace(plain: Plain, override: Override) -> bool:
     *path, leaf = override.key_or_group.split(".")
     value = override.value()
     for depth, part in enumerate(path):
-        found = plain.get(part)
-        if not isinstance(found, dict):
+        section = plain.get(part)
+        if not isinstance(section, dict):
             return False
-        plain[part] = found = cast(Plain, found) if depth == 0 else dict(cast(Plain, found))
-        plain = found
+        plain[part] = section = cast(Plain, section) if depth == 0 else dict(cast(Plain, section))
+        plain = section
     simple = not isinstance(value, dict) and not isinstance(plain.get(leaf), dict)
     if override.type != OverrideType.CHANGE or leaf not in plain or not simple or MEANT.search(str(value)):
         return False

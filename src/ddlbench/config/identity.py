@@ -24,14 +24,14 @@ UNMEASURED = (
 def added_later(made: object, prefix: str = "") -> dict[str, Any]:
     """The dotted keys of a dataclass, or of one of its objects, that a later version added, with the value that means
     as before."""
-    found: dict[str, Any] = {}
-    known: tuple[Field[Any], ...] = fields(cast(Any, made))
-    for field in known:
+    added: dict[str, Any] = {}
+    keys: tuple[Field[Any], ...] = fields(cast(Any, made))
+    for field in keys:
         if "before" in field.metadata:
-            found[prefix + field.name] = field.metadata["before"]
+            added[prefix + field.name] = field.metadata["before"]
         elif is_dataclass(part := getattr(made, field.name, None)):
-            found |= added_later(part, f"{prefix}{field.name}.")
-    return found
+            added |= added_later(part, f"{prefix}{field.name}.")
+    return added
 
 
 def measured_part(plain: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
@@ -66,6 +66,6 @@ def _place(config: dict[str, Any], key: str) -> tuple[dict[str, Any], str]:
     """The section that holds a dotted key, and the key's last part."""
     *path, leaf = key.split(".")
     for part in path:
-        found = config.get(part)
-        config = cast(dict[str, Any], found) if isinstance(found, dict) else {}
+        section = config.get(part)
+        config = cast(dict[str, Any], section) if isinstance(section, dict) else {}
     return config, leaf

@@ -32,10 +32,10 @@ def check(group: str, target: str, made: Any) -> None:
     option = str(made.name)
     if option not in choices(group):
         return
-    own = published(group, option)
-    if own["_target_"] != target:
+    defaults = published(group, option)
+    if defaults["_target_"] != target:
         raise UserError(
-            f"{group}.name={option} is the name of {own['_target_']}, not of {shown(target)}: choose another name"
+            f"{group}.name={option} is the name of {defaults['_target_']}, not of {shown(target)}: choose another name"
         )
     _check_defining(group, option, made)
     if group == "model":
@@ -45,8 +45,12 @@ def check(group: str, target: str, made: Any) -> None:
 def changed(model: Mapping[str, Any]) -> dict[str, Any]:
     """The values of a `model` section that differ from the published ones, in its option's YAML."""
     name = model.get("name")
-    own = published("model", name) if name in choices("model") else {}
-    return {key: model[key] for key in sorted(own) if key in model and key != "_target_" and model[key] != own[key]}
+    defaults = published("model", name) if name in choices("model") else {}
+    return {
+        key: model[key]
+        for key in sorted(defaults)
+        if key in model and key != "_target_" and model[key] != defaults[key]
+    }
 
 
 @cache
@@ -65,21 +69,23 @@ def _others(group: str, option: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _check_defining(group: str, option: str, made: Any) -> None:
-    own = published(group, option)
+    defaults = published(group, option)
     for field in fields(made):
         key, value, generic = field.name, getattr(made, field.name), field.metadata.get("defines", option)
-        if generic == option or value == own[key]:
+        if generic == option or value == defaults[key]:
             continue
         named = [other for other, theirs in _others(group, option) if other != generic and theirs[key] == value]
         remedy = choose(group, named[0]) if named else f"{choose(group, generic)} {group}.{key}={_text(value)}"
-        raise UserError(f"{group}.{key}={_text(value)} is not {option}, which has {_text(own[key])}: choose {remedy}")
+        raise UserError(
+            f"{group}.{key}={_text(value)} is not {option}, which has {_text(defaults[key])}: choose {remedy}"
+        )
 
 
 def _check_sizes(option: str, made: Any) -> None:
     """Sizes are free, but not all of those in which another option differs."""
-    own = published("model", option)
+    defaults = published("model", option)
     for other, theirs in _others("model", option):
-        sizes = {key: theirs[key] for key in own if key != "name" and theirs.get(key) != own[key]}
+        sizes = {key: theirs[key] for key in defaults if key != "name" and theirs.get(key) != defaults[key]}
         if sizes and all(getattr(made, key, None) == size for key, size in sizes.items()):
             words = " ".join(f"model.{key}={_text(size)}" for key, size in sizes.items())
             raise UserError(f"{words} is {other}, not {option}: choose {choose('model', other)}")

@@ -158,16 +158,16 @@ class Config(Options):
     @property
     def resolved(self) -> dict[str, Any]:
         """The same as plain data, for the record."""
-        settings = {known.name: getattr(self, known.name) for known in fields(Options)}
+        settings = {key.name: getattr(self, key.name) for key in fields(Options)}
         return settings | {name: asdict(getattr(self, name)) for name in SECTIONS}
 
     @property
     def added_later(self) -> dict[str, Any]:
         """The keys that were added after the first version, with the value that means as before."""
-        found = added_later(Options)
+        added = added_later(Options)
         for name in SECTIONS:
-            found |= added_later(getattr(self, name), f"{name}.")
-        return found
+            added |= added_later(getattr(self, name), f"{name}.")
+        return added
 
     def identity(self) -> dict[str, Any]:
         """What was to be measured: the configuration without what does not change a measurement."""
@@ -242,10 +242,10 @@ def section(name: str, raw: dict[str, Any]) -> Any:
 
 def _typed(cls: type, raw: dict[str, Any], group: str) -> Any:
     """The object, its values in the types of its fields: a `1` given for a float is 1.0."""
-    known = {known.name for known in fields(cls)}
-    unknown = sorted(str(key) for key in set(raw) - known)
+    keys = {key.name for key in fields(cls)}
+    unknown = sorted(str(key) for key in set(raw) - keys)
     if unknown:
-        raise UserError(unknown_key(f"{group}.{unknown[0]}" if group else unknown[0], known))
+        raise UserError(unknown_key(f"{group}.{unknown[0]}" if group else unknown[0], keys))
     values.check(group, raw)
     schema = OmegaConf.create({group: OmegaConf.structured(cls)})  # under its group, so that an error names the key
     merged = cast(DictConfig, OmegaConf.merge(schema, {group: raw}))

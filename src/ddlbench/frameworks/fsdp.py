@@ -117,8 +117,8 @@ class ShardedReplica(Replica):
     def state(self) -> dict[str, Tensor] | None:
         self.synchronize()
         first = self.job.rank == 0
-        whole = gathered_state(self.model, keep=first)
-        return whole if first else None
+        state = gathered_state(self.model, keep=first)
+        return state if first else None
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         self.model.load_state_dict(sharded_like(self.model, state))

@@ -39,7 +39,7 @@ def marks(
     """In words. throttled: why a GPU's clock had been lowered; retries: of the allocator; loads: as `load_columns`;
     one_gpu: `sees_one_gpu`."""
     pressure = max(loads["cpu_pressure_start"] or 0.0, loads["cpu_pressure_end"] or 0.0)
-    found = {
+    doubts = {
         "throttled": bool(throttled),
         "allocator retries": retries > 0,
         "load": (loads["cpu_others_share"] or 0.0) > MOST_OTHERS,
@@ -47,7 +47,7 @@ def marks(
         "steal": (loads["cpu_steal_share"] or 0.0) > MOST_STEAL,
         "one visible GPU": one_gpu,
     }
-    return [name for name, holds in found.items() if holds]
+    return [name for name, holds in doubts.items() if holds]
 
 
 def sees_one_gpu(launch: Mapping[str, Any], visible: int | None) -> bool:

@@ -174,8 +174,10 @@ class EpochRow:
     @cached_property
     def own_steps(self) -> list[OwnStep]:
         """Each rank's own seconds of a step; on rank 0, empty elsewhere and where a rank does not know it."""
-        known = [OwnStep(rank.rank, rank.host, rank.stage, own) for rank in self.ranks if (own := rank.own_step_s)]
-        return known if len(known) == len(self.ranks) else []
+        steps = [
+            OwnStep(rank.rank, rank.host, rank.stage, seconds) for rank in self.ranks if (seconds := rank.own_step_s)
+        ]
+        return steps if len(steps) == len(self.ranks) else []
 
     def forget_ranks(self) -> None:
         """Keep of every rank's steps only the slowest: a thousand ranks and epochs would not fit into memory."""
@@ -184,9 +186,9 @@ class EpochRow:
 
     def line(self) -> dict[str, Any]:
         """The row as epochs.jsonl has it: flat, null for what is not known."""
-        own = {name: value for name, value in vars(self).items() if name not in NOT_IN_LINE}
+        columns = {name: value for name, value in vars(self).items() if name not in NOT_IN_LINE}
         loss = None if self.train_loss is None or not math.isfinite(self.train_loss) else self.train_loss
-        return {**own, "train_loss": loss, **self.metrics, **self.use.line(), **self.memory}
+        return {**columns, "train_loss": loss, **self.metrics, **self.use.line(), **self.memory}
 
 
 NOT_IN_LINE = (
@@ -240,5 +242,5 @@ def _by_stage(stages: Sequence[int], values: Sequence[int | None]) -> list[int |
 
 
 def _largest(values: list[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return max(known) if known else None
+    numbers = [value for value in values if value is not None]
+    return max(numbers) if numbers else None

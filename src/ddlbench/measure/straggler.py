@@ -36,35 +36,40 @@ def own_steps_of_window(window: Mapping[str, Any], hosts: Sequence[str], stages:
     """
     return [
         OwnStep(
-            rank, hosts[rank], stages[rank], (each["window_s"] - each["data_s"] - each["exposed_s"]) / window["steps"]
+            rank,
+            hosts[rank],
+            stages[rank],
+            (seconds["window_s"] - seconds["data_s"] - seconds["exposed_s"]) / window["steps"],
         )
-        for rank, each in enumerate(window.get("ranks", []))
+        for rank, seconds in enumerate(window.get("ranks", []))
     ]
 
 
-def own_columns(own: Sequence[OwnStep], source: str) -> dict[str, Any]:
-    """Columns of the tables: the ranks' own steps and the straggler. own: every rank's; source: "window" | "thread"."""
-    if not own:
+def own_columns(steps: Sequence[OwnStep], source: str) -> dict[str, Any]:
+    """Columns of the tables: own steps and the straggler. steps: every rank's; source: "window" | "thread"."""
+    if not steps:
         return {}
-    slow = straggler(own)
+    slow = straggler(steps)
     return {
-        "own_step_s": max(each.seconds for each in own),
-        "own_step_median_rank_s": statistics.median(each.seconds for each in own),
+        "own_step_s": max(step.seconds for step in steps),
+        "own_step_median_rank_s": statistics.median(step.seconds for step in steps),
         "own_step_source": source,
         "straggler_rank": slow.rank if slow else None,
         "straggler_host": slow.host if slow else None,
     }
 
 
-def straggler(own: Sequence[OwnStep]) -> OwnStep | None:
+def straggler(steps: Sequence[OwnStep]) -> OwnStep | None:
     """The rank that exceeds the median of the others of its stage by more than EXCESS, and by most; None: no rank."""
-    found = [_slowest([each for each in own if each.stage == stage]) for stage in sorted({each.stage for each in own})]
-    excess, rank = max(found, key=lambda pair: pair[0])
+    slowest = [
+        _slowest([step for step in steps if step.stage == stage]) for stage in sorted({step.stage for step in steps})
+    ]
+    excess, rank = max(slowest, key=lambda pair: pair[0])
     return rank if excess > EXCESS else None
 
 
 def _slowest(stage: Sequence[OwnStep]) -> tuple[float, OwnStep]:
     """The slowest rank of a stage, and how much it exceeds the others' median; 0 where it is alone."""
-    *others, slowest = sorted(stage, key=lambda each: each.seconds)
-    median = statistics.median(each.seconds for each in others) if others else slowest.seconds
+    *others, slowest = sorted(stage, key=lambda step: step.seconds)
+    median = statistics.median(step.seconds for step in others) if others else slowest.seconds
     return (slowest.seconds / median - 1 if median > 0 else 0.0), slowest

@@ -67,10 +67,10 @@ def summarise(
 def _steady(rows: Sequence[EpochRow]) -> dict[str, Any]:
     """Each epoch's first step, and the rate without it: a ratio of sums."""
     seconds = [row.steady_time_s for row in rows if row.steady_time_s is not None]
-    known = len(seconds) == len(rows)
+    complete = len(seconds) == len(rows)
     return {
         "epoch_first_step_s": statistics.median(row.first_step_s for row in rows),
-        "throughput_steady_samples_per_s": sum(row.steady_samples for row in rows) / sum(seconds) if known else None,
+        "throughput_steady_samples_per_s": sum(row.steady_samples for row in rows) / sum(seconds) if complete else None,
     }
 
 
@@ -108,7 +108,7 @@ def _own_steps(rows: Sequence[EpochRow]) -> list[OwnStep]:
     if not all(row.own_steps for row in rows):
         return []
     return [
-        replace(ranks[0], seconds=statistics.median(each.seconds for each in ranks))
+        replace(ranks[0], seconds=statistics.median(step.seconds for step in ranks))
         for ranks in zip(*(row.own_steps for row in rows), strict=True)
     ]
 
@@ -130,8 +130,8 @@ def _step_seconds(rows: Sequence[EpochRow]) -> list[float]:
 
 def _a_second(rows: Sequence[EpochRow], metric: str, ranks: int = 1) -> float | None:
     """A ratio of sums over whole epochs, their warm-up steps included; None where an epoch does not know it."""
-    known = [row.metrics[metric] for row in rows if row.metrics.get(metric) is not None]
-    return sum(known) / sum(row.epoch_time_s for row in rows) / ranks if len(known) == len(rows) else None
+    values = [row.metrics[metric] for row in rows if row.metrics.get(metric) is not None]
+    return sum(values) / sum(row.epoch_time_s for row in rows) / ranks if len(values) == len(rows) else None
 
 
 def _median_of(rows: Sequence[EpochRow], metric: str) -> float | None:

@@ -190,10 +190,10 @@ def _connect_error(launch: Launch, waited_s: float, timeout_s: float, error: str
         return UserError(f"the port of {place} is in use: choose another one with MASTER_PORT=<port>")
     chosen = {name: os.environ.get(name) for name in INTERFACES}
     if "Unable to find address for" in error:  # gloo's message for an interface that does not exist
-        found = ", ".join(name for _, name in socket.if_nameindex())
+        names = ", ".join(name for _, name in socket.if_nameindex())
         return UserError(
             f"GLOO_SOCKET_IFNAME={chosen['GLOO_SOCKET_IFNAME']} is not a network interface with an address on "
-            f"{socket.gethostname()}: choose one of {found}, or unset it"
+            f"{socket.gethostname()}: choose one of {names}, or unset it"
         )
     network = ", ".join(f"{name}={value}" if value else f"{name} (not set)" for name, value in chosen.items())
     return ConnectTimeout(

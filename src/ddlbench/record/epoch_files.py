@@ -42,12 +42,12 @@ class EpochFiles:
         epochs can be read as before."""
         if not self.path.is_dir():
             return
-        whole, epochs = self.path.with_name(f".{self.path.name}"), self.path.with_name(f".{self.path.name}-epochs")
-        with _removed_on_failure(whole), pq.ParquetWriter(whole, self.schema) as writer:
+        complete, epochs = self.path.with_name(f".{self.path.name}"), self.path.with_name(f".{self.path.name}-epochs")
+        with _removed_on_failure(complete), pq.ParquetWriter(complete, self.schema) as writer:
             for epoch in sorted(self.path.glob("epoch-*.parquet")):
                 self._copy(epoch, writer)
         self.path.rename(epochs)
-        whole.rename(self.path)
+        complete.rename(self.path)
         shutil.rmtree(epochs, ignore_errors=True)
 
     @staticmethod

@@ -35,20 +35,20 @@ def fingerprint(environment: object) -> dict[str, Any]:
 
     environment: the section of run.json, of any shape where others wrote it
     """
-    known = _section(environment)
-    packages = {k: v for k, v in _section(known.get("packages")).items() if k not in NOTED_PACKAGES}
-    variables = {k: v for k, v in _section(known.get("variables")).items() if is_setting(k)}
-    plain = {name: known.get(name) for name in (*VERSIONS, *HOST, "cpu_count")}
-    nested = {"packages": packages, "switches": _section(known.get("switches")), "variables": variables}
+    given = _section(environment)
+    packages = {k: v for k, v in _section(given.get("packages")).items() if k not in NOTED_PACKAGES}
+    variables = {k: v for k, v in _section(given.get("variables")).items() if is_setting(k)}
+    plain = {name: given.get(name) for name in (*VERSIONS, *HOST, "cpu_count")}
+    nested = {"packages": packages, "switches": _section(given.get("switches")), "variables": variables}
     dotted = {f"{section}.{key}": value for section, values in nested.items() for key, value in values.items()}
     return {key: value for key, value in (plain | dotted).items() if value is not None}
 
 
 def noted(environment: object) -> dict[str, Any]:
     """What repeats may differ in, with a warning."""
-    known = _section(environment)
-    packages = _section(known.get("packages"))
-    plain = {name: known.get(name) for name in NOTED}
+    given = _section(environment)
+    packages = _section(given.get("packages"))
+    plain = {name: given.get(name) for name in NOTED}
     versions = {f"packages.{name}": packages.get(name) for name in NOTED_PACKAGES}
     return {key: value for key, value in (plain | versions).items() if value is not None}
 

@@ -172,8 +172,8 @@ class Record:
         """The steps of an epoch that did not end, after the end of the run is on disk: whatever happens here cannot
         change it."""
         with contextlib.suppress(Exception):
-            if self.saved and (found := self.interrupted()) is not None:
-                epoch, table = found
+            if self.saved and (interrupted := self.interrupted()) is not None:
+                epoch, table = interrupted
                 self.steps.append(epoch, [table])
 
     def _save_at_last(self) -> bool:

@@ -160,8 +160,8 @@ def _section(title: str, columns: tuple[Column, ...], text: str) -> str:
 
 def _line(column: Column) -> str:
     source = " or ".join(f"`{key}`" for key in column.source.split("|") if key)
-    own = column.range and list(column.range) != RANGES.get(column.unit)
-    meaning = f"{column.meaning}; {column.allowed}" if own else column.meaning
+    differs = column.range and list(column.range) != RANGES.get(column.unit)
+    meaning = f"{column.meaning}; {column.allowed}" if differs else column.meaning
     cells = (f"`{column.name}`", column.kind, column.unit, meaning, column.ranks, column.clock, source)
     return "| " + " | ".join(cells) + " |\n"
 

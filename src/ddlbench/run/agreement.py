@@ -20,29 +20,29 @@ def compare_environments(environment: Mapping[str, Any]) -> list[str]:
     """What ranks differ in, a line each, the same on every rank. UserError, on every rank, where two ranks have other
     versions of a library. Collective. environment: this rank's, as in run.json"""
     packages = {f"packages.{name}": version for name, version in environment["packages"].items()}
-    own = {k: v for k, v in (fingerprint(environment) | packages).items() if k not in PER_RANK}
-    if len(set(all_gather(digest(own, 64)))) == 1:  # usual: a few bytes a rank
+    environment_here = {k: v for k, v in (fingerprint(environment) | packages).items() if k not in PER_RANK}
+    if len(set(all_gather(digest(environment_here, 64)))) == 1:  # usual: a few bytes a rank
         return []
-    found = all_gather((socket.gethostname(), own))
-    lines = {key: line for key in _keys(found) if (line := _difference(key, found))}
+    ranks = all_gather((socket.gethostname(), environment_here))
+    lines = {key: line for key in _keys(ranks) if (line := _difference(key, ranks))}
     conflicts = [line for key, line in lines.items() if is_version(key)]
     if conflicts:
         raise UserError(f"{_joined(conflicts)}: install the same versions on every host")
     return list(lines.values())
 
 
-def _keys(found: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
-    return sorted({key for _, values in found for key in values})
+def _keys(ranks: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
+    return sorted({key for _, values in ranks for key in values})
 
 
-def _difference(key: str, found: Sequence[tuple[str, Mapping[str, Any]]]) -> str | None:
+def _difference(key: str, ranks: Sequence[tuple[str, Mapping[str, Any]]]) -> str | None:
     """ "rank 2 on node2 has driver 560.1, rank 0 on node1 has 550.54" of the first rank that differs from rank 0."""
-    first_host, first = found[0]
-    differing = [rank for rank, (_, values) in enumerate(found) if values.get(key) != first.get(key)]
+    first_host, first = ranks[0]
+    differing = [rank for rank, (_, values) in enumerate(ranks) if values.get(key) != first.get(key)]
     if not differing:
         return None
     rank = differing[0]
-    host, values = found[rank]
+    host, values = ranks[rank]
     more = f" (as {len(differing) - 1} more)" if len(differing) > 1 else ""
     name = key.removeprefix("packages.").removeprefix("variables.")
     other = _shown(first.get(key))

@@ -189,8 +189,8 @@ class Checkpoints:
                     growing.parent.rmdir()
 
     def _newest_sound(self) -> Saved | None:
-        found = [folder for attempts in self.place.glob("checkpoints-*") for folder in complete(attempts)]
-        newest = sorted(found, key=lambda folder: (folder.name, folder.stat().st_mtime), reverse=True)
+        folders = [folder for attempts in self.place.glob("checkpoints-*") for folder in complete(attempts)]
+        newest = sorted(folders, key=lambda folder: (folder.name, folder.stat().st_mtime), reverse=True)
         candidates: list[Path] = all_gather(newest)[0]  # a file system may show other ranks less
         for folder in candidates:
             saved, wrong = self._looked_at(folder)
@@ -212,7 +212,7 @@ class Checkpoints:
             saved, wrong = None, str(error)
         if saved is not None and saved.run_id != self.attempt.run_id:
             wrong = f"it is of the run {saved.run_id}"
-        wrong = next((each for each in all_gather(wrong) if each), None)
+        wrong = next((said for said in all_gather(wrong) if said), None)
         if wrong is None and saved is not None:
             wrong = storage.damage(folder, saved.files, self.rank, self.attempt.launch.world_size)
         return saved, wrong
@@ -225,7 +225,7 @@ class Checkpoints:
         self.state.restore(saved.numbers)
         self.rates.load(saved.rates)
         prefix = f"rank{self.rank}/random/"
-        states = {name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)}
+        states = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
         set_random_states(device, states)
         run.first_epoch, run.elapsed_s = saved.epoch, saved.elapsed_s
         self.lineage = [*saved.lineage, self.number]

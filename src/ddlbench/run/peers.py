@@ -160,9 +160,9 @@ class Peers:
         keys = {rank: f"{BEAT}/{rank}" for rank in ranks}
 
         def read(store: Any) -> dict[int, str]:
-            known = keys if store.check(list(keys.values())) else {r: k for r, k in keys.items() if store.check([k])}
-            values = store.multi_get(list(known.values())) if known else []
-            return {rank: value.decode() for rank, value in zip(known, values, strict=True)}
+            sent = keys if store.check(list(keys.values())) else {r: k for r, k in keys.items() if store.check([k])}
+            values = store.multi_get(list(sent.values())) if sent else []
+            return {rank: value.decode() for rank, value in zip(sent, values, strict=True)}
 
         return self._ask(read)
 

@@ -129,18 +129,18 @@ class Supervisor:
     def progressed(self) -> None:
         self.progress_at = time.perf_counter()
 
-    def record_cause(self, own: Failure) -> Failure:
+    def record_cause(self, failure: Failure) -> Failure:
         """The failure that counts, posted and recorded: another rank's if one was posted before, else this one."""
         peers = self.peers
         if peers is not None:
             # Now, because the launcher may leave this process no time.
-            self.attempt.record_end(peers.failure or own, final=False)
-            if own.doubtful and peers.failure is None and (cause := peers.find_cause()) is not None:
-                status = own.status if own.status == "timeout" else "error"
-                own = replace(own, status=status, reason=f"{cause}; {own.reason}")
-            own = peers.post(own)
-        self.attempt.record_end(own)
-        return own
+            self.attempt.record_end(peers.failure or failure, final=False)
+            if failure.doubtful and peers.failure is None and (cause := peers.find_cause()) is not None:
+                status = failure.status if failure.status == "timeout" else "error"
+                failure = replace(failure, status=status, reason=f"{cause}; {failure.reason}")
+            failure = peers.post(failure)
+        self.attempt.record_end(failure)
+        return failure
 
     def wait_for_readers(self, failure: Failure) -> None:
         """Rank 0 stays until the others know the reason, for it may hold the store; they stay until it is recorded.
@@ -173,12 +173,12 @@ class Supervisor:
                 self._signalled(number)
             elif (failure := self._failure_of_peer()) is not None:
                 self._peer_failed(failure)
-            elif (own := self._lost_contact() or self.stopping.overdue(self.peers)) is not None:
-                self._fail(own)
+            elif (failure := self._lost_contact() or self.stopping.overdue(self.peers)) is not None:
+                self._fail(failure)
             elif time.perf_counter() - self.progress_at > self.within_s:
                 self.when_late()
-            elif (own := self.stopping.limit_reached()) is not None:
-                self._stop_or_fail(own)
+            elif (failure := self.stopping.limit_reached()) is not None:
+                self._stop_or_fail(failure)
             elif (asked := self.stopping.asked()) is not None:
                 self.attempt.record_end(asked, final=False)  # now: the launcher may leave this process no time
 
@@ -200,16 +200,16 @@ class Supervisor:
             ended_by = TIME_LIMIT if number == signal.SIGUSR1 else SIGNAL
             self._stop_or_fail(Failure("killed", reason, 128 + number, self.rank, doubtful=True, ended_by=ended_by))
 
-    def _stop_or_fail(self, own: Failure) -> None:
+    def _stop_or_fail(self, failure: Failure) -> None:
         """Let all ranks stop at a boundary. End at once at a second signal and before the first boundary; while the
         ranks connect, as soon as the others can be told."""
         if not self.connected and self.stopping.asked_here is None:
-            self.stopping.hold(replace(own, doubtful=False))
+            self.stopping.hold(replace(failure, doubtful=False))
             return
         if not self.stopping.can_ask():
-            self._fail(own)
-        self.attempt.record_end(own, final=False)
-        self.stopping.ask(own, self.peers)
+            self._fail(failure)
+        self.attempt.record_end(failure, final=False)
+        self.stopping.ask(failure, self.peers)
 
     def _peer_failed(self, failure: Failure) -> None:
         """Record it first, then give the main thread time to leave in order: often its collective fails by itself."""
@@ -218,16 +218,16 @@ class Supervisor:
         if not self.stopped.wait(GRACE_S):
             self._exit(failure)
 
-    def _fail(self, own: Failure, begun: bool = False) -> None:
+    def _fail(self, failure: Failure, begun: bool = False) -> None:
         try:
-            failure = self.record_cause(own)
-            self.attempt.record_failure(failure, begun)
-            if failure.rank == self.rank:
-                print(f"ddlbench: {failure.status}: {failure.reason}", file=sys.stderr, flush=True)
-            self.wait_for_readers(failure)
-            self._exit(failure)
+            first = self.record_cause(failure)
+            self.attempt.record_failure(first, begun)
+            if first.rank == self.rank:
+                print(f"ddlbench: {first.status}: {first.reason}", file=sys.stderr, flush=True)
+            self.wait_for_readers(first)
+            self._exit(first)
         finally:  # whatever happens, no process may be left that only SIGKILL ends
-            os._exit(own.exit_code)
+            os._exit(failure.exit_code)
 
     def _leave_open(self, code: int) -> None:
         waited = f"what the run had open was not closed within {self.within_s:g} s after its end was recorded"

@@ -138,12 +138,12 @@ class ZeroTrainer:
     def state(self) -> dict[str, Tensor] | None:
         """Tensor by tensor, so that no device need hold the whole model."""
         self.statistics.synchronize()
-        whole: dict[str, Tensor] = {}
+        state: dict[str, Tensor] = {}
         for name, tensor in self.engine.module.state_dict(keep_vars=True).items():
             full = self._whole(tensor)
             if self.job.rank == 0:
-                whole[name] = full.detach().cpu().clone()
-        return whole if self.job.rank == 0 else None
+                state[name] = full.detach().cpu().clone()
+        return state if self.job.rank == 0 else None
 
     def _whole(self, tensor: Tensor) -> Tensor:
         """In fp32, also where the model's own copy is not."""

@@ -27,17 +27,17 @@ def answers(device: torch.device) -> list[Answer]:
     # Without a GPU its import for "cuda" looks for CUDA's compiler.
     import_deepspeed(device if torch.cuda.is_available() else torch.device("cpu"))
     utils = import_module("deepspeed.runtime.zero.utils")
-    found: list[Answer] = [
+    given: list[Answer] = [
         (utils, "get_lst_from_rank0", _own),
         (utils, "assert_lst_len_same_as_other_ranks", returning(None)),
         (functional, "linear", functional.linear),
     ]
     for module, name in OPTIMIZERS.items():
         optimizer = getattr(import_module(f"deepspeed.runtime.zero.{module}"), name)
-        found.append((optimizer, "has_overflow", _finite(optimizer.has_overflow)))
+        given.append((optimizer, "has_overflow", _finite(optimizer.has_overflow)))
     if device.type == "cuda":
-        found.append((import_module("deepspeed.accelerator.real_accelerator"), "ds_accelerator", gpu()))
-    return found
+        given.append((import_module("deepspeed.accelerator.real_accelerator"), "ds_accelerator", gpu()))
+    return given
 
 
 def _finite(check: Callable[..., bool]) -> Callable[..., bool]:

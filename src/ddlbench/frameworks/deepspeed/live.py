@@ -16,11 +16,11 @@ from ddlbench.checkpoint.live import Live
 
 
 def live_of(engine: Any, zero_stage: int, rank: int) -> Live:
-    own = dict(engine.module.named_buffers())
+    buffers = dict(engine.module.named_buffers())
     if not zero_stage:
-        return Live(dict(engine.module.named_parameters()), engine.basic_optimizer, own)
+        return Live(dict(engine.module.named_parameters()), engine.basic_optimizer, buffers)
     partitions = {f"partition{number}": tensor for number, tensor in enumerate(_partitions(engine, zero_stage))}
-    return Live(partitions, engine.optimizer.optimizer, own, part=f"replica{rank}")
+    return Live(partitions, engine.optimizer.optimizer, buffers, part=f"replica{rank}")
 
 
 def _partitions(engine: Any, zero_stage: int) -> list[Tensor]:

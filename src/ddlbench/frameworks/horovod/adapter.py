@@ -210,4 +210,4 @@ def assert_same_weights(model: nn.Module) -> None:
     if is_fake():
         return
     bits = [int(parameter.detach().view(torch.int32).sum()) for parameter in model.parameters()]
-    assert len({tuple(each) for each in all_gather(bits)}) == 1, "the ranks start from different weights"
+    assert len({tuple(sums) for sums in all_gather(bits)}) == 1, "the ranks start from different weights"

@@ -35,10 +35,10 @@ def start(hvd: Any, job: Job, variables: Mapping[str, str]) -> None:
 
     Once a process: Horovod 0.28.1 crashes in a second `init` after `shutdown` (seen over Gloo), so it stays up until
     the process ends, when it shuts itself down; what it read from the environment stays too."""
-    found = "HOROVOD_RANK" in os.environ or (hvd.mpi_built() and started_by_mpi()) or job.world_size == 1
+    placed = "HOROVOD_RANK" in os.environ or (hvd.mpi_built() and started_by_mpi()) or job.world_size == 1
     if hvd.is_initialized():
         pass
-    elif found:  # by horovodrun, by MPI, or this is the only rank
+    elif placed:  # by horovodrun, by MPI, or this is the only rank
         with environment(variables):
             hvd.init()
     else:

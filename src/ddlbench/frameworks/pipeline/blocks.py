@@ -30,13 +30,13 @@ def own_edges(plan: Plan, job: Job, part: Part) -> list[Tensor]:
         return plan.edges
     names, styles = [name for name, _ in on_meta(job).named_children()], job.model.tensor_plan()
     before = [names[end - 1] for end in accumulate(plan.sizes)]
-    own = [
+    slices = [
         edge.detach().narrow(-1, *part.span(edge.shape[-1])).contiguous().requires_grad_()
         if gives_own_features(block, styles)
         else edge
         for block, edge in zip(before, plan.edges[1:], strict=True)
     ]
-    return [plan.edges[0], *own]
+    return [plan.edges[0], *slices]
 
 
 class Blocks:
@@ -49,15 +49,17 @@ class Blocks:
     def __init__(self, job: Job, groups: Groups, plan: Plan, sharded: bool) -> None:
         self.groups, self.sharded = groups, sharded and groups.layout.dp > 1
         # Built whole on the CPU, for the same weights everywhere; only this rank's blocks go to the device.
-        whole = replace(job, device=torch.device("cpu")).build()
-        ties = tied_names(whole)
-        own = {i: part for i, part in enumerate(cut(whole, plan.sizes)) if i % groups.layout.pp == groups.stage_rank}
-        self.model = nn.Sequential(OrderedDict(block for part in own.values() for block in part.named_children()))
+        complete = replace(job, device=torch.device("cpu")).build()
+        ties = tied_names(complete)
+        parts = {
+            i: part for i, part in enumerate(cut(complete, plan.sizes)) if i % groups.layout.pp == groups.stage_rank
+        }
+        self.model = nn.Sequential(OrderedDict(block for part in parts.values() for block in part.named_children()))
         self.splits = split_model(self.model, job.model.tensor_plan(), groups.part)
         self.model.to(job.device)
         if job.checkpoint_activations:
             checkpoint_blocks(self.model)
-        self.stages = {index: Stage(part, job) for index, part in own.items()}
+        self.stages = {index: Stage(part, job) for index, part in parts.items()}
         if self.sharded:
             self._shard(job)
         self.shared = groups.shared(self.model, ties)
@@ -97,12 +99,12 @@ class Blocks:
 
     def state(self) -> dict[str, Tensor] | None:
         self.statistics.synchronize()
-        own = gathered_state(self.model, keep=self.groups.data_rank == 0)
+        state = gathered_state(self.model, keep=self.groups.data_rank == 0)
         if self.groups.data_rank > 0:
             return None
-        stage = joined_state(own, self.splits, self.groups.part)
+        stage = joined_state(state, self.splits, self.groups.part)
         return None if stage is None else self.groups.gather(stage)
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        own = own_state({name: state[name] for name in self.model.state_dict()}, self.splits, self.groups.part)
-        self.model.load_state_dict(sharded_like(self.model, own))
+        part = own_state({name: state[name] for name in self.model.state_dict()}, self.splits, self.groups.part)
+        self.model.load_state_dict(sharded_like(self.model, part))

@@ -51,11 +51,11 @@ class BusyClock:
             return
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
-        own = [(seconds(*whole), sum(seconds(*span) for span in spans)) for whole, spans in self.steps]
+        times = [(seconds(*schedule), sum(seconds(*span) for span in spans)) for schedule, spans in self.steps]
         self.steps.clear()
-        self.summed = AsyncReduction(torch.tensor(own, dtype=torch.float64))
+        self.summed = AsyncReduction(torch.tensor(times, dtype=torch.float64))
 
     def bubble(self) -> float | None:
         """Share of the ranks' time in which they did not compute: the median over the recent steps of the last epoch
         that was added up, None before. The same on every rank; waits until every rank has added up."""
-        return median(1 - busy / whole for whole, busy in self.summed.result()) if self.summed else None
+        return median(1 - busy / schedule for schedule, busy in self.summed.result()) if self.summed else None

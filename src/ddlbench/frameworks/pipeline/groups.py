@@ -100,9 +100,9 @@ class Groups:
     def shared(self, model: nn.Module, ties: Sequence[Sequence[str]]) -> list[nn.Parameter]:
         """This rank's parameters of which the other end of the pipeline holds a copy. (Within one rank a tied parameter
         is one tensor, and autograd sums.) ties: the names of each tied parameter in the whole model."""
-        own = dict(model.named_parameters(remove_duplicate=False))
-        found = [([name for name in names if name in own], names) for names in ties]
-        apart = [own[here[0]] for here, names in found if 0 < len(here) < len(names)]
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        held = [([name for name in names if name in parameters], names) for names in ties]
+        apart = [parameters[here[0]] for here, names in held if 0 < len(here) < len(names)]
         assert not apart or self.first or self.last, "only first and last stage may share a parameter"
         return apart
 
@@ -114,10 +114,10 @@ class Groups:
         for parameter in shared:
             dist.all_reduce(gradient(parameter), group=self.embedding_group)
 
-    def gather(self, own: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    def gather(self, state: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
         """The states of the first pipeline's ranks as one, in their order, on rank 0; None elsewhere."""
         if self.data_rank > 0 or self.part.rank > 0:
             return None
         parts: list[Any] | None = [None] * self.layout.pp if self.first else None
-        dist.gather_object(own, parts, dst=0, group=self.pp_group)
-        return None if parts is None else {name: tensor for each in parts for name, tensor in each.items()}
+        dist.gather_object(state, parts, dst=0, group=self.pp_group)
+        return None if parts is None else {name: tensor for part in parts for name, tensor in part.items()}

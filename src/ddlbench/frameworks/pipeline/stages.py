@@ -124,10 +124,10 @@ def borders(job: Job, samples: int) -> list[Tensor]:
         values = [example_batch(job.model, samples).inputs]
         for block in model.children():
             values.append(Stage(nn.Sequential(block), job)(values[-1]))
-        found = [(tuple(value.shape), value.dtype) for value in values]
+        types = [(tuple(value.shape), value.dtype) for value in values]
     return [
         torch.empty(shape, dtype=dtype, device="meta", requires_grad=index > 0)
-        for index, (shape, dtype) in enumerate(found)
+        for index, (shape, dtype) in enumerate(types)
     ]
 
 

@@ -25,9 +25,9 @@ class Staleness:
         """At the end of an epoch, on every rank: start to collect; no rank waits for another."""
         if self.most is None or profiling():
             return
-        own = torch.zeros(self.stages, dtype=torch.int64)
-        own[self.stage] = self.most
-        self.found = AsyncReduction(own, dist.ReduceOp.MAX)
+        by_stage = torch.zeros(self.stages, dtype=torch.int64)
+        by_stage[self.stage] = self.most
+        self.found = AsyncReduction(by_stage, dist.ReduceOp.MAX)
 
     def by_stage(self) -> list[int] | None:
         """Over the epochs that have ended; None before the first. Waits until every rank has started to collect."""

@@ -133,8 +133,8 @@ class PipelineTrainer:
         self.blocks.fold()
         if not self.groups.last:
             return None
-        whole = whole_logits(output, self.job, self.groups.part)
-        return whole if batch is not None else None
+        logits = whole_logits(output, self.job, self.groups.part)
+        return logits if batch is not None else None
 
     def flush(self) -> None:
         """The schedules end with an empty pipeline: only its clock is read."""

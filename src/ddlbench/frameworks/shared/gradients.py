@@ -24,8 +24,8 @@ def clip_parts(
     """Clip by the norm of the whole gradient, of which each rank of the group has a part (None: this rank has all).
     counted: the parameters whose gradients no other rank counts."""
     gradients = [gradient(parameter) for parameter in parameters]
-    own = nn.utils.get_total_norm([gradient(parameter) for parameter in counted])
-    squared = own.square().to(gradients[0].device)  # that of nothing is on the CPU
+    norm = nn.utils.get_total_norm([gradient(parameter) for parameter in counted])
+    squared = norm.square().to(gradients[0].device)  # that of nothing is on the CPU
     if group is not None:
         dist.all_reduce(squared, group=group)
     shrink = (max_norm / (squared.sqrt() + 1e-6)).clamp(max=1.0)  # as torch.nn.utils.clip_grad_norm_

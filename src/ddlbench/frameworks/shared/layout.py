@@ -65,13 +65,13 @@ def fill(world_size: int, asked: Mapping[str, int | None], free: str) -> int:
 
     Raises WrongRankCount with the nearest mesh where they cannot.
     """
-    found, rest = divmod(world_size, prod(size or 1 for dim, size in asked.items() if dim != free))
-    if rest or asked[free] not in (None, found):
+    size_free, rest = divmod(world_size, prod(size or 1 for dim, size in asked.items() if dim != free))
+    if rest or asked[free] not in (None, size_free):
         mesh = " x ".join(f"framework.{dim}={size or 'null'}" for dim, size in asked.items())
         near = zip(asked, nearest_mesh(world_size, list(asked.values())), strict=True)
         fits = " ".join(f"framework.{dim}={size}" for dim, size in near)
         raise WrongRankCount(f"{mesh} does not fill {world_size} ranks: choose {fits}")
-    return found
+    return size_free
 
 
 def nearest_mesh(world_size: int, asked: Sequence[int | None]) -> tuple[int, ...]:

@@ -14,8 +14,8 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 def shard(model: nn.Sequential, mesh: DeviceMesh, reshard: bool | None, policy: MixedPrecisionPolicy) -> None:
     """A group of parameters for each named block that is no part of the root's group."""
     kept = root_group(model)
-    own = [block for name, block in model.named_children() if name not in kept]
-    for module in (*own, model):
+    blocks = [block for name, block in model.named_children() if name not in kept]
+    for module in (*blocks, model):
         fully_shard(module, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
 
 
@@ -27,27 +27,27 @@ def root_group(model: nn.Sequential) -> list[str]:
     return [
         name
         for name, block in model.named_children()
-        if any(users[each] > 1 for each in block.parameters()) or all(each.ndim < 2 for each in block.parameters())
+        if any(users[tensor] > 1 for tensor in block.parameters()) or all(t.ndim < 2 for t in block.parameters())
     ]
 
 
 def gathered_state(model: nn.Module, keep: bool) -> dict[str, Tensor]:
     """A copy of the whole tensors on the CPU; of nothing where they are not kept. Called on all ranks that share."""
-    whole: dict[str, Tensor] = {}
+    state: dict[str, Tensor] = {}
     for name, tensor in model.state_dict().items():
         gathered = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
         if keep:
-            whole[name] = gathered.detach().cpu().clone()
-    return whole
+            state[name] = gathered.detach().cpu().clone()
+    return state
 
 
 def sharded_like(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Whole tensors, which every rank has, cut as the model's own are; nothing is sent."""
-    own = model.state_dict()
-    return {name: _cut(tensor, own.get(name)) for name, tensor in state.items()}
+    shards = model.state_dict()
+    return {name: _cut(tensor, shards.get(name)) for name, tensor in state.items()}
 
 
-def _cut(tensor: Tensor, own: Tensor | None) -> Tensor:
-    if not isinstance(own, DTensor):
+def _cut(tensor: Tensor, shard: Tensor | None) -> Tensor:
+    if not isinstance(shard, DTensor):
         return tensor
-    return distribute_tensor(tensor.to(own.device), own.device_mesh, own.placements, src_data_rank=None)
+    return distribute_tensor(tensor.to(shard.device), shard.device_mesh, shard.placements, src_data_rank=None)

@@ -108,8 +108,8 @@ def make_scaler(job: Job, parts: dist.ProcessGroup | None = None) -> torch.amp.G
 def overflowed(optimizer: Optimizer) -> bool:
     """Whether the step just made changed nothing: the scaler steps a fused optimizer in any case, which looks for the
     overflow itself, on the device."""
-    found = getattr(optimizer, "found_inf", None)
-    return found is not None and bool(found.item())
+    overflow = getattr(optimizer, "found_inf", None)
+    return overflow is not None and bool(overflow.item())
 
 
 def evaluate(model: nn.Module, forward: Callable[[Tensor], Tensor], batch: Batch, job: Job, count: int) -> Tensor:

@@ -45,19 +45,19 @@ def check_divides(name: str, job: Job, tp: int, pp: int) -> None:
 
 def split_numbers(model: nn.Sequential, plan: Mapping[str, str]) -> dict[str, int]:
     """What must divide over the ranks, and how many of it there are."""
-    found: dict[str, int] = {}
+    numbers: dict[str, int] = {}
     for name, style in plan.items():
         module = cast(Any, model.get_submodule(name))
         match style:
             case "heads":
-                found[f"heads of {name}"] = module.num_heads
+                numbers[f"heads of {name}"] = module.num_heads
             case "column":
-                found[f"features of {name}"] = module.nf if is_transposed(module) else module.out_features
+                numbers[f"features of {name}"] = module.nf if is_transposed(module) else module.out_features
             case "filter":
-                found[f"filters of {name}"] = module.out_channels
+                numbers[f"filters of {name}"] = module.out_channels
             case _:
                 pass
-    return found
+    return numbers
 
 
 def check_sequence(job: Job, tp: int) -> None:

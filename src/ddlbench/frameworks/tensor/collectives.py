@@ -47,9 +47,9 @@ class Part:
         return rank * count + min(rank, longer), count + (rank < longer)
 
 
-def copy_to(whole: Tensor, part: Part) -> Tensor:
+def copy_to(tensor: Tensor, part: Part) -> Tensor:
     """Before a layer of which this rank has a part: its gradient is a part of the sum (Megatron's f)."""
-    return _collective(whole, lambda x: x.view_as(x), lambda gradient: total(gradient, part))
+    return _collective(tensor, lambda x: x.view_as(x), lambda gradient: total(gradient, part))
 
 
 def reduce_from(partial: Tensor, part: Part) -> Tensor:
@@ -57,19 +57,19 @@ def reduce_from(partial: Tensor, part: Part) -> Tensor:
     return _collective(partial, lambda x: total(x, part), lambda gradient: gradient)
 
 
-def gather_from(own: Tensor, dim: int, length: int, part: Part) -> Tensor:
+def gather_from(slice_: Tensor, dim: int, length: int, part: Part) -> Tensor:
     """All ranks' slices joined along `dim` to `length`, for what every rank computes in the same way from there on."""
 
     def own_slice(gradient: Tensor) -> Tensor:
         return gradient.narrow(dim, *part.span(length))
 
-    return _collective(own, lambda x: join(x, dim, length, part), own_slice)
+    return _collective(slice_, lambda x: join(x, dim, length, part), own_slice)
 
 
-def gather_from_sequence(own: Tensor, dim: int, part: Part) -> Tensor:
+def gather_from_sequence(slice_: Tensor, dim: int, part: Part) -> Tensor:
     """`copy_to` where each rank has its slice along `dim` only."""
-    length = own.shape[dim] * part.size
-    return _collective(own, lambda x: join(x, dim, length, part), lambda gradient: sum_slices(gradient, dim, part))
+    length = slice_.shape[dim] * part.size
+    return _collective(slice_, lambda x: join(x, dim, length, part), lambda gradient: sum_slices(gradient, dim, part))
 
 
 def reduce_scatter_to_sequence(partial: Tensor, dim: int, part: Part) -> Tensor:
@@ -93,16 +93,16 @@ def sum_slices(tensor: Tensor, dim: int, part: Part) -> Tensor:
     return result.to(tensor.dtype)
 
 
-def join(own: Tensor, dim: int, length: int, part: Part) -> Tensor:
+def join(slice_: Tensor, dim: int, length: int, part: Part) -> Tensor:
     """Slices of all ranks joined along `dim`, in the same memory format. The longest slice sets what travels."""
-    missing = part.span(length, 0)[1] - own.shape[dim]
+    missing = part.span(length, 0)[1] - slice_.shape[dim]
     if missing:
-        own = F.pad(own, [0, 0] * (own.ndim - 1 - dim % own.ndim) + [0, missing])
-    own = own.contiguous(memory_format=layout_of(own))
-    flat = own.new_empty(part.size * own.numel())
-    all_gather(flat, dense(own), group=part.group)
-    slices = [each.as_strided(own.shape, own.stride()) for each in flat.chunk(part.size)]
-    return torch.cat([each.narrow(dim, 0, part.span(length, i)[1]) for i, each in enumerate(slices)], dim)
+        slice_ = F.pad(slice_, [0, 0] * (slice_.ndim - 1 - dim % slice_.ndim) + [0, missing])
+    slice_ = slice_.contiguous(memory_format=layout_of(slice_))
+    flat = slice_.new_empty(part.size * slice_.numel())
+    all_gather(flat, dense(slice_), group=part.group)
+    slices = [padded.as_strided(slice_.shape, slice_.stride()) for padded in flat.chunk(part.size)]
+    return torch.cat([padded.narrow(dim, 0, part.span(length, i)[1]) for i, padded in enumerate(slices)], dim)
 
 
 def layout_of(tensor: Tensor) -> torch.memory_format:

@@ -56,7 +56,7 @@ class Split:
 
     def join(self, slices: Sequence[Tensor]) -> Tensor:
         """The whole tensor, of all ranks' slices."""
-        pieces = zip(*(each.chunk(self.pieces, self.dim) for each in slices), strict=True)
+        pieces = zip(*(slice_.chunk(self.pieces, self.dim) for slice_ in slices), strict=True)
         return torch.cat([torch.cat(piece, self.dim) for piece in pieces], self.dim)
 
 
@@ -72,12 +72,12 @@ def split_model(model: nn.Sequential, plan: Mapping[str, str], part: Part) -> Sp
     if part.size == 1:
         return {}
     modules = dict(model.named_modules())
-    own: dict[Tensor, Tensor] = {}  # a tied parameter is cut once and stays tied
+    cut: dict[Tensor, Tensor] = {}  # a tied parameter is cut once and stays tied
     splits: Splits = {}
     for name, style in plan.items():
         if name in modules:
             for tensor, split in _splits(modules[name], style).items():
-                _cut(modules[name], tensor, split, part, own)
+                _cut(modules[name], tensor, split, part, cut)
                 splits[f"{name}.{tensor}"] = split
             STYLES[style](modules[name], part)
     return splits
@@ -93,12 +93,12 @@ def _splits(module: nn.Module, style: str) -> Splits:
     return {name: split for name, split in splits.items() if isinstance(getattr(module, name, None), Tensor)}
 
 
-def _cut(module: nn.Module, name: str, split: Split, part: Part, own: dict[Tensor, Tensor]) -> None:
-    whole = getattr(module, name)
-    if whole not in own:
-        slice_ = split.of(whole.detach(), part)
-        own[whole] = nn.Parameter(slice_) if isinstance(whole, nn.Parameter) else slice_
-    setattr(module, name, own[whole])
+def _cut(module: nn.Module, name: str, split: Split, part: Part, cut: dict[Tensor, Tensor]) -> None:
+    tensor = getattr(module, name)
+    if tensor not in cut:
+        slice_ = split.of(tensor.detach(), part)
+        cut[tensor] = nn.Parameter(slice_) if isinstance(tensor, nn.Parameter) else slice_
+    setattr(module, name, cut[tensor])
 
 
 def is_transposed(module: nn.Module) -> bool:
@@ -109,12 +109,12 @@ def is_transposed(module: nn.Module) -> bool:
 Forward = Callable[[Tensor], Tensor]
 
 
-def enter(whole: Tensor, part: Part) -> Tensor:
+def enter(value: Tensor, part: Part) -> Tensor:
     """The input of a layer split by outputs, in the type it is computed in: what travels is no wider."""
-    kind = whole.device.type
+    kind = value.device.type
     if torch.is_autocast_enabled(kind):
-        whole = whole.to(torch.get_autocast_dtype(kind))
-    return gather_from_sequence(whole, TOKENS, part) if part.sequence else copy_to(whole, part)
+        value = value.to(torch.get_autocast_dtype(kind))
+    return gather_from_sequence(value, TOKENS, part) if part.sequence else copy_to(value, part)
 
 
 def leave(partial: Tensor, part: Part) -> Tensor:
@@ -167,15 +167,15 @@ def vocab(module: nn.Module, part: Part) -> None:
     def forward(_: Forward, tokens: Tensor) -> Tensor:
         rows = tokens - first
         elsewhere = (rows < 0) | (rows >= count)
-        found = F.embedding(rows.masked_fill(elsewhere, 0), embedding.weight)
-        return leave(found.masked_fill(elsewhere.unsqueeze(-1), 0.0), part)
+        embedded = F.embedding(rows.masked_fill(elsewhere, 0), embedding.weight)
+        return leave(embedded.masked_fill(elsewhere.unsqueeze(-1), 0.0), part)
 
     _wrap(module, forward)
 
 
 def channels(module: nn.Module, part: Part) -> None:
-    def forward(own: Forward, x: Tensor) -> Tensor:
-        output = own(x)
+    def forward(inner: Forward, x: Tensor) -> Tensor:
+        output = inner(x)
         return gather_from(output, CHANNELS, output.shape[CHANNELS] * part.size, part)
 
     _wrap(module, forward)
@@ -235,12 +235,12 @@ def gives_own_features(block: str, plan: Mapping[str, str]) -> bool:
     return bool(styles) and styles[-1] in ("column", "logits")
 
 
-def joined_state(own: Mapping[str, Tensor], splits: Splits, part: Part) -> dict[str, Tensor] | None:
+def joined_state(state: Mapping[str, Tensor], splits: Splits, part: Part) -> dict[str, Tensor] | None:
     """The whole model's state on the first of the ranks that share it, None on the others; called on all of them."""
     if part.size == 1:
-        return dict(own)
+        return dict(state)
     parts: list[Any] | None = [None] * part.size if part.rank == 0 else None
-    dist.gather_object(own, parts, group=part.group, group_dst=0)
+    dist.gather_object(state, parts, group=part.group, group_dst=0)
     return None if parts is None else join_states(parts, splits)
 
 

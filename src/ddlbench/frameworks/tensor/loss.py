@@ -22,13 +22,13 @@ def loss_of_parts(job: Job, part: Part, parallel: bool) -> Callable[[Tensor, Ten
     loss, classes = job.loss, job.model.outputs()
     if part.size > 1 and parallel:
         assert isinstance(loss, CrossEntropy)
-        return lambda own, targets: parallel_cross_entropy(own, targets, classes, loss.label_smoothing, part)
-    return lambda own, targets: loss(whole_logits(own, job, part), targets)
+        return lambda logits, targets: parallel_cross_entropy(logits, targets, classes, loss.label_smoothing, part)
+    return lambda logits, targets: loss(whole_logits(logits, job, part), targets)
 
 
-def whole_logits(own: Tensor, job: Job, part: Part) -> Tensor:
+def whole_logits(logits: Tensor, job: Job, part: Part) -> Tensor:
     """[..., classes], of this rank's slice of them."""
-    return gather_from(own, -1, job.model.outputs(), part) if part.size > 1 else own
+    return gather_from(logits, -1, job.model.outputs(), part) if part.size > 1 else logits
 
 
 def parallel_cross_entropy(logits: Tensor, targets: Tensor, classes: int, smoothing: float, part: Part) -> Tensor:
@@ -48,25 +48,25 @@ class _CrossEntropy(torch.autograd.Function):
         highest = logits.amax(-1, keepdim=True).float()
         dist.all_reduce(highest, dist.ReduceOp.MAX, group=part.group)
         shifted = logits.float() - highest
-        own = targets - first
-        elsewhere = (own < 0) | (own >= count)
-        own = own.masked_fill(elsewhere, 0).unsqueeze(-1)
-        hit = shifted.gather(-1, own).squeeze(-1).masked_fill(elsewhere, 0.0)
+        target = targets - first
+        elsewhere = (target < 0) | (target >= count)
+        target = target.masked_fill(elsewhere, 0).unsqueeze(-1)
+        hit = shifted.gather(-1, target).squeeze(-1).masked_fill(elsewhere, 0.0)
         mean = shifted.sum(-1) / classes if smoothing else torch.zeros_like(hit)
         shares = shifted.exp_()
         normaliser, hit, mean = total(torch.stack([shares.sum(-1), hit, mean]), part)
         shares /= normaliser.unsqueeze(-1)
         scored = targets != IGNORED
         nats = normaliser.log() - (1 - smoothing) * hit - smoothing * mean
-        ctx.save_for_backward(shares, own, elsewhere, scored)
+        ctx.save_for_backward(shares, target, elsewhere, scored)
         ctx.constants = classes, smoothing, logits.dtype
         return nats.masked_fill(~scored, 0.0).sum() / scored.sum()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
-        shares, own, elsewhere, scored = ctx.saved_tensors
+        shares, target, elsewhere, scored = ctx.saved_tensors
         classes, smoothing, dtype = ctx.constants
         slope = shares - smoothing / classes
-        slope.scatter_add_(-1, own, elsewhere.to(slope.dtype).sub_(1).mul_(1 - smoothing).unsqueeze(-1))
+        slope.scatter_add_(-1, target, elsewhere.to(slope.dtype).sub_(1).mul_(1 - smoothing).unsqueeze(-1))
         slope *= (gradients[0] * scored / scored.sum()).unsqueeze(-1)
         return slope.to(dtype), None, None, None, None

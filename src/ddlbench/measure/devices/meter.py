@@ -66,17 +66,17 @@ class OverRanks:
     @classmethod
     def of(cls, uses: Sequence[Use | None], hosts: Sequence[str]) -> OverRanks:
         """hosts: of each rank, by name."""
-        known = [use for use in uses if use is not None]
-        counting = [use for use in known if use.counts_energy]
+        read = [use for use in uses if use is not None]
+        counting = [use for use in read if use.counts_energy]
         joules = [use.energy_j for use in counting if use.energy_j is not None]
-        whole = bool(joules) and len(joules) == len(counting)
+        complete = bool(joules) and len(joules) == len(counting)
         return cls(
-            energy_j=sum(joules) if whole else None,
-            energy_source=counting[0].energy_source if whole else None,
-            time_s=max(use.seconds for use in counting) if whole else None,
-            clock_before_mhz=_least(use.clock_before_mhz for use in known),
-            clock_after_mhz=_least(use.clock_after_mhz for use in known),
-            throttled=tuple(sorted({reason for use in known for reason in use.throttled or ()})),
+            energy_j=sum(joules) if complete else None,
+            energy_source=counting[0].energy_source if complete else None,
+            time_s=max(use.seconds for use in counting) if complete else None,
+            clock_before_mhz=_least(use.clock_before_mhz for use in read),
+            clock_after_mhz=_least(use.clock_after_mhz for use in read),
+            throttled=tuple(sorted({reason for use in read for reason in use.throttled or ()})),
             loads=tuple(_loads(uses, hosts)),
         )
 

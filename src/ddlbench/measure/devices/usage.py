@@ -25,18 +25,18 @@ class Usage:
     @classmethod
     def now(cls) -> Usage:
         """Usage of this process and all its descendants."""
-        own = psutil.Process()
-        first = _read_bytes(own.pid)
-        cpu_s, read = sum(own.cpu_times()[:4]), [first]  # user, system, and the same of children that have ended
-        for process in own.children(recursive=True):
+        process = psutil.Process()
+        first = _read_bytes(process.pid)
+        cpu_s, read = sum(process.cpu_times()[:4]), [first]  # user, system, and the same of children that have ended
+        for child in process.children(recursive=True):
             try:
-                cpu_s += sum(process.cpu_times()[:4])
-                read.append(_read_bytes(process.pid))
+                cpu_s += sum(child.cpu_times()[:4])
+                read.append(_read_bytes(child.pid))
             except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
                 continue  # it has just ended
-        known = [count for count in read if count is not None]
-        look = (_read_bytes(own.pid) or 0) - (first or 0)
-        return cls(cpu_s, sum(known) if len(known) == len(read) else None, look)
+        counts = [count for count in read if count is not None]
+        look = (_read_bytes(process.pid) or 0) - (first or 0)
+        return cls(cpu_s, sum(counts) if len(counts) == len(read) else None, look)
 
     def since(self, earlier: Usage) -> Usage:
         """The difference of two measurements."""

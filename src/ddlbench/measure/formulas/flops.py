@@ -96,13 +96,13 @@ def _count(
     Evaluation mode: BatchNorm refuses to take statistics of one value a channel, and they count for nothing here.
     """
     with FakeTensorMode(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
-        whole = model.build().train(checkpoint is not None)
+        network = model.build().train(checkpoint is not None)
         if checkpoint:
-            checkpoint(whole)
-        output = whole(example_batch(model, SAMPLES if checkpoint else 1).inputs)
+            checkpoint(network)
+        output = network(example_batch(model, SAMPLES if checkpoint else 1).inputs)
         if backward:
             output.sum().backward()
-    return counter, [name for name, _ in whole.named_children()]
+    return counter, [name for name, _ in network.named_children()]
 
 
 def operation_flops(func: Any, args: Any, kwargs: Any, out: Any) -> float:

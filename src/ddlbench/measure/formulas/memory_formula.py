@@ -41,12 +41,12 @@ def in_fp32(optimizer: str, own_copy: bool = False) -> Bytes:
     return Bytes(FP32, FP32, FP32 * (costs(optimizer).states + own_copy))
 
 
-def data_parallel(count: int, each: Bytes, stage: int, ranks: int) -> Bytes:
+def data_parallel(count: int, of_one: Bytes, stage: int, ranks: int) -> Bytes:
     """Section 5 of ZeRO: stage 1 divides the optimizer state by the ranks, 2 the gradients too, 3 (and FSDP) the
     parameters too; 0 (and DDP) nothing. Padding, less than one row a parameter and rank, comes on top."""
     optimizer, gradients, parameters = (ranks if stage >= first else 1 for first in (1, 2, 3))
-    whole = each.times(count)
-    return Bytes(whole.parameters / parameters, whole.gradients / gradients, whole.optimizer / optimizer)
+    total = of_one.times(count)
+    return Bytes(total.parameters / parameters, total.gradients / gradients, total.optimizer / optimizer)
 
 
 def touched(sizes: Sequence[int], ranks: int, rank: int) -> int:

@@ -47,8 +47,8 @@ def negative_log_likelihood(scores: Tensor, targets: Tensor) -> Tensor:
 
 def hits(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """How many rows have their target as the best score, and among the five best (all, of fewer classes)."""
-    found = scores.topk(min(5, scores.shape[-1])).indices == targets[:, None]
-    return count(found[:, 0]), count(found)
+    hit = scores.topk(min(5, scores.shape[-1])).indices == targets[:, None]
+    return count(hit[:, 0]), count(hit)
 
 
 def count(mask: Tensor) -> Tensor:

@@ -123,15 +123,22 @@ class RankWindow:
         begin = min(event.begin for event in events if event.name == WINDOW)
         communication = [event for event in events if is_communication(event, on_device) and event.begin >= begin]
         parts = tuple(part for part in PARTS if any(event.name == part for event in events))
-        where = job.rank, platform.node(), place.coordinates.get("pp", 0)
-        return cls(*where, steps, divide(events, on_device), len(communication), parts)
+        stage = place.coordinates.get("pp", 0)
+        seconds = divide(events, on_device)
+        return cls(job.rank, platform.node(), stage, steps, seconds, len(communication), parts)
 
     def line(self) -> dict[str, Any]:
         """As run.json has it."""
-        computed = {"compute_s": self.seconds.compute_s, "own_s": self.seconds.own_s}
-        own = {"own_step_s": self.seconds.own_s / self.steps}
-        where = {"rank": self.rank, "host": self.host, "stage": self.stage}
-        return {**where, "collectives": self.collectives, **asdict(self.seconds), **computed, **own}
+        return {
+            "rank": self.rank,
+            "host": self.host,
+            "stage": self.stage,
+            "collectives": self.collectives,
+            **asdict(self.seconds),
+            "compute_s": self.seconds.compute_s,
+            "own_s": self.seconds.own_s,
+            "own_step_s": self.seconds.own_s / self.steps,
+        }
 
 
 def is_communication(event: Event, on_device: bool) -> bool:
@@ -156,42 +163,50 @@ def divide(events: Sequence[Event], on_device: bool) -> Seconds:
     computed: Intervals = []
     lengths: dict[str, int] = {}
     for part in (FORWARD, BACKWARD, UPDATE, "other"):
-        own = difference(intersection(union(work.get(part, [])), window), computed)
-        lengths[part] = length(own)
-        computed = union([*computed, *own])
+        not_before = difference(intersection(union(work.get(part, [])), window), computed)
+        lengths[part] = length(not_before)
+        computed = union([*computed, *not_before])
     exposed = difference(communication, computed)
     data = difference(intersection(union([*spans[DATA], *work.get(DATA, [])]), window), union([*computed, *exposed]))
     idle = length(window) - length(computed) - length(exposed) - length(data)
-    parts = (lengths[FORWARD], lengths[BACKWARD], lengths[UPDATE], lengths["other"])
-    whole = (length(window), *parts, length(communication), length(exposed), length(data), idle)
-    return Seconds(*(nanoseconds / 1e9 for nanoseconds in whole))
+    return Seconds(
+        window_s=length(window) / 1e9,
+        forward_s=lengths[FORWARD] / 1e9,
+        backward_s=lengths[BACKWARD] / 1e9,
+        update_s=lengths[UPDATE] / 1e9,
+        other_s=lengths["other"] / 1e9,
+        communication_s=length(communication) / 1e9,
+        exposed_s=length(exposed) / 1e9,
+        data_s=length(data) / 1e9,
+        idle_s=idle / 1e9,
+    )
 
 
 def _work_by_part(
     events: Sequence[Event], on_device: bool, part_at: Callable[[int | None], str]
 ) -> dict[str, list[Interval]]:
     """When the device computed or copied, by the part of the step that launched it."""
-    found: dict[str, list[Interval]] = {}
+    by_part: dict[str, list[Interval]] = {}
     for event in events:
         if event.device != on_device or is_communication(event, on_device):
             continue
         if not (on_device or event.name.startswith(OPERATORS)):
             continue
         launched = event.launched if on_device else event.begin
-        found.setdefault(part_at(launched), []).append((event.begin, event.end))
-    return found
+        by_part.setdefault(part_at(launched), []).append((event.begin, event.end))
+    return by_part
 
 
 def _part_finder(spans: dict[str, Intervals]) -> PartAt:
     """The part of the step at a time, "other" where that is not known. Spans are not nested."""
-    known = sorted((begin, end, part) for part, found in spans.items() for begin, end in found)
-    begins = [begin for begin, _, _ in known]
+    ordered = sorted((begin, end, part) for part, intervals in spans.items() for begin, end in intervals)
+    begins = [begin for begin, _, _ in ordered]
 
     def part_at(time: int | None) -> str:
         place = -1 if time is None else bisect_right(begins, time) - 1
-        if time is None or place < 0 or time >= known[place][1]:
+        if time is None or place < 0 or time >= ordered[place][1]:
             return "other"
-        part = known[place][2]
+        part = ordered[place][2]
         return "other" if part == COMMUNICATE else part
 
     return part_at

@@ -47,12 +47,12 @@ class Profiler:
         self._profile.export_chrome_trace(str(path))
 
 
-def plain_events(found: Sequence[Any]) -> list[Event]:
+def plain_events(events: Sequence[Any]) -> list[Event]:
     """Of torch's `_KinetoEvent`. What runs on the device names the operator that launched it by its number
     (`linked_correlation_id`). Spans of the host that are drawn on the device again are left out."""
-    host = [event for event in found if _on_host(event)]
+    host = [event for event in events if _on_host(event)]
     begins = {event.correlation_id(): event.start_ns() for event in host if not event.linked_correlation_id()}
-    return [_plain(event, begins) for event in found if _on_host(event) or not event.is_user_annotation()]
+    return [_plain(event, begins) for event in events if _on_host(event) or not event.is_user_annotation()]
 
 
 def _on_host(event: Any) -> bool:

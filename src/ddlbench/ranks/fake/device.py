@@ -120,8 +120,8 @@ def _grouped(group: Callable[..., dict[Any, Any]]) -> Callable[..., dict[Any, An
     """Of an optimizer: the groups of its tensors, by the device that Python knows."""
 
     def call(lists: Any, with_indices: bool = False) -> dict[Any, Any]:
-        found = group(lists, with_indices)
-        return {(own[0][0][0].device, dtype): own for (_, dtype), own in found.items()}
+        groups = group(lists, with_indices)
+        return {(tensors[0][0][0].device, dtype): tensors for (_, dtype), tensors in groups.items()}
 
     return call
 

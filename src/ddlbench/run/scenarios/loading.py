@@ -80,8 +80,8 @@ def over_ranks(used: Usage, counted: bool) -> dict[str, Any]:
     """CPU seconds and bytes of all ranks together. counted: whether the bytes read can be known"""
     all_used = all_gather(used)
     read = [usage.read_bytes for usage in all_used if usage.read_bytes is not None]
-    known = counted and len(read) == len(all_used)
-    return {"cpu_time_s": sum(usage.cpu_s for usage in all_used), "read_bytes": sum(read) if known else None}
+    complete = counted and len(read) == len(all_used)
+    return {"cpu_time_s": sum(usage.cpu_s for usage in all_used), "read_bytes": sum(read) if complete else None}
 
 
 def read_validation(run: Run) -> dict[str, Any]:

@@ -76,9 +76,9 @@ def profiled(run: Run, trainer: Trainer, steps: int) -> Window:
             trainer.flush()
             idle(device)
     on_device = device.type == "cuda"
-    own = RankWindow.of(run.job, run.place, steps, profiler.events())
+    here = RankWindow.of(run.job, run.place, steps, profiler.events())
     run.boundary.heartbeat()
-    return Window(all_gather(own), lead_in, on_device, profiler)
+    return Window(all_gather(here), lead_in, on_device, profiler)
 
 
 def train_steps(run: Run, trainer: Trainer, batches: Iterator[Batch | None], count: int) -> None:
