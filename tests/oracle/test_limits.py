@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ddlbench.frameworks.ddp import DDP
-from ddlbench.frameworks.deepspeed.knobs import Knobs
+from ddlbench.frameworks.deepspeed.knobs import DeepSpeedOptions
 from ddlbench.frameworks.fsdp import FSDP
 from ddlbench.frameworks.horovod.adapter import Horovod
 from ddlbench.frameworks.local_sgd import LocalSGD
@@ -29,7 +29,7 @@ ON_ONE_RANK = [
     LocalSGD(),
     FSDP(),
     FSDP(reshard_after_forward=False),
-    *(Knobs(zero_stage=stage) for stage in range(4)),
+    *(DeepSpeedOptions(zero_stage=stage) for stage in range(4)),
     TensorParallel(tp=1),
     Channel(tp=1),
     Spatial(sp=1),
@@ -46,7 +46,7 @@ AS_REPLICAS = [
     *(Pipeline(schedule=name, dp=4, pp=1) for name in ("gpipe", "1f1b")),
     Pipeline(schedule="gpipe", dp=4, tp=1, pp=1),
     FSDP(replicate=4),
-    Knobs(zero_stage=0),
+    DeepSpeedOptions(zero_stage=0),
 ]
 
 

@@ -9,7 +9,7 @@ import torch
 
 from ddlbench.errors import Unsupported
 from ddlbench.frameworks.ddp import DDP
-from ddlbench.frameworks.deepspeed.knobs import Knobs
+from ddlbench.frameworks.deepspeed.knobs import DeepSpeedOptions
 from ddlbench.frameworks.fsdp import FSDP
 from ddlbench.frameworks.local_sgd import LocalSGD
 from ddlbench.frameworks.pipeline.adapter import Pipeline
@@ -34,7 +34,7 @@ ALONE = [
     DDP(),
     LocalSGD(),
     FSDP(),
-    *(Knobs(zero_stage=stage) for stage in range(4)),
+    *(DeepSpeedOptions(zero_stage=stage) for stage in range(4)),
     TensorParallel(tp=1),
     Pipeline(schedule="1f1b", pp=1),
     Pipeline(schedule="gpipe", pp=1),
@@ -58,7 +58,7 @@ def test_one_rank_is_serial(framework) -> None:
     outcome, base = strategy(framework, setting(1, micro_batch=4)), serial(micro_batch=4)
     assert outcome.step_s == pytest.approx(base.step_s)
     assert (outcome.messages, outcome.bubble_s) == ((), 0)
-    if not isinstance(framework, Pipeline | PipeDream | Knobs):
+    if not isinstance(framework, Pipeline | PipeDream | DeepSpeedOptions):
         assert outcome.memory.weights == base.memory.weights
         assert outcome.memory.activations == base.memory.activations
 
@@ -118,14 +118,14 @@ def test_zero_sends_what_its_stages_say() -> None:
     and a reduction, for weights that are needed again before 1e9 others stay (stage3_max_reuse_distance)."""
     own = setting(4)
     numbers = own.counts.numbers
-    stages = [Knobs(zero_stage=stage, persistence_threshold=0) for stage in range(4)]
+    stages = [DeepSpeedOptions(zero_stage=stage, persistence_threshold=0) for stage in range(4)]
     assert [volume(strategy(each, own), "") / 4 / numbers for each in stages] == [1, 2, 2, 2]
 
 
 def test_zero_3_gathers_twice_what_is_needed_again_too_late() -> None:
     """Blocks of 4e8 numbers: after the first come 2 x 8e8 before it is needed again, after the second 2 x 4e8."""
     blocks = [block(name, 1, 2, numbers=4 * 10**8) for name in "abc"]
-    outcome = strategy(Knobs(zero_stage=3), made(4, blocks, 8))
+    outcome = strategy(DeepSpeedOptions(zero_stage=3), made(4, blocks, 8))
     assert volume(outcome, "gathering") == 4 * (3 + 1 + 3) * 4e8
     assert outcome.memory.buffers == pytest.approx(4 * 3 * 4e8 + 25 * 2**20)
 
@@ -133,19 +133,19 @@ def test_zero_3_gathers_twice_what_is_needed_again_too_late() -> None:
 def test_zero_3_keeps_small_parameters_whole() -> None:
     """One of 99,999 numbers beside one of 100,001: gathered once, after the update; whole beside its shard."""
     parts = [block("a", 1, 2, numbers=99_999), block("b", 1, 2, numbers=100_001)]
-    outcome = strategy(Knobs(zero_stage=3), made(4, parts, 8, micro_batch=1))
+    outcome = strategy(DeepSpeedOptions(zero_stage=3), made(4, parts, 8, micro_batch=1))
     assert volume(outcome, "small weights") == 4 * 99_999
     assert volume(outcome, "reduction") == 2 * 4 * (100_001 + 200_000)
     assert outcome.memory.weights == 4 * (200_000 / 4 + 99_999)
 
 
 def test_zero_2_reduces_after_every_micro_batch() -> None:
-    one, two = (strategy(Knobs(zero_stage=2), setting(4, 32, micro_batch=micro)) for micro in (8, 4))
+    one, two = (strategy(DeepSpeedOptions(zero_stage=2), setting(4, 32, micro_batch=micro)) for micro in (8, 4))
     assert volume(two, "gradients") == 2 * volume(one, "gradients")
 
 
-@pytest.mark.parametrize("framework", [FSDP(), Knobs(zero_stage=3, persistence_threshold=0)], ids=type)
-def test_where_the_host_computes_shards_are_waited_for(framework: FSDP | Knobs) -> None:
+@pytest.mark.parametrize("framework", [FSDP(), DeepSpeedOptions(zero_stage=3, persistence_threshold=0)], ids=type)
+def test_where_the_host_computes_shards_are_waited_for(framework: FSDP | DeepSpeedOptions) -> None:
     """torch's collectives over gloo return when they are done: nothing is hidden, asked for ahead or not."""
     device = setting(4)
     host = replace(device, job=replace(device.job, device=torch.device("cpu")))
@@ -179,7 +179,7 @@ def test_what_fsdp_gathers_again_for_the_backward_pass() -> None:
 def test_memory_of_stages_is_the_papers() -> None:
     """Rajbhandari et al. 2020, section 5, over 4 ranks; SGD with momentum, and DeepSpeed's own copy of the weights."""
     whole = 4.0 * setting(4).counts.numbers
-    stages = [Knobs(zero_stage=stage, persistence_threshold=0) for stage in range(4)]
+    stages = [DeepSpeedOptions(zero_stage=stage, persistence_threshold=0) for stage in range(4)]
     found = [strategy(each, setting(4)).memory for each in stages]
     assert [memory.weights for memory in found] == [whole, whole, whole, whole / 4]
     # Stage 2 keeps a gradient whole that a border between two shards cuts.
@@ -336,7 +336,7 @@ def test_ranks_that_share_cores_compute_longer() -> None:
     ("framework", "world", "seconds"),
     [
         (DDP(), 4, 8.0),
-        (Knobs(zero_stage=1), 4, 2.0),
+        (DeepSpeedOptions(zero_stage=1), 4, 2.0),
         (FSDP(), 4, 2.0),
         (Pipeline(schedule="gpipe", balance=[1, 1]), 2, 6.0),
         (Pipeline(schedule="gpipe", dp=2, balance=[1, 1], sharded=True), 4, 3.0),
@@ -359,6 +359,6 @@ def test_an_update_is_that_of_a_rank_s_share_and_shared_cores_slow_it(
 
 
 def test_what_has_no_model_is_refused() -> None:
-    for framework in (DDP(comm_hook="powersgd"), Knobs(zero_stage=1, offload_optimizer=True)):
+    for framework in (DDP(comm_hook="powersgd"), DeepSpeedOptions(zero_stage=1, offload_optimizer=True)):
         with pytest.raises(Unsupported, match="the oracle has no model of"):
             strategy(framework, setting(2))

@@ -18,6 +18,7 @@ from ddlbench.data.page_cache import Dropped, cached_bytes
 from ddlbench.errors import Unsupported
 from ddlbench.job import Batch
 from ddlbench.measure.clock import EpochClock
+from ddlbench.ranks import control
 from ddlbench.record.record import run_id
 from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.tables.run_rows import run_row
@@ -105,7 +106,7 @@ def test_every_node_drops_its_own_pages_and_all_are_counted(monkeypatch: pytest.
         return on_node[NODES[world.get_rank()][0]]
 
     monkeypatch.setattr(cold_cache, "drop", drop)
-    monkeypatch.setattr(cold_cache, "wait_for", lambda ranks, _: waited.append(tuple(ranks)))
+    monkeypatch.setattr(control, "wait_for", lambda ranks, _: waited.append(tuple(ranks)))
     kept = [Kept(local_rank, has_record=rank == 0) for rank, (_, local_rank) in enumerate(NODES)]
     world.run(lambda rank: cache(kept[rank]).drop())
     assert sorted(dropped) == [0, 2, 4]

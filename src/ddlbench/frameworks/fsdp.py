@@ -54,7 +54,7 @@ class FSDP:
         self._check_replicas(job.world_size)
         check_reduction("fsdp", job)
         check_shards(self.name, job)
-        if self._casts(job) and has_batch_norm(job):
+        if self._scheme(job) == "policy" and has_batch_norm(job):
             raise Unsupported(
                 f"fsdp: MixedPrecisionPolicy casts BatchNorm's weights to {job.precision} but not its running "
                 "statistics, and its kernels refuse mixed types: set framework.mixed_precision=autocast"
@@ -70,13 +70,10 @@ class FSDP:
                 f"choose framework.replicate={nearest}"
             )
 
-    def _casts(self, job: Job) -> bool:
-        """Whether FSDP itself casts weights and activations, in autocast's place."""
-        return self._scheme(job) == "policy"
-
     def _scheme(self, job: Job) -> str:
-        """By default the policy, for a rank then keeps no second, cast copy of the weights from forward to backward,
-        and gathers half the bytes; autocast where BatchNorm rules it out."""
+        """Whether FSDP itself casts weights and activations ("policy") or autocast does. By default the policy, because
+        a rank then keeps no second, cast copy of the weights from forward to backward, and gathers half the bytes;
+        autocast where BatchNorm rules it out."""
         if job.precision == "fp32":
             return "fp32"
         return self.mixed_precision or ("autocast" if has_batch_norm(job) else "policy")
@@ -85,21 +82,19 @@ class FSDP:
         model = build(job)
         if job.channels_last:  # fully_shard takes contiguous weights only; channels-last inputs suffice to convolve so
             model.to(memory_format=torch.contiguous_format)
-        shard(model, make_mesh(job, self.replicate), self.reshard_after_forward, self._policy(job))
+        casts = self._scheme(job) == "policy"
+        policy = MixedPrecisionPolicy(  # left alone, FSDP would reduce gradients in the type it computes in
+            param_dtype=type_of_dtype[job.precision] if casts else None,
+            reduce_dtype=type_of_dtype[job.reduce_dtype],
+        )
+        shard(model, make_mesh(job, self.replicate), self.reshard_after_forward, policy)
         # What the micro batches run under: no autocast where FSDP casts. The loss scale of fp16 is the update's.
-        compute = replace(job, precision="fp32") if self._casts(job) else job
+        compute = replace(job, precision="fp32") if casts else job
         optimizer = job.optimizer(model.named_parameters())
         return ShardedReplica(
             compute, model, optimizer, self._facts(job),
             update=Update(optimizer, job), no_sync=partial(no_sync, model), dp_group=dist.group.WORLD,
         )  # fmt: skip
-
-    def _policy(self, job: Job) -> MixedPrecisionPolicy:
-        """Left alone, FSDP would reduce gradients in the type it computes in."""
-        return MixedPrecisionPolicy(
-            param_dtype=type_of_dtype[job.precision] if self._casts(job) else None,
-            reduce_dtype=type_of_dtype[job.reduce_dtype],
-        )
 
     def _facts(self, job: Job) -> dict[str, Any]:
         return {

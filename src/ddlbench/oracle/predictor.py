@@ -13,7 +13,7 @@ from ddlbench.config.job import make_job
 from ddlbench.config.schema import Config
 from ddlbench.errors import RunError, UserError, WrongRankCount
 from ddlbench.frameworks.ddp import DDP
-from ddlbench.frameworks.deepspeed.knobs import Knobs
+from ddlbench.frameworks.deepspeed.knobs import DeepSpeedOptions
 from ddlbench.frameworks.fsdp import FSDP
 from ddlbench.frameworks.horovod.adapter import Horovod
 from ddlbench.frameworks.local_sgd import LocalSGD
@@ -117,7 +117,7 @@ def strategy(framework: Any, setting: Setting) -> Outcome:
             return data.horovod(framework, setting)
         case LocalSGD():
             return data.local_sgd(framework, setting)
-        case Knobs():
+        case DeepSpeedOptions():
             return (sharded.zero3 if framework.zero_stage == 3 else data.zero)(framework, setting)
         case FSDP():
             return sharded.fsdp(framework, setting)

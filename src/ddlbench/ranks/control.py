@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 def single_process() -> bool:
@@ -63,6 +65,16 @@ def all_gather(value: Any) -> list[Any]:
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
+
+
+def once_per_node(local_rank: int, work: Callable[[], T], what: str) -> list[T]:
+    """Local rank 0 of each node does the work, however long it takes, while all ranks wait; every rank gets the results
+    of all nodes. what: a name for this wait, used once"""
+    works = local_rank == 0
+    workers = [rank for rank, worker in enumerate(all_gather(works)) if worker]
+    result = work() if works else None
+    wait_for(workers, what)
+    return [result for result in all_gather(result) if result is not None]
 
 
 def gather_to_rank0(value: Any) -> list[Any]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import tomllib
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any
 
 # Of run.json and the tables; raised when a key or a column changes its meaning. New keys alone do not raise it: a
 # record without them is read. From version 2 on, `speedup` and `efficiency` are against the best single GPU.
@@ -46,24 +45,18 @@ class Column:
 
 
 DICTIONARY = tomllib.loads(files("ddlbench.record").joinpath("columns.toml").read_text(encoding="utf-8"))
-
-
 RANKS: dict[str, str] = DICTIONARY["ranks"]
 CLOCKS: dict[str, str] = DICTIONARY["clock"]
-
-
 RANGES: dict[str, list[float]] = DICTIONARY["range"]
 
 
 def _columns(table: str) -> tuple[Column, ...]:
-    return tuple(_column(name, line) for name, line in DICTIONARY[table].items())
-
-
-def _column(name: str, line: dict[str, Any]) -> Column:
     """A column's own range counts before that of its unit. What is computed here has none."""
-    ends = line.get("range", RANGES.get(line["unit"])) if line["source"] else None
-    given: dict[str, Any] = {**line, "range": tuple(ends) if ends else None}
-    return Column(name=name, **given)
+    columns: list[Column] = []
+    for name, line in DICTIONARY[table].items():
+        ends = line.get("range", RANGES.get(line["unit"])) if line["source"] else None
+        columns.append(Column(name=name, **{**line, "range": tuple(ends) if ends else None}))
+    return tuple(columns)
 
 
 RUNS = _columns("runs")

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from ddlbench.data.feed import Dataset, Loader
 from ddlbench.data.page_cache import Dropped, can_drop, drop
 from ddlbench.errors import Unsupported
-from ddlbench.ranks.control import all_gather, wait_for
+from ddlbench.ranks.control import once_per_node
 from ddlbench.run.context import Attempt
 from ddlbench.run.supervisor import Supervisor
 
@@ -33,23 +33,20 @@ def check_cold_cache(loader: Loader, data: Dataset) -> None:
 
 
 class ColdCache:
-    """Drops the files of both splits: local rank 0 of each node drops, all ranks wait. Every rank makes one."""
+    """Drops the files of both splits on every node. Every rank makes one."""
 
     def __init__(self, attempt: Attempt, supervisor: Supervisor) -> None:
-        self.attempt, self.supervisor = attempt, supervisor
-        self.dropper = attempt.launch.local_rank == 0
-        self.droppers = [rank for rank, drops in enumerate(all_gather(self.dropper)) if drops]
-        self.epochs = 0
+        self.attempt, self.supervisor, self.epochs = attempt, supervisor, 0
 
     def drop(self) -> None:
         """Before an epoch's clock starts. Raises Unsupported on every rank where no page could be dropped."""
+        data, local_rank = self.attempt.config.data, self.attempt.launch.local_rank
         with self.supervisor.unlimited():  # opening a million files takes its time
-            here = drop(self.attempt.config.data.files_read()) if self.dropper else None
-            wait_for(self.droppers, f"ddlbench/cold_cache/{self.epochs}")
-            self.epochs += 1
-            dropped = Dropped.total(node for node in all_gather(here) if node is not None)
+            nodes = once_per_node(local_rank, lambda: drop(data.files_read()), f"ddlbench/cold_cache/{self.epochs}")
+        self.epochs += 1
+        dropped = Dropped.total(nodes)
         if self.attempt.record:
-            facts = {**asdict(dropped), "nodes": len(self.droppers), "epochs": self.epochs}
+            facts = {**asdict(dropped), "nodes": len(nodes), "epochs": self.epochs}
             self.attempt.record.add(cold_cache=facts)
         if dropped.bytes and dropped.left_bytes == dropped.bytes:
             raise Unsupported(

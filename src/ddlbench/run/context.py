@@ -24,7 +24,7 @@ from ddlbench.errors import UserError
 from ddlbench.job import Job
 from ddlbench.measure.devices.environment import machine
 from ddlbench.progress import Progress
-from ddlbench.ranks.control import all_gather, wait_for
+from ddlbench.ranks.control import all_gather, once_per_node
 from ddlbench.ranks.launch import Launch
 from ddlbench.record.advice import advice_on_classes
 from ddlbench.record.ending import end_for_rank_0
@@ -117,19 +117,15 @@ class Attempt:
             self.record.add(environment={**self.record.content["environment"], "cpu_count_min": fewest})
 
     def stage_data(self) -> None:
-        """Copy the data to the nodes' own storage where data.stage_to is set: one rank a node copies, all ranks
-        wait."""
-        if self.config.data.stage_to is None:
+        """Copy the data to the nodes' own storage where data.stage_to is set."""
+        data = self.config.data
+        if data.stage_to is None:
             return
-        copies = self.launch.local_rank == 0
-        copiers = [rank for rank, copier in enumerate(all_gather(copies)) if copier]
         progress = Progress(self.config.progress and self.launch.rank == 0)
-        staged = stage(self.config.data.files_to_stage(), progress) if copies else None
-        wait_for(copiers, "ddlbench/staged")
-        of_nodes = [staged for staged in all_gather(staged) if staged]
+        nodes = once_per_node(self.launch.local_rank, lambda: stage(data.files_to_stage(), progress), "ddlbench/staged")
         if self.record:
-            copied = sum(staged.copied_bytes for staged in of_nodes)
-            self.record.add(staging={**asdict(of_nodes[0]), "copied_bytes": copied, "nodes": len(of_nodes)})
+            copied = sum(node.copied_bytes for node in nodes)
+            self.record.add(staging={**asdict(nodes[0]), "copied_bytes": copied, "nodes": len(nodes)})
         self.spans.end("staging_s")
 
     def record_failure(self, failure: Failure, begun: bool) -> None:

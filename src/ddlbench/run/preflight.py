@@ -52,7 +52,8 @@ def check_rank(rank: int, host: str, device: torch.device) -> Check:
     seconds, correct = _multiply(device)
     reader = gpu_state_reader(device)
     clock = known(lambda: reader().clock_mhz) if reader else None
-    reduced = _all_reduce_s(device)
+    buffer = None if single_process() else torch.zeros(REDUCED_BYTES[device.type] // 4, device=device)
+    reduced = None if buffer is None else _fastest(lambda: dist.all_reduce(buffer), device)
     cuda = device.type == "cuda"
     if cuda:
         torch.cuda.empty_cache()  # the measured run begins with an empty allocator
@@ -66,13 +67,6 @@ def _multiply(device: torch.device) -> tuple[float, bool]:
     product = torch.empty_like(ones)
     seconds = _fastest(lambda: torch.mm(ones, ones, out=product), device)
     return seconds, bool((product == side).all().item())
-
-
-def _all_reduce_s(device: torch.device) -> float | None:
-    if single_process():
-        return None
-    buffer = torch.zeros(REDUCED_BYTES[device.type] // 4, device=device)
-    return _fastest(lambda: dist.all_reduce(buffer), device)
 
 
 def _fastest(work: Callable[[], object], device: torch.device) -> float:

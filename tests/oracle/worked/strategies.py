@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ddlbench.frameworks.ddp import DDP
-from ddlbench.frameworks.deepspeed.knobs import Knobs
+from ddlbench.frameworks.deepspeed.knobs import DeepSpeedOptions
 from ddlbench.frameworks.fsdp import FSDP
 from ddlbench.frameworks.local_sgd import LocalSGD
 from ddlbench.frameworks.pipeline.adapter import Pipeline
@@ -64,13 +64,13 @@ def horovod() -> list[str]:
 
 
 def zero() -> list[str]:
-    found = [strategy(Knobs(zero_stage=stage), made(4, [WEIGHTY, B], 8)) for stage in (0, 1)]
-    two = strategy(Knobs(zero_stage=2), made(4, [WEIGHTY, B], 8, micro_batch=1))
+    found = [strategy(DeepSpeedOptions(zero_stage=stage), made(4, [WEIGHTY, B], 8)) for stage in (0, 1)]
+    two = strategy(DeepSpeedOptions(zero_stage=2), made(4, [WEIGHTY, B], 8, micro_batch=1))
     return [s(sent(found[0], "gradients")), s(sent(found[1], "weights")), s(sent(two, "gradients"))]
 
 
 def zero3() -> list[str]:
-    outcome = strategy(Knobs(zero_stage=3), made(4, [block(name, 1, 2, 4 * 10**8) for name in "abc"], 8))
+    outcome = strategy(DeepSpeedOptions(zero_stage=3), made(4, [block(name, 1, 2, 4 * 10**8) for name in "abc"], 8))
     return [f"{volume(outcome, 'gathering') / GB:.3g} GB"]
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ddlbench.checkpoint.live import Live
-from ddlbench.frameworks.deepspeed.knobs import Knobs, import_deepspeed, without_norm
+from ddlbench.frameworks.deepspeed.knobs import DeepSpeedOptions, import_deepspeed, without_norm
 from ddlbench.frameworks.deepspeed.live import live_of, take_restored
 from ddlbench.frameworks.shared.batchnorm import Statistics
 from ddlbench.frameworks.shared.replica import build
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class DeepSpeed(Knobs):
+class DeepSpeed(DeepSpeedOptions):
     """deepspeed.initialize over a configuration made of the job and the knobs."""
 
     def setup(self, job: Job) -> ZeroTrainer:
@@ -79,7 +79,7 @@ class ZeroTrainer:
     """
 
     job: Job
-    knobs: Knobs
+    knobs: DeepSpeedOptions
     place: Place
     engine: Any
     optimizer: Optimizer
@@ -88,7 +88,7 @@ class ZeroTrainer:
     applied: int
     variables: Mapping[str, str | None]
 
-    def __init__(self, job: Job, knobs: Knobs, engine: Any, variables: Mapping[str, str | None]) -> None:
+    def __init__(self, job: Job, knobs: DeepSpeedOptions, engine: Any, variables: Mapping[str, str | None]) -> None:
         self.job, self.knobs, self.engine, self.variables = job, knobs, engine, variables
         self.place = Place(job.rank, job.world_size, coordinates={"dp": job.rank})
         self.optimizer = engine.basic_optimizer

@@ -43,7 +43,7 @@ def import_deepspeed(device: torch.device) -> Any:
 
 
 @dataclass
-class Knobs:
+class DeepSpeedOptions:
     """conf/framework/deepspeed.yaml says what each means."""
 
     library: ClassVar[str] = "deepspeed"

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ddlbench.errors import Unsupported
 from ddlbench.frameworks.ddp import DDP
-from ddlbench.frameworks.deepspeed.knobs import BUCKET_MB, Knobs
+from ddlbench.frameworks.deepspeed.knobs import BUCKET_MB, DeepSpeedOptions
 from ddlbench.frameworks.horovod.adapter import Horovod
 from ddlbench.frameworks.local_sgd import LocalSGD
 from ddlbench.frameworks.shared.batchnorm import batch_norms
@@ -72,7 +72,7 @@ def local_sgd(framework: LocalSGD, setting: Setting) -> Outcome:
     return replicas(setting, (Message("all-reduce of weights", share, size * share, seconds, seconds),))
 
 
-def zero(framework: Knobs, setting: Setting) -> Outcome:
+def zero(framework: DeepSpeedOptions, setting: Setting) -> Outcome:
     """DeepSpeed at stage 0, 1 or 2. Its buckets are all-reduced at stages 1 and 2, too, and each rank copies its share
     (its `allreduce_and_scatter`); the updated weights are all-gathered after the update."""
     if framework.offload_optimizer or framework.offload_parameters:

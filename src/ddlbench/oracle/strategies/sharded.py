@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import accumulate
 
 from ddlbench.errors import Unsupported
-from ddlbench.frameworks.deepspeed.knobs import BUCKET_MB, Knobs
+from ddlbench.frameworks.deepspeed.knobs import BUCKET_MB, DeepSpeedOptions
 from ddlbench.frameworks.fsdp import FSDP
 from ddlbench.frameworks.shared.meta import has_batch_norm, on_meta
 from ddlbench.frameworks.shared.sharding import root_group
@@ -55,7 +55,7 @@ def fsdp(framework: FSDP, setting: Setting) -> Outcome:
     return replace(outcome, messages=(*outcome.messages, more), layout=layout)
 
 
-def zero3(framework: Knobs, setting: Setting) -> Outcome:
+def zero3(framework: DeepSpeedOptions, setting: Setting) -> Outcome:
     """DeepSpeed at stage 3 reduces after every micro batch. It gathers the first block, and then what follows in large
     messages; for the backward pass it gathers only what it could not keep since the forward pass."""
     if framework.offload_optimizer or framework.offload_parameters:

@@ -49,13 +49,10 @@ class Training:
         train(run, self.trainer, self.rates)
         if self.config.profile:
             self.measured_facts = self.trainer.facts()
-            self._profile(run)
-
-    def _profile(self, run: Run) -> None:
-        window = profiled(run, self.trainer, self.config.profile_steps)
-        run.recorder.window(window.section(), window.profiler.save)
-        if window.failure:
-            raise RunError(window.failure)
+            window = profiled(run, self.trainer, self.config.profile_steps)
+            run.recorder.window(window.section(), window.profiler.save)
+            if window.failure:
+                raise RunError(window.failure)
 
     def facts(self) -> dict[str, Any]:
         return self.trainer.facts() if self.measured_facts is None else self.measured_facts
