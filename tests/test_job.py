@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -14,6 +16,7 @@ from ddlbench.data.loaders.synthetic import random_batch
 from ddlbench.job import Job, Place, example_batch
 from ddlbench.ranks.launchers import Launch
 
+ROOT = Path(__file__).parents[1]
 SMALL = ("+framework=ddp", "+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=8")
 
 
@@ -50,3 +53,12 @@ def test_an_example_batch_has_the_shapes_and_types_of_a_loaders_batch() -> None:
         made = random_batch(Request(model, Place(0, 1), torch.device("cpu"), 0, 2), 2)
         expected = [(tensor.shape, tensor.dtype) for tensor in vars(made).values()]
         assert [(tensor.shape, tensor.dtype) for tensor in vars(example_batch(model, 2)).values()] == expected
+
+
+def test_the_page_on_extending_lists_every_place_that_asks_for_the_kind_of_data() -> None:
+    page = (ROOT / "docs/extending.md").read_text().partition("## A kind of data")[2].partition("\n## ")[0]
+    asks = re.compile(r'kind (==|!=) "(images|text)"')
+    source = ROOT / "src/ddlbench"
+    of_columns = source / "results"  # a column's kind
+    places = [path for path in source.rglob("*.py") if asks.search(path.read_text()) and of_columns not in path.parents]
+    assert {f"../{path.relative_to(ROOT)}" for path in places} == set(re.findall(r"\((\S+\.py)\)", page))

@@ -61,9 +61,9 @@ def split_numbers(model: nn.Sequential, plan: Mapping[str, str]) -> dict[str, in
 
 
 def check_sequence(job: Job, tp: int) -> None:
-    if job.model.kind != "text":
+    length, *more = job.model.input_shape()
+    if more:
         raise Unsupported(f"tensor: {job.model.name} has no sequence to split: set framework.sequence_parallel=false")
-    (length,) = job.model.input_shape()
     if length % tp:
         raise Unsupported(
             f"tensor: {tp} ranks cannot share the {length} tokens of a sequence: choose "
