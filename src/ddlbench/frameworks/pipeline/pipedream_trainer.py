@@ -101,19 +101,20 @@ class PipeDreamTrainer:
 
     def step(self, batch: Batch | None) -> Tensor | None:
         self.blocks.statistics.mark_changed()
-        losses: list[Tensor] = []
         with self.clock.schedule():
             minibatch = self.queue.admit(in_flight=bool(self.in_flight))
-            for micro in self._slices(batch):
-                output = self._forward(minibatch, micro)
-                steady = len(self.in_flight) > self.ahead  # else warm-up: no gradient comes back yet
-                upstream = self.after.exchange(output, receive=steady) if self.after else None
-                if steady:
-                    self._backward(upstream)
-                self.queue.start_sums(before=self.queue.admitted - 1)
-                if self.after is None:
-                    losses.append(output)
-        return torch.stack(losses).sum() if losses else None
+            losses = [self._one_forward_one_backward(minibatch, micro) for micro in self._slices(batch)]
+        return torch.stack([loss for loss in losses if loss is not None]).sum() if self.after is None else None
+
+    def _one_forward_one_backward(self, minibatch: Minibatch, micro: Batch | None) -> Tensor | None:
+        """The loss, on the last stage. The outputs of others are freed with their backward passes."""
+        output = self._forward(minibatch, micro)
+        steady = len(self.in_flight) > self.ahead  # else warm-up: no gradient comes back yet
+        upstream = self.after.exchange(output, receive=steady) if self.after else None
+        if steady:
+            self._backward(upstream)
+        self.queue.start_sums(before=self.queue.admitted - 1)
+        return output if self.after is None else None
 
     def flush(self) -> None:
         """Cool-down: each stage sends back the gradient that it holds, gets one and computes the next. Then the updates
