@@ -55,7 +55,8 @@ def _columns(table: str) -> tuple[Column, ...]:
     columns: list[Column] = []
     for name, line in DICTIONARY[table].items():
         ends = line.get("range", RANGES.get(line["unit"])) if line["source"] else None
-        columns.append(Column(name=name, **{**line, "range": tuple(ends) if ends else None}))
+        given: dict[str, Any] = {**line, "range": tuple(ends) if ends else None}
+        columns.append(Column(name=name, **given))
     return tuple(columns)
 
 
