@@ -17,7 +17,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ddlbench.record.schema import Column
+
+TYPES = {"int": pa.int64(), "float": pa.float64(), "bool": pa.bool_(), "text": pa.string()}
 TABLES_IN_A_GROUP = 64  # of ranks in a row group: one each would make the file's index larger than its rows
+
+
+def schema_of(columns: Iterable[Column]) -> Any:
+    return pa.schema([(column.name, TYPES[column.kind]) for column in columns])
 
 
 class EpochFiles:

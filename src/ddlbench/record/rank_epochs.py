@@ -7,33 +7,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from ddlbench.measure.devices.memory import PEAKS
 from ddlbench.measure.devices.meter import Use
 from ddlbench.measure.rows import EpochRow, RankEpoch
+from ddlbench.record.epoch_files import schema_of
+from ddlbench.record.schema import RANK_EPOCHS
 
-SCHEMA = pa.schema(
-    [
-        ("rank", pa.int32()),
-        ("host", pa.string()),
-        ("dp", pa.int32()),
-        ("tp", pa.int32()),
-        ("pp", pa.int32()),
-        ("epoch", pa.int32()),
-        ("warmup", pa.bool_()),
-        ("samples", pa.int64()),
-        ("epoch_time_s", pa.float64()),
-        ("measured_time_s", pa.float64()),
-        ("straggler_wait_s", pa.float64()),
-        ("data_wait_s", pa.float64()),
-        ("host_wait_s", pa.float64()),
-        ("thread_time_s", pa.float64()),
-        *((name, pa.int64()) for name in PEAKS),
-        ("energy_j", pa.float64()),
-        ("device_clock_before_mhz", pa.int32()),
-        ("device_clock_after_mhz", pa.int32()),
-        ("throttle_reasons", pa.string()),
-    ]
-)
+SCHEMA = schema_of(RANK_EPOCHS)
 
 
 def rank_tables(row: EpochRow) -> Iterator[Any]:

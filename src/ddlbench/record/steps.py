@@ -9,22 +9,10 @@ import numpy as np
 import pyarrow as pa
 
 from ddlbench.measure.rows import EpochRow, RankEpoch
+from ddlbench.record.epoch_files import schema_of
+from ddlbench.record.schema import STEPS
 
-SCHEMA = pa.schema(
-    [
-        ("rank", pa.int32()),
-        ("data_rank", pa.int32()),
-        ("epoch", pa.int32()),
-        ("step", pa.int32()),
-        ("step_time_s", pa.float64()),
-        ("data_wait_s", pa.float64()),
-        ("host_wait_s", pa.float64()),
-        ("lr", pa.float64()),
-        ("loss", pa.float32()),
-        ("warmup", pa.bool_()),
-        ("complete", pa.bool_()),
-    ]
-)
+SCHEMA = schema_of(STEPS)
 
 
 def step_tables(row: EpochRow) -> Iterator[Any]:
@@ -50,7 +38,7 @@ def _table(epoch: int, rank: RankEpoch, warmup: bool, complete: bool = True) -> 
         "data_wait_s": np.asarray(times.wait_s),
         "host_wait_s": np.asarray(times.host_wait_s) if len(times.host_wait_s) else pa.nulls(steps),
         "lr": np.asarray(rank.rates) if len(rank.rates) else pa.nulls(steps),
-        "loss": pa.array(losses, pa.float32(), mask=~np.isfinite(losses)) if len(losses) else pa.nulls(steps),
+        "loss": pa.array(losses, pa.float64(), mask=~np.isfinite(losses)) if len(losses) else pa.nulls(steps),
         "warmup": warmup | (number < times.warmup_steps),
         "complete": np.full(steps, complete),
     }
