@@ -126,7 +126,7 @@ class Late(LocalSGD):
         begin = trainer.step
 
         def step(batch: Batch | None) -> Tensor | None:
-            trainer.alone, trainer.step = -1, begin
+            trainer.updates_since_average, trainer.step = -1, begin
             return begin(batch)
 
         trainer.step = step

@@ -195,7 +195,7 @@ def build(plain: dict[str, Any], make: Callable[[str, dict[str, Any]], Any] | No
     made = make or section
     sections = {name: _checked({"rehearsal": {}, **plain}, name) for name in (*SECTIONS, "rehearsal")}
     others = {key: value for key, value in plain.items() if key not in sections}
-    for key in sorted(set(others) - {known.name for known in fields(Options)}):
+    for key in sorted(set(others) - {option.name for option in fields(Options)}):
         raise UserError(unknown_key(key, plain.keys() - {key}))
     settings = made("", others)
     built = {name: made(name, raw) for name, raw in sections.items()}

@@ -137,5 +137,5 @@ def make_mesh(job: Job, replicas: int) -> DeviceMesh:
     layout = Layout(dp=replicas, tp=job.world_size // replicas)  # the shards of a replica are its parts
     # A mesh that makes its own groups leaves them torch's timeout.
     grid = layout.tp_groups()
-    groups = [cast(dist.ProcessGroup, subgroup(lists, job, own=True)) for lists in (layout.dp_groups(), grid)]
+    groups = [cast(dist.ProcessGroup, subgroup(lists, job, separate=True)) for lists in (layout.dp_groups(), grid)]
     return DeviceMesh.from_group(groups, job.device.type, grid, mesh_dim_names=("replicate", "shard"))

@@ -45,32 +45,32 @@ class LocalReplica(Replica):
     """The live replica: it counts its updates since all replicas were equal."""
 
     local_steps: int
-    alone: int
+    updates_since_average: int
 
     def __init__(self, job: Job, model: nn.Module, local_steps: int) -> None:
         facts = {"local_steps": local_steps, "reduce_dtype": "fp32"}
-        own = f"replica{job.rank}"  # momentum is never averaged
-        super().__init__(job, model, job.optimizer(model.named_parameters()), facts, saved_part=own)
-        self.local_steps, self.alone = local_steps, 0
+        part = f"replica{job.rank}"  # momentum is never averaged
+        super().__init__(job, model, job.optimizer(model.named_parameters()), facts, saved_part=part)
+        self.local_steps, self.updates_since_average = local_steps, 0
 
     def step(self, batch: Batch | None) -> Tensor | None:
         loss = super().step(batch)
-        self.alone += 1
-        if self.alone == self.local_steps:
+        self.updates_since_average += 1
+        if self.updates_since_average == self.local_steps:
             self.flush()
         return loss
 
     def flush(self) -> None:
         """All replicas become their mean: every `local_steps` updates and at the end of an epoch."""
-        if self.alone:
+        if self.updates_since_average:
             with torch.no_grad(), span(COMMUNICATE):
                 average(list(self.model.parameters()))
                 average_statistics(self.model)
-            self.alone = 0
+            self.updates_since_average = 0
 
     def synchronize(self) -> None:
         self.flush()
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         super().load(state)
-        self.alone = 0
+        self.updates_since_average = 0

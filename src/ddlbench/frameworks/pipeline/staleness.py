@@ -15,7 +15,7 @@ class Staleness:
     def __init__(self, stage: int, stages: int) -> None:
         self.stage, self.stages = stage, stages
         self.most: int | None = None  # on this rank's stage, None before its first update
-        self.found: AsyncReduction | None = None
+        self.gathered: AsyncReduction | None = None
 
     def count(self, updates: int) -> None:
         """An update of this rank's stage; since its gradient's weights there were so many others."""
@@ -27,8 +27,8 @@ class Staleness:
             return
         by_stage = torch.zeros(self.stages, dtype=torch.int64)
         by_stage[self.stage] = self.most
-        self.found = AsyncReduction(by_stage, dist.ReduceOp.MAX)
+        self.gathered = AsyncReduction(by_stage, dist.ReduceOp.MAX)
 
     def by_stage(self) -> list[int] | None:
         """Over the epochs that have ended; None before the first. Waits until every rank has started to collect."""
-        return self.found.result() if self.found else None
+        return self.gathered.result() if self.gathered else None

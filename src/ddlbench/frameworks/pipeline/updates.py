@@ -58,7 +58,7 @@ class UpdateQueue:
         self.update = Update(self.optimizer, job)
         # The tied weights' group is their own: both ends send in it between other messages, in another order.
         pairs = groups.layout.embedding_groups()
-        self.embedding_group = subgroup(pairs, job, own=True) if groups.layout.pp > 1 else None
+        self.embedding_group = subgroup(pairs, job, separate=True) if groups.layout.pp > 1 else None
         self.complete: deque[Minibatch] = deque()
         self.admitted = 0
 

@@ -40,7 +40,7 @@ class Load:
             pressure=known(lambda: _some_avg10(proc / "pressure" / "cpu")),
             stolen=ticks[7] if ticks else None,
             ticks=sum(ticks[:8]) if ticks else None,
-            busy=sum(ticks[each] for each in BUSY) if ticks else None,
+            busy=sum(ticks[state] for state in BUSY) if ticks else None,
         )
 
     def steal_share(self, earlier: Load) -> float | None:
@@ -56,8 +56,8 @@ class Load:
             return None
         if earlier.ticks is None or earlier.busy is None or earlier.own_s is None:
             return None
-        passed, own = self.ticks - earlier.ticks, (self.own_s - earlier.own_s) * HZ
-        return max(0.0, self.busy - earlier.busy - own) / passed if passed > 0 else None
+        passed, of_run = self.ticks - earlier.ticks, (self.own_s - earlier.own_s) * HZ
+        return max(0.0, self.busy - earlier.busy - of_run) / passed if passed > 0 else None
 
 
 def family_seconds(proc: Path = PROC, process: str = "self") -> float:
@@ -69,7 +69,7 @@ def family_seconds(proc: Path = PROC, process: str = "self") -> float:
     lists = list(folder.glob("task/*/children"))
     if not lists:
         raise FileNotFoundError(f"{folder}/task/*/children")
-    for child in (child for each in lists for child in each.read_text().split()):
+    for child in (child for children in lists for child in children.read_text().split()):
         seconds += known(lambda child=child: family_seconds(proc, child)) or 0.0  # it may end meanwhile
     return seconds
 

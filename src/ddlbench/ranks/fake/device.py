@@ -88,7 +88,7 @@ class _FromCpp(FakeTensorMode):
         kwargs = kwargs or {}
         if is_meta(kwargs.get("device")) and not self.python.asked:
             given = (leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor))
-            if not any(each.device.type == "meta" for each in given):
+            if not any(tensor.device.type == "meta" for tensor in given):
                 kwargs = {**kwargs, "device": self.device}
         if func is torch.ops.aten._pin_memory.default:  # torch's fake tensors have no such thing
             return args[0].clone()
