@@ -17,7 +17,6 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddlbench.cores import allowed_cores
 from ddlbench.errors import RunError
 from ddlbench.ranks.launchers import free_port, rank_variables
 from ddlbench.record.ending import end_for_rank_0, now
@@ -62,6 +61,8 @@ def run_cells(cells: Sequence[Cell], state: State, retry: str | None, say: Say) 
 def most_ranks() -> int:
     """The most ranks that a cell may have here: one per GPU; without GPUs two per core."""
     import torch
+
+    from ddlbench.cores import allowed_cores
 
     return torch.cuda.device_count() or RANKS_PER_CORE * len(allowed_cores())
 

@@ -59,9 +59,9 @@ def _swap(one: Tensor, other: Tensor) -> None:
     """torch.utils.swap_tensors, which `Module.to` uses for fake parameters, refuses tensors that something refers to
     weakly: the fake mode does so with every tensor."""
     attributes = vars(one).copy(), vars(other).copy()
-    for tensor, attribute in zip((other, one), attributes, strict=True):
+    for tensor, own in zip((other, one), attributes, strict=True):
         vars(tensor).clear()
-        vars(tensor).update(attribute)
+        vars(tensor).update(own)
     one.__class__, other.__class__ = other.__class__, one.__class__
     torch._C._swap_tensor_impl(one, other)  # pyright: ignore
 
