@@ -17,7 +17,6 @@ import time
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, cast
 
 from ddlbench.checkpoint import storage
 from ddlbench.checkpoint.live import (
@@ -44,8 +43,7 @@ def check_checkpoints(config: Config, job: Job) -> None:
     """Raise Unsupported where a run that continues would not train as one that was not interrupted."""
     if config.checkpoint.every is None:
         return
-    if hasattr(config.framework, "check_checkpoint"):
-        cast(Any, config.framework).check_checkpoint(job)
+    getattr(config.framework, "check_checkpoint", lambda _: None)(job)
     if not config.loader.resumable:
         raise Unsupported(
             f"checkpoint.every does not go with loader={config.loader.name}, which cannot save the random stream of "
