@@ -73,9 +73,9 @@ def test_ranks_that_are_equally_fast_hardly_wait_at_a_barrier(monkeypatch: pytes
 
 
 def test_waits_are_timed_by_the_clock_of_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the device is behind the host, its own marks count: begin, batch ready and end of two steps."""
-    marks = iter([0.0, 0.25, 1.0, 1.0, 1.5, 3.0, 3.0])
-    monkeypatch.setattr(clock_module, "mark", lambda device: next(marks))
+    """Where the device is behind the host, its own stamps count: begin, batch ready and end of two steps."""
+    stamps = iter([0.0, 0.25, 1.0, 1.0, 1.5, 3.0, 3.0])
+    monkeypatch.setattr(clock_module, "stamp", lambda device: next(stamps))
     clock = EpochClock(CPU, lambda: None)
     for _ in clock.steps(slow(2, 0.01)):
         pass
@@ -86,8 +86,8 @@ def test_waits_are_timed_by_the_clock_of_the_steps(monkeypatch: pytest.MonkeyPat
 
 def test_an_epoch_that_is_interrupted_has_its_steps_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two steps of 1 s and 2 s have ended, the third has begun."""
-    marks = iter([0.0, 0.25, 1.0, 1.0, 1.5, 3.0, 3.0, 3.5])
-    monkeypatch.setattr(clock_module, "mark", lambda device: next(marks))
+    stamps = iter([0.0, 0.25, 1.0, 1.0, 1.5, 3.0, 3.0, 3.5])
+    monkeypatch.setattr(clock_module, "stamp", lambda device: next(stamps))
     clock = EpochClock(CPU, lambda: None)
     for step in clock.steps(range(9)):
         if step == 2:
@@ -200,8 +200,8 @@ def test_on_a_gpu_the_steps_so_far_are_those_that_the_device_has_ended_and_the_h
 
 def test_the_waits_of_host_and_device_are_both_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loader takes 3 s of the host's time for each batch, while the device is busy and waits 0.25 s."""
-    marks, now = iter([0.0, 0.25, 5.0, 5.0, 5.25, 9.0, 9.0]), [100.0]
-    monkeypatch.setattr(clock_module, "mark", lambda device: next(marks))
+    stamps, now = iter([0.0, 0.25, 5.0, 5.0, 5.25, 9.0, 9.0]), [100.0]
+    monkeypatch.setattr(clock_module, "stamp", lambda device: next(stamps))
     monkeypatch.setattr(clock_module, "time", SimpleNamespace(perf_counter=lambda: now[0]))
 
     def batches() -> Iterator[Batch | None]:
