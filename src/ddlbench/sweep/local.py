@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddlbench.errors import RunError
-from ddlbench.ranks.launchers import free_port, rank_variables
+from ddlbench.ranks.launchers import PLACE_VARIABLES, free_port, rank_variables
 from ddlbench.record.ending import end_for_rank_0, now
 from ddlbench.results.reading.gone import keeper_alive
 from ddlbench.sweep import slurm
@@ -26,8 +26,6 @@ from ddlbench.sweep.lock import FOLDER, Claim, claim
 from ddlbench.sweep.plan import INVALID, Cell
 from ddlbench.sweep.state import RUNNING, State, due
 
-# Variables of a launcher around this program. They are removed, because the ranks are started here.
-LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "SLURM_", "OMPI_", "PMI", "TORCHELASTIC_")
 RANKS_PER_CORE = 2  # at most, where there is no GPU
 POLL_S = 0.05
 MEBIBYTE = 2**20
@@ -192,8 +190,8 @@ def _wait(ranks: Sequence[subprocess.Popen[bytes]], deadline: float, held: Claim
 
 
 def _variables(world: int) -> Iterator[dict[str, str]]:
-    """The environment of each rank: torchrun's variables, without another process of a launcher."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
+    """The environment of each rank: torchrun's variables, without those of a launcher around this program."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(PLACE_VARIABLES)}
     kept["OMP_NUM_THREADS"] = "1"  # one rank is one device
     if world == 1:
         yield kept
