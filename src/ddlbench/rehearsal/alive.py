@@ -24,10 +24,10 @@ class Alive:
 
     def made(self, tensor: Tensor) -> None:
         """An operation returned it."""
-        own = tensor._local_tensor if isinstance(tensor, DTensor) else tensor  # pyright: ignore[reportPrivateUsage]
-        if own.device.type != self.device.type:
+        local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor  # pyright: ignore[reportPrivateUsage]
+        if local.device.type != self.device.type:
             return
-        storage = own.untyped_storage()
+        storage = local.untyped_storage()
         key = identity(storage)
         if key not in self.sizes:
             self._set(key, storage.nbytes())

@@ -97,7 +97,7 @@ class Observed(TorchDispatchMode):
         self.waits[call, where()] += 1
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(each, DTensor) for each in types):
+        if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented  # it comes back with its local tensors, and with what it sends
         kwargs = kwargs or {}
         if kind := collective(func):
@@ -162,14 +162,14 @@ def collective(func: Any) -> str | None:
     if func.namespace not in ("c10d", "_c10d_functional"):
         return None
     name = func._schema.name.partition("::")[2].strip("_")
-    known = {"allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter"}
+    kinds = {"allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter"}
     plain = name.replace("_", "")
-    return None if name == "wait_tensor" else next((known[key] for key in known if plain.startswith(key)), name)
+    return None if name == "wait_tensor" else next((kinds[key] for key in kinds if plain.startswith(key)), name)
 
 
 def members(arguments: Sequence[Any]) -> tuple[int, int]:
     """How many ranks the group of a collective has, and how far apart they are."""
-    boxed = next((each for each in arguments if isinstance(each, torch.ScriptObject)), None)
+    boxed = next((argument for argument in arguments if isinstance(argument, torch.ScriptObject)), None)
     if boxed is None:  # the functional collectives take the group's name, last
         group = dist.distributed_c10d._resolve_process_group(arguments[-1])  # pyright: ignore
     else:
@@ -181,7 +181,7 @@ def members(arguments: Sequence[Any]) -> tuple[int, int]:
 def needed_by_host(func: Any, args: Any) -> str | None:
     """The call whose result the host needs, None for any other operation."""
     name = func._schema.name
-    by_booleans = name == "aten::index" and any(each is not None and each.dtype == torch.bool for each in args[1])
+    by_booleans = name == "aten::index" and any(index is not None and index.dtype == torch.bool for index in args[1])
     return "nonzero" if by_booleans else WAITS.get(name)
 
 
@@ -221,5 +221,5 @@ def size(tensor: Tensor) -> int:
 
 
 def identity(tensor: Tensor) -> int:
-    """Of its storage."""
+    """The identity of the tensor's storage."""
     return alive.identity(tensor.untyped_storage())

@@ -116,10 +116,10 @@ def in_flight(trainer: Trainer) -> int:
 
 def line(error: Exception) -> str:
     """The last line of ddlbench that was on the way to an error."""
-    found, trace = "", error.__traceback__
+    place, trace = "", error.__traceback__
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
         if "/ddlbench/" in file and "/ddlbench/rehearsal/" not in file:
-            found = f" at {short(file)}:{trace.tb_lineno}"
+            place = f" at {short(file)}:{trace.tb_lineno}"
         trace = trace.tb_next
-    return found
+    return place

@@ -88,7 +88,7 @@ class _FromCpp(FakeTensorMode):
         kwargs = kwargs or {}
         if is_meta(kwargs.get("device")) and not self.python.asked:
             given = (leaf for leaf in tree_leaves(args) if isinstance(leaf, Tensor))
-            if not any(each.device.type == "meta" for each in given):
+            if not any(tensor.device.type == "meta" for tensor in given):
                 kwargs = {**kwargs, "device": self.device}
         if func is torch.ops.aten._pin_memory.default:  # torch's fake tensors have no such thing
             return args[0].clone()
@@ -117,11 +117,11 @@ def _make_subclass(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _grouped(group: Callable[..., dict[Any, Any]]) -> Callable[..., dict[Any, Any]]:
-    """Of an optimizer: the groups of its tensors, by the device that Python knows."""
+    """An optimizer groups its tensors by device: by the one that Python knows."""
 
     def call(lists: Any, with_indices: bool = False) -> dict[Any, Any]:
-        found = group(lists, with_indices)
-        return {(own[0][0][0].device, dtype): own for (_, dtype), own in found.items()}
+        groups = group(lists, with_indices)
+        return {(tensors[0][0][0].device, dtype): tensors for (_, dtype), tensors in groups.items()}
 
     return call
 

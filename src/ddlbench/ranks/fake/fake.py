@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp._fully_shard import _fsdp_param  # pyright: ignore[reportPrivateUsage]
 
 from ddlbench.ranks.fake import backward as fake_backward
 from ddlbench.ranks.fake import cuda as fake_cuda
@@ -59,9 +60,9 @@ def _swap(one: Tensor, other: Tensor) -> None:
     """torch.utils.swap_tensors, which `Module.to` uses for fake parameters, refuses tensors that something refers to
     weakly: the fake mode does so with every tensor."""
     attributes = vars(one).copy(), vars(other).copy()
-    for tensor, own in zip((other, one), attributes, strict=True):
+    for tensor, its_attributes in zip((other, one), attributes, strict=True):
         vars(tensor).clear()
-        vars(tensor).update(own)
+        vars(tensor).update(its_attributes)
     one.__class__, other.__class__ = other.__class__, one.__class__
     torch._C._swap_tensor_impl(one, other)  # pyright: ignore
 
@@ -76,7 +77,22 @@ def _with_real_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+class _Chunks:
+    """The slices of a parameter for all ranks, each made when it is read: fully_shard reads two of them, but makes one
+    for each rank, and 1,024 fake tensors for each parameter take most of the time of a rehearsal."""
+
+    def __init__(self, tensor: Tensor, count: int, dim: int) -> None:
+        self.tensor, self.dim = tensor, dim
+        self.size = -(-tensor.size(dim) // count)  # as torch.chunk divides it: the last ones are smaller, or empty
+
+    def __getitem__(self, index: int) -> Tensor:
+        length = self.tensor.size(self.dim)
+        start = min(index * self.size, length)
+        return self.tensor.narrow(self.dim, start, min(self.size, length - start))
+
+
 ANSWERS: tuple[Answer, ...] = (
+    (_fsdp_param, "_chunk_with_empty", _Chunks),
     (torch.utils, "swap_tensors", _swap),
     (DeviceMesh, "__init__", _with_real_tensors(DeviceMesh.__init__)),
     (DeviceMesh, "from_group", _with_real_tensors(DeviceMesh.from_group)),

@@ -103,8 +103,8 @@ def _with_dtype(operation: Any, args: Any, kwargs: Any) -> dict[str, Any]:
 def _by_name(operation: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     """All arguments, with the default values, which the dispatcher leaves out."""
     arguments = operation._schema.arguments
-    defaults = {each.name: each.default_value for each in arguments if each.has_default_value()}
-    return {**defaults, **dict(zip((each.name for each in arguments), args, strict=False)), **kwargs}
+    defaults = {argument.name: argument.default_value for argument in arguments if argument.has_default_value()}
+    return {**defaults, **dict(zip((argument.name for argument in arguments), args, strict=False)), **kwargs}
 
 
 def eligible(value: Any) -> bool:
@@ -171,7 +171,7 @@ def attention(
         raise RunError("attention with grouped queries is not rehearsed on device cuda: use rehearsal.device=cpu")
     if query.dtype in (torch.float16, torch.bfloat16) and attn_mask is None:
         return aten._scaled_dot_product_flash_attention(query, key, value, dropout_p, is_causal, scale=scale)[0]
-    kept = torch.is_grad_enabled() and any(each.requires_grad for each in (query, key, value))
+    kept = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (query, key, value))
     return aten._scaled_dot_product_efficient_attention(
         query, key, value, attn_mask, kept, dropout_p, is_causal, scale=scale
     )[0]

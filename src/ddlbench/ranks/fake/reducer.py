@@ -27,7 +27,7 @@ class _RealIntegers(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        if given and all(each.dtype == torch.int32 and not isinstance(each, FakeTensor) for each in given):
+        if given and all(tensor.dtype == torch.int32 and not isinstance(tensor, FakeTensor) for tensor in given):
             with unset_fake_temporarily():
                 return func(*args, **kwargs)
         if not given and kwargs.get("dtype") == torch.int32:
