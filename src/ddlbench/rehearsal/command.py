@@ -1,4 +1,4 @@
-"""mode=rehearsal: which rank of which job, and what is printed of it. Nothing is recorded, for nothing is measured."""
+"""mode=rehearsal: rehearse one rank of a job and print the result. Nothing is measured, so nothing is recorded."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from ddlbench.ranks.launch import Launch
 from ddlbench.rehearsal.rehearse import Rehearsal, rehearse
 from ddlbench.texts import bytes_text
 
-ON_CPU = "on the CPU these include numbers that are on the host on a GPU too, such as step counters and seeds"
+ON_CPU = (
+    "on the CPU this includes numbers that stay on the host where the device is a GPU, such as step counters and seeds"
+)
 
 
 def rehearsal(config: Config, launch: Launch) -> int:
-    """The exit code: 1 where the job does not fit together."""
+    """The exit code: 1 if the job does not fit together."""
     if launch.world_size > 1:
         raise UserError(
             f"mode=rehearsal runs in one process and {launch.launcher} started {launch.world_size}: start python -m "

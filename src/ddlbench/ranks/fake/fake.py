@@ -1,9 +1,8 @@
-"""One rank of a world that does not exist: torch's fake process group and fake tensors, on a machine without devices.
+"""One rank of a fake world: torch's fake process group and fake tensors, on a machine without devices.
 
-A collective returns at once and sends nothing; a tensor has a shape, a type and a device, and no memory. So a framework
-can be set up and make steps as any rank of any number of ranks, on "cuda" too where there is no GPU. What torch asks of
-a real device meanwhile is answered in cuda.py and device.py, what other libraries ask beside their adapters
-(`fake_answers`).
+A collective returns at once and sends nothing; a tensor has a shape, a type and a device, but no memory. A framework
+can therefore be set up and make steps as any rank of any number of ranks, also on "cuda" without a GPU. cuda.py and
+device.py replace what torch asks of a real device, the adapters (`fake_answers`) what other libraries ask.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ from ddlbench.ranks.fake.device import fake_device
 
 @runtime_checkable
 class AsksMore(Protocol):
-    """A framework whose library asks more than torch does, of its peers or of the driver."""
+    """A framework whose library asks other ranks or the driver for more than torch does."""
 
     def fake_answers(self, rank: int, world_size: int, device: torch.device) -> Sequence[Answer]: ...
 
 
 @contextmanager
 def fake_world(rank: int, world_size: int, device: torch.device, framework: object = None) -> Generator[None]:
-    """Within it this process is `rank` of `world_size` ranks, and tensors are fake. No process group may exist yet.
-    framework: the one that is set up, for what its library asks"""
+    """In this context the process is `rank` of `world_size` ranks, and tensors are fake. No process group may exist
+    before. framework: the one that is set up, whose `fake_answers` are used"""
     from torch._dynamo.trace_rules import get_torch_obj_rule_map
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
