@@ -14,7 +14,7 @@ from ddlbench.config.compose import configuration, configurations
 from ddlbench.oracle.machine.collectives import all_reduce, path
 from ddlbench.oracle.machine.machine import load
 from ddlbench.oracle.measured.inputs import OneStep, from_one_step
-from ddlbench.oracle.predictor import Known, Prediction, predict
+from ddlbench.oracle.predictor import Inputs, Prediction, predict
 
 ABCI = load("abci")
 # torchvision's documentation: parameters of resnet50 and vgg16; 4 bytes each.
@@ -29,8 +29,8 @@ def predicted(model: str, gpus: int, algorithm: str, *more: str) -> Prediction:
     with configurations():
         words = ("+framework=ddp", f"+model={model}", f"train.batch_per_gpu={SAMPLES[model]}", *more)
         config = configuration(*words)
-        known = Known(ABCI, lambda own, _: from_one_step(own, ABCI, OneStep(STEP_S)), algorithm)
-        return predict(config, config.framework, gpus, known)
+        inputs = Inputs(ABCI, lambda own, _: from_one_step(own, ABCI, OneStep(STEP_S)), algorithm)
+        return predict(config, config.framework, gpus, inputs)
 
 
 @pytest.mark.parametrize("model", BYTES)

@@ -11,7 +11,7 @@ from ddlbench.config.schema import Config
 from ddlbench.errors import UserError
 from ddlbench.job import Job
 from ddlbench.models.resnet import ResNet
-from ddlbench.oracle.predictor import Known, predict
+from ddlbench.oracle.predictor import Inputs, predict
 from ddlbench.oracle.strategies.spatial import Spatial
 from ddlbench.oracle.timing.computation import Computation
 from tests.oracle.made import MACHINE, setting
@@ -30,9 +30,9 @@ def failing(error: UserError, _config: Config, _job: Job) -> Computation:
 
 @pytest.mark.parametrize("message", ["the speed is not known", "framework.x: not known", "train.global_batch=8: why"])
 def test_a_missing_input_ends_the_prediction_however_its_message_begins(message: str) -> None:
-    known = Known(MACHINE, partial(failing, UserError(message)))
+    inputs = Inputs(MACHINE, partial(failing, UserError(message)))
     with pytest.raises(UserError, match=message):
-        predict(made := config(), made.framework, 4, known)
+        predict(made := config(), made.framework, 4, inputs)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +47,7 @@ def test_what_another_number_of_gpus_would_solve_is_a_row(
     framework: Spatial, gpus: int, words: tuple[str, ...], said: str
 ) -> None:
     """Spatial parallelism cannot be run and has no `check`: the mismatch shows while its time is computed."""
-    known = Known(MACHINE, lambda _config, _job: setting(model=RESNET).computation)
-    row = predict(config(*words), framework, gpus, known)
+    inputs = Inputs(MACHINE, lambda _config, _job: setting(model=RESNET).computation)
+    row = predict(config(*words), framework, gpus, inputs)
     assert row.status == "unsupported"
     assert row.reason.startswith(said)

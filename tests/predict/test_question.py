@@ -32,7 +32,7 @@ def test_other_numbers_are_refused(text: str) -> None:
 def test_words_for_hydra_keep_their_order() -> None:
     question = ask(["+model=vgg16", "cluster=abci", "train.batch_per_gpu=32", "gpus=4", "overlap=true", "--json"])
     assert question.words == ["+model=vgg16", "train.batch_per_gpu=32"]
-    assert (question.cluster, question.gpus, question.overlap, question.framework) == ("abci", [4], True, None)
+    assert (question.machine, question.gpus, question.overlap, question.framework) == ("abci", [4], True, None)
 
 
 def test_a_degree_of_spatial_is_no_word_of_others() -> None:

@@ -8,7 +8,7 @@ from ddlbench.config.choices import choices
 from ddlbench.frameworks.local_sgd import LocalSGD
 from ddlbench.oracle.machine.machine import load
 from ddlbench.oracle.measured.inputs import from_roofline
-from ddlbench.oracle.predictor import Known, Prediction, predict, strategy
+from ddlbench.oracle.predictor import Inputs, Prediction, predict, strategy
 from ddlbench.oracle.strategies.traced import traced as trace
 from ddlbench.predict.volumes import Volume, compared, dimension_of, lines, stages, traced
 from ddlbench.rehearsal.rehearse import Sent
@@ -24,8 +24,8 @@ FRAMEWORKS = [
 def volumes(framework: str, model: str, *more: str) -> dict[str, Volume]:
     """By dimension."""
     made, machine = config(framework, model, *more), load("h100")
-    known = Known(machine, lambda own, _: from_roofline(own, machine))
-    row = predict(made, made.framework, WORLD, known)
+    inputs = Inputs(machine, lambda own, _: from_roofline(own, machine))
+    row = predict(made, made.framework, WORLD, inputs)
     assert row.status == "ok", row.reason
     return {each.dimension: each for each in compared(row, stages(made, row))}
 

@@ -70,6 +70,6 @@ def test_a_job_that_left_no_record_of_a_cell_is_a_row_and_runs_again_only_when_a
     assert shown.count(f"error: there is no folder {tmp_path}/nowhere") == 3
     assert sweep(slurm, study, results, *on_cpus).stdout == "nothing to submit\n"
     assert statuses(results) == {"ddp 2 error": 3}
-    assert all("before the run had a record: exit code 2" in record["reason"] for record in records(results))
+    assert all("before it had a record: exit codes 2" in record["reason"] for record in records(results))
     assert {record["launch"]["nodes"] for record in records(results)} == {2}
     assert [record["environment"]["variables"]["SLURM_JOB_ID"] for record in records(results)].count(numbers[1]) == 2

@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.schema import Config
 from ddlbench.heartbeat import Process
 from ddlbench.results.reading.attempts import read_all
-from ddlbench.sweep.early import record_early_end
+from ddlbench.sweep.early import record_early_end, write_row_of_job
 from ddlbench.sweep.local import Began, _ended, run_cells
 from ddlbench.sweep.plan import Cell, plan
 from ddlbench.sweep.state import State
@@ -28,6 +30,12 @@ def cell(tmp_path: Path) -> Cell:
     study = write(tmp_path, axes={"framework": ["ddp"], "gpus": [2]}, exclude=[])
     (found,) = plan(load(str(study)), torch.device("cpu"))
     return found
+
+
+def config(cell: Cell, folder: Path) -> Config:
+    """Of a run of the cell, with its results in `folder`/results."""
+    with configurations():
+        return configuration(*cell.words, f"results_dir={folder}/results")
 
 
 @pytest.mark.parametrize(
@@ -50,7 +58,7 @@ def cell(tmp_path: Path) -> Cell:
 def test_a_run_without_a_record_gets_a_row(
     tmp_path: Path, cell: Cell, codes: list[int], said: str, status: str, reason: str
 ) -> None:
-    assert record_early_end(cell, tmp_path / "results", codes, BEGAN, said)
+    assert record_early_end(config(cell, tmp_path), codes, BEGAN, said, [2])
     (attempt,) = read_all([tmp_path / "results"]).attempts
     assert attempt.record["status"] == status
     assert attempt.record["reason"].startswith(reason)
@@ -61,8 +69,66 @@ def test_a_run_without_a_record_gets_a_row(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_interrupted_run_without_a_record_is_still_to_be_run(tmp_path: Path, cell: Cell, number: int) -> None:
-    assert not record_early_end(cell, tmp_path / "results", [128 + number, -number], BEGAN, "")
+    assert not record_early_end(config(cell, tmp_path), [128 + number, -number], BEGAN, "", [2])
     assert State(tmp_path / "results").refresh().status(cell) == "missing"
+
+
+def srun_says(first: str) -> str:
+    """What srun prints of two tasks where one fails and srun ends the other one."""
+    return f"srun: error: node2: task 1: {first}\nsrun: error: node1: task 0: Terminated\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "status", "reason"),
+    [
+        (2, "ddlbench: no folder /x: give one\n", "error", "no folder /x: give one; the run ended before"),
+        (143, f"ddlbench: unavailable: no y\n{srun_says('Exited with exit code 4')}", "unavailable", "no y; the run"),
+        (143, srun_says("Killed"), "error", "srun: error: node2: task 1: Killed; the run"),
+        (143, srun_says("Out Of Memory"), "oom", "srun: error: node2: task 1: Out Of Memory; the run"),
+        (138, srun_says("User defined signal 1"), "killed", "rank 0 received SIGUSR1"),
+        (143, srun_says("Exited with exit code 138"), "killed", "rank 0 received SIGUSR1"),
+        (143, srun_says("Segmentation fault (core dumped)"), "error", "srun: error: node2: task 1: Segmentation"),
+        (143, srun_says("Exited with exit code 6"), "missing", ""),
+        (143, srun_says("Terminated"), "missing", ""),
+        (143, "", "missing", ""),
+    ],
+)
+def test_a_job_writes_the_row_of_its_run_once(
+    tmp_path: Path,
+    cell: Cell,
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+    said: str,
+    status: str,
+    reason: str,
+) -> None:
+    """Two ranks on two nodes. srun's exit code is the largest one; the rank that failed first decides."""
+    for name, value in {"SLURM_JOB_ID": "7", "SLURM_TASKS_PER_NODE": "1(x2)"}.items():
+        monkeypatch.setenv(name, value)
+    results = tmp_path / "results"
+    write_row_of_job(config(cell, tmp_path), code, BEGAN, said)
+    state = State(results).refresh()
+    assert state.status(cell) == status
+    if status == "missing":
+        return
+    ((attempt,), (read,)) = state.of(cell), read_all([results]).attempts
+    assert attempt.reason.startswith(reason)
+    assert attempt.ended_by == ("time_limit" if status == "killed" else None)
+    assert (attempt.job, read.record["launch"]) == ("7", {"world_size": 2, "nodes": 2, "ranks_per_node": 1})
+    write_row_of_job(config(cell, tmp_path), code, BEGAN, said)
+    assert len(State(results).refresh().of(cell)) == 1
+    write_row_of_job(config(cell, tmp_path), code, BEGAN.replace("T10", "T11"), said)  # Slurm has started it again
+    assert len(State(results).refresh().of(cell)) == 2
+
+
+def test_the_row_of_an_earlier_run_is_not_that_of_this_one(
+    tmp_path: Path, cell: Cell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run of 10:00 left a record; that of 11:00 ended with no record."""
+    monkeypatch.setenv("SLURM_TASKS_PER_NODE", "2")
+    record(tmp_path / "results", cell, "oom", attempt=0)
+    write_row_of_job(config(cell, tmp_path), 2, BEGAN.replace("T10", "T11"), "")
+    assert [attempt.status for attempt in State(tmp_path / "results").refresh().of(cell)] == ["oom", "error"]
 
 
 def test_a_record_that_a_process_of_others_keeps_is_not_ended(tmp_path: Path, cell: Cell) -> None:

@@ -207,17 +207,22 @@ def test_a_status_says_that_slurm_does_not_answer(
     study, results = write(tmp_path, axes={"framework": ["single"]}, exclude=[]), tmp_path / "results"
     (cell,) = plan(load(str(study)), CPU)
     lines = list[str]()
-    for step in ("no job", "answers", "does not"):
+    for step in ("no job", "answers", "does not", "has ended"):
         if step == "answers":
             assert claim(results, cell.key, "ddlbench-tiny-a")
-        if step != "answers":
-            (tmp_path / "squeue").write_text("#!/bin/bash\nexit 1\n")
-        else:
-            (tmp_path / "squeue").write_text("#!/bin/bash\necho ddlbench-tiny-a 1 0\n")
+        answers = {"answers": "echo ddlbench-tiny-a 1 0", "has ended": "exit 0"}
+        (tmp_path / "squeue").write_text(f"#!/bin/bash\n{answers.get(step, 'exit 1')}\n")
+        if step == "has ended":
+            (claimed,) = (results / ".sweep").glob("*.1")
+            claimed.write_text(json.dumps(asdict(Owner.this("ddlbench-tiny-a")) | {"started": -1}))
         assert main([str(study), f"results_dir={results}", "--status"]) == 0
         lines.append(capsys.readouterr().out)
-    assert ["squeue does not answer" in text for text in lines] == [False, False, True]
-    assert [text.splitlines()[0] for text in lines] == ["1 cells: missing", "1 cells: queued", "1 cells: queued"]
+    assert ["squeue does not answer" in text for text in lines] == [False, False, True, False]
+    shown = [text.splitlines()[0] for text in lines]
+    assert shown == ["1 cells: missing", "1 cells: queued", "1 cells: queued", "1 cells: missing"]
+    output = f"{results}/.sweep/logs/ddlbench-tiny-a-*.out"
+    ended = f"missing although their Slurm job has ended: 1 cells; its output: {output}"
+    assert [ended in text for text in lines] == [False, False, False, True]
 
 
 def test_cancel_says_what_it_could_not_end(

@@ -46,7 +46,7 @@ def limits() -> list[Line]:
 
 
 def open_files(limit: tuple[int, int], used: int) -> Line:
-    """Of the hard limit, to which each rank raises the soft one as it connects. used: open files of this process."""
+    """The hard limit, to which each rank raises the soft one as it connects. used: open files of this process."""
     name, most = "open files (ulimit -Hn)", limit[1]
     if most == resource.RLIM_INFINITY:
         return name, "unlimited", ""
@@ -73,18 +73,18 @@ def memory_cgroup(limit: int | None, total: int) -> Line:
     return "memory cgroup", size(limit), remark
 
 
-def memory_limit(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int | None:
+def memory_limit(root: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc/self/cgroup")) -> int | None:
     """Bytes this process's cgroup (version 1 or 2) and those above it allow; None: no limit."""
-    found: list[int] = []
-    for line in own.read_text().splitlines():
+    limits: list[int] = []
+    for line in groups.read_text().splitlines():
         _, controllers, path = line.split(":", 2)
         if controllers and "memory" not in controllers.split(","):
             continue
         top, name = (root / "memory", "memory.limit_in_bytes") if controllers else (root, "memory.max")
         group = top / path.lstrip("/")
         files = [above / name for above in (group, *group.parents) if above.is_relative_to(top)]
-        found += [int(text) for file in files if file.exists() and (text := file.read_text().strip()).isdecimal()]
-    return min((limit for limit in found if limit < NO_LIMIT), default=None)
+        limits += [int(text) for file in files if file.exists() and (text := file.read_text().strip()).isdecimal()]
+    return min((limit for limit in limits if limit < NO_LIMIT), default=None)
 
 
 def links() -> list[Line]:

@@ -69,7 +69,7 @@ class Prediction:
 
 
 @dataclass(frozen=True)
-class Known:
+class Inputs:
     """The inputs of a prediction beside the configuration. samples: of an epoch; loader: samples a second that one rank
     loads."""
 
@@ -80,7 +80,7 @@ class Known:
     loader: float | None = None
 
 
-def predict(config: Config, framework: Any, gpus: int, inputs: Known) -> Prediction:
+def predict(config: Config, framework: Any, gpus: int, inputs: Inputs) -> Prediction:
     """Predict a row. UserError if an input of the prediction is missing (no link, no speed, no base)."""
     row = Prediction(framework.name, config.model.name, inputs.machine.name, gpus, "ok", "")
     job = job_of(config, gpus, inputs.machine)
@@ -135,7 +135,7 @@ def strategy(framework: Any, setting: Setting) -> Outcome:
             return traced(framework, setting)
 
 
-def _filled(row: Prediction, outcome: Outcome, setting: Setting, inputs: Known, most: int | None) -> Prediction:
+def _filled(row: Prediction, outcome: Outcome, setting: Setting, inputs: Inputs, most: int | None) -> Prediction:
     """most: steps of an epoch, where the configuration sets them"""
     job, machine = setting.job, setting.machine
     wait = None

@@ -21,7 +21,7 @@ from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured import network
 from ddlbench.oracle.measured.inputs import OneStep, from_calibration, from_one_step, from_roofline, machine_of, own_gpu
 from ddlbench.oracle.measured.runs import Results
-from ddlbench.oracle.predictor import SAMPLES, Known, Prediction, predict
+from ddlbench.oracle.predictor import SAMPLES, Inputs, Prediction, predict
 from ddlbench.oracle.timing.computation import Computation
 from ddlbench.predict import ranking, volumes
 from ddlbench.predict.figure import draw
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def answer(question: Question) -> int:
     if question.options.calibrate_network:
-        machine = machines.load(question.cluster)
+        machine = machines.load(question.machine)
         counts = [gpus for gpus in question.gpus if 1 < gpus <= (machine.devices_per_node or gpus)]
         if machine.device.type == "cuda" and machine.device.name != own_gpu():
             raise UserError(
@@ -56,7 +56,7 @@ def answer(question: Question) -> int:
                 f"{machine.device.name}: run it there"
             )
         print(f"collectives are in {network.calibrate(machine.device.type, counts)}", file=sys.stderr)
-    machine = machine_of(question.cluster, question.overlap)
+    machine = machine_of(question.machine, question.overlap)
     rows = ranking.ranked(predictions(question, machine))
     if question.options.figure:
         draw(rows, question.options.figure)
@@ -100,7 +100,7 @@ def predictions(question: Question, machine: Machine) -> list[Prediction]:
 def _predictor(question: Question, machine: Machine, results: Results | None, name: str) -> Callable[[int], Prediction]:
     """A function that predicts a number of GPUs. UserError for keys that this framework does not have."""
     config = configuration(f"+framework={name}", *question.words)
-    inputs = known_of(question, machine, config, results)
+    inputs = inputs_of(question, machine, config, results)
     framework = question.only_here or config.framework
 
     def fastest(gpus: int) -> Prediction:
@@ -120,13 +120,13 @@ def tried(question: Question, framework: Any, gpus: int, per_node: int) -> list[
     return [replace(framework, tp=tp, dp=gpus // (tp * stages)) for tp in degrees] or [framework]
 
 
-def known_of(question: Question, machine: Machine, config: Config, results: Results | None) -> Known:
+def inputs_of(question: Question, machine: Machine, config: Config, results: Results | None) -> Inputs:
     options = question.options
     samples, loader = options.samples_per_epoch, options.loader_samples_per_s
     if results is not None:
         samples, loader = samples or results.samples(config), loader or results.loader_rate(config)
     samples = samples or SAMPLES.get(config.data.name)
-    return Known(machine, source(question, machine, results), options.algorithm, samples, loader)
+    return Inputs(machine, source(question, machine, results), options.algorithm, samples, loader)
 
 
 def source(question: Question, machine: Machine, results: Results | None) -> Callable[[Config, Job], Computation]:

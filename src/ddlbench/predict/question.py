@@ -11,7 +11,7 @@ from typing import Any, NoReturn, cast
 
 from ddlbench.errors import UserError
 from ddlbench.oracle.machine.collectives import ALGORITHMS
-from ddlbench.oracle.machine.machine import clusters, described, load
+from ddlbench.oracle.machine.machine import described, load, machine_names
 from ddlbench.oracle.strategies.spatial import Spatial
 from ddlbench.oracle.strategies.tensor import Channel
 
@@ -20,6 +20,10 @@ CALIBRATE = (
     "how that step is spread over the blocks"
 )
 LARGEST_WORLD, MOST = 2**20, 5000
+MACHINES = (
+    "cluster= is the description of a machine's devices and links (not the label cluster.name of a run): a YAML file "
+    "or one of "
+)
 EXAMPLE = "gpus=[4,8,16] or gpus=[4,8,...,1024]"
 ABOVE_0 = (
     "one_gpu_step_s", "one_gpu_batch", "samples_per_epoch", "loader_samples_per_s", "max_gpus", "max_memory_gib"
@@ -34,12 +38,13 @@ class Question:
     """What is asked.
 
     words: for Hydra, without the framework; framework: None: all that run
+    machine: a name or a file, as oracle/machine reads it
     only_here: a strategy that can only be predicted
     """
 
     options: argparse.Namespace
     words: list[str]
-    cluster: str
+    machine: str
     gpus: list[int]
     framework: str | None = None
     only_here: Any = None
@@ -70,7 +75,7 @@ def parser() -> Parser:
         prog="python -m ddlbench.predict",
         usage="%(prog)s +model=NAME [+framework=NAME] cluster=NAME gpus=[4,8,...,1024] [key=value ...] [options]",
         description="Predicts step time and memory of every framework, without running it.",
-        epilog="cluster= is a YAML file or one of: " + "; ".join(described(load(name)) for name in clusters()),
+        epilog=MACHINES + "; ".join(described(load(name)) for name in machine_names()),
         allow_abbrev=False,
     )
     add = made.add_argument

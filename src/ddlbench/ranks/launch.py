@@ -17,7 +17,18 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from ddlbench.errors import STATUSES, RunError, UserError
-from ddlbench.ranks.launchers import HOROVOD, HYDRA, OPEN_MPI, Launch, horovodrun, mpirun, srun, step_agrees, torchrun
+from ddlbench.ranks.launchers import (
+    HOROVOD,
+    HYDRA,
+    OPEN_MPI,
+    PMIX_RANK,
+    Launch,
+    horovodrun,
+    mpirun,
+    srun,
+    step_agrees,
+    torchrun,
+)
 from ddlbench.ranks.store import open_store
 
 if TYPE_CHECKING:
@@ -43,7 +54,7 @@ class ConnectTimeout(RunError):
 
 @dataclass
 class Cluster:
-    """`cluster.`: the name of the machine in the record."""
+    """`cluster.`: the label of the machine in the record. The oracle's descriptions of machines are another thing."""
 
     name: str = "local"
     notes: str = ""
@@ -65,7 +76,7 @@ def detect(env: Mapping[str, str] = os.environ) -> Launch:
             return mpirun(env, *names)
     if "SLURM_STEP_NUM_TASKS" in env:  # a batch script has SLURM_PROCID too, but is no step
         return srun(env)
-    for name in ("RANK", "WORLD_SIZE", "PMI_RANK", "PMIX_RANK"):
+    for name in ("RANK", "WORLD_SIZE", HYDRA[0], PMIX_RANK):
         if name in env:  # else N runs of one process each would start
             raise UserError(
                 f"{name}={env[name]} is set, but not the rest of what torchrun, mpirun or srun would set: "

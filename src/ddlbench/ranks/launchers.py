@@ -21,6 +21,18 @@ LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 OPEN_MPI = "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"
 HOROVOD = "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"
 HYDRA = "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"  # MPICH, Intel MPI, MVAPICH
+PMIX_RANK = "PMIX_RANK"  # of Open MPI 5, and of srun --mpi=pmix
+# How the names of the variables begin by which each launcher tells a process its place.
+PLACES = {
+    "torchrun": ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "TORCHELASTIC_"),
+    "srun": ("SLURM_",),
+    "mpirun": ("OMPI_", "PMI", "MPI_LOCAL"),
+    "horovodrun": (
+        "HOROVOD_CROSS_", "HOROVOD_GLOO_RENDEZVOUS_", "HOROVOD_HOSTNAME", "HOROVOD_LOCAL_", "HOROVOD_RANK",
+        "HOROVOD_SIZE",
+    ),
+}  # fmt: skip
+PLACE_VARIABLES = tuple(prefix for prefixes in PLACES.values() for prefix in prefixes)
 
 
 @dataclass(frozen=True)
@@ -63,7 +75,7 @@ def rank_variables(rank: int, world_size: int, port: int) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """Of this host, for a rendezvous. Another process may take it before it is used."""
+    """A port of this host for a rendezvous. Another process may take it before it is used."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]

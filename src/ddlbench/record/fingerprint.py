@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
+from ddlbench.ranks.launchers import PLACE_VARIABLES
+
 # Versions beside those of the packages.
 VERSIONS = ("python", "torch", "cuda", "cudnn", "nccl", "driver")
 # The kind of host and its settings.
@@ -23,8 +25,7 @@ NOTED_PACKAGES = ("ddlbench", "hydra-core", "omegaconf", "pandas", "pyarrow", "n
 
 # Variables that say which process this is, or where files lie, not how it computes.
 IDENTITY = (
-    "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "DDLBENCH_", "HOROVOD_CROSS_",
-    "HOROVOD_GLOO_RENDEZVOUS_", "HOROVOD_HOSTNAME", "HOROVOD_LOCAL_", "HOROVOD_RANK", "HOROVOD_SIZE", "OMPI_", "SLURM_",
+    "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "DDLBENCH_", *PLACE_VARIABLES,
 )  # fmt: skip
 SETTINGS = ("OMPI_MCA_btl", "OMPI_MCA_coll", "OMPI_MCA_mtl", "OMPI_MCA_pml")  # of those, what is a setting all the same
 PLACES = ("_CACHE_DIR", "_CACHE_PATH", "_HOME", "_DEBUG_FILE", "_EXTENSIONS_DIR", "_DB_PATH", "CUDA_PATH", "HIP_PATH")

@@ -1,4 +1,4 @@
-"""How many bytes of tensors live at once on a fake device: storages from the operation that makes them to their end."""
+"""Bytes of the tensors that exist at once on a fake device: each storage from its creation to its end."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from torch.distributed.tensor import DTensor
 
 
 class Alive:
-    """bytes_: now; peak: the most since it was last set to `bytes_`. What the allocator adds is not in it: blocks of
-    powers of two, fragments, the device's context, libraries' own buffers."""
+    """bytes_: now; peak: the maximum since it was last set to `bytes_`. They do not contain what the allocator and the
+    libraries add: rounding, fragmentation, the device's context, buffers of libraries."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -23,11 +23,11 @@ class Alive:
         self.bytes_ = self.peak = 0
 
     def made(self, tensor: Tensor) -> None:
-        """An operation returned it."""
-        own = tensor._local_tensor if isinstance(tensor, DTensor) else tensor  # pyright: ignore[reportPrivateUsage]
-        if own.device.type != self.device.type:
+        """Count a tensor that an operation has returned."""
+        local = tensor._local_tensor if isinstance(tensor, DTensor) else tensor  # pyright: ignore[reportPrivateUsage]
+        if local.device.type != self.device.type:
             return
-        storage = own.untyped_storage()
+        storage = local.untyped_storage()
         key = identity(storage)
         if key not in self.sizes:
             self._set(key, storage.nbytes())
@@ -35,7 +35,7 @@ class Alive:
 
     @contextmanager
     def watching_resizes(self) -> Generator[None]:
-        """FSDP frees and fills the memory of whole weights so."""
+        """Count resized storages: FSDP frees and fills the memory of gathered weights in this way."""
         resize: Any = torch.UntypedStorage.resize_
 
         def resized(storage: torch.UntypedStorage, size: int) -> Any:
@@ -58,5 +58,5 @@ class Alive:
 
 
 def identity(storage: torch.UntypedStorage) -> int:
-    """As long as it lives; that of a fake tensor has no address."""
+    """A number that identifies a storage while it exists; the storage of a fake tensor has no address."""
     return storage._cdata  # pyright: ignore

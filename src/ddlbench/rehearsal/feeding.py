@@ -1,4 +1,4 @@
-"""Batches without content for a rehearsal: on the host, and from there to the device as in a run."""
+"""Batches without content for a rehearsal, copied from the host to the device as in a run."""
 
 from __future__ import annotations
 
@@ -37,5 +37,5 @@ def batch(job: Job, samples: int, device: torch.device, pinned: bool | None = No
 
 
 def own_constants() -> AbstractContextManager[object]:
-    """Images are normalised by tensors that are made once a process: those of a rehearsal are fake and end with it."""
+    """A process creates the tensors that normalize images once. Those of a rehearsal are fake and must end with it."""
     return patch.object(split, "mean_and_std", cache(split.mean_and_std.__wrapped__))

@@ -23,7 +23,7 @@ from ddlbench.ranks.fake import cuda as fake_cuda
 from ddlbench.ranks.fake.backward import BACKWARD, leave
 from ddlbench.rehearsal import alive
 
-# Methods that do not reach the dispatcher where nothing has to be copied.
+# Methods that do not reach the dispatcher if nothing has to be copied.
 METHODS = {Tensor.cpu: "cpu", Tensor.tolist: "tolist", Tensor.numpy: "numpy"}
 # Operations whose result the host needs: a number, or the shape of what they return.
 WAITS = {
@@ -47,7 +47,7 @@ OUTERMOST = "rehearsal/rehearse.py"
 
 
 class Group(NamedTuple):
-    """Collectives of one kind among so many ranks, each `stride` after the one before."""
+    """Collectives of one kind in groups of `ranks` ranks with distance `stride`."""
 
     kind: str
     ranks: int
@@ -55,16 +55,16 @@ class Group(NamedTuple):
 
 
 class Observed(TorchDispatchMode):
-    """Counts since `clear`; `pinned` is kept: the storages that were pinned, by their identity.
+    """Counts of the operations since `clear`.
 
-    counts, sent: collectives and their bytes, of whole messages: what all ranks of a group end with or start from
-    waits: by call and line. On "cuda" those of tensors on the device; on the CPU of all tensors, for nothing tells
-        there which numbers are on the host on a GPU too
+    counts, sent: collectives, and the bytes of complete messages: what all ranks of a group start from or end with
+    waits: calls in which the host waits, by call and line: of tensors on the device if it is "cuda"; of all tensors on
+        the CPU, where it is not known which of them would stay on the host
+    flops: of matrix products, convolutions and attention (measure/formulas/flops.py)
+    pinned: pinned storages by their identity, kept by `clear`
 
-    flops: of products of matrices, convolutions and attention (measure/formulas/flops.py)
-
-    A number that follows from fake data is unknown: 1 is read instead, so that the step goes on. No gradient of fp16
-    overflows: the update is made.
+    A number that depends on fake data is unknown: the step reads 1 and continues. No gradient in fp16 overflows, so
+    every update is made.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -85,7 +85,7 @@ class Observed(TorchDispatchMode):
 
     @contextmanager
     def observing(self) -> Generator[None]:
-        """With the calls that the dispatcher does not see."""
+        """Count operations, and the calls that do not reach the dispatcher."""
         fake_cuda.waits.append(self.note_wait)
         try:
             with self, _Methods(self), self.alive.watching_resizes():
@@ -97,8 +97,8 @@ class Observed(TorchDispatchMode):
         self.waits[call, where()] += 1
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(each, DTensor) for each in types):
-            return NotImplemented  # it comes back with its local tensors, and with what it sends
+        if any(issubclass(kind, DTensor) for kind in types):
+            return NotImplemented  # the operation comes again with the local tensors and its collectives
         kwargs = kwargs or {}
         if kind := collective(func):
             group = Group(kind, *members(args))
@@ -122,7 +122,7 @@ class Observed(TorchDispatchMode):
         return out
 
     def _unknown(self, func: Any, tensor: Tensor, error: Exception) -> Any:
-        """In the place of a number that follows from data. Raises the error where there is none to go on with."""
+        """A replacement for a number that depends on data. Raises the error if there is none."""
         if func is torch.ops.aten.equal.default:
             return True
         if func is not torch.ops.aten._local_scalar_dense.default:
@@ -130,7 +130,7 @@ class Observed(TorchDispatchMode):
         return 0.0 if identity(tensor) in self.overflows else unknown(tensor.dtype)
 
     def _copy(self, func: Any, args: Any, kwargs: Any, out: Tensor) -> str | None:
-        """Why the host waits for a copy between it and its device, None where it does not."""
+        """Why the host waits for a copy between host and device; None if it does not wait."""
         inplace = func._schema.name == "aten::copy_"
         source, blocks = args[1] if inplace else args[0], not (kwargs.get("non_blocking") or args[2:] == (True,))
         if out.device.type == "cpu" and source.device.type == "cuda":
@@ -158,18 +158,21 @@ class _Methods(TorchFunctionMode):
 
 
 def collective(func: Any) -> str | None:
-    """Its kind, None for any other operation. torch's names are allreduce_, _allgather_base_, reduce_scatter_tensor."""
+    """The kind of a collective; None for any other operation.
+
+    torch's names are allreduce_, _allgather_base_, reduce_scatter_tensor.
+    """
     if func.namespace not in ("c10d", "_c10d_functional"):
         return None
     name = func._schema.name.partition("::")[2].strip("_")
-    known = {"allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter"}
+    kinds = {"allreduce": "all_reduce", "allgather": "all_gather", "reducescatter": "reduce_scatter"}
     plain = name.replace("_", "")
-    return None if name == "wait_tensor" else next((known[key] for key in known if plain.startswith(key)), name)
+    return None if name == "wait_tensor" else next((kinds[key] for key in kinds if plain.startswith(key)), name)
 
 
 def members(arguments: Sequence[Any]) -> tuple[int, int]:
-    """How many ranks the group of a collective has, and how far apart they are."""
-    boxed = next((each for each in arguments if isinstance(each, torch.ScriptObject)), None)
+    """The number of ranks in the group of a collective, and the distance between two of them."""
+    boxed = next((argument for argument in arguments if isinstance(argument, torch.ScriptObject)), None)
     if boxed is None:  # the functional collectives take the group's name, last
         group = dist.distributed_c10d._resolve_process_group(arguments[-1])  # pyright: ignore
     else:
@@ -179,19 +182,19 @@ def members(arguments: Sequence[Any]) -> tuple[int, int]:
 
 
 def needed_by_host(func: Any, args: Any) -> str | None:
-    """The call whose result the host needs, None for any other operation."""
+    """The name of a call whose result the host needs; None for any other operation."""
     name = func._schema.name
-    by_booleans = name == "aten::index" and any(each is not None and each.dtype == torch.bool for each in args[1])
+    by_booleans = name == "aten::index" and any(index is not None and index.dtype == torch.bool for index in args[1])
     return "nonzero" if by_booleans else WAITS.get(name)
 
 
 def unknown(dtype: torch.dtype) -> float | int | bool:
-    """1 as a number of that type."""
+    """The number 1 in Python's type for `dtype`."""
     return True if dtype == torch.bool else 1.0 if dtype.is_floating_point else 1
 
 
 def where() -> str:
-    """File and line of ddlbench that a call comes from, and of the library where that makes it."""
+    """File and line of ddlbench that made a call, with the line of the library if a library made it for ddlbench."""
     frame, first = inspect.currentframe(), None
     while frame is not None and not (file := frame.f_code.co_filename).endswith(OUTERMOST):
         if not any(part in file for part in BETWEEN):
@@ -204,7 +207,7 @@ def where() -> str:
 
 
 def short(file: str) -> str:
-    """From the package on."""
+    """The part of a path from the package on."""
     parts = Path(file).parts
     for folder in ("site-packages", "src"):
         if folder in parts:
@@ -221,5 +224,5 @@ def size(tensor: Tensor) -> int:
 
 
 def identity(tensor: Tensor) -> int:
-    """Of its storage."""
+    """The identity of the tensor's storage."""
     return alive.identity(tensor.untyped_storage())

@@ -1,7 +1,8 @@
 """One rank of the real job, for any number of ranks, on one machine without devices.
 
 The framework sets up and trains some steps under a fake process group and fake tensors (ranks/fake): nothing is sent or
-computed, everything has its shape. The last step is reported: earlier ones make what lasts, and fill a pipeline.
+computed, but every tensor has its shape. The last step is reported: the steps before it create the optimizer's state
+and fill a pipeline.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ WARM_UP = 2  # steps before the reported one
 
 @dataclass(frozen=True)
 class Sent:
-    """The collectives of a step of one kind in one group: `ranks` ranks, each `stride` after the one before. bytes_: of
-    whole messages, what all ranks of the group end with or start from."""
+    """The collectives of one kind that a step sends in groups of `ranks` ranks with distance `stride`. bytes_: of
+    complete messages: what all ranks of a group start from or end with."""
 
     kind: str
     ranks: int
@@ -41,11 +42,11 @@ class Sent:
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """One rank. None: not known, where the step was not reached.
+    """What one rank holds and sends. None: not known, because the step was not reached.
 
-    memory: bytes of parameters, gradients and optimizer, storages, each once; and the most that live at once in a step
-    host_waits: calls of a step in which the host waits for its device, by call and line
-    error: what does not fit together, and where
+    memory: bytes of parameters, gradients and optimizer (each storage once), and the peak of a step
+    host_waits: the number of calls in a step in which the host waits for its device, by call and line
+    error: what does not fit together, with the line
     """
 
     framework: str
@@ -63,7 +64,7 @@ class Rehearsal:
 
 
 def rehearse(config: Config, launch: Launch, device: torch.device) -> Rehearsal:
-    """UserError, Unsupported or Unavailable where the framework refuses the job."""
+    """UserError, Unsupported or Unavailable if the framework refuses the job."""
     return rehearse_job(config.framework, make_job(config, launch, device), config.loader.pinned)
 
 
@@ -72,7 +73,7 @@ def rehearse_job(framework: Any, job: Job, pinned: bool | None = None) -> Rehear
     device = job.device
     row = Rehearsal(framework.name, job.model.name, job.world_size, device.type, job.rank)
     with warnings.catch_warnings(), fake_world(job.rank, job.world_size, device, framework), own_constants():
-        warnings.simplefilter("ignore")  # fake tensors warn of what they cannot know
+        warnings.simplefilter("ignore")  # fake tensors warn that they have no values
         framework.check(job)
         observed = Observed(device)
         try:
@@ -91,7 +92,7 @@ def rehearse_job(framework: Any, job: Job, pinned: bool | None = None) -> Rehear
 
 
 def stepped(row: Rehearsal, trainer: Trainer, batches: Iterator[Any], observed: Observed, period: int) -> Rehearsal:
-    """With what a step sends and waits for. period: steps after which they repeat; the numbers are averages over it."""
+    """The row with what a step holds, sends and waits for, averaged over `period` steps, after which they repeat."""
     held = [0]
     before_update(trainer, lambda: held.append(stored(gradients(trainer), set())))
     for _ in range(WARM_UP + in_flight(trainer)):
@@ -109,17 +110,17 @@ def stepped(row: Rehearsal, trainer: Trainer, batches: Iterator[Any], observed: 
 
 
 def in_flight(trainer: Trainer) -> int:
-    """Steps until the pipeline is full, where minibatches stay in flight between two steps."""
+    """Steps until a pipeline is full whose minibatches stay in flight between two steps; 0 for other frameworks."""
     versions = trainer.facts().get("weight_versions")
     return max(versions) - 1 if versions else 0
 
 
 def line(error: Exception) -> str:
-    """The last line of ddlbench that was on the way to an error."""
-    found, trace = "", error.__traceback__
+    """The innermost line of ddlbench in the traceback of an error, as text."""
+    place, trace = "", error.__traceback__
     while trace is not None:
         file = trace.tb_frame.f_code.co_filename
         if "/ddlbench/" in file and "/ddlbench/rehearsal/" not in file:
-            found = f" at {short(file)}:{trace.tb_lineno}"
+            place = f" at {short(file)}:{trace.tb_lineno}"
         trace = trace.tb_next
-    return found
+    return place

@@ -1,4 +1,4 @@
-"""What one fake rank holds: the storages of its parameters, gradients and optimizer."""
+"""The storages of the parameters, gradients and optimizer of one fake rank."""
 
 from __future__ import annotations
 
@@ -12,45 +12,45 @@ from ddlbench.job import Trainer
 from ddlbench.rehearsal.observed import identity
 
 
-def stored(found: Iterable[Any], counted: set[int]) -> int:
-    """Bytes of the storages of tensors, each once and whole; of a DTensor this rank's. Those in `counted` are left out,
-    and all are added to it."""
+def stored(tensors: Iterable[Any], counted: set[int]) -> int:
+    """Bytes of the complete storages of tensors, each once; of a DTensor the storage of this rank. Storages that are in
+    `counted` are left out, and the others are added to it."""
     total = 0
-    for tensor in found:
-        own = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-        if isinstance(own, Tensor) and identity(own) not in counted:
-            counted.add(identity(own))
-            total += own.untyped_storage().nbytes()
+    for tensor in tensors:
+        local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        if isinstance(local, Tensor) and identity(local) not in counted:
+            counted.add(identity(local))
+            total += local.untyped_storage().nbytes()
     return total
 
 
 def parameters(trainer: Trainer) -> list[Any]:
-    """Of this rank's model; DeepSpeed's stage 3 keeps its slices beside them."""
+    """The parameters of this rank's model, and the slices that DeepSpeed's stage 3 keeps beside them."""
     plain: Any = trainer
     model: nn.Module = plain.engine.module if hasattr(plain, "engine") else plain.model
-    own: list[Any] = list(model.parameters())
-    return [*own, *(each.ds_tensor for each in own if hasattr(each, "ds_tensor"))]
+    weights: list[Any] = list(model.parameters())
+    return [*weights, *(weight.ds_tensor for weight in weights if hasattr(weight, "ds_tensor"))]
 
 
 def updated(trainer: Trainer) -> list[Any]:
-    """What the optimizer updates: the model's parameters, or copies of its own, which DeepSpeed's stage 3 shows it only
-    during the update."""
+    """The tensors that the optimizer updates: the model's parameters or copies of them. DeepSpeed's stage 3 gives the
+    optimizer its copies only during the update."""
     plain: Any = trainer
     copies = getattr(plain.engine.optimizer, "fp32_partitioned_groups_flat", []) if hasattr(plain, "engine") else []
-    return [*(each for group in trainer.optimizer.param_groups for each in group["params"]), *copies]
+    return [*(weight for group in trainer.optimizer.param_groups for weight in group["params"]), *copies]
 
 
 def gradients(trainer: Trainer) -> list[Any]:
-    """What parameters have as their gradient, and what DeepSpeed keeps for its update."""
+    """The gradients of the parameters, and those that DeepSpeed keeps for its update."""
     plain: Any = trainer
     averaged = getattr(plain.engine.optimizer, "averaged_gradients", {}) if hasattr(plain, "engine") else {}
     kept = [part for parts in averaged.values() if parts is not None for part in parts]
-    return [*(each.grad for each in (*parameters(trainer), *updated(trainer))), *kept]
+    return [*(weight.grad for weight in (*parameters(trainer), *updated(trainer))), *kept]
 
 
 def before_update(trainer: Trainer, act: Callable[[], None]) -> None:
-    """`act` whenever the gradients are complete and the weights still old. DeepSpeed copies and drops gradients before
-    its optimizer begins."""
+    """Call `act` before each update, when the gradients are complete. DeepSpeed copies and drops gradients before its
+    optimizer begins."""
     plain: Any = trainer
     if not hasattr(plain, "engine"):
         trainer.optimizer.register_step_pre_hook(lambda *_: act())
@@ -65,10 +65,10 @@ def before_update(trainer: Trainer, act: Callable[[], None]) -> None:
 
 
 def memory(trainer: Trainer) -> dict[str, int | None]:
-    """Bytes. The optimizer's own copies of the weights count as its own. Its state is made by the first update, and
-    gradients are known as an update begins only."""
+    """Bytes of parameters and optimizer; copies of the weights that the optimizer keeps count as its state, which the
+    first update creates. Gradients and peak are not known here."""
     counted = set[int]()
     weights = stored(parameters(trainer), counted)
-    state = [each for state in trainer.optimizer.state.values() for each in state.values()]
+    state = [value for state in trainer.optimizer.state.values() for value in state.values()]
     optimizer = stored([*updated(trainer), *state], counted) if state else None
     return {"parameters": weights, "gradients": None, "optimizer": optimizer, "peak": None}

@@ -20,7 +20,7 @@ from ddlbench.figures.panels import devices, duration
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured.inputs import machine_of
 from ddlbench.oracle.measured.runs import Results
-from ddlbench.oracle.predictor import Known, Prediction, predict
+from ddlbench.oracle.predictor import Inputs, Prediction, predict
 from ddlbench.record.schema import SCALING
 from ddlbench.results.reading.attempts import Attempt, Records, why
 from ddlbench.results.tables.merge import Row, group_by
@@ -47,7 +47,7 @@ class Campaign:
         self._check_place(row, attempt.record)
         config = configuration_of(attempt.record["config"])
         results = Results(attempt.path.parents[1], self._bases(run))
-        inputs = Known(self.machine, lambda asked, _: results.computation(asked, self.machine))
+        inputs = Inputs(self.machine, lambda asked, _: results.computation(asked, self.machine))
         prediction = predict(config, config.framework, row["gpus"], inputs)
         if prediction.status != "ok":
             raise Unsupported(prediction.reason)

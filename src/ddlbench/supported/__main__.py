@@ -120,13 +120,13 @@ def _section(survey: Survey, group: list[str], reasons: Reasons) -> str:
 def _effects(survey: Survey, group: list[str], keys: list[Knob], reasons: Reasons) -> Iterator[str]:
     """One line per value of an option that changes what runs."""
     for words, asked in _tried(survey, keys).items():
-        found: dict[str, list[str]] = {}
+        by_effects: dict[str, list[str]] = {}
         for name, change in asked.items():
             effects = [*_refused(survey.changed(name, change), reasons), *_gained(survey, name, change)]
             if effects:
-                found.setdefault(" and ".join(effects), []).append(name)
-        if found:
-            yield _line(words, found, named=len(group) > 1)
+                by_effects.setdefault(" and ".join(effects), []).append(name)
+        if by_effects:
+            yield _line(words, by_effects, named=len(group) > 1)
 
 
 def _refused(answers: Answers, reasons: Reasons) -> Iterator[str]:
@@ -143,41 +143,41 @@ def _gained(survey: Survey, framework: str, change: Change) -> Iterator[str]:
         yield f"also {scope(cases, survey.answers(framework, survey.families))}"
 
 
-def _line(words: str, found: Mapping[str, Sequence[str]], named: bool = True) -> str:
-    """found: text -> the frameworks it holds for."""
-    parts = [f"{code(names)} {said}" if named else said for said, names in found.items()]
+def _line(words: str, frameworks: Mapping[str, Sequence[str]], named: bool = True) -> str:
+    """frameworks: those for which each text holds"""
+    parts = [f"{code(names)} {text}" if named else text for text, names in frameworks.items()]
     return f"- `{words}`: {'; '.join(parts)}\n"
 
 
 def _tried(survey: Survey, keys: Iterable[Knob]) -> Questions:
-    found: Questions = {}
+    questions: Questions = {}
     for key in keys:
         for name in key.values:
             for words, change in survey.tried(name, key).items():
-                found.setdefault(words, {})[name] = change
-    return found
+                questions.setdefault(words, {})[name] = change
+    return questions
 
 
 def _on_cpu(survey: Survey, reasons: Reasons) -> Iterator[str]:
     """One line per option whose answers differ on CPU."""
     for words, asked in _questions(survey).items():
-        found: dict[str, list[str]] = {}
+        by_answer: dict[str, list[str]] = {}
         for name, change in asked.items():
             here = survey.changed(name, change, CPU)
             if here != survey.changed(name, change):
-                found.setdefault(cell(here, reasons), []).append(name)
-        if found:
-            yield _line(words, found)
+                by_answer.setdefault(cell(here, reasons), []).append(name)
+        if by_answer:
+            yield _line(words, by_answer)
 
 
 def _questions(survey: Survey) -> Questions:
     """All checks of the page, for each framework."""
     shared = {"nothing changed": as_it_is, **COMPUTING, **survey.updating}
-    found: Questions = {words: dict.fromkeys(survey.names, change) for words, change in shared.items()}
+    questions: Questions = {words: dict.fromkeys(survey.names, change) for words, change in shared.items()}
     for group in survey.groups:
         for words, asked in _tried(survey, knobs(group)).items():
-            found.setdefault(f"framework.{words}", {}).update(asked)
-    return found
+            questions.setdefault(f"framework.{words}", {}).update(asked)
+    return questions
 
 
 if __name__ == "__main__":

@@ -140,12 +140,12 @@ class Survey:
 
     def tried(self, framework: str, key: Knob) -> dict[str, Change]:
         """The other values of a switch or a choice, 2 for a number."""
-        own = self.frameworks[framework]
-        kind = get_type_hints(type(own))[key.name]
+        adapter = self.frameworks[framework]
+        kind = get_type_hints(type(adapter))[key.name]
         kinds = get_args(kind) or (kind,)
         values: list[Any] = [False, True] if bool in kinds else key.choices() if str in kinds else []
         values += [2] if int in kinds or float in kinds else []
-        default = getattr(own, key.name)
+        default = getattr(adapter, key.name)
         return {f"{key.name}={plain(value)}": knob(key.name, value) for value in values if value != default}
 
 

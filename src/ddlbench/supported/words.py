@@ -55,23 +55,23 @@ def cell(answers: Answers, reasons: Reasons) -> str:
     return f"{words} {reasons.notes(answers.values())}".rstrip()
 
 
-def scope(some: Iterable[Case], whole: Iterable[Case]) -> str:
-    """The models, the precisions, or the precisions of each model that `some` of the cases are; "" for all of them."""
-    found, every = _by_model(some), _by_model(whole)
+def scope(some: Iterable[Case], cases: Iterable[Case]) -> str:
+    """The models, the precisions, or the precisions of each model that `some` of the cases have; "" for all of them."""
+    chosen, complete = _by_model(some), _by_model(cases)
     models: dict[str, list[str]] = {}
-    for model, precisions in found.items():
-        words = "" if precisions == every[model] else ", ".join(precisions)
+    for model, precisions in chosen.items():
+        words = "" if precisions == complete[model] else ", ".join(precisions)
         models.setdefault(words, []).append(model)
-    if len(models) == 1 and len(found) == len(every):
+    if len(models) == 1 and len(chosen) == len(complete):
         return next(iter(models))
     return "; ".join(", ".join(names) + (f" in {words}" if words else "") for words, names in models.items())
 
 
 def _by_model(cases: Iterable[Case]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    by_model: dict[str, list[str]] = {}
     for model, precision in cases:
-        found.setdefault(model, []).append(precision)
-    return {model: [name for name in PRECISIONS if name in precisions] for model, precisions in found.items()}
+        by_model.setdefault(model, []).append(precision)
+    return {model: [name for name in PRECISIONS if name in precisions] for model, precisions in by_model.items()}
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -123,9 +123,9 @@ def knobs(frameworks: Sequence[str]) -> list[Knob]:
     values: dict[str, dict[str, str]] = {}
     meanings: dict[str, dict[str, None]] = {}
     for framework in frameworks:
-        for found in filter(None, map(KEY.fullmatch, _lines(framework))):
-            values.setdefault(found["name"], {})[framework] = found["value"]
-            meanings.setdefault(found["name"], {})[found["comment"] or ""] = None
+        for key in filter(None, map(KEY.fullmatch, _lines(framework))):
+            values.setdefault(key["name"], {})[framework] = key["value"]
+            meanings.setdefault(key["name"], {})[key["comment"] or ""] = None
     return [
         Knob(name, values[name], "; ".join(filter(None, meanings[name])))
         for name in values

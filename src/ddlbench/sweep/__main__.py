@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ddlbench.config.compose import configurations
 from ddlbench.errors import RunError, UserError
 from ddlbench.sweep import slurm
-from ddlbench.sweep.lock import Owner, holder, last_job, unreadable
+from ddlbench.sweep.lock import FOLDER, Owner, holder, last_job, unreadable
 from ddlbench.sweep.plan import INVALID, Cell, data_check, plan
 from ddlbench.sweep.state import FINAL, MISSING, QUEUED, RETRIES, RUNNING, Attempt, State, due
 from ddlbench.sweep.status import Asked, plan_lines, status_lines
@@ -53,7 +53,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(given: argparse.Namespace, study: Study) -> int:
     from ddlbench.record.record import writable  # torch comes with it: a mistake in the study is reported before
     from ddlbench.sweep import local
-    from ddlbench.sweep.ended_jobs import record_ended_jobs
 
     forecast = _forecast(given)
     checked = (given.dry_run or given.slurm or given.local) and not (given.status or given.cancel)
@@ -62,20 +61,19 @@ def _run(given: argparse.Namespace, study: Study) -> int:
     state = State(Path(study.results_dir)).refresh()
     if given.cancel:
         return _cancel(cells, state)
-    record_ended_jobs(cells, state, slurm.queue)
     if given.status:
         return _status(cells, state)
     if given.slurm or given.local:
         writable(study.results_dir)
     if given.dry_run or not (given.slurm or given.local):
         return _show(given, study, cells, state, forecast)
-    left_out = [cell for cell in cells if _invalid(cell)]
+    left_out = [cell for cell in cells if cell.invalid]
     if given.slurm:
         failed = 0
         _say("\n".join(slurm.submit(study, cells, state, _options(given), given.retry)) or "nothing to submit")
     else:
         signal.signal(signal.SIGTERM, signal.default_int_handler)
-        left_out += [cell for cell in cells if cell.gpus > local.most_ranks() and not _invalid(cell)]
+        left_out += [cell for cell in cells if cell.gpus > local.most_ranks() and not cell.invalid]
         failed = local.run_cells(cells, state, given.retry, _say)
         _say("\n".join(status_lines(cells, state, _asked(state, slurm.queue()))))
         _say(f"report: python -m ddlbench.report {shlex.quote(study.results_dir)}")
@@ -86,7 +84,7 @@ def _run(given: argparse.Namespace, study: Study) -> int:
 
 def _say_unreadable(cells: Sequence[Cell], state: State, retry: str | None) -> int:
     """Print the claims that keep cells from running although no process is known to hold them; their number."""
-    still_due = (cell for cell in cells if due(state.status(cell), retry) and not _invalid(cell))
+    still_due = (cell for cell in cells if due(state.status(cell), retry) and not cell.invalid)
     claims = [path for cell in still_due if (path := unreadable(state.results, cell.key))]
     for path in claims:
         _say(f"{path} holds a cell, but no sweep has written it: remove it, or start again after two minutes")
@@ -100,6 +98,10 @@ def _status(cells: Sequence[Cell], state: State) -> int:
     open_ = (cell for cell in cells if queued.starts is None and asked(cell) in (QUEUED, RUNNING))
     if any(last_job(state.results, cell.key) for cell in open_):
         lines.append("squeue does not answer: cells of jobs that have ended may count as queued or running")
+    ended = [job for cell in cells if asked(cell) == MISSING and (job := last_job(state.results, cell.key))]
+    if ended:
+        output = state.results / FOLDER / "logs" / f"{ended[0]}-*.out"
+        lines.append(f"missing although their Slurm job has ended: {len(ended)} cells; its output: {output}")
     _say("\n".join(lines))
     return 0
 
@@ -114,7 +116,7 @@ def _show(
     if given.slurm:
         held = (QUEUED, RUNNING)
         left = [cell for cell in cells if due(asked(cell), given.retry) and asked(cell) not in held]
-        lines += slurm.job_lines(study, [cell for cell in left if not _invalid(cell)], _options(given))
+        lines += slurm.job_lines(study, [cell for cell in left if not cell.invalid], _options(given))
     _say("\n".join(lines))
     return 0
 
@@ -170,7 +172,7 @@ def _asked(state: State, queued: slurm.Queue) -> Asked:
         return statuses.get(cell.key) or statuses.setdefault(cell.key, look(cell))
 
     def look(cell: Cell) -> str:
-        if _invalid(cell):
+        if cell.invalid:
             return INVALID
         recorded = state.status(cell)
         if recorded in FINAL:
@@ -187,10 +189,6 @@ def _asked(state: State, queued: slurm.Queue) -> Asked:
 def _begun(start: slurm.Start, attempts: Sequence[Attempt]) -> bool:
     """Whether one of a cell's attempts belongs to this start of a job."""
     return any(one.job == start.number and one.restarts == str(start.restarts) for one in attempts)
-
-
-def _invalid(cell: Cell) -> bool:
-    return cell.refused is not None and cell.refused[0] == INVALID
 
 
 def _options(given: argparse.Namespace) -> slurm.Options:
@@ -213,7 +211,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("study", nargs="?", metavar="STUDY", help="name or YAML file; without one: lists the studies")
     parser.add_argument("words", nargs="*", metavar="key=value", help="values of an axis, keys of a study or of a run")
     parser.add_argument("--dry-run", action="store_true", help="show the cells and start nothing, as without an option")
-    parser.add_argument("--cluster", metavar="NAME", help="--dry-run: seconds of what has not run, from the oracle")
+    parser.add_argument(
+        "--cluster",
+        metavar="NAME",
+        help="--dry-run: seconds of what has not run, predicted for a machine that cluster= of ddlbench.predict names",
+    )
     parser.add_argument("--local", action="store_true", help="run what is missing on this machine, one after another")
     parser.add_argument("--slurm", action="store_true", help="submit what is missing, the smallest cells first")
     parser.add_argument("--site", help="--slurm: file to source first, or NAME of scripts/slurm/site/NAME.sh")

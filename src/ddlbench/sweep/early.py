@@ -1,84 +1,98 @@
-"""A cell whose run ended before it had a record (wrong data folder, an import that fails): its row, from exit codes and
-output."""
+"""The row of a run that ended before it had a record (wrong data folder, failed import), from exit codes and output.
+
+scripts/slurm/run.sbatch runs it after a run that failed: python -m ddlbench.sweep.early CODE BEGAN WORDS... < OUTPUT
+"""
 
 from __future__ import annotations
 
+import os
 import re
 import signal
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ddlbench.config.compose import configuration, configurations
-from ddlbench.errors import STATUSES, TIME_LIMIT, PeerFailed
+from ddlbench.config.schema import Config
+from ddlbench.errors import STATUSES, TIME_LIMIT, PeerFailed, RunError
+from ddlbench.ranks.launchers import tasks_per_node
 from ddlbench.record.record import Record, run_id
-from ddlbench.sweep.plan import Cell
+from ddlbench.sweep.plan import key_of
+from ddlbench.sweep.state import JOB_VARIABLE, RESTARTS_VARIABLE, State
 
 LIMIT = (128 + signal.SIGUSR1, -signal.SIGUSR1)  # of a rank, or of a process that was not yet one
 INTERRUPTS = {code for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP) for code in (-number, 128 + number)}
 BY_CODE = {status.exit_code: name for name, status in STATUSES.items() if status.exit_code not in INTERRUPTS}
 SAID = re.compile(r"ddlbench(?: \(rank \d+\))?: (?!warning: |advice: |the record )(?:[a-z]+: )?(.+)")
+SAID_BY_SLURM = re.compile(r"^(?:srun|slurmstepd): error: .+$", re.MULTILINE)
+# srun's own exit code is the largest of all tasks, also of those that it ended itself: the first task counts.
+TASK = re.compile(r"^srun: error: \S+: tasks? [\d,-]+: (?:Exited with exit code (\d+)|(\w+))", re.MULTILINE)
+# The first word of what srun says of a task that a signal ended: "Out Of Memory"; "User defined signal 1" of a task
+# that was still importing at the time limit.
+BY_SIGNAL = {
+    "Killed": 128 + signal.SIGKILL,
+    "Terminated": 128 + signal.SIGTERM,
+    "Out": STATUSES["oom"].exit_code,
+    "User": 128 + signal.SIGUSR1,
+}
+OF_JOB = JOB_VARIABLE, RESTARTS_VARIABLE
 LONGEST = 1000  # letters of a reason
 
 
-def record_early_end(cell: Cell, results: Path, codes: Sequence[int], began: str, said: str) -> bool:
-    """Write a record without measurements for a run that left none. False for a run that a signal interrupted: its cell
-    runs again.
+def main(arguments: Sequence[str]) -> int:
+    """CODE: srun's exit code; BEGAN: when the run began, in the format of a record's times; WORDS: its command line."""
+    code, began, *words = arguments
+    said = sys.stdin.buffer.read().decode(errors="replace")
+    try:
+        with configurations():
+            config = configuration(*words)
+        write_row_of_job(config, int(code), began, said)
+    except (RunError, OSError):  # the run has printed it
+        return 1
+    return 0
 
-    began: in the format of a record's times; said: the output of all ranks
+
+def write_row_of_job(config: Config, code: int, began: str, said: str) -> None:
+    """Write the row of a run in this Slurm job, unless a rank has recorded it or a signal interrupted it."""
+    tasks = tasks_per_node(os.environ["SLURM_TASKS_PER_NODE"])
+    key = key_of(config.identity(), sum(tasks))
+    attempts = State(Path(config.results_dir)).refresh().attempts.values()
+    if not any(attempt.key == key and attempt.start >= began for attempt in attempts):
+        codes = [int(match[1]) if match[1] else BY_SIGNAL.get(match[2], 1) for match in TASK.finditer(said)]
+        record_early_end(config, codes or [code], began, said, tasks)
+
+
+def record_early_end(config: Config, codes: Sequence[int], began: str, said: str, tasks: Sequence[int]) -> bool:
+    """Write a record without measurements for a run that left none; whether it is on disk. The status is that of the
+    first rank that failed by itself. False for a run that a signal interrupted: its cell runs again.
+
+    began: in the format of a record's times; said: the output of all ranks; tasks: the number of ranks of each node
     """
-    if INTERRUPTS.issuperset(code for code in codes if code):  # a sweep ends the others of a rank that failed
+    code = next((code for code in codes if code not in (0, PeerFailed.exit_code, *INTERRUPTS)), None)
+    if code is None and INTERRUPTS.intersection(codes):
         return False
-    code = first_failure(codes) or max(codes)
-    return write_row(cell, results, *ended_with(code), _reason(codes, said), began)
-
-
-def ended_with(code: int) -> tuple[str, str | None]:
-    """The status of a run that ended with this exit code, and what ended it, as errors.py names both."""
-    return ("killed", TIME_LIMIT) if code in LIMIT else (BY_CODE.get(code, "error"), None)
-
-
-def first_failure(codes: Iterable[int]) -> int | None:
-    """The exit code of the first rank that failed by itself, neither because another rank failed nor by a signal from
-    outside."""
-    return next((code for code in codes if code not in (0, PeerFailed.exit_code, *INTERRUPTS)), None)
-
-
-def write_row(
-    cell: Cell,
-    results: Path,
-    status: str,
-    ended_by: str | None,
-    reason: str,
-    began: str,
-    ended: str | None = None,
-    **sections: Any,
-) -> bool:
-    """Write a record without measurements; whether it is on disk.
-
-    began, ended: in the format of a record's times; without `ended`: now
-    sections: further content, by sections of run.json
-    """
-    with configurations():
-        config = configuration(*cell.words)
+    code = code or max(codes)
+    status, ended_by = ("killed", TIME_LIMIT) if code in LIMIT else (BY_CODE.get(code, "error"), None)
     content: dict[str, Any] = {
         "times": {"start": began, "end": None},
         "config": config.resolved,
         "config_added_later": config.added_later,
-        "launch": {"world_size": cell.gpus, "nodes": 1, "ranks_per_node": cell.gpus},
+        "launch": {"world_size": sum(tasks), "nodes": len(tasks), "ranks_per_node": tasks[0]},
+        "environment": {"variables": {name: os.environ[name] for name in OF_JOB if name in os.environ}},
         "dataset": {"name": config.data.name, "kind": config.data.kind},
-        **sections,
     }
-    name = run_id(config.identity(), cell.gpus, content["launch"]["nodes"], "unknown")
-    return Record.open(str(results), name, content).finish(status, reason[:LONGEST], end=ended, ended_by=ended_by)
+    name = run_id(config.identity(), sum(tasks), len(tasks), "unknown")
+    return Record.open(config.results_dir, name, content).finish(status, _reason(codes, said), ended_by=ended_by)
 
 
 def _reason(codes: Sequence[int], said: str) -> str:
+    """The first line in which ddlbench reported the end, else what else is known, and the exit codes."""
+    lines = [match[1] for line in said.splitlines() if (match := SAID.fullmatch(line.strip()))]
     exits = f"the run ended before it had a record: exit codes {', '.join(map(str, codes))}"
     signals = [f"rank {rank} received SIGUSR1" for rank, code in enumerate(codes) if code in LIMIT]
-    return "; ".join([*(lines(said)[:1] or signals[:1]), exits])
+    return "; ".join([*(lines or signals or SAID_BY_SLURM.findall(said))[:1], exits])[:LONGEST]
 
 
-def lines(said: str) -> list[str]:
-    """The lines in which ddlbench reported the end."""
-    return [match[1] for line in said.splitlines() if (match := SAID.fullmatch(line.strip()))]
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

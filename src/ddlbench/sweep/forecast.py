@@ -1,4 +1,4 @@
-"""The seconds of a cell on a cluster, predicted by the oracle, for cells that no finished run resembles."""
+"""The seconds of a cell on a machine, predicted by the oracle, for cells that no finished run resembles."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ddlbench.errors import UserError
 from ddlbench.job import Job
 from ddlbench.oracle.machine import machine as machines
 from ddlbench.oracle.measured.inputs import from_roofline
-from ddlbench.oracle.predictor import SAMPLES, Known, predict
+from ddlbench.oracle.predictor import SAMPLES, Inputs, predict
 from ddlbench.oracle.timing.computation import Computation
 from ddlbench.sweep.plan import Cell
 
@@ -20,9 +20,9 @@ class Forecast:
     taken from the roofline and nothing beside the steps is predicted. None if the oracle has no answer, or for an epoch
     of unknown length. It must be called within `configurations`."""
 
-    def __init__(self, cluster: str) -> None:
-        """cluster: a name or a file, as for `python -m ddlbench.predict`; UserError for what is none"""
-        self.machine = machines.load(cluster)
+    def __init__(self, machine: str) -> None:
+        """machine: a description's name or file, as cluster= of the predict command; UserError for what is none"""
+        self.machine = machines.load(machine)
         self.device = torch.device(self.machine.device.type)
         self.made: dict[str, Computation] = {}
         self.predicted: dict[tuple[str, int], float | None] = {}
@@ -35,7 +35,7 @@ class Forecast:
 
     def _seconds(self, cell: Cell) -> float | None:
         config = configuration(*cell.words)
-        inputs = Known(self.machine, self._computation, samples=SAMPLES.get(config.data.name))
+        inputs = Inputs(self.machine, self._computation, samples=SAMPLES.get(config.data.name))
         try:
             prediction = predict(config, config.framework, cell.gpus, inputs)
         except UserError:

@@ -17,17 +17,16 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ddlbench.config.compose import configuration, configurations
 from ddlbench.errors import RunError
-from ddlbench.ranks.launchers import free_port, rank_variables
+from ddlbench.ranks.launchers import PLACE_VARIABLES, free_port, rank_variables
 from ddlbench.record.ending import end_for_rank_0, now
 from ddlbench.results.reading.gone import keeper_alive
 from ddlbench.sweep import slurm
 from ddlbench.sweep.lock import FOLDER, Claim, claim
-from ddlbench.sweep.plan import INVALID, Cell
+from ddlbench.sweep.plan import Cell
 from ddlbench.sweep.state import RUNNING, State, due
 
-# Variables of a launcher around this program. They are removed, because the ranks are started here.
-LAUNCHERS = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "MASTER_", "SLURM_", "OMPI_", "PMI", "TORCHELASTIC_")
 RANKS_PER_CORE = 2  # at most, where there is no GPU
 POLL_S = 0.05
 MEBIBYTE = 2**20
@@ -44,7 +43,8 @@ def run_cells(cells: Sequence[Cell], state: State, retry: str | None, say: Say) 
     """Run all due cells in this order; the number of cells that did not end well. KeyboardInterrupt after the ranks of
     an interrupted cell have ended."""
     failed = 0
-    todo = [cell for cell in cells if _runs_here(cell, state, retry)]
+    most = most_ranks()
+    todo = [cell for cell in cells if cell.gpus <= most and not cell.invalid and due(state.status(cell), retry)]
     for number, cell in enumerate(todo, 1):
         with _turn(say), _claimed(cell, state) as held:
             # Another sweep may have run it since this one began.
@@ -71,7 +71,7 @@ def run_cell(cell: Cell, results: Path, held: Claim | None = None) -> list[int]:
     """Start a cell's ranks and wait for them; their exit codes. No rank is left, even after an error."""
     path = _log(results, cell)
     path.parent.mkdir(parents=True, exist_ok=True)
-    words = [sys.executable, "-m", "ddlbench", *cell.words, f'results_dir="{results}"', "progress=false"]
+    words = [sys.executable, "-m", "ddlbench", *_words(cell, results)]
     ranks: list[subprocess.Popen[bytes]] = []
     try:
         with path.open("ab") as log:
@@ -93,13 +93,12 @@ def end(ranks: Sequence[subprocess.Popen[bytes]], first: signal.Signals = signal
     _signal(ranks, signal.SIGKILL, group=True)
 
 
+def _words(cell: Cell, results: Path) -> list[str]:
+    return [*cell.words, f'results_dir="{results}"', "progress=false"]
+
+
 def _log(results: Path, cell: Cell) -> Path:
     return results / FOLDER / "logs" / f"{cell.key}.log"
-
-
-def _runs_here(cell: Cell, state: State, retry: str | None) -> bool:
-    fits = cell.gpus <= most_ranks()
-    return fits and (cell.refused is None or cell.refused[0] != INVALID) and due(state.status(cell), retry)
 
 
 @contextlib.contextmanager
@@ -161,7 +160,9 @@ def _ended(cell: Cell, state: State, codes: list[int], began: Began) -> str:
     if len(attempts) == began.attempts and any(codes):
         from ddlbench.sweep.early import record_early_end  # torch comes with it
 
-        record_early_end(cell, state.results, codes, began.when, began.said(_log(state.results, cell)))
+        with configurations():
+            config = configuration(*_words(cell, state.results))
+        record_early_end(config, codes, began.when, began.said(_log(state.results, cell)), [cell.gpus])
     return state.refresh().status(cell)
 
 
@@ -194,8 +195,8 @@ def _wait(ranks: Sequence[subprocess.Popen[bytes]], deadline: float, held: Claim
 
 
 def _variables(world: int) -> Iterator[dict[str, str]]:
-    """The environment of each rank: torchrun's variables, without another process of a launcher."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
+    """The environment of each rank: torchrun's variables, without those of a launcher around this program."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(PLACE_VARIABLES)}
     kept["OMP_NUM_THREADS"] = "1"  # one rank is one device
     if world == 1:
         yield kept

@@ -32,7 +32,7 @@ class Cell:
     key: identity of what is measured; a record has the same one (state.py)
     place: of its point among all points
     family: the same for all GPU counts, repeats and seeds of a configuration
-    refused: "unsupported" or "invalid" and the reason, where it is known before the start; else None
+    refused: "unsupported" or "invalid" and the reason, if this is known before the start; else None
     """
 
     values: Mapping[str, Any]
@@ -45,6 +45,11 @@ class Cell:
     family: str
     place: int
     refused: tuple[str, str] | None = None
+
+    @property
+    def invalid(self) -> bool:
+        """Whether ddlbench refuses its configuration, so that it cannot run at all."""
+        return self.refused is not None and self.refused[0] == INVALID
 
     @property
     def name(self) -> str:
@@ -67,7 +72,7 @@ def plan(study: Study, device: torch.device, check: Check | None = None) -> list
     shuffled = sorted(cells, key=lambda cell: cell.key)  # independent of the order of the axes
     random.Random(study.order).shuffle(shuffled)
     ordered = sorted(shuffled, key=lambda cell: (cell.repeat, study.seeds.index(cell.seed)))
-    if ordered and all(cell.refused and cell.refused[0] == INVALID for cell in ordered):
+    if ordered and all(cell.invalid for cell in ordered):
         assert ordered[0].refused
         raise UserError(f"{study.name}: no cell can run: {ordered[0].refused[1]}")
     return ordered

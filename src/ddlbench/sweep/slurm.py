@@ -7,14 +7,14 @@ import shlex
 import subprocess
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ddlbench.errors import UserError
 from ddlbench.heartbeat import server_time
-from ddlbench.sweep.lock import FOLDER, Claim, claim
-from ddlbench.sweep.plan import INVALID, Cell
+from ddlbench.sweep.lock import FOLDER, claim
+from ddlbench.sweep.plan import Cell
 from ddlbench.sweep.state import State, due
 from ddlbench.sweep.study import Study
 
@@ -127,7 +127,7 @@ def submit(study: Study, cells: Sequence[Cell], state: State, options: Options, 
     (state.results / FOLDER).mkdir(parents=True, exist_ok=True)
     looked, queued = server_time(state.results), queue()  # in this order, and before the records are read
     state.refresh()
-    due_cells = [cell for cell in cells if due(state.status(cell), retry) and not _invalid(cell)]
+    due_cells = [cell for cell in cells if due(state.status(cell), retry) and not cell.invalid]
     lines, numbers = list[str](), list[str]()
     proofs: dict[str, str] = {}  # job of the smallest cell of each configuration
     planned = jobs(due_cells, options.pack)
@@ -146,7 +146,9 @@ def submit(study: Study, cells: Sequence[Cell], state: State, options: Options, 
         except UserError as error:
             # Where sbatch did not answer in time, Slurm may have the job: then `squeue` knows its name.
             if not isinstance(error.__cause__, subprocess.TimeoutExpired):
-                _release(one for _, one in held)
+                for _, one in held:
+                    if one is not None:
+                        one.release()
             raise
         numbers.append(number)
         if job.proves:
@@ -160,12 +162,6 @@ def _name(study: Study) -> str:
     return f"ddlbench-{study.name[:40].replace(' ', '_')}-{uuid.uuid4().hex[:12]}"
 
 
-def _release(claims: Iterable[Claim | None]) -> None:
-    for one in claims:
-        if one is not None:
-            one.release()
-
-
 def cancel(name: str) -> bool:
     """Cancel the job of this name; whether Slurm did it. Slurm refuses jobs of other users."""
     try:
@@ -173,10 +169,6 @@ def cancel(name: str) -> bool:
     except (OSError, subprocess.SubprocessError):
         return False
     return True
-
-
-def _invalid(cell: Cell) -> bool:
-    return cell.refused is not None and cell.refused[0] == INVALID
 
 
 def _dependency(before: Sequence[str], alone: bool, submitted: Sequence[str], throttle: int) -> list[str]:

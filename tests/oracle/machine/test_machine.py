@@ -7,10 +7,10 @@ import pytest
 
 from ddlbench.errors import UserError
 from ddlbench.oracle.machine import machine as machines
-from ddlbench.oracle.machine.machine import FOLDER, clusters, load, with_overlap
+from ddlbench.oracle.machine.machine import FOLDER, load, machine_names, with_overlap
 
 
-@pytest.mark.parametrize("name", [name for name in clusters() if name != "local"])
+@pytest.mark.parametrize("name", [name for name in machine_names() if name != "local"])
 def test_every_cluster_is_complete_and_each_number_has_its_source(name: str) -> None:
     machine = load(name)
     assert machine.name == name

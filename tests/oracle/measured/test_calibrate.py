@@ -126,7 +126,7 @@ def test_what_nccl_was_measured_to_take_is_used_on_that_gpu_alone(
 def test_overlap_on_the_command_line_goes_before_what_was_measured(own_home: Path) -> None:
     write(own_home, "cpu", kept("cpu"))
     questions = {word: ask(["+model=resnet50", *word.split()]) for word in ("", "overlap=true", "overlap=false")}
-    found = {word: inputs.machine_of(asked.cluster, asked.overlap).shown(4) for word, asked in questions.items()}
+    found = {word: inputs.machine_of(asked.machine, asked.overlap).shown(4) for word, asked in questions.items()}
     assert found == {"": 0.5, "overlap=true": 0.0, "overlap=false": 1.0}
 
 

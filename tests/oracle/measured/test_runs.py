@@ -12,7 +12,7 @@ from ddlbench.errors import UserError
 from ddlbench.oracle.machine.machine import load
 from ddlbench.oracle.measured.inputs import OneStep, from_one_step
 from ddlbench.oracle.measured.runs import Results
-from ddlbench.oracle.predictor import Known, predict
+from ddlbench.oracle.predictor import Inputs, predict
 from ddlbench.results.reading.attempts import Attempt
 
 WORDS = ("+framework=ddp", "+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=16",
@@ -58,7 +58,7 @@ def test_a_base_of_another_framework_carries_a_mark(config: Config, base: str, m
     """`single` has nothing of its own; of any other framework the row says whose run it starts from."""
     settings = {**config.resolved, "framework": {**config.resolved["framework"], "name": base}}
     there = results(record(config, 1, 0.5, config=settings))
-    row = predict(config, config.framework, 1, Known(ABCI, lambda asked, _: there.computation(asked, ABCI)))
+    row = predict(config, config.framework, 1, Inputs(ABCI, lambda asked, _: there.computation(asked, ABCI)))
     assert row.basis == f"{base} on one device (run-1)"
     assert list(row.marks) == marks
 
@@ -88,8 +88,8 @@ def test_waiting_for_data_is_taken_off(config: Config) -> None:
 
 def test_a_few_devices_give_one_device_s_seconds(config: Config) -> None:
     """What one device with 0.25 s predicts for 8 leads back to 0.25 s."""
-    known = Known(ABCI, lambda asked, _: from_one_step(asked, ABCI, OneStep(0.25)))
-    eight = predict(config, config.framework, 8, known)
+    inputs = Inputs(ABCI, lambda asked, _: from_one_step(asked, ABCI, OneStep(0.25)))
+    eight = predict(config, config.framework, 8, inputs)
     assert eight.step_s is not None
     assert eight.comm_exposed_s
     found = results(record(config, 8, eight.step_s)).computation(config, ABCI)

@@ -14,7 +14,7 @@ from ddlbench.oracle.machine import collectives as by
 from ddlbench.oracle.machine.collectives import path
 from ddlbench.oracle.machine.machine import Sweep, load
 from ddlbench.oracle.measured.inputs import OneStep, from_one_step
-from ddlbench.oracle.predictor import Known, Prediction, predict
+from ddlbench.oracle.predictor import Inputs, Prediction, predict
 from ddlbench.oracle.timing.computation import Blocks, Computation, Pass, Speeds, spread
 from ddlbench.report.predicted import cells
 from tests.oracle.made import MACHINE, block, made
@@ -63,8 +63,8 @@ def loaded() -> Prediction:
     with configurations():
         config = configuration(*words, "model.image_size=64", "train.batch_per_gpu=8")
     abci = load("abci")
-    known = Known(abci, lambda own, _: from_one_step(own, abci, OneStep(1.0)), samples=320, loader=4.0)
-    return predict(config, config.framework, 4, known)
+    inputs = Inputs(abci, lambda own, _: from_one_step(own, abci, OneStep(1.0)), samples=320, loader=4.0)
+    return predict(config, config.framework, 4, inputs)
 
 
 def error() -> list[str]:

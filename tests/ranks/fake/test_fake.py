@@ -7,11 +7,15 @@ group returns.
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp._fully_shard import _fsdp_param
 
 from ddlbench.errors import Unsupported
 from ddlbench.job import Batch
@@ -73,6 +77,24 @@ def test_stage_3_leaves_torch_as_it_was() -> None:
         assert torch.nn.functional.linear is not linear
         trainer.close()
     assert torch.nn.functional.linear is linear
+
+
+@pytest.mark.parametrize(("rows", "ranks"), [(8, 4), (10, 4), (3, 8), (5, 4), (1, 1)])
+def test_a_parameter_is_cut_as_torch_cuts_it(rows: int, ranks: int) -> None:
+    weight = torch.arange(2.0 * rows).reshape(rows, 2)
+    with fake_world(0, 1024, CPU):
+        slices = _fsdp_param._chunk_with_empty(weight, ranks, 0)
+        cut = [slices[rank] for rank in range(ranks)]
+    expected = _fsdp_param._chunk_with_empty(weight, ranks, 0)
+    assert [part.tolist() for part in cut] == [part.tolist() for part in expected]
+
+
+def test_one_of_1024_ranks_does_not_cut_a_parameter_for_all_of_them() -> None:
+    with fake_world(1023, 1024, CPU), patch.object(torch, "chunk") as chunk:
+        model = fully_shard(nn.Linear(4, 2048, bias=False))
+    (weight,) = model.parameters()
+    assert weight.to_local().shape == (2, 4)
+    assert not chunk.called
 
 
 def test_the_world_ends_with_the_block() -> None:

@@ -21,8 +21,9 @@ import torch.distributed as dist
 
 from ddlbench.job import Job
 from ddlbench.ranks.control import all_gather, barrier
+from ddlbench.ranks.launchers import HYDRA, OPEN_MPI, PMIX_RANK
 
-MPI_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")  # mpirun of Open MPI, of MPICH; srun --mpi=pmix
+MPI_RANKS = OPEN_MPI[0], HYDRA[0], PMIX_RANK
 
 
 def started_by_mpi() -> bool:

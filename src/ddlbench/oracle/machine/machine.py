@@ -1,4 +1,8 @@
-"""A cluster as the oracle sees it: devices, and links of two levels. One YAML file each in oracle/clusters/."""
+"""The machine that a prediction is for: devices, and links of two levels.
+
+Each YAML file in oracle/clusters/ describes one, which `cluster=` of the predict command and `--cluster` of the sweep
+name. A run's key `cluster.name` is another thing, the label of its machine in the record; so is a site's Slurm file.
+"""
 
 from __future__ import annotations
 
@@ -131,7 +135,7 @@ class Machine:
         return max(1.0, float(np.interp(busy, [ranks for ranks, _ in factors], [factor for _, factor in factors])))
 
 
-def clusters() -> list[str]:
+def machine_names() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
@@ -149,8 +153,8 @@ def load(name: str) -> Machine:
     path = Path(name) if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
     if not path.is_file():
         raise UserError(
-            f"cluster={name} is not known: choose one of {', '.join(clusters())}, or give a YAML file with the keys of "
-            "these (docs/oracle.md)"
+            f"cluster={name} is not known: choose one of {', '.join(machine_names())}, or give a YAML file with the "
+            "keys of these (docs/oracle.md)"
         )
     try:
         plain = OmegaConf.to_container(OmegaConf.load(path), resolve=True)

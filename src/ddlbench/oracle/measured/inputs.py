@@ -81,12 +81,13 @@ def own_gpu() -> str | None:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else None
 
 
-def machine_of(cluster: str, overlap: bool | None = None) -> Machine:
-    """The machine that a cluster's file describes; for this machine, or one of its nodes, with what was measured here.
+def machine_of(name: str, overlap: bool | None = None) -> Machine:
+    """The machine of a description; if it describes this machine or one of its nodes, with what was measured here.
 
+    name: of the description, or its file
     overlap: whether communication is hidden; None: as the file says, or as it was measured
     """
-    machine = machines.load(cluster)
+    machine = machines.load(name)
     device = machine.device
     if machine.name == "local":
         memory = device.memory_bytes or float(psutil.virtual_memory().total)

@@ -103,7 +103,7 @@ def _with(machine: Machine, content: Mapping[str, Any]) -> Machine:
 def _measured(device_type: str, ranks: int, sizes: Sequence[int]) -> dict[str, list[float]]:
     with tempfile.TemporaryDirectory() as folder:
         mp.start_processes(_rank, args=(device_type, ranks, folder, sizes), nprocs=ranks, start_method="spawn")  # pyright: ignore
-        return json.loads((Path(folder) / "found.json").read_text())
+        return json.loads((Path(folder) / "measured.json").read_text())
 
 
 def _rank(rank: int, device_type: str, ranks: int, folder: str, sizes: Sequence[int]) -> None:
@@ -118,7 +118,7 @@ def _rank(rank: int, device_type: str, ranks: int, folder: str, sizes: Sequence[
     measured = sweep(device, sizes)
     measured["contention"], measured["hidden_cost"] = [contention(rank, device)], [hidden_cost(device)]
     if rank == 0:
-        (Path(folder) / "found.json").write_text(json.dumps(measured))
+        (Path(folder) / "measured.json").write_text(json.dumps(measured))
     dist.barrier()
     dist.destroy_process_group()
 

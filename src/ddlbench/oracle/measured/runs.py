@@ -64,30 +64,34 @@ class Results:
         blocks: measured ones, which say how a step is spread over them; None: the roofline does
         """
         framework: Any = config.framework
-        bases = self._bases(config, machine)
-        of_framework = [base for base in bases if base.framework == framework.name]
-        alone = [base for base in bases if base.ranks == 1]
-        plain = [base for base in alone if base.framework == "single"]
-        few = [base for base in of_framework if base.settings == config.resolved["framework"]]
-        fewest = [base for base in few if base.ranks == min(base.ranks for base in few)]
-        candidates = ([base for base in of_framework if base.ranks == 1], plain, alone, fewest)
-        chosen = next((group[-1] for group in candidates if group), None)
-        if chosen is None:
+        bases = [base for attempt in self.attempts if (base := _base(attempt, config, machine)) is not None]
+        one_device = [base for base in bases if base.ranks == 1]
+        same_settings = [base for base in bases if base.settings == config.resolved["framework"]]
+        smallest = min((base.ranks for base in same_settings), default=0)
+        groups = (  # the first one that has a run counts
+            [base for base in one_device if base.framework == framework.name],
+            [base for base in one_device if base.framework == "single"],
+            one_device,
+            [base for base in same_settings if base.ranks == smallest],
+        )
+        base = next((group[-1] for group in groups if group), None)
+        if base is None:
             raise UserError(
                 f"{self.folder} has no complete run of {config.model.name} on one {machine.device.name} that computes "
                 f"the same{self._nearest(config, machine)}: measure one with +framework=single, or give "
                 "--one-gpu-step-s SECONDS"
             )
-        step_s = median(base.seconds for base in bases if base.alike(chosen))
-        where = "one device" if chosen.ranks == 1 else f"{chosen.ranks} devices"
-        basis = f"{chosen.framework} on {where} ({chosen.path.parent.name})"
-        if chosen.ranks == 1:
-            computation = from_one_step(config, machine, OneStep(step_s, chosen.samples, chosen.micro), basis, blocks)
-            return replace(
-                computation, remarks=(*_borrowed(chosen.framework, framework.name), *self._elsewhere(chosen))
-            )
-        few = _of_few(config, machine, replace(chosen, seconds=step_s), basis, blocks)
-        return replace(few, remarks=self._elsewhere(chosen))
+        base = replace(base, seconds=median(repeat.seconds for repeat in bases if repeat.alike(base)))
+        where = "one device" if base.ranks == 1 else f"{base.ranks} devices"
+        basis = f"{base.framework} on {where} ({base.path.parent.name})"
+        remarks = self._elsewhere(base)
+        if base.ranks > 1:
+            return replace(_solved(config, machine, base, basis, blocks), remarks=remarks)
+        if base.framework not in (framework.name, "single"):  # `single` adds no work
+            of_other = f"{framework.name} from a run of {base.framework}, with what {base.framework} itself takes"
+            remarks = (of_other, *remarks)
+        step = OneStep(base.seconds, base.samples, base.micro)
+        return replace(from_one_step(config, machine, step, basis, blocks), remarks=remarks)
 
     def _nearest(self, config: Config, machine: Machine) -> str:
         """The differences of the run of the same model and device that comes closest, as a text; empty if there is
@@ -106,10 +110,6 @@ class Results:
         if base.hosts and base.hosts != (platform.node(),):
             marks.append(f"runs on the CPU of {', '.join(base.hosts)}, not of {platform.node()}")
         return tuple(marks)
-
-    def _bases(self, config: Config, machine: Machine) -> list[Base]:
-        bases = [_base(attempt, config, machine) for attempt in self.attempts]
-        return [base for base in bases if base is not None]
 
     def loader_rate(self, config: Config) -> float | None:
         """Samples a second that one rank loads: the median of complete mode=loader runs of the same data with the same
@@ -141,13 +141,6 @@ def _loading(settings: Mapping[str, Any]) -> tuple[Any, ...]:
     return *names, model.get("image_size"), model.get("seq_len")
 
 
-def _borrowed(base: str, framework: str) -> tuple[str, ...]:
-    """A remark on a base that is neither of this framework nor of `single`, which adds no work."""
-    return (
-        () if base in (framework, "single") else (f"{framework} from a run of {base}, with what {base} itself takes",)
-    )
-
-
 def _base(attempt: Attempt, config: Config, machine: Machine) -> Base | None:
     """The base of a record; None for an incomplete run, or another model, device or precision."""
     record = attempt.record
@@ -170,16 +163,16 @@ def _base(attempt: Attempt, config: Config, machine: Machine) -> Base | None:
     return Base(name, keys, int(ranks), int(batch), micro, seconds, attempt.path, version, hosts)
 
 
-def _of_few(config: Config, machine: Machine, base: Base, basis: str, blocks: Computation | None) -> Computation:
-    """The computation of one device from runs on a few: the prediction for these then equals their measured time.
-    UserError if their communication alone takes longer."""
+def _solved(config: Config, machine: Machine, base: Base, basis: str, blocks: Computation | None) -> Computation:
+    """The computation of one device, solved from runs on a few devices: with it the prediction for these devices equals
+    their measured time. UserError if their communication alone takes longer."""
     train = replace(config.train, global_batch=base.samples, batch_per_gpu=None)
     there = replace(config, train=train)
     job = job_of(there, base.ranks, machine)
-    alone = max(1, base.samples // base.ranks)
-    step_s = base.seconds
+    samples = max(1, base.samples // base.ranks)  # of one device
+    step = OneStep(base.seconds, samples, min(samples, base.micro))
     for _ in range(ROUNDS):
-        computation = from_one_step(there, machine, OneStep(step_s, alone, min(alone, base.micro)), basis, blocks)
+        computation = from_one_step(there, machine, step, basis, blocks)
         outcome = strategy(config.framework, Setting(job, machine, computation, kind_of(config.recipe.optimizer)))
         left = base.seconds - outcome.exposed_s
         if left <= 0:
@@ -187,8 +180,8 @@ def _of_few(config: Config, machine: Machine, base: Base, basis: str, blocks: Co
                 f"{base.path}: {base.ranks} devices took {base.seconds:.4g} s a step, and communication alone is "
                 f"predicted to take {outcome.exposed_s:.4g} s: measure one device"
             )
-        step_s *= left / (outcome.step_s - outcome.exposed_s)
-    return from_one_step(there, machine, OneStep(step_s, alone, min(alone, base.micro)), basis, blocks)
+        step = replace(step, seconds=step.seconds * left / (outcome.step_s - outcome.exposed_s))
+    return from_one_step(there, machine, step, basis, blocks)
 
 
 def _section(record: Mapping[str, Any], name: str) -> dict[str, Any]:

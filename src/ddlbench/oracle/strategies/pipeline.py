@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from math import ceil
+from typing import NamedTuple
 
 from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.frameworks.pipeline.pipedream import PipeDream
@@ -17,6 +18,14 @@ from ddlbench.oracle.strategies.pipeline_stages import Cut, memory, of_ranks, ra
 from ddlbench.oracle.strategies.tensor import Traffic, batch_message, limit, traffic
 from ddlbench.oracle.timing import schedule
 from ddlbench.oracle.timing.schedule import Stages
+
+
+class Times(NamedTuple):
+    """Seconds of a step's passes: computing alone, with collectives of layers, with messages between stages too."""
+
+    compute: float
+    with_layers: float
+    with_sends: float
 
 
 def pipeline(framework: Pipeline, setting: Setting) -> Outcome:
@@ -56,22 +65,24 @@ def _balanced(costs: tuple[float, ...], stages: int, sending: tuple[float, ...])
 def predict(cut: Cut, setting: Setting) -> Outcome:
     job = setting.job
     samples = job.replica_batch(cut.dp) / cut.count
-    traffics = [
-        traffic(block, samples, setting, cut.tp) if cut.tp > 1 else Traffic() for block in setting.counts.blocks
-    ]
-    alone = _stages(cut, setting, samples, [Traffic() for _ in traffics], sends=False)
-    shared = _stages(cut, setting, samples, traffics, sends=False)
-    sent = _stages(cut, setting, samples, traffics, sends=True)
-    spans = [_time(cut, stages, setting)[0] for stages in (alone, shared, sent)]
-    busy = _time(cut, alone, setting)[1]
-    update, numbers = _update(cut, setting), rank_numbers(cut, setting)
-    messages = [*_within(cut, setting, samples, traffics, spans), *_reduction(cut, setting, numbers)]
+    blocks = setting.counts.blocks
+    no_traffic = [Traffic() for _ in blocks]
+    traffics = [traffic(block, samples, setting, cut.tp) for block in blocks] if cut.tp > 1 else no_traffic
+    compute_s, busy_s = _time(cut, _stages(cut, setting, samples, no_traffic, sends=False), setting)
+    times = Times(
+        compute_s,
+        with_layers=_time(cut, _stages(cut, setting, samples, traffics, sends=False), setting)[0],
+        with_sends=_time(cut, _stages(cut, setting, samples, traffics, sends=True), setting)[0],
+    )
+    numbers, shards = rank_numbers(cut, setting), cut.dp if cut.sharded else 1
+    update_s = setting.computation.update(max(numbers) / shards) * setting.contention
+    messages = [*_within(cut, setting, samples, traffics, times), *_reduction(cut, setting, numbers)]
     return Outcome(
-        compute_s=(busy + update),
+        compute_s=busy_s + update_s,
         messages=tuple(messages),
         memory=memory(cut, setting, samples),
         limits=_limits(cut, setting),
-        bubble_s=max(0.0, spans[0] - busy),
+        bubble_s=max(0.0, times.compute - busy_s),
         layout={"dp": cut.dp, "tp": cut.tp, "pp": cut.pp},
         notes=(f"{cut.count} micro batches",),
         micro_samples=samples,
@@ -84,27 +95,23 @@ def _stages(cut: Cut, setting: Setting, samples: float, traffics: Sequence[Traff
     passes = setting.computation.blocks(samples, cut.tp)
     # Collectives were measured while all ranks of their group share the cores: the schedule's contention is relative.
     contention = 1.0 if setting.machine.cores is None else setting.machine.shared_cores(cut.tp)
-    ahead = [block.forward + sent.forward / contention for block, sent in zip(passes, traffics, strict=True)]
-    back = [
+    block_forward = [block.forward + sent.forward / contention for block, sent in zip(passes, traffics, strict=True)]
+    block_backward = [
         block.backward + sent.backward / contention + (again - 1) * forward
-        for block, sent, forward in zip(passes, traffics, ahead, strict=True)
+        for block, sent, forward in zip(passes, traffics, block_forward, strict=True)
     ]
     spans = cut.spans()
-    forward, backward = ([sum(seconds[first:last]) for first, last in spans] for seconds in (ahead, back))
+    forward, backward = ([sum(s[first:last]) for first, last in spans] for s in (block_forward, block_backward))
     sending = _sending(cut, setting, samples) if sends and cut.pp > 1 else [0.0 for _ in spans[:-1]]
     if setting.job.device.type == "cpu":  # gloo begins to send when the receiver asks, which then does nothing else
-        for stage, seconds in enumerate(_relative(sending, setting)):
-            forward[stage + 1] += seconds
-            backward[stage] += seconds
+        machine, world = setting.machine, setting.world
+        measured = machine.sweep("send", world) is not None  # while all ranks of a node share the cores, as above
+        contention = machine.shared_cores(machine.per_node(world)) if measured else 1.0
+        for stage, seconds in enumerate(sending):
+            forward[stage + 1] += seconds / contention
+            backward[stage] += seconds / contention
         sending = [0.0 for _ in sending]
     return Stages(tuple(forward), tuple(backward), (*sending, 0.0))
-
-
-def _relative(sending: Sequence[float], setting: Setting) -> list[float]:
-    """Messages were measured while all ranks of a node share the cores: the schedule's contention is relative."""
-    machine, world = setting.machine, setting.world
-    contention = 1.0 if machine.sweep("send", world) is None else machine.shared_cores(machine.per_node(world))
-    return [seconds / contention for seconds in sending]
 
 
 def _sending(cut: Cut, setting: Setting, samples: float) -> list[float]:
@@ -138,20 +145,13 @@ def _time(cut: Cut, stages: Stages, setting: Setting) -> tuple[float, float]:
     return took, max(busy_s)
 
 
-def _update(cut: Cut, setting: Setting) -> float:
-    shards = cut.dp if cut.sharded else 1
-    return setting.computation.update(max(rank_numbers(cut, setting)) / shards) * setting.contention
-
-
-def _within(
-    cut: Cut, setting: Setting, samples: float, traffics: Sequence[Traffic], spans: Sequence[float]
-) -> list[Message]:
+def _within(cut: Cut, setting: Setting, samples: float, traffics: Sequence[Traffic], times: Times) -> list[Message]:
     """Messages that are sent while the schedule runs: collectives of layers, and activations from stage to stage."""
     messages: list[Message] = []
     if cut.tp > 1:
         bytes_, number = sum(layer.bytes_ for layer in traffics), sum(layer.count for layer in traffics)
         seconds = cut.count * sum(layer.forward + layer.backward for layer in traffics) / cut.pp
-        exposed = max(0.0, spans[1] - spans[0])
+        exposed = max(0.0, times.with_layers - times.compute)
         seconds = max(seconds, exposed)
         messages.append(Message("collectives of layers", cut.count * number, cut.count * bytes_, seconds, exposed))
         batch = batch_message(setting, cut.dp, cut.tp)
@@ -160,7 +160,7 @@ def _within(
     if cut.pp > 1:
         edges = [setting.counts.blocks[end - 1].leaving * samples for _, end in cut.spans()[:-1]]
         one = max(_sending(cut, setting, samples))
-        exposed = max(0.0, spans[2] - spans[1])
+        exposed = max(0.0, times.with_sends - times.with_layers)
         total = max(exposed, 2 * cut.count * one)
         count, bytes_ = _sends(cut, edges)
         messages.append(Message("activations between stages", count, bytes_, total, exposed))

@@ -92,18 +92,13 @@ class Computation:
         return self._cache[key]
 
     def _block(self, index: int, samples: float, tp: int) -> Pass:
-        block, part = self.counts.blocks[index], 1.0
-        if tp > 1:
-            shared = self.shared(block, samples)
-            part = 1 - shared + shared / tp
-        alone = self._whole(index, block, samples)
-        return Pass(alone.forward * part, alone.backward * part)
+        block = self.counts.blocks[index]
+        shared = self.shared(block, samples) if tp > 1 else 0.0
+        factor = self.factor * (1 - shared + shared / tp)
+        seconds = self._unscaled(index, block, samples)
+        return Pass(seconds.forward * factor, seconds.backward * factor)
 
-    def _whole(self, index: int, block: Block, samples: float) -> Pass:
-        relative = self._relative(index, block, samples)
-        return Pass(relative.forward * self.factor, relative.backward * self.factor)
-
-    def _relative(self, index: int, block: Block, samples: float) -> Pass:
+    def _unscaled(self, index: int, block: Block, samples: float) -> Pass:
         """Seconds of a block by the roofline, or as measured at the nearest micro batch."""
         plain = self._roofline(block, samples)
         if self.measure is not None:

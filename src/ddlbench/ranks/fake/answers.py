@@ -1,4 +1,4 @@
-"""What libraries are told in a world that does not exist (ranks/fake/fake.py)."""
+"""Replacements for attributes of libraries in a fake world (ranks/fake/fake.py)."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ Answer = tuple[Any, str, Any]  # module or object, name of its attribute, value 
 
 
 def returning(value: Any) -> Callable[..., Any]:
-    """A function that returns it, whatever it is given."""
+    """A function that returns `value` for any arguments."""
     return lambda *_, **__: value

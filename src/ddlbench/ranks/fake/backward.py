@@ -1,5 +1,5 @@
-"""Function modes during a backward pass: torch leaves a mode while it runs one of its own functions, as a backward pass
-is. Here they are entered again, so that hooks and recomputed blocks come to them, too."""
+"""Function modes during a backward pass. torch leaves a mode while it runs one of its functions, and a backward pass is
+one. Here the modes are entered again, so that they also see hooks and recomputed blocks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _left: list[TorchFunctionMode] = []  # innermost first
 
 
 def leave(mode: TorchFunctionMode, func: Any, args: Any, kwargs: Any) -> Any:
-    """One of BACKWARD, in a mode's own `__torch_function__`."""
+    """Run one of BACKWARD in the `__torch_function__` of a mode."""
     _left.append(mode)
     try:
         return func(*args, **kwargs)

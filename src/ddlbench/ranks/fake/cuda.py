@@ -1,6 +1,6 @@
-"""torch.cuda without a driver (fake.py): streams and events in which nothing takes time, and a GPU's properties.
+"""torch.cuda without a driver (fake.py): streams and events that take no time, and a GPU's properties.
 
-`waits` and `queued` are told of the calls: of those in which the host would wait, and of those that order streams.
+The functions in `waits` are called when the host would wait, those in `queued` when a call orders streams.
 """
 
 from __future__ import annotations

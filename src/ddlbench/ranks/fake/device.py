@@ -1,9 +1,9 @@
 """A fake tensor that is on "cuda" for Python and on "meta" for torch's C++ code (docs/adr/0018).
 
-Autograd is written in C++. It asks each tensor for its device, and the driver of that device for its stream, which a
-machine without a GPU has not. Of "meta" it asks nothing, and runs the backward pass in the thread that called it. So
-C++ finds "meta" here. Two modes translate what crosses the border: devices that Python names, and those that C++ does.
-What C++ decides by the device, and decides otherwise for "meta", is in ranks/fake/kernels.py.
+Autograd is written in C++. It asks each tensor for its device, and the driver of that device for its stream, which does
+not exist on a machine without a GPU. For "meta" it needs no stream and runs the backward pass in the calling thread, so
+C++ sees "meta" here. One mode translates the devices that Python names, another one those that C++ names. Choices that
+C++ makes by the device, and makes differently for "meta", are in ranks/fake/kernels.py.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SEEN = ("dispatch_device", "device_for_backend_keys")  # what C++ finds: Python'
 
 @contextmanager
 def fake_device(device: torch.device) -> Generator[None]:
-    """A FakeTensorMode of a device of type "cuda"."""
+    """A FakeTensorMode for a device of type "cuda"."""
     with ExitStack() as stack:
         for target, name, value in ANSWERS:
             stack.enter_context(patch.object(target, name, value))
@@ -46,7 +46,7 @@ def fake_device(device: torch.device) -> Generator[None]:
 class _FromPython(TorchFunctionMode):
     """What Python asks of C++. asked: how many calls that name "meta" are running
 
-    A copy to the device on which a tensor is already is none: C++, which finds the tensor on "meta", must see that.
+    A copy of a tensor to its device copies nothing. C++ finds the tensor on "meta" and must see this.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -77,8 +77,8 @@ class _FromPython(TorchFunctionMode):
 
 
 class _FromCpp(FakeTensorMode):
-    """What C++ asks of the kernels: a tensor that it makes on "meta" is on the device, unless Python named "meta" or a
-    tensor that it is made from is there. A mode above this one would miss operations that torch itself divides."""
+    """What C++ asks of the kernels. A tensor that it creates on "meta" is on the device, unless Python named "meta" or
+    an argument is on "meta". A mode above this one would miss operations that torch splits into others."""
 
     def __init__(self, device: torch.device, python: _FromPython) -> None:
         super().__init__(allow_non_fake_inputs=True)
@@ -117,7 +117,7 @@ def _make_subclass(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def _grouped(group: Callable[..., dict[Any, Any]]) -> Callable[..., dict[Any, Any]]:
-    """Of an optimizer: the groups of its tensors, by the device that Python knows."""
+    """An optimizer groups its tensors by device: by the one that Python knows."""
 
     def call(lists: Any, with_indices: bool = False) -> dict[Any, Any]:
         groups = group(lists, with_indices)

@@ -1,9 +1,8 @@
-"""One rank of a world that does not exist: torch's fake process group and fake tensors, on a machine without devices.
+"""One rank of a fake world: torch's fake process group and fake tensors, on a machine without devices.
 
-A collective returns at once and sends nothing; a tensor has a shape, a type and a device, and no memory. So a framework
-can be set up and make steps as any rank of any number of ranks, on "cuda" too where there is no GPU. What torch asks of
-a real device meanwhile is answered in cuda.py and device.py, what other libraries ask beside their adapters
-(`fake_answers`).
+A collective returns at once and sends nothing; a tensor has a shape, a type and a device, but no memory. A framework
+can therefore be set up and make steps as any rank of any number of ranks, also on "cuda" without a GPU. cuda.py and
+device.py replace what torch asks of a real device, the adapters (`fake_answers`) what other libraries ask.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp._fully_shard import _fsdp_param  # pyright: ignore[reportPrivateUsage]
 
 from ddlbench.ranks.fake import backward as fake_backward
 from ddlbench.ranks.fake import cuda as fake_cuda
@@ -28,15 +28,15 @@ from ddlbench.ranks.fake.device import fake_device
 
 @runtime_checkable
 class AsksMore(Protocol):
-    """A framework whose library asks more than torch does, of its peers or of the driver."""
+    """A framework whose library asks other ranks or the driver for more than torch does."""
 
     def fake_answers(self, rank: int, world_size: int, device: torch.device) -> Sequence[Answer]: ...
 
 
 @contextmanager
 def fake_world(rank: int, world_size: int, device: torch.device, framework: object = None) -> Generator[None]:
-    """Within it this process is `rank` of `world_size` ranks, and tensors are fake. No process group may exist yet.
-    framework: the one that is set up, for what its library asks"""
+    """In this context the process is `rank` of `world_size` ranks, and tensors are fake. No process group may exist
+    before. framework: the one that is set up, whose `fake_answers` are used"""
     from torch._dynamo.trace_rules import get_torch_obj_rule_map
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -59,9 +59,9 @@ def _swap(one: Tensor, other: Tensor) -> None:
     """torch.utils.swap_tensors, which `Module.to` uses for fake parameters, refuses tensors that something refers to
     weakly: the fake mode does so with every tensor."""
     attributes = vars(one).copy(), vars(other).copy()
-    for tensor, own in zip((other, one), attributes, strict=True):
+    for tensor, its_attributes in zip((other, one), attributes, strict=True):
         vars(tensor).clear()
-        vars(tensor).update(own)
+        vars(tensor).update(its_attributes)
     one.__class__, other.__class__ = other.__class__, one.__class__
     torch._C._swap_tensor_impl(one, other)  # pyright: ignore
 
@@ -76,7 +76,22 @@ def _with_real_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+class _Chunks:
+    """The slices of a parameter for all ranks, each made when it is read: fully_shard reads two of them, but makes one
+    for each rank, and 1,024 fake tensors for each parameter take most of the time of a rehearsal."""
+
+    def __init__(self, tensor: Tensor, count: int, dim: int) -> None:
+        self.tensor, self.dim = tensor, dim
+        self.size = -(-tensor.size(dim) // count)  # as torch.chunk divides it: the last ones are smaller, or empty
+
+    def __getitem__(self, index: int) -> Tensor:
+        length = self.tensor.size(self.dim)
+        start = min(index * self.size, length)
+        return self.tensor.narrow(self.dim, start, min(self.size, length - start))
+
+
 ANSWERS: tuple[Answer, ...] = (
+    (_fsdp_param, "_chunk_with_empty", _Chunks),
     (torch.utils, "swap_tensors", _swap),
     (DeviceMesh, "__init__", _with_real_tensors(DeviceMesh.__init__)),
     (DeviceMesh, "from_group", _with_real_tensors(DeviceMesh.from_group)),

@@ -63,7 +63,7 @@ def cuda_kernels() -> Generator[None]:
 
 
 def autocast_operations() -> list[str]:
-    """Names with overloads of the operations that have a kernel of autocast."""
+    """Names, with overloads, of the operations that autocast has a kernel for."""
     every = torch._C._dispatch_get_registrations_for_dispatch_key(AUTOCAST)  # pyright: ignore
     names = [name.removeprefix("aten::") for name in every if name.startswith("aten::")]
     return [name for name in names if name.partition(".")[0] not in LEFT]
@@ -95,7 +95,7 @@ def _wanted(packet: str, given: Any) -> torch.dtype:
 
 
 def _with_dtype(operation: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    """With a result in fp32 where none is asked for."""
+    """The arguments with a result in fp32, unless they name another type."""
     given = _by_name(operation, args, kwargs)
     return {**given, "dtype": torch.float32} if eligible(args[0]) and given.get("dtype") is None else given
 
@@ -108,13 +108,13 @@ def _by_name(operation: Any, args: Any, kwargs: Any) -> dict[str, Any]:
 
 
 def eligible(value: Any) -> bool:
-    """What autocast casts."""
+    """Whether autocast casts this value."""
     on_device = isinstance(value, Tensor) and value.device.type == "cuda"
     return on_device and value.is_floating_point() and value.dtype != torch.float64
 
 
 class _Cast:
-    """As autocast's own: a weight is cast once, until the outermost autocast ends."""
+    """Autocast's cache: a weight is cast once, until the outermost autocast ends."""
 
     def __init__(self) -> None:
         self.kept = dict[int, tuple[Tensor, Tensor]]()  # by the weight's identity: the weight, and its cast
@@ -145,7 +145,7 @@ def dropout(tensor: Tensor, p: float, train: bool) -> Tensor:
 
 
 def _softmax(kernel: Any) -> Callable[..., Tensor]:
-    """One kernel also from fp16 to fp32, without a copy of its input."""
+    """One kernel, from fp16 to fp32 too, without a copy of its input."""
 
     def call(tensor: Tensor, dim: int, dtype: torch.dtype | None = None) -> Tensor:
         if tensor.dtype == torch.float16 and dtype == torch.float32:

@@ -1,7 +1,7 @@
-"""DistributedDataParallel's reducer in a world that does not exist (ranks/fake/fake.py).
+"""DistributedDataParallel's reducer in a fake world (ranks/fake/fake.py).
 
-The reducer is torch's own, in C++. It sends by torch's hook in Python, not by its built-in one, which wants a result
-that the fake process group does not give; and it can read the numbers that ranks exchange about their buckets.
+The reducer is torch's, in C++. It sends by torch's hook in Python, because the built-in one needs a result that the
+fake process group does not give. It can read the numbers that ranks exchange about their buckets.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class _RealIntegers(TorchDispatchMode):
-    """Tensors of int32 that are made within are real and on the CPU."""
+    """Tensors of int32 that are created in this mode are real and on the CPU."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -55,7 +55,7 @@ class _Done:
 
 
 def _all_reduce(send: Callable[..., Any]) -> Callable[..., Any]:
-    """With a future that holds the result, as that of a real group."""
+    """An all-reduce with a future that holds the result, like that of a real group."""
 
     def call(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         work = send(tensor, *args, **kwargs)
@@ -65,7 +65,7 @@ def _all_reduce(send: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _pre_forward(prepare: Callable[..., Any]) -> Callable[..., Any]:
-    """With the hook in Python from the first forward pass on."""
+    """DDP's preparation of a forward pass, with the hook in Python from the first forward pass on."""
 
     def call(model: Any, *inputs: Any, **kwargs: Any) -> Any:
         with suppress(RuntimeError):  # there is one: the framework's own, or this one
@@ -77,7 +77,7 @@ def _pre_forward(prepare: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _no_timer(_: object) -> None:
-    """In the place of what only starts a timer of the device."""
+    """A replacement for a method that only starts a timer of the device."""
 
 
 def _rebuild(rebuild: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -89,7 +89,7 @@ def _rebuild(rebuild: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 
 def _no_tensors(_: object) -> Sequence[Tensor]:
-    """A future looks for the devices of its tensors, and a fake tensor's memory is on none."""
+    """A future asks for the devices of its tensors; the memory of a fake tensor is on no device."""
     return []
 
 
