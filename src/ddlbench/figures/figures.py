@@ -52,7 +52,6 @@ PANELS_OF_A_FILE = 6  # fit a page of paper
 MOST_FILES = 30  # of all figures; above this number each quantity has one file, because the others would take minutes
 
 DrawPanel = Callable[[Axes, Panel], None]
-Ready = Callable[[str, Figure], object]
 
 
 @dataclass(frozen=True)
@@ -75,14 +74,11 @@ class Wanted(NamedTuple):
         return -(-len(self.shown) // PANELS_OF_A_FILE)
 
 
-def make_figures(
-    tables: Tables, targets: Sequence[Target] = (), baseline: bool = False, ready: Ready = lambda *_: None
-) -> Drawing:
+def make_figures(tables: Tables, targets: Sequence[Target] = (), baseline: bool = False) -> Drawing:
     """Every figure that the tables have values for.
 
     targets:  metrics to show the cost of
     baseline: whether to draw the papers' printed numbers beside the measured ones
-    ready:    gets the name of each figure and the figure, before the next one is drawn
     """
     runs = tables.run_rows
     scaling = marked(tables.measurement_rows, runs)
@@ -102,7 +98,7 @@ def make_figures(
     every = sum(figure.files for figure in wanted) <= MOST_FILES
     with mpl.rc_context(cast(Any, plotting.STYLE)):
         for figure in wanted:
-            _add(drawing, figure, len(figure.shown) if every else PANELS_OF_A_FILE, ready)
+            _add(drawing, figure, len(figure.shown) if every else PANELS_OF_A_FILE)
     return drawing
 
 
@@ -199,7 +195,7 @@ def _over_gpus(looks: Looks, choose: Callable[[Panel], Quantity]) -> DrawPanel:
     return draw_panel
 
 
-def _add(drawing: Drawing, wanted: Wanted, most: int, ready: Ready) -> None:
+def _add(drawing: Drawing, wanted: Wanted, most: int) -> None:
     """The figures of one quantity: none where there is no panel. most: panels that are drawn"""
     drawn = wanted.shown[:most]
     for start in range(0, len(drawn), PANELS_OF_A_FILE):
@@ -210,7 +206,6 @@ def _add(drawing: Drawing, wanted: Wanted, most: int, ready: Ready) -> None:
         number = start // PANELS_OF_A_FILE + 1
         name = wanted.name if number == 1 else f"{wanted.name}_{number}"
         drawing.figures[name] = grid.arrange()
-        ready(name, drawing.figures[name])
     if len(drawn) < len(wanted.shown):
         drawing.notes.append(
             f"{wanted.name}: {len(drawn)} of {len(wanted.shown)} panels are drawn; --only model=NAME or "

@@ -6,7 +6,6 @@ import argparse
 import math
 import sys
 from collections.abc import Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import TextIO
 
@@ -18,7 +17,6 @@ from ddlbench.report.documents import write_documents, write_warnings
 from ddlbench.report.overview import summary_text
 from ddlbench.report.page import render
 from ddlbench.results.reading.attempts import read_all
-from ddlbench.results.reading.cores import Workers, cores
 from ddlbench.results.tables.labels import marked
 from ddlbench.results.tables.merge import FACTORS, AttemptRow
 from ddlbench.results.tables.only import only
@@ -39,9 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _compare(before, after, given.fail_if_slower)
         out = given.out or _beside(_results(given))
         targets = [target(text) for text in given.target]
-        with Workers(cores()) as workers:
-            tables = only(_tables(given, workers), given.only)
-            page = write_report(tables, out, targets, given.baseline == "published", workers)
+        tables = only(_tables(given), given.only)
+        page = write_report(tables, out, targets, given.baseline == "published")
     except UserError as error:
         _say(f"ddlbench.report: {printable(str(error))}", sys.stderr)
         return error.exit_code
@@ -53,9 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _tables(given: argparse.Namespace, workers: Workers) -> Tables:
+def _tables(given: argparse.Namespace) -> Tables:
     records = read_all(_results(given))
-    tables = make_tables(records, given.by, workers)
+    tables = make_tables(records, given.by)
     if given.predict is None:
         return tables
     from ddlbench.report.predicted import with_predictions  # torch comes with it
@@ -127,33 +124,22 @@ def _say(text: str, stream: TextIO) -> None:
     print(text.encode(encoding, "backslashreplace").decode(encoding), file=stream)
 
 
-def write_report(
-    tables: Tables, out: Path, targets: Sequence[Target] = (), baseline: bool = False, workers: Workers | None = None
-) -> Path:
-    """Tables (CSV, Markdown, LaTeX), figures (PNG, SVG, PDF) and report.html below `out`; returns the page's path.
-
-    workers: that save the figures while this process goes on
-    """
+def write_report(tables: Tables, out: Path, targets: Sequence[Target] = (), baseline: bool = False) -> Path:
+    """Tables (CSV, Markdown, LaTeX), figures (PNG, SVG, PDF) and report.html below `out`; returns the page's path."""
     try:
         figures = out / "figures"
-        start, saved = (workers or Workers()).start, list[Future[None]]()
-        drawing = make_figures(tables, targets, baseline, lambda *figure: saved.append(start(save, figures, *figure)))
-        tables.write(out / "tables", cores())
+        drawing = make_figures(tables, targets, baseline)
+        for name, figure in drawing.figures.items():
+            save(figures, name, figure)
+        tables.write(out / "tables")
         write_documents(marked(tables.measurement_rows, tables.run_rows), out / "tables")
         write_targets(tables, targets, out / "tables")
         write_warnings(tables.warnings, out / "tables")
-        wait_for(saved)
         page = out / "report.html"
         page.write_text(render(tables, drawing, figures), encoding="utf-8")
     except OSError as error:
         raise UserError(f"{out} cannot be written ({error.strerror}): choose another folder with --out") from error
     return page
-
-
-def wait_for(saved: Sequence[Future[None]]) -> None:
-    """Wait until all figures are saved; an error is raised."""
-    for future in saved:
-        future.result()
 
 
 def _parser() -> argparse.ArgumentParser:
