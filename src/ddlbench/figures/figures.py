@@ -6,11 +6,10 @@ where they are enough for one. Configurations without an attempt that ended ok a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -43,7 +42,6 @@ from ddlbench.figures.quantities import (
     to_target,
 )
 from ddlbench.figures.styles import Looks, looks_of
-from ddlbench.results.tables.labels import marked
 from ddlbench.results.tables.merge import Row
 from ddlbench.results.tables.tables import Tables
 from ddlbench.results.tables.targets import COSTS, Target, costs, target_rows
@@ -81,7 +79,7 @@ def make_figures(tables: Tables, targets: Sequence[Target] = (), baseline: bool 
     baseline: whether to draw the papers' printed numbers beside the measured ones
     """
     runs = tables.run_rows
-    scaling = marked(tables.measurement_rows, runs)
+    scaling = tables.shown_rows
     looks = looks_of(map(curve_key, scaling))
     all_panels = panels(scaling, runs)
     shared = [part for panel in all_panels for part in small_multiples(panel)]
@@ -96,7 +94,7 @@ def make_figures(tables: Tables, targets: Sequence[Target] = (), baseline: bool 
     printed = [f"published: {text}" for text in (*without_printed(all_panels), *sources())] if baseline else []
     drawing = Drawing(notes=[*dict.fromkeys(note for notes in folded for note in notes), *printed])
     every = sum(figure.files for figure in wanted) <= MOST_FILES
-    with mpl.rc_context(cast(Any, plotting.STYLE)):
+    with plotting.style():
         for figure in wanted:
             _add(drawing, figure, len(figure.shown) if every else PANELS_OF_A_FILE)
     return drawing
@@ -143,8 +141,11 @@ def _of_target(
     reached = costs(tables.epochs, wanted)
     merged = {row["measurement"]: row for row in target_rows(tables, wanted)}
     none: dict[str, float | None] = dict.fromkeys(COSTS)
-    costly = [run | _suffixed(reached.get(run["path"], none)) for run in runs]
-    rows = [row | _costs_of(merged.get(row["measurement"])) for row in scaling]
+    names = [f"{cost}_to_target" for cost in COSTS]
+    costly = [
+        run | {f"{name}_to_target": value for name, value in reached.get(run["path"], none).items()} for run in runs
+    ]
+    rows = [row | {name: merged.get(row["measurement"], {}).get(name) for name in names} for row in scaling]
     shown = [part for panel in panels(rows, costly) for part in small_multiples(panel)]
     return [
         Wanted(
@@ -154,14 +155,6 @@ def _of_target(
         )
         for cost in ("epochs", "seconds")
     ]
-
-
-def _suffixed(values: Mapping[str, float | None]) -> Row:
-    return {f"{name}_to_target": value for name, value in values.items()}
-
-
-def _costs_of(row: Row | None) -> Row:
-    return {f"{name}_to_target": row and row[f"{name}_to_target"] for name in COSTS}
 
 
 def _without_base(shown: Sequence[Panel]) -> list[Panel]:
@@ -189,10 +182,7 @@ def _fixed(quantity: Quantity) -> Callable[[Panel], Quantity]:
 
 
 def _over_gpus(looks: Looks, choose: Callable[[Panel], Quantity]) -> DrawPanel:
-    def draw_panel(axes: Axes, panel: Panel) -> None:
-        draw(axes, panel, looks, choose(panel))
-
-    return draw_panel
+    return lambda axes, panel: draw(axes, panel, looks, choose(panel))
 
 
 def _add(drawing: Drawing, wanted: Wanted, most: int) -> None:

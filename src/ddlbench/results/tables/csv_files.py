@@ -7,7 +7,7 @@ from typing import cast
 
 import pandas as pd
 
-from ddlbench.results.tables.cell_texts import FORMULA, quoted
+from ddlbench.texts import FORMULA, quoted
 
 
 def write_csv(table: pd.DataFrame, path: Path) -> None:

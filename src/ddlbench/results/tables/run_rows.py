@@ -77,7 +77,8 @@ def run_row(attempt: Attempt, left_out: list[str]) -> Row:
     row["batch_per_gpu"] = _share(row["global_batch"], row["gpus"])
     row["micro_batch"] = row["micro_batch"] or cell(_share(row["replica_batch"], row["micro_batches"]), "int")
     row["model_changed"] = _model_changed(attempt.record)
-    row["device_model"] = _device_model(attempt.record, row["device"])
+    model = {"cuda": "gpu_model", "cpu": "cpu_model"}.get(row["device"] or "")
+    row["device_model"] = cell(_dig(attempt.record, ("environment", model)), "text") if model else None
     environment = fingerprint(attempt.record.get("environment"))
     row["environment_id"] = digest(environment) if environment else None
     row["staleness_max"] = _stalest(attempt.record, "staleness")
@@ -140,8 +141,3 @@ def _stalest(record: Row, key: str) -> int | None:
     said = _dig(record, ("framework", key))
     stages = [cell(value, "int") for value in (cast(list[Any], said) if isinstance(said, list) else [said])]
     return max((value for value in stages if value is not None and value >= 0), default=None)
-
-
-def _device_model(record: Row, device: str | None) -> str | None:
-    key = {"cuda": "gpu_model", "cpu": "cpu_model"}.get(device or "")
-    return cell(_dig(record, ("environment", key)), "text") if key else None

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 
@@ -19,7 +18,9 @@ from ddlbench.results.reading.left_out import line as left_out_line
 from ddlbench.results.tables.breakdown import breakdown
 from ddlbench.results.tables.csv_files import write_csv
 from ddlbench.results.tables.drift import drift, questions
+from ddlbench.results.tables.labels import axes_shown, marked
 from ddlbench.results.tables.ledgers import differences, environments, merged_though
+from ddlbench.results.tables.marks import numbered
 from ddlbench.results.tables.merge import AttemptRow, Row, measurement_id, measurements, quality_id
 from ddlbench.results.tables.quality import learning_table
 from ddlbench.results.tables.run_rows import Rows, read_rows
@@ -48,6 +49,11 @@ class Tables:
         """scaling.csv as plain objects."""
         return records(self.scaling)
 
+    @cached_property
+    def shown_rows(self) -> list[Row]:
+        """The rows of scaling.csv as a reader sees them: models marked, with `mark` and `axes`."""
+        return axes_shown(numbered(marked(self.measurement_rows, self.run_rows)))
+
     def write(self, folder: Path) -> None:
         """runs.csv, epochs.csv, scaling.csv, learning.csv, breakdown.csv; an unknown cell is empty."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -67,9 +73,10 @@ class Merged:
 
 def merge(records: Records) -> Merged:
     """All attempts, each with the name of its measurement."""
-    every = list(map(read_rows, records.folders))
-    kept, copies = without_copies([attempt.original for attempt in every])
-    rows = [attempt for attempt in every if attempt.original in kept] if copies else every
+    rows = list(map(read_rows, records.folders))
+    kept, copies = without_copies([attempt.original for attempt in rows])
+    if copies:
+        rows = [attempt for attempt in rows if attempt.original in kept]
     groups = measurements(
         attempt.run for attempt in rows if attempt.run.options and attempt.run.row["backend"] != DEVELOPER
     )
@@ -115,25 +122,17 @@ def not_used(records: Records, merged: Merged) -> tuple[list[str], str | None]:
         *merged.copies,
         *(warning for attempt in merged.rows for warning in attempt.warnings),
     ]
-    return warnings, left_out_line(_kinds(records, merged))
-
-
-def _kinds(records: Records, merged: Merged) -> list[str]:
-    """The kind, in the words of left_out.py, of everything that is left out of the numbers."""
     runs = [attempt.run.row for attempt in merged.rows]
-    return [
+    measured = [row for row in runs if row["status"] == "ok" and row["measurement"] is not None]
+    kinds = [
         *records.left_out,
         *("copy" for _ in merged.copies),
         *(kind for attempt in merged.rows for kind in attempt.left_out),
-        *(NO_RATE for row in runs if _has_no_rate(row)),
+        *(NO_RATE for row in measured if row["throughput_samples_per_s"] is None),
         *("still running or killed" for row in runs if row["status"] == "running"),
         *("of ranks that shared a GPU" for row in runs if row["backend"] == DEVELOPER),
     ]
-
-
-def _has_no_rate(row: Row) -> bool:
-    """Whether it is in a measurement, but not in its times."""
-    return row["status"] == "ok" and row["measurement"] is not None and row["throughput_samples_per_s"] is None
+    return warnings, left_out_line(kinds)
 
 
 def frame(columns: Sequence[Column], rows: Iterable[Row]) -> pd.DataFrame:
