@@ -10,8 +10,8 @@ from matplotlib.ticker import FuncFormatter
 
 from ddlbench.figures import plotting
 from ddlbench.figures.panels import Panel, curve_name
+from ddlbench.results.rows import Row
 from ddlbench.results.tables.breakdown import PARTS
-from ddlbench.results.tables.merge import Row
 from ddlbench.texts import shortened
 
 LOOKS = {  # of each part: its name in words, a colour and a hatching

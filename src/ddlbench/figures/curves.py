@@ -16,7 +16,7 @@ from ddlbench.figures.failures import band, mark_failures
 from ddlbench.figures.panels import Base, Panel, curve_key, curve_name, curves
 from ddlbench.figures.quantities import Quantity, Values
 from ddlbench.figures.styles import Look, Looks
-from ddlbench.results.tables.merge import Row
+from ddlbench.results.rows import Row
 
 POINTS = 72  # in an inch
 WIDEST_STEP = 7.0  # points between two curves at one GPU count: the width of a marker
@@ -48,7 +48,7 @@ def draw(axes: Axes, panel: Panel, looks: Looks, quantity: Quantity, others: Seq
     if quantity.theory:
         values += _theory_lines(axes, list(zip(drawn, curve_looks, strict=True)), quantity.theory, quantity.theory_name)
     log_values = log and quantity.proportional and all(value > 0 for value in values)
-    plotting.value_axis(axes, values, quantity.label, quantity.percent, log_values, band(panel), quantity.whole)
+    plotting.value_axis(axes, values, quantity.label, quantity.percent, log_values, band(panel), quantity.integers)
     mark_failures(axes, panel, dict(zip(names, curve_looks, strict=True)))
 
 

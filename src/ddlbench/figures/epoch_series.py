@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 
-from ddlbench.results.tables.merge import Row
+from ddlbench.results.rows import Row
 
 FAILED_SHOWN = 8  # runs of a panel that did not end ok
 

@@ -42,7 +42,7 @@ from ddlbench.figures.quantities import (
     to_target,
 )
 from ddlbench.figures.styles import Looks, looks_of
-from ddlbench.results.tables.merge import Row
+from ddlbench.results.rows import Row
 from ddlbench.results.tables.tables import Tables
 from ddlbench.results.tables.targets import COSTS, Target, costs, target_rows
 

@@ -19,7 +19,7 @@ from ddlbench.figures import plotting
 from ddlbench.figures.epoch_series import Course, Courses, Floats, courses_of
 from ddlbench.figures.panels import Panel, curve_key, curve_name, devices, settings, small_multiples
 from ddlbench.figures.styles import Look, Looks, looks_of, numbered
-from ddlbench.results.tables.merge import Row, group_by
+from ddlbench.results.rows import Row, group_by
 
 
 class Metric(NamedTuple):

@@ -8,7 +8,7 @@ from math import inf
 from typing import Any, NamedTuple
 
 from ddlbench.figures.families import family
-from ddlbench.results.tables.merge import Row, group_by
+from ddlbench.results.rows import Row, group_by
 from ddlbench.results.tables.ratios import base_name
 
 Naming = Callable[[Row], str]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from ddlbench.figures.panels import Base, Panel
-from ddlbench.results.tables.merge import Row
+from ddlbench.results.rows import Row
 from ddlbench.texts import GIB
 
 MEMORY = {"cpu": "memory_host_peak_bytes", "cuda": "memory_allocated_peak_bytes"}
@@ -29,7 +29,7 @@ class Quantity:
     ideal:        its value at a GPU count if scaling from the base were perfect; None where there is none
     theory:       what a formula expects of a row; None where there is none. theory_name: in the legend
     proportional: whether it grows with the GPU count if scaling is ideal
-    whole:        whether it is counted, so that its axis has integers only
+    integers:     whether it is counted, so that its axis has integers only
     """
 
     label: str
@@ -37,7 +37,7 @@ class Quantity:
     ideal: Callable[[Base, float], float] | None = None
     percent: bool = False
     proportional: bool = False
-    whole: bool = False
+    integers: bool = False
     theory: Callable[[Row], float | None] | None = None
     theory_name: str = "theory"
 
@@ -109,7 +109,7 @@ STALENESS = Quantity(
     "staleness (updates)",
     of_column("staleness_max"),
     theory=lambda row: row["staleness_theoretical_max"],
-    whole=True,
+    integers=True,
 )
 # Beside what --predict says. Waiting for data is on neither side.
 PREDICTED = Quantity(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ddlbench.figures.panels import devices, duration, settings
 from ddlbench.report.verdicts import row_name, sample_interval
-from ddlbench.results.tables.merge import Row, group_by
+from ddlbench.results.rows import Row, group_by
 from ddlbench.results.tables.stats import SMALLEST_N
 from ddlbench.texts import first_few, shortened
 

@@ -10,7 +10,8 @@ from typing import Any, TypeAlias
 
 from ddlbench.errors import UserError
 from ddlbench.figures.panels import devices, duration
-from ddlbench.results.tables.merge import SEEN, AttemptRow, Row, asked, group_by
+from ddlbench.results.rows import Row, group_by
+from ddlbench.results.tables.merge import SEEN, AttemptRow, asked
 from ddlbench.results.tables.scaling import Point, representative
 from ddlbench.results.tables.stats import ratio_interval, verdict
 from ddlbench.texts import first_few, shortened

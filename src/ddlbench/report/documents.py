@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ddlbench.report.overview import LEFT, MEASURED, SETTINGS, notes, overview_cells, ratio_columns
-from ddlbench.results.tables.merge import Row
+from ddlbench.results.rows import Row
 
 _LATEX = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "_": r"\_", "%": r"\%",

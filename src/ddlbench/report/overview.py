@@ -8,9 +8,9 @@ from textwrap import wrap
 from ddlbench.figures.panels import devices, duration
 from ddlbench.figures.quantities import MEMORY
 from ddlbench.report.best import best
+from ddlbench.results.rows import Row
 from ddlbench.results.tables.labels import changed_models
 from ddlbench.results.tables.marks import remarks
-from ddlbench.results.tables.merge import Row
 from ddlbench.results.tables.ratios import NONE_SHOWN, base_name
 from ddlbench.results.tables.stats import SMALLEST_N
 from ddlbench.texts import aligned, first_few, gib, number, percent, ratio, seconds, shortened, signed
@@ -93,7 +93,11 @@ def summary_text(rows: Sequence[Row]) -> str:
     compared = [row for row in rows if compared_with(row, "best_single") or needs_own(row)]
     predicted = [row for row in rows if row["predicted_step_s"] is not None]
     tables = ((rows, MEASURED), (compared, RATIOS), (predicted, WHICH | PREDICTED))
-    lines = [line for shown, columns in tables if shown for line in (*text_table(shown, columns | marks), "")]
+    lines: list[str] = []
+    for shown, columns in tables:
+        if shown:
+            headers, cells = overview_cells(shown, columns | marks)
+            lines += [*map(_cut, aligned(headers, cells, LEFT)), ""]
     fastest = [
         line
         for paragraph in best(rows)[0]
@@ -101,12 +105,6 @@ def summary_text(rows: Sequence[Row]) -> str:
     ]
     numbers = [f"[{number}] {text}" for text, number in numbered_texts.items()]
     return "\n".join([*lines, *fastest, *numbers, *base_lines(rows), *notes(rows), *failure_lines(rows)])
-
-
-def text_table(rows: Sequence[Row], columns: Columns) -> list[str]:
-    """Lines with aligned columns under their headers, none longer than WIDTH."""
-    headers, lines = overview_cells(rows, columns)
-    return [_cut(line) for line in aligned(headers, lines, LEFT)]
 
 
 def ratio_columns(rows: Sequence[Row]) -> Columns:

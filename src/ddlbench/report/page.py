@@ -27,8 +27,8 @@ from ddlbench.report.overview import (
     ratio_columns,
 )
 from ddlbench.report.verdicts import comparisons
+from ddlbench.results.rows import Row, group_by
 from ddlbench.results.tables.labels import marked
-from ddlbench.results.tables.merge import Row, group_by
 from ddlbench.results.tables.tables import Tables, records
 from ddlbench.texts import first_few, shortened
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from ddlbench.record.schema import EPOCHS
 from ddlbench.results.reading.epoch_lines import SCHEMA, TYPES
-from ddlbench.results.tables.merge import Row
+from ddlbench.results.rows import Row
 
 DTYPES: dict[str, Any] = {
     "int": pd.Int64Dtype(), "float": pd.Float64Dtype(), "bool": pd.BooleanDtype(), "text": pd.StringDtype("python"),

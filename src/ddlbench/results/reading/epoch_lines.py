@@ -10,7 +10,7 @@ import pyarrow as pa
 from ddlbench.foreign import Object, parse
 from ddlbench.record.schema import EPOCHS
 from ddlbench.results.reading.cells import fit
-from ddlbench.results.tables.merge import Row
+from ddlbench.results.rows import Row
 
 COLUMNS = tuple(column for column in EPOCHS if column.source != "run")
 TYPES = {"int": pa.int64(), "float": pa.float64(), "bool": pa.bool_(), "text": pa.string()}

@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any
 
 from ddlbench.record.fingerprint import of_the_launch
-from ddlbench.results.tables.merge import LAYOUT, AttemptRow, Row, asked, group_by
+from ddlbench.results.rows import Row, group_by
+from ddlbench.results.tables.merge import LAYOUT, AttemptRow, asked
 from ddlbench.texts import shortened
 
 # Settings that have a column of their own.

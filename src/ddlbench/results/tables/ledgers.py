@@ -6,7 +6,8 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 
 from ddlbench.record.fingerprint import of_the_launch
-from ddlbench.results.tables.merge import AttemptRow, Row, group_by
+from ddlbench.results.rows import Row, group_by
+from ddlbench.results.tables.merge import AttemptRow
 from ddlbench.texts import first_few, shortened
 
 # Columns of runs.csv that the framework must not change: what it starts from, how much it does, at which rates.

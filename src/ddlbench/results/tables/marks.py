@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+from ddlbench.results.rows import Row
 from ddlbench.texts import first_few, shortened
-
-Row = dict[str, Any]
 
 LINES_SHOWN = 20
 LONGEST = 400

@@ -18,8 +18,9 @@ from ddlbench.results.reading.epoch_lines import table_of
 from ddlbench.results.reading.follows import contradiction
 from ddlbench.results.reading.left_out import BROKEN_EPOCHS, NO_CONFIGURATION
 from ddlbench.results.reading.parquet_files import damaged
+from ddlbench.results.rows import Row
 from ddlbench.results.tables.labels import settings_text
-from ddlbench.results.tables.merge import AttemptRow, Row, measured_options
+from ddlbench.results.tables.merge import AttemptRow, measured_options
 from ddlbench.texts import digest
 
 _NO_SUMMARY = {column.name: None for column in RUNS if column.source.startswith("summary.")}

@@ -9,10 +9,11 @@ from functools import cached_property, partial
 from typing import Any
 
 from ddlbench.record.schema import SCALING
+from ddlbench.results.rows import Row, group_by
 from ddlbench.results.tables.breakdown import merged_windows
 from ddlbench.results.tables.labels import knobs, layout, variants
 from ddlbench.results.tables.marks import of_run
-from ddlbench.results.tables.merge import SEED, AttemptRow, Row, comparison_id, curve_id, group_by
+from ddlbench.results.tables.merge import SEED, AttemptRow, comparison_id, curve_id
 from ddlbench.results.tables.ratios import Timed, against
 from ddlbench.results.tables.stats import Interval, confidence, median, median_interval
 

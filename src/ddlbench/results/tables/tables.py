@@ -15,13 +15,14 @@ from ddlbench.results.reading.columns import array, epochs_table
 from ddlbench.results.reading.copies import without_copies
 from ddlbench.results.reading.left_out import NO_RATE
 from ddlbench.results.reading.left_out import line as left_out_line
+from ddlbench.results.rows import Row
 from ddlbench.results.tables.breakdown import breakdown
 from ddlbench.results.tables.csv_files import write_csv
 from ddlbench.results.tables.drift import drift, questions
 from ddlbench.results.tables.labels import axes_shown, marked
 from ddlbench.results.tables.ledgers import differences, environments, merged_though
 from ddlbench.results.tables.marks import numbered
-from ddlbench.results.tables.merge import AttemptRow, Row, measurement_id, measurements, quality_id
+from ddlbench.results.tables.merge import AttemptRow, measurement_id, measurements, quality_id
 from ddlbench.results.tables.quality import learning_table
 from ddlbench.results.tables.run_rows import Rows, read_rows
 from ddlbench.results.tables.scaling import scaling_rows

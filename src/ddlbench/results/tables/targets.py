@@ -13,8 +13,8 @@ import pandas as pd
 
 from ddlbench.errors import UserError
 from ddlbench.record.schema import TARGETS
+from ddlbench.results.rows import Row, group_by
 from ddlbench.results.tables.csv_files import write_csv
-from ddlbench.results.tables.merge import Row, group_by
 from ddlbench.results.tables.stats import confidence, median, median_interval
 from ddlbench.results.tables.tables import Tables, frame
 
