@@ -82,8 +82,8 @@ class Grid:
     axes: list[Axes]
 
     def arrange(self) -> Figure:
-        """Add the legends when all is drawn, and make the figure so large that panels have the size PANEL (or are wider, as
-        a single one above a long legend)."""
+        """Add the legends when all is drawn, and make the figure so large that panels have the size PANEL; a single one
+        above a long legend becomes wider."""
         drawn = [_handles(panel) for panel in self.axes]
         shared = {text: handle for handles in drawn for text, handle in handles.items()}
         columns = min(COLUMNS, len(drawn))
