@@ -51,8 +51,8 @@ class Made:
     def rate(self) -> float:
         """Samples a second: some loss at each doubling, one percent between repeats."""
         drawn = random.Random(self.run_id)
-        own = 50 + 7 * FRAMEWORKS.index(self.framework) if self.framework in FRAMEWORKS else 100
-        return own * self.gpus**0.9 * drawn.uniform(0.99, 1.01)
+        rate_of_one = 50 + 7 * FRAMEWORKS.index(self.framework) if self.framework in FRAMEWORKS else 100
+        return rate_of_one * self.gpus**0.9 * drawn.uniform(0.99, 1.01)
 
 
 def every(repeats: int) -> Iterator[Made]:
@@ -77,15 +77,15 @@ def write_campaign(folder: Path, runs: int, epochs: int, template: Path | None =
     order = list(range(runs))
     random.Random(0).shuffle(order)
     for place, run in zip(order, made, strict=True):
-        own = folder / run.run_id / "attempt-1"
-        own.mkdir(parents=True)
+        attempt = folder / run.run_id / "attempt-1"
+        attempt.mkdir(parents=True)
         failed = place % FAIL_EVERY == 0
         content = record_of(run, record, place, epochs, failed)
         if not failed:
             lines = list(lines_of(run, line, epochs))
             content["summary"] |= summary_of(lines, content["summary"])
-            (own / "epochs.jsonl").write_text("".join(f"{json.dumps(each)}\n" for each in lines))
-        (own / "run.json").write_text(json.dumps(content, indent=1))
+            (attempt / "epochs.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        (attempt / "run.json").write_text(json.dumps(content, indent=1))
 
 
 def read_template(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -122,13 +122,13 @@ def record_of(run: Made, template: dict[str, Any], place: int, epochs: int, fail
 
 def summary_of(lines: list[dict[str, Any]], template: dict[str, Any]) -> dict[str, Any]:
     """The columns of the summary that follow from the lines; those that the template has."""
-    measured, found = [line for line in lines if not line["warmup"]] or lines, dict[str, Any]()
+    measured, columns = [line for line in lines if not line["warmup"]] or lines, dict[str, Any]()
     for rules, counted in ((MEASURED, measured), (LAST, lines)):
         for column, (rule, names) in rules.items():
             inputs = [values for line in counted if None not in (values := [line.get(name) for name in names])]
             if inputs and template.get(column) is not None:
-                found[column] = rule(*map(list, zip(*inputs, strict=True)))
-    return found
+                columns[column] = rule(*map(list, zip(*inputs, strict=True)))
+    return columns
 
 
 def lines_of(run: Made, template: dict[str, Any], epochs: int) -> Iterator[dict[str, Any]]:

@@ -1,10 +1,10 @@
-"""Texts that are safe to print."""
+"""Texts that are safe to print or to open, and that are read well."""
 
 from __future__ import annotations
 
 import pytest
 
-from ddlbench.texts import printable, shortened
+from ddlbench.texts import aligned, first_few, number, printable, quoted, seconds, shortened
 
 
 @pytest.mark.parametrize(
@@ -27,3 +27,37 @@ def test_a_short_text_stays_and_a_long_one_is_cut_to_the_length():
     assert shortened("x" * 20, 20) == "x" * 20
     assert len(shortened("x" * 21, 20)) == 20
     assert shortened("x" * 50 + "a", 20) != shortened("x" * 50 + "b", 20)
+
+
+def test_the_first_few_and_how_many_more():
+    assert first_few(["a", "b"], 2) == ["a", "b"]
+    assert first_few(["a", "b", "c"], 2, "more letters") == ["a", "b", "and 1 more letters"]
+    assert first_few([1, 2, 0], 2, text=lambda number: f"{1 / number}") == ["1.0", "0.5", "and 1 more"]
+
+
+@pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\tx", "\rx", "\uff1d1+1"])
+def test_what_a_spreadsheet_would_run_is_quoted(text):
+    assert quoted(text) == f"'{text}"
+
+
+@pytest.mark.parametrize("text", ["ddp", "", "1-2", "a=b", "'x"])
+def test_other_texts_are_not(text):
+    assert quoted(text) == text
+
+
+def test_a_table_is_aligned_under_its_headers():
+    lines = aligned(["name", "n"], [["ddp", "12"], ["single", "3"]], left={"name"})
+    assert lines == ["name     n", "------  --", "ddp     12", "single   3"]
+    assert aligned(["a", "b"], [["long", ""]]) == ["a     b", "----  -", "long"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(1234.56, "1,234.6 s"), (12.34, "12.3 s"), (1.234, "1.23 s"), (0.01234, "0.0123 s"), (None, "")]
+)
+def test_seconds(value, text):
+    assert seconds(value) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(12345.6, "12,346"), (123.45, "123.5"), (1.234, "1.23"), (None, "")])
+def test_numbers(value, text):
+    assert number(value) == text

@@ -36,7 +36,7 @@ def bands(axes):
 
 
 def lines_above(axes):
-    return [text.get_text() for text in axes.texts]
+    return [line for text in axes.texts for line in text.get_text().splitlines()]
 
 
 def test_other_seeds_are_one_curve_with_their_median_and_range(tmp_path):

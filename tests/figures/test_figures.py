@@ -182,12 +182,15 @@ def test_nothing_measured_is_still_a_figure(tmp_path):
     assert "nothing measured" in [text.get_text() for text in figures["memory"].axes[0].texts]
 
 
-def test_saved_as_png_and_svg_the_same_each_time(tmp_path):
+def test_saved_files_are_the_same_each_time(tmp_path):
     write_run(tmp_path / "results")
     for folder in ("one", "two"):
-        save(tmp_path / folder, "memory", figures_of(tmp_path / "results")["memory"])
+        save(tmp_path / folder, "memory", figures_of(tmp_path / "results")["memory"], pdf=folder == "one")
     assert (tmp_path / "one" / "memory.png").read_bytes().startswith(b"\x89PNG")
-    assert (tmp_path / "one" / "memory.svg").read_bytes() == (tmp_path / "two" / "memory.svg").read_bytes()
+    assert (tmp_path / "one" / "memory.pdf").read_bytes().startswith(b"%PDF")
+    for kind in ("png", "svg"):
+        assert (tmp_path / "one" / f"memory.{kind}").read_bytes() == (tmp_path / "two" / f"memory.{kind}").read_bytes()
+    assert len(list((tmp_path / "two").iterdir())) == 2, "PDF on request alone"
 
 
 def test_names_are_no_mathematics_and_none_is_hidden(tmp_path):
@@ -249,8 +252,25 @@ def test_titles_of_a_row_stand_at_one_height_and_long_lines_are_several():
     grid = plotting.grid([plotting.Head("a", ["x" * 50 + " " + "y" * 50, "z"]), plotting.Head("b", ["one line"])])
     grid.arrange()
     assert texts_of(grid.axes[0]) == ["x" * 50, "y" * 50, "z"]
-    first, second = (max(text.xyann[1] for text in axes.texts) for axes in grid.axes)
+    first, second = (axes.title.get_window_extent().y0 for axes in grid.axes)
     assert first == second
+
+
+@pytest.mark.parametrize("frameworks", [3, 20])
+def test_nothing_is_cut_or_covered_and_panels_have_one_size(tmp_path, frameworks):
+    """Legends below all panels and, of many curves, below each one."""
+    for number in range(frameworks):
+        for model in ("resnet50", "gpt2_small"):
+            write_run(tmp_path, framework=f"f{number}", model=model, knobs={"a_long_name_of_a_knob": "x" * 9 * number})
+    write_run(tmp_path, framework="f0", gpus=8, status="error", reason="boom")
+    for name, figure in figures_of(tmp_path).items():
+        legends = [legend.get_window_extent() for legend in figure.legends]
+        boxes = [axes.get_tightbbox() for axes in figure.axes] + legends
+        for box in boxes:
+            assert figure.bbox.count_contains(box.corners()) == 4, name
+            assert not box.count_overlaps([other for other in boxes if other is not box]), name
+        for axes in figure.axes:
+            assert tuple(axes.get_window_extent().size / figure.dpi) == pytest.approx(plotting.PANEL, abs=0.02), name
 
 
 def test_nine_curves_become_a_panel_for_each_family(tmp_path):
@@ -292,8 +312,9 @@ def labels(axes):
 
 
 def texts_of(axes):
-    """The small lines below a panel's title, from above."""
-    return [text.get_text() for text in axes.texts if text.get_fontsize() == 8][::-1]
+    """The small lines below a panel's title."""
+    (text,) = (text.get_text() for text in axes.texts if text.get_fontsize() == plotting.SMALL)
+    return text.splitlines()
 
 
 def test_learning_curves_are_the_median_of_the_repeats_with_their_range(tmp_path):

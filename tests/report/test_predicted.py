@@ -18,7 +18,7 @@ from ddlbench.errors import UserError
 from ddlbench.report.__main__ import main
 from ddlbench.report.predicted import with_predictions
 from ddlbench.results.reading.attempts import read_all
-from ddlbench.results.tables.merge import Row
+from ddlbench.results.rows import Row
 from ddlbench.results.tables.tables import Tables, make_tables, records
 from tests.support.records import GPU, write_run
 

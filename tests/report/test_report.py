@@ -52,7 +52,7 @@ def test_what_a_report_holds(report):
     ]  # fmt: skip
     figures = {path.name for path in (folder / "figures").iterdir()}
     for name in ("throughput", "speedup", "efficiency", "memory", "accuracy_by_epoch", "accuracy_by_time"):
-        assert {f"{name}.png", f"{name}.svg", f"{name}.pdf"} <= figures
+        assert {f"{name}.png", f"{name}.svg"} <= figures
     assert len(pd.read_csv(folder / "tables" / "runs.csv")) == 8
     assert out.startswith("framework")
     assert out.rstrip().endswith(f"report: {folder / 'report.html'}")

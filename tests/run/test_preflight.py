@@ -42,7 +42,7 @@ def test_a_rank_is_slow_against_the_median_of_all() -> None:
 
 def test_the_slowest_of_many_comes_first_and_the_line_stays_short() -> None:
     many = [replace(GOOD, rank=rank, matmul_s=0.1 + rank / 1000) for rank in range(10)]
-    with pytest.raises(RunError, match=r"pre-flight: rank 9 on a .*; rank 5 on a [^;]* and 5 more: exclude its node"):
+    with pytest.raises(RunError, match=r"pre-flight: rank 9 on a .*; rank 5 on a [^;]*; and 5 more: exclude its node"):
         require_sound([*many, *[replace(GOOD, rank=rank) for rank in range(10, 30)]], 4.0)
 
 

@@ -10,8 +10,8 @@ from matplotlib.ticker import FuncFormatter
 
 from ddlbench.figures import plotting
 from ddlbench.figures.panels import Panel, curve_name
+from ddlbench.results.rows import Row
 from ddlbench.results.tables.breakdown import PARTS
-from ddlbench.results.tables.merge import Row
 from ddlbench.texts import shortened
 
 LOOKS = {  # of each part: its name in words, a colour and a hatching
@@ -30,7 +30,7 @@ LONGEST_NAME = 40
 
 def breakdown_panels(shown: Sequence[Panel]) -> list[Panel]:
     """The panels with the rows that have a profiled window; several for one that has too many bars."""
-    profiled = [replace(panel, base="", rows=[row for row in panel.rows if _known(row)]) for panel in shown]
+    profiled = [replace(panel, base="", rows=[row for row in panel.rows if _profiled(row)]) for panel in shown]
     return [part for panel in profiled if panel.rows for part in _parts(panel)]
 
 
@@ -50,7 +50,7 @@ def _order(row: Row) -> tuple[str, int]:
     return curve_name(row), row["gpus"]
 
 
-def _known(row: Row) -> bool:
+def _profiled(row: Row) -> bool:
     return all(row.get(f"{part}_share") is not None for part in PARTS)
 
 

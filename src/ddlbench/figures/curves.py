@@ -13,10 +13,10 @@ from matplotlib.transforms import Transform, offset_copy
 
 from ddlbench.figures import plotting
 from ddlbench.figures.failures import band, mark_failures
-from ddlbench.figures.panels import Panel, curve_key, curve_name, curves
+from ddlbench.figures.panels import Base, Panel, curve_key, curve_name, curves
 from ddlbench.figures.quantities import Quantity, Values
 from ddlbench.figures.styles import Look, Looks
-from ddlbench.results.tables.merge import Row
+from ddlbench.results.rows import Row
 
 POINTS = 72  # in an inch
 WIDEST_STEP = 7.0  # points between two curves at one GPU count: the width of a marker
@@ -37,7 +37,7 @@ def draw(axes: Axes, panel: Panel, looks: Looks, quantity: Quantity, others: Seq
     values = _ideal_lines(axes, panel, quantity.ideal) if quantity.ideal else []
     for rows, look, name, place in zip(drawn, curve_looks, names, places(drawn), strict=True):
         style = {"color": look.color, "transform": beside(axes, place, len(drawn), counts)}
-        points = _points(rows, quantity)
+        points = _points(panel, rows, quantity)
         _spread(axes, points, style)
         _markers(axes, points, look, style, name)
         values += [
@@ -48,7 +48,7 @@ def draw(axes: Axes, panel: Panel, looks: Looks, quantity: Quantity, others: Seq
     if quantity.theory:
         values += _theory_lines(axes, list(zip(drawn, curve_looks, strict=True)), quantity.theory, quantity.theory_name)
     log_values = log and quantity.proportional and all(value > 0 for value in values)
-    plotting.value_axis(axes, values, quantity.label, quantity.percent, log_values, band(panel), quantity.whole)
+    plotting.value_axis(axes, values, quantity.label, quantity.percent, log_values, band(panel), quantity.integers)
     mark_failures(axes, panel, dict(zip(names, curve_looks, strict=True)))
 
 
@@ -71,20 +71,23 @@ def beside(axes: Axes, place: float, of: int, counts: Iterable[int]) -> Transfor
     return offset_copy(axes.transData, cast(Figure, axes.figure), place * step, units="points")
 
 
-def _points(rows: list[Row], quantity: Quantity) -> list[Point]:
+def _points(panel: Panel, rows: list[Row], quantity: Quantity) -> list[Point]:
     """The points that have a value, the slowest rows first."""
     slowest_first = sorted(rows, key=lambda row: -(row["sample_time_s"] or 0.0))
-    return [(row["gpus"], values) for row in slowest_first if (values := quantity.values(row)).merged is not None]
+    return [
+        (row["gpus"], values) for row in slowest_first if (values := quantity.values(panel, row)).merged is not None
+    ]
 
 
-def _ideal_lines(axes: Axes, panel: Panel, ideal: Callable[[Row, float], float]) -> list[float]:
+def _ideal_lines(axes: Axes, panel: Panel, ideal: Callable[[Base, float], float]) -> list[float]:
     """From each base to the largest GPU count. Returns the values drawn."""
-    bases = {(row["reference_gpus"], row["reference_s"]): row for row in panel.rows if row["reference_s"]}
-    ends = [((start, max(panel.gpus)), row) for (start, _), row in bases.items()]
-    lines = [(counts, [ideal(row, count) for count in counts]) for counts, row in ends]
-    for counts, values in lines:
+    drawn: list[float] = []
+    for base in dict.fromkeys(filter(None, map(panel.base_of, panel.rows))):
+        counts = (base.gpus, max(panel.gpus))
+        values = [ideal(base, count) for count in counts]
         axes.plot(counts, values, label="ideal", **cast(Any, plotting.IDEAL))
-    return [value for _, values in lines for value in values]
+        drawn += values
+    return drawn
 
 
 def _theory_lines(
@@ -125,10 +128,7 @@ def _bars(axes: Axes, ends: Sequence[tuple[int, tuple[float, float]]], style: di
 
 def _markers(axes: Axes, points: Sequence[Point], look: Look, style: dict[str, Any], name: str) -> None:
     """All rows as markers; the line joins the fastest of each GPU count."""
-    _line(axes, points, style | look.shape | {"linestyle": ""})
-    _line(axes, sorted(dict(points).items()), style | look.shape | {"label": plotting.label(name)})
-
-
-def _line(axes: Axes, points: Sequence[Point], style: dict[str, Any]) -> None:
-    merged = [cast(float, values.merged) for _, values in points]
-    axes.plot([gpus for gpus, _ in points], merged, zorder=3, **style)
+    fastest = sorted(dict(points).items())
+    for shown, more in ((points, {"linestyle": ""}), (fastest, {"label": plotting.label(name)})):
+        merged = [cast(float, values.merged) for _, values in shown]
+        axes.plot([gpus for gpus, _ in shown], merged, zorder=3, **style | look.shape | more)

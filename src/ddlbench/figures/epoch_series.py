@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 
-from ddlbench.results.tables.merge import Row
+from ddlbench.results.rows import Row
 
 FAILED_SHOWN = 8  # runs of a panel that did not end ok
 
@@ -38,8 +38,9 @@ class Course:
 class Courses:
     """One metric of all measurements.
 
-    merged: one course for the runs that ended ok, by their column `learning`
-    failed: one course for each other run, by measurement
+    Both by the column `learning`:
+    merged: one course for the runs that ended ok
+    failed: one course for each other run
     """
 
     merged: dict[str, Course]
@@ -50,9 +51,8 @@ class Courses:
         return [(row, self.merged[row["learning"]]) for row in rows if row["learning"] in self.merged]
 
     def shown_failed(self, rows: Sequence[Row]) -> tuple[list[tuple[Row, Course]], int]:
-        """The first few runs that did not end ok, and the number of further ones. rows: each with `measurements`, those
-        that it represents"""
-        pairs = [(row, run) for row in rows for name in row["measurements"] for run in self.failed.get(name, [])]
+        """The first few runs that did not end ok, and the number of further ones."""
+        pairs = [(row, run) for row in rows for run in self.failed.get(row["learning"], [])]
         return pairs[:FAILED_SHOWN], max(0, len(pairs) - FAILED_SHOWN)
 
 
@@ -79,7 +79,7 @@ def courses_of(
     others = _floats(cast(pd.DataFrame, epochs[~ok]), path="path", value=column)
     for key, run in others.groupby(["measurement", "path"]):
         name, _ = cast(tuple[str, str], key)
-        failed.setdefault(name, []).append(_course(run, *["value"] * 3, "none", "none"))
+        failed.setdefault(str(learning_of[name]), []).append(_course(run, *["value"] * 3, "none", "none"))
     return Courses(merged, failed)
 
 

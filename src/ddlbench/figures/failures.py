@@ -11,7 +11,7 @@ from matplotlib.transforms import offset_copy
 
 from ddlbench.figures.panels import Panel, curve_name
 from ddlbench.figures.styles import Look
-from ddlbench.results.tables.merge import Row, group_by
+from ddlbench.results.rows import Row, group_by
 from ddlbench.texts import shortened
 
 MOST_LINES = 4  # statuses of their own; the others share the last line

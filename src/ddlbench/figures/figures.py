@@ -6,11 +6,10 @@ where they are enough for one. Configurations without an attempt that ended ok a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -43,8 +42,7 @@ from ddlbench.figures.quantities import (
     to_target,
 )
 from ddlbench.figures.styles import Looks, looks_of
-from ddlbench.results.tables.labels import marked
-from ddlbench.results.tables.merge import Row
+from ddlbench.results.rows import Row
 from ddlbench.results.tables.tables import Tables
 from ddlbench.results.tables.targets import COSTS, Target, costs, target_rows
 
@@ -52,7 +50,6 @@ PANELS_OF_A_FILE = 6  # fit a page of paper
 MOST_FILES = 30  # of all figures; above this number each quantity has one file, because the others would take minutes
 
 DrawPanel = Callable[[Axes, Panel], None]
-Ready = Callable[[str, Figure], object]
 
 
 @dataclass(frozen=True)
@@ -75,17 +72,14 @@ class Wanted(NamedTuple):
         return -(-len(self.shown) // PANELS_OF_A_FILE)
 
 
-def make_figures(
-    tables: Tables, targets: Sequence[Target] = (), baseline: bool = False, ready: Ready = lambda *_: None
-) -> Drawing:
+def make_figures(tables: Tables, targets: Sequence[Target] = (), baseline: bool = False) -> Drawing:
     """Every figure that the tables have values for.
 
     targets:  metrics to show the cost of
     baseline: whether to draw the papers' printed numbers beside the measured ones
-    ready:    gets the name of each figure and the figure, before the next one is drawn
     """
     runs = tables.run_rows
-    scaling = marked(tables.measurement_rows, runs)
+    scaling = tables.shown_rows
     looks = looks_of(map(curve_key, scaling))
     all_panels = panels(scaling, runs)
     shared = [part for panel in all_panels for part in small_multiples(panel)]
@@ -100,9 +94,9 @@ def make_figures(
     printed = [f"published: {text}" for text in (*without_printed(all_panels), *sources())] if baseline else []
     drawing = Drawing(notes=[*dict.fromkeys(note for notes in folded for note in notes), *printed])
     every = sum(figure.files for figure in wanted) <= MOST_FILES
-    with mpl.rc_context(cast(Any, plotting.STYLE)):
+    with plotting.style():
         for figure in wanted:
-            _add(drawing, figure, len(figure.shown) if every else PANELS_OF_A_FILE, ready)
+            _add(drawing, figure, len(figure.shown) if every else PANELS_OF_A_FILE)
     return drawing
 
 
@@ -147,8 +141,11 @@ def _of_target(
     reached = costs(tables.epochs, wanted)
     merged = {row["measurement"]: row for row in target_rows(tables, wanted)}
     none: dict[str, float | None] = dict.fromkeys(COSTS)
-    costly = [run | _suffixed(reached.get(run["path"], none)) for run in runs]
-    rows = [row | _costs_of(merged.get(row["measurement"])) for row in scaling]
+    names = [f"{cost}_to_target" for cost in COSTS]
+    costly = [
+        run | {f"{name}_to_target": value for name, value in reached.get(run["path"], none).items()} for run in runs
+    ]
+    rows = [row | {name: merged.get(row["measurement"], {}).get(name) for name in names} for row in scaling]
     shown = [part for panel in panels(rows, costly) for part in small_multiples(panel)]
     return [
         Wanted(
@@ -158,14 +155,6 @@ def _of_target(
         )
         for cost in ("epochs", "seconds")
     ]
-
-
-def _suffixed(values: Mapping[str, float | None]) -> Row:
-    return {f"{name}_to_target": value for name, value in values.items()}
-
-
-def _costs_of(row: Row | None) -> Row:
-    return {f"{name}_to_target": row and row[f"{name}_to_target"] for name in COSTS}
 
 
 def _without_base(shown: Sequence[Panel]) -> list[Panel]:
@@ -193,13 +182,10 @@ def _fixed(quantity: Quantity) -> Callable[[Panel], Quantity]:
 
 
 def _over_gpus(looks: Looks, choose: Callable[[Panel], Quantity]) -> DrawPanel:
-    def draw_panel(axes: Axes, panel: Panel) -> None:
-        draw(axes, panel, looks, choose(panel))
-
-    return draw_panel
+    return lambda axes, panel: draw(axes, panel, looks, choose(panel))
 
 
-def _add(drawing: Drawing, wanted: Wanted, most: int, ready: Ready) -> None:
+def _add(drawing: Drawing, wanted: Wanted, most: int) -> None:
     """The figures of one quantity: none where there is no panel. most: panels that are drawn"""
     drawn = wanted.shown[:most]
     for start in range(0, len(drawn), PANELS_OF_A_FILE):
@@ -210,7 +196,6 @@ def _add(drawing: Drawing, wanted: Wanted, most: int, ready: Ready) -> None:
         number = start // PANELS_OF_A_FILE + 1
         name = wanted.name if number == 1 else f"{wanted.name}_{number}"
         drawing.figures[name] = grid.arrange()
-        ready(name, drawing.figures[name])
     if len(drawn) < len(wanted.shown):
         drawing.notes.append(
             f"{wanted.name}: {len(drawn)} of {len(wanted.shown)} panels are drawn; --only model=NAME or "

@@ -19,11 +19,20 @@ from ddlbench.figures import plotting
 from ddlbench.figures.epoch_series import Course, Courses, Floats, courses_of
 from ddlbench.figures.panels import Panel, curve_key, curve_name, devices, settings, small_multiples
 from ddlbench.figures.styles import Look, Looks, looks_of, numbered
-from ddlbench.results.tables.merge import Row, group_by
+from ddlbench.results.rows import Row, group_by
+
+
+class Metric(NamedTuple):
+    """A metric of epochs.csv. label: of its axis; share: whether it is a share, shown in percent"""
+
+    column: str
+    label: str
+    share: bool = False
+
 
 METRICS = {
-    "accuracy": ("val_top1", "top-1 (% of validation samples)"),
-    "perplexity": ("val_perplexity_token", "validation perplexity per token"),
+    "accuracy": Metric("val_top1", "top-1 (% of validation samples)", share=True),
+    "perplexity": Metric("val_perplexity_token", "validation perplexity per token"),
 }
 KEYS = ["path", "measurement", "status", "epoch", "elapsed_s"]  # columns of epochs.csv, beside a metric
 UNITS = (("h", 3600.0), ("min", 60.0))
@@ -44,51 +53,31 @@ def learning(
     of = {row["measurement"]: row["learning"] for row in scaling}
     most: Any = table.groupby("learning")["seeds"].max()
     seeds = {str(name): int(count) for name, count in most.items()}
-    for name, (column, axis) in METRICS.items():
-        needed = cast(pd.DataFrame, epochs[[*KEYS, column]])
-        measured = needed.dropna(subset=[column, "measurement"])
+    for name, metric in METRICS.items():
+        needed = cast(pd.DataFrame, epochs[[*KEYS, metric.column]])
+        measured = needed.dropna(subset=[metric.column, "measurement"])
         for by, place in (("epoch", "epoch"), ("time", "elapsed_s")):
             rows = measured.dropna(subset=[place])
             shown = _panels(scaling, set(rows["measurement"].unique()), seeds)
             curves = {(curve_key(row)[0], _named(panel)(row)) for panel in shown for row in panel.rows}
-            courses = courses_of(table, rows, of, column, [place])
-            yield (
-                f"{name}_by_{by}",
-                shown,
-                _draw_panel(_Drawn(shown, courses, curves, looks_of(curves, looks)), axis, by),
-            )
+            courses = courses_of(table, rows, of, metric.column, [place])
+            drawn = _Drawn(shown, courses, curves, looks_of(curves, looks))
+            yield f"{name}_by_{by}", shown, _draw_panel(drawn, metric, by)
 
 
 def _panels(scaling: Sequence[Row], measured: set[str], seeds: Mapping[str, int]) -> list[Panel]:
     """Comparable curves of one model in a panel. seeds: the number of each curve, by its column `learning`"""
-    rows = _curves(scaling, measured)
-    texts = settings([_without_seed(row) for row in scaling])
-    groups = group_by(rows, lambda row: (row["model"], row["learning_comparison"])).values()
-    series = [
-        Panel(
-            str(group[0]["model"]),
-            [texts[group[0]["measurement"]], _shared_size(group), _seeds(group, seeds)],
-            "",
-            group,
-        )
-        for group in groups
-    ]
-    return [part for panel in series for part in small_multiples(panel, _named(panel))]
-
-
-def _curves(scaling: Sequence[Row], measured: set[str]) -> list[Row]:
-    """A row for each curve, with `measurements`, those that it represents: one for each seed. A measurement that
-    belongs to strong and to weak scaling is in the table twice; here once."""
-    rows = {row["measurement"]: row for row in scaling if row["measurement"] in measured}.values()
-    groups = group_by(rows, lambda row: row["learning"]).values()
-    firsts = [next((row for row in mates if row["status"] == "ok"), mates[0]) for mates in groups]
-    pairs = zip(firsts, groups, strict=True)
-    return [row | {"measurements": [mate["measurement"] for mate in mates]} for row, mates in pairs]
-
-
-def _without_seed(row: Row) -> Row:
-    parts = [part for part in (row["variant"] or "").split(" ") if not part.startswith("train.seed=")]
-    return row | {"variant": " ".join(parts)}
+    curves = group_by((row for row in scaling if row["measurement"] in measured), lambda row: row["learning"]).values()
+    rows = [next((row for row in mates if row["status"] == "ok"), mates[0]) for mates in curves]  # one of all seeds
+    texts = settings(scaling, variant="learning_variant")
+    shown: list[Panel] = []
+    for group in group_by(rows, lambda row: (row["model"], row["learning_comparison"])).values():
+        sizes = {_size(row) for row in group}
+        size = sizes.pop() if len(sizes) == 1 else ""
+        lines = [texts[group[0]["measurement"]], size, _seeds(group, seeds)]
+        panel = Panel(str(group[0]["model"]), lines, "", group, one_size=bool(size))
+        shown += small_multiples(panel, _named(panel))
+    return shown
 
 
 def _seeds(rows: Sequence[Row], seeds: Mapping[str, int]) -> str:
@@ -104,14 +93,9 @@ def _size(row: Row) -> str:
     return f"{devices(row['gpus'] or 0, row['device'])}, {row['global_batch'] or 'unknown'} samples an update"
 
 
-def _shared_size(rows: Sequence[Row]) -> str:
-    sizes = {_size(row) for row in rows}
-    return sizes.pop() if len(sizes) == 1 else ""
-
-
 def _named(panel: Panel) -> Callable[[Row], str]:
     """The name of a row's curve: with GPU count and batch where the panel does not show them for all."""
-    if panel.lines[1]:
+    if panel.one_size:
         return curve_name
     batches = {(row["gpus"], row["global_batch"]) for row in panel.rows}
     several = len({gpus for gpus, _ in batches}) < len(batches)
@@ -174,7 +158,7 @@ def _model(panel: Panel) -> tuple[Any, Any]:
     return panel.model, panel.rows[0]["model_changed"]
 
 
-def _draw_panel(drawn: _Drawn, axis: str, by: str) -> DrawPanel:
+def _draw_panel(drawn: _Drawn, metric: Metric, by: str) -> DrawPanel:
     def draw_panel(axes: Axes, panel: Panel) -> None:
         name, looks, ends = _named(panel), drawn.looks(panel), drawn.ends(panel)
         merged, (failed, more) = drawn.courses.shown(panel.rows), drawn.courses.shown_failed(panel.rows)
@@ -187,8 +171,7 @@ def _draw_panel(drawn: _Drawn, axis: str, by: str) -> DrawPanel:
             axes.plot([], [], color=look.color, label=plotting.label(text), **_shape(look))
         if more:
             axes.plot([], [], "x", color="#555555", label=f"{more} more that did not end ok are not drawn")
-        plotting.value_name(axes, axis)
-        _metric_axis(axes, axis, ends.values)
+        _metric_axis(axes, metric, ends.values)
 
     return draw_panel
 
@@ -234,18 +217,19 @@ def _failed_line(axes: Axes, course: Course, unit: float | None, look: Look) -> 
     axes.plot(places[-1], course.middle[-1], "x", color=look.color, markersize=8, markeredgewidth=1.8)
 
 
-def _metric_axis(axes: Axes, label: str, values: tuple[float, float] | None) -> None:
-    share = label.startswith("top-1")
+def _metric_axis(axes: Axes, metric: Metric, values: tuple[float, float] | None) -> None:
+    label = metric.label
     if values is not None:
         low, high = values
-        if not share and high > SQUASHED * low > 0:
+        if not metric.share and high > SQUASHED * low > 0:
             axes.set_yscale("log")
-            plotting.value_name(axes, f"{label} (log scale)")
+            label = f"{label} (log scale)"
             axes.yaxis.set_minor_formatter(NullFormatter())
             axes.set_ylim(low / 1.1, high * 1.1)
         else:
             _limit(axes.set_ylim, low, high)
-    axes.yaxis.set_major_formatter(FuncFormatter(plotting.percent if share else plotting.plain))
+    plotting.value_name(axes, label)
+    axes.yaxis.set_major_formatter(FuncFormatter(plotting.percent if metric.share else plotting.plain))
 
 
 def _limit(set_limits: Callable[[float, float], Any], low: float, high: float) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from ddlbench.figures.families import family
-from ddlbench.results.tables.merge import Row, group_by
+from ddlbench.results.rows import Row, group_by
 from ddlbench.results.tables.ratios import base_name
 
 Naming = Callable[[Row], str]
@@ -16,19 +16,33 @@ MOST_CURVES = 8  # of a panel that a reader can tell apart
 _TITLES = ("mode", "loader", "data", "recipe", "precision", "device_model")
 
 
+class Base(NamedTuple):
+    """What ratios start from: seconds a sample on a number of GPUs."""
+
+    seconds: float
+    gpus: int
+
+
 @dataclass(frozen=True)
 class Panel:
     """Comparable rows of one model and one kind of scaling.
 
-    rows:   of scaling.csv, each with `reference_s` and `reference_gpus`, the time and GPU count its ratios start from,
-            `reference`, how the columns of its ratios end, and `repeats`, the rows of runs.csv merged in it
-    folded: names of the curves that the panel has no room for
+    lines:        below the title
+    base:         what the ratios start from, in words
+    rows:         of scaling.csv
+    repeats:      the rows of runs.csv that ended ok, by measurement
+    on_own_bases: whether ratios start from each curve's own base, not from the best single GPU
+    one_size:     whether all rows have one GPU count and batch, so that the names of curves need not tell them
+    folded:       names of the curves that the panel has no room for
     """
 
     model: str
     lines: list[str]
     base: str
     rows: list[Row]
+    repeats: Mapping[str, list[Row]] = field(default_factory=dict[str, list[Row]])
+    on_own_bases: bool = False
+    one_size: bool = False
     folded: tuple[str, ...] = ()
 
     @property
@@ -44,40 +58,36 @@ class Panel:
     def device(self) -> str | None:
         return self.rows[0]["device"]
 
-    @property
-    def on_own_bases(self) -> bool:
-        """Whether ratios start from each curve's own base."""
-        return bool(self.rows[0]["reference"])
+    def base_of(self, row: Row) -> Base | None:
+        """What the ratios of the row start from; None without such a measurement."""
+        seconds = row["own_base_sample_time_s" if self.on_own_bases else "best_single_sample_time_s"]
+        return Base(seconds, row["own_base_gpus"] if self.on_own_bases else 1) if seconds else None
 
     @property
     def has_ratios(self) -> bool:
         """Whether a row has a ratio that is not 1 by definition, as that of a base to itself."""
-        return any(
-            row["sample_time_s"] and (row["reference_s"], row["reference_gpus"]) != (row["sample_time_s"], row["gpus"])
-            for row in self.rows
-        )
+        timed = [row for row in self.rows if row["sample_time_s"]]
+        return any(self.base_of(row) != (row["sample_time_s"], row["gpus"]) for row in timed)
 
     @property
     def own_bases_tell_more(self) -> bool:
         """Whether ratios to own bases are worth a figure beside those to the best single GPU."""
-        return any(
-            row["reference_s"] != row["own_base_sample_time_s"] and row["own_base_gpus"] != row["gpus"]
-            for row in self.rows
-            if row["speedup_vs_own_base"] is not None
-        )
+        compared = [row for row in self.rows if row["speedup_vs_own_base"] is not None]
+        own = replace(self, on_own_bases=True)
+        return any(self.base_of(row) != own.base_of(row) and row["own_base_gpus"] != row["gpus"] for row in compared)
 
     def against_own_bases(self) -> Panel:
-        return _with_references(self, against_own_bases=True)
+        """The panel with ratios to the own bases."""
+        return replace(self, on_own_bases=True, base=_own_bases_text(self))
 
 
 def panels(scaling: Sequence[Row], runs: Iterable[Row]) -> list[Panel]:
     """All panels, in the order of the table. Rows without a GPU count cannot be drawn."""
     repeats = group_by((run for run in runs if run["status"] == "ok"), lambda run: run["measurement"])
-    rows: list[Row] = [row | {"repeats": repeats.get(row["measurement"], [])} for row in scaling if row["gpus"]]
-    series = group_by(rows, _series)
+    rows = [row for row in scaling if row["gpus"]]
     texts = settings(rows)
-    series_panels = [_panel(mates, texts[mates[0]["measurement"]]) for mates in series.values()]
-    return [_with_references(panel) for panel in series_panels]
+    series = group_by(rows, _series).values()
+    return [_panel(mates, texts[mates[0]["measurement"]], repeats) for mates in series]
 
 
 def _series(row: Row) -> tuple[Any, ...]:
@@ -85,13 +95,19 @@ def _series(row: Row) -> tuple[Any, ...]:
     return model, row["comparison"], row["scaling"], batch_size(row)
 
 
-def _panel(rows: list[Row], text: str) -> Panel:
-    models = dict.fromkeys(str(row["model"]) for row in rows)
-    return Panel(", ".join(models), [scaling_text(rows[0]), text], "", rows)
+def _panel(rows: list[Row], text: str, repeats: Mapping[str, list[Row]]) -> Panel:
+    """Ratios start from the best single GPU where the series has one, else from each framework's own base."""
+    models, first = dict.fromkeys(str(row["model"]) for row in rows), rows[0]
+    panel = Panel(", ".join(models), [scaling_text(first), text], "", rows, repeats)
+    single_s = first["best_single_sample_time_s"]
+    if not single_s:
+        return panel.against_own_bases()
+    return replace(panel, base=_base_text(first["device"], base_name(first, "best_single"), 1, single_s))
 
 
-def settings(scaling: Sequence[Row]) -> dict[str, str]:
-    """For each measurement, what distinguishes its panel from the others of the same model."""
+def settings(scaling: Sequence[Row], variant: str = "variant") -> dict[str, str]:
+    """For each measurement, what distinguishes its panel from the others of the same model. variant: the column of
+    further settings"""
     texts: dict[str, str] = {}
     for rows in group_by(scaling, lambda row: row["model"]).values():
         fixed = () if rows[0]["compared_by"] == "framework" else ("framework",)
@@ -99,7 +115,7 @@ def settings(scaling: Sequence[Row]) -> dict[str, str]:
         values = {name: {row[name] for row in rows if row[name]} for name in shared}
         shown = ["model_changed", *(name for name in shared if len(values[name]) > 1 or "loader" in values[name])]
         for row in rows:
-            texts[row["measurement"]] = ", ".join(str(row[name]) for name in (*shown, "variant") if row[name])
+            texts[row["measurement"]] = ", ".join(str(row[name]) for name in (*shown, variant) if row[name])
     return texts
 
 
@@ -160,30 +176,19 @@ def scaling_text(row: Row) -> str:
     return f"{kind}, {size:g} samples {per}" if size is not None else kind
 
 
-def _with_references(panel: Panel, against_own_bases: bool = False) -> Panel:
-    """Ratios start from the best single GPU where the series has one, else from each framework's own base."""
-    single = panel.rows[0]["best_single_sample_time_s"]
-    if single and not against_own_bases:
-        rows = [row | {"reference_s": single, "reference_gpus": 1, "reference": ""} for row in panel.rows]
-        base = _base(panel.device, base_name(panel.rows[0], "best_single"), 1, single)
-        return replace(panel, rows=rows, base=base)
-    rows = [row | _own_reference(row) for row in panel.rows]
+def _own_bases_text(panel: Panel) -> str:
     bases = {
         (base_name(row, "own_base"), row["own_base_gpus"], row["own_base_sample_time_s"])
-        for row in rows
+        for row in panel.rows
         if row["own_base_gpus"]
     }
+    if len(bases) == 1:
+        return _base_text(panel.device, *bases.pop())
     fewest = "ranks" if panel.device == "cpu" else "GPUs"
-    several = f"base: each {panel.rows[0]['compared_by']}'s own fewest {fewest}" if bases else ""
-    return replace(panel, rows=rows, base=_base(panel.device, *bases.pop()) if len(bases) == 1 else several)
+    return f"base: each {panel.rows[0]['compared_by']}'s own fewest {fewest}" if bases else ""
 
 
-def _own_reference(row: Row) -> Row:
-    seconds, gpus = row["own_base_sample_time_s"], row["own_base_gpus"]
-    return {"reference_s": seconds, "reference_gpus": gpus, "reference": "_vs_own_base"}
-
-
-def _base(device: str | None, name: str, gpus: int, seconds: float) -> str:
+def _base_text(device: str | None, name: str, gpus: int, seconds: float) -> str:
     return f"base: {name} on {devices(gpus, device)}, {duration(seconds)} a sample"
 
 

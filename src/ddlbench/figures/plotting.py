@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from math import inf, log2
 from textwrap import wrap
-from typing import Any
+from typing import Any, cast
 
+import matplotlib as mpl
 from matplotlib import ticker
 from matplotlib.axes import Axes
-from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.transforms import Transform, offset_copy
 
-from ddlbench.texts import shortened
+from ddlbench.texts import first_few, shortened
 
 STYLE = {
     "font.family": "DejaVu Sans",  # comes with matplotlib
@@ -23,6 +25,8 @@ STYLE = {
     "axes.titlesize": 10,
     "axes.titlelocation": "left",
     "axes.titley": 1.0,  # else each drawing looks for what the title might cover
+    "figure.constrained_layout.w_pad": 0.1,
+    "figure.constrained_layout.h_pad": 0.08,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.edgecolor": "#666666",
@@ -46,13 +50,12 @@ IDEAL = {"color": "#8a8a8a", "linestyle": (0, (5, 3)), "linewidth": 1.2, "zorder
 LOG_FROM = 4  # GPU counts: so many are on a log2 axis
 LINEAR_UP_TO = 8  # fewer ones too, where they are further apart than this
 COLUMNS = 2  # panels beside each other: readable on a page of paper
-# Inches of a panel's axes, and of what is around them.
-PANEL = (3.55, 2.5)
-LEFT, RIGHT, BELOW, HEAD, LINE = 1.0, 0.2, 0.56, 0.34, 0.167
-VALUE_NAME = -0.215  # the place of a value axis's name, left of numbers and statuses, as a share of the width
-LEGEND_LINE = 0.19
+PANEL = (3.55, 2.5)  # inches of a panel's axes
+ROOM = (12, 40)  # inches of a panel with the longest texts around it
+# Points from the lower left corner of a panel: a value axis's name, left of numbers and statuses; a legend of its own.
+VALUE_NAME = (-55, 0)
+LEGEND = (-60, -36)
 LETTERS = 13  # of a legend, in one inch
-TURNED_LETTER = 0.062  # inches of a letter of a bar's name that is written upwards
 # What a figure has room for.
 SHARED_LABELS = 12  # more than these are below their own panels
 MOST_LABELS = 100
@@ -60,6 +63,7 @@ LONGEST_LABEL = 90
 LONGEST_LINE = 56  # letters that are as wide as a panel
 LONGEST_TEXT = 3 * LONGEST_LINE
 LONGEST_TITLE = 44
+SMALL, LINE = 8, 12  # points: letters of the lines below a title, and from one line to the next
 
 
 @dataclass(frozen=True)
@@ -76,67 +80,67 @@ class Grid:
 
     figure: Figure
     axes: list[Axes]
-    heads: list[Head]
 
     def arrange(self) -> Figure:
-        """Place panels and legends when all is drawn; the figure becomes as high and wide as they need."""
+        """Add the legends when all is drawn, and make the figure so large that panels have the size PANEL; a single one
+        above a long legend becomes wider."""
         drawn = [_handles(panel) for panel in self.axes]
         shared = {text: handle for handles in drawn for text, handle in handles.items()}
-        own_legends = len(shared) > SHARED_LABELS and len(drawn) > 1
-        columns = min(COLUMNS, len(self.axes))
-        step = LEFT + PANEL[0] + RIGHT
-        width = max(columns * step, 0 if own_legends else (_longest(shared) + 6) / LETTERS)
-        below = [_legend_inches(handles, step) if own_legends else 0.0 for handles in drawn]
-        rows = [range(start, min(start + columns, len(drawn))) for start in range(0, len(drawn), columns)]
-        tops = [HEAD + LINE * max(len(self.heads[n].lines) for n in row) for row in rows]
-        legends = [max(below[n] for n in row) for row in rows]
-        rooms = [max(_room_below(self.axes[n]) for n in row) for row in rows]
-        bottom = 0.0 if own_legends else _legend_inches(shared, width)
-        height = sum(tops) + sum(legends) + sum(rooms) + len(rows) * PANEL[1] + bottom
-        self.figure.set_size_inches(width, height)
-        y = height
-        for row, top, legend, room in zip(rows, tops, legends, rooms, strict=True):
-            y -= top + PANEL[1]
-            for column, number in enumerate(row):
-                x = column * step + LEFT
-                self.axes[number].set_position((x / width, y / height, PANEL[0] / width, PANEL[1] / height))
-                if own_legends:
-                    _legend(self.figure, drawn[number], x - LEFT + 0.1, y - room, step)
-            y -= room + legend
-        if not own_legends:
-            _legend(self.figure, shared, 0.1, y, width)
+        columns = min(COLUMNS, len(drawn))
+        if len(shared) > SHARED_LABELS and len(drawn) > 1:
+            for panel, handles in zip(self.axes, drawn, strict=True):
+                place = {"bbox_to_anchor": (0, 0), "bbox_transform": _moved(panel, LEGEND)}
+                _legend(panel, handles, PANEL[0], {"loc": "upper left", **place})
+            widest = 0.0
+        else:
+            _legend(self.figure, shared, columns * (PANEL[0] + 1), {"loc": "outside lower left"})
+            widest = (_longest(shared) + 6) / LETTERS
+        self._resize(columns, -(-len(drawn) // columns), widest)
         return self.figure
 
+    def _resize(self, columns: int, rows: int, widest: float) -> None:
+        """Text has a size of its own, so what the layout leaves to the panels of a large figure says what it needs."""
+        layout = self.figure.get_layout_engine()
+        assert layout is not None
+        width, height = columns * ROOM[0], rows * ROOM[1]
+        self.figure.set_size_inches(width, height)
+        layout.execute(self.figure)
+        panel = self.axes[0].get_position()
+        width += columns * (PANEL[0] - panel.width * width)
+        height += rows * (PANEL[1] - panel.height * height)
+        self.figure.set_size_inches(max(width, widest), height)
+        layout.execute(self.figure)
+        self.figure.set_layout_engine("none")  # each format would repeat it
 
-def _room_below(axes: Axes) -> float:
-    """Inches below a panel that the names of its ticks and of its axis take."""
-    turned = [len(text.get_text()) for text in axes.get_xticklabels() if text.get_rotation()]
-    return max(BELOW, 0.15 + TURNED_LETTER * max(turned, default=0))
+
+@contextmanager
+def style() -> Iterator[None]:
+    """The style of all figures; a letter that the font lacks becomes a box, without a warning."""
+    with mpl.rc_context(cast(Any, STYLE)), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")
+        yield
 
 
 def grid(heads: Sequence[Head]) -> Grid:
-    """A figure with one panel for each head."""
-    figure = Figure()
-    axes = [figure.add_axes((0.1, 0.1, 0.8, 0.8), label=str(number)) for number in range(len(heads))]
-    short = [Head(shortened(head.title, LONGEST_TITLE), _lines(head.lines)) for head in heads]
-    for number, (panel, head) in enumerate(zip(axes, short, strict=True)):
-        start = number - number % COLUMNS
-        _title(panel, head, max(len(mate.lines) for mate in short[start : start + COLUMNS]))
-    return Grid(figure, axes, short)
+    """A figure with one panel for each head; the titles are at one height."""
+    figure = Figure(layout="constrained")
+    columns = min(COLUMNS, len(heads))
+    texts = [_lines(head.lines) for head in heads]
+    most = max(map(len, texts))
+    axes: list[Axes] = []
+    for number, (head, lines) in enumerate(zip(heads, texts, strict=True), start=1):
+        panel = figure.add_subplot(-(-len(heads) // columns), columns, number)
+        panel.set_title(shortened(head.title, LONGEST_TITLE), fontweight="bold", pad=8 + LINE * most)
+        panel.annotate(
+            "\n".join(lines), (0, 1), (0, 4 + LINE * most), xycoords="axes fraction", textcoords="offset points",
+            fontsize=SMALL, color="#555555", va="top", linespacing=1.3,
+        )  # fmt: skip
+        axes.append(panel)
+    return Grid(figure, axes)
 
 
 def _lines(lines: Iterable[str]) -> list[str]:
     return [part for line in lines for part in wrap(shortened(line, LONGEST_TEXT), LONGEST_LINE)]
-
-
-def _title(axes: Axes, head: Head, most: int) -> None:
-    """most: lines of a head in this row of panels, whose titles are at one height"""
-    axes.set_title(head.title, fontweight="bold", pad=8 + 12 * most)
-    for number, line in enumerate(reversed(head.lines), start=most - len(head.lines)):
-        axes.annotate(
-            line, (0, 1), (0, 6 + 12 * number), xycoords="axes fraction", textcoords="offset points",
-            fontsize=8, color="#555555",
-        )  # fmt: skip
 
 
 def _handles(axes: Axes) -> dict[str, Any]:
@@ -144,36 +148,21 @@ def _handles(axes: Axes) -> dict[str, Any]:
     handles: dict[str, Any] = {}
     for handle, text in zip(*axes.get_legend_handles_labels(), strict=True):
         handles.setdefault(text, handle)
-    more = len(handles) - MOST_LABELS
-    return dict(list(handles.items())[:MOST_LABELS]) | ({f"and {more} more": Line2D([], [], ls="")} if more > 0 else {})
+    return {text: handles.get(text, Line2D([], [], ls="")) for text in first_few(list(handles), MOST_LABELS)}
 
 
 def _longest(labels: Iterable[str]) -> int:
     return max(map(len, labels), default=0)
 
 
-def _legend_columns(labels: dict[str, Any], width: float) -> int:
-    return max(1, min(int(width * LETTERS // (_longest(labels) + 6)), len(labels)))
-
-
-def _legend_inches(labels: dict[str, Any], width: float) -> float:
-    return LEGEND_LINE * -(-len(labels) // _legend_columns(labels, width)) + 0.12 if labels else 0.0
-
-
-def _legend(figure: Figure, labels: dict[str, Any], x: float, y: float, width: float) -> None:
-    """x, y: inches of the legend's upper left corner."""
+def _legend(owner: Axes | Figure, labels: dict[str, Any], width: float, place: dict[str, Any]) -> None:
+    """width: inches, which the legend's columns fit as far as one of them does"""
     if labels:
-        size = figure.get_size_inches()
-        figure.legend(
-            labels.values(), labels.keys(), loc="upper left", bbox_to_anchor=(x / size[0], y / size[1]),
-            ncols=_legend_columns(labels, width), borderaxespad=0.0, columnspacing=1.2, fontsize=8.5,
+        columns = max(1, min(int(width * LETTERS // (_longest(labels) + 6)), len(labels)))
+        owner.legend(
+            list(labels.values()), list(labels), ncols=columns, columnspacing=1.2, fontsize=8.5, borderaxespad=0.2,
+            **place,
         )  # fmt: skip
-
-
-def paler(color: str, strength: float) -> tuple[float, float, float]:
-    """A colour mixed with white: strength 1 leaves it as it is, 0 is white."""
-    red, green, blue = to_rgb(color)
-    return 1 - (1 - red) * strength, 1 - (1 - green) * strength, 1 - (1 - blue) * strength
 
 
 def label(text: str) -> str:
@@ -218,7 +207,12 @@ def _apart(counts: list[int], place: Callable[[float], float]) -> list[int]:
 def value_name(axes: Axes, name: str) -> None:
     """The name of the vertical axis, at the same place in all panels."""
     axes.set_ylabel(name)
-    axes.yaxis.set_label_coords(VALUE_NAME, 0.5)
+    axes.yaxis.set_label_coords(0, 0.5, _moved(axes, VALUE_NAME))
+
+
+def _moved(axes: Axes, points: tuple[float, float]) -> Transform:
+    """Shares of the axes' size, moved."""
+    return offset_copy(axes.transAxes, cast(Figure, axes.figure), *points, units="points")
 
 
 def value_axis(
@@ -251,12 +245,8 @@ def value_axis(
         axes.set_ylim(0, top / (1 - band))
         if integers:
             axes.yaxis.set_major_locator(ticker.MaxNLocator("auto", integer=True))
-    axes.yaxis.set_major_formatter(ticker.FuncFormatter(partial(_up_to, top if band else inf, write)))
-
-
-def _up_to(top: float, write: Callable[[float], str], value: float, _: Any = None) -> str:
-    """A tick's number, none above the top. A function of the module, which can be pickled."""
-    return write(value) if value <= top else ""
+    highest = top if band else inf  # no number beside other marks
+    axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: write(value) if value <= highest else ""))
 
 
 def plain(value: float, _: Any = None) -> str:

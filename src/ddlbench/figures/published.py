@@ -17,7 +17,7 @@ from ddlbench.figures.curves import draw
 from ddlbench.figures.panels import Panel, curve_key, curve_name
 from ddlbench.figures.quantities import EFFICIENCY
 from ddlbench.figures.styles import MARKERS, Looks
-from ddlbench.results.tables.merge import Row, group_by
+from ddlbench.results.rows import Row, group_by
 
 GREY = "#7a7a7a"
 ARROW = 0.06  # its length, as an efficiency

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from ddlbench.figures.panels import Panel
-from ddlbench.results.tables.merge import Row
+from ddlbench.figures.panels import Base, Panel
+from ddlbench.results.rows import Row
 from ddlbench.texts import GIB
 
 MEMORY = {"cpu": "memory_host_peak_bytes", "cuda": "memory_allocated_peak_bytes"}
@@ -25,49 +25,54 @@ class Values:
 class Quantity:
     """Something drawn over GPU counts.
 
-    ideal:        its value at a GPU count if scaling from the row's reference were perfect; None where there is none
+    values:       of a row of a panel
+    ideal:        its value at a GPU count if scaling from the base were perfect; None where there is none
     theory:       what a formula expects of a row; None where there is none. theory_name: in the legend
     proportional: whether it grows with the GPU count if scaling is ideal
-    whole:        whether it is counted, so that its axis has integers only
+    integers:     whether it is counted, so that its axis has integers only
     """
 
     label: str
-    values: Callable[[Row], Values]
-    ideal: Callable[[Row, float], float] | None = None
+    values: Callable[[Panel, Row], Values]
+    ideal: Callable[[Base, float], float] | None = None
     percent: bool = False
     proportional: bool = False
-    whole: bool = False
+    integers: bool = False
     theory: Callable[[Row], float | None] | None = None
     theory_name: str = "theory"
 
 
-def _of_seconds(value: Callable[[Row, float], float], ratio: str = "") -> Callable[[Row], Values]:
+def _of_seconds(value: Callable[[Row, float, Base], float], ratio: str = "") -> Callable[[Panel, Row], Values]:
     """Values computed from a row's seconds a sample and its repeats'.
 
     ratio: the column of scaling.csv with the same value, whose interval also counts that of the base; "": the interval
            is that of the seconds
     """
 
-    def values(row: Row) -> Values:
+    def values(panel: Panel, row: Row) -> Values:
         seconds, low, high = (row[f"sample_time_{end}s"] for end in ("", "low_", "high_"))
-        if not seconds or not row["reference_s"]:
+        base = panel.base_of(row)
+        if not seconds or base is None:
             return Values(None)
-        rates = (run["throughput_samples_per_s"] for run in row["repeats"])
+        rates = (run["throughput_samples_per_s"] for run in panel.repeats.get(row["measurement"], []))
         if ratio:
-            name = f"{ratio}{row['reference']}"
+            name = f"{ratio}_vs_own_base" if panel.on_own_bases else ratio
             ends = (row[f"{name}_low"], row[f"{name}_high"]) if row[f"{name}_low"] else None
         else:
-            ends = (value(row, high), value(row, low)) if low else None  # shorter times are larger values
-        return Values(value(row, seconds), [value(row, 1 / rate) for rate in rates if rate], ends)
+            ends = (value(row, high, base), value(row, low, base)) if low else None  # shorter times are larger values
+        return Values(value(row, seconds, base), [value(row, 1 / rate, base) for rate in rates if rate], ends)
 
     return values
 
 
-def of_column(column: str, unit: float = 1.0, interval: tuple[str, str] | None = None) -> Callable[[Row], Values]:
+def of_column(
+    column: str, unit: float = 1.0, interval: tuple[str, str] | None = None
+) -> Callable[[Panel, Row], Values]:
     """Values of a column of both runs.csv and scaling.csv. interval: the columns of its ends."""
 
-    def values(row: Row) -> Values:
-        repeats = [run[column] / unit for run in row["repeats"] if run.get(column) is not None]
+    def values(panel: Panel, row: Row) -> Values:
+        runs = panel.repeats.get(row["measurement"], [])
+        repeats = [run[column] / unit for run in runs if run.get(column) is not None]
         ends = [row[name] for name in interval or ()]
         bounds = (ends[0] / unit, ends[1] / unit) if ends and None not in ends else None
         return Values(row[column] / unit if row.get(column) is not None else None, repeats, bounds)
@@ -77,22 +82,20 @@ def of_column(column: str, unit: float = 1.0, interval: tuple[str, str] | None =
 
 THROUGHPUT = Quantity(
     "throughput (samples/s)",
-    _of_seconds(lambda row, seconds: 1 / seconds),
-    lambda row, gpus: gpus / (row["reference_gpus"] * row["reference_s"]),
+    _of_seconds(lambda row, seconds, base: 1 / seconds),
+    lambda base, gpus: gpus / (base.gpus * base.seconds),
     proportional=True,
 )
 SPEEDUP = Quantity(
     "speedup",
-    _of_seconds(lambda row, seconds: row["reference_s"] / seconds, "speedup"),
-    lambda row, gpus: gpus / row["reference_gpus"],
+    _of_seconds(lambda row, seconds, base: base.seconds / seconds, "speedup"),
+    lambda base, gpus: gpus / base.gpus,
     proportional=True,
 )
 EFFICIENCY = Quantity(
     "efficiency (% of ideal speedup)",
-    _of_seconds(
-        lambda row, seconds: row["reference_s"] * row["reference_gpus"] / (seconds * row["gpus"]), "efficiency"
-    ),
-    lambda row, gpus: 1.0,
+    _of_seconds(lambda row, seconds, base: base.seconds * base.gpus / (seconds * row["gpus"]), "efficiency"),
+    lambda base, gpus: 1.0,
     percent=True,
 )
 EPOCH_TIME = Quantity(
@@ -106,12 +109,12 @@ STALENESS = Quantity(
     "staleness (updates)",
     of_column("staleness_max"),
     theory=lambda row: row["staleness_theoretical_max"],
-    whole=True,
+    integers=True,
 )
 # Beside what --predict says. Waiting for data is on neither side.
 PREDICTED = Quantity(
     "time of a step (s)",
-    _of_seconds(lambda row, seconds: seconds * row["global_batch"] * (1 - (row["data_wait_share"] or 0.0))),
+    _of_seconds(lambda row, seconds, base: seconds * row["global_batch"] * (1 - (row["data_wait_share"] or 0.0))),
     theory=lambda row: row["predicted_step_s"],
     theory_name="predicted",
 )

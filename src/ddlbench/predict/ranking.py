@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddlbench.oracle.predictor import Prediction
-from ddlbench.results.tables.cell_texts import aligned
+from ddlbench.texts import aligned
 
 GiB = 2**30
 TIMES = ("step", "compute", "comm", "hidden", "bubble", "data")

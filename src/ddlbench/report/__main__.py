@@ -6,7 +6,6 @@ import argparse
 import math
 import sys
 from collections.abc import Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import TextIO
 
@@ -18,13 +17,11 @@ from ddlbench.report.documents import write_documents, write_warnings
 from ddlbench.report.overview import summary_text
 from ddlbench.report.page import render
 from ddlbench.results.reading.attempts import read_all
-from ddlbench.results.reading.cores import Workers, cores
-from ddlbench.results.tables.labels import marked
 from ddlbench.results.tables.merge import FACTORS, AttemptRow
 from ddlbench.results.tables.only import only
 from ddlbench.results.tables.tables import Tables, make_tables, merge, not_used
 from ddlbench.results.tables.targets import Target, target, write_targets
-from ddlbench.texts import printable
+from ddlbench.texts import first_few, printable
 
 WARNINGS_SHOWN = 50
 
@@ -39,23 +36,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _compare(before, after, given.fail_if_slower)
         out = given.out or _beside(_results(given))
         targets = [target(text) for text in given.target]
-        with Workers(cores()) as workers:
-            tables = only(_tables(given, workers), given.only)
-            page = write_report(tables, out, targets, given.baseline == "published", workers)
+        tables = only(_tables(given), given.only)
+        page = write_report(tables, out, targets, given.baseline == "published", given.pdf)
     except UserError as error:
         _say(f"ddlbench.report: {printable(str(error))}", sys.stderr)
         return error.exit_code
     _warn(tables.warnings, "the report (tables/warnings.txt)")
-    _say(summary_text(tables.scaling), sys.stdout)
+    _say(summary_text(tables.shown_rows), sys.stdout)
     for line in filter(None, (tables.drift, tables.left_out)):
         _say(line, sys.stdout)
     _say(f"\nreport: {printable(str(page))}", sys.stdout)
     return 0
 
 
-def _tables(given: argparse.Namespace, workers: Workers) -> Tables:
+def _tables(given: argparse.Namespace) -> Tables:
     records = read_all(_results(given))
-    tables = make_tables(records, given.by, workers)
+    tables = make_tables(records, given.by)
     if given.predict is None:
         return tables
     from ddlbench.report.predicted import with_predictions  # torch comes with it
@@ -79,7 +75,7 @@ def _beside(results: Sequence[Path]) -> Path:
 def _refuse_others(given: argparse.Namespace) -> None:
     """UserError for options of a report beside --compare: they would have no effect."""
     options = {"RESULTS": given.results, "--by": given.by != FACTORS[0]}
-    options |= {f"--{name}": getattr(given, name) for name in ("out", "only", "baseline", "target", "predict")}
+    options |= {f"--{name}": getattr(given, name) for name in ("out", "only", "baseline", "pdf", "target", "predict")}
     useless = [name for name, value in options.items() if value]
     if useless:
         raise UserError(f"--compare makes no report: leave {', '.join(useless)} out")
@@ -106,10 +102,8 @@ def _measurements(name: str, folder: Path) -> list[list[AttemptRow]]:
 
 def _warn(warnings: Sequence[str], others: str) -> None:
     """Print the first warnings. others: the place of the remaining ones"""
-    for warning in warnings[:WARNINGS_SHOWN]:
+    for warning in first_few(warnings, WARNINGS_SHOWN, f"more warnings are in {others}"):
         _say(f"warning: {warning}", sys.stderr)
-    if len(warnings) > WARNINGS_SHOWN:
-        _say(f"warning: {len(warnings) - WARNINGS_SHOWN} more warnings are in {others}", sys.stderr)
 
 
 def share(text: str) -> float:
@@ -128,32 +122,26 @@ def _say(text: str, stream: TextIO) -> None:
 
 
 def write_report(
-    tables: Tables, out: Path, targets: Sequence[Target] = (), baseline: bool = False, workers: Workers | None = None
+    tables: Tables, out: Path, targets: Sequence[Target] = (), baseline: bool = False, pdf: bool = False
 ) -> Path:
-    """Tables (CSV, Markdown, LaTeX), figures (PNG, SVG, PDF) and report.html below `out`; returns the page's path.
+    """Tables (CSV, Markdown, LaTeX), figures (PNG, SVG) and report.html below `out`; returns the page's path.
 
-    workers: that save the figures while this process goes on
+    baseline: as `make_figures` takes it; pdf: as `save` takes it
     """
     try:
         figures = out / "figures"
-        start, saved = (workers or Workers()).start, list[Future[None]]()
-        drawing = make_figures(tables, targets, baseline, lambda *figure: saved.append(start(save, figures, *figure)))
-        tables.write(out / "tables", cores())
-        write_documents(marked(tables.measurement_rows, tables.run_rows), out / "tables")
+        drawing = make_figures(tables, targets, baseline)
+        for name, figure in drawing.figures.items():
+            save(figures, name, figure, pdf)
+        tables.write(out / "tables")
+        write_documents(tables.shown_rows, out / "tables")
         write_targets(tables, targets, out / "tables")
         write_warnings(tables.warnings, out / "tables")
-        wait_for(saved)
         page = out / "report.html"
         page.write_text(render(tables, drawing, figures), encoding="utf-8")
     except OSError as error:
         raise UserError(f"{out} cannot be written ({error.strerror}): choose another folder with --out") from error
     return page
-
-
-def wait_for(saved: Sequence[Future[None]]) -> None:
-    """Wait until all figures are saved; an error is raised."""
-    for future in saved:
-        future.result()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -171,6 +159,7 @@ def _parser() -> argparse.ArgumentParser:
         help="report the attempts with these values in columns of runs.csv: --only framework=ddp,fsdp model=resnet50",
     )  # fmt: skip
     parser.add_argument("--baseline", choices=["published"], help="draw the printed numbers of papers beside one's own")
+    parser.add_argument("--pdf", action="store_true", help="write the figures as PDF, too, beside PNG and SVG")
     parser.add_argument(
         "--target", nargs="+", default=[], metavar="METRIC=NUMBER",
         help="epochs, updates, samples and seconds until a metric reaches a value: --target val_top1=0.7",

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from ddlbench.figures.panels import devices, duration, settings
 from ddlbench.report.verdicts import row_name, sample_interval
-from ddlbench.results.tables.merge import Row, group_by
+from ddlbench.results.rows import Row, group_by
 from ddlbench.results.tables.stats import SMALLEST_N
-from ddlbench.texts import shortened
+from ddlbench.texts import first_few, shortened
 
 PARAGRAPHS = 12
 PLACES = 12  # GPU counts and batches of one paragraph
@@ -32,18 +32,14 @@ def best(scaling: Sequence[Row]) -> tuple[list[Paragraph], int]:
     """
     texts = settings(scaling)
     rows = list({row["measurement"]: row for row in scaling}.values())  # strong and weak scaling: two rows, one fact
-    groups = list(group_by(rows, _group).values())
-    paragraphs = [Paragraph(_subject(group, texts[group[0]["measurement"]]), _sentences(group)) for group in groups]
+    groups = group_by(rows, lambda row: (None if row["compared_by"] == "model" else row["model"], row["comparison"]))
+    paragraphs: list[Paragraph] = []
+    for group in groups.values():
+        models = dict.fromkeys(str(row["model"]) for row in group)
+        subject = ", ".join([*models, *filter(None, [texts[group[0]["measurement"]]])])
+        paragraphs.append(Paragraph(subject, _sentences(group)))
     shown = [paragraph for paragraph in paragraphs if paragraph.sentences]
     return shown[:PARAGRAPHS], max(0, len(shown) - PARAGRAPHS)
-
-
-def _group(row: Row) -> tuple[str | None, str]:
-    return None if row["compared_by"] == "model" else row["model"], row["comparison"]
-
-
-def _subject(rows: Sequence[Row], text: str) -> str:
-    return ", ".join([*dict.fromkeys(str(row["model"]) for row in rows), *filter(None, [text])])
 
 
 def _sentences(rows: Sequence[Row]) -> list[str]:
@@ -79,15 +75,10 @@ def _verdict(fastest: Row, others: Sequence[Row], rate: str) -> str:
         return f"{lead}, but with {counts} this is not certain: an interval needs {SMALLEST_N} repeats"
     equal = [row for row in others if (other := sample_interval(row)) is None or interval.overlaps(other)]
     if equal:
-        names = ", ".join(map(_name, equal[:NAMED])) + (f" and {len(equal) - NAMED} more" if len(equal) > NAMED else "")
-        return f"{lead}; no difference is shown between {_name(fastest)} and {names} ({duration_range(fastest)})"
+        names = ", ".join(first_few(equal, NAMED, text=_name))
+        range_ = " to ".join(duration(fastest[f"sample_time_{end}_s"]) for end in ("low", "high"))
+        return f"{lead}; no difference is shown between {_name(fastest)} and {names} (95 % interval {range_} a sample)"
     return f"{_name(fastest)} is the fastest, {rate}, {factor}; the 95 % intervals do not overlap ({counts})"
-
-
-def duration_range(row: Row) -> str:
-    """The interval of the median of a sample's time, in words."""
-    low, high = row["sample_time_low_s"], row["sample_time_high_s"]
-    return f"95 % interval {duration(low)} to {duration(high)} a sample"
 
 
 def _name(row: Row) -> str:

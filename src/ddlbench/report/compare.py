@@ -10,10 +10,11 @@ from typing import Any, TypeAlias
 
 from ddlbench.errors import UserError
 from ddlbench.figures.panels import devices, duration
-from ddlbench.results.tables.merge import SEEN, AttemptRow, Row, asked, group_by
+from ddlbench.results.rows import Row, group_by
+from ddlbench.results.tables.merge import SEEN, AttemptRow, asked
 from ddlbench.results.tables.scaling import Point, representative
-from ddlbench.results.tables.stats import Interval, ratio_interval
-from ddlbench.texts import shortened
+from ddlbench.results.tables.stats import ratio_interval, verdict
+from ddlbench.texts import first_few, shortened
 
 Group: TypeAlias = list[AttemptRow]
 Pair: TypeAlias = tuple[Group, Group]
@@ -121,11 +122,10 @@ def _changes(pairs: Sequence[Pair]) -> list[str]:
     if not counts:
         return ["nothing changed in configuration and environment"]
     lines = [
-        f"  {text}" + ("" if count == len(pairs) else f" ({count} of {len(pairs)} measurements)")
+        text + ("" if count == len(pairs) else f" ({count} of {len(pairs)} measurements)")
         for text, count in sorted(counts.items())
     ]
-    more = len(lines) - CHANGES_SHOWN
-    return ["changed:", *lines[:CHANGES_SHOWN], *([f"  and {more} more"] if more > 0 else [])]
+    return ["changed:", *(f"  {line}" for line in first_few(lines, CHANGES_SHOWN))]
 
 
 def _changed(one: AttemptRow, two: AttemptRow) -> Iterator[str]:
@@ -155,7 +155,7 @@ def _value(values: Row, key: str) -> str:
 
 def _judge(result: Versus, pair: Pair, limit: float | None) -> None:
     """Add the line of one pair, and its verdict for the gate."""
-    one, two = (Point(group, "", "", "framework") for group in pair)
+    one, two = map(Point, pair)
     name = _name(pair[0])
     if not one.sample_time_s:
         result.lines.append(f"  {name}: no time before ({_status(pair[0])}), {_time(two, pair[1])} after")
@@ -167,7 +167,8 @@ def _judge(result: Versus, pair: Pair, limit: float | None) -> None:
     ratio = two.sample_time_s / one.sample_time_s
     interval = ratio_interval(two.interval, one.interval) if one.interval and two.interval else None
     counts = f"n={len(one.sample_times)} and n={len(two.sample_times)}{_failed(one, two)}"
-    bounds = f"{_word(interval)}, {interval.low:.3f} to {interval.high:.3f}" if interval else "too few for an interval"
+    said = verdict(interval, "slower", "faster", "no difference shown") if interval else ""
+    bounds = f"{said}, {interval.low:.3f} to {interval.high:.3f}" if interval else "too few for an interval"
     times = f"{duration(one.sample_time_s)} -> {duration(two.sample_time_s)}"
     result.lines.append(f"  {name}: {times}, ratio {ratio:.3f} ({bounds}, {counts})")
     if limit is None:
@@ -184,10 +185,6 @@ def _failed(one: Point, two: Point) -> str:
     """ ", 0 and 2 attempts failed"; empty where none did."""
     before, after = (len(point.runs) - len(point.ok) for point in (one, two))
     return f", {before} and {after} attempts failed" if before or after else ""
-
-
-def _word(interval: Interval) -> str:
-    return "slower" if interval.low > 1 else "faster" if interval.high < 1 else "no difference shown"
 
 
 def _gate(result: Versus, limit: float) -> list[str]:

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ddlbench.report.overview import LEFT, MEASURED, SETTINGS, notes, overview_cells, ratio_columns
-from ddlbench.results.tables.labels import axes_shown
-from ddlbench.results.tables.marks import numbered
-from ddlbench.results.tables.merge import Row
+from ddlbench.results.rows import Row
 
 _LATEX = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "_": r"\_", "%": r"\%",
@@ -18,12 +16,11 @@ _LATEX = {
 _MARKDOWN = "\\`*_{}[]<>#|$~!&="
 
 
-def write_documents(scaling: Sequence[Row], folder: Path) -> None:
-    """summary.md and summary.tex of rows of scaling.csv, models marked."""
-    rows = axes_shown(numbered(scaling))
+def write_documents(rows: Sequence[Row], folder: Path) -> None:
+    """summary.md and summary.tex. rows: `Tables.shown_rows`"""
     headers, lines = overview_cells(rows, MEASURED | ratio_columns(rows) | SETTINGS)
-    (folder / "summary.md").write_text(markdown(headers, lines, notes(scaling)), encoding="utf-8")
-    (folder / "summary.tex").write_text(latex(headers, lines, notes(scaling)), encoding="utf-8")
+    (folder / "summary.md").write_text(markdown(headers, lines, notes(rows)), encoding="utf-8")
+    (folder / "summary.tex").write_text(latex(headers, lines, notes(rows)), encoding="utf-8")
 
 
 def write_warnings(warnings: Sequence[str], folder: Path) -> None:

@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from textwrap import wrap
 
-import pandas as pd
-
 from ddlbench.figures.panels import devices, duration
 from ddlbench.figures.quantities import MEMORY
 from ddlbench.report.best import best
-from ddlbench.results.tables.cell_texts import aligned, gib, number, percent, ratio, seconds, signed
-from ddlbench.results.tables.labels import axes_shown, changed_models, marked
-from ddlbench.results.tables.marks import numbered, remarks
-from ddlbench.results.tables.merge import Row
+from ddlbench.results.rows import Row
+from ddlbench.results.tables.labels import changed_models
+from ddlbench.results.tables.marks import remarks
 from ddlbench.results.tables.ratios import NONE_SHOWN, base_name
 from ddlbench.results.tables.stats import SMALLEST_N
-from ddlbench.results.tables.tables import records
-from ddlbench.texts import shortened
+from ddlbench.texts import aligned, first_few, gib, number, percent, ratio, seconds, shortened, signed
 
 WIDTH = 140
 FAILURES_SHOWN = 10
@@ -87,10 +83,9 @@ def overview_cells(rows: Sequence[Row], columns: Columns) -> tuple[list[str], li
     return list(filled), [list(line) for line in zip(*filled.values(), strict=True)]
 
 
-def summary_text(scaling: pd.DataFrame) -> str:
-    """The rows of scaling.csv in at most 140 columns, their ratios, which framework is the fastest and how certain that
-    is, and what the ratios start from."""
-    rows = axes_shown(numbered(marked(records(scaling))))
+def summary_text(rows: Sequence[Row]) -> str:
+    """The measurements in at most 140 columns, their ratios, which framework is the fastest and how certain that is,
+    and what the ratios start from. rows: `Tables.shown_rows`"""
     if not rows:
         return "no attempt has a configuration in its record: the report lists the failures"
     numbered_texts = {text: number for number, text in enumerate(dict.fromkeys(filter(None, map(settings, rows))), 1)}
@@ -98,7 +93,11 @@ def summary_text(scaling: pd.DataFrame) -> str:
     compared = [row for row in rows if compared_with(row, "best_single") or needs_own(row)]
     predicted = [row for row in rows if row["predicted_step_s"] is not None]
     tables = ((rows, MEASURED), (compared, RATIOS), (predicted, WHICH | PREDICTED))
-    lines = [line for shown, columns in tables if shown for line in (*text_table(shown, columns | marks), "")]
+    lines: list[str] = []
+    for shown, columns in tables:
+        if shown:
+            headers, cells = overview_cells(shown, columns | marks)
+            lines += [*map(_cut, aligned(headers, cells, LEFT)), ""]
     fastest = [
         line
         for paragraph in best(rows)[0]
@@ -106,12 +105,6 @@ def summary_text(scaling: pd.DataFrame) -> str:
     ]
     numbers = [f"[{number}] {text}" for text, number in numbered_texts.items()]
     return "\n".join([*lines, *fastest, *numbers, *base_lines(rows), *notes(rows), *failure_lines(rows)])
-
-
-def text_table(rows: Sequence[Row], columns: Columns) -> list[str]:
-    """Lines with aligned columns under their headers, none longer than WIDTH."""
-    headers, lines = overview_cells(rows, columns)
-    return [_cut(line) for line in aligned(headers, lines, LEFT)]
 
 
 def ratio_columns(rows: Sequence[Row]) -> Columns:
@@ -125,10 +118,6 @@ def compared_with(row: Row, kind: str) -> bool:
     """Whether the row has ratios to this base, and is not the base itself: those are 1 by definition."""
     suffix = "" if kind == "best_single" else "_vs_own_base"
     return not {row[f"speedup{suffix}"], row[f"efficiency{suffix}"]} <= {None, 1.0}
-
-
-def has_interval(row: Row) -> bool:
-    return row["speedup_low"] is not None or row["speedup_vs_own_base_low"] is not None
 
 
 def needs_own(row: Row) -> bool:
@@ -153,11 +142,12 @@ def notes(rows: Sequence[Row]) -> list[str]:
     few = any(0 < row["runs_ok"] < SMALLEST_N for row in rows)
     repeated = any(row["runs_ok"] > 1 for row in rows)
     host = any(row["device"] == "cpu" for row in rows)
+    intervals = any(row["speedup_low"] is not None or row["speedup_vs_own_base_low"] is not None for row in rows)
     return [
         *changed_models(rows),
         *remarks(rows),
         *(["range: the shortest and the longest epoch time of the n repeats"] if repeated else []),
-        *([INTERVAL_NOTE] if any(map(has_interval, rows)) else []),
+        *([INTERVAL_NOTE] if intervals else []),
         *(["peak memory on CPU is the fullest rank's process on the host"] if host else []),
         *([f"n < {SMALLEST_N}: no 95 % CI of the median; every repeat is in the figures"] if few else []),
     ]
@@ -166,9 +156,8 @@ def notes(rows: Sequence[Row]) -> list[str]:
 def failure_lines(rows: Sequence[Row]) -> list[str]:
     """The runs that did not end ok, in a few lines; the report has them all."""
     failed = [row for row in rows if row["status"] != "ok"]
-    lines = [": ".join(filter(None, (row["status"], _cell(row), row["reason"]))) for row in failed[:FAILURES_SHOWN]]
-    more = len(failed) - len(lines)
-    return [*map(_cut, lines), *([f"and {more} more that did not end ok: see the report"] if more else [])]
+    lines = [_cut(": ".join(filter(None, (row["status"], _cell(row), row["reason"])))) for row in failed]
+    return first_few(lines, FAILURES_SHOWN, "more that did not end ok: see the report")
 
 
 def _cell(row: Row) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,10 @@ from ddlbench.report.overview import (
     ratio_columns,
 )
 from ddlbench.report.verdicts import comparisons
-from ddlbench.results.tables.labels import axes_shown, marked
-from ddlbench.results.tables.marks import numbered
-from ddlbench.results.tables.merge import Row, group_by
+from ddlbench.results.rows import Row, group_by
+from ddlbench.results.tables.labels import marked
 from ddlbench.results.tables.tables import Tables, records
-from ddlbench.texts import shortened
+from ddlbench.texts import first_few, shortened
 
 # Rows of each table on the page; the files beside the page have all rows.
 ROWS_SHOWN = 300
@@ -58,8 +58,7 @@ EXPLAINED = (
 
 def render(tables: Tables, drawing: Drawing, folder: Path) -> str:
     """The page with the figures, which are files in `folder`."""
-    plain_runs, plain_scaling = tables.run_rows, tables.measurement_rows
-    runs, scaling = marked(plain_runs), axes_shown(numbered(marked(plain_scaling, plain_runs)))
+    runs, scaling = marked(tables.run_rows), tables.shown_rows
     shown = MEASURED | ratio_columns(scaling) | PREDICTED | SETTINGS
     headers, lines = overview_cells(scaling[:ROWS_SHOWN], shown)
     paragraphs, more = best(scaling)
@@ -91,8 +90,8 @@ def render(tables: Tables, drawing: Drawing, folder: Path) -> str:
         versions=counted(runs, MADE_WITH),
         datasets=counted(runs, DATASET),
         tables={
-            "Scaling": grid(SCALING, plain_scaling),
-            "Runs": grid(RUNS, plain_runs),
+            "Scaling": grid(SCALING, tables.measurement_rows),
+            "Runs": grid(RUNS, tables.run_rows),
             "Epochs": grid(EPOCHS, records(tables.epochs.head(ROWS_SHOWN)), len(tables.epochs)),
         },
     )
@@ -105,8 +104,7 @@ def _failure(run: Row) -> Row:
 
 def first(lines: Sequence[str]) -> list[str]:
     """The first lines, shortened, and how many there are more."""
-    more = [f"and {len(lines) - LINES_SHOWN} more"] if len(lines) > LINES_SHOWN else []
-    return [*(shortened(line, LONGEST_REASON) for line in lines[:LINES_SHOWN]), *more]
+    return first_few(lines, LINES_SHOWN, text=partial(shortened, longest=LONGEST_REASON))
 
 
 def cautions(runs: Sequence[Row], scaling: Sequence[Row]) -> list[str]:

@@ -23,7 +23,7 @@ from ddlbench.oracle.measured.runs import Results
 from ddlbench.oracle.predictor import Inputs, Prediction, predict
 from ddlbench.record.schema import SCALING
 from ddlbench.results.reading.attempts import Attempt, Records, why
-from ddlbench.results.tables.merge import Row, group_by
+from ddlbench.results.rows import Row, group_by
 from ddlbench.results.tables.tables import Tables, frame, records
 
 # Relative error from which a row has a flag: ParaDL's average error for its least accurate strategy (channels).

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddlbench.figures.panels import batch_size, curve_name, devices, duration, scaling_text
-from ddlbench.results.tables.merge import Row, group_by
+from ddlbench.results.rows import Row, group_by
 from ddlbench.results.tables.ratios import NONE_SHOWN, base_name
 from ddlbench.results.tables.stats import LEVEL, Interval, ratio_interval
 

@@ -9,7 +9,7 @@ from typing import Any
 from ddlbench.errors import UserError
 from ddlbench.ranks.control import all_gather
 from ddlbench.record.fingerprint import fingerprint, is_version
-from ddlbench.texts import digest
+from ddlbench.texts import digest, first_few
 
 SHOWN = 5  # differences that one line names
 LONGEST = 60  # letters of a value
@@ -27,7 +27,9 @@ def compare_environments(environment: Mapping[str, Any]) -> list[str]:
     lines = {key: line for key in _keys(ranks) if (line := _difference(key, ranks))}
     conflicts = [line for key, line in lines.items() if is_version(key)]
     if conflicts:
-        raise UserError(f"{_joined(conflicts)}: install the same versions on every host")
+        raise UserError(
+            f"{'; '.join(first_few(conflicts, SHOWN, 'more differences'))}: install the same versions on every host"
+        )
     return list(lines.values())
 
 
@@ -52,8 +54,3 @@ def _difference(key: str, ranks: Sequence[tuple[str, Mapping[str, Any]]]) -> str
 def _shown(value: Any) -> str:
     text = "none" if value is None else str(value)
     return text if len(text) <= LONGEST else text[:LONGEST] + "…"
-
-
-def _joined(lines: Sequence[str]) -> str:
-    more = f"; and {len(lines) - SHOWN} more differences" if len(lines) > SHOWN else ""
-    return "; ".join(lines[:SHOWN]) + more

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from ddlbench.errors import PeerFailed
 from ddlbench.ranks.stop import Stop, StopRequest
 from ddlbench.run.failure import Failure
+from ddlbench.texts import first_few
 
 T = TypeVar("T")
 
@@ -141,9 +142,8 @@ class Peers:
         return self._gone(ranks) if ranks else None
 
     def _gone(self, ranks: Sequence[int]) -> str:
-        named = ", ".join(self.name(rank) for rank in ranks[:3])
-        more = f" and {len(ranks) - 3} more" if len(ranks) > 3 else ""
-        return f"{named}{more} ended without a message, or is stopped: see its output and the system log of its node"
+        named = ", ".join(first_few(ranks, 3, text=self.name))
+        return f"{named} ended without a message, or is stopped: see its output and the system log of its node"
 
     def rank_0_gone(self) -> bool:
         """Whether the store was lost with rank 0."""

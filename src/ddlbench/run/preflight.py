@@ -24,6 +24,7 @@ from ddlbench.measure.devices.nvml import gpu_state_reader
 from ddlbench.ranks.control import all_gather, single_process
 from ddlbench.record.files import write_json
 from ddlbench.run.context import Attempt
+from ddlbench.texts import first_few
 
 SIDES = {"cpu": 512, "cuda": 4096}  # of the matrices: 10 ms and more on both
 REDUCED_BYTES = {"cpu": 2**22, "cuda": 2**26}
@@ -99,9 +100,8 @@ def require_sound(checks: Sequence[Check], stop: float | None) -> None:
             wrong = f"rank {check.rank} on {check.host} computes wrongly: a matrix product of ones is not its size"
             raise RunError(f"pre-flight: {wrong}: {remedy}")
     if stop is not None and (slow := slow_ranks(checks, stop)):
-        more = f" and {len(slow) - NAMED} more" if len(slow) > NAMED else ""
-        named = "; ".join(list(slow.values())[:NAMED])
-        raise RunError(f"pre-flight: {named}{more}: {remedy}, or set preflight_stop=null to run in spite of it")
+        named = "; ".join(first_few(list(slow.values()), NAMED))
+        raise RunError(f"pre-flight: {named}: {remedy}, or set preflight_stop=null to run in spite of it")
 
 
 def section(checks: Sequence[Check], device: torch.device, slow: Mapping[int, str], seconds: float) -> dict[str, Any]:

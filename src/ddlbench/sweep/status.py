@@ -7,10 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ddlbench.results.tables.cell_texts import aligned
 from ddlbench.sweep.plan import INVALID, Cell, points
 from ddlbench.sweep.state import MISSING, QUEUED, RUNNING, State
-from ddlbench.texts import printable
+from ddlbench.texts import aligned, printable
 
 Asked = Callable[[Cell], str]  # the status of a cell, running ones included
 Predict = Callable[[Cell], float | None] | None  # seconds of a run, at least; None where they are not known

@@ -95,5 +95,5 @@ def test_long_names_are_cut_and_stay_different():
 
 def test_a_summary_is_one_line_and_names_the_first():
     notes = [f"n{number}" for number in range(9)]
-    assert in_one_line(notes) == "left out of the tables: n0, n1, n2 and 6 more"
+    assert in_one_line(notes) == "left out of the tables: n0, n1, n2, and 6 more"
     assert json.dumps(in_one_line(notes[:1])) == '"left out of the tables: n0"'

@@ -29,13 +29,15 @@ def shortened(path: Path) -> None:
     path.write_bytes(b"PAR1" + path.read_bytes()[-8:])
 
 
+MAGIC = "Parquet magic bytes not found in footer"
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "truncated": (truncated, "its end is missing"),
-    "shortened": (shortened, "its end is missing"),
-    "foreign": (lambda path: path.write_bytes(os.urandom(999)), "it is no Parquet file"),
-    "text": (lambda path: path.write_text("epoch,step\n"), "it is no Parquet file"),
-    "empty": (lambda path: path.write_bytes(b""), "it is empty"),
-    "few bytes": (lambda path: path.write_bytes(b"PAR1"), "its end is missing"),
+    "truncated": (truncated, MAGIC),
+    "shortened": (shortened, "smaller than the size reported by footer"),
+    "footer": (lambda path: path.write_bytes(b"PAR1" + b"\x7f" * 999 + path.read_bytes()[-8:]), "Couldn't deserialize"),
+    "foreign": (lambda path: path.write_bytes(os.urandom(999)), MAGIC),
+    "text": (lambda path: path.write_text("epoch,step\n"), MAGIC),
+    "empty": (lambda path: path.write_bytes(b""), "Parquet file size is 0 bytes"),
+    "few bytes": (lambda path: path.write_bytes(b"PAR1"), "Parquet file size is 4 bytes"),
     "pipe": (lambda path: (path.unlink(), os.mkfifo(path)), "it is not a regular file"),
     "link": (lambda path: (path.unlink(), path.symlink_to("nowhere")), "No such file or directory"),
 }
@@ -62,7 +64,9 @@ def test_a_damaged_file_is_named_and_all_runs_are_reported(tmp_path: Path, name:
         with pytest.raises((OSError, ValueError)):
             pd.read_parquet(folder / name)
     after = make_tables(read_all([tmp_path]))
-    assert after.warnings == [f"{folder / name} cannot be read ({said})"]
+    (warning,) = after.warnings
+    assert warning.startswith(f"{folder / name} cannot be read (")
+    assert said in warning
     for table in ("runs", "epochs", "scaling"):
         pd.testing.assert_frame_equal(getattr(after, table), getattr(before, table))
     assert after.scaling["runs_ok"].tolist() == [2]
@@ -76,7 +80,8 @@ def test_of_a_run_that_was_killed_the_damaged_epoch_is_named_and_the_others_stay
     assert damaged(tmp_path) == []
     second = tmp_path / "steps.parquet" / "epoch-000001.parquet"
     truncated(second)
-    assert damaged(tmp_path) == [f"{second} cannot be read (its end is missing)"]
+    (warning,) = damaged(tmp_path)
+    assert warning.startswith(f"{second} cannot be read ({MAGIC}")
     with pytest.raises(OSError, match=r"epoch-000001.parquet is damaged"):
         files.close()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["steps.parquet"]

@@ -71,3 +71,8 @@ def test_what_defines_a_generic_option_is_always_shown():
 
 def test_a_key_that_only_a_later_version_has_is_shown():
     assert knobs([run(options={}), run(options={"framework.overlap": 2})]) == ["", "overlap=2"]
+
+
+def test_a_variant_without_the_seed_keeps_values_that_look_like_one():
+    runs = [run(options={"train.seed": seed, "data.note": f"{seed} train.seed=5"}) for seed in (0, 1)]
+    assert variants(runs, without="train.seed") == ["data.note=0 train.seed=5", "data.note=1 train.seed=5"]

@@ -49,7 +49,7 @@ LINES = (
 
 
 def test_the_terminal_marks_the_row_and_explains_below(tmp_path):
-    text = summary_text(tables_of(tmp_path).scaling)
+    text = summary_text(tables_of(tmp_path).shown_rows)
     lines = [line.split() for line in text.splitlines()]
     n = lines[0].index("n")
     assert lines[0][n + 1] == "!"
@@ -82,7 +82,7 @@ def test_it_is_said_which_straggler_could_not_be_found(tmp_path):
     makes no other wait."""
 
     def remarks():
-        lines = summary_text(make_tables(read_all([tmp_path])).scaling).splitlines()
+        lines = summary_text(make_tables(read_all([tmp_path])).shown_rows).splitlines()
         return [line for line in lines if line.startswith("stragglers")]
 
     write_run(tmp_path, gpus=1)

@@ -132,7 +132,7 @@ def test_training_beside_it_is_another_comparison(ddlbench, tmp_path: Path) -> N
     assert [rows["train"][name] for name in NEW] == [None, None]
     assert [row["speedup_vs_own_base"] for row in rows.values()] == [1, 1]
     assert comparisons(list(rows.values())) == []
-    header, _, *lines = summary_text(made.scaling).splitlines()
+    header, _, *lines = summary_text(made.shown_rows).splitlines()
     assert "mode" in header.split()
     assert [line.split()[3] for line in lines[:2]].count("loader") == 1
     modes = {panel.lines[1].rpartition(", ")[2] for panel in panels(records(made.scaling), records(made.runs))}
@@ -142,7 +142,7 @@ def test_training_beside_it_is_another_comparison(ddlbench, tmp_path: Path) -> N
 
 def test_the_table_of_training_has_no_column_for_it(tmp_path: Path) -> None:
     write_run(tmp_path / "results")
-    assert "mode" not in summary_text(tables(tmp_path).scaling).splitlines()[0].split()
+    assert "mode" not in summary_text(tables(tmp_path).shown_rows).splitlines()[0].split()
 
 
 def test_several_ranks_read_each_their_share(tmp_path: Path) -> None:

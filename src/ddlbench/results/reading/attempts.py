@@ -58,16 +58,12 @@ class Attempt:
         if self.record["status"] == "unreadable" or not os.path.lexists(file):
             return b"", None
         try:
-            return _of_few_lines(read_bytes(file)), None
+            content = read_bytes(file)
+            if (lines := content.count(b"\n")) > MOST_LINES:
+                raise TooLargeError(f"it has {lines:,} lines, more than the {MOST_LINES:,} that are read")
         except (OSError, ValueError) as error:
             return b"", f"{self.name}: epochs.jsonl cannot be read ({why(error)}) and is left out"
-
-
-def _of_few_lines(content: bytes) -> bytes:
-    lines = content.count(b"\n")
-    if lines > MOST_LINES:
-        raise TooLargeError(f"it has {lines:,} lines, more than the {MOST_LINES:,} that are read")
-    return content
+        return content, None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from ddlbench.record.schema import Column
-from ddlbench.texts import shortened
+from ddlbench.texts import first_few, shortened
 
 LONGEST_NAME = 120  # letters of a cell
 LONGEST_TEXT = 10_000  # of those that hold sentences, lists or JSON
@@ -34,8 +34,7 @@ def fit(value: Any, column: Column, left_out: list[str]) -> Any:
 
 def in_one_line(left_out: Sequence[str]) -> str:
     """Notes in one line."""
-    more = f" and {len(left_out) - SHOWN} more" if len(left_out) > SHOWN else ""
-    return f"left out of the tables: {', '.join(left_out[:SHOWN])}{more}"
+    return f"left out of the tables: {', '.join(first_few(left_out, SHOWN))}"
 
 
 def _misfit(value: Any, fitting: Any, column: Column) -> str | None:
@@ -58,7 +57,7 @@ def cell(value: Any, kind: str) -> Any:
         return value if isinstance(value, bool) else None
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return _whole(value) if kind == "int" else _finite(value)
+    return _integer(value) if kind == "int" else _finite(value)
 
 
 def _finite(value: float) -> float | None:
@@ -69,7 +68,7 @@ def _finite(value: float) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def _whole(value: float) -> int | None:
+def _integer(value: float) -> int | None:
     """The value as an integer of 64 bits, or None."""
     if _finite(value) is None or value != int(value) or abs(int(value)) > LARGEST_INT:
         return None

@@ -1,4 +1,4 @@
-"""epochs.csv of many attempts in little memory: complete columns instead of a Python object for each cell."""
+"""Complete columns instead of a Python object for each cell: epochs.csv of many attempts in little memory."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pandas as pd
 import pyarrow as pa
 
 from ddlbench.record.schema import EPOCHS
-from ddlbench.results.reading.epoch_lines import NONE, TYPES
-from ddlbench.results.tables.merge import Row
+from ddlbench.results.reading.epoch_lines import SCHEMA, TYPES
+from ddlbench.results.rows import Row
 
 DTYPES: dict[str, Any] = {
     "int": pd.Int64Dtype(), "float": pd.Float64Dtype(), "bool": pd.BooleanDtype(), "text": pd.StringDtype("python"),
@@ -23,22 +23,18 @@ def array(values: Sequence[Any], kind: str) -> Any:
     return DTYPES[kind].__from_arrow__(pa.array(values, TYPES[kind], from_pandas=True))
 
 
-def epochs_table(runs: Sequence[Row], counts: Sequence[int], epochs: list[Any]) -> pd.DataFrame:
+def epochs_table(runs: Sequence[Row], epochs: Sequence[Any]) -> pd.DataFrame:
     """The epochs of all attempts as one table, in their order.
 
     runs:   rows of runs.csv
-    counts: epochs of each run
-    epochs: these epochs, in tables of `lines.SCHEMA`; the list is emptied, so that no column is in memory twice
+    epochs: the epochs of each run, a table of `epoch_lines.SCHEMA`
     """
-    places = np.repeat(np.arange(len(runs)), counts)
-    joined: Any = pa.concat_tables([NONE, *epochs])
-    epochs.clear()
-    columns = dict(zip(joined.column_names, joined.columns, strict=True))
-    del joined
+    places = np.repeat(np.arange(len(runs)), [len(table) for table in epochs])
+    joined: Any = pa.concat_tables([SCHEMA.empty_table(), *epochs]).combine_chunks()
     cells: dict[str, Any] = {}
     for column in EPOCHS:
         if column.source == "run":  # once for each of its epochs; texts share their letters
             cells[column.name] = array([run[column.name] for run in runs], column.kind).take(places)
         else:
-            cells[column.name] = DTYPES[column.kind].__from_arrow__(columns.pop(column.source).combine_chunks())
+            cells[column.name] = DTYPES[column.kind].__from_arrow__(joined[column.name])
     return pd.DataFrame(cells, copy=False)

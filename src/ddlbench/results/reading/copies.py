@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ddlbench.foreign import read_bytes
 from ddlbench.results.reading.attempts import Attempt
-from ddlbench.results.tables.merge import group_by
+from ddlbench.results.rows import group_by
 from ddlbench.texts import digest, printable
 
 FILES = ("run.json", "epochs.jsonl")

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
-from ddlbench.results.tables.merge import Row
+from ddlbench.results.rows import Row
 
 ROUNDING = 1e-6
 Rule = Callable[..., Any]  # of the values of some columns, a list each

@@ -12,8 +12,7 @@ from typing import cast
 import pandas as pd
 
 from ddlbench.record.schema import BREAKDOWN
-
-Row = dict[str, float | int | str | None]
+from ddlbench.results.rows import Row
 
 SHARES = (
     "compute_share", "comm_exposed_share", "data_share", "idle_share", "comm_share",
@@ -29,8 +28,8 @@ def merged_windows(runs: Sequence[Row]) -> Row:
     profiled = [run for run in runs if all(run[name] for name in ("profile_window_s", "profile_steps", "gpus"))]
     if not profiled:
         return {"profile_windows": 0}
-    window_s = sum(_number(run, "profile_window_s") for run in profiled)
-    steps = sum(_number(run, "profile_steps") * _number(run, "gpus") for run in profiled)  # of single ranks
+    window_s = sum(run["profile_window_s"] for run in profiled)
+    steps = sum(run["profile_steps"] * run["gpus"] for run in profiled)  # of single ranks
     return {
         **{name: _share(profiled, name, window_s) for name in SHARES},
         "profile_step_time_s": window_s / steps,
@@ -38,11 +37,11 @@ def merged_windows(runs: Sequence[Row]) -> Row:
     }
 
 
-def _share(runs: Sequence[Row], name: str, whole_s: float) -> float | None:
+def _share(runs: Sequence[Row], name: str, window_s: float) -> float | None:
     """The share `name` of the seconds of all windows; None if a run lacks it."""
     if any(run[name] is None for run in runs):
         return None
-    return sum(_number(run, name) * _number(run, "profile_window_s") for run in runs) / whole_s
+    return sum(run[name] * run["profile_window_s"] for run in runs) / window_s
 
 
 def breakdown(scaling: pd.DataFrame) -> pd.DataFrame:
@@ -52,7 +51,3 @@ def breakdown(scaling: pd.DataFrame) -> pd.DataFrame:
     computed = {f"{part}_step_s": rows[f"{part}_share"] * rows["profile_step_time_s"] for part in PARTS}
     computed["comm_overlap_share"] = rows["comm_share"] - rows["comm_exposed_share"]
     return rows.assign(**computed).reset_index(drop=True).filter([column.name for column in BREAKDOWN])
-
-
-def _number(run: Row, name: str) -> float:
-    return float(run[name] or 0.0)

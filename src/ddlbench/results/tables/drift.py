@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ddlbench.results.tables.merge import AttemptRow, Row
+from ddlbench.results.rows import Row
+from ddlbench.results.tables.merge import AttemptRow
 from ddlbench.results.tables.ratios import base_name
 from ddlbench.results.tables.stats import Interval, median, median_interval, ratio_interval, verdict
 

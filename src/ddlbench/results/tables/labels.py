@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any
 
 from ddlbench.record.fingerprint import of_the_launch
-from ddlbench.results.tables.merge import LAYOUT, AttemptRow, Row, asked, group_by
+from ddlbench.results.rows import Row, group_by
+from ddlbench.results.tables.merge import LAYOUT, AttemptRow, asked
 from ddlbench.texts import shortened
 
 # Settings that have a column of their own.
@@ -32,16 +33,26 @@ def knobs(runs: Sequence[AttemptRow], by: str = "framework") -> list[str]:
     differ, and the key of ALWAYS_SHOWN. The precision scheme comes first, unless it is autocast.
     """
     within = _columns(*dict.fromkeys((by, "framework", "model", "model_changed")))
-    differing = _differences(runs, within, partial(_knobs, by=by), _always)
+
+    def chosen(run: AttemptRow) -> Row:
+        return {key.removeprefix(f"{by}."): value for key, value in run.options.items() if _is_knob(key, by)}
+
+    differing = _differences(runs, within, chosen, lambda run: ALWAYS_SHOWN.get(run.row["framework"] or ""))
     texts = zip(map(_scheme, runs), differing, environments(runs), strict=True)
     return [" ".join(filter(None, parts)) for parts in texts]
 
 
-def variants(runs: Sequence[AttemptRow], by: str = "framework") -> list[str]:
-    """For each run the other settings and versions in which runs of equal model, loader, data and recipe differ."""
+def variants(runs: Sequence[AttemptRow], by: str = "framework", without: str | None = None) -> list[str]:
+    """For each run the other settings and versions in which runs of equal model, loader, data and recipe differ.
+    without: a setting that is left out"""
     fixed = () if by == "framework" else ("framework",)
     names = (*fixed, *(name for name in ("model", "model_changed", "loader", "data", "recipe") if name != by))
-    return _differences(runs, _columns(*names), partial(_others, by=by))
+
+    def others(run: AttemptRow) -> Row:
+        chosen = {key: value for key, value in run.options.items() if _is_other(key, by) and key != without}
+        return chosen | {name: run.row[name] for name in _VERSIONS if run.row[name] is not None}
+
+    return _differences(runs, _columns(*names), others)
 
 
 def environments(runs: Sequence[AttemptRow]) -> list[str]:
@@ -117,19 +128,6 @@ def _scheme(run: AttemptRow) -> str:
     return "" if scheme in (None, "autocast") else f"precision_scheme={scheme}"
 
 
-def _knobs(run: AttemptRow, by: str) -> Row:
-    chosen = _chosen(run, partial(_is_knob, by=by))
-    return {key.removeprefix(f"{by}."): value for key, value in chosen.items()}
-
-
-def _always(run: AttemptRow) -> str | None:
-    return ALWAYS_SHOWN.get(run.row["framework"] or "")
-
-
-def _chosen(run: AttemptRow, choose: Callable[[str], bool]) -> Row:
-    return {key: value for key, value in run.options.items() if choose(key)}
-
-
 def _is_knob(key: str, by: str) -> bool:
     if key == "train.micro_batch":
         return by == "framework"
@@ -140,11 +138,6 @@ def _is_other(key: str, by: str) -> bool:
     if key == "train.micro_batch":
         return by != "framework"
     return not key.startswith((f"{by}.", "cluster.")) and not key.endswith(".name") and key not in (*_TOLD, *LAYOUT)
-
-
-def _others(run: AttemptRow, by: str) -> Row:
-    seen = {name: run.row[name] for name in _VERSIONS if run.row[name] is not None}
-    return _chosen(run, partial(_is_other, by=by)) | seen
 
 
 def _differences(

@@ -6,8 +6,9 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 
 from ddlbench.record.fingerprint import of_the_launch
-from ddlbench.results.tables.merge import AttemptRow, Row, group_by
-from ddlbench.texts import shortened
+from ddlbench.results.rows import Row, group_by
+from ddlbench.results.tables.merge import AttemptRow
+from ddlbench.texts import first_few, shortened
 
 # Columns of runs.csv that the framework must not change: what it starts from, how much it does, at which rates.
 SHARED = ("weights_hash_start", "samples", "updates", "dropped_samples_per_epoch", "lr_first", "lr_last")
@@ -79,14 +80,7 @@ def _several(
         if all(value == pairs[0][0] for value, _ in pairs):
             continue
         groups = group_by(pairs, lambda pair: shortened(json.dumps(pair[0], default=str), LONGEST_VALUE))
-        text = "; ".join(f"{value}: {_few(name(run) for _, run in group)}" for value, group in groups.items())
+        runs_of = {value: sorted({name(run) for _, run in group}) for value, group in groups.items()}
+        text = "; ".join(f"{value}: {', '.join(first_few(named, RUNS_SHOWN))}" for value, named in runs_of.items())
         texts.append(f"{key} ({text})")
-    more = f", and {len(texts) - KEYS_SHOWN} more" if len(texts) > KEYS_SHOWN else ""
-    return ", ".join(texts[:KEYS_SHOWN]) + more if texts else None
-
-
-def _few(names: Iterable[str]) -> str:
-    listed = sorted(set(names))
-    return ", ".join(listed[:RUNS_SHOWN]) + (
-        f" and {len(listed) - RUNS_SHOWN} more" if len(listed) > RUNS_SHOWN else ""
-    )
+    return ", ".join(first_few(texts, KEYS_SHOWN)) or None

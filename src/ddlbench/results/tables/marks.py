@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from ddlbench.texts import shortened
-
-Row = dict[str, Any]
+from ddlbench.results.rows import Row
+from ddlbench.texts import first_few, shortened
 
 LINES_SHOWN = 20
 LONGEST = 400
@@ -44,11 +42,13 @@ def numbered(scaling: Sequence[Row]) -> list[Row]:
 def explained(scaling: Sequence[Row]) -> list[str]:
     """The marks behind each number, with the number of runs, and then the meaning of the words."""
     texts = list(_texts(scaling))
-    lines = [f"!{number} {shortened(text, LONGEST)}" for number, text in enumerate(texts[:LINES_SHOWN], 1)]
-    more = [f"and {len(texts) - LINES_SHOWN} more: see marks in scaling.csv"] if len(texts) > LINES_SHOWN else []
+    lines = [f"!{number} {shortened(text, LONGEST)}" for number, text in enumerate(texts, 1)]
     parts = [part for text in texts for part in text.split("; ")]
     names = [name for name in MEANINGS if any(part.startswith(name) for part in parts)]
-    return [*lines, *more, *(f"{name}: {MEANINGS[name]}" for name in names)]
+    return [
+        *first_few(lines, LINES_SHOWN, "more: see marks in scaling.csv"),
+        *(f"{name}: {MEANINGS[name]}" for name in names),
+    ]
 
 
 def remarks(scaling: Sequence[Row]) -> list[str]:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from sys import intern
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from ddlbench.config.identity import added_later, measured_part
 from ddlbench.config.schema import Options
 from ddlbench.record.fingerprint import of_the_launch
+from ddlbench.results.rows import Row, group_by
 from ddlbench.texts import digest
-
-Row = dict[str, Any]
-Item = TypeVar("Item")
 
 # Columns that a run observes instead of configures. A failed attempt may have ended before it recorded them.
 SEEN = ("dataset_hash", "device", "device_model", "torch", "cuda", "global_batch", "environment_id")
@@ -81,14 +79,6 @@ def _flatten(config: Mapping[str, Any], prefix: str = "") -> Row:
         else:
             flat[intern(prefix + key)] = value
     return flat
-
-
-def group_by(items: Iterable[Item], key: Callable[[Item], Hashable]) -> dict[Any, list[Item]]:
-    """Items of equal key together, in the order of their first appearance."""
-    groups: dict[Any, list[Item]] = {}
-    for item in items:
-        groups.setdefault(key(item), []).append(item)
-    return groups
 
 
 def measurements(runs: Iterable[AttemptRow]) -> list[list[AttemptRow]]:

@@ -9,7 +9,7 @@ import pandas as pd
 
 from ddlbench.errors import UserError
 from ddlbench.record.schema import RUNS
-from ddlbench.results.tables.merge import Row
+from ddlbench.results.rows import Row
 from ddlbench.results.tables.tables import Tables
 from ddlbench.texts import printable, shortened
 

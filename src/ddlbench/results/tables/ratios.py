@@ -7,8 +7,8 @@ T_p0 p0 / (T_p p). Seconds per sample serve strong scaling, weak scaling over a 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
+from ddlbench.results.rows import Row
 from ddlbench.results.tables.stats import Interval, efficiency, ratio_interval, speedup, verdict
 
 NONE_SHOWN = "no speedup shown"
@@ -29,11 +29,11 @@ class Timed:
     epoch_time_s: float | None
 
 
-def against(timed: Timed | None, base: Timed | None, prefix: str, suffix: str = "") -> dict[str, Any]:
+def against(timed: Timed | None, base: Timed | None, prefix: str, suffix: str = "") -> Row:
     """The columns of one base: its own, named with `prefix`, and speedup and efficiency, named with `suffix`."""
     if base is None:
         return {}
-    row: dict[str, Any] = {
+    row: Row = {
         f"{prefix}_framework": base.framework,
         f"{prefix}_compared": base.compared,
         f"{prefix}_gpus": base.gpus,
@@ -47,12 +47,12 @@ def against(timed: Timed | None, base: Timed | None, prefix: str, suffix: str = 
     return row | _interval(timed, base, suffix)
 
 
-def base_name(row: dict[str, Any], kind: str) -> str:
+def base_name(row: Row, kind: str) -> str:
     """The base's value of the compared factor: "ddp", with --by loader "dali". kind: "best_single" | "own_base" """
     return str(row["best_single_compared" if kind == "best_single" else "compared"])  # a row and its own base share it
 
 
-def _interval(timed: Timed, base: Timed, suffix: str) -> dict[str, Any]:
+def _interval(timed: Timed, base: Timed, suffix: str) -> Row:
     """The intervals of both ratios. A base compared with itself has none, because its ratio is 1 by definition."""
     if timed is base or timed.interval is None or base.interval is None:
         return {}

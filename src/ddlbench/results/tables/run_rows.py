@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, cast
-
-import pyarrow as pa
+from typing import Any, cast
 
 from ddlbench.config import options
 from ddlbench.record.fingerprint import fingerprint, noted
@@ -16,106 +14,60 @@ from ddlbench.record.schema import RUNS, Column
 from ddlbench.results.reading.attempts import Attempt, read, unreadable, why
 from ddlbench.results.reading.cells import cell, fit, in_one_line
 from ddlbench.results.reading.copies import Original, identity
-from ddlbench.results.reading.epoch_lines import NONE, table_of, tables_of
+from ddlbench.results.reading.epoch_lines import table_of
 from ddlbench.results.reading.follows import contradiction
 from ddlbench.results.reading.left_out import BROKEN_EPOCHS, NO_CONFIGURATION
 from ddlbench.results.reading.parquet_files import damaged
+from ddlbench.results.rows import Row
 from ddlbench.results.tables.labels import settings_text
-from ddlbench.results.tables.merge import AttemptRow, Row, measured_options
-from ddlbench.texts import MIB, digest
+from ddlbench.results.tables.merge import AttemptRow, measured_options
+from ddlbench.texts import digest
 
-AT_ONCE = 16 * MIB  # of epochs.jsonl that are parsed together
 _NO_SUMMARY = {column.name: None for column in RUNS if column.source.startswith("summary.")}
 _GLOBAL_BATCH = next(column for column in RUNS if column.name == "global_batch")
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What one attempt gives the tables. epochs: how many it has"""
+    """What one attempt gives the tables. epochs: a pyarrow table of `epoch_lines.SCHEMA`"""
 
     run: AttemptRow
-    epochs: int
+    epochs: Any
     original: Original
     warnings: list[str]
     left_out: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class Part:
-    """What some attempts give. epochs: one pyarrow table, which goes to another process at once, of the epochs of each
-    attempt in turn"""
-
-    rows: list[Rows]
-    epochs: Any
-
-
-class Opened(NamedTuple):
-    """An attempt whose epochs.jsonl is read, but not parsed. unread: a warning where it cannot be read"""
-
-    attempt: Attempt
-    key: Hashable
-    content: bytes
-    unread: str | None
-
-
-def read_part(folders: Sequence[Path]) -> Part:
-    """The attempts in the folders, in their order."""
-    rows, tables = list[Rows](), [NONE]
-    for some in _together(map(_open, folders)):
-        for attempt, parsed in zip(some, tables_of([attempt.content for attempt in some]), strict=True):
-            rows_of_attempt, epochs = _guarded(attempt, parsed)
-            rows.append(rows_of_attempt)
-            tables.append(epochs)
-    return Part(rows, pa.concat_tables(tables).combine_chunks())
-
-
-def _open(folder: Path) -> Opened:
+def read_rows(folder: Path) -> Rows:
+    """The attempt in a folder; an unreadable one where the values of its record cannot be used."""
     attempt = read(folder)
-    return Opened(attempt, identity(attempt), *attempt.read_epochs())
-
-
-def _together(opened: Iterable[Opened]) -> Iterator[list[Opened]]:
-    """The attempts in batches of about AT_ONCE bytes, each parsed at once."""
-    some, size = list[Opened](), 0
-    for attempt in opened:
-        some.append(attempt)
-        size += len(attempt.content)
-        if size > AT_ONCE:
-            yield some
-            some, size = [], 0
-    yield some
-
-
-def _guarded(opened: Opened, parsed: Any) -> tuple[Rows, Any]:
+    key = identity(attempt)
     try:
-        return _rows(opened, parsed)
+        return _rows(attempt, key)
     except Exception as error:  # whatever one record holds, the others are reported
-        attempt = unreadable(opened.attempt.path, f"the values of run.json cannot be used ({why(error)})")
-        return _rows(Opened(attempt, opened.key, b"", None), None)
+        return _rows(unreadable(folder, f"the values of run.json cannot be used ({why(error)})"), key)
 
 
-def _rows(opened: Opened, parsed: Any) -> tuple[Rows, Any]:
-    """The rows, and a table of the epochs. parsed: that table, if nothing in the content needs a note"""
-    attempt, unread = opened.attempt, opened.unread
+def _rows(attempt: Attempt, key: Hashable) -> Rows:
     left_out: list[str] = []
     record = attempt.record
-    asked = measured_options(_section(record, "config"), _section(record, "config_added_later"))
+    measured = measured_options(_section(record, "config"), _section(record, "config_added_later"))
     environment = record.get("environment")
     row = run_row(attempt, left_out)
-    epochs, broken = (parsed, 0) if parsed is not None else table_of(opened.content, left_out)
+    content, unread = attempt.read_epochs()
+    epochs, broken = table_of(content, left_out)
     wrong = contradiction(row, epochs) if row["status"] == "ok" and not broken else None
-    run = AttemptRow(row | _NO_SUMMARY if wrong else row, asked, fingerprint(environment), noted(environment))
-    _ = run.asked, run.comparison  # where many are read at once, not one after the other when all are there
+    run = AttemptRow(row | _NO_SUMMARY if wrong else row, measured, fingerprint(environment), noted(environment))
     if broken:
         unread = f"{attempt.name}: {broken} line(s) of epochs.jsonl cannot be read and are left out"
     notes = [f"{attempt.name}: {in_one_line(left_out)}"] if left_out else []
-    bare = not asked and record["status"] != "unreadable"
+    bare = not measured and record["status"] != "unreadable"
     unmeasured = f"{attempt.name}: run.json has no configuration: the attempt is in no measurement" if bare else None
     contradicts = f"{attempt.name}: the summary is left out: {wrong}" if wrong else None
     kinds = [attempt.left_out, BROKEN_EPOCHS if unread else None, NO_CONFIGURATION if bare else None]
     warnings = [*attempt.warnings, *filter(None, (unread, unmeasured, contradicts)), *notes, *damaged(attempt.path)]
-    original = Original(attempt.path, opened.key, (attempt.has_end, len(epochs)))
-    return Rows(run, len(epochs), original, warnings, tuple(filter(None, kinds))), epochs
+    original = Original(attempt.path, key, (attempt.has_end, len(epochs)))
+    return Rows(run, epochs, original, warnings, tuple(filter(None, kinds)))
 
 
 def run_row(attempt: Attempt, left_out: list[str]) -> Row:
@@ -126,7 +78,8 @@ def run_row(attempt: Attempt, left_out: list[str]) -> Row:
     row["batch_per_gpu"] = _share(row["global_batch"], row["gpus"])
     row["micro_batch"] = row["micro_batch"] or cell(_share(row["replica_batch"], row["micro_batches"]), "int")
     row["model_changed"] = _model_changed(attempt.record)
-    row["device_model"] = _device_model(attempt.record, row["device"])
+    model = {"cuda": "gpu_model", "cpu": "cpu_model"}.get(row["device"] or "")
+    row["device_model"] = cell(_dig(attempt.record, ("environment", model)), "text") if model else None
     environment = fingerprint(attempt.record.get("environment"))
     row["environment_id"] = digest(environment) if environment else None
     row["staleness_max"] = _stalest(attempt.record, "staleness")
@@ -189,8 +142,3 @@ def _stalest(record: Row, key: str) -> int | None:
     said = _dig(record, ("framework", key))
     stages = [cell(value, "int") for value in (cast(list[Any], said) if isinstance(said, list) else [said])]
     return max((value for value in stages if value is not None and value >= 0), default=None)
-
-
-def _device_model(record: Row, device: str | None) -> str | None:
-    key = {"cuda": "gpu_model", "cpu": "cpu_model"}.get(device or "")
-    return cell(_dig(record, ("environment", key)), "text") if key else None

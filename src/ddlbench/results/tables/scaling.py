@@ -9,10 +9,11 @@ from functools import cached_property, partial
 from typing import Any
 
 from ddlbench.record.schema import SCALING
+from ddlbench.results.rows import Row, group_by
 from ddlbench.results.tables.breakdown import merged_windows
 from ddlbench.results.tables.labels import knobs, layout, variants
 from ddlbench.results.tables.marks import of_run
-from ddlbench.results.tables.merge import SEED, AttemptRow, Row, comparison_id, curve_id, group_by
+from ddlbench.results.tables.merge import SEED, AttemptRow, comparison_id, curve_id
 from ddlbench.results.tables.ratios import Timed, against
 from ddlbench.results.tables.stats import Interval, confidence, median, median_interval
 
@@ -25,9 +26,10 @@ class Point:
     """One measurement: attempts that are repeats of each other, and the texts that distinguish it from others."""
 
     runs: list[AttemptRow]
-    knobs: str
-    variant: str
-    by: str  # the compared factor
+    by: str = "framework"  # the compared factor
+    knobs: str = ""
+    variant: str = ""
+    learning_variant: str = ""  # the variant without the seed
 
     @cached_property
     def ok(self) -> list[AttemptRow]:
@@ -81,11 +83,12 @@ class Point:
 def scaling_rows(groups: Sequence[list[AttemptRow]], by: str = "framework") -> list[Row]:
     """One row per measurement and kind of scaling, sorted; by: the compared factor."""
     samples = [representative(group) for group in groups]
-    texts = zip(groups, knobs(samples, by), variants(samples, by), strict=True)
-    points = [Point(group, knob_text, variant_text, by) for group, knob_text, variant_text in texts]
+    texts = zip(knobs(samples, by), variants(samples, by), variants(samples, by, without=SEED), strict=True)
+    points = [Point(group, by, *parts) for group, parts in zip(groups, texts, strict=True)]
     series = {kind: group_by(points, partial(_series, kind)) for kind in KINDS}
     rows = [_row(point, kind, mates) for point in points for kind, mates in _memberships(point, series)]
-    return sorted(rows, key=partial(_order, _reach(rows)))
+    reach = {curve: max(row["gpus"] or 0 for row in mates) for curve, mates in group_by(rows, _curve).items()}
+    return sorted(rows, key=partial(_order, reach))
 
 
 def representative(group: list[AttemptRow]) -> AttemptRow:
@@ -100,12 +103,12 @@ def _series(kind: str, point: Point) -> tuple[str, Any]:
 def _memberships(point: Point, series: dict[str, dict[Any, list[Point]]]) -> list[tuple[str, list[Point]]]:
     """The kinds of scaling that a point belongs to, each with the points it is compared with."""
     memberships = [(kind, series[kind][_series(kind, point)]) for kind in KINDS]
-    scaled = [(kind, mates) for kind, mates in memberships if _scales(mates, KINDS[kind])]
+    scaled = [
+        (kind, mates)
+        for kind, mates in memberships
+        if point.sample.row[KINDS[kind]] is not None and len({mate.gpus for mate in mates}) > 1
+    ]
     return scaled or [("single", memberships[0][1])]
-
-
-def _scales(mates: list[Point], size: str) -> bool:
-    return mates[0].sample.row[size] is not None and len({mate.gpus for mate in mates}) > 1
 
 
 def _curve(row: Row) -> tuple[str, ...]:
@@ -115,13 +118,9 @@ def _curve(row: Row) -> tuple[str, ...]:
     return *(str(row[name]) for name in names), f"{size or 0:12}", str(row["framework"]), str(row["knobs"])
 
 
-def _reach(rows: list[Row]) -> dict[tuple[str, ...], int]:
-    """The largest GPU count of each curve."""
-    return {curve: max(row["gpus"] or 0 for row in mates) for curve, mates in group_by(rows, _curve).items()}
-
-
 def _order(reach: dict[tuple[str, ...], int], row: Row) -> tuple[Any, ...]:
-    """Curve by curve; curves on one GPU come first, since they are the base of the others."""
+    """Curve by curve; curves on one GPU come first, since they are the base of the others. reach: the largest GPU count
+    of each curve"""
     *series, framework, options = curve = _curve(row)
     return (*series, reach[tuple(curve)], framework, options, row["gpus"] or 0, str(row["layout"]))
 
@@ -157,6 +156,7 @@ def _merged(point: Point, column: str, how: str) -> Any:
 
 def _texts(point: Point, kind: str) -> Row:
     last = max(point.runs, key=lambda run: (run.row["start"] or "", run.row["attempt"] or 0)).row
+    marks = Counter(mark for run in point.ok for mark in of_run(run.row))
     commits = {run.row["git_commit"] for run in point.ok if run.row["git_commit"]}
     return {
         "scaling": kind,
@@ -167,19 +167,14 @@ def _texts(point: Point, kind: str) -> Row:
         "layout": layout(point.sample) or None,
         "knobs": point.knobs or None,
         "variant": point.variant or None,
+        "learning_variant": point.learning_variant or None,
         "git_commits": " ".join(sorted(commits)) or None,
-        "marks": _marks(point),
+        "marks": "; ".join(f"{mark} ({count} of {len(point.ok)})" for mark, count in sorted(marks.items())) or None,
         "comparison": point.comparison,
         "learning_comparison": comparison_id(point.sample, point.by, [SEED]),
         "compared_by": point.by,
         "compared": point.sample.row[point.by],
     }
-
-
-def _marks(point: Point) -> str | None:
-    """Each mark of a merged run, with the number of runs that have it."""
-    counts = Counter(mark for run in point.ok for mark in of_run(run.row))
-    return "; ".join(f"{mark} ({count} of {len(point.ok)})" for mark, count in sorted(counts.items())) or None
 
 
 def _seconds(point: Point) -> Row:
@@ -206,22 +201,17 @@ def _rates(point: Point) -> Row:
         return {}
     tokens, flops = row["tokens_per_sample"], row["flops_per_sample"]
     flops_per_s = flops / (seconds * gpus) if flops else None
+    steady = [1 / rate for rate in point.values("throughput_steady_samples_per_s") if rate > 0]
+    computed = row["hardware_flops_per_sample"]
     peak = row["model_flops_per_s_per_gpu"] / row["mfu"] if row["mfu"] and row["model_flops_per_s_per_gpu"] else None
+    mfu = flops_per_s / peak if flops_per_s and peak else None
     return {
         "throughput_samples_per_s": 1 / seconds,
         "throughput_samples_per_s_per_gpu": 1 / (seconds * gpus),
         "tokens_per_s": tokens / seconds if tokens else None,
         "model_flops_per_s_per_gpu": flops_per_s,
-        "mfu": flops_per_s / peak if flops_per_s and peak else None,
-        **_beside_the_headline(point, flops_per_s / peak if flops_per_s and peak else None),
-    }
-
-
-def _beside_the_headline(point: Point, mfu: float | None) -> Row:
-    """Rates of which no speedup is computed."""
-    steady, row = [1 / rate for rate in point.values("throughput_steady_samples_per_s") if rate > 0], point.sample.row
-    computed, flops = row["hardware_flops_per_sample"], row["flops_per_sample"]
-    return {
+        "mfu": mfu,
+        # Beside the headline: of these no speedup is computed.
         "throughput_steady_samples_per_s": 1 / median(steady) if steady else None,
         "hfu": mfu * computed / flops if mfu and computed and flops else None,
     }

@@ -6,29 +6,26 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pandas as pd
-import pyarrow as pa
 
 from ddlbench.record.schema import DEVELOPER, RUNS, SCALING, Column
 from ddlbench.results.reading.attempts import Records
 from ddlbench.results.reading.columns import array, epochs_table
 from ddlbench.results.reading.copies import without_copies
-from ddlbench.results.reading.cores import Workers
 from ddlbench.results.reading.left_out import NO_RATE
 from ddlbench.results.reading.left_out import line as left_out_line
+from ddlbench.results.rows import Row
 from ddlbench.results.tables.breakdown import breakdown
 from ddlbench.results.tables.csv_files import write_csv
 from ddlbench.results.tables.drift import drift, questions
+from ddlbench.results.tables.labels import axes_shown, marked
 from ddlbench.results.tables.ledgers import differences, environments, merged_though
-from ddlbench.results.tables.merge import AttemptRow, Row, measurement_id, measurements, quality_id
+from ddlbench.results.tables.marks import numbered
+from ddlbench.results.tables.merge import AttemptRow, measurement_id, measurements, quality_id
 from ddlbench.results.tables.quality import learning_table
-from ddlbench.results.tables.run_rows import Rows, read_part
+from ddlbench.results.tables.run_rows import Rows, read_rows
 from ddlbench.results.tables.scaling import scaling_rows
-
-FEW = 1_000  # attempts that are read before other processes have started
 
 
 @dataclass(frozen=True)
@@ -53,35 +50,34 @@ class Tables:
         """scaling.csv as plain objects."""
         return records(self.scaling)
 
-    def write(self, folder: Path, threads: int = 1) -> None:
+    @cached_property
+    def shown_rows(self) -> list[Row]:
+        """The rows of scaling.csv as a reader sees them: models marked, with `mark` and `axes`."""
+        return axes_shown(numbered(marked(self.measurement_rows, self.run_rows)))
+
+    def write(self, folder: Path) -> None:
         """runs.csv, epochs.csv, scaling.csv, learning.csv, breakdown.csv; an unknown cell is empty."""
         folder.mkdir(parents=True, exist_ok=True)
         tables = {name: getattr(self, name) for name in ("runs", "epochs", "scaling", "learning")}
         for name, table in (tables | {"breakdown": breakdown(self.scaling)}).items():
-            write_csv(table, folder / f"{name}.csv", threads)
+            write_csv(table, folder / f"{name}.csv")
 
 
 @dataclass(frozen=True)
 class Merged:
-    """The attempts in order, without copies, and the groups of repeats. epochs: pyarrow tables of all their epochs"""
+    """The attempts in order, without copies, and the groups of repeats."""
 
     rows: list[Rows]
-    epochs: list[Any]
     groups: list[list[AttemptRow]]
     copies: list[str]
 
 
-def merge(records: Records, workers: Workers | None = None) -> Merged:
-    """All attempts, each with the name of its measurement. workers: the processes that read them"""
-    parts = (workers or Workers()).map(read_part, records.folders, FEW)
-    every = [attempt for part in parts for attempt in part.rows]
-    kept, copies = without_copies([attempt.original for attempt in every])
-    epochs = [part.epochs for part in parts]
-    rows = every
+def merge(records: Records) -> Merged:
+    """All attempts, each with the name of its measurement."""
+    rows = list(map(read_rows, records.folders))
+    kept, copies = without_copies([attempt.original for attempt in rows])
     if copies:
-        places = {attempt.original.path: n for n, attempt in enumerate(every)}
-        order = [places[original.path] for original in kept]
-        rows, epochs = [every[n] for n in order], [_of(order, every, epochs)]
+        rows = [attempt for attempt in rows if attempt.original in kept]
     groups = measurements(
         attempt.run for attempt in rows if attempt.run.options and attempt.run.row["backend"] != DEVELOPER
     )
@@ -90,22 +86,15 @@ def merge(records: Records, workers: Workers | None = None) -> Merged:
         for run in group:
             alike = run.ok and group[0].ok  # these agree in all that a quality_id is made of
             run.row.update(measurement=name, learning=quality if alike else quality_id(run))
-    return Merged(rows, epochs, groups, copies)
+    return Merged(rows, groups, copies)
 
 
-def _of(places: Sequence[int], every: Sequence[Rows], epochs: Sequence[Any]) -> Any:
-    """The epochs of the attempts at `places`. epochs: those of all attempts"""
-    ends = np.cumsum([attempt.epochs for attempt in every])
-    rows = [np.arange(ends[n] - every[n].epochs, ends[n]) for n in places]
-    return pa.concat_tables(epochs).take(np.concatenate(rows))
-
-
-def make_tables(records: Records, by: str = "framework", workers: Workers | None = None) -> Tables:
+def make_tables(records: Records, by: str = "framework") -> Tables:
     """All tables of any number of attempts; by: the factor that rows of scaling.csv are compared by."""
-    merged = merge(records, workers)
+    merged = merge(records)
     runs = [attempt.run for attempt in merged.rows]
     scaling = scaling_rows(merged.groups, by)
-    epochs = epochs_table([run.row for run in runs], [attempt.epochs for attempt in merged.rows], merged.epochs)
+    epochs = epochs_table([run.row for run in runs], [attempt.epochs for attempt in merged.rows])
     shared = [run.row["path"] for run in runs if run.row["backend"] == DEVELOPER]
     unused, left_out = not_used(records, merged)
     return Tables(
@@ -134,25 +123,17 @@ def not_used(records: Records, merged: Merged) -> tuple[list[str], str | None]:
         *merged.copies,
         *(warning for attempt in merged.rows for warning in attempt.warnings),
     ]
-    return warnings, left_out_line(_kinds(records, merged))
-
-
-def _kinds(records: Records, merged: Merged) -> list[str]:
-    """The kind, in the words of left_out.py, of everything that is left out of the numbers."""
     runs = [attempt.run.row for attempt in merged.rows]
-    return [
+    measured = [row for row in runs if row["status"] == "ok" and row["measurement"] is not None]
+    kinds = [
         *records.left_out,
         *("copy" for _ in merged.copies),
         *(kind for attempt in merged.rows for kind in attempt.left_out),
-        *(NO_RATE for row in runs if _has_no_rate(row)),
+        *(NO_RATE for row in measured if row["throughput_samples_per_s"] is None),
         *("still running or killed" for row in runs if row["status"] == "running"),
         *("of ranks that shared a GPU" for row in runs if row["backend"] == DEVELOPER),
     ]
-
-
-def _has_no_rate(row: Row) -> bool:
-    """Whether it is in a measurement, but not in its times."""
-    return row["status"] == "ok" and row["measurement"] is not None and row["throughput_samples_per_s"] is None
+    return warnings, left_out_line(kinds)
 
 
 def frame(columns: Sequence[Column], rows: Iterable[Row]) -> pd.DataFrame:

@@ -13,8 +13,8 @@ import pandas as pd
 
 from ddlbench.errors import UserError
 from ddlbench.record.schema import TARGETS
+from ddlbench.results.rows import Row, group_by
 from ddlbench.results.tables.csv_files import write_csv
-from ddlbench.results.tables.merge import Row, group_by
 from ddlbench.results.tables.stats import confidence, median, median_interval
 from ddlbench.results.tables.tables import Tables, frame
 
@@ -73,7 +73,7 @@ def costs(epochs: pd.DataFrame, wanted: Target) -> dict[str, dict[str, float | N
     reached = wanted.reached(plain["value"].to_numpy())
     by_path: dict[str, dict[str, float | None]] = {}
     for path, *values in plain.loc[reached, ["path", *COSTS]].itertuples(index=False, name=None):
-        by_path.setdefault(str(path), dict(zip(COSTS, map(_known, values), strict=True)))
+        by_path.setdefault(str(path), dict(zip(COSTS, map(_or_none, values), strict=True)))
     return by_path
 
 
@@ -110,7 +110,7 @@ def write_targets(tables: Tables, targets: Sequence[Target], folder: Path) -> No
         write_csv(frame(TARGETS, rows), folder / "targets.csv")
 
 
-def _known(value: float) -> float | None:
+def _or_none(value: float) -> float | None:
     return None if np.isnan(value) else float(value)
 
 
