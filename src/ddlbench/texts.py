@@ -13,7 +13,7 @@ def printable(text: str) -> str:
     """The text with every character that does not print as itself written as an escape: ESC becomes "\\x1b"."""
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+    return "".join(letter if letter.isprintable() else _escape(letter) for letter in text)
 
 
 def shortened(text: str, longest: int) -> str:
@@ -33,3 +33,7 @@ def digest(value: Any, letters: int = 8) -> str:
 def bytes_text(bytes_: float) -> str:
     """In MiB, or from 1024 of them on in GiB: four digits."""
     return f"{bytes_ / MIB:.4g} MiB" if bytes_ < GIB else f"{bytes_ / GIB:.4g} GiB"
+
+
+def _escape(letter: str) -> str:
+    return letter.encode("unicode_escape").decode("ascii")
