@@ -36,7 +36,8 @@ class ForeignError(UserError):
 
 
 def open_regular(path: Path) -> BufferedReader:
-    """A file to be read. OSError where it cannot be opened; NotRegularError, at once, for a pipe without a writer."""
+    """A file to be read. OSError where it cannot be opened, NotRegularError for what is no regular file: a pipe without
+    a writer would block."""
     if not path.is_file():  # before it is opened: opening a device may already do something
         path.stat()
         raise NotRegularError(path)

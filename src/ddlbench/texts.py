@@ -19,7 +19,7 @@ def printable(text: str) -> str:
     """The text with every character that does not print as itself written as an escape: ESC becomes "\\x1b"."""
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+    return "".join(letter if letter.isprintable() else _escape(letter) for letter in text)
 
 
 def shortened(text: str, longest: int) -> str:
@@ -27,8 +27,8 @@ def shortened(text: str, longest: int) -> str:
     different."""
     if len(text) <= longest:
         return text
-    end = "…" + hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()[:8]
-    return text[: longest - len(end)] + end
+    mark = "…" + hashlib.sha256(text.encode(errors="backslashreplace")).hexdigest()[:8]
+    return text[: longest - len(mark)] + mark
 
 
 def digest(value: Any, letters: int = 8) -> str:
@@ -92,3 +92,7 @@ def ratio(value: float | None) -> str:
 
 def gib(value: float | None) -> str:
     return "" if value is None else f"{value / GIB:.2f} GiB"
+
+
+def _escape(letter: str) -> str:
+    return letter.encode("unicode_escape").decode("ascii")
