@@ -112,7 +112,7 @@ class Grid:
         height += rows * (PANEL[1] - panel.height * height)
         self.figure.set_size_inches(max(width, widest), height)
         layout.execute(self.figure)
-        self.figure.set_layout_engine("none")  # each format would repeat it
+        self.figure.set_layout_engine(None)  # each format would draw twice to repeat it
 
 
 @contextmanager
