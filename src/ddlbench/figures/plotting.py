@@ -25,8 +25,10 @@ STYLE = {
     "axes.titlesize": 10,
     "axes.titlelocation": "left",
     "axes.titley": 1.0,  # else each drawing looks for what the title might cover
-    "figure.constrained_layout.w_pad": 0.1,
-    "figure.constrained_layout.h_pad": 0.08,
+    "figure.constrained_layout.w_pad": 0.1,  # inches; the others are shares of the figure, which grows with its texts
+    "figure.constrained_layout.h_pad": 0.1,
+    "figure.constrained_layout.wspace": 0,
+    "figure.constrained_layout.hspace": 0,
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.edgecolor": "#666666",
@@ -110,7 +112,7 @@ class Grid:
         height += rows * (PANEL[1] - panel.height * height)
         self.figure.set_size_inches(max(width, widest), height)
         layout.execute(self.figure)
-        self.figure.set_layout_engine("none")  # each format would repeat it
+        self.figure.set_layout_engine(None)  # each format would draw twice to repeat it
 
 
 @contextmanager

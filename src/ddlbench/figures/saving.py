@@ -25,5 +25,5 @@ def save(folder: Path, name: str, figure: Figure, pdf: bool = False) -> None:
         with Image.open(stream) as image:
             few = image.convert("RGB").quantize(COLOURS, dither=Image.Dither.NONE)
             few.save(folder / f"{name}.png", dpi=image.info["dpi"])
-        for kind in ("svg", "pdf")[: 1 + pdf]:
+        for kind in ("svg", "pdf") if pdf else ("svg",):
             figure.savefig(folder / f"{name}.{kind}", metadata=METADATA[kind])

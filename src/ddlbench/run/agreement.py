@@ -27,9 +27,8 @@ def compare_environments(environment: Mapping[str, Any]) -> list[str]:
     lines = {key: line for key in _keys(ranks) if (line := _difference(key, ranks))}
     conflicts = [line for key, line in lines.items() if is_version(key)]
     if conflicts:
-        raise UserError(
-            f"{'; '.join(first_few(conflicts, SHOWN, 'more differences'))}: install the same versions on every host"
-        )
+        differences = "; ".join(first_few(conflicts, SHOWN, "more differences"))
+        raise UserError(f"{differences}: install the same versions on every host")
     return list(lines.values())
 
 
