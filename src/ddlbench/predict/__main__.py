@@ -24,7 +24,6 @@ from ddlbench.oracle.measured.runs import Results
 from ddlbench.oracle.predictor import SAMPLES, Inputs, Prediction, predict
 from ddlbench.oracle.timing.computation import Computation
 from ddlbench.predict import ranking, volumes
-from ddlbench.predict.figure import draw
 from ddlbench.predict.question import Question, ask
 from ddlbench.progress import Progress
 
@@ -59,6 +58,8 @@ def answer(question: Question) -> int:
     machine = machine_of(question.machine, question.overlap)
     rows = ranking.ranked(predictions(question, machine))
     if question.options.figure:
+        from ddlbench.predict.figure import draw  # matplotlib comes with it
+
         draw(rows, question.options.figure)
     if question.options.json:
         print(json.dumps([asdict(row) for row in rows], indent=1))

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp._fully_shard import _fsdp_param
 
@@ -83,15 +84,16 @@ def test_stage_3_leaves_torch_as_it_was() -> None:
 def test_a_parameter_is_cut_as_torch_cuts_it(rows: int, ranks: int) -> None:
     weight = torch.arange(2.0 * rows).reshape(rows, 2)
     with fake_world(0, 1024, CPU):
-        slices = _fsdp_param._chunk_with_empty(weight, ranks, 0)
-        cut = [slices[rank] for rank in range(ranks)]
+        chunks_in_world = _fsdp_param._chunk_with_empty
+    slices = chunks_in_world(weight, ranks, 0)
     expected = _fsdp_param._chunk_with_empty(weight, ranks, 0)
-    assert [part.tolist() for part in cut] == [part.tolist() for part in expected]
+    assert [slices[rank].tolist() for rank in range(ranks)] == [part.tolist() for part in expected]
 
 
 def test_one_of_1024_ranks_does_not_cut_a_parameter_for_all_of_them() -> None:
     with fake_world(1023, 1024, CPU), patch.object(torch, "chunk") as chunk:
-        model = fully_shard(nn.Linear(4, 2048, bias=False))
+        mesh = DeviceMesh.from_group(dist.group.WORLD, "cpu")
+        model = fully_shard(nn.Linear(4, 2048, bias=False), mesh=mesh)
     (weight,) = model.parameters()
     assert weight.to_local().shape == (2, 4)
     assert not chunk.called
