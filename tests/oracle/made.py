@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 from ddlbench.job import Job, Model
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.oracle.counts.counting import count
-from ddlbench.oracle.counts.counts import Block, Counts, Line, Work
+from ddlbench.oracle.counts.counts import Block, Counts, Line, Live, Work
 from ddlbench.oracle.machine.machine import Device, Link, Machine
 from ddlbench.oracle.setting import Setting
 from ddlbench.oracle.timing.computation import Computation, Speeds
@@ -50,9 +51,23 @@ def work(seconds: float) -> Work:
     return Work(np.array([seconds]), np.zeros(1), np.zeros(1), np.zeros(1, dtype=bool))
 
 
-def block(name: str, forward: float, backward: float, numbers: int = 0, leaving: float = 0.0) -> Block:
+def block(name: str, forward: float, backward: float, numbers: int = 0, output: float = 0.0) -> Block:
     """Seconds a sample on a device of one FLOP a second."""
-    return Block(name, work(forward), work(backward), (numbers,), 0, leaving, Line(0.0, 1.0), 0, (), ())
+    return Block(name, work(forward), work(backward), (numbers,), 0, output, Line(0.0, 1.0), 0, (), ())
+
+
+def live(*bytes_: float) -> Live:
+    """Bytes after each operation, whatever the batch size."""
+    return Live(np.array(bytes_), np.zeros(len(bytes_)))
+
+
+def sized(saved: float, forward: float, backward: float, accumulating: float, output: float = 0.0) -> Block:
+    made = replace(block("made", 1, 2), saved=Line(saved, 0.0), output=output, live_forward=live(1, forward))
+    return replace(made, live_backward=live(backward, 2), live_accumulating=live(accumulating))
+
+
+# In MB: the example of docs/oracle.md. 10 and 20 are saved; 8 and 4 of gradients arrive.
+A, B = sized(10, 11, 12, 4, output=3), sized(20, 22, 30, 26, output=1)
 
 
 def made(world: int, blocks: list[Block], batch: int, machine: Machine = MACHINE, **more: object) -> Setting:

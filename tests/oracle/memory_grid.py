@@ -109,14 +109,14 @@ def configured(*words: str) -> Config:
 
 
 def predicted(config: Config, ranks: int) -> Prediction:
-    known = Known(MACHINE, lambda own, _: from_one_step(own, MACHINE, OneStep(1.0)))
-    return predict(config, config.framework, ranks, known)
+    inputs = Known(MACHINE, lambda config, _: from_one_step(config, MACHINE, OneStep(1.0)))
+    return predict(config, config.framework, ranks, inputs)
 
 
 def rehearsed(config: Config, rank: int, ranks: int) -> dict[str, int]:
-    found = rehearse(config, Launch("torchrun", rank, ranks, rank, ranks), torch.device("cpu"))
-    assert found.error is None, found.error
-    return {name: bytes_ or 0 for name, bytes_ in (found.memory or {}).items()}
+    rehearsal = rehearse(config, Launch("torchrun", rank, ranks, rank, ranks), torch.device("cpu"))
+    assert rehearsal.error is None, rehearsal.error
+    return {name: bytes_ or 0 for name, bytes_ in (rehearsal.memory or {}).items()}
 
 
 def unlike(row: Prediction) -> Sequence[int]:
@@ -126,8 +126,8 @@ def unlike(row: Prediction) -> Sequence[int]:
 
 def fullest(config: Config, row: Prediction) -> dict[str, int]:
     """Bytes of the rank with the highest peak."""
-    found = [rehearsed(config, rank, row.gpus) for rank in unlike(row)]
-    return max(found, key=lambda memory: memory["peak"])
+    memories = [rehearsed(config, rank, row.gpus) for rank in unlike(row)]
+    return max(memories, key=lambda memory: memory["peak"])
 
 
 def compared(case: Case) -> Row:

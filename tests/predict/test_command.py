@@ -9,22 +9,27 @@ from pathlib import Path
 from statistics import median
 
 import pytest
+import torch
 from torch.optim import NAdam, Optimizer
 
 from ddlbench.config.choices import choices
+from ddlbench.config.compose import configuration, configurations
 from ddlbench.oracle.machine.machine import load
+from ddlbench.oracle.memory.errors import worst_error
 from ddlbench.oracle.predictor import Prediction
 from ddlbench.predict import __main__ as command
 from ddlbench.predict.__main__ import main
 from ddlbench.predict.question import parser
 from ddlbench.predict.ranking import conclusion, fitting
+from ddlbench.ranks.launch import Launch
 from ddlbench.recipe.optimizers import Costs, Entry, Groups, OptimizerConfig, optimizers, plain
+from ddlbench.rehearsal.rehearse import rehearse
 from tests.support.sizes import PARAMETERS
 
 TINY = ("+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=16", "model.image_size=64")
 KEYS = {
     "framework", "gpus", "step_s", "compute_s", "comm_exposed_s", "comm_hidden_s", "bubble_s", "data_s", "memory_bytes",
-    "fits", "reason",
+    "memory_error", "fits", "reason",
 }  # fmt: skip
 
 
@@ -181,6 +186,51 @@ def test_volumes_are_printed_twice(capsys: pytest.CaptureFixture[str]) -> None:
     assert "(+0.0%)" in out
     assert main([*TINY, "+framework=spatial", "framework.sp=2", "cluster=h100", "gpus=2", "--check-volumes"]) == 0
     assert "spatial at 2: not traced: it can only be predicted" in capsys.readouterr().out
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("framework", ["ddp", "gpipe"])
+def test_exact_memory_is_that_of_the_fullest_rehearsed_rank(capsys: pytest.CaptureFixture[str], framework: str) -> None:
+    words = (*TINY, f"+framework={framework}", "train.batch_per_gpu=2")
+    (formula,), (exact,) = (rows(capsys, *words, "cluster=h100", "gpus=2", *more) for more in ((), ("--exact-memory",)))
+    assert (formula["memory_error"], exact["memory_error"]) == (worst_error(framework), 0)
+    with configurations():
+        config = configuration(*words)
+    ranks = [rehearse(config, Launch("torchrun", rank, 2, rank, 2), torch.device("cuda", 0)) for rank in range(2)]
+    assert exact["memory_bytes"] == max((rank.memory or {})["peak"] or 0 for rank in ranks)
+    assert exact["memory_bytes"] == sum(exact["memory"].values())
+    assert exact["step_s"] == formula["step_s"]
+
+
+def test_what_cannot_be_rehearsed_keeps_its_formula(capsys: pytest.CaptureFixture[str]) -> None:
+    (row,) = rows(capsys, *TINY, "+framework=spatial", "cluster=abci", "gpus=2", "--exact-memory")
+    assert row["memory_error"] == worst_error("spatial")
+    assert row["marks"] == ["memory by the formula: spatial can only be predicted, not rehearsed"]
+
+
+def test_a_job_near_the_capacity_may_fit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A device with as many bytes as the formula gives: the table has ?, and the reason says how to find out."""
+    words = (*TINY, "+framework=ddp", "gpus=2", "--one-gpu-step-s", "1", f"cluster={tmp_path / 'made.yaml'}")
+    link, text = (
+        "{name: near, alpha_s: 1e-6, bytes_per_s: 1e+9}",
+        (
+            "name: made\ndevices_per_node: 2\nlinks: [LINK, LINK]\n"
+            "device: {name: made, type: cuda, memory_bytes: BYTES, bytes_per_s: null}\n"
+        ),
+    )
+    path = tmp_path / "made.yaml"
+    path.write_text(text.replace("LINK", link).replace("BYTES", "1e+12"))
+    (row,) = rows(capsys, *words)
+    assert row["fits"] is True
+    load.cache_clear()
+    path.write_text(text.replace("LINK", link).replace("BYTES", str(row["memory_bytes"])))
+    (row,) = rows(capsys, *words)
+    assert row["fits"] is None
+    assert "it may not fit: it needs about" in row["reason"]
+    assert main(words) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("ddp ") and " GiB" in line)
+    assert f"±{row['memory_error']:.0%}" in line.split()
+    assert "?" in line.split()
 
 
 def test_strategies_that_can_only_be_predicted(capsys: pytest.CaptureFixture[str]) -> None:

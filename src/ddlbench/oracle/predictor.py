@@ -23,11 +23,12 @@ from ddlbench.frameworks.single import Single
 from ddlbench.frameworks.tensor.adapter import TensorParallel
 from ddlbench.job import Job
 from ddlbench.oracle.machine.machine import Machine
+from ddlbench.oracle.memory.errors import fits, worst_error
 from ddlbench.oracle.reason import reason
 from ddlbench.oracle.setting import Message, Outcome, Setting, kind_of
 from ddlbench.oracle.strategies import data_parallel as data
 from ddlbench.oracle.strategies import pipeline, sharded, spatial, tensor
-from ddlbench.oracle.strategies.traced import traced
+from ddlbench.oracle.strategies.traced import rehearsed_memory, traced
 from ddlbench.oracle.timing.computation import Computation
 from ddlbench.ranks.launch import Launch
 
@@ -60,6 +61,7 @@ class Prediction:
     samples_per_s: float | None = None
     memory_bytes: float | None = None
     memory: Mapping[str, float] | None = None
+    memory_error: float | None = None
     fits: bool | None = None
     layout: Mapping[str, int] = field(default_factory=dict[str, int])
     limits: tuple[Mapping[str, Any], ...] = ()
@@ -71,13 +73,14 @@ class Prediction:
 @dataclass(frozen=True)
 class Inputs:
     """The inputs of a prediction beside the configuration. samples: of an epoch; loader: samples a second that one rank
-    loads."""
+    loads; exact_memory: rehearse each job for its memory"""
 
     machine: Machine
     computation: Callable[[Config, Job], Computation]
     algorithm: str = "auto"
     samples: int | None = None
     loader: float | None = None
+    exact_memory: bool = False
 
 
 def predict(config: Config, framework: Any, gpus: int, inputs: Inputs) -> Prediction:
@@ -97,7 +100,19 @@ def predict(config: Config, framework: Any, gpus: int, inputs: Inputs) -> Predic
         if isinstance(error, UserError) and not isinstance(error, WrongRankCount):
             raise
         return replace(row, status="unsupported", reason=str(error))
+    row = replace(row, memory_error=0.0 if "traced" in outcome.notes else worst_error(_formula(framework)))
+    if inputs.exact_memory:
+        try:
+            memory = rehearsed_memory(framework, job, outcome.layout)
+            row, outcome = replace(row, memory_error=0.0), replace(outcome, memory=memory)
+        except RunError as error:
+            row = replace(row, marks=(f"memory by the formula: {error}",))
     return _filled(row, outcome, setting, inputs, config.train.steps)
+
+
+def _formula(framework: Any) -> str:
+    """The name of a framework's memory formula in the table of errors."""
+    return f"zero{framework.zero_stage}" if isinstance(framework, Knobs) else framework.name
 
 
 def job_of(config: Config, gpus: int, machine: Machine) -> Job:
@@ -136,7 +151,7 @@ def strategy(framework: Any, setting: Setting) -> Outcome:
 
 
 def _filled(row: Prediction, outcome: Outcome, setting: Setting, inputs: Inputs, most: int | None) -> Prediction:
-    """most: steps of an epoch, where the configuration sets them"""
+    """row: with the error of its memory; most: steps of an epoch, where the configuration sets them"""
     job, machine = setting.job, setting.machine
     wait = None
     if inputs.loader is not None:  # each replica's batch is loaded by one rank
@@ -146,7 +161,7 @@ def _filled(row: Prediction, outcome: Outcome, setting: Setting, inputs: Inputs,
     capacity = machine.device.memory_bytes
     if capacity is not None and machine.device.type == "cpu":
         capacity /= machine.per_node(row.gpus)  # ranks share the node's memory
-    fits = None if capacity is None else outcome.memory.total <= capacity
+    fitting = fits(outcome.memory.total, row.memory_error or 0.0, capacity)
     epoch_steps = None if inputs.samples is None else inputs.samples // job.global_batch
     steps = min((count for count in (epoch_steps, most) if count is not None), default=None)
     largest = max((message.bytes_ / message.count for message in outcome.messages if message.count), default=0.0)
@@ -161,14 +176,19 @@ def _filled(row: Prediction, outcome: Outcome, setting: Setting, inputs: Inputs,
         epoch_s=None if not steps else steps * step,
         samples_per_s=job.global_batch / step,
         memory_bytes=outcome.memory.total,
-        memory=outcome.memory.parts,
-        fits=fits,
-        reason=reason(row.gpus, outcome, step, wait, capacity),
+        memory=asdict(outcome.memory),
+        fits=fitting,
+        reason=reason(row.gpus, outcome, step, wait, capacity, fitting),
         layout=outcome.layout,
         limits=tuple(map(asdict, outcome.limits)),
         messages=tuple(map(_plain, outcome.messages)),
         basis=setting.computation.basis,
-        marks=(*setting.computation.marks(outcome.micro_samples), *machine.marks(row.gpus), *machine.beyond(largest)),
+        marks=(
+            *row.marks,
+            *setting.computation.marks(outcome.micro_samples),
+            *machine.marks(row.gpus),
+            *machine.beyond(largest),
+        ),
     )
 
 

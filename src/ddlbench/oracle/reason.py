@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from ddlbench.oracle.setting import Memory, Outcome
 from ddlbench.texts import GIB, bytes_text
 
 
-def reason(gpus: int, outcome: Outcome, step_s: float, wait_s: float | None, capacity: float | None) -> str:
+def reason(
+    gpus: int, outcome: Outcome, step_s: float, wait_s: float | None, capacity: float | None, fits: bool | None
+) -> str:
     """capacity: bytes of the device's memory; None: unknown."""
-    if capacity is not None and outcome.memory.total > capacity:
-        return _too_large(outcome.memory, capacity)
+    time = _time(gpus, outcome, step_s, wait_s)
+    if capacity is None or fits:
+        return time
+    return f"{time}; {_may_fit(outcome.memory, capacity)}" if fits is None else _too_large(outcome.memory, capacity)
+
+
+def _time(gpus: int, outcome: Outcome, step_s: float, wait_s: float | None) -> str:
     where = f"at {gpus} GPU{'s' if gpus > 1 else ''}"
     largest = max(outcome.messages, key=lambda message: message.exposed, default=None)
     shares = {
@@ -31,12 +40,17 @@ def reason(gpus: int, outcome: Outcome, step_s: float, wait_s: float | None, cap
 
 
 def _too_large(memory: Memory, capacity: float) -> str:
-    parts = memory.parts
+    parts = asdict(memory)
     part = max(parts, key=lambda name: parts[name])
     return (
         f"does not fit: it needs {memory.total / GIB:.1f} GiB of {capacity / GIB:.1f} GiB, of which {part} "
         f"{parts[part] / GIB:.1f} GiB"
     )
+
+
+def _may_fit(memory: Memory, capacity: float) -> str:
+    needed = f"{memory.total / GIB:.1f} GiB of {capacity / GIB:.1f} GiB"
+    return f"it may not fit: it needs about {needed} (--exact-memory rehearses it)"
 
 
 def _hidden(outcome: Outcome) -> str:

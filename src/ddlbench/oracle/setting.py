@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 
 from ddlbench.job import Job
 from ddlbench.oracle.counts.counts import Counts
@@ -79,28 +79,18 @@ class Message:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of the rank that holds most. Each part is at its largest.
-
-    fullest: the parts at the moment when their sum is largest, temporary results among the activations; None: the
-    moments of the parts are not known, and all are assumed to be there at once
-    """
+    """Bytes of the rank with the most memory at its fullest moment. activations: with temporary results; buffers: all
+    other bytes, of the model and of libraries"""
 
     weights: float
     gradients: float
     optimizer: float
     activations: float
     buffers: float
-    fullest: Memory | None = None
-
-    @property
-    def parts(self) -> dict[str, float]:
-        """The parts at the fullest moment."""
-        memory = self.fullest or self
-        return {field.name: getattr(memory, field.name) for field in fields(memory) if field.name != "fullest"}
 
     @property
     def total(self) -> float:
-        return sum(self.parts.values())
+        return sum(asdict(self).values())
 
 
 @dataclass(frozen=True)

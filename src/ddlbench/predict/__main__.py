@@ -127,7 +127,8 @@ def inputs_of(question: Question, machine: Machine, config: Config, results: Res
     if results is not None:
         samples, loader = samples or results.samples(config), loader or results.loader_rate(config)
     samples = samples or SAMPLES.get(config.data.name)
-    return Inputs(machine, source(question, machine, results), options.algorithm, samples, loader)
+    seconds = source(question, machine, results)
+    return Inputs(machine, seconds, options.algorithm, samples, loader, options.exact_memory)
 
 
 def source(question: Question, machine: Machine, results: Results | None) -> Callable[[Config, Job], Computation]:

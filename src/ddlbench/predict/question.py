@@ -19,6 +19,7 @@ CALIBRATE = (
     "measure each block here, once for each device, model and batch; with --from or --one-gpu-step-s these seconds say "
     "how that step is spread over the blocks"
 )
+EXACT_MEMORY = "rehearse every job (up to minutes each) and take its memory from there, instead of from the formula"
 LARGEST_WORLD, MOST = 2**20, 5000
 MACHINES = (
     "cluster= is the description of a machine's devices and links (not the label cluster.name of a run): a YAML file "
@@ -86,6 +87,7 @@ def parser() -> Parser:
     add("--calibrate", action="store_true", help=CALIBRATE)
     add("--calibrate-network", action="store_true", help="measure collectives here between processes")
     add("--check-volumes", action="store_true", help="print the bytes of every kind of message in a step")
+    add("--exact-memory", action="store_true", help=EXACT_MEMORY)
     add("--algorithm", choices=ALGORITHMS, default="auto", help="of all-reduces (default: the fastest)")
     add("--samples-per-epoch", type=int, metavar="N", help="training samples, for the seconds of an epoch")
     add("--loader-samples-per-s", type=float, metavar="R", help="what the loader of one rank gives")

@@ -10,7 +10,7 @@ from ddlbench.texts import aligned
 GiB = 2**30
 TIMES = ("step", "compute", "comm", "hidden", "bubble", "data")
 WHICH = ("framework", "layout", "gpus")
-COLUMNS = (*WHICH, *TIMES, "memory", "fits", "samples/s", "epoch")
+COLUMNS = (*WHICH, *TIMES, "memory", "error", "fits", "samples/s", "epoch")
 TIE = 0.03  # a smaller difference is below what the oracle can tell
 PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")
 
@@ -63,12 +63,12 @@ def _which(row: Prediction) -> tuple[str, str, str]:
 
 def _cells(row: Prediction) -> tuple[str, ...]:
     seconds = (row.step_s, row.compute_s, row.comm_exposed_s, row.comm_hidden_s, row.bubble_s, row.data_s)
-    fits = {True: "yes", False: "no", None: ""}[row.fits]
-    memory = f"{(row.memory_bytes or 0.0) / GiB:.2f} GiB"
+    fits = {True: "yes", False: "no", None: "?"}[row.fits]
+    memory, error = f"{(row.memory_bytes or 0.0) / GiB:.2f} GiB", f"±{row.memory_error or 0.0:.0%}"
     mark = "*" if row.marks else ""
     rate = f"{row.samples_per_s or 0.0:.4g}{mark}"
     epoch = "" if row.epoch_s is None else f"{row.epoch_s:.4g} s"
-    return (*_which(row), *map(milliseconds, seconds), memory, fits, rate, epoch)
+    return (*_which(row), *map(milliseconds, seconds), memory, error, fits, rate, epoch)
 
 
 def milliseconds(seconds: float | None) -> str:

@@ -37,39 +37,28 @@ def test_fused_attention_computes_its_products_again() -> None:
     assert total == training_flops(model) + 2 * (2 * 16 * 16 * 32)
 
 
-def test_bytes_kept_are_what_autograd_keeps() -> None:
-    """Beside the real model with 3 samples, whose storages are counted as it runs."""
+def test_saved_bytes_are_what_autograd_saves() -> None:
+    """Beside the real model with 3 samples, whose storages are counted as it runs, without weights and images."""
     model = MODELS[1]
     counts = count(model, "fp32", "cpu")
-    kept: dict[int, int] = {}
+    saved: dict[int, int] = {}
     real = model.build()
-    own = {parameter.untyped_storage().data_ptr() for parameter in real.parameters()}
+    images = torch.zeros(3, 3, 64, 64)
+    uncounted = {tensor.untyped_storage().data_ptr() for tensor in (*real.parameters(), images)}
     alive: list[torch.Tensor] = []
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            kept[storage.data_ptr()] = storage.nbytes()
+        if storage.data_ptr() not in uncounted:
+            saved[storage.data_ptr()] = storage.nbytes()
             alive.append(tensor)
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        output = real(torch.zeros(3, 3, 64, 64))
+        output = real(images)
         torch.nn.functional.cross_entropy(output, torch.zeros(3, dtype=torch.int64)).backward()
-    predicted = sum(block.kept.at(3) for block in counts.blocks)
-    assert predicted == pytest.approx(sum(kept.values()), rel=0.01)
-
-
-def test_an_input_ends_with_its_last_use() -> None:
-    """conv1_2 over two ranks, 3 samples of 8 channels of 64 x 64, X bytes. When the convolution has used its input, the
-    gradient of it is summed over ranks into a copy: 2 X, of which X is free again. So the convolution itself is the
-    fullest moment: X for that gradient and X / 2 for the one of its own output."""
-    block = count(MODELS[1], "fp32", "cpu", tp=2).blocks[1]
-    own = 4 * (4 * 8 * 9 + 4)  # gradients of its weights
-    whole = 3 * 8 * 64 * 64 * 4
-    assert block.entering * 3 == whole
-    assert block.back.most(3) == pytest.approx(2 * whole + own, rel=1e-4)
-    assert block.freeing.most(3) == pytest.approx(1.5 * whole + own, rel=1e-4)
+    predicted = sum(block.saved.at(3) for block in counts.blocks)
+    assert predicted == pytest.approx(sum(saved.values()), rel=0.01)
 
 
 def test_bytes_of_a_linear_layer_by_hand() -> None:
@@ -77,14 +66,15 @@ def test_bytes_of_a_linear_layer_by_hand() -> None:
     batch."""
     last = count(MODELS[1], "fp32", "cpu").blocks[-1]
     assert last.forward.fixed[0] + 0 == 4 * (320 + 10)
-    assert last.forward.each[0] == 4 * (32 + 10)
-    assert last.leaving == 40
+    assert last.forward.per_sample[0] == 4 * (32 + 10)
+    assert last.output == last.weighted_outputs == 40
+    assert last.unsaved_output == 40  # the loss saves its logarithms of probabilities
 
 
 def test_mixed_precision_moves_less_and_keeps_cast_weights() -> None:
     whole, half = (count(MODELS[0], precision, "cuda") for precision in ("fp32", "bf16"))
-    assert sum(b.kept.each for b in half.blocks) < 0.6 * sum(b.kept.each for b in whole.blocks)
-    assert sum(b.kept.fixed for b in half.blocks) > 2 * half.numbers * 0.9  # 2 bytes a weight
+    assert sum(b.saved.per_sample for b in half.blocks) < 0.6 * sum(b.saved.per_sample for b in whole.blocks)
+    assert sum(b.saved.fixed for b in half.blocks) > 2 * half.numbers * 0.9  # 2 bytes a weight
 
 
 def test_a_tied_head_counts_once() -> None:

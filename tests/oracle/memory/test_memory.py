@@ -1,4 +1,4 @@
-"""Predicted bytes of a rank beside those that the real job holds, counted in a rehearsal of it.
+"""Each memory formula is within its stated error of what a rehearsal of the same job counts.
 
 tests/oracle/memory_grid.py has the grid. Here every framework is compared at 4 ranks with every model, plain, with two
 samples a micro batch and checkpointed, and some at 2 and 8 ranks with the model that rehearses fastest.
@@ -11,10 +11,11 @@ from functools import cache
 import pytest
 
 from ddlbench.config.schema import Config
+from ddlbench.oracle.memory.errors import worst_error
 from tests.oracle.memory_grid import Case, configured, fullest, grid, predicted
 from tests.support.libraries import why_no_horovod
 
-TOLERANCE = 0.05
+STATES = 0.05  # of weights and optimizer state: padding, small weights that are kept twice
 QUICK = [Case(name, "gpt2_small", 2, "plain") for name in ("ddp", "zero_bubble", "1f1b")]
 TWO = ("gpipe", "pipedream_2bw", "zero1", "zero3")
 EIGHT = ("ddp", "fsdp", "gpipe", "1f1b", "zero_bubble", "interleaved", "hybrid", "tensor", "zero3")
@@ -41,11 +42,12 @@ def compare(case: Case) -> None:
     assert row.memory is not None
     assert row.memory_bytes is not None
     weights, optimizer = row.memory["weights"], row.memory["optimizer"]
-    assert weights == pytest.approx(counted["parameters"], rel=TOLERANCE)
+    assert weights == pytest.approx(counted["parameters"], rel=STATES)
     # PipeDream's optimizer has the newest version of the weights, the model of an earlier stage an older one.
     expected = (optimizer, optimizer + weights) if case.framework == "pipedream" else (optimizer,)
-    assert any(each == pytest.approx(counted["optimizer"], rel=TOLERANCE) for each in expected), (counted, expected)
-    assert row.memory_bytes == pytest.approx(counted["peak"], rel=TOLERANCE)
+    assert any(each == pytest.approx(counted["optimizer"], rel=STATES) for each in expected), (counted, expected)
+    assert row.memory_error == worst_error(case.framework)
+    assert row.memory_bytes == pytest.approx(counted["peak"], rel=row.memory_error)
 
 
 def name(case: Case) -> str:
@@ -54,7 +56,7 @@ def name(case: Case) -> str:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("case", QUICK, ids=name)
-def test_predicted_bytes_are_those_that_the_job_holds(case: Case) -> None:
+def test_predicted_bytes_are_within_the_stated_error(case: Case) -> None:
     compare(case)
 
 

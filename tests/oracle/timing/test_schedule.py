@@ -6,7 +6,6 @@ import pytest
 
 from ddlbench.oracle.timing.schedule import (
     Stages,
-    in_flight,
     order,
     seconds,
     simulate,
@@ -88,13 +87,6 @@ def test_every_pass_once(schedule: str) -> None:
     stages = 4 if schedule in ("gpipe", "1f1b") else 8
     ops = [op for rank in range(4) for op in order(schedule, rank, 4, stages, 8)]
     assert len(ops) == len(set(ops)) == 2 * stages * 8
-
-
-def test_micro_batches_in_flight() -> None:
-    """GPipe keeps all, 1F1B as many as there are stages from here on."""
-    assert [in_flight("gpipe", stage, 4, 4, 16) for stage in range(4)] == [16] * 4
-    assert [in_flight("1f1b", stage, 4, 4, 16) for stage in range(4)] == [4, 3, 2, 1]
-    assert in_flight("1f1b", 0, 4, 4, 2) == 2
 
 
 def test_orders_are_those_of_the_library() -> None:

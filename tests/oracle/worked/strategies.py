@@ -104,9 +104,9 @@ def of_schedule(outcome: Outcome) -> list[str]:
     return [s(outcome.compute_s), s(outcome.bubble_s)]
 
 
-def piped(framework: Pipeline | PipeDream, leaving: float = 0.0) -> Outcome:
+def piped(framework: Pipeline | PipeDream, output: float = 0.0) -> Outcome:
     """Two stages of 1 + 2 s a sample, four micro batches of 2 samples."""
-    return strategy(framework, made(2, [block("a", 1, 2, leaving=leaving), block("b", 1, 2)], 8, micro_batch=2))
+    return strategy(framework, made(2, [block("a", 1, 2, output=output), block("b", 1, 2)], 8, micro_batch=2))
 
 
 def equal(stages: int, send: float = 0.0) -> schedule.Stages:
@@ -157,7 +157,7 @@ STRATEGIES: dict[str, Callable[[], list[str]]] = {
     "GPipe, 1F1B": lambda: of_schedule(piped(Pipeline(schedule="gpipe", balance=[1, 1]))),
     "interleaved": lambda: [s(schedule.seconds("interleaved", equal(8), 4, 8))],
     "zero bubble": lambda: [s(schedule.seconds("zero_bubble", equal(4), 4, 8))],
-    "PipeDream": lambda: [s(piped(PipeDream(balance=[1, 1]), leaving).step_s) for leaving in (0.0, 20e9)],
+    "PipeDream": lambda: [s(piped(PipeDream(balance=[1, 1]), output).step_s) for output in (0.0, 20e9)],
     "sending between stages": lambda: [s(schedule.seconds("gpipe", equal(4, 0.5), 4, 1))],
     "stages on shared cores": on_shared_cores,
     "data + tensor, 3-D hybrid": hybrid,

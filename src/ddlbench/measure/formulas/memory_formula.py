@@ -14,7 +14,7 @@ from torch import nn
 
 from ddlbench.recipe.optimizers import costs
 
-FP32 = 4
+FP32_BYTES = 4
 # What a style of `Model.tensor_plan` splits; every other parameter is whole on each rank.
 SPLIT = {
     **dict.fromkeys(("column", "qkv", "logits", "vocab", "filter", "norm"), ("weight", "bias")),
@@ -38,7 +38,7 @@ def in_fp32(optimizer: str, own_copy: bool = False) -> Bytes:
     """Of one parameter. optimizer: as recipe.optimizers.costs takes it.
 
     own_copy: the optimizer updates a copy of the weights and keeps it, as DeepSpeed's ZeRO does in fp32, too."""
-    return Bytes(FP32, FP32, FP32 * (costs(optimizer).states + own_copy))
+    return Bytes(FP32_BYTES, FP32_BYTES, FP32_BYTES * (costs(optimizer).states + own_copy))
 
 
 def data_parallel(count: int, of_one: Bytes, stage: int, ranks: int) -> Bytes:

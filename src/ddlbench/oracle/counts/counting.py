@@ -1,14 +1,14 @@
-"""Counts what each block of a model computes, moves and keeps: from the real model, under fake tensors.
+"""Counts the work and the memory of the blocks of a model: the real model runs under fake tensors.
 
-Nothing is typed in: the model and the loss run forward and backward at two batch sizes, without data, and every
-operation is looked at. What does not grow with the batch (weights) and what does (activations) follow from the two.
+The model and the loss run forward and backward at two batch sizes, without data. A straight line through the two counts
+of each operation gives the part that grows with the batch (activations) and the part that does not (weights).
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any, cast
 
@@ -18,10 +18,10 @@ from torch import Tensor, nn
 
 from ddlbench.job import Model
 from ddlbench.measure.formulas.memory_formula import SPLIT
-from ddlbench.oracle.counts.counts import Arrival, Block, Counts, Exchange, Line, Moments, Rows, Work
+from ddlbench.oracle.counts.counts import Block, Counts, Exchange, Line, Live, Numbers, Rows, Work
 from ddlbench.oracle.counts.fake_model import Feed, feed
-from ddlbench.oracle.counts.live_bytes import Living, Passes
-from ddlbench.oracle.counts.operations import Operation, Watch, kept_bytes
+from ddlbench.oracle.counts.live_bytes import LiveBytes
+from ddlbench.oracle.counts.operations import Operation, Watch, saved_bytes
 from ddlbench.rehearsal.observed import identity, size
 
 SAMPLES = (2, 4)  # BatchNorm refuses one value a channel
@@ -58,60 +58,45 @@ def _count(key: Key, precision: str, device_type: str, smoothing: float, tp: int
     model = key.model
     small, large = (_run(model, precision, device_type, smoothing, samples, tp, sequence) for samples in SAMPLES)
     blocks = [_joined(a, b) for a, b in zip(small, large, strict=True)]
-    single = partial(_single, key, precision, device_type, smoothing, tp, sequence)
-    return Counts(model.name, tuple(blocks), sum(pair.tied for pair in small), single)
+    return Counts(model.name, tuple(blocks), sum(pair.tied for pair in small))
 
 
-@cache
-def _single(
-    key: Key, precision: str, device_type: str, smoothing: float, tp: int, sequence: bool
-) -> tuple[Block, ...] | None:
-    try:
-        seen = _run(key.model, precision, device_type, smoothing, 1, tp, sequence)
-    except ValueError:  # BatchNorm, of one value a channel
-        return None
-    return tuple(_joined(block, block) for block in seen)
-
-
-def line(values: tuple[float, float]) -> Line:
-    """The straight line through the counts at both batch sizes."""
-    slope = (values[1] - values[0]) / (SAMPLES[1] - SAMPLES[0])
-    return Line(values[0] - slope * SAMPLES[0], slope)
+def _lines(small: Sequence[float], large: Sequence[float]) -> tuple[Numbers, Numbers]:
+    """Intercepts and slopes of the straight lines through the counts at both batch sizes."""
+    first, second = np.array(small, dtype=float), np.array(large, dtype=float)
+    slopes = (second - first) / (SAMPLES[1] - SAMPLES[0])
+    return first - slopes * SAMPLES[0], slopes
 
 
 def _work(small: list[Operation], large: list[Operation]) -> Work:
     assert [op.name for op in small] == [op.name for op in large], "the batch size changes what runs"
-    bytes_ = [line((a.bytes_, b.bytes_)) for a, b in zip(small, large, strict=True)]
     return Work(
         np.array([op.flops / SAMPLES[0] for op in small], dtype=float),
-        np.array([line.fixed for line in bytes_], dtype=float),
-        np.array([line.each for line in bytes_], dtype=float),
+        *_lines([op.bytes_ for op in small], [op.bytes_ for op in large]),
         np.array([op.shared for op in small], dtype=bool),
     )
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """One block at one batch size."""
+    """The counts of one block at one batch size."""
 
-    samples: int
     name: str
     forward: list[Operation]
     backward: list[Operation]
-    kept: float
-    leaving: float
+    saved: float
+    output: float
+    unsaved_output: float
+    weighted_outputs: float
+    live_forward: list[float]
+    live_backward: list[float]
+    live_accumulating: list[float]
     parameters: tuple[int, ...]
     split_parameters: int
     tied: int
     buffers: int
     exchanges: tuple[Exchange, ...]
     rows: tuple[Rows, ...]
-    gradients: tuple[tuple[int | None, int], ...]  # of every parameter, tied or not: its place in `parameters`, numbers
-    entering: float = 0.0
-    passes: Passes = field(default_factory=Passes)
-    loss: float = 0.0
-    again: list[float] = field(default_factory=list[float])
-    turning: float = 0.0
 
     def named(self, name: str) -> _Seen:
         """An equal block of another name."""
@@ -121,49 +106,24 @@ class _Seen:
 
 
 def _joined(small: _Seen, large: _Seen) -> Block:
+    (saved,), (more,) = _lines([small.saved], [large.saved])
     return Block(
         name=small.name,
         forward=_work(small.forward, large.forward),
         backward=_work(small.backward, large.backward),
         parameters=small.parameters,
         split_parameters=small.split_parameters,
-        leaving=small.leaving,
-        kept=line((small.kept, large.kept)),
+        output=small.output,
+        saved=Line(float(saved), float(more)),
         buffers=small.buffers,
         exchanges=small.exchanges,
         rows=small.rows,
-        entering=small.entering,
-        ahead=moments(small.passes.ahead, large.passes.ahead),
-        back=moments(small.passes.back, large.passes.back),
-        added=moments(small.passes.added, large.passes.added),
-        freeing=moments(*(seen.passes.last_use(seen.passes.back) for seen in (small, large))),
-        freeing_added=moments(*(seen.passes.last_use(seen.passes.added) for seen in (small, large))),
-        arrivals=_arrivals(small, large),
-        lingering=small.passes.lingering / small.samples,
-        loss=line((small.loss, large.loss)),
-        again=moments(small.again, large.again),
-        turning=line((small.turning, large.turning)),
+        unsaved_output=small.unsaved_output,
+        weighted_outputs=small.weighted_outputs,
+        live_forward=Live(*_lines(small.live_forward, large.live_forward)),
+        live_backward=Live(*_lines(small.live_backward, large.live_backward)),
+        live_accumulating=Live(*_lines(small.live_accumulating, large.live_accumulating)),
     )
-
-
-def _arrivals(small: _Seen, large: _Seen) -> tuple[Arrival, ...]:
-    assert small.passes.arrivals == large.passes.arrivals, "the batch size changes when gradients arrive"
-    arrivals: list[Arrival] = []
-    for which, at in small.passes.arrivals:
-        parameter, numbers = small.gradients[which]
-        arrivals.append(Arrival(parameter, numbers, line((small.passes.added[at], large.passes.added[at]))))
-    return tuple(arrivals)
-
-
-def moments(small: list[float], large: list[float]) -> Moments:
-    """The moments that are the fullest at some batch size."""
-    lines = {line(pair) for pair in zip(small, large, strict=True)}
-    above = [line for line in lines if not any(_covers(other, line) for other in lines - {line})]
-    return Moments(tuple(sorted(above, key=lambda line: line.each)))
-
-
-def _covers(one: Line, other: Line) -> bool:
-    return one.each >= other.each and one.at(1) >= other.at(1)
 
 
 def _run(
@@ -185,20 +145,19 @@ def _run(
             counted |= {id(parameter) for parameter in block.parameters()}
             seen.append(one.named(name))
             fed.pass_on(output)
-            del output  # the next block frees its input
     return seen
 
 
 def _maker(fed: Feed, output: Tensor) -> Callable[[], Tensor]:
     """A function that makes tensors like this output, without a reference to it."""
     make = partial(torch.empty_strided, output.shape, output.stride(), dtype=output.dtype)
-    is_kept = identity(output) in fed.known
+    is_saved = identity(output) in fed.saved
 
     def made() -> Tensor:
         tensor = make()
-        if is_kept:
-            fed.known.add(identity(tensor))
-            weakref.finalize(tensor.untyped_storage(), fed.known.discard, identity(tensor))
+        if is_saved:
+            fed.saved.add(identity(tensor))
+            weakref.finalize(tensor.untyped_storage(), fed.saved.discard, identity(tensor))
         return tensor
 
     return made
@@ -206,41 +165,53 @@ def _maker(fed: Feed, output: Tensor) -> Callable[[], Tensor]:
 
 def _kind(fed: Feed, name: str, block: nn.Module, counted: set[int]) -> object:
     """A key that is equal for blocks that compute the same: modules, new parameters, input; the last one has a loss."""
-    parameters = tuple((key, each.shape, id(each) in counted) for key, each in block.named_parameters())
+    parameters = tuple((key, tensor.shape, id(tensor) in counted) for key, tensor in block.named_parameters())
     value = fed.value
-    entering = value.shape, value.dtype, value.stride(), value.requires_grad, identity(value) in fed.known
-    return fed.is_last(name), repr(block), parameters, entering
+    block_input = value.shape, value.dtype, value.stride(), value.requires_grad, identity(value) in fed.saved
+    return fed.is_last(name), repr(block), parameters, block_input
 
 
 def _run_block(
     fed: Feed, name: str, block: nn.Module, plan: Mapping[str, str], samples: int, counted: set[int]
 ) -> tuple[_Seen, Tensor]:
-    """Run one block; what was seen, and its output."""
+    """The counts of one block, and its output."""
     watch = Watch(name, block, plan, samples)
-    others = fed.known
-    entering = 0 if identity(fed.value) in others else size(fed.value)
-    value = fed.take()
-    with Living([*fed.given, value]) as living:
-        living.enters(value)
-        with fed.mixed(), watch.forward(), kept_bytes(others, living.note_saved, living.note_used) as kept:
+    value, saved_before = fed.value, identity(fed.value) in fed.saved
+    with LiveBytes([*fed.uncounted, value] if saved_before else fed.uncounted, value) as live:
+        with fed.mixed(), watch.forward(), saved_bytes(fed.saved) as saved:
             output = block(value)
-            before, saved = kept[0], living.saved
             result = fed.loss(output, fed.targets) if fed.is_last(name) else output
-        block_kept = kept[0] - (entering if identity(value) in others else 0)  # the input is given
-        del value
-        living.turn(output, others)
+        begin, unsaved = len(live.after), 0 if identity(output) in fed.saved else size(output)
         _backward(result, watch)
-    passes = living.passes(parameter.grad for parameter in block.parameters())
+    gradients = [parameter.grad for parameter in block.parameters()]
+    live_backward, live_accumulating = live.after[begin:], live.without(gradients, begin)
     block.zero_grad()
-    one = replace(
-        _seen(name, block, watch, plan, kept[0], output, samples, counted),
-        entering=entering / samples,
-        passes=passes,
-        loss=kept[0] - before,
-        again=passes.ahead[:saved],
-        turning=max(0.0, (living.used or 0.0) - block_kept),
+    parameters = {f"{name}.{key}": parameter for key, parameter in block.named_parameters()}
+    new = {key: parameter for key, parameter in parameters.items() if id(parameter) not in counted}
+    split = {f"{module}.{tensor}" for module, style in plan.items() for tensor in SPLIT.get(style, ())}
+    seen = _Seen(
+        name=name,
+        forward=watch.forward_operations,
+        backward=watch.backward_operations,
+        saved=saved[0],
+        output=output.numel() * output.element_size() / samples,
+        unsaved_output=unsaved / samples,
+        weighted_outputs=watch.weighted_outputs / samples,
+        live_forward=live.after[:begin],
+        # An output that autograd does not save is freed before the backward pass; here `output` still refers to it.
+        live_backward=[bytes_ - unsaved for bytes_ in live_backward],
+        live_accumulating=[bytes_ - unsaved for bytes_ in live_accumulating],
+        parameters=tuple(parameter.numel() for parameter in new.values()),
+        split_parameters=sum(parameter.numel() for key, parameter in new.items() if key in split),
+        tied=sum(parameter.numel() for key, parameter in parameters.items() if key not in new),
+        buffers=sum(buffer.numel() * buffer.element_size() for buffer in block.buffers()),
+        exchanges=tuple(
+            Exchange(module, style, input_bytes / samples, output_bytes / samples, first)
+            for module, style, input_bytes, output_bytes, first in watch.modules
+        ),
+        rows=tuple(Rows(module, halo, row / samples, height) for module, halo, row, height in watch.rows),
     )
-    return one, output
+    return seen, output
 
 
 def _backward(result: Tensor, watch: Watch) -> None:
@@ -251,38 +222,3 @@ def _backward(result: Tensor, watch: Watch) -> None:
     anything = torch.ones((), dtype=result.dtype).expand_as(result)
     with watch.backward():
         result.backward(anything)
-
-
-def _seen(
-    name: str,
-    block: nn.Module,
-    watch: Watch,
-    plan: Mapping[str, str],
-    kept: float,
-    output: Tensor,
-    samples: int,
-    counted: set[int],
-) -> _Seen:
-    parameters = {f"{name}.{key}": parameter for key, parameter in block.named_parameters()}
-    new = {key: parameter for key, parameter in parameters.items() if id(parameter) not in counted}
-    split = {f"{module}.{tensor}" for module, style in plan.items() for tensor in SPLIT.get(style, ())}
-    places = {key: place for place, key in enumerate(new)}
-    exchanges = tuple(
-        Exchange(module, style, entering / samples, leaving / samples, first)
-        for module, style, entering, leaving, first in watch.modules
-    )
-    return _Seen(
-        samples=samples,
-        name=name,
-        forward=watch.ahead,
-        backward=watch.back,
-        kept=kept,
-        leaving=output.numel() * output.element_size() / samples,
-        parameters=tuple(parameter.numel() for parameter in new.values()),
-        split_parameters=sum(parameter.numel() for key, parameter in new.items() if key in split),
-        tied=sum(parameter.numel() for key, parameter in parameters.items() if key not in new),
-        buffers=sum(buffer.numel() * buffer.element_size() for buffer in block.buffers()),
-        exchanges=exchanges,
-        rows=tuple(Rows(module, halo, row / samples, height) for module, halo, row, height in watch.rows),
-        gradients=tuple((places.get(key), parameter.numel()) for key, parameter in parameters.items()),
-    )

@@ -1,97 +1,92 @@
-"""What each block of a model computes, moves, keeps and exchanges, as numbers (counting.py)."""
+"""The work, memory and messages of the blocks of a model, as numbers (counting.py)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ddlbench.measure.formulas.memory_formula import FP32_BYTES
 
 Numbers = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Line:
-    """A number that depends on the batch size: fixed + each * samples."""
+    """A number that depends on the batch size: fixed + per_sample * samples."""
 
     fixed: float
-    each: float
+    per_sample: float
 
     def at(self, samples: float) -> float:
-        return self.fixed + self.each * samples
+        return self.fixed + self.per_sample * samples
+
+    def less(self, fixed: float) -> Line:
+        return Line(self.fixed - fixed, self.per_sample)
 
 
 @dataclass(frozen=True)
-class Moments:
-    """Bytes that live at some moments of a pass."""
+class Live:
+    """Bytes that are in memory after each operation of a pass: fixed + per_sample * samples."""
 
-    lines: tuple[Line, ...] = ()
+    fixed: Numbers
+    per_sample: Numbers
 
     def most(self, samples: float) -> float:
-        return max((line.at(samples) for line in self.lines), default=0.0)
+        return float(np.max(self.fixed + self.per_sample * samples, initial=0.0))
+
+    def less(self, fixed: float) -> Live:
+        return Live(self.fixed - fixed, self.per_sample)
+
+
+NOTHING = Live(np.zeros(1), np.zeros(1))
 
 
 @dataclass(frozen=True)
 class Work:
-    """The operations of one direction of one block; an entry for each.
+    """The operations of one direction of one block, one entry per operation.
 
-    flops: of one sample; fixed, each: bytes that are read and written; shared: tensor parallelism divides it
+    flops: of one sample; fixed + per_sample * samples: bytes that are read and written
+    shared: whether tensor parallelism divides it
     """
 
     flops: Numbers
     fixed: Numbers
-    each: Numbers
+    per_sample: Numbers
     shared: NDArray[np.bool_]
 
     def bytes_at(self, samples: float) -> Numbers:
-        return self.fixed + self.each * samples
+        return self.fixed + self.per_sample * samples
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """A module that tensor parallelism splits: bytes of one sample that go in and come out.
+    """A module that tensor parallelism splits, with bytes of its input and its output for one sample.
 
     first: nothing before it needs a gradient, so that its input's gradient is not summed
     """
 
     name: str
     style: str
-    entering: float
-    leaving: float
+    input_bytes: float
+    output_bytes: float
     first: bool = False
-
-
-@dataclass(frozen=True)
-class Arrival:
-    """The gradient of one parameter of a block, in the order of the backward pass.
-
-    which: its place among the block's own parameters; None: of a tied one, which an earlier block has
-    living: as `Block.added` at that moment, this gradient included
-    """
-
-    which: int | None
-    numbers: int
-    living: Line
 
 
 @dataclass(frozen=True)
 class Block:
     """One named block of a model, the last one with the loss.
 
-    parameters: numbers in each of its tensors, a tied one in the first block that has it only
-    leaving: bytes of its output for one sample; kept: bytes that autograd keeps for its backward pass
-    buffers: bytes of its buffers; halo: see `spatial`
-    entering: bytes of its input for one sample, where no block before keeps it
-    ahead, back: bytes that live during its forward and backward pass, beyond its input and what was there before; with
-        the gradients of its parameters as they arrive. added: the latter where they are added to gradients that are
-        there already, which do not count
-    freeing, freeing_added: as back and added, where nothing else refers to its input, which ends with its last use
-    lingering: bytes of its output for one sample, where autograd does not keep it: it lives as long as it is held
-    loss: bytes of `kept` that the loss keeps, in the last block
-    again: as ahead, as far as a checkpointed block runs again: to the last operation for which autograd keeps something
-    turning: bytes of gradients that are there when it begins to run again
+    parameters: numbers in each of its tensors; a tied tensor counts in the first block that has it
+    output: bytes of its output for one sample; unsaved_output: 0 if autograd saves the output, else as `output`
+    weighted_outputs: bytes of the outputs of its layers with weights for one sample
+    saved: bytes that autograd saves for the backward pass, without those that an earlier block has saved
+    buffers: bytes of its buffers
+    live_forward, live_backward: bytes in memory during each pass, beyond those that earlier blocks have saved, with
+        temporary results and, in the backward pass, the gradients of its parameters as they arrive
+    live_accumulating: as live_backward where gradients are added to existing ones, which do not count
     """
 
     name: str
@@ -99,22 +94,16 @@ class Block:
     backward: Work
     parameters: tuple[int, ...]
     split_parameters: int
-    leaving: float
-    kept: Line
+    output: float
+    saved: Line
     buffers: int
     exchanges: tuple[Exchange, ...]
     rows: tuple[Rows, ...]
-    entering: float = 0.0
-    ahead: Moments = Moments()
-    back: Moments = Moments()
-    added: Moments = Moments()
-    freeing: Moments = Moments()
-    freeing_added: Moments = Moments()
-    arrivals: tuple[Arrival, ...] = ()
-    lingering: float = 0.0
-    loss: Line = Line(0.0, 0.0)
-    again: Moments = Moments()
-    turning: Line = Line(0.0, 0.0)
+    unsaved_output: float = 0.0
+    weighted_outputs: float = 0.0
+    live_forward: Live = NOTHING
+    live_backward: Live = NOTHING
+    live_accumulating: Live = NOTHING
 
     @cached_property
     def numbers(self) -> int:
@@ -124,6 +113,17 @@ class Block:
     def flops(self) -> float:
         """FLOPs of one sample's forward pass."""
         return float(self.forward.flops.sum())
+
+    def with_16_bit_weights(self) -> Block:
+        """This block with weights in 16 bits: autograd then saves no 16-bit copies of them."""
+        copies = self.numbers * FP32_BYTES / 2
+        return replace(
+            self,
+            saved=self.saved.less(copies),
+            live_forward=self.live_forward.less(copies),
+            live_backward=self.live_backward.less(copies),
+            live_accumulating=self.live_accumulating.less(copies),
+        )
 
 
 @dataclass(frozen=True)
@@ -141,19 +141,11 @@ class Rows:
 
 @dataclass(frozen=True)
 class Counts:
-    """A model's blocks, and what ties them: numbers of the tied parameter, 0 without one, in first and last block.
-
-    single: the blocks as they are counted with one sample, of which some copies are views; None: not known
-    """
+    """The blocks of a model. tied: numbers of the parameter that first and last block share, 0 without one"""
 
     model: str
     blocks: tuple[Block, ...]
     tied: int
-    single: Callable[[], tuple[Block, ...] | None] = lambda: None
-
-    def at(self, samples: float) -> tuple[Block, ...]:
-        """The counts that predict memory with so many samples in a micro batch."""
-        return (self.single() if samples == 1 else None) or self.blocks
 
     @cached_property
     def numbers(self) -> int:

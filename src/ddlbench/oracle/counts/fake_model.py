@@ -5,9 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -25,22 +24,23 @@ from ddlbench.rehearsal.observed import identity
 
 @dataclass
 class Feed:
-    """Each block is fed with the output of the one before.
+    """Each block gets the output of the block before.
 
-    given: what does not count as living: weights, buffers, targets; known: storages that count elsewhere
+    uncounted: tensors that are not activations: weights, buffers, the batch; saved: storages that autograd has saved
+    for an earlier block, and weights
     """
 
-    whole: nn.Module
+    model: nn.Module
     loss: Callable[[Tensor, Tensor], Tensor]
     value: Tensor
     targets: Tensor
     precision: str
-    given: list[Tensor] = field(default_factory=list[Tensor])
-    known: set[int] = field(default_factory=set[int])
+    uncounted: list[Tensor]
+    saved: set[int]
 
     @property
     def blocks(self) -> dict[str, nn.Module]:
-        return dict(self.whole.named_children())
+        return dict(self.model.named_children())
 
     def is_last(self, name: str) -> bool:
         return name == list(self.blocks)[-1]
@@ -48,29 +48,8 @@ class Feed:
     def mixed(self) -> torch.autocast:
         return torch.autocast("cpu", type_of_dtype[self.precision], enabled=self.precision != "fp32")
 
-    def take(self) -> Tensor:
-        """The next block's input, to which only the block refers, as within a complete model: it is freed after its
-        last use. A batch, which needs no gradient, stays."""
-        if not self.value.requires_grad:
-            return self.value
-        taken = [self.value.detach()]
-        self.value = torch.zeros((), requires_grad=True)
-        return cast(Tensor, _Taken.apply(self.value, taken))
-
     def pass_on(self, output: Tensor) -> None:
         self.value = output.detach().requires_grad_()
-
-
-class _Taken(torch.autograd.Function):
-    """A tensor that needs a gradient and is no leaf, which autograd would refer to until the end."""
-
-    @staticmethod
-    def forward(ctx: Any, history: Tensor, taken: list[Tensor]) -> Tensor:
-        return taken.pop()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, None]:
-        return None, None
 
 
 @contextmanager
@@ -80,7 +59,7 @@ def feed(
     loss: Callable[[Tensor, Tensor], Tensor] = make_loss(smoothing)
     alone = FakeTensorMode() if tp == 1 else fake_world(0, tp, torch.device("cpu"))
     with alone, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # fake tensors warn of what they cannot know
+        warnings.simplefilter("ignore")  # fake tensors warn about values that they do not have
         built = model.build().train()
         if tp > 1:
             part = Part(dist.group.WORLD, 0, tp, sequence)
@@ -89,10 +68,9 @@ def feed(
         if device_type == "cuda":
             _without_attention_dropout(built)
         batch = example_batch(model, samples)
-        stay = [*built.parameters(), *built.buffers(), batch.targets]
-        fed = Feed(built, loss, batch.inputs, batch.targets, precision, stay)
-        fed.known |= {identity(parameter) for parameter in built.parameters()}
-        yield fed
+        uncounted = [*built.parameters(), *built.buffers(), batch.inputs, batch.targets]
+        saved = {identity(tensor) for tensor in (*built.parameters(), batch.inputs)}
+        yield Feed(built, loss, batch.inputs, batch.targets, precision, uncounted, saved)
 
 
 def _without_attention_dropout(model: nn.Module) -> None:

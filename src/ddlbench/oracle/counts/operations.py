@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -37,29 +37,31 @@ class Watch:
 
     modules: name, style, bytes in and out, and whether its input needs no gradient
     rows: name, halo, bytes of a row of the input, its height
+    weighted_outputs: bytes of the outputs of modules with parameters
     """
 
     name: str
     block: nn.Module
     plan: Mapping[str, str]
     samples: int
-    ahead: list[Operation] = field(default_factory=list[Operation])
-    back: list[Operation] = field(default_factory=list[Operation])
+    forward_operations: list[Operation] = field(default_factory=list[Operation])
+    backward_operations: list[Operation] = field(default_factory=list[Operation])
     modules: list[tuple[str, str, float, float, bool]] = field(default_factory=list[Any])
     rows: list[tuple[str, int, float, int]] = field(default_factory=list[Any])
     depth: int = 0
+    weighted_outputs: float = 0.0
 
     @contextmanager
     def forward(self) -> Generator[None]:
         handles = [handle for name, module in self.block.named_modules() for handle in self._hooks(name, module)]
-        with _Mode(self.ahead, self):
+        with _Mode(self.forward_operations, self):
             yield
         for handle in handles:
             handle.remove()
 
     @contextmanager
     def backward(self) -> Generator[None]:
-        with _Mode(self.back, self):
+        with _Mode(self.backward_operations, self):
             yield
 
     def _hooks(self, name: str, module: nn.Module) -> list[Any]:
@@ -71,6 +73,8 @@ class Watch:
             handles.append(module.register_forward_hook(self._leave))
         if style is not None:
             handles.append(module.register_forward_hook(lambda _, given, out: self._note(full, style, given, out)))
+        if next(module.parameters(recurse=False), None) is not None:
+            handles.append(module.register_forward_hook(self._add_output))
         if isinstance(module, nn.Conv2d | nn.MaxPool2d):
             handles.append(module.register_forward_hook(lambda layer, given, _: self._window(full, layer, given[0])))
         return handles
@@ -80,6 +84,9 @@ class Watch:
 
     def _leave(self, *_: object) -> None:
         self.depth -= 1
+
+    def _add_output(self, _module: object, _given: object, out: Tensor) -> None:
+        self.weighted_outputs += out.numel() * out.element_size()
 
     def _note(self, name: str, style: str, given: Sequence[Any], out: Any) -> None:
         value = out[0] if isinstance(out, tuple) else out
@@ -144,19 +151,12 @@ def _size(tensor: Tensor) -> int:
 
 
 @contextmanager
-def kept_bytes(
-    counted: set[int], note: Callable[[], None] = lambda: None, used: Callable[[], None] = lambda: None
-) -> Generator[list[float]]:
-    """Bytes of the storages that autograd keeps. A storage counts once: those in `counted` do not count, and new ones
-    are added there as long as they live, so that what two blocks keep counts for the first.
-
-    note: called whenever autograd keeps a tensor
-    used: called whenever it uses one
-    """
+def saved_bytes(counted: set[int]) -> Generator[list[float]]:
+    """Bytes of the storages that autograd saves. A storage counts once: those in `counted` do not count, and new ones
+    are added there while they live, so that what two blocks save counts for the first."""
     total = [0.0]
 
     def pack(tensor: Tensor) -> Tensor:
-        note()
         storage = tensor.untyped_storage()
         if (key := identity(tensor)) not in counted:
             counted.add(key)
@@ -164,9 +164,5 @@ def kept_bytes(
             total[0] += storage.nbytes()
         return tensor
 
-    def unpack(tensor: Tensor) -> Tensor:
-        used()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         yield total

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from ddlbench.errors import Unsupported
 from ddlbench.frameworks.ddp import DDP
@@ -12,14 +11,10 @@ from ddlbench.frameworks.horovod.adapter import Horovod
 from ddlbench.frameworks.local_sgd import LocalSGD
 from ddlbench.frameworks.shared.batchnorm import batch_norms
 from ddlbench.frameworks.shared.meta import on_meta
+from ddlbench.measure.formulas.memory_formula import FP32_BYTES
 from ddlbench.oracle.machine import collectives
-from ddlbench.oracle.memory.memory import activations, buffers, held, memory
-from ddlbench.oracle.memory.memory import sizes as block_sizes
-from ddlbench.oracle.memory.peak import of_replica
-from ddlbench.oracle.memory.zero import Zero
-from ddlbench.oracle.memory.zero import memory as zero_memory
-from ddlbench.oracle.memory.zero_buckets import Shards
-from ddlbench.oracle.setting import BYTES, Limit, Message, Outcome, Setting
+from ddlbench.oracle.memory import replicas as memory
+from ddlbench.oracle.setting import BYTES, Limit, Memory, Message, Outcome, Setting
 from ddlbench.oracle.timing import overlap
 from ddlbench.oracle.timing.computation import Pass
 from ddlbench.oracle.timing.overlap import Gradient, MiB
@@ -47,8 +42,9 @@ def ddp(framework: DDP, setting: Setting) -> Outcome:
     )  # caps count bytes in fp32, a hook casts a full bucket
     wire = [Gradient(message.bytes_ * number_bytes / 4, message.ready) for message in messages]
     # Without a reduction gradients have memory of their own, beside the buckets.
-    apart = 4.0 * setting.counts.numbers if setting.job.micro_batches(setting.world) > 1 else 0.0
-    return replicas(setting, (averaged(setting, wire, sum(back)),), more_buffers=apart, in_place=True)
+    apart = FP32_BYTES * setting.counts.numbers if setting.job.micro_batches(setting.world) > 1 else 0.0
+    peak = memory.replica(setting, setting.counts, setting.world, in_place=True, buckets=apart)
+    return replicas(setting, (averaged(setting, wire, sum(back)),), peak)
 
 
 def horovod(framework: Horovod, setting: Setting) -> Outcome:
@@ -66,7 +62,7 @@ def horovod(framework: Horovod, setting: Setting) -> Outcome:
 def local_sgd(framework: LocalSGD, setting: Setting) -> Outcome:
     """Weights and BatchNorm's statistics are averaged once in `local_steps` updates, with nothing beside it."""
     statistics = 2 * sum(norm.num_features for norm in batch_norms(on_meta(setting.job)))
-    size = 4.0 * (setting.counts.numbers + statistics)
+    size = FP32_BYTES * (setting.counts.numbers + statistics)
     seconds = setting.all_reduce(size, setting.world) / framework.local_steps
     share = 1 / framework.local_steps
     return replicas(setting, (Message("all-reduce of weights", share, size * share, seconds, seconds),))
@@ -91,42 +87,24 @@ def zero(framework: DeepSpeedOptions, setting: Setting) -> Outcome:
         size = numbers * (2.0 if casts else 4.0)
         seconds = collectives.all_gather(size, setting.path(ranks))
         messages.append(Message("all-gather of weights", 1, size, seconds, seconds))
-    buckets = bucket * (2 if overlaps else 1)
     if not stage:
-        return replicas(setting, tuple(messages), reduced=4.0 * min(numbers, AT_ONCE))
-    outcome = replicas(setting, tuple(messages), stage, ranks, own_copy=True, more_buffers=buckets)
-    states, room = held(numbers, setting, stage, ranks, own_copy=True), buffers(setting.counts.blocks)
-    how = Zero(stage, ranks, int(bucket // 4), 2 if overlaps else 1, overlaps)
-    gradients = outcome.memory.gradients if stage == 1 else 4.0 * Shards.of(setting.counts.blocks, ranks).most_touched()
-    fullest = zero_memory(setting, how, states, room)
-    return replace(outcome, memory=replace(outcome.memory, gradients=gradients, fullest=fullest))
+        copied = FP32_BYTES * min(numbers, AT_ONCE)
+        return replicas(setting, tuple(messages), memory.replica(setting, setting.counts, ranks, reduced=copied))
+    return replicas(setting, tuple(messages), memory.zero(setting, stage, bucket, overlaps), ranks)
 
 
-def replicas(
-    setting: Setting,
-    messages: tuple[Message, ...],
-    stage: int = 0,
-    shards: int = 1,
-    own_copy: bool = False,
-    more_buffers: float = 0.0,
-    in_place: bool = False,
-    reduced: float = 0.0,
-) -> Outcome:
-    """A whole replica on each rank. shards: ranks that share the update, from ZeRO stage 1 on; in_place: gradients have
-    memory from step to step; reduced: bytes of gradients that are copied at once to be reduced, after all are there."""
+def replicas(setting: Setting, messages: tuple[Message, ...], peak: Memory | None = None, shards: int = 1) -> Outcome:
+    """All weights on each rank. peak: None: without buckets; shards: ranks that share the update"""
     job, numbers = setting.job, setting.counts.numbers
     count = job.micro_batches(setting.world)
     samples = job.replica_batch(setting.world) / count
     blocks = setting.computation.blocks(samples)
     update = setting.computation.update(numbers / shards)
     compute = count * sum(map(pass_seconds(job.checkpoint_activations), blocks)) + update
-    kept = activations(block_sizes(setting.counts.blocks, samples), job.checkpoint_activations)
-    states = held(numbers, setting, stage, shards, own_copy)
-    room = buffers(setting.counts.blocks) + more_buffers
     return Outcome(
         compute_s=compute * setting.contention,
         messages=messages if setting.world > 1 else (),
-        memory=memory(states, kept, room, of_replica(setting, states, samples, count, room, in_place, reduced)),
+        memory=peak or memory.replica(setting, setting.counts, setting.world),
         limits=(Limit("dp", job.global_batch, "one sample of the global batch a rank"),),
         layout={"dp": setting.world},
         micro_samples=samples,

@@ -53,7 +53,7 @@ def stage_sizes(setting: Setting, stages: int, balance: list[int] | None, flops_
     if balance is not None:
         return tuple(balance)
     blocks = setting.counts.blocks
-    costs, sending = tuple(b.flops for b in blocks), tuple(flops_per_byte * b.leaving for b in blocks)
+    costs, sending = tuple(b.flops for b in blocks), tuple(flops_per_byte * b.output for b in blocks)
     return _balanced(costs, stages, sending)
 
 
@@ -121,7 +121,7 @@ def _sending(cut: Cut, setting: Setting, samples: float) -> list[float]:
     for stage, (_, end) in enumerate(cut.spans()[:-1]):
         first = stage % cut.pp * stride
         crosses = any(rank // node != (rank + stride) % world // node for rank in (first, first + stride - 1))
-        seconds.append(collectives.send(blocks[end - 1].leaving * samples, setting.machine, stride, world, crosses))
+        seconds.append(collectives.send(blocks[end - 1].output * samples, setting.machine, stride, world, crosses))
     return seconds
 
 
@@ -158,7 +158,7 @@ def _within(cut: Cut, setting: Setting, samples: float, traffics: Sequence[Traff
         ends = 2 if cut.pp > 1 else 1  # first and last stage share the batch, at the same time
         messages.append(replace(batch, count=ends * batch.count, bytes_=ends * batch.bytes_))
     if cut.pp > 1:
-        edges = [setting.counts.blocks[end - 1].leaving * samples for _, end in cut.spans()[:-1]]
+        edges = [setting.counts.blocks[end - 1].output * samples for _, end in cut.spans()[:-1]]
         one = max(_sending(cut, setting, samples))
         exposed = max(0.0, times.with_sends - times.with_layers)
         total = max(exposed, 2 * cut.count * one)

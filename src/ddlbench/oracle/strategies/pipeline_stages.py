@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from ddlbench.oracle.counts.halves import halves, split
-from ddlbench.oracle.memory import pipedream as flight
-from ddlbench.oracle.memory.memory import Sizes, activations, buffers, held, parts, smoothing
-from ddlbench.oracle.memory.peak import batch, fullest, updating
-from ddlbench.oracle.memory.pipedream import Flight
-from ddlbench.oracle.memory.pipeline_passes import StageBytes, replay, stage_bytes
+from ddlbench.measure.formulas.memory_formula import FP32_BYTES, data_parallel, in_fp32
+from ddlbench.oracle.counts.counts import Counts
+from ddlbench.oracle.memory.passes import Moment, at_peak, batch_bytes, buffer_bytes, counts_of_rank, update_copies
+from ddlbench.oracle.memory.stages import InFlight, pipedream_peak, schedule_peak, stage
 from ddlbench.oracle.setting import Memory, Setting
 from ddlbench.oracle.strategies.tensor import own_numbers
 from ddlbench.oracle.timing import schedule
@@ -52,66 +50,39 @@ def rank_numbers(cut: Cut, setting: Setting) -> list[float]:
 
 def memory(cut: Cut, setting: Setting, samples: float) -> Memory:
     """Memory of the fullest rank of a pipeline."""
-    numbers = rank_numbers(cut, setting)
-    ranks = [_of_rank(cut, setting, rank, numbers[rank], samples) for rank in range(cut.pp)]
+    counts, numbers = counts_of_rank(setting, cut.tp), rank_numbers(cut, setting)
+    ranks = [_of_rank(cut, setting, counts, rank, numbers[rank], samples) for rank in range(cut.pp)]
     return max(ranks, key=lambda memory: memory.total)
 
 
-def _of_rank(cut: Cut, setting: Setting, rank: int, numbers: float, samples: float) -> Memory:
-    again, spans, each = setting.job.checkpoint_activations, cut.spans(), parts(setting, samples, cut.tp)
-    own = list(zip(range(rank, len(spans), cut.pp), spans[rank :: cut.pp], strict=True))
-    flying = {stage: schedule.in_flight(cut.schedule, stage, cut.pp, len(spans), cut.count) for stage, _ in own}
-    whole = sum(activations(each[first:last], again, flying[stage]) for stage, (first, last) in own)
-    of = held(numbers, setting, 3 if cut.sharded else 0, cut.dp if cut.sharded else 1)
-    held_blocks = [block for _, (first, last) in own for block in setting.counts.blocks[first:last]]
-    room = buffers(held_blocks)
-    if rank in (0, (len(cut.sizes) - 1) % cut.pp):  # the ends have the batch
-        room += batch(setting.job, setting.job.replica_batch(cut.dp), 0.0)
-    update = updating(setting.optimizer, held_blocks, 1 / cut.tp)
-    stages = {stage: _stage(cut, setting, each, stage, samples) for stage, _ in own}
-    reduced = of.gradients if cut.dp > 1 else 0.0  # replicas average them in one piece, a copy
-    if cut.sharded:  # weights are whole from one update to the next, and gradients until each block's are reduced
-        room += 4.0 * numbers
-        reduced = 4.0 * numbers - of.gradients + 4.0 * max(own_numbers(block, cut.tp) for block in held_blocks)
+def _of_rank(cut: Cut, setting: Setting, counts: Counts, rank: int, numbers: float, samples: float) -> Memory:
+    job, edges = setting.job, cut.spans()
+    spans = {index: edges[index] for index in range(rank, len(edges), cut.pp)}
+    blocks = [block for first, end in spans.values() for block in counts.blocks[first:end]]
+    gradients = [FP32_BYTES * float(block.numbers) for block in counts.blocks]
+    gradients[-1] += FP32_BYTES * counts.tied if cut.pp > 1 else 0.0
+    stages = {
+        index: stage(
+            counts.blocks[first:end], samples, job.checkpoint_activations, gradients[first:end], end == len(gradients)
+        )
+        for index, (first, end) in spans.items()
+    }
+    states = data_parallel(int(numbers), in_fp32(setting.optimizer), 3 if cut.sharded else 0, cut.dp)
+    copies, permanent = update_copies(setting.optimizer, blocks), buffer_bytes(blocks)
+    if cut.dp > 1:
+        copies = max(copies, states.gradients)  # replicas average a copy of all gradients
+    if rank in (0, (len(edges) - 1) % cut.pp):  # the first and the last stage have the batch
+        permanent += batch_bytes(job, job.replica_batch(cut.dp))
+    # The inputs of the stages and the gradients of their outputs.
+    borders = [edge for span in spans.values() for edge in span if 0 < edge < len(counts.blocks)]
+    messages = samples * sum(counts.blocks[edge - 1].output for edge in borders)
     if cut.versions:
-        most = flight.fullest(of, stages[rank], _flight(cut, setting, each, rank), update, reduced, room)
-    else:
-        room += cut.count * sum(sum(messages(each, *span)) for _, span in own)
-        ops = schedule.whole_order(cut.schedule, rank, cut.pp, len(spans), cut.count)
-        left = sum(stage.halves.after for stage in stages.values() if stage.halves is not None)
-        update = max(update, reduced) + cut.count * left
-        most = fullest(of, replay(ops, stages), room, update, in_place=False)
-    return Memory(of.parameters, of.gradients, of.optimizer, whole, room, most)
-
-
-def _flight(cut: Cut, setting: Setting, each: Sequence[Sizes], rank: int) -> Flight:
-    incoming, outgoing = messages(each, *cut.spans()[rank])
-    inputs = 0.0 if rank else batch(setting.job, setting.job.replica_batch(cut.dp), 0.0)
-    return Flight(cut.pp - 1 - rank, cut.count, cut.buffered, incoming, outgoing, inputs)
-
-
-def _stage(cut: Cut, setting: Setting, each: Sequence[Sizes], stage: int, samples: float) -> StageBytes:
-    first, last = cut.spans()[stage]
-    numbers = [own_numbers(block, cut.tp) for block in setting.counts.blocks]
-    if cut.pp > 1:
-        numbers[-1] += setting.counts.tied / cut.tp
-    own = each[first:last]
-    if cut.versions and last == len(each):  # PipeDream keeps the loss, not the logits
-        own = [*own[:-1], own[-1]._replace(lingering=0.0)]
-    gradients = [4.0 * number for number in numbers[first:last]]
-    found = stage_bytes(own, setting.job.checkpoint_activations, gradients, last == len(each))
-    if cut.schedule == "1f1b":
-        return replace(found, returned=messages(each, first, last)[0])
-    if cut.schedule != "zero_bubble" or first == 0:
-        return found
-    output = 0.0 if last == len(each) else own[-1].lingering
-    job, device = setting.job, setting.machine.device.type
-    counted = split(job.model, job.precision, device, smoothing(setting), cut.tp)[first:last]
-    splits = [block for block in counted if block is not None]
-    return replace(found, halves=halves(splits, own, samples, output, messages(each, first, last)[0]))
-
-
-def messages(each: Sequence[Sizes], first: int, last: int) -> tuple[float, float]:
-    """Bytes of a stage's input and of its output for a micro batch, 0 at the ends. torch's schedules make room for the
-    input and for the gradient of the output, of all micro batches once."""
-    return each[first - 1].leaving if first else 0.0, each[last - 1].leaving if last < len(each) else 0.0
+        before = counts.blocks[edges[rank][0] - 1].output * samples if rank else 0.0
+        in_flight = InFlight(cut.pp - 1 - rank, cut.count, 2 if cut.buffered else 1, before)
+        return pipedream_peak(states, stages[rank], in_flight, messages, permanent, copies)
+    if cut.sharded:  # complete weights from one update to the next, and gradients until they are reduced
+        permanent += FP32_BYTES * numbers
+        copies = FP32_BYTES * numbers
+    order = schedule.whole_order(cut.schedule, rank, cut.pp, len(edges), cut.count)
+    moments = schedule_peak(order, stages), Moment(states.gradients, copies)
+    return at_peak(states, moments, permanent + cut.count * messages)  # torch has buffers for all micro batches

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from ddlbench.errors import Unsupported
@@ -11,12 +11,11 @@ from ddlbench.frameworks.deepspeed.knobs import BUCKET_MB, DeepSpeedOptions
 from ddlbench.frameworks.fsdp import FSDP
 from ddlbench.frameworks.shared.meta import has_batch_norm, on_meta
 from ddlbench.frameworks.shared.sharding import root_group
+from ddlbench.measure.formulas.memory_formula import FP32_BYTES
 from ddlbench.oracle.machine import collectives
-from ddlbench.oracle.memory.shards import Calls, Scheme, memory_of
-from ddlbench.oracle.memory.zero import Stage3
-from ddlbench.oracle.memory.zero_gathering import Weight
-from ddlbench.oracle.memory.zero_gathering import gathered as gathered_weights
-from ddlbench.oracle.setting import BYTES, Limit, Message, Outcome, Setting
+from ddlbench.oracle.memory import shards as memory
+from ddlbench.oracle.memory.shards import Gathered
+from ddlbench.oracle.setting import BYTES, Limit, Memory, Message, Outcome, Setting
 from ddlbench.oracle.strategies.data_parallel import pass_seconds
 from ddlbench.oracle.timing import overlap
 from ddlbench.oracle.timing.computation import Pass
@@ -25,6 +24,36 @@ from ddlbench.oracle.timing.overlap import MiB, Sharded
 # DeepSpeed's defaults, in numbers: it gathers ahead so many weights in one call (stage3_prefetch_bucket_size), and
 # keeps weights that are needed again before so many others (stage3_max_reuse_distance).
 PREFETCH, REUSE = 5e7, 1e9
+
+Calls = tuple[tuple[int, ...], ...]  # of blocks that share a message, by index
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """weight, gradient: bytes of a number as it is gathered and reduced.
+
+    gathered: numbers of each block that are gathered; again: whether they are gathered for the backward pass, too
+    gathers, reductions: the blocks of each message
+    always: reduced after every micro batch, not only the last
+    host_computes: whether there is no device that computes while the host goes on
+    persistent: numbers that every rank keeps complete, which are gathered once, after the update
+    """
+
+    shards: int
+    weight: int
+    gradient: int
+    gathered: tuple[int, ...]
+    again: tuple[bool, ...]
+    gathers: Calls
+    reductions: Calls
+    always: bool
+    host_computes: bool = False
+    persistent: int = 0
+
+    def gathered_bytes(self) -> Gathered:
+        sizes = [(float(self.weight * number), again) for number, again in zip(self.gathered, self.again, strict=True)]
+        temporary = [size * again for size, again in sizes]
+        return Gathered(self.weight, temporary, sum(size for size, again in sizes if not again))
 
 
 def fsdp(framework: FSDP, setting: Setting) -> Outcome:
@@ -45,7 +74,7 @@ def fsdp(framework: FSDP, setting: Setting) -> Outcome:
         shards, weight, setting.gradient_bytes, numbers, again, groups, groups, always=False,
         host_computes=job.device.type == "cpu",
     )  # fmt: skip
-    outcome = sharded(setting, scheme)
+    outcome = sharded(setting, scheme, memory.fsdp(setting, shards, scheme.gathered_bytes()))
     if framework.replicate == 1:
         return outcome
     size = setting.counts.numbers / shards * setting.gradient_bytes
@@ -63,31 +92,21 @@ def zero3(framework: DeepSpeedOptions, setting: Setting) -> Outcome:
     blocks, weight = setting.counts.blocks, 2 if framework.casts(setting.job) else 4
     gathered = tuple(sum(n for n in block.parameters if n >= framework.persistence_threshold) for block in blocks)
     prefetch = framework.gather_bucket_mb * MiB / weight if framework.gather_bucket_mb else PREFETCH
-    bucket = (framework.reduce_bucket_mb or BUCKET_MB) * MiB / 4
+    bucket = (framework.reduce_bucket_mb or BUCKET_MB) * MiB / FP32_BYTES
     numbers = [block.numbers for block in blocks]
     later = [2 * rest for rest in (sum(numbers) - before for before in accumulate(numbers))]
     backwards = tuple(tuple(len(blocks) - 1 - i for i in call) for call in _calls(numbers[::-1], bucket))
     ahead = tuple(tuple(i + 1 for i in call) for call in _calls(gathered[1:], prefetch))
     again, persistent = tuple(distance >= REUSE for distance in later), setting.counts.numbers - sum(gathered)
-    gathers = gathered_weights(_weights(setting, framework.persistence_threshold), again, prefetch)
     scheme = Scheme(
         setting.world, weight, setting.gradient_bytes, gathered, again, ((0,), *ahead), backwards, always=True,
-        own_copy=True, host_computes=setting.job.device.type == "cpu", persistent=persistent,
-        stage3=Stage3(setting.world, int(bucket), weight, gathers, persistent),
+        host_computes=setting.job.device.type == "cpu", persistent=persistent,
     )  # fmt: skip
-    return sharded(setting, scheme)
-
-
-def _weights(setting: Setting, threshold: int) -> list[Weight]:
-    """The parameters that are gathered, in the order of the modules, which is that in which they run."""
-    model, weights, seen = on_meta(setting.job), list[Weight](), set[int]()
-    names = list(dict(model.named_children()))
-    for place, (name, module) in enumerate(model.named_modules()):
-        for parameter in module.parameters(recurse=False):
-            if parameter.numel() >= threshold and id(parameter) not in seen:
-                seen.add(id(parameter))
-                weights.append(Weight(names.index(name.partition(".")[0]), place, parameter.numel()))
-    return weights
+    return sharded(
+        setting,
+        scheme,
+        memory.zero3(setting, scheme.gathered_bytes(), FP32_BYTES * bucket, persistent * weight),
+    )
 
 
 def _calls(numbers: Sequence[int], most: float) -> Calls:
@@ -101,7 +120,7 @@ def _calls(numbers: Sequence[int], most: float) -> Calls:
     return (*calls, call) if call else tuple(calls)
 
 
-def sharded(setting: Setting, scheme: Scheme) -> Outcome:
+def sharded(setting: Setting, scheme: Scheme, peak: Memory) -> Outcome:
     """A step of replicas whose weights are in shards."""
     job, rate = setting.job, setting.contention
     count = job.micro_batches(setting.world)
@@ -121,7 +140,7 @@ def sharded(setting: Setting, scheme: Scheme) -> Outcome:
     return Outcome(
         compute_s=compute + setting.computation.update(setting.counts.numbers / scheme.shards) * rate,
         messages=tuple(messages) if scheme.shards > 1 else (),
-        memory=memory_of(setting, scheme, samples, count),
+        memory=peak,
         limits=(Limit("dp", job.global_batch, "one sample of the global batch a rank"),),
         layout={"dp": setting.world, "shards": scheme.shards},
         micro_samples=samples,

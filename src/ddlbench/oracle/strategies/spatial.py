@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from ddlbench.errors import Unsupported
 from ddlbench.frameworks.shared.layout import fill
+from ddlbench.measure.formulas.memory_formula import data_parallel, in_fp32
 from ddlbench.oracle.machine import collectives
-from ddlbench.oracle.memory.memory import buffers, held, memory
+from ddlbench.oracle.memory.passes import Moment, at_peak, buffer_bytes
 from ddlbench.oracle.setting import Limit, Message, Outcome, Setting
 from ddlbench.oracle.strategies.data_parallel import averaged, pass_seconds
 from ddlbench.oracle.timing import overlap
@@ -55,11 +56,12 @@ def spatial(framework: Spatial, setting: Setting) -> Outcome:
         messages.append(averaged(setting, sent, sum(back)))
     numbers = setting.counts.numbers
     compute = count * sum(map(pass_seconds(job.checkpoint_activations), parts)) + setting.computation.update(numbers)
-    kept = sum(block.kept.at(samples) / (sp if index <= last else 1) for index, block in enumerate(blocks))
+    saved = sum(block.saved.at(samples) / (sp if index <= last else 1) for index, block in enumerate(blocks))
+    states = data_parallel(numbers, in_fp32(setting.optimizer), 0, 1)
     return Outcome(
         compute_s=compute * setting.contention,
         messages=tuple(messages),
-        memory=memory(held(numbers, setting), kept, buffers(blocks)),
+        memory=at_peak(states, [Moment(states.gradients, saved)], buffer_bytes(blocks)),
         limits=(limit, Limit("dp", job.global_batch, "one sample of the global batch a replica")),
         layout={"dp": framework.dp, "sp": sp},
         micro_samples=samples,
@@ -82,7 +84,7 @@ def _halos(setting: Setting, samples: float, count: int, sp: int) -> Message:
 
 def _joined(setting: Setting, samples: float, count: int, last: int, sp: int) -> Message:
     """The gathering of the complete output of the last block that is split; its gradient is already on every rank."""
-    size = setting.counts.blocks[last].leaving * samples
+    size = setting.counts.blocks[last].output * samples
     seconds = count * collectives.all_gather(size, setting.path(sp))
     return Message("all-gather of the last images", count, count * size, seconds, seconds)
 

@@ -13,12 +13,12 @@ from ddlbench.frameworks.shared.layout import fill
 from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.tensor.adapter import TensorParallel
 from ddlbench.frameworks.tensor.checks import split_numbers
+from ddlbench.measure.formulas.memory_formula import FP32_BYTES
 from ddlbench.oracle.counts.counts import Block, Exchange
 from ddlbench.oracle.machine import collectives
 from ddlbench.oracle.machine.collectives import Path
-from ddlbench.oracle.memory.memory import activations, buffers, held, memory
-from ddlbench.oracle.memory.memory import parts as own_sizes
-from ddlbench.oracle.memory.peak import arriving, batch, fullest, passing, updating, waiting
+from ddlbench.oracle.memory.passes import counts_of_rank
+from ddlbench.oracle.memory.replicas import replica
 from ddlbench.oracle.setting import Limit, Message, Outcome, Setting
 from ddlbench.oracle.strategies.data_parallel import averaged, backward, pass_seconds
 from ddlbench.oracle.timing import overlap
@@ -83,26 +83,13 @@ def parts(setting: Setting, dp: int, tp: int, sequence: bool, by_channels: bool)
         back = backward(setting, dp, tp)
         sent = overlap.buckets(overlap.gradients(sizes, back))
         messages.append(averaged(setting, sent, sum(back), ranks=dp, stride=tp))
-    layer_sizes = own_sizes(setting, samples, tp, sequence)
-    kept = activations(layer_sizes, job.checkpoint_activations)
-    states = held(numbers, setting)
-    stays = dp > 1 or count > 1
-    gradients = (
-        None if stays else arriving(blocks, setting.counts.tied / tp, [own_numbers(block, tp) for block in blocks])
-    )
-    beside = waiting(len(layer_sizes), setting.counts.tied / tp) if stays else None
-    during = passing(layer_sizes, job.checkpoint_activations, gradients, beside)
-    room = buffers(blocks) + batch(job, samples * count, samples)
-    room += 4.0 * numbers if dp > 1 and count > 1 else 0.0  # DDP's buckets, beside gradients that wait to be reduced
+    counts = counts_of_rank(setting, tp, sequence)
+    # DDP's buckets, beside gradients that wait to be reduced
+    buckets = FP32_BYTES * float(counts.numbers) if dp > 1 and count > 1 else 0.0
     return Outcome(
         compute_s=(count * sum(map(pass_seconds(job.checkpoint_activations), passes)) + update) * rate,
         messages=tuple(messages),
-        memory=memory(
-            states,
-            kept,
-            buffers(blocks),
-            fullest(states, during, room, updating(setting.optimizer, blocks, 1 / tp), stays),
-        ),
+        memory=replica(setting, counts, dp, in_place=dp > 1, buckets=buckets),
         limits=(limit(setting, by_channels), Limit("dp", job.global_batch, "one sample of the global batch a replica")),
         layout={"dp": dp, "tp": tp},
         micro_samples=samples,
@@ -141,7 +128,7 @@ def traffic(
 def _exchange(
     exchange: Exchange, samples: float, to: Path, sequence: bool, by_channels: bool, algorithm: str
 ) -> Traffic:
-    enters, leaves = exchange.entering * samples, exchange.leaving * samples
+    enters, leaves = exchange.input_bytes * samples, exchange.output_bytes * samples
     if by_channels and exchange.style == "filter":  # sums of partial outputs, gradients of own channels joined
         back = 0.0 if exchange.first else collectives.all_gather(enters, to)
         return Traffic(collectives.all_reduce(leaves, to, algorithm), back, leaves + enters * (not exchange.first), 2)

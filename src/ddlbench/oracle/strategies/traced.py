@@ -6,14 +6,18 @@ of them. Nothing is known of what happens at the same time: all communication is
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from ddlbench.errors import Unsupported
+from ddlbench.frameworks.deepspeed.knobs import Knobs
+from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.single import Single
 from ddlbench.job import Job
+from ddlbench.measure.formulas.memory_formula import touched
 from ddlbench.oracle.machine import collectives
 from ddlbench.oracle.setting import Memory, Message, Outcome, Setting
 from ddlbench.rehearsal.rehearse import Rehearsal, Sent, rehearse_job
@@ -43,8 +47,23 @@ def stepped(framework: Any, job: Job) -> Rehearsal:
     rank = rehearse_job(framework, job)
     if rank.collectives is None:
         name, reason = type(framework).__name__, rank.error
-        raise Unsupported(f"the oracle has no model of {name}, and no step of it can be traced: {reason}")
+        raise Unsupported(f"no step of {name} can be rehearsed: {reason}")
     return rank
+
+
+def rehearsed_memory(framework: Any, job: Job, layout: Mapping[str, int]) -> Memory:
+    """The memory of the fullest rank, from a rehearsal of one rank of each pipeline stage. ZeRO 1 and 2 cut parameters
+    at the borders of their shards: the first rank, the last, and the one with parts of the largest parameters."""
+    if not hasattr(framework, "setup"):
+        raise Unsupported(f"{framework.name} can only be predicted, not rehearsed")
+    world = job.world_size
+    ranks = set(range(0, world, world // layout.get("pp", 1)))
+    if isinstance(framework, Knobs) and framework.zero_stage in (1, 2):
+        sizes = [parameter.numel() for parameter in on_meta(job).parameters()]
+        ranks |= {world - 1, max(range(world), key=lambda rank: touched(sizes, world, rank))}
+    device = torch.device("cuda", 0) if job.device.type == "cuda" else job.device
+    memories = [held(stepped(framework, replace(job, device=device, rank=rank, local_rank=0))) for rank in ranks]
+    return max(memories, key=lambda memory: memory.total)
 
 
 def message(sent: Sent, setting: Setting) -> Message:

@@ -195,17 +195,3 @@ def whole_order(schedule: str, rank: int, ranks: int, stages: int, micro_batches
                 passes.append(waiting.popleft())
             count += 1
     return (*passes, *waiting)
-
-
-def in_flight(schedule: str, stage: int, ranks: int, stages: int, micro_batches: int) -> int:
-    """Micro batches of which a stage's activations are kept at once, at most."""
-    if schedule == "gpipe":
-        return micro_batches
-    if schedule in ("1f1b", "pipedream"):
-        return min(micro_batches, ranks - stage) if schedule == "1f1b" else ranks - stage
-    kept = most = 0
-    for kind, op_stage, _ in order(schedule, stage % ranks, ranks, stages, micro_batches):
-        if op_stage == stage:
-            kept += 1 if kind == F else -1
-            most = max(most, kept)
-    return most

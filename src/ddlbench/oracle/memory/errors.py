@@ -1,0 +1,39 @@
+"""How far each memory formula is from a rehearsal of the same job (docs/oracle.md, Memory)."""
+
+from __future__ import annotations
+
+# The largest |formula / rehearsal - 1| of each framework in the grid of tests/oracle/memory_grid.py, rounded up.
+WORST_ERRORS = {
+    "single": 0.02,
+    "ddp": 0.05,
+    "horovod": 0.02,
+    "local_sgd": 0.02,
+    "zero0": 0.02,
+    "zero1": 0.08,
+    "zero2": 0.08,
+    "zero3": 0.11,
+    "fsdp": 0.05,
+    "tensor": 0.15,
+    "gpipe": 0.05,
+    "1f1b": 0.05,
+    "interleaved": 0.05,
+    "zero_bubble": 0.20,
+    "pipedream": 0.08,
+    "pipedream_2bw": 0.05,
+    "hybrid": 0.02,
+}
+
+
+def worst_error(framework: str) -> float:
+    """The relative error of a framework's formula. What cannot be rehearsed has the largest of all."""
+    return WORST_ERRORS.get(framework, max(WORST_ERRORS.values()))
+
+
+def fits(bytes_: float, error: float, capacity: float | None) -> bool | None:
+    """Whether so many bytes fit into the device's memory. None: its capacity is unknown, or the difference is smaller
+    than the error."""
+    if capacity is None:
+        return None
+    if bytes_ / (1 - error) <= capacity:
+        return True
+    return None if bytes_ / (1 + error) <= capacity else False

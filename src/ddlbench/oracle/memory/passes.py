@@ -1,0 +1,146 @@
+"""The peak memory of one micro batch's forward and backward pass, and of a rank's step.
+
+Gradients arrive block by block while saved activations are freed, so their maxima do not coincide. Not included: the
+contexts of CUDA and NCCL, workspaces of kernels, fragmentation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ddlbench.job import Job, example_batch
+from ddlbench.measure.formulas.memory_formula import FP32_BYTES, Bytes, data_parallel, in_fp32
+from ddlbench.oracle.counts.counting import count
+from ddlbench.oracle.counts.counts import Block, Counts
+from ddlbench.oracle.setting import Memory, Setting
+from ddlbench.recipe.losses import CrossEntropy
+from ddlbench.recipe.optimizers import costs
+
+
+class Moment(NamedTuple):
+    """Bytes at one moment of a step: gradients, and activations with temporary results and buffers of the library."""
+
+    gradients: float
+    activations: float
+
+    def plus(self, gradients: float, activations: float = 0.0) -> Moment:
+        return Moment(self.gradients + gradients, self.activations + activations)
+
+
+def passes(
+    blocks: Sequence[Block],
+    samples: float,
+    checkpointed: bool,
+    gradients: Sequence[float],
+    accumulating: bool,
+    gathered: Sequence[tuple[float, float]] = (),
+) -> Moment:
+    """The peak of one micro batch: forward block by block, then backward.
+
+    checkpointed: a block saves its input alone and runs again for its backward pass (Chen et al. 2016)
+    gradients: bytes that stay in memory from the backward pass of each block on (`arriving`)
+    accumulating: gradients are added to existing ones
+    gathered: bytes that the library has in memory while each block runs forward and backward
+    """
+    peak, saved, unsaved_input = Moment(0.0, 0.0), 0.0, 0.0
+    for index, block in enumerate(blocks):
+        before = saved - (unsaved_input if checkpointed else 0.0)  # an unsaved input counts in its block
+        forward = block.live_forward.most(samples)
+        backward = (block.live_accumulating if accumulating else block.live_backward).most(samples)
+        if checkpointed:  # beside the gradient of its output; torch ends before an output that autograd does not save
+            backward = max(backward, forward + (block.output - block.unsaved_output) * samples)
+        with_forward, with_backward = gathered[index] if gathered else (0.0, 0.0)
+        arrived = sum(gradients[index + 1 :])
+        moments = Moment(0.0, before + forward + with_forward), Moment(arrived, before + backward + with_backward)
+        peak = max(peak, *moments, key=sum)
+        saved += block.output * samples if checkpointed else block.saved.at(samples)
+        unsaved_input = block.unsaved_output * samples
+    return peak
+
+
+def arriving(counts: Counts, accumulating: bool, shards: int = 1) -> list[float]:
+    """Bytes of the gradients that each block adds in a backward pass; accumulating: they have memory already. The
+    gradient of a tied parameter from the last block waits for that from the first block."""
+    numbers = [0.0 if accumulating else block.numbers / shards for block in counts.blocks]
+    if counts.tied:
+        numbers[0] -= 0.0 if accumulating else counts.tied / shards
+        numbers[-1] += counts.tied
+    return [FP32_BYTES * number for number in numbers]
+
+
+def largest_tensor(blocks: Sequence[Block]) -> float:
+    """Bytes of the largest gradient."""
+    return FP32_BYTES * float(max((number for block in blocks for number in block.parameters), default=0))
+
+
+def update_copies(optimizer: str, blocks: Sequence[Block], part: float = 1.0) -> float:
+    """Bytes of temporary results of the update, which handles one tensor at a time. part: of each tensor on this
+    rank."""
+    return costs(optimizer).copies * largest_tensor(blocks) * part
+
+
+def batch_bytes(job: Job, samples: float) -> float:
+    """Bytes of a replica's batch."""
+    one = example_batch(job.model, 1)
+    return samples * (one.inputs.nbytes + one.targets.nbytes + one.valid.nbytes)
+
+
+def buffer_bytes(blocks: Sequence[Block]) -> float:
+    """Bytes of the model's buffers: statistics of BatchNorm."""
+    return float(sum(block.buffers for block in blocks))
+
+
+def at_peak(states: Bytes, moments: Iterable[Moment], permanent: float) -> Memory:
+    """The parts of a rank's memory at the fullest of these moments. permanent: other bytes that stay all the time"""
+    peak = max(moments, key=sum)
+    return Memory(states.parameters, peak.gradients, states.optimizer, peak.activations, permanent)
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A rank of one of dp replicas without stages. counts: of its part of the model"""
+
+    setting: Setting
+    counts: Counts
+    dp: int
+
+    @property
+    def micro_batches(self) -> int:
+        return self.setting.job.micro_batches(self.dp)
+
+    @property
+    def gradients(self) -> float:
+        """Bytes of all gradients of the model part."""
+        return FP32_BYTES * float(self.counts.numbers)
+
+    def states(self, stage: int, shards: int, own_copy: bool = False) -> Bytes:
+        """Weights, gradients and optimizer state at a stage of ZeRO."""
+        return data_parallel(self.counts.numbers, in_fp32(self.setting.optimizer, own_copy), stage, shards)
+
+    def passes(
+        self, accumulating: bool, shards: int = 1, casts: bool = True, gathered: Sequence[tuple[float, float]] = ()
+    ) -> Moment:
+        """The peak of one micro batch. shards: of the gradients that stay; casts: autograd saves 16-bit copies of the
+        weights"""
+        job, blocks = self.setting.job, self.counts.blocks
+        blocks = blocks if casts else [block.with_16_bit_weights() for block in blocks]
+        samples = job.replica_batch(self.dp) / self.micro_batches
+        arrived = arriving(self.counts, accumulating, shards)
+        return passes(blocks, samples, job.checkpoint_activations, arrived, accumulating, gathered)
+
+    def peak(self, states: Bytes, moments: Iterable[Moment], buffers: float) -> Memory:
+        """buffers: permanent bytes of the library, beside the model's buffers and the batch"""
+        job = self.setting.job
+        batch = batch_bytes(job, job.replica_batch(self.dp))
+        return at_peak(states, moments, buffers + buffer_bytes(self.counts.blocks) + batch)
+
+
+def counts_of_rank(setting: Setting, tp: int, sequence: bool = False) -> Counts:
+    """The counts of one of tp ranks that share every layer."""
+    if tp == 1:
+        return setting.counts
+    job, loss = setting.job, setting.job.loss
+    smoothing = loss.label_smoothing if isinstance(loss, CrossEntropy) else 0.0
+    return count(job.model, job.precision, setting.machine.device.type, smoothing, tp, sequence)

@@ -1,0 +1,50 @@
+"""Peak memory of a rank with all weights, by hand: the blocks of docs/oracle.md with 8 and 4 bytes of gradients."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ddlbench.oracle.memory.passes import batch_bytes
+from ddlbench.oracle.memory.replicas import replica, zero
+from ddlbench.oracle.setting import Memory
+from tests.oracle.made import A, B, made
+
+SETTING = made(4, [replace(A, parameters=(2,)), replace(B, parameters=(1,))], batch=4)
+TWO = made(4, [replace(A, parameters=(2,)), replace(B, parameters=(1,))], batch=8, micro_batch=1)
+BATCH = batch_bytes(SETTING.job, 1)
+
+
+def test_gradients_arrive_in_one_micro_batch() -> None:
+    """The backward pass of B; with two micro batches all 12 bytes are there, and two batches."""
+    assert replica(SETTING, SETTING.counts, 4) == Memory(12, 0, 12, 40, BATCH)
+    assert replica(TWO, TWO.counts, 4) == Memory(12, 12, 12, 36, 2 * BATCH)
+
+
+def test_buckets_hold_all_gradients_from_step_to_step() -> None:
+    assert replica(SETTING, SETTING.counts, 4, in_place=True, buckets=7) == Memory(12, 12, 12, 36, 7 + BATCH)
+
+
+def test_gradients_can_be_copied_to_be_reduced() -> None:
+    assert replica(SETTING, SETTING.counts, 4, reduced=50) == Memory(12, 12, 12, 50, BATCH)
+
+
+def test_the_update_copies_the_largest_tensor() -> None:
+    """1,000 numbers and momentum: 4,000 bytes are added to the weight decay."""
+    large = made(4, [replace(A, parameters=(1000,)), B], batch=4)
+    assert replica(large, large.counts, 4) == Memory(4000, 4000, 4000, 4000, BATCH)
+
+
+def test_zero_1_reduces_after_the_backward_pass() -> None:
+    """With a bucket of 100 bytes the backward pass of B is the peak. With one of 1 byte and larger tensors, the copy of
+    the largest one for its reduction is: 4,000 of gradients beside 1,000 of the rank's share."""
+    assert zero(SETTING, 1, 100, overlaps=False) == Memory(12, 0, 6, 40, 100 + BATCH)
+    large = made(4, [replace(A, parameters=(1000,)), replace(B, parameters=())], batch=4)
+    assert zero(large, 1, 1, overlaps=False) == Memory(4000, 4000, 2000, 1000 + 4000, 1 + BATCH)
+
+
+def test_zero_2_reduces_during_the_backward_pass() -> None:
+    """Its share of 3 bytes, and a copy of 8 for the tensor that is larger than the bucket; with two micro batches the
+    sum and the newest gradients. A bucket that is never full is copied at the end."""
+    assert zero(SETTING, 2, 6, overlaps=False) == Memory(12, 3, 6, 36 + 8, 6 + BATCH)
+    assert zero(TWO, 2, 6, overlaps=False) == Memory(12, 6, 6, 36 + 8, 6 + 2 * BATCH)
+    assert zero(SETTING, 2, 12, overlaps=True) == Memory(12, 3, 6, 36, 24 + BATCH)
