@@ -13,7 +13,7 @@ from ddlbench.config.schema import Config
 from ddlbench.errors import UserError
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.results.tables.labels import ALWAYS_SHOWN
-from tests.support.configs import composed
+from tests.support.runs import composed
 
 RESNET = ("+framework=ddp", "+model=resnet50")
 

@@ -12,7 +12,7 @@ from ddlbench.config.choices import choices, conf_dir, keys
 from ddlbench.config.schema import GROUPS, Train
 from ddlbench.errors import UserError
 from ddlbench.job import Framework
-from tests.support.configs import composed
+from tests.support.runs import composed
 
 BASE = {"framework": "ddp", "model": "resnet50"}
 ALL = [(group, choice) for group in GROUPS for choice in choices(group)]

@@ -26,7 +26,7 @@ from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.tables.merge import measured_options
 from ddlbench.results.tables.tables import make_tables, records
 from tests.support import packs
-from tests.support.limits import largest_file
+from tests.support.disk import largest_file
 from tests.support.pictures import truncate, write_folders
 from tests.support.processes import PYTHON, run
 from tests.support.runs import GPT2, RESNET

@@ -19,7 +19,7 @@ from ddlbench.predict.__main__ import main
 from ddlbench.predict.question import parser
 from ddlbench.predict.ranking import conclusion, fitting
 from ddlbench.recipe.optimizers import Costs, Entry, Groups, OptimizerConfig, optimizers, plain
-from tests.support.sizes import PARAMETERS
+from tests.support.originals import PARAMETERS
 
 TINY = ("+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=16", "model.image_size=64")
 KEYS = {

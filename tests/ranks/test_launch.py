@@ -30,8 +30,7 @@ from ddlbench.ranks.launch import (
 )
 from ddlbench.ranks.launchers import first_host, tasks_per_node
 from ddlbench.run.peers import Peers
-from tests.support.mpi import AS_ROOT, MPI
-from tests.support.processes import MEET, PYTHON, environment, met, need, run
+from tests.support.processes import AS_ROOT, MEET, MPI, PYTHON, environment, met, need, run
 from tests.support.ranks import run_ranks
 
 TORCHRUN = {  # rank 5 of 2 nodes x 4

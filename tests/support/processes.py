@@ -30,6 +30,12 @@ LAUNCHERS = (
     "DDLBENCH_",
     "HOROVOD_",
 )
+MPI = {"mpirun.openmpi": "openmpi-bin", "mpirun.mpich": "mpich"}  # command -> Debian package
+AS_ROOT = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+}
 
 
 def environment(**extra: str) -> dict[str, str]:

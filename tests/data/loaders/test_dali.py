@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections import Counter
@@ -23,6 +22,7 @@ from tests.support.dali_feeds import dali, levels, native, picture, request, wri
 from tests.support.libraries import needs_dali
 from tests.support.pictures import Shape, jpeg, truncate, write_folders
 from tests.support.processes import PYTHON, run
+from tests.support.runs import record
 from tests.support.tiny import TinyData
 
 pytestmark = needs_dali
@@ -284,8 +284,7 @@ def test_the_program_trains_on_it(ddlbench, tmp_path, folders, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
     code, said = ddlbench(*SMALL, "+framework=single", f"data.root={folders.root}", "train.channels_last=true")
     assert code == 0, said
-    (path,) = tmp_path.glob("results/*/attempt-1/run.json")
-    content = json.loads(path.read_text())
+    content = record(tmp_path)
     assert content["config"]["loader"]["threads"] is None, "the same run on every machine"
     assert content["loader"] == {
         "device": "cpu", "threads": 2, "prefetch": 2, "fused_crop": True, "cores": 3, "bad_samples": [],
@@ -302,8 +301,7 @@ def test_two_ranks_of_the_program_train_on_it(tmp_path, folders, framework):
         PYTHON, *torchrun, *SMALL, f"+framework={framework}", f"data.root={folders.root}", cwd=tmp_path, timeout=280
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    (path,) = tmp_path.glob("results/*/attempt-1/run.json")
-    content = json.loads(path.read_text())
+    content = record(tmp_path)
     assert content["status"] == "ok"
     assert content["loader"]["device"] == "cpu"
     assert content["summary"]["val_samples"] == 9

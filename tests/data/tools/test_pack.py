@@ -13,8 +13,8 @@ from ddlbench.data.tfrecord.packed import PackedImage, index_path, make_index, o
 from ddlbench.data.tfrecord.records import walk
 from ddlbench.data.tools.pack import ShardToMake, make_shard, pack
 from ddlbench.errors import UserError
+from tests.support.disk import largest_file
 from tests.support.libraries import needs_dali
-from tests.support.limits import largest_file
 from tests.support.pictures import write_folders
 
 SHARD_BYTES = 4_500  # four or five images of about 980 bytes: four training shards, two of validation

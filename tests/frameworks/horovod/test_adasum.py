@@ -15,8 +15,7 @@ from tests.equality.distances import TOLERANCES, distance
 from tests.support.equal import train_case
 from tests.support.jobs import CASE
 from tests.support.libraries import why_no_adasum
-from tests.support.mpi import AS_ROOT
-from tests.support.processes import PYTHON, need, run
+from tests.support.processes import AS_ROOT, PYTHON, need, run
 from tests.support.reference import Outcome, cross_entropy, order, reference
 from tests.support.runs import GPT2, record
 

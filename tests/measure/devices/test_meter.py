@@ -17,8 +17,8 @@ from ddlbench.measure.devices.meter import Meter, OverRanks, Use
 from ddlbench.measure.devices.nvml import GpuState
 from ddlbench.measure.devices.rapl import Rapl
 from ddlbench.measure.devices.thread import thread_seconds
+from tests.measure.devices.rapl import set_energy, zone
 from tests.support.busy import compute, needs_thread_seconds
-from tests.support.rapl import set_energy, zone
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
