@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,14 @@ from tests.support.records import write_run
 
 
 @pytest.fixture
-def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A module that anybody could import, and that leaves a file when somebody does."""
     folder = tmp_path / "modules"
     folder.mkdir()
     trace = tmp_path / "imported"
     (folder / "planted_module.py").write_text(f"open({str(trace)!r}, 'w').close()\nclass Thing: pass\n")
     monkeypatch.syspath_prepend(folder)
-    yield trace  # pyright: ignore
+    yield trace
     sys.modules.pop("planted_module", None)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -55,7 +56,7 @@ def block(name: str, forward: float, backward: float, numbers: int = 0, leaving:
     return Block(name, work(forward), work(backward), (numbers,), 0, leaving, Line(0.0, 1.0), 0, (), ())
 
 
-def made(world: int, blocks: list[Block], batch: int, machine: Machine = MACHINE, **more: object) -> Setting:
+def made(world: int, blocks: list[Block], batch: int, machine: Machine = MACHINE, **more: Any) -> Setting:
     """Of blocks with given seconds; the update takes nothing."""
     counts = Counts("made", tuple(blocks), 0)
     computation = Computation(counts, Speeds(1.0, float("inf")), "sgd", "given")

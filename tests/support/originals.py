@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from pathlib import Path
+from typing import Any
 
 import torch
 from hydra.utils import instantiate
@@ -30,7 +31,7 @@ PARAMETERS = {
 
 def configured(name: str) -> Model:
     """The model of conf/model/<name>.yaml."""
-    node = OmegaConf.load(CONF / f"{name}.yaml")
+    node: Any = OmegaConf.load(CONF / f"{name}.yaml")
     node.pop("defaults", None)
     return instantiate(node, _convert_="object")
 
@@ -50,7 +51,7 @@ def samples(model: Model, count: int = 3) -> tuple[Tensor, Tensor]:
     return inputs, torch.randint(model.outputs(), (count,), generator=generator)
 
 
-def train_once(network: nn.Module, inputs: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+def train_once(network: nn.Module, inputs: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Any]]:
     """Output of one forward pass, and the gradient of every weight by the network's own names."""
     torch.manual_seed(7)  # of dropout
     output = network(inputs)

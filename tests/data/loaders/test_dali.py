@@ -8,12 +8,10 @@ from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from omegaconf import OmegaConf
 
 from ddlbench.data.loaders.dali import Dali, DaliReader
 from ddlbench.errors import Unavailable, Unsupported, UserError
@@ -26,7 +24,6 @@ from tests.support.runs import record
 from tests.support.tiny import TinyData
 
 pytestmark = needs_dali
-CONF = Path(__file__).parents[3] / "conf" / "loader" / "dali.yaml"
 
 
 @pytest.fixture(scope="module")
@@ -265,13 +262,6 @@ def test_facts_and_defaults(folders):
 def test_wrong_values_are_refused(wrong, message):
     with pytest.raises(UserError, match=message):
         Dali("dali", **wrong)
-
-
-def test_yaml_builds():
-    fields = OmegaConf.load(CONF)
-    assert fields.pop("_target_") == "ddlbench.data.loaders.dali.Dali"
-    assert OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Dali), fields)) == Dali("dali")
-    assert set(fields) == set(OmegaConf.structured(Dali))
 
 
 SMALL = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,7 @@ def simulated(world: int) -> Outcome:
 
 
 @torch.no_grad()
-def combine(model: torch.nn.Module, models: list[torch.nn.Module]) -> None:
+def combine(model: torch.nn.Module, models: Sequence[torch.nn.Module]) -> None:
     for weight, *theirs in zip(model.parameters(), *(each.parameters() for each in models), strict=True):
         weight += adasum([(their - weight).double() for their in theirs]).float()
         for their in theirs:
