@@ -2,8 +2,8 @@
 .PHONY: help setup horovod run test test-all test-breaches lint format bench bench-loaders bench-oracle chaos docs docs-site
 
 # What needs root (Slurm, Open MPI from Debian) the tests install themselves, or they say why they skip.
-# Two files at a time: most tests keep one core busy.
-PYTEST = .venv/bin/python -m pytest -n 2 --dist loadfile
+# Three files at a time on two cores: many tests wait for other processes, and for a timeout that must pass.
+PYTEST = .venv/bin/python -m pytest -n 3 --dist loadfile
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.pictures import write_folders
 from tests.support.processes import environment
-from tests.support.runs import GPT2, RESNET
+from tests.support.runs import GPT2, RESNET, record
 
 MISSING = ("timm", "google_crc32c", "deepspeed", "horovod", "nvidia.dali", "pynvml", "jinja2")
 
@@ -53,11 +53,6 @@ def runs(home: Path) -> dict[str, dict]:
     assert done.returncode == 0, done.stderr
     codes = json.loads(done.stdout.rpartition("codes ")[2])
     return {name: record(home / name) | {"code": code} for name, code in zip(lines, codes, strict=True)}
-
-
-def record(folder: Path) -> dict:
-    (path,) = folder.glob("*/attempt-1/run.json")
-    return json.loads(path.read_text())
 
 
 @pytest.mark.parametrize("name", ["images", "text"])

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.support.mpi import AS_ROOT, MPI
-from tests.support.processes import PYTHON, need, run
+from tests.support.processes import AS_ROOT, MPI, PYTHON, need, run
+from tests.support.runs import record
 
 TORCHRUN = (PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m")
 IMAGES = (
@@ -22,11 +20,6 @@ TEXT = (
     "model.seq_len=32", "progress=false", "train.global_batch=8", "train.micro_batch=2", "train.steps=2",
     "train.epochs=1", "data.val_limit=5",
 )  # fmt: skip
-
-
-def record(folder: Path) -> dict[str, Any]:
-    (path,) = folder.glob("results/*/attempt-1/run.json")
-    return json.loads(path.read_text())
 
 
 @pytest.mark.slow

@@ -1,8 +1,7 @@
-"""What comes from others is data: results, studies, data sets. And what the program's own code may never call."""
+"""What comes from others is data: results, studies, data sets. pyproject.toml bans the calls that would run code."""
 
 from __future__ import annotations
 
-import ast
 import json
 import os
 import sys
@@ -19,54 +18,16 @@ from ddlbench.sweep.state import State
 from tests.support.epoch_rows import epoch_row
 from tests.support.records import write_run
 
-SOURCES = sorted((Path(__file__).parents[1] / "src").rglob("*.py"))
-EXECUTING = ("pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve")  # modules whose files run code
-FORBIDDEN = {"eval", "exec", "compile", "yaml.load", "yaml.unsafe_load", "yaml.full_load", "hydra.utils.instantiate"}
-
-
-def calls(tree: ast.AST) -> Iterator[tuple[str, ast.Call]]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Call):
-            yield ast.unparse(node.func), node
-
-
-def given(call: ast.Call, name: str) -> str | None:
-    return next((ast.unparse(word.value) for word in call.keywords if word.arg == name), None)
-
-
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: "/".join(path.parts[-2:]))
-def test_nothing_that_is_read_can_run_code(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-    imported = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
-    imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    if path.parts[-2:] == ("checkpoint", "storage.py"):  # its unpickler makes objects of an allow-list alone
-        found = {ast.unparse(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-        assert {name for name in found if name.startswith("pickle.")} == {"pickle.Unpickler", "pickle.UnpicklingError"}
-        imported.remove("pickle")
-    assert imported.isdisjoint(EXECUTING)
-    for name, call in calls(tree):
-        assert name not in FORBIDDEN, f"line {call.lineno}: {name}"
-        if name in ("torch.load", "load") and "torch" in name:
-            assert given(call, "weights_only") == "True", f"line {call.lineno}: torch.load without weights_only=True"
-        if name in ("np.load", "numpy.load"):
-            assert given(call, "allow_pickle") in (None, "False"), f"line {call.lineno}: np.load with pickles"
-
-
-def test_the_check_sees_what_it_looks_for() -> None:
-    found = dict(calls(ast.parse("torch.load(f, weights_only=False)\nyaml.load(f)\nbuiltins.eval(x)")))
-    assert given(found["torch.load"], "weights_only") == "False"
-    assert "yaml.load" in FORBIDDEN & set(found)
-
 
 @pytest.fixture
-def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A module that anybody could import, and that leaves a file when somebody does."""
     folder = tmp_path / "modules"
     folder.mkdir()
     trace = tmp_path / "imported"
     (folder / "planted_module.py").write_text(f"open({str(trace)!r}, 'w').close()\nclass Thing: pass\n")
     monkeypatch.syspath_prepend(folder)
-    yield trace  # pyright: ignore
+    yield trace
     sys.modules.pop("planted_module", None)
 
 

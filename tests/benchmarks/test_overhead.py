@@ -71,9 +71,9 @@ def run(source: str, *arguments: str) -> str:
 
 
 def test_bare_gpt2_has_the_settings_of_ddlbench():
-    sizes = dict(each.removeprefix("model.").split("=") for each in SHAPES["gpt2_small"])
+    sizes: dict[str, Any] = dict(each.removeprefix("model.").split("=") for each in SHAPES["gpt2_small"])
     dropout = float(sizes.pop("dropout"))
-    model = gpt2.GPT2("gpt2", **{name: int(size) for name, size in sizes.items()}, seq_len=16, dropout=dropout)
+    model = gpt2.GPT2("gpt2", **{name: json.loads(size) for name, size in sizes.items()}, seq_len=16, dropout=dropout)
     built = model.build()
     config = built.h0.attn.config
     own, library = json.loads(run(SETTINGS, *GPT2))

@@ -58,9 +58,8 @@ def test_every_breach_fits_the_sources_and_its_tests_exist(breach: Breach) -> No
         assert re.search(rf"^def {name}\(", path.read_text(), re.MULTILINE), f"{path} has no {name}"
 
 
-def test_names_are_unique_and_ten_are_quick() -> None:
+def test_names_are_unique() -> None:
     assert len({breach.name for breach in BREACHES}) == len(BREACHES)
-    assert len(QUICK) == 10
 
 
 def test_the_methodology_names_each_under_its_rule() -> None:

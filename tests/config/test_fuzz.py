@@ -64,8 +64,7 @@ class Base:
     @classmethod
     def of(cls, *overrides: str) -> Base:
         found = composed(*overrides, "dryrun=true", "cluster=local")
-        plain = OmegaConf.to_container(found, resolve=True)
-        assert isinstance(plain, dict)
+        plain: Any = OmegaConf.to_container(found, resolve=True)
         return cls(plain, resolve(found))
 
     def with_value(self, key: str, value: object) -> Config:

@@ -16,7 +16,7 @@ from ddlbench.config.schema import Config
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.record.record import run_id
 from ddlbench.results.tables.merge import SEEN, AttemptRow, measured_options, measurements
-from tests.support.configs import composed
+from tests.support.runs import composed
 
 WORDS = ("+framework=ddp", "+model=resnet50")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from ddlbench.config.schema import Config
 from ddlbench.errors import UserError
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.results.tables.labels import ALWAYS_SHOWN
-from tests.support.configs import composed
+from tests.support.runs import composed
 
 RESNET = ("+framework=ddp", "+model=resnet50")
 
@@ -70,7 +71,7 @@ def test_where_no_option_has_the_value_the_generic_one_is_named(monkeypatch: pyt
 def test_the_report_shows_what_defines_a_generic_option() -> None:
     generic: dict[str, str] = {}
     for name in choices("framework"):
-        made = composed(f"+framework={name}", "+model=resnet50").framework
+        made: Any = composed(f"+framework={name}", "+model=resnet50").framework
         generic |= {field.metadata["defines"]: field.name for field in fields(made) if field.metadata.get("defines")}
     assert generic == ALWAYS_SHOWN
 

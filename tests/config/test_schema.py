@@ -12,7 +12,7 @@ from ddlbench.config.choices import choices, conf_dir, keys
 from ddlbench.config.schema import GROUPS, Train
 from ddlbench.errors import UserError
 from ddlbench.job import Framework
-from tests.support.configs import composed
+from tests.support.runs import composed
 
 BASE = {"framework": "ddp", "model": "resnet50"}
 ALL = [(group, choice) for group in GROUPS for choice in choices(group)]
@@ -44,6 +44,8 @@ def test_a_yaml_lists_every_key_of_its_class(group: str, choice: str) -> None:
     known = {field.name for field in fields(getattr(config, group))}
     constant = {"kind"} | ({"train_dir", "val_dir"} if choice == "sample_images" else set())  # not the user's to choose
     assert listed - constant == known - constant
+    if group in ("data", "loader"):  # its values are the class's
+        assert getattr(config, group) == type(getattr(config, group))(choice)
 
 
 def test_gpt2_selects_its_data_and_recipe_unless_others_are_given() -> None:

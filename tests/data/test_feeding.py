@@ -12,7 +12,7 @@ import pytest
 from ddlbench.config.choices import choices
 from ddlbench.config.compose import configuration, configurations
 from ddlbench.data.images.folders import ImageFolders
-from tests.support.feeding import CASE, CLASSES, LOADERS, Fed, feed_all
+from tests.data.feeding import CASE, CLASSES, LOADERS, Fed, feed_all
 from tests.support.libraries import needs_dali, why_no_horovod
 from tests.support.pictures import write_folders
 from tests.support.ranks import run_ranks

@@ -46,8 +46,11 @@ def test_interrupted_maker_leaves_nothing(tmp_path):
 def test_slower_of_two_makers_discards_its_folder(tmp_path):
     folder = tmp_path / "set"
 
+    def fast(temporary):
+        (temporary / "a").write_text("first")
+
     def slow(temporary):
-        make_folder(folder, lambda other: (other / "a").write_text("first") and None)
+        make_folder(folder, fast)
         (temporary / "a").write_text("second")
 
     make_folder(folder, slow)
@@ -87,7 +90,7 @@ def test_the_next_maker_removes_what_a_killed_one_left(tmp_path, kind):
     for part in (forgotten / "half", forgotten):
         os.utime(part, (old, old))
     if kind == "folder":
-        make_folder(path, lambda temporary: (temporary / "a").write_text("1") and None)
+        make_folder(path, lambda temporary: (temporary / "a").touch())
     else:
         with replacing(path) as file:
             file.write(b"1")

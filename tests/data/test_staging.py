@@ -26,7 +26,7 @@ from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.tables.merge import measured_options
 from ddlbench.results.tables.tables import make_tables, records
 from tests.support import packs
-from tests.support.limits import largest_file
+from tests.support.disk import largest_file
 from tests.support.pictures import truncate, write_folders
 from tests.support.processes import PYTHON, run
 from tests.support.runs import GPT2, RESNET
@@ -196,7 +196,7 @@ def test_texts_of_one_name_stay_apart(tmp_path: Path, tokenize: str) -> None:
         (tmp_path / split).mkdir()
         (tmp_path / split / "text.txt").write_text(f" {word} words .\n" * 20)
     train_bpe("", 256, tmp_path)
-    names = {"train": "train/text.txt", "valid": "valid/text.txt"}
+    names: dict[str, Any] = {"train": "train/text.txt", "valid": "valid/text.txt"}
     plain = TokenText("text", root=str(tmp_path), tokenizer=str(tmp_path), tokenize=tokenize, **names)
     plain.prepare()
     staged = replace(plain, stage_to=str(tmp_path / "node"))
@@ -242,7 +242,8 @@ def test_files_of_killed_copiers_are_removed(tmp_path: Path) -> None:
     unfinished.mkdir(parents=True)
     for name, age_s in (("old", 7200), ("another's", 10)):
         (unfinished / name).write_text("half")
-        os.utime(unfinished / name, (time.time() - age_s,) * 2)
+        then = time.time() - age_s
+        os.utime(unfinished / name, (then, then))
     stage([wanted], QUIET)
     assert [path.name for path in unfinished.iterdir()] == ["another's"]
 

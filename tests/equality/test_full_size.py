@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.originals import PARAMETERS
 from tests.support.runs import GPT2, RESNET, record
-from tests.support.sizes import PARAMETERS
 
 pytestmark = pytest.mark.slow
 

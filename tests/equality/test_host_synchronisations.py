@@ -102,6 +102,7 @@ sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
 """
 
 
+@pytest.mark.slow  # it imports what most ranks import, once more
 def test_ranks_that_the_tests_fork_may_use_a_gpu() -> None:
     variables = {"PYTORCH_NVML_BASED_CUDA_CHECK": "0"}  # as under a DeepSpeed that does not set it
     done = run(sys.executable, "-c", FORK_AFTER_PRELOAD, timeout=120, cwd=ROOT, **variables)

@@ -12,8 +12,8 @@ from ddlbench.frameworks.pipeline.pipedream import PipeDream
 from ddlbench.frameworks.tensor.adapter import TensorParallel
 from ddlbench.job import Framework
 from ddlbench.models.gpt2 import GPT2
+from tests.equality.nccl import Replay
 from tests.support.equal import train_case
-from tests.support.nccl import Replay
 from tests.support.ranks import run_ranks
 from tests.support.reference import Case, Outcome
 from tests.support.trace import Event

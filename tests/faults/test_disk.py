@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.faults import begun, end, record, start
+from tests.support.faults import begun, end, start
 from tests.support.processes import run, small_disk
+from tests.support.runs import record
 from tests.support.waiting import wait_until
 
 

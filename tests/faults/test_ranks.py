@@ -14,8 +14,9 @@ import pytest
 
 from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.tables.tables import make_tables
-from tests.support.faults import end, patience_s, record, start
+from tests.support.faults import end, patience_s, start
 from tests.support.libraries import needs_horovod
+from tests.support.runs import record
 from tests.support.waiting import WITHIN_S, wait_until
 
 # The third step is the first one of epoch 1: epoch 0 has been recorded.

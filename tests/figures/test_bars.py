@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import matplotlib.figure
 import pytest
 from matplotlib import rc_context
@@ -42,7 +44,7 @@ def test_no_bar_is_dropped_where_they_are_many():
     rows = [row(2**n, compared=name, **SHARES) for name in ("ddp", "fsdp", "zero3") for n in range(9)]
     parts = breakdown_panels([Panel("resnet50", ["weak"], "", rows)])
     assert [part.lines[-1] for part in parts] == ["part 1 of 2", "part 2 of 2"]
-    found = []
+    found, axes = [], matplotlib.figure.Figure().add_subplot()
     for part in parts:
         axes = matplotlib.figure.Figure().add_subplot()
         draw_breakdown(axes, part)
@@ -73,7 +75,7 @@ def test_long_names_of_bars_stay_above_the_next_panel():
         for stage in (1, 2, 3)
         for gpus in (1024, 2048)
     ]
-    with rc_context(plotting.STYLE):
+    with rc_context(cast(Any, plotting.STYLE)):
         figure = plotting.grid([plotting.Head(f"panel {number}", ["weak scaling"]) for number in range(4)])
         for axes in figure.axes:
             draw_breakdown(axes, Panel("resnet50", [], "", rows))

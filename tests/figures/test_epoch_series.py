@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 
 from ddlbench.figures.figures import make_figures
@@ -26,7 +27,7 @@ def drawn(results, name="accuracy_by_epoch"):
 
 def values(axes):
     """Of the curves, without those that only the legend shows."""
-    return [line.get_xydata().tolist() for line in axes.lines if len(line.get_xdata())]
+    return [line.get_xydata().tolist() for line in axes.lines if np.size(line.get_xdata())]
 
 
 def bands(axes):
@@ -77,7 +78,7 @@ def test_a_failed_run_of_another_seed_is_a_line_with_a_cross_in_the_colour_of_th
     (failed / "epochs.jsonl").write_text(json.dumps(line | {"val_top1": 0.1}))
     (axes,) = drawn(tmp_path)
     assert values(axes) == [[[1, 0.5]], [[1, 0.1]], [[1, 0.1]]]
-    assert [line.get_marker() for line in axes.lines if len(line.get_xdata())][2] == "x"
+    assert [line.get_marker() for line in axes.lines if np.size(line.get_xdata())][2] == "x"
     assert len({line.get_color() for line in axes.lines}) == 1
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
@@ -150,7 +151,7 @@ def test_time_has_a_unit_and_starts_at_the_first_step(tmp_path):
     write_run(tmp_path, rate=1.0)  # epochs of 1024 s and 2 s of validation
     (axes,) = figures_of(tmp_path)["accuracy_by_time"].axes
     assert axes.get_xlabel().endswith("(min)")
-    longest = max(max(line.get_xdata(), default=0) for line in axes.lines)
+    longest = max(np.max(line.get_xdata(), initial=0) for line in axes.lines)
     assert longest == pytest.approx(3 * 1026 / 60)
 
 
@@ -208,7 +209,7 @@ def test_a_device_that_is_not_known_is_drawn_with_the_hosts_memory(tmp_path, dev
     write_run(tmp_path, device=device, summary={"memory_allocated_peak_bytes": None})
     (axes,) = figures_of(tmp_path)["memory"].axes
     assert axes.get_ylabel() == "peak host memory (GiB)"
-    assert [1, 2.0] in [line.get_xydata().tolist()[0] for line in axes.lines if len(line.get_xdata())]
+    assert [1, 2.0] in [line.get_xydata().tolist()[0] for line in axes.lines if np.size(line.get_xdata())]
 
 
 def test_nothing_used_is_an_axis_from_zero(tmp_path):

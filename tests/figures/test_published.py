@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from matplotlib.collections import LineCollection
 from matplotlib.markers import CARETDOWNBASE, CARETUPBASE
@@ -57,7 +58,7 @@ def test_drawn_beside_ones_own(tmp_path):
     assert axes.get_xlabel() == "GPUs"
     (axes,) = drawing.figures["published_communication"].axes
     assert "Aach et al. 2023, Table 2: ddp, native" in axes.get_legend_handles_labels()[1]
-    assert len([line for line in axes.lines if len(line.get_xdata()) == 9]) == 1
+    assert len([line for line in axes.lines if np.size(line.get_xdata()) == 9]) == 1
     assert any("JUWELS Booster" in note for note in drawing.notes)
 
 

@@ -9,9 +9,9 @@ import torch
 from ddlbench.config.choices import choices
 from ddlbench.job import Framework, Job
 from tests.equality.cases import MODELS, RATES
-from tests.support.configs import composed
 from tests.support.equal import make_job
 from tests.support.reference import Case
+from tests.support.runs import composed
 
 JOB_CASE = Case("gpt2", MODELS["gpt2"], lr=0.02, global_batch=32)
 WORLD = 8

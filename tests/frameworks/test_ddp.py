@@ -50,7 +50,8 @@ def first_buckets() -> list[tuple[int, dict[str, Any]]]:
     for framework in (DDP(), DDP(bucket_cap_mb=25)):
         job, sizes = make_job(wide), list[int]()
         trainer = framework.setup(job)
-        trainer.trained.register_comm_hook(sizes, lambda state, bucket: reduce_and_note(state, bucket))
+        trained: Any = trainer.trained
+        trained.register_comm_hook(sizes, lambda state, bucket: reduce_and_note(state, bucket))
         for _ in range(2):  # torch arranges the buckets anew after the first backward pass, by the order seen in it
             sizes.clear()
             trainer.step(tokens_for(job))
@@ -62,6 +63,7 @@ def first_buckets() -> list[tuple[int, dict[str, Any]]]:
 
 def reduce_and_note(sizes: list[int], bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
     sizes.append(bucket.buffer().nbytes)
+    assert dist.group.WORLD is not None
     return default_hooks.allreduce_hook(dist.group.WORLD, bucket)
 
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -78,7 +78,7 @@ def work() -> dict[str, tuple[EpochRow, dict[str, Any]]]:
         job = slowed(job) if late and not stall_s else job
         trainer = framework.setup(job)
         request = Request(MODEL, trainer.place, job.device, job.seed, job.replica_batch(WORLD))
-        feed = Stalling(Native("native", workers=0).open(CASE.data, request), stall_s if late else 0.0)
+        feed = cast(Feed, Stalling(Native("native", workers=0).open(CASE.data, request), stall_s if late else 0.0))
         rows = Rows()
         run = Run(
             job, trainer.place, feed, 1, 1, rows, Progress(False), Boundary(job.device), validate=False,

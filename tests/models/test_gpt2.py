@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import copy
-import subprocess
-import sys
 from dataclasses import replace
 from typing import Any
 
@@ -42,7 +40,7 @@ def original(tied: bool = True, activation: str = "gelu_pytorch_tanh") -> nn.Mod
             activation_function=activation,
             bos_token_id=None,
             eos_token_id=None,
-            attn_implementation="sdpa",
+            attn_implementation="sdpa",  # pyright: ignore[reportCallIssue]
             use_cache=False,  # it would lay keys and values out another way, and kernels round by layout
         )
     ).train()
@@ -69,7 +67,8 @@ def test_gpt2s_own_activation_differs_by_rounding_only() -> None:
 
 
 def test_the_activation_keeps_one_tensor_for_the_backward_pass() -> None:
-    mlp, kept, kernels = TINY.build().h0.mlp, list[torch.Tensor](), list[str]()
+    mlp: Any = TINY.build().h0.mlp
+    kept, kernels = list[torch.Tensor](), list[str]()
 
     class Launches(TorchDispatchMode):
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -176,16 +175,6 @@ def test_padded_vocabulary(multiple: int, padded: int) -> None:
 @pytest.mark.parametrize("copier", ["deepcopy", "pickle", "compile"])
 def test_copies_give_the_same_output_and_gradients(copier: str) -> None:
     assert_copies_train_alike(replace(TINY, dropout=0.0), copier)
-
-
-def test_libraries_are_imported_on_build_only() -> None:
-    check = (
-        "import sys, ddlbench.models.gpt2, ddlbench.models.resnet, ddlbench.models.vgg;"
-        "import ddlbench.measure.formulas.flops;"
-        "sys.exit(', '.join({'transformers', 'torchvision'} & {*sys.modules}))"
-    )
-    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
-    assert done.stderr.strip() == ""
 
 
 @pytest.mark.parametrize(

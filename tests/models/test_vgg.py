@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 import torchvision
@@ -79,6 +81,6 @@ def test_copies_give_the_same_output_and_gradients(copier: str) -> None:
         ({"dropout": 1.0}, r"model.dropout=1.0 is not a dropout rate"),
     ],
 )
-def test_impossible_sizes(sizes: dict[str, object], message: str) -> None:
+def test_impossible_sizes(sizes: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         VGG("bad", **sizes)

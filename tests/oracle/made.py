@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -70,7 +71,7 @@ def sized(saved: float, forward: float, backward: float, accumulating: float, ou
 A, B = sized(10, 11, 12, 4, output=3), sized(20, 22, 30, 26, output=1)
 
 
-def made(world: int, blocks: list[Block], batch: int, machine: Machine = MACHINE, **more: object) -> Setting:
+def made(world: int, blocks: list[Block], batch: int, machine: Machine = MACHINE, **more: Any) -> Setting:
     """Of blocks with given seconds; the update takes nothing."""
     counts = Counts("made", tuple(blocks), 0)
     computation = Computation(counts, Speeds(1.0, float("inf")), "sgd", "given")

@@ -19,7 +19,7 @@ from ddlbench.config.schema import Config
 from ddlbench.errors import RunError
 from ddlbench.oracle.machine.machine import Link, load
 from ddlbench.oracle.measured.inputs import OneStep, from_one_step
-from ddlbench.oracle.predictor import Known, Prediction, predict
+from ddlbench.oracle.predictor import Inputs, Prediction, predict
 from ddlbench.ranks.launch import Launch
 from ddlbench.rehearsal.rehearse import rehearse
 from tests.support.libraries import why_no_horovod
@@ -109,7 +109,7 @@ def configured(*words: str) -> Config:
 
 
 def predicted(config: Config, ranks: int) -> Prediction:
-    inputs = Known(MACHINE, lambda config, _: from_one_step(config, MACHINE, OneStep(1.0)))
+    inputs = Inputs(MACHINE, lambda config, _: from_one_step(config, MACHINE, OneStep(1.0)))
     return predict(config, config.framework, ranks, inputs)
 
 

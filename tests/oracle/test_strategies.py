@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -42,7 +43,7 @@ ALONE = [
 ]
 
 
-def serial(**more: object) -> Outcome:
+def serial(**more: Any) -> Outcome:
     from ddlbench.frameworks.single import Single
 
     return strategy(Single(), setting(1, **more))

@@ -24,7 +24,7 @@ from ddlbench.predict.ranking import conclusion, fitting
 from ddlbench.ranks.launch import Launch
 from ddlbench.recipe.optimizers import Costs, Entry, Groups, OptimizerConfig, optimizers, plain
 from ddlbench.rehearsal.rehearse import rehearse
-from tests.support.sizes import PARAMETERS
+from tests.support.originals import PARAMETERS
 
 TINY = ("+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=16", "model.image_size=64")
 KEYS = {
@@ -375,12 +375,12 @@ def test_every_model_is_predicted_at_full_size(capsys: pytest.CaptureFixture[str
     assert row["fits"] is True
 
 
-def test_five_thousand_predictions_take_seconds(capsys: pytest.CaptureFixture[str]) -> None:
-    """More than 5,000 rows; the process's own seconds, which other work does not move."""
-    counts = ",".join(str(8 * number) for number in range(1, 301))
+def test_a_thousand_predictions_take_seconds(capsys: pytest.CaptureFixture[str]) -> None:
+    """More than 1,000 rows; the process's own seconds, which other work does not move."""
+    counts = ",".join(str(8 * number) for number in range(1, 61))
     began = time.process_time()
-    assert len(rows(capsys, *TINY, "cluster=abci", f"gpus=[{counts}]")) > 5000
-    assert time.process_time() - began < 60
+    assert len(rows(capsys, *TINY, "cluster=abci", f"gpus=[{counts}]")) > 1000
+    assert time.process_time() - began < 20
 
 
 @pytest.mark.parametrize("place", [".", "missing/steps"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -21,7 +22,7 @@ CPU = torch.device("cpu")
 NAN = float("nan")
 
 
-def stopped_after(values: list[float | None], boundary: Boundary) -> tuple[int, RunError | None]:
+def stopped_after(values: Sequence[float | None], boundary: Boundary) -> tuple[int, RunError | None]:
     """Steps until the run stops, and why; all of them and None where it goes on to its end."""
     boundary.begin()
     for step, value in enumerate(values):
@@ -66,7 +67,7 @@ def test_a_bad_loss_stops_two_boundaries_of_the_vote_later(bad: float) -> None:
 def test_the_vote_in_flight_counts_at_the_end_of_the_epoch() -> None:
     values = [1.0] * 12
     values[5] = NAN
-    steps, error = stopped_after([*values], Boundary(CPU, every=4))
+    steps, error = stopped_after(values, Boundary(CPU, every=4))
     assert (steps, type(error)) == (12, Diverged)
 
 

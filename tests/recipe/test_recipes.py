@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
 
 def load(name, **overrides):
-    node = OmegaConf.to_container(OmegaConf.load(FOLDER / f"{name}.yaml"))
+    node: Any = OmegaConf.to_container(OmegaConf.load(FOLDER / f"{name}.yaml"))
     assert node.pop("_target_") == "ddlbench.recipe.recipe.Recipe"
     dotted = [f"{key}={value}" for key, value in overrides.items()]
     merged = OmegaConf.merge(OmegaConf.structured(Recipe), node, OmegaConf.from_dotlist(dotted))

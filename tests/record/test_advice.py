@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -96,8 +97,14 @@ def test_dali_is_advised_where_the_gpu_waits_for_images() -> None:
     (line,) = advice_on_waiting(native, "cuda", 0.34)
     assert line.startswith("34% of the steps' time is waiting for data: loader=dali")
     text = composed("+model=gpt2_small")
-    rest = [(native, "cuda", 0.1), (native, "cuda", None), (native, "cpu", 0.34), (dali, "cuda", 0.34)]
-    assert [advice_on_waiting(*case) for case in (*rest, (text, "cuda", 0.34))] == [[]] * 5
+    rest: list[tuple[Any, str, float | None]] = [
+        (native, "cuda", 0.1),
+        (native, "cuda", None),
+        (native, "cpu", 0.34),
+        (dali, "cuda", 0.34),
+    ]
+    rest.append((text, "cuda", 0.34))
+    assert [advice_on_waiting(*case) for case in rest] == [[]] * 5
 
 
 def test_a_cpu_gets_no_advice_and_a_loader_alone_on_its_cores_only() -> None:

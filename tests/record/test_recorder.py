@@ -31,7 +31,7 @@ A100 = "NVIDIA A100-SXM4-80GB"  # 312 TFLOP/s in bf16, 19.5 in fp32 without TF32
 SAID: Any = SimpleNamespace(facts=dict[str, Any], ledger=lambda run, steps: {"samples": steps * 8})
 
 
-def recorded(results: Path, *words: str, world: int = 4, flops: float = 3e12, **spans: float) -> dict[str, Any]:
+def recorded(results: Path, *words: str, world: int = 4, flops: float = 3e12, **spans: Any) -> dict[str, Any]:
     """The record of one epoch of 4 steps of 8 samples on `world` A100: 32 samples in 4 s."""
     record, _, _ = one_epoch(results, *words, world=world, flops=flops, **spans)
     assert record.finish("ok")
@@ -137,7 +137,7 @@ def test_of_an_epoch_that_did_not_end_the_steps_of_rank_0_stay_and_count_nowhere
     late = steps[~steps["complete"]]
     assert late[["rank", "epoch", "step", "warmup"]].values.tolist() == [[0, 1, 0, True], [0, 1, 1, True]]
     assert late["step_time_s"].min() > 0
-    assert late[["loss", "lr"]].isna().all(axis=None)
+    assert late[["loss", "lr"]].isna().to_numpy().all()
     assert len((record.folder / "epochs.jsonl").read_text().splitlines()) == 1
     before = make_tables(read_all([tmp_path]))
     pq.write_table(pq.read_table(record.folder / "steps.parquet").slice(0, 4), record.folder / "steps.parquet")

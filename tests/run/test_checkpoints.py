@@ -9,7 +9,7 @@ from ddlbench.config.job import make_job
 from ddlbench.errors import Unsupported
 from ddlbench.ranks.launch import Launch
 from ddlbench.run.checkpoints import check_checkpoints
-from tests.support.configs import composed
+from tests.support.runs import composed
 
 
 def refusal(*words: str) -> str | None:

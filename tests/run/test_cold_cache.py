@@ -26,11 +26,10 @@ from ddlbench.run import cold_cache
 from ddlbench.run.cold_cache import ColdCache, check_cold_cache
 from ddlbench.run.scenarios import loading
 from ddlbench.run.supervisor import Supervisor
-from tests.support.configs import composed
 from tests.support.disk import SIZE, written
 from tests.support.pictures import write_folders
 from tests.support.ranks import run_ranks
-from tests.support.runs import RESNET, record
+from tests.support.runs import RESNET, composed, record
 from tests.support.simulated import World
 
 COLD = "train.cold_cache=true"

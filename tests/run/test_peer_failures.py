@@ -15,9 +15,10 @@ import pytest
 from ddlbench.ranks.launchers import free_port
 from ddlbench.results.reading.attempts import read_all
 from tests.support.disk import fill_disk
-from tests.support.faults import ROOT, begun, command, end, patience_s, record, start
+from tests.support.faults import ROOT, begun, command, end, patience_s, start
 from tests.support.killed import beaten
 from tests.support.processes import environment, small_disk
+from tests.support.runs import record
 from tests.support.waiting import WITHIN_S, wait_until
 
 GONE = r"rank {} \(.*, pid \d+\) ended without a message, or is stopped: .*; rank {}"

@@ -17,9 +17,8 @@ from ddlbench.errors import RunError, UserError
 from ddlbench.record.record import Record
 from ddlbench.run import preflight as module
 from ddlbench.run.preflight import Check, preflight, require_sound, section, slow_ranks
-from tests.support.configs import composed
 from tests.support.ranks import run_ranks
-from tests.support.runs import SMALL, record
+from tests.support.runs import SMALL, composed, record
 
 CPU = torch.device("cpu")
 GOOD = Check(0, "a", "cpu", None, True, 0.010, 0.002)

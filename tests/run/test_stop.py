@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.faults import end, patience_s, record, start
+from tests.support.faults import end, patience_s, start
+from tests.support.runs import record
 from tests.support.waiting import wait_until
 
 EPOCHS = ("train.epochs=1000", "train.steps=2", "train.validate=true", "data.val_limit=8")

@@ -19,10 +19,11 @@ from ddlbench.measure.devices.environment import variables
 from ddlbench.ranks.nccl import NCCL_DEFAULTS, disable_nccl_abort
 from ddlbench.results.reading.attempts import read_all
 from ddlbench.run.failure import Failure
-from tests.support.faults import WITHIN_S, end, patience_s, record, start
+from tests.support.faults import WITHIN_S, end, patience_s, start
 from tests.support.killed import beaten
 from tests.support.libraries import needs_horovod
 from tests.support.processes import PYTHON, run
+from tests.support.runs import record
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,13 +29,13 @@ esac
 """
 
 
-def inside(folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
+def inside(folder: Path, **env: Any) -> subprocess.CompletedProcess[str]:
     (folder / "bin").mkdir(exist_ok=True)
     stub = folder / "bin" / "apptainer"
     stub.write_text('#!/bin/sh\nfor word; do echo "$word"; done\n')
     stub.chmod(0o755)
     (folder / "image.sif").touch()
-    image = {"DDLBENCH_IMAGE": str(folder / "image.sif")}
+    image: dict[str, Any] = {"DDLBENCH_IMAGE": str(folder / "image.sif")}
     words = ("-m", "ddlbench", "results_dir=two words")
     # `environment` drops variables of DDLBENCH_ from outside; these are given to it
     return run(SCRIPT, *words, **({"PATH": f"{folder}/bin:{os.environ['PATH']}"} | image | env))

@@ -112,10 +112,6 @@ def test_the_index_of_decisions_names_each_with_its_title() -> None:
         assert f"| {number} | [{title}]({path.name}) |" in index
 
 
-def test_the_readme_leads_to_the_glossary() -> None:
-    assert "(docs/glossary.md)" in (ROOT / "README.md").read_text(encoding="utf-8")
-
-
 def test_the_glossary_defines_each_word_once() -> None:
     rows = [line for line in (ROOT / "docs/glossary.md").read_text("utf-8").splitlines() if line.startswith("| ")]
     words = [word.strip() for row in rows for word in row.split("|")[1].split(",") if word.strip() != "word"]

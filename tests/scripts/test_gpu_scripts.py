@@ -10,6 +10,7 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -31,7 +32,7 @@ def run(*command: str, timeout: float = 60, **variables: str) -> subprocess.Comp
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=ROOT, env=environment() | given)
 
 
-def commands(*script: str, **variables: str) -> list[list[str]]:
+def commands(*script: str, **variables: Any) -> list[list[str]]:
     """The words of every command that a dry run prints."""
     done = run(*script, **variables)
     assert done.returncode == 0, done.stderr
@@ -243,7 +244,7 @@ def test_wheels_for_another_python_end_in_a_line_that_says_so(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("variable", "value"), [("PYTHON_VERSION", "twelve"), ("MACHINE", "vax")])
-def test_packing_refuses_an_unknown_machine(variable: str, value: str) -> None:
+def test_packing_refuses_an_unknown_machine(variable: str, value: Any) -> None:
     done = run("scripts/pack_for_gpu.sh", **{variable: value})
     assert done.returncode == 2
     assert value in done.stderr

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ class Submitted:
         self.stub.write_text(STUB)
         self.stub.chmod(0o755)
 
-    def scaling(self, *words: str, python: str = PYTHON, **env: str) -> subprocess.CompletedProcess[str]:
+    def scaling(self, *words: str, python: str = PYTHON, **env: Any) -> subprocess.CompletedProcess[str]:
         path = f"{self.stub.parent}:{os.environ['PATH']}"
         return run(SCRIPT, *words, timeout=200, PATH=path, DDLBENCH_PYTHON=python, **env)
 

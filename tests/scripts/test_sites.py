@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ SITES = sorted(path.stem for path in FOLDER.glob("*.sh"))
 STUB = 'module() { echo "module $*" >&2; }; scontrol() { echo node7; echo node8; }; set -e; source "$1"; env'
 
 
-def sourced(site: str, **env: str) -> tuple[dict[str, str], str]:
+def sourced(site: str, **env: Any) -> tuple[dict[str, str], str]:
     """The environment that a site's file leaves, and what it asked of the module system."""
     done = run("bash", "-c", STUB, "bash", FOLDER / f"{site}.sh", **env)
     assert done.returncode == 0, done.stderr

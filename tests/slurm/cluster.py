@@ -89,8 +89,8 @@ class Slurm:
     def env(self) -> dict[str, str]:
         return {"SLURM_CONF": str(self.root / "slurm.conf")}
 
-    def run(self, *command: object, timeout: float = 60, **env: str) -> subprocess.CompletedProcess[str]:
-        return run(*command, timeout=timeout, **self.env, **env)
+    def run(self, *command: object, timeout: float = 60, **env: Any) -> subprocess.CompletedProcess[str]:
+        return run(*command, timeout=timeout, **(env | self.env))
 
     def wait(self, *jobs: str, timeout: float = 60) -> list[str]:
         """The state of each job once it ended: COMPLETED, FAILED, ... (`sbatch --wait` looks after 2, 12, 42 s.)"""

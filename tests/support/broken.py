@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -59,7 +59,7 @@ class Failing:
             raise Unavailable("planted: no library on this node: install it")
         super().check(job)  # pyright: ignore
 
-    def setup(self, job: Job) -> Trainer:
+    def setup(self, job: Job) -> Any:  # whatever the framework's own returns
         fails = job.rank == self.on % job.world_size
         if fails and self.how == "setup":
             raise torch.OutOfMemoryError("planted: too large")
@@ -145,7 +145,7 @@ class BrokenLocalSGD(Failing, LocalSGD): ...
 class BrokenHorovod(Failing, Horovod):
     """how: also kill_in_start, while the other rank starts Horovod"""
 
-    def setup(self, job: Job) -> Trainer:
+    def setup(self, job: Job) -> Any:
         if self.how == "kill_in_start" and job.rank == self.on % job.world_size:
             horovod_torch().init = partial(fail, "kill", None)
         return super().setup(job)

@@ -1,9 +1,11 @@
-"""Files for tests of the disk: one whose pages are in memory and can be dropped, one that leaves no room."""
+"""For tests of the disk: a file whose pages are in memory and can be dropped, a full disk, a limit of a file's size."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import resource
+from collections.abc import Generator
 from mmap import PAGESIZE
 from pathlib import Path
 
@@ -38,3 +40,14 @@ def fill_disk(disk: Path) -> None:
     with (disk / "others").open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(b"x" * 512)
+
+
+@contextlib.contextmanager
+def largest_file(size: int) -> Generator[None]:
+    """Neither this process nor its children write a larger file, as on a full disk or with a quota."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

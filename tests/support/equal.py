@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -24,7 +25,6 @@ from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
 from ddlbench.recipe.rates import Rates
 from ddlbench.record.run_json import ledger, training_ledger, weights_hash
 from tests.support.reference import Case, Outcome
-from tests.support.tiny import TinyData
 from tests.support.trace import Trace
 
 
@@ -38,6 +38,8 @@ class Rows:
 
     def epoch(self, run: Run, row: EpochRow) -> None:
         self.rows.append(row)
+
+    def window(self, section: Mapping[str, Any], save_trace: Callable[[Path], None]) -> None: ...
 
     def end(self, run: Run, feeds: Sequence[Mapping[str, Any]]) -> None: ...
 
@@ -119,6 +121,3 @@ def train_cases(cases: Sequence[tuple[Case, Framework]]) -> list[Outcome]:
         found.append(train_case(case, framework))
         torch.nn.functional.linear = linear  # DeepSpeed's stage 3 leaves its own there, for all that follows
     return found
-
-
-__all__ = ["TinyData", "make_job", "train_case", "train_cases"]

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 import time
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from ddlbench.ranks.launchers import free_port, rank_variables
+from tests.support.runs import record
 from tests.support.waiting import WITHIN_S
 
 ROOT = Path(__file__).parents[2]
@@ -59,11 +58,6 @@ def end(processes: list[subprocess.Popen[str]]) -> tuple[list[int], list[str]]:
             if process.poll() is None:
                 process.kill()
     return [process.returncode for process in processes], said
-
-
-def record(folder: Path) -> dict[str, Any]:
-    (path,) = folder.glob("*/attempt-1/run.json")
-    return json.loads(path.read_text())
 
 
 def begun(folder: Path, epochs: int = 0) -> bool:

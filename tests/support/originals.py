@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from pathlib import Path
+from typing import Any
 
 import torch
 from hydra.utils import instantiate
@@ -18,10 +19,20 @@ from tests.support.names import to_original
 
 CONF = Path(__file__).parents[2] / "conf" / "model"
 
+# Numbers of the weights, those of torchvision and transformers.
+PARAMETERS = {
+    "resnet50": 25_557_032,
+    "resnet101": 44_549_160,
+    "resnet152": 60_192_808,
+    "vgg16": 138_357_544,
+    "gpt2_small": 124_439_808,
+    "gpt2_medium": 354_823_168,
+}
+
 
 def configured(name: str) -> Model:
     """The model of conf/model/<name>.yaml."""
-    node = OmegaConf.load(CONF / f"{name}.yaml")
+    node: Any = OmegaConf.load(CONF / f"{name}.yaml")
     node.pop("defaults", None)
     return instantiate(node, _convert_="object")
 
@@ -41,7 +52,7 @@ def samples(model: Model, count: int = 3) -> tuple[Tensor, Tensor]:
     return inputs, torch.randint(model.outputs(), (count,), generator=generator)
 
 
-def train_once(network: nn.Module, inputs: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+def train_once(network: nn.Module, inputs: Tensor, targets: Tensor) -> tuple[Tensor, dict[str, Any]]:
     """Output of one forward pass, and the gradient of every weight by the network's own names."""
     torch.manual_seed(7)  # of dropout
     output = network(inputs)

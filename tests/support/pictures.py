@@ -24,11 +24,14 @@ class Shape:
     def build(self):
         raise AssertionError("no model is needed")
 
-    def input_shape(self):
+    def input_shape(self) -> tuple[int, ...]:
         return (3, self.size, self.size)
 
     def outputs(self):
         return self.classes
+
+    def tensor_plan(self) -> dict[str, str]:
+        return {}
 
 
 def write_folders(root: Path, train: int, val: int, classes: int = 3) -> ImageFolders:

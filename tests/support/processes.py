@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,6 +31,12 @@ LAUNCHERS = (
     "DDLBENCH_",
     "HOROVOD_",
 )
+MPI = {"mpirun.openmpi": "openmpi-bin", "mpirun.mpich": "mpich"}  # command -> Debian package
+AS_ROOT: dict[str, Any] = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_rmaps_base_oversubscribe": "1",
+}
 
 
 def environment(**extra: str) -> dict[str, str]:

@@ -6,11 +6,12 @@ averaged, one update is made; BatchNorm keeps one set of running statistics a re
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ddlbench.job import Model, type_of_dtype
@@ -62,34 +63,82 @@ class Outcome:
 
 
 def reference(case: Case, data_size: int) -> Outcome:
-    torch.manual_seed(case.seed)
-    model = case.model.build().train()
-    start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    optimizer = torch.optim.SGD(model.parameters(), lr=case.lr, momentum=0.9, weight_decay=1e-4)
-    train = case.data.split(True, case.model, case.seed)
-    statistics = [buffers(model) for _ in range(data_size)]
+    model, optimizer = begin(case)
+    start, statistics = snapshot(model), [buffers(model) for _ in range(data_size)]
     losses: list[float] = []
-    replica = case.global_batch // data_size
-    micro = case.micro_batch or replica
     for chosen in order(case).split(case.global_batch)[: case.steps]:
-        total = 0.0
-        for rank, share in enumerate(chosen.split(replica)):
-            restore(model, statistics[rank])
-            for rows in share.split(micro):
-                output = forward(case, model, train.inputs[rows])
-                loss = cross_entropy(output, train.targets[rows]) * len(rows) / case.global_batch
-                loss.backward()
-                total += loss.item()
-            statistics[rank] = buffers(model)
+        losses.append(accumulate(case, model, statistics, chosen, lambda inputs: forward(case, model, inputs)))
         if case.clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(model.parameters(), case.clip_norm)
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(total)
+    return outcome(case, model, statistics, losses, start)
+
+
+def stale_reference(
+    case: Case, blocks: Sequence[int], staleness: Sequence[int], data_size: int = 1, emptied: int = 0
+) -> Outcome:
+    """Training with old weights: what PipeDream must equal.
+
+    Update t changes the newest weights by the gradient that minibatch t has at older ones: stage s sees them as they
+    were staleness[s] updates ago, though not as they were before the pipeline was last empty.
+
+    blocks: how many each stage has; emptied: the pipeline is empty before this update, as before the first
+    """
+    model, optimizer = begin(case)
+    start, statistics = snapshot(model), [buffers(model) for _ in range(data_size)]
+    of_blocks = [age for age, count in zip(staleness, blocks, strict=True) for _ in range(count)]
+    ages = dict(zip(model._modules, of_blocks, strict=True))
+    history = [{name: parameter.detach().clone() for name, parameter in model.named_parameters()}]
+    losses: list[float] = []
+    for update, chosen in enumerate(order(case).split(case.global_batch)[: case.steps]):
+        first = emptied if update >= emptied else 0
+        weights = {
+            name: history[max(first, update - ages[name.split(".")[0]])][name].clone().requires_grad_()
+            for name in history[0]
+        }
+
+        def stale(inputs: Tensor, weights: dict[str, Tensor] = weights) -> Tensor:
+            with autocast(case):
+                return torch.func.functional_call(model, weights, (inputs,))
+
+        losses.append(accumulate(case, model, statistics, chosen, stale))
+        for name, parameter in model.named_parameters():
+            parameter.grad = weights[name].grad
+        for group in optimizer.param_groups:
+            group["lr"] = case.rate(update)
+        optimizer.step()
+        history.append({name: parameter.detach().clone() for name, parameter in model.named_parameters()})
+    return outcome(case, model, statistics, losses, start)
+
+
+def begin(case: Case) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(case.seed)
+    model = case.model.build().train()
+    return model, torch.optim.SGD(model.parameters(), lr=case.lr, momentum=0.9, weight_decay=1e-4)
+
+
+def accumulate(
+    case: Case, model: nn.Module, statistics: list[dict[str, Tensor]], chosen: Tensor, run: Callable[[Tensor], Tensor]
+) -> float:
+    """Adds the mean gradient of the samples `chosen`, each replica's micro batches in turn; their mean loss."""
+    train = case.data.split(True, case.model, case.seed)
+    replica, total = len(chosen) // len(statistics), 0.0
+    for rank, share in enumerate(chosen.split(replica)):
+        restore(model, statistics[rank])
+        for rows in share.split(case.micro_batch or replica):
+            loss = cross_entropy(run(train.inputs[rows]), train.targets[rows]) * len(rows) / case.global_batch
+            loss.backward()
+            total += loss.item()
+        statistics[rank] = buffers(model)
+    return total
+
+
+def outcome(
+    case: Case, model: nn.Module, statistics: list[dict[str, Tensor]], losses: list[float], start: dict[str, Tensor]
+) -> Outcome:
     restore(model, {name: torch.stack([each[name] for each in statistics]).mean(0) for name in statistics[0]})
-    return Outcome(
-        losses, {k: v.clone() for k, v in model.state_dict().items()}, validate(case, model), case.steps, start
-    )
+    return Outcome(losses, snapshot(model), validate(case, model), case.steps, start)
 
 
 def order(case: Case) -> Tensor:
@@ -98,7 +147,7 @@ def order(case: Case) -> Tensor:
     return torch.from_numpy(epoch_order(case.data.train_samples, case.seed, 0))
 
 
-def validate(case: Case, model: torch.nn.Module) -> dict[str, float]:
+def validate(case: Case, model: nn.Module) -> dict[str, float]:
     model.eval()
     split = case.data.split(False, case.model, case.seed)
     with torch.no_grad():
@@ -109,7 +158,7 @@ def validate(case: Case, model: torch.nn.Module) -> dict[str, float]:
     return {"val_loss": loss, "val_top1": (output.argmax(-1) == split.targets).float().mean().item()}
 
 
-def forward(case: Case, model: torch.nn.Module, inputs: Tensor) -> Tensor:
+def forward(case: Case, model: nn.Module, inputs: Tensor) -> Tensor:
     if not case.policy:
         with autocast(case):
             return model(inputs)
@@ -126,11 +175,15 @@ def autocast(case: Case) -> torch.autocast:
     return torch.autocast("cpu", type_of_dtype[case.precision], enabled=case.precision != "fp32")
 
 
-def buffers(model: torch.nn.Module) -> dict[str, Tensor]:
+def snapshot(model: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def buffers(model: nn.Module) -> dict[str, Tensor]:
     return {name: buffer.clone() for name, buffer in model.named_buffers() if buffer.is_floating_point()}
 
 
-def restore(model: torch.nn.Module, saved: dict[str, Tensor]) -> None:
+def restore(model: nn.Module, saved: dict[str, Tensor]) -> None:
     for name, buffer in model.named_buffers():
         if name in saved:
             buffer.copy_(saved[name])

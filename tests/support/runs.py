@@ -1,10 +1,13 @@
-"""Command lines of short runs on one rank, and the record that a run leaves."""
+"""Command lines of short runs on one rank, their configuration, and the record that a run leaves."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 from typing import Any
+
+from ddlbench.config.compose import configuration, configurations
+from ddlbench.config.schema import Config
 
 SMALL = [
     "+framework=single",
@@ -30,6 +33,12 @@ GPT2 = [
 ]  # fmt: skip
 
 
+def composed(*words: str) -> Config:
+    with configurations():
+        return configuration(*words)
+
+
 def record(folder: Path) -> dict[str, Any]:
-    (path,) = folder.glob("results/*/attempt-1/run.json")
+    """Of the only run below this folder."""
+    (path,) = folder.glob("**/attempt-1/run.json")
     return json.loads(path.read_text())

@@ -135,9 +135,8 @@ class ScriptedFeed:
     dropped_samples: int = 0
     val_unread: int = 0
 
-    @property
-    def steps_per_epoch(self) -> int:
-        return len(self.script.wait[0])
+    def __post_init__(self) -> None:
+        self.steps_per_epoch = len(self.script.wait[0])
 
     def train(self, epoch: int) -> Iterator[Batch]:
         self.world.spend(self.script.before)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from ddlbench.data.feed import Fetched
+from ddlbench.data.staging import StagedFiles
 from ddlbench.job import Model
 
 
@@ -35,6 +37,8 @@ class TinyData:
     val_samples: int
     kind: str = "images"
     name: str = "tiny"
+    root: str | None = None
+    stage_to: str | None = None
 
     mapped = True
     costly = False
@@ -42,6 +46,12 @@ class TinyData:
     def check(self, model: Model, validate: bool = True) -> None: ...
 
     def prepare(self) -> None: ...
+
+    def files_to_stage(self) -> list[StagedFiles]:
+        return []
+
+    def files_read(self) -> list[Path]:
+        return []
 
     def split(self, train: bool, model: Model, seed: int) -> TinySplit:
         count = self.train_samples if train else self.val_samples

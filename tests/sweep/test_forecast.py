@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -21,9 +22,11 @@ CUDA = "cluster=h100"
 SMALL = [f"{key}={str(value).replace(' ', '')}" for key, value in KEYS.items() if key.startswith("model.")]
 
 
-def cells(folder: Path, *words: str, framework: str = "ddp", **keys: object) -> list[Cell]:
+def cells(folder: Path, *words: str, framework: str = "ddp", keys: Mapping[str, object] = {}) -> list[Cell]:
     """On 4 and on 8 GPUs."""
-    study = write(folder, axes={"framework": [framework], "gpus": [4, 8]}, exclude=[], keys=KEYS | {"batch": 64} | keys)
+    study = write(
+        folder, axes={"framework": [framework], "gpus": [4, 8]}, exclude=[], keys=KEYS | {"batch": 64} | dict(keys)
+    )
     return sorted(plan(load(str(study), words), Forecast("h100").device), key=lambda cell: cell.gpus)
 
 
@@ -44,9 +47,9 @@ def step_s(capsys: pytest.CaptureFixture[str], *words: str) -> list[float]:
 def test_the_seconds_are_those_of_the_oracle_for_all_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """3 epochs of 10 steps; of ImageNet's 1,281,167 images 20,018 batches of 64 in each of 2 epochs."""
     forecast = Forecast("h100")
-    short = cells(tmp_path, **{"train.steps": 10, "train.epochs": 3})
+    short = cells(tmp_path, keys={"train.steps": 10, "train.epochs": 3})
     assert seconds(forecast, short) == pytest.approx([30 * each for each in step_s(capsys, *SMALL)])
-    whole = cells(tmp_path, "data.root=/data", **{"train.steps": None, "train.epochs": 2, "data": "imagenet"})
+    whole = cells(tmp_path, "data.root=/data", keys={"train.steps": None, "train.epochs": 2, "data": "imagenet"})
     expected = [2 * 20_018 * each for each in step_s(capsys, *SMALL)]
     assert seconds(forecast, whole) == pytest.approx(expected)
 
@@ -54,7 +57,7 @@ def test_the_seconds_are_those_of_the_oracle_for_all_steps(tmp_path: Path, capsy
 def test_what_is_not_known_is_empty(tmp_path: Path) -> None:
     """The length of an epoch of the sample images; a cell that is refused."""
     forecast = Forecast("h100")
-    assert seconds(forecast, cells(tmp_path, **{"train.steps": None})) == [None, None]
+    assert seconds(forecast, cells(tmp_path, keys={"train.steps": None})) == [None, None]
     four, eight = cells(tmp_path, framework="gpipe")  # of six blocks there are no eight stages
     assert (four.refused is None, eight.refused is None) == (True, False)
     assert [found is None for found in seconds(forecast, [four, eight])] == [False, True]
@@ -65,7 +68,7 @@ def test_what_is_not_known_is_empty(tmp_path: Path) -> None:
 def test_a_plan_marks_what_is_predicted_and_prefers_what_was_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    planned = cells(tmp_path, **{"train.steps": 100_000})
+    planned = cells(tmp_path, keys={"train.steps": 100_000})
     record(tmp_path / "results", planned[0], "ok", seconds=1800)
     words = [str(tmp_path / "tiny.yaml"), f"results_dir={tmp_path}/results", "repeats=3"]
     assert main([*words, "--dry-run"]) == 0

@@ -8,7 +8,7 @@ tensors themselves are read by torch.load with weights_only=True.
 from __future__ import annotations
 
 import hashlib
-import pickle
+import pickle  # noqa: TID251 - its unpickler makes objects of a list of allowed classes alone
 import warnings
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager

@@ -112,7 +112,7 @@ def predict(config: Config, framework: Any, gpus: int, inputs: Inputs) -> Predic
 
 def _formula(framework: Any) -> str:
     """The name of a framework's memory formula in the table of errors."""
-    return f"zero{framework.zero_stage}" if isinstance(framework, Knobs) else framework.name
+    return f"zero{framework.zero_stage}" if isinstance(framework, DeepSpeedOptions) else framework.name
 
 
 def job_of(config: Config, gpus: int, machine: Machine) -> Job:

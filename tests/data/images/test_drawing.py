@@ -49,7 +49,7 @@ def test_sines_are_sines():
 @pytest.mark.parametrize("turn", range(32))
 def test_turning_is_a_rotation(turn):
     angle = turn * math.pi / 16
-    u, v = turned(np.int32([100]), np.int32([0]), turn, radius=100)
+    u, v = turned(np.array([100], np.int32), np.array([0], np.int32), turn, radius=100)
     assert (int(u[0]), int(v[0])) == pytest.approx((256 * math.cos(angle), -256 * math.sin(angle)), abs=1.1)
 
 

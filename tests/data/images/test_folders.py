@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from omegaconf import OmegaConf
 from PIL import Image
 from torchvision.transforms import v2
 
@@ -18,7 +17,6 @@ from ddlbench.data.images.split import MEAN, STD, augmentation_seed, normalized
 from ddlbench.errors import UserError
 from tests.support.pictures import Shape, truncate, write_folders
 
-CONF = Path(__file__).parents[3] / "conf" / "data" / "imagenet.yaml"
 DECODERS = ("pil", "torchvision")
 
 
@@ -275,11 +273,3 @@ def test_wrong_values_are_refused(wrong, message):
 def test_val_resize_must_cover_the_crop(folders):
     with pytest.raises(UserError, match=r"data.val_resize=31 is smaller than model.image_size=32"):
         replace(folders, val_resize=31).check(Shape())
-
-
-def test_yaml_builds():
-    fields = OmegaConf.load(CONF)
-    assert fields.pop("_target_") == "ddlbench.data.images.folders.ImageFolders"
-    built = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(ImageFolders), fields))
-    assert built == ImageFolders("imagenet")
-    assert set(fields) == set(OmegaConf.structured(ImageFolders))

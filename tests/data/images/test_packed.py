@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from omegaconf import OmegaConf
 
 from ddlbench.data.images.packed import PackedImages
 from ddlbench.data.loaders.dali import Dali
@@ -25,7 +24,6 @@ from tests.support.dali_feeds import dali, levels, native
 from tests.support.libraries import needs_dali
 from tests.support.pictures import Shape, truncate, write_folders
 
-CONF = Path(__file__).parents[3] / "conf" / "data" / "imagenet_tfrecord.yaml"
 WHOLE = {"crop_scale": [1.0, 1.0], "crop_ratio": [1.2, 1.2], "flip": 0.0}  # 48 x 40 pixels: all of them
 
 
@@ -250,11 +248,3 @@ def test_features_are_found_wherever_they_begin():
             bytes_of(data, features(data, (2, end))["image/encoded"])
     with pytest.raises(ValueError, match="no number ends"):
         varint(memoryview(b"\xff" * 20), 0, 20)
-
-
-def test_yaml_builds():
-    fields = OmegaConf.load(CONF)
-    assert fields.pop("_target_") == "ddlbench.data.images.packed.PackedImages"
-    built = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(PackedImages), fields))
-    assert built == PackedImages("imagenet_tfrecord")
-    assert set(fields) == set(OmegaConf.structured(PackedImages))

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 from PIL import Image
 
 from ddlbench.data.images import sample as sample_images
@@ -15,8 +13,6 @@ from ddlbench.data.images.drawing import CLASSES
 from ddlbench.data.images.sample import SampleImages
 from ddlbench.errors import UserError
 from tests.support.pictures import Shape
-
-CONF = Path(__file__).parents[3] / "conf" / "data" / "sample_images.yaml"
 
 
 def sample(root, train=20, val=10, **fields):
@@ -131,12 +127,3 @@ def test_a_root_that_is_a_file_is_refused_before_anything_is_made(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"data.root=.*/file is not a folder"):
         sample(tmp_path / "file").check(Shape())
-
-
-def test_yaml_builds():
-    fields = OmegaConf.load(CONF)
-    assert fields.pop("_target_") == "ddlbench.data.images.sample.SampleImages"
-    built = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(SampleImages), fields))
-    assert built == SampleImages("sample_images")
-    # The user cannot choose the set's own folders.
-    assert set(OmegaConf.structured(SampleImages)) - set(fields) == {"train_dir", "val_dir"}

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from omegaconf import OmegaConf
 
 from ddlbench.data.loaders.dali import Dali, DaliReader
 from ddlbench.errors import Unavailable, Unsupported, UserError
@@ -23,10 +20,10 @@ from tests.support.dali_feeds import dali, levels, native, picture, request, wri
 from tests.support.libraries import needs_dali
 from tests.support.pictures import Shape, jpeg, truncate, write_folders
 from tests.support.processes import PYTHON, run
+from tests.support.runs import record
 from tests.support.tiny import TinyData
 
 pytestmark = needs_dali
-CONF = Path(__file__).parents[3] / "conf" / "loader" / "dali.yaml"
 
 
 @pytest.fixture(scope="module")
@@ -267,13 +264,6 @@ def test_wrong_values_are_refused(wrong, message):
         Dali("dali", **wrong)
 
 
-def test_yaml_builds():
-    fields = OmegaConf.load(CONF)
-    assert fields.pop("_target_") == "ddlbench.data.loaders.dali.Dali"
-    assert OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Dali), fields)) == Dali("dali")
-    assert set(fields) == set(OmegaConf.structured(Dali))
-
-
 SMALL = [
     "+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=8", "model.image_size=32", "loader=dali",
     "train.global_batch=4", "train.steps=3", "train.epochs=2", "data=imagenet", "progress=false",
@@ -284,8 +274,7 @@ def test_the_program_trains_on_it(ddlbench, tmp_path, folders, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
     code, said = ddlbench(*SMALL, "+framework=single", f"data.root={folders.root}", "train.channels_last=true")
     assert code == 0, said
-    (path,) = tmp_path.glob("results/*/attempt-1/run.json")
-    content = json.loads(path.read_text())
+    content = record(tmp_path)
     assert content["config"]["loader"]["threads"] is None, "the same run on every machine"
     assert content["loader"] == {
         "device": "cpu", "threads": 2, "prefetch": 2, "fused_crop": True, "cores": 3, "bad_samples": [],
@@ -302,8 +291,7 @@ def test_two_ranks_of_the_program_train_on_it(tmp_path, folders, framework):
         PYTHON, *torchrun, *SMALL, f"+framework={framework}", f"data.root={folders.root}", cwd=tmp_path, timeout=280
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    (path,) = tmp_path.glob("results/*/attempt-1/run.json")
-    content = json.loads(path.read_text())
+    content = record(tmp_path)
     assert content["status"] == "ok"
     assert content["loader"]["device"] == "cpu"
     assert content["summary"]["val_samples"] == 9

@@ -11,20 +11,19 @@ import threading
 import time
 from dataclasses import dataclass, replace
 from itertools import chain
-from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 import torch
-from omegaconf import OmegaConf
 
 from ddlbench.data.feed import Fetched, Request
 from ddlbench.data.loaders.native import Native
 from ddlbench.errors import UserError
 from ddlbench.job import Place
 from tests.support.pictures import Shape, truncate, write_folders
+from tests.support.tiny import TinyData
 
-CONF = Path(__file__).parents[3] / "conf" / "loader" / "native.yaml"
 CPU = torch.device("cpu")
 LOCK = threading.Lock()
 
@@ -56,17 +55,14 @@ class KeySplit:
 
 
 @dataclass
-class KeyData:
-    train: int = 26
-    val: int = 7
-    probe: str | None = None
+class KeyData(TinyData):
+    train_samples: int = 26
+    val_samples: int = 7
     kind: str = "text"
-    name: str = "keys"
-    mapped: bool = True
-    costly: bool = False
+    probe: str | None = None
 
-    def split(self, train, model, seed):
-        return KeySplit(self.train if train else self.val, self.probe)
+    def split(self, train, model, seed) -> Any:
+        return KeySplit(self.train_samples if train else self.val_samples, self.probe)
 
 
 def request(rank=0, size=1, replica_batch=4, **fields):
@@ -111,7 +107,7 @@ def test_replicas_share_each_global_batch(size):
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_each_validation_sample_counts_once(size):
-    feeds = [opened(KeyData(val=7), rank, size, replica_batch=2) for rank in range(size)]
+    feeds = [opened(KeyData(val_samples=7), rank, size, replica_batch=2) for rank in range(size)]
     batches = [list(feed.validation()) for feed in feeds]
     assert {len(each) for each in batches} == {{1: 4, 2: 2, 3: 2}[size]}
     assert all(batch.inputs.shape == (2, 2) for each in batches for batch in each)
@@ -120,7 +116,7 @@ def test_each_validation_sample_counts_once(size):
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_replica_without_validation_samples_gives_masked_batches(workers):
-    feed = opened(KeyData(val=1), 1, 2, workers=workers)
+    feed = opened(KeyData(val_samples=1), 1, 2, workers=workers)
     (batch,) = feed.validation()
     feed.close()
     assert batch.inputs.tolist() == [[0, 0]] * 4
@@ -141,7 +137,7 @@ def test_missing_images_are_zeros_after_normalisation(tmp_path, workers):
 
 
 def test_padding_is_zero_and_not_valid():
-    last = list(opened(KeyData(val=7)).validation())[-1]
+    last = list(opened(KeyData(val_samples=7)).validation())[-1]
     assert last.inputs.tolist() == [[0, 4], [0, 5], [0, 6], [0, 0]]
     assert last.valid.tolist() == [True, True, True, False]
 
@@ -161,8 +157,8 @@ def folders(tmp_path_factory):
 
 def test_workers_change_no_byte(folders):
     alone = everything(opened(folders))
-    for settings in ({"workers": 2}, {"workers": 2, "persistent": False}):
-        for expected, got in zip(alone, everything(opened(folders, **settings)), strict=True):
+    for persistent in (True, False):
+        for expected, got in zip(alone, everything(opened(folders, workers=2, persistent=persistent)), strict=True):
             assert torch.equal(expected, got)
 
 
@@ -224,7 +220,7 @@ def test_signals_to_the_job_neither_stop_workers_nor_run_the_ranks_handlers():
     try:
         assert len(list(feed.train(0))) == 6
         (worker,) = multiprocessing.active_children()
-        os.kill(worker.pid, signal.SIGTERM)  # ends without an error: its end is not the failure
+        worker.terminate()  # ends without an error: its end is not the failure
         worker.join(10)
         assert worker.exitcode == 0
     finally:
@@ -348,13 +344,6 @@ def test_batches_are_pinned_and_moved(folders):
 def test_wrong_values_are_refused(wrong, message):
     with pytest.raises(UserError, match=message):
         Native("native", **wrong)
-
-
-def test_yaml_builds():
-    fields = OmegaConf.load(CONF)
-    assert fields.pop("_target_") == "ddlbench.data.loaders.native.Native"
-    assert OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Native), fields)) == Native("native")
-    assert set(fields) == set(OmegaConf.structured(Native))
 
 
 def test_closing_is_quick(folders):

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 
 from ddlbench.data.feed import Request
 from ddlbench.data.loaders.native import Native
@@ -17,7 +15,6 @@ from ddlbench.job import Place
 from tests.support.pictures import Shape
 from tests.support.tiny import TinyData
 
-CONF = Path(__file__).parents[3] / "conf" / "loader" / "synthetic.yaml"
 DATA = TinyData(train_samples=26, val_samples=7)
 
 
@@ -107,9 +104,3 @@ def test_channels_last():
 def test_steps_must_exist():
     with pytest.raises(UserError, match="26 training samples, fewer than one global batch of 27"):
         opened(replica_batch=27)
-
-
-def test_yaml_builds():
-    fields = OmegaConf.load(CONF)
-    assert fields.pop("_target_") == "ddlbench.data.loaders.synthetic.Synthetic"
-    assert OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Synthetic), fields)) == Synthetic("synthetic")

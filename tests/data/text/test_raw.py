@@ -21,7 +21,7 @@ from ddlbench.data.text.tokenize import THREADS, TextTokenizer, table_path
 from ddlbench.data.text.tokens import TokenText
 from ddlbench.errors import UserError
 from ddlbench.job import Place
-from tests.support.limits import largest_file
+from tests.support.disk import largest_file
 from tests.support.processes import PYTHON, run
 from tests.support.text import every_window, model
 

@@ -7,13 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 
 from ddlbench.data.text.sample import SampleText, split_paragraphs, topics, train_bpe
 from ddlbench.errors import UserError
 from ddlbench.models.gpt2 import GPT2
 
-CONF = Path(__file__).parents[3] / "conf" / "data" / "sample_text.yaml"
 MODEL = GPT2("gpt2", n_layer=1, n_embd=4, n_head=1, vocab_size=512, seq_len=64)
 
 
@@ -128,10 +126,3 @@ def test_a_root_that_is_a_file_is_refused_before_anything_is_made(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"data.root=.*/file is not a folder"):
         SampleText("sample_text", root=str(tmp_path / "file"))
-
-
-def test_configuration_lists_every_field():
-    values = OmegaConf.to_container(OmegaConf.load(CONF))
-    assert values.pop("_target_") == "ddlbench.data.text.sample.SampleText"
-    assert set(values) == set(OmegaConf.structured(SampleText("sample_text")))
-    assert SampleText(**values) == SampleText("sample_text")

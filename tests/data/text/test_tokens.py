@@ -8,19 +8,15 @@ from dataclasses import replace
 from hashlib import sha256
 from itertools import pairwise
 from multiprocessing import get_context
-from pathlib import Path
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 
 from ddlbench.data.sampler import validation_batches
 from ddlbench.data.text.tokenfile import TokenFile
 from ddlbench.data.text.tokens import TokenText
 from ddlbench.errors import UserError
 from tests.support.text import TEXT, model, tokens_of
-
-CONF = Path(__file__).parents[3] / "conf" / "data"
 
 
 def all_of(split, epoch=0):
@@ -170,12 +166,3 @@ def test_text_shorter_than_a_window_is_refused(root, text):
     text.prepare()
     with pytest.raises(UserError, match=r"has 1 tokens, model\.seq_len=4 needs 2"):
         text.check(model(4))
-
-
-@pytest.mark.parametrize("name", ["wikitext2", "wikitext103"])
-def test_configuration_lists_every_field(name):
-    values = OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml"))
-    assert values.pop("_target_") == "ddlbench.data.text.tokens.TokenText"
-    assert values["name"] == name
-    assert set(values) == set(OmegaConf.structured(TokenText(name)))
-    assert TokenText(**values) == TokenText(name)

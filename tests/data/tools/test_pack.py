@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+from typing import Any
 
 import pytest
 
@@ -13,8 +14,8 @@ from ddlbench.data.tfrecord.packed import PackedImage, index_path, make_index, o
 from ddlbench.data.tfrecord.records import walk
 from ddlbench.data.tools.pack import ShardToMake, make_shard, pack
 from ddlbench.errors import UserError
+from tests.support.disk import largest_file
 from tests.support.libraries import needs_dali
-from tests.support.limits import largest_file
 from tests.support.pictures import write_folders
 
 SHARD_BYTES = 4_500  # four or five images of about 980 bytes: four training shards, two of validation
@@ -51,7 +52,12 @@ def in_process(monkeypatch):
 
 def images(folder, split):
     shards = read_manifest(folder).splits[split].shards
-    return [PackedImage.of(payload) for shard in shards for _, payload in walk(folder / shard.file)]
+    return [
+        PackedImage.of(payload)
+        for shard in shards
+        for _, payload in walk(folder / shard.file)
+        if isinstance(payload, bytes)
+    ]
 
 
 def content(folder):
@@ -231,14 +237,15 @@ def test_dali_reads_it_back(packed):
 
     shards = sorted((packed / "train").glob("*.tfrecord"))
 
-    @pipeline_def(batch_size=15, num_threads=1, device_id=None)
+    @pipeline_def(batch_size=15, num_threads=1, device_id=None)  # pyright: ignore[reportArgumentType]
     def reader():
         features = {
-            "image/encoded": tfrecord.FixedLenFeature((), tfrecord.string, ""),
+            "image/encoded": tfrecord.FixedLenFeature([], tfrecord.string, ""),
             "image/class/label": tfrecord.FixedLenFeature([1], tfrecord.int64, -1),
         }
         paths = [str(path) for path in shards]
-        read = fn.readers.tfrecord(path=paths, index_path=[str(index_path(path)) for path in shards], features=features)
+        indices = [str(index_path(path)) for path in shards]
+        read: Any = fn.readers.tfrecord(path=paths, index_path=indices, features=features)
         return read["image/encoded"], read["image/class/label"]
 
     pipe = reader()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from dataclasses import replace
@@ -20,11 +19,7 @@ from ddlbench.job import Job
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
 from tests.equality.cases import MODELS
 from tests.equality.distances import TOLERANCES, distance, norm
-from tests.support.jobs import job
-from tests.support.processes import PYTHON, run
-from tests.support.ranks import run_ranks
-from tests.support.reference import reference
-from tests.support.zero import (
+from tests.frameworks.deepspeed.zero import (
     CASTS,
     KNOBS,
     MODEL,
@@ -37,6 +32,11 @@ from tests.support.zero import (
     on_one_visible_gpu,
     quick,
 )
+from tests.support.jobs import job
+from tests.support.processes import PYTHON, run
+from tests.support.ranks import run_ranks
+from tests.support.reference import reference
+from tests.support.runs import record
 
 TOLERANCE = TOLERANCES["gpt2", "fp32"].weights
 
@@ -264,8 +264,7 @@ def test_the_program_runs_it_under_torchrun(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "deepspeed" not in (done.stdout + done.stderr).lower()
     assert "accelerator" not in done.stdout + done.stderr
-    (path,) = tmp_path.glob("results/*/attempt-1/run.json")
-    content = json.loads(path.read_text())
+    content = record(tmp_path)
     assert content["status"] == "ok"
     assert content["ledger"]["updates"] == 2
     assert content["framework"] | {"zero_stage": 3, "precision_scheme": "autocast"} == content["framework"]

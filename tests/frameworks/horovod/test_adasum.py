@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,7 @@ from tests.equality.distances import TOLERANCES, distance
 from tests.support.equal import train_case
 from tests.support.jobs import CASE
 from tests.support.libraries import why_no_adasum
-from tests.support.mpi import AS_ROOT
-from tests.support.processes import PYTHON, need, run
+from tests.support.processes import AS_ROOT, PYTHON, need, run
 from tests.support.reference import Outcome, cross_entropy, order, reference
 from tests.support.runs import GPT2, record
 
@@ -55,7 +55,7 @@ def simulated(world: int) -> Outcome:
 
 
 @torch.no_grad()
-def combine(model: torch.nn.Module, models: list[torch.nn.Module]) -> None:
+def combine(model: torch.nn.Module, models: Sequence[torch.nn.Module]) -> None:
     for weight, *theirs in zip(model.parameters(), *(each.parameters() for each in models), strict=True):
         weight += adasum([(their - weight).double() for their in theirs]).float()
         for their in theirs:

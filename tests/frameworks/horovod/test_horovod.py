@@ -24,12 +24,13 @@ from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
 from ddlbench.run import attempt
 from tests.equality.distances import TOLERANCES, distance
 from tests.support.equal import make_job, train_cases
-from tests.support.faults import end, record, start
+from tests.support.faults import end, start
 from tests.support.jobs import CASE, two_ranks
 from tests.support.libraries import needs_horovod
 from tests.support.processes import PYTHON, run
 from tests.support.ranks import run_ranks
 from tests.support.reference import Outcome, reference
+from tests.support.runs import record
 
 EXACT = TOLERANCES["gpt2", "fp32"].weights
 ACCUMULATED = replace(CASE, micro_batch=3)
@@ -176,7 +177,9 @@ def horovodrun(*words: object) -> None:
 @pytest.mark.parametrize("case", ["whole", pytest.param("accumulated", marks=pytest.mark.slow)])
 def test_equals_horovods_documented_loop(found: Found, tmp_path: Path, case: str) -> None:
     ours = found.accumulated if case == "accumulated" else found.knobs[0]
-    horovodrun("tests.support.horovod_loop", tmp_path / "weights.pt", *(["3"] if case == "accumulated" else []))
+    horovodrun(
+        "tests.frameworks.horovod.horovod_loop", tmp_path / "weights.pt", *(["3"] if case == "accumulated" else [])
+    )
     theirs = torch.load(tmp_path / "weights.pt")
     assert theirs.keys() == ours.weights.keys()
     for name, weight in theirs.items():

@@ -19,8 +19,7 @@ from tests.support.broken import Emptied, Prompt, Unstashed
 from tests.support.equal import make_job, train_cases
 from tests.support.jobs import job
 from tests.support.ranks import run_ranks
-from tests.support.reference import Case, Outcome
-from tests.support.stale import simulate
+from tests.support.reference import Case, Outcome, stale_reference
 
 TIED = MODELS["gpt2"]
 UNTIED = GPT2("gpt2", n_layer=2, n_embd=32, n_head=4, vocab_size=61, seq_len=16, dropout=0.0, tie_weights=False)
@@ -48,10 +47,10 @@ class Trial:
 
     def expected(self) -> Outcome:
         emptied = 3 if isinstance(self.framework, Emptied) else 0
-        return simulate(self.case, self.blocks, self.staleness, self.replicas, emptied)
+        return stale_reference(self.case, self.blocks, self.staleness, self.replicas, emptied)
 
     def fresh(self) -> Outcome:
-        return simulate(self.case, self.blocks, [0] * len(self.blocks), self.replicas)
+        return stale_reference(self.case, self.blocks, [0] * len(self.blocks), self.replicas)
 
     @property
     def tolerance(self) -> Tolerance:

@@ -13,7 +13,7 @@ import torch
 
 from ddlbench.credentials import LEFT_OUT
 from ddlbench.measure.devices.environment import PREFIXES, SECRETS, environment, gpu_memory_used, source, variables
-from tests.support.runs import SMALL
+from tests.support.runs import SMALL, record
 
 CPU = torch.device("cpu")
 GPU_FACTS = (
@@ -108,8 +108,7 @@ def test_a_planted_secret_never_reaches_the_record(ddlbench, monkeypatch, tmp_pa
     notes = f"cluster.notes='user: me, password: {PLANTED}'"
     code, said = ddlbench(*SMALL, "train.epochs=1", "train.validate=false", notes)
     assert code == 0, said
-    (path,) = tmp_path.glob("results/*/attempt-1/run.json")
-    content = json.loads(path.read_text())
+    content = record(tmp_path)
     assert content["config"]["cluster"]["notes"] == LEFT_OUT
     found = content["environment"]
     assert found["variables"]["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"

@@ -17,8 +17,8 @@ from ddlbench.measure.devices.meter import Meter, OverRanks, Use
 from ddlbench.measure.devices.nvml import GpuState
 from ddlbench.measure.devices.rapl import Rapl
 from ddlbench.measure.devices.thread import thread_seconds
+from tests.measure.devices.rapl import set_energy, zone
 from tests.support.busy import compute, needs_thread_seconds
-from tests.support.rapl import set_energy, zone
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -83,7 +83,7 @@ def test_one_rank_of_a_node_reads_what_the_node_has_once(monkeypatch: pytest.Mon
 
 
 def test_a_gpu_is_read_before_and_after(monkeypatch: pytest.MonkeyPatch) -> None:
-    unlowered = dict.fromkeys((0, 1, 3, 5), 0)
+    unlowered: dict[int, int | None] = dict.fromkeys((0, 1, 3, 5), 0)
     states = iter([GpuState(1_000, 1980, 0, unlowered), GpuState(61_000, 1410, 0x4, unlowered)])
     monkeypatch.setattr(meter_module, "gpu_state_reader", lambda device: lambda: next(states))
     meter = Meter(CUDA, leader=False)

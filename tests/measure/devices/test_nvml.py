@@ -99,9 +99,8 @@ def test_a_cpu_and_a_machine_without_nvml_have_no_reader(monkeypatch: pytest.Mon
 
 
 def state(energy: int = 0, reasons: int = 0, **lowered: int) -> GpuState:
-    return GpuState(
-        energy, 1500, reasons, dict.fromkeys(nvml.POLICIES, 0) | {int(key[1:]): lowered[key] for key in lowered}
-    )
+    lowered_ns: dict[int, int | None] = dict.fromkeys(nvml.POLICIES, 0)
+    return GpuState(energy, 1500, reasons, lowered_ns | {int(key[1:]): lowered[key] for key in lowered})
 
 
 def test_energy_is_in_joules_and_a_counter_that_went_back_is_none() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ddlbench.measure.devices.rapl import Rapl
-from tests.support.rapl import set_energy, zone
+from tests.measure.devices.rapl import set_energy, zone
 
 
 def test_energy_is_the_sum_over_packages_without_parts_and_platform(tmp_path: Path) -> None:

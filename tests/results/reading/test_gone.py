@@ -71,7 +71,8 @@ def test_a_heartbeat_of_any_year_can_be_read(tmp_path: Path, year: int) -> None:
     folder = records.write_run(tmp_path, status="running")
     beat(folder, ELSEWHERE, 0)
     with contextlib.suppress(OSError, OverflowError):  # not every file system has such times
-        os.utime(folder / HEARTBEAT, ((year - 1970) * 31_556_952,) * 2)
+        seconds = (year - 1970) * 31_556_952
+        os.utime(folder / HEARTBEAT, (seconds, seconds))
     assert read(folder).record["status"] in ("running", "killed")
 
 

@@ -26,7 +26,7 @@ def kept_folder(root: Path, cache_dir: str | None) -> Path:
 def read_arrays(file: Path, names: Iterable[str]) -> dict[str, NDArray[Any]] | None:
     """The arrays of these names; None where there are none, or none that can be read."""
     try:
-        with open_regular(file) as stream, np.load(stream) as arrays:
+        with open_regular(file) as stream, np.load(stream) as arrays:  # noqa: TID251 - no pickles
             return {name: arrays[name] for name in names}
     except Exception:  # whatever others have written there
         return None

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ddlbench.errors import Unsupported
-from ddlbench.frameworks.deepspeed.knobs import Knobs
+from ddlbench.frameworks.deepspeed.knobs import DeepSpeedOptions
 from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.single import Single
 from ddlbench.job import Job
@@ -58,7 +58,7 @@ def rehearsed_memory(framework: Any, job: Job, layout: Mapping[str, int]) -> Mem
         raise Unsupported(f"{framework.name} can only be predicted, not rehearsed")
     world = job.world_size
     ranks = set(range(0, world, world // layout.get("pp", 1)))
-    if isinstance(framework, Knobs) and framework.zero_stage in (1, 2):
+    if isinstance(framework, DeepSpeedOptions) and framework.zero_stage in (1, 2):
         sizes = [parameter.numel() for parameter in on_meta(job).parameters()]
         ranks |= {world - 1, max(range(world), key=lambda rank: touched(sizes, world, rank))}
     device = torch.device("cuda", 0) if job.device.type == "cuda" else job.device

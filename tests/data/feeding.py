@@ -7,7 +7,7 @@ import multiprocessing
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import torch
@@ -35,7 +35,7 @@ CLASSES = 26  # and as many files a split: a label says which of them a sample i
 PIXELS = 32
 MODEL = ResNet("resnet", layers=[1, 1, 1, 1], width_per_group=8, image_size=PIXELS, num_classes=CLASSES)
 CASE = Case("fed", MODEL, micro_batch=2, global_batch=8, lr=1e-3)
-LOADERS: list[Loader] = [Dali("dali"), Native("native", workers=1), Synthetic("synthetic")]
+LOADERS: list[Any] = [Dali("dali"), Native("native", workers=1), Synthetic("synthetic")]
 
 
 @dataclass
@@ -101,7 +101,7 @@ def one_epoch(trainer: Trainer, job: Job, place: Place, loader: Loader, data: Im
         request = Request(MODEL, place, job.device, job.seed, job.replica_batch(place.data_size))
         feed = Watched(loader.open(data, request), ([], []))
         run = Run(
-            job, place, feed, epochs=1, warmup_steps=1, recorder=recorder, progress=Progress(False),
+            job, place, cast(Feed, feed), epochs=1, warmup_steps=1, recorder=recorder, progress=Progress(False),
             boundary=Boundary(job.device),
         )  # fmt: skip
         train(run, trainer, Rates(CASE.rate))

@@ -1,7 +1,7 @@
 """Horovod as its documentation shows it (0.28, "Horovod with PyTorch"), started by horovodrun and without ddlbench's
 frameworks: what ours must equal.
 
-    horovodrun -np 2 python -m tests.support.horovod_loop <weights.pt> <micro batch or nothing>
+    horovodrun -np 2 python -m tests.frameworks.horovod.horovod_loop <weights.pt> <micro batch or nothing>
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 from unittest.mock import patch
 
 import torch
@@ -242,7 +242,7 @@ def on_one_visible_gpu() -> list[dict[str, Any]]:
     asked: list[int] = []
 
     class Visible(CPU_Accelerator):
-        def device_name(self, device_index: Any = None) -> str:
+        def device_name(self, device_index: Any = None) -> Literal["cpu"]:
             asked.extend([] if device_index is None else [int(device_index)])
             return "cpu"
 
