@@ -23,7 +23,7 @@ from ddlbench.cores import allowed_cores
 from ddlbench.oracle.machine.machine import Machine, Sweep, load
 from ddlbench.oracle.measured.inputs import OneStep, counts_of, from_one_step, speeds_of
 from ddlbench.oracle.measured.network import COLLECTIVES
-from ddlbench.oracle.predictor import Known
+from ddlbench.oracle.predictor import Inputs
 from ddlbench.oracle.timing.computation import Blocks, Computation, Pass, proportions
 
 MODELS = {
@@ -107,7 +107,7 @@ class Calibration:
     def covers(self, case: Measurement) -> bool:
         return all(self.found.get(each) for each in needed([case.model], [case.framework]))
 
-    def of(self, case: Measurement) -> Known:
+    def of(self, case: Measurement) -> Inputs:
         """What is known when that case is predicted."""
         machine = self.machine(case.model)
 
@@ -116,7 +116,7 @@ class Calibration:
             blocks = self._blocks(config, machine)
             return from_one_step(config, machine, step, f"{case.framework} in one process", blocks)
 
-        return Known(machine, computation)
+        return Inputs(machine, computation)
 
     def machine(self, model: str) -> Machine:
         """This machine's cores and links, and how processes that train this model slow each other."""
