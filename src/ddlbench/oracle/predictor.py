@@ -103,7 +103,7 @@ def predict(config: Config, framework: Any, gpus: int, inputs: Inputs) -> Predic
     row = replace(row, memory_error=0.0 if "traced" in outcome.notes else worst_error(_formula(framework)))
     if inputs.exact_memory:
         try:
-            memory = rehearsed_memory(framework, job, outcome.layout)
+            memory = rehearsed_memory(framework, job, outcome.layout, config.loader.pinned)
             row, outcome = replace(row, memory_error=0.0), replace(outcome, memory=memory)
         except RunError as error:
             row = replace(row, marks=(f"memory by the formula: {error}",))

@@ -13,14 +13,14 @@ WORST_ERRORS = {
     "zero2": 0.08,
     "zero3": 0.11,
     "fsdp": 0.05,
-    "tensor": 0.15,
+    "tensor": 0.09,
     "gpipe": 0.05,
     "1f1b": 0.05,
     "interleaved": 0.05,
-    "zero_bubble": 0.20,
+    "zero_bubble": 0.17,
     "pipedream": 0.08,
     "pipedream_2bw": 0.05,
-    "hybrid": 0.02,
+    "hybrid": 0.05,
 }
 
 

@@ -43,17 +43,20 @@ def traced(framework: Any, setting: Setting) -> Outcome:
     )
 
 
-def stepped(framework: Any, job: Job) -> Rehearsal:
-    rank = rehearse_job(framework, job)
+def stepped(framework: Any, job: Job, pinned: bool | None = None) -> Rehearsal:
+    rank = rehearse_job(framework, job, pinned)
     if rank.collectives is None:
         name, reason = type(framework).__name__, rank.error
         raise Unsupported(f"no step of {name} can be rehearsed: {reason}")
     return rank
 
 
-def rehearsed_memory(framework: Any, job: Job, layout: Mapping[str, int]) -> Memory:
+def rehearsed_memory(framework: Any, job: Job, layout: Mapping[str, int], pinned: bool | None) -> Memory:
     """The memory of the fullest rank, from a rehearsal of one rank of each pipeline stage. ZeRO 1 and 2 cut parameters
-    at the borders of their shards: the first rank, the last, and the one with parts of the largest parameters."""
+    at the borders of their shards: the first rank, the last, and the one with parts of the largest parameters.
+
+    pinned: as for `rehearse_job`
+    """
     if not hasattr(framework, "setup"):
         raise Unsupported(f"{framework.name} can only be predicted, not rehearsed")
     world = job.world_size
@@ -62,7 +65,8 @@ def rehearsed_memory(framework: Any, job: Job, layout: Mapping[str, int]) -> Mem
         sizes = [parameter.numel() for parameter in on_meta(job).parameters()]
         ranks |= {world - 1, max(range(world), key=lambda rank: touched(sizes, world, rank))}
     device = torch.device("cuda", 0) if job.device.type == "cuda" else job.device
-    memories = [held(stepped(framework, replace(job, device=device, rank=rank, local_rank=0))) for rank in ranks]
+    jobs = [replace(job, device=device, rank=rank, local_rank=0) for rank in ranks]
+    memories = [held(stepped(framework, job, pinned)) for job in jobs]
     return max(memories, key=lambda memory: memory.total)
 
 
