@@ -35,6 +35,7 @@ lint: setup ## ruff, pyright, shellcheck
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/pyright
+	.venv/bin/pyright -p tests
 	.venv/bin/shellcheck scripts/*.sh scripts/slurm/*.sh scripts/slurm/run.sbatch scripts/slurm/site/*.sh scripts/container/*.sh .ci/run
 
 format: setup ## let ruff format the code

@@ -94,7 +94,7 @@ def test_both_readers_of_text_give_the_same_kind_of_windows(tmp_path):
     own, count = windows.from_tokens(TokenText("text", root=str(text.folder())), 2, 16)
     other = windows.on_the_fly(text.folder(), 2, 16, count)
     assert len(windows.loader(text.folder(), 2, 16, count)) == count // 2
-    gpt2 = GPT2("gpt2", seq_len=16, vocab_size=300)
+    gpt2 = GPT2("gpt2", n_layer=1, n_embd=4, n_head=1, vocab_size=300, seq_len=16)
     text_of: Any = TokenText("text", root=str(text.folder())).split(True, gpt2, 0).tokens.tolist()
     for side in (own, other):
         for inputs, targets in islice(side, 3):

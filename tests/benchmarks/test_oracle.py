@@ -65,7 +65,7 @@ def test_nothing_of_a_test_run_moves_a_prediction() -> None:
         before = rows(DDP, calibrated() | {DDP[0]: [[1.0]]})
         after = rows(DDP, calibrated() | {DDP[0]: [[7.0]], DDP[1]: [[9.0]]})
     assert [row.prediction for row in before] == [row.prediction for row in after]
-    kinds = {(each.kind, each.framework, each.ranks) for each in needed(MODELS, FRAMEWORKS)}
+    kinds = {(each.kind, each.framework, each.ranks) for each in needed([*MODELS], [*FRAMEWORKS])}
     assert not {ranks for kind, framework, ranks in kinds if framework and ranks > 1}
 
 

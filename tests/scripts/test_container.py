@@ -38,7 +38,8 @@ def inside(folder: Path, **env: Any) -> subprocess.CompletedProcess[str]:
     image: dict[str, Any] = {"DDLBENCH_IMAGE": str(folder / "image.sif")}
     words = ("-m", "ddlbench", "results_dir=two words")
     # `environment` drops variables of DDLBENCH_ from outside; these are given to it
-    return run(SCRIPT, *words, **({"PATH": f"{folder}/bin:{os.environ['PATH']}"} | image | env))
+    image["PATH"] = f"{folder}/bin:{os.environ['PATH']}"
+    return run(SCRIPT, *words, **(image | env))
 
 
 @pytest.mark.parametrize(("gpu", "flags"), [("nvidia", ["--nv"]), ("rocm", ["--rocm"]), ("none", [])])

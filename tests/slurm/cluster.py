@@ -90,7 +90,8 @@ class Slurm:
         return {"SLURM_CONF": str(self.root / "slurm.conf")}
 
     def run(self, *command: object, timeout: float = 60, **env: Any) -> subprocess.CompletedProcess[str]:
-        return run(*command, timeout=timeout, **(env | self.env))
+        variables: dict[str, Any] = env | self.env
+        return run(*command, timeout=timeout, **variables)
 
     def wait(self, *jobs: str, timeout: float = 60) -> list[str]:
         """The state of each job once it ended: COMPLETED, FAILED, ... (`sbatch --wait` looks after 2, 12, 42 s.)"""
