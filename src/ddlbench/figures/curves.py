@@ -131,4 +131,4 @@ def _markers(axes: Axes, points: Sequence[Point], look: Look, style: dict[str, A
     fastest = sorted(dict(points).items())
     for shown, more in ((points, {"linestyle": ""}), (fastest, {"label": plotting.label(name)})):
         merged = [cast(float, values.merged) for _, values in shown]
-        axes.plot([gpus for gpus, _ in shown], merged, zorder=3, **style | look.shape | more)
+        axes.plot([gpus for gpus, _ in shown], merged, zorder=3, **cast(Any, style | look.shape | more))

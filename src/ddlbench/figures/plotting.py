@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf, log2
@@ -116,7 +116,7 @@ class Grid:
 
 
 @contextmanager
-def style() -> Iterator[None]:
+def style() -> Generator[None]:
     """The style of all figures; a letter that the font lacks becomes a box, without a warning."""
     with mpl.rc_context(cast(Any, STYLE)), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font")
