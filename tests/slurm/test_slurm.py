@@ -170,6 +170,28 @@ def test_run_sbatch_unpacks_an_environment_on_each_node(slurm, tmp_path):
     assert list(local.iterdir()) == []
 
 
+def test_a_run_without_a_record_has_the_status_of_the_rank_that_failed_first(slurm, tmp_path):
+    """Rank 1 exits with 4. srun then terminates rank 0 and exits with 143, the larger code."""
+    python, output, results = tmp_path / "python", tmp_path / "out.txt", tmp_path / "runs"
+    python.write_text(f"""#!/bin/sh
+case "$*:$SLURM_PROCID" in
+  *sweep.early*) exec {PYTHON} "$@" ;;
+  *:1) echo "ddlbench: unavailable: no library y" && exit 4 ;;
+  *) sleep 300 ;;
+esac
+""")
+    python.chmod(0o755)
+    options = ("--parsable", "-N2", "--ntasks-per-node=1", f"--output={output}", SCRIPTS / "run.sbatch")
+    words = (*TINY, "train.global_batch=8", f"results_dir={results}")
+    job = slurm.run("sbatch", *options, *words, DDLBENCH_PYTHON=str(python)).stdout.strip()
+    assert slurm.wait(job, timeout=200) == ["FAILED"], output.read_text()
+    (record,) = records(results)
+    ended = "the run ended before it had a record: exit codes 4, 143"
+    assert (record["status"], record["reason"]) == ("unavailable", f"no library y; {ended}"), output.read_text()
+    assert (record["launch"]["nodes"], record["config"]["cluster"]["name"]) == (2, "ddlbench")
+    assert record["environment"]["variables"]["SLURM_JOB_ID"] == job
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_requeued_job_continues_its_run(slurm, tmp_path):
