@@ -79,9 +79,10 @@ def checked(folder: str) -> list[Any]:
     launch = SimpleNamespace(rank=rank)
     said: list[Any] = []
     for stop in (None, 1.5):
-        config: Any = SimpleNamespace(preflight_warn=1.5, preflight_stop=stop)
+        config = SimpleNamespace(preflight_warn=1.5, preflight_stop=stop)
+        attempt: Any = SimpleNamespace(config=config, launch=launch, device=CPU, record=record, dataset={"hash": "abc"})
         try:
-            preflight(SimpleNamespace(config=config, launch=launch, device=CPU, record=record, dataset={"hash": "abc"}))
+            preflight(attempt)
             said.append(record.content["preflight"] if record else "no record")
         except RunError as error:
             said.append(str(error))

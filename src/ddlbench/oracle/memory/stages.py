@@ -66,7 +66,7 @@ def schedule_peak(passes_: Iterable[Op], stages: Mapping[int, Stage]) -> Moment:
 
 @dataclass(frozen=True)
 class InFlight:
-    """What PipeDream has in flight on one stage (frameworks/pipeline/flight.py).
+    """What PipeDream has in flight on one stage (frameworks/pipeline/pipedream_trainer.py).
 
     ahead: micro batches that wait for their backward pass, one for each later stage; count: micro batches of a
     minibatch; gradients: minibatches with gradients at once, 2 for 2BW; input_bytes: of a micro batch
