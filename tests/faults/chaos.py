@@ -83,9 +83,9 @@ def trial(seed: int, number: int) -> Trial:
     return Trial(number, framework, ranks, draw.choice(SIGNALS), whom, after_s, early)
 
 
-def start(planned: Trial, folder: Path) -> list[subprocess.Popen[bytes]]:
+def start(planned: Trial, folder: Path, timeout_s: float) -> list[subprocess.Popen[bytes]]:
     words = [
-        sys.executable, "-m", "ddlbench", f"+framework={planned.framework}", *SMALL, f"train.timeout_s={TIMEOUT_S}",
+        sys.executable, "-m", "ddlbench", f"+framework={planned.framework}", *SMALL, f"train.timeout_s={timeout_s}",
         f"results_dir={folder}", *["framework.tp=2"] * (planned.framework == "hybrid"),
     ]  # fmt: skip
     port, found = free_port(), list[subprocess.Popen[bytes]]()
@@ -103,8 +103,9 @@ def epochs(folder: Path) -> int:
     return sum(file.read_bytes().count(b"\n") for file in folder.glob("*/attempt-1/epochs.jsonl"))
 
 
-def run(planned: Trial, folder: Path) -> Outcome:
-    ranks = start(planned, folder)
+def run(planned: Trial, folder: Path, timeout_s: float = TIMEOUT_S) -> Outcome:
+    """timeout_s: after which a rank that does not answer is taken for dead"""
+    ranks = start(planned, folder, timeout_s)
     try:
         if not planned.early:
             _wait(lambda: epochs(folder) > 0 or _all_ended(ranks), 300)
@@ -115,14 +116,14 @@ def run(planned: Trial, folder: Path) -> Outcome:
                 ranks[rank].send_signal(planned.signal)
         others = [rank for number, rank in enumerate(ranks) if number not in planned.whom]
         if planned.signal == signal.SIGSTOP:  # the others must end by themselves, then the stopped ones
-            hung = not _wait(lambda: _all_ended(others), TIMEOUT_S + ENDS_S)
+            hung = not _wait(lambda: _all_ended(others), timeout_s + ENDS_S)
             for number in planned.whom:
                 ranks[number].send_signal(signal.SIGCONT)
             if len(planned.whom) == planned.ranks:  # stopped as a whole and going on: nothing is wrong with it
                 ranks[0].send_signal(signal.SIGTERM)
-            hung |= not _wait(lambda: _all_ended(ranks), TIMEOUT_S + ENDS_S)
+            hung |= not _wait(lambda: _all_ended(ranks), timeout_s + ENDS_S)
         else:
-            hung = not _wait(lambda: _all_ended(ranks), TIMEOUT_S + ENDS_S)
+            hung = not _wait(lambda: _all_ended(ranks), timeout_s + ENDS_S)
         seconds = time.monotonic() - sent
     finally:
         left = _end(ranks)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.chaos import FAMILIES, SIGNALS, Trial, judge, run, trial
+from tests.support.faults import patience_s
 from tests.support.killed import beat, ended_process
 from tests.support.records import write_run
 
@@ -71,5 +72,5 @@ def test_lost_epochs_processes_and_exit_codes_are_found(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_one_trial(tmp_path: Path) -> None:
-    outcome = run(Trial(0, "ddp", 2, signal.SIGKILL, (0, 1), 0.5, False), tmp_path)
+    outcome = run(Trial(0, "ddp", 2, signal.SIGKILL, (0, 1), 0.5, False), tmp_path, 4 * patience_s())
     assert (outcome.status, outcome.codes, outcome.lost, outcome.hung) == ("killed", (-9, -9), (), False)

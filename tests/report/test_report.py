@@ -115,7 +115,7 @@ def test_reporting_twice_gives_the_same_tables_and_figures(tmp_path):
     first = {path: path.read_bytes() for path in (tmp_path / "report").rglob("*.*") if path.suffix != ".html"}
     main([str(tmp_path)])
     assert {path: path.read_bytes() for path in first} == first
-    assert len(first) == 5 + 2 + 3 * 3
+    assert len(first) == 5 + 2 + 3 * 2
 
 
 def test_records_that_cannot_be_used_are_visible(tmp_path, capsys):

@@ -47,7 +47,7 @@ def test_a_truncated_image_is_fatal_or_skipped_and_counted(ddlbench, tmp_path: P
     assert json.loads(failed.read_text())["status"] == "error"
     code, said = ddlbench(*RESNET, *images, "data.on_bad_sample=skip")
     assert code == 0, said
-    content = record(tmp_path)
+    content = record(tmp_path / "results")
     assert content["ledger"]["bad_samples"] == 1
     assert content["ledger"]["samples"] == 12
     assert "001.JPEG" in json.dumps(content["loader"]["bad_samples"])

@@ -32,9 +32,8 @@ def test_a_study_runs_under_slurm_once(slurm: Slurm, tmp_path: Path) -> None:
     numbers = [line.split()[1].rstrip(":") for line in first.stdout.splitlines()]
     assert len(numbers) == 4
     assert sweep(slurm, study, results, *on_cpus).stdout == "nothing to submit\n"
-    assert slurm.wait(*numbers, timeout=600) == ["COMPLETED"] * 4, [
-        path.read_text() for path in (results / ".sweep/logs").iterdir()
-    ]
+    states = slurm.wait(*numbers, timeout=600)
+    assert states == ["COMPLETED"] * 4, "\n".join(path.read_text() for path in (results / ".sweep/logs").iterdir())
     assert statuses(results) == Counter({"single 1 ok": 3, "ddp 2 ok": 3})
     assert sweep(slurm, study, results, "--status").stdout.startswith("6 cells: ok\n")
     assert sweep(slurm, study, results, *on_cpus).stdout == "nothing to submit\n"
