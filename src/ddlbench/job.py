@@ -36,7 +36,7 @@ class Batch:
     valid: Tensor
 
     def to(self, device: torch.device, channels_last: bool = False) -> Batch:
-        """The same samples on `device`; copies from pinned memory do not block the host."""
+        """Copy the samples to `device`; copies from pinned memory do not block the host."""
         layout = torch.channels_last if channels_last else torch.preserve_format
         return Batch(
             self.inputs.to(device, non_blocking=True, memory_format=layout),

@@ -25,7 +25,7 @@ class Progress:
             tqdm.write(text, file=sys.stderr) if self.bar else print(text, file=sys.stderr, flush=True)
 
     def steps(self, items: Iterable[Item], total: int, what: str, unit: str = "steps") -> Iterator[Item]:
-        """The same items, shown as they pass."""
+        """Yield the items and show how many have passed."""
         if self.bar:
             yield from tqdm(
                 items,

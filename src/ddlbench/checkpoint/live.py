@@ -54,7 +54,7 @@ OFF = "set checkpoint.every=null"
 
 
 def checkpointable(framework: str, trainer: Trainer) -> Checkpointable:
-    """The same trainer. Raises Unsupported where its framework cannot save what it trains."""
+    """The trainer as one that can be saved. Unsupported if its framework cannot save what it trains."""
     if not isinstance(trainer, Checkpointable):
         raise Unsupported(f"{framework} does not save checkpoints: {OFF}")
     return trainer
@@ -91,7 +91,7 @@ def make_optimizer_states(live: Live, shapes: Mapping[str, tuple[torch.Size, tor
 
 
 def random_states(device: torch.device) -> dict[str, Tensor]:
-    """Of torch's generators; nothing else is drawn from in a step."""
+    """The states of torch's generators; a step draws from no other."""
     cuda = {"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {}
     return {"cpu": torch.get_rng_state(), **cuda}
 

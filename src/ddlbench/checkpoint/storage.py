@@ -56,7 +56,7 @@ def read_metadata(folder: Path) -> Any:
 
 
 def shapes(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    """Of every tensor in the folder, whole."""
+    """The size and dtype of every tensor in the folder, without sharding."""
     found = read_metadata(folder).state_dict_metadata
     return {name: (each.size, each.properties.dtype) for name, each in found.items()}
 

@@ -157,7 +157,7 @@ class Config(Options):
 
     @property
     def resolved(self) -> dict[str, Any]:
-        """The same as plain data, for the record."""
+        """This configuration as plain data, for the record."""
         settings = {key.name: getattr(self, key.name) for key in fields(Options)}
         return settings | {name: asdict(getattr(self, name)) for name in SECTIONS}
 
@@ -188,7 +188,7 @@ def resolve(composed: DictConfig) -> Config:
 
 
 def build(plain: dict[str, Any], make: Callable[[str, dict[str, Any]], Any] | None = None) -> Config:
-    """The same of plain data. OmegaConfBaseException for a value of another type than its key's.
+    """A configuration from plain data. OmegaConfBaseException for a value of another type than its key's.
 
     make: how a section becomes an object, where that is not `section`
     """

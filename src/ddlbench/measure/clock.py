@@ -83,7 +83,7 @@ class EpochClock:
         self.ends: list[Stamp] = []
 
     def steps(self, batches: Iterable[Item]) -> Iterator[Item]:
-        """The same batches; from asking for one to asking for the next is a step."""
+        """Yield the batches; a step lasts from asking for one to asking for the next."""
         source = iter(batches)
         if self.meter:
             self.meter.begin()

@@ -22,7 +22,7 @@ MOST_OTHERS, MOST_PRESSURE, MOST_STEAL = 0.1, 0.1, 0.01
 
 
 def load_columns(before: Sequence[Load], after: Sequence[Load]) -> dict[str, float | None]:
-    """Of the node with the most. before, after: each node's, in the same order."""
+    """The largest values of all nodes. before, after: one reading of each node, in the same order."""
     return {
         "load_start": _most(load.load for load in before),
         "load_end": _most(load.load for load in after),

@@ -115,7 +115,7 @@ class RankEpoch:
         )
 
     def packed(self) -> RankEpoch:
-        """The same in 8 bytes a number, for rank 0 gathers a thousand ranks: as objects they would need 32 and more."""
+        """The epoch with 8 bytes for a number: rank 0 gathers a thousand ranks, and objects need 32 bytes and more."""
         times = self.times
         seconds = {name: array("d", getattr(times, name)) for name in ("step_s", "wait_s", "host_wait_s")}
         times = replace(times, **seconds, samples=array("q", times.samples))

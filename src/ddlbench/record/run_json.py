@@ -108,7 +108,7 @@ def ledger(run: Run, steps: int) -> dict[str, Any]:
 
 
 def training_ledger(run: Run, trainer: Trainer, rates: Rates, config: Config, steps: int) -> dict[str, Any]:
-    """The same of training."""
+    """What a training run has processed: samples, updates, rates."""
     job, updates, facts = run.job, trainer.updates, trainer.facts()
     return {
         "updates": updates,

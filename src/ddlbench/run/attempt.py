@@ -159,8 +159,9 @@ def set_switches(train: Train, device: torch.device) -> None:
 
 
 def use_deterministic_algorithms() -> None:
-    """The same bits in every run on the same devices; an operation without such an algorithm ends the run. cuBLAS reads
-    its variable when it is first used, so this comes before any work on a device; a value of the user's stays."""
+    """Make every run on the same devices give the same bits; an operation without a deterministic algorithm ends the
+    run. cuBLAS reads its variable at its first use, so this comes before any work on a device. A value that the user
+    has set stays."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # one of the two values that CUDA's documentation names
     torch.backends.cudnn.deterministic = True
     torch.use_deterministic_algorithms(True)

@@ -175,8 +175,8 @@ class Checkpoints:
         return self.place / f"checkpoints-{attempt}"
 
     def _remove_all(self) -> None:
-        """Of a run that has ended well: there is nothing to continue, and a repeat must begin at the beginning. What
-        other attempts were writing when they ended goes too."""
+        """Remove the checkpoints of a run that has ended well: there is nothing to continue, and a repeat must begin
+        at epoch 0. Files that other attempts were writing when they ended are removed too."""
         for attempt in self.lineage:
             shutil.rmtree(self._of(attempt), ignore_errors=True)
         for growing in self.place.glob("checkpoints-*/.epoch-*"):

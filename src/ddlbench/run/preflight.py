@@ -105,7 +105,7 @@ def require_sound(checks: Sequence[Check], stop: float | None) -> None:
 
 
 def section(checks: Sequence[Check], device: torch.device, slow: Mapping[int, str], seconds: float) -> dict[str, Any]:
-    """Of run.json."""
+    """The section `preflight` of run.json."""
     side, times = SIDES[device.type], [check.matmul_s for check in checks]
     reduced = [check.all_reduce_s for check in checks if check.all_reduce_s is not None]
     return {

@@ -151,7 +151,7 @@ class ImageFolders:
         return v2.Compose([resize, v2.CenterCrop(size), *self._to_pixels()])
 
     def shorter_side(self, size: tuple[int, ...]) -> int:
-        """Of a validation image before a crop of `size` (H, W) is taken from its centre."""
+        """Pixels to which a validation image is resized before a crop of `size` (H, W) is taken from its centre."""
         return self.val_resize or round(min(size) * 256 / 224)
 
     def _to_pixels(self) -> list[Callable[[Any], Any]]:

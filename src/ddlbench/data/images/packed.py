@@ -40,7 +40,7 @@ class PackedImages(ImageFolders):
             prepare_source(self.folder(), split, self._cache())
 
     def digest(self) -> str:
-        """Of the image folders, as if they were read."""
+        """The hash of the image folders that were packed: packing does not change the data."""
         return read_manifest(self.folder()).hash
 
     def original(self, train: bool) -> PackedSource:

@@ -74,7 +74,7 @@ class Blocks:
             fully_shard(stage, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
 
     def reduce(self) -> None:
-        """Of shards torch's schedule has averaged the gradients already."""
+        """Average gradients over replicas and sum those of tied parameters. torch's schedule has averaged shards."""
         unaveraged = [] if self.sharded else [gradient(parameter) for parameter in self.model.parameters()]
         self.groups.reduce(unaveraged, self.shared)
         self.statistics.mark_changed()

@@ -155,7 +155,8 @@ class PipeDreamTrainer:
         return output.detach()
 
     def _backward(self, upstream: Tensor | None) -> None:
-        """Of the oldest micro batch, with the weights of its forward pass. upstream: the gradient of its output."""
+        """The backward pass of the oldest micro batch, with the weights of its forward pass. upstream: the gradient of
+        its output."""
         oldest = self.in_flight.popleft()
         minibatch = oldest.minibatch
         self.weights.use(minibatch.weights)  # checkpointed blocks run again

@@ -33,7 +33,7 @@ def balanced(costs: Sequence[float], stages: int, sending: Sequence[float] | Non
 
     @cache
     def best(blocks: int, stages: int) -> tuple[float, tuple[int, ...]]:
-        """Of the first `blocks` blocks: cost of the slowest stage, sizes of the stages."""
+        """The best division of the first `blocks` blocks: cost of the slowest stage, sizes of the stages."""
         if stages == 1:
             return upto[blocks], (blocks,)
         options: list[tuple[float, tuple[int, ...]]] = []

@@ -92,7 +92,7 @@ class PipelineTrainer:
         return stage
 
     def _loss(self, output: Tensor, targets: Tensor) -> Tensor:
-        """Of one micro batch, as its share of the replica's."""
+        """The loss of one micro batch, as its share of the replica's."""
         with span(FORWARD), autocast(self.job):
             loss = self.job.loss(output, targets) / self.micro_batches
         self.losses.append(loss.detach())

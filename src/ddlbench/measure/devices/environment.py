@@ -48,7 +48,7 @@ def environment(device: torch.device) -> dict[str, Any]:
 
 
 def machine(device: torch.device) -> dict[str, Any]:
-    """The same without the commit: what ranks compare."""
+    """The environment without the commit: what ranks compare."""
     return {
         "python": platform.python_version(),
         "torch": str(torch.__version__),

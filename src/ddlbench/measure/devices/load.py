@@ -44,14 +44,14 @@ class Load:
         )
 
     def steal_share(self, earlier: Load) -> float | None:
-        """Of the cores' time since `earlier`."""
+        """The share of the cores' time since `earlier` that the hypervisor gave to others."""
         if self.ticks is None or earlier.ticks is None or self.stolen is None or earlier.stolen is None:
             return None
         passed = self.ticks - earlier.ticks
         return max(0, self.stolen - earlier.stolen) / passed if passed > 0 else None
 
     def others_share(self, earlier: Load) -> float | None:
-        """Of the cores' time since `earlier`, what processes that are not of the run computed."""
+        """The share of the cores' time since `earlier` that processes outside the run used."""
         if self.ticks is None or self.busy is None or self.own_s is None:
             return None
         if earlier.ticks is None or earlier.busy is None or earlier.own_s is None:

@@ -48,7 +48,7 @@ class Use:
 
 @dataclass(frozen=True)
 class OverRanks:
-    """The same of all ranks.
+    """The use of all ranks together.
 
     energy_j: the sum; None where a counter is missing, for part of the devices is no result
     time_s:   between the readings, on the rank where they are furthest apart
@@ -92,7 +92,7 @@ class OverRanks:
 
 
 def _loads(uses: Sequence[Use | None], hosts: Sequence[str]) -> Iterator[tuple[Load, Load]]:
-    """Of each node, with what the ranks on it computed."""
+    """The load of each node before and after, with what its ranks computed."""
     before, after = (_by_host(uses, hosts, name) for name in ("cpu_before_s", "cpu_after_s"))
     for use, host in zip(uses, hosts, strict=True):
         if use and use.before and use.after:

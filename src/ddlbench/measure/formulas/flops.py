@@ -106,8 +106,8 @@ def _count(
 
 
 def operation_flops(func: Any, args: Any, kwargs: Any, out: Any) -> float:
-    """Of one operation below autograd, as torch's FlopCounterMode counts it; the CPU's attention, which that does not
-    know, as that of other devices. The backward pass of attention in one kernel computes the scores again: five
+    """FLOPs of one operation below autograd, as torch's FlopCounterMode counts them. It lacks the CPU's attention:
+    that is counted as on other devices. The backward pass of attention in one kernel computes the scores again: five
     products of [T, T] and [T, n_embd], where the mathematics has four."""
     packet, aten = func._overloadpacket, torch.ops.aten
     if packet is aten._scaled_dot_product_flash_attention_for_cpu:

@@ -24,7 +24,7 @@ SPLIT = {
 
 @dataclass(frozen=True)
 class Bytes:
-    """Of one parameter, or of all parameters of a rank."""
+    """Bytes of one parameter, or of all parameters of a rank."""
 
     parameters: float
     gradients: float
@@ -35,7 +35,7 @@ class Bytes:
 
 
 def in_fp32(optimizer: str, own_copy: bool = False) -> Bytes:
-    """Of one parameter. optimizer: as recipe.optimizers.costs takes it.
+    """Bytes of one parameter. optimizer: as recipe.optimizers.costs takes it.
 
     own_copy: the optimizer updates a copy of the weights and keeps it, as DeepSpeed's ZeRO does in fp32, too."""
     return Bytes(FP32_BYTES, FP32_BYTES, FP32_BYTES * (costs(optimizer).states + own_copy))

@@ -80,7 +80,8 @@ def finish(sums: Tensor, kind: str, words: int | None) -> dict[str, float | None
 
 
 def without_scores(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Of random samples: how many they were, and a loss that is not finite, which is a failure on any samples."""
+    """The metrics that mean something on random samples: their number, and a loss that is not finite, because that is a
+    failure on any samples."""
     diverged = not math.isfinite(metrics.get("val_loss") or 0.0)
     return {
         name: value for name, value in metrics.items() if name == "val_samples" or (name == "val_loss" and diverged)

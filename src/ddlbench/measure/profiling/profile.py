@@ -81,7 +81,7 @@ class Seconds:
         return self.window_s - self.data_s - self.exposed_s
 
     def shares(self) -> dict[str, float]:
-        """Of the window: the columns of the tables."""
+        """Shares of the window's time, by the names of the tables' columns."""
         seconds = asdict(self) | {"compute_s": self.compute_s}
         return {column: seconds[name] / self.window_s for column, name in SHARES.items()}
 

@@ -38,7 +38,7 @@ class Profiler:
         dist.Work.wait = self._wait
 
     def events(self) -> list[Event]:
-        """Of all threads and streams. The raw ones: torch's tree of them takes minutes for a large window."""
+        """The events of all threads and streams, not torch's tree, which takes minutes for a large window."""
         recorded: Any = self._profile.profiler
         return plain_events(recorded.kineto_results.events())
 
@@ -48,7 +48,7 @@ class Profiler:
 
 
 def plain_events(events: Sequence[Any]) -> list[Event]:
-    """Of torch's `_KinetoEvent`. What runs on the device names the operator that launched it by its number
+    """Events from torch's `_KinetoEvent`. An event of the device names the operator that launched it by its number
     (`linked_correlation_id`). Spans of the host that are drawn on the device again are left out."""
     host = [event for event in events if _on_host(event)]
     begins = {event.correlation_id(): event.start_ns() for event in host if not event.linked_correlation_id()}

@@ -38,7 +38,7 @@ def span(name: str) -> AbstractContextManager[object]:
 
 
 def spanned(name: str, function: Callable[Parameters, Result]) -> Callable[Parameters, Result]:
-    """The same function, each call a part of a step."""
+    """The function, with every call recorded as a part of a step."""
 
     def named(*args: Parameters.args, **kwargs: Parameters.kwargs) -> Result:
         with span(name):
