@@ -80,8 +80,8 @@ class Train:
             )
         if self.deterministic and self.cudnn_benchmark:
             raise UserError(
-                "train.deterministic=true and train.cudnn_benchmark=true exclude each other, for autotuning may choose "
-                "another algorithm in every run: leave train.cudnn_benchmark out"
+                "train.deterministic=true and train.cudnn_benchmark=true exclude each other, because autotuning may "
+                "choose another algorithm in every run: leave train.cudnn_benchmark out"
             )
         if self.clip_norm is not None and self.clip_norm <= 0:
             raise UserError(f"train.clip_norm={self.clip_norm} must be greater than 0; null turns clipping off")

@@ -3,7 +3,7 @@
 A rank that waits for its device or for another rank cannot take part in a collective, and a vote every few steps could
 take minutes. So threads agree (run/peers.py): each announces how many boundaries its rank has passed, and with that its
 rank passes no boundary more before all know the answer. One more than the largest number is a boundary that no rank has
-passed and that every rank reaches, for whatever the others need on the way there is below it.
+passed and that every rank reaches, because whatever the others need on the way there is below it.
 
     rank 0    b1  b2  b3 | announces 3           waits at b4 for the answer, goes on      b5 stops
     rank 1    b1  b2  b3  b4 | announces 4       waits at b5 for the answer                  stops

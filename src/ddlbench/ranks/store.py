@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def open_store(launch: Launch, timeout: timedelta, env: Mapping[str, str] = os.environ) -> Store:
     """Called by all ranks alike; errors are torch's own. Returns as soon as the store answers: not all ranks need to
     have come. Under torchrun its agent holds the store, else rank 0. Where MASTER_ADDR is the name of a host, rank 0
-    listens on all interfaces, for a name can mean another interface on another node (many systems give a host's own
+    listens on all interfaces, because a name can mean another interface on another node (many systems give a host's own
     name a loopback address)."""
     from torch._C._distributed_c10d import HashStore, TCPStore
 

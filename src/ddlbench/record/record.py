@@ -193,7 +193,7 @@ class Record:
         return False
 
     def write(self) -> bool:
-        """Replace run.json, unless another process has written the end meanwhile, for this one had been stopped;
+        """Replace run.json, unless another process has written the end meanwhile, because this one was stopped;
         whether it did."""
         with self.lock:
             if (self.folder / CLAIM).exists():

@@ -106,7 +106,7 @@ def connect_ranks(attempt: Attempt, supervisor: Supervisor) -> None:
 
 
 def succeed(attempt: Attempt, supervisor: Supervisor) -> int:
-    """Record the end of a complete run before anything is closed, for that may hang; the exit code of this process."""
+    """Record the end of a complete run and return the exit code. Nothing is closed before, because closing may hang."""
     supervisor.expect_nothing()
     recorded = attempt.record_success()
     wait_for([0], "ddlbench/end")
@@ -133,7 +133,7 @@ def fail(error: Exception, attempt: Attempt, supervisor: Supervisor) -> int:
 
 
 def close(opened: ExitStack, clean: bool) -> None:
-    """Close the data, drop the model and destroy the process groups, for they must not be destroyed while a wrapped
+    """Close the data, drop the model and destroy the process groups, because they must not be destroyed while a wrapped
     model lives. The end is recorded: what goes wrong here changes nothing.
 
     clean: all ranks come here. Where another rank may still be in a collective, the program ends without `disconnect`.
@@ -169,7 +169,7 @@ def use_deterministic_algorithms() -> None:
 
 def check(config: Config, scenario: Scenario) -> Unsupported | Unavailable | None:
     """Everything that can be known before anything starts, the same on every rank. A UserError ends the program;
-    what the framework or the loader cannot do is returned, for it becomes a row."""
+    what the framework or the loader cannot do is returned, because it becomes a row."""
     writable(config.results_dir)
     if config.checkpoint.every is not None and config.checkpoint.folder is not None:
         writable(str(config.checkpoint.folder), "checkpoint.dir")

@@ -143,7 +143,7 @@ class Supervisor:
         return failure
 
     def wait_for_readers(self, failure: Failure) -> None:
-        """Rank 0 stays until the others know the reason, for it may hold the store; they stay until it is recorded.
+        """Rank 0 stays until the others know the reason, because it may hold the store; they stay until it is recorded.
         While the ranks connect it stays longer, for those that still import torch."""
         with self.waiting:
             peers = self.peers

@@ -13,7 +13,7 @@ Pixels = NDArray[np.uint8]  # [height, width, 3]
 Plane = NDArray[np.int32]  # [height, width]
 Canvas = NDArray[
     np.int16
-]  # [3, height, width], not yet clipped to 0 ... 255; channels first, for they are drawn one by one
+]  # [3, height, width], not yet clipped to 0 ... 255; channels first, because they are drawn one by one
 Figure = Callable[[Plane, Plane], Plane]  # (u, v), 256 = the figure's radius -> 0 outside, 1 first ink, 2 second ink
 
 # (width, height): ImageNet's usual ones.

@@ -25,8 +25,8 @@ SCANNERS = 16  # threads: a parallel file system answers slowly, but many at onc
 
 @dataclass(frozen=True)
 class Files:
-    """The files of one split in order of class, then name. Arrays, for a million Python strings would take 100 MB in
-    every worker.
+    """The files of one split in order of class, then name. They are arrays, because a million Python strings would
+    take 100 MB in every worker.
 
     names: all file names as bytes, one after another; name i lies between ends[i] and ends[i + 1]
     sizes: bytes of each file; labels: class of each file

@@ -162,7 +162,7 @@ def _files(index: Index) -> dict[str, Files]:
 
 
 def _jobs(target: Path, layout: FolderLayout, index: Index, split: str, shards: int) -> Iterator[ShardToMake]:
-    """One after another, for the names of a million files as Python strings would take 100 MB."""
+    """One after another, because the names of a million files as Python strings would take 100 MB."""
     files, source = _files(index)[split], layout.splits[SPLITS.index(split)]
     for number, chosen in enumerate(np.array_split(order(split, len(files)), shards)):
         file = f"{split}/{number:05d}-of-{shards:05d}.tfrecord"

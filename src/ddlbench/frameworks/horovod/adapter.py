@@ -205,7 +205,7 @@ def stall_seconds(job: Job) -> int:
 
 
 def assert_same_weights(model: nn.Module) -> None:
-    """Horovod's own broadcast is not needed, for every rank builds from the same seed. Their bits are added up as
+    """Horovod's own broadcast is not needed, because every rank builds from the same seed. Their bits are added up as
     integers, which gives the same sum on every device. The weights of a fake rank have no bits."""
     if is_fake():
         return

@@ -1,5 +1,6 @@
 """Spans of Horovod's all-reduces, which run in a thread that torch's profiler does not see; and how long the training
-thread waits for them, for it does so without sleeping (`WaitAndClear` in Horovod 0.28.1, horovod/torch/mpi_ops_v2.cc).
+thread waits for them, because it does so without sleeping (`WaitAndClear` in Horovod 0.28.1,
+horovod/torch/mpi_ops_v2.cc).
 
 A span begins when a gradient is handed to Horovod. Its end is seen when the rank waits for this gradient, or when the
 next gradient is handed over: within a backward pass it is late by at most the time between two gradients. On CUDA the

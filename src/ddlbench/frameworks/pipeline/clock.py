@@ -45,8 +45,8 @@ class BusyClock:
 
     def add_up(self) -> None:
         """At the end of an epoch: start to sum over ranks the times of its recent steps. Every rank calls it. It waits
-        for this rank's device and for no other rank, for the clock of the epoch is still on. Not in a profiled window,
-        whose communication is the framework's alone."""
+        for this rank's device and for no other rank, because the clock of the epoch is still on. Nothing is sent in a
+        profiled window: its communication is the framework's alone."""
         if not self.steps or profiling():
             return
         if self.device.type == "cuda":

@@ -99,9 +99,9 @@ def stage_costs(costs: Sequence[float], sizes: Sequence[int]) -> list[float]:
 class Stage(nn.Module):
     """Consecutive blocks as one module. [B, ...] -> [B, ...].
 
-    Autocast is entered for each micro batch, as everywhere. What leaves is contiguous, for nothing else can be sent,
-    and of whatever type the last block gives: under bf16 the residual stream of GPT-2 stays fp32, as it does within
-    one process.
+    Autocast is entered for each micro batch, as everywhere. The output is contiguous, because nothing else can be
+    sent, and has the type that the last block gives: under bf16 the residual stream of GPT-2 stays fp32, as it does
+    within one process.
     """
 
     def __init__(self, blocks: nn.Sequential, job: Job) -> None:

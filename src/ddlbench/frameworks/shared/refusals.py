@@ -28,7 +28,7 @@ def check_reduction(name: str, job: Job, dtype: str | None = None) -> None:
 
 
 def optimizer_of(job: Job) -> Optimizer:
-    """Over a single weight, to see what it is, for the job holds no recipe."""
+    """Over a single weight, to see what it is, because the job holds no recipe."""
     return job.optimizer([("weight", nn.Parameter(torch.zeros(1, 1)))])
 
 

@@ -21,8 +21,8 @@ def shard(model: nn.Sequential, mesh: DeviceMesh, reshard: bool | None, policy: 
 
 def root_group(model: nn.Sequential) -> list[str]:
     """Names of the blocks whose parameters stay in the root's group: blocks that share one (the tied embedding and head
-    must be in the same group), and blocks that have vectors only (a last norm), for to gather and reduce so few numbers
-    by themselves costs three messages a step."""
+    must be in the same group), and blocks that have vectors only (a last norm), because gathering and reducing so
+    few numbers separately costs three messages a step."""
     users = Counter(parameter for block in model.children() for parameter in block.parameters())
     return [
         name

@@ -73,8 +73,8 @@ def training_flops(model: Model) -> int:
 
 def hardware_flops(model: Model, checkpoint: Callable[[nn.Sequential], None]) -> int:
     """FLOPs that are computed for one training sample where `checkpoint` lets blocks run again in the backward pass:
-    counted on the blocks as it changes them, for torch ends a second run at the last tensor that is needed. So dropout
-    matters, which keeps what comes before it: training mode, and two samples for BatchNorm's sake."""
+    counted on the blocks as it changes them, because torch ends a second run at the last tensor that is needed. Dropout
+    keeps what comes before it, so the count needs training mode, and two samples because of BatchNorm."""
     counter, _ = _count(model, backward=True, checkpoint=checkpoint)
     return counter.get_total_flops() // SAMPLES
 
