@@ -124,10 +124,10 @@ def unlike(row: Prediction) -> Sequence[int]:
     return range(0, row.gpus, 1 if row.framework in ("zero1", "zero2") else row.gpus // row.layout.get("pp", 1))
 
 
-def fullest(config: Config, row: Prediction) -> dict[str, int]:
-    """Bytes of the rank with the highest peak."""
+def rehearsed_ranks(config: Config, row: Prediction) -> list[dict[str, int]]:
+    """Bytes of all ranks that differ from each other, the rank with the highest peak first."""
     memories = [rehearsed(config, rank, row.gpus) for rank in unlike(row)]
-    return max(memories, key=lambda memory: memory["peak"])
+    return sorted(memories, key=lambda memory: memory["peak"], reverse=True)
 
 
 def compared(case: Case) -> Row:
@@ -140,7 +140,7 @@ def compared(case: Case) -> Row:
         return Row(case, reason=str(error))
     if row.status != "ok":
         return Row(case, reason=row.reason)
-    return Row(case, row.memory_bytes, fullest(config, row)["peak"])
+    return Row(case, row.memory_bytes, rehearsed_ranks(config, row)[0]["peak"])
 
 
 def again(row: Row) -> Row:
