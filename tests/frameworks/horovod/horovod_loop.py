@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
-import horovod.torch as hvd
+import horovod.torch as hvd  # pyright: ignore[reportMissingImports]
 import torch
 
 from tests.support.jobs import CASE

@@ -228,7 +228,7 @@ def test_a_missing_library_is_refused_with_the_remedy(monkeypatch: pytest.Monkey
 
 @needs_horovod
 def test_a_gpu_or_adasum_needs_another_flavour() -> None:
-    from horovod.torch import mpi_built, nccl_built
+    from horovod.torch import mpi_built, nccl_built  # pyright: ignore[reportMissingImports]
 
     if not nccl_built():
         with pytest.raises(Unavailable, match=r"install_horovod\.sh nccl"):

@@ -66,7 +66,7 @@ def test_a_wait_without_sleep_is_not_the_time_of_the_rank() -> None:
 @needs_horovod
 def test_horovods_functions_are_replaced_once() -> None:
     trace_horovod()
-    import horovod.torch.optimizer as optimizer
+    import horovod.torch.optimizer as optimizer  # pyright: ignore[reportMissingImports]
 
     before = optimizer.allreduce_async_, optimizer.synchronize
     trace_horovod()
