@@ -25,7 +25,6 @@ def test_a_file_without_a_size_is_read_up_to_the_limit():
         read_bytes(Path("/proc/self/status"), largest=4)
 
 
-@pytest.mark.timeout(20)
 def test_a_pipe_is_refused_with_and_without_a_writer(tmp_path):
     pipe = tmp_path / "run.json"
     os.mkfifo(pipe)

@@ -29,7 +29,7 @@ def imported() -> dict[str, list[str]]:
     """For each step the modules that are imported after it."""
     lines = [f"{step}; found[{name!r}] = list(sys.modules)" for name, (step, _) in STEPS.items()]
     code = "\n".join(["import json, sys; found = {}", *lines, "print(json.dumps(found))"])
-    done = run(PYTHON, "-c", code, timeout=120)
+    done = run(PYTHON, "-c", code)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

@@ -38,7 +38,7 @@ TEXT = (
 )
 def test_text_on_real_files_runs_under_torchrun(tmp_path: Path, framework: tuple[str, ...]) -> None:
     name, *knobs = framework
-    done = run(*TORCHRUN, *TEXT, f"+framework={name}", *knobs, cwd=tmp_path, timeout=150)
+    done = run(*TORCHRUN, *TEXT, f"+framework={name}", *knobs, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     content = record(tmp_path)
     assert (content["status"], content["ledger"]["updates"]) == ("ok", 2)
@@ -51,7 +51,7 @@ def test_text_on_real_files_runs_under_torchrun(tmp_path: Path, framework: tuple
 def test_images_run_under_mpirun(tmp_path: Path, mpirun: str) -> None:
     need({mpirun: MPI[mpirun]})
     command = (mpirun, "-n", 2, PYTHON, "-m", *IMAGES, "+framework=ddp")
-    done = run(*command, cwd=tmp_path, timeout=150, **AS_ROOT)
+    done = run(*command, cwd=tmp_path, **AS_ROOT)
     assert done.returncode == 0, done.stdout + done.stderr
     content = record(tmp_path)
     assert (content["status"], content["launch"]["launcher"], content["ledger"]["updates"]) == ("ok", "mpirun", 2)

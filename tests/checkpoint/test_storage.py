@@ -95,7 +95,7 @@ def test_a_disk_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
 
 @cache
 def two_ranks(folder: str) -> list[dict[str, Any]]:
-    return run_ranks(2, on_two_ranks, folder, timeout_s=120)
+    return run_ranks(2, on_two_ranks, folder)
 
 
 def on_two_ranks(folder: str) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ImageFolders]:
 def train_all(group: tuple[int, str], root: str) -> dict[str, Given]:
     with configurations():
         frameworks = [configuration("+model=resnet50", *on(words)).framework for words in LAYOUTS[group]]
-    by_rank = run_ranks(group[0], feed_all, frameworks, ImageFolders("pictures", root=root), timeout_s=250)
+    by_rank = run_ranks(group[0], feed_all, frameworks, ImageFolders("pictures", root=root))
     return dict(zip(LAYOUTS[group], (list(ranks) for ranks in zip(*by_rank, strict=True)), strict=True))
 
 

@@ -296,7 +296,7 @@ def test_a_node_that_cannot_stage_ends_the_others(tmp_path: Path) -> None:
     words = [word for word in folders(tmp_path) if word != "+framework=single"]
     stage_to = f"data.stage_to={tmp_path}/images/train/a/000.JPEG"  # a file: no folder can be made in it
     torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "ddlbench")
-    done = run(PYTHON, *torchrun, *words, "+framework=ddp", stage_to, "mode=loader", cwd=tmp_path, timeout=100)
+    done = run(PYTHON, *torchrun, *words, "+framework=ddp", stage_to, "mode=loader", cwd=tmp_path)
     assert done.returncode != 0
     (attempt,) = read_all([tmp_path / "results"]).attempts
     assert attempt.record["status"] == "error"

@@ -72,11 +72,10 @@ def compiled() -> dict[tuple[str, str], Compiled]:
 @cache
 def ranks() -> list[dict[tuple[str, str], Compiled]]:
     """All in one pair of processes: the frameworks share what torch.compile keeps of equal graphs."""
-    return run_ranks(2, compiled, timeout_s=800)
+    return run_ranks(2, compiled)
 
 
 @pytest.mark.slow  # four minutes of one core the first time
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("model", "name"), WORK)
 def test_trains_what_an_uncompiled_process_trains(model: str, name: str) -> None:
     first, second = (rank[model, name] for rank in ranks())

@@ -38,7 +38,7 @@ def outcomes(world: int, quick: bool) -> dict[tuple[str, str], Outcome]:
         for case in CASES
         for strategy in strategies_of(world, case, quick)
     }
-    found = run_ranks(world, train_cases, list(work.values()), timeout_s=800)[0]
+    found = run_ranks(world, train_cases, list(work.values()))[0]
     return dict(zip(work, found, strict=True))
 
 
@@ -57,7 +57,6 @@ TRAININGS = [
 ]
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("world", "quick", "case"), TRAININGS)
 def test_equals_one_plain_process(world: int, quick: bool, case: Case) -> None:
     found = outcomes(world, quick)

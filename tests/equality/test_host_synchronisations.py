@@ -39,7 +39,7 @@ COUNTED += [at(2, Case("gpt2-fp16", MODELS["gpt2"], precision="fp16", micro_batc
 
 @cache
 def found() -> list[Found]:
-    return run_ranks(2, count_all, COUNTED, timeout_s=500)
+    return run_ranks(2, count_all, COUNTED)
 
 
 WHEN = {"always": "", "clipping": "clipped", "fp16": "fp16"}  # the page's word -> what is in the names of its cases
@@ -54,7 +54,6 @@ def allowed(framework: str, case: str) -> Counter[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("case", [case.name for case in COUNTED])
 def test_a_step_waits_only_where_the_page_says_so(case: str) -> None:
     names = [name for of, name in found()[0] if of == case]
@@ -105,12 +104,11 @@ sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
 @pytest.mark.slow  # it imports what most ranks import, once more
 def test_ranks_that_the_tests_fork_may_use_a_gpu() -> None:
     variables = {"PYTORCH_NVML_BASED_CUDA_CHECK": "0"}  # as under a DeepSpeed that does not set it
-    done = run(sys.executable, "-c", FORK_AFTER_PRELOAD, timeout=120, cwd=ROOT, **variables)
+    done = run(sys.executable, "-c", FORK_AFTER_PRELOAD, cwd=ROOT, **variables)
     assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.gpu
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("model", ["gpt2", "resnet"])
 @pytest.mark.parametrize("name", ON_ONE_GPU)

@@ -166,10 +166,10 @@ def courses(world: int, quick: bool) -> tuple[list[dict[str, Course]], list[dict
     """Of every rank, the uninterrupted trainings, which leave checkpoints, and in new processes the continued ones."""
     chosen = wanted(world, quick)
     with TemporaryDirectory() as folder:
-        whole = run_ranks(world, train_all, chosen, folder, 1, timeout_s=600)
+        whole = run_ranks(world, train_all, chosen, folder, 1)
         left = {path.relative_to(folder).as_posix() for path in Path(folder).glob("*/checkpoints-1/*")}
         assert left == {f"{each.name}/checkpoints-1/epoch-{EVERY:06}" for each in chosen}
-        return whole, run_ranks(world, train_all, chosen, folder, 2, timeout_s=600)
+        return whole, run_ranks(world, train_all, chosen, folder, 2)
 
 
 TRAININGS = [
@@ -180,7 +180,6 @@ TRAININGS = [
 ]
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("world", "quick", "name"), TRAININGS)
 def test_a_resumed_run_equals_an_uninterrupted_one(world: int, quick: bool, name: str) -> None:
     for whole, resumed in zip(*([each[name] for each in ranks] for ranks in courses(world, quick)), strict=True):

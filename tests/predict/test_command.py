@@ -188,7 +188,6 @@ def test_volumes_are_printed_twice(capsys: pytest.CaptureFixture[str]) -> None:
     assert "spatial at 2: not traced: it can only be predicted" in capsys.readouterr().out
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("framework", ["ddp", "gpipe"])
 def test_exact_memory_is_that_of_the_fullest_rehearsed_rank(capsys: pytest.CaptureFixture[str], framework: str) -> None:
     words = (*TINY, f"+framework={framework}", "train.batch_per_gpu=2")
@@ -366,7 +365,6 @@ def test_measured_runs_are_the_base(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.slow  # models of full size are counted
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("model", choices("model"))
 def test_every_model_is_predicted_at_full_size(capsys: pytest.CaptureFixture[str], model: str) -> None:
     (row,) = rows(capsys, f"+model={model}", "+framework=ddp", "cluster=h100", "gpus=64", "train.batch_per_gpu=8")

@@ -113,7 +113,7 @@ def test_a_vote_does_not_wait_for_its_device(device: str, monkeypatch: pytest.Mo
 
 @cache
 def two_ranks() -> list[dict[str, Any]]:
-    return run_ranks(2, every_case, timeout_s=120)
+    return run_ranks(2, every_case)
 
 
 def every_case() -> dict[str, Any]:

@@ -95,7 +95,7 @@ def test_ranks_that_wait_for_each_other_stop_at_one_boundary(seed: int) -> None:
 
 @cache
 def two_ranks() -> list[dict[str, Any]]:
-    return run_ranks(2, every_case, timeout_s=120)
+    return run_ranks(2, every_case)
 
 
 def every_case() -> dict[str, tuple[str, int]]:

@@ -19,7 +19,7 @@ ALONE, TWO = Launch("alone"), Launch("torchrun", 0, 2, 0, 2)
 def test_the_main_command_prints_json_and_records_nothing(tmp_path: Path) -> None:
     rank = ("rehearsal.gpus=8", "rehearsal.rank=7", "rehearsal.device=cuda", "rehearsal.json=true")
     main = (PYTHON, "-m", "ddlbench", *words("gpipe", "gpt2_small"), "mode=rehearsal")
-    done = run(*main, *rank, cwd=tmp_path, timeout=120)
+    done = run(*main, *rank, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert (found["rank"], found["device"], found["coordinates"]) == (7, "cuda", {"dp": 1, "pp": 3})

@@ -37,7 +37,7 @@ def check(found: dict[str, Any]) -> None:
 @pytest.mark.parametrize("model", MODELS)
 def test_every_framework_is_rehearsed_in_fp16(model: str) -> None:
     """Or refuses it, with the reason."""
-    found = apart("cuda", model, OTHERS, 600, FP16)
+    found = apart("cuda", model, OTHERS, FP16)
     assert sorted(found) == sorted(OTHERS)
     for framework, why in REFUSED.items():
         assert why in found.pop(framework)["refused"]
@@ -49,7 +49,7 @@ def test_every_framework_is_rehearsed_in_fp16(model: str) -> None:
 @pytest.mark.parametrize("model", ["gpt2_small", "vgg16"])
 def test_zero_casts_its_weights_to_fp16(model: str) -> None:
     """Stages 1 and 2 gather the new weights after each update that was made, in two bytes."""
-    for framework, row in apart("cuda", model, [*ZERO], 600, FP16, WEIGHTS).items():
+    for framework, row in apart("cuda", model, [*ZERO], FP16, WEIGHTS).items():
         check(row)
         if framework != "zero3":
             numbers = sum(each.numel() for each in config("single", model).model.build().parameters())
@@ -59,9 +59,9 @@ def test_zero_casts_its_weights_to_fp16(model: str) -> None:
 
 @pytest.mark.slow
 def test_zero_refuses_what_it_cannot_do_in_fp16() -> None:
-    for row in apart("cuda", "resnet50", [*ZERO], 600, FP16, WEIGHTS).values():
+    for row in apart("cuda", "resnet50", [*ZERO], FP16, WEIGHTS).values():
         assert "BatchNorm's weights would be cast, its running statistics would not" in row["refused"]
-    for row in apart("cuda", "gpt2_small", [*ZERO], 600, FP16).values():
+    for row in apart("cuda", "gpt2_small", [*ZERO], FP16).values():
         assert "under autocast DeepSpeed does not lower the loss scale after an overflow" in row["refused"]
 
 

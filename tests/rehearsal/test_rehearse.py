@@ -52,7 +52,7 @@ def check(found: dict[str, Any], framework: str, device: str) -> None:
 def test_every_framework_is_rehearsed(device: str, model: str) -> None:
     """On "cuda" nothing but this test runs the steps for it on a machine without a GPU."""
     device, _, precision = device.partition(" ")
-    found = apart(device, model, FRAMEWORKS, 600, *([f"train.precision={precision}"] if precision else []))
+    found = apart(device, model, FRAMEWORKS, *([f"train.precision={precision}"] if precision else []))
     assert sorted(found) == sorted(FRAMEWORKS)
     for framework in FRAMEWORKS:
         check(found[framework], framework, device)

@@ -61,7 +61,7 @@ def test_a_failing_rank_0_stays_until_the_others_know_why(tmp_path: Path) -> Non
 
 
 def test_a_launcher_that_dies_is_named(tmp_path: Path) -> None:
-    end([torchrun(tmp_path, "launcher", "+framework.on=0")])
+    end([torchrun(tmp_path, "launcher", "+framework.on=0", "train.steps=10000")])
     wait_until(lambda: begun(tmp_path) and record(tmp_path)["status"] != "running")
     assert record(tmp_path)["reason"].startswith("torchrun, which held the rendezvous store, ended without a message")
 

@@ -132,7 +132,6 @@ def test_a_run_without_validation_needs_no_validation_folder(ddlbench, tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # the compiler takes minutes on one core
 def test_a_compiled_model_has_nearly_the_same_loss(ddlbench, tmp_path: Path) -> None:
     losses: list[float] = []
     for compiled in ("false", "true"):

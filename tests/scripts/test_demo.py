@@ -15,7 +15,6 @@ CHANCE = 0.1  # ten classes; a model that learned nothing stays near it
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 def test_demo_learns_and_reports(tmp_path):
     done = subprocess.run(
         [ROOT / "scripts" / "demo.sh"],

@@ -19,7 +19,7 @@ import torch
 from ddlbench.config.compose import configuration, configurations, supports
 from ddlbench.config.job import make_job
 from ddlbench.ranks.launch import Launch
-from tests.support.processes import environment
+from tests.support import processes
 
 ROOT = Path(__file__).parents[2]
 CUDA = torch.device("cuda")  # a name only
@@ -27,9 +27,8 @@ GPU_TEST = re.compile(r"(@|marks=)pytest\.mark\.gpu")
 FIRST, CHECK, COMPARE = "scripts/first_gpu.sh", "scripts/gpu_check.sh", "scripts/measurements.py"
 
 
-def run(*command: str, timeout: float = 60, **variables: str) -> subprocess.CompletedProcess[str]:
-    given = {"PYTHON": sys.executable, "WHEELS": "nowhere", **variables}
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=ROOT, env=environment() | given)
+def run(*command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return processes.run(*command, cwd=ROOT, **{"PYTHON": sys.executable, "WHEELS": "nowhere", **variables})
 
 
 def commands(*script: str, **variables: Any) -> list[list[str]]:
@@ -134,7 +133,7 @@ def test_an_unknown_part_is_one_line_with_the_choices(script: str) -> None:
 
 @pytest.mark.slow
 def test_a_part_runs_end_to_end_on_a_cpu(tmp_path: Path) -> None:
-    done = run(CHECK, "gpt2", str(tmp_path), timeout=240, DDLBENCH_TINY="1")
+    done = run(CHECK, "gpt2", str(tmp_path), DDLBENCH_TINY="1")
     assert done.returncode == 0, done.stdout + done.stderr
     rows = [line.split(" | ") for line in done.stdout.splitlines() if line.startswith("| gpt2/")]
     checks, records = rows[:4], rows[4:]
@@ -147,7 +146,7 @@ def test_a_part_runs_end_to_end_on_a_cpu(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_failures_leave_their_status_on_a_cpu(tmp_path: Path) -> None:
     small = {"DDLBENCH_TINY": "1", "INTERRUPT_AFTER_S": "40", "HANG_S": "10"}
-    done = run(FIRST, "records", str(tmp_path), timeout=300, **small)
+    done = run(FIRST, "records", str(tmp_path), **small)
     assert done.returncode == 0, done.stdout + done.stderr
     for check, status in (("out-of-memory", "oom"), ("ctrl-c", "killed"), ("hang", "timeout")):
         assert f"| records/{check} | passed: {status} |" in done.stdout

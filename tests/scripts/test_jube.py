@@ -33,7 +33,7 @@ def test_jube_submits_each_cell_and_reads_its_record(tmp_path: Path) -> None:
     sbatch.write_text(SBATCH.format(python=sys.executable, log=str(log)))
     sbatch.chmod(0o755)
     variables = {"PATH": f"{sbatch.parent}:{os.environ['PATH']}", "PYTHONPATH": f"{ROOT}/src:{ROOT}"}
-    done = run("jube", "run", script, timeout=250, cwd=tmp_path, **variables)
+    done = run("jube", "run", script, cwd=tmp_path, **variables)
     assert done.returncode == 0, done.stdout + done.stderr
     submitted = log.read_text().splitlines()
     assert len(submitted) == 4 * 6
@@ -41,7 +41,7 @@ def test_jube_submits_each_cell_and_reads_its_record(tmp_path: Path) -> None:
     assert "--wait --nodes=2 --ntasks-per-node=4 --gpus-per-node=4 " in largest
     (named,) = [Path(word) for word in largest.split() if word.endswith("run.sbatch")]
     assert named.samefile(tmp_path / "scripts" / "slurm" / "run.sbatch")
-    table = run("jube", "result", "-a", tmp_path / "build" / "jube", timeout=250, cwd=tmp_path, **variables)
+    table = run("jube", "result", "-a", tmp_path / "build" / "jube", cwd=tmp_path, **variables)
     assert table.returncode == 0, table.stdout + table.stderr
     rows = [[cell.strip() for cell in line.split("|")] for line in table.stdout.splitlines() if "125.5" in line]
     assert len(rows) == 24

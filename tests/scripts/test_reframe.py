@@ -22,9 +22,7 @@ pytestmark = [
 
 def reframe(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     files = (f"--prefix={folder}", f"--report-file={folder}/report.json")
-    return run(
-        "reframe", "-c", CHECK, "-r", "-S", f"python={sys.executable}", *files, *options, timeout=200, cwd=folder
-    )
+    return run("reframe", "-c", CHECK, "-r", "-S", f"python={sys.executable}", *files, *options, cwd=folder)
 
 
 def test_reframe_runs_a_cell_and_reads_its_throughput(tmp_path: Path) -> None:

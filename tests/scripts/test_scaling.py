@@ -34,7 +34,7 @@ class Submitted:
 
     def scaling(self, *words: str, python: str = PYTHON, **env: Any) -> subprocess.CompletedProcess[str]:
         path = f"{self.stub.parent}:{os.environ['PATH']}"
-        return run(SCRIPT, *words, timeout=200, PATH=path, DDLBENCH_PYTHON=python, **env)
+        return run(SCRIPT, *words, PATH=path, DDLBENCH_PYTHON=python, **env)
 
     @property
     def jobs(self) -> list[list[str]]:

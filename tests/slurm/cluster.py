@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.processes import environment, run
-from tests.support.waiting import wait_until
+from tests.support.waiting import WITHIN_S, wait_until
 
 COMMANDS = {"slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client", "munged": "munge"}
 NULL = os.makedev(1, 3)
@@ -89,19 +89,19 @@ class Slurm:
     def env(self) -> dict[str, str]:
         return {"SLURM_CONF": str(self.root / "slurm.conf")}
 
-    def run(self, *command: object, timeout: float = 60, **env: Any) -> subprocess.CompletedProcess[str]:
+    def run(self, *command: object, **env: Any) -> subprocess.CompletedProcess[str]:
         variables: dict[str, Any] = env | self.env
-        return run(*command, timeout=timeout, **variables)
+        return run(*command, **variables)
 
-    def wait(self, *jobs: str, timeout: float = 60) -> list[str]:
+    def wait(self, *jobs: str) -> list[str]:
         """The state of each job once it ended: COMPLETED, FAILED, ... (`sbatch --wait` looks after 2, 12, 42 s.)"""
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + WITHIN_S
         while True:
             shown = [self.run("scontrol", "-o", "show", "job", job).stdout for job in jobs]
             states = [re.search(r" JobState=(\S+)", text)[1] for text in shown]
             if not {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING"} & set(states):
                 return states
-            assert time.monotonic() < deadline, f"jobs {jobs} are {states} after {timeout} s"
+            assert time.monotonic() < deadline, f"jobs {jobs} are {states} after {WITHIN_S} s"
             time.sleep(0.3)
 
     def requeue(self, job: str) -> None:

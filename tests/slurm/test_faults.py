@@ -15,12 +15,11 @@ import pytest
 from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.tables.tables import make_tables
 from tests.slurm.cluster import COMMANDS, SCRIPTS, TINY, Slurm, obstacle, records
-from tests.support.faults import patience_s
 from tests.support.processes import PYTHON, need
 from tests.support.waiting import wait_until
 from tests.sweep.studies import KEYS, ranks, statuses, write
 
-pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 GIB = 2**30
 LONG = (*TINY[:-3], "train.steps=5", "train.epochs=100000", "train.validate=false", "train.global_batch=8")
 
@@ -53,7 +52,7 @@ def test_scancel_leaves_a_killed_row_with_its_epochs_and_no_process(cluster: Slu
     job = submit(cluster, results, *LONG)
     wait_until(lambda: measured(results) >= 2)
     cluster.run("scancel", job)
-    assert cluster.wait(job, timeout=60) == ["CANCELLED"]
+    assert cluster.wait(job) == ["CANCELLED"]
     wait_until(lambda: not ranks(results))
     (attempt,) = read_all([results]).attempts
     assert attempt.record["status"] == "killed"
@@ -80,7 +79,7 @@ def host_name_space(process: int) -> Path | None:
 
 def sweep(slurm: Slurm, study: Path, results: Path, *options: str) -> subprocess.CompletedProcess[str]:
     command = (sys.executable, "-m", "ddlbench.sweep", study, f"results_dir={results}", *options)
-    return slurm.run(*command, timeout=400, DDLBENCH_PYTHON=sys.executable)
+    return slurm.run(*command, DDLBENCH_PYTHON=sys.executable)
 
 
 ON_CPUS = ("--slurm", "--sbatch=--gpus-per-node=0")
@@ -136,9 +135,7 @@ def test_a_job_that_lost_a_node_waits_and_continues_from_its_checkpoint(tmp_path
         else:
             slurm._start(*slurm._inside("node2"), "slurmd", "-D", "-N", "node2")
         # Slurm waits for two minutes: until then a node that has come back refuses the job, "Job credential revoked".
-        assert slurm.wait(job, timeout=600 + 60 * patience_s()) == ["COMPLETED"], [
-            path.read_text() for path in results.glob(".sweep/logs/*")
-        ]
+        assert slurm.wait(job) == ["COMPLETED"], [path.read_text() for path in results.glob(".sweep/logs/*")]
     lost, whole = sorted(records(results), key=lambda record: record["attempt"])
     assert (lost["status"], whole["status"]) == ("error", "ok")
     assert LOST in lost["reason"]
@@ -174,7 +171,7 @@ def test_the_node_that_runs_the_job_script_is_lost(tmp_path: Path, requeue: bool
         assert sweep(slurm, study, results, *ON_CPUS, "--retry", "failed").stdout == "nothing to submit\n"
         slurm.run("scontrol", "update", "NodeName=node1", "State=DOWN", "Reason=lost")
         if requeue:
-            assert slurm.wait(job, timeout=600 + 60 * patience_s()) == ["COMPLETED"]
+            assert slurm.wait(job) == ["COMPLETED"]
         else:
             assert slurm.wait(job) == ["NODE_FAIL"]
             assert sweep(slurm, study, results, *ON_CPUS, "--retry", "failed").stdout.count("job ") == 1
@@ -214,9 +211,8 @@ def test_thirty_two_ranks_on_eight_nodes_complete_a_run(tmp_path: Path) -> None:
         pytest.skip("needs 12 GiB of free memory for 32 ranks")
     words = (*TINY[:-3], "train.steps=2", "train.epochs=2", "train.validate=false", "train.global_batch=64")
     command = (PYTHON, "-m", "ddlbench", *words, f"results_dir={tmp_path}/runs", *FEW_CORES)
-    within_s = 300 + 32 * 2 * patience_s()
     with Slurm(nodes=8, cpus=4) as slurm:
-        done = slurm.run("srun", "-N8", "-n32", "--ntasks-per-node=4", *command, timeout=within_s)
+        done = slurm.run("srun", "-N8", "-n32", "--ntasks-per-node=4", *command)
     assert done.returncode == 0, done.stderr[-3000:]
     (attempt,) = read_all([tmp_path / "runs"]).attempts
     content = attempt.record

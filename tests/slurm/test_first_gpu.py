@@ -12,7 +12,6 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_the_part_about_faults_is_submitted_and_passes(slurm, tmp_path: Path) -> None:
     small = {"DDLBENCH_TINY": "1", "GPUS": "1", "CPUS": "1", "HANG_S": "20"}
     output = tmp_path / "out.txt"
@@ -21,7 +20,7 @@ def test_the_part_about_faults_is_submitted_and_passes(slurm, tmp_path: Path) ->
         WHEELS="nowhere", SBATCH_OPTIONS=f"--output={output}", **small,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    (state,) = slurm.wait(done.stdout.split()[-1], timeout=400)
+    (state,) = slurm.wait(done.stdout.split()[-1])
     said = output.read_text()
     assert state == "COMPLETED", said
     assert "| faults/rank-dies | passed: " in said

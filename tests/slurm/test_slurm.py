@@ -106,7 +106,7 @@ def test_first_host_is_scontrols(slurm, hosts):
 @pytest.mark.parametrize("framework", ["ddp", pytest.param("horovod", marks=[needs_horovod, pytest.mark.slow])])
 def test_srun_runs_the_program_into_one_record(slurm, tmp_path, framework):
     command = (PYTHON, "-m", "ddlbench", f"+framework={framework}", *TINY[1:], "train.global_batch=8")
-    done = slurm.run("srun", "-N2", "-n4", "--ntasks-per-node=2", *command, f"results_dir={tmp_path}", timeout=150)
+    done = slurm.run("srun", "-N2", "-n4", "--ntasks-per-node=2", *command, f"results_dir={tmp_path}")
     assert done.returncode == 0, done.stderr
     (record,) = records(tmp_path)
     assert (record["status"], record["reason"]) == ("ok", None)
@@ -120,7 +120,7 @@ def test_each_node_stages_a_copy_of_its_own(slurm, tmp_path):
     write_folders(tmp_path / "images", train=4, val=3)
     data = ("data=imagenet", f"data.root={tmp_path}/images", f"data.stage_to='{tmp_path}/$SLURMD_NODENAME'")
     command = (PYTHON, "-m", "ddlbench", *TINY[:5], "mode=loader", "train.global_batch=4", "loader.workers=0", *data)
-    done = slurm.run("srun", "-N2", "-n4", "--ntasks-per-node=2", *command, f"results_dir={tmp_path}/runs", timeout=150)
+    done = slurm.run("srun", "-N2", "-n4", "--ntasks-per-node=2", *command, f"results_dir={tmp_path}/runs")
     assert done.returncode == 0, done.stderr
     (record,) = records(tmp_path / "runs")
     assert (record["status"], record["summary"]["val_samples"]) == ("ok", 9)
@@ -140,7 +140,7 @@ def test_run_sbatch(slurm, tmp_path):
     options = ("--parsable", "--cpus-per-task=2", f"--output={tmp_path}/out.txt", f"--chdir={tmp_path}")
     script = (SCRIPTS / "run.sbatch", *TINY, "train.global_batch=8", "results_dir=mine")
     done = slurm.run("sbatch", *options, *script, DDLBENCH_SITE=str(site), MY_PYTHON=str(python))
-    assert slurm.wait(done.stdout.strip(), timeout=120) == ["COMPLETED"], (tmp_path / "out.txt").read_text()
+    assert slurm.wait(done.stdout.strip()) == ["COMPLETED"], (tmp_path / "out.txt").read_text()
     (record,) = records(tmp_path / "mine")
     assert (record["status"], record["launch"]["launcher"]) == ("ok", "srun")
     assert (tmp_path / "cpus.txt").read_text() == "2\n"
@@ -184,7 +184,7 @@ esac
     options = ("--parsable", "-N2", "--ntasks-per-node=1", f"--output={output}", SCRIPTS / "run.sbatch")
     words = (*TINY, "train.global_batch=8", f"results_dir={results}")
     job = slurm.run("sbatch", *options, *words, DDLBENCH_PYTHON=str(python)).stdout.strip()
-    assert slurm.wait(job, timeout=200) == ["FAILED"], output.read_text()
+    assert slurm.wait(job) == ["FAILED"], output.read_text()
     (record,) = records(results)
     ended = "the run ended before it had a record: exit codes 4, 143"
     assert (record["status"], record["reason"]) == ("unavailable", f"no library y; {ended}"), output.read_text()
@@ -193,7 +193,6 @@ esac
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_a_requeued_job_continues_its_run(slurm, tmp_path):
     options = ("--parsable", "--requeue", "--ntasks=2", f"--output={tmp_path}/out.txt", f"--chdir={tmp_path}")
     words = (*TINY[:-2], "train.epochs=30", "train.steps=5", "train.global_batch=8", "checkpoint.every=1")
@@ -201,7 +200,7 @@ def test_a_requeued_job_continues_its_run(slurm, tmp_path):
     job = slurm.run("sbatch", *options, SCRIPTS / "run.sbatch", *words, **env).stdout.strip()
     wait_until(lambda: list(tmp_path.glob("results/*/checkpoints-1/epoch-000003")))
     slurm.requeue(job)
-    assert slurm.wait(job, timeout=280) == ["COMPLETED"], (tmp_path / "out.txt").read_text()
+    assert slurm.wait(job) == ["COMPLETED"], (tmp_path / "out.txt").read_text()
     first, second = records(tmp_path / "results")
     assert first["status"] != "ok"
     assert second["status"] == "ok"
@@ -285,7 +284,7 @@ def test_scaling(slurm, tmp_path, kind, batches):
     assert done.returncode == 0, done.stderr
     jobs = re.findall(r"^job (\d+):", done.stdout, re.MULTILINE)
     assert done.stdout.splitlines()[-1].endswith(f"ddlbench.report {tmp_path}/runs --out {tmp_path}/runs/report")
-    states = slurm.wait(*jobs, timeout=200)
+    states = slurm.wait(*jobs)
     assert states == ["COMPLETED", "COMPLETED"], "".join(path.read_text() for path in tmp_path.glob("*.txt"))
     found = sorted(records(tmp_path / "runs"), key=lambda record: record["launch"]["world_size"])
     assert [record["status"] for record in found] == ["ok", "ok"]

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.waiting import WITHIN_S
+
 PYTHON = sys.executable
 MEET = Path(__file__).parent / "meet.py"
 LAUNCHERS = (
@@ -45,17 +47,17 @@ def environment(**extra: str) -> dict[str, str]:
     return kept | {"OMP_NUM_THREADS": "1"} | extra
 
 
-def run(*command: object, timeout: float = 60, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+def run(*command: object, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
     """Run to the end. On a timeout the launcher is asked to end its ranks, which may have sessions of their own."""
     words = [str(word) for word in command]
     process = subprocess.Popen(
         words, stdout=-1, stderr=-1, text=True, cwd=cwd, env=environment(**env), start_new_session=True
     )
     try:
-        out, err = process.communicate(timeout=timeout)
+        out, err = process.communicate(timeout=WITHIN_S)
     except subprocess.TimeoutExpired:
         out, err = end(process)
-        pytest.fail(f"{' '.join(words)} took more than {timeout} s\n{out[-2000:]}\n{err[-2000:]}")
+        pytest.fail(f"{' '.join(words)} took more than {WITHIN_S} s\n{out[-2000:]}\n{err[-2000:]}")
     except BaseException:
         end(process)
         raise
@@ -105,6 +107,6 @@ def need(packages: dict[str, str]) -> None:
         pytest.skip(f"needs {', '.join(missing)}: apt-get install {names} (as root)")
     apt = "apt-get -q -o DPkg::Lock::Timeout=120"
     script = f"{apt} update && DEBIAN_FRONTEND=noninteractive {apt} install -y --no-install-recommends {names}"
-    done = run("bash", "-c", script, timeout=240)
+    done = run("bash", "-c", script)
     if done.returncode:
         pytest.skip(f"apt-get install {names} failed: {(done.stderr.strip().splitlines() or [''])[-1]}")

@@ -16,10 +16,11 @@ from typing import Any
 import torch
 
 from ddlbench.ranks.launchers import free_port, rank_variables
+from tests.support.waiting import WITHIN_S
 
 
 def run_ranks(
-    world: int, work: Callable[..., Any], *args: Any, timeout_s: float = 180.0, open_files: int | None = None
+    world: int, work: Callable[..., Any], *args: Any, timeout_s: float = WITHIN_S, open_files: int | None = None
 ) -> list[Any]:
     """`work(*args)` in `world` processes that are connected by gloo; what each returned, by rank. open_files: their
     soft limit as they start."""

@@ -50,9 +50,9 @@ def rehearsed(framework: str, model: str, *more: str, rank: int = 0, device: str
     return rehearse(config(framework, model, *more), launch, torch.device("cuda:0" if device == "cuda" else "cpu"))
 
 
-def apart(device: str, model: str, frameworks: list[str], timeout: float, *more: str) -> dict[str, dict[str, Any]]:
+def apart(device: str, model: str, frameworks: list[str], *more: str) -> dict[str, dict[str, Any]]:
     """Of each framework, in a process of its own, as JSON has it."""
-    done = run(PYTHON, "-m", "tests.support.rehearsals", device, model, ",".join(frameworks), *more, timeout=timeout)
+    done = run(PYTHON, "-m", "tests.support.rehearsals", device, model, ",".join(frameworks), *more)
     assert done.returncode == 0, done.stdout + done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -147,7 +147,6 @@ def test_a_record_that_a_process_of_others_keeps_is_not_ended(tmp_path: Path, ce
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(200)
 def test_a_folder_of_data_that_does_not_exist_is_a_row_and_not_tried_again(tmp_path: Path) -> None:
     words = ["data=imagenet", "loader=native", f"data.root={tmp_path}/nowhere"]
     study = load(str(write(tmp_path, axes={"framework": ["single"]}, exclude=[])), words)

@@ -19,15 +19,15 @@ from ddlbench.sweep.state import State
 from ddlbench.sweep.study import load
 from tests.support.faults import patience_s
 from tests.support.processes import environment, run
+from tests.support.waiting import WITHIN_S
 from tests.sweep.studies import KEYS, ranks, statuses, write
 
-TIMEOUT = 280.0
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow]
 
 
 def sweep(study: Path, results: Path, *words: str) -> subprocess.CompletedProcess[str]:
     command = (sys.executable, "-m", "ddlbench.sweep", study, f"results_dir={results}", "--local", *words)
-    return run(*command, timeout=TIMEOUT)
+    return run(*command)
 
 
 def start(study: Path, results: Path) -> subprocess.Popen[str]:
@@ -40,7 +40,7 @@ def cells(study: Path) -> list[Cell]:
 
 
 def wait(ready: Any, what: str) -> None:
-    deadline = time.monotonic() + TIMEOUT
+    deadline = time.monotonic() + WITHIN_S
     while not ready():
         assert time.monotonic() < deadline, what
         time.sleep(0.05)
@@ -83,7 +83,7 @@ def test_a_failed_cell_is_a_row_and_runs_again_only_when_asked(tmp_path: Path) -
 def test_two_sweeps_at_once_run_each_cell_once(tmp_path: Path) -> None:
     study, results = write(tmp_path, axes={"framework": ["single"]}, exclude=[], repeats=3), tmp_path / "results"
     racing = [start(study, results) for _ in range(2)]
-    outputs = [process.communicate(timeout=TIMEOUT) for process in racing]
+    outputs = [process.communicate(timeout=WITHIN_S) for process in racing]
     assert [process.returncode for process in racing] == [0, 0], outputs
     assert statuses(results) == {"single 1 ok": 3}
     assert sum(out.count(": ok (") for out, _ in outputs) == 3
@@ -113,7 +113,7 @@ def test_ctrl_c_ends_the_ranks_and_the_cell_is_still_to_run(tmp_path: Path) -> N
     process = start(study, results)
     wait(lambda: statuses(results)["ddp 2 running"] == 1, "no cell has started")
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=TIMEOUT)
+    _, err = process.communicate(timeout=WITHIN_S)
     assert process.returncode == 130
     assert "interrupted; what has ended is kept, to go on: " in err
     assert not ranks(results)

@@ -287,9 +287,7 @@ def test_the_program_trains_on_it(ddlbench, tmp_path, folders, monkeypatch):
 @pytest.mark.parametrize("framework", ["ddp", "zero1"])
 def test_two_ranks_of_the_program_train_on_it(tmp_path, folders, framework):
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "ddlbench"]
-    done = run(
-        PYTHON, *torchrun, *SMALL, f"+framework={framework}", f"data.root={folders.root}", cwd=tmp_path, timeout=280
-    )
+    done = run(PYTHON, *torchrun, *SMALL, f"+framework={framework}", f"data.root={folders.root}", cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     content = record(tmp_path)
     assert content["status"] == "ok"

@@ -298,7 +298,7 @@ def test_one_thread_tokenises_without_a_warning(tmp_path, tokenizer, first, monk
             path.unlink()
     monkeypatch.delenv(THREADS)
     here = Path(__file__).parents[3]
-    done = run(PYTHON, "-c", THREADS_OF_A_WORKER, tmp_path, tokenizer, first, cwd=here, timeout=60)
+    done = run(PYTHON, "-c", THREADS_OF_A_WORKER, tmp_path, tokenizer, first, cwd=here)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == ["1", "0"]
     assert done.stderr == ""

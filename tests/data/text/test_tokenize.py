@@ -160,7 +160,6 @@ print(int(peak) / 1024, seconds)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 def test_memory_is_flat_in_ten_million_words(tmp_path):
     """54 MB more of text, 49 MB more of tokens: the peak grows by allocators' leftovers alone (from 103 to 116 MiB), so
     WikiText-103's 100 million words fit as well."""
@@ -170,7 +169,7 @@ def test_memory_is_flat_in_ten_million_words(tmp_path):
         write_words(text, words)
         if not peaks:
             train_bpe(text.read_text()[:500_000], 4096, tmp_path)
-        done = run(PYTHON, "-c", TOKENIZE, text, tmp_path, timeout=250)
+        done = run(PYTHON, "-c", TOKENIZE, text, tmp_path)
         assert done.returncode == 0, done.stderr
         index = TokenFile.open(text.with_suffix(".bin")).index
         assert index.words == words

@@ -169,7 +169,7 @@ def test_facts(found: Found) -> None:
 
 def horovodrun(*words: object) -> None:
     command = Path(PYTHON).with_name("horovodrun")
-    done = run(command, "-np", 2, PYTHON, "-m", *words, timeout=120, cwd=Path(__file__).parents[3])
+    done = run(command, "-np", 2, PYTHON, "-m", *words, cwd=Path(__file__).parents[3])
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -37,7 +37,6 @@ def found() -> list[Found]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", FRAMEWORKS)
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_four_ranks_hold_the_bytes_of_the_formula(kind: str, name: str) -> None:
@@ -50,7 +49,6 @@ def test_four_ranks_hold_the_bytes_of_the_formula(kind: str, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", FRAMEWORKS)
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_malloc_counts_the_bytes_of_the_tensors(kind: str, name: str) -> None:

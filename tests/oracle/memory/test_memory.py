@@ -56,14 +56,12 @@ def name(case: Case) -> str:
     return f"{case.framework}-{case.model}-{case.ranks}-{case.variant}"
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("case", QUICK, ids=name)
 def test_predicted_bytes_are_within_the_stated_error(case: Case) -> None:
     compare(case)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("case", SLOW, ids=name)
 def test_predicted_bytes_of_the_grid(case: Case) -> None:
     compare(case)

@@ -82,14 +82,12 @@ TOLD = (
 )
 
 
-@pytest.mark.timeout(60)
 def test_every_kind_is_counted(results):
     tables = make_tables(read_all([results]))
     assert tables.left_out == TOLD
     assert len(tables.runs) == 14, "all but the copy are rows"
 
 
-@pytest.mark.timeout(120)
 def test_terminal_and_page_have_the_line(tmp_path, capsys):
     write_run(tmp_path, status="error", reason="boom")
     replaced(tmp_path, 1, lambda file: file.write_text("{"))

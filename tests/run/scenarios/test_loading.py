@@ -158,7 +158,6 @@ def test_several_ranks_read_each_their_share(tmp_path: Path) -> None:
         "ddlbench",
         *alone,
         cwd=tmp_path,
-        timeout=150,
     )
     assert done.returncode == 0, done.stderr
     content = record(tmp_path)
