@@ -18,7 +18,7 @@ import pytest
 from ddlbench.data.__main__ import main
 from ddlbench.data.images.folders import ImageFolders
 from ddlbench.data.images.packed import PackedImages
-from ddlbench.data.text.tokens import TokenText
+from ddlbench.data.text.dataset import TokenText
 from ddlbench.data.tools.pack import pack
 from ddlbench.errors import UserError
 from tests.support.pictures import Shape, write_folders

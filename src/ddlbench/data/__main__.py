@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ddlbench.data.images.index import FolderLayout
 from ddlbench.data.processes import usual_processes
-from ddlbench.data.text.tokenfile import TokenFile
+from ddlbench.data.text.token_file import TokenFile
 from ddlbench.data.tools.info import info, kind
 from ddlbench.data.tools.pack import pack
 from ddlbench.data.tools.verify import Found, verify_folders, verify_pack, verify_tokens
@@ -58,7 +58,7 @@ def verify(given: argparse.Namespace) -> int:
 def tokenize(given: argparse.Namespace) -> int:
     """Turn a text into a memory-mapped token file, on all cores; by default the one that a run would make of it."""
     from ddlbench.data.text.files import is_current, token_path
-    from ddlbench.data.text.tokenize import TokenizerFiles, tokenize_file
+    from ddlbench.data.text.tokenizer import TokenizerFiles, tokenize_file
 
     text: Path = given.text
     files = TokenizerFiles.find(place := given.tokenizer or text.parent)

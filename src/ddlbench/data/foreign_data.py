@@ -10,6 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from ddlbench.errors import UserError
 from ddlbench.foreign import open_regular, read_bytes
 from ddlbench.texts import shortened
 
@@ -32,22 +33,16 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def read_json(path: Path) -> Any:
-    """OSError where the file cannot be read, ValueError where it is no JSON."""
-    return parse_json(read_bytes(path))
-
-
-def parse_json(content: bytes) -> Any:
+def read_format(path: Path, number: int, remedy: str) -> dict[str, Any]:
+    """A JSON object whose "format" is `number`. OSError where the file cannot be read, UserError for other content."""
     try:
-        return json.loads(content)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-
-
-def format_of(content: Any) -> int | str | None:
-    """The number of a file's format, another value as a short text; None where it has none."""
-    found = cast(Mapping[str, Any], content).get("format") if isinstance(content, dict) else None
-    return found if found is None or type(found) is int else shortened(str(found), 40)
+        content = json.loads(read_bytes(path))
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not JSON ({error}): {remedy}") from error
+    found = cast(dict[str, Any], content).get("format") if isinstance(content, dict) else None
+    if type(found) is not int or found != number:
+        raise UserError(f"{path} has format {shortened(str(found), 40)}, this version reads {number}: {remedy}")
+    return content
 
 
 def made_of(kind: type[Made], content: object) -> Made:

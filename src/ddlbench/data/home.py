@@ -1,14 +1,19 @@
-"""The program's own folder, and folders that appear under their names only when they are complete."""
+"""The program's own folder, folders that appear under their names only when they are complete, and kept indices."""
 
 from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ddlbench.errors import UserError
-from ddlbench.files import remove_leftovers, unfinished_path
+from ddlbench.files import remove_leftovers, replacing, unfinished_path
+from ddlbench.foreign import open_regular
 
 
 def home() -> Path:
@@ -39,7 +44,11 @@ def make_folder(folder: Path, make: Callable[[Path], None]) -> None:
         temporary = unfinished
         make(temporary)
         temporary.chmod(0o755)
-        _rename(temporary, folder)
+        try:
+            temporary.rename(folder)
+        except OSError:
+            if not (folder.is_dir() and any(folder.iterdir())):  # else another process has finished it first
+                raise
     except OSError as error:
         raise UserError(f"cannot make {folder} ({error.strerror or error}): set DDLBENCH_HOME or data.root") from error
     finally:
@@ -47,9 +56,27 @@ def make_folder(folder: Path, make: Callable[[Path], None]) -> None:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _rename(temporary: Path, folder: Path) -> None:
+def kept_folder(root: Path, cache_dir: str | None) -> Path:
+    """`cache_dir`; by default in the data set's own folder, or with the program's files where that is read-only."""
+    if cache_dir is not None:
+        return Path(cache_dir).expanduser()
+    return root / ".ddlbench" if os.access(root, os.W_OK) else home() / "indices"
+
+
+def read_arrays(file: Path, names: Iterable[str]) -> dict[str, NDArray[Any]] | None:
+    """The arrays of these names; None where there are none, or none that can be read."""
     try:
-        temporary.rename(folder)
-    except OSError:
-        if not (folder.is_dir() and any(folder.iterdir())):  # else another process has finished it first
-            raise
+        with open_regular(file) as stream, np.load(stream) as arrays:  # noqa: TID251 - no pickles
+            return {name: arrays[name] for name in names}
+    except Exception:  # whatever others have written there
+        return None
+
+
+def write_arrays(file: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Under a temporary name first, so that no process reads half an index. UserError where it cannot be written."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(file) as stream:
+            np.savez(stream, allow_pickle=False, **arrays)
+    except OSError as error:
+        raise UserError(f"cannot keep the index {file} ({error.strerror or error}): choose data.cache_dir") from error

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ddlbench.data.images.index import SCANNERS
-from ddlbench.data.processes import in_threads
+from ddlbench.data.processes import SCANNERS, in_threads
 from ddlbench.errors import UserError
 
 IN_MEMORY = 1  # the bit of a page in what mincore(2) returns

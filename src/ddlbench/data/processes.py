@@ -19,6 +19,7 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 MOST_PROCESSES = 16  # default limit: a file system has limits too
+SCANNERS = 16  # threads: a parallel file system answers slowly, but many at once
 
 
 def usual_processes() -> int:

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ddlbench.data.images.index import SCANNERS
-from ddlbench.data.processes import in_threads
+from ddlbench.data.processes import SCANNERS, in_threads
 from ddlbench.errors import UserError
 from ddlbench.files import replacing
 from ddlbench.progress import Progress

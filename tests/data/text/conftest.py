@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddlbench.data.text.tokens import TokenText
+from ddlbench.data.text.dataset import TokenText
 from tests.support.text import write_text
 
 

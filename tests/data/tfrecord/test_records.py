@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddlbench.data.tfrecord.example import decode, encode
+from ddlbench.data.tfrecord.example import bytes_of, encode, features, number_of
 from ddlbench.data.tfrecord.packed import PackedImage
 from ddlbench.data.tfrecord.records import BadRecord, index_text, masked_crc, read_index, record, spans_of, walk
 from tests.support.libraries import needs_dali
@@ -123,34 +123,52 @@ def test_file_that_was_cut_short(file, bytes_left, what):
         spans_of(file)
 
 
+def decoded(example, *numbers):
+    """The one value of each feature, of these as a number."""
+    data = memoryview(example)
+    found = features(data, (0, len(data)))
+    return {
+        name: number_of(data, found, name) if name in numbers else example[slice(*bytes_of(data, found, name))]
+        for name in found
+    }
+
+
 def test_bytes_of_an_example():
     """As protobuf writes Example {features {feature {a: bytes xy} feature {n: int64 300}}}."""
     a = b"\x0a\x01a" + b"\x12\x06" + b"\x0a\x04" + b"\x0a\x02xy"
     n = b"\x0a\x01n" + b"\x12\x06" + b"\x1a\x04" + b"\x0a\x02\xac\x02"
     expected = b"\x0a\x1a" + b"\x0a\x0b" + a + b"\x0a\x0b" + n
     assert encode({"n": 300, "a": b"xy"}) == expected
-    assert decode(expected) == {"a": [b"xy"], "n": [300]}
+    assert decoded(expected, "n") == {"a": b"xy", "n": 300}
 
 
 def test_examples_come_back():
-    features = {"image/encoded": bytes(range(256)) * 500, "image/class/label": 0, "image/filename": "é".encode()}
-    assert decode(encode(features)) == {name: [value] for name, value in features.items()}
+    values = {"image/encoded": bytes(range(256)) * 500, "image/class/label": 0, "image/filename": "é".encode()}
+    assert decoded(encode(values), "image/class/label") == values
     for number in (127, 128, 2**31, 2**63 - 1):
-        assert decode(encode({"n": number})) == {"n": [number]}
+        assert decoded(encode({"n": number}), "n") == {"n": number}
 
 
 def test_examples_of_other_writers():
-    unpacked = b"\x0a\x01n" + b"\x12\x06" + b"\x1a\x04" + b"\x08\x05\x08\x06"  # two numbers, a field each
+    one = b"\x0a\x01n" + b"\x12\x04" + b"\x1a\x02" + b"\x08\x05"  # a field each: not packed
+    two = b"\x0a\x01m" + b"\x12\x06" + b"\x1a\x04" + b"\x08\x05\x08\x06"
+    packed = b"\x0a\x01p" + b"\x12\x06" + b"\x1a\x04" + b"\x0a\x02\x05\x06"
     floats = b"\x0a\x01f" + b"\x12\x08" + b"\x12\x06" + b"\x0a\x04\0\0\0\0"
     unknown = b"\x3d\0\0\0\0" + b"\x21" + bytes(8)  # field 7 of 4 bytes, field 4 of 8
-    body = b"\x0a" + bytes([len(unpacked)]) + unpacked + b"\x0a" + bytes([len(floats)]) + floats
-    assert decode(b"\x0a" + bytes([len(body)]) + body + unknown) == {"n": [5, 6], "f": []}
+    body = b"".join(b"\x0a" + bytes([len(entry)]) + entry for entry in (one, two, packed, floats))
+    data = memoryview(b"\x0a" + bytes([len(body)]) + body + unknown)
+    found = features(data, (0, len(data)))
+    assert list(found) == ["n", "m", "p", "f"]
+    assert number_of(data, found, "n") == 5
+    for name in ("m", "p", "f"):
+        with pytest.raises(ValueError, match=f"{name} is not one value of type int"):
+            number_of(data, found, name)
 
 
 @pytest.mark.parametrize("payload", [b"\x0a", b"\x0a\x05ab", b"\x0b", b"\x0a" + b"\xff" * 11, b"\x08\x01", b"\x0d\0"])
 def test_what_is_no_example(payload):
     with pytest.raises(ValueError, match=r"cut short|bytes|wire type|is a number"):
-        decode(payload)
+        features(memoryview(payload), (0, len(payload)))
 
 
 @pytest.mark.parametrize(

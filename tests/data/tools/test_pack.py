@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from ddlbench.data.images.index import prepare_index
-from ddlbench.data.tfrecord.packed import PackedImage, index_path, make_index, open_pack, order, read_manifest
+from ddlbench.data.tfrecord.packed import PackedImage, index_path, open_pack, order, read_manifest
 from ddlbench.data.tfrecord.records import walk
-from ddlbench.data.tools.pack import ShardToMake, make_shard, pack
+from ddlbench.data.tools.pack import ShardToMake, make_index, make_shard, pack
 from ddlbench.errors import UserError
 from tests.support.disk import largest_file
 from tests.support.libraries import needs_dali

@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from ddlbench.data.tfrecord.example import decode, encode
+from ddlbench.data.tfrecord.example import bytes_of, encode, features, number_of
 from ddlbench.data.tfrecord.packed import ENCODED, FILENAME, LABEL
 from ddlbench.data.tfrecord.records import index_text, record, spans_of, walk
 from ddlbench.data.tools.pack import pack
@@ -79,8 +79,10 @@ def test_flipped_bit_is_found_and_named(packed, within, what):
 def rewrite(packed, change):
     """The first shard with its first Example changed, and an index that fits."""
     payloads = [payload for _, payload in walk(packed / SHARD) if isinstance(payload, bytes)]
-    features = {name: values[0] for name, values in decode(payloads[0]).items()}
-    payloads[0] = encode(features | change)
+    data = memoryview(payloads[0])
+    found = features(data, (0, len(data)))
+    whole = {name: payloads[0][slice(*bytes_of(data, found, name))] for name in (ENCODED, FILENAME)}
+    payloads[0] = encode(whole | {LABEL: number_of(data, found, LABEL)} | change)
     (packed / SHARD).write_bytes(b"".join(map(record, payloads)))
     (packed / INDEX).write_bytes(index_text(spans_of(packed / SHARD)))
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ddlbench.data.images.index import FolderLayout, Index, open_index, prepare_index
-from ddlbench.data.images.source import FolderSource, PackedSource, Source
+from ddlbench.data.images.source import FolderSource, Source
 from ddlbench.data.images.split import DECODERS, ImageSplit
 from ddlbench.data.staging import SPLITS, StagedFiles, node_folder
 from ddlbench.errors import UserError
@@ -75,10 +75,14 @@ class ImageFolders:
         return FolderLayout(Path(self.root).expanduser(), self.train_dir, self.val_dir, val_optional=True)
 
     def check(self, model: Model, validate: bool = True) -> None:
-        check_classes(len(replace(self.layout(), val_optional=not validate).classes()), model)
-        self.check_size(model)
+        self.check_fits(len(replace(self.layout(), val_optional=not validate).classes()), model)
 
-    def check_size(self, model: Model) -> None:
+    def check_fits(self, classes: int, model: Model) -> None:
+        """A head may be wider than the data needs (ImageNet's 1000 on a small set), never narrower."""
+        if model.outputs() < classes:
+            raise UserError(
+                f"the data has {classes} classes, the model {model.outputs()}: set model.num_classes={classes}"
+            )
         size = max(model.input_shape()[1:])
         if self.val_resize is not None and self.val_resize < size:
             raise UserError(f"data.val_resize={self.val_resize} is smaller than model.image_size={size}: raise it")
@@ -96,7 +100,7 @@ class ImageFolders:
             seed=seed,
             decode=self.decode,
             skip=self.on_bad_sample == "skip",
-            transform=self._training(size) if train else self._validation(size),
+            transform=self._transform(train, size),
         )
 
     def source(self, train: bool) -> Source:
@@ -120,44 +124,37 @@ class ImageFolders:
     def digest(self) -> str:
         return self._index().hash
 
-    def original(self, train: bool) -> FolderSource | PackedSource:
+    def original(self, train: bool) -> Source:
         """As the user gave it."""
         index = self._index()
         return FolderSource(self.layout().splits[0 if train else 1], index.classes, index.train if train else index.val)
 
     def describe(self) -> dict[str, Any]:
-        index = self._index()
+        train, val = (self.original(part) for part in SPLITS)
         return {
-            "hash": index.hash,
-            "train_samples": len(index.train),
-            "val_samples": len(evenly_spaced(len(index.val), self.val_limit)),
-            "classes": len(index.classes),
+            "hash": self.digest(),
+            "train_samples": len(train.files),
+            "val_samples": len(evenly_spaced(len(val.files), self.val_limit)),
+            "classes": len(train.classes),
         }
 
     def _index(self) -> Index:
         return open_index(self.layout(), self.cache_dir)
 
-    def _training(self, size: tuple[int, ...]) -> Callable[[Any], Tensor]:
+    def _transform(self, train: bool, size: tuple[int, ...]) -> Callable[[Any], Tensor]:
         from torchvision.transforms import v2
 
-        scale, ratio = (self.crop_scale[0], self.crop_scale[1]), (self.crop_ratio[0], self.crop_ratio[1])
-        crop = v2.RandomResizedCrop(size, scale, ratio, antialias=True)
-        return v2.Compose([crop, v2.RandomHorizontalFlip(self.flip), *self._to_pixels()])
-
-    def _validation(self, size: tuple[int, ...]) -> Callable[[Any], Tensor]:
-        from torchvision.transforms import v2
-
-        resize = v2.Resize(self.shorter_side(size), antialias=True)
-        return v2.Compose([resize, v2.CenterCrop(size), *self._to_pixels()])
+        if train:
+            scale, ratio = (self.crop_scale[0], self.crop_scale[1]), (self.crop_ratio[0], self.crop_ratio[1])
+            crop = v2.RandomResizedCrop(size, scale, ratio, antialias=True)
+            steps = [crop, v2.RandomHorizontalFlip(self.flip)]
+        else:
+            steps = [v2.Resize(self.shorter_side(size), antialias=True), v2.CenterCrop(size)]
+        return v2.Compose([*steps, v2.PILToTensor()] if self.decode == "pil" else steps)
 
     def shorter_side(self, size: tuple[int, ...]) -> int:
         """Pixels to which a validation image is resized before a crop of `size` (H, W) is taken from its centre."""
         return self.val_resize or round(min(size) * 256 / 224)
-
-    def _to_pixels(self) -> list[Callable[[Any], Any]]:
-        from torchvision.transforms import v2
-
-        return [v2.PILToTensor()] if self.decode == "pil" else []
 
 
 def evenly_spaced(samples: int, limit: int | None) -> NDArray[np.int64]:
@@ -165,9 +162,3 @@ def evenly_spaced(samples: int, limit: int | None) -> NDArray[np.int64]:
     if limit is None or limit >= samples:
         return np.arange(samples)
     return np.arange(limit) * samples // limit
-
-
-def check_classes(classes: int, model: Model) -> None:
-    """A head may be wider than the data needs (ImageNet's 1000 on a small set), never narrower."""
-    if model.outputs() < classes:
-        raise UserError(f"the data has {classes} classes, the model {model.outputs()}: set model.num_classes={classes}")

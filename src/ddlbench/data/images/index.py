@@ -5,22 +5,21 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from array import array
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ddlbench.data.images.kept import kept_folder, read_arrays, write_arrays
+from ddlbench.data.home import kept_folder, read_arrays, write_arrays
+from ddlbench.data.processes import SCANNERS
 from ddlbench.errors import UserError
 
 EXTENSIONS = (".jpg", ".jpeg", ".png")
 VERSION = 1  # of the file format
-SCANNERS = 16  # threads: a parallel file system answers slowly, but many at once
 
 
 @dataclass(frozen=True)
@@ -55,6 +54,9 @@ class Files:
         return os.fsdecode(self.names[self.ends[i] : self.ends[i + 1]].tobytes())
 
 
+KEYS = tuple(Files.__dataclass_fields__)
+
+
 @dataclass(frozen=True)
 class Index:
     """hash: sha256 over class, name and size of every training and validation file. It covers neither their content
@@ -64,6 +66,10 @@ class Index:
     train: Files
     val: Files
     hash: str
+
+    @property
+    def splits(self) -> dict[str, Files]:
+        return {"train": self.train, "val": self.val}
 
 
 @dataclass(frozen=True)
@@ -105,7 +111,12 @@ def class_folders(folder: Path) -> list[str]:
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}: put the images into {folder}/<class>/*.JPEG")
     with os.scandir(folder) as entries:
-        names = sorted(entry.name for entry in entries if not entry.name.startswith(".") and _is_folder(entry))
+        try:
+            names = sorted(entry.name for entry in entries if not entry.name.startswith(".") and entry.is_dir())
+        except OSError as error:  # a link in a circle
+            raise UserError(
+                f"{error.filename} cannot be read ({error.strerror}): restore or remove the link"
+            ) from error
     if not names:
         raise UserError(f"{folder} holds no class folders: sort the images into {folder}/<class>/*.JPEG")
     return names
@@ -113,11 +124,14 @@ def class_folders(folder: Path) -> list[str]:
 
 def prepare_index(layout: FolderLayout, cache_dir: str | None) -> Index:
     """The index as the folders are now: the kept one if no folder changed since, else a new one, which is kept."""
-    stamps, kept = folder_stamps(layout), _read(_cache_file(layout, cache_dir))
+    file, stamps = _cache_file(layout, cache_dir), folder_stamps(layout)
+    kept = _read(file)
     if kept is not None and kept[1] == stamps:
         return kept[0]
     index = scan(layout)
-    _write(_cache_file(layout, cache_dir), index, stamps)
+    about = json.dumps({"classes": index.classes, "hash": index.hash, "stamps": stamps}).encode()
+    arrays = {f"{role}_{key}": getattr(files, key) for role, files in index.splits.items() for key in KEYS}
+    write_arrays(file, {"about": np.frombuffer(about, np.uint8), **arrays})
     return index
 
 
@@ -135,36 +149,27 @@ def folder_stamps(layout: FolderLayout) -> list[int]:
 
 
 def scan(layout: FolderLayout) -> Index:
-    """List every class folder. Memory is about the index's own size. Raises UserError where a folder holds no image."""
+    """List every class folder. Memory is about twice the index's own size. Raises UserError where a folder holds no
+    image."""
     classes, digest = layout.classes(), hashlib.sha256()
     splits: list[Files] = []
     dangling: list[str] = []
     for role, folder in zip(("train", "val"), layout.splits, strict=True):
-        columns, names = Columns(), classes if folder in layout.present else []
+        names = classes if folder in layout.present else []
         with ThreadPoolExecutor(SCANNERS) as pool:
-            for name, images in zip(names, pool.map(list_images, [folder / name for name in names]), strict=True):
-                digest.update(_lines(os.fsencode(f"{role}/{name}/"), images))
-                columns.add(images)
-                dangling += [str(folder / name / link) for link in images.dangling]
-        splits.append(columns.files())
+            listings = list(pool.map(list_images, [folder / name for name in names]))
+        for name, images in zip(names, listings, strict=True):
+            start = 0
+            for length, size in zip(images.lengths.tolist(), images.sizes.tolist(), strict=True):
+                file = images.names[start : start + length]
+                digest.update(b"%b%b\0%d\n" % (os.fsencode(f"{role}/{name}/"), file, size))
+                start += length
+            dangling += [str(folder / name / link) for link in images.dangling]
+        splits.append(joined(listings))
     if dangling:
         named = ", ".join(dangling[:3]) + (", ..." if len(dangling) > 3 else "")
         raise UserError(f"{len(dangling)} image links point to no file ({named}): restore their files or remove them")
     return Index(tuple(classes), *splits, hash=digest.hexdigest())
-
-
-def list_images(folder: Path) -> Listing:
-    """Every image in a class folder, by name."""
-    with os.scandir(folder) as entries:
-        named = [entry for entry in entries if _is_named_as_image(entry)]
-    dangling = {entry.name for entry in named if entry.is_symlink() and not Path(entry).exists()}
-    files = (entry for entry in named if entry.name not in dangling and entry.is_file())
-    images = sorted((entry.name, entry.stat().st_size) for entry in files)
-    if not images and not dangling:
-        raise UserError(f"{folder} holds no image ({', '.join(EXTENSIONS)}): fill or remove the folder")
-    names = [os.fsencode(name) for name, _ in images]
-    sizes = array("q", (size for _, size in images))
-    return Listing(b"".join(names), array("q", map(len, names)), sizes, sorted(dangling))
 
 
 class Listing(NamedTuple):
@@ -172,46 +177,34 @@ class Listing(NamedTuple):
     links that lead to no file, or in a circle."""
 
     names: bytes
-    lengths: array[int]
-    sizes: array[int]
+    lengths: NDArray[np.int64]
+    sizes: NDArray[np.int64]
     dangling: list[str]
 
 
-class Columns:
-    """Files of one class after another. They grow in place, and no file is a Python object once its class is added."""
-
-    def __init__(self) -> None:
-        self.names, self.lengths, self.sizes, self.counts = bytearray(), array("q"), array("q"), array("q")
-
-    def add(self, images: Listing) -> None:
-        self.names += images.names
-        self.lengths += images.lengths
-        self.sizes += images.sizes
-        self.counts.append(len(images.sizes))
-
-    def files(self) -> Files:
-        ends = np.zeros(len(self.lengths) + 1, np.int64)
-        np.cumsum(self.lengths, out=ends[1:])
-        labels = np.repeat(np.arange(len(self.counts), dtype=np.int32), self.counts)
-        return Files(np.frombuffer(self.names, np.uint8), ends, np.frombuffer(self.sizes, np.int64), labels)
+def list_images(folder: Path) -> Listing:
+    """Every image in a class folder, by name."""
+    with os.scandir(folder) as entries:
+        named = [entry for entry in entries if entry.name.lower().endswith(EXTENSIONS) and entry.name[0] != "."]
+    dangling = {entry.name for entry in named if entry.is_symlink() and not Path(entry).exists()}
+    files = (entry for entry in named if entry.name not in dangling and entry.is_file())
+    images = sorted((entry.name, entry.stat().st_size) for entry in files)
+    if not images and not dangling:
+        raise UserError(f"{folder} holds no image ({', '.join(EXTENSIONS)}): fill or remove the folder")
+    names, sizes = [os.fsencode(name) for name, _ in images], [size for _, size in images]
+    lengths = np.array(list(map(len, names)), np.int64)
+    return Listing(b"".join(names), lengths, np.array(sizes, np.int64), sorted(dangling))
 
 
-def _lines(folder: bytes, images: Listing) -> bytes:
-    """What the hash covers: <folder><name> NUL <bytes>, a line a file."""
-    starts = accumulate(images.lengths, initial=0)
-    named = zip(starts, images.lengths, images.sizes, strict=False)  # the last start is the end
-    return b"".join(b"%b%b\0%d\n" % (folder, images.names[at : at + length], size) for at, length, size in named)
-
-
-def _is_named_as_image(entry: os.DirEntry[str]) -> bool:
-    return entry.name.lower().endswith(EXTENSIONS) and not entry.name.startswith(".")
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError as error:  # a link in a circle
-        raise UserError(f"{entry.path} cannot be read ({error.strerror}): restore or remove the link") from error
+def joined(classes: Sequence[Listing]) -> Files:
+    """The files of one class after another."""
+    none, counts = np.zeros(0, np.int64), np.array([len(images.sizes) for images in classes], np.int64)
+    return Files(
+        names=np.frombuffer(b"".join(images.names for images in classes), np.uint8),
+        ends=np.cumsum(np.concatenate([[0], *(images.lengths for images in classes)]), dtype=np.int64),
+        sizes=np.concatenate([none, *(images.sizes for images in classes)]),
+        labels=np.repeat(np.arange(len(classes), dtype=np.int32), counts),
+    )
 
 
 def _cache_file(layout: FolderLayout, cache_dir: str | None) -> Path:
@@ -221,11 +214,10 @@ def _cache_file(layout: FolderLayout, cache_dir: str | None) -> Path:
 
 def _read(file: Path) -> tuple[Index, list[int]] | None:
     """The kept index and its stamps; None where there is none, or none that can be read."""
-    roles = {role: [f"{role}_{key}" for key in _arrays()] for role in ("train", "val")}
-    arrays = read_arrays(file, ["about", *roles["train"], *roles["val"]])
+    arrays = read_arrays(file, ["about", *(f"{role}_{key}" for role in ("train", "val") for key in KEYS)])
     if arrays is None:
         return None
-    train, val = (Files(*(arrays[name] for name in names)) for names in roles.values())
+    train, val = (Files(*(arrays[f"{role}_{key}"] for key in KEYS)) for role in ("train", "val"))
     try:
         about: dict[str, Any] = json.loads(arrays["about"].tobytes())
         index = Index(tuple(map(_file_name, about["classes"])), train, val, str(about["hash"]))
@@ -240,14 +232,3 @@ def _file_name(text: object) -> str:
     if not isinstance(text, str) or text in ("", ".", "..") or "/" in text or "\0" in text:
         raise ValueError(f"{str(text)[:40]!a} is no name of a file")
     return text
-
-
-def _write(file: Path, index: Index, stamps: list[int]) -> None:
-    about = json.dumps({"classes": index.classes, "hash": index.hash, "stamps": stamps}).encode()
-    splits = {"train": index.train, "val": index.val}
-    arrays = {f"{role}_{key}": getattr(files, key) for role, files in splits.items() for key in _arrays()}
-    write_arrays(file, {"about": np.frombuffer(about, np.uint8), **arrays})
-
-
-def _arrays() -> tuple[str, ...]:
-    return tuple(Files.__dataclass_fields__)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from ddlbench.data.images.folders import ImageFolders, check_classes, evenly_spaced
-from ddlbench.data.images.kept import kept_folder
+from ddlbench.data.home import kept_folder
+from ddlbench.data.images.folders import ImageFolders
 from ddlbench.data.images.source import PackedSource
 from ddlbench.data.tfrecord.index import open_source, prepare_source
 from ddlbench.data.tfrecord.packed import MANIFEST, read_manifest
@@ -26,8 +25,7 @@ class PackedImages(ImageFolders):
         for key in ("train_dir", "val_dir"):
             if (name := getattr(self, key)) not in pack.splits:
                 raise UserError(f"data.{key}={name} is no split of {self.folder()}: choose {' or '.join(pack.splits)}")
-        check_classes(len(pack.classes), model)
-        self.check_size(model)
+        self.check_fits(len(pack.classes), model)
 
     def folder(self) -> Path:
         if self.root is None:
@@ -45,15 +43,6 @@ class PackedImages(ImageFolders):
 
     def original(self, train: bool) -> PackedSource:
         return open_source(self.folder(), self.train_dir if train else self.val_dir, self._cache())
-
-    def describe(self) -> dict[str, Any]:
-        pack, val = read_manifest(self.folder()), self.original(False).files
-        return {
-            "hash": pack.hash,
-            "train_samples": len(self.original(True).files),
-            "val_samples": len(evenly_spaced(len(val), self.val_limit)),
-            "classes": len(pack.classes),
-        }
 
     def _cache(self) -> Path:
         return kept_folder(self.folder(), self.cache_dir)

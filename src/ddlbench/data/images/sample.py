@@ -10,7 +10,7 @@ from PIL import Image
 
 from ddlbench.data.home import make_folder, sample_home
 from ddlbench.data.images.drawing import CLASSES, draw
-from ddlbench.data.images.folders import ImageFolders, check_classes
+from ddlbench.data.images.folders import ImageFolders
 from ddlbench.data.images.index import FolderLayout, Index
 from ddlbench.data.processes import in_threads, usual_processes
 from ddlbench.errors import UserError
@@ -47,8 +47,7 @@ class SampleImages(ImageFolders):
 
     def check(self, model: Model, validate: bool = True) -> None:
         self.layout()  # raises for a root that is no folder
-        check_classes(len(CLASSES), model)
-        self.check_size(model)
+        self.check_fits(len(CLASSES), model)
 
     def prepare(self) -> None:
         """Half a minute on two cores, once."""

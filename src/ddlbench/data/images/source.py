@@ -1,4 +1,5 @@
-"""The bytes of the samples of an image set: in separate files, or in the records of a packed set."""
+"""The images of one split by their position in the order of classes and names: in separate files, or in the records
+of a packed set. Both kinds are picklable."""
 
 from __future__ import annotations
 
@@ -6,7 +7,6 @@ from dataclasses import dataclass
 from functools import cache
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,34 +15,6 @@ from ddlbench.data.images.index import Files
 from ddlbench.data.staging import StagedFiles
 from ddlbench.errors import UserError
 from ddlbench.foreign import open_regular
-
-
-class Source(Protocol):
-    """The images of one split, by their position in the order of classes and names; picklable."""
-
-    @property
-    def where(self) -> Path:
-        """The folder of the split."""
-        ...
-
-    @property
-    def files(self) -> Files: ...
-
-    def files_to_stage(self, copy: Path) -> StagedFiles:
-        """All files of the split, to be copied into the folder `copy`."""
-        ...
-
-    def content(self, i: int) -> bytes | memoryview:
-        """An image as its file has it. Raises UserError where it cannot be read."""
-        ...
-
-    def name(self, i: int) -> str:
-        """For the record."""
-        ...
-
-    def place(self, i: int) -> str:
-        """For error messages: the file, or the position in a shard."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -55,13 +27,18 @@ class FolderSource:
     original: Path | None = None
 
     def files_to_stage(self, copy: Path) -> StagedFiles:
-        names = (str(self.path(i).relative_to(self.where)) for i in range(len(self.files)))
+        """All files of the split, to be copied into the folder `copy`."""
+        names = map(self.within, range(len(self.files)))
         return StagedFiles(self.where, copy, names, len(self.files), int(self.files.sizes.sum()))
 
+    def within(self, i: int) -> str:
+        return f"{self.classes[self.files.labels[i]]}/{self.files.name(i)}"
+
     def path(self, i: int) -> Path:
-        return self.where / self.classes[self.files.labels[i]] / self.files.name(i)
+        return self.where / self.within(i)
 
     def content(self, i: int) -> bytes:
+        """An image as its file has it. Raises UserError where it cannot be read."""
         try:
             return self.path(i).read_bytes()
         except OSError as error:
@@ -72,10 +49,12 @@ class FolderSource:
             ) from error
 
     def name(self, i: int) -> str:
-        return str(self.path(i).relative_to(self.where.parent))
+        """For the record."""
+        return f"{self.where.name}/{self.within(i)}"
 
     def place(self, i: int) -> str:
-        return str((self.original or self.where) / self.path(i).relative_to(self.where))
+        """For error messages: the user's file."""
+        return str((self.original or self.where) / self.within(i))
 
 
 @dataclass(frozen=True)
@@ -104,8 +83,12 @@ class PackedSource:
         return f"{self.where.name}/{self.classes[self.files.labels[i]]}/{self.files.name(i)}"
 
     def place(self, i: int) -> str:
+        """For error messages: the position in the user's shard."""
         shard = (self.original or self.where) / self.shards[self.holders[i]]
         return f"{self.name(i)}, at byte {self.starts[i]} of {shard},"
+
+
+Source = FolderSource | PackedSource
 
 
 @cache

@@ -7,8 +7,7 @@ import io
 import math
 import struct
 import warnings
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -56,7 +55,7 @@ class ImageSplit:
         """Raises UserError for a file that cannot be read, and for one that cannot be decoded unless `skip`."""
         bad: list[str] = []
         inputs = batch_memory(torch.uint8, len(keys), 3, *self.size)
-        with own_random_stream():
+        with torch.random.fork_rng(devices=[]):  # dropout draws from the global generator
             samples = [self._sample(*key, image, bad) for key, image in zip(keys, inputs, strict=True)]
         labels, valid = zip(*samples, strict=True)
         return Fetched(inputs, torch.tensor(labels), torch.tensor(valid), tuple(bad))
@@ -66,12 +65,19 @@ class ImageSplit:
         replaces it."""
         for offset in range(len(self) if self.train else 1):
             position = (index + offset) % len(self)
+            image = int(self.chosen[position])
+            if self.train:
+                torch.default_generator.manual_seed(augmentation_seed(self.seed, epoch, position))
             try:
-                pixels = self._pixels(epoch, position)
+                out.copy_(self.transform(decode_image(self.source.content(image), self.decode)))
             except BadImage as error:
-                bad.append(self._refuse(position, error))
+                if not self.skip:
+                    raise UserError(
+                        f"{self.source.place(image)} cannot be decoded ({error}): replace or remove the file, "
+                        f"or leave such samples out with data.on_bad_sample=skip"
+                    ) from error
+                bad.append(self.source.name(image))
             else:
-                out.copy_(pixels)
                 return self.label(position), True
         if self.train:
             raise UserError(
@@ -80,23 +86,8 @@ class ImageSplit:
         out.zero_()
         return 0, False
 
-    def _pixels(self, epoch: int, position: int) -> Tensor:
-        if self.train:
-            torch.default_generator.manual_seed(augmentation_seed(self.seed, epoch, position))
-        return self.transform(decode_image(self.source.content(int(self.chosen[position])), self.decode))
-
     def label(self, position: int) -> int:
         return int(self.source.files.labels[self.chosen[position]])
-
-    def _refuse(self, position: int, error: BadImage) -> str:
-        """The name of the bad file; UserError unless `skip`."""
-        image = int(self.chosen[position])
-        if not self.skip:
-            raise UserError(
-                f"{self.source.place(image)} cannot be decoded ({error}): replace or remove the file, "
-                f"or leave such samples out with data.on_bad_sample=skip"
-            )
-        return self.source.name(image)
 
 
 def batch_memory(dtype: torch.dtype, *shape: int) -> Tensor:
@@ -139,39 +130,23 @@ def decode_image(content: bytes | memoryview, decoder: str) -> Image.Image | Ten
     Raises BadImage for content that cannot be decoded whole.
     """
     try:
-        return _by_pil(content) if decoder == "pil" else _by_torchvision(content)
+        if decoder == "pil":
+            with Image.open(io.BytesIO(content)) as image:
+                if image.mode != "RGB":
+                    return image.convert("RGB")
+                image.load()  # `convert` would copy the whole image
+                return image
+        from torchvision import io as images
+
+        with warnings.catch_warnings():  # deprecated since torchvision 0.29, still the decoder that many use
+            warnings.simplefilter("ignore", DeprecationWarning)
+            raw = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+            return images.decode_image(raw, images.ImageReadMode.RGB)
     except (ImportError, MemoryError):  # no fault of the file's
         raise
     except Exception as error:  # decoders raise many kinds, OSError, SyntaxError and RuntimeError among them
         raise BadImage(f"{type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
 
 
-def _by_pil(content: bytes | memoryview) -> Image.Image:
-    with Image.open(io.BytesIO(content)) as image:
-        if image.mode != "RGB":
-            return image.convert("RGB")
-        image.load()  # `convert` would copy the whole image
-        return image
-
-
-def _by_torchvision(content: bytes | memoryview) -> Tensor:
-    from torchvision import io as images
-
-    with warnings.catch_warnings():  # deprecated since torchvision 0.29, still the decoder that many use
-        warnings.simplefilter("ignore", DeprecationWarning)
-        raw = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-        return images.decode_image(raw, images.ImageReadMode.RGB)
-
-
 def augmentation_seed(seed: int, epoch: int, index: int) -> int:
     return int.from_bytes(hashlib.blake2b(struct.pack("<3q", seed, epoch, index), digest_size=8).digest(), "little")
-
-
-@contextmanager
-def own_random_stream() -> Generator[None]:
-    """Restore the state of torch's global CPU generator, from which dropout draws."""
-    state = torch.get_rng_state()
-    try:
-        yield
-    finally:
-        torch.set_rng_state(state)

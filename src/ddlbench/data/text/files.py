@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ddlbench.data.foreign_data import sha256_of
 from ddlbench.data.home import home
-from ddlbench.data.text.tokenfile import TokenFile
-from ddlbench.data.text.tokenize import TokenizerFiles
+from ddlbench.data.text.token_file import TokenFile
+from ddlbench.data.text.tokenizer import TokenizerFiles
 from ddlbench.errors import UserError
 
 # Training and validation text as WikiText and others name them; the first complete pair counts.
@@ -66,9 +66,7 @@ def is_made(text: Path, target: Path) -> bool:
 
 def is_current(text: Path, target: Path) -> bool:
     """Whether the token file is of this very text. The text is read only if its modification time has changed."""
-    if text == target:
-        return True
-    if not is_made(text, target):
-        return False
+    if text == target or not is_made(text, target):
+        return text == target
     index = TokenFile.open(target).index
     return index.source_modified_ns == text.stat().st_mtime_ns or index.source_sha256 == sha256_of(text)

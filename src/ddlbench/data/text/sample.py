@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ddlbench.data.home import make_folder, sample_home
 from ddlbench.data.staging import StagedFiles
-from ddlbench.data.text.tokens import TokenText
+from ddlbench.data.text.dataset import TokenText
 from ddlbench.data.text.windows import TokenSplit
 from ddlbench.errors import UserError
 from ddlbench.job import Model
@@ -92,8 +92,9 @@ class SampleText:
 
     def _text(self, folder: Path | None = None) -> TokenText:
         where = str(folder or self.folder())
-        text = TokenText(self.name, root=where, cache_dir=where, tokenize=self.tokenize, val_limit=self.val_limit)
-        return replace(text, stage_to=self.stage_to)
+        return TokenText(
+            self.name, where, cache_dir=where, stage_to=self.stage_to, tokenize=self.tokenize, val_limit=self.val_limit
+        )
 
     def _make(self, folder: Path) -> None:
         train, valid = split_paragraphs(topics())

@@ -1,18 +1,32 @@
-"""The windows of a text, by random access."""
+"""The windows of a text by random access: over the tokens of its token file, or over the raw text, whose lines are read
+and tokenised again at each access. The tokens are equal, because both are made line by line (tokenizer.py).
+
+A table that is made with the token file has the position of each line:
+
+    NAME.lines    [lines + 1, 2] little-endian int64: where each line begins, in bytes and in tokens; then the ends
+
+Whole lines are tokenised, so a window costs what its lines cost: a text that is one line costs the whole text a window.
+"""
 
 from __future__ import annotations
 
+import os
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from io import BytesIO
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from ddlbench.data.feed import Fetched
-from ddlbench.data.text.raw import RawText, RawTokens
-from ddlbench.data.text.tokenfile import TokenFile
+from ddlbench.data.text.token_file import TokenFile, TokenIndex
+from ddlbench.data.text.tokenizer import ROW, THREADS, TextTokenizer, TokenizerFiles, table_path
+from ddlbench.errors import UserError
 from ddlbench.recipe.losses import IGNORED
 
 
@@ -54,3 +68,75 @@ class TokenSplit:
     def __getstate__(self) -> dict[str, Any]:
         """Without the text: a worker opens its own, instead of being sent the whole of it."""
         return {key: value for key, value in self.__dict__.items() if key != "tokens"}
+
+
+@dataclass(frozen=True)
+class RawText:
+    """A raw text in the place of `file`, the token file made of it. Small to send: it opens where it is read."""
+
+    path: Path
+    file: TokenFile
+    tokenizer: TokenizerFiles
+
+    @property
+    def index(self) -> TokenIndex:
+        return self.file.index
+
+    def read(self) -> RawTokens:
+        """From now on the library uses one thread: a rank, and each of its loader workers, uses one core.
+
+        Raises UserError where there is no table."""
+        table = line_table(self.file)
+        if table is None:
+            raise UserError(
+                f"there is no table {table_path(self.file.path)} of the lines of {self.path} on this node: "
+                f"set data.cache_dir=FOLDER to one that all nodes share"
+            )
+        os.environ[THREADS] = "false"
+        return RawTokens(self.path, table, self.tokenizer.load())
+
+
+@dataclass(frozen=True)
+class RawTokens:
+    """All tokens of a text, to be indexed as an array of them is, by the positions of windows."""
+
+    path: Path
+    table: NDArray[np.int64]
+    tokenizer: TextTokenizer
+
+    def __getitem__(self, positions: NDArray[np.int64]) -> NDArray[Any]:
+        """positions [windows, positions of a window], ascending in each; the tokens there. Raises UserError where the
+        text is no longer what it was when the table was made."""
+        try:
+            with self.path.open("rb", buffering=0) as text:
+                return np.stack([self._stretch(text, row[0], row[-1])[row - row[0]] for row in positions])
+        except OSError as error:
+            raise UserError(f"cannot read {self.path} ({error.strerror}): check whether it was moved") from error
+
+    def _stretch(self, text: BinaryIO, first: int, last: int) -> NDArray[Any]:
+        """The tokens first..last, cut from those of the lines that hold them."""
+        begins: Sequence[int] = self.table[:, 1]  # pyright: ignore[reportAssignmentType]  # of each line, in tokens
+        lines = bisect_right(begins, first) - 1, bisect_left(begins, last + 1)
+        (start, before), (stop, after) = self.table[list(lines)].tolist()
+        if not 0 <= start <= stop <= self.table[-1, 0]:
+            raise UserError(f"the table of the lines of {self.path} is damaged: delete it, and it is made again")
+        text.seek(start)
+        try:
+            tokens, _ = self.tokenizer.encode([line.decode() for line in BytesIO(text.read(stop - start))])
+        except UnicodeDecodeError:  # it was UTF-8 when the table was made
+            tokens = np.empty(0)
+        if len(tokens) != after - before:
+            raise UserError(
+                f"{self.path} has {len(tokens)} tokens in bytes {start} to {stop}, it had {after - before}: "
+                f"the text changed after it was indexed: restart to index it again"
+            )
+        return tokens[first - before : last + 1 - before]
+
+
+def line_table(file: TokenFile) -> NDArray[np.int64] | None:
+    """The table of lines, mapped; None where there is none of this text: older token files have none."""
+    index, path = file.index, table_path(file.path)
+    if not path.is_file() or path.stat().st_size != (index.lines + 1) * ROW.itemsize * 2:
+        return None
+    table = np.asarray(np.memmap(path, dtype=ROW, mode="r")).reshape(-1, 2)
+    return table if table[-1].tolist() == [index.source_bytes, index.tokens] else None

@@ -15,10 +15,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import chain
 
-VARINT, FIXED64, DELIMITED, FIXED32 = 0, 1, 2, 5
+DELIMITED = 2  # wire type
 BYTES_LIST, INT64_LIST = 1, 3
 
-Feature = list[bytes] | list[int]
 Extent = tuple[int, int]  # where something begins and ends
 
 
@@ -28,25 +27,33 @@ def encode(features: Mapping[str, bytes | int]) -> bytes:
     return b"".join(_delimited(1, list(entries)))
 
 
-def decode(payload: bytes) -> dict[str, Feature]:
-    """All features; one of floats has no values."""
-    data = memoryview(payload)
-    return {name: _values(data, feature) for name, feature in features(data, (0, len(data))).items()}
-
-
 def features(data: memoryview, example: Extent) -> dict[str, Extent]:
     """Name of each feature -> where its Feature lies."""
     entries = fields(data, one(data, example, 1), 1)
     return {bytes(data[slice(*one(data, entry, 1))]).decode(): one(data, entry, 2) for entry in entries}
 
 
-def bytes_of(data: memoryview, feature: Extent) -> Extent:
-    return one(data, one(data, feature, BYTES_LIST), 1)
+def bytes_of(data: memoryview, found: Mapping[str, Extent], name: str) -> Extent:
+    """Where the bytes of a feature lie, which has this one value; `found`: all features, as `features` gives them."""
+    return _value(data, found, name, BYTES_LIST)
 
 
-def number_of(data: memoryview, feature: Extent) -> int:
+def number_of(data: memoryview, found: Mapping[str, Extent], name: str) -> int:
     """Packed or not, the number is where the field begins."""
-    return varint(data, *one(data, one(data, feature, INT64_LIST), 1))[0]
+    place, end = _value(data, found, name, INT64_LIST)
+    number, behind = varint(data, place, end)
+    if behind != end:
+        raise ValueError(f"{name} is not one value of type int")
+    return number
+
+
+def _value(data: memoryview, found: Mapping[str, Extent], name: str, kind: int) -> Extent:
+    if name not in found:
+        raise ValueError(f"it has no {name}")
+    try:
+        return one(data, one(data, found[name], kind), 1)
+    except ValueError as error:
+        raise ValueError(f"{name} is not one value of type {'bytes' if kind == BYTES_LIST else 'int'}") from error
 
 
 def one(data: memoryview, message: Extent, number: int) -> Extent:
@@ -61,22 +68,22 @@ def fields(data: memoryview, message: Extent, wanted: int) -> Iterator[Extent]:
     place, end = message
     while place < end:
         key, place = varint(data, place, end)
-        after = _after(data, place, end, key & 7)
-        start = varint(data, place, end)[1] if key & 7 == DELIMITED else place
+        start = place
+        match key & 7:
+            case 0:
+                after = varint(data, place, end)[1]
+            case 2:
+                length, start = varint(data, place, end)
+                after = start + length
+            case 1 | 5 as kind:
+                after = place + (8 if kind == 1 else 4)
+            case kind:
+                raise ValueError(f"wire type {kind}")
         if after > end:
             raise ValueError(f"a field ends {after - end} bytes behind its message")
         if key >> 3 == wanted:
             yield start, after
         place = after
-
-
-def _after(data: memoryview, place: int, end: int, kind: int) -> int:
-    if kind in (VARINT, DELIMITED):
-        value, behind = varint(data, place, end)
-        return behind if kind == VARINT else behind + value
-    if kind not in (FIXED64, FIXED32):
-        raise ValueError(f"wire type {kind}")
-    return place + (8 if kind == FIXED64 else 4)
 
 
 def varint(data: memoryview, place: int, end: int) -> tuple[int, int]:
@@ -87,21 +94,6 @@ def varint(data: memoryview, place: int, end: int) -> tuple[int, int]:
         if data[at] < 0x80:
             return value, at + 1
     raise ValueError(f"no number ends between bytes {place} and {min(end, place + 10)}")
-
-
-def _values(data: memoryview, feature: Extent) -> Feature:
-    lists = list(fields(data, feature, BYTES_LIST))
-    if lists:
-        return [bytes(data[slice(*value)]) for each in lists for value in fields(data, each, 1)]
-    return [number for each in fields(data, feature, INT64_LIST) for number in _numbers(data, each)]
-
-
-def _numbers(data: memoryview, values: Extent) -> Iterator[int]:
-    """Both encodings of repeated numbers: packed into one field, or a field each."""
-    for place, end in fields(data, values, 1):
-        while place < end:
-            value, place = varint(data, place, end)
-            yield value
 
 
 def _entry(name: str, value: bytes | int) -> list[bytes]:

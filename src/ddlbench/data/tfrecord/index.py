@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,16 +20,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ddlbench.data.images.index import SCANNERS, Files
-from ddlbench.data.images.kept import read_arrays, write_arrays
+from ddlbench.data.home import read_arrays, write_arrays
+from ddlbench.data.images.index import KEYS, Files
 from ddlbench.data.images.source import PackedSource, mapped
-from ddlbench.data.tfrecord.example import Extent, bytes_of, features, number_of
-from ddlbench.data.tfrecord.packed import ENCODED, FILENAME, LABEL, Pack, index_of, index_path, open_pack, read_manifest
+from ddlbench.data.processes import SCANNERS
+from ddlbench.data.tfrecord.packed import Pack, index_of, index_path, open_pack, read_image, read_manifest
 from ddlbench.data.tfrecord.records import FOOT, FRAME, HEAD
 from ddlbench.errors import UserError
 
 VERSION = 1  # of the kept index
-ARRAYS = ("names", "ends", "sizes", "labels", "holders", "starts")
+ARRAYS = (*KEYS, "holders", "starts")
 AGAIN = "copy or pack the set again"
 
 
@@ -46,35 +46,34 @@ class Image(NamedTuple):
 def prepare_source(root: Path, split: str, cache: Path) -> PackedSource:
     """The split's images, from the kept finds where no shard has changed since. Raises UserError for a damaged set."""
     pack = open_pack(root)
-    file = _kept(pack, split, cache)
-    arrays = _read(file, split, pack)
-    if arrays is None:
+    source = _read(root, split, pack, file := _kept(pack, split, cache))
+    if source is None:
         arrays = scan([root / shard.file for shard in pack.splits[split].shards], len(pack.classes))
         write_arrays(file, arrays)
-    return _source(root, split, pack, arrays)
+        source = _source(root, split, pack, arrays)
+    return source
 
 
 def open_source(root: Path, split: str, cache: Path) -> PackedSource:
     """As `prepare_source` left it, without a look at the shards: a thousand ranks may ask at once."""
     pack = read_manifest(root)
-    arrays = _read(_kept(pack, split, cache), split, pack)
-    return _source(root, split, pack, arrays) if arrays else prepare_source(root, split, cache)
+    return _read(root, split, pack, _kept(pack, split, cache)) or prepare_source(root, split, cache)
 
 
-def _read(file: Path, split: str, pack: Pack) -> dict[str, NDArray[Any]] | None:
-    """The kept finds; None where there are none, or none that fit the set."""
+def _read(root: Path, split: str, pack: Pack, file: Path) -> PackedSource | None:
+    """From the kept finds; None where there are none, or none that fit the set."""
     arrays = read_arrays(file, ARRAYS)
-    if arrays is None or not Files(*(arrays[name] for name in ARRAYS[:4])).sound(len(pack.classes)):
+    source = _source(root, split, pack, arrays) if arrays else None
+    if source is None or not source.files.sound(len(pack.classes)):
         return None
-    holders, starts, shape = arrays["holders"], arrays["starts"], arrays["labels"].shape
+    holders, starts, shape = source.holders, source.starts, source.files.labels.shape
     if (holders.dtype, holders.shape, starts.dtype, starts.shape) != (np.int32, shape, np.int64, shape):
         return None
-    shards = len(pack.splits[split].shards)
-    return arrays if ((holders >= 0) & (holders < shards) & (starts >= 0)).all() else None
+    return source if ((holders >= 0) & (holders < len(source.shards)) & (starts >= 0)).all() else None
 
 
 def _source(root: Path, split: str, pack: Pack, arrays: Mapping[str, NDArray[Any]]) -> PackedSource:
-    files, shards = Files(*(arrays[name] for name in ARRAYS[:4])), pack.splits[split].shards
+    files, shards = Files(*(arrays[key] for key in KEYS)), pack.splits[split].shards
     names = tuple(Path(shard.file).name for shard in shards)
     return PackedSource(root / split, pack.classes, files, names, arrays["holders"], arrays["starts"])
 
@@ -88,9 +87,16 @@ def _kept(pack: Pack, split: str, cache: Path) -> Path:
 
 def scan(shards: list[Path], classes: int) -> dict[str, NDArray[Any]]:
     """All images by class and name. They are Python objects one shard at a time only: a million would be gigabytes."""
+
+    def table(holder: int, shard: Path) -> NDArray[Any]:
+        """A row an image; names are padded with NUL, which no file's name holds."""
+        rows = list(images(holder, shard, classes))
+        width = max((len(image.name) for image in rows), default=1)
+        kinds = {"label": np.int32, "name": f"S{width}", "holder": np.int32, "start": np.int64, "size": np.int64}
+        return np.array(rows, dtype=list(kinds.items()))
+
     with ThreadPoolExecutor(SCANNERS) as pool:
-        found = list(pool.map(lambda holder, shard: table(images(holder, shard, classes)), range(len(shards)), shards))
-    every = np.concatenate([table([]), *found])
+        every = np.concatenate(list(pool.map(table, range(len(shards)), shards)))
     every = every[np.lexsort((every["name"], every["label"]))]
     lengths, letters = np.char.str_len(every["name"]), np.ascontiguousarray(every["name"]).view(np.uint8)
     filled = np.arange(every["name"].itemsize) < lengths[:, None]
@@ -104,14 +110,6 @@ def scan(shards: list[Path], classes: int) -> dict[str, NDArray[Any]]:
     }
 
 
-def table(images: Iterable[Image]) -> NDArray[Any]:
-    """A row an image; names are padded with NUL, which no file's name holds."""
-    rows = list(images)
-    width = max((len(image.name) for image in rows), default=1)
-    kinds = {"label": np.int32, "name": f"S{width}", "holder": np.int32, "start": np.int64, "size": np.int64}
-    return np.array(rows, dtype=list(kinds.items()))
-
-
 def images(holder: int, shard: Path, classes: int) -> Iterator[Image]:
     """Raises UserError for an index that does not fit its shard, and a record that is no Example of an image in one of
     `classes` classes."""
@@ -123,16 +121,9 @@ def images(holder: int, shard: Path, classes: int) -> Iterator[Image]:
         try:
             if (length := int.from_bytes(data[offset : offset + 8], "little")) != size - FRAME:
                 raise ValueError(f"its length is {length}, {size - FRAME} by the index")
-            found = image(data, (offset + HEAD.size, offset + size - FOOT.size), holder)
-            if not 0 <= found.label < classes:
-                raise ValueError(f"its label is {found.label}, there are {classes} classes")
-            yield found
-        except (KeyError, ValueError) as error:
+            label, name, (start, end) = read_image(data, (offset + HEAD.size, offset + size - FOOT.size))
+            if not 0 <= label < classes:
+                raise ValueError(f"its label is {label}, there are {classes} classes")
+            yield Image(label, name.rpartition(b"/")[2], holder, start, end - start)
+        except ValueError as error:
             raise UserError(f"{shard} holds no image at byte {offset} ({error}): {AGAIN}") from error
-
-
-def image(data: memoryview, example: Extent, holder: int) -> Image:
-    found = features(data, example)
-    start, end = bytes_of(data, found[ENCODED])
-    name = bytes(data[slice(*bytes_of(data, found[FILENAME]))]).rpartition(b"/")[2]
-    return Image(number_of(data, found[LABEL]), name, holder, start, end - start)

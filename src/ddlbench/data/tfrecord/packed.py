@@ -11,10 +11,9 @@ from 0), image/filename (<class>/<name>).
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,11 +21,10 @@ import numpy as np
 from numpy.random import RandomState
 from numpy.typing import NDArray
 
-from ddlbench.data.foreign_data import format_of, made_of, read_json, regular_size
-from ddlbench.data.tfrecord.example import Feature, decode, encode
-from ddlbench.data.tfrecord.records import Span, index_text, read_index, spans_of
+from ddlbench.data.foreign_data import made_of, read_format, regular_size
+from ddlbench.data.tfrecord.example import Extent, bytes_of, encode, features, number_of
+from ddlbench.data.tfrecord.records import Span, read_index
 from ddlbench.errors import UserError
-from ddlbench.files import replacing
 from ddlbench.foreign import read_bytes
 from ddlbench.texts import GIB
 
@@ -36,6 +34,7 @@ SPLITS = ("train", "val")
 LARGEST_INDEX = GIB  # bytes: fifty million images in one shard
 ENCODED, LABEL, FILENAME = "image/encoded", "image/class/label", "image/filename"
 SHARD = re.compile(r"(?:train|val)/[^/\0]{1,200}\.tfrecord")  # no path leads out of the set
+AGAIN = "if the set is a copy, copy it again; else pack it again, which repairs damaged shards"
 ORDER_SEED = 0  # of the training images' order
 
 
@@ -87,18 +86,16 @@ class PackedImage:
     @classmethod
     def of(cls, example: bytes) -> PackedImage:
         """Raises ValueError for what is no Example, and where a feature is missing or has not one value of its kind."""
-        features = decode(example)
-        name = _one(features, FILENAME, bytes).decode(errors="surrogateescape")
-        return cls(_one(features, ENCODED, bytes), _one(features, LABEL, int), name)
+        data = memoryview(example)
+        label, filename, (start, end) = read_image(data, (0, len(data)))
+        return cls(example[start:end], label, filename.decode(errors="surrogateescape"))
 
 
-def _one(features: Mapping[str, Feature], name: str, kind: type) -> Any:
-    values = features.get(name)
-    if values is None:
-        raise ValueError(f"it has no {name}")
-    if len(values) != 1 or not isinstance(values[0], kind):
-        raise ValueError(f"{name} is not one value of type {kind.__name__}")
-    return values[0]
+def read_image(data: memoryview, example: Extent) -> tuple[int, bytes, Extent]:
+    """Label and filename of the image in an Example, and where its bytes lie. Raises ValueError as `PackedImage.of`."""
+    found = features(data, example)
+    filename, encoded = bytes_of(data, found, FILENAME), bytes_of(data, found, ENCODED)
+    return number_of(data, found, LABEL), bytes(data[slice(*filename)]), encoded
 
 
 def order(split: str, samples: int) -> NDArray[np.int64]:
@@ -117,32 +114,25 @@ def is_packed(folder: Path) -> bool:
 
 
 def open_pack(folder: Path) -> Pack:
-    """A set whose shards have the size that pack.json says, and indices that fit. Raises UserError."""
+    """A set whose shards have the size that pack.json says, and indices that fit, as far as that can be checked without
+    the shards' content. Raises UserError."""
     pack = read_manifest(folder)
     for shard in pack.shards:
         path = folder / shard.file
         size = regular_size(path)
         if size != shard.bytes:
             found = "is missing" if size is None else f"has {size} bytes, {MANIFEST} says {shard.bytes}"
-            raise UserError(f"shard {path} {found}: {_again()}")
-        if fault := index_fault(path, shard):
-            raise UserError(f"{fault}: {_again()}")
+            raise UserError(f"shard {path} {found}: {AGAIN}")
+        spans = index_of(index_path(path))
+        if isinstance(spans, str):
+            raise UserError(f"{spans}: {AGAIN}")
+        end = sum(spans[-1]) if spans else 0
+        if (len(spans), end) != (shard.samples, shard.bytes):
+            raise UserError(
+                f"index {index_path(path)} is stale: it has {len(spans)} records up to byte {end}, "
+                f"the shard {shard.samples} up to byte {shard.bytes}: {AGAIN}"
+            )
     return pack
-
-
-def index_fault(shard: Path, known: Shard) -> str | None:
-    """What is wrong with the index of a shard, as far as it can be checked without the shard's content."""
-    path = index_path(shard)
-    spans = index_of(path)
-    if isinstance(spans, str):
-        return spans
-    end = sum(spans[-1]) if spans else 0
-    if (len(spans), end) != (known.samples, known.bytes):
-        return (
-            f"index {path} is stale: it has {len(spans)} records up to byte {end}, "
-            f"the shard {known.samples} up to byte {known.bytes}"
-        )
-    return None
 
 
 def index_of(path: Path) -> list[Span] | str:
@@ -155,30 +145,20 @@ def index_of(path: Path) -> list[Span] | str:
         return f"{path} is not an index ({error})"
 
 
-def make_index(shard: Path) -> None:
-    with replacing(index_path(shard)) as file:
-        file.write(index_text(spans_of(shard)))
-
-
 def read_manifest(folder: Path) -> Pack:
     """What pack.json says. Raises UserError where there is none, or none that this version reads."""
     path = folder / MANIFEST
     try:
-        content = read_json(path)
+        content = read_format(path, FORMAT, AGAIN)
     except OSError as error:
         begun = (folder / UNFINISHED).is_file()
         remedy = "it was not packed completely: pack it again" if begun else "give the folder of a packed image set"
         raise UserError(f"{path} cannot be read ({error.strerror}); {remedy}") from error
-    except ValueError as error:
-        raise UserError(f"{path} is not JSON ({error}): {_again()}") from error
-    version = format_of(content)
-    if version != FORMAT:
-        raise UserError(f"{path} has format {version}, this version reads {FORMAT}: {_again()}")
     try:
         splits = {name: PackedSplit.of(_shards(name, content["splits"][name]["shards"])) for name in SPLITS}
         return Pack(FORMAT, _text(content["hash"]), tuple(map(_text, _list(content["classes"]))), splits)
     except (KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{path} does not describe a packed image set ({error!r}): {_again()}") from error
+        raise UserError(f"{path} does not describe a packed image set ({error!r}): {AGAIN}") from error
 
 
 def _shards(split: str, content: object) -> tuple[Shard, ...]:
@@ -202,12 +182,3 @@ def _text(content: object) -> str:
     if not isinstance(content, str):
         raise TypeError(f"{str(content)[:40]!a} is not a text")
     return content
-
-
-def write_manifest(folder: Path, pack: Pack) -> None:
-    with replacing(folder / MANIFEST) as file:
-        file.write(json.dumps(asdict(pack), indent=1).encode() + b"\n")
-
-
-def _again() -> str:
-    return "if the set is a copy, copy it again; else pack it again, which repairs damaged shards"

@@ -9,16 +9,16 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ddlbench.data.foreign_data import made_of, parse_json, regular_size, sha256_of
+from ddlbench.data.foreign_data import made_of, regular_size, sha256_of
 from ddlbench.data.images.index import Files, FolderLayout, Index, prepare_index
 from ddlbench.data.processes import in_processes
 from ddlbench.data.tfrecord.packed import (
@@ -33,15 +33,13 @@ from ddlbench.data.tfrecord.packed import (
     Shard,
     index_path,
     is_packed,
-    make_index,
     order,
     read_manifest,
-    write_manifest,
 )
 from ddlbench.data.tfrecord.records import BadRecord, crc32c, index_text, record, spans_of
 from ddlbench.errors import UserError
 from ddlbench.files import replacing
-from ddlbench.foreign import read_bytes
+from ddlbench.foreign import parse, read_bytes
 from ddlbench.progress import Progress
 from ddlbench.texts import shortened
 
@@ -67,15 +65,23 @@ def pack(layout: FolderLayout, target: Path, shard_bytes: int, processes: int) -
     """
     crc32c()  # a missing library is reported before the work begins
     index = prepare_index(layout, None)
-    shards = {split: shard_count(files, shard_bytes) for split, files in _files(index).items()}
-    plan = {"format": FORMAT, "hash": index.hash, "shards": shards}
+    counts = {split: shard_count(files, shard_bytes) for split, files in index.splits.items()}
+    plan = {"format": FORMAT, "hash": index.hash, "shards": counts}
+    total, made, progress = sum(counts.values()), dict[str, Shard](), Progress(enabled=True)
+    processes = min(processes, total)
     try:
-        with UnfinishedPack(target, plan, made_before(target, plan)) as unfinished:
-            jobs = (job for split in SPLITS for job in _jobs(target, layout, index, split, shards[split]))
-            _make_all(jobs, unfinished, sum(shards.values()), processes)
-        made = {split: _split(unfinished.made, split) for split in SPLITS}
-        whole = Pack(FORMAT, index.hash, index.classes, made)
-        write_manifest(target, whole)
+        known = made_before(target, plan)
+        with unfinished_pack(target, [plan, *map(asdict, known.values())]) as lines:
+            again = f"; {len(known)} exist already and are checked" if known else ""
+            progress.say(f"packing {total} shards into {target}, {processes} at a time{again}")
+            shards = in_processes(make_shard, _jobs(target, layout, index, counts, known), processes)
+            for shard in progress.steps(shards, total, "packing, shard", "shards"):
+                made[shard.file] = shard
+                lines.write(_line(asdict(shard)))
+        splits = {split: [made[file] for file in sorted(made) if file.startswith(f"{split}/")] for split in SPLITS}
+        whole = Pack(FORMAT, index.hash, index.classes, {name: PackedSplit.of(tuple(splits[name])) for name in SPLITS})
+        with replacing(target / MANIFEST) as file:
+            file.write(json.dumps(asdict(whole), indent=1).encode() + b"\n")
         (target / UNFINISHED).unlink()
     except OSError as error:
         raise _cannot_write(error.filename or target, error) from error
@@ -115,77 +121,51 @@ def _begun(path: Path) -> tuple[dict[str, Any], list[Shard]]:
     leave half a line at the end."""
     try:
         lines = [line for line in read_bytes(path).splitlines(keepends=True) if line.endswith(b"}\n")]
-        plan, *shards = map(parse_json, lines or [b"{}"])
+        plan, *shards = map(parse, lines or [b"{}"])
         return plan, [made_of(Shard, shard) for shard in shards]
     except ValueError as error:
         raise UserError(f"{path} is not what an earlier attempt leaves ({error}): delete it and pack again") from error
 
 
-class UnfinishedPack:
-    """pack.unfinished.jsonl, open for more lines. known: the shards of earlier attempts; made: those of this one."""
+@contextmanager
+def unfinished_pack(target: Path, lines: list[dict[str, Any]]) -> Generator[BinaryIO]:
+    """pack.unfinished.jsonl with these lines, open for more."""
+    for split in SPLITS:
+        (target / split).mkdir(parents=True, exist_ok=True)
+    _sweep(target)
+    path = target / UNFINISHED
+    with replacing(path) as file:
+        file.write(b"".join(map(_line, lines)))
+    try:
+        with path.open("ab", buffering=0) as file:
+            yield file
+    finally:
+        _sweep(target)
 
-    def __init__(self, target: Path, plan: dict[str, Any], known: dict[str, Shard]) -> None:
-        self.target, self.plan, self.known = target, plan, known
-        self.made: dict[str, Shard] = {}
 
-    def __enter__(self) -> UnfinishedPack:
-        for split in SPLITS:
-            (self.target / split).mkdir(parents=True, exist_ok=True)
-        self._sweep()
-        path = self.target / UNFINISHED
-        with replacing(path) as file:
-            file.write(b"".join(map(_line, [self.plan, *map(asdict, self.known.values())])))
-        self.file: BinaryIO = path.open("ab", buffering=0)
-        return self
-
-    def add(self, shard: Shard) -> None:
-        self.made[shard.file] = shard
-        self.file.write(_line(asdict(shard)))
-
-    def __exit__(self, *_: object) -> None:
-        self.file.close()
-        self._sweep()
-
-    def _sweep(self) -> None:
-        """Remove what killed processes left half-written."""
-        for split in SPLITS:
-            for file in (self.target / split).glob(".?????-of-?????.*.*"):
-                file.unlink(missing_ok=True)
+def _sweep(target: Path) -> None:
+    """Remove what killed processes left half-written."""
+    for split in SPLITS:
+        for file in (target / split).glob(".?????-of-?????.*.*"):
+            file.unlink(missing_ok=True)
 
 
 def _line(content: dict[str, Any]) -> bytes:
     return json.dumps(content).encode() + b"\n"
 
 
-def _files(index: Index) -> dict[str, Files]:
-    return dict(zip(SPLITS, (index.train, index.val), strict=True))
-
-
-def _jobs(target: Path, layout: FolderLayout, index: Index, split: str, shards: int) -> Iterator[ShardToMake]:
+def _jobs(
+    target: Path, layout: FolderLayout, index: Index, counts: dict[str, int], known: dict[str, Shard]
+) -> Iterator[ShardToMake]:
     """One after another, because the names of a million files as Python strings would take 100 MB."""
-    files, source = _files(index)[split], layout.splits[SPLITS.index(split)]
-    for number, chosen in enumerate(np.array_split(order(split, len(files)), shards)):
-        file = f"{split}/{number:05d}-of-{shards:05d}.tfrecord"
-        yield ShardToMake(target, file, source, tuple(_images(index.classes, files, chosen)))
-
-
-def _images(classes: tuple[str, ...], files: Files, chosen: NDArray[np.int64]) -> Iterator[tuple[str, int, int]]:
-    for i in chosen:
-        label = int(files.labels[i])
-        yield f"{classes[label]}/{files.name(i)}", label, int(files.sizes[i])
-
-
-def _make_all(jobs: Iterator[ShardToMake], unfinished: UnfinishedPack, total: int, processes: int) -> None:
-    progress, known, processes = Progress(enabled=True), unfinished.known, min(processes, total)
-    again = f"; {len(known)} exist already and are checked" if known else ""
-    progress.say(f"packing {total} shards into {unfinished.target}, {processes} at a time{again}")
-    made = in_processes(make_shard, (replace(job, known=known.get(job.file)) for job in jobs), processes)
-    for shard in progress.steps(made, total, "packing, shard", "shards"):
-        unfinished.add(shard)
-
-
-def _split(shards: dict[str, Shard], split: str) -> PackedSplit:
-    return PackedSplit.of(tuple(shards[file] for file in sorted(shards) if file.startswith(f"{split}/")))
+    for (split, files), source in zip(index.splits.items(), layout.splits, strict=True):
+        for number, chosen in enumerate(np.array_split(order(split, len(files)), counts[split])):
+            file = f"{split}/{number:05d}-of-{counts[split]:05d}.tfrecord"
+            images = tuple(
+                (f"{index.classes[files.labels[i]]}/{files.name(i)}", int(files.labels[i]), int(files.sizes[i]))
+                for i in chosen
+            )
+            yield ShardToMake(target, file, source, images, known.get(file))
 
 
 def make_shard(job: ShardToMake) -> Shard:
@@ -200,6 +180,11 @@ def make_shard(job: ShardToMake) -> Shard:
     except OSError as error:
         raise _cannot_write(path, error) from error
     return Shard(job.file, len(job.images), size, sha256)
+
+
+def make_index(shard: Path) -> None:
+    with replacing(index_path(shard)) as file:
+        file.write(index_text(spans_of(shard)))
 
 
 def intact(path: Path, known: Shard) -> bool:

@@ -12,9 +12,9 @@ from pathlib import Path
 from PIL import Image
 
 from ddlbench.data.foreign_data import sha256_of
-from ddlbench.data.images.index import Files, FolderLayout, Index, prepare_index
+from ddlbench.data.images.index import FolderLayout, Index, prepare_index
 from ddlbench.data.processes import in_processes
-from ddlbench.data.text.tokenfile import TokenFile
+from ddlbench.data.text.token_file import TokenFile
 from ddlbench.data.tfrecord.packed import (
     LARGEST_INDEX,
     MANIFEST,
@@ -73,17 +73,16 @@ def verify_pack(folder: Path, processes: int) -> Iterator[Found]:
 def verify_folders(layout: FolderLayout, processes: int) -> Iterator[Found]:
     """Some images at a time. Raises UserError where the folders cannot be used."""
     index = prepare_index(layout, None)
-    splits = list(zip(SPLITS, layout.splits, (index.train, index.val), strict=True))
-    total = sum(-(-len(files) // IMAGES_A_JOB) for _, _, files in splits)
-    jobs = (job for split, folder, files in splits for job in _folder_jobs(folder, split, index, files))
-    found = in_processes(verify_images, jobs, processes)
+    total = sum(-(-len(files) // IMAGES_A_JOB) for files in index.splits.values())
+    found = in_processes(verify_images, _folder_jobs(layout, index), processes)
     yield from Progress(enabled=True).steps(found, total, f"verifying, {IMAGES_A_JOB} images", "parts")
 
 
-def _folder_jobs(folder: Path, split: str, index: Index, files: Files) -> Iterator[FolderJob]:
-    for start in range(0, len(files), IMAGES_A_JOB):
-        chosen = range(start, min(start + IMAGES_A_JOB, len(files)))
-        yield FolderJob(folder, split, tuple((index.classes[files.labels[i]], files.name(i)) for i in chosen))
+def _folder_jobs(layout: FolderLayout, index: Index) -> Iterator[FolderJob]:
+    for (split, files), folder in zip(index.splits.items(), layout.splits, strict=True):
+        for start in range(0, len(files), IMAGES_A_JOB):
+            chosen = range(start, min(start + IMAGES_A_JOB, len(files)))
+            yield FolderJob(folder, split, tuple((index.classes[files.labels[i]], files.name(i)) for i in chosen))
 
 
 def verify_images(job: FolderJob) -> Found:
@@ -100,38 +99,30 @@ def verify_images(job: FolderJob) -> Found:
 
 
 def verify_shard(job: ShardJob) -> Found:
-    """All records are looked at; an unreadable file is one fault."""
+    """All records are looked at; an unreadable file is one fault. The index is compared where all lengths are right,
+    the whole shard's checksum where all records' are."""
     found, path = Found(), job.folder / job.shard.file
     try:
-        _verify_file(path, job, found)
+        index, size = index_of(index_path(path)), path.stat().st_size
+        expected = [] if isinstance(index, str) else index
+        spans, bad = list[Span](), list[BadRecord]()
+        for offset, payload in walk(path, expected):
+            if isinstance(payload, BadRecord):
+                bad.append(payload)
+                spans.append((offset, (payload.next or size) - offset))
+                resumed = payload.next is not None or any(start > offset for start, _ in expected)
+                lost = "" if resumed else f"; the last {size - offset} bytes of the file cannot be checked"
+                faults = [f"{payload}{lost}"]
+            else:
+                spans.append((offset, len(payload) + FRAME))
+                faults = _record(payload, job, found)
+            found.faults.extend(f"{path}, offset {offset}: {fault}" for fault in faults)
+        framed = all(record.next is not None for record in bad)
+        found.faults.extend(_index_faults(path, index, spans if framed else None))
+        found.faults.extend(_shard_faults(path, job.shard, len(spans), size, sound=not bad))
     except OSError as error:
         found.faults.append(f"{path}: cannot be read ({error.strerror})")
     return found
-
-
-def _verify_file(path: Path, job: ShardJob, found: Found) -> None:
-    """The index is compared where all lengths are right, the whole shard's checksum where all records' are."""
-    index, size = index_of(index_path(path)), path.stat().st_size
-    spans, bad = list[Span](), list[BadRecord]()
-    for offset, payload in walk(path, () if isinstance(index, str) else index):
-        if isinstance(payload, BadRecord):
-            bad.append(payload)
-            spans.append((offset, (payload.next or size) - offset))
-            faults = [f"{payload}{_lost(payload, offset, index, size)}"]
-        else:
-            spans.append((offset, len(payload) + FRAME))
-            faults = _record(payload, job, found)
-        found.faults.extend(f"{path}, offset {offset}: {fault}" for fault in faults)
-    framed = all(record.next is not None for record in bad)
-    found.faults.extend(_index_faults(path, index, spans if framed else None))
-    found.faults.extend(_shard_faults(path, job.shard, len(spans), size, sound=not bad))
-
-
-def _lost(bad: BadRecord, offset: int, index: list[Span] | str, size: int) -> str:
-    """How much of the file a damaged length makes unreadable."""
-    if bad.next is not None or (isinstance(index, list) and any(start > offset for start, _ in index)):
-        return ""
-    return f"; the last {size - offset} bytes of the file cannot be checked"
 
 
 def _record(payload: bytes, job: ShardJob, found: Found) -> Iterator[str]:

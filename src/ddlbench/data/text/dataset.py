@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from ddlbench.data.staging import SPLITS, StagedFiles, node_folder
-from ddlbench.data.text.files import is_made
-from ddlbench.data.text.raw import RawText
-from ddlbench.data.text.token_files import TokenFiles
-from ddlbench.data.text.tokenfile import TokenFile
-from ddlbench.data.text.tokenize import table_path
-from ddlbench.data.text.windows import TokenSplit
+from ddlbench.data.text.files import find_texts, find_tokenizer, is_current, is_made, token_path
+from ddlbench.data.text.token_file import TokenFile
+from ddlbench.data.text.tokenizer import TokenizerFiles, table_path, tokenize_file
+from ddlbench.data.text.windows import RawText, TokenSplit, line_table
 from ddlbench.errors import UserError
 from ddlbench.job import Model
 
@@ -71,25 +69,64 @@ class TokenText:
 
     def check(self, model: Model, validate: bool = True) -> None:
         """Opens token files that exist already; whether others are long enough, `split` finds out."""
-        files = self.token_files.tokenizer_files()
-        if files:
+        if files := self.tokenizer_files():
             tokenizer = files.load()
             _fits_vocabulary(tokenizer.name, tokenizer.vocab_size, model)
-        for train, (text, target) in self.token_files.paths().items():
+        for train, (text, target) in self.paths().items():
             if is_made(text, target):
                 replace(self, stage_to=None).split(train, model, seed=0)
 
-    @property
-    def token_files(self) -> TokenFiles:
-        return TokenFiles(self.root, self.tokenizer, self.cache_dir, self.train, self.valid)
+    def paths(self) -> dict[bool, tuple[Path, Path]]:
+        """Text and its token file, of training (True) and validation (False)."""
+        files = self.tokenizer_files()
+        digest = files.hash() if files else ""
+        texts = zip(SPLITS, find_texts(self.root, self.train, self.valid), strict=True)
+        return {train: (text, token_path(text, digest, self.cache_dir)) for train, text in texts}
+
+    def tokenizer_files(self) -> TokenizerFiles | None:
+        """None where there are two token files and no tokenizer to compare them with."""
+        raw = any(text.suffix != ".bin" for text in find_texts(self.root, self.train, self.valid))
+        return find_tokenizer(self.tokenizer or str(self.root), needed=raw or self.tokenizer is not None)
 
     def prepare(self) -> None:
-        """Tokenise texts without a current token file."""
-        self.token_files.make(line_tables=not self.mapped)
+        """Tokenise texts without a current token file, or without the table of lines that raw text is read with.
+        Processes that do so at the same time write the same files."""
+        files = self.tokenizer_files()
+        for text, target in self.paths().values():
+            if is_current(text, target) and (self.mapped or line_table(TokenFile.open(target)) is not None):
+                continue
+            assert files, "raw text needs a tokenizer"
+            try:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                tokenize_file(text, files.load(), target)
+            except OSError as error:
+                raise UserError(f"cannot make token file {target} ({error}): choose data.cache_dir=FOLDER") from error
+
+    def open(self, train: bool) -> TokenFile:
+        """Raises UserError where the token file is not of the configured tokenizer, or of another than its pair."""
+        files, paths = self.tokenizer_files(), self.paths()
+        text, target = paths[train]
+        if not is_made(text, target):
+            raise UserError(
+                f"there is no token file {target} of {text} on this node: "
+                f"set data.cache_dir=FOLDER to one that all nodes share"
+            )
+        file = TokenFile.open(target)
+        if files:
+            configured, expected = f"the configured tokenizer is {files}", files.hash()
+        else:
+            pair = TokenFile.open(paths[True][1])
+            configured, expected = f"{pair.path} with {pair.index.tokenizer}", pair.index.tokenizer_hash
+        if file.index.tokenizer_hash != expected:
+            raise UserError(
+                f"token file {file.path} was made with tokenizer {file.index.tokenizer}, {configured} "
+                f"(hash {expected[:8]}): give data.tokenizer= the same one, or data.train= and data.valid= the raw text"
+            )
+        return file
 
     def split(self, train: bool, model: Model, seed: int) -> TokenSplit:
         """`seed` changes nothing: text has no augmentation. Raises UserError where file and model do not fit."""
-        file = self.token_files.open(train)
+        file = self.open(train)
         (seq_len,) = model.input_shape()
         _fits_vocabulary(f"{file.path} ({file.index.tokenizer})", file.index.vocab_size, model)
         scored = max(file.index.tokens - 1, 0)
@@ -106,7 +143,7 @@ class TokenText:
     def describe(self) -> dict[str, Any]:
         """hash: of the tokens and the tokenizer. All sizes are of the whole text, so under a val_limit, which is in
         windows of the model, those of the validation text are None: a perplexity per word would be of other words."""
-        train, val = (self.token_files.open(part).index for part in (True, False))
+        train, val = (self.open(part).index for part in (True, False))
         whole = self.val_limit is None
         digest = hashlib.sha256(
             " ".join((train.sha256, val.sha256, train.tokenizer_hash)).encode(errors="backslashreplace")
@@ -129,13 +166,13 @@ class TokenText:
         folders = {train: self._here(train) for train in SPLITS}
         return [
             StagedFiles(file.parent, folders[train], [file.name], 1, file.stat().st_size)
-            for train, made in self.token_files.paths().items()
+            for train, made in self.paths().items()
             for file in self._read(*made)
         ]
 
     def files_read(self) -> Iterator[Path]:
         """Without the tables of lines, which stay mapped."""
-        for train, made in self.token_files.paths().items():
+        for train, made in self.paths().items():
             file, *_ = self._read(*made)
             yield file if self.stage_to is None else self._here(train) / file.name
 
@@ -149,13 +186,13 @@ class TokenText:
         return node_folder(self.stage_to, self.name, self.describe()["hash"]) / SPLITS[train]
 
     def _as_read(self, train: bool, file: TokenFile) -> TokenFile | RawText:
-        text, _ = self.token_files.paths()[train]
+        text, _ = self.paths()[train]
         if self.stage_to is not None:
             here = self._here(train)
             text, file = here / text.name, replace(file, path=here / file.path.name)
         if self.mapped:
             return file
-        files = self.token_files.tokenizer_files()
+        files = self.tokenizer_files()
         assert files, "raw text needs a tokenizer"
         return RawText(text, file, files)
 

@@ -15,10 +15,10 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from ddlbench.data.feed import Request
 from ddlbench.data.loaders.native import Native
-from ddlbench.data.text.raw import RawText
+from ddlbench.data.text.dataset import TokenText
 from ddlbench.data.text.sample import SampleText, train_bpe
-from ddlbench.data.text.tokenize import THREADS, TextTokenizer, table_path
-from ddlbench.data.text.tokens import TokenText
+from ddlbench.data.text.tokenizer import THREADS, TextTokenizer, table_path
+from ddlbench.data.text.windows import RawText
 from ddlbench.errors import UserError
 from ddlbench.job import Place
 from tests.support.disk import largest_file
@@ -171,7 +171,7 @@ def test_table_holds_bytes_and_tokens_before_each_line(tmp_path, tokenizer):
     assert isinstance(file, RawText)
     table = np.fromfile(table_path(file.file.path), "<i8").reshape(-1, 2)
     assert table[:, 0].tolist() == [0, 3, 4, 10]
-    counts = [len(fly.token_files.tokenizer_files().load().encode([line])) for line in ("\u00e9\n", "\n", "no end")]
+    counts = [len(fly.tokenizer_files().load().encode([line])[0]) for line in ("\u00e9\n", "\n", "no end")]
     assert table[:, 1].tolist() == [0, *np.cumsum(counts)]
 
 
@@ -273,7 +273,7 @@ def test_sample_text_has_the_knob(tmp_path):
 
 THREADS_OF_A_WORKER = """
 import os, sys
-from ddlbench.data.text.tokens import TokenText
+from ddlbench.data.text.dataset import TokenText
 from tests.support.text import every_window
 text = TokenText("text", root=sys.argv[1], tokenizer=sys.argv[2], tokenize="on_the_fly")
 if sys.argv[3] == "prepare":

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from ddlbench.data.sampler import validation_batches
-from ddlbench.data.text.tokenfile import TokenFile
-from ddlbench.data.text.tokens import TokenText
+from ddlbench.data.text.dataset import TokenText
+from ddlbench.data.text.token_file import TokenFile
 from ddlbench.errors import UserError
 from tests.support.text import TEXT, model, tokens_of
 
@@ -24,7 +24,7 @@ def all_of(split, epoch=0):
 
 
 def test_tokens_are_the_bytes_of_the_text(root, text):
-    core = text.token_files.tokenizer_files().load().core
+    core = text.tokenizer_files().load().core
     assert core.decode(tokens_of(text, True).tolist()) == TEXT
     assert len(tokens_of(text, True)) == len(TEXT) == 39
     assert len(tokens_of(text, False)) == 12
@@ -119,8 +119,8 @@ def test_split_travels_to_a_worker_without_the_text(text):
 
 def test_description(text):
     described = text.describe()
-    hashes = [TokenFile.open(text.token_files.paths()[train][1]).index.sha256 for train in (True, False)]
-    tokenizer = text.token_files.tokenizer_files().hash()
+    hashes = [TokenFile.open(text.paths()[train][1]).index.sha256 for train in (True, False)]
+    tokenizer = text.tokenizer_files().hash()
     assert described == {
         "name": "text",
         "kind": "text",

@@ -13,8 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Generator, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -24,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from ddlbench.data.text.tokenfile import FORMAT, TokenIndex, smallest_dtype, write_index, write_tokens
+from ddlbench.data.text.token_file import FORMAT, TokenIndex, smallest_dtype, write_index, write_tokens
 from ddlbench.errors import UserError
 from ddlbench.files import replacing
 from ddlbench.progress import Progress
@@ -86,11 +85,7 @@ class TextTokenizer:
     hash: str
     vocab_size: int
 
-    def encode(self, lines: list[str]) -> NDArray[Any]:
-        """The tokens of all lines, one after another."""
-        return self.encode_each(lines)[0]
-
-    def encode_each(self, lines: list[str]) -> tuple[NDArray[Any], list[int]]:
+    def encode(self, lines: list[str]) -> tuple[NDArray[Any], list[int]]:
         """The tokens of all lines, one after another, and how many are each line's."""
         encodings = self.core.encode_batch_fast(lines, add_special_tokens=False)
         ids = chain.from_iterable(encoding.ids for encoding in encodings)
@@ -124,8 +119,12 @@ def tokenize_file(source: Path, tokenizer: TextTokenizer, target: Path, chunk_by
     progress.say(f"tokenising {source} ({state.st_size / 1e6:.0f} MB) once, into {target}")
     chunks = progress.steps(text, -(-state.st_size // chunk_bytes), f"tokenising {source.name}, chunk")
     dtype = smallest_dtype(tokenizer.vocab_size)
-    with replacing(table_path(target)) as table, on_all_threads():
-        tokens, sha256 = write_tokens(target, encoded(chunks, tokenizer, table), dtype)
+    os.environ[THREADS] = "true"  # on all cores
+    try:
+        with replacing(table_path(target)) as table:
+            tokens, sha256 = write_tokens(target, encoded(chunks, tokenizer, table), dtype)
+    finally:
+        os.environ[THREADS] = "false"  # the library's threads do not survive a fork: older versions warn of it
     index = TokenIndex(
         format=FORMAT,
         dtype=dtype,
@@ -145,11 +144,11 @@ def tokenize_file(source: Path, tokenizer: TextTokenizer, target: Path, chunk_by
 
 
 def encoded(chunks: Iterable[list[str]], tokenizer: TextTokenizer, table: BinaryIO) -> Iterator[NDArray[Any]]:
-    """The tokens of each chunk; the table of lines is written to `table` at the same time (data/text/raw.py)."""
+    """The tokens of each chunk; the table of lines is written to `table` at the same time (windows.py)."""
     end = np.zeros(2, dtype=ROW)
     table.write(end.tobytes())
     for lines in chunks:
-        ids, counts = tokenizer.encode_each(lines)
+        ids, counts = tokenizer.encode(lines)
         ends = end + np.cumsum([[len(line.encode()) for line in lines], counts], axis=1, dtype=ROW).T
         table.write(ends.tobytes())
         end = ends[-1]
@@ -159,21 +158,6 @@ def encoded(chunks: Iterable[list[str]], tokenizer: TextTokenizer, table: Binary
 def table_path(target: Path) -> Path:
     """The table of lines of a token file."""
     return target.with_suffix(".lines")
-
-
-@contextmanager
-def on_all_threads() -> Generator[None]:
-    """Within it the library uses all cores: threads that do not survive a fork, of which older versions warn."""
-    os.environ[THREADS] = "true"
-    try:
-        yield
-    finally:
-        on_one_thread()
-
-
-def on_one_thread() -> None:
-    """From now on the library uses no threads: a rank, and each of its loader workers, uses one core."""
-    os.environ[THREADS] = "false"
 
 
 class Lines:
@@ -192,25 +176,19 @@ class Lines:
     def __iter__(self) -> Iterator[list[str]]:
         with self.path.open("rb") as file:  # in binary only "\n" ends a line
             while raw := file.readlines(self.chunk_bytes):
-                lines = self._decode(raw)
+                try:
+                    lines = [line.decode() for line in raw]
+                except UnicodeDecodeError as error:
+                    number = self.lines + raw.index(error.object) + 1
+                    raise UserError(
+                        f"{self.path}, line {number}, is not UTF-8 text ({error.reason}): convert it"
+                    ) from error
                 self.words += sum(len(line.split()) for line in lines)
                 self.lines += len(lines)
                 for line in raw:
                     self.bytes += len(line)
                     self.digest.update(line)
                 yield lines
-
-    def _decode(self, raw: list[bytes]) -> list[str]:
-        lines: list[str] = []
-        for line in raw:
-            try:
-                lines.append(line.decode())
-            except UnicodeDecodeError as error:
-                number = self.lines + len(lines) + 1
-                raise UserError(
-                    f"{self.path}, line {number}, is not UTF-8 text ({error.reason}): convert it"
-                ) from error
-        return lines
 
 
 def _from_json(path: Path) -> Tokenizer:

@@ -11,8 +11,8 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from ddlbench.data.text.sample import train_bpe
-from ddlbench.data.text.tokenfile import TokenFile
-from ddlbench.data.text.tokenize import Lines, TokenizerFiles, tokenize_file
+from ddlbench.data.text.token_file import TokenFile
+from ddlbench.data.text.tokenizer import Lines, TokenizerFiles, tokenize_file
 from ddlbench.errors import UserError
 from tests.support.processes import PYTHON, run
 
@@ -49,10 +49,10 @@ def test_tokens_are_those_of_transformers(folder, tokenizer):
 
     theirs = GPT2TokenizerFast.from_pretrained(str(folder))
     for text in [TEXT, *lines_of(TEXT)]:
-        assert tokenizer.encode([text]).tolist() == theirs.encode(text)
+        assert tokenizer.encode([text])[0].tolist() == theirs.encode(text)
     end = tokenizer.core.token_to_id("<|endoftext|>")
     assert end == tokenizer.vocab_size - 1
-    assert end in tokenizer.encode([TEXT])
+    assert end in tokenizer.encode([TEXT])[0]
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 7, 50, 2**20])
@@ -102,7 +102,7 @@ def test_tokenizer_json_adds_truncates_and_pads_nothing(tmp_path, folder, tokeni
     core.enable_padding()
     core.save(str(tmp_path / "tokenizer.json"))
     other = TokenizerFiles.find(tmp_path).load()
-    assert other.encode(lines_of(TEXT)).tolist() == tokenizer.encode(lines_of(TEXT)).tolist()
+    assert other.encode(lines_of(TEXT))[0].tolist() == tokenizer.encode(lines_of(TEXT))[0].tolist()
     assert other.hash != tokenizer.hash
     assert TokenizerFiles.find(tmp_path / "tokenizer.json").hash() == other.hash
 
@@ -149,7 +149,7 @@ def write_words(path, words):
 TOKENIZE = """
 import sys, time
 from pathlib import Path
-from ddlbench.data.text.tokenize import TokenizerFiles, tokenize_file
+from ddlbench.data.text.tokenizer import TokenizerFiles, tokenize_file
 text, folder = map(Path, sys.argv[1:])
 tokenizer, began = TokenizerFiles.find(folder).load(), time.perf_counter()
 tokenize_file(text, tokenizer, text.with_suffix(".bin"))

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ddlbench.data.foreign_data import format_of, made_of, read_json, regular_size
+from ddlbench.data.foreign_data import made_of, read_format, regular_size
 from ddlbench.errors import UserError
 from ddlbench.files import replacing
 
@@ -62,11 +62,20 @@ class TokenFile:
     @classmethod
     def open(cls, path: Path) -> TokenFile:
         """Raises UserError for a missing or unreadable index and for a file that was cut short."""
-        index = _read_index(path.with_suffix(".json"))
-        expected = index.tokens * np.dtype(index.dtype).itemsize
+        about = path.with_suffix(".json")
+        again = f"if it is a copy, copy it again; else delete it and {about.name}, and it is made again"
+        try:
+            index = made_of(TokenIndex, read_format(about, FORMAT, again))
+            expected = index.tokens * np.dtype(DTYPES[DTYPES.index(index.dtype)]).itemsize
+        except OSError as error:
+            raise UserError(f"token file {path} has no index {about} ({error.strerror}): {again}") from error
+        except UserError:
+            raise
+        except ValueError as error:
+            raise UserError(f"{about} is not the index of a token file ({error}): {again}") from error
         found = regular_size(path)
         if found != expected:
-            raise UserError(f"token file {path} has {found or 0} bytes, its index says {expected}: {_again(path)}")
+            raise UserError(f"token file {path} has {found or 0} bytes, its index says {expected}: {again}")
         return cls(path, index)
 
     def read(self) -> NDArray[Any]:
@@ -98,30 +107,6 @@ def write_index(path: Path, index: TokenIndex) -> None:
     """Write the index of token file `path`."""
     with replacing(path.with_suffix(".json")) as file:
         file.write(json.dumps(asdict(index), indent=2).encode() + b"\n")
-
-
-def _read_index(path: Path) -> TokenIndex:
-    tokens = path.with_suffix(".bin")
-    try:
-        content = read_json(path)
-    except OSError as error:
-        raise UserError(f"token file {tokens} has no index {path} ({error.strerror}): {_again(tokens)}") from error
-    except ValueError as error:
-        raise UserError(f"{path} is not the index of a token file ({error}): {_again(tokens)}") from error
-    version = format_of(content)
-    if version != FORMAT:
-        raise UserError(f"{path} has token file format {version}, this version reads {FORMAT}: {_again(tokens)}")
-    try:
-        index = made_of(TokenIndex, content)
-        if index.dtype not in DTYPES:
-            raise ValueError(f"dtype is {index.dtype[:40]!a}")
-        return index
-    except ValueError as error:
-        raise UserError(f"{path} is not the index of a token file ({error}): {_again(tokens)}") from error
-
-
-def _again(path: Path) -> str:
-    return f"if it is a copy, copy it again; else delete it and {path.with_suffix('.json').name}, and it is made again"
 
 
 def _stored(dtype: str) -> np.dtype[Any]:

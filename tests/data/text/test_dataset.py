@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from ddlbench.data.text.dataset import TokenText
 from ddlbench.data.text.sample import train_bpe
-from ddlbench.data.text.tokenfile import TokenFile
-from ddlbench.data.text.tokens import TokenText
+from ddlbench.data.text.token_file import TokenFile
 from ddlbench.errors import UserError
 from tests.support.text import TEXT, model, tokens_of
 
 
 def test_text_is_tokenised_once_and_again_only_if_it_changed(root, text):
-    target = text.token_files.paths()[True][1]
+    target = text.paths()[True][1]
     before = target.stat().st_mtime_ns, target.stat().st_ino
     os.utime(root / "wiki.train.raw")  # touched, not changed
     text.prepare()
@@ -25,12 +25,12 @@ def test_text_is_tokenised_once_and_again_only_if_it_changed(root, text):
     (root / "wiki.train.raw").write_text(TEXT.replace("one", "two"))  # of the same size
     text.prepare()
     assert target.stat().st_ino != before[1]
-    core = text.token_files.tokenizer_files().load().core
+    core = text.tokenizer_files().load().core
     assert core.decode(tokens_of(text, True).tolist()).startswith("two two three")
 
 
 def test_cut_short_token_file_is_refused_before_the_start(text):
-    target = text.token_files.paths()[False][1]
+    target = text.paths()[False][1]
     target.write_bytes(target.read_bytes()[:10])
     with pytest.raises(UserError, match=rf"{target.name} has 10 bytes, its index says 24"):
         text.check(model(4))
@@ -41,7 +41,7 @@ def test_cut_short_token_file_is_refused_before_the_start(text):
 
 
 def test_token_file_of_an_interrupted_maker_is_completed(text):
-    text.token_files.paths()[True][1].with_suffix(".json").unlink()
+    text.paths()[True][1].with_suffix(".json").unlink()
     text.check(model(4))
     text.prepare()
     assert text.describe()["train_tokens"] == 39
@@ -53,7 +53,7 @@ def made(text, root, tmp_path_factory):
     folder = tmp_path_factory.mktemp("made")
     for name, train in (("train", True), ("valid", False)):
         for suffix in (".bin", ".json"):
-            shutil.copyfile(text.token_files.paths()[train][1].with_suffix(suffix), folder / f"{name}{suffix}")
+            shutil.copyfile(text.paths()[train][1].with_suffix(suffix), folder / f"{name}{suffix}")
     return TokenText("made", root=str(folder), train="train.bin", valid="valid.bin")
 
 
