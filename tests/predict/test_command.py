@@ -22,7 +22,7 @@ from ddlbench.predict.__main__ import main
 from ddlbench.predict.question import parser
 from ddlbench.predict.ranking import conclusion, fitting
 from ddlbench.ranks.launch import Launch
-from ddlbench.recipe.optimizers import Costs, Entry, Groups, OptimizerConfig, optimizers, plain
+from ddlbench.recipe.optimizers import Costs, Entry, Groups, OptimizerConfig, optimizers
 from ddlbench.rehearsal.rehearse import rehearse
 from tests.support.originals import PARAMETERS
 
@@ -80,7 +80,7 @@ def test_an_optimizer_needs_its_entry_alone(
     """docs/extending.md: NAdam takes no norm of whole layers, so no framework may refuse it for that."""
 
     def make(config: OptimizerConfig, groups: Groups) -> Optimizer:
-        return NAdam(plain(groups), lr=config.lr, eps=config.eps)
+        return NAdam(groups, lr=config.lr, eps=config.eps)
 
     monkeypatch.setitem(optimizers, "nadam", Entry(make, Costs(2, 28, 2)))
     (row,) = rows(capsys, *TINY, f"+framework={framework}", "cluster=h100", "gpus=4", "recipe.optimizer.name=nadam")

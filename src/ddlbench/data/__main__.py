@@ -81,7 +81,7 @@ def tokenize(given: argparse.Namespace) -> int:
 
 def describe(given: argparse.Namespace) -> int:
     """Print what a folder or file is, its contents and its hash."""
-    for name, value in info(given.place, _layout(given)):
+    for name, value in list(info(given.place, _layout(given))):
         _say(f"{name:9}  {value}")
     return 0
 

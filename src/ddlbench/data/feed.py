@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -148,19 +148,11 @@ class Loader(Protocol):
     pinned: whether batches come from pinned memory of the host; None: they are made on the device
     """
 
+    scored: ClassVar[bool]
+    resumable: ClassVar[bool]
+    counts_reads: ClassVar[bool]
+    drops_cache: ClassVar[bool]
     name: str
-
-    @property
-    def scored(self) -> bool: ...
-
-    @property
-    def resumable(self) -> bool: ...
-
-    @property
-    def counts_reads(self) -> bool: ...
-
-    @property
-    def drops_cache(self) -> bool: ...
 
     @property
     def pinned(self) -> bool | None: ...

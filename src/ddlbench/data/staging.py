@@ -13,6 +13,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -115,8 +116,10 @@ def copy_file(original: Path, copy: Path, unfinished: Path) -> int:
     """Bytes copied: 0 where the copy exists already."""
     try:
         known = original.stat()
-        if _is_copy(copy, known):
-            return 0
+        with suppress(FileNotFoundError):
+            found = copy.stat()  # whole seconds: not every file system keeps more
+            if (found.st_size, int(found.st_mtime)) == (known.st_size, int(known.st_mtime)):
+                return 0
         copy.parent.mkdir(parents=True, exist_ok=True)
         _copy_verified(original, copy, unfinished, known.st_size)
         os.utime(copy, ns=(known.st_atime_ns, known.st_mtime_ns))
@@ -125,15 +128,6 @@ def copy_file(original: Path, copy: Path, unfinished: Path) -> int:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         remedy = "choose a larger data.stage_to" if full else "check the file system, or remove data.stage_to"
         raise UserError(f"cannot stage {original} as {copy} ({error.strerror or error}): {remedy}") from error
-
-
-def _is_copy(copy: Path, known: os.stat_result) -> bool:
-    """Whole seconds: not every file system keeps more."""
-    try:
-        found = copy.stat()
-    except FileNotFoundError:
-        return False
-    return (found.st_size, int(found.st_mtime)) == (known.st_size, int(known.st_mtime))
 
 
 def _copy_verified(original: Path, copy: Path, unfinished: Path, size: int) -> None:

@@ -7,16 +7,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from ddlbench.errors import UserError
 from ddlbench.models.sizes import at_least, is_probability
-
-if TYPE_CHECKING:
-    from transformers.models.gpt2.configuration_gpt2 import GPT2Config
 
 
 class Embed(nn.Module):
@@ -82,9 +78,25 @@ class GPT2:
 
     def build(self) -> nn.Sequential:
         """embed, h0, h1, ..., ln_f, head."""
+        from transformers.models.gpt2.configuration_gpt2 import GPT2Config
         from transformers.models.gpt2.modeling_gpt2 import GPT2LMHeadModel
 
-        whole = GPT2LMHeadModel(self._config())
+        config = GPT2Config(
+            vocab_size=self.outputs(),
+            n_positions=self.seq_len,
+            n_embd=self.n_embd,
+            n_layer=self.n_layer,
+            n_head=self.n_head,
+            embd_pdrop=self.dropout,
+            attn_pdrop=self.dropout,
+            resid_pdrop=self.dropout,
+            tie_word_embeddings=self.tie_weights,
+            activation_function="gelu_pytorch_tanh",  # gelu_new's formula in one kernel, which keeps its input only
+            bos_token_id=None,  # 50256 by default, which a shrunk vocabulary has not
+            eos_token_id=None,
+            attn_implementation="sdpa",  # pyright: ignore[reportCallIssue]
+        )
+        whole = GPT2LMHeadModel(config)
         body = whole.transformer
         parts = ("ln_1", "attn", "ln_2", "mlp")
         blocks = {f"h{i}": Block(*map(h.get_submodule, parts)) for i, h in enumerate(body.h)}
@@ -111,22 +123,3 @@ class GPT2:
         blocks = {f"h{i}.{name}": style for i in range(self.n_layer) for name, style in block.items()}
         embed = {"embed.wte": "vocab", "embed.wpe": "positions", "embed.drop": "token_dropout"}
         return {**embed, **blocks, "head": "logits"}
-
-    def _config(self) -> GPT2Config:
-        from transformers.models.gpt2.configuration_gpt2 import GPT2Config
-
-        return GPT2Config(
-            vocab_size=self.outputs(),
-            n_positions=self.seq_len,
-            n_embd=self.n_embd,
-            n_layer=self.n_layer,
-            n_head=self.n_head,
-            embd_pdrop=self.dropout,
-            attn_pdrop=self.dropout,
-            resid_pdrop=self.dropout,
-            tie_word_embeddings=self.tie_weights,
-            activation_function="gelu_pytorch_tanh",  # gelu_new's formula in one kernel, which keeps its input only
-            bos_token_id=None,  # 50256 by default, which a shrunk vocabulary has not
-            eos_token_id=None,
-            attn_implementation="sdpa",  # pyright: ignore[reportCallIssue]
-        )

@@ -44,7 +44,19 @@ class VGG:
 
     def build(self) -> nn.Sequential:
         """conv1_1, conv1_2, ..., conv5_3, fc6, fc7, fc8."""
-        model = nn.Sequential(OrderedDict([*self._features().items(), *self._classifier().items()]))
+        blocks, width = OrderedDict[str, nn.Module](), 3
+        for stage, (convs, channels) in enumerate(zip(self.convs, self.channels, strict=True), start=1):
+            for i in range(1, convs + 1):
+                block = OrderedDict[str, nn.Module](conv=nn.Conv2d(width, channels, 3, padding=1), relu=nn.ReLU(True))
+                if i == convs:
+                    block["pool"] = nn.MaxPool2d(2)
+                blocks[f"conv{stage}_{i}"] = nn.Sequential(block)
+                width = channels
+        pool = OrderedDict[str, nn.Module](pool=nn.AdaptiveAvgPool2d(POOLED), flatten=nn.Flatten())
+        blocks["fc6"] = nn.Sequential(pool | self._hidden(width * POOLED**2))
+        blocks["fc7"] = nn.Sequential(self._hidden(self.hidden))
+        blocks["fc8"] = nn.Linear(self.hidden, self.num_classes)
+        model = nn.Sequential(blocks)
         for module in model.modules():
             _initialise(module)
         return model
@@ -61,27 +73,6 @@ class VGG:
         features = dict.fromkeys(convs, "filter") | {name.removesuffix(".conv"): "channels" for name in convs}
         classifier = {"fc6.linear": "column", "fc6.dropout": "dropout", "fc7.linear": "row", "fc8": "logits"}
         return features | classifier
-
-    def _features(self) -> dict[str, nn.Module]:
-        blocks: dict[str, nn.Module] = {}
-        width = 3
-        for stage, (convs, channels) in enumerate(zip(self.convs, self.channels, strict=True), start=1):
-            for i in range(1, convs + 1):
-                block = OrderedDict[str, nn.Module](conv=nn.Conv2d(width, channels, 3, padding=1), relu=nn.ReLU(True))
-                if i == convs:
-                    block["pool"] = nn.MaxPool2d(2)
-                blocks[f"conv{stage}_{i}"] = nn.Sequential(block)
-                width = channels
-        return blocks
-
-    def _classifier(self) -> dict[str, nn.Module]:
-        pooled = self.channels[-1] * POOLED**2
-        pool = OrderedDict[str, nn.Module](pool=nn.AdaptiveAvgPool2d(POOLED), flatten=nn.Flatten())
-        return {
-            "fc6": nn.Sequential(pool | self._hidden(pooled)),
-            "fc7": nn.Sequential(self._hidden(self.hidden)),
-            "fc8": nn.Linear(self.hidden, self.num_classes),
-        }
 
     def _hidden(self, width: int) -> OrderedDict[str, nn.Module]:
         return OrderedDict(linear=nn.Linear(width, self.hidden), relu=nn.ReLU(True), dropout=nn.Dropout(self.dropout))

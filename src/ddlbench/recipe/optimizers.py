@@ -65,30 +65,30 @@ def make_optimizer(config: OptimizerConfig, named_parameters: NamedParameters) -
 
     Shards keep the number of dimensions of the whole parameter, so that every layout gets the same groups.
     """
+    entry = optimizers[config.name]
     trainable = [parameter for _, parameter in named_parameters if parameter.requires_grad]
     if config.decay_norm_and_bias:
-        return optimizers[config.name].make(config, [{"params": trainable, "weight_decay": config.weight_decay}])
+        return entry.make(config, [{"params": trainable, "weight_decay": config.weight_decay}])
     decayed = [parameter for parameter in trainable if parameter.ndim > 1]
     others = [parameter for parameter in trainable if parameter.ndim <= 1]
+    layer_wise = {} if entry.elementwise else {"always_adapt": False}  # a key of timm's optimizers
     groups: Groups = [
         {"params": decayed, "weight_decay": config.weight_decay},
-        {"params": others, "weight_decay": 0.0, "always_adapt": False},
+        {"params": others, "weight_decay": 0.0, **layer_wise},
     ]
-    return optimizers[config.name].make(config, [group for group in groups if group["params"]])
+    return entry.make(config, [group for group in groups if group["params"]])
 
 
 def make_sgd(config: OptimizerConfig, groups: Groups) -> Optimizer:
-    return torch.optim.SGD(
-        plain(groups), lr=config.lr, momentum=config.momentum, nesterov=config.nesterov, fused=config.fused
-    )
+    return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum, nesterov=config.nesterov, fused=config.fused)
 
 
 def make_adam(config: OptimizerConfig, groups: Groups) -> Optimizer:
-    return torch.optim.Adam(plain(groups), lr=config.lr, betas=pair(config.betas), eps=config.eps, fused=config.fused)
+    return torch.optim.Adam(groups, lr=config.lr, betas=pair(config.betas), eps=config.eps, fused=config.fused)
 
 
 def make_adamw(config: OptimizerConfig, groups: Groups) -> Optimizer:
-    return torch.optim.AdamW(plain(groups), lr=config.lr, betas=pair(config.betas), eps=config.eps, fused=config.fused)
+    return torch.optim.AdamW(groups, lr=config.lr, betas=pair(config.betas), eps=config.eps, fused=config.fused)
 
 
 def timm(module: str) -> Any:
@@ -128,14 +128,8 @@ def make_lamb(config: OptimizerConfig, groups: Groups) -> Optimizer:
     timm follows NVIDIA's variant, which clips gradients to norm 1 first: off here, for clipping is the same
     for every optimizer (`train.clip_norm`).
     """
-    beta1, beta2 = config.betas
     return timm("lamb").Lamb(
-        groups,
-        lr=config.lr,
-        betas=(beta1, beta2),
-        eps=config.eps,
-        max_grad_norm=None,
-        always_adapt=True,
+        groups, lr=config.lr, betas=pair(config.betas), eps=config.eps, max_grad_norm=None, always_adapt=True
     )
 
 
@@ -184,11 +178,6 @@ def costs(kind: str) -> Costs:
     found = entry.plain if kind.startswith("plain ") else entry.costs
     assert found is not None, f"{kind}: the optimizer has no momentum"
     return found
-
-
-def plain(groups: Groups) -> Groups:
-    """The groups without the key that only the layer-wise optimizers know."""
-    return [{key: value for key, value in group.items() if key != "always_adapt"} for group in groups]
 
 
 def pair(betas: list[float]) -> tuple[float, float]:

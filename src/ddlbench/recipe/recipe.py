@@ -36,10 +36,8 @@ class Recipe:
 
 def learning_rate(recipe: Recipe, global_batch: int, steps_per_epoch: int, epochs: int) -> Callable[[int], float]:
     """A pure function from the index of an update (from 0) to its learning rate."""
-    scale = linear_scale(recipe.optimizer, global_batch)
+    base = recipe.optimizer.lr_base_batch
+    scale = (
+        1.0 if base is None else global_batch / base
+    )  # Goyal et al. 2017, section 2.1: k times the batch and the rate
     return make_schedule(recipe.schedule, recipe.optimizer.lr, scale, steps_per_epoch, epochs)
-
-
-def linear_scale(config: OptimizerConfig, global_batch: int) -> float:
-    """Linear scaling rule (Goyal et al. 2017, section 2.1): k times the batch, k times the learning rate."""
-    return 1.0 if config.lr_base_batch is None else global_batch / config.lr_base_batch

@@ -46,9 +46,6 @@ class ScheduleConfig:
     def warms_up(self) -> bool:
         return bool(self.warmup_epochs if self.warmup_steps is None else self.warmup_steps)
 
-    def warmup_updates(self, steps_per_epoch: int) -> float:
-        return self.warmup_epochs * steps_per_epoch if self.warmup_steps is None else self.warmup_steps
-
 
 def constant(config: ScheduleConfig, lr: float, epoch: float, warmup: float, epochs: int) -> float:
     return lr
@@ -91,7 +88,8 @@ def make_schedule(
     """
     assert steps_per_epoch > 0
     assert epochs > 0
-    warmup = config.warmup_updates(steps_per_epoch) / steps_per_epoch
+    updates = config.warmup_epochs * steps_per_epoch if config.warmup_steps is None else config.warmup_steps
+    warmup = updates / steps_per_epoch
     start = min(1.0, 1 / scale) if config.warmup_start_factor is None else config.warmup_start_factor
 
     def rate(update: int) -> float:

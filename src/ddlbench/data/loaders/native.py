@@ -9,7 +9,7 @@ import signal
 import threading
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import wait
@@ -27,7 +27,6 @@ from ddlbench.errors import RunError, UserError
 from ddlbench.job import Model
 from ddlbench.measure.devices.allocator import keep_freed_memory
 
-FACTS = ("workers", "prefetch", "pin_memory", "persistent")
 TO_THE_JOB = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 # Imported once by the server: besides what reads samples, what every worker's copy of the main module imports.
 PRELOADED = ("ddlbench.config.compose", "ddlbench.config.help", "ddlbench.ranks.launch", __name__)
@@ -77,10 +76,8 @@ class Native:
         train, validation = (Reader(split, settings, request.device.type == "cpu") for split in splits)
         if workers and request.place.reads_data:
             start_server(type(splits[0]).__module__)
-        return ReplicaFeed(train, validation, request, settings.facts())
-
-    def facts(self) -> dict[str, Any]:
-        return {key: getattr(self, key) for key in FACTS}
+        facts = {key: value for key, value in asdict(settings).items() if key != "name"}
+        return ReplicaFeed(train, validation, request, facts)
 
 
 class Reader:
@@ -92,7 +89,21 @@ class Reader:
     def __init__(self, split: Split, settings: Native, normalize: bool) -> None:
         self.split = split
         self._keys = EpochKeys()
-        self._loader: DataLoader[Any] = data_loader(SplitInWorker(split, normalize), self._keys, settings)
+        parallel: dict[str, Any] = {
+            "num_workers": settings.workers,
+            "multiprocessing_context": "forkserver",
+            "prefetch_factor": settings.prefetch,
+            "persistent_workers": settings.persistent,
+            "worker_init_fn": begin_worker,
+        }
+        self._loader: DataLoader[Any] = DataLoader(
+            SplitInWorker(split, normalize),  # pyright: ignore[reportArgumentType]
+            batch_sampler=self._keys,
+            collate_fn=as_it_is,
+            pin_memory=settings.pin_memory,
+            generator=torch.Generator(),  # else it would draw from the stream that dropout draws from
+            **(parallel if settings.workers else {}),
+        )
         self._iterator: Any = None
 
     def read(self, batches: Iterable[list[Key]]) -> Iterator[Fetched]:
@@ -140,37 +151,14 @@ class SplitInWorker:
 
     def __getitems__(self, keys: list[Key]) -> tuple[Tensor, Tensor, Tensor, tuple[str, ...]] | RunError:
         try:
-            fetched = self.split.__getitems__(keys) if keys else nothing_of(self.split)
+            fetched = self.split.__getitems__(keys or [(0, 0)])
         except RunError as error:
             return error
+        if not keys:  # a replica whose validation shard ends before the others' still has to give a batch
+            fetched = Fetched(fetched.inputs[:0], fetched.targets[:0], fetched.valid[:0])
         images = self.normalize and fetched.inputs.dtype == torch.uint8
         inputs = normalized(fetched) if images else fetched.inputs
         return inputs, fetched.targets, fetched.valid, fetched.bad
-
-
-def nothing_of(split: Split) -> Fetched:
-    """Zero samples: a replica whose validation shard ends before the others' still has to give a batch."""
-    one = split.__getitems__([(0, 0)])
-    return Fetched(one.inputs[:0], one.targets[:0], one.valid[:0])
-
-
-def data_loader(split: SplitInWorker, keys: EpochKeys, settings: Native) -> DataLoader[Any]:
-    workers = settings.workers or 0
-    parallel: dict[str, Any] = {
-        "multiprocessing_context": "forkserver",
-        "prefetch_factor": settings.prefetch,
-        "persistent_workers": settings.persistent,
-        "worker_init_fn": begin_worker,
-    }
-    return DataLoader(
-        split,  # pyright: ignore[reportArgumentType]  # DataLoader asks for no more than __getitems__
-        batch_sampler=keys,
-        num_workers=workers,
-        collate_fn=as_it_is,
-        pin_memory=settings.pin_memory,
-        generator=torch.Generator(),  # else it would draw from the stream that dropout draws from
-        **(parallel if workers else {}),
-    )
 
 
 def as_it_is(answer: Any) -> Any:

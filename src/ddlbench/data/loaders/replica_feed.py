@@ -76,15 +76,12 @@ class ReplicaFeed:
 
     def _read(self, reader: SplitReader, epoch: int, batches: Iterable[Indices]) -> Iterator[Batch]:
         for fetched in reader.read([(epoch, int(index)) for index in batch] for batch in batches):
-            self._note(fetched.bad)
+            for name in fetched.bad:
+                if name not in self._bad:
+                    log.warning("bad sample: %s cannot be decoded", name)
+                self._bad[name] += 1
             self.val_unread += len(fetched.bad) if reader is self._validation else 0
             yield padded(fetched, self._request.replica_batch)
-
-    def _note(self, bad: Iterable[str]) -> None:
-        for name in bad:
-            if name not in self._bad:
-                log.warning("bad sample: %s cannot be decoded", name)
-            self._bad[name] += 1
 
 
 def padded(fetched: Fetched, size: int) -> Batch:

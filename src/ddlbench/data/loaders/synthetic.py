@@ -8,7 +8,6 @@ from itertools import repeat
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 
 from ddlbench.data.feed import Dataset, Request
 from ddlbench.data.sampler import training_steps, validation_batches
@@ -89,19 +88,14 @@ def random_batch(request: Request, valid: int) -> Batch:
     """Standard normal images and random classes, or random tokens and their successors; by seed and data rank."""
     model, size = request.model, request.replica_batch
     random = torch.Generator().manual_seed(request.seed * request.place.data_size + request.place.data_rank)
-    inputs, targets = (images if model.kind == "images" else tokens)(model, size, random)
+    if model.kind == "images":
+        inputs = torch.randn(size, *model.input_shape(), generator=random)
+        targets = torch.randint(model.outputs(), (size,), generator=random)
+    else:
+        (length,) = model.input_shape()
+        text = torch.randint(model.outputs(), (size, length + 1), generator=random)
+        inputs, targets = text[:, :-1].contiguous(), text[:, 1:].contiguous()
     return Batch(inputs, targets, torch.arange(size) < valid).to(
         request.device,
         request.channels_last and inputs.dim() == 4,  # tokens have no channels
     )
-
-
-def images(model: Model, size: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
-    inputs = torch.randn(size, *model.input_shape(), generator=random)
-    return inputs, torch.randint(model.outputs(), (size,), generator=random)
-
-
-def tokens(model: Model, size: int, random: torch.Generator) -> tuple[Tensor, Tensor]:
-    (length,) = model.input_shape()
-    text = torch.randint(model.outputs(), (size, length + 1), generator=random)
-    return text[:, :-1].contiguous(), text[:, 1:].contiguous()
