@@ -1,4 +1,4 @@
-"""Finding text and tokenizer, and where token files go."""
+"""Finding text, and where token files go."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from ddlbench.data.foreign_data import sha256_of
 from ddlbench.data.text import files as textfiles
-from ddlbench.data.text.files import find_texts, find_tokenizer, is_made, token_path
+from ddlbench.data.text.files import find_texts, is_made, token_path
 from ddlbench.errors import UserError
 
 
@@ -35,12 +35,6 @@ def test_missing_text_is_refused_with_the_expected_layout(tmp_path):
     fill(tmp_path, "wiki.train.raw")
     with pytest.raises(UserError, match=r"holds wiki\.train\.raw: it must hold a and b"):
         find_texts(str(tmp_path), "a", "b")
-
-
-def test_missing_tokenizer_is_refused_with_the_folder_to_put_it_in(tmp_path):
-    assert find_tokenizer(str(tmp_path), needed=False) is None
-    with pytest.raises(UserError, match=f"no tokenizer in {tmp_path}: put GPT-2's vocab.json and merges.txt there"):
-        find_tokenizer(str(tmp_path), needed=True)
 
 
 def test_token_file_is_named_by_text_and_tokenizer(tmp_path, monkeypatch):

@@ -11,9 +11,8 @@ from numpy.typing import NDArray
 
 Pixels = NDArray[np.uint8]  # [height, width, 3]
 Plane = NDArray[np.int32]  # [height, width]
-Canvas = NDArray[
-    np.int16
-]  # [3, height, width], not yet clipped to 0 ... 255; channels first, because they are drawn one by one
+# [3, height, width], not yet clipped to 0 ... 255; channels first, because they are drawn one by one
+Canvas = NDArray[np.int16]
 Figure = Callable[[Plane, Plane], Plane]  # (u, v), 256 = the figure's radius -> 0 outside, 1 first ink, 2 second ink
 
 # (width, height): ImageNet's usual ones.
@@ -110,7 +109,9 @@ def place(canvas: Canvas, figure: Figure, random: RandomState, smallest: int, la
     down, right = np.ogrid[top - y : top - y + window.shape[1], left - x : left - x + window.shape[2]]
     u, v = turned(right.astype(np.int32), down.astype(np.int32), random.randint(32), radius)
     inks = figure(u, v)
-    for ink, colour in enumerate(two_colours(random), start=1):
+    # Any colour, and one that differs from it by at least 80 of 255 in every channel.
+    first = random.randint(0, 256, 3)
+    for ink, colour in enumerate((first, (first + random.randint(80, 177, 3)) % 256), start=1):
         covered = inks == ink
         for channel, value in zip(window, colour, strict=True):
             np.copyto(channel, value, where=covered)
@@ -126,12 +127,6 @@ def turned(x: Plane, y: Plane, turn: int, radius: int) -> tuple[Plane, Plane]:
     u //= 16 * radius
     v //= 16 * radius
     return u, v
-
-
-def two_colours(random: RandomState) -> tuple[Canvas, Canvas]:
-    """Any colour, and one that differs from it by at least 80 of 255 in every channel."""
-    first = random.randint(0, 256, 3)
-    return first.astype(np.int16), ((first + random.randint(80, 177, 3)) % 256).astype(np.int16)
 
 
 def ground(random: RandomState, height: int, width: int) -> Canvas:

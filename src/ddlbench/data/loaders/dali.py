@@ -94,16 +94,13 @@ class Dali:
             dataset, split.size, self.device, self.fused_crop, request.channels_last, to_gpu=on_gpu, named=named
         )
         settings = {"num_threads": self.threads, "device_id": (request.device.index or 0) if on_gpu else None}
+        # Replicas draw other crops, ranks of one replica the same. A signed number: DALI's -1 is a random seed.
+        seed = augmentation_seed(request.seed, 0, request.place.data_rank) >> 1
         build = partial(
             pipeline, graph, train=train, batch_size=request.replica_batch, prefetch_queue_depth=self.prefetch,
-            seed=pipeline_seed(request), **settings,
+            seed=seed, **settings,
         )  # fmt: skip
         return DaliReader(split, build, partial(first_bad, graph, **settings), request.channels_last, on_gpu)
-
-
-def pipeline_seed(request: Request) -> int:
-    """Replicas draw other crops, ranks of one replica the same. A signed number: DALI's -1 is a random seed."""
-    return augmentation_seed(request.seed, 0, request.place.data_rank) >> 1
 
 
 class DaliReader:

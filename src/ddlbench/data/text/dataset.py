@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ddlbench.data.staging import SPLITS, StagedFiles, node_folder
-from ddlbench.data.text.files import find_texts, find_tokenizer, is_current, is_made, token_path
+from ddlbench.data.text.files import find_texts, is_current, is_made, token_path
 from ddlbench.data.text.token_file import TokenFile
 from ddlbench.data.text.tokenizer import TokenizerFiles, table_path, tokenize_file
 from ddlbench.data.text.windows import RawText, TokenSplit, line_table
@@ -86,7 +86,14 @@ class TokenText:
     def tokenizer_files(self) -> TokenizerFiles | None:
         """None where there are two token files and no tokenizer to compare them with."""
         raw = any(text.suffix != ".bin" for text in find_texts(self.root, self.train, self.valid))
-        return find_tokenizer(self.tokenizer or str(self.root), needed=raw or self.tokenizer is not None)
+        place = self.tokenizer or str(self.root)
+        files = TokenizerFiles.find(Path(place).expanduser())
+        if files is None and (raw or self.tokenizer is not None):
+            raise UserError(
+                f"no tokenizer in {place}: put GPT-2's vocab.json and merges.txt there (they come with the published "
+                f"GPT-2 model), or a tokenizer.json, or give data.tokenizer=FOLDER that holds them"
+            )
+        return files
 
     def prepare(self) -> None:
         """Tokenise texts without a current token file, or without the table of lines that raw text is read with.

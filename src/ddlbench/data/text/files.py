@@ -1,4 +1,4 @@
-"""Where a user's text and tokenizer are, and where the token files made of them go."""
+"""Where a user's text is, and where the token files made of them go."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 from ddlbench.data.foreign_data import sha256_of
 from ddlbench.data.home import home
 from ddlbench.data.text.token_file import TokenFile
-from ddlbench.data.text.tokenizer import TokenizerFiles
 from ddlbench.errors import UserError
 
 # Training and validation text as WikiText and others name them; the first complete pair counts.
@@ -33,17 +32,6 @@ def find_texts(root: str | None, train: str | None, valid: str | None) -> tuple[
             return first, second
     present = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
     raise UserError(f"data.root={root} holds {present}: it must hold {layout} (other names: data.train=, data.valid=)")
-
-
-def find_tokenizer(place: str, needed: bool) -> TokenizerFiles | None:
-    """The tokenizer in folder (or file) `place`; None where there is none and none is needed."""
-    files = TokenizerFiles.find(Path(place).expanduser())
-    if files is None and needed:
-        raise UserError(
-            f"no tokenizer in {place}: put GPT-2's vocab.json and merges.txt there (they come with the published "
-            f"GPT-2 model), or a tokenizer.json, or give data.tokenizer=FOLDER that holds them"
-        )
-    return files
 
 
 def token_path(text: Path, tokenizer_hash: str, cache_dir: str | None) -> Path:

@@ -66,14 +66,15 @@ class TokenFile:
         again = f"if it is a copy, copy it again; else delete it and {about.name}, and it is made again"
         try:
             index = made_of(TokenIndex, read_format(about, FORMAT, again))
-            expected = index.tokens * np.dtype(DTYPES[DTYPES.index(index.dtype)]).itemsize
+            if index.dtype not in DTYPES:
+                raise ValueError(f"dtype is {index.dtype[:40]!a}")
         except OSError as error:
             raise UserError(f"token file {path} has no index {about} ({error.strerror}): {again}") from error
         except UserError:
             raise
         except ValueError as error:
             raise UserError(f"{about} is not the index of a token file ({error}): {again}") from error
-        found = regular_size(path)
+        expected, found = index.tokens * np.dtype(index.dtype).itemsize, regular_size(path)
         if found != expected:
             raise UserError(f"token file {path} has {found or 0} bytes, its index says {expected}: {again}")
         return cls(path, index)
