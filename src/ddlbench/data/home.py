@@ -35,13 +35,11 @@ def make_folder(folder: Path, make: Callable[[Path], None]) -> None:
 
     Raises UserError where the folder cannot be written.
     """
-    temporary: Path | None = None
+    temporary = unfinished_path(folder, folder.parent)
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(folder)
-        unfinished = unfinished_path(folder, folder.parent)
-        unfinished.mkdir(mode=0o700)
-        temporary = unfinished
+        temporary.mkdir(mode=0o700)
         make(temporary)
         temporary.chmod(0o755)
         try:
@@ -52,8 +50,7 @@ def make_folder(folder: Path, make: Callable[[Path], None]) -> None:
     except OSError as error:
         raise UserError(f"cannot make {folder} ({error.strerror or error}): set DDLBENCH_HOME or data.root") from error
     finally:
-        if temporary is not None:
-            shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def kept_folder(root: Path, cache_dir: str | None) -> Path:

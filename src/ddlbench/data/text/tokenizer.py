@@ -55,7 +55,13 @@ class TokenizerFiles:
     def load(self) -> TextTokenizer:
         """Raises UserError for files that are no tokenizer."""
         try:
-            core = gpt2_tokenizer(*self.paths) if len(self.paths) == 2 else _from_json(self.paths[0])
+            if len(self.paths) == 2:
+                core = gpt2_tokenizer(*self.paths)
+            else:
+                json.loads(self.paths[0].read_bytes())  # says where it is broken, which the library does not
+                core = Tokenizer.from_file(str(self.paths[0]))
+                core.no_truncation()
+                core.no_padding()
             vocab_size = max(core.get_vocab(with_added_tokens=True).values()) + 1
         except UserError:
             raise
@@ -189,11 +195,3 @@ class Lines:
                     self.bytes += len(line)
                     self.digest.update(line)
                 yield lines
-
-
-def _from_json(path: Path) -> Tokenizer:
-    json.loads(path.read_bytes())  # says where it is broken, which the library does not
-    tokenizer = Tokenizer.from_file(str(path))
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
-    return tokenizer

@@ -100,7 +100,15 @@ def made_before(target: Path, plan: dict[str, Any]) -> dict[str, Shard]:
         _same({"format": found.format, "hash": found.hash, "shards": sizes}, plan, target)
         return {shard.file: shard for shard in found.shards}
     if is_packed(target):
-        begun, shards = _begun(target / UNFINISHED)
+        path = target / UNFINISHED
+        try:  # a killed attempt may leave half a line at the end, or none
+            lines = [line for line in read_bytes(path).splitlines(keepends=True) if line.endswith(b"}\n")]
+            begun, *known = map(parse, lines or [b"{}"])
+            shards = [made_of(Shard, shard) for shard in known]
+        except ValueError as error:
+            raise UserError(
+                f"{path} is not what an earlier attempt leaves ({error}): delete it and pack again"
+            ) from error
         _same(begun or plan, plan, target)
         return {shard.file: shard for shard in shards}
     if target.exists() and any(target.iterdir()):
@@ -114,17 +122,6 @@ def _same(found: dict[str, Any], plan: dict[str, Any], target: Path) -> None:
         odd = [key for key in plan if found.get(key) != plan[key]]
         differences = ", ".join(f"{shortened(str(found.get(key)), 80)} is not {plan[key]}" for key in odd)
         raise UserError(f"{target} holds {what} ({differences}): give another folder, or delete this one")
-
-
-def _begun(path: Path) -> tuple[dict[str, Any], list[Shard]]:
-    """The plan of an earlier attempt, empty where none was written, and the shards that it made. A killed one may
-    leave half a line at the end."""
-    try:
-        lines = [line for line in read_bytes(path).splitlines(keepends=True) if line.endswith(b"}\n")]
-        plan, *shards = map(parse, lines or [b"{}"])
-        return plan, [made_of(Shard, shard) for shard in shards]
-    except ValueError as error:
-        raise UserError(f"{path} is not what an earlier attempt leaves ({error}): delete it and pack again") from error
 
 
 @contextmanager
