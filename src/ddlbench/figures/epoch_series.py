@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 
-from ddlbench.results.rows import Row
+from ddlbench.results.tables.measurement import Measurement
 
 FAILED_SHOWN = 8  # runs of a panel that did not end ok
 
@@ -46,11 +46,11 @@ class Courses:
     merged: dict[str, Course]
     failed: dict[str, list[Course]]
 
-    def shown(self, rows: Sequence[Row]) -> list[tuple[Row, Course]]:
+    def shown(self, rows: Sequence[Measurement]) -> list[tuple[Measurement, Course]]:
         """The merged courses of a panel's rows."""
         return [(row, self.merged[row["learning"]]) for row in rows if row["learning"] in self.merged]
 
-    def shown_failed(self, rows: Sequence[Row]) -> tuple[list[tuple[Row, Course]], int]:
+    def shown_failed(self, rows: Sequence[Measurement]) -> tuple[list[tuple[Measurement, Course]], int]:
         """The first few runs that did not end ok, and the number of further ones."""
         pairs = [(row, run) for row in rows for run in self.failed.get(row["learning"], [])]
         return pairs[:FAILED_SHOWN], max(0, len(pairs) - FAILED_SHOWN)

@@ -8,12 +8,27 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from ddlbench.figures.families import family
-
 # Okabe and Ito's palette, readable for colour-blind people, without yellow: it is too pale on white paper.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 DASHES: tuple[Any, ...] = ("-", (0, (4, 1.6)), (0, (1, 1.3)), (0, (7, 1.5, 1, 1.5)))
+
+
+# Where a panel has too many curves, each family of frameworks gets a panel of its own.
+FAMILIES = {
+    "data parallel": ("single", "ddp", "horovod", "local_sgd", "zero0"),
+    "sharded": ("fsdp", "zero1", "zero2", "zero3", "deepspeed"),
+    "tensor": ("tensor",),
+    "pipeline": ("gpipe", "1f1b", "interleaved", "zero_bubble", "pipedream", "pipedream_2bw"),
+    "hybrid": ("hybrid",),
+}
+OTHER = "other frameworks"
+_FAMILY = {framework: family for family, frameworks in FAMILIES.items() for framework in frameworks}
+
+
+def family(framework: str) -> str:
+    """The family of a framework; OTHER for names that this version does not know."""
+    return _FAMILY.get(framework, OTHER)
 
 
 @dataclass(frozen=True)

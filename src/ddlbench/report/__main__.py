@@ -11,7 +11,7 @@ from typing import TextIO
 
 from ddlbench.errors import UserError
 from ddlbench.figures.figures import make_figures
-from ddlbench.figures.saving import save
+from ddlbench.figures.files import save
 from ddlbench.report.compare import SLOWER, UNDECIDED, versus
 from ddlbench.report.documents import write_documents, write_warnings
 from ddlbench.report.overview import summary_text
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say(f"ddlbench.report: {printable(str(error))}", sys.stderr)
         return error.exit_code
     _warn(tables.warnings, "the report (tables/warnings.txt)")
-    _say(summary_text(tables.shown_rows), sys.stdout)
+    _say(summary_text(tables.measurements), sys.stdout)
     for line in filter(None, (tables.drift, tables.left_out)):
         _say(line, sys.stdout)
     _say(f"\nreport: {printable(str(page))}", sys.stdout)
@@ -134,7 +134,7 @@ def write_report(
         for name, figure in drawing.figures.items():
             save(figures, name, figure, pdf)
         tables.write(out / "tables")
-        write_documents(tables.shown_rows, out / "tables")
+        write_documents(tables.measurements, out / "tables")
         write_targets(tables, targets, out / "tables")
         write_warnings(tables.warnings, out / "tables")
         page = out / "report.html"

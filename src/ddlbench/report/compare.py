@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from ddlbench.errors import UserError
-from ddlbench.figures.panels import devices, duration
 from ddlbench.results.rows import Row, group_by
+from ddlbench.results.tables.measurement import devices, duration
 from ddlbench.results.tables.merge import SEEN, AttemptRow, asked
 from ddlbench.results.tables.scaling import Point, representative
 from ddlbench.results.tables.stats import ratio_interval, verdict

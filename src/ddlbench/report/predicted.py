@@ -16,7 +16,6 @@ from ddlbench.config import options, schema
 from ddlbench.config.choices import choices
 from ddlbench.config.schema import GROUPS, SECTIONS, Config, Options
 from ddlbench.errors import RunError, Unsupported, UserError
-from ddlbench.figures.panels import devices, duration
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured.inputs import machine_of
 from ddlbench.oracle.measured.runs import Results
@@ -24,6 +23,7 @@ from ddlbench.oracle.predictor import Inputs, Prediction, predict
 from ddlbench.record.schema import SCALING
 from ddlbench.results.reading.attempts import Attempt, Records, why
 from ddlbench.results.rows import Row, group_by
+from ddlbench.results.tables.measurement import devices, duration
 from ddlbench.results.tables.tables import Tables, frame, records
 
 # Relative error from which a row has a flag: ParaDL's average error for its least accurate strategy (channels).
