@@ -13,34 +13,13 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ddlbench.figures import plotting
+from ddlbench.figures import plotting, published, quantities
 from ddlbench.figures.bars import breakdown_panels, draw_breakdown
 from ddlbench.figures.curves import draw
 from ddlbench.figures.learning import learning
 from ddlbench.figures.panels import Panel, panels, small_multiples
 from ddlbench.figures.plotting import Head
-from ddlbench.figures.published import (
-    comparable,
-    draw_communication,
-    draw_efficiency,
-    efficiencies,
-    shares,
-    sources,
-    without_printed,
-)
-from ddlbench.figures.quantities import (
-    BUBBLE,
-    ENERGY,
-    EPOCH_TIME,
-    PREDICTED,
-    STALENESS,
-    THROUGHPUT,
-    Quantity,
-    efficiency,
-    memory,
-    speedup,
-    to_target,
-)
+from ddlbench.figures.quantities import Quantity
 from ddlbench.figures.styles import Looks, looks_of
 from ddlbench.results.tables.measurement import Measurement
 from ddlbench.results.tables.tables import Tables
@@ -94,7 +73,11 @@ def make_figures(tables: Tables, targets: Sequence[Target] = (), baseline: bool 
         for panel in (*shared, *(panel for figure in learned for panel in figure.shown))
         if panel.folded
     ]
-    printed = [f"published: {text}" for text in (*without_printed(all_panels), *sources())] if baseline else []
+    printed = (
+        [f"published: {text}" for text in (*published.without_printed(all_panels), *published.sources())]
+        if baseline
+        else []
+    )
     drawing = Drawing(notes=[*dict.fromkeys(folded), *printed])
     every = sum(figure.files for figure in wanted) <= MOST_FILES
     with plotting.style():
@@ -109,17 +92,17 @@ def _scaling(shared: Sequence[Panel], looks: Looks) -> list[Wanted]:
     ratios = [panel for panel in shared if panel.has_ratios]
     plain = _without_base(shared)
     over: list[tuple[str, Sequence[Panel], Quantity | Callable[[Panel], Quantity]]] = [
-        ("throughput", plain, THROUGHPUT),
-        ("speedup", ratios, speedup),
-        ("efficiency", ratios, efficiency),
-        ("speedup_own_base", own_bases, speedup),
-        ("efficiency_own_base", own_bases, efficiency),
-        ("epoch_time", plain, EPOCH_TIME),
-        ("memory", plain, memory),
-        ("energy", _measured(plain, "energy_sample_j"), ENERGY),
-        ("bubble", _measured(plain, "bubble"), BUBBLE),
-        ("staleness", _measured(plain, "staleness_theoretical_max"), STALENESS),
-        ("predicted", _measured(plain, "predicted_step_s"), PREDICTED),
+        ("throughput", plain, quantities.THROUGHPUT),
+        ("speedup", ratios, quantities.speedup),
+        ("efficiency", ratios, quantities.efficiency),
+        ("speedup_own_base", own_bases, quantities.speedup),
+        ("efficiency_own_base", own_bases, quantities.efficiency),
+        ("epoch_time", plain, quantities.EPOCH_TIME),
+        ("memory", plain, quantities.memory),
+        ("energy", _measured(plain, "energy_sample_j"), quantities.ENERGY),
+        ("bubble", _measured(plain, "bubble"), quantities.BUBBLE),
+        ("staleness", _measured(plain, "staleness_theoretical_max"), quantities.STALENESS),
+        ("predicted", _measured(plain, "predicted_step_s"), quantities.PREDICTED),
     ]
     figures = [Wanted(name, shown, _over_gpus(looks, quantity)) for name, shown, quantity in over]
     return [*figures, Wanted("breakdown", breakdown_panels(shared), draw_breakdown)]
@@ -127,13 +110,13 @@ def _scaling(shared: Sequence[Panel], looks: Looks) -> list[Wanted]:
 
 def _published(shared: Sequence[Panel], all_panels: Sequence[Panel], looks: Looks) -> list[Wanted]:
     """The papers' printed numbers beside the measured ones."""
-    ratios = comparable(shared, efficiencies, "own base; grey: printed, base 4 GPUs")
-    times = comparable(
-        _measured(shared, "comm_share") or all_panels, shares, "grey: printed shares of the kernels' time"
+    ratios = published.comparable(shared, published.efficiencies, "own base; grey: printed, base 4 GPUs")
+    times = published.comparable(
+        _measured(shared, "comm_share") or all_panels, published.shares, "grey: printed shares of the kernels' time"
     )
     return [
-        Wanted("published_efficiency", ratios, draw_efficiency(looks)),
-        Wanted("published_communication", times, draw_communication(looks)),
+        Wanted("published_efficiency", ratios, published.draw_efficiency(looks)),
+        Wanted("published_communication", times, published.draw_communication(looks)),
     ]
 
 
@@ -143,7 +126,9 @@ def _of_target(target: Target, tables: Tables, shared: Sequence[Panel], looks: L
     for cost in ("epochs", "seconds"):
         reached = {row["measurement"] for row in rows if row[f"{cost}_to_target"] is not None}
         shown = _with_rows(_without_base(shared), lambda row, reached=reached: row["measurement"] in reached)
-        yield Wanted(f"{cost}_to_{target.text}", shown, _over_gpus(looks, to_target(target.text, cost, rows, of_runs)))
+        yield Wanted(
+            f"{cost}_to_{target.text}", shown, _over_gpus(looks, quantities.to_target(target.text, cost, rows, of_runs))
+        )
 
 
 def _without_base(shown: Sequence[Panel]) -> list[Panel]:

@@ -1,4 +1,4 @@
-"""Figures as files, PNG for the screen, SVG and PDF for documents; and as images inside the page, within a budget of bytes."""
+"""Figures as files, PNG for the screen, SVG and PDF for documents, and as images inside the page within its bytes."""
 
 from __future__ import annotations
 

@@ -59,10 +59,8 @@ class Panel:
     @property
     def has_ratios(self) -> bool:
         """Whether a row has a ratio that is not 1 by definition, as that of a base to itself."""
-        bases = [(row, self.base_of(row)) for row in self.rows if row["sample_time_s"]]
-        return any(
-            base is None or (base.seconds, base.gpus) != (row["sample_time_s"], row["gpus"]) for row, base in bases
-        )
+        timed = [row for row in self.rows if row["sample_time_s"]]
+        return any(self.base_of(row) != Base(row["sample_time_s"], row["gpus"]) for row in timed)
 
     @property
     def own_bases_tell_more(self) -> bool:
@@ -85,8 +83,8 @@ def _base_text(base: Base, device: str | None) -> str:
 
 
 def panels(rows: Sequence[Measurement]) -> list[Panel]:
-    """All panels, in the order of the table. Rows without a GPU count cannot be drawn. Ratios start from the best single
-    GPU where a series has one, else from each framework's own base."""
+    """All panels, in the order of the table. Rows without a GPU count cannot be drawn. Ratios start from the best
+    single GPU where a series has one, else from each framework's own base."""
     drawn = [row for row in rows if row["gpus"]]
     texts = panel_texts(drawn)
     shown: list[Panel] = []

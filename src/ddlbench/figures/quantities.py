@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from ddlbench.figures.panels import Panel
@@ -22,6 +22,9 @@ class Values:
     interval: tuple[float, float] | None = None
 
 
+ValuesOf = Callable[[Panel, Measurement], Values]
+
+
 @dataclass(frozen=True)
 class Quantity:
     """Something drawn over GPU counts.
@@ -34,7 +37,7 @@ class Quantity:
     """
 
     label: str
-    values: Callable[[Panel, Measurement], Values]
+    values: ValuesOf
     ideal: Callable[[Base, float], float] | None = None
     percent: bool = False
     proportional: bool = False
@@ -43,9 +46,7 @@ class Quantity:
     theory_name: str = "theory"
 
 
-def _of_seconds(
-    value: Callable[[Measurement, float, Base], float], ratio: str = ""
-) -> Callable[[Panel, Measurement], Values]:
+def _of_seconds(value: Callable[[Measurement, float, Base], float], ratio: str = "") -> ValuesOf:
     """Values computed from a row's seconds a sample and its repeats'.
 
     ratio: the column of scaling.csv with the same value, whose interval also counts that of the base; "": the interval
@@ -68,9 +69,7 @@ def _of_seconds(
     return values
 
 
-def of_column(
-    column: str, unit: float = 1.0, interval: tuple[str, str] | None = None
-) -> Callable[[Panel, Measurement], Values]:
+def of_column(column: str, unit: float = 1.0, interval: tuple[str, str] | None = None) -> ValuesOf:
     """Values of a column of both runs.csv and scaling.csv. interval: the columns of its ends."""
 
     def values(panel: Panel, row: Measurement) -> Values:
@@ -130,9 +129,7 @@ def efficiency(panel: Panel) -> Quantity:
     return replace(EFFICIENCY, label="efficiency over own base (%)") if panel.on_own_bases else EFFICIENCY
 
 
-def to_target(
-    target: str, cost: str, rows: Sequence[Row], of_runs: Mapping[str, Mapping[str, float | None]]
-) -> Quantity:
+def to_target(target: str, cost: str, rows: Sequence[Row], of_runs: dict[str, dict[str, float | None]]) -> Quantity:
     """Epochs or seconds until a metric reached its target.
 
     rows:    of targets.csv

@@ -67,7 +67,11 @@ class Looks:
         taken: set[tuple[str, str, bool]] = set()
         looks: list[Look] = []
         for framework, name in curves:
-            look = _free(self.curves.get((framework, name), Look(self.colors.get(framework, PALETTE[0]), "o")), taken)
+            look = self.curves.get((framework, name), Look(self.colors.get(framework, PALETTE[0]), "o"))
+            colors = (look.color, *PALETTE)  # its own first
+            others = (replace(look, color=color, marker=m, filled=f) for color, (m, f) in product(colors, SHAPES))
+            free = (one for one in (look, *others) if (one.color, one.marker, one.filled) not in taken)
+            look = next(free, look)
             taken.add((look.color, look.marker, look.filled))
             looks.append(look)
         return looks
@@ -97,10 +101,3 @@ def looks_of(curves: Iterable[tuple[str, str]], kept: Looks | None = None) -> Lo
         seen[framework] = number + 1
         looks[framework, name] = Look(color, *shape, dashes=number % len(DASHES))
     return Looks(colors, looks)
-
-
-def _free(look: Look, taken: set[tuple[str, str, bool]]) -> Look:
-    """The look, or the next one that is not taken: of the same colour where there is one."""
-    others = (replace(look, color=color, marker=m, filled=f) for color, (m, f) in product(PALETTE, SHAPES))
-    same = (replace(look, marker=marker, filled=filled) for marker, filled in SHAPES)
-    return next((one for one in (look, *same, *others) if (one.color, one.marker, one.filled) not in taken), look)

@@ -39,7 +39,7 @@ MEASURED: Columns = {
     "epoch time": lambda row: seconds(row["epoch_time_s"]),
     "range": lambda row: spread(row),
     "samples/s": lambda row: number(row["throughput_samples_per_s"]),
-    "peak memory": lambda row: memory(row),
+    "peak memory": lambda row: gib(row[MEMORY.get(row["device"] or "", MEMORY["cpu"])]),
     "top-1/ppl": lambda row: quality(row),
 }
 VS_SINGLE: Columns = {
@@ -209,11 +209,6 @@ def base(row: Measurement, own: bool) -> str:
     """The base of a row's ratios, "ddp@2"."""
     start = row.base(own)
     return f"{name(start.name)}@{start.gpus}" if start else ""
-
-
-def memory(row: Measurement) -> str:
-    """The allocator's peak, or the host process's where there is no GPU."""
-    return gib(row[MEMORY.get(row["device"] or "", MEMORY["cpu"])])
 
 
 def quality(row: Measurement) -> str:

@@ -14,18 +14,8 @@ import jinja2
 from ddlbench.figures.figures import Drawing
 from ddlbench.figures.files import pictures
 from ddlbench.record.schema import CLOCKS, EPOCHS, RANKS, RUNS, SCALING, Column
+from ddlbench.report import overview
 from ddlbench.report.fastest import best, comparisons
-from ddlbench.report.overview import (
-    LEFT,
-    MEASURED,
-    PREDICTED,
-    SETTINGS,
-    base_lines,
-    less_memory,
-    notes,
-    overview_cells,
-    ratio_columns,
-)
 from ddlbench.results.rows import Row, group_by
 from ddlbench.results.tables.measurement import Measurement, model_names
 from ddlbench.results.tables.tables import Tables, records
@@ -39,27 +29,17 @@ LONGEST_REASON = 4 * LONGEST_CELL  # of a failure; also of a warning or a note
 MADE_WITH = ("device_model", "nodes", "torch", "cuda", "cudnn", "nccl", "driver", "python", "git_commit", "git_dirty")
 DATASET = ("data", "dataset_hash", "dataset_train_samples", "dataset_val_samples")
 EXPLAINED = (
-    "epoch_time_s",
-    "throughput_samples_per_s",
-    "tokens_per_s",
-    "validation_time_s",
-    "startup_s",
-    "first_step_s",
-    "data_wait_share",
-    "straggler_wait_s",
-    "val_top1",
-    "val_perplexity_token",
-    "memory_allocated_peak_bytes",
-    "memory_host_peak_bytes",
-    "mfu",
-)
+    "epoch_time_s", "throughput_samples_per_s", "tokens_per_s", "validation_time_s", "startup_s", "first_step_s",
+    "data_wait_share", "straggler_wait_s", "val_top1", "val_perplexity_token", "memory_allocated_peak_bytes",
+    "memory_host_peak_bytes", "mfu",
+)  # fmt: skip
 
 
 def render(tables: Tables, drawing: Drawing, folder: Path) -> str:
     """The page with the figures, which are files in `folder`."""
     runs, scaling = tables.run_rows, tables.measurements
-    shown = MEASURED | ratio_columns(scaling) | PREDICTED | SETTINGS
-    headers, lines = overview_cells(scaling[:ROWS_SHOWN], shown)
+    shown = overview.MEASURED | overview.ratio_columns(scaling) | overview.PREDICTED | overview.SETTINGS
+    headers, lines = overview.overview_cells(scaling[:ROWS_SHOWN], shown)
     paragraphs, more = best(scaling)
     names = model_names(runs)
     failed = [run for run in runs if run["status"] != "ok"]
@@ -70,12 +50,14 @@ def render(tables: Tables, drawing: Drawing, folder: Path) -> str:
         attempts=len(runs),
         ok=len(runs) - len(failed),
         headers=headers,
-        left=LEFT,
+        left=overview.LEFT,
         paragraphs=paragraphs,
         more_paragraphs=more,
         lines=[(row["status"], cells) for row, cells in zip(scaling, lines, strict=False)],
         measurements=len(scaling),
-        notes=first([*base_lines(scaling), *notes(scaling), *([tables.drift] if tables.drift else [])]),
+        notes=first(
+            [*overview.base_lines(scaling), *overview.notes(scaling), *([tables.drift] if tables.drift else [])]
+        ),
         left_out=tables.left_out,
         cautions=first([*tables.warnings, *cautions(runs, scaling)]),
         more_warnings=len(tables.warnings) > LINES_SHOWN,
@@ -98,7 +80,7 @@ def render(tables: Tables, drawing: Drawing, folder: Path) -> str:
 
 
 def _failure(run: Row, names: Mapping[tuple[str | None, str | None], str]) -> Row:
-    remedy = f" (try {less_memory(run['mode'], run['micro_batch'])})" if run["status"] == "oom" else ""
+    remedy = f" (try {overview.less_memory(run['mode'], run['micro_batch'])})" if run["status"] == "oom" else ""
     model = names.get((run["model"], run["model_changed"]), run["model"])
     return run | {"model": model, "reason": shortened(run["reason"] or "", LONGEST_REASON) + remedy}
 

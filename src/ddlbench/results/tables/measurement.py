@@ -27,8 +27,8 @@ class Base:
 
     seconds: float
     gpus: int
-    name: str = field(compare=False)
-    epoch_s: float | None = field(compare=False)
+    name: str = field(default="", compare=False)
+    epoch_s: float | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,9 +103,8 @@ class Measurement:
 def measurements_of(scaling: Sequence[Row], runs: Sequence[Row]) -> list[Measurement]:
     """The rows of scaling.csv as a reader sees them. runs: of runs.csv"""
     ended = group_by((run for run in runs if run["status"] == "ok"), lambda run: run["measurement"])
-    numbers = {
-        text: f"!{n}" for n, text in enumerate(dict.fromkeys(row["marks"] for row in scaling if row["marks"]), 1)
-    }
+    marks = dict.fromkeys(row["marks"] for row in scaling if row["marks"])
+    numbers = {text: f"!{number}" for number, text in enumerate(marks, 1)}
     names = model_names(runs)
     models = [names.get((row["model"], row["model_changed"]), row["model"]) for row in scaling]
     return [

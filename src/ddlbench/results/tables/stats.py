@@ -99,8 +99,8 @@ class Timed:
 
 
 def against(timed: Timed | None, base: Timed | None, prefix: str, suffix: str = "") -> Row:
-    """The columns of one base: its own, named with `prefix`, and speedup and efficiency with their intervals, named with
-    `suffix`."""
+    """The columns of one base: its own, named with `prefix`, and speedup and efficiency with their intervals, named
+    with `suffix`."""
     if base is None:
         return {}
     row: Row = {

@@ -97,9 +97,9 @@ def _row(runs: Sequence[Row], by_path: dict[str, dict[str, float | None]], wante
     for name in COSTS:
         values = [value for cost in taken if (value := cost[name]) is not None]
         interval = median_interval(values)
-        row[f"{name}_to_target"] = _finite(median(values)) if values else None
-        row[f"{name}_low"] = _finite(interval.low) if interval else None
-        row[f"{name}_high"] = _finite(interval.high) if interval else None
+        ends = {"low": interval.low, "high": interval.high} if interval else {"low": inf, "high": inf}
+        for column, value in {"to_target": median(values) if values else inf, **ends}.items():
+            row[f"{name}_{column}"] = value if isfinite(value) else None
     return row | {"interval": confidence(len(runs), median_interval([cost["epochs"] or inf for cost in taken]))}
 
 
@@ -108,7 +108,3 @@ def write_targets(tables: Tables, targets: Sequence[Target], folder: Path) -> No
     rows = [row for wanted in targets for row in target_rows(tables, wanted)]
     if rows:
         write_csv(frame(TARGETS, rows), folder / "targets.csv")
-
-
-def _finite(value: float) -> float | None:
-    return value if isfinite(value) else None
