@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
@@ -115,8 +116,8 @@ def _published(shared: Sequence[Panel], all_panels: Sequence[Panel], looks: Look
         _measured(shared, "comm_share") or all_panels, published.shares, "grey: printed shares of the kernels' time"
     )
     return [
-        Wanted("published_efficiency", ratios, published.draw_efficiency(looks)),
-        Wanted("published_communication", times, published.draw_communication(looks)),
+        Wanted("published_efficiency", ratios, partial(published.draw_efficiency, looks=looks)),
+        Wanted("published_communication", times, partial(published.draw_communication, looks=looks)),
     ]
 
 

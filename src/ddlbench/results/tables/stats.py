@@ -11,8 +11,6 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ddlbench.results.rows import Row
-
 LEVEL = 0.95
 SMALLEST_N = 6  # the widest interval of five values, from least to largest, covers the median with 93.75 % only
 NONE_SHOWN = "no speedup shown"
@@ -81,47 +79,3 @@ def speedup(base_s: float, time_s: float) -> float:
 def efficiency(base_s: float, base_gpus: int, time_s: float, gpus: int) -> float:
     """T_p0 p0 / (T_p p): the share of the ideal speedup p / p0 that is reached (Aach et al. 2023, equation 4)."""
     return base_s * base_gpus / (time_s * gpus)
-
-
-@dataclass(frozen=True)
-class Timed:
-    """What a ratio needs of a measurement: seconds per sample, their interval, GPUs, and what names it as a base.
-
-    compared: its value of the compared factor
-    """
-
-    framework: str | None
-    compared: str | None
-    gpus: int
-    sample_time_s: float
-    interval: Interval | None
-    epoch_time_s: float | None
-
-
-def against(timed: Timed | None, base: Timed | None, prefix: str, suffix: str = "") -> Row:
-    """The columns of one base: its own, named with `prefix`, and speedup and efficiency with their intervals, named
-    with `suffix`."""
-    if base is None:
-        return {}
-    row: Row = {
-        f"{prefix}_framework": base.framework,
-        f"{prefix}_compared": base.compared,
-        f"{prefix}_gpus": base.gpus,
-        f"{prefix}_sample_time_s": base.sample_time_s,
-        f"{prefix}_epoch_time_s": base.epoch_time_s,
-    }
-    if timed is None:
-        return row
-    row[f"speedup{suffix}"] = speedup(base.sample_time_s, timed.sample_time_s)
-    row[f"efficiency{suffix}"] = efficiency(base.sample_time_s, base.gpus, timed.sample_time_s, timed.gpus)
-    if timed is base or timed.interval is None or base.interval is None:
-        return row  # the ratio of a base to itself is 1 by definition
-    ratio, share = ratio_interval(base.interval, timed.interval), base.gpus / timed.gpus
-    return row | {
-        f"speedup{suffix}_low": ratio.low,
-        f"speedup{suffix}_high": ratio.high,
-        f"speedup{suffix}_coverage": ratio.coverage,
-        f"speedup{suffix}_verdict": verdict(ratio, "speedup", "slowdown", NONE_SHOWN),
-        f"efficiency{suffix}_low": ratio.low * share,
-        f"efficiency{suffix}_high": ratio.high * share,
-    }
