@@ -211,13 +211,7 @@ def _moved(axes: Axes, points: tuple[float, float]) -> Transform:
 
 
 def value_axis(
-    axes: Axes,
-    values: Sequence[float],
-    name: str,
-    percents: bool,
-    log: bool,
-    band: float = 0.0,
-    integers: bool = False,
+    axes: Axes, values: Sequence[float], name: str, percents: bool, log: bool, band: float = 0.0, integers: bool = False
 ) -> None:
     """Linear from 0, or logarithmic, to a little above the largest value; an axis without values says so.
 

@@ -140,7 +140,7 @@ def base_lines(rows: Sequence[Measurement]) -> list[str]:
 
 
 def notes(rows: Sequence[Measurement]) -> list[str]:
-    """Notes that do not fit into a cell: of marks first."""
+    """Notes that do not fit into a cell."""
     models = {row.model: row["model_changed"] for row in rows if row.model and row["model_changed"]}
     few = any(0 < row["runs_ok"] < SMALLEST_N for row in rows)
     repeated = any(row["runs_ok"] > 1 for row in rows)
