@@ -13,6 +13,7 @@ from ddlbench.figures import plotting
 from ddlbench.figures.bars import LOOKS, breakdown_panels, draw_breakdown
 from ddlbench.figures.panels import Panel
 from ddlbench.results.tables.breakdown import PARTS
+from ddlbench.results.tables.measurement import Measurement
 
 NAMES = [f"{part}_share" for part in PARTS]
 SHARES = dict(zip(NAMES, (0.2, 0.4, 0.1, 0.05, 0.15, 0.06, 0.04), strict=True))
@@ -20,13 +21,13 @@ SHARES = dict(zip(NAMES, (0.2, 0.4, 0.1, 0.05, 0.15, 0.06, 0.04), strict=True))
 
 def row(gpus, **others):
     known = {"framework": "ddp", "compared": "ddp", "knobs": None, "gpus": gpus, "device": "cuda", "status": "ok"}
-    return known | dict.fromkeys(NAMES) | others
+    return Measurement(known | dict.fromkeys(NAMES) | others)
 
 
 def test_a_bar_for_each_row_with_a_window_that_adds_up_to_one():
     panel = Panel("resnet50", [], "base", [row(4, **SHARES), row(2, **SHARES), row(8)])
     (known,) = breakdown_panels([panel])
-    assert [own["gpus"] for own in known.rows] == [4, 2]
+    assert [own["gpus"] for own in known.rows] == [2, 4]
     axes = matplotlib.figure.Figure().add_subplot()
     draw_breakdown(axes, known)
     assert [text.get_text() for text in axes.get_xticklabels()] == ["2", "4"]

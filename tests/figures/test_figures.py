@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from ddlbench.figures import failures, plotting
+from ddlbench.figures import curves, plotting
 from ddlbench.figures import figures as module
 from ddlbench.figures.curves import places
 from ddlbench.figures.figures import make_figures
-from ddlbench.figures.saving import save
+from ddlbench.figures.files import save
 from ddlbench.results.reading.attempts import read_all
+from ddlbench.results.tables.measurement import Measurement
 from ddlbench.results.tables.tables import make_tables
 from tests.support.records import strong_scaling, weak_scaling, write_run
 
@@ -116,11 +117,9 @@ def test_failures_are_crosses_on_the_axis(tmp_path):
         crosses = [line for line in axes.lines if line.get_marker() == "x"]
         assert [line.get_xdata()[0] for line in crosses] == [8]
         assert "oom" in [text.get_text() for text in axes.texts]
-        assert crosses[0].get_ydata()[0] > 1 - failures.LINE - 0.02, (
-            "in the band above the data, as a share of the axis"
-        )
+        assert crosses[0].get_ydata()[0] > 1 - curves.LINE - 0.02, "in the band above the data, as a share of the axis"
         top = max(value for line in axes.lines if line.get_marker() != "x" for value in line.get_ydata())
-        assert axes.transAxes.inverted().transform(axes.transData.transform((1, top)))[1] < 1 - failures.LINE - 0.02
+        assert axes.transAxes.inverted().transform(axes.transData.transform((1, top)))[1] < 1 - curves.LINE - 0.02
 
 
 def test_a_colour_belongs_to_a_framework_in_all_figures(tmp_path):
@@ -222,7 +221,7 @@ def test_too_many_panels_labels_and_failures_are_counted(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MOST_FILES", 5)
     monkeypatch.setattr(module, "PANELS_OF_A_FILE", 2)
     monkeypatch.setattr(plotting, "MOST_LABELS", 4)
-    monkeypatch.setattr(failures, "CROSSES_SHOWN", 4)
+    monkeypatch.setattr(curves, "CROSSES_SHOWN", 4)
     for number in range(4):
         write_run(tmp_path, model=f"model{number}")
     for number in range(7):
@@ -243,7 +242,7 @@ def test_many_panels_are_several_files(tmp_path):
 
 
 def test_curves_stand_beside_each_other_where_they_share_a_gpu_count():
-    one, two, four = ([{"gpus": count} for count in counts] for counts in ((1,), (2,), (2, 4)))
+    one, two, four = ([Measurement({"gpus": count}) for count in counts] for counts in ((1,), (2,), (2, 4)))
     assert places([one, two, four]) == [0.0, -0.5, 0.5]
     assert places([four, four, two]) == [-1.0, 0.0, 1.0]
     assert places([one]) == [0.0]

@@ -5,17 +5,20 @@ from __future__ import annotations
 import pytest
 
 from ddlbench.figures.figures import make_figures
-from ddlbench.figures.panels import curves, devices, duration, panels
+from ddlbench.figures.panels import panels
 from ddlbench.report.overview import base_lines
 from ddlbench.results.reading.attempts import read_all
-from ddlbench.results.tables.labels import marked
-from ddlbench.results.tables.tables import make_tables, records
+from ddlbench.results.tables.measurement import devices, duration
+from ddlbench.results.tables.tables import make_tables
 from tests.support.records import strong_scaling, weak_scaling, write_run
 
 
 def panels_of(results):
-    tables = make_tables(read_all([results]))
-    return panels(records(tables.scaling), records(tables.runs))
+    return panels(make_tables(read_all([results])).measurements)
+
+
+def bases(panel):
+    return {(base.seconds, base.gpus) for base in map(panel.base_of, panel.rows)}
 
 
 def test_a_panel_a_model_and_kind_of_scaling(tmp_path):
@@ -26,17 +29,17 @@ def test_a_panel_a_model_and_kind_of_scaling(tmp_path):
     assert text.base == "base: ddp on 2 GPUs, 100 ms a sample"
     assert (images.model, images.lines[0]) == ("resnet50", "weak scaling, 32 samples a GPU")
     assert images.base == "base: single on 1 GPU, 9.95 ms a sample"  # median of 1/100 and 1/101
-    assert [len(rows) for rows in curves(images)] == [1, 4]
-    assert [len(images.repeats.get(row["measurement"], [])) for row in images.rows] == [2, 2, 2, 2, 0]
+    assert [len(rows) for rows in images.curves.values()] == [1, 4]
+    assert [len(row.runs) for row in images.rows] == [2, 2, 2, 2, 0]
 
 
 def test_a_panel_against_own_bases_has_their_times(tmp_path):
     weak_scaling(tmp_path)
     (panel,) = panels_of(tmp_path)
-    assert set(map(panel.base_of, panel.rows)) == {(0.01, 1)}
+    assert bases(panel) == {(0.01, 1)}
     assert panel.own_bases_tell_more
     own = panel.against_own_bases()
-    assert set(map(own.base_of, own.rows)) == {(0.01, 1), (1 / 80, 1)}
+    assert bases(own) == {(0.01, 1), (1 / 80, 1)}
     assert own.base == "base: each framework's own fewest GPUs"
 
 
@@ -58,9 +61,9 @@ def test_by_loader_native_and_dali_are_curves_of_one_panel_a_framework(tmp_path)
             write_run(tmp_path, framework=framework, loader=loader, gpus=1)
             write_run(tmp_path, framework=framework, loader=loader, gpus=2)
     tables = make_tables(read_all([tmp_path]), by="loader")
-    found = panels(records(tables.scaling), records(tables.runs))
+    found = panels(tables.measurements)
     assert [panel.lines[1] for panel in found] == ["ddp", "fsdp"]
-    assert [[rows[0]["compared"] for rows in curves(panel)] for panel in found] == [["dali", "native"]] * 2
+    assert [[rows[0]["compared"] for rows in panel.curves.values()] for panel in found] == [["dali", "native"]] * 2
 
 
 def test_a_base_is_named_by_what_is_compared(tmp_path):
@@ -68,20 +71,19 @@ def test_a_base_is_named_by_what_is_compared(tmp_path):
         for gpus in (1, 2):
             write_run(tmp_path, loader=loader, gpus=gpus, rate=rate * gpus)
     tables = make_tables(read_all([tmp_path]), by="loader")
-    rows = records(tables.scaling)
-    (panel,) = panels(rows, records(tables.runs))
+    (panel,) = panels(tables.measurements)
     assert panel.base == "base: dali on 1 GPU, 6.25 ms a sample"
     assert panel.against_own_bases().base == "base: each loader's own fewest GPUs"
-    assert "base dali@1, resnet50: 6.25 ms a sample" in "\n".join(base_lines(rows))
+    assert "base dali@1, resnet50: 6.25 ms a sample" in "\n".join(base_lines(tables.measurements))
 
 
 def test_by_model_all_models_are_curves_of_one_panel(tmp_path):
     for model in ("resnet50", "resnet101"):
         write_run(tmp_path, model=model)
     tables = make_tables(read_all([tmp_path]), by="model")
-    (panel,) = panels(records(tables.scaling), records(tables.runs))
+    (panel,) = panels(tables.measurements)
     assert panel.model == "resnet101, resnet50"
-    assert len(curves(panel)) == 2
+    assert len(panel.curves) == 2
 
 
 @pytest.mark.parametrize(
@@ -101,7 +103,7 @@ def test_a_model_of_other_sizes_has_panels_of_its_own_that_say_so(tmp_path):
     write_run(tmp_path, rate=100.0)
     write_run(tmp_path, rate=900.0, changed={"layers": [1, 1, 1, 1], "image_size": 64})
     tables = make_tables(read_all([tmp_path]))
-    found = panels(marked(records(tables.scaling)), records(tables.runs))
+    found = panels(tables.measurements)
     assert {panel.model: panel.lines[1] for panel in found} == {
         "resnet50": "",
         "resnet50*": "image_size=64 layers=[1,1,1,1]",

@@ -46,7 +46,7 @@ def check(results, alone):
     tables = make_tables(read_all([results]))
     tables.write(results / "report")
     csv = [path.read_text() for path in (results / "report").iterdir()]
-    text = "\n".join([summary_text(tables.shown_rows), *csv, *tables.warnings])
+    text = "\n".join([summary_text(tables.measurements), *csv, *tables.warnings])
     assert not CONTROL.search(text), CONTROL.search(text)
     assert len(pd.read_csv(results / "report" / "runs.csv")) == len(tables.runs), "no text breaks a line of the table"
     assert rows_of_good(tables) == alone

@@ -17,7 +17,7 @@ from tests.support.records import strong_scaling, weak_scaling, write_run
 
 
 def text_of(results):
-    return summary_text(make_tables(read_all([results])).shown_rows)
+    return summary_text(make_tables(read_all([results])).measurements)
 
 
 def line_of(text, *cells):
@@ -60,16 +60,16 @@ def test_one_gpu_count_has_no_ratios(tmp_path):
         write_run(tmp_path, gpus=2, rate=100.0 + repeat, repeat=repeat)
         write_run(tmp_path, framework="fsdp", gpus=2, rate=50.0, repeat=repeat)
     made = make_tables(read_all([tmp_path]))
-    text = summary_text(made.shown_rows)
+    text = summary_text(made.measurements)
     drawing = make_figures(made)
     assert not any(word in text for word in ("speedup", "efficiency", "100.0 %", "base"))
     assert not any(word in name for name in drawing.figures for word in ("speedup", "efficiency"))
     assert "own base</th>" not in render(made, Drawing(), tmp_path)
-    write_documents(made.shown_rows, tmp_path)
+    write_documents(made.measurements, tmp_path)
     assert "own base" not in (tmp_path / "summary.md").read_text()
     write_run(tmp_path, gpus=4, rate=150.0)
     made = make_tables(read_all([tmp_path]))
-    assert "vs own base" in summary_text(made.shown_rows)
+    assert "vs own base" in summary_text(made.measurements)
     assert "own base</th>" in render(made, Drawing(), tmp_path)
 
 
@@ -116,13 +116,13 @@ def test_rows_that_differ_in_an_axis_show_it_and_an_oom_names_its_cell_and_the_n
     ],
 )
 def test_the_next_key_after_an_out_of_memory_error(size, mode, key):
-    assert less_memory({"mode": mode, "micro_batch": size}) == key
+    assert less_memory(mode, size) == key
 
 
 def test_speedup_is_against_the_best_single_gpu_here_as_in_the_csv(tmp_path):
     weak_scaling(tmp_path)
     tables = make_tables(read_all([tmp_path]))
-    ratios = summary_text(tables.shown_rows).split("\n\n")[1]
+    ratios = summary_text(tables.measurements).split("\n\n")[1]
     shown = [row for row in records(tables.scaling) if row["speedup"] not in (None, 1.0)]
     assert len(shown) == 3
     for row in shown:
@@ -191,7 +191,7 @@ def test_a_model_of_other_sizes_is_marked_and_never_compared_with_the_published_
     write_run(tmp_path, rate=900.0, changed=small)
     write_run(tmp_path, gpus=2, rate=950.0, changed={"image_size": 96})
     tables = make_tables(read_all([tmp_path]))
-    text = summary_text(tables.shown_rows)
+    text = summary_text(tables.measurements)
     assert "ddp@1" not in text, "each is its own base"
     assert "resnet50*: image_size=64 layers=[1,1,1,1], not as published" in text
     assert "resnet50*2: image_size=96, not as published" in text

@@ -9,9 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
 from ddlbench.figures import plotting
-from ddlbench.figures.panels import Panel, curve_name
-from ddlbench.results.rows import Row
+from ddlbench.figures.panels import Panel
 from ddlbench.results.tables.breakdown import PARTS
+from ddlbench.results.tables.measurement import Measurement
 from ddlbench.texts import shortened
 
 LOOKS = {  # of each part: its name in words, a colour and a hatching
@@ -30,33 +30,20 @@ LONGEST_NAME = 40
 
 def breakdown_panels(shown: Sequence[Panel]) -> list[Panel]:
     """The panels with the rows that have a profiled window; several for one that has too many bars."""
-    profiled = [replace(panel, base="", rows=[row for row in panel.rows if _profiled(row)]) for panel in shown]
-    return [part for panel in profiled if panel.rows for part in _parts(panel)]
-
-
-def _parts(panel: Panel) -> list[Panel]:
-    count = -(-len(panel.rows) // MOST_BARS)
-    if count == 1:
-        return [panel]
-    rows = sorted(panel.rows, key=_order)
-    parts = [rows[n * MOST_BARS : (n + 1) * MOST_BARS] for n in range(count)]
-    return [
-        replace(panel, lines=[*panel.lines, f"part {n} of {count}"], rows=part_rows)
-        for n, part_rows in enumerate(parts, start=1)
-    ]
-
-
-def _order(row: Row) -> tuple[str, int]:
-    return curve_name(row), row["gpus"]
-
-
-def _profiled(row: Row) -> bool:
-    return all(row.get(f"{part}_share") is not None for part in PARTS)
+    parts: list[Panel] = []
+    for panel in shown:
+        rows = [row for row in panel.rows if all(row[f"{part}_share"] is not None for part in PARTS)]
+        rows.sort(key=lambda row: (row.curve, row["gpus"]))
+        count = -(-len(rows) // MOST_BARS)
+        for n in range(count):
+            lines = [*panel.lines, *([f"part {n + 1} of {count}"] if count > 1 else [])]
+            parts.append(replace(panel, base="", lines=lines, rows=rows[n * MOST_BARS : (n + 1) * MOST_BARS]))
+    return parts
 
 
 def draw_breakdown(axes: Axes, panel: Panel) -> None:
     """One bar for each framework and GPU count."""
-    rows = sorted(panel.rows, key=_order)
+    rows = panel.rows
     below = [0.0] * len(rows)
     for part in PARTS:
         name, color, hatch = LOOKS[part]
@@ -65,8 +52,8 @@ def draw_breakdown(axes: Axes, panel: Panel) -> None:
             range(len(rows)), shares, 0.8, below, color=color, hatch=hatch, label=name, edgecolor="white", linewidth=0.4
         )
         below = [low + share for low, share in zip(below, shares, strict=True)]
-    several = len({curve_name(row) for row in rows}) > 1
-    names = [_name(row, several) for row in rows]
+    several = len(panel.curves) > 1
+    names = [_name(row) if several else str(row["gpus"]) for row in rows]
     turned = len(rows) > 4 and several
     axes.set_xticks(range(len(rows)), names, rotation=90 if turned else 0, fontsize=7 if turned else 8.5)
     axes.set_xlim(-0.6, len(rows) - 0.4)
@@ -75,11 +62,11 @@ def draw_breakdown(axes: Axes, panel: Panel) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(plotting.percent))
     plotting.value_name(axes, "share of a step's time (%)")
     if not turned:
-        alone = "" if several else f", {shortened(curve_name(rows[0]), LONGEST_NAME)}"
+        alone = "" if several else f", {shortened(rows[0].curve, LONGEST_NAME)}"
         axes.set_xlabel(("ranks (CPU)" if panel.device == "cpu" else "GPUs") + alone)
 
 
-def _name(row: Row, several: bool) -> str:
-    name = curve_name(row)
+def _name(row: Measurement) -> str:
+    name = row.curve
     short = name if len(name) <= HEAD + TAIL else f"{name[:HEAD]}…{name[-TAIL:]}"  # its knobs differ at the end
-    return f"{short} {row['gpus']}" if several else str(row["gpus"])
+    return f"{short} {row['gpus']}"

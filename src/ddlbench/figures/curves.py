@@ -9,19 +9,26 @@ from typing import Any, cast
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.transforms import Transform, offset_copy
 
 from ddlbench.figures import plotting
-from ddlbench.figures.failures import band, mark_failures
-from ddlbench.figures.panels import Base, Panel, curve_key, curve_name, curves
+from ddlbench.figures.panels import Panel
 from ddlbench.figures.quantities import Quantity, Values
 from ddlbench.figures.styles import Look, Looks
-from ddlbench.results.rows import Row
+from ddlbench.results.rows import group_by
+from ddlbench.results.tables.measurement import Measurement
+from ddlbench.texts import shortened
 
 POINTS = 72  # in an inch
 WIDEST_STEP = 7.0  # points between two curves at one GPU count: the width of a marker
 THEORY_SIZE = 11.0  # points: a marker of what a formula expects
 DOTS = 12  # repeats of one measurement that are drawn one by one; of more ones the range is a thin line
+# Of the band with the marks of what did not end ok:
+MOST_STATUSES = 4  # on lines of their own; the others share the last line
+CROSSES_SHOWN = 7  # of one status at one GPU count
+LINE = 0.075  # of the panel's height
+STATUS_LETTERS = 12
 
 Point = tuple[int, Values]
 
@@ -31,15 +38,25 @@ def draw(axes: Axes, panel: Panel, looks: Looks, quantity: Quantity, others: Seq
     counts = [*panel.gpus, *others]
     log = plotting.log_counts(counts, quantity.proportional)
     plotting.gpu_axis(axes, counts, panel.device, log)
-    drawn = curves(panel)
-    names = [curve_name(rows[0]) for rows in drawn]
-    curve_looks = looks.of([curve_key(rows[0]) for rows in drawn])
-    values = _ideal_lines(axes, panel, quantity.ideal) if quantity.ideal else []
+    names, drawn = list(panel.curves), list(panel.curves.values())
+    curve_looks = looks.of([rows[0].curve_key for rows in drawn])
+    values: list[float] = []
+    if quantity.ideal:  # a line from each base to the largest GPU count
+        for base in dict.fromkeys(filter(None, map(panel.base_of, panel.rows))):
+            ends = (base.gpus, max(panel.gpus))
+            ideal = [quantity.ideal(base, count) for count in ends]
+            axes.plot(ends, ideal, label="ideal", **cast(Any, plotting.IDEAL))
+            values += ideal
     for rows, look, name, place in zip(drawn, curve_looks, names, places(drawn), strict=True):
         style = {"color": look.color, "transform": beside(axes, place, len(drawn), counts)}
-        points = _points(panel, rows, quantity)
+        slowest_first = sorted(rows, key=lambda row: -(row["sample_time_s"] or 0.0))
+        of_rows = [(row["gpus"], quantity.values(panel, row)) for row in slowest_first]
+        points = [point for point in of_rows if point[1].merged is not None]
         _spread(axes, points, style)
-        _markers(axes, points, look, style, name)
+        fastest = sorted(dict(points).items())  # of each GPU count: a line joins them
+        for shown, more in ((points, {"linestyle": ""}), (fastest, {"label": plotting.label(name)})):
+            merged = [cast(float, point.merged) for _, point in shown]
+            axes.plot([gpus for gpus, _ in shown], merged, zorder=3, **cast(Any, style | look.shape | more))
         values += [
             value
             for _, point in points
@@ -52,7 +69,7 @@ def draw(axes: Axes, panel: Panel, looks: Looks, quantity: Quantity, others: Seq
     mark_failures(axes, panel, dict(zip(names, curve_looks, strict=True)))
 
 
-def places(drawn: Sequence[Sequence[Row]]) -> list[float]:
+def places(drawn: Sequence[Sequence[Measurement]]) -> list[float]:
     """The place of each curve beside the others: -1, 0, 1 for three of them; 0 where it has no GPU count in common."""
     counts = [{row["gpus"] for row in rows} for rows in drawn]
     shared = [gpus for gpus in counts if sum(bool(gpus & other) for other in counts) > 1]
@@ -71,27 +88,8 @@ def beside(axes: Axes, place: float, of: int, counts: Iterable[int]) -> Transfor
     return offset_copy(axes.transData, cast(Figure, axes.figure), place * step, units="points")
 
 
-def _points(panel: Panel, rows: list[Row], quantity: Quantity) -> list[Point]:
-    """The points that have a value, the slowest rows first."""
-    slowest_first = sorted(rows, key=lambda row: -(row["sample_time_s"] or 0.0))
-    return [
-        (row["gpus"], values) for row in slowest_first if (values := quantity.values(panel, row)).merged is not None
-    ]
-
-
-def _ideal_lines(axes: Axes, panel: Panel, ideal: Callable[[Base, float], float]) -> list[float]:
-    """From each base to the largest GPU count. Returns the values drawn."""
-    drawn: list[float] = []
-    for base in dict.fromkeys(filter(None, map(panel.base_of, panel.rows))):
-        counts = (base.gpus, max(panel.gpus))
-        values = [ideal(base, count) for count in counts]
-        axes.plot(counts, values, label="ideal", **cast(Any, plotting.IDEAL))
-        drawn += values
-    return drawn
-
-
 def _theory_lines(
-    axes: Axes, drawn: list[tuple[list[Row], Look]], theory: Callable[[Row], float | None], name: str
+    axes: Axes, drawn: list[tuple[list[Measurement], Look]], theory: Callable[[Measurement], float | None], name: str
 ) -> list[float]:
     """What a formula expects, as thin dotted lines with open markers around those of equal measured values. Returns the
     values drawn."""
@@ -126,9 +124,52 @@ def _bars(axes: Axes, ends: Sequence[tuple[int, tuple[float, float]]], style: di
         axes.plot(xs, ys, zorder=2, **style, **cast(Any, line))
 
 
-def _markers(axes: Axes, points: Sequence[Point], look: Look, style: dict[str, Any], name: str) -> None:
-    """All rows as markers; the line joins the fastest of each GPU count."""
-    fastest = sorted(dict(points).items())
-    for shown, more in ((points, {"linestyle": ""}), (fastest, {"label": plotting.label(name)})):
-        merged = [cast(float, values.merged) for _, values in shown]
-        axes.plot([gpus for gpus, _ in shown], merged, zorder=3, **cast(Any, style | look.shape | more))
+def failed_lines(panel: Panel) -> dict[str, list[Measurement]]:
+    """The rows without an attempt that ended ok, by status."""
+    failed = [row for row in panel.rows if row["status"] != "ok"]
+    groups = list(group_by(failed, lambda row: shortened(str(row["status"]), STATUS_LETTERS)).items())
+    if len(groups) <= MOST_STATUSES:
+        return dict(groups)
+    others = [row for _, rows in groups[MOST_STATUSES - 1 :] for row in rows]
+    return dict(groups[: MOST_STATUSES - 1]) | {"others": others}
+
+
+def band(panel: Panel) -> float:
+    """The share of the panel's height that the marks need."""
+    lines = len(failed_lines(panel))
+    return LINE * lines + 0.02 if lines else 0.0
+
+
+def mark_failures(axes: Axes, panel: Panel, looks: dict[str, Look]) -> None:
+    """Draw the band. looks: by the name of the curve."""
+    lines = failed_lines(panel)
+    if lines:
+        share = band(panel)
+        axes.add_patch(Rectangle((0, 1 - share), 1, share, transform=axes.transAxes, color="#f4f2ef", zorder=2.5))
+    for number, (status, rows) in enumerate(lines.items()):
+        height = 1 - 0.01 - LINE * (number + 0.5)
+        axes.annotate(
+            status, (0, height), (-5, 0), xycoords="axes fraction", textcoords="offset points",
+            ha="right", va="center", fontsize=7.5, color="#8a3324",
+        )  # fmt: skip
+        for gpus, mates in group_by(rows, lambda row: row["gpus"]).items():
+            _crosses(axes, gpus, height, mates, looks)
+
+
+def _crosses(axes: Axes, gpus: int, height: float, rows: list[Measurement], looks: dict[str, Look]) -> None:
+    """Beside each other; a number for those without room."""
+    shown = rows[:CROSSES_SHOWN]
+    figure, place = cast(Figure, axes.figure), axes.get_xaxis_transform()
+    for number, row in enumerate(shown):
+        aside = offset_copy(place, figure, (number - (len(shown) - 1) / 2) * 6, units="points")
+        look = looks[row.curve]
+        axes.plot(
+            gpus, height, "x", transform=aside, color=look.color, markersize=5, markeredgewidth=1.6, clip_on=False,
+            zorder=4,
+        )  # fmt: skip
+    if len(rows) > len(shown):
+        more = f"+{len(rows) - len(shown)}"
+        axes.annotate(
+            more, (gpus, height), (3 * len(shown) + 2, 0), xycoords=place, textcoords="offset points",
+            ha="left", va="center", fontsize=7, color="#333333",
+        )  # fmt: skip

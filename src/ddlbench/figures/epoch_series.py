@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from ddlbench.results.rows import Row
+from ddlbench.results.tables.measurement import Measurement
 
 FAILED_SHOWN = 8  # runs of a panel that did not end ok
 
@@ -46,11 +46,11 @@ class Courses:
     merged: dict[str, Course]
     failed: dict[str, list[Course]]
 
-    def shown(self, rows: Sequence[Row]) -> list[tuple[Row, Course]]:
+    def shown(self, rows: Sequence[Measurement]) -> list[tuple[Measurement, Course]]:
         """The merged courses of a panel's rows."""
         return [(row, self.merged[row["learning"]]) for row in rows if row["learning"] in self.merged]
 
-    def shown_failed(self, rows: Sequence[Row]) -> tuple[list[tuple[Row, Course]], int]:
+    def shown_failed(self, rows: Sequence[Measurement]) -> tuple[list[tuple[Measurement, Course]], int]:
         """The first few runs that did not end ok, and the number of further ones."""
         pairs = [(row, run) for row in rows for run in self.failed.get(row["learning"], [])]
         return pairs[:FAILED_SHOWN], max(0, len(pairs) - FAILED_SHOWN)
@@ -66,49 +66,32 @@ def courses_of(
     learning_of: the column `learning` of each measurement
     places:      columns that must be known: "epoch", "elapsed_s"
     """
+    low, high, *interval = (f"{column}_{end}" for end in ("min", "max", "low", "high"))
     rows = table.dropna(subset=[column, *places]).sort_values("epoch")
-    ends = {end: f"{column}_{end}" for end in ("min", "max", "low", "high")}
-    plain = _floats(rows, learning="learning", seeds="seeds", runs="runs", value=column, **ends)
-    ok = (epochs["status"] == "ok").to_numpy(bool)
-    repeated = _of_repeats(plain, _floats(cast(pd.DataFrame, epochs[ok]), value=column), learning_of)
+    curves = _plain(rows, ["learning"], ["seeds", "runs", column, low, high, *interval])
+    runs = _plain(epochs, ["measurement", "path", "status"], [column])
+    runs["learning"] = runs["measurement"].map(dict(learning_of))
+    ok = runs["status"] == "ok"
+    # A curve of one seed has the range of its repeats.
+    one = curves.groupby("learning")["seeds"].transform("max").eq(1) & curves["runs"].gt(1)
+    ranges = runs[ok].groupby(["learning", "epoch"])[column].agg(["min", "max"])
+    curves.loc[one, [low, high]] = curves[one].join(ranges, on=["learning", "epoch"])[["min", "max"]].to_numpy()
     merged = {
-        str(name): _course(repeated.get(str(name), curve_rows), "value", "min", "max", "low", "high")
-        for name, curve_rows in plain.groupby("learning", sort=False)
+        str(name): _course(of_curve, column, low, high, *interval)
+        for name, of_curve in curves.groupby("learning", sort=False)
     }
     failed: dict[str, list[Course]] = {}
-    others = _floats(cast(pd.DataFrame, epochs[~ok]), path="path", value=column)
-    for key, run in others.groupby(["measurement", "path"]):
-        name, _ = cast(tuple[str, str], key)
-        failed.setdefault(str(learning_of[name]), []).append(_course(run, *["value"] * 3, "none", "none"))
+    for (name, _), run in runs[~ok].assign(none=np.nan).groupby(["measurement", "path"]):
+        failed.setdefault(str(learning_of[name]), []).append(_course(run, *[column] * 3, "none", "none"))
     return Courses(merged, failed)
 
 
-def _floats(table: pd.DataFrame, **columns: str) -> pd.DataFrame:
-    """Columns as plain arrays, which are many times faster than masked ones: names as objects, the others as floats."""
-    names = {"epoch": "epoch", "elapsed_s": "elapsed_s", **columns}
-    if "learning" not in names:
-        names["measurement"] = "measurement"
-    texts = ("measurement", "learning", "path")
-    arrays = {
-        key: table[name].to_numpy(object) if key in texts else table[name].to_numpy("float64", na_value=np.nan)
-        for key, name in names.items()
-    }
-    return pd.DataFrame(arrays | {"none": np.full(len(table), np.nan)})
+def _plain(table: pd.DataFrame, texts: Sequence[str], floats: Sequence[str]) -> Any:
+    """A DataFrame of plain columns, which are many times faster than masked ones."""
+    columns = {name: table[name].to_numpy(object) for name in texts}
+    names = ("epoch", "elapsed_s", *floats)
+    return pd.DataFrame(columns | {name: table[name].to_numpy("float64", na_value=np.nan) for name in names})
 
 
-def _of_repeats(
-    plain: pd.DataFrame, epochs: pd.DataFrame, learning_of: Mapping[str, str | None]
-) -> dict[str, pd.DataFrame]:
-    """The rows of runs that have one seed in common, with the range of its repeats."""
-    one = plain.groupby("learning")["seeds"].transform("max").eq(1) & plain["runs"].gt(1)
-    single_seed = cast(pd.DataFrame, plain[one])
-    if single_seed.empty:
-        return {}
-    runs = epochs.assign(learning=epochs["measurement"].map(cast(Any, dict(learning_of))))
-    ranges = runs.groupby(["learning", "epoch"])["value"].agg(["min", "max"]).reset_index()
-    joined = single_seed.drop(columns=["min", "max"]).merge(ranges, on=["learning", "epoch"], how="left")
-    return {str(name): rows for name, rows in joined.groupby("learning", sort=False)}
-
-
-def _course(rows: pd.DataFrame, *columns: str) -> Course:
+def _course(rows: Any, *columns: str) -> Course:
     return Course(*(rows[name].to_numpy("float64") for name in ("epoch", "elapsed_s", *columns)))

@@ -6,45 +6,25 @@ where they are enough for one. Configurations without an attempt that ended ok a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ddlbench.figures import plotting
+from ddlbench.figures import plotting, published, quantities
 from ddlbench.figures.bars import breakdown_panels, draw_breakdown
 from ddlbench.figures.curves import draw
 from ddlbench.figures.learning import learning
-from ddlbench.figures.panels import Panel, curve_key, panels, small_multiples
+from ddlbench.figures.panels import Panel, panels, small_multiples
 from ddlbench.figures.plotting import Head
-from ddlbench.figures.published import (
-    comparable,
-    draw_communication,
-    draw_efficiency,
-    efficiencies,
-    shares,
-    sources,
-    without_printed,
-)
-from ddlbench.figures.quantities import (
-    BUBBLE,
-    ENERGY,
-    EPOCH_TIME,
-    PREDICTED,
-    STALENESS,
-    THROUGHPUT,
-    Quantity,
-    efficiency,
-    memory,
-    speedup,
-    to_target,
-)
+from ddlbench.figures.quantities import Quantity
 from ddlbench.figures.styles import Looks, looks_of
-from ddlbench.results.rows import Row
+from ddlbench.results.tables.measurement import Measurement
 from ddlbench.results.tables.tables import Tables
-from ddlbench.results.tables.targets import COSTS, Target, costs, target_rows
+from ddlbench.results.tables.targets import Target, costs, target_rows
 
 PANELS_OF_A_FILE = 6  # fit a page of paper
 MOST_FILES = 30  # of all figures; above this number each quantity has one file, because the others would take minutes
@@ -78,21 +58,28 @@ def make_figures(tables: Tables, targets: Sequence[Target] = (), baseline: bool 
     targets:  metrics to show the cost of
     baseline: whether to draw the papers' printed numbers beside the measured ones
     """
-    runs = tables.run_rows
-    scaling = tables.shown_rows
-    looks = looks_of(map(curve_key, scaling))
-    all_panels = panels(scaling, runs)
+    rows = tables.measurements
+    looks = looks_of(row.curve_key for row in rows)
+    all_panels = panels(rows)
     shared = [part for panel in all_panels for part in small_multiples(panel)]
-    learned = [Wanted(*parts) for parts in learning(tables.learning, tables.epochs, scaling, looks)]
+    learned = [Wanted(*parts) for parts in learning(tables.learning, tables.epochs, rows, looks)]
     wanted = [
         *_scaling(shared, looks),
         *(_published(shared, all_panels, looks) if baseline else []),
         *learned,
-        *(figure for target in targets for figure in _of_target(target, tables, runs, scaling, looks)),
+        *(figure for target in targets for figure in _of_target(target, tables, shared, looks)),
     ]
-    folded = [_folded(shared), *(_folded(figure.shown) for figure in learned)]
-    printed = [f"published: {text}" for text in (*without_printed(all_panels), *sources())] if baseline else []
-    drawing = Drawing(notes=[*dict.fromkeys(note for notes in folded for note in notes), *printed])
+    folded = [
+        f"{panel.name}: {len(panel.folded)} curves are not drawn: {', '.join(panel.folded)}"
+        for panel in (*shared, *(panel for figure in learned for panel in figure.shown))
+        if panel.folded
+    ]
+    printed = (
+        [f"published: {text}" for text in (*published.without_printed(all_panels), *published.sources())]
+        if baseline
+        else []
+    )
+    drawing = Drawing(notes=[*dict.fromkeys(folded), *printed])
     every = sum(figure.files for figure in wanted) <= MOST_FILES
     with plotting.style():
         for figure in wanted:
@@ -105,18 +92,18 @@ def _scaling(shared: Sequence[Panel], looks: Looks) -> list[Wanted]:
     own_bases = [panel.against_own_bases() for panel in shared if panel.own_bases_tell_more]
     ratios = [panel for panel in shared if panel.has_ratios]
     plain = _without_base(shared)
-    over: list[tuple[str, Sequence[Panel], Callable[[Panel], Quantity]]] = [
-        ("throughput", plain, _fixed(THROUGHPUT)),
-        ("speedup", ratios, speedup),
-        ("efficiency", ratios, efficiency),
-        ("speedup_own_base", own_bases, speedup),
-        ("efficiency_own_base", own_bases, efficiency),
-        ("epoch_time", plain, _fixed(EPOCH_TIME)),
-        ("memory", plain, memory),
-        ("energy", _measured(plain, "energy_sample_j"), _fixed(ENERGY)),
-        ("bubble", _measured(plain, "bubble"), _fixed(BUBBLE)),
-        ("staleness", _measured(plain, "staleness_theoretical_max"), _fixed(STALENESS)),
-        ("predicted", _measured(plain, "predicted_step_s"), _fixed(PREDICTED)),
+    over: list[tuple[str, Sequence[Panel], Quantity | Callable[[Panel], Quantity]]] = [
+        ("throughput", plain, quantities.THROUGHPUT),
+        ("speedup", ratios, quantities.speedup),
+        ("efficiency", ratios, quantities.efficiency),
+        ("speedup_own_base", own_bases, quantities.speedup),
+        ("efficiency_own_base", own_bases, quantities.efficiency),
+        ("epoch_time", plain, quantities.EPOCH_TIME),
+        ("memory", plain, quantities.memory),
+        ("energy", _measured(plain, "energy_sample_j"), quantities.ENERGY),
+        ("bubble", _measured(plain, "bubble"), quantities.BUBBLE),
+        ("staleness", _measured(plain, "staleness_theoretical_max"), quantities.STALENESS),
+        ("predicted", _measured(plain, "predicted_step_s"), quantities.PREDICTED),
     ]
     figures = [Wanted(name, shown, _over_gpus(looks, quantity)) for name, shown, quantity in over]
     return [*figures, Wanted("breakdown", breakdown_panels(shared), draw_breakdown)]
@@ -124,37 +111,25 @@ def _scaling(shared: Sequence[Panel], looks: Looks) -> list[Wanted]:
 
 def _published(shared: Sequence[Panel], all_panels: Sequence[Panel], looks: Looks) -> list[Wanted]:
     """The papers' printed numbers beside the measured ones."""
-    ratios = comparable(shared, efficiencies, "own base; grey: printed, base 4 GPUs")
-    times = comparable(
-        _measured(shared, "comm_share") or all_panels, shares, "grey: printed shares of the kernels' time"
+    ratios = published.comparable(shared, published.efficiencies, "own base; grey: printed, base 4 GPUs")
+    times = published.comparable(
+        _measured(shared, "comm_share") or all_panels, published.shares, "grey: printed shares of the kernels' time"
     )
     return [
-        Wanted("published_efficiency", ratios, draw_efficiency(looks)),
-        Wanted("published_communication", times, draw_communication(looks)),
+        Wanted("published_efficiency", ratios, partial(published.draw_efficiency, looks=looks)),
+        Wanted("published_communication", times, partial(published.draw_communication, looks=looks)),
     ]
 
 
-def _of_target(
-    wanted: Target, tables: Tables, runs: Sequence[Row], scaling: Sequence[Row], looks: Looks
-) -> list[Wanted]:
+def _of_target(target: Target, tables: Tables, shared: Sequence[Panel], looks: Looks) -> Iterator[Wanted]:
     """Two figures: epochs and seconds to the target."""
-    reached = costs(tables.epochs, wanted)
-    merged = {row["measurement"]: row for row in target_rows(tables, wanted)}
-    none: dict[str, float | None] = dict.fromkeys(COSTS)
-    names = [f"{cost}_to_target" for cost in COSTS]
-    costly = [
-        run | {f"{name}_to_target": value for name, value in reached.get(run["path"], none).items()} for run in runs
-    ]
-    rows = [row | {name: merged.get(row["measurement"], {}).get(name) for name in names} for row in scaling]
-    shown = [part for panel in panels(rows, costly) for part in small_multiples(panel)]
-    return [
-        Wanted(
-            f"{cost}_to_{wanted.text}",
-            _measured(_without_base(shown), f"{cost}_to_target"),
-            _over_gpus(looks, _fixed(to_target(wanted.text, cost))),
+    rows, of_runs = target_rows(tables, target), costs(tables.epochs, target)
+    for cost in ("epochs", "seconds"):
+        reached = {row["measurement"] for row in rows if row[f"{cost}_to_target"] is not None}
+        shown = _with_rows(_without_base(shared), lambda row, reached=reached: row["measurement"] in reached)
+        yield Wanted(
+            f"{cost}_to_{target.text}", shown, _over_gpus(looks, quantities.to_target(target.text, cost, rows, of_runs))
         )
-        for cost in ("epochs", "seconds")
-    ]
 
 
 def _without_base(shown: Sequence[Panel]) -> list[Panel]:
@@ -164,25 +139,16 @@ def _without_base(shown: Sequence[Panel]) -> list[Panel]:
 
 def _measured(shown: Sequence[Panel], column: str) -> list[Panel]:
     """The panels that have a value of the column, with the rows that have one."""
-    measured = [replace(panel, rows=[row for row in panel.rows if row.get(column) is not None]) for panel in shown]
-    return [panel for panel in measured if panel.rows]
+    return _with_rows(shown, lambda row: row[column] is not None)
 
 
-def _folded(shown: Sequence[Panel]) -> list[str]:
-    """The curves that no panel has room for."""
-    return [
-        f"{panel.name}: {len(panel.folded)} curves are not drawn: {', '.join(panel.folded)}"
-        for panel in shown
-        if panel.folded
-    ]
+def _with_rows(shown: Sequence[Panel], wanted: Callable[[Measurement], bool]) -> list[Panel]:
+    parts = [replace(panel, rows=list(filter(wanted, panel.rows))) for panel in shown]
+    return [panel for panel in parts if panel.rows]
 
 
-def _fixed(quantity: Quantity) -> Callable[[Panel], Quantity]:
-    return lambda _: quantity
-
-
-def _over_gpus(looks: Looks, choose: Callable[[Panel], Quantity]) -> DrawPanel:
-    return lambda axes, panel: draw(axes, panel, looks, choose(panel))
+def _over_gpus(looks: Looks, quantity: Quantity | Callable[[Panel], Quantity]) -> DrawPanel:
+    return lambda axes, panel: draw(axes, panel, looks, quantity if isinstance(quantity, Quantity) else quantity(panel))
 
 
 def _add(drawing: Drawing, wanted: Wanted, most: int) -> None:

@@ -17,9 +17,10 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from ddlbench.figures import plotting
 from ddlbench.figures.epoch_series import Course, Courses, Floats, courses_of
-from ddlbench.figures.panels import Panel, curve_key, curve_name, devices, settings, small_multiples
+from ddlbench.figures.panels import Panel, panel_texts, small_multiples
 from ddlbench.figures.styles import Look, Looks, looks_of, numbered
-from ddlbench.results.rows import Row, group_by
+from ddlbench.results.rows import group_by
+from ddlbench.results.tables.measurement import Measurement
 
 
 class Metric(NamedTuple):
@@ -43,14 +44,11 @@ DrawPanel = Callable[[Axes, Panel], None]
 
 
 def learning(
-    table: pd.DataFrame, epochs: pd.DataFrame, scaling: Sequence[Row], looks: Looks
+    table: pd.DataFrame, epochs: pd.DataFrame, measurements: Sequence[Measurement], looks: Looks
 ) -> Iterator[tuple[str, list[Panel], DrawPanel]]:
-    """The figures of each metric, by epoch and by time: name, panels and a function that draws a panel.
-
-    table:   of learning.csv
-    scaling: rows of scaling.csv, models marked
-    """
-    of = {row["measurement"]: row["learning"] for row in scaling}
+    """The figures of each metric, by epoch and by time: name, panels and a function that draws a panel. table: of
+    learning.csv"""
+    of = {row["measurement"]: row["learning"] for row in measurements}
     most: Any = table.groupby("learning")["seeds"].max()
     seeds = {str(name): int(count) for name, count in most.items()}
     for name, metric in METRICS.items():
@@ -58,29 +56,29 @@ def learning(
         measured = needed.dropna(subset=[metric.column, "measurement"])
         for by, place in (("epoch", "epoch"), ("time", "elapsed_s")):
             rows = measured.dropna(subset=[place])
-            shown = _panels(scaling, set(rows["measurement"].unique()), seeds)
-            curves = {(curve_key(row)[0], _named(panel)(row)) for panel in shown for row in panel.rows}
+            shown = _panels(measurements, set(rows["measurement"].unique()), seeds)
+            curves = {(row.curve_key[0], _named(panel)(row)) for panel in shown for row in panel.rows}
             courses = courses_of(table, rows, of, metric.column, [place])
             drawn = _Drawn(shown, courses, curves, looks_of(curves, looks))
             yield f"{name}_by_{by}", shown, _draw_panel(drawn, metric, by)
 
 
-def _panels(scaling: Sequence[Row], measured: set[str], seeds: Mapping[str, int]) -> list[Panel]:
+def _panels(measurements: Sequence[Measurement], measured: set[str], seeds: Mapping[str, int]) -> list[Panel]:
     """Comparable curves of one model in a panel. seeds: the number of each curve, by its column `learning`"""
-    curves = group_by((row for row in scaling if row["measurement"] in measured), lambda row: row["learning"]).values()
-    rows = [next((row for row in mates if row["status"] == "ok"), mates[0]) for mates in curves]  # one of all seeds
-    texts = settings(scaling, variant="learning_variant")
+    of_curves = group_by((row for row in measurements if row["measurement"] in measured), lambda row: row["learning"])
+    rows = [next((row for row in of if row["status"] == "ok"), of[0]) for of in of_curves.values()]  # one of all seeds
+    texts = panel_texts(measurements, variant="learning_variant")
     shown: list[Panel] = []
-    for group in group_by(rows, lambda row: (row["model"], row["learning_comparison"])).values():
-        sizes = {_size(row) for row in group}
+    for group in group_by(rows, lambda row: (row.model, row["learning_comparison"])).values():
+        sizes = {f"{row.devices}, {row['global_batch'] or 'unknown'} samples an update" for row in group}
         size = sizes.pop() if len(sizes) == 1 else ""
         lines = [texts[group[0]["measurement"]], size, _seeds(group, seeds)]
-        panel = Panel(str(group[0]["model"]), lines, "", group, one_size=bool(size))
+        panel = Panel(str(group[0].model), lines, "", group, one_size=bool(size))
         shown += small_multiples(panel, _named(panel))
     return shown
 
 
-def _seeds(rows: Sequence[Row], seeds: Mapping[str, int]) -> str:
+def _seeds(rows: Sequence[Measurement], seeds: Mapping[str, int]) -> str:
     """ "median and range of 3 seeds"; empty where every curve has one."""
     counts = sorted({seeds[row["learning"]] for row in rows if row["learning"] in seeds})
     if not counts or counts[-1] == 1:
@@ -89,19 +87,14 @@ def _seeds(rows: Sequence[Row], seeds: Mapping[str, int]) -> str:
     return f"median and range of {fewest}{counts[-1]} seeds"
 
 
-def _size(row: Row) -> str:
-    return f"{devices(row['gpus'] or 0, row['device'])}, {row['global_batch'] or 'unknown'} samples an update"
-
-
-def _named(panel: Panel) -> Callable[[Row], str]:
+def _named(panel: Panel) -> Callable[[Measurement], str]:
     """The name of a row's curve: with GPU count and batch where the panel does not show them for all."""
     if panel.one_size:
-        return curve_name
+        return lambda row: row.curve
     batches = {(row["gpus"], row["global_batch"]) for row in panel.rows}
     several = len({gpus for gpus, _ in batches}) < len(batches)
     return lambda row: (
-        f"{curve_name(row)}, {devices(row['gpus'] or 0, row['device'])}"
-        + (f", batch {row['global_batch'] or 'unknown'}" if several else "")
+        f"{row.curve}, {row.devices}" + (f", batch {row['global_batch'] or 'unknown'}" if several else "")
     )
 
 
@@ -128,7 +121,7 @@ class _Drawn:
         """The look of each curve, by its name. If the panel has its legend to itself, and one value of the compared
         factor, its curves differ in colour, too."""
         rows = [curve[0] for curve in group_by(panel.rows, _named(panel)).values()]
-        keys = [(curve_key(row)[0], _named(panel)(row)) for row in rows]
+        keys = [(row.curve_key[0], _named(panel)(row)) for row in rows]
         alone = self._own_legends and len({compared for compared, _ in keys}) == 1 < len(keys)
         looks = numbered(len(keys)) if alone else self._looks.of(keys)
         return dict(zip((text for _, text in keys), looks, strict=True))
@@ -166,7 +159,9 @@ def _draw_panel(drawn: _Drawn, metric: Metric, by: str) -> DrawPanel:
         for row, course in merged:
             _line(axes, course, unit, looks[name(row)])
         for row, course in failed:
-            _failed_line(axes, course, unit, looks[name(row)])
+            look, places = looks[name(row)], _places(course, unit)
+            axes.plot(places, course.middle, color=look.color, linewidth=0.8, alpha=0.7)
+            axes.plot(places[-1], course.middle[-1], "x", color=look.color, markersize=8, markeredgewidth=1.8)
         for text, look in looks.items():
             axes.plot([], [], color=look.color, label=plotting.label(text), **_shape(look))
         if more:
@@ -209,12 +204,6 @@ def _line(axes: Axes, course: Course, unit: float | None, look: Look) -> None:
         axes.fill_between(places, course.low, course.high, color=look.color, alpha=0.15, linewidth=0)
     if np.isfinite(course.inner_low).any():
         axes.fill_between(places, course.inner_low, course.inner_high, color=look.color, alpha=0.25, linewidth=0)
-
-
-def _failed_line(axes: Axes, course: Course, unit: float | None, look: Look) -> None:
-    places = _places(course, unit)
-    axes.plot(places, course.middle, color=look.color, linewidth=0.8, alpha=0.7)
-    axes.plot(places[-1], course.middle[-1], "x", color=look.color, markersize=8, markeredgewidth=1.8)
 
 
 def _metric_axis(axes: Axes, metric: Metric, values: tuple[float, float] | None) -> None:

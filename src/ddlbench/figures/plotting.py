@@ -86,7 +86,11 @@ class Grid:
     def arrange(self) -> Figure:
         """Add the legends when all is drawn, and make the figure so large that panels have the size PANEL; a single one
         above a long legend becomes wider."""
-        drawn = [_handles(panel) for panel in self.axes]
+        drawn: list[dict[str, Any]] = []  # of each panel, the entries of its legend; equal labels once
+        for handles, texts in (panel.get_legend_handles_labels() for panel in self.axes):
+            first = dict(zip(reversed(texts), reversed(handles), strict=True))
+            shown = first_few(list(dict.fromkeys(texts)), MOST_LABELS)
+            drawn.append({text: first.get(text, Line2D([], [], ls="")) for text in shown})
         shared = {text: handle for handles in drawn for text, handle in handles.items()}
         columns = min(COLUMNS, len(drawn))
         if len(shared) > SHARED_LABELS and len(drawn) > 1:
@@ -127,7 +131,8 @@ def grid(heads: Sequence[Head]) -> Grid:
     """A figure with one panel for each head; the titles are at one height."""
     figure = Figure(layout="constrained")
     columns = min(COLUMNS, len(heads))
-    texts = [_lines(head.lines) for head in heads]
+    short = [[shortened(line, LONGEST_TEXT) for line in head.lines] for head in heads]
+    texts = [[part for line in lines for part in wrap(line, LONGEST_LINE)] for lines in short]
     most = max(map(len, texts))
     axes: list[Axes] = []
     for number, (head, lines) in enumerate(zip(heads, texts, strict=True), start=1):
@@ -139,18 +144,6 @@ def grid(heads: Sequence[Head]) -> Grid:
         )  # fmt: skip
         axes.append(panel)
     return Grid(figure, axes)
-
-
-def _lines(lines: Iterable[str]) -> list[str]:
-    return [part for line in lines for part in wrap(shortened(line, LONGEST_TEXT), LONGEST_LINE)]
-
-
-def _handles(axes: Axes) -> dict[str, Any]:
-    """The entries of the panel's legend; equal labels once."""
-    handles: dict[str, Any] = {}
-    for handle, text in zip(*axes.get_legend_handles_labels(), strict=True):
-        handles.setdefault(text, handle)
-    return {text: handles.get(text, Line2D([], [], ls="")) for text in first_few(list(handles), MOST_LABELS)}
 
 
 def _longest(labels: Iterable[str]) -> int:
@@ -218,13 +211,7 @@ def _moved(axes: Axes, points: tuple[float, float]) -> Transform:
 
 
 def value_axis(
-    axes: Axes,
-    values: Sequence[float],
-    name: str,
-    percents: bool,
-    log: bool,
-    band: float = 0.0,
-    integers: bool = False,
+    axes: Axes, values: Sequence[float], name: str, percents: bool, log: bool, band: float = 0.0, integers: bool = False
 ) -> None:
     """Linear from 0, or logarithmic, to a little above the largest value; an axis without values says so.
 

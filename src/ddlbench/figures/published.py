@@ -14,10 +14,10 @@ from matplotlib.axes import Axes
 
 from ddlbench.figures import plotting
 from ddlbench.figures.curves import draw
-from ddlbench.figures.panels import Panel, curve_key, curve_name
+from ddlbench.figures.panels import Panel
 from ddlbench.figures.quantities import EFFICIENCY
 from ddlbench.figures.styles import MARKERS, Looks
-from ddlbench.results.rows import Row, group_by
+from ddlbench.results.rows import group_by
 
 GREY = "#7a7a7a"
 ARROW = 0.06  # its length, as an efficiency
@@ -95,23 +95,19 @@ def published_name(panel: Panel) -> str:
     return panel.model.partition("*")[0]
 
 
-def draw_efficiency(looks: Looks) -> Callable[[Axes, Panel], None]:
+def draw_efficiency(axes: Axes, panel: Panel, looks: Looks) -> None:
     """Draw measured efficiencies with lines, and printed ones as grey points. An arrow points away from a printed limit
     to the side on which the value lies."""
-
-    def draw_panel(axes: Axes, panel: Panel) -> None:
-        points = efficiencies(published_name(panel))
-        draw(axes, panel, looks, EFFICIENCY, [point.gpus for point in points])
-        for number, (name, same) in enumerate(group_by(points, lambda point: point.name).items()):
-            xs, ys = [point.gpus for point in same], [point.value for point in same]
-            marker = MARKERS[number % len(MARKERS)]
-            axes.plot(xs, ys, color=GREY, marker=marker, fillstyle="none", linestyle="", label=plotting.label(name))
-            if same[0].relation != "=":
-                above = same[0].relation == ">"
-                axes.errorbar(xs, ys, ARROW, fmt="none", color=GREY, elinewidth=1, lolims=above, uplims=not above)
-        _name_counts(axes, panel)
-
-    return draw_panel
+    points = efficiencies(published_name(panel))
+    draw(axes, panel, looks, EFFICIENCY, [point.gpus for point in points])
+    for number, (name, same) in enumerate(group_by(points, lambda point: point.name).items()):
+        xs, ys = [point.gpus for point in same], [point.value for point in same]
+        marker = MARKERS[number % len(MARKERS)]
+        axes.plot(xs, ys, color=GREY, marker=marker, fillstyle="none", linestyle="", label=plotting.label(name))
+        if same[0].relation != "=":
+            above = same[0].relation == ">"
+            axes.errorbar(xs, ys, ARROW, fmt="none", color=GREY, elinewidth=1, lolims=above, uplims=not above)
+    _name_counts(axes, panel)
 
 
 def _name_counts(axes: Axes, panel: Panel) -> None:
@@ -120,33 +116,24 @@ def _name_counts(axes: Axes, panel: Panel) -> None:
         axes.set_xlabel("ranks (CPU); printed values: GPUs")
 
 
-def draw_communication(looks: Looks) -> Callable[[Axes, Panel], None]:
+def draw_communication(axes: Axes, panel: Panel, looks: Looks) -> None:
     """Communication as a share of all kernels' time as printed, and of the profiled window as measured here."""
-
-    def draw_panel(axes: Axes, panel: Panel) -> None:
-        printed = shares(published_name(panel))
-        profiled: list[Row] = [row for row in panel.rows if row.get("comm_share") is not None]
-        counts = [row["gpus"] for row in profiled] + [row[0] for rows in printed.values() for row in rows]
-        plotting.gpu_axis(axes, counts, panel.device, log=True)
-        drawn = list(group_by(profiled, curve_name).values())
-        for rows, look in zip(drawn, looks.of([curve_key(rows[0]) for rows in drawn]), strict=True):
-            points = sorted((row["gpus"], row["comm_share"]) for row in rows)
-            name = plotting.label(curve_name(rows[0]))
-            axes.plot(*zip(*points, strict=True), color=look.color, label=name, **look.shape)
-        values = [row["comm_share"] for row in profiled] + _printed_communication(axes, printed)
-        plotting.value_axis(axes, values, "communication (% of time)", percents=True, log=False)
-        _name_counts(axes, panel)
-
-    return draw_panel
-
-
-def _printed_communication(axes: Axes, printed: dict[str, list[tuple[int, float, float, float]]]) -> list[float]:
-    """Grey lines, one for each loader. Returns the values drawn."""
+    printed = shares(published_name(panel))
+    profiled = [row for row in panel.rows if row["comm_share"] is not None]
+    counts = [row["gpus"] for row in profiled] + [row[0] for rows in printed.values() for row in rows]
+    plotting.gpu_axis(axes, counts, panel.device, log=True)
+    drawn = list(group_by(profiled, lambda row: row.curve).values())
+    for rows, look in zip(drawn, looks.of([rows[0].curve_key for rows in drawn]), strict=True):
+        points = sorted((row["gpus"], row["comm_share"]) for row in rows)
+        name = plotting.label(rows[0].curve)
+        axes.plot(*zip(*points, strict=True), color=look.color, label=name, **look.shape)
     table = _file()["kernel_time"]
     where = f"{authors(table['source'])}, {table['place']}: {table['framework']}"
     for number, (loader, rows) in enumerate(printed.items()):
         axes.plot(
-            [row[0] for row in rows], [row[1] for row in rows], color=GREY, marker=MARKERS[number], fillstyle="none",
-            linestyle="--", linewidth=1, label=f"{where}, {loader}",
+            [row[0] for row in rows], [row[1] for row in rows], color=GREY, marker=MARKERS[number],
+            fillstyle="none", linestyle="--", linewidth=1, label=f"{where}, {loader}",
         )  # fmt: skip
-    return [row[1] for rows in printed.values() for row in rows]
+    values = [row["comm_share"] for row in profiled] + [row[1] for rows in printed.values() for row in rows]
+    plotting.value_axis(axes, values, "communication (% of time)", percents=True, log=False)
+    _name_counts(axes, panel)

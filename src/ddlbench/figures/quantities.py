@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from ddlbench.figures.panels import Base, Panel
+from ddlbench.figures.panels import Panel
 from ddlbench.results.rows import Row
+from ddlbench.results.tables.measurement import Base, Measurement
 from ddlbench.texts import GIB
 
 MEMORY = {"cpu": "memory_host_peak_bytes", "cuda": "memory_allocated_peak_bytes"}
@@ -21,6 +22,9 @@ class Values:
     interval: tuple[float, float] | None = None
 
 
+ValuesOf = Callable[[Panel, Measurement], Values]
+
+
 @dataclass(frozen=True)
 class Quantity:
     """Something drawn over GPU counts.
@@ -33,28 +37,28 @@ class Quantity:
     """
 
     label: str
-    values: Callable[[Panel, Row], Values]
+    values: ValuesOf
     ideal: Callable[[Base, float], float] | None = None
     percent: bool = False
     proportional: bool = False
     integers: bool = False
-    theory: Callable[[Row], float | None] | None = None
+    theory: Callable[[Measurement], float | None] | None = None
     theory_name: str = "theory"
 
 
-def _of_seconds(value: Callable[[Row, float, Base], float], ratio: str = "") -> Callable[[Panel, Row], Values]:
+def _of_seconds(value: Callable[[Measurement, float, Base], float], ratio: str = "") -> ValuesOf:
     """Values computed from a row's seconds a sample and its repeats'.
 
     ratio: the column of scaling.csv with the same value, whose interval also counts that of the base; "": the interval
            is that of the seconds
     """
 
-    def values(panel: Panel, row: Row) -> Values:
+    def values(panel: Panel, row: Measurement) -> Values:
         seconds, low, high = (row[f"sample_time_{end}s"] for end in ("", "low_", "high_"))
         base = panel.base_of(row)
         if not seconds or base is None:
             return Values(None)
-        rates = (run["throughput_samples_per_s"] for run in panel.repeats.get(row["measurement"], []))
+        rates = (run["throughput_samples_per_s"] for run in row.runs)
         if ratio:
             name = f"{ratio}_vs_own_base" if panel.on_own_bases else ratio
             ends = (row[f"{name}_low"], row[f"{name}_high"]) if row[f"{name}_low"] else None
@@ -65,17 +69,14 @@ def _of_seconds(value: Callable[[Row, float, Base], float], ratio: str = "") -> 
     return values
 
 
-def of_column(
-    column: str, unit: float = 1.0, interval: tuple[str, str] | None = None
-) -> Callable[[Panel, Row], Values]:
+def of_column(column: str, unit: float = 1.0, interval: tuple[str, str] | None = None) -> ValuesOf:
     """Values of a column of both runs.csv and scaling.csv. interval: the columns of its ends."""
 
-    def values(panel: Panel, row: Row) -> Values:
-        runs = panel.repeats.get(row["measurement"], [])
-        repeats = [run[column] / unit for run in runs if run.get(column) is not None]
+    def values(panel: Panel, row: Measurement) -> Values:
+        repeats = [run[column] / unit for run in row.runs if run[column] is not None]
         ends = [row[name] for name in interval or ()]
         bounds = (ends[0] / unit, ends[1] / unit) if ends and None not in ends else None
-        return Values(row[column] / unit if row.get(column) is not None else None, repeats, bounds)
+        return Values(row[column] / unit if row[column] is not None else None, repeats, bounds)
 
     return values
 
@@ -128,10 +129,19 @@ def efficiency(panel: Panel) -> Quantity:
     return replace(EFFICIENCY, label="efficiency over own base (%)") if panel.on_own_bases else EFFICIENCY
 
 
-def to_target(metric: str, cost: str) -> Quantity:
-    """Epochs, updates, samples or seconds until the metric reached its target; columns that figures.py adds to rows."""
-    label = "time since the first step (s)" if cost == "seconds" else cost
-    return Quantity(f"{label} to {metric}", of_column(f"{cost}_to_target"))
+def to_target(target: str, cost: str, rows: Sequence[Row], of_runs: dict[str, dict[str, float | None]]) -> Quantity:
+    """Epochs or seconds until a metric reached its target.
+
+    rows:    of targets.csv
+    of_runs: what each run took, by its path
+    """
+    merged = {row["measurement"]: row[f"{cost}_to_target"] for row in rows}
+
+    def values(panel: Panel, row: Measurement) -> Values:
+        known = (of_runs.get(run["path"], {}).get(cost) for run in row.runs)
+        return Values(merged.get(row["measurement"]), [value for value in known if value is not None])
+
+    return Quantity(f"{'time since the first step (s)' if cost == 'seconds' else cost} to {target}", values)
 
 
 def memory(panel: Panel) -> Quantity:

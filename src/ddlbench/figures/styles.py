@@ -8,12 +8,27 @@ from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from ddlbench.figures.families import family
-
 # Okabe and Ito's palette, readable for colour-blind people, without yellow: it is too pale on white paper.
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 DASHES: tuple[Any, ...] = ("-", (0, (4, 1.6)), (0, (1, 1.3)), (0, (7, 1.5, 1, 1.5)))
+
+
+# Where a panel has too many curves, each family of frameworks gets a panel of its own.
+FAMILIES = {
+    "data parallel": ("single", "ddp", "horovod", "local_sgd", "zero0"),
+    "sharded": ("fsdp", "zero1", "zero2", "zero3", "deepspeed"),
+    "tensor": ("tensor",),
+    "pipeline": ("gpipe", "1f1b", "interleaved", "zero_bubble", "pipedream", "pipedream_2bw"),
+    "hybrid": ("hybrid",),
+}
+OTHER = "other frameworks"
+_FAMILY = {framework: family for family, frameworks in FAMILIES.items() for framework in frameworks}
+
+
+def family(framework: str) -> str:
+    """The family of a framework; OTHER for names that this version does not know."""
+    return _FAMILY.get(framework, OTHER)
 
 
 @dataclass(frozen=True)
@@ -52,7 +67,11 @@ class Looks:
         taken: set[tuple[str, str, bool]] = set()
         looks: list[Look] = []
         for framework, name in curves:
-            look = _free(self.curves.get((framework, name), Look(self.colors.get(framework, PALETTE[0]), "o")), taken)
+            look = self.curves.get((framework, name), Look(self.colors.get(framework, PALETTE[0]), "o"))
+            colors = (look.color, *PALETTE)  # its own first
+            others = (replace(look, color=color, marker=m, filled=f) for color, (m, f) in product(colors, SHAPES))
+            free = (one for one in (look, *others) if (one.color, one.marker, one.filled) not in taken)
+            look = next(free, look)
             taken.add((look.color, look.marker, look.filled))
             looks.append(look)
         return looks
@@ -82,10 +101,3 @@ def looks_of(curves: Iterable[tuple[str, str]], kept: Looks | None = None) -> Lo
         seen[framework] = number + 1
         looks[framework, name] = Look(color, *shape, dashes=number % len(DASHES))
     return Looks(colors, looks)
-
-
-def _free(look: Look, taken: set[tuple[str, str, bool]]) -> Look:
-    """The look, or the next one that is not taken: of the same colour where there is one."""
-    others = (replace(look, color=color, marker=m, filled=f) for color, (m, f) in product(PALETTE, SHAPES))
-    same = (replace(look, marker=marker, filled=filled) for marker, filled in SHAPES)
-    return next((one for one in (look, *same, *others) if (one.color, one.marker, one.filled) not in taken), look)

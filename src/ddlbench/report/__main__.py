@@ -11,7 +11,7 @@ from typing import TextIO
 
 from ddlbench.errors import UserError
 from ddlbench.figures.figures import make_figures
-from ddlbench.figures.saving import save
+from ddlbench.figures.files import save
 from ddlbench.report.compare import SLOWER, UNDECIDED, versus
 from ddlbench.report.documents import write_documents, write_warnings
 from ddlbench.report.overview import summary_text
@@ -31,10 +31,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     try:
         if given.compare:
-            _refuse_others(given)
-            before, after = given.compare
-            return _compare(before, after, given.fail_if_slower)
-        out = given.out or _beside(_results(given))
+            return _compare(given)
+        results = _results(given)
+        if len(results) > 1 and not given.out:  # it would replace the first one's report
+            raise UserError(f"a report of {len(results)} results folders needs a folder of its own: give --out DIR")
+        out = given.out or results[0] / "report"
         targets = [target(text) for text in given.target]
         tables = only(_tables(given), given.only)
         page = write_report(tables, out, targets, given.baseline == "published", given.pdf)
@@ -42,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say(f"ddlbench.report: {printable(str(error))}", sys.stderr)
         return error.exit_code
     _warn(tables.warnings, "the report (tables/warnings.txt)")
-    _say(summary_text(tables.shown_rows), sys.stdout)
+    _say(summary_text(tables.measurements), sys.stdout)
     for line in filter(None, (tables.drift, tables.left_out)):
         _say(line, sys.stdout)
     _say(f"\nreport: {printable(str(page))}", sys.stdout)
@@ -65,25 +66,16 @@ def _results(given: argparse.Namespace) -> list[Path]:
     return given.results
 
 
-def _beside(results: Sequence[Path]) -> Path:
-    """The folder of a report that names none. UserError for several results: it would replace the first one's."""
-    if len(results) > 1:
-        raise UserError(f"a report of {len(results)} results folders needs a folder of its own: give --out DIR")
-    return results[0] / "report"
-
-
-def _refuse_others(given: argparse.Namespace) -> None:
-    """UserError for options of a report beside --compare: they would have no effect."""
+def _compare(given: argparse.Namespace) -> int:
+    """Print what changed between two sets of results; the exit code of the gate. UserError for options of a report,
+    which would have no effect."""
     options = {"RESULTS": given.results, "--by": given.by != FACTORS[0]}
     options |= {f"--{name}": getattr(given, name) for name in ("out", "only", "baseline", "pdf", "target", "predict")}
     useless = [name for name, value in options.items() if value]
     if useless:
         raise UserError(f"--compare makes no report: leave {', '.join(useless)} out")
-
-
-def _compare(before: Path, after: Path, limit: float | None) -> int:
-    """Print what changed between two sets of results; the exit code of the gate."""
-    comparison = versus(_measurements("before", before), _measurements("after", after), limit)
+    before, after = map(_measurements, ("before", "after"), given.compare)
+    comparison = versus(before, after, given.fail_if_slower)
     for line in comparison.lines:
         _say(line, sys.stdout)
     return comparison.exit_code
@@ -134,7 +126,7 @@ def write_report(
         for name, figure in drawing.figures.items():
             save(figures, name, figure, pdf)
         tables.write(out / "tables")
-        write_documents(tables.shown_rows, out / "tables")
+        write_documents(tables.measurements, out / "tables")
         write_targets(tables, targets, out / "tables")
         write_warnings(tables.warnings, out / "tables")
         page = out / "report.html"
@@ -170,19 +162,14 @@ def _parser() -> argparse.ArgumentParser:
         "python -m ddlbench.predict cluster=CLUSTER",
     )  # fmt: skip
     parser.add_argument(
-        "--compare",
-        nargs=2,
-        type=Path,
-        metavar=("BEFORE", "AFTER"),
+        "--compare", nargs=2, type=Path, metavar=("BEFORE", "AFTER"),
         help="instead of a report: what changed between two sets of results, in configuration, environment and time",
-    )
+    )  # fmt: skip
     parser.add_argument(
-        "--fail-if-slower",
-        type=share,
-        metavar="5%",
+        "--fail-if-slower", type=share, metavar="5%",
         help=f"with --compare: exit code {SLOWER} where a measurement is shown to be slower by more than this (5%% or "
         f"0.05) or no longer ends ok, {UNDECIDED} where n is too small to decide or a measurement is missing after",
-    )
+    )  # fmt: skip
     return parser
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from ddlbench.errors import UserError
-from ddlbench.figures.panels import devices, duration
 from ddlbench.results.rows import Row, group_by
+from ddlbench.results.tables.measurement import devices, duration
 from ddlbench.results.tables.merge import SEEN, AttemptRow, asked
 from ddlbench.results.tables.scaling import Point, representative
 from ddlbench.results.tables.stats import ratio_interval, verdict
@@ -61,38 +61,32 @@ def versus(before: Sequence[Group], after: Sequence[Group], limit: float | None 
     result = Versus([*_changes(pairs), "", "times (seconds a sample, medians; ratio after / before):"])
     for pair in pairs:
         _judge(result, pair, limit)
-    result.lines += [f"{_unpaired(where, group, left)}: {_name(group)}" for where, group in left]
+    for where, group in left:
+        several = any(_same_names(group) == _same_names(other) for elsewhere, other in left if elsewhere != where)
+        why = f"not paired in {where}, for several have these names" if several else f"only in {where}"
+        result.lines.append(f"{why}: {_name(group)}")
     if limit is not None:
         gone = [group for where, group in left if where == "before" and any(run.ok for run in group)]
         result.undecided += [f"nothing to compare with after: {_name(group)}" for group in gone]
-        result.lines += ["", *_gate(result, limit)]
+        percent = f"{100 * limit:g} %"
+        lines = [f"slower by more than {percent}: {text}" for text in result.slower] + result.undecided
+        lines = lines or [f"no measurement is shown to be slower by more than {percent}"]
+        lines += [f"not shown, and more repeats may show it: {text}" for text in result.possible]
+        result.lines += ["", *lines]
     return result
 
 
-def _unpaired(where: str, group: Group, left: Sequence[tuple[str, Group]]) -> str:
-    """Why a group has no counterpart: the other set has none, or several of the same names."""
-    names = _same_names(group)
-    several = any(names == _same_names(other) for elsewhere, other in left if elsewhere != where)
-    return f"not paired in {where}, for several have these names" if several else f"only in {where}"
-
-
 def _paired(before: Sequence[Group], after: Sequence[Group]) -> tuple[list[Pair], list[tuple[str, Group]]]:
+    """The pairs of groups whose key occurs once on each side, and the groups without a counterpart."""
     pairs: list[Pair] = []
     ones, twos = list(before), list(after)
     for key in (_same_environment, _same_request, _same_names, _same_on_other_nodes):
-        unique = list(_unique_pairs(ones, twos, key))
+        by_key, keys = group_by(twos, key), group_by(ones, key)
+        unique = [(one[0], by_key[name][0]) for name, one in keys.items() if len(one) == len(by_key.get(name, ())) == 1]
         pairs += unique
         used = {id(group) for pair in unique for group in pair}
         ones, twos = ([group for group in side if id(group) not in used] for side in (ones, twos))
     return pairs, [*(("before", group) for group in ones), *(("after", group) for group in twos)]
-
-
-def _unique_pairs(ones: Sequence[Group], twos: Sequence[Group], key: Callable[[Group], Any]) -> Iterator[Pair]:
-    """The pairs of groups whose key occurs once on each side."""
-    by_key = group_by(twos, key)
-    for name, groups in group_by(ones, key).items():
-        if len(groups) == len(by_key.get(name, ())) == 1:
-            yield groups[0], by_key[name][0]
 
 
 def _same_environment(group: Group) -> tuple[Any, ...]:
@@ -129,21 +123,17 @@ def _changes(pairs: Sequence[Pair]) -> list[str]:
 
 
 def _changed(one: AttemptRow, two: AttemptRow) -> Iterator[str]:
-    free = {"train.repeat", "train.global_batch", "train.batch_per_gpu", "cluster.notes"}
+    free = ("train.repeat", "train.global_batch", "train.batch_per_gpu", "cluster.notes")
     seen = ["nodes", *(name for name in SEEN if name != "environment_id")]
     parts: list[tuple[str, Row, Row]] = [
-        ("configuration", _without(one.options, free), _without(two.options, free)),
+        ("configuration", one.options, two.options),
         ("environment", one.environment | one.noted, two.environment | two.noted),
         ("seen", {name: one.row[name] for name in seen}, {name: two.row[name] for name in seen}),
     ]
     for part, old, new in parts:
         for key in sorted(old.keys() | new.keys()):
-            if old.get(key) != new.get(key):
+            if key not in free and old.get(key) != new.get(key):
                 yield f"{part}: {key}: {_value(old, key)} -> {_value(new, key)}"
-
-
-def _without(options: Row, keys: Iterable[str]) -> Row:
-    return {key: value for key, value in options.items() if key not in keys}
 
 
 def _value(values: Row, key: str) -> str:
@@ -166,7 +156,9 @@ def _judge(result: Versus, pair: Pair, limit: float | None) -> None:
         return
     ratio = two.sample_time_s / one.sample_time_s
     interval = ratio_interval(two.interval, one.interval) if one.interval and two.interval else None
-    counts = f"n={len(one.sample_times)} and n={len(two.sample_times)}{_failed(one, two)}"
+    before, after = (len(point.runs) - len(point.ok) for point in (one, two))
+    failed = f", {before} and {after} attempts failed" if before or after else ""
+    counts = f"n={len(one.sample_times)} and n={len(two.sample_times)}{failed}"
     said = verdict(interval, "slower", "faster", "no difference shown") if interval else ""
     bounds = f"{said}, {interval.low:.3f} to {interval.high:.3f}" if interval else "too few for an interval"
     times = f"{duration(one.sample_time_s)} -> {duration(two.sample_time_s)}"
@@ -179,19 +171,6 @@ def _judge(result: Versus, pair: Pair, limit: float | None) -> None:
         result.slower.append(f"{name}: at least {interval.low:.3f} times the time")
     elif interval.high > 1 + limit:
         result.possible.append(f"{name}: up to {interval.high:.3f} times the time")
-
-
-def _failed(one: Point, two: Point) -> str:
-    """ ", 0 and 2 attempts failed"; empty where none did."""
-    before, after = (len(point.runs) - len(point.ok) for point in (one, two))
-    return f", {before} and {after} attempts failed" if before or after else ""
-
-
-def _gate(result: Versus, limit: float) -> list[str]:
-    percent = f"{100 * limit:g} %"
-    lines = [f"slower by more than {percent}: {text}" for text in result.slower] + result.undecided
-    lines = lines or [f"no measurement is shown to be slower by more than {percent}"]
-    return lines + [f"not shown, and more repeats may show it: {text}" for text in result.possible]
 
 
 def _status(group: Group) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ddlbench.report.overview import LEFT, MEASURED, SETTINGS, notes, overview_cells, ratio_columns
-from ddlbench.results.rows import Row
+from ddlbench.results.tables.measurement import Measurement
 
 _LATEX = {
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "_": r"\_", "%": r"\%",
@@ -16,8 +16,8 @@ _LATEX = {
 _MARKDOWN = "\\`*_{}[]<>#|$~!&="
 
 
-def write_documents(rows: Sequence[Row], folder: Path) -> None:
-    """summary.md and summary.tex. rows: `Tables.shown_rows`"""
+def write_documents(rows: Sequence[Measurement], folder: Path) -> None:
+    """summary.md and summary.tex."""
     headers, lines = overview_cells(rows, MEASURED | ratio_columns(rows) | SETTINGS)
     (folder / "summary.md").write_text(markdown(headers, lines, notes(rows)), encoding="utf-8")
     (folder / "summary.tex").write_text(latex(headers, lines, notes(rows)), encoding="utf-8")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
@@ -11,24 +11,13 @@ from typing import Any
 
 import jinja2
 
-from ddlbench.figures.embedded import pictures
 from ddlbench.figures.figures import Drawing
+from ddlbench.figures.files import pictures
 from ddlbench.record.schema import CLOCKS, EPOCHS, RANKS, RUNS, SCALING, Column
-from ddlbench.report.best import best
-from ddlbench.report.overview import (
-    LEFT,
-    MEASURED,
-    PREDICTED,
-    SETTINGS,
-    base_lines,
-    less_memory,
-    notes,
-    overview_cells,
-    ratio_columns,
-)
-from ddlbench.report.verdicts import comparisons
+from ddlbench.report import overview
+from ddlbench.report.fastest import best, comparisons
 from ddlbench.results.rows import Row, group_by
-from ddlbench.results.tables.labels import marked
+from ddlbench.results.tables.measurement import Measurement, model_names
 from ddlbench.results.tables.tables import Tables, records
 from ddlbench.texts import first_few, shortened
 
@@ -40,28 +29,19 @@ LONGEST_REASON = 4 * LONGEST_CELL  # of a failure; also of a warning or a note
 MADE_WITH = ("device_model", "nodes", "torch", "cuda", "cudnn", "nccl", "driver", "python", "git_commit", "git_dirty")
 DATASET = ("data", "dataset_hash", "dataset_train_samples", "dataset_val_samples")
 EXPLAINED = (
-    "epoch_time_s",
-    "throughput_samples_per_s",
-    "tokens_per_s",
-    "validation_time_s",
-    "startup_s",
-    "first_step_s",
-    "data_wait_share",
-    "straggler_wait_s",
-    "val_top1",
-    "val_perplexity_token",
-    "memory_allocated_peak_bytes",
-    "memory_host_peak_bytes",
-    "mfu",
-)
+    "epoch_time_s", "throughput_samples_per_s", "tokens_per_s", "validation_time_s", "startup_s", "first_step_s",
+    "data_wait_share", "straggler_wait_s", "val_top1", "val_perplexity_token", "memory_allocated_peak_bytes",
+    "memory_host_peak_bytes", "mfu",
+)  # fmt: skip
 
 
 def render(tables: Tables, drawing: Drawing, folder: Path) -> str:
     """The page with the figures, which are files in `folder`."""
-    runs, scaling = marked(tables.run_rows), tables.shown_rows
-    shown = MEASURED | ratio_columns(scaling) | PREDICTED | SETTINGS
-    headers, lines = overview_cells(scaling[:ROWS_SHOWN], shown)
+    runs, scaling = tables.run_rows, tables.measurements
+    shown = overview.MEASURED | overview.ratio_columns(scaling) | overview.PREDICTED | overview.SETTINGS
+    headers, lines = overview.overview_cells(scaling[:ROWS_SHOWN], shown)
     paragraphs, more = best(scaling)
+    names = model_names(runs)
     failed = [run for run in runs if run["status"] != "ok"]
     loader = jinja2.PackageLoader("ddlbench.report", ".")
     environment = jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
@@ -70,19 +50,21 @@ def render(tables: Tables, drawing: Drawing, folder: Path) -> str:
         attempts=len(runs),
         ok=len(runs) - len(failed),
         headers=headers,
-        left=LEFT,
+        left=overview.LEFT,
         paragraphs=paragraphs,
         more_paragraphs=more,
         lines=[(row["status"], cells) for row, cells in zip(scaling, lines, strict=False)],
         measurements=len(scaling),
-        notes=first([*base_lines(scaling), *notes(scaling), *([tables.drift] if tables.drift else [])]),
+        notes=first(
+            [*overview.base_lines(scaling), *overview.notes(scaling), *([tables.drift] if tables.drift else [])]
+        ),
         left_out=tables.left_out,
         cautions=first([*tables.warnings, *cautions(runs, scaling)]),
         more_warnings=len(tables.warnings) > LINES_SHOWN,
         pictures=pictures(drawing.figures, folder),
         folded=first(drawing.notes),
         comparisons=first(comparisons(scaling)),
-        failures=[_failure(run) for run in failed[:ROWS_SHOWN]],
+        failures=[_failure(run, names) for run in failed[:ROWS_SHOWN]],
         failed=len(failed),
         explained=[column for column in RUNS if column.name in EXPLAINED],
         over_ranks=RANKS,
@@ -90,16 +72,17 @@ def render(tables: Tables, drawing: Drawing, folder: Path) -> str:
         versions=counted(runs, MADE_WITH),
         datasets=counted(runs, DATASET),
         tables={
-            "Scaling": grid(SCALING, tables.measurement_rows),
-            "Runs": grid(RUNS, tables.run_rows),
+            "Scaling": grid(SCALING, [row.row for row in scaling]),
+            "Runs": grid(RUNS, runs),
             "Epochs": grid(EPOCHS, records(tables.epochs.head(ROWS_SHOWN)), len(tables.epochs)),
         },
     )
 
 
-def _failure(run: Row) -> Row:
-    remedy = f" (try {less_memory(run)})" if run["status"] == "oom" else ""
-    return run | {"reason": shortened(run["reason"] or "", LONGEST_REASON) + remedy}
+def _failure(run: Row, names: Mapping[tuple[str | None, str | None], str]) -> Row:
+    remedy = f" (try {overview.less_memory(run['mode'], run['micro_batch'])})" if run["status"] == "oom" else ""
+    model = names.get((run["model"], run["model_changed"]), run["model"])
+    return run | {"model": model, "reason": shortened(run["reason"] or "", LONGEST_REASON) + remedy}
 
 
 def first(lines: Sequence[str]) -> list[str]:
@@ -107,12 +90,12 @@ def first(lines: Sequence[str]) -> list[str]:
     return first_few(lines, LINES_SHOWN, text=partial(shortened, longest=LONGEST_REASON))
 
 
-def cautions(runs: Sequence[Row], scaling: Sequence[Row]) -> list[str]:
+def cautions(runs: Sequence[Row], scaling: Sequence[Measurement]) -> list[str]:
     """Warnings about the trustworthiness of the numbers."""
     dirty = sum(bool(run["git_dirty"]) for run in runs)
     warnings = [f"{dirty} attempt(s) ran with uncommitted changes of ddlbench's code"] if dirty else []
     for row in scaling:
-        name = f"{row['framework']}, {row['model']}, {row['gpus']} GPUs"
+        name = f"{row['framework']}, {row.model}, {row['gpus']} GPUs"
         if row["allocator_retries"]:
             warnings.append(f"{name}: {row['allocator_retries']} allocator retries made the timing unreliable")
     return list(dict.fromkeys(warnings))

@@ -16,15 +16,15 @@ from ddlbench.config import options, schema
 from ddlbench.config.choices import choices
 from ddlbench.config.schema import GROUPS, SECTIONS, Config, Options
 from ddlbench.errors import RunError, Unsupported, UserError
-from ddlbench.figures.panels import devices, duration
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured.inputs import machine_of
 from ddlbench.oracle.measured.runs import Results
 from ddlbench.oracle.predictor import Inputs, Prediction, predict
 from ddlbench.record.schema import SCALING
 from ddlbench.results.reading.attempts import Attempt, Records, why
-from ddlbench.results.rows import Row, group_by
-from ddlbench.results.tables.tables import Tables, frame, records
+from ddlbench.results.rows import Row
+from ddlbench.results.tables.measurement import devices, duration
+from ddlbench.results.tables.tables import Tables, frame
 
 # Relative error from which a row has a flag: ParaDL's average error for its least accurate strategy (channels).
 FAR_OFF = 0.26
@@ -46,7 +46,8 @@ class Campaign:
         attempt = self.attempts[run["path"]]
         self._check_place(row, attempt.record)
         config = configuration_of(attempt.record["config"])
-        results = Results(attempt.path.parents[1], self._bases(run))
+        alike = [base for base in self.runs if base["gpus"] == 1 and all(base[name] == run[name] for name in ALIKE)]
+        results = Results(attempt.path.parents[1], [self.attempts[base["path"]] for base in alike])
         inputs = Inputs(self.machine, lambda asked, _: results.computation(asked, self.machine))
         prediction = predict(config, config.framework, row["gpus"], inputs)
         if prediction.status != "ok":
@@ -66,24 +67,17 @@ class Campaign:
         if row["gpus"] != machine.per_node(row["gpus"]) * row["nodes"]:
             raise Unsupported(f"{row['nodes']} nodes of cluster {machine.name} have another number of devices")
 
-    def _bases(self, run: Row) -> list[Attempt]:
-        """Runs on one device under the conditions of the predicted run."""
-        bases = [base for base in self.runs if base["gpus"] == 1 and all(base[name] == run[name] for name in ALIKE)]
-        return [self.attempts[base["path"]] for base in bases]
-
 
 def with_predictions(tables: Tables, results: Records, cluster: str) -> Tables:
     """The tables with predicted_* columns, and a warning for each row that is far off or cannot be predicted. UserError
     for an unknown cluster."""
-    runs = records(tables.runs)
-    campaign = Campaign(machine_of(cluster), {attempt.name: attempt for attempt in results.attempts}, runs)
-    repeats = group_by((run for run in runs if run["status"] == "ok"), lambda run: run["measurement"])
+    campaign = Campaign(machine_of(cluster), {attempt.name: attempt for attempt in results.attempts}, tables.run_rows)
     rows, missing = list[Row](), list[tuple[str, str]]()
-    for row in records(tables.scaling):
+    for measurement in tables.measurements:
+        row = measurement.row
         if row["status"] == "ok" and row["mode"] == "train" and (row["gpus"] or 1) > 1 and row["sample_time_s"]:
             try:
-                prediction = campaign.predict(row, repeats[row["measurement"]][0])
-                row |= cells(row, prediction)
+                row = row | cells(row, campaign.predict(row, measurement.runs[0]))
             except Exception as error:  # whatever one record holds, the others are predicted
                 text = str(error) if isinstance(error, RunError) else f"its record cannot be used ({why(error)})"
                 missing.append((" ".join(text.split()), name(row)))
@@ -98,7 +92,9 @@ def with_predictions(tables: Tables, results: Records, cluster: str) -> Tables:
 def cells(row: Row, prediction: Prediction) -> Row:
     """The predicted_* columns. The error leaves out the time that ranks wait for data, which is not predicted."""
     assert prediction.step_s is not None
+    assert prediction.memory_bytes is not None
     sample_s = prediction.step_s / row["global_batch"]
+    memory, allocated = round(prediction.memory_bytes), row["memory_allocated_peak_bytes"]  # none on the CPU
     measured_s = row["sample_time_s"] * (1 - (row["data_wait_share"] or 0.0))
     columns: Row = {
         "predicted_step_s": prediction.step_s,
@@ -107,21 +103,11 @@ def cells(row: Row, prediction: Prediction) -> Row:
         "predicted_comm_exposed_s": prediction.comm_exposed_s,
         "predicted_bubble_s": prediction.bubble_s,
         "predicted_error": (sample_s - measured_s) / measured_s,
-        **memory_cells(row, prediction),
+        "predicted_memory_bytes": memory,
+        "predicted_memory_error": (memory - allocated) / allocated if allocated else None,
         "predicted_from": "; ".join((prediction.basis or "", *prediction.marks)),
     }
     return columns | {"predicted_flag": flag(row | columns, measured_s * row["global_batch"])}
-
-
-def memory_cells(row: Row, prediction: Prediction) -> Row:
-    """Bytes of the fullest rank, and the error against the allocator's measured peak, which does not exist on the
-    CPU."""
-    assert prediction.memory_bytes is not None
-    bytes_, measured = round(prediction.memory_bytes), row["memory_allocated_peak_bytes"]
-    return {
-        "predicted_memory_bytes": bytes_,
-        "predicted_memory_error": (bytes_ - measured) / measured if measured else None,
-    }
 
 
 def flag(row: Row, measured_s: float) -> str | None:

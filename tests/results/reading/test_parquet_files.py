@@ -12,8 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from ddlbench.record.epoch_files import EpochFiles
-from ddlbench.results.reading.attempts import read_all
-from ddlbench.results.reading.parquet_files import FILES, damaged
+from ddlbench.results.reading.attempts import PARQUET, damaged_parquet, read_all
 from ddlbench.results.tables.tables import make_tables
 from tests.support.records import write_run
 
@@ -47,12 +46,12 @@ def two_runs(results: Path) -> Path:
     """Two attempts with their files; the folder of the first."""
     for repeat in (1, 0):
         folder = write_run(results, repeat=repeat)
-        for name in FILES:
+        for name in PARQUET:
             pq.write_table(TABLE, folder / name)
     return folder
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", PARQUET)
 @pytest.mark.parametrize("kind", DAMAGES)
 def test_a_damaged_file_is_named_and_all_runs_are_reported(tmp_path: Path, name: str, kind: str) -> None:
     damage, said = DAMAGES[kind]
@@ -77,10 +76,10 @@ def test_of_a_run_that_was_killed_the_damaged_epoch_is_named_and_the_others_stay
     files = EpochFiles(tmp_path / "steps.parquet", TABLE.schema)
     for epoch in range(3):
         files.append(epoch, [TABLE])
-    assert damaged(tmp_path) == []
+    assert damaged_parquet(tmp_path) == []
     second = tmp_path / "steps.parquet" / "epoch-000001.parquet"
     truncated(second)
-    (warning,) = damaged(tmp_path)
+    (warning,) = damaged_parquet(tmp_path)
     assert warning.startswith(f"{second} cannot be read ({MAGIC}")
     with pytest.raises(OSError, match=r"epoch-000001.parquet is damaged"):
         files.close()
@@ -91,5 +90,5 @@ def test_of_a_run_that_was_killed_the_damaged_epoch_is_named_and_the_others_stay
 
 
 def test_an_attempt_without_these_files_has_nothing_to_warn_of(tmp_path: Path) -> None:
-    assert damaged(write_run(tmp_path)) == []
-    assert damaged(tmp_path / "nowhere") == []
+    assert damaged_parquet(write_run(tmp_path)) == []
+    assert damaged_parquet(tmp_path / "nowhere") == []

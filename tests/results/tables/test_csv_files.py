@@ -10,8 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from ddlbench.results.reading.attempts import read_all
-from ddlbench.results.tables.csv_files import write_csv
-from ddlbench.results.tables.tables import make_tables
+from ddlbench.results.tables.tables import make_tables, write_csv
 from tests.support.records import write_run
 
 

@@ -9,6 +9,7 @@ from ddlbench.report.overview import summary_text
 from ddlbench.report.page import render
 from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.tables.marks import explained, of_run
+from ddlbench.results.tables.measurement import Measurement
 from ddlbench.results.tables.tables import make_tables, records
 from tests.support.records import write_run
 
@@ -49,7 +50,7 @@ LINES = (
 
 
 def test_the_terminal_marks_the_row_and_explains_below(tmp_path):
-    text = summary_text(tables_of(tmp_path).shown_rows)
+    text = summary_text(tables_of(tmp_path).measurements)
     lines = [line.split() for line in text.splitlines()]
     n = lines[0].index("n")
     assert lines[0][n + 1] == "!"
@@ -71,7 +72,7 @@ def test_the_page_has_both_too(tmp_path):
 
 
 def test_many_different_marks_are_counted():
-    rows = [{"marks": f"straggler rank {n} (1 of 1)"} for n in range(25)]
+    rows = [Measurement({"marks": f"straggler rank {n} (1 of 1)"}, mark=f"!{n + 1}") for n in range(25)]
     lines = explained(rows)
     assert lines[19:21] == ["!20 straggler rank 19 (1 of 1)", "and 5 more: see marks in scaling.csv"]
     assert lines[21].startswith("straggler: its own step")
@@ -82,7 +83,7 @@ def test_it_is_said_which_straggler_could_not_be_found(tmp_path):
     makes no other wait."""
 
     def remarks():
-        lines = summary_text(make_tables(read_all([tmp_path])).shown_rows).splitlines()
+        lines = summary_text(make_tables(read_all([tmp_path])).measurements).splitlines()
         return [line for line in lines if line.startswith("stragglers")]
 
     write_run(tmp_path, gpus=1)

@@ -16,8 +16,8 @@ from ddlbench.figures.panels import panels
 from ddlbench.measure.devices.usage import Usage
 from ddlbench.record.record import run_id
 from ddlbench.report.__main__ import main as report
+from ddlbench.report.fastest import comparisons
 from ddlbench.report.overview import summary_text
-from ddlbench.report.verdicts import comparisons
 from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.tables.tables import Tables, make_tables, records
 from ddlbench.run.scenarios.loading import over_ranks
@@ -131,18 +131,18 @@ def test_training_beside_it_is_another_comparison(ddlbench, tmp_path: Path) -> N
     assert len({row["comparison"] for row in rows.values()}) == 2
     assert [rows["train"][name] for name in NEW] == [None, None]
     assert [row["speedup_vs_own_base"] for row in rows.values()] == [1, 1]
-    assert comparisons(list(rows.values())) == []
-    header, _, *lines = summary_text(made.shown_rows).splitlines()
+    assert comparisons(made.measurements) == []
+    header, _, *lines = summary_text(made.measurements).splitlines()
     assert "mode" in header.split()
     assert [line.split()[3] for line in lines[:2]].count("loader") == 1
-    modes = {panel.lines[1].rpartition(", ")[2] for panel in panels(records(made.scaling), records(made.runs))}
+    modes = {panel.lines[1].rpartition(", ")[2] for panel in panels(made.measurements)}
     assert modes == {"train", "loader"}
     assert report([str(tmp_path / "results")]) == 0
 
 
 def test_the_table_of_training_has_no_column_for_it(tmp_path: Path) -> None:
     write_run(tmp_path / "results")
-    assert "mode" not in summary_text(tables(tmp_path).shown_rows).splitlines()[0].split()
+    assert "mode" not in summary_text(tables(tmp_path).measurements).splitlines()[0].split()
 
 
 def test_several_ranks_read_each_their_share(tmp_path: Path) -> None:

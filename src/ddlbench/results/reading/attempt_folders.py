@@ -56,16 +56,14 @@ def _entries(folder: Path, result: Search) -> tuple[list[Path], list[Path]]:
     except OSError as error:
         result.unreadable[folder] = error.strerror or str(error)
         return [], []
-    followed = [path for path in links if _leads_to_a_folder(path, result)]
+    followed: list[Path] = []
+    for link in links:
+        try:
+            if stat.S_ISDIR(link.stat().st_mode):
+                followed.append(link)
+        except OSError as error:
+            result.unreadable[link] = error.strerror or str(error)
     others = {folder / entry.name for entry in entries if ATTEMPT.fullmatch(entry.name)} - {*within, *followed}
     for path in sorted(others - result.unreadable.keys()):
         result.unreadable[path] = "it is not a folder"
     return within, followed
-
-
-def _leads_to_a_folder(link: Path, result: Search) -> bool:
-    try:
-        return stat.S_ISDIR(link.stat().st_mode)
-    except OSError as error:
-        result.unreadable[link] = error.strerror or str(error)
-        return False

@@ -4,25 +4,40 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from errno import ELOOP
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from pyarrow.parquet import read_metadata
+
 from ddlbench.errors import UserError
-from ddlbench.foreign import Object, TooLargeError, parse, read_bytes
+from ddlbench.foreign import ForeignError, NotRegularError, Object, TooLargeError, parse, read_bytes
 from ddlbench.record.schema import READ_VERSIONS, SCHEMA_VERSION
 from ddlbench.results.reading.attempt_folders import search
 from ddlbench.results.reading.epoch_lines import lines_of
 from ddlbench.results.reading.gone import find_gone
-from ddlbench.results.reading.left_out import of_error, of_reason, of_version
-from ddlbench.texts import printable, shortened
+from ddlbench.results.reading.left_out import (
+    CIRCLE,
+    NEWER,
+    NO_RUN,
+    NOT_FOLLOWED,
+    NOT_REGULAR,
+    OLDER,
+    TOO_LARGE,
+    UNREADABLE,
+)
+from ddlbench.texts import digest, printable, shortened
 
 READS = " and ".join(map(str, READ_VERSIONS))
 MOST_LINES = 200_000  # of epochs.jsonl: each becomes a row, however short it is
 REASON = 300  # letters of a reason: an error may quote what it cannot read
+PARQUET = ("steps.parquet", "ranks.parquet")
+PARQUET_REASON = 200  # letters
 
 
 @dataclass(frozen=True)
@@ -46,6 +61,17 @@ class Attempt:
     def name(self) -> str:
         """The folder, as it can be printed."""
         return printable(str(self.path))
+
+    @property
+    def identity(self) -> Hashable:
+        """Equal for copies of one attempt: a hash of run_id, attempt and start. An unreadable record has its path
+        instead; a record without a start is compared completely."""
+        record = self.record
+        if record["status"] == "unreadable":
+            return self.path
+        times = record.get("times")
+        start = times.get("start") if isinstance(times, dict) else None
+        return digest([record.get("run_id"), record.get("attempt"), start] if start else [record, self.epochs])
 
     @property
     def epochs(self) -> list[Object]:
@@ -83,7 +109,12 @@ class Records:
 def read_all(folders: Sequence[Path]) -> Records:
     """Every attempt below the folders; none is read yet. UserError where there is none."""
     for folder in folders:
-        _listable(folder)
+        try:
+            os.scandir(folder).close()
+        except (FileNotFoundError, NotADirectoryError):
+            raise UserError(f"{folder} is not a folder: give the results_dir of your runs") from None
+        except OSError as error:
+            raise UserError(f"{folder} cannot be read ({error.strerror}): ask the owner for access") from error
     result = search(folders)
     attempts = set(result.attempts.values())  # a folder of an attempt is reported with the attempt
     reasons = {path: why for path, why in result.unreadable.items() if attempts.isdisjoint((path, path.parent))}
@@ -96,16 +127,8 @@ def read_all(folders: Sequence[Path]) -> Records:
             f"python -m ddlbench +framework=ddp +model=resnet50 results_dir={folders[0]}, then report again"
         )
     ordered = [result.attempts[place] for place in sorted(result.attempts)]
-    return Records(ordered, closed, tuple(map(of_reason, reasons.values())))
-
-
-def _listable(folder: Path) -> None:
-    try:
-        os.scandir(folder).close()
-    except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f"{folder} is not a folder: give the results_dir of your runs") from None
-    except OSError as error:
-        raise UserError(f"{folder} cannot be read ({error.strerror}): ask the owner for access") from error
+    kinds = (CIRCLE if reason == os.strerror(ELOOP) else NOT_FOLLOWED for reason in reasons.values())
+    return Records(ordered, closed, tuple(kinds))
 
 
 def read(path: Path) -> Attempt:
@@ -113,26 +136,34 @@ def read(path: Path) -> Attempt:
     try:
         record = parse(read_bytes(path / "run.json"))
     except Exception as error:  # whatever one record holds, the others are reported
-        return unreadable(path, f"run.json cannot be read ({why(error)})", kind=of_error(error))
+        return unreadable(path, f"run.json cannot be read ({why(error)})", kind=_kind(error))
     version = record.get("schema_version")
     if type(version) is not int or version not in READ_VERSIONS:  # True equals 1
-        number = version if type(version) is int else None
-        return unreadable(path, _refusal(version), number, of_version(version))
+        return _of_other_version(path, version)
     if not isinstance(record.get("status"), str):
-        return unreadable(path, "run.json has no status", version, "not JSON of a run")
+        return unreadable(path, "run.json has no status", version, NO_RUN)
     return Attempt(path, record) if record["status"] != "running" else _without_end(path, record)
 
 
-def _refusal(version: Any) -> str:
-    """Why a record of another version is not read, and what to do about it."""
-    remedy = "run again, or report with the version of ddlbench that wrote it"
-    if type(version) is int:
-        newer = version > SCHEMA_VERSION
-        remedy = "it is newer: update ddlbench to report it" if newer else f"it is older: {remedy}"
-    return f"schema_version {shortened(str(version), 40)} is refused, this ddlbench reads {READS}: {remedy}"
+def _kind(error: Exception) -> str:
+    """The kind of a file that could not be read, as left_out.py counts it."""
+    kinds = ((NotRegularError, NOT_REGULAR), (TooLargeError, TOO_LARGE), (ForeignError, NO_RUN))
+    circle = isinstance(error, OSError) and error.errno == ELOOP
+    return next((kind for type_, kind in kinds if isinstance(error, type_)), CIRCLE if circle else UNREADABLE)
 
 
-def unreadable(path: Path, reason: str, version: Any = None, kind: str = "unreadable") -> Attempt:
+def _of_other_version(path: Path, version: Any) -> Attempt:
+    """An attempt of a version that is not read; the reason says what to do about it."""
+    number, kind, remedy = None, NO_RUN, "run again, or report with the version of ddlbench that wrote it"
+    if type(version) is int and version > SCHEMA_VERSION:
+        number, kind, remedy = version, NEWER, "it is newer: update ddlbench to report it"
+    elif type(version) is int:
+        number, kind, remedy = version, OLDER, f"it is older: {remedy}"
+    refused = f"schema_version {shortened(str(version), 40)} is refused, this ddlbench reads {READS}"
+    return unreadable(path, f"{refused}: {remedy}", number, kind)
+
+
+def unreadable(path: Path, reason: str, version: Any = None, kind: str = UNREADABLE) -> Attempt:
     """An attempt whose record cannot be used. kind: of left_out.py"""
     number = re.fullmatch(r"attempt-([0-9]{1,9})", path.name)
     record = {
@@ -158,6 +189,27 @@ def _without_end(path: Path, record: Object) -> Attempt:
     if again.get("status") != "running":
         return read(path)
     return Attempt(path, record | {"status": "killed", "reason": gone.reason}, has_end=False)
+
+
+def damaged_parquet(attempt: Path) -> list[str]:
+    """A warning for each incomplete Parquet file of an attempt, of which no table is made here: who opens them later is
+    warned. Only the footers are read. A run that has not ended, or was killed, has a folder with a file for each epoch.
+    """
+    warnings: list[str] = []
+    for path in (attempt / name for name in PARQUET):
+        folder = os.path.isdir(path)  # noqa: PTH112  # False where it may not be looked at, unlike Path.is_dir
+        for file in sorted(path.glob("epoch-*.parquet")) if folder else [path] if os.path.lexists(path) else []:
+            reason = None
+            try:
+                if stat.S_ISREG(file.stat().st_mode):  # before it is opened: a pipe would wait for its writer
+                    read_metadata(file)
+                else:
+                    reason = "it is not a regular file"
+            except (OSError, ValueError) as error:
+                reason = getattr(error, "strerror", None) or shortened(printable(str(error).strip()), PARQUET_REASON)
+            if reason is not None:
+                warnings.append(f"{printable(str(file))} cannot be read ({reason})")
+    return warnings
 
 
 def why(error: Exception) -> str:

@@ -17,13 +17,17 @@ SHOWN = 3  # cells left out that one warning names
 
 _BY_STAGE = ("memory_allocated_by_stage_bytes", "memory_host_by_stage_bytes")
 _TEXTS = ("reason", "hosts", "framework_facts", "loader_facts", "throttle_reasons", "marks", *_BY_STAGE)
+_NOTHING: tuple[Any, ...] = (None, {}, [])
 _NOUNS = {"int": "a whole number of 64 bits", "float": "a finite number", "bool": "true or false"}
 
 
 def fit(value: Any, column: Column, left_out: list[str]) -> Any:
     """The cell, or None with a note in `left_out` if the value does not fit the column."""
-    fitting = cell(value, column.kind)
-    reason = _misfit(value, fitting, column)
+    fitting, reason = cell(value, column.kind), None
+    if fitting is None:
+        reason = None if value in _NOTHING else f"not {_NOUNS[column.kind]}"
+    elif column.range and not column.range[0] <= fitting <= column.range[1]:
+        reason = f"must lie in {column.allowed}"
     if reason:
         left_out.append(f"{column.name} = {shortened(json.dumps(value), 40)} ({reason})")
         return None
@@ -37,45 +41,24 @@ def in_one_line(left_out: Sequence[str]) -> str:
     return f"left out of the tables: {', '.join(first_few(left_out, SHOWN))}"
 
 
-def _misfit(value: Any, fitting: Any, column: Column) -> str | None:
-    if value is None or value == {} or value == []:
-        return None
-    if fitting is None:
-        return f"not {_NOUNS[column.kind]}"
-    if column.range and not column.range[0] <= fitting <= column.range[1]:
-        return f"must lie in {column.allowed}"
-    return None
-
-
 def cell(value: Any, kind: str) -> Any:
     """A value of JSON as a table's cell; None, never 0, if it does not fit the column."""
-    if value is None or value == {} or value == []:
+    if value in _NOTHING:
         return None
     if kind == "text":
-        return shortened(_text(value), LONGEST_TEXT)
+        if isinstance(value, list):
+            text = " ".join(str(item) for item in cast(list[Any], value))
+        else:
+            text = json.dumps(value, sort_keys=True) if isinstance(value, dict) else str(value)
+        return shortened(text, LONGEST_TEXT)
     if kind == "bool":
         return value if isinstance(value, bool) else None
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return _integer(value) if kind == "int" else _finite(value)
-
-
-def _finite(value: float) -> float | None:
     try:
         number = float(value)
     except OverflowError:  # an int beyond the largest float
         return None
-    return number if math.isfinite(number) else None
-
-
-def _integer(value: float) -> int | None:
-    """The value as an integer of 64 bits, or None."""
-    if _finite(value) is None or value != int(value) or abs(int(value)) > LARGEST_INT:
-        return None
-    return int(value)
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, list):
-        return " ".join(str(item) for item in cast(list[Any], value))
-    return json.dumps(value, sort_keys=True) if isinstance(value, dict) else str(value)
+    if kind == "float" or not math.isfinite(number):
+        return number if math.isfinite(number) else None
+    return int(value) if value == int(value) and abs(int(value)) <= LARGEST_INT else None

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
 
 from ddlbench.results.rows import Row
@@ -16,10 +17,6 @@ Rule = Callable[..., Any]  # of the values of some columns, a list each
 
 def _ratio(above: list[float], below: list[float]) -> float:
     return sum(above) / sum(below)
-
-
-def _last(values: list[float]) -> float:
-    return values[-1]
 
 
 PEAKS = (
@@ -42,7 +39,7 @@ MEASURED: dict[str, tuple[Rule, tuple[str, ...]]] = {
 }
 # Computed from all epochs of the attempt:
 LAST: dict[str, tuple[Rule, tuple[str, ...]]] = {
-    name: (_last, (name,))
+    name: (itemgetter(-1), (name,))
     for name in (
         "train_loss", "val_loss", "val_top1", "val_top5", "val_perplexity_token", "val_perplexity_word", "val_samples",
     )

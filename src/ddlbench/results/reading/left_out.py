@@ -2,65 +2,40 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterable
-from errno import ELOOP
-from typing import Any
 
-from ddlbench.foreign import ForeignError, NotRegularError, TooLargeError
-from ddlbench.record.schema import SCHEMA_VERSION
-
+UNREADABLE = "unreadable"
+NO_RUN = "not JSON of a run"
+NOT_REGULAR = "no regular file"
+TOO_LARGE = "too large"
 CIRCLE = "a link in a circle"
-BROKEN_EPOCHS = "epochs.jsonl that cannot be read whole"
+NEWER = "of a newer schema"
+OLDER = "of an older schema"
+NOT_FOLLOWED = "folder or link that cannot be followed"
+COPY = "copy"
 NO_CONFIGURATION = "without a configuration"
 NO_RATE = "ended ok without a rate"
-# The kinds in the order of the line: each for one and for several.
-KINDS = {
-    "unreadable": "unreadable",
-    "not JSON of a run": "not JSON of a run",
-    "no regular file": "no regular files",
-    "too large": "too large",
+RUNNING = "still running or killed"
+BROKEN_EPOCHS = "epochs.jsonl that cannot be read whole"
+SHARED_GPU = "of ranks that shared a GPU"
+# The kinds in the order of the line.
+KINDS = (
+    UNREADABLE, NO_RUN, NOT_REGULAR, TOO_LARGE, CIRCLE, NEWER, OLDER, NOT_FOLLOWED, COPY, NO_CONFIGURATION, NO_RATE,
+    RUNNING, BROKEN_EPOCHS, SHARED_GPU,
+)  # fmt: skip
+SEVERAL = {
+    NOT_REGULAR: "no regular files",
     CIRCLE: "links in circles",
-    "of a newer schema": "of a newer schema",
-    "of an older schema": "of an older schema",
-    "folder or link that cannot be followed": "folders or links that cannot be followed",
-    "copy": "copies",
-    NO_CONFIGURATION: NO_CONFIGURATION,
-    NO_RATE: NO_RATE,
-    "still running or killed": "still running or killed",
-    BROKEN_EPOCHS: BROKEN_EPOCHS,
-    "of ranks that shared a GPU": "of ranks that shared a GPU",
+    NOT_FOLLOWED: "folders or links that cannot be followed",
+    COPY: "copies",
 }
 
 
 def line(kinds: Iterable[str]) -> str | None:
     """ "left out: 3 unreadable, 1 of a newer schema, 2 copies"; None if nothing is left out."""
     counts = Counter(kinds)
-    parts = [f"{counts[one]} {one if counts[one] == 1 else several}" for one, several in KINDS.items() if counts[one]]
+    parts = [
+        f"{counts[kind]} {kind if counts[kind] == 1 else SEVERAL.get(kind, kind)}" for kind in KINDS if counts[kind]
+    ]
     return f"left out: {', '.join(parts)}" if parts else None
-
-
-def of_error(error: Exception) -> str:
-    """The kind of a file that could not be read."""
-    if isinstance(error, NotRegularError):
-        return "no regular file"
-    if isinstance(error, TooLargeError):
-        return "too large"
-    if isinstance(error, ForeignError):
-        return "not JSON of a run"
-    if isinstance(error, OSError):
-        return CIRCLE if error.errno == ELOOP else "unreadable"
-    return "unreadable"
-
-
-def of_version(version: Any) -> str:
-    """The kind of a record whose schema version is not read."""
-    if type(version) is not int:
-        return "not JSON of a run"
-    return "of a newer schema" if version > SCHEMA_VERSION else "of an older schema"
-
-
-def of_reason(reason: str) -> str:
-    """The kind of a folder or link that the search could not follow."""
-    return CIRCLE if reason == os.strerror(ELOOP) else "folder or link that cannot be followed"

@@ -30,18 +30,12 @@ def merged_windows(runs: Sequence[Row]) -> Row:
         return {"profile_windows": 0}
     window_s = sum(run["profile_window_s"] for run in profiled)
     steps = sum(run["profile_steps"] * run["gpus"] for run in profiled)  # of single ranks
+    known = [name for name in SHARES if all(run[name] is not None for run in profiled)]
     return {
-        **{name: _share(profiled, name, window_s) for name in SHARES},
+        **{name: sum(run[name] * run["profile_window_s"] for run in profiled) / window_s for name in known},
         "profile_step_time_s": window_s / steps,
         "profile_windows": len(profiled),
     }
-
-
-def _share(runs: Sequence[Row], name: str, window_s: float) -> float | None:
-    """The share `name` of the seconds of all windows; None if a run lacks it."""
-    if any(run[name] is None for run in runs):
-        return None
-    return sum(run[name] * run["profile_window_s"] for run in runs) / window_s
 
 
 def breakdown(scaling: pd.DataFrame) -> pd.DataFrame:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,12 +13,7 @@ from ddlbench.results.tables.merge import LAYOUT, AttemptRow, asked
 from ddlbench.texts import shortened
 
 # Settings that have a column of their own.
-_TOLD = {"mode", *(f"train.{name}" for name in ("precision", "repeat", "global_batch", "batch_per_gpu", "micro_batch"))}
-# Columns of scaling.csv that an overview shows only where rows would look equal without them.
-AXES = {
-    "batch": "global_batch", "precision": "precision", "data": "data", "recipe": "recipe", "device": "device",
-    "nodes": "nodes",
-}  # fmt: skip
+_TOLD = ("mode", *(f"train.{name}" for name in ("precision", "repeat", "global_batch", "batch_per_gpu")))
 # The key that is always shown beside the name of a framework, because the name alone says too little.
 ALWAYS_SHOWN = {"deepspeed": "zero_stage", "hybrid": "schedule"}
 LONGEST = 1_000  # letters of all settings together
@@ -35,7 +30,9 @@ def knobs(runs: Sequence[AttemptRow], by: str = "framework") -> list[str]:
     within = _columns(*dict.fromkeys((by, "framework", "model", "model_changed")))
 
     def chosen(run: AttemptRow) -> Row:
-        return {key.removeprefix(f"{by}."): value for key, value in run.options.items() if _is_knob(key, by)}
+        kept = ["train.micro_batch"] if by == "framework" else []
+        kept += [key for key in run.options if key.startswith(f"{by}.") and _is_setting(key)]
+        return {key.removeprefix(f"{by}."): run.options[key] for key in kept if key in run.options}
 
     differing = _differences(runs, within, chosen, lambda run: ALWAYS_SHOWN.get(run.row["framework"] or ""))
     texts = zip(map(_scheme, runs), differing, environments(runs), strict=True)
@@ -49,7 +46,9 @@ def variants(runs: Sequence[AttemptRow], by: str = "framework", without: str | N
     names = (*fixed, *(name for name in ("model", "model_changed", "loader", "data", "recipe") if name != by))
 
     def others(run: AttemptRow) -> Row:
-        chosen = {key: value for key, value in run.options.items() if _is_other(key, by) and key != without}
+        left = (without, *_TOLD, *(("train.micro_batch",) if by == "framework" else ()))
+        elsewhere = {k: v for k, v in run.options.items() if k not in left and not k.startswith((f"{by}.", "cluster."))}
+        chosen = {key: value for key, value in elsewhere.items() if _is_setting(key)}
         return chosen | {name: run.row[name] for name in _VERSIONS if run.row[name] is not None}
 
     return _differences(runs, _columns(*names), others)
@@ -87,57 +86,14 @@ def layout(run: AttemptRow) -> str:
     return settings_text({key.removeprefix("framework."): run.options.get(key) for key in LAYOUT})
 
 
-def marked(rows: Sequence[Row], all_rows: Sequence[Row] | None = None) -> list[Row]:
-    """The rows with a mark after the name of each model of other sizes than published: "resnet50*"; several such models
-    are numbered, "resnet50*2".
-
-    all_rows: the rows of all models that the reader meets, if they are more than `rows`
-    """
-    changed = sorted({(str(row["model"]), row["model_changed"]) for row in all_rows or rows if row["model_changed"]})
-    sizes = {name: [texts for model, texts in changed if model == name] for name, _ in changed}
-    return [row | {"model": _mark(row, sizes.get(str(row["model"]), []))} for row in rows]
-
-
-def axes_shown(rows: Sequence[Row]) -> list[Row]:
-    """The rows with `axes`, "batch=512": the columns of AXES in which a row differs from rows of the same names, GPU
-    count and settings."""
-    texts = ["" for _ in rows]
-    names = ("framework", "model", "loader", "mode", "gpus", "layout", "knobs", "variant")
-    for group in group_by(range(len(rows)), lambda n: tuple(rows[n][name] for name in names)).values():
-        differing = [axis for axis, column in AXES.items() if len({rows[n][column] for n in group} - {None}) > 1]
-        for n in group:
-            texts[n] = settings_text({axis: rows[n][AXES[axis]] for axis in differing})
-    return [row | {"axes": text} for row, text in zip(rows, texts, strict=True)]
-
-
-def _mark(row: Row, sizes: list[str]) -> str | None:
-    if not row["model_changed"]:
-        return row["model"]
-    number = sizes.index(row["model_changed"]) + 1
-    return f"{row['model']}*{number if number > 1 else ''}"
-
-
-def changed_models(rows: Iterable[Row]) -> list[str]:
-    """The meaning of each mark in the rows: "resnet50*: image_size=64, not as published"."""
-    changed = {str(row["model"]): row["model_changed"] for row in rows if row["model_changed"]}
-    return [f"{model}: {text}, not as published" for model, text in sorted(changed.items())]
-
-
 def _scheme(run: AttemptRow) -> str:
     scheme = run.row["precision_scheme"]
     return "" if scheme in (None, "autocast") else f"precision_scheme={scheme}"
 
 
-def _is_knob(key: str, by: str) -> bool:
-    if key == "train.micro_batch":
-        return by == "framework"
-    return key.startswith(f"{by}.") and not key.endswith(".name") and key not in LAYOUT
-
-
-def _is_other(key: str, by: str) -> bool:
-    if key == "train.micro_batch":
-        return by != "framework"
-    return not key.startswith((f"{by}.", "cluster.")) and not key.endswith(".name") and key not in (*_TOLD, *LAYOUT)
+def _is_setting(key: str) -> bool:
+    """Names of options and the layout are shown elsewhere."""
+    return not key.endswith(".name") and key not in LAYOUT
 
 
 def _differences(

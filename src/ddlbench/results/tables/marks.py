@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ddlbench.results.rows import Row
+from ddlbench.results.tables.measurement import Measurement
 from ddlbench.texts import first_few, shortened
 
 LINES_SHOWN = 20
@@ -33,16 +34,10 @@ def of_run(run: Row) -> list[str]:
     return marks
 
 
-def numbered(scaling: Sequence[Row]) -> list[Row]:
-    """The rows of scaling.csv with `mark`, "!1": equal marks have the same number."""
-    texts = _texts(scaling)
-    return [row | {"mark": f"!{texts[row['marks']]}" if row["marks"] else ""} for row in scaling]
-
-
-def explained(scaling: Sequence[Row]) -> list[str]:
+def explained(rows: Sequence[Measurement]) -> list[str]:
     """The marks behind each number, with the number of runs, and then the meaning of the words."""
-    texts = list(_texts(scaling))
-    lines = [f"!{number} {shortened(text, LONGEST)}" for number, text in enumerate(texts, 1)]
+    texts = {row["marks"]: row.mark for row in rows if row.mark}
+    lines = [f"{number} {shortened(text, LONGEST)}" for text, number in texts.items()]
     parts = [part for text in texts for part in text.split("; ")]
     names = [name for name in MEANINGS if any(part.startswith(name) for part in parts)]
     return [
@@ -51,13 +46,9 @@ def explained(scaling: Sequence[Row]) -> list[str]:
     ]
 
 
-def remarks(scaling: Sequence[Row]) -> list[str]:
-    """The lines below the table: the meaning of the marks, and the measurements without a search for stragglers."""
-    return [*explained(scaling), *_unknown_stragglers(scaling)]
-
-
-def _unknown_stragglers(scaling: Sequence[Row]) -> list[str]:
-    trained = [row for row in scaling if row["status"] == "ok" and (row["gpus"] or 0) > 1 and row["mode"] != "loader"]
+def unknown_stragglers(rows: Sequence[Measurement]) -> list[str]:
+    """The number of measurements without a search for stragglers."""
+    trained = [row for row in rows if row["status"] == "ok" and (row["gpus"] or 0) > 1 and row["mode"] != "loader"]
     measured = {row["measurement"]: row for row in trained}.values()
     unknown = sum(row["own_step_s"] is None for row in measured)
     by_thread = any(row["own_step_s"] is not None and not row["profile_windows"] for row in measured)
@@ -68,8 +59,3 @@ def _unknown_stragglers(scaling: Sequence[Row]) -> list[str]:
         "profile=true alone",
     )
     return [line for line, says in zip(lines, (unknown, by_thread), strict=True) if says]
-
-
-def _texts(scaling: Sequence[Row]) -> dict[str, int]:
-    """Numbers from 1, in the order of the rows."""
-    return {text: n for n, text in enumerate(dict.fromkeys(row["marks"] for row in scaling if row["marks"]), 1)}

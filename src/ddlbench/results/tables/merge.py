@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
+from pathlib import Path
 from sys import intern
 from typing import Any, cast
 
@@ -17,7 +18,7 @@ from ddlbench.texts import digest
 
 # Columns that a run observes instead of configures. A failed attempt may have ended before it recorded them.
 SEEN = ("dataset_hash", "device", "device_model", "torch", "cuda", "global_batch", "environment_id")
-# Columns of SEEN that may differ between rows that are compared; ledgers.py warns of a difference.
+# Columns of SEEN that may differ between rows that are compared; checks.py warns of a difference.
 _NOT_COMPARED = ("global_batch", "environment_id")
 # The layout of a framework's ranks; it differs over the GPU counts of one curve.
 LAYOUT = ("framework.dp", "framework.tp", "framework.pp")
@@ -29,18 +30,28 @@ _FREE = ("train.repeat", "train.global_batch", "train.batch_per_gpu", "cluster.n
 
 @dataclass(frozen=True)
 class AttemptRow:
-    """One attempt.
+    """What one attempt gives the tables.
 
     row:         its row of runs.csv
     options:     the measured part of its configuration, as dotted keys
     environment: the part of its environment that repeats must share
     noted:       the part in which repeats may differ, with a warning
+    epochs:      a pyarrow table of `epoch_lines.SCHEMA`
+    identity:    as `Attempt.identity`
+    has_end:     whether the record itself says how the run ended
+    warnings:    of what is left out, and in `left_out` its kinds
     """
 
     row: Row
     options: Row
     environment: Row = field(default_factory=dict[str, Any])
     noted: Row = field(default_factory=dict[str, Any])
+    epochs: Any = ()
+    folder: Path = Path()
+    identity: Hashable = None
+    has_end: bool = True
+    warnings: Sequence[str] = ()
+    left_out: Sequence[str] = ()
 
     @property
     def ok(self) -> bool:
@@ -57,17 +68,15 @@ class AttemptRow:
         return comparison_id(self)
 
 
+_added_later = cache(partial(added_later, Options))
+
+
 def measured_options(config: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> Row:
     """The configuration as dotted keys, without what does not change a measurement.
 
     before: the keys that a later version added, with the value at which they are left out, as the record says
     """
     return _flatten(measured_part(config, _added_later() | dict(before or {})))
-
-
-@cache
-def _added_later() -> Row:
-    return added_later(Options)
 
 
 def _flatten(config: Mapping[str, Any], prefix: str = "") -> Row:
@@ -97,7 +106,12 @@ def _by_seen(runs: list[AttemptRow]) -> list[list[AttemptRow]]:
     groups = list(group_by((run for run in runs if run.ok), _seen).values())
     others = [run for run in runs if not run.ok]
     for run in sorted(others, key=lambda run: _seen(run).count(None)):
-        fitting = [group for group in groups if _fits(run, group[0])]
+        seen = _seen(run)
+        fitting = [
+            group
+            for group in groups
+            if all(value in (None, expected) for value, expected in zip(seen, _seen(group[0]), strict=True))
+        ]
         if len(fitting) == 1:
             fitting[0].append(run)
         else:
@@ -107,10 +121,6 @@ def _by_seen(runs: list[AttemptRow]) -> list[list[AttemptRow]]:
 
 def _seen(run: AttemptRow) -> tuple[Any, ...]:
     return tuple(run.row[name] for name in SEEN)
-
-
-def _fits(run: AttemptRow, other: AttemptRow) -> bool:
-    return all(value is None or value == expected for value, expected in zip(_seen(run), _seen(other), strict=True))
 
 
 def measurement_id(group: list[AttemptRow]) -> str:

@@ -23,8 +23,19 @@ def only(tables: Tables, filters: Sequence[str]) -> Tables:
         return tables
     runs = kept = tables.run_rows
     for text in filters:
-        column, wanted = _parsed(text)
-        _check(column, wanted, sorted({str(run[column]) for run in runs} - {"None"}))
+        column, _, values = text.partition("=")
+        if column not in {known.name for known in RUNS} or not values:
+            raise UserError(
+                f"--only {printable(text)}: write COLUMN=VALUE[,VALUE] with a column of runs.csv, such as "
+                "framework, model, loader, gpus, recipe or precision"
+            )
+        wanted, existing = values.split(","), sorted({str(run[column]) for run in runs} - {"None"})
+        unknown = [value for value in wanted if value not in existing]
+        if unknown:
+            shown = ", ".join(shortened(value, 40) for value in existing[:VALUES_SHOWN]) or "no value"
+            raise UserError(
+                f"--only {column}={printable(','.join(unknown))}: no attempt has it; the results have {shown}"
+            )
         kept = [run for run in kept if str(run[column]) in wanted]
     summary = f"only {' '.join(map(printable, filters))}: {len(kept)} of {len(tables.runs)} attempts are reported"
     if not kept:
@@ -57,21 +68,3 @@ def _values(rows: Sequence[Row], column: str) -> set[str]:
 def _with(table: pd.DataFrame, column: str, kept: Sequence[Row]) -> pd.DataFrame:
     """The rows of the table that belong to the runs."""
     return table.loc[table[column].isin(list(_values(kept, column))).to_numpy(bool)]
-
-
-def _parsed(text: str) -> tuple[str, list[str]]:
-    name, _, values = text.partition("=")
-    names = [column.name for column in RUNS]
-    if name not in names or not values:
-        raise UserError(
-            f"--only {printable(text)}: write COLUMN=VALUE[,VALUE] with a column of runs.csv, such as "
-            "framework, model, loader, gpus, recipe or precision"
-        )
-    return name, values.split(",")
-
-
-def _check(column: str, wanted: Sequence[str], existing: Sequence[str]) -> None:
-    unknown = [value for value in wanted if value not in existing]
-    if unknown:
-        values = ", ".join(shortened(value, 40) for value in existing[:VALUES_SHOWN]) or "no value"
-        raise UserError(f"--only {column}={printable(','.join(unknown))}: no attempt has it; the results have {values}")

@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from ddlbench.record.schema import LEARNING
-from ddlbench.results.reading.columns import DTYPES
+from ddlbench.results.reading.epoch_lines import DTYPES
 from ddlbench.results.tables.merge import AttemptRow
 from ddlbench.results.tables.stats import median_interval
 

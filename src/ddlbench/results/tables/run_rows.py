@@ -1,9 +1,8 @@
-"""What one attempt gives the tables: a row of runs.csv, its epochs, and what is left out of them."""
+"""An attempt is read: its row of runs.csv, its epochs, and what is left out of them."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any, cast
@@ -11,13 +10,11 @@ from typing import Any, cast
 from ddlbench.config import options
 from ddlbench.record.fingerprint import fingerprint, noted
 from ddlbench.record.schema import RUNS, Column
-from ddlbench.results.reading.attempts import Attempt, read, unreadable, why
+from ddlbench.results.reading.attempts import Attempt, damaged_parquet, read, unreadable, why
 from ddlbench.results.reading.cells import cell, fit, in_one_line
-from ddlbench.results.reading.copies import Original, identity
 from ddlbench.results.reading.epoch_lines import table_of
 from ddlbench.results.reading.follows import contradiction
 from ddlbench.results.reading.left_out import BROKEN_EPOCHS, NO_CONFIGURATION
-from ddlbench.results.reading.parquet_files import damaged
 from ddlbench.results.rows import Row
 from ddlbench.results.tables.labels import settings_text
 from ddlbench.results.tables.merge import AttemptRow, measured_options
@@ -27,28 +24,17 @@ _NO_SUMMARY = {column.name: None for column in RUNS if column.source.startswith(
 _GLOBAL_BATCH = next(column for column in RUNS if column.name == "global_batch")
 
 
-@dataclass(frozen=True)
-class Rows:
-    """What one attempt gives the tables. epochs: a pyarrow table of `epoch_lines.SCHEMA`"""
-
-    run: AttemptRow
-    epochs: Any
-    original: Original
-    warnings: list[str]
-    left_out: tuple[str, ...]
-
-
-def read_rows(folder: Path) -> Rows:
+def read_attempt(folder: Path) -> AttemptRow:
     """The attempt in a folder; an unreadable one where the values of its record cannot be used."""
     attempt = read(folder)
-    key = identity(attempt)
+    identity = attempt.identity
     try:
-        return _rows(attempt, key)
+        return _attempt_row(attempt, identity)
     except Exception as error:  # whatever one record holds, the others are reported
-        return _rows(unreadable(folder, f"the values of run.json cannot be used ({why(error)})"), key)
+        return _attempt_row(unreadable(folder, f"the values of run.json cannot be used ({why(error)})"), identity)
 
 
-def _rows(attempt: Attempt, key: Hashable) -> Rows:
+def _attempt_row(attempt: Attempt, identity: Hashable) -> AttemptRow:
     left_out: list[str] = []
     record = attempt.record
     measured = measured_options(_section(record, "config"), _section(record, "config_added_later"))
@@ -57,7 +43,6 @@ def _rows(attempt: Attempt, key: Hashable) -> Rows:
     content, unread = attempt.read_epochs()
     epochs, broken = table_of(content, left_out)
     wrong = contradiction(row, epochs) if row["status"] == "ok" and not broken else None
-    run = AttemptRow(row | _NO_SUMMARY if wrong else row, measured, fingerprint(environment), noted(environment))
     if broken:
         unread = f"{attempt.name}: {broken} line(s) of epochs.jsonl cannot be read and are left out"
     notes = [f"{attempt.name}: {in_one_line(left_out)}"] if left_out else []
@@ -65,19 +50,34 @@ def _rows(attempt: Attempt, key: Hashable) -> Rows:
     unmeasured = f"{attempt.name}: run.json has no configuration: the attempt is in no measurement" if bare else None
     contradicts = f"{attempt.name}: the summary is left out: {wrong}" if wrong else None
     kinds = [attempt.left_out, BROKEN_EPOCHS if unread else None, NO_CONFIGURATION if bare else None]
-    warnings = [*attempt.warnings, *filter(None, (unread, unmeasured, contradicts)), *notes, *damaged(attempt.path)]
-    original = Original(attempt.path, key, (attempt.has_end, len(epochs)))
-    return Rows(run, epochs, original, warnings, tuple(filter(None, kinds)))
+    left = [*filter(None, (unread, unmeasured, contradicts)), *notes, *damaged_parquet(attempt.path)]
+    return AttemptRow(
+        row | _NO_SUMMARY if wrong else row,
+        measured,
+        fingerprint(environment),
+        noted(environment),
+        epochs,
+        attempt.path,
+        identity,
+        attempt.has_end,
+        warnings=[*attempt.warnings, *left],
+        left_out=list(filter(None, kinds)),
+    )
 
 
 def run_row(attempt: Attempt, left_out: list[str]) -> Row:
     """One row of runs.csv, without the columns that depend on other runs (`measurement`, `learning`). `left_out` gets a
     note for each value that does not fit its column."""
     row = {column.name: _find(attempt.record, column, left_out) for column in RUNS if column.source}
-    row["global_batch"] = row["global_batch"] or _asked_batch(attempt.record, row["gpus"], left_out)
+    if not row["global_batch"] and row["gpus"]:  # it failed before it wrote its ledger: as configured
+        batch = cell(_dig(attempt.record, ("config", "train", "batch_per_gpu")), "int")
+        row["global_batch"] = fit(batch * row["gpus"], _GLOBAL_BATCH, left_out) if batch else None
     row["batch_per_gpu"] = _share(row["global_batch"], row["gpus"])
     row["micro_batch"] = row["micro_batch"] or cell(_share(row["replica_batch"], row["micro_batches"]), "int")
-    row["model_changed"] = _model_changed(attempt.record)
+    changed = _dig(attempt.record, ("model", "changed"))
+    if not isinstance(changed, dict):  # a record of an older version: compared with the published values
+        changed = options.changed(_section(_section(attempt.record, "config"), "model"))
+    row["model_changed"] = cell(settings_text(dict(sorted(cast(Row, changed).items()))) or None, "text")
     model = {"cuda": "gpu_model", "cpu": "cpu_model"}.get(row["device"] or "")
     row["device_model"] = cell(_dig(attempt.record, ("environment", model)), "text") if model else None
     environment = fingerprint(attempt.record.get("environment"))
@@ -89,7 +89,7 @@ def run_row(attempt: Attempt, left_out: list[str]) -> Row:
 
 def _find(record: Row, column: Column, left_out: list[str]) -> Any:
     """The first of the column's sources that has a value."""
-    for path in _paths(column.source):
+    for path in _paths(column.source):  # "a.b|c": the keys (a, b), else (c)
         value = _dig(record, path)
         if value is not None and (fitting := fit(value, column, left_out)) is not None:
             return fitting
@@ -98,7 +98,6 @@ def _find(record: Row, column: Column, left_out: list[str]) -> Any:
 
 @cache
 def _paths(source: str) -> tuple[tuple[str, ...], ...]:
-    """ "a.b|c": the keys (a, b), else (c)."""
     return tuple(tuple(key.split(".")) for key in source.split("|"))
 
 
@@ -116,25 +115,8 @@ def _section(record: Row, key: str) -> Row:
     return cast(Row, value) if isinstance(value, dict) else {}
 
 
-def _asked_batch(record: Row, gpus: int | None, left_out: list[str]) -> int | None:
-    """The global batch of an attempt that failed before it wrote its ledger."""
-    batch = cell(_dig(record, ("config", "train", "batch_per_gpu")), "int")
-    return fit(batch * gpus, _GLOBAL_BATCH, left_out) if batch and gpus else None
-
-
 def _share(total: int | None, parts: int | None) -> float | None:
     return total / parts if total and parts else None
-
-
-def _model_changed(record: Row) -> str | None:
-    """The model's changed sizes, as recorded or, in records of an older version, compared with the published values."""
-    recorded = _dig(record, ("model", "changed"))
-    changed = (
-        cast(Row, recorded)
-        if isinstance(recorded, dict)
-        else options.changed(_section(_section(record, "config"), "model"))
-    )
-    return cell(settings_text(dict(sorted(changed.items()))) or None, "text")
 
 
 def _stalest(record: Row, key: str) -> int | None:

@@ -10,11 +10,11 @@ from typing import Any
 
 from ddlbench.record.schema import SCALING
 from ddlbench.results.rows import Row, group_by
+from ddlbench.results.tables import stats
 from ddlbench.results.tables.breakdown import merged_windows
 from ddlbench.results.tables.labels import knobs, layout, variants
 from ddlbench.results.tables.marks import of_run
 from ddlbench.results.tables.merge import SEED, AttemptRow, comparison_id, curve_id
-from ddlbench.results.tables.ratios import Timed, against
 from ddlbench.results.tables.stats import Interval, confidence, median, median_interval
 
 # What stays equal along a curve of each kind.
@@ -60,16 +60,6 @@ class Point:
     def interval(self) -> Interval | None:
         """The interval of the median of `sample_times`."""
         return median_interval(self.sample_times)
-
-    @cached_property
-    def timed(self) -> Timed | None:
-        """None where no time or no number of GPUs is known."""
-        if not self.sample_time_s or not self.gpus:
-            return None
-        epochs = self.values("epoch_time_s")
-        framework, compared = self.sample.row["framework"], self.sample.row[self.by]
-        epoch_s = median(epochs) if epochs else None
-        return Timed(framework, compared, self.gpus, self.sample_time_s, self.interval, epoch_s)
 
     @cached_property
     def comparison(self) -> str:
@@ -126,7 +116,7 @@ def _order(reach: dict[tuple[str, ...], int], row: Row) -> tuple[Any, ...]:
 
 
 def _row(point: Point, kind: str, mates: list[Point]) -> Row:
-    timed = [mate for mate in mates if mate.timed]
+    timed = [mate for mate in mates if mate.sample_time_s and mate.gpus]
     curve = [mate for mate in timed if mate.curve == point.curve]
     fewest = min((mate.gpus or 0 for mate in curve), default=None)
     base = _fastest([mate for mate in curve if mate.gpus == fewest])
@@ -137,8 +127,39 @@ def _row(point: Point, kind: str, mates: list[Point]) -> Row:
         **_seconds(point),
         **_rates(point),
         **merged_windows([run.row for run in point.ok]),
-        **against(point.timed, single and single.timed, "best_single"),
-        **against(point.timed, base and base.timed, "own_base", "_vs_own_base"),
+        **_against(point, single, "best_single"),
+        **_against(point, base, "own_base", "_vs_own_base"),
+    }
+
+
+def _against(point: Point, base: Point | None, prefix: str, suffix: str = "") -> Row:
+    """The columns of one base: its own, named with `prefix`, and speedup and efficiency with their intervals, named
+    with `suffix`."""
+    if base is None or not base.sample_time_s or not base.gpus:
+        return {}
+    epochs = base.values("epoch_time_s")
+    epoch_s = median(epochs) if epochs else None
+    row: Row = {
+        f"{prefix}_framework": base.sample.row["framework"],
+        f"{prefix}_compared": base.sample.row[base.by],
+        f"{prefix}_gpus": base.gpus,
+        f"{prefix}_sample_time_s": base.sample_time_s,
+        f"{prefix}_epoch_time_s": epoch_s,
+    }
+    if not point.sample_time_s or not point.gpus:
+        return row
+    row[f"speedup{suffix}"] = stats.speedup(base.sample_time_s, point.sample_time_s)
+    row[f"efficiency{suffix}"] = stats.efficiency(base.sample_time_s, base.gpus, point.sample_time_s, point.gpus)
+    if point is base or point.interval is None or base.interval is None:
+        return row  # the ratio of a base to itself is 1 by definition
+    ratio, share = stats.ratio_interval(base.interval, point.interval), base.gpus / point.gpus
+    return row | {
+        f"speedup{suffix}_low": ratio.low,
+        f"speedup{suffix}_high": ratio.high,
+        f"speedup{suffix}_coverage": ratio.coverage,
+        f"speedup{suffix}_verdict": stats.verdict(ratio, "speedup", "slowdown", stats.NONE_SHOWN),
+        f"efficiency{suffix}_low": ratio.low * share,
+        f"efficiency{suffix}_high": ratio.high * share,
     }
 
 

@@ -9,23 +9,21 @@ from pathlib import Path
 
 import pandas as pd
 
+from ddlbench.foreign import read_bytes
 from ddlbench.record.schema import DEVELOPER, RUNS, SCALING, Column
 from ddlbench.results.reading.attempts import Records
-from ddlbench.results.reading.columns import array, epochs_table
-from ddlbench.results.reading.copies import without_copies
-from ddlbench.results.reading.left_out import NO_RATE
+from ddlbench.results.reading.epoch_lines import array, epochs_table
+from ddlbench.results.reading.left_out import COPY, NO_RATE, RUNNING, SHARED_GPU
 from ddlbench.results.reading.left_out import line as left_out_line
-from ddlbench.results.rows import Row
+from ddlbench.results.rows import Row, group_by
 from ddlbench.results.tables.breakdown import breakdown
-from ddlbench.results.tables.csv_files import write_csv
-from ddlbench.results.tables.drift import drift, questions
-from ddlbench.results.tables.labels import axes_shown, marked
-from ddlbench.results.tables.ledgers import differences, environments, merged_though
-from ddlbench.results.tables.marks import numbered
+from ddlbench.results.tables.checks import above_ideal, differences, drift, environments, merged_though
+from ddlbench.results.tables.measurement import Measurement, measurements_of
 from ddlbench.results.tables.merge import AttemptRow, measurement_id, measurements, quality_id
 from ddlbench.results.tables.quality import learning_table
-from ddlbench.results.tables.run_rows import Rows, read_rows
+from ddlbench.results.tables.run_rows import read_attempt
 from ddlbench.results.tables.scaling import scaling_rows
+from ddlbench.texts import FORMULA, printable, quoted
 
 
 @dataclass(frozen=True)
@@ -46,14 +44,9 @@ class Tables:
         return records(self.runs)
 
     @cached_property
-    def measurement_rows(self) -> list[Row]:
-        """scaling.csv as plain objects."""
-        return records(self.scaling)
-
-    @cached_property
-    def shown_rows(self) -> list[Row]:
-        """The rows of scaling.csv as a reader sees them: models marked, with `mark` and `axes`."""
-        return axes_shown(numbered(marked(self.measurement_rows, self.run_rows)))
+    def measurements(self) -> list[Measurement]:
+        """scaling.csv as figures and texts show it."""
+        return measurements_of(records(self.scaling), self.run_rows)
 
     def write(self, folder: Path) -> None:
         """runs.csv, epochs.csv, scaling.csv, learning.csv, breakdown.csv; an unknown cell is empty."""
@@ -67,34 +60,53 @@ class Tables:
 class Merged:
     """The attempts in order, without copies, and the groups of repeats."""
 
-    rows: list[Rows]
+    runs: list[AttemptRow]
     groups: list[list[AttemptRow]]
     copies: list[str]
 
 
 def merge(records: Records) -> Merged:
     """All attempts, each with the name of its measurement."""
-    rows = list(map(read_rows, records.folders))
-    kept, copies = without_copies([attempt.original for attempt in rows])
-    if copies:
-        rows = [attempt for attempt in rows if attempt.original in kept]
-    groups = measurements(
-        attempt.run for attempt in rows if attempt.run.options and attempt.run.row["backend"] != DEVELOPER
-    )
+    runs, copies = _without_copies(list(map(read_attempt, records.folders)))
+    groups = measurements(run for run in runs if run.options and run.row["backend"] != DEVELOPER)
     for group in groups:
         name, quality = measurement_id(group), quality_id(group[0])
         for run in group:
             alike = run.ok and group[0].ok  # these agree in all that a quality_id is made of
             run.row.update(measurement=name, learning=quality if alike else quality_id(run))
-    return Merged(rows, groups, copies)
+    return Merged(runs, groups, copies)
+
+
+def _without_copies(runs: Sequence[AttemptRow]) -> tuple[list[AttemptRow], list[str]]:
+    """The attempts that count, and a warning for each copy: a backup, or results that were synchronized twice. Of a
+    record that was copied during its run, the later state counts; of equal ones the first."""
+    left: set[Path] = set()
+    warnings: list[str] = []
+    for same in group_by(runs, lambda run: run.identity).values():
+        counted = max(same, key=lambda run: (run.has_end, len(run.epochs)))
+        for copy in (run.folder for run in same if run is not counted):
+            left.add(copy)
+            files = ("run.json", "epochs.jsonl")
+            differs = any(_content(copy / name) != _content(counted.folder / name) for name in files)
+            but = ", though their content differs" if differs else ""
+            names = " and ".join(printable(str(path)) for path in (copy, counted.folder))
+            warnings.append(f"{names} hold the same attempt (run_id, attempt, start){but}: only the latter counts")
+    return [run for run in runs if run.folder not in left], warnings
+
+
+def _content(path: Path) -> bytes | None:
+    try:
+        return read_bytes(path)
+    except (OSError, ValueError):
+        return None
 
 
 def make_tables(records: Records, by: str = "framework") -> Tables:
     """All tables of any number of attempts; by: the factor that rows of scaling.csv are compared by."""
     merged = merge(records)
-    runs = [attempt.run for attempt in merged.rows]
+    runs = merged.runs
     scaling = scaling_rows(merged.groups, by)
-    epochs = epochs_table([run.row for run in runs], [attempt.epochs for attempt in merged.rows])
+    epochs = epochs_table([run.row for run in runs], [run.epochs for run in runs])
     shared = [run.row["path"] for run in runs if run.row["backend"] == DEVELOPER]
     unused, left_out = not_used(records, merged)
     return Tables(
@@ -107,7 +119,7 @@ def make_tables(records: Records, by: str = "framework") -> Tables:
             *differences(runs),
             *environments(runs),
             *merged_though(merged.groups),
-            *questions(scaling),
+            *above_ideal(scaling),
             *(f"{run.row['path']}: {run.row['ranks_differ']}" for run in runs if run.row["ranks_differ"]),
             *(f"{path}: ranks shared a GPU (backend=cuda:gloo): not in the scaling table" for path in shared),
         ],
@@ -118,22 +130,27 @@ def make_tables(records: Records, by: str = "framework") -> Tables:
 
 def not_used(records: Records, merged: Merged) -> tuple[list[str], str | None]:
     """A warning for each folder, file, copy and value that is not in the numbers, and one line with their counts."""
-    warnings = [
-        *records.warnings,
-        *merged.copies,
-        *(warning for attempt in merged.rows for warning in attempt.warnings),
-    ]
-    runs = [attempt.run.row for attempt in merged.rows]
-    measured = [row for row in runs if row["status"] == "ok" and row["measurement"] is not None]
+    warnings = [*records.warnings, *merged.copies, *(warning for run in merged.runs for warning in run.warnings)]
+    rows = [run.row for run in merged.runs]
+    measured = [row for row in rows if row["status"] == "ok" and row["measurement"] is not None]
     kinds = [
         *records.left_out,
-        *("copy" for _ in merged.copies),
-        *(kind for attempt in merged.rows for kind in attempt.left_out),
+        *[COPY] * len(merged.copies),
+        *(kind for run in merged.runs for kind in run.left_out),
         *(NO_RATE for row in measured if row["throughput_samples_per_s"] is None),
-        *("still running or killed" for row in runs if row["status"] == "running"),
-        *("of ranks that shared a GPU" for row in runs if row["backend"] == DEVELOPER),
+        *(RUNNING for row in rows if row["status"] == "running"),
+        *(SHARED_GPU for row in rows if row["backend"] == DEVELOPER),
     ]
     return warnings, left_out_line(kinds)
+
+
+def write_csv(table: pd.DataFrame, path: Path) -> None:
+    """Write a table as CSV with a header; a missing cell is empty, a number has the shortest digits that give it back.
+    A text that a spreadsheet would run as a formula gets a ' before it."""
+    texts = table.select_dtypes("string")
+    odd = [name for name in texts if texts[name].str.startswith(FORMULA).any()]
+    safe = {str(name): texts[name].map(quoted, na_action="ignore") for name in odd}
+    table.assign(**safe).to_csv(path, index=False)
 
 
 def frame(columns: Sequence[Column], rows: Iterable[Row]) -> pd.DataFrame:

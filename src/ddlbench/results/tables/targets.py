@@ -14,9 +14,8 @@ import pandas as pd
 from ddlbench.errors import UserError
 from ddlbench.record.schema import TARGETS
 from ddlbench.results.rows import Row, group_by
-from ddlbench.results.tables.csv_files import write_csv
 from ddlbench.results.tables.stats import confidence, median, median_interval
-from ddlbench.results.tables.tables import Tables, frame
+from ddlbench.results.tables.tables import Tables, frame, write_csv
 
 RISING = ("val_top1", "val_top5")
 FALLING = ("val_loss", "val_perplexity_token", "val_perplexity_word", "train_loss")
@@ -73,7 +72,8 @@ def costs(epochs: pd.DataFrame, wanted: Target) -> dict[str, dict[str, float | N
     reached = wanted.reached(plain["value"].to_numpy())
     by_path: dict[str, dict[str, float | None]] = {}
     for path, *values in plain.loc[reached, ["path", *COSTS]].itertuples(index=False, name=None):
-        by_path.setdefault(str(path), dict(zip(COSTS, map(_or_none, values), strict=True)))
+        known = [None if np.isnan(value) else float(value) for value in values]
+        by_path.setdefault(str(path), dict(zip(COSTS, known, strict=True)))
     return by_path
 
 
@@ -97,9 +97,9 @@ def _row(runs: Sequence[Row], by_path: dict[str, dict[str, float | None]], wante
     for name in COSTS:
         values = [value for cost in taken if (value := cost[name]) is not None]
         interval = median_interval(values)
-        row[f"{name}_to_target"] = _finite(median(values)) if values else None
-        row[f"{name}_low"] = _finite(interval.low) if interval else None
-        row[f"{name}_high"] = _finite(interval.high) if interval else None
+        ends = {"low": interval.low, "high": interval.high} if interval else {"low": inf, "high": inf}
+        for column, value in {"to_target": median(values) if values else inf, **ends}.items():
+            row[f"{name}_{column}"] = value if isfinite(value) else None
     return row | {"interval": confidence(len(runs), median_interval([cost["epochs"] or inf for cost in taken]))}
 
 
@@ -108,11 +108,3 @@ def write_targets(tables: Tables, targets: Sequence[Target], folder: Path) -> No
     rows = [row for wanted in targets for row in target_rows(tables, wanted)]
     if rows:
         write_csv(frame(TARGETS, rows), folder / "targets.csv")
-
-
-def _or_none(value: float) -> float | None:
-    return None if np.isnan(value) else float(value)
-
-
-def _finite(value: float) -> float | None:
-    return value if isfinite(value) else None

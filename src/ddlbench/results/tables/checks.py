@@ -1,4 +1,5 @@
-"""Columns and environments in which comparable runs should agree, and a warning where they differ."""
+"""What makes a campaign's numbers doubtful, as sentences: comparable runs that differ where they should agree,
+efficiencies above 100 %, and times that change during the campaign."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from ddlbench.record.fingerprint import of_the_launch
 from ddlbench.results.rows import Row, group_by
 from ddlbench.results.tables.merge import AttemptRow
+from ddlbench.results.tables.stats import median, median_interval, ratio_interval, verdict
 from ddlbench.texts import first_few, shortened
 
 # Columns of runs.csv that the framework must not change: what it starts from, how much it does, at which rates.
@@ -15,6 +17,13 @@ SHARED = ("weights_hash_start", "samples", "updates", "dropped_samples_per_epoch
 KEYS_SHOWN = 5
 RUNS_SHOWN = 4
 LONGEST_VALUE = 60  # letters; two names of a CPU may differ in the last ones
+ROUNDING = 1e-9
+FEWEST = 6  # runs with repeats: two a third
+# Columns: a ratio, its base's seconds a sample, and its base's name; a row and its own base share it.
+RATIOS = (
+    ("efficiency", "best_single_sample_time_s", "best_single_compared"),
+    ("efficiency_vs_own_base", "own_base_sample_time_s", "compared"),
+)
 
 
 def differences(runs: Iterable[AttemptRow]) -> list[str]:
@@ -29,18 +38,14 @@ def _difference(group: list[AttemptRow], column: str) -> str | None:
     values = group_by(recorded, lambda run: run.row[column])
     if len(values) < 2:
         return None
-    text = "; ".join(f"{_short(value)}: {', '.join(sorted(set(map(_name, runs))))}" for value, runs in values.items())
+    short = {value: value[:12] if isinstance(value, str) else str(value) for value in values}  # of a hash
+    text = "; ".join(f"{short[value]}: {', '.join(sorted(set(map(_name, runs))))}" for value, runs in values.items())
     row = recorded[0].row
     return f"not the same training: {row['model']}, global batch {row['global_batch']}, differs in {column} ({text})"
 
 
 def _name(run: AttemptRow) -> str:
     return f"{run.row['framework']} on {run.row['gpus']}"
-
-
-def _short(value: object) -> str:
-    """The first letters of a hash; all digits of a number."""
-    return value[:12] if isinstance(value, str) else str(value)
 
 
 def environments(runs: Iterable[AttemptRow]) -> list[str]:
@@ -84,3 +89,53 @@ def _several(
         text = "; ".join(f"{value}: {', '.join(first_few(named, RUNS_SHOWN))}" for value, named in runs_of.items())
         texts.append(f"{key} ({text})")
     return ", ".join(first_few(texts, KEYS_SHOWN)) or None
+
+
+def above_ideal(scaling: Iterable[Row]) -> list[str]:
+    """A sentence for each efficiency above 100 %."""
+    return list(dict.fromkeys(text for row in scaling for names in RATIOS if (text := _above_ideal(row, *names))))
+
+
+def _above_ideal(row: Row, column: str, base_s: str, base: str) -> str | None:
+    value, low = row.get(column), row.get(f"{column}_low")  # a ratio without a value is not in the row
+    if value is None or value <= 1 + ROUNDING:
+        return None
+    name = f"{row['framework']}, {row['model']}, {row['gpus']} GPUs: {column} of {100 * value:.1f} %"
+    base_text = f"{row[base]}, {1e3 * row[base_s]:.3g} ms a sample"
+    if low is not None and low <= 1:
+        return f"{name} is above 100 %, which its interval does not show: it begins at {100 * low:.1f} %"
+    few = " (without an interval)" if low is None else ""
+    return (
+        f"{name} is above 100 %{few}: is the base ({base_text}) slow for a reason of its own, such as memory or caches?"
+    )
+
+
+def drift(groups: Sequence[Sequence[AttemptRow]]) -> str | None:
+    """Compare the last third of a campaign's runs, by start, with the first third. None below 6 runs that have repeats.
+
+    Each run's seconds a sample are divided by the median of its repeats, so that a third may mix any measurements.
+    Nothing is dropped or corrected.
+    """
+    timed = sorted(ratio for group in groups for ratio in _relative(group))
+    if len(timed) < FEWEST:
+        return None
+    size = len(timed) // 3
+    first, last = ([ratio for _, ratio in third] for third in (timed[:size], timed[-size:]))
+    change = median(last) / median(first)
+    text = f"drift: the last third of {len(timed)} repeated runs took {change:.3f} times the first third's time"
+    known = f"n={size} each, too few for an interval"
+    if (before := median_interval(first)) and (after := median_interval(last)):
+        ratio = ratio_interval(after, before)
+        said = verdict(ratio, "slower", "faster", "no drift shown")
+        known = f"{ratio.low:.3f} to {ratio.high:.3f}, n={size} each: {said}"
+    return f"{text} ({known})"
+
+
+def _relative(group: Sequence[AttemptRow]) -> list[tuple[str, float]]:
+    """(start, seconds a sample over the median of the repeats) of a measurement with repeats."""
+    rows = [run.row for run in group if run.ok and run.row["start"] and run.row["throughput_samples_per_s"]]
+    if len(rows) < 2:
+        return []
+    times = [1 / row["throughput_samples_per_s"] for row in rows]
+    middle = median(times)
+    return [(str(row["start"]), time / middle) for row, time in zip(rows, times, strict=True)]

@@ -6,8 +6,7 @@ import json
 import tracemalloc
 
 from ddlbench.record.schema import EPOCHS
-from ddlbench.results.reading.columns import epochs_table
-from ddlbench.results.reading.epoch_lines import table_of
+from ddlbench.results.reading.epoch_lines import epochs_table, table_of
 from ddlbench.results.tables.tables import records
 
 RUN = {column.name: None for column in EPOCHS} | {"framework": "ddp", "gpus": 2, "path": "a"}

@@ -1,0 +1,131 @@
+"""Which framework is the fastest, in words: the first paragraph of a report for each model and GPU count, and sentences
+on all comparisons, each as certain as the repeats allow (Hoefler and Belli)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ddlbench.figures.panels import panel_texts
+from ddlbench.results.rows import group_by
+from ddlbench.results.tables.measurement import Measurement, devices, duration
+from ddlbench.results.tables.stats import LEVEL, NONE_SHOWN, SMALLEST_N, ratio_interval
+from ddlbench.texts import first_few, shortened
+
+PARAGRAPHS = 12
+PLACES = 12  # GPU counts and batches of one paragraph
+NAMED = 4  # frameworks without a clear difference
+LONGEST_NAME = 60
+
+
+@dataclass(frozen=True)
+class Paragraph:
+    """subject: the model and what else is common; sentences: one for each GPU count and batch."""
+
+    subject: str
+    sentences: list[str]
+
+
+def best(measurements: Sequence[Measurement]) -> tuple[list[Paragraph], int]:
+    """A paragraph for each group of comparable measurements, and the number of those without room."""
+    texts = panel_texts(measurements)
+    rows = {row["measurement"]: row for row in measurements}.values()  # strong and weak scaling: two rows, one fact
+    groups = group_by(rows, lambda row: (None if row["compared_by"] == "model" else row.model, row["comparison"]))
+    paragraphs: list[Paragraph] = []
+    for group in groups.values():
+        models = dict.fromkeys(str(row.model) for row in group)
+        subject = ", ".join([*models, *filter(None, [texts[group[0]["measurement"]]])])
+        paragraphs.append(Paragraph(subject, _sentences(group)))
+    shown = [paragraph for paragraph in paragraphs if paragraph.sentences]
+    return shown[:PARAGRAPHS], max(0, len(shown) - PARAGRAPHS)
+
+
+def _sentences(rows: Sequence[Measurement]) -> list[str]:
+    places = group_by(rows, lambda row: (row["gpus"] or 0, row["global_batch"] or 0))
+    sentences = [_sentence(places[place], len(places) > 1) for place in sorted(places)]
+    shown = [text for text in sentences if text]
+    more = len(shown) - PLACES
+    return [*shown[:PLACES], *([f"{more} more GPU counts and batches are in the table."] if more > 0 else [])]
+
+
+def _sentence(rows: Sequence[Measurement], several: bool) -> str:
+    """ "On 4 GPUs, 128 samples an update: ddp is the fastest, ..."; empty where nothing was measured."""
+    timed = sorted((row for row in rows if row["sample_time_s"]), key=lambda row: row["sample_time_s"])
+    if not timed:
+        return ""
+    first = rows[0]
+    batch = f", {first['global_batch']} samples an update" if first["global_batch"] and several else ""
+    where = f"On {first.devices}{batch}"
+    fastest, *others = timed
+    rate = f"{1 / fastest['sample_time_s']:,.4g} samples/s"
+    if not others:
+        return f"{where}: {_name(fastest)} is the only one with a result, {rate} (n={fastest['runs_ok']})."
+    return f"{where}: {_verdict(fastest, others, rate)}."
+
+
+def _verdict(fastest: Measurement, others: Sequence[Measurement], rate: str) -> str:
+    second = others[0]
+    factor = f"{second['sample_time_s'] / fastest['sample_time_s']:.3g} times as fast as {_name(second)}"
+    time = f"{duration(fastest['sample_time_s'])} a sample ({rate})"
+    lead = f"{_name(fastest)} has the shortest median time, {time}, {factor}"
+    interval, counts = fastest.interval, f"n={fastest['runs_ok']} and n={second['runs_ok']}"
+    if interval is None or second.interval is None:
+        return f"{lead}, but with {counts} this is not certain: an interval needs {SMALLEST_N} repeats"
+    equal = [row for row in others if row.interval is None or interval.overlaps(row.interval)]
+    if equal:
+        names = ", ".join(first_few(equal, NAMED, text=_name))
+        range_ = " to ".join(duration(fastest[f"sample_time_{end}_s"]) for end in ("low", "high"))
+        return f"{lead}; no difference is shown between {_name(fastest)} and {names} (95 % interval {range_} a sample)"
+    return f"{_name(fastest)} is the fastest, {rate}, {factor}; the 95 % intervals do not overlap ({counts})"
+
+
+def _name(row: Measurement) -> str:
+    return shortened(row.name, LONGEST_NAME)
+
+
+def comparisons(measurements: Sequence[Measurement]) -> list[str]:
+    """A sentence for each model, batch and GPU count: the fastest measurement against the others; a sentence for the
+    ratios to the best single GPU; at the end the number of comparisons, because each may be wrong by chance."""
+    rows = [row for row in measurements if row["sample_time_s"] and row["gpus"]]
+    groups = group_by(rows, lambda row: (row["comparison"], row["scaling"], row.size, row["gpus"]))
+    sentences: list[str] = []
+    decided = 0
+    for group in groups.values():
+        fastest, *others = sorted(group, key=lambda row: row["sample_time_s"])
+        alone = ", loader alone" if fastest["mode"] == "loader" else ""
+        models = ", ".join(dict.fromkeys(str(row.model) for row in group))
+        where = f"{models}{alone}, {fastest.scaling}, {fastest.devices}"
+        if others:
+            sentences.append(f"{where}: {'; '.join(_difference(fastest, other) for other in others)}")
+        based = [row for row in group if row["speedup_low"] is not None and row["gpus"] > 1]
+        if based:
+            base = f"{fastest['best_single_compared']} on {devices(1, fastest['device'])}"
+            sentences.append(f"{where}, against {base}: {'; '.join(map(_against_base, based))}")
+        decided += len(based) + sum(bool(fastest.interval and other.interval) for other in others)
+    if decided > 1:
+        sentences.append(
+            f"{decided} comparisons with intervals, not corrected for their number: each is wrong with probability "
+            f"{200 * (1 - LEVEL):.0f} % at most, so by chance up to about {2 * (1 - LEVEL) * decided:.1f} of them"
+        )
+    return sentences
+
+
+def _against_base(row: Measurement) -> str:
+    ends = f"{row['speedup_low']:.3g} to {row['speedup_high']:.3g}"
+    if row["speedup_verdict"] == NONE_SHOWN:
+        return f"{row.name}: {NONE_SHOWN} ({ends})"
+    return f"{row.name} is {row['speedup']:.3g} times as fast ({ends})"
+
+
+def _difference(fast: Measurement, slow: Measurement) -> str:
+    names = f"{fast.name} and {slow.name}"
+    times = f"{duration(fast['sample_time_s'])} and {duration(slow['sample_time_s'])} a sample"
+    if fast.interval is None or slow.interval is None:
+        counts = f"n={fast['runs_ok']} and n={slow['runs_ok']}"
+        return f"{names} took {times} ({counts}, no 95 % CI): too few repeats to tell them apart"
+    effect = ratio_interval(slow.interval, fast.interval)
+    ends = f"{effect.low:.3g} to {effect.high:.3g}"
+    if fast.interval.overlaps(slow.interval):
+        return f"no difference shown between {names}: {times}, their ratio is {ends}"
+    factor = slow["sample_time_s"] / fast["sample_time_s"]
+    return f"{fast.name} is {factor:.3g} times as fast as {slow.name}: {times}, the ratio is {ends}"

@@ -1,0 +1,144 @@
+"""Measurements as figures and texts show them: the rows of scaling.csv with their repeats and names, made once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+from ddlbench.results.rows import Row, group_by
+from ddlbench.results.tables.labels import settings_text
+from ddlbench.results.tables.stats import LEVEL, Interval
+
+# Columns of scaling.csv that an overview shows only where rows would look equal without them.
+AXES = {
+    "batch": "global_batch", "precision": "precision", "data": "data", "recipe": "recipe", "device": "device",
+    "nodes": "nodes",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Base:
+    """What ratios start from: seconds a sample on a number of GPUs.
+
+    name: its value of the compared factor: "ddp", with --by loader "dali"
+    """
+
+    seconds: float
+    gpus: int
+    name: str = field(default="", compare=False)
+    epoch_s: float | None = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Measurement:
+    """A row of scaling.csv. Its columns are those of record/columns.toml: measurement["sample_time_s"].
+
+    row:   its columns
+    runs:  the rows of runs.csv of its attempts that ended ok
+    model: one of other sizes than published has a mark: "resnet50*"; several such models are numbered, "resnet50*2"
+    mark:  the number of the reasons to doubt it, "!1"; equal reasons have the same number
+    axes:  "batch=512": the columns of AXES in which it differs from rows of the same names, GPU count and settings
+    """
+
+    row: Row
+    runs: Sequence[Row] = ()
+    model: str | None = None
+    mark: str = ""
+    axes: str = ""
+
+    def __getitem__(self, column: str) -> Any:
+        return self.row[column]
+
+    @property
+    def curve(self) -> str:
+        """The name of its curve: the value of the compared factor, and its knobs."""
+        return f"{self['compared']} ({self['knobs']})" if self["knobs"] else str(self["compared"])
+
+    @property
+    def curve_key(self) -> tuple[str, str]:
+        """The value of the compared factor, which has one colour in all figures, and the name of the curve."""
+        return str(self["compared"]), self.curve
+
+    @property
+    def name(self) -> str:
+        """The name of its curve, and the layout of its ranks if the configuration sets it."""
+        return self.curve + (f" [{self['layout']}]" if self["layout"] else "")
+
+    @property
+    def settings(self) -> str:
+        """The other settings that distinguish it from others in a table."""
+        return " ".join(filter(None, (self.axes, self["layout"], self["knobs"], self["variant"])))
+
+    @property
+    def devices(self) -> str:
+        return devices(self["gpus"] or 0, self["device"])
+
+    @property
+    def interval(self) -> Interval | None:
+        """The interval of the median of a sample's time; None with too few repeats."""
+        low, high = self["sample_time_low_s"], self["sample_time_high_s"]
+        return None if low is None or high is None else Interval(low, high, LEVEL)
+
+    @property
+    def size(self) -> float | None:
+        """What stays equal along its kind of scaling: samples a GPU, or an update."""
+        return self["batch_per_gpu" if self["scaling"] == "weak" else "global_batch"]
+
+    @property
+    def scaling(self) -> str:
+        """ "weak scaling, 32 samples a GPU"."""
+        kind = {"weak": "weak scaling", "strong": "strong scaling", "single": "one GPU count"}[self["scaling"]]
+        per = f"a {devices(1, self['device']).split()[1]}" if self["scaling"] == "weak" else "an update"
+        return f"{kind}, {self.size:g} samples {per}" if self.size is not None else kind
+
+    def base(self, own: bool) -> Base | None:
+        """Its curve's own base, or the best single GPU; None without such a measurement."""
+        kind, name = ("own_base", "compared") if own else ("best_single", "best_single_compared")
+        seconds, gpus = self[f"{kind}_sample_time_s"], self["own_base_gpus"] if own else 1
+        return Base(seconds, gpus, str(self[name]), self[f"{kind}_epoch_time_s"]) if seconds else None
+
+
+def measurements_of(scaling: Sequence[Row], runs: Sequence[Row]) -> list[Measurement]:
+    """The rows of scaling.csv as a reader sees them. runs: of runs.csv"""
+    ended = group_by((run for run in runs if run["status"] == "ok"), lambda run: run["measurement"])
+    marks = dict.fromkeys(row["marks"] for row in scaling if row["marks"])
+    numbers = {text: f"!{number}" for number, text in enumerate(marks, 1)}
+    names = model_names(runs)
+    models = [names.get((row["model"], row["model_changed"]), row["model"]) for row in scaling]
+    return [
+        Measurement(row, ended.get(row["measurement"], []), model, numbers.get(row["marks"], ""), axes)
+        for row, model, axes in zip(scaling, models, _axes(scaling), strict=True)
+    ]
+
+
+def model_names(runs: Iterable[Row]) -> dict[tuple[str | None, str | None], str]:
+    """Names of models of other sizes than published, by model and changed sizes."""
+    changed = {(row["model"], row["model_changed"]) for row in runs if row["model_changed"]}
+    ordered = sorted(changed, key=lambda sizes: (str(sizes[0]), sizes[1]))
+    numbered = [pair for _, same in groupby(ordered, lambda sizes: sizes[0]) for pair in enumerate(same, 1)]
+    return {sizes: f"{sizes[0]}*{number if number > 1 else ''}" for number, sizes in numbered}
+
+
+def _axes(rows: Sequence[Row]) -> list[str]:
+    texts = ["" for _ in rows]
+    names = ("framework", "model", "model_changed", "loader", "mode", "gpus", "layout", "knobs", "variant")
+    for group in group_by(range(len(rows)), lambda n: tuple(rows[n][name] for name in names)).values():
+        differing = [axis for axis, column in AXES.items() if len({rows[n][column] for n in group} - {None}) > 1]
+        for n in group:
+            texts[n] = settings_text({axis: rows[n][AXES[axis]] for axis in differing})
+    return texts
+
+
+def devices(count: int, device: str | None) -> str:
+    """ "1 GPU", "4 GPUs", "2 ranks"; a count of 0 is one that is not known."""
+    if not count:
+        return f"an unknown number of {'ranks' if device == 'cpu' else 'GPUs'}"
+    return f"{count} {'rank' if device == 'cpu' else 'GPU'}{'' if count == 1 else 's'}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds in three significant digits and a fitting unit."""
+    unit, size = next(((unit, size) for unit, size in (("s", 1.0), ("ms", 1e-3)) if seconds >= size), ("µs", 1e-6))
+    return f"{seconds / size:#.3g}".rstrip(".") + f" {unit}"

@@ -1,0 +1,150 @@
+"""Which framework is the fastest, in words: as certain as the repeats allow."""
+
+from __future__ import annotations
+
+from ddlbench.report.fastest import PARAGRAPHS, best, comparisons
+from ddlbench.results.reading.attempts import read_all
+from ddlbench.results.tables.tables import make_tables
+from tests.support.records import write_run
+
+
+def paragraphs_of(results):
+    return best(make_tables(read_all([results])).measurements)
+
+
+def repeats(results, rate, count=6, **others):
+    for repeat in range(count):
+        write_run(results, rate=rate + repeat, repeat=repeat, **others)
+
+
+def test_intervals_that_do_not_overlap(tmp_path):
+    repeats(tmp_path, 200.0, framework="ddp")
+    repeats(tmp_path, 100.0, framework="fsdp")
+    ((paragraph,), more) = paragraphs_of(tmp_path)
+    assert (paragraph.subject, more) == ("resnet50", 0)
+    assert paragraph.sentences == [
+        "On 1 GPU: ddp is the fastest, 202.5 samples/s, 1.98 times as fast as fsdp; "
+        "the 95 % intervals do not overlap (n=6 and n=6)."
+    ]
+
+
+def test_compared_models_are_one_paragraph(tmp_path):
+    repeats(tmp_path, 200.0)
+    repeats(tmp_path, 100.0, model="resnet101")
+    ((paragraph,), _) = best(make_tables(read_all([tmp_path]), by="model").measurements)
+    assert paragraph.subject == "resnet101, resnet50"
+    assert paragraph.sentences[0].startswith("On 1 GPU: resnet50 is the fastest, 202.5 samples/s, 1.98 times as fast")
+
+
+def test_intervals_that_overlap(tmp_path):
+    repeats(tmp_path, 101.0, framework="ddp")
+    repeats(tmp_path, 100.0, framework="fsdp")
+    repeats(tmp_path, 50.0, framework="zero1")
+    ((paragraph,), _) = paragraphs_of(tmp_path)
+    (sentence,) = paragraph.sentences
+    assert "ddp has the shortest median" in sentence
+    assert "no difference is shown between ddp and fsdp (95 % interval 9.43 ms to 9.90 ms a sample)" in sentence
+
+
+def test_one_of_three_without_an_interval_is_not_said_to_be_slower(tmp_path):
+    repeats(tmp_path, 200.0, framework="ddp")
+    repeats(tmp_path, 100.0, framework="fsdp")
+    repeats(tmp_path, 50.0, count=2, framework="zero1")
+    ((paragraph,), _) = paragraphs_of(tmp_path)
+    assert paragraph.sentences == [
+        "On 1 GPU: ddp has the shortest median time, 4.94 ms a sample (202.5 samples/s), 1.98 times as fast as fsdp; "
+        "no difference is shown between ddp and zero1 (95 % interval 4.88 ms to 5.00 ms a sample)."
+    ]
+
+
+def test_too_few_repeats(tmp_path):
+    repeats(tmp_path, 200.0, framework="ddp")
+    repeats(tmp_path, 100.0, count=3, framework="fsdp")
+    ((paragraph,), _) = paragraphs_of(tmp_path)
+    assert "but with n=6 and n=3 this is not certain: an interval needs 6 repeats" in paragraph.sentences[0]
+
+
+def test_a_framework_without_a_rival_is_the_only_one_with_a_result(tmp_path):
+    repeats(tmp_path, 200.0, count=1, framework="ddp", gpus=2)
+    write_run(tmp_path, framework="fsdp", gpus=2, status="oom")
+    write_run(tmp_path, framework="fsdp", gpus=4, status="oom")
+    ((paragraph,), _) = paragraphs_of(tmp_path)
+    assert paragraph.sentences == [
+        "On 2 GPUs, 64 samples an update: ddp is the only one with a result, 200 samples/s (n=1)."
+    ]
+
+
+def test_many_models_are_counted(tmp_path):
+    for number in range(PARAGRAPHS + 2):
+        write_run(tmp_path, model=f"model{number}")
+    paragraphs, more = paragraphs_of(tmp_path)
+    assert (len(paragraphs), more) == (PARAGRAPHS, 2)
+
+
+def sentences(results):
+    return comparisons(make_tables(read_all([results])).measurements)
+
+
+def repeats_of(results, framework, rates):
+    for repeat, rate in enumerate(rates):
+        write_run(results, framework=framework, rate=rate, repeat=repeat)
+
+
+def test_too_few_repeats_conclude_nothing(tmp_path):
+    repeats_of(tmp_path, "single", [100.0] * 6)
+    repeats_of(tmp_path, "ddp", [50.0] * 3)
+    (sentence,) = sentences(tmp_path)
+    assert "n=6 and n=3, no 95 % CI" in sentence
+    assert "times as fast" not in sentence
+
+
+def test_overlapping_intervals_show_no_difference(tmp_path):
+    repeats_of(tmp_path, "single", [100.0, 101.0, 102.0, 103.0, 104.0, 105.0])
+    repeats_of(tmp_path, "ddp", [96.0, 97.0, 98.0, 99.0, 100.0, 101.0])
+    (sentence,) = sentences(tmp_path)
+    assert "no difference shown between single and ddp" in sentence
+
+
+def test_separate_intervals_give_the_size_of_the_effect(tmp_path):
+    repeats_of(tmp_path, "single", [200.0] * 6)
+    repeats_of(tmp_path, "ddp", [160.0] * 6)
+    (sentence,) = sentences(tmp_path)
+    assert sentence.startswith("resnet50, one GPU count, 32 samples an update, 1 GPU: ")
+    assert "single is 1.25 times as fast as ddp: 5.00 ms and 6.25 ms a sample" in sentence
+
+
+def test_the_effect_has_a_range_by_hand(tmp_path):
+    """10 to 12.5 ms against 20 to 40 ms: 20 / 12.5 = 1.6 to 40 / 10 = 4."""
+    repeats_of(tmp_path, "single", [100.0, 100.0, 90.0, 90.0, 80.0, 80.0])
+    repeats_of(tmp_path, "ddp", [50.0, 50.0, 40.0, 40.0, 25.0, 25.0])
+    (sentence,) = sentences(tmp_path)
+    assert sentence.endswith("the ratio is 1.6 to 4")
+
+
+def test_frameworks_on_equal_gpus_are_one_sentence_and_the_base_is_another(tmp_path):
+    repeats_of(tmp_path, "single", [100.0] * 6)
+    for framework, rates in (("ddp", [180.0] * 6), ("fsdp", [150.0] * 6), ("zero1", [95.0] * 5 + [105.0])):
+        for repeat, rate in enumerate(rates):
+            write_run(tmp_path, framework=framework, gpus=2, rate=rate, repeat=repeat)
+    place, base, count = sentences(tmp_path)
+    where = "resnet50, weak scaling, 32 samples a GPU, 2 GPUs"
+    assert place == (
+        f"{where}: ddp is 1.2 times as fast as fsdp: 5.56 ms and 6.67 ms a sample, the ratio is 1.2 to 1.2; "
+        "ddp is 1.89 times as fast as zero1: 5.56 ms and 10.5 ms a sample, the ratio is 1.71 to 1.89"
+    )
+    assert base == (
+        f"{where}, against single on 1 GPU: ddp is 1.8 times as fast (1.8 to 1.8); "
+        "fsdp is 1.5 times as fast (1.5 to 1.5); zero1: no speedup shown (0.95 to 1.05)"
+    )
+    assert count == (
+        "5 comparisons with intervals, not corrected for their number: each is wrong with probability 10 % at most, "
+        "so by chance up to about 0.5 of them"
+    )
+
+
+def test_only_comparable_rows_are_compared(tmp_path):
+    write_run(tmp_path, gpus=1)
+    write_run(tmp_path, gpus=2)
+    write_run(tmp_path, gpus=1, dataset="b" * 64, framework="single")
+    write_run(tmp_path, gpus=1, status="oom", framework="fsdp")
+    assert sentences(tmp_path) == []
