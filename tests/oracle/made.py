@@ -12,7 +12,7 @@ import torch
 from ddlbench.job import Job, Model
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.oracle.counts.counting import count
-from ddlbench.oracle.counts.counts import Block, Counts, Line, Live, Work
+from ddlbench.oracle.counts.counts import Block, Counts, Line, Numbers, Work
 from ddlbench.oracle.machine.machine import Device, Link, Machine
 from ddlbench.oracle.setting import Setting
 from ddlbench.oracle.timing.computation import Computation, Speeds
@@ -49,7 +49,7 @@ def setting(world: int = 1, batch: int = 8, machine: Machine = MACHINE, model: M
 
 def work(seconds: float) -> Work:
     """One operation of so many FLOPs a sample."""
-    return Work(np.array([seconds]), np.zeros(1), np.zeros(1), np.zeros(1, dtype=bool))
+    return Work(np.array([seconds]), live(0.0), np.zeros(1, dtype=bool))
 
 
 def block(name: str, forward: float, backward: float, numbers: int = 0, output: float = 0.0) -> Block:
@@ -57,9 +57,9 @@ def block(name: str, forward: float, backward: float, numbers: int = 0, output: 
     return Block(name, work(forward), work(backward), (numbers,), 0, output, Line(0.0, 1.0), 0, (), ())
 
 
-def live(*bytes_: float) -> Live:
+def live(*bytes_: float) -> Line[Numbers]:
     """Bytes after each operation, whatever the batch size."""
-    return Live(np.array(bytes_), np.zeros(len(bytes_)))
+    return Line(np.array(bytes_), np.zeros(len(bytes_)))
 
 
 def sized(saved: float, forward: float, backward: float, accumulating: float, output: float = 0.0) -> Block:

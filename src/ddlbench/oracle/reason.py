@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from ddlbench.oracle.setting import Memory, Outcome
+from ddlbench.oracle.setting import Outcome
 from ddlbench.texts import GIB, bytes_text
 
 
@@ -12,10 +12,14 @@ def reason(
     gpus: int, outcome: Outcome, step_s: float, wait_s: float | None, capacity: float | None, fits: bool | None
 ) -> str:
     """capacity: bytes of the device's memory; None: unknown."""
-    time = _time(gpus, outcome, step_s, wait_s)
     if capacity is None or fits:
-        return time
-    return f"{time}; {_may_fit(outcome.memory, capacity)}" if fits is None else _too_large(outcome.memory, capacity)
+        return _time(gpus, outcome, step_s, wait_s)
+    needed = f"{outcome.memory.total / GIB:.1f} GiB of {capacity / GIB:.1f} GiB"
+    if fits is None:
+        time = _time(gpus, outcome, step_s, wait_s)
+        return f"{time}; it may not fit: it needs about {needed} (--exact-memory rehearses it)"
+    part, bytes_ = max(asdict(outcome.memory).items(), key=lambda item: item[1])
+    return f"does not fit: it needs {needed}, of which {part} {bytes_ / GIB:.1f} GiB"
 
 
 def _time(gpus: int, outcome: Outcome, step_s: float, wait_s: float | None) -> str:
@@ -37,20 +41,6 @@ def _time(gpus: int, outcome: Outcome, step_s: float, wait_s: float | None) -> s
         return f"{where} the loader is waited for during {share}"
     assert largest is not None
     return f"{where} the {largest.what} ({bytes_text(largest.bytes_)}) takes {share}{_hidden(outcome)}"
-
-
-def _too_large(memory: Memory, capacity: float) -> str:
-    parts = asdict(memory)
-    part = max(parts, key=lambda name: parts[name])
-    return (
-        f"does not fit: it needs {memory.total / GIB:.1f} GiB of {capacity / GIB:.1f} GiB, of which {part} "
-        f"{parts[part] / GIB:.1f} GiB"
-    )
-
-
-def _may_fit(memory: Memory, capacity: float) -> str:
-    needed = f"{memory.total / GIB:.1f} GiB of {capacity / GIB:.1f} GiB"
-    return f"it may not fit: it needs about {needed} (--exact-memory rehearses it)"
 
 
 def _hidden(outcome: Outcome) -> str:

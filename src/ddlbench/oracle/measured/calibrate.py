@@ -1,7 +1,7 @@
 """--calibrate: seconds of each block's forward and backward pass and of the update, measured on this machine's device.
 
-Measured once for each device, model, micro batch, precision, optimizer and version of torch, and kept in
-$DDLBENCH_HOME/oracle. Of each block the median of its repeats.
+Measured once for each device, model, micro batch, precision, optimizer and version of torch, and stored in
+$DDLBENCH_HOME/oracle. The median of the repeats counts.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ import json
 import platform
 import time
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,13 +20,11 @@ from ddlbench.config.schema import Config
 from ddlbench.data.feed import Request
 from ddlbench.data.home import home
 from ddlbench.data.loaders.synthetic import random_batch
-from ddlbench.errors import UserError
 from ddlbench.files import replacing
 from ddlbench.job import Place, type_of_dtype
-from ddlbench.oracle.machine.machine import Device
 from ddlbench.oracle.measured.network import wait
 from ddlbench.oracle.setting import kind_of
-from ddlbench.oracle.timing.computation import Blocks, Pass
+from ddlbench.oracle.timing.computation import Pass
 from ddlbench.recipe.losses import make_loss
 from ddlbench.recipe.optimizers import make_optimizer
 from ddlbench.texts import digest
@@ -35,45 +32,10 @@ from ddlbench.texts import digest
 REPEATS = 5
 
 
-def this_device(expected: Device) -> torch.device:
-    """UserError where this machine has no such device."""
-    if expected.type == "cpu":
-        return torch.device("cpu")
-    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
-    if name != expected.name:
-        raise UserError(
-            f"--calibrate measures the device of this machine, which has {name}, not {expected.name}: run it there, or "
-            "give --one-gpu-step-s SECONDS"
-        )
-    return torch.device("cuda", 0)
-
-
-def calibration(config: Config, device: torch.device, samples: int) -> tuple[Blocks, float]:
-    """Blocks, and seconds of the update; from the file of an earlier calibration where there is one."""
-    key = key_of(config, device, samples)
-    path = home() / "oracle" / f"blocks-{digest(key, 16)}.json"
-    kept: dict[str, Any] | None = _kept(path, key)
-    if kept is None:
-        passes, update_s = measure(config, device, samples)
-        kept = {"key": key, "passes": [[seconds.forward, seconds.backward] for seconds in passes], "update_s": update_s}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as file:
-            file.write(json.dumps(kept, indent=1).encode())
-    return Blocks(samples, tuple(Pass(*seconds) for seconds in kept["passes"])), kept["update_s"]
-
-
-def _kept(path: Path, key: dict[str, Any]) -> dict[str, Any] | None:
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) and content.get("key") == key else None
-
-
-def key_of(config: Config, device: torch.device, samples: int) -> dict[str, Any]:
-    """What a calibration holds for."""
+def calibration(config: Config, device: torch.device, samples: int) -> tuple[tuple[Pass, ...], float]:
+    """Passes of the blocks, and seconds of the update; from the file of an earlier calibration if there is one."""
     train = config.train
-    return {
+    key = {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu of {platform.node()}",
         "model": repr(config.model),
         "samples": samples,
@@ -84,10 +46,22 @@ def key_of(config: Config, device: torch.device, samples: int) -> dict[str, Any]
         "optimizer": kind_of(config.recipe.optimizer),
         "torch": str(torch.__version__),
     }
+    path = home() / "oracle" / f"blocks-{digest(key, 16)}.json"
+    try:
+        kept: Any = json.loads(path.read_text())
+    except (OSError, ValueError):
+        kept = None
+    if not isinstance(kept, dict) or cast(dict[str, Any], kept).get("key") != key:
+        passes, update_s = measure(config, device, samples)
+        kept = {"key": key, "passes": [[seconds.forward, seconds.backward] for seconds in passes], "update_s": update_s}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as file:
+            file.write(json.dumps(kept, indent=1).encode())
+    return tuple(Pass(*seconds) for seconds in kept["passes"]), kept["update_s"]
 
 
 def measure(config: Config, device: torch.device, samples: int) -> tuple[list[Pass], float]:
-    """Seconds of every block, each fed with the output of the one before, and of the update."""
+    """Seconds of every block, whose input is the output of the block before, and of the update."""
     if device.type == "cpu":
         torch.set_num_threads(config.train.threads_per_rank)
     torch.manual_seed(0)
