@@ -44,7 +44,7 @@ def setting(world: int = 1, batch: int = 8, machine: Machine = MACHINE, model: M
     """Of a real model, counted."""
     own = job(world, batch, model, **more)
     counts = count(model, own.precision, "cuda")
-    return Setting(own, machine, Computation(counts, Speeds(15.7e12, 900e9), "sgd", "roofline"), "sgd")
+    return Setting(own, machine, Computation(counts, Speeds(15.7e12, 900e9), "sgd", "roofline"))
 
 
 def work(seconds: float) -> Work:
@@ -75,4 +75,4 @@ def made(world: int, blocks: list[Block], batch: int, machine: Machine = MACHINE
     """Of blocks with given seconds; the update takes nothing."""
     counts = Counts("made", tuple(blocks), 0)
     computation = Computation(counts, Speeds(1.0, float("inf")), "sgd", "given")
-    return Setting(job(world, batch, **more), machine, computation, "sgd")
+    return Setting(job(world, batch, **more), machine, computation)

@@ -25,17 +25,21 @@ def kind_of(optimizer: OptimizerConfig) -> str:
 
 @dataclass(frozen=True)
 class Setting:
-    """One job on one machine. optimizer: as `kind_of` names it; algorithm: of all-reduces."""
+    """One job on one machine. algorithm: of all-reduces"""
 
     job: Job
     machine: Machine
     computation: Computation
-    optimizer: str
     algorithm: str = "auto"
 
     @property
     def counts(self) -> Counts:
         return self.computation.counts
+
+    @property
+    def optimizer(self) -> str:
+        """As `kind_of` names it."""
+        return self.computation.optimizer
 
     @property
     def world(self) -> int:

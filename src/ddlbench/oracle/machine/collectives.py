@@ -85,11 +85,11 @@ def link(machine: Machine, level: int, ranks: int) -> Link:
 
 def all_reduce(m: float, to: Path, algorithm: str = "auto") -> float:
     """Seconds of an all-reduce. auto: the fastest algorithm, which NCCL chooses, too."""
-    algorithms = {"ring": ring_all_reduce, "tree": tree_all_reduce, "hierarchical": hierarchical_all_reduce}
     if to.ranks == 1 or m == 0:
         return 0.0
     if "all_reduce" in to.measured:
         return to.measured["all_reduce"].at(m)
+    algorithms = {"ring": ring_all_reduce, "tree": tree_all_reduce, "hierarchical": hierarchical_all_reduce}
     if algorithm == "auto":
         return min(seconds(m, to) for seconds in algorithms.values())
     return algorithms[algorithm](m, to)

@@ -16,7 +16,7 @@ from ddlbench.errors import UserError
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured.inputs import OneStep, from_one_step
 from ddlbench.oracle.predictor import job_of, strategy
-from ddlbench.oracle.setting import Setting, kind_of
+from ddlbench.oracle.setting import Setting
 from ddlbench.oracle.timing.computation import Computation
 from ddlbench.results.reading.attempts import Attempt, read_all
 
@@ -164,7 +164,7 @@ def _solved(config: Config, machine: Machine, base: Base, basis: str, blocks: Co
     step = OneStep(base.seconds, samples, min(samples, base.micro))
     for _ in range(ROUNDS):
         computation = from_one_step(there, machine, step, basis, blocks)
-        outcome = strategy(config.framework, Setting(job, machine, computation, kind_of(config.recipe.optimizer)))
+        outcome = strategy(config.framework, Setting(job, machine, computation))
         left = base.seconds - outcome.exposed_s
         if left <= 0:
             raise UserError(

@@ -84,8 +84,7 @@ def fsdp(framework: FSDP, setting: Setting) -> Outcome:
     size = setting.counts.numbers / shards * setting.gradient_bytes
     seconds = setting.all_reduce(size, framework.replicate, shards)
     more = Message("all-reduce of shards", 1, size, seconds, seconds)
-    layout = {"dp": setting.world, "shards": shards}
-    return replace(outcome, messages=(*outcome.messages, more), layout=layout)
+    return replace(outcome, messages=(*outcome.messages, more))
 
 
 def zero3(framework: DeepSpeedOptions, setting: Setting) -> Outcome:
