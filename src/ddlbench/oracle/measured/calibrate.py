@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import platform
 import time
-from collections.abc import Callable
 from statistics import median
 from typing import Any, cast
 
@@ -71,26 +70,24 @@ def measure(config: Config, device: torch.device, samples: int) -> tuple[list[Pa
     batch = random_batch(Request(config.model, Place(0, 1), device, 0, samples), samples)
     value, targets = batch.inputs, batch.targets
     passes: list[Pass] = []
-    names = list(dict(model.named_children()))
-    for name, block in model.named_children():
-        loss = make_loss(config.recipe.label_smoothing) if name == names[-1] else None
-        took, value = _block(block, value, None if loss is None else lambda out, loss=loss: loss(out, targets), config)
+    *_, last = model.children()
+    for block in model.children():
+        took, value = _block(block, value, targets if block is last else None, config)
         passes.append(took)
     return passes, _update(config, model, device)
 
 
-def _block(
-    block: nn.Module, value: Tensor, loss: Callable[[Tensor], Tensor] | None, config: Config
-) -> tuple[Pass, Tensor]:
+def _block(block: nn.Module, value: Tensor, targets: Tensor | None, config: Config) -> tuple[Pass, Tensor]:
+    """The seconds of a block, and its output. targets: of the last block, whose passes include the loss"""
     device, precision = value.device, config.train.precision
     ahead, back = list[float](), list[float]()
-    output = value
+    loss, output = make_loss(config.recipe.label_smoothing), value
     for _ in range(REPEATS + 1):
         wait(device)
         began = time.perf_counter()
         with torch.autocast(device.type, type_of_dtype[precision], enabled=precision != "fp32"):
             output = block(value)
-            result = output if loss is None else loss(output)
+            result = output if targets is None else loss(output, targets)
         wait(device)
         half = time.perf_counter()
         result.backward(torch.ones_like(result))

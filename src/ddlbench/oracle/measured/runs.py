@@ -187,16 +187,12 @@ def _number(value: Any) -> float | None:
 
 def _differences(settings: Mapping[str, Any], config: Config) -> list[str]:
     """Keys with different values that change the computing time of a sample, with both values."""
-    resolved = config.resolved
-    asked = {f"model.{key}": value for key, value in resolved["model"].items()}
+    wanted, train = config.resolved["train"], _section(settings, "train")
+    asked = {f"model.{key}": value for key, value in config.resolved["model"].items()}
+    asked |= {f"train.{key}": wanted[key] for key in ALIKE} | {"recipe.optimizer": config.recipe.optimizer.name}
     recorded = {f"model.{key}": value for key, value in _section(settings, "model").items()}
-    train = _section(settings, "train")
-    asked |= {f"train.{key}": resolved["train"][key] for key in ALIKE}
-    recorded |= {f"train.{key}": train[key] for key in ALIKE if key in train}
-    asked["recipe.optimizer"] = config.recipe.optimizer.name
+    recorded |= {f"train.{key}": train.get(key, wanted[key]) for key in ALIKE}  # an older record may lack a key
     recorded["recipe.optimizer"] = _section(_section(settings, "recipe"), "optimizer").get("name")
-    unknown = {key: asked[key] for key in asked if key.startswith("train.")}  # an older record has no such key
-    recorded = unknown | recorded
     names = [
         name for name in asked | recorded if not name.endswith("._target_") and asked.get(name) != recorded.get(name)
     ]
