@@ -16,6 +16,7 @@ from ddlbench.oracle.machine.collectives import all_reduce, path
 from ddlbench.oracle.measured import calibrate, inputs, network
 from ddlbench.oracle.measured.calibrate import calibration
 from ddlbench.oracle.measured.inputs import from_calibration
+from ddlbench.oracle.predictor import Inputs, predict
 from ddlbench.oracle.timing.computation import Pass
 from ddlbench.predict import __main__ as command
 from ddlbench.predict.question import ask
@@ -64,6 +65,18 @@ def test_blocks_are_measured_up_to_twice_one_gpu_s_batch() -> None:
     larger = computation.blocks(64)
     assert larger[1].forward > exact[1].forward
     assert computation.marks(64) == ["calibration at a micro batch of 4, not 64"]
+
+
+@pytest.mark.usefixtures("own_home")
+def test_a_predicted_step_has_the_measured_blocks_and_update() -> None:
+    """Not the update by the bytes of a device whose bandwidth is unknown."""
+    with configurations():
+        config = configuration(*TINY)
+    machine = machines.load("local")
+    computation = from_calibration(config, machine)
+    row = predict(config, config.framework, 1, Inputs(machine, lambda *_: computation))
+    passes, update_s = computation.measured[2], (computation.update_s or 0.0) * computation.counts.numbers
+    assert row.compute_s == pytest.approx(sum(each.forward + each.backward for each in passes) + update_s)
 
 
 def test_the_median_of_the_repeats_counts_without_the_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,10 +47,11 @@ def calibration(config: Config, device: torch.device, samples: int) -> tuple[tup
     }
     path = home() / "oracle" / f"blocks-{digest(key, 16)}.json"
     try:
-        kept: Any = json.loads(path.read_text())
+        content: Any = json.loads(path.read_text())
     except (OSError, ValueError):
-        kept = None
-    if not isinstance(kept, dict) or cast(dict[str, Any], kept).get("key") != key:
+        content = None
+    kept: dict[str, Any] = cast(dict[str, Any], content) if isinstance(content, dict) else {}
+    if kept.get("key") != key:
         passes, update_s = measure(config, device, samples)
         kept = {"key": key, "passes": [[seconds.forward, seconds.backward] for seconds in passes], "update_s": update_s}
         path.parent.mkdir(parents=True, exist_ok=True)

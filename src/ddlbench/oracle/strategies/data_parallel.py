@@ -93,8 +93,8 @@ def replicas(
     """
     job, numbers = setting.job, setting.counts.numbers
     count, samples = setting.micro_batch(setting.world)
-    update = setting.computation.update(numbers / shards)
     blocks = setting.computation.blocks(samples)
+    update = setting.computation.update(numbers / shards)
     compute = count * sum(block.both(job.checkpoint_activations) for block in blocks) + update
     return Outcome(
         compute_s=compute * setting.contention,

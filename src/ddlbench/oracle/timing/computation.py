@@ -114,7 +114,8 @@ class Computation:
         return float(seconds[block.forward.shared].sum()) / total if total else 0.0
 
     def update(self, numbers: float) -> float:
-        """Seconds of the update of so many parameters."""
+        """Seconds of the update of so many parameters. A calibration measures it with the first blocks."""
+        assert self.measure is None or self.update_s is not None, "ask for blocks before the update"
         parameter_s = self.update_s
         if parameter_s is None:
             parameter_s = costs(self.optimizer).bytes_ / self.speeds.bytes_per_s
