@@ -21,10 +21,10 @@ from ddlbench.config.compose import configuration
 from ddlbench.config.schema import Config
 from ddlbench.cores import allowed_cores
 from ddlbench.oracle.machine.machine import Machine, Sweep, load
-from ddlbench.oracle.measured.inputs import OneStep, counts_of, from_one_step, speeds_of
+from ddlbench.oracle.measured.inputs import OneStep, from_one_step, proportions
 from ddlbench.oracle.measured.network import COLLECTIVES
 from ddlbench.oracle.predictor import Inputs
-from ddlbench.oracle.timing.computation import Blocks, Computation, Pass, proportions
+from ddlbench.oracle.timing.computation import Computation, Pass
 
 MODELS = {
     "resnet50": ("model.layers=[1,1,1,1]", "model.width_per_group=32", "model.image_size=64", "model.num_classes=10"),
@@ -135,8 +135,8 @@ class Calibration:
 
     def _blocks(self, config: Config, machine: Machine) -> Computation:
         *passes, update_s = self._each(Measurement("blocks", config.model.name, "", 1))
-        plain = proportions(counts_of(config, machine), speeds_of(config, machine), config.recipe.optimizer.name)
-        measured = {MICRO: Blocks(MICRO, tuple(map(Pass, passes[::2], passes[1::2])))}
+        plain = proportions(config, machine)
+        measured = {MICRO: tuple(map(Pass, passes[::2], passes[1::2]))}
         return replace(plain, measured=measured, update_s=update_s / plain.counts.numbers)
 
     def _sweeps(self, ranks: int) -> dict[str, Sweep]:

@@ -17,7 +17,7 @@ from ddlbench.config.compose import configuration, configurations
 from ddlbench.job import Job
 from ddlbench.oracle.machine.machine import load
 from ddlbench.oracle.measured import network
-from ddlbench.oracle.measured.inputs import counts_of
+from ddlbench.oracle.measured.inputs import proportions
 
 Found = dict[Measurement, list[list[float]]]
 DDP = [Measurement("step", "gpt2_small", "ddp", ranks) for ranks in COUNTS]
@@ -26,7 +26,7 @@ DDP = [Measurement("step", "gpt2_small", "ddp", ranks) for ranks in COUNTS]
 def calibrated() -> Found:
     """One process takes 0.5 s a step, two beside each other 0.6, four 1.1; an all-reduce 1 ms a MiB, hidden or not."""
     config = configuration(*words(DDP[0]))
-    blocks = len(counts_of(config, load("local")).blocks)
+    blocks = len(proportions(config, load("local")).counts.blocks)
     found: Found = {each: [[0.5, 0.5]] for each in needed(["gpt2_small"], ["ddp"])}
     for ranks, seconds in ((1, 0.5), (2, 0.6), (4, 1.1)):
         found[Measurement("beside", "gpt2_small", "", ranks)] = [[seconds]]
@@ -38,7 +38,7 @@ def calibrated() -> Found:
 
 
 def megabytes() -> float:
-    return 4 * counts_of(configuration(*words(DDP[0])), load("local")).numbers / 2**20
+    return 4 * proportions(configuration(*words(DDP[0])), load("local")).counts.numbers / 2**20
 
 
 def test_a_row_has_the_measured_median_the_prediction_and_the_signed_error() -> None:

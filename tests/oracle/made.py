@@ -12,7 +12,7 @@ import torch
 from ddlbench.job import Job, Model
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.oracle.counts.counting import count
-from ddlbench.oracle.counts.counts import Block, Counts, Line, Live, Work
+from ddlbench.oracle.counts.counts import Block, Counts, Line, Numbers, Work
 from ddlbench.oracle.machine.machine import Device, Link, Machine
 from ddlbench.oracle.setting import Setting
 from ddlbench.oracle.timing.computation import Computation, Speeds
@@ -44,12 +44,12 @@ def setting(world: int = 1, batch: int = 8, machine: Machine = MACHINE, model: M
     """Of a real model, counted."""
     own = job(world, batch, model, **more)
     counts = count(model, own.precision, "cuda")
-    return Setting(own, machine, Computation(counts, Speeds(15.7e12, 900e9), "sgd", "roofline"), "sgd")
+    return Setting(own, machine, Computation(counts, Speeds(15.7e12, 900e9), "sgd", "roofline"))
 
 
 def work(seconds: float) -> Work:
     """One operation of so many FLOPs a sample."""
-    return Work(np.array([seconds]), np.zeros(1), np.zeros(1), np.zeros(1, dtype=bool))
+    return Work(np.array([seconds]), live(0.0), np.zeros(1, dtype=bool))
 
 
 def block(name: str, forward: float, backward: float, numbers: int = 0, output: float = 0.0) -> Block:
@@ -57,9 +57,9 @@ def block(name: str, forward: float, backward: float, numbers: int = 0, output: 
     return Block(name, work(forward), work(backward), (numbers,), 0, output, Line(0.0, 1.0), 0, (), ())
 
 
-def live(*bytes_: float) -> Live:
+def live(*bytes_: float) -> Line[Numbers]:
     """Bytes after each operation, whatever the batch size."""
-    return Live(np.array(bytes_), np.zeros(len(bytes_)))
+    return Line(np.array(bytes_), np.zeros(len(bytes_)))
 
 
 def sized(saved: float, forward: float, backward: float, accumulating: float, output: float = 0.0) -> Block:
@@ -75,4 +75,4 @@ def made(world: int, blocks: list[Block], batch: int, machine: Machine = MACHINE
     """Of blocks with given seconds; the update takes nothing."""
     counts = Counts("made", tuple(blocks), 0)
     computation = Computation(counts, Speeds(1.0, float("inf")), "sgd", "given")
-    return Setting(job(world, batch, **more), machine, computation, "sgd")
+    return Setting(job(world, batch, **more), machine, computation)

@@ -1,4 +1,4 @@
-"""Predicts one configuration on one number of GPUs. A refusal is a prediction, too, with its reason."""
+"""Predicts one configuration on one number of GPUs. A refusal is also a prediction, with its reason."""
 
 from __future__ import annotations
 
@@ -24,26 +24,21 @@ from ddlbench.frameworks.tensor.adapter import TensorParallel
 from ddlbench.job import Job
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.memory.errors import fits, worst_error
-from ddlbench.oracle.reason import reason
-from ddlbench.oracle.setting import Message, Outcome, Setting, kind_of
+from ddlbench.oracle.setting import Outcome, Setting
 from ddlbench.oracle.strategies import data_parallel as data
 from ddlbench.oracle.strategies import pipeline, sharded, spatial, tensor
 from ddlbench.oracle.strategies.traced import rehearsed_memory, traced
 from ddlbench.oracle.timing.computation import Computation
 from ddlbench.ranks.launch import Launch
+from ddlbench.texts import GIB, bytes_text
 
 PREDICTION_ONLY = (spatial.Spatial, tensor.Channel)
-
-
 SAMPLES = {"imagenet": 1_281_167, "imagenet_tfrecord": 1_281_167}  # Russakovsky et al. 2015, ILSVRC 2012
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """One row. docs/oracle.md explains every key; None: not known, or refused.
-
-    status: ok | unsupported; basis: what the seconds of computing come from; marks: what was not measured so
-    """
+    """One row. docs/oracle.md explains every key; None: unknown, or refused. status: ok | unsupported"""
 
     framework: str
     model: str
@@ -94,13 +89,14 @@ def predict(config: Config, framework: Any, gpus: int, inputs: Inputs) -> Predic
         return replace(row, status="unsupported", reason=str(error))
     try:
         computation = inputs.computation(replace(config, framework=framework), job)
-        setting = Setting(job, inputs.machine, computation, kind_of(config.recipe.optimizer), inputs.algorithm)
+        setting = Setting(job, inputs.machine, computation, inputs.algorithm)
         outcome = strategy(framework, setting)
     except RunError as error:
         if isinstance(error, UserError) and not isinstance(error, WrongRankCount):
             raise
         return replace(row, status="unsupported", reason=str(error))
-    row = replace(row, memory_error=0.0 if "traced" in outcome.notes else worst_error(_formula(framework)))
+    formula = f"zero{framework.zero_stage}" if isinstance(framework, DeepSpeedOptions) else framework.name
+    row = replace(row, memory_error=0.0 if "traced" in outcome.notes else worst_error(formula))
     if inputs.exact_memory:
         try:
             memory = rehearsed_memory(framework, job, outcome.layout, config.loader.pinned)
@@ -110,11 +106,6 @@ def predict(config: Config, framework: Any, gpus: int, inputs: Inputs) -> Predic
     return _filled(row, outcome, setting, inputs, config.train.steps)
 
 
-def _formula(framework: Any) -> str:
-    """The name of a framework's memory formula in the table of errors."""
-    return f"zero{framework.zero_stage}" if isinstance(framework, DeepSpeedOptions) else framework.name
-
-
 def job_of(config: Config, gpus: int, machine: Machine) -> Job:
     """The job of rank 0, as it would be on that machine."""
     launch = Launch("torchrun", world_size=gpus, local_world_size=machine.per_node(gpus))
@@ -122,10 +113,10 @@ def job_of(config: Config, gpus: int, machine: Machine) -> Job:
 
 
 def strategy(framework: Any, setting: Setting) -> Outcome:
-    """The outcome by the model of a framework; without a model, by tracing. Unsupported if that is not possible."""
+    """The outcome by the framework's equations; without equations, by tracing. Unsupported if neither is possible."""
     match framework:
         case Single():
-            return data.single(setting)
+            return data.replicas(setting)
         case DDP():
             return data.ddp(framework, setting)
         case Horovod():
@@ -151,7 +142,7 @@ def strategy(framework: Any, setting: Setting) -> Outcome:
 
 
 def _filled(row: Prediction, outcome: Outcome, setting: Setting, inputs: Inputs, most: int | None) -> Prediction:
-    """row: with the error of its memory; most: steps of an epoch, where the configuration sets them"""
+    """row: with the error of its memory; most: steps of an epoch, if the configuration sets them"""
     job, machine = setting.job, setting.machine
     wait = None
     if inputs.loader is not None:  # each replica's batch is loaded by one rank
@@ -181,16 +172,42 @@ def _filled(row: Prediction, outcome: Outcome, setting: Setting, inputs: Inputs,
         reason=reason(row.gpus, outcome, step, wait, capacity, fitting),
         layout=outcome.layout,
         limits=tuple(map(asdict, outcome.limits)),
-        messages=tuple(map(_plain, outcome.messages)),
+        messages=tuple({**asdict(sent), "hidden": sent.seconds - sent.exposed} for sent in outcome.messages),
         basis=setting.computation.basis,
-        marks=(
-            *row.marks,
-            *setting.computation.marks(outcome.micro_samples),
-            *machine.marks(row.gpus),
-            *machine.beyond(largest),
-        ),
+        marks=(*row.marks, *setting.computation.marks(outcome.micro_samples), *machine.marks(row.gpus, largest)),
     )
 
 
-def _plain(message: Message) -> dict[str, Any]:
-    return {**asdict(message), "hidden": message.seconds - message.exposed}
+def reason(
+    gpus: int, outcome: Outcome, step_s: float, wait_s: float | None, capacity: float | None, fitting: bool | None
+) -> str:
+    """One sentence: the largest parts of the time of a step, or why it does not fit. capacity: bytes of the device's
+    memory; None: unknown"""
+    time = _time(gpus, outcome, step_s, wait_s or 0.0)
+    if capacity is None or fitting:
+        return time
+    needed = f"{outcome.memory.total / GIB:.1f} GiB of {capacity / GIB:.1f} GiB"
+    if fitting is None:
+        return f"{time}; it may not fit: it needs about {needed} (--exact-memory rehearses it)"
+    part, bytes_ = max(asdict(outcome.memory).items(), key=lambda item: item[1])
+    return f"does not fit: it needs {needed}, of which {part} {bytes_ / GIB:.1f} GiB"
+
+
+def _time(gpus: int, outcome: Outcome, step_s: float, wait_s: float) -> str:
+    where = f"at {gpus} GPU{'s' if gpus > 1 else ''}"
+    computing, hidden = f"computing takes {outcome.compute_s / step_s:.0%}", ""
+    if outcome.hidden_s >= 0.01 * outcome.step_s:
+        sent = outcome.hidden_s + outcome.exposed_s
+        hidden = f"; {outcome.hidden_s / sent:.0%} of the communication is hidden behind computing"
+    largest = max(outcome.messages, key=lambda message: message.exposed, default=None)
+    lost = {"bubble": outcome.bubble_s, "data": wait_s, "communication": largest.exposed if largest else 0.0}
+    name, seconds = max(lost.items(), key=lambda item: item[1])
+    share = f"{seconds / step_s:.0%} of the step: {computing}"
+    if seconds < 0.05 * step_s:
+        return f"{where} {computing} of the step{hidden}"
+    if name == "bubble":
+        return f"{where} stages wait for each other for {share} ({', '.join(outcome.notes)})"
+    if name == "data":
+        return f"{where} the loader is waited for during {share}"
+    assert largest is not None
+    return f"{where} the {largest.what} ({bytes_text(largest.bytes_)}) takes {share}{hidden}"

@@ -1,4 +1,4 @@
-"""The inputs and outcomes of a strategy's prediction. Plain values."""
+"""The inputs and the outcome of the prediction of a strategy."""
 
 from __future__ import annotations
 
@@ -25,17 +25,21 @@ def kind_of(optimizer: OptimizerConfig) -> str:
 
 @dataclass(frozen=True)
 class Setting:
-    """One job on one machine. optimizer: as `kind_of` names it; algorithm: of all-reduces."""
+    """One job on one machine. algorithm: of all-reduces"""
 
     job: Job
     machine: Machine
     computation: Computation
-    optimizer: str
     algorithm: str = "auto"
 
     @property
     def counts(self) -> Counts:
         return self.computation.counts
+
+    @property
+    def optimizer(self) -> str:
+        """As `kind_of` names it."""
+        return self.computation.optimizer
 
     @property
     def world(self) -> int:
@@ -46,14 +50,19 @@ class Setting:
         """Bytes of one number of a gradient that is sent."""
         return BYTES[self.job.reduce_dtype]
 
+    def micro_batch(self, replicas: int) -> tuple[int, float]:
+        """The number of micro batches of a step, and the samples in one."""
+        count = self.job.micro_batches(replicas)
+        return count, self.job.replica_batch(replicas) / count
+
     @property
     def contention(self) -> float:
-        """How much longer computing takes while all ranks of a node compute."""
+        """Factor by which computing is slower while all ranks of a node compute."""
         return self.machine.shared_cores(self.machine.per_node(self.world))
 
     def exposed(self, seconds: float, late: float) -> float:
-        """Seconds by which communication delays the step: `late`, which does not fit behind computing, and the share of
-        the remaining seconds that hidden communication costs on this machine."""
+        """Seconds by which communication delays the step: `late`, which comes after the end of computing, and the share
+        of the other seconds by which hidden communication slows computing on this machine."""
         return late + (seconds - late) * self.machine.shown(self.machine.per_node(self.world))
 
     def path(self, ranks: int, stride: int = 1, groups: int | None = None) -> Path:
@@ -68,7 +77,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Message:
-    """Communication of one kind in a step: how often, bytes altogether, seconds altogether, and those not hidden."""
+    """Communication of one kind in a step: number of messages, bytes and seconds of all, and seconds not hidden."""
 
     what: str
     count: float
@@ -79,8 +88,8 @@ class Message:
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of the rank with the most memory at its fullest moment. activations: with temporary results; buffers: all
-    other bytes, of the model and of libraries"""
+    """Peak bytes of the rank with the most memory. activations: with temporary results; buffers: all other bytes, of
+    the model and of libraries"""
 
     weights: float
     gradients: float
@@ -95,7 +104,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Limit:
-    """The largest degree of a strategy, and what sets it."""
+    """The largest degree of a strategy, and the reason."""
 
     degree: str  # dp | tp | pp | sp
     largest: int
@@ -104,7 +113,8 @@ class Limit:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A step of one strategy: compute_s of the slowest rank; bubble_s: its waiting for other stages."""
+    """A step of one strategy. compute_s: of the slowest rank; bubble_s: its waiting for other stages; micro_samples:
+    samples of a micro batch"""
 
     compute_s: float
     messages: tuple[Message, ...]

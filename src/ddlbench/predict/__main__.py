@@ -1,11 +1,11 @@
-"""python -m ddlbench.predict: what each framework would take on a cluster, before it is run there."""
+"""python -m ddlbench.predict: step time and memory of each framework on a cluster, without a run there."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import Any, cast
 
@@ -19,7 +19,14 @@ from ddlbench.job import Job
 from ddlbench.oracle.machine import machine as machines
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured import network
-from ddlbench.oracle.measured.inputs import OneStep, from_calibration, from_one_step, from_roofline, machine_of, own_gpu
+from ddlbench.oracle.measured.inputs import (
+    OneStep,
+    from_calibration,
+    from_one_step,
+    from_roofline,
+    machine_of,
+    require_gpu,
+)
 from ddlbench.oracle.measured.runs import Results
 from ddlbench.oracle.predictor import SAMPLES, Inputs, Prediction, predict
 from ddlbench.oracle.timing.computation import Computation
@@ -28,7 +35,7 @@ from ddlbench.predict.question import Question, ask
 from ddlbench.progress import Progress
 
 TP = (2, 4, 8)  # degrees of tensor parallelism that are tried within a node
-STAGES = {"tensor": 1, "hybrid": 2}  # frameworks of which several layouts are tried: their stages
+STAGES = {"tensor": 1, "hybrid": 2}  # stages of the frameworks for which several layouts are tried
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -48,12 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def answer(question: Question) -> int:
     if question.options.calibrate_network:
         machine = machines.load(question.machine)
+        require_gpu("--calibrate-network", machine)
         counts = [gpus for gpus in question.gpus if 1 < gpus <= (machine.devices_per_node or gpus)]
-        if machine.device.type == "cuda" and machine.device.name != own_gpu():
-            raise UserError(
-                f"--calibrate-network measures this machine, which has {own_gpu() or 'no GPU'}, not "
-                f"{machine.device.name}: run it there"
-            )
         print(f"collectives are in {network.calibrate(machine.device.type, counts)}", file=sys.stderr)
     machine = machine_of(question.machine, question.overlap)
     rows = ranking.ranked(predictions(question, machine))
@@ -69,8 +72,8 @@ def answer(question: Question) -> int:
 
 
 def predictions(question: Question, machine: Machine) -> list[Prediction]:
-    """A row for every framework at every number of GPUs. A row says why it has no prediction, if an input is missing or
-    a framework lacks a key; UserError if that holds for all rows."""
+    """A row for each framework at each number of GPUs. If an input is missing or a framework lacks a key, its row says
+    so; UserError if that is true of all rows."""
     results = Results.read(question.options.results, str(torch.__version__)) if question.options.results else None
     rows, errors = list[Prediction](), list[UserError]()
 
@@ -82,15 +85,18 @@ def predictions(question: Question, machine: Machine) -> list[Prediction]:
     names = choices("framework") if question.framework is None else [question.framework]
     for name in Progress(sys.stderr.isatty()).steps(names, len(names), "predicting", "frameworks"):
         try:
-            predict_at = _predictor(question, machine, results, name)
+            config = configuration(f"+framework={name}", *question.words)
+            inputs = inputs_of(question, machine, config, results)
         except UserError as error:
             if question.framework is not None or not question.has_framework_keys:
                 raise
             rows += [refused(name, gpus, error) for gpus in question.gpus]
             continue
+        framework = question.only_here or config.framework
         for gpus in question.gpus:
             try:
-                rows.append(predict_at(gpus))
+                layouts = tried(question, framework, gpus, machine.per_node(gpus))
+                rows.append(ranking.ranked([predict(config, layout, gpus, inputs) for layout in layouts])[0])
             except UserError as error:
                 rows.append(refused(name, gpus, error))
     if errors and all(row.status != "ok" for row in rows):
@@ -98,22 +104,9 @@ def predictions(question: Question, machine: Machine) -> list[Prediction]:
     return rows
 
 
-def _predictor(question: Question, machine: Machine, results: Results | None, name: str) -> Callable[[int], Prediction]:
-    """A function that predicts a number of GPUs. UserError for keys that this framework does not have."""
-    config = configuration(f"+framework={name}", *question.words)
-    inputs = inputs_of(question, machine, config, results)
-    framework = question.only_here or config.framework
-
-    def fastest(gpus: int) -> Prediction:
-        layouts = tried(question, framework, gpus, machine.per_node(gpus))
-        return ranking.ranked([predict(config, layout, gpus, inputs) for layout in layouts])[0]
-
-    return fastest
-
-
 def tried(question: Question, framework: Any, gpus: int, per_node: int) -> list[Any]:
-    """The layouts that are compared. Where no degree is given, tensor parallelism stays within a node, and replicas
-    take the remaining GPUs."""
+    """The layouts that are compared. If no degree is given, tensor parallelism is within a node, and replicas use the
+    other GPUs."""
     stages = None if question.has_degrees else STAGES.get(framework.name)
     if stages is None:
         return [framework]
@@ -127,35 +120,29 @@ def inputs_of(question: Question, machine: Machine, config: Config, results: Res
     if results is not None:
         samples, loader = samples or results.samples(config), loader or results.loader_rate(config)
     samples = samples or SAMPLES.get(config.data.name)
-    seconds = source(question, machine, results)
-    return Inputs(machine, seconds, options.algorithm, samples, loader, options.exact_memory)
+    made: list[Computation] = []  # once for all layouts and numbers of GPUs
+
+    def computation(config: Config, _: Job) -> Computation:
+        if not made:
+            made.append(computation_of(question, machine, config, results))
+        return made[0]
+
+    return Inputs(machine, computation, options.algorithm, samples, loader, options.exact_memory)
 
 
-def source(question: Question, machine: Machine, results: Results | None) -> Callable[[Config, Job], Computation]:
-    """The source of the seconds of computing: the best one that is given."""
-    made: dict[str, Computation] = {}
-    step_s = question.options.one_gpu_step_s
-
-    def make(config: Config, job: Job) -> Computation:
-        blocks = from_calibration(config, machine) if question.options.calibrate else None
-        if results is not None:
-            return results.computation(config, machine, blocks)
-        if step_s is not None:
-            return from_one_step(config, machine, OneStep(step_s, question.options.one_gpu_batch), blocks=blocks)
-        return blocks or from_roofline(config, machine)
-
-    def computation(config: Config, job: Job) -> Computation:
-        framework: Any = config.framework
-        key = f"{framework.name} {config.train} {config.model}"
-        if key not in made:
-            made[key] = make(config, job)
-        return made[key]
-
-    return computation
+def computation_of(question: Question, machine: Machine, config: Config, results: Results | None) -> Computation:
+    """The seconds of computing, from the best source that is given."""
+    options = question.options
+    blocks = from_calibration(config, machine) if options.calibrate else None
+    if results is not None:
+        return results.computation(config, machine, blocks)
+    if options.one_gpu_step_s is not None:
+        return from_one_step(config, machine, OneStep(options.one_gpu_step_s, options.one_gpu_batch), blocks=blocks)
+    return blocks or from_roofline(config, machine)
 
 
 def _config(question: Question, row: Prediction) -> Config | None:
-    """The configuration of a row in its layout; None where nothing can be run."""
+    """The configuration of a row in its layout; None if it cannot run."""
     if question.only_here:
         return None
     config = configuration(f"+framework={row.framework}", *question.words)
@@ -166,7 +153,7 @@ def _config(question: Question, row: Prediction) -> Config | None:
 
 
 def heading(rows: Sequence[Prediction], question: Question, machine: Machine) -> str:
-    """The model, the cluster, and the source of the seconds of computing, in words."""
+    """The model, the cluster, and the source of the seconds of computing, as text."""
     config = configuration(f"+framework={question.framework or rows[0].framework}", *question.words)
     train, device = config.train, machine.device
     batch = f"{train.samples_per_update(1)} samples per {'update' if train.global_batch else 'GPU and update'}"

@@ -30,17 +30,17 @@ ABOVE_0 = (
     "one_gpu_step_s", "one_gpu_batch", "samples_per_epoch", "loader_samples_per_s", "max_gpus", "max_memory_gib"
 )  # fmt: skip
 OWN = ("cluster", "gpus", "+framework", "overlap")  # words that are not for Hydra
-IN_TEXT = ("check_volumes", "max_gpus", "max_memory_gib")  # they add lines to the table; JSON has rows only
+IN_TEXT = ("check_volumes", "max_gpus", "max_memory_gib")  # options that add lines to the table; JSON has rows only
 ONLY_HERE = {"spatial": Spatial, "channel": Channel}  # +framework=NAME for strategies that cannot be run
 
 
 @dataclass
 class Question:
-    """What is asked.
+    """What to predict.
 
-    words: for Hydra, without the framework; framework: None: all that run
-    machine: a name or a file, as oracle/machine reads it
-    only_here: a strategy that can only be predicted
+    words: for Hydra, without the framework; framework: None: all that can run
+    machine: the name of a description or a file (oracle/machine/machine.py)
+    only_here: a strategy that can be predicted but not run
     """
 
     options: argparse.Namespace
@@ -99,7 +99,7 @@ def parser() -> Parser:
 
 
 def ask(arguments: Sequence[str]) -> Question:
-    """The question of a command line. UserError for values without a meaning."""
+    """Parse a command line. UserError for values without a meaning."""
     options, others = parser().parse_known_args(arguments)
     words = [*options.words, *others]
     for word in words:
@@ -107,20 +107,23 @@ def ask(arguments: Sequence[str]) -> Question:
             raise UserError(f"{word} is no option and no key=value: see python -m ddlbench.predict --help")
     _check(options)
     given = dict(word.split("=", 1) for word in words)
+    overlap = given.get("overlap")
     for key in OWN:
         if sum(word.startswith(f"{key}=") for word in words) > 1:
             raise UserError(f"{key} is there twice: give it once (several numbers of GPUs: {EXAMPLE})")
+    if overlap not in (None, "true", "false"):
+        raise UserError(f"overlap={overlap} must be true or false")
     question = Question(
         options,
         [word for word in words if word.split("=", 1)[0] not in OWN],
         given.get("cluster", "local"),
         numbers(given["gpus"]) if "gpus" in given else [1, 2, 4],
         given.get("+framework"),
-        overlap=_switch(given.get("overlap")),
+        overlap=None if overlap is None else overlap == "true",
     )
     if question.framework in ONLY_HERE:
         question.only_here = _only_here(question, given)
-        question.framework = "single"  # whose configuration is the plainest
+        question.framework = "single"  # its configuration has no other keys
     return question
 
 
@@ -144,58 +147,42 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _only_here(question: Question, given: dict[str, str]) -> Any:
-    """The strategy with its degrees. It takes their words, because they are no keys of any framework."""
+    """The strategy with its degrees, whose words are removed, because no framework has these keys."""
     cls = ONLY_HERE[str(question.framework)]
     keys = {key for key in given if key.startswith("framework.")}
     allowed = {"framework.dp", "framework.sp" if cls is Spatial else "framework.tp"}
     for key in sorted(keys - allowed):
         raise UserError(f"{key} does not exist: {question.framework} has {', '.join(sorted(allowed))}")
     question.words = [word for word in question.words if not word.startswith("framework.")]
-    degrees = {key.partition(".")[2]: _degree(key, given[key]) for key in keys}
+    degrees = {
+        key.partition(".")[2]: _number(given[key], f"{key}={given[key]} must be a number from 1 to {LARGEST_WORLD}")
+        for key in keys
+    }
     return cls(**cast(Any, degrees))
-
-
-def _degree(key: str, text: str) -> int:
-    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= LARGEST_WORLD:
-        raise UserError(f"{key}={text} must be a number from 1 to {LARGEST_WORLD}")
-    return int(text)
-
-
-def _switch(text: str | None) -> bool | None:
-    if text not in (None, "true", "false"):
-        raise UserError(f"overlap={text} must be true or false")
-    return None if text is None else text == "true"
 
 
 def numbers(text: str) -> list[int]:
     """GPU counts: 8, [4,8,16] or [4,8,...,1024], which continues with the same factor, else with the same step."""
     entries = [entry.strip() for entry in re.sub(r"^\[|\]$", "", text.strip()).split(",")]
+    refusal = f"gpus={text} must be numbers from 1 to {LARGEST_WORLD}: {EXAMPLE}"
     counts: list[int] = []
     for index, entry in enumerate(entries):
-        if entry in ("...", "…"):
-            last = _number(entries[index + 1], text) if index + 1 < len(entries) else 0
-            if len(counts) < 2 or not counts[-2] < counts[-1] < last:
-                raise UserError(f"gpus={text}: two ascending numbers before ... and a larger one after it: {EXAMPLE}")
-            counts += _between(counts[-2], counts[-1], last)
-        else:
-            counts.append(_number(entry, text))
+        if entry not in ("...", "…"):
+            counts.append(_number(entry, refusal))
+            continue
+        last = _number(entries[index + 1], refusal) if index + 1 < len(entries) else 0
+        if len(counts) < 2 or not counts[-2] < counts[-1] < last:
+            raise UserError(f"gpus={text}: two ascending numbers before ... and a larger one after it: {EXAMPLE}")
+        first, second = counts[-2:]
+        factor, rest = divmod(second, first)
+        while (value := counts[-1] + second - first if rest else counts[-1] * factor) < last:
+            counts.append(value)
     if len(counts) > MOST:
         raise UserError(f"gpus= gives {len(counts)} numbers: ask for {MOST} at most at a time")
     return list(dict.fromkeys(counts))
 
 
-def _number(entry: str, text: str) -> int:
-    if not entry.isascii() or not entry.isdigit() or not 1 <= int(entry) <= LARGEST_WORLD:
-        raise UserError(f"gpus={text} must be numbers from 1 to {LARGEST_WORLD}: {EXAMPLE}")
-    return int(entry)
-
-
-def _between(first: int, second: int, last: int) -> list[int]:
-    counts: list[int] = []
-    factor, rest = divmod(second, first)
-    value = second
-    while True:
-        value = value * factor if not rest else value + second - first
-        if value >= last:
-            return counts
-        counts.append(value)
+def _number(text: str, refusal: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= LARGEST_WORLD:
+        raise UserError(refusal)
+    return int(text)

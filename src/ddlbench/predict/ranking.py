@@ -11,49 +11,38 @@ GiB = 2**30
 TIMES = ("step", "compute", "comm", "hidden", "bubble", "data")
 WHICH = ("framework", "layout", "gpus")
 COLUMNS = (*WHICH, *TIMES, "memory", "error", "fits", "samples/s", "epoch")
-TIE = 0.03  # a smaller difference is below what the oracle can tell
+TIE = 0.03  # the oracle cannot distinguish smaller differences
 PARTS = ("weights", "gradients", "optimizer", "activations", "buffers")
 
 
 def ranked(rows: Sequence[Prediction]) -> list[Prediction]:
-    """Rows by number of GPUs; within a number the fastest that fits first, refusals last."""
-
-    def place(row: Prediction) -> tuple[int, bool, bool, float, str]:
-        return row.gpus, row.status != "ok", row.fits is False, row.step_s or 0.0, row.framework
-
-    return sorted(rows, key=place)
+    """Rows by number of GPUs; for each number the fastest row that fits first, refusals last."""
+    return sorted(
+        rows, key=lambda row: (row.gpus, row.status != "ok", row.fits is False, row.step_s or 0.0, row.framework)
+    )
 
 
 def fitting(
     rows: Sequence[Prediction], max_gpus: int | None = None, max_memory: float | None = None
 ) -> list[Prediction]:
-    """The rows that fit the device, on at most so many GPUs and in so many bytes; the most samples a second first, of
-    equal ones those on fewer GPUs."""
-    fitting_rows = [
-        row
-        for row in rows
-        if row.status == "ok"
-        and row.fits is not False
-        and (max_gpus is None or row.gpus <= max_gpus)
-        and (max_memory is None or (row.memory_bytes or 0.0) <= max_memory)
-    ]
-    return sorted(fitting_rows, key=lambda row: (-(row.samples_per_s or 0.0), row.gpus))
+    """The rows that fit the device, on at most so many GPUs and in so many bytes: the most samples a second first; of
+    equal rows that on fewer GPUs first."""
+    capped = [row for row in rows if row.status == "ok" and row.fits is not False]
+    capped = [row for row in capped if max_gpus is None or row.gpus <= max_gpus]
+    capped = [row for row in capped if max_memory is None or (row.memory_bytes or 0.0) <= max_memory]
+    return sorted(capped, key=lambda row: (-(row.samples_per_s or 0.0), row.gpus))
 
 
 def table(rows: Sequence[Prediction]) -> str:
-    """A table for the terminal, a line for each prediction, without refusals."""
+    """A table for the terminal, one line per prediction, without refusals."""
     return "\n".join(aligned(COLUMNS, (_cells(row) for row in rows if row.status == "ok"), left=WHICH[:2]))
 
 
 def memory_table(rows: Sequence[Prediction]) -> str:
-    """GiB of the parts of `memory`, a line a prediction."""
-    lines = ((*_which(row), *_gibibytes(row)) for row in rows if row.status == "ok")
+    """GiB of the parts of `memory`, one line per prediction."""
+    parts = ((row, [(row.memory or {})[name] for name in PARTS]) for row in rows if row.status == "ok")
+    lines = ((*_which(row), *(f"{bytes_ / GiB:.3f}" for bytes_ in (*of, row.memory_bytes or 0.0))) for row, of in parts)
     return "\n".join(aligned((*WHICH, *PARTS, "memory"), lines, left=WHICH[:2]))
-
-
-def _gibibytes(row: Prediction) -> list[str]:
-    parts = row.memory or {}
-    return [f"{bytes_ / GiB:.3f}" for bytes_ in (*(parts[name] for name in PARTS), row.memory_bytes or 0.0)]
 
 
 def _which(row: Prediction) -> tuple[str, str, str]:
@@ -65,18 +54,14 @@ def _cells(row: Prediction) -> tuple[str, ...]:
     seconds = (row.step_s, row.compute_s, row.comm_exposed_s, row.comm_hidden_s, row.bubble_s, row.data_s)
     fits = {True: "yes", False: "no", None: "?"}[row.fits]
     memory, error = f"{(row.memory_bytes or 0.0) / GiB:.2f} GiB", f"±{row.memory_error or 0.0:.0%}"
-    mark = "*" if row.marks else ""
-    rate = f"{row.samples_per_s or 0.0:.4g}{mark}"
+    rate = f"{row.samples_per_s or 0.0:.4g}{'*' if row.marks else ''}"
     epoch = "" if row.epoch_s is None else f"{row.epoch_s:.4g} s"
-    return (*_which(row), *map(milliseconds, seconds), memory, error, fits, rate, epoch)
-
-
-def milliseconds(seconds: float | None) -> str:
-    return "" if seconds is None else f"{seconds * 1e3:.4g} ms"
+    times = ("" if took is None else f"{took * 1e3:.4g} ms" for took in seconds)
+    return (*_which(row), *times, memory, error, fits, rate, epoch)
 
 
 def refusals(rows: Sequence[Prediction]) -> list[str]:
-    """One line for each framework and reason, with the GPU counts."""
+    """One line per framework and reason, with the GPU counts."""
     by_reason: dict[tuple[str, str], list[int]] = {}
     for row in rows:
         if row.status != "ok":
@@ -85,24 +70,18 @@ def refusals(rows: Sequence[Prediction]) -> list[str]:
 
 
 def marks(rows: Sequence[Prediction]) -> list[str]:
-    """The meaning of the stars."""
-    texts = dict.fromkeys(mark for row in rows for mark in row.marks)
-    return [f"* {mark}" for mark in texts]
+    """The meaning of the asterisks."""
+    return [f"* {mark}" for mark in dict.fromkeys(mark for row in rows for mark in row.marks)]
 
 
 def limits(rows: Sequence[Prediction]) -> list[str]:
     """The largest degree of each strategy and the layer that sets it, once each."""
-    texts = dict.fromkeys(
-        f"{limit['degree']} <= {limit['largest']} ({limit['layer']})"
-        for row in rows
-        for limit in row.limits
-        if limit["degree"] != "dp"
-    )
-    return list(texts)
+    largest = (limit for row in rows for limit in row.limits if limit["degree"] != "dp")
+    return list(dict.fromkeys(f"{limit['degree']} <= {limit['largest']} ({limit['layer']})" for limit in largest))
 
 
 def conclusion(rows: Sequence[Prediction], caps: str) -> str:
-    """rows: as `fitting` gives them; frameworks that are as fast on the same GPUs are named, too."""
+    """The best row, and other frameworks that are as fast on the same GPUs. rows: in the order of `fitting`"""
     if not rows:
         return f"nothing that fits{caps}"
     best = rows[0]

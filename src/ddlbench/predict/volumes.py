@@ -1,4 +1,4 @@
-"""The bytes that a step sends: by the equations, and traced from the real adapters in a rehearsal."""
+"""The bytes that a step sends: by the equations, and traced from the real framework in a rehearsal."""
 
 from __future__ import annotations
 
@@ -46,30 +46,29 @@ class Volume:
 
 
 def lines(rows: Sequence[Prediction], config_of: Callable[[Prediction], Config | None]) -> Iterator[str]:
-    """For each row the messages of its equations, and the traced bytes beside them. config_of: None for a row that
-    cannot run"""
+    """For each row the messages of its equations, and the traced bytes. config_of: None for a row that cannot run"""
     yield "\nvolume of a step, of whole messages:"
     for row in rows:
+        head = f"  {row.framework} at {row.gpus}:"
         for message in row.messages:
             count = f"{message['count']:g} x, " if message["count"] else ""
-            yield f"  {row.framework} at {row.gpus}: {message['what']}: {count}{bytes_text(message['bytes_'])}"
+            yield f"{head} {message['what']}: {count}{bytes_text(message['bytes_'])}"
         config = config_of(row)
         if config is None:
-            yield f"  {row.framework} at {row.gpus}: not traced: it can only be predicted"
-            continue
-        if any(message["what"] not in DIMENSIONS for message in row.messages):
-            yield f"  {row.framework} at {row.gpus}: the messages are traced: it has no equations"
-            continue
-        try:
-            for volume in compared(row, stages(config, row)):
-                both = f"traced {bytes_text(volume.traced)}, equations {bytes_text(volume.expected)}"
-                yield f"  {row.framework} at {row.gpus}: along {volume.dimension}: {both} ({volume.difference:+.1%})"
-        except RunError as error:
-            yield f"  {row.framework} at {row.gpus}: not traced: {error}"
+            yield f"{head} not traced: it can only be predicted"
+        elif any(message["what"] not in DIMENSIONS for message in row.messages):
+            yield f"{head} the messages are traced: it has no equations"
+        else:
+            try:
+                for volume in compared(row, stages(config, row)):
+                    both = f"traced {bytes_text(volume.traced)}, equations {bytes_text(volume.expected)}"
+                    yield f"{head} along {volume.dimension}: {both} ({volume.difference:+.1%})"
+            except RunError as error:
+                yield f"{head} not traced: {error}"
 
 
 def stages(config: Config, row: Prediction, device_type: str = "cpu") -> list[Rehearsal]:
-    """One rank of each stage of a replica, with the layout of a prediction. RunError where it cannot be rehearsed."""
+    """One rank of each stage of a replica, in the layout of a prediction. RunError if it cannot be rehearsed."""
     layout = Layout(*(row.layout.get(name, 1) for name in ("dp", "tp", "pp")))
     device = torch.device("cuda", 0) if device_type == "cuda" else torch.device("cpu")
     ranks: list[Rehearsal] = []

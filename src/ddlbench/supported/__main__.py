@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from ddlbench.config.compose import quiet
 from ddlbench.config.schema import BATCH_PER_GPU
 from ddlbench.supported.survey import COMPUTING, CPU, RANKS, Change, Survey, as_it_is
-from ddlbench.supported.words import Answers, Knob, Reasons, cell, code, knobs, scope, table, title
+from ddlbench.supported.words import Knob, Reasons, cell, code, knobs, scope, table, title
 
 HEAD = """# What runs with what
 
@@ -63,10 +63,16 @@ def markdown() -> str:
 
 def page(survey: Survey) -> str:
     reasons = Reasons()
+    fewer = [name for name in survey.names if survey.ranks[name] != RANKS[0]]
+    ranks = f"{RANKS[0]} GPUs" + (f" ({code(fewer)}: {RANKS[1]})" if fewer else "")
+    models = [
+        [f"`{name}`", *(cell(survey.answers(name, {model: of}), reasons) for model, of in survey.models.items())]
+        for name in survey.names
+    ]
     sections = [
-        HEAD.format(ranks=_ranks(survey), batch=BATCH_PER_GPU),
+        HEAD.format(ranks=ranks, batch=BATCH_PER_GPU),
         "## Models\n\n",
-        _models(survey, reasons),
+        table(["framework", *survey.models], models) + "\n",
         COMPUTE,
         _shared(survey, COMPUTING, reasons),
         UPDATE,
@@ -82,19 +88,6 @@ def page(survey: Survey) -> str:
     return "".join(sections)
 
 
-def _ranks(survey: Survey) -> str:
-    fewer = [name for name in survey.names if survey.ranks[name] != RANKS[0]]
-    return f"{RANKS[0]} GPUs" + (f" ({code(fewer)}: {RANKS[1]})" if fewer else "")
-
-
-def _models(survey: Survey, reasons: Reasons) -> str:
-    rows = [
-        [f"`{name}`", *(cell(survey.answers(name, {model: of}), reasons) for model, of in survey.models.items())]
-        for name in survey.names
-    ]
-    return table(["framework", *survey.models], rows) + "\n"
-
-
 def _shared(survey: Survey, changes: Mapping[str, Change], reasons: Reasons) -> str:
     rows = [
         [f"`{name}`", *(cell(survey.changed(name, change), reasons) for change in changes.values())]
@@ -105,9 +98,16 @@ def _shared(survey: Survey, changes: Mapping[str, Change], reasons: Reasons) -> 
 
 
 def _section(survey: Survey, group: list[str], reasons: Reasons) -> str:
-    """Frameworks of one class: what they are, their options, and what these change."""
+    """Frameworks of one class: what they are, their options, and the effects of the options."""
     keys = knobs(group)
-    lines = list(_effects(survey, group, keys, reasons))
+    lines: list[str] = []
+    for words, asked in _tried(survey, keys).items():
+        by_effects: dict[str, list[str]] = {}
+        for name, change in asked.items():
+            if effects := _effects(survey, name, change, reasons):
+                by_effects.setdefault(" and ".join(effects), []).append(name)
+        if by_effects:
+            lines.append(_line(words, by_effects, named=len(group) > 1))
     parts = [
         f"### {', '.join(group)}\n",
         "".join(f"- `{name}`: {title(name)}\n" for name in group) if len(group) > 1 else title(group[0]) + "\n",
@@ -117,34 +117,20 @@ def _section(survey: Survey, group: list[str], reasons: Reasons) -> str:
     return "\n".join(filter(None, parts)) + "\n"
 
 
-def _effects(survey: Survey, group: list[str], keys: list[Knob], reasons: Reasons) -> Iterator[str]:
-    """One line per value of an option that changes what runs."""
-    for words, asked in _tried(survey, keys).items():
-        by_effects: dict[str, list[str]] = {}
-        for name, change in asked.items():
-            effects = [*_refused(survey.changed(name, change), reasons), *_gained(survey, name, change)]
-            if effects:
-                by_effects.setdefault(" and ".join(effects), []).append(name)
-        if by_effects:
-            yield _line(words, by_effects, named=len(group) > 1)
-
-
-def _refused(answers: Answers, reasons: Reasons) -> Iterator[str]:
-    """What is refused for each reason."""
+def _effects(survey: Survey, name: str, change: Change, reasons: Reasons) -> list[str]:
+    """The cases that an option refuses, for each reason, and the cases that run only with it."""
+    answers, effects = survey.changed(name, change), list[str]()
     notes = {case: reasons.notes([reason]) for case, reason in answers.items() if reason is not None}
     for note in dict.fromkeys(notes.values()):
         where = scope([case for case, number in notes.items() if number == note], answers)
-        yield f"not {where} {note}" if where else f"no {note}"
-
-
-def _gained(survey: Survey, framework: str, change: Change) -> Iterator[str]:
-    cases = survey.gained(framework, change)
-    if cases:
-        yield f"also {scope(cases, survey.answers(framework, survey.families))}"
+        effects.append(f"not {where} {note}" if where else f"no {note}")
+    if gained := survey.gained(name, change):
+        effects.append(f"also {scope(gained, survey.answers(name, survey.families))}")
+    return effects
 
 
 def _line(words: str, frameworks: Mapping[str, Sequence[str]], named: bool = True) -> str:
-    """frameworks: those for which each text holds"""
+    """frameworks: by the text that is true of them"""
     parts = [f"{code(names)} {text}" if named else text for text, names in frameworks.items()]
     return f"- `{words}`: {'; '.join(parts)}\n"
 
@@ -160,7 +146,12 @@ def _tried(survey: Survey, keys: Iterable[Knob]) -> Questions:
 
 def _on_cpu(survey: Survey, reasons: Reasons) -> Iterator[str]:
     """One line per option whose answers differ on CPU."""
-    for words, asked in _questions(survey).items():
+    shared = {"nothing changed": as_it_is, **COMPUTING, **survey.updating}
+    questions: Questions = {words: dict.fromkeys(survey.names, change) for words, change in shared.items()}
+    for group in survey.groups:
+        for words, asked in _tried(survey, knobs(group)).items():
+            questions.setdefault(f"framework.{words}", {}).update(asked)
+    for words, asked in questions.items():
         by_answer: dict[str, list[str]] = {}
         for name, change in asked.items():
             here = survey.changed(name, change, CPU)
@@ -168,16 +159,6 @@ def _on_cpu(survey: Survey, reasons: Reasons) -> Iterator[str]:
                 by_answer.setdefault(cell(here, reasons), []).append(name)
         if by_answer:
             yield _line(words, by_answer)
-
-
-def _questions(survey: Survey) -> Questions:
-    """All checks of the page, for each framework."""
-    shared = {"nothing changed": as_it_is, **COMPUTING, **survey.updating}
-    questions: Questions = {words: dict.fromkeys(survey.names, change) for words, change in shared.items()}
-    for group in survey.groups:
-        for words, asked in _tried(survey, knobs(group)).items():
-            questions.setdefault(f"framework.{words}", {}).update(asked)
-    return questions
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import groupby
 from typing import Any, get_args, get_type_hints
 
 import torch
@@ -83,11 +82,10 @@ class Survey:
     @cached_property
     def groups(self) -> list[list[str]]:
         """Frameworks of one class together."""
-
-        def place(name: str) -> str:
-            return type(self.frameworks[name]).__qualname__
-
-        return [list(names) for _, names in groupby(sorted(self.frameworks, key=place), place)]
+        groups: dict[str, list[str]] = {}
+        for name, framework in self.frameworks.items():
+            groups.setdefault(type(framework).__qualname__, []).append(name)
+        return [groups[kind] for kind in sorted(groups)]
 
     @cached_property
     def names(self) -> list[str]:
@@ -96,12 +94,11 @@ class Survey:
     @cached_property
     def ranks(self) -> dict[str, int]:
         """The number of ranks in the checks of each framework: one at which it runs some model."""
-        configs = self.families.values()
-        fits = {
-            name: [n for n in RANKS if any(self._ask(name, config, CUDA, n) is None for config in configs)]
-            for name in self.frameworks
-        }
-        return {name: (*numbers, RANKS[0])[0] for name, numbers in fits.items()}
+
+        def runs(name: str, ranks: int) -> bool:
+            return any(self._ask(name, config, CUDA, ranks) is None for config in self.families.values())
+
+        return {name: next((ranks for ranks in RANKS if runs(name, ranks)), RANKS[0]) for name in self.frameworks}
 
     def answers(
         self, framework: str, models: Mapping[str, Config], change: Change = as_it_is, device: torch.device = CUDA
@@ -132,11 +129,11 @@ class Survey:
         after = self.answers(framework, self.families, change, device)
         return {case: reason for case, reason in after.items() if before[case] is None}
 
-    def gained(self, framework: str, change: Change) -> Answers:
-        """The cases that run with the change only."""
+    def gained(self, framework: str, change: Change) -> list[Case]:
+        """The cases that run only with the change."""
         before = self.answers(framework, self.families)
         after = self.answers(framework, self.families, change)
-        return {case: None for case, reason in after.items() if reason is None and before[case] is not None}
+        return [case for case, reason in after.items() if reason is None and before[case] is not None]
 
     def tried(self, framework: str, key: Knob) -> dict[str, Change]:
         """The other values of a switch or a choice, 2 for a number."""

@@ -75,12 +75,8 @@ def _by_model(cases: Iterable[Case]) -> dict[str, list[str]]:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    line = "|" + "---|" * len(head)
-    return "\n".join([_row(head), line, *map(_row, rows)]) + "\n"
-
-
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    first, *lines = (f"| {' | '.join(cells)} |" for cells in (head, *rows))
+    return "\n".join([first, "|" + "---|" * len(head), *lines]) + "\n"
 
 
 def code(names: Iterable[object]) -> str:

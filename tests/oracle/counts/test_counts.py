@@ -65,8 +65,8 @@ def test_bytes_of_a_linear_layer_by_hand() -> None:
     """fc8: 32 inputs, 10 outputs, one sample: reads 32 + 320 + 10 numbers, writes 10. The weights do not grow with the
     batch."""
     last = count(MODELS[1], "fp32", "cpu").blocks[-1]
-    assert last.forward.fixed[0] + 0 == 4 * (320 + 10)
-    assert last.forward.per_sample[0] == 4 * (32 + 10)
+    assert last.forward.bytes_.fixed[0] + 0 == 4 * (320 + 10)
+    assert last.forward.bytes_.per_sample[0] == 4 * (32 + 10)
     assert last.output == last.weighted_outputs == 40
     assert last.unsaved_output == 40  # the loss saves its logarithms of probabilities
 

@@ -14,8 +14,9 @@ from ddlbench.errors import UserError
 from ddlbench.oracle.machine import machine as machines
 from ddlbench.oracle.machine.collectives import all_reduce, path
 from ddlbench.oracle.measured import calibrate, inputs, network
-from ddlbench.oracle.measured.calibrate import calibration, this_device
+from ddlbench.oracle.measured.calibrate import calibration
 from ddlbench.oracle.measured.inputs import from_calibration
+from ddlbench.oracle.predictor import Inputs, predict
 from ddlbench.oracle.timing.computation import Pass
 from ddlbench.predict import __main__ as command
 from ddlbench.predict.question import ask
@@ -35,7 +36,7 @@ def test_a_calibration_is_kept_for_its_batch_and_precision(own_home: Path) -> No
     with configurations():
         config, half = configuration(*TINY), configuration(*TINY, "train.precision=bf16")
     first, update_s = calibration(config, CPU, 2)
-    assert [each.forward > 0 and each.backward > 0 for each in first.passes] == [True] * 4  # embed, h0, ln_f, head
+    assert [each.forward > 0 and each.backward > 0 for each in first] == [True] * 4  # embed, h0, ln_f, head
     assert calibration(config, CPU, 2) == (first, update_s)
     assert len(list(own_home.iterdir())) == 1
     calibration(config, CPU, 1)
@@ -60,10 +61,22 @@ def test_blocks_are_measured_up_to_twice_one_gpu_s_batch() -> None:
     computation = from_calibration(config, machines.load("local"))
     exact = computation.blocks(4)
     assert computation.marks(4) == []
-    assert exact[1].forward == computation.measured[4].passes[1].forward
+    assert exact[1].forward == computation.measured[4][1].forward
     larger = computation.blocks(64)
     assert larger[1].forward > exact[1].forward
     assert computation.marks(64) == ["calibration at a micro batch of 4, not 64"]
+
+
+@pytest.mark.usefixtures("own_home")
+def test_a_predicted_step_has_the_measured_blocks_and_update() -> None:
+    """Not the update by the bytes of a device whose bandwidth is unknown."""
+    with configurations():
+        config = configuration(*TINY)
+    machine = machines.load("local")
+    computation = from_calibration(config, machine)
+    row = predict(config, config.framework, 1, Inputs(machine, lambda *_: computation))
+    passes, update_s = computation.measured[2], (computation.update_s or 0.0) * computation.counts.numbers
+    assert row.compute_s == pytest.approx(sum(each.forward + each.backward for each in passes) + update_s)
 
 
 def test_the_median_of_the_repeats_counts_without_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,8 +91,10 @@ def test_the_median_of_the_repeats_counts_without_the_first(monkeypatch: pytest.
 
 
 def test_another_device_is_refused() -> None:
+    with configurations():
+        config = configuration(*TINY)
     with pytest.raises(UserError, match="which has no GPU, not Tesla V100"):
-        this_device(machines.load("abci").device)
+        from_calibration(config, machines.load("abci"))
 
 
 @pytest.mark.slow

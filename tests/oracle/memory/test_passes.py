@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ddlbench.measure.formulas.memory_formula import Bytes
-from ddlbench.oracle.counts.counts import Counts, Line, Live
+from ddlbench.oracle.counts.counts import Counts, Line, most
 from ddlbench.oracle.memory.passes import Moment, arriving, at_peak, passes, update_copies
 from tests.oracle.made import A, B, block, setting, sized
 
@@ -24,7 +24,7 @@ def test_a_long_forward_pass_is_the_peak() -> None:
 
 
 def test_activations_grow_with_the_batch() -> None:
-    growing = replace(A, saved=Line(10, 5), live_backward=Live(np.array([12.0, 1.0]), np.array([1.0, 6.0])))
+    growing = replace(A, saved=Line(10, 5), live_backward=Line(np.array([12.0, 1.0]), np.array([1.0, 6.0])))
     assert passes([growing, B], 3, False, [0, 0], accumulating=False) == Moment(0, 10 + 15 + 30)
     assert passes([growing], 1, False, [0], accumulating=False) == Moment(0, 13)
     assert passes([growing], 3, False, [0], accumulating=False) == Moment(0, 19)
@@ -76,12 +76,12 @@ def test_copies_of_the_update_are_of_the_largest_tensor() -> None:
 
 def test_weights_gathered_in_16_bits_are_not_copied_again() -> None:
     less = replace(A, parameters=(2,)).with_16_bit_weights()
-    assert (less.saved.at(1), less.live_forward.most(1), less.live_backward.most(1)) == (6, 7, 8)
+    assert (less.saved.at(1), most(less.live_forward, 1), most(less.live_backward, 1)) == (6, 7, 8)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_block_has_at_least_what_it_saves(precision: str) -> None:
     """With 3 samples, which were not counted."""
     for each in setting(1, precision=precision).counts.blocks:
-        assert each.live_forward.most(3) >= each.saved.at(3)
-        assert each.live_backward.most(3) >= each.live_accumulating.most(3) > 0
+        assert most(each.live_forward, 3) >= each.saved.at(3)
+        assert most(each.live_backward, 3) >= most(each.live_accumulating, 3) > 0

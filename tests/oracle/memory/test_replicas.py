@@ -1,11 +1,11 @@
-"""Peak memory of a rank with all weights, by hand: the blocks of docs/oracle.md with 8 and 4 bytes of gradients."""
+"""Peak memory of a rank by hand: the blocks of docs/oracle.md with 8 and 4 bytes of weights."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from ddlbench.oracle.memory.passes import batch_bytes
-from ddlbench.oracle.memory.replicas import replica, zero
+from ddlbench.oracle.memory.replicas import Gathered, fsdp, replica, zero, zero3
 from ddlbench.oracle.setting import Memory
 from tests.oracle.made import A, B, made
 
@@ -48,3 +48,24 @@ def test_zero_2_reduces_during_the_backward_pass() -> None:
     assert zero(SETTING, 2, 6, overlaps=False) == Memory(12, 3, 6, 36 + 8, 6 + BATCH)
     assert zero(TWO, 2, 6, overlaps=False) == Memory(12, 6, 6, 36 + 8, 6 + 2 * BATCH)
     assert zero(SETTING, 2, 12, overlaps=True) == Memory(12, 3, 6, 36, 24 + BATCH)
+
+
+def test_fsdp_has_the_weights_of_the_block_that_runs() -> None:
+    """Backward pass of B: 10 + 30, its 4 bytes of weights, and 8 of the next block."""
+    assert fsdp(SETTING, 4, Gathered(4, [8, 4], 0)) == Memory(3, 0, 3, 40 + 12, BATCH)
+
+
+def test_a_block_that_stays_gathered_is_not_gathered_again() -> None:
+    assert fsdp(SETTING, 4, Gathered(4, [0, 4], 8)) == Memory(3, 0, 3, 40 + 4, 8 + BATCH)
+
+
+def test_fsdp_adds_up_complete_gradients() -> None:
+    assert fsdp(TWO, 4, Gathered(4, [8, 4], 0)) == Memory(3, 12, 3, 36 + 12, 2 * BATCH)
+
+
+def test_zero_3_keeps_gathered_weights_and_a_bucket() -> None:
+    """12 bytes stay gathered while B runs; a copy of 8 bytes is reduced where the bucket is smaller than the
+    gradients."""
+    gathered = Gathered(4, [0, 0], 12)
+    assert zero3(SETTING, gathered, bucket=100, persistent=5) == Memory(8, 3, 6, 36 + 12, 100 + BATCH)
+    assert zero3(SETTING, gathered, bucket=6, persistent=0) == Memory(3, 3, 6, 36 + 12 + 8, 6 + BATCH)

@@ -9,13 +9,13 @@ from functools import cache
 import numpy as np
 
 from ddlbench.config.compose import configuration, configurations
-from ddlbench.oracle.counts.counts import Block, Counts, Work
+from ddlbench.oracle.counts.counts import Block, Counts, Line, Work
 from ddlbench.oracle.machine import collectives as by
 from ddlbench.oracle.machine.collectives import path
 from ddlbench.oracle.machine.machine import Sweep, load
 from ddlbench.oracle.measured.inputs import OneStep, from_one_step
 from ddlbench.oracle.predictor import Inputs, Prediction, predict
-from ddlbench.oracle.timing.computation import Blocks, Computation, Pass, Speeds, spread
+from ddlbench.oracle.timing.computation import Computation, Pass, Speeds, spread
 from ddlbench.report.predicted import cells
 from tests.oracle.made import MACHINE, block, made
 from tests.oracle.worked.text import ms, s
@@ -26,7 +26,7 @@ A, B = block("a", 1, 2), block("b", 3, 4)
 
 
 def with_work(flops: Sequence[float], fixed: Sequence[float], each: Sequence[float], shared: Sequence[bool]) -> Block:
-    work = Work(np.array(flops), np.array(fixed), np.array(each), np.array(shared))
+    work = Work(np.array(flops), Line(np.array(fixed), np.array(each)), np.array(shared))
     return replace(block("made", 0, 0), forward=work)
 
 
@@ -46,7 +46,7 @@ def one_measured_step() -> list[str]:
 
 
 def calibrated() -> list[str]:
-    found = replace(computing(block("a", 1, 2)), measured={4: Blocks(4, (Pass(5, 9),))})
+    found = replace(computing(block("a", 1, 2)), measured={4: [Pass(5, 9)]})
     return [s(found.blocks(8)[0].forward), s(found.blocks(8)[0].backward)]
 
 

@@ -6,25 +6,32 @@ of each operation gives the part that grows with the batch (activations) and the
 
 from __future__ import annotations
 
+import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from functools import cache, partial
-from typing import Any, cast
+from functools import partial
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ddlbench.job import Model
+from ddlbench.frameworks.tensor.collectives import Part
+from ddlbench.frameworks.tensor.layers import split_model
+from ddlbench.frameworks.tensor.loss import parallel_cross_entropy
+from ddlbench.job import Model, example_batch, type_of_dtype
 from ddlbench.measure.formulas.memory_formula import SPLIT
-from ddlbench.oracle.counts.counts import Block, Counts, Exchange, Line, Live, Numbers, Rows, Work
-from ddlbench.oracle.counts.fake_model import Feed, feed
-from ddlbench.oracle.counts.live_bytes import LiveBytes
-from ddlbench.oracle.counts.operations import Operation, Watch, saved_bytes
+from ddlbench.oracle.counts.counts import Amount, Block, Counts, Line, Numbers, Work
+from ddlbench.oracle.counts.operations import Observer, Operation, saved_bytes
+from ddlbench.ranks.fake.fake import fake_world
+from ddlbench.recipe.losses import make_loss
 from ddlbench.rehearsal.observed import identity, size
 
 SAMPLES = (2, 4)  # BatchNorm refuses one value a channel
+_counted = dict[object, Counts]()
 
 
 def count(
@@ -32,193 +39,185 @@ def count(
 ) -> Counts:
     """The counts of a model, made once for each model, precision and kind of device. tp: count the part of one of tp
     ranks that share every layer, with sequence parallelism or without."""
-    return _count(Key.of(model), precision, device_type, smoothing, tp, sequence)
+    key = type(model), repr(model), precision, device_type, smoothing, tp, sequence
+    if key not in _counted:
+        (small, tied), (large, _) = (
+            _run(fake_model(model, precision, device_type, smoothing, samples, tp, sequence)) for samples in SAMPLES
+        )
+        _counted[key] = Counts(model.name, tuple(map(_joined, small, large)), tied)
+    return _counted[key]
 
 
-@dataclass(frozen=True)
-class Key:
-    """A model as the argument of a cached function."""
-
-    model: Model
-    text: str
-
-    @classmethod
-    def of(cls, model: Model) -> Key:
-        return cls(replace(cast(Any, model)), repr(model))  # a copy: dataclasses of models may be changed
-
-    def __hash__(self) -> int:
-        return hash((type(self.model), self.text))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Key) and (type(other.model), other.text) == (type(self.model), self.text)
-
-
-@cache
-def _count(key: Key, precision: str, device_type: str, smoothing: float, tp: int, sequence: bool) -> Counts:
-    model = key.model
-    small, large = (_run(model, precision, device_type, smoothing, samples, tp, sequence) for samples in SAMPLES)
-    blocks = [_joined(a, b) for a, b in zip(small, large, strict=True)]
-    return Counts(model.name, tuple(blocks), sum(pair.tied for pair in small))
-
-
-def _lines(small: Sequence[float], large: Sequence[float]) -> tuple[Numbers, Numbers]:
-    """Intercepts and slopes of the straight lines through the counts at both batch sizes."""
-    first, second = np.array(small, dtype=float), np.array(large, dtype=float)
-    slopes = (second - first) / (SAMPLES[1] - SAMPLES[0])
-    return first - slopes * SAMPLES[0], slopes
-
-
-def _work(small: list[Operation], large: list[Operation]) -> Work:
-    assert [op.name for op in small] == [op.name for op in large], "the batch size changes what runs"
-    return Work(
-        np.array([op.flops / SAMPLES[0] for op in small], dtype=float),
-        *_lines([op.bytes_ for op in small], [op.bytes_ for op in large]),
-        np.array([op.shared for op in small], dtype=bool),
-    )
-
-
-@dataclass(frozen=True)
-class _Seen:
-    """The counts of one block at one batch size."""
-
-    name: str
-    forward: list[Operation]
-    backward: list[Operation]
-    saved: float
-    output: float
-    unsaved_output: float
-    weighted_outputs: float
-    live_forward: list[float]
-    live_backward: list[float]
-    live_accumulating: list[float]
-    parameters: tuple[int, ...]
-    split_parameters: int
-    tied: int
-    buffers: int
-    exchanges: tuple[Exchange, ...]
-    rows: tuple[Rows, ...]
-
-    def named(self, name: str) -> _Seen:
-        """An equal block of another name."""
-        exchanges = tuple(replace(one, name=one.name.replace(self.name, name, 1)) for one in self.exchanges)
-        rows = tuple(replace(one, name=one.name.replace(self.name, name, 1)) for one in self.rows)
-        return replace(self, name=name, exchanges=exchanges, rows=rows)
-
-
-def _joined(small: _Seen, large: _Seen) -> Block:
-    (saved,), (more,) = _lines([small.saved], [large.saved])
-    return Block(
-        name=small.name,
+def _joined(small: Block, large: Block) -> Block:
+    """A block, from its counts at both batch sizes."""
+    return replace(
+        small,
         forward=_work(small.forward, large.forward),
         backward=_work(small.backward, large.backward),
-        parameters=small.parameters,
-        split_parameters=small.split_parameters,
-        output=small.output,
-        saved=Line(float(saved), float(more)),
-        buffers=small.buffers,
-        exchanges=small.exchanges,
-        rows=small.rows,
-        unsaved_output=small.unsaved_output,
-        weighted_outputs=small.weighted_outputs,
-        live_forward=Live(*_lines(small.live_forward, large.live_forward)),
-        live_backward=Live(*_lines(small.live_backward, large.live_backward)),
-        live_accumulating=Live(*_lines(small.live_accumulating, large.live_accumulating)),
+        saved=_line(small.saved, large.saved),
+        live_forward=_line(small.live_forward, large.live_forward),
+        live_backward=_line(small.live_backward, large.live_backward),
+        live_accumulating=_line(small.live_accumulating, large.live_accumulating),
     )
 
 
-def _run(
+def _work(small: Work, large: Work) -> Work:
+    assert small.names == large.names, "the batch size changes what runs"
+    return replace(small, bytes_=_line(small.bytes_, large.bytes_))
+
+
+def _line(small: Line[Amount], large: Line[Amount]) -> Line[Amount]:
+    """The straight line through the counts at both batch sizes."""
+    slope = (large.fixed - small.fixed) / (SAMPLES[1] - SAMPLES[0])
+    return Line(small.fixed - slope * SAMPLES[0], slope)
+
+
+@dataclass
+class FakeModel:
+    """A model under fake tensors, whose blocks run one after the other.
+
+    value: input of the next block
+    uncounted: tensors that are not activations: weights, buffers, the batch
+    saved: storages that autograd has saved for an earlier block, and weights
+    """
+
+    model: nn.Module
+    plan: dict[str, str]
+    loss: Callable[[Tensor, Tensor], Tensor]
+    samples: int
+    value: Tensor
+    targets: Tensor
+    autocast: torch.autocast
+    uncounted: list[Tensor]
+    saved: set[int]
+
+
+@contextmanager
+def fake_model(
     model: Model, precision: str, device_type: str, smoothing: float, samples: int, tp: int, sequence: bool
-) -> list[_Seen]:
-    """Run every block forward and backward by itself; of equal blocks with equal inputs only the first."""
-    seen: list[_Seen] = []
-    counted: set[int] = set()
-    runs = dict[object, tuple[_Seen, Callable[[], Tensor]]]()
-    with feed(model, precision, device_type, smoothing, samples, tp, sequence) as fed:
-        for name, block in fed.blocks.items():
-            kind = _kind(fed, name, block, counted)
+) -> Generator[FakeModel]:
+    loss: Callable[[Tensor, Tensor], Tensor] = make_loss(smoothing)
+    plan = model.tensor_plan()
+    with FakeTensorMode() if tp == 1 else fake_world(0, tp, torch.device("cpu")), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # fake tensors warn about values that they do not have
+        built = model.build().train()
+        if tp > 1:
+            part = Part(dist.group.WORLD, 0, tp, sequence)
+            split_model(built, plan, part)
+            loss = partial(parallel_cross_entropy, classes=model.outputs(), smoothing=smoothing, part=part)
+        if device_type == "cuda":
+            # On GPUs attention stays one fused kernel with dropout; on the CPU torch would compute it step by step.
+            for module in built.modules():
+                dropout = getattr(module, "attn_dropout", None)
+                if isinstance(dropout, nn.Dropout):
+                    dropout.p = 0.0
+        batch = example_batch(model, samples)
+        autocast = torch.autocast("cpu", type_of_dtype[precision], enabled=precision != "fp32")
+        uncounted = [*built.parameters(), *built.buffers(), batch.inputs, batch.targets]
+        saved = {identity(tensor) for tensor in (*built.parameters(), batch.inputs)}
+        yield FakeModel(built, plan, loss, samples, batch.inputs, batch.targets, autocast, uncounted, saved)
+
+
+def _run(model: AbstractContextManager[FakeModel]) -> tuple[list[Block], int]:
+    """The counts of all blocks at one batch size, and the numbers of tied parameters. Each block runs forward and
+    backward by itself; of equal blocks with equal inputs only the first one runs."""
+    blocks, tied = list[Block](), 0
+    counted = set[int]()  # parameters of earlier blocks
+    runs = dict[object, tuple[Block, Callable[[], Tensor]]]()
+    with model as fake:
+        children = dict(fake.model.named_children())
+        for name, module in children.items():
+            is_last, value = name == list(children)[-1], fake.value
+            parameters = tuple((key, tensor.shape, id(tensor) in counted) for key, tensor in module.named_parameters())
+            layout = value.shape, value.dtype, value.stride(), value.requires_grad, identity(value) in fake.saved
+            kind = is_last, repr(module), parameters, layout  # equal for blocks that compute the same
             if kind in runs:
-                one, make_output = runs[kind]
+                block, make_output = runs[kind]
                 output = make_output()
             else:
-                one, output = _run_block(fed, name, block, model.tensor_plan(), samples, counted)
-                runs[kind] = one, _maker(fed, output)
-            counted |= {id(parameter) for parameter in block.parameters()}
-            seen.append(one.named(name))
-            fed.pass_on(output)
-    return seen
+                block, output = _run_block(fake, name, module, is_last, counted)
+                runs[kind] = block, _maker(fake, output)
+            tied += sum(tensor.numel() for tensor in module.parameters() if id(tensor) in counted)
+            counted |= {id(tensor) for tensor in module.parameters()}
+            blocks.append(_named(block, name))
+            fake.value = output.detach().requires_grad_()
+    return blocks, tied
 
 
-def _maker(fed: Feed, output: Tensor) -> Callable[[], Tensor]:
+def _named(block: Block, name: str) -> Block:
+    exchanges = tuple(replace(one, name=one.name.replace(block.name, name, 1)) for one in block.exchanges)
+    rows = tuple(replace(one, name=one.name.replace(block.name, name, 1)) for one in block.rows)
+    return replace(block, name=name, exchanges=exchanges, rows=rows)
+
+
+def _maker(fake: FakeModel, output: Tensor) -> Callable[[], Tensor]:
     """A function that makes tensors like this output, without a reference to it."""
     make = partial(torch.empty_strided, output.shape, output.stride(), dtype=output.dtype)
-    is_saved = identity(output) in fed.saved
+    is_saved = identity(output) in fake.saved
 
     def made() -> Tensor:
         tensor = make()
         if is_saved:
-            fed.saved.add(identity(tensor))
-            weakref.finalize(tensor.untyped_storage(), fed.saved.discard, identity(tensor))
+            fake.saved.add(identity(tensor))
+            weakref.finalize(tensor.untyped_storage(), fake.saved.discard, identity(tensor))
         return tensor
 
     return made
 
 
-def _kind(fed: Feed, name: str, block: nn.Module, counted: set[int]) -> object:
-    """A key that is equal for blocks that compute the same: modules, new parameters, input; the last one has a loss."""
-    parameters = tuple((key, tensor.shape, id(tensor) in counted) for key, tensor in block.named_parameters())
-    value = fed.value
-    block_input = value.shape, value.dtype, value.stride(), value.requires_grad, identity(value) in fed.saved
-    return fed.is_last(name), repr(block), parameters, block_input
-
-
-def _run_block(
-    fed: Feed, name: str, block: nn.Module, plan: Mapping[str, str], samples: int, counted: set[int]
-) -> tuple[_Seen, Tensor]:
-    """The counts of one block, and its output."""
-    watch = Watch(name, block, plan, samples)
-    value, saved_before = fed.value, identity(fed.value) in fed.saved
-    with LiveBytes([*fed.uncounted, value] if saved_before else fed.uncounted, value) as live:
-        with fed.mixed(), watch.forward(), saved_bytes(fed.saved) as saved:
-            output = block(value)
-            result = fed.loss(output, fed.targets) if fed.is_last(name) else output
-        begin, unsaved = len(live.after), 0 if identity(output) in fed.saved else size(output)
-        _backward(result, watch)
-    gradients = [parameter.grad for parameter in block.parameters()]
-    live_backward, live_accumulating = live.after[begin:], live.without(gradients, begin)
-    block.zero_grad()
-    parameters = {f"{name}.{key}": parameter for key, parameter in block.named_parameters()}
-    new = {key: parameter for key, parameter in parameters.items() if id(parameter) not in counted}
-    split = {f"{module}.{tensor}" for module, style in plan.items() for tensor in SPLIT.get(style, ())}
-    seen = _Seen(
-        name=name,
-        forward=watch.forward_operations,
-        backward=watch.backward_operations,
-        saved=saved[0],
-        output=output.numel() * output.element_size() / samples,
-        unsaved_output=unsaved / samples,
-        weighted_outputs=watch.weighted_outputs / samples,
-        live_forward=live.after[:begin],
-        # An output that autograd does not save is freed before the backward pass; here `output` still refers to it.
-        live_backward=[bytes_ - unsaved for bytes_ in live_backward],
-        live_accumulating=[bytes_ - unsaved for bytes_ in live_accumulating],
-        parameters=tuple(parameter.numel() for parameter in new.values()),
-        split_parameters=sum(parameter.numel() for key, parameter in new.items() if key in split),
-        tied=sum(parameter.numel() for key, parameter in parameters.items() if key not in new),
-        buffers=sum(buffer.numel() * buffer.element_size() for buffer in block.buffers()),
-        exchanges=tuple(
-            Exchange(module, style, input_bytes / samples, output_bytes / samples, first)
-            for module, style, input_bytes, output_bytes, first in watch.modules
-        ),
-        rows=tuple(Rows(module, halo, row / samples, height) for module, halo, row, height in watch.rows),
-    )
-    return seen, output
-
-
-def _backward(result: Tensor, watch: Watch) -> None:
-    """Run the backward pass. The output's gradient is freed as soon as it is used, as within a complete model, because
-    nothing here refers to it."""
-    gradient = [torch.ones_like(result)]
-    result.register_hook(lambda _: gradient.pop())
-    anything = torch.ones((), dtype=result.dtype).expand_as(result)
-    with watch.backward():
+def _run_block(fake: FakeModel, name: str, module: nn.Module, is_last: bool, counted: set[int]) -> tuple[Block, Tensor]:
+    """The counts of one block at this batch size, and its output."""
+    value, samples = fake.value, fake.samples
+    uncounted = [*fake.uncounted, value] if identity(value) in fake.saved else fake.uncounted
+    with Observer(uncounted, value) as observer:
+        with fake.autocast, observer.modules(name, module, fake.plan), saved_bytes(fake.saved) as saved:
+            output = module(value)
+            result = fake.loss(output, fake.targets) if is_last else output
+        ahead, unsaved = len(observer.operations), 0 if identity(output) in fake.saved else size(output)
+        # Nothing here refers to the output's gradient, so it is freed as soon as it is used, as in a complete model.
+        gradient = [torch.ones_like(result)]
+        result.register_hook(lambda _: gradient.pop())
+        anything = torch.ones((), dtype=result.dtype).expand_as(result)
+        back = len(observer.operations)
         result.backward(anything)
+    operations = observer.operations
+    accumulating = observer.accumulating((tensor.grad for tensor in module.parameters()), ahead)
+    module.zero_grad()
+    parameters = {f"{name}.{key}": tensor for key, tensor in module.named_parameters() if id(tensor) not in counted}
+    split = {f"{child}.{key}" for child, style in fake.plan.items() for key in SPLIT.get(style, ())}
+    block = Block(
+        name=name,
+        forward=_work_at(samples, operations[:ahead]),
+        backward=_work_at(samples, operations[back:]),
+        parameters=tuple(tensor.numel() for tensor in parameters.values()),
+        split_parameters=sum(tensor.numel() for key, tensor in parameters.items() if key in split),
+        output=size(output) / samples,
+        saved=Line(saved[0], 0.0),
+        buffers=sum(map(size, module.buffers())),
+        exchanges=tuple(
+            replace(one, input_bytes=one.input_bytes / samples, output_bytes=one.output_bytes / samples)
+            for one in observer.exchanges
+        ),
+        rows=tuple(replace(one, row=one.row / samples) for one in observer.rows),
+        unsaved_output=unsaved / samples,
+        weighted_outputs=observer.weighted_outputs / samples,
+        live_forward=_constant([operation.live for operation in operations[:ahead]]),
+        # An output that autograd does not save is freed before the backward pass; here `output` still refers to it.
+        live_backward=_constant([operation.live - unsaved for operation in operations[ahead:]]),
+        live_accumulating=_constant([bytes_ - unsaved for bytes_ in accumulating]),
+    )
+    return block, output
+
+
+def _work_at(samples: int, operations: Sequence[Operation]) -> Work:
+    work = [operation for operation in operations if operation.moved]
+    return Work(
+        flops=np.array([operation.flops / samples for operation in work], dtype=float),
+        bytes_=_constant([operation.moved for operation in work]),
+        shared=np.array([operation.shared for operation in work], dtype=bool),
+        names=tuple(operation.name for operation in work),
+    )
+
+
+def _constant(values: Sequence[float]) -> Line[Numbers]:
+    return Line(np.array(values, dtype=float), np.zeros(len(values)))

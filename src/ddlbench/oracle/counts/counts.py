@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,61 +12,49 @@ from numpy.typing import NDArray
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES
 
 Numbers = NDArray[np.float64]
+Amount = TypeVar("Amount", float, Numbers)
 
 
 @dataclass(frozen=True)
-class Line:
-    """A number that depends on the batch size: fixed + per_sample * samples."""
+class Line(Generic[Amount]):
+    """A number, or one number per operation, that depends on the batch size: fixed + per_sample * samples."""
 
-    fixed: float
-    per_sample: float
+    fixed: Amount
+    per_sample: Amount
 
-    def at(self, samples: float) -> float:
+    def at(self, samples: float) -> Amount:
         return self.fixed + self.per_sample * samples
 
-    def less(self, fixed: float) -> Line:
+    def less(self, fixed: float) -> Line[Amount]:
         return Line(self.fixed - fixed, self.per_sample)
 
 
-@dataclass(frozen=True)
-class Live:
-    """Bytes that are in memory after each operation of a pass: fixed + per_sample * samples."""
-
-    fixed: Numbers
-    per_sample: Numbers
-
-    def most(self, samples: float) -> float:
-        return float(np.max(self.fixed + self.per_sample * samples, initial=0.0))
-
-    def less(self, fixed: float) -> Live:
-        return Live(self.fixed - fixed, self.per_sample)
+NOTHING = Line(np.zeros(1), np.zeros(1))
 
 
-NOTHING = Live(np.zeros(1), np.zeros(1))
+def most(live: Line[Numbers], samples: float) -> float:
+    """The largest of the numbers, at least 0."""
+    return float(np.max(live.at(samples), initial=0.0))
 
 
 @dataclass(frozen=True)
 class Work:
-    """The operations of one direction of one block, one entry per operation.
+    """The operations of one direction of one block.
 
-    flops: of one sample; fixed + per_sample * samples: bytes that are read and written
-    shared: whether tensor parallelism divides it
+    flops: of one sample; bytes_: read and written; shared: whether tensor parallelism divides the operation
     """
 
     flops: Numbers
-    fixed: Numbers
-    per_sample: Numbers
+    bytes_: Line[Numbers]
     shared: NDArray[np.bool_]
-
-    def bytes_at(self, samples: float) -> Numbers:
-        return self.fixed + self.per_sample * samples
+    names: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Exchange:
     """A module that tensor parallelism splits, with bytes of its input and its output for one sample.
 
-    first: nothing before it needs a gradient, so that its input's gradient is not summed
+    first: nothing before it needs a gradient, so the gradient of its input is not summed
     """
 
     name: str
@@ -76,16 +65,30 @@ class Exchange:
 
 
 @dataclass(frozen=True)
-class Block:
-    """One named block of a model, the last one with the loss.
+class Rows:
+    """A convolution or pooling whose window reaches over the border of a part of an image.
 
-    parameters: numbers in each of its tensors; a tied tensor counts in the first block that has it
-    output: bytes of its output for one sample; unsaved_output: 0 if autograd saves the output, else as `output`
+    halo: rows that a neighbour has; row: bytes of one row of its input for one sample; height: rows of its input
+    """
+
+    name: str
+    halo: int
+    row: float
+    height: int
+
+
+@dataclass(frozen=True)
+class Block:
+    """One named block of a model; the last one includes the loss.
+
+    parameters: numbers of each of its tensors, without tensors of an earlier block
+    split_parameters: numbers in tensors that tensor parallelism divides
+    output: bytes of its output for one sample; unsaved_output: the same, 0 if autograd saves the output
     weighted_outputs: bytes of the outputs of its layers with weights for one sample
     saved: bytes that autograd saves for the backward pass, without those that an earlier block has saved
     buffers: bytes of its buffers
-    live_forward, live_backward: bytes in memory during each pass, beyond those that earlier blocks have saved, with
-        temporary results and, in the backward pass, the gradients of its parameters as they arrive
+    live_forward, live_backward: bytes in memory after each operation of a pass, beyond those that earlier blocks have
+        saved, with temporary results and, in the backward pass, the gradients of its parameters as they arrive
     live_accumulating: as live_backward where gradients are added to existing ones, which do not count
     """
 
@@ -95,19 +98,23 @@ class Block:
     parameters: tuple[int, ...]
     split_parameters: int
     output: float
-    saved: Line
+    saved: Line[float]
     buffers: int
     exchanges: tuple[Exchange, ...]
     rows: tuple[Rows, ...]
     unsaved_output: float = 0.0
     weighted_outputs: float = 0.0
-    live_forward: Live = NOTHING
-    live_backward: Live = NOTHING
-    live_accumulating: Live = NOTHING
+    live_forward: Line[Numbers] = NOTHING
+    live_backward: Line[Numbers] = NOTHING
+    live_accumulating: Line[Numbers] = NOTHING
 
     @cached_property
     def numbers(self) -> int:
         return sum(self.parameters)
+
+    def numbers_of_part(self, tp: int) -> float:
+        """Parameters of one of tp ranks that share the block."""
+        return self.numbers - self.split_parameters * (1 - 1 / tp)
 
     @cached_property
     def flops(self) -> float:
@@ -127,21 +134,8 @@ class Block:
 
 
 @dataclass(frozen=True)
-class Rows:
-    """A convolution or pooling whose window reaches over the border of a part of an image.
-
-    halo: rows that a neighbour has; row: bytes of one row of its input for one sample; height: rows of its input
-    """
-
-    name: str
-    halo: int
-    row: float
-    height: int
-
-
-@dataclass(frozen=True)
 class Counts:
-    """The blocks of a model. tied: numbers of the parameter that first and last block share, 0 without one"""
+    """The blocks of a model. tied: numbers of the parameter that the first and the last block share, else 0"""
 
     model: str
     blocks: tuple[Block, ...]

@@ -1,20 +1,23 @@
-"""Looks at the operations of one block as they run under fake tensors: FLOPs, bytes, what autograd keeps."""
+"""Observes one block while it runs forward and backward under fake tensors: FLOPs, bytes, what autograd saves."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from ddlbench.measure.formulas.flops import operation_flops
-from ddlbench.rehearsal.observed import identity
+from ddlbench.oracle.counts.counts import Exchange, Rows
+from ddlbench.rehearsal.alive import Alive
+from ddlbench.rehearsal.observed import identity, size, tensors, unknown
 
 WITHOUT_WORK = ("empty", "detach", "new_empty", "empty_like", "empty_strided", "_unsafe_view", "lift_fresh")
 # Styles of `Model.tensor_plan` whose modules compute their own part only.
@@ -23,137 +26,134 @@ SHARED = ("column", "qkv", "row", "heads", "vocab", "logits", "filter", "norm", 
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation of one pass. bytes_: read and written, each tensor once."""
+    """One operation. moved: bytes read and written, each tensor once; shared: whether tensor parallelism divides it;
+    live: bytes in memory after it"""
 
     name: str
     flops: float
-    bytes_: float
+    moved: float
     shared: bool
+    live: float
 
 
-@dataclass
-class Watch:
-    """The operations of one block's forward and backward pass, and the modules that other ranks may share.
+class Observer(TorchDispatchMode):
+    """The operations of a block, the modules that other ranks may share, and the layers that look beyond a border.
 
-    modules: name, style, bytes in and out, and whether its input needs no gradient
-    rows: name, halo, bytes of a row of the input, its height
-    weighted_outputs: bytes of the outputs of modules with parameters
+    All bytes are those of the whole batch. weighted_outputs: of the outputs of modules with parameters
     """
 
-    name: str
-    block: nn.Module
-    plan: Mapping[str, str]
-    samples: int
-    forward_operations: list[Operation] = field(default_factory=list[Operation])
-    backward_operations: list[Operation] = field(default_factory=list[Operation])
-    modules: list[tuple[str, str, float, float, bool]] = field(default_factory=list[Any])
-    rows: list[tuple[str, int, float, int]] = field(default_factory=list[Any])
-    depth: int = 0
-    weighted_outputs: float = 0.0
+    def __init__(self, uncounted: Iterable[Tensor], block_input: Tensor) -> None:
+        """uncounted: tensors that are no activations of this block: weights, targets, an input that is saved already"""
+        super().__init__()
+        self.operations = list[Operation]()
+        self.exchanges, self.rows = list[Exchange](), list[Rows]()
+        self.weighted_outputs = 0
+        self.shared_depth = 0  # modules around the current operation that tensor parallelism divides
+        self.made_at = dict[int, int]()  # storage -> index of the operation
+        self.alive = Alive(torch.device("cpu"))
+        for tensor in uncounted:
+            self.alive.made(tensor)
+        self.start = self.alive.bytes_
+        self.alive.made(block_input)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            out = func(*args, **(kwargs or {}))
+        except DataDependentOutputException:
+            if func is not torch.ops.aten._local_scalar_dense.default:
+                raise
+            return unknown(args[0].dtype)  # ranks that share layers draw their seeds
+        for tensor in tensors(out):
+            if identity(tensor) not in self.alive.sizes:
+                self.made_at[identity(tensor)] = len(self.operations)
+            self.alive.made(tensor)
+        moved = bytes_of(func, args, kwargs, out)
+        flops = operation_flops(func, args, kwargs, out) if moved else 0.0
+        live = float(self.alive.bytes_ - self.start)
+        self.operations.append(Operation(name_of(func), flops, moved, self.shared_depth > 0, live))
+        return out
 
     @contextmanager
-    def forward(self) -> Generator[None]:
-        handles = [handle for name, module in self.block.named_modules() for handle in self._hooks(name, module)]
-        with _Mode(self.forward_operations, self):
-            yield
+    def modules(self, name: str, block: nn.Module, plan: Mapping[str, str]) -> Generator[None]:
+        """Observe the modules of a block during its forward pass. plan: the model's tensor plan"""
+        handles = [
+            handle
+            for child, module in block.named_modules()
+            for handle in self._hooks(f"{name}.{child}" if child else name, module, plan)
+        ]
+        yield
         for handle in handles:
             handle.remove()
 
-    @contextmanager
-    def backward(self) -> Generator[None]:
-        with _Mode(self.backward_operations, self):
-            yield
-
-    def _hooks(self, name: str, module: nn.Module) -> list[Any]:
-        full = f"{self.name}.{name}" if name else self.name
-        style = self.plan.get(full)
-        handles: list[Any] = []
-        if style in SHARED or _joins(full, self.plan):
-            handles.append(module.register_forward_pre_hook(self._enter))
-            handles.append(module.register_forward_hook(self._leave))
+    def _hooks(self, name: str, module: nn.Module, plan: Mapping[str, str]) -> Generator[Any]:
+        style = plan.get(name)
+        inner = {style for child, style in plan.items() if child.rpartition(".")[0] == name}
+        # What lies between a layer split by outputs and one split by inputs is shared, too.
+        if style in SHARED or ("." in name and {"column", "row"} <= inner):
+            yield module.register_forward_pre_hook(partial(self._nest, 1))
+            yield module.register_forward_hook(partial(self._nest, -1))
         if style is not None:
-            handles.append(module.register_forward_hook(lambda _, given, out: self._note(full, style, given, out)))
+            yield module.register_forward_hook(lambda _, given, out: self._exchange(name, style, given, out))
         if next(module.parameters(recurse=False), None) is not None:
-            handles.append(module.register_forward_hook(self._add_output))
+            yield module.register_forward_hook(lambda _, given, out: self._add_output(out))
         if isinstance(module, nn.Conv2d | nn.MaxPool2d):
-            handles.append(module.register_forward_hook(lambda layer, given, _: self._window(full, layer, given[0])))
-        return handles
+            yield module.register_forward_hook(lambda layer, given, _: self._window(name, layer, given[0]))
 
-    def _enter(self, *_: object) -> None:
-        self.depth += 1
+    def _nest(self, levels: int, *_: object) -> None:
+        self.shared_depth += levels
 
-    def _leave(self, *_: object) -> None:
-        self.depth -= 1
-
-    def _add_output(self, _module: object, _given: object, out: Tensor) -> None:
-        self.weighted_outputs += out.numel() * out.element_size()
-
-    def _note(self, name: str, style: str, given: Sequence[Any], out: Any) -> None:
-        value = out[0] if isinstance(out, tuple) else out
-        entering = given[0]
+    def _exchange(self, name: str, style: str, given: Sequence[Any], out: Any) -> None:
+        value, entering = out[0] if isinstance(out, tuple) else out, given[0]
         # A matrix product under autocast casts its input before it is sent (frameworks/tensor/layers.py, `enter`).
-        size = value.element_size() if entering.is_floating_point() else entering.element_size()
-        first = not entering.requires_grad
-        self.modules.append((name, style, entering.numel() * size, value.numel() * value.element_size(), first))
+        number_bytes = value.element_size() if entering.is_floating_point() else entering.element_size()
+        bytes_in = entering.numel() * number_bytes
+        self.exchanges.append(Exchange(name, style, bytes_in, size(value), not entering.requires_grad))
 
-    def _window(self, name: str, module: Any, image: Tensor) -> None:
-        """module: a convolution or pooling, with a kernel size and a stride"""
-        kernel, stride = _height(module.kernel_size), _height(module.stride)
-        halo = max(0, kernel - stride)
+    def _add_output(self, out: Tensor) -> None:
+        self.weighted_outputs += size(out)
+
+    def _window(self, name: str, layer: Any, image: Tensor) -> None:
+        of_height = [size[0] if isinstance(size, tuple) else size for size in (layer.kernel_size, layer.stride)]
+        kernel, stride = of_height
         height = image.shape[-2]
-        self.rows.append((name, halo, image.numel() * image.element_size() / height, height))
+        self.rows.append(Rows(name, max(0, kernel - stride), size(image) / height, height))
+
+    def accumulating(self, gradients: Iterable[Tensor | None], begin: int) -> list[float]:
+        """Bytes in memory from operation `begin` on if gradients are added to existing ones: a gradient then lives for
+        one operation."""
+        live = [operation.live for operation in self.operations[begin:]]
+        for gradient in gradients:
+            if gradient is not None:
+                for index in range(self.made_at[identity(gradient)] - begin + 1, len(live)):
+                    live[index] -= size(gradient)
+        return live
 
 
-def _height(size: Any) -> int:
-    return size[0] if isinstance(size, tuple) else size
-
-
-def _joins(name: str, plan: Mapping[str, str]) -> bool:
-    """Whether a module goes from a layer split by outputs to one split by inputs: what lies between is shared too."""
-    inner = {style for child, style in plan.items() if child.rpartition(".")[0] == name}
-    return {"column", "row"} <= inner and "." in name
-
-
-class _Mode(TorchDispatchMode):
-    """Notes every operation that computes or moves something."""
-
-    def __init__(self, operations: list[Operation], watch: Watch) -> None:
-        super().__init__()
-        self.operations, self.watch = operations, watch
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        moved = bytes_of(func, args, kwargs, out)
-        if moved:
-            name = str(func._overloadpacket).removeprefix("aten.")
-            self.operations.append(
-                Operation(name, operation_flops(func, args, kwargs, out), moved, self.watch.depth > 0)
-            )
-        return out
+def name_of(func: Any) -> str:
+    return str(func._overloadpacket).removeprefix("aten.")
 
 
 def bytes_of(func: Any, args: Any, kwargs: Any, out: Any) -> float:
     """Bytes that an operation reads and writes. A view and memory without content count nothing, an embedding the rows
     that it reads."""
-    name = str(func._overloadpacket).removeprefix("aten.")
-    given = [leaf for leaf in tree_leaves((args, kwargs or {})) if isinstance(leaf, Tensor)]
-    made = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
-    if name in WITHOUT_WORK or func.is_view or not made:
+    made = list(tensors(out))
+    if name_of(func) in WITHOUT_WORK or func.is_view or not made:
         return 0.0
-    if name == "embedding":
-        return 2.0 * sum(map(_size, made))
-    return float(sum(map(_size, {id(tensor): tensor for tensor in (*given, *made)}.values())))
+    if name_of(func) == "embedding":
+        return 2.0 * sum(map(_memory, made))
+    used = {id(tensor): tensor for tensor in (*tensors((args, kwargs or {})), *made)}
+    return float(sum(map(_memory, used.values())))
 
 
-def _size(tensor: Tensor) -> int:
+def _memory(tensor: Tensor) -> int:
     """Bytes of the memory behind a tensor, which may be expanded."""
-    return min(tensor.numel() * tensor.element_size(), tensor.untyped_storage().nbytes())
+    return min(size(tensor), tensor.untyped_storage().nbytes())
 
 
 @contextmanager
 def saved_bytes(counted: set[int]) -> Generator[list[float]]:
     """Bytes of the storages that autograd saves. A storage counts once: those in `counted` do not count, and new ones
-    are added there while they live, so that what two blocks save counts for the first."""
+    are added there while they exist, so that what two blocks save counts for the first."""
     total = [0.0]
 
     def pack(tensor: Tensor) -> Tensor:

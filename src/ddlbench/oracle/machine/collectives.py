@@ -1,8 +1,8 @@
 """Seconds of a collective by the alpha-beta model: alpha seconds to start a message, beta seconds a byte.
 
-Ring (Patarasuk and Yuan 2009; the equations of Kahira et al. 2021), double binary tree (Sanders et al. 2009, as NCCL
-has it between nodes), hierarchical: within the nodes first, then between them. `m` is always the whole message in
-bytes: what each rank ends with after an all-reduce or an all-gather.
+Ring (Patarasuk and Yuan 2009; equations of Kahira et al. 2021), double binary tree (Sanders et al. 2009; NCCL uses it
+between nodes), hierarchical (first within the nodes, then between them). `m` is always the complete message in bytes:
+what each rank has after an all-reduce or an all-gather.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Hop:
 
 @dataclass(frozen=True)
 class Path:
-    """How the ranks of a group are connected: `inner` within a node, `outer` between nodes; or what was measured.
+    """The connection of the ranks of a group: `inner` within a node, `outer` between nodes; or measured collectives.
 
     The beta of `outer` is that of one flow into and out of a node while the other groups of its devices send, too.
     """
@@ -44,13 +44,13 @@ class Path:
 
     @property
     def hops(self) -> list[Hop]:
-        """The levels that are there."""
+        """The levels with more than one rank."""
         return [hop for hop in (self.inner, self.outer) if hop.ranks > 1]
 
 
 def path(machine: Machine, ranks: int, stride: int = 1, world: int | None = None, groups: int | None = None) -> Path:
-    """The connection of a group of `ranks`, each `stride` after the one before, among `world` ranks. UserError if the
-    machine's file lacks a link that is needed.
+    """The connection of a group of `ranks` among `world` ranks, from each to the next `stride` ranks. UserError if the
+    machine's file has no such link.
 
     groups: the number of such groups; None: as many as cover all ranks
     """
@@ -71,12 +71,9 @@ def path(machine: Machine, ranks: int, stride: int = 1, world: int | None = None
     )
 
 
-NO_LINK = Link("none", 0.0, float("inf"))
-
-
 def link(machine: Machine, level: int, ranks: int) -> Link:
     if ranks == 1:
-        return NO_LINK
+        return Link("none", 0.0, float("inf"))
     if level >= len(machine.links):
         where = ("within a node", "between nodes")[level]
         raise UserError(
@@ -87,32 +84,32 @@ def link(machine: Machine, level: int, ranks: int) -> Link:
 
 
 def all_reduce(m: float, to: Path, algorithm: str = "auto") -> float:
-    """Seconds of an all-reduce. auto: by the fastest algorithm, as NCCL chooses."""
-    algorithms = {"ring": ring_all_reduce, "tree": tree_all_reduce, "hierarchical": hierarchical_all_reduce}
+    """Seconds of an all-reduce. auto: the fastest algorithm, which NCCL chooses, too."""
     if to.ranks == 1 or m == 0:
         return 0.0
     if "all_reduce" in to.measured:
         return to.measured["all_reduce"].at(m)
+    algorithms = {"ring": ring_all_reduce, "tree": tree_all_reduce, "hierarchical": hierarchical_all_reduce}
     if algorithm == "auto":
         return min(seconds(m, to) for seconds in algorithms.values())
     return algorithms[algorithm](m, to)
 
 
 def ring_all_reduce(m: float, to: Path) -> float:
-    """2 (p - 1) (alpha + m / p beta): in each step every rank sends a piece, and the slowest link sets the pace."""
+    """2 (p - 1) (alpha + m / p beta): in each step every rank sends a piece, and the slowest link sets the time."""
     return 2 * (to.ranks - 1) * max(hop.alpha + m / to.ranks * hop.beta for hop in to.hops)
 
 
 def tree_all_reduce(m: float, to: Path) -> float:
     """Up and down a chain within the nodes and a double binary tree between them, in a pipeline of small pieces: the
-    start-ups of both ways, and every byte twice through the slowest link."""
+    start-ups of both directions, and each byte twice over the slowest link."""
     start = 2 * ((to.inner.ranks - 1) * to.inner.alpha + ceil(log2(to.outer.ranks)) * to.outer.alpha)
     return start + 2 * m * max(hop.beta for hop in to.hops)
 
 
 def hierarchical_all_reduce(m: float, to: Path) -> float:
     """Reduce-scatter within the nodes, all-reduce of the pieces between them, all-gather within the nodes. All ranks of
-    a node send their piece between nodes at once, over the node's adapters."""
+    a node send their piece to other nodes at the same time and share the node's adapters."""
     inner, outer = to.inner, to.outer
     between = 2 * (outer.ranks - 1) * (outer.alpha + m / outer.ranks * outer.beta)
     return 2 * (inner.ranks - 1) * (inner.alpha + m / inner.ranks * inner.beta) + between
@@ -142,10 +139,10 @@ def broadcast(m: float, to: Path) -> float:
 
 
 def send(m: float, machine: Machine, stride: int, world: int, crosses: bool | None = None) -> float:
-    """alpha + m beta, from a rank to the one `stride` further. Between nodes the `stride` ranks that send at once, or
-    those of them that a node has, share its adapters.
+    """alpha + m beta, from each rank to the one `stride` ranks after it. Between nodes the `stride` ranks that send at
+    once, or those of them on one node, share its adapters.
 
-    crosses: whether it goes to another node; None: as far as `stride` tells
+    crosses: whether the message goes to another node; None: derived from `stride`
     """
     if not m:
         return 0.0

@@ -1,7 +1,7 @@
 """The machine that a prediction is for: devices, and links of two levels.
 
-Each YAML file in oracle/clusters/ describes one, which `cluster=` of the predict command and `--cluster` of the sweep
-name. A run's key `cluster.name` is another thing, the label of its machine in the record; so is a site's Slurm file.
+Each YAML file in oracle/clusters/ describes one machine. `cluster=` of ddlbench-predict and `--cluster` of
+ddlbench-sweep name such a file. A run's key `cluster.name` is only a label in its record.
 """
 
 from __future__ import annotations
@@ -58,13 +58,13 @@ class Device:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Measured seconds of one collective for messages of so many bytes, in ascending order."""
+    """Measured seconds of one collective by message size, in ascending order."""
 
     bytes_: tuple[float, ...]
     seconds: tuple[float, ...]
 
     def at(self, size: float) -> float:
-        """A straight line between two measured sizes; beyond the largest one its last slope goes on."""
+        """Linear interpolation between two measured sizes; beyond the largest one the last slope continues."""
         if size > self.bytes_[-1]:
             slope = (self.seconds[-1] - self.seconds[-2]) / (self.bytes_[-1] - self.bytes_[-2])
             return self.seconds[-1] + max(0.0, slope) * (size - self.bytes_[-1])
@@ -73,15 +73,16 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Machine:
-    """links: within a node, then between nodes; none or one where nothing is known of the others.
+    """A cluster, with what was measured on it.
 
-    devices_per_node: None: one node has them all
+    devices_per_node: None: one node has all devices
+    links: within a node, then between nodes; fewer if they are unknown
     overlap: whether devices compute while they send
-    hidden_cost: measured by number of ranks, how much longer computing takes beside a collective, as a share of what
-    the collective takes alone: on shared cores sending and adding take time from computing
+    hidden_cost: measured by number of ranks: extra seconds of computing per second of a collective that runs at the
+        same time, because on shared cores sending and adding take time from computing
+    cores: the cores that all ranks of a node share, if ranks are not devices; None: each rank has its own
+    contention: measured by number of ranks: factor by which computing is slower while so many ranks of a node compute
     sweeps: measured collectives by name and number of ranks
-    contention: measured, how much longer computing takes while so many ranks of a node compute
-    cores: that all ranks of a node share, where a rank is no device; None: each has its own
     """
 
     name: str
@@ -97,35 +98,34 @@ class Machine:
     def per_node(self, world: int) -> int:
         return min(world, self.devices_per_node or world)
 
-    def marks(self, ranks: int) -> list[str]:
-        """A remark if so many ranks, or those of them on one node, are outside of the measured counts."""
+    def marks(self, ranks: int, largest: float = 0.0) -> list[str]:
+        """Remarks if so many ranks, or those of them on one node, or messages of `largest` bytes were not measured."""
         counts, inside = sorted({count for _, count in self.sweeps}), self.per_node(ranks)
-        if not counts or inside in (1, *counts):
-            return []
-        return [f"collectives measured with {', '.join(map(str, counts))} ranks, not {inside}"]
-
-    def beyond(self, largest: float) -> list[str]:
-        """A remark if a message has more bytes than any that was measured."""
-        measured = max((sweep.bytes_[-1] for sweep in self.sweeps.values()), default=float("inf"))
-        return [f"messages of up to {measured:g} bytes measured, not {largest:g}"] if largest > measured else []
+        marks: list[str] = []
+        if counts and inside not in (1, *counts):
+            marks.append(f"collectives measured with {', '.join(map(str, counts))} ranks, not {inside}")
+        measured = max((sweep.bytes_[-1] for sweep in self.sweeps.values()), default=inf)
+        if largest > measured:
+            marks.append(f"messages of up to {measured:g} bytes measured, not {largest:g}")
+        return marks
 
     def sweep(self, kind: str, ranks: int) -> Sweep | None:
-        """Measured seconds of that collective with so many ranks, or the nearest number of them."""
+        """Measured seconds of a collective with so many ranks, or with the nearest number of ranks."""
         counts = [count for name, count in self.sweeps if name == kind]
         if not counts:
             return None
         return self.sweeps[kind, min(counts, key=lambda count: abs(count - ranks))]
 
     def shown(self, ranks: int) -> float:
-        """The share of hidden communication that delays computing: as measured with the nearest number of ranks; else 0
-        or 1, as the file says."""
+        """The share of hidden communication that delays computing: as measured with the nearest number of ranks;
+        without a measurement 0 or 1 by `overlap`."""
         if not self.hidden_cost:
             return 0.0 if self.overlap else 1.0
         return self.hidden_cost[min(self.hidden_cost, key=lambda count: abs(count - ranks))]
 
     def shared_cores(self, busy: int) -> float:
-        """How much longer computing takes where so many ranks of a node compute at once: as measured, on a straight
-        line between two measured numbers of ranks; beyond them in proportion to the ranks, where they share cores."""
+        """Factor by which computing is slower while so many ranks of a node compute: linear interpolation between two
+        measured numbers of ranks; beyond them in proportion to the ranks, if they share cores."""
         if busy <= 1 or not self.contention:
             return 1.0 if self.cores is None else max(1.0, busy / self.cores)
         factors = sorted({1: 1.0, **self.contention}.items())
@@ -167,12 +167,10 @@ def parse(plain: Any, path: str) -> Machine:
     """The machine that a file's content describes. UserError for a missing or impossible value."""
     try:
         given = cast(Mapping[str, Any], plain)
-        device = Device(**given["device"])
-        links = tuple(Link(**link) for link in given["links"])
-        rest = {key: value for key, value in given.items() if key not in ("device", "links")}
-        if unknown := sorted(map(str, rest.keys() - KEYS)):
+        parts = {"device": Device(**given["device"]), "links": tuple(Link(**link) for link in given["links"])}
+        if unknown := sorted(map(str, given.keys() - KEYS)):
             raise TypeError(f"it has no key {', '.join(unknown)}")
-        machine = Machine(device=device, links=links, **rest)
+        machine = Machine(**{**given, **parts})
     except (KeyError, TypeError) as error:
         raise UserError(f"{path} is no description of a cluster ({error}): see {FOLDER / 'abci.yaml'}") from error
     _check(machine, path)
@@ -203,5 +201,5 @@ def _check(machine: Machine, path: str) -> None:
 
 
 def with_overlap(machine: Machine, overlap: bool | None) -> Machine:
-    """The machine with or without overlap. None: as the file says, or as it was measured."""
+    """The machine with or without overlap; None: as the file says, or as it was measured"""
     return machine if overlap is None else replace(machine, overlap=overlap, hidden_cost={})

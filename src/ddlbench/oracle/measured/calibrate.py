@@ -1,7 +1,7 @@
 """--calibrate: seconds of each block's forward and backward pass and of the update, measured on this machine's device.
 
-Measured once for each device, model, micro batch, precision, optimizer and version of torch, and kept in
-$DDLBENCH_HOME/oracle. Of each block the median of its repeats.
+Measured once for each device, model, micro batch, precision, optimizer and version of torch, and stored in
+$DDLBENCH_HOME/oracle. The median of the repeats counts.
 """
 
 from __future__ import annotations
@@ -9,10 +9,8 @@ from __future__ import annotations
 import json
 import platform
 import time
-from collections.abc import Callable
-from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -21,13 +19,11 @@ from ddlbench.config.schema import Config
 from ddlbench.data.feed import Request
 from ddlbench.data.home import home
 from ddlbench.data.loaders.synthetic import random_batch
-from ddlbench.errors import UserError
 from ddlbench.files import replacing
 from ddlbench.job import Place, type_of_dtype
-from ddlbench.oracle.machine.machine import Device
 from ddlbench.oracle.measured.network import wait
 from ddlbench.oracle.setting import kind_of
-from ddlbench.oracle.timing.computation import Blocks, Pass
+from ddlbench.oracle.timing.computation import Pass
 from ddlbench.recipe.losses import make_loss
 from ddlbench.recipe.optimizers import make_optimizer
 from ddlbench.texts import digest
@@ -35,45 +31,10 @@ from ddlbench.texts import digest
 REPEATS = 5
 
 
-def this_device(expected: Device) -> torch.device:
-    """UserError where this machine has no such device."""
-    if expected.type == "cpu":
-        return torch.device("cpu")
-    name = torch.cuda.get_device_name() if torch.cuda.is_available() else "no GPU"
-    if name != expected.name:
-        raise UserError(
-            f"--calibrate measures the device of this machine, which has {name}, not {expected.name}: run it there, or "
-            "give --one-gpu-step-s SECONDS"
-        )
-    return torch.device("cuda", 0)
-
-
-def calibration(config: Config, device: torch.device, samples: int) -> tuple[Blocks, float]:
-    """Blocks, and seconds of the update; from the file of an earlier calibration where there is one."""
-    key = key_of(config, device, samples)
-    path = home() / "oracle" / f"blocks-{digest(key, 16)}.json"
-    kept: dict[str, Any] | None = _kept(path, key)
-    if kept is None:
-        passes, update_s = measure(config, device, samples)
-        kept = {"key": key, "passes": [[seconds.forward, seconds.backward] for seconds in passes], "update_s": update_s}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as file:
-            file.write(json.dumps(kept, indent=1).encode())
-    return Blocks(samples, tuple(Pass(*seconds) for seconds in kept["passes"])), kept["update_s"]
-
-
-def _kept(path: Path, key: dict[str, Any]) -> dict[str, Any] | None:
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) and content.get("key") == key else None
-
-
-def key_of(config: Config, device: torch.device, samples: int) -> dict[str, Any]:
-    """What a calibration holds for."""
+def calibration(config: Config, device: torch.device, samples: int) -> tuple[tuple[Pass, ...], float]:
+    """Passes of the blocks, and seconds of the update; from the file of an earlier calibration if there is one."""
     train = config.train
-    return {
+    key = {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu of {platform.node()}",
         "model": repr(config.model),
         "samples": samples,
@@ -84,10 +45,23 @@ def key_of(config: Config, device: torch.device, samples: int) -> dict[str, Any]
         "optimizer": kind_of(config.recipe.optimizer),
         "torch": str(torch.__version__),
     }
+    path = home() / "oracle" / f"blocks-{digest(key, 16)}.json"
+    try:
+        content: Any = json.loads(path.read_text())
+    except (OSError, ValueError):
+        content = None
+    kept: dict[str, Any] = cast(dict[str, Any], content) if isinstance(content, dict) else {}
+    if kept.get("key") != key:
+        passes, update_s = measure(config, device, samples)
+        kept = {"key": key, "passes": [[seconds.forward, seconds.backward] for seconds in passes], "update_s": update_s}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as file:
+            file.write(json.dumps(kept, indent=1).encode())
+    return tuple(Pass(*seconds) for seconds in kept["passes"]), kept["update_s"]
 
 
 def measure(config: Config, device: torch.device, samples: int) -> tuple[list[Pass], float]:
-    """Seconds of every block, each fed with the output of the one before, and of the update."""
+    """Seconds of every block, whose input is the output of the block before, and of the update."""
     if device.type == "cpu":
         torch.set_num_threads(config.train.threads_per_rank)
     torch.manual_seed(0)
@@ -97,26 +71,24 @@ def measure(config: Config, device: torch.device, samples: int) -> tuple[list[Pa
     batch = random_batch(Request(config.model, Place(0, 1), device, 0, samples), samples)
     value, targets = batch.inputs, batch.targets
     passes: list[Pass] = []
-    names = list(dict(model.named_children()))
-    for name, block in model.named_children():
-        loss = make_loss(config.recipe.label_smoothing) if name == names[-1] else None
-        took, value = _block(block, value, None if loss is None else lambda out, loss=loss: loss(out, targets), config)
+    *_, last = model.children()
+    for block in model.children():
+        took, value = _block(block, value, targets if block is last else None, config)
         passes.append(took)
     return passes, _update(config, model, device)
 
 
-def _block(
-    block: nn.Module, value: Tensor, loss: Callable[[Tensor], Tensor] | None, config: Config
-) -> tuple[Pass, Tensor]:
+def _block(block: nn.Module, value: Tensor, targets: Tensor | None, config: Config) -> tuple[Pass, Tensor]:
+    """The seconds of a block, and its output. targets: of the last block, whose passes include the loss"""
     device, precision = value.device, config.train.precision
     ahead, back = list[float](), list[float]()
-    output = value
+    loss, output = make_loss(config.recipe.label_smoothing), value
     for _ in range(REPEATS + 1):
         wait(device)
         began = time.perf_counter()
         with torch.autocast(device.type, type_of_dtype[precision], enabled=precision != "fp32"):
             output = block(value)
-            result = output if loss is None else loss(output)
+            result = output if targets is None else loss(output, targets)
         wait(device)
         half = time.perf_counter()
         result.backward(torch.ones_like(result))

@@ -1,4 +1,4 @@
-"""What the seconds of computing come from: measured runs, one number, a calibration, or the device's peaks."""
+"""The source of the seconds of computing: measured runs, one number, a calibration, or the device's peaks."""
 
 from __future__ import annotations
 
@@ -12,16 +12,12 @@ from ddlbench.config.schema import Config
 from ddlbench.cores import allowed_cores
 from ddlbench.errors import UserError
 from ddlbench.oracle.counts.counting import count
-from ddlbench.oracle.counts.counts import Counts
 from ddlbench.oracle.machine import machine as machines
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured import network
-from ddlbench.oracle.measured.calibrate import calibration, this_device
+from ddlbench.oracle.measured.calibrate import calibration
 from ddlbench.oracle.setting import kind_of
-from ddlbench.oracle.timing import computation
-from ddlbench.oracle.timing.computation import Computation, Speeds
-
-ONE_NUMBER = "one GPU's step"
+from ddlbench.oracle.timing.computation import ANY, Computation, Speeds, spread
 
 
 @dataclass(frozen=True)
@@ -36,24 +32,30 @@ class OneStep:
     micro: int | None = None
 
 
-def counts_of(config: Config, machine: Machine) -> Counts:
-    return count(config.model, config.train.precision, machine.device.type, config.recipe.label_smoothing)
-
-
-def speeds_of(config: Config, machine: Machine) -> Speeds | None:
-    return Speeds.of(machine.device, config.train.precision, config.train.tf32)
+def proportions(config: Config, machine: Machine) -> Computation:
+    """Seconds by the roofline; if the device's peaks are unknown, only their proportions count."""
+    precision, device = config.train.precision, machine.device
+    counts = count(config.model, precision, device.type, config.recipe.label_smoothing)
+    speeds = Speeds.of(device, precision, config.train.tf32) or ANY
+    return Computation(counts, speeds, kind_of(config.recipe.optimizer), "roofline")
 
 
 def from_roofline(config: Config, machine: Machine) -> Computation:
-    counts, speeds = counts_of(config, machine), speeds_of(config, machine)
-    return computation.roofline(counts, speeds, kind_of(config.recipe.optimizer), machine.device.name)
+    """UserError if the device's peaks are unknown."""
+    computation = proportions(config, machine)
+    if computation.speeds is ANY:
+        raise UserError(
+            f"nothing is known of how fast {machine.device.name} computes: give --one-gpu-step-s SECONDS, --from "
+            "RESULTS with a measured run, or --calibrate on that device"
+        )
+    return computation
 
 
 def from_one_step(
-    config: Config, machine: Machine, step: OneStep, basis: str = ONE_NUMBER, blocks: Computation | None = None
+    config: Config, machine: Machine, step: OneStep, basis: str = "one GPU's step", blocks: Computation | None = None
 ) -> Computation:
-    """blocks: measured ones, which say how the step is spread over them; None: the roofline does. UserError where the
-    samples of the step are no whole number of micro batches."""
+    """blocks: measured ones, in whose proportions the step is divided; None: by the roofline. UserError if the samples
+    of the step are not a multiple of the micro batch."""
     train = config.train
     samples = step.samples or train.samples_per_update(1)
     micro = min(step.micro or train.micro_batch or samples, samples)
@@ -62,27 +64,33 @@ def from_one_step(
             f"a step of {samples} samples is no whole number of micro batches of {micro} (train.micro_batch): "
             f"choose a micro batch that divides {samples}"
         )
-    if blocks is None:
-        counts, speeds = counts_of(config, machine), speeds_of(config, machine)
-        blocks = computation.proportions(counts, speeds, kind_of(config.recipe.optimizer))
-    return computation.spread(blocks, step.seconds, micro, samples // micro, basis, train.checkpoint_activations)
+    plain = blocks or proportions(config, machine)
+    return spread(plain, step.seconds, micro, samples // micro, basis, train.checkpoint_activations)
 
 
 def from_calibration(config: Config, machine: Machine) -> Computation:
-    """Blocks of at most twice one GPU's batch: more might not fit."""
-    device = this_device(machine.device)
-    largest = 2 * config.train.samples_per_update(1)
-    measure = partial(calibration, config, device)
-    counts, speeds = counts_of(config, machine), speeds_of(config, machine)
-    return computation.calibrated(counts, speeds, kind_of(config.recipe.optimizer), measure, largest)
+    """Measured blocks, of at most twice one GPU's batch, because more might not fit. UserError on another device."""
+    require_gpu("--calibrate", machine, ", or give --one-gpu-step-s SECONDS")
+    device = torch.device("cuda", 0) if machine.device.type == "cuda" else torch.device("cpu")
+    largest, measure = 2 * config.train.samples_per_update(1), partial(calibration, config, device)
+    return replace(proportions(config, machine), basis="calibration", measure=measure, largest=largest)
 
 
 def own_gpu() -> str | None:
     return torch.cuda.get_device_name() if torch.cuda.is_available() else None
 
 
+def require_gpu(option: str, machine: Machine, alternative: str = "") -> None:
+    """UserError if the option measures a machine whose GPUs this machine does not have."""
+    if machine.device.type == "cuda" and machine.device.name != own_gpu():
+        raise UserError(
+            f"{option} measures this machine, which has {own_gpu() or 'no GPU'}, not {machine.device.name}: run it "
+            f"there{alternative}"
+        )
+
+
 def machine_of(name: str, overlap: bool | None = None) -> Machine:
-    """The machine of a description; if it describes this machine or one of its nodes, with what was measured here.
+    """The machine of a description; if it describes this machine or one of its nodes, with the values measured here.
 
     name: of the description, or its file
     overlap: whether communication is hidden; None: as the file says, or as it was measured

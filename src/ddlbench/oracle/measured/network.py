@@ -12,7 +12,7 @@ import json
 import platform
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -37,7 +37,6 @@ REPEATS = 5
 ROUNDS, ROWS = 8, 1  # of computing and sending in one repeat; images of a pass before a collective: a few milliseconds
 HIDDEN, PASSES, HIDDEN_REPEATS = 2**23, 10, 9  # bytes of an all-reduce, and passes of a convolution beside it
 TIMEOUT_S, PROCESS_BYTES = 300, 2**29  # of a process with torch
-Found = dict[str, dict[str, list[float]]]  # collective -> number of ranks -> seconds by size
 
 
 def path(device_type: str) -> Path:
@@ -57,9 +56,12 @@ def calibrate(device_type: str, counts: Sequence[int], sizes: Sequence[int] = SI
         raise UserError(f"--calibrate-network: {max(counts)} ranks need as many GPUs, this machine has {devices}")
     if max(counts) > (most := psutil.virtual_memory().available // PROCESS_BYTES):
         raise UserError(f"--calibrate-network: {max(counts)} processes do not fit in memory: give gpus= up to {most}")
-    seconds, contention, cost = Found(), dict[str, float](), dict[str, float]()
+    seconds = dict[str, dict[str, list[float]]]()  # collective -> number of ranks -> seconds by size
+    contention, cost = dict[str, float](), dict[str, float]()
     for ranks in counts:
-        measured = _measured(device_type, ranks, sizes)
+        with tempfile.TemporaryDirectory() as folder:
+            mp.start_processes(_rank, args=(device_type, ranks, folder, sizes), nprocs=ranks, start_method="spawn")  # pyright: ignore
+            measured = json.loads((Path(folder) / "measured.json").read_text())
         contention[str(ranks)], cost[str(ranks)] = measured.pop("contention")[0], measured.pop("hidden_cost")[0]
         for kind, of_sizes in measured.items():
             seconds.setdefault(kind, {})[str(ranks)] = of_sizes
@@ -79,31 +81,21 @@ def calibrated(machine: Machine) -> Machine:
     try:
         content = cast(dict[str, Any], json.loads(kept.read_text()))
         if {key: content.get(key) for key in versions("")} == versions(machine.device.type):
-            return _with(machine, content)
+            sizes = tuple(map(float, content["sizes"]))
+            sweeps = {
+                (kind, int(ranks)): Sweep(sizes, tuple(map(float, seconds)))
+                for kind, counts in content["seconds"].items()
+                for ranks, seconds in counts.items()
+            }
+            contention = {int(ranks): max(1.0, factor) for ranks, factor in content["contention"].items()}
+            cost = {int(ranks): float(factor) for ranks, factor in content.get("hidden_cost", {}).items()}
+            return replace(machine, sweeps=sweeps, contention=contention, hidden_cost=cost)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{kept} cannot be used ({error!r}): run --calibrate-network again") from error
     raise UserError(
         f"{kept} was measured with torch {content.get('torch')} on {content.get('host')}, this is torch "
         f"{torch.__version__} on {platform.node()}: run --calibrate-network again"
     )
-
-
-def _with(machine: Machine, content: Mapping[str, Any]) -> Machine:
-    sizes = tuple(map(float, content["sizes"]))
-    sweeps = {
-        (kind, int(ranks)): Sweep(sizes, tuple(map(float, seconds)))
-        for kind, counts in content["seconds"].items()
-        for ranks, seconds in counts.items()
-    }
-    contention = {int(ranks): max(1.0, factor) for ranks, factor in content["contention"].items()}
-    cost = {int(ranks): float(factor) for ranks, factor in content.get("hidden_cost", {}).items()}
-    return replace(machine, sweeps=sweeps, contention=contention, hidden_cost=cost)
-
-
-def _measured(device_type: str, ranks: int, sizes: Sequence[int]) -> dict[str, list[float]]:
-    with tempfile.TemporaryDirectory() as folder:
-        mp.start_processes(_rank, args=(device_type, ranks, folder, sizes), nprocs=ranks, start_method="spawn")  # pyright: ignore
-        return json.loads((Path(folder) / "measured.json").read_text())
 
 
 def _rank(rank: int, device_type: str, ranks: int, folder: str, sizes: Sequence[int]) -> None:
@@ -128,7 +120,7 @@ def sweep(device: torch.device, sizes: Sequence[int]) -> dict[str, list[float]]:
     return {kind: [slowest(run, size, device) for size in sizes] for kind, run in COLLECTIVES.items()}
 
 
-def slowest(run: Callable[[Tensor], None], size: int, device: torch.device) -> float:
+def slowest(run: Callable[[Tensor], object], size: int, device: torch.device) -> float:
     """Seconds that a collective adds to computing: the median over repeats of the slowest rank, at least its time
     alone. Its memory has been touched before."""
     tensor, compute = torch.ones(size // 4, device=device), computing(device, ROWS)
@@ -163,21 +155,19 @@ def hidden_cost(device: torch.device) -> float:
     """How much longer computing takes while an all-reduce runs, on the slowest rank, as a share of the all-reduce's
     time alone. 0: it is free; 1: sending during the backward pass gains nothing."""
     message = torch.ones(HIDDEN // 4, device=device)
-    repeats: list[list[float]] = []
-    for _ in range(HIDDEN_REPEATS):
-        alone = _timed(lambda: _all_reduce(message), device)
-        plain = _timed(lambda: _convolve(device, PASSES), device)
-        both = _timed(lambda: _beside(message, device), device)
-        repeats.append([alone, plain, both])
-    alone, plain, both = (median(repeat[which] for repeat in repeats[1:]) for which in range(3))
+
+    def beside() -> None:
+        work = dist.all_reduce(message, async_op=True)
+        _convolve(device, PASSES)
+        assert work is not None
+        work.wait()
+
+    repeats = [
+        [_timed(run, device) for run in (lambda: dist.all_reduce(message), lambda: _convolve(device, PASSES), beside)]
+        for _ in range(HIDDEN_REPEATS)
+    ]
+    alone, plain, both = (median(seconds) for seconds in zip(*repeats[1:], strict=True))
     return min(1.0, max(0.0, (both - plain) / alone))
-
-
-def _beside(message: Tensor, device: torch.device) -> None:
-    work = dist.all_reduce(message, async_op=True)
-    _convolve(device, PASSES)
-    assert work is not None
-    work.wait()
 
 
 def _timed(run: Callable[[], object], device: torch.device) -> float:
@@ -215,22 +205,12 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _all_reduce(tensor: Tensor) -> None:
-    dist.all_reduce(tensor)
-
-
 def _all_gather(tensor: Tensor) -> None:
-    part = tensor[: tensor.numel() // dist.get_world_size()].clone()
-    all_gather(tensor, part)
+    all_gather(tensor, tensor[: tensor.numel() // dist.get_world_size()].clone())
 
 
 def _reduce_scatter(tensor: Tensor) -> None:
-    part = tensor.new_empty(tensor.numel() // dist.get_world_size())
-    reduce_scatter(part, tensor)
-
-
-def _broadcast(tensor: Tensor) -> None:
-    dist.broadcast(tensor, 0)
+    reduce_scatter(tensor.new_empty(tensor.numel() // dist.get_world_size()), tensor)
 
 
 def _send(tensor: Tensor) -> None:
@@ -241,10 +221,10 @@ def _send(tensor: Tensor) -> None:
         dist.recv(tensor, 0)
 
 
-COLLECTIVES: dict[str, Callable[[Tensor], None]] = {
-    "all_reduce": _all_reduce,
+COLLECTIVES: dict[str, Callable[[Tensor], object]] = {
+    "all_reduce": dist.all_reduce,
     "all_gather": _all_gather,
     "reduce_scatter": _reduce_scatter,
-    "broadcast": _broadcast,
+    "broadcast": lambda tensor: dist.broadcast(tensor, 0),
     "send": _send,
 }

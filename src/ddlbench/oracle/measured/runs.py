@@ -1,11 +1,11 @@
-"""--from RESULTS: measured runs on one device, or on a few, that other numbers of devices are predicted from."""
+"""--from RESULTS: predictions from measured runs on one device, or on a few devices."""
 
 from __future__ import annotations
 
 import math
 import platform
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,7 +16,7 @@ from ddlbench.errors import UserError
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured.inputs import OneStep, from_one_step
 from ddlbench.oracle.predictor import job_of, strategy
-from ddlbench.oracle.setting import Setting, kind_of
+from ddlbench.oracle.setting import Setting
 from ddlbench.oracle.timing.computation import Computation
 from ddlbench.results.reading.attempts import Attempt, read_all
 
@@ -27,26 +27,22 @@ ROUNDS = 30  # of solving for one device's seconds
 
 @dataclass(frozen=True)
 class Base:
-    """Measured steps of equal runs. samples: of the global batch; micro: of a micro batch; torch: its version."""
+    """The measured step of a run. samples: of the global batch; micro: of a micro batch; torch: its version"""
 
     framework: str
     settings: Mapping[str, Any]  # of the framework
     ranks: int
     samples: int
     micro: int
-    seconds: float
-    path: Path
+    seconds: float = field(compare=False)  # so that repeats are equal
+    path: Path = field(compare=False)
     torch: str = ""
-    hosts: tuple[str, ...] = ()  # where it ran on CPUs
-
-    def alike(self, other: Base) -> bool:
-        mine, theirs = (replace(base, seconds=0.0, path=Path()) for base in (self, other))
-        return mine == theirs
+    hosts: tuple[str, ...] = ()  # of a run on CPUs
 
 
 @dataclass
 class Results:
-    """The records of a folder. torch: the version that predictions are for; None: that of the runs."""
+    """The records of a folder. torch: the version of the predictions; None: that of the runs"""
 
     folder: Path
     attempts: list[Attempt]
@@ -57,11 +53,11 @@ class Results:
         return cls(folder, read_all([folder]).attempts, torch)
 
     def computation(self, config: Config, machine: Machine, blocks: Computation | None = None) -> Computation:
-        """The computation, calibrated with runs of this framework on one device, else of `single` or any other
-        framework; else with runs of this framework on as few devices as possible. Repeats count by their median.
-        UserError without any run.
+        """The computation, from runs of this framework on one device, else of `single` or any other framework; else
+        from runs of this framework on as few devices as possible. The median of repeats counts. UserError without a
+        run.
 
-        blocks: measured ones, which say how a step is spread over them; None: the roofline does
+        blocks: measured ones, in whose proportions a step is divided; None: by the roofline
         """
         framework: Any = config.framework
         bases = [base for attempt in self.attempts if (base := _base(attempt, config, machine)) is not None]
@@ -81,35 +77,30 @@ class Results:
                 f"the same{self._nearest(config, machine)}: measure one with +framework=single, or give "
                 "--one-gpu-step-s SECONDS"
             )
-        base = replace(base, seconds=median(repeat.seconds for repeat in bases if repeat.alike(base)))
+        base = replace(base, seconds=median(repeat.seconds for repeat in bases if repeat == base))
         where = "one device" if base.ranks == 1 else f"{base.ranks} devices"
         basis = f"{base.framework} on {where} ({base.path.parent.name})"
-        remarks = self._elsewhere(base)
+        remarks: list[str] = []
         if base.ranks > 1:
-            return replace(_solved(config, machine, base, basis, blocks), remarks=remarks)
-        if base.framework not in (framework.name, "single"):  # `single` adds no work
-            of_other = f"{framework.name} from a run of {base.framework}, with what {base.framework} itself takes"
-            remarks = (of_other, *remarks)
-        step = OneStep(base.seconds, base.samples, base.micro)
-        return replace(from_one_step(config, machine, step, basis, blocks), remarks=remarks)
+            computation = _solved(config, machine, base, basis, blocks)
+        else:
+            step = OneStep(base.seconds, base.samples, base.micro)
+            computation = from_one_step(config, machine, step, basis, blocks)
+            if base.framework not in (framework.name, "single"):  # `single` adds no work
+                of_other = f"{framework.name} from a run of {base.framework}, with what {base.framework} itself takes"
+                remarks.append(of_other)
+        if self.torch is not None and base.torch != self.torch:
+            remarks.append(f"runs with torch {base.torch or 'of an unknown version'}, not {self.torch}")
+        if base.hosts and base.hosts != (platform.node(),):  # GPUs have names, but all CPUs are one kind of device
+            remarks.append(f"runs on the CPU of {', '.join(base.hosts)}, not of {platform.node()}")
+        return replace(computation, remarks=tuple(remarks))
 
     def _nearest(self, config: Config, machine: Machine) -> str:
-        """The differences of the run of the same model and device that comes closest, as a text; empty if there is
-        none."""
+        """The run of the same model and device with the fewest differences, as a text; empty if there is none."""
         settings = [_section(attempt.record, "config") for attempt in self.attempts if _on(attempt.record, machine)]
         same = [section for section in settings if _section(section, "model").get("name") == config.model.name]
         differing = [names for section in same if (names := _differences(section, config))]
         return f" (the nearest has {'; '.join(min(differing, key=len))})" if differing else ""
-
-    def _elsewhere(self, base: Base) -> tuple[str, ...]:
-        """Remarks if the runs had another version of torch, or another machine's CPU. GPUs are compared by name, but
-        all CPUs are one kind of device."""
-        marks: list[str] = []
-        if self.torch is not None and base.torch != self.torch:
-            marks.append(f"runs with torch {base.torch or 'of an unknown version'}, not {self.torch}")
-        if base.hosts and base.hosts != (platform.node(),):
-            marks.append(f"runs on the CPU of {', '.join(base.hosts)}, not of {platform.node()}")
-        return tuple(marks)
 
     def loader_rate(self, config: Config) -> float | None:
         """Samples a second that one rank loads: the median of complete mode=loader runs of the same data with the same
@@ -135,14 +126,14 @@ class Results:
 
 
 def _loading(settings: Mapping[str, Any]) -> tuple[Any, ...]:
-    """What a loader has to do, of a configuration."""
+    """The parts of a configuration on which the work of a loader depends."""
     model = _section(settings, "model")
     names = (_section(settings, group).get("name") for group in ("data", "loader"))
     return *names, model.get("image_size"), model.get("seq_len")
 
 
 def _base(attempt: Attempt, config: Config, machine: Machine) -> Base | None:
-    """The base of a record; None for an incomplete run, or another model, device or precision."""
+    """The base in a record; None for an incomplete run, or another model, device or precision."""
     record = attempt.record
     launch, summary, settings = _section(record, "launch"), _section(record, "summary"), _section(record, "config")
     ledger, framework = _section(record, "ledger"), _section(settings, "framework")
@@ -164,8 +155,8 @@ def _base(attempt: Attempt, config: Config, machine: Machine) -> Base | None:
 
 
 def _solved(config: Config, machine: Machine, base: Base, basis: str, blocks: Computation | None) -> Computation:
-    """The computation of one device, solved from runs on a few devices: with it the prediction for these devices equals
-    their measured time. UserError if their communication alone takes longer."""
+    """The computation of one device with which the prediction for a few devices equals their measured time. UserError
+    if their communication alone takes longer."""
     train = replace(config.train, global_batch=base.samples, batch_per_gpu=None)
     there = replace(config, train=train)
     job = job_of(there, base.ranks, machine)
@@ -173,7 +164,7 @@ def _solved(config: Config, machine: Machine, base: Base, basis: str, blocks: Co
     step = OneStep(base.seconds, samples, min(samples, base.micro))
     for _ in range(ROUNDS):
         computation = from_one_step(there, machine, step, basis, blocks)
-        outcome = strategy(config.framework, Setting(job, machine, computation, kind_of(config.recipe.optimizer)))
+        outcome = strategy(config.framework, Setting(job, machine, computation))
         left = base.seconds - outcome.exposed_s
         if left <= 0:
             raise UserError(
@@ -191,22 +182,17 @@ def _section(record: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def _number(value: Any) -> float | None:
     """A finite number above 0."""
-    fine = isinstance(value, int | float) and math.isfinite(value) and value > 0
-    return float(value) if fine else None
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) and value > 0 else None
 
 
 def _differences(settings: Mapping[str, Any], config: Config) -> list[str]:
-    """Keys with which a record's run computes something else per sample than this configuration, with both values."""
-    resolved = config.resolved
-    asked = {f"model.{key}": value for key, value in resolved["model"].items()}
+    """Keys with different values that change the computing time of a sample, with both values."""
+    wanted, train = config.resolved["train"], _section(settings, "train")
+    asked = {f"model.{key}": value for key, value in config.resolved["model"].items()}
+    asked |= {f"train.{key}": wanted[key] for key in ALIKE} | {"recipe.optimizer": config.recipe.optimizer.name}
     recorded = {f"model.{key}": value for key, value in _section(settings, "model").items()}
-    train = _section(settings, "train")
-    asked |= {f"train.{key}": resolved["train"][key] for key in ALIKE}
-    recorded |= {f"train.{key}": train[key] for key in ALIKE if key in train}
-    asked["recipe.optimizer"] = config.recipe.optimizer.name
+    recorded |= {f"train.{key}": train.get(key, wanted[key]) for key in ALIKE}  # an older record may lack a key
     recorded["recipe.optimizer"] = _section(_section(settings, "recipe"), "optimizer").get("name")
-    unknown = {key: asked[key] for key in asked if key.startswith("train.")}  # an older record has no such key
-    recorded = unknown | recorded
     names = [
         name for name in asked | recorded if not name.endswith("._target_") and asked.get(name) != recorded.get(name)
     ]

@@ -1,19 +1,18 @@
-"""The peak memory of one micro batch's forward and backward pass, and of a rank's step.
+"""The peak memory of one micro batch's forward and backward pass.
 
-Gradients arrive block by block while saved activations are freed, so their maxima do not coincide. Not included: the
-contexts of CUDA and NCCL, workspaces of kernels, fragmentation.
+In the backward pass gradients arrive block by block while saved activations are freed, so the two maxima are at
+different moments. Not included: the contexts of CUDA and NCCL, workspaces of kernels, fragmentation.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ddlbench.job import Job, example_batch
-from ddlbench.measure.formulas.memory_formula import FP32_BYTES, Bytes, data_parallel, in_fp32
+from ddlbench.measure.formulas.memory_formula import FP32_BYTES, Bytes
 from ddlbench.oracle.counts.counting import count
-from ddlbench.oracle.counts.counts import Block, Counts
+from ddlbench.oracle.counts.counts import Block, Counts, most
 from ddlbench.oracle.setting import Memory, Setting
 from ddlbench.recipe.losses import CrossEntropy
 from ddlbench.recipe.optimizers import costs
@@ -47,8 +46,8 @@ def passes(
     peak, saved, unsaved_input = Moment(0.0, 0.0), 0.0, 0.0
     for index, block in enumerate(blocks):
         before = saved - (unsaved_input if checkpointed else 0.0)  # an unsaved input counts in its block
-        forward = block.live_forward.most(samples)
-        backward = (block.live_accumulating if accumulating else block.live_backward).most(samples)
+        forward = most(block.live_forward, samples)
+        backward = most(block.live_accumulating if accumulating else block.live_backward, samples)
         if checkpointed:  # beside the gradient of its output; torch ends before an output that autograd does not save
             backward = max(backward, forward + (block.output - block.unsaved_output) * samples)
         with_forward, with_backward = gathered[index] if gathered else (0.0, 0.0)
@@ -88,7 +87,7 @@ def batch_bytes(job: Job, samples: float) -> float:
 
 
 def buffer_bytes(blocks: Sequence[Block]) -> float:
-    """Bytes of the model's buffers: statistics of BatchNorm."""
+    """Bytes of BatchNorm's statistics."""
     return float(sum(block.buffers for block in blocks))
 
 
@@ -96,45 +95,6 @@ def at_peak(states: Bytes, moments: Iterable[Moment], permanent: float) -> Memor
     """The parts of a rank's memory at the fullest of these moments. permanent: other bytes that stay all the time"""
     peak = max(moments, key=sum)
     return Memory(states.parameters, peak.gradients, states.optimizer, peak.activations, permanent)
-
-
-@dataclass(frozen=True)
-class Rank:
-    """A rank of one of dp replicas without stages. counts: of its part of the model"""
-
-    setting: Setting
-    counts: Counts
-    dp: int
-
-    @property
-    def micro_batches(self) -> int:
-        return self.setting.job.micro_batches(self.dp)
-
-    @property
-    def gradients(self) -> float:
-        """Bytes of all gradients of the model part."""
-        return FP32_BYTES * float(self.counts.numbers)
-
-    def states(self, stage: int, shards: int, own_copy: bool = False) -> Bytes:
-        """Weights, gradients and optimizer state at a stage of ZeRO."""
-        return data_parallel(self.counts.numbers, in_fp32(self.setting.optimizer, own_copy), stage, shards)
-
-    def passes(
-        self, accumulating: bool, shards: int = 1, casts: bool = True, gathered: Sequence[tuple[float, float]] = ()
-    ) -> Moment:
-        """The peak of one micro batch. shards: of the gradients that stay; casts: autograd saves 16-bit copies of the
-        weights"""
-        job, blocks = self.setting.job, self.counts.blocks
-        blocks = blocks if casts else [block.with_16_bit_weights() for block in blocks]
-        samples = job.replica_batch(self.dp) / self.micro_batches
-        arrived = arriving(self.counts, accumulating, shards)
-        return passes(blocks, samples, job.checkpoint_activations, arrived, accumulating, gathered)
-
-    def peak(self, states: Bytes, moments: Iterable[Moment], buffers: float) -> Memory:
-        """buffers: permanent bytes of the library, beside the model's buffers and the batch"""
-        job = self.setting.job
-        batch = batch_bytes(job, job.replica_batch(self.dp))
-        return at_peak(states, moments, buffers + buffer_bytes(self.counts.blocks) + batch)
 
 
 def counts_of_rank(setting: Setting, tp: int, sequence: bool = False) -> Counts:

@@ -1,23 +1,76 @@
-"""Peak memory of a rank that has all weights: data parallelism, tensor parallelism, DeepSpeed's ZeRO 1 and 2."""
+"""Peak memory of a rank of a job without stages: replicas with all weights, and replicas with weights in shards."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from ddlbench.measure.formulas.memory_formula import FP32_BYTES, Bytes, data_parallel, in_fp32
 from ddlbench.oracle.counts.counts import Counts
-from ddlbench.oracle.memory.passes import Moment, Rank, largest_tensor, update_copies
+from ddlbench.oracle.memory.passes import (
+    Moment,
+    arriving,
+    at_peak,
+    batch_bytes,
+    buffer_bytes,
+    largest_tensor,
+    passes,
+    update_copies,
+)
 from ddlbench.oracle.setting import Memory, Setting
 from ddlbench.recipe.optimizers import costs
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A rank of one of dp replicas. counts: of its part of the model"""
+
+    setting: Setting
+    counts: Counts
+    dp: int
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether it adds up the gradients of several micro batches."""
+        return self.setting.micro_batch(self.dp)[0] > 1
+
+    @property
+    def gradients(self) -> float:
+        """Bytes of all gradients of the model part."""
+        return FP32_BYTES * float(self.counts.numbers)
+
+    def states(self, stage: int, shards: int, own_copy: bool = False) -> Bytes:
+        """Weights, gradients and optimizer state at a stage of ZeRO."""
+        return data_parallel(self.counts.numbers, in_fp32(self.setting.optimizer, own_copy), stage, shards)
+
+    def passes(
+        self, accumulating: bool, shards: int = 1, casts: bool = True, gathered: Sequence[tuple[float, float]] = ()
+    ) -> Moment:
+        """The peak of one micro batch. shards: of the gradients that stay; casts: autograd saves 16-bit copies of the
+        weights"""
+        job, blocks = self.setting.job, self.counts.blocks
+        blocks = blocks if casts else [block.with_16_bit_weights() for block in blocks]
+        arrived = arriving(self.counts, accumulating, shards)
+        _, samples = self.setting.micro_batch(self.dp)
+        return passes(blocks, samples, job.checkpoint_activations, arrived, accumulating, gathered)
+
+    def peak(self, states: Bytes, moments: Iterable[Moment], buffers: float) -> Memory:
+        """buffers: permanent bytes of the library, beside the model's buffers and the batch"""
+        job = self.setting.job
+        batch = batch_bytes(job, job.replica_batch(self.dp))
+        return at_peak(states, moments, buffers + buffer_bytes(self.counts.blocks) + batch)
 
 
 def replica(
     setting: Setting, counts: Counts, dp: int, in_place: bool = False, buckets: float = 0.0, reduced: float = 0.0
 ) -> Memory:
-    """The peak is in the passes or in the update.
+    """All weights on each rank: data parallelism and tensor parallelism. The peak is in the passes or in the update.
 
-    in_place: gradients have memory from step to step; buckets: bytes of buckets beside it; reduced: bytes of gradients
-    that are copied to be reduced after the backward pass
+    in_place: gradients have permanent memory; buckets: bytes of further buckets; reduced: bytes of gradients that are
+    copied to be reduced after the backward pass
     """
     rank = Rank(setting, counts, dp)
-    accumulating = in_place or rank.micro_batches > 1
+    accumulating = in_place or rank.accumulates
     moments = (
         rank.passes(accumulating).plus(rank.gradients if accumulating else 0.0),
         Moment(rank.gradients, max(reduced, update_copies(setting.optimizer, counts.blocks))),
@@ -26,8 +79,9 @@ def replica(
 
 
 def zero(setting: Setting, stage: int, bucket: float, overlaps: bool) -> Memory:
-    """ZeRO 1 and 2. Gradients go into a bucket and are copied when it is full; one larger than the bucket stays beside
-    it. Stage 1 without overlap does this after the backward pass, otherwise a rank keeps its share of the gradients.
+    """ZeRO 1 and 2 (Rajbhandari et al. 2020) in DeepSpeed. A gradient is copied into a bucket, which is copied when it
+    is full. A gradient that is larger than the bucket stays beside it. Stage 1 without overlap does this after the
+    backward pass; otherwise a rank has only its share of the gradients.
 
     bucket: bytes; overlaps: gradients are reduced during the backward pass, with two buckets
     """
@@ -35,12 +89,57 @@ def zero(setting: Setting, stage: int, bucket: float, overlaps: bool) -> Memory:
     share, largest = rank.gradients / setting.world, largest_tensor(setting.counts.blocks)
     update = Moment(share, share * costs(setting.optimizer).copies)
     if stage == 1 and not overlaps:
-        accumulating = rank.micro_batches > 1
-        during = rank.passes(accumulating).plus(rank.gradients if accumulating else 0.0)
+        during = rank.passes(rank.accumulates).plus(rank.gradients if rank.accumulates else 0.0)
         reduction = Moment(rank.gradients, share + (largest if largest > bucket else 0.0))
     else:
-        kept = share * (2 if rank.micro_batches > 1 else 1)
+        kept = share * (2 if rank.accumulates else 1)
         during = rank.passes(accumulating=True).plus(kept, max(bucket, largest) if rank.gradients > bucket else 0.0)
         reduction = Moment(kept, min(bucket, rank.gradients))
     buckets = bucket * (2 if overlaps else 1)
     return rank.peak(rank.states(stage, setting.world, own_copy=True), (during, reduction, update), buckets)
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """The weights that are gathered.
+
+    number_bytes: bytes of one number; temporary: bytes of each block's weights that are gathered for each of its
+    passes; stay: bytes of the weights that stay gathered from the forward to the backward pass
+    """
+
+    number_bytes: int
+    temporary: Sequence[float]
+    stay: float
+
+
+def fsdp(setting: Setting, shards: int, gathered: Gathered) -> Memory:
+    """In the forward pass a rank has the weights of the block and the buffer of their all-gather; in the backward pass
+    the weights of the block and of the next one, and the gradients of the last one, which are being reduced. With
+    several micro batches it adds up complete gradients."""
+    rank, weights = Rank(setting, setting.counts, setting.world), gathered.temporary
+    sent = [FP32_BYTES * float(block.numbers) for block in setting.counts.blocks]
+    backward = map(sum, zip(weights, [0.0, *weights[:-1]], [*sent[1:], 0.0], strict=True))
+    in_passes = list(zip((2 * bytes_ for bytes_ in weights), backward, strict=True))
+    during = rank.passes(rank.accumulates, shards, gathered.number_bytes == FP32_BYTES, in_passes)
+    states, copies = rank.states(3, shards), update_copies(setting.optimizer, setting.counts.blocks, 1 / shards)
+    moments = during.plus(rank.gradients if rank.accumulates else 0.0), Moment(states.gradients, copies)
+    return rank.peak(states, moments, gathered.stay)
+
+
+def zero3(setting: Setting, gathered: Gathered, bucket: float, persistent: float) -> Memory:
+    """DeepSpeed's ZeRO 3. The rank's share of the gradients and a bucket are permanent. While a block runs, the rank
+    also has all weights that stay gathered, those of the block, and a copy of the bucket, or of a larger gradient, for
+    its reduction. The update is of all shards at once.
+
+    bucket: bytes; persistent: bytes of weights that every rank keeps
+    """
+    rank, stay = Rank(setting, setting.counts, setting.world), gathered.stay
+    states = rank.states(3, setting.world, own_copy=True)
+    copy = max(bucket, largest_tensor(setting.counts.blocks)) if rank.gradients > bucket else 0.0
+    in_passes = [(stay + bytes_, stay + bytes_) for bytes_ in gathered.temporary]
+    moments = (
+        rank.passes(True, 1, gathered.number_bytes == FP32_BYTES, in_passes).plus(states.gradients, copy),
+        Moment(states.gradients, stay + min(bucket, rank.gradients)),
+        Moment(states.gradients, states.gradients * costs(setting.optimizer).copies),
+    )
+    return rank.peak(replace(states, parameters=states.parameters + persistent), moments, bucket)

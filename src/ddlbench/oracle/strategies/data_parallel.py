@@ -1,8 +1,8 @@
-"""Data parallelism: replicas that average their gradients. DDP, Horovod, local SGD, and ZeRO's stages 0 to 2."""
+"""Data parallelism: replicas average their gradients. DDP, Horovod, local SGD, and ZeRO's stages 0 to 2."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from ddlbench.errors import Unsupported
 from ddlbench.frameworks.ddp import DDP
@@ -16,39 +16,32 @@ from ddlbench.oracle.machine import collectives
 from ddlbench.oracle.memory import replicas as memory
 from ddlbench.oracle.setting import BYTES, Limit, Memory, Message, Outcome, Setting
 from ddlbench.oracle.timing import overlap
-from ddlbench.oracle.timing.computation import Pass
 from ddlbench.oracle.timing.overlap import Gradient, MiB
 
 # Numbers of gradients that DeepSpeed copies and all-reduces at once at stage 0 (MEMORY_OPT_ALLREDUCE_SIZE).
 AT_ONCE = 5e8
 
 
-def single(setting: Setting) -> Outcome:
-    """One step of one process: D sum(FW + BW) + D / B sum WU of Kahira et al. 2021, table 1."""
-    return replicas(setting, ())
-
-
 def ddp(framework: DDP, setting: Setting) -> Outcome:
-    """Buckets are all-reduced one after the other while the backward pass of the last micro batch goes on."""
+    """Buckets are all-reduced one after the other during the backward pass of the last micro batch (Li et al. 2020)."""
     hook = framework.comm_hook if framework.comm_hook != "none" else setting.job.reduce_dtype
     if hook == "powersgd":
         raise Unsupported("the oracle has no model of framework.comm_hook=powersgd: choose none, fp16 or bf16")
-    number_bytes = BYTES.get(hook, 4)
     cap = framework.bucket_cap_mb
     first, other = (overlap.FIRST_BUCKET, overlap.BUCKET) if cap is None else (cap * MiB, cap * MiB)
     back = backward(setting)
-    messages = overlap.buckets(
-        overlap.gradients(sizes(setting, 4), back), first, other
-    )  # caps count bytes in fp32, a hook casts a full bucket
-    wire = [Gradient(message.bytes_ * number_bytes / 4, message.ready) for message in messages]
-    # Without a reduction gradients have memory of their own, beside the buckets.
-    apart = FP32_BYTES * setting.counts.numbers if setting.job.micro_batches(setting.world) > 1 else 0.0
+    # The caps count bytes in fp32, because the hook casts a full bucket.
+    messages = overlap.buckets(overlap.gradients(sizes(setting, FP32_BYTES), back), first, other)
+    wire = [Gradient(message.bytes_ * BYTES.get(hook, 4) / FP32_BYTES, message.ready) for message in messages]
+    # Gradients that wait to be reduced have their own memory, beside the buckets.
+    count, _ = setting.micro_batch(setting.world)
+    apart = FP32_BYTES * setting.counts.numbers if count > 1 else 0.0
     peak = memory.replica(setting, setting.counts, setting.world, in_place=True, buckets=apart)
     return replicas(setting, (averaged(setting, wire, sum(back)),), peak)
 
 
 def horovod(framework: Horovod, setting: Setting) -> Outcome:
-    """Gradients are fused as they become ready and all-reduced in the background."""
+    """Gradients are fused as they become ready and all-reduced in the background (Sergeev and Del Balso 2018)."""
     if framework.adasum:
         raise Unsupported("the oracle has no model of framework.adasum: set it to false")
     fp16 = framework.compression == "fp16" or setting.job.reduce_dtype == "fp16"
@@ -60,7 +53,7 @@ def horovod(framework: Horovod, setting: Setting) -> Outcome:
 
 
 def local_sgd(framework: LocalSGD, setting: Setting) -> Outcome:
-    """Weights and BatchNorm's statistics are averaged once in `local_steps` updates, with nothing beside it."""
+    """Weights and BatchNorm's statistics are averaged once in `local_steps` updates, and nothing overlaps with it."""
     statistics = 2 * sum(norm.num_features for norm in batch_norms(on_meta(setting.job)))
     size = FP32_BYTES * (setting.counts.numbers + statistics)
     seconds = setting.all_reduce(size, setting.world) / framework.local_steps
@@ -69,38 +62,40 @@ def local_sgd(framework: LocalSGD, setting: Setting) -> Outcome:
 
 
 def zero(framework: DeepSpeedOptions, setting: Setting) -> Outcome:
-    """DeepSpeed at stage 0, 1 or 2. Its buckets are all-reduced at stages 1 and 2, too, and each rank copies its share
-    (its `allreduce_and_scatter`); the updated weights are all-gathered after the update."""
+    """ZeRO (Rajbhandari et al. 2020) at stage 0, 1 or 2. DeepSpeed all-reduces its buckets at stages 1 and 2, too, and
+    each rank copies its share (`allreduce_and_scatter`). The updated weights are all-gathered after the update."""
     if framework.offload_optimizer or framework.offload_parameters:
         raise Unsupported("the oracle has no model of offloading: set framework.offload_optimizer=false")
     stage, ranks, numbers = framework.zero_stage, setting.world, setting.counts.numbers
-    casts = framework.casts(setting.job)
+    casts, overlaps = framework.casts(setting.job), framework.overlaps(setting.job)
     wire = 2 if casts and setting.job.reduce_dtype != "fp32" else setting.gradient_bytes
     back = backward(setting)
-    ready = overlap.gradients(sizes(setting, wire), back)
     bucket = (framework.reduce_bucket_mb or BUCKET_MB) * MiB if stage else float("inf")
-    overlaps = framework.overlaps(setting.job)
-    once = averaged(setting, overlap.buckets(ready, bucket, bucket), sum(back), overlaps)
-    micro = setting.job.micro_batches(ranks) if stage == 2 else 1  # stage 2 keeps no whole gradients in between
-    messages = [Message(once.what, once.count * micro, once.bytes_ * micro, once.seconds * micro, once.exposed * micro)]
-    if stage:
-        size = numbers * (2.0 if casts else 4.0)
-        seconds = collectives.all_gather(size, setting.path(ranks))
-        messages.append(Message("all-gather of weights", 1, size, seconds, seconds))
+    buckets = overlap.buckets(overlap.gradients(sizes(setting, wire), back), bucket, bucket)
+    once = averaged(setting, buckets, sum(back), overlaps)
+    times = setting.micro_batch(ranks)[0] if stage == 2 else 1  # stage 2 reduces after every micro batch
+    messages = [Message(once.what, once.count * times, once.bytes_ * times, once.seconds * times, once.exposed * times)]
     if not stage:
         copied = FP32_BYTES * min(numbers, AT_ONCE)
         return replicas(setting, tuple(messages), memory.replica(setting, setting.counts, ranks, reduced=copied))
+    size = numbers * (2.0 if casts else 4.0)
+    seconds = collectives.all_gather(size, setting.path(ranks))
+    messages.append(Message("all-gather of weights", 1, size, seconds, seconds))
     return replicas(setting, tuple(messages), memory.zero(setting, stage, bucket, overlaps), ranks)
 
 
-def replicas(setting: Setting, messages: tuple[Message, ...], peak: Memory | None = None, shards: int = 1) -> Outcome:
-    """All weights on each rank. peak: None: without buckets; shards: ranks that share the update"""
+def replicas(
+    setting: Setting, messages: tuple[Message, ...] = (), peak: Memory | None = None, shards: int = 1
+) -> Outcome:
+    """A step with all weights on each rank: D/p sum(FW + BW) + WU (Kahira et al. 2021, table 1).
+
+    peak: None: without buckets; shards: ranks that share the update
+    """
     job, numbers = setting.job, setting.counts.numbers
-    count = job.micro_batches(setting.world)
-    samples = job.replica_batch(setting.world) / count
+    count, samples = setting.micro_batch(setting.world)
     blocks = setting.computation.blocks(samples)
     update = setting.computation.update(numbers / shards)
-    compute = count * sum(map(pass_seconds(job.checkpoint_activations), blocks)) + update
+    compute = count * sum(block.both(job.checkpoint_activations) for block in blocks) + update
     return Outcome(
         compute_s=compute * setting.contention,
         messages=messages if setting.world > 1 else (),
@@ -111,27 +106,19 @@ def replicas(setting: Setting, messages: tuple[Message, ...], peak: Memory | Non
     )
 
 
-def pass_seconds(checkpointed: bool) -> Callable[[Pass], float]:
-    """Seconds of a block's forward and backward pass; checkpointed: the forward pass runs twice."""
-
-    def seconds(block: Pass) -> float:
-        return block.forward * (2 if checkpointed else 1) + block.backward
-
-    return seconds
-
-
-def sizes(setting: Setting, number_bytes: float, part: float = 1.0) -> list[list[float]]:
-    """Bytes of every gradient by block, `number_bytes` bytes a number."""
-    return [[number * number_bytes * part for number in block.parameters] for block in setting.counts.blocks]
+def sizes(setting: Setting, number_bytes: float, tp: int = 1) -> list[list[float]]:
+    """Bytes of every gradient, by block. tp: ranks that share a replica; all tensors of a block count as split by the
+    same factor."""
+    parts = [block.numbers_of_part(tp) / block.numbers if block.numbers else 1.0 for block in setting.counts.blocks]
+    blocks = zip(setting.counts.blocks, parts, strict=True)
+    return [[number * part * number_bytes for number in block.parameters] for block, part in blocks]
 
 
-def backward(setting: Setting, data_size: int | None = None, tp: int = 1) -> list[float]:
-    """Seconds of each block's backward pass in one micro batch, recomputation included."""
-    job, replicas_ = setting.job, data_size or setting.world
-    samples = job.replica_batch(replicas_) / job.micro_batches(replicas_)
-    again = 1 if job.checkpoint_activations else 0
+def backward(setting: Setting, dp: int | None = None, tp: int = 1) -> list[float]:
+    """Seconds of each block's backward pass in one micro batch, including recomputation."""
+    _, samples = setting.micro_batch(dp or setting.world)
     blocks = setting.computation.blocks(samples, tp)
-    return [(block.backward + again * block.forward) * setting.contention for block in blocks]
+    return [block.back(setting.job.checkpoint_activations) * setting.contention for block in blocks]
 
 
 def averaged(
@@ -142,8 +129,8 @@ def averaged(
     ranks: int | None = None,
     stride: int = 1,
 ) -> Message:
-    """The all-reduce of gradients, over `ranks` (None: all). end: seconds of the whole backward pass; what is sent
-    after it is exposed. overlaps: whether the framework sends during it."""
+    """The all-reduce of gradients, over `ranks` (None: all). end: seconds of the backward pass; messages after it are
+    exposed. overlaps: whether the framework sends during the backward pass."""
     group = setting.world if ranks is None else ranks
 
     def seconds(size: float) -> float:

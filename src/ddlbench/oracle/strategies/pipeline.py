@@ -1,4 +1,8 @@
-"""Pipelines: stages of consecutive blocks, cut as frameworks/pipeline cuts them, tensor parallel and sharded too."""
+"""Pipelines: stages of consecutive blocks, as frameworks/pipeline cuts them; also with tensor parallelism and shards.
+
+The schedule (timing/schedule.py) is simulated three times: computing alone, with the collectives of layers, and with
+the messages between stages. The differences are the exposed seconds of each kind of message.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +10,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 from math import ceil
-from typing import NamedTuple
 
 from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.frameworks.pipeline.pipedream import PipeDream
 from ddlbench.frameworks.pipeline.schedules import micro_batch_count, pipeline_ranks
 from ddlbench.frameworks.pipeline.stages import balanced
+from ddlbench.measure.formulas.memory_formula import FP32_BYTES
 from ddlbench.oracle.machine import collectives
+from ddlbench.oracle.memory.stages import Cut, memory, of_ranks, rank_numbers
 from ddlbench.oracle.setting import Limit, Message, Outcome, Setting
-from ddlbench.oracle.strategies.pipeline_stages import Cut, memory, of_ranks, rank_numbers
 from ddlbench.oracle.strategies.tensor import Traffic, batch_message, limit, traffic
 from ddlbench.oracle.timing import schedule
 from ddlbench.oracle.timing.schedule import Stages
 
-
-class Times(NamedTuple):
-    """Seconds of a step's passes: computing alone, with collectives of layers, with messages between stages too."""
-
-    compute: float
-    with_layers: float
-    with_sends: float
+_balanced = cache(balanced)
 
 
 def pipeline(framework: Pipeline, setting: Setting) -> Outcome:
@@ -38,28 +36,20 @@ def pipeline(framework: Pipeline, setting: Setting) -> Outcome:
 
 def pipedream(framework: PipeDream, setting: Setting) -> Outcome:
     ranks = pipeline_ranks(setting.world, framework.dp, framework.pp)
-    buffered = framework.double_buffered
-    count = (
-        micro_batch_count(framework.name, setting.job, ranks, framework.dp)
-        if buffered
-        else setting.job.micro_batches(framework.dp)
-    )
+    if buffered := framework.double_buffered:
+        count = micro_batch_count(framework.name, setting.job, ranks, framework.dp)
+    else:
+        count = setting.job.micro_batches(framework.dp)
     sizes = stage_sizes(setting, ranks, framework.balance, framework.flops_per_byte)
     return predict(Cut("pipedream", framework.dp, 1, ranks, sizes, count, versions=True, buffered=buffered), setting)
 
 
 def stage_sizes(setting: Setting, stages: int, balance: list[int] | None, flops_per_byte: float) -> tuple[int, ...]:
-    """The number of blocks of each stage, as `Plan.of` divides them."""
+    """The number of blocks of each stage, as `Plan.of` in frameworks/pipeline/stages.py divides them."""
     if balance is not None:
         return tuple(balance)
     blocks = setting.counts.blocks
-    costs, sending = tuple(b.flops for b in blocks), tuple(flops_per_byte * b.output for b in blocks)
-    return _balanced(costs, stages, sending)
-
-
-@cache
-def _balanced(costs: tuple[float, ...], stages: int, sending: tuple[float, ...]) -> tuple[int, ...]:
-    return tuple(balanced(costs, stages, sending))
+    return tuple(_balanced(tuple(b.flops for b in blocks), stages, tuple(flops_per_byte * b.output for b in blocks)))
 
 
 def predict(cut: Cut, setting: Setting) -> Outcome:
@@ -69,20 +59,26 @@ def predict(cut: Cut, setting: Setting) -> Outcome:
     no_traffic = [Traffic() for _ in blocks]
     traffics = [traffic(block, samples, setting, cut.tp) for block in blocks] if cut.tp > 1 else no_traffic
     compute_s, busy_s = _time(cut, _stages(cut, setting, samples, no_traffic, sends=False), setting)
-    times = Times(
-        compute_s,
-        with_layers=_time(cut, _stages(cut, setting, samples, traffics, sends=False), setting)[0],
-        with_sends=_time(cut, _stages(cut, setting, samples, traffics, sends=True), setting)[0],
-    )
+    with_layers_s, _ = _time(cut, _stages(cut, setting, samples, traffics, sends=False), setting)
+    with_sends_s, _ = _time(cut, _stages(cut, setting, samples, traffics, sends=True), setting)
     numbers, shards = rank_numbers(cut, setting), cut.dp if cut.sharded else 1
     update_s = setting.computation.update(max(numbers) / shards) * setting.contention
-    messages = [*_within(cut, setting, samples, traffics, times), *_reduction(cut, setting, numbers)]
+    messages: list[Message] = []
+    if cut.tp > 1:
+        messages += _in_layers(cut, setting, traffics, max(0.0, with_layers_s - compute_s))
+    if cut.pp > 1:
+        messages.append(_between_stages(cut, setting, samples, max(0.0, with_sends_s - with_layers_s)))
+    messages += _reductions(cut, setting, numbers)
     return Outcome(
         compute_s=busy_s + update_s,
         messages=tuple(messages),
         memory=memory(cut, setting, samples),
-        limits=_limits(cut, setting),
-        bubble_s=max(0.0, times.compute - busy_s),
+        limits=(
+            Limit("pp", len(blocks), f"the model has {len(blocks)} blocks"),
+            *([limit(setting)] if cut.tp > 1 else []),
+            Limit("dp", job.global_batch, "one sample of the global batch a replica"),
+        ),
+        bubble_s=max(0.0, compute_s - busy_s),
         layout={"dp": cut.dp, "tp": cut.tp, "pp": cut.pp},
         notes=(f"{cut.count} micro batches",),
         micro_samples=samples,
@@ -90,22 +86,23 @@ def predict(cut: Cut, setting: Setting) -> Outcome:
 
 
 def _stages(cut: Cut, setting: Setting, samples: float, traffics: Sequence[Traffic], sends: bool) -> Stages:
-    """Seconds of each stage's passes for one micro batch, and of passing it on."""
-    again = 2 if setting.job.checkpoint_activations else 1
+    """Seconds of each stage's passes for one micro batch, and of sending it to the next stage."""
+    again = 1 if setting.job.checkpoint_activations else 0
     passes = setting.computation.blocks(samples, cut.tp)
-    # Collectives were measured while all ranks of their group share the cores: the schedule's contention is relative.
+    # Collectives were measured while the ranks of their group share the cores. The schedule multiplies all seconds by
+    # the contention of these ranks, so it is divided out here.
     contention = 1.0 if setting.machine.cores is None else setting.machine.shared_cores(cut.tp)
     block_forward = [block.forward + sent.forward / contention for block, sent in zip(passes, traffics, strict=True)]
     block_backward = [
-        block.backward + sent.backward / contention + (again - 1) * forward
+        block.backward + sent.backward / contention + again * forward
         for block, sent, forward in zip(passes, traffics, block_forward, strict=True)
     ]
     spans = cut.spans()
     forward, backward = ([sum(s[first:last]) for first, last in spans] for s in (block_forward, block_backward))
     sending = _sending(cut, setting, samples) if sends and cut.pp > 1 else [0.0 for _ in spans[:-1]]
-    if setting.job.device.type == "cpu":  # gloo begins to send when the receiver asks, which then does nothing else
+    if setting.job.device.type == "cpu":  # gloo sends when the receiver asks, and the receiver waits
         machine, world = setting.machine, setting.world
-        measured = machine.sweep("send", world) is not None  # while all ranks of a node share the cores, as above
+        measured = machine.sweep("send", world) is not None  # with all ranks of a node
         contention = machine.shared_cores(machine.per_node(world)) if measured else 1.0
         for stage, seconds in enumerate(sending):
             forward[stage + 1] += seconds / contention
@@ -115,7 +112,7 @@ def _stages(cut: Cut, setting: Setting, samples: float, traffics: Sequence[Traff
 
 
 def _sending(cut: Cut, setting: Setting, samples: float) -> list[float]:
-    """Seconds from each stage to the next, which is on the ranks that follow: in the same node or in another one."""
+    """Seconds of a message from each stage to the next one, in the same node or in another one."""
     blocks, stride, world = setting.counts.blocks, cut.dp * cut.tp, setting.world
     node, seconds = setting.machine.per_node(world), list[float]()
     for stage, (_, end) in enumerate(cut.spans()[:-1]):
@@ -126,8 +123,8 @@ def _sending(cut: Cut, setting: Setting, samples: float) -> list[float]:
 
 
 def _time(cut: Cut, stages: Stages, setting: Setting) -> tuple[float, float]:
-    """Seconds of a step's passes, and those in which the busiest rank computes. PipeDream stays full: the slowest stage
-    sets the pace, whether it computes or sends, or the cores that all stages share."""
+    """Seconds of a step's passes, and seconds in which the busiest rank computes. PipeDream has no flush: its pace is
+    that of the slowest stage or message, or of the cores that all stages share."""
     machine, beside = setting.machine, cut.dp * cut.tp
     node, world = machine.per_node(setting.world), setting.world
     if cut.schedule == "pipedream":
@@ -145,56 +142,40 @@ def _time(cut: Cut, stages: Stages, setting: Setting) -> tuple[float, float]:
     return took, max(busy_s)
 
 
-def _within(cut: Cut, setting: Setting, samples: float, traffics: Sequence[Traffic], times: Times) -> list[Message]:
-    """Messages that are sent while the schedule runs: collectives of layers, and activations from stage to stage."""
-    messages: list[Message] = []
-    if cut.tp > 1:
-        bytes_, number = sum(layer.bytes_ for layer in traffics), sum(layer.count for layer in traffics)
-        seconds = cut.count * sum(layer.forward + layer.backward for layer in traffics) / cut.pp
-        exposed = max(0.0, times.with_layers - times.compute)
-        seconds = max(seconds, exposed)
-        messages.append(Message("collectives of layers", cut.count * number, cut.count * bytes_, seconds, exposed))
-        batch = batch_message(setting, cut.dp, cut.tp)
-        ends = 2 if cut.pp > 1 else 1  # first and last stage share the batch, at the same time
-        messages.append(replace(batch, count=ends * batch.count, bytes_=ends * batch.bytes_))
-    if cut.pp > 1:
-        edges = [setting.counts.blocks[end - 1].output * samples for _, end in cut.spans()[:-1]]
-        one = max(_sending(cut, setting, samples))
-        exposed = max(0.0, times.with_sends - times.with_layers)
-        total = max(exposed, 2 * cut.count * one)
-        count, bytes_ = _sends(cut, edges)
-        messages.append(Message("activations between stages", count, bytes_, total, exposed))
-    return messages
+def _in_layers(cut: Cut, setting: Setting, traffics: Sequence[Traffic], exposed: float) -> list[Message]:
+    """The collectives of tensor parallel layers, and the broadcast of the batch within the first and the last stage."""
+    bytes_, number = sum(layer.bytes_ for layer in traffics), sum(layer.count for layer in traffics)
+    seconds = max(cut.count * sum(layer.forward + layer.backward for layer in traffics) / cut.pp, exposed)
+    batch = batch_message(setting, cut.dp, cut.tp)
+    ends = 2 if cut.pp > 1 else 1  # stages with the batch; they broadcast at the same time
+    return [
+        Message("collectives of layers", cut.count * number, cut.count * bytes_, seconds, exposed),
+        replace(batch, count=ends * batch.count, bytes_=ends * batch.bytes_),
+    ]
 
 
-def _sends(cut: Cut, edges: Sequence[float]) -> tuple[int, float]:
-    """Messages, and their bytes, of the rank that sends most: outputs of its stages to the next stages, gradients of
-    their inputs to those before."""
-    ahead, back = [*edges, 0.0], [0.0, *edges]
-    stages = [(bool(a) + bool(b), a + b) for a, b in zip(ahead, back, strict=True)]
+def _between_stages(cut: Cut, setting: Setting, samples: float, exposed: float) -> Message:
+    """Messages of the rank that sends most: outputs of its stages to the next stages, gradients of their inputs to the
+    previous stages."""
+    edges = [setting.counts.blocks[end - 1].output * samples for _, end in cut.spans()[:-1]]
+    stages = [(bool(a) + bool(b), a + b) for a, b in zip([*edges, 0.0], [0.0, *edges], strict=True)]
     ranks = [tuple(map(sum, zip(*stages[rank :: cut.pp], strict=True))) for rank in range(cut.pp)]
     count, bytes_ = max(ranks, key=lambda rank: rank[1])
-    return cut.count * count, cut.count * bytes_
+    seconds = max(exposed, 2 * cut.count * max(_sending(cut, setting, samples)))
+    return Message("activations between stages", cut.count * count, cut.count * bytes_, seconds, exposed)
 
 
-def _reduction(cut: Cut, setting: Setting, numbers: Sequence[float]) -> list[Message]:
-    """After the schedule: gradients over the replicas of a stage, and of a tied embedding over first and last stage."""
+def _reductions(cut: Cut, setting: Setting, numbers: Sequence[float]) -> list[Message]:
+    """All-reduces after the schedule: of gradients over the replicas of a stage, and of a tied embedding over the first
+    and the last stage."""
     messages: list[Message] = []
     if cut.dp > 1:
-        size = 4 * max(numbers)
+        size = FP32_BYTES * max(numbers)
         seconds = setting.all_reduce(size, cut.dp, cut.tp)
         what = "reduction and gathering of shards" if cut.sharded else "all-reduce of gradients"
         messages.append(Message(what, 1, size, seconds, seconds))
     if cut.pp > 1 and setting.counts.tied:
-        size, beside = 4 * setting.counts.tied / cut.tp, cut.dp * cut.tp
+        size, beside = FP32_BYTES * setting.counts.tied / cut.tp, cut.dp * cut.tp
         seconds = setting.all_reduce(size, 2, beside * (cut.pp - 1), beside)
         messages.append(Message("all-reduce of the tied embedding", 1, size, seconds, seconds))
     return messages
-
-
-def _limits(cut: Cut, setting: Setting) -> tuple[Limit, ...]:
-    count = len(setting.counts.blocks)
-    limits = [Limit("pp", count, f"the model has {count} blocks")]
-    if cut.tp > 1:
-        limits.append(limit(setting))
-    return (*limits, Limit("dp", setting.job.global_batch, "one sample of the global batch a replica"))

@@ -1,4 +1,7 @@
-"""Weights in shards: FSDP, HSDP and ZeRO stage 3. A block's weights are gathered before its passes."""
+"""Weights in shards: FSDP and HSDP (Zhao et al. 2023), ZeRO stage 3 (Rajbhandari et al. 2020).
+
+A block's weights are gathered before its passes, and its gradients are reduced after its backward pass.
+"""
 
 from __future__ import annotations
 
@@ -13,30 +16,29 @@ from ddlbench.frameworks.shared.meta import has_batch_norm, on_meta
 from ddlbench.frameworks.shared.sharding import root_group
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES
 from ddlbench.oracle.machine import collectives
-from ddlbench.oracle.memory import shards as memory
-from ddlbench.oracle.memory.shards import Gathered
+from ddlbench.oracle.memory import replicas as memory
+from ddlbench.oracle.memory.replicas import Gathered
 from ddlbench.oracle.setting import BYTES, Limit, Memory, Message, Outcome, Setting
-from ddlbench.oracle.strategies.data_parallel import pass_seconds
 from ddlbench.oracle.timing import overlap
 from ddlbench.oracle.timing.computation import Pass
 from ddlbench.oracle.timing.overlap import MiB, Sharded
 
-# DeepSpeed's defaults, in numbers: it gathers ahead so many weights in one call (stage3_prefetch_bucket_size), and
-# keeps weights that are needed again before so many others (stage3_max_reuse_distance).
+# DeepSpeed's defaults, in numbers: it prefetches so many weights in one message (stage3_prefetch_bucket_size), and
+# keeps weights if fewer other weights than this are needed before their next use (stage3_max_reuse_distance).
 PREFETCH, REUSE = 5e7, 1e9
 
-Calls = tuple[tuple[int, ...], ...]  # of blocks that share a message, by index
+Calls = tuple[tuple[int, ...], ...]  # for each message, the indices of its blocks
 
 
 @dataclass(frozen=True)
 class Scheme:
-    """weight, gradient: bytes of a number as it is gathered and reduced.
+    """How weights are gathered and gradients are reduced.
 
+    weight, gradient: bytes of a number in the messages
     gathered: numbers of each block that are gathered; again: whether they are gathered for the backward pass, too
     gathers, reductions: the blocks of each message
-    always: reduced after every micro batch, not only the last
-    host_computes: whether there is no device that computes while the host goes on
-    persistent: numbers that every rank keeps complete, which are gathered once, after the update
+    always: gradients are reduced after every micro batch, not only after the last one
+    persistent: numbers that every rank keeps complete; they are gathered once, after the update
     """
 
     shards: int
@@ -47,7 +49,6 @@ class Scheme:
     gathers: Calls
     reductions: Calls
     always: bool
-    host_computes: bool = False
     persistent: int = 0
 
     def gathered_bytes(self) -> Gathered:
@@ -55,11 +56,17 @@ class Scheme:
         temporary = [size * again for size, again in sizes]
         return Gathered(self.weight, temporary, sum(size for size, again in sizes if not again))
 
+    def volume(self, numbers: int, count: int) -> float:
+        """Bytes of the complete tensors that are gathered and reduced in a step. numbers: parameters of the model"""
+        again = sum(number for number, also in zip(self.gathered, self.again, strict=True) if also)
+        gathers = sum(self.gathered) + again
+        return count * gathers * self.weight + (count if self.always else 1) * numbers * self.gradient
+
 
 def fsdp(framework: FSDP, setting: Setting) -> Outcome:
-    """fully_shard of every block but those of the root's group (a tied embedding and head, a last norm), which is
-    gathered once a micro batch by default. With replicas (HSDP) neighbours share the shards, and their gradients are
-    all-reduced between the replicas."""
+    """fully_shard is called for each block except those of the root's group (a tied embedding and head, a last norm),
+    which is gathered once per micro batch by default. With replicas (HSDP) neighbours share the shards, and gradients
+    are all-reduced between the replicas."""
     job, shards = setting.job, setting.world // framework.replicate
     casts = (framework.mixed_precision or ("autocast" if has_batch_norm(job) else "policy")) == "policy"
     weight = BYTES[job.precision] if casts else 4
@@ -70,23 +77,19 @@ def fsdp(framework: FSDP, setting: Setting) -> Outcome:
     again = tuple(index not in root if reshard is None else reshard for index in range(len(blocks)))
     groups = ((root,) if root else ()) + tuple((index,) for index in range(len(blocks)) if index not in root)
     numbers = tuple(block.numbers for block in blocks)
-    scheme = Scheme(
-        shards, weight, setting.gradient_bytes, numbers, again, groups, groups, always=False,
-        host_computes=job.device.type == "cpu",
-    )  # fmt: skip
+    scheme = Scheme(shards, weight, setting.gradient_bytes, numbers, again, groups, groups, always=False)
     outcome = sharded(setting, scheme, memory.fsdp(setting, shards, scheme.gathered_bytes()))
     if framework.replicate == 1:
         return outcome
     size = setting.counts.numbers / shards * setting.gradient_bytes
     seconds = setting.all_reduce(size, framework.replicate, shards)
     more = Message("all-reduce of shards", 1, size, seconds, seconds)
-    layout = {"dp": setting.world, "shards": shards}
-    return replace(outcome, messages=(*outcome.messages, more), layout=layout)
+    return replace(outcome, messages=(*outcome.messages, more))
 
 
 def zero3(framework: DeepSpeedOptions, setting: Setting) -> Outcome:
-    """DeepSpeed at stage 3 reduces after every micro batch. It gathers the first block, and then what follows in large
-    messages; for the backward pass it gathers only what it could not keep since the forward pass."""
+    """DeepSpeed at stage 3 reduces after every micro batch. It gathers the first block, and then the following blocks
+    in large messages. For the backward pass it gathers again only weights that it freed after the forward pass."""
     if framework.offload_optimizer or framework.offload_parameters:
         raise Unsupported("the oracle has no model of offloading: set framework.offload_parameters=false")
     blocks, weight = setting.counts.blocks, 2 if framework.casts(setting.job) else 4
@@ -98,19 +101,14 @@ def zero3(framework: DeepSpeedOptions, setting: Setting) -> Outcome:
     backwards = tuple(tuple(len(blocks) - 1 - i for i in call) for call in _calls(numbers[::-1], bucket))
     ahead = tuple(tuple(i + 1 for i in call) for call in _calls(gathered[1:], prefetch))
     again, persistent = tuple(distance >= REUSE for distance in later), setting.counts.numbers - sum(gathered)
-    scheme = Scheme(
-        setting.world, weight, setting.gradient_bytes, gathered, again, ((0,), *ahead), backwards, always=True,
-        host_computes=setting.job.device.type == "cpu", persistent=persistent,
-    )  # fmt: skip
-    return sharded(
-        setting,
-        scheme,
-        memory.zero3(setting, scheme.gathered_bytes(), FP32_BYTES * bucket, persistent * weight),
-    )
+    gathers, gradient = ((0,), *ahead), setting.gradient_bytes
+    scheme = Scheme(setting.world, weight, gradient, gathered, again, gathers, backwards, True, persistent)
+    peak = memory.zero3(setting, scheme.gathered_bytes(), FP32_BYTES * bucket, persistent * weight)
+    return sharded(setting, scheme, peak)
 
 
 def _calls(numbers: Sequence[int], most: float) -> Calls:
-    """Consecutive blocks that share a message: until they have so many numbers."""
+    """Consecutive blocks share a message until it has so many numbers."""
     calls: list[tuple[int, ...]] = []
     call: tuple[int, ...] = ()
     for index in range(len(numbers)):
@@ -122,17 +120,17 @@ def _calls(numbers: Sequence[int], most: float) -> Calls:
 
 def sharded(setting: Setting, scheme: Scheme, peak: Memory) -> Outcome:
     """A step of replicas whose weights are in shards."""
-    job, rate = setting.job, setting.contention
-    count = job.micro_batches(setting.world)
-    samples = job.replica_batch(setting.world) / count
+    job, rate, checkpointed = setting.job, setting.contention, setting.job.checkpoint_activations
+    count, samples = setting.micro_batch(setting.world)
     passes = setting.computation.blocks(samples)
     plain, last = (_blocks(setting, scheme, passes, reduces) for reduces in (scheme.always, True))
-    compute = count * sum(map(pass_seconds(job.checkpoint_activations), passes)) * rate
-    seconds = (count - 1) * sent(plain) + sent(last)
-    late = min(seconds, max(0.0, (count - 1) * _end(plain, scheme) + _end(last, scheme) - compute))
+    compute = count * sum(block.both(checkpointed) for block in passes) * rate
+    seconds = (count - 1) * _sent(plain) + _sent(last)
+    end = _host_step if job.device.type == "cpu" else overlap.sharded_step
+    late = min(seconds, max(0.0, (count - 1) * end(plain) + end(last) - compute))
     exposed = setting.exposed(seconds, late)
     what = "gathering of weights and reduction of gradients"
-    messages = [Message(what, 0, volume(setting, scheme, count), seconds, exposed)]
+    messages = [Message(what, 0, scheme.volume(setting.counts.numbers, count), seconds, exposed)]
     if scheme.persistent:
         size = float(scheme.persistent * scheme.weight)
         once = collectives.all_gather(size, setting.path(scheme.shards)) if scheme.shards > 1 else 0.0
@@ -150,32 +148,24 @@ def sharded(setting: Setting, scheme: Scheme, peak: Memory) -> Outcome:
 def _blocks(setting: Setting, scheme: Scheme, passes: Sequence[Pass], reduces: bool) -> list[Sharded]:
     """Seconds of each block in one micro batch."""
     rate, checkpointed, blocks = setting.contention, setting.job.checkpoint_activations, setting.counts.blocks
-    to = setting.path(scheme.shards) if scheme.shards > 1 else None
-    weights = [number * scheme.weight for number in scheme.gathered]
-    gradients = [block.numbers * scheme.gradient for block in blocks]
-    nothing = [0.0] * len(blocks)
-    gather = _shares(weights, scheme.gathers, lambda size: collectives.all_gather(size, to)) if to else nothing
-    reduce = nothing
-    if to and reduces:
-        reduce = _shares(gradients, scheme.reductions, lambda size: collectives.reduce_scatter(size, to))
+    gather = reduce = [0.0] * len(blocks)
+    if scheme.shards > 1:
+        to = setting.path(scheme.shards)
+        weights = [number * scheme.weight for number in scheme.gathered]
+        gather = _shares(weights, scheme.gathers, lambda size: collectives.all_gather(size, to))
+        if reduces:
+            gradients = [block.numbers * scheme.gradient for block in blocks]
+            reduce = _shares(gradients, scheme.reductions, lambda size: collectives.reduce_scatter(size, to))
     return [
         Sharded(
-            block_pass.forward * rate,
-            (block_pass.backward + (block_pass.forward if checkpointed else 0.0)) * rate,
+            block.forward * rate,
+            block.back(checkpointed) * rate,
             gather[index],
             gather[index] if scheme.again[index] else 0.0,
             reduce[index],
         )
-        for index, block_pass in enumerate(passes)
+        for index, block in enumerate(passes)
     ]
-
-
-def _end(blocks: Sequence[Sharded], scheme: Scheme) -> float:
-    """Seconds of one micro batch. If the host itself computes, it waits for each collective: FSDP calls its collectives
-    with async_op=False, which returns at once only on a device's stream, and DeepSpeed waits explicitly."""
-    if not scheme.host_computes:
-        return overlap.sharded_step(blocks)
-    return sent(blocks) + sum(block.forward + block.backward for block in blocks)
 
 
 def _shares(sizes: Sequence[float], calls: Calls, seconds: Callable[[float], float]) -> list[float]:
@@ -189,13 +179,12 @@ def _shares(sizes: Sequence[float], calls: Calls, seconds: Callable[[float], flo
     return shares
 
 
-def sent(blocks: Sequence[Sharded]) -> float:
+def _sent(blocks: Sequence[Sharded]) -> float:
     """Seconds of all communication of one micro batch."""
     return sum(block.gather + block.gather_again + block.reduce for block in blocks)
 
 
-def volume(setting: Setting, scheme: Scheme, count: int) -> float:
-    """Bytes of the complete tensors that are gathered and reduced in a step."""
-    again = sum(number for number, also in zip(scheme.gathered, scheme.again, strict=True) if also)
-    gathers = sum(scheme.gathered) + again
-    return count * gathers * scheme.weight + (count if scheme.always else 1) * setting.counts.numbers * scheme.gradient
+def _host_step(blocks: Sequence[Sharded]) -> float:
+    """Seconds of one micro batch if the host itself computes: it waits for each collective. FSDP calls its collectives
+    with async_op=False, which returns at once only on a device's stream, and DeepSpeed waits explicitly."""
+    return _sent(blocks) + sum(block.forward + block.backward for block in blocks)

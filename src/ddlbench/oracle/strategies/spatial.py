@@ -1,8 +1,9 @@
 """Spatial parallelism, prediction only: ranks share the rows of every image (Dryden et al. 2019; Kahira et al. 2021).
 
-Convolutions and poolings fetch the rows of their window that a neighbour has, forward of the input and backward of the
-output's gradient: 2 alpha + B (halo(x) + halo(dy)) beta a layer. The layers after the last of them see whole images:
-they are gathered there, and computed on every rank.
+The window of a convolution or pooling reaches into rows of a neighbour (its halo). Neighbours exchange these rows: of
+the input x in the forward pass, of the output's gradient dy in the backward pass. This takes 2 alpha + B (halo(x) +
+halo(dy)) beta per layer. The layers after the last window need complete images: an all-gather precedes them, and every
+rank computes them in full.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ddlbench.measure.formulas.memory_formula import data_parallel, in_fp32
 from ddlbench.oracle.machine import collectives
 from ddlbench.oracle.memory.passes import Moment, at_peak, buffer_bytes
 from ddlbench.oracle.setting import Limit, Message, Outcome, Setting
-from ddlbench.oracle.strategies.data_parallel import averaged, pass_seconds
+from ddlbench.oracle.strategies.data_parallel import averaged, sizes
 from ddlbench.oracle.timing import overlap
 from ddlbench.oracle.timing.computation import Pass
 
@@ -40,23 +41,25 @@ def spatial(framework: Spatial, setting: Setting) -> Outcome:
             f"spatial: {sp} ranks cannot share the {limit.largest} rows of {limit.layer}: choose "
             f"framework.sp={limit.largest} or fewer"
         )
-    count = job.micro_batches(framework.dp)
-    samples = job.replica_batch(framework.dp) / count
+    count, samples = setting.micro_batch(framework.dp)
     last = max(index for index, block in enumerate(blocks) if block.rows)
-    parts = [
-        _part(block, sp if index <= last else 1) for index, block in enumerate(setting.computation.blocks(samples))
-    ]
-    back = [(block.backward + block.forward * job.checkpoint_activations) * setting.contention for block in parts]
+    ranks = [sp if index <= last else 1 for index in range(len(blocks))]  # that share each block
+    passes = zip(setting.computation.blocks(samples), ranks, strict=True)
+    parts = [Pass(block.forward / share, block.backward / share) for block, share in passes]
     messages: list[Message] = []
     if sp > 1:
-        messages += [_halos(setting, samples, count, sp), _joined(setting, samples, count, last, sp)]
-    sizes = [[number * float(setting.gradient_bytes) for number in block.parameters] for block in blocks]
+        size = blocks[last].output * samples  # its gradient is already on every rank
+        seconds = count * collectives.all_gather(size, setting.path(sp))
+        gathering = Message("all-gather of the last images", count, count * size, seconds, seconds)
+        messages += [_halos(setting, samples, count, sp), gathering]
     if setting.world > 1:
-        sent = overlap.buckets(overlap.gradients(sizes, back))
+        back = [block.back(job.checkpoint_activations) * setting.contention for block in parts]
+        sent = overlap.buckets(overlap.gradients(sizes(setting, setting.gradient_bytes), back))
         messages.append(averaged(setting, sent, sum(back)))
     numbers = setting.counts.numbers
-    compute = count * sum(map(pass_seconds(job.checkpoint_activations), parts)) + setting.computation.update(numbers)
-    saved = sum(block.saved.at(samples) / (sp if index <= last else 1) for index, block in enumerate(blocks))
+    update = setting.computation.update(numbers)
+    compute = count * sum(block.both(job.checkpoint_activations) for block in parts) + update
+    saved = sum(block.saved.at(samples) / share for block, share in zip(blocks, ranks, strict=True))
     states = data_parallel(numbers, in_fp32(setting.optimizer), 0, 1)
     return Outcome(
         compute_s=compute * setting.contention,
@@ -68,25 +71,15 @@ def spatial(framework: Spatial, setting: Setting) -> Outcome:
     )
 
 
-def _part(block: Pass, ranks: int) -> Pass:
-    return Pass(block.forward / ranks, block.backward / ranks)
-
-
 def _halos(setting: Setting, samples: float, count: int, sp: int) -> Message:
-    """The exchange of halos. All neighbours exchange at once: if some of them are on two nodes, all wait for these."""
+    """The exchange of halos. All neighbours exchange at once. If some neighbours are on different nodes, all wait for
+    them."""
     machine, world = setting.machine, setting.world
     crosses = bool(machine.per_node(world) % sp)
     rows = [layer for block in setting.counts.blocks for layer in block.rows if layer.halo]
     bytes_ = [2 * samples * layer.halo * layer.row for layer in rows]  # forward and backward
     seconds = sum(2 * collectives.send(size / 2, machine, 1, world, crosses) for size in bytes_)
     return Message("halo exchange", 2 * count * len(rows), count * sum(bytes_), count * seconds, count * seconds)
-
-
-def _joined(setting: Setting, samples: float, count: int, last: int, sp: int) -> Message:
-    """The gathering of the complete output of the last block that is split; its gradient is already on every rank."""
-    size = setting.counts.blocks[last].output * samples
-    seconds = count * collectives.all_gather(size, setting.path(sp))
-    return Message("all-gather of the last images", count, count * size, seconds, seconds)
 
 
 def _limit(setting: Setting) -> Limit:

@@ -1,8 +1,8 @@
-"""Tensor parallelism: ranks share every layer. Megatron-LM's for GPT-2, by filters or channels for convolutions."""
+"""Tensor parallelism: ranks share every layer. GPT-2 as in Megatron-LM (Shoeybi et al. 2019; sequence parallelism:
+Korthikanti et al. 2022), convolutions by filters or channels (Kahira et al. 2021)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -20,7 +20,7 @@ from ddlbench.oracle.machine.collectives import Path
 from ddlbench.oracle.memory.passes import counts_of_rank
 from ddlbench.oracle.memory.replicas import replica
 from ddlbench.oracle.setting import Limit, Message, Outcome, Setting
-from ddlbench.oracle.strategies.data_parallel import averaged, backward, pass_seconds
+from ddlbench.oracle.strategies.data_parallel import averaged, backward, sizes
 from ddlbench.oracle.timing import overlap
 
 SUMMED_AHEAD, SUMMED_BACK, GATHERED = ("row", "vocab"), ("column", "qkv", "filter", "logits"), ("norm", "channels")
@@ -38,8 +38,8 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Channel:
-    """Prediction only: convolutions split by input channels. The partial outputs are summed forward, the inputs'
-    gradients gathered backward (Kahira et al. 2021, table 1, "as filter")."""
+    """Prediction only: convolutions split by input channels. An all-reduce sums the partial outputs, and an all-gather
+    in the backward pass joins the gradients of the inputs (Kahira et al. 2021, table 1, "as filter")."""
 
     name: str = "channel"
     dp: int = 1
@@ -66,28 +66,29 @@ def channel(framework: Channel, setting: Setting) -> Outcome:
 
 
 def parts(setting: Setting, dp: int, tp: int, sequence: bool, by_channels: bool) -> Outcome:
-    """tp ranks share a replica, dp replicas average the gradients of their parts, stride tp apart."""
+    """tp ranks share a replica. Ranks with the same part in each of dp replicas (tp ranks apart) average gradients."""
     job, blocks = setting.job, setting.counts.blocks
-    count = job.micro_batches(dp)
-    samples = job.replica_batch(dp) / count
-    passes, rate = setting.computation.blocks(samples, tp), setting.contention
-    numbers = sum(own_numbers(block, tp) for block in blocks)
-    update = setting.computation.update(numbers)
+    count, samples = setting.micro_batch(dp)
+    passes = setting.computation.blocks(samples, tp)
+    update = setting.computation.update(sum(block.numbers_of_part(tp) for block in blocks))
     messages: list[Message] = []
     if tp > 1:
         traffics = [traffic(block, samples, setting, tp, sequence, by_channels) for block in blocks]
-        messages.append(layers_message(traffics, count, job.checkpoint_activations))
+        forward = 2 if job.checkpoint_activations else 1  # passes
+        seconds = count * sum(layer.forward * forward + layer.backward for layer in traffics)
+        bytes_, number = sum(layer.bytes_ for layer in traffics), sum(layer.count for layer in traffics)
+        messages.append(Message("collectives of layers", count * number, count * bytes_, seconds, seconds))
         messages.append(batch_message(setting, dp, tp))
     if dp > 1:
-        sizes = [[number * setting.gradient_bytes for number in own_tensors(block, tp)] for block in blocks]
         back = backward(setting, dp, tp)
-        sent = overlap.buckets(overlap.gradients(sizes, back))
+        sent = overlap.buckets(overlap.gradients(sizes(setting, setting.gradient_bytes, tp), back))
         messages.append(averaged(setting, sent, sum(back), ranks=dp, stride=tp))
     counts = counts_of_rank(setting, tp, sequence)
-    # DDP's buckets, beside gradients that wait to be reduced
+    # DDP's buckets, beside the gradients that wait to be reduced.
     buckets = FP32_BYTES * float(counts.numbers) if dp > 1 and count > 1 else 0.0
     return Outcome(
-        compute_s=(count * sum(map(pass_seconds(job.checkpoint_activations), passes)) + update) * rate,
+        compute_s=(count * sum(block.both(job.checkpoint_activations) for block in passes) + update)
+        * setting.contention,
         messages=tuple(messages),
         memory=replica(setting, counts, dp, in_place=dp > 1, buckets=buckets),
         limits=(limit(setting, by_channels), Limit("dp", job.global_batch, "one sample of the global batch a replica")),
@@ -96,21 +97,10 @@ def parts(setting: Setting, dp: int, tp: int, sequence: bool, by_channels: bool)
     )
 
 
-def own_numbers(block: Block, tp: int) -> float:
-    """Parameters of a rank's part of a block."""
-    return block.numbers - block.split_parameters * (1 - 1 / tp)
-
-
-def own_tensors(block: Block, tp: int) -> list[float]:
-    """Numbers of a rank's part of each tensor of a block, on the assumption that all tensors are split alike."""
-    part = own_numbers(block, tp) / block.numbers if block.numbers else 1.0
-    return [number * part for number in block.parameters]
-
-
 def traffic(
     block: Block, samples: float, setting: Setting, tp: int, sequence: bool = False, by_channels: bool = False
 ) -> Traffic:
-    """The collectives that frameworks/tensor/layers.py makes of a block's plan."""
+    """The collectives that frameworks/tensor/layers.py makes for a block."""
     to = setting.path(tp)
     traffics = [
         _exchange(exchange, samples, to, sequence, by_channels, setting.algorithm) for exchange in block.exchanges
@@ -129,7 +119,7 @@ def _exchange(
     exchange: Exchange, samples: float, to: Path, sequence: bool, by_channels: bool, algorithm: str
 ) -> Traffic:
     enters, leaves = exchange.input_bytes * samples, exchange.output_bytes * samples
-    if by_channels and exchange.style == "filter":  # sums of partial outputs, gradients of own channels joined
+    if by_channels and exchange.style == "filter":
         back = 0.0 if exchange.first else collectives.all_gather(enters, to)
         return Traffic(collectives.all_reduce(leaves, to, algorithm), back, leaves + enters * (not exchange.first), 2)
     if by_channels and exchange.style in GATHERED:
@@ -144,7 +134,7 @@ def _exchange(
 
 
 def _summed(size: float, to: Path, sequence: bool, ahead: bool, algorithm: str) -> Traffic:
-    """An all-reduce in one direction; with sequence parallelism its two halves, one in each."""
+    """An all-reduce in one direction; with sequence parallelism a reduce-scatter in one, an all-gather in the other."""
     if sequence:
         half = collectives.all_gather(size, to)
         return Traffic(half, half, 2 * size, 2)
@@ -153,24 +143,15 @@ def _summed(size: float, to: Path, sequence: bool, ahead: bool, algorithm: str) 
 
 
 def _loss(setting: Setting, samples: float, to: Path) -> Traffic:
-    """Highest logit, then normaliser, hit and mean of each scored position (frameworks/tensor/loss.py)."""
+    """All-reduces of the loss (frameworks/tensor/loss.py): for each position the largest logit, then three sums."""
     model = setting.job.model
     positions = 4 * samples * (prod(model.input_shape()) if model.kind == "text" else 1)
     seconds = sum(collectives.all_reduce(size, to, setting.algorithm) for size in (positions, 3 * positions))
     return Traffic(seconds, 0.0, 4 * positions, 2)
 
 
-def layers_message(traffics: Sequence[Traffic], count: int, checkpointed: bool) -> Message:
-    """All collectives of layers of a step, all exposed. Checkpointed blocks communicate once more when they run
-    again."""
-    again = 2 if checkpointed else 1
-    seconds = count * sum(layer.forward * again + layer.backward for layer in traffics)
-    bytes_ = count * sum(layer.bytes_ for layer in traffics)
-    return Message("collectives of layers", count * sum(layer.count for layer in traffics), bytes_, seconds, seconds)
-
-
 def batch_message(setting: Setting, dp: int, tp: int) -> Message:
-    """The replica's batch is sent from its tp rank 0 to the others: images in fp32, tokens and targets in int64."""
+    """tp rank 0 broadcasts the replica's batch to the others: images in fp32, tokens and targets in int64."""
     model, samples = setting.job.model, setting.job.replica_batch(dp)
     text = model.kind == "text"
     numbers = samples * prod(model.input_shape())

@@ -1,7 +1,7 @@
-"""A framework that the oracle has no equations for: what one rank computes, sends and holds is traced in a rehearsal.
+"""A framework without equations: the FLOPs, messages and memory of one rank are traced in a rehearsal.
 
-The seconds of computing are those of one device for the same samples, in proportion to the FLOPs that the rank computes
-of them. Nothing is known of what happens at the same time: all communication is exposed, so the step is an upper bound.
+The seconds of computing are those of one device for the same samples, in proportion to the FLOPs of the rank. The
+overlap is unknown, so all communication counts as exposed, and the step is an upper bound.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from ddlbench.rehearsal.rehearse import Rehearsal, Sent, rehearse_job
 
 
 def traced(framework: Any, setting: Setting) -> Outcome:
-    """Unsupported where the framework cannot be rehearsed, or sends what the oracle has no seconds for."""
-    job = replace(setting.job, device=torch.device("cpu"))  # where a rehearsal needs nothing of this process
+    """Unsupported if the framework cannot be rehearsed, or if it sends a message that the oracle has no seconds for."""
+    job = replace(setting.job, device=torch.device("cpu"))  # such a rehearsal needs nothing of this process
     rank = stepped(framework, job)
     samples = job.replica_batch(rank.replicas)
     alone = stepped(Single(), replace(job, world_size=1, global_batch=samples))
@@ -53,7 +53,7 @@ def stepped(framework: Any, job: Job, pinned: bool | None = None) -> Rehearsal:
 
 def rehearsed_memory(framework: Any, job: Job, layout: Mapping[str, int], pinned: bool | None) -> Memory:
     """The memory of the fullest rank, from a rehearsal of one rank of each pipeline stage. ZeRO 1 and 2 cut parameters
-    at the borders of their shards: the first rank, the last, and the one with parts of the largest parameters.
+    at the borders of shards: there the first rank, the last one, and the one with parts of the largest parameters.
 
     pinned: as for `rehearse_job`
     """
@@ -73,24 +73,20 @@ def rehearsed_memory(framework: Any, job: Job, layout: Mapping[str, int], pinned
 def message(sent: Sent, setting: Setting) -> Message:
     """The communication of one kind in a step, all exposed."""
     size = sent.bytes_ / sent.count
-    seconds = sent.count * _seconds(sent, size, setting)
+    if sent.kind == "send":
+        one = collectives.send(size, setting.machine, sent.stride, setting.world)
+    elif sent.kind == "all_reduce":
+        one = setting.all_reduce(size, sent.ranks, sent.stride)
+    elif sent.kind in ("all_gather", "reduce_scatter", "broadcast"):
+        one = getattr(collectives, sent.kind)(size, setting.path(sent.ranks, sent.stride))
+    else:
+        raise Unsupported(f"the oracle has no seconds for {sent.kind}, which was traced {sent.count:g} times a step")
+    seconds = sent.count * one
     return Message(f"{sent.kind} among {sent.ranks} ranks", sent.count, sent.bytes_, seconds, seconds)
 
 
-def _seconds(sent: Sent, size: float, setting: Setting) -> float:
-    if sent.kind == "send":
-        return collectives.send(size, setting.machine, sent.stride, setting.world)
-    if sent.kind == "all_reduce":
-        return setting.all_reduce(size, sent.ranks, sent.stride)
-    functions = {kind: getattr(collectives, kind) for kind in ("all_gather", "reduce_scatter", "broadcast")}
-    if sent.kind not in functions:
-        raise Unsupported(f"the oracle has no seconds for {sent.kind}, which was traced {sent.count:g} times a step")
-    return functions[sent.kind](size, setting.path(sent.ranks, sent.stride))
-
-
 def held(rank: Rehearsal) -> Memory:
-    """Memory as traced. Bytes at the fullest moment that are no weights, gradients or optimizer states count as
-    activations."""
+    """Memory as traced. Bytes of the peak beside weights, gradients and optimizer states count as activations."""
     memory = rank.memory or {}
     weights, gradients, optimizer, peak = (
         float(memory.get(name) or 0) for name in ("parameters", "gradients", "optimizer", "peak")

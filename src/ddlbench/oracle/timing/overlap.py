@@ -1,4 +1,4 @@
-"""How much of communication a pass hides: small simulations of one queue that computes and one that sends."""
+"""Overlap of communication and computing: small simulations of a device that computes and a link that sends."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ FIRST_BUCKET, BUCKET = MiB, 25 * MiB  # torch.nn.parallel.DistributedDataParalle
 
 @dataclass(frozen=True)
 class Gradient:
-    """bytes_ of one tensor's gradient, and the seconds after the backward pass began when it is there."""
+    """Bytes of a gradient or a message, and when it is ready, in seconds after the start of the backward pass."""
 
     bytes_: float
     ready: float
 
 
 def gradients(sizes: Sequence[Sequence[float]], backward: Sequence[float]) -> list[Gradient]:
-    """Gradients in the order of the backward pass. All gradients of a block are ready when its backward pass has ended.
+    """Gradients in the order of the backward pass. Those of a block are ready at the end of its backward pass.
 
     sizes: bytes of the tensors of each block
     backward: seconds of each block
@@ -32,8 +32,8 @@ def gradients(sizes: Sequence[Sequence[float]], backward: Sequence[float]) -> li
 
 
 def buckets(tensors: Iterable[Gradient], first: float = FIRST_BUCKET, cap: float = BUCKET) -> list[Gradient]:
-    """DDP's buckets: gradients in their order fill a bucket until it has `cap` bytes or more, the first one `first`
-    bytes."""
+    """DDP's buckets: gradients in their order fill a bucket until it has `cap` bytes or more; `first`: cap of the first
+    bucket."""
     filled: list[Gradient] = []
     size, limit, last = 0.0, first, 0.0
     for tensor in tensors:
@@ -48,7 +48,7 @@ def buckets(tensors: Iterable[Gradient], first: float = FIRST_BUCKET, cap: float
 
 
 def fused(tensors: Sequence[Gradient], seconds: Callable[[float], float], cap: float, cycle: float) -> list[Gradient]:
-    """Horovod's messages: in every cycle all gradients that are ready are sent, in messages of at most `cap` bytes."""
+    """Horovod's messages: each cycle sends all gradients that are ready, in messages of at most `cap` bytes."""
     messages: list[Gradient] = []
     now, waiting = 0.0, list(tensors)
     while waiting:
@@ -74,7 +74,8 @@ def queue(messages: Iterable[Gradient], seconds: Callable[[float], float]) -> fl
 
 @dataclass(frozen=True)
 class Sharded:
-    """Seconds of one block whose weights are in shards: gather before each pass, reduce after backward (0: none)."""
+    """Seconds of one block whose weights are in shards: it is gathered before each pass and reduced after the backward
+    pass (0: it is not)."""
 
     forward: float
     backward: float
@@ -84,8 +85,8 @@ class Sharded:
 
 
 def sharded_step(blocks: Sequence[Sharded]) -> float:
-    """Forward and backward of a micro batch where each block is gathered while the one before computes (FSDP's
-    prefetch), and gradients are reduced while the next block computes. Gathers and reductions share one link."""
+    """Seconds of a micro batch. Each block is gathered while the previous one computes (FSDP's prefetch), and its
+    gradients are reduced while the next one computes. Gathers and reductions share one link."""
     link, begun, done = 0.0, 0.0, 0.0
     for block in blocks:
         link = max(link, begun) + block.gather

@@ -1,8 +1,7 @@
-"""How long a pipeline schedule takes: the order of each rank's passes, and when each can begin.
+"""Seconds of a pipeline schedule: the order of the passes on each rank, and a simulation of when each pass starts.
 
 GPipe (Huang et al. 2019), 1F1B (Narayanan et al. 2019), interleaved (Narayanan et al. 2021), zero bubble (Qi et al.
-2023), PipeDream without a flush (Narayanan et al. 2019). With equal stages and free sending, one flush of p stages and
-m micro batches takes (m + p - 1) (F + B).
+2023). With p equal stages, m micro batches and free messages a schedule takes (m + p - 1) (F + B).
 """
 
 from __future__ import annotations
@@ -12,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-# Forward; backward; backward of inputs only; of weights, which come later and are not in `order`: they fill waits.
+# Forward; backward; zero bubble's two backward passes, of inputs and of weights. The last is not in `order`: it fills
+# the time in which a rank would wait.
 F, B, INPUTS, WEIGHTS = "F", "B", "I", "W"
 Op = tuple[str, int, int]  # kind, stage, micro batch
 
@@ -32,9 +32,10 @@ class Stages:
 
 
 def seconds(schedule: str, stages: Stages, ranks: int, micro_batches: int) -> float:
-    """From the first micro batch's begin to the last one's end. Stage i is on rank i % ranks.
+    """Seconds of all micro batches. Stage i is on rank i % ranks.
 
-    Of a long GPipe or 1F1B the steady part is simulated once: each further micro batch takes as long as the one before.
+    In a long GPipe or 1F1B each further micro batch takes as long as the one before, so only the first ones are
+    simulated.
     """
     steady = 2 * len(stages.forward) + 2
     if schedule not in ("gpipe", "1f1b") or micro_batches <= steady:
@@ -44,7 +45,7 @@ def seconds(schedule: str, stages: Stages, ranks: int, micro_batches: int) -> fl
 
 
 def simulate(schedule: str, stages: Stages, ranks: int, micro_batches: int) -> float:
-    """Run every rank's passes in their order, each as soon as what it needs is there."""
+    """Run the passes of every rank in their order. Each starts as soon as its input is ready."""
     count = len(stages.forward)
     done: dict[Op, float] = {}
     free = [0.0] * ranks
@@ -68,17 +69,6 @@ def simulate(schedule: str, stages: Stages, ranks: int, micro_batches: int) -> f
     return max(end + sum(late) for end, late in zip(free, weights, strict=True))
 
 
-@dataclass
-class _Ranks:
-    """The ranks of a pipeline between two events. left: seconds of work left, of those that compute."""
-
-    orders: list[deque[Op]]
-    weights: list[deque[float]]
-    left: dict[int, float]
-    doing: dict[int, Op | None]  # None: gradients of weights, for which nothing waits
-    busy: list[float]
-
-
 def simulate_shared(
     schedule: str, stages: Stages, ranks: int, micro_batches: int, slower: Callable[[int], float]
 ) -> tuple[float, list[float]]:
@@ -87,52 +77,44 @@ def simulate_shared(
     count, now = len(stages.forward), 0.0
     done: dict[Op, float] = {}
     orders = [deque(order(schedule, rank, ranks, count, micro_batches)) for rank in range(ranks)]
-    state = _Ranks(orders, [deque[float]() for _ in range(ranks)], {}, {}, [0.0] * ranks)
-    while state.left or any(orders) or any(state.weights):
-        arrivals = _begin(state, stages, done, now)
-        rate = slower(len(state.left)) if state.left else 1.0
-        events = [arrival - now for arrival in arrivals] + [rest * rate for rest in state.left.values()]
+    weights = [deque[float]() for _ in range(ranks)]  # gradients of weights that wait
+    left: dict[int, float] = {}  # seconds of work left, of each rank that computes
+    doing: dict[int, Op | None] = {}  # None: gradients of weights, for which nothing waits
+    busy = [0.0] * ranks
+    while left or any(orders) or any(weights):
+        arrivals: list[float] = []  # of the inputs that idle ranks wait for, if known
+        for rank, todo in enumerate(orders):
+            if rank in left:
+                continue
+            arrival = _ready(todo[0], done, stages, count) if todo else None
+            if arrival is not None and arrival <= now + 1e-12:
+                kind, stage, _ = doing[rank] = todo.popleft()
+                took = stages.forward[stage] if kind == F else stages.backward[stage]
+                left[rank] = took / 2 if kind == INPUTS else took
+            elif weights[rank]:
+                doing[rank], left[rank] = None, weights[rank].popleft()
+            elif arrival is not None:
+                arrivals.append(arrival)
+        rate = slower(len(left)) if left else 1.0
+        events = [arrival - now for arrival in arrivals] + [rest * rate for rest in left.values()]
         assert events, "the schedule waits for itself"
         passed = min(events)
         now += passed
-        for rank in list(state.left):
-            state.busy[rank] += passed
-            state.left[rank] -= passed / rate
-            if state.left[rank] <= 1e-12 * rate:
-                _end(state, rank, stages, done, now)
-    return now, state.busy
-
-
-def _begin(state: _Ranks, stages: Stages, done: dict[Op, float], now: float) -> list[float]:
-    """Let every idle rank begin what it can; when what the others wait for arrives, where that is known."""
-    arrivals: list[float] = []
-    for rank, todo in enumerate(state.orders):
-        if rank in state.left:
-            continue
-        arrival = _ready(todo[0], done, stages, len(stages.forward)) if todo else None
-        if arrival is not None and arrival <= now + 1e-12:
-            kind, stage, _ = state.doing[rank] = todo.popleft()
-            took = stages.forward[stage] if kind == F else stages.backward[stage]
-            state.left[rank] = took / 2 if kind == INPUTS else took
-        elif state.weights[rank]:
-            state.doing[rank], state.left[rank] = None, state.weights[rank].popleft()
-        elif arrival is not None:
-            arrivals.append(arrival)
-    return arrivals
-
-
-def _end(state: _Ranks, rank: int, stages: Stages, done: dict[Op, float], now: float) -> None:
-    del state.left[rank]
-    if (op := state.doing.pop(rank)) is None:
-        return
-    kind, stage, micro = op
-    if kind == INPUTS:
-        state.weights[rank].append(stages.backward[stage] / 2)
-    done[F if kind == F else B, stage, micro] = now
+        for rank in list(left):
+            busy[rank] += passed
+            left[rank] -= passed / rate
+            if left[rank] <= 1e-12 * rate:
+                del left[rank]
+                if (op := doing.pop(rank)) is not None:
+                    kind, stage, micro = op
+                    done[F if kind == F else B, stage, micro] = now
+                    if kind == INPUTS:
+                        weights[rank].append(stages.backward[stage] / 2)
+    return now, busy
 
 
 def _ready(op: Op, done: dict[Op, float], stages: Stages, count: int) -> float | None:
-    """The time when the input of a pass is ready; None: not yet known."""
+    """The time when the input of a pass is ready; None: not known yet."""
     kind, stage, micro = op
     if kind == F:
         if stage == 0:
@@ -173,7 +155,7 @@ def _looped(kind: str, index: int, rank: int, ranks: int, local: int, together: 
 
 
 def _alternate(ahead: Sequence[Op], back: Sequence[Op], warm_up: int) -> tuple[Op, ...]:
-    """`warm_up` forward passes, then one backward and one forward in turn, then the backward passes that are left."""
+    """`warm_up` forward passes, then one backward and one forward in turn, then the remaining backward passes."""
     passes = list(ahead[:warm_up])
     for index, op in enumerate(back):
         passes.append(op)
