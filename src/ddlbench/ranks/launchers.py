@@ -33,6 +33,7 @@ PLACES = {
     ),
 }  # fmt: skip
 PLACE_VARIABLES = tuple(prefix for prefixes in PLACES.values() for prefix in prefixes)
+SETTING_VARIABLES = ("HOROVOD_", "OMPI_", "SLURM_")  # those of launchers that also say how a run computes
 
 
 @dataclass(frozen=True)

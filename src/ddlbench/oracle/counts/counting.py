@@ -22,7 +22,8 @@ from ddlbench.oracle.counts.counts import Block, Counts, Exchange, Line, Live, N
 from ddlbench.oracle.counts.fake_model import Feed, feed
 from ddlbench.oracle.counts.live_bytes import LiveBytes
 from ddlbench.oracle.counts.operations import Operation, Watch, saved_bytes
-from ddlbench.rehearsal.observed import identity, size
+from ddlbench.rehearsal.observed import size
+from ddlbench.rehearsal.storages import identity
 
 SAMPLES = (2, 4)  # BatchNorm refuses one value a channel
 

@@ -19,7 +19,7 @@ from ddlbench.frameworks.tensor.loss import parallel_cross_entropy
 from ddlbench.job import Model, example_batch, type_of_dtype
 from ddlbench.ranks.fake.fake import fake_world
 from ddlbench.recipe.losses import make_loss
-from ddlbench.rehearsal.observed import identity
+from ddlbench.rehearsal.storages import identity
 
 
 @dataclass

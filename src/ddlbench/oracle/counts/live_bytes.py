@@ -10,8 +10,8 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ddlbench.rehearsal.alive import Alive
-from ddlbench.rehearsal.observed import identity, size, tensors, unknown
+from ddlbench.rehearsal.observed import size, tensors, unknown
+from ddlbench.rehearsal.storages import Alive, identity
 
 
 class LiveBytes(TorchDispatchMode):

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from ddlbench.measure.formulas.flops import operation_flops
-from ddlbench.rehearsal.observed import identity
+from ddlbench.rehearsal.storages import identity
 
 WITHOUT_WORK = ("empty", "detach", "new_empty", "empty_like", "empty_strided", "_unsafe_view", "lift_fresh")
 # Styles of `Model.tensor_plan` whose modules compute their own part only.
