@@ -15,7 +15,7 @@ from ddlbench.config.schema import Config
 from ddlbench.data.loaders.synthetic import images, tokens
 from ddlbench.job import Batch, Framework, Job, Trainer
 from ddlbench.oracle.measured import calibrate, network
-from ddlbench.ranks.launch import Launch, detect
+from ddlbench.ranks.launchers import Launch, detect
 from ddlbench.run.attempt import seed_replica
 
 CPU = torch.device("cpu")

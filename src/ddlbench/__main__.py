@@ -22,7 +22,7 @@ from ddlbench.config.help import help_text  # noqa: E402
 from ddlbench.config.schema import GROUPS, Config, first_line, resolve  # noqa: E402
 from ddlbench.config.values import shown  # noqa: E402
 from ddlbench.errors import SIGNALS, RunError, UserError  # noqa: E402
-from ddlbench.ranks.launch import Launch, detect, hint  # noqa: E402
+from ddlbench.ranks.launchers import Launch, detect, hint  # noqa: E402
 
 LONGEST_LINE = 1500
 

@@ -16,7 +16,7 @@ import torch
 
 from ddlbench.errors import Diverged, Unavailable, Unsupported, UserError
 from ddlbench.measure.devices.environment import variables
-from ddlbench.ranks.nccl import NCCL_DEFAULTS, disable_nccl_abort
+from ddlbench.ranks.launch import NCCL_DEFAULTS, disable_nccl_abort
 from ddlbench.results.reading.attempts import read_all
 from ddlbench.run.failure import failure_of
 from tests.support.faults import WITHIN_S, end, patience_s, start
@@ -229,7 +229,7 @@ def test_the_old_name_of_the_variable_counts_too() -> None:
 
 
 def test_torchruns_own_value_is_replaced_and_a_users_stays() -> None:
-    code = "import os; from ddlbench.ranks import nccl; nccl.disable_nccl_abort(); print(*sorted(os.environ.items()))"
+    code = "import os; from ddlbench.ranks import launch; launch.disable_nccl_abort(); print(*sorted(os.environ.items()))"
     torchrun = (PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1", "--no-python")
     done = run(*torchrun, PYTHON, "-c", code)
     assert "('TORCHELASTIC_RUN_ID'" in done.stdout, done.stderr

@@ -23,9 +23,10 @@ def advice(config: Config, job: Job, loader: Mapping[str, Any]) -> list[str]:
     if job.device.type != "cuda":
         return []
     lines = _settings(config, job) if config.mode == "train" else []
-    if "cores" in loader:  # not loader=synthetic
-        lines.append(few_cores(loader["cores"], loader.get("workers", loader.get("threads", 0))))
-    return [line for line in lines if line]
+    workers = loader.get("workers", loader.get("threads", 0))
+    if "cores" in loader and (line := few_cores(loader["cores"], workers)):  # loader=synthetic has none
+        lines.append(line)
+    return lines
 
 
 def advice_on_waiting(config: Config, device_type: str, wait_share: float | None) -> list[str]:
@@ -47,7 +48,7 @@ def advice_on_classes(config: Config, dataset: Mapping[str, Any]) -> str | None:
     return f"the data has {classes} classes, the model {outputs}: model.num_classes={classes} fits"
 
 
-def _settings(config: Config, job: Job) -> list[str | None]:
+def _settings(config: Config, job: Job) -> list[str]:
     """Of training. torch.compile and one kernel for the whole update: each where the framework takes it.
 
     A padded vocabulary is not the default: the papers trained 50,257 tokens, and a model must not depend on its device.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -33,12 +34,12 @@ def schema_of(columns: Iterable[Column]) -> Any:
 STEP_SCHEMA, RANK_SCHEMA = schema_of(STEPS), schema_of(RANK_EPOCHS)
 
 
+@dataclass
 class EpochFiles:
     """A file has its name only when it is complete."""
 
-    def __init__(self, path: Path, schema: Any) -> None:
-        self.path = path
-        self.schema = schema
+    path: Path
+    schema: Any
 
     def append(self, epoch: int, tables: Iterable[Any]) -> None:
         """Tables with the schema, in their order. Raises OSError, and then leaves nothing of this epoch."""

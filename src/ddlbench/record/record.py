@@ -7,7 +7,6 @@ version or the new one.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import shutil
@@ -71,11 +70,14 @@ class Record:
     @classmethod
     def open(cls, results_dir: str, run: str, content: Mapping[str, Any]) -> Record:
         """The next free attempt of a run, its run.json written with status `running`."""
-        for attempt in itertools.count(1):
+        attempt = 1
+        while True:
             folder = Path(results_dir) / run / f"attempt-{attempt}"
-            with contextlib.suppress(FileExistsError):
+            try:
                 folder.mkdir(parents=True)
                 break
+            except FileExistsError:
+                attempt += 1
         head = {
             "schema_version": SCHEMA_VERSION,
             "run_id": run,

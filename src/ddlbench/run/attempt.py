@@ -23,8 +23,7 @@ from ddlbench.measure.devices.meter import Meter
 from ddlbench.progress import Progress
 from ddlbench.ranks.boundary import Boundary
 from ddlbench.ranks.control import all_gather, barrier, single_process, wait_for
-from ddlbench.ranks.launch import Launch, connect, disconnect, pick_device
-from ddlbench.ranks.nccl import disable_nccl_abort
+from ddlbench.ranks.launch import Launch, connect, disable_nccl_abort, disconnect, pick_device
 from ddlbench.record.record import writable
 from ddlbench.record.recorder import FileRecorder
 from ddlbench.record.run_json import planned_run

@@ -19,13 +19,7 @@ from pathlib import Path
 from statistics import median
 
 from ddlbench.checkpoint import storage
-from ddlbench.checkpoint.live import (
-    OFF,
-    checkpointable,
-    make_optimizer_states,
-    named_tensors,
-    set_random_states,
-)
+from ddlbench.checkpoint.live import OFF, checkpointable, make_optimizer_states, named_tensors, set_random_states
 from ddlbench.checkpoint.saved import Saved, complete
 from ddlbench.config.schema import Config
 from ddlbench.errors import RunError, Unsupported, UserError

@@ -55,7 +55,7 @@ def machine(device: torch.device) -> dict[str, Any]:
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda,
         "nccl": known(lambda: ".".join(map(str, nccl.version()))),
-        "packages": {name: version for name in PACKAGES if (version := known(lambda name=name: metadata.version(name)))},
+        "packages": {name: found for name in PACKAGES if (found := known(lambda name=name: metadata.version(name)))},
         "hostname": platform.node(),
         "kernel": platform.release(),
         "cpu_model": known(cpu_model),

@@ -172,6 +172,6 @@ ANSWERS: tuple[Answer, ...] = (
     (REDUCER, "_rebuild_buckets", _rebuild(REDUCER._rebuild_buckets)),
     (dist, "all_reduce", _all_reduce(dist.all_reduce)),
     # A future asks for the devices of its tensors; the memory of a fake tensor is on no device.
-    (torch._jit_internal, "_extract_tensors", lambda _: []),  # pyright: ignore
+    (torch._jit_internal, "_extract_tensors", returning(list[Tensor]())),  # pyright: ignore
     *fake_backward.ANSWERS,
 )
