@@ -229,7 +229,9 @@ def test_the_old_name_of_the_variable_counts_too() -> None:
 
 
 def test_torchruns_own_value_is_replaced_and_a_users_stays() -> None:
-    code = "import os; from ddlbench.ranks import launch; launch.disable_nccl_abort(); print(*sorted(os.environ.items()))"
+    code = (
+        "import os; from ddlbench.ranks import launch as l; l.disable_nccl_abort(); print(*sorted(os.environ.items()))"
+    )
     torchrun = (PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1", "--no-python")
     done = run(*torchrun, PYTHON, "-c", code)
     assert "('TORCHELASTIC_RUN_ID'" in done.stdout, done.stderr
