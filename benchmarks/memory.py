@@ -51,7 +51,8 @@ from ddlbench.job import Batch, Framework, Job, Place, Trainer
 from ddlbench.measure.formulas.memory_formula import Bytes, data_parallel, in_fp32, stage_counts, tensor_count, touched
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.ranks.control import all_gather
-from ddlbench.ranks.launch import connect, detect, disconnect
+from ddlbench.ranks.launch import connect, disconnect
+from ddlbench.ranks.launchers import detect
 from ddlbench.recipe.losses import make_loss
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
 

@@ -15,8 +15,8 @@ from ddlbench.config.schema import Config
 from ddlbench.data.loaders.synthetic import images, tokens
 from ddlbench.job import Batch, Framework, Job, Trainer
 from ddlbench.oracle.measured import calibrate, network
-from ddlbench.ranks.launch import Launch, detect
-from ddlbench.run.assembly import seed_replica
+from ddlbench.ranks.launchers import Launch, detect
+from ddlbench.run.attempt import seed_replica
 
 CPU = torch.device("cpu")
 WARM = 3  # steps: DDP makes its final buckets after the first, FSDP its groups in it

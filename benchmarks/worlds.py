@@ -84,7 +84,8 @@ def _rank(rank: int, ranks: int, port: int, pipe: Connection) -> None:
     os.dup2(2, 1)  # what libraries print is no part of a benchmark's table
     import torch
 
-    from ddlbench.ranks.launch import connect, detect
+    from ddlbench.ranks.launch import connect
+    from ddlbench.ranks.launchers import detect
 
     torch.set_num_threads(1)
     connect(detect(), torch.device("cpu"), TIMEOUT_S)

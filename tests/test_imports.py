@@ -10,7 +10,7 @@ from tests.support.processes import PYTHON, run
 
 # One process makes these steps in this order.
 STEPS = {
-    "a launch is detected": ("from ddlbench.ranks.launch import detect; detect()", {"torch"}),
+    "a launch is detected": ("from ddlbench.ranks.launchers import detect; detect()", {"torch"}),
     "a sweep refuses its study": ("from ddlbench.sweep.__main__ import main; main(['x'])", {"torch"}),
     "optimizers, and none of timm's is chosen": ("import ddlbench.recipe.recipe", {"timm", "torchvision"}),
     "models that are not built": (

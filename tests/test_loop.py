@@ -12,12 +12,11 @@ import torch
 
 import ddlbench.loop
 from ddlbench.data.feed import Feed
-from ddlbench.errors import Stopped
+from ddlbench.errors import Failure, Stopped
 from ddlbench.job import Batch, Job, Place, Trainer
 from ddlbench.loop import Run, train
 from ddlbench.progress import Progress
 from ddlbench.ranks.boundary import Boundary
-from ddlbench.ranks.stop import StopRequest
 from ddlbench.recipe.rates import Rates
 from tests.support.equal import Rows
 
@@ -103,7 +102,7 @@ def test_a_run_that_is_stopped_keeps_the_epochs_that_are_done() -> None:
 
     def step(batch: object) -> torch.Tensor:
         if trainer.updates == 4:  # within epoch 1
-            stop.decide(stop.announce(StopRequest("killed", "rank 0 received SIGTERM", 143)) + 1)
+            stop.decide(stop.announce(Failure("killed", "rank 0 received SIGTERM", 143, 0)) + 1)
         return own(batch)
 
     trainer.step = step
@@ -139,7 +138,7 @@ def test_an_epoch_whose_validation_is_stopped_is_recorded_without_it(monkeypatch
     run.validate = True
 
     def stopped(*_: object) -> dict[str, float]:
-        raise Stopped("rank 0 received SIGTERM; stopped between two epochs")
+        raise Stopped(Failure("killed", "rank 0 received SIGTERM", 143, 0), "between two epochs")
 
     monkeypatch.setattr(ddlbench.loop, "validate", stopped)
     with pytest.raises(Stopped):

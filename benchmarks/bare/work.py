@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ddlbench.measure.devices.allocator import keep_freed_memory
+from ddlbench.measure.devices.memory import keep_freed_memory
 
 SETTINGS = {
     "heap": ("kept", "freed"),  # whether the C library keeps freed memory (ADR 6)

@@ -21,9 +21,8 @@ from ddlbench.config.compose import hydra_line  # noqa: E402
 from ddlbench.config.help import help_text  # noqa: E402
 from ddlbench.config.schema import GROUPS, Config, first_line, resolve  # noqa: E402
 from ddlbench.config.values import shown  # noqa: E402
-from ddlbench.errors import RunError, UserError  # noqa: E402
-from ddlbench.ranks.launch import Launch, detect, hint  # noqa: E402
-from ddlbench.ranks.stop import SIGNALS  # noqa: E402
+from ddlbench.errors import SIGNALS, RunError, UserError  # noqa: E402
+from ddlbench.ranks.launchers import Launch, detect, hint  # noqa: E402
 
 LONGEST_LINE = 1500
 
@@ -35,17 +34,14 @@ def compose() -> Config | None:
     # Hydra would print its own many-lined reports and exit; this makes it raise instead.
     os.environ["HYDRA_FULL_ERROR"] = "1"
     hydra.main(version_base="1.3", config_path=str(conf_dir()), config_name="config")(composed.append)()
-    return resolve(_with_own_classes(composed[0])) if composed else None
-
-
-def _with_own_classes(composed: DictConfig) -> DictConfig:
-    """UserError for a class that no YAML file of the program names: building it would run anybody's code."""
+    if not composed:
+        return None
     for group in GROUPS:
-        section = composed[group]
+        section = composed[0][group]
         target = section.get("_target_") if isinstance(section, DictConfig) else None
-        if target is not None and target not in targets(group):
+        if target is not None and target not in targets(group):  # building it would run anybody's code
             raise UserError(f"{group}._target_={shown(target)} is no {group} of ddlbench: choose one with {group}=NAME")
-    return composed
+    return resolve(composed[0])
 
 
 def complain(error: Exception, launch: Launch | None) -> None:

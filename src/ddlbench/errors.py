@@ -28,9 +28,33 @@ STATUSES = {
     "timeout": Status(8, ("failed", "all")),
     "killed": Status(128 + signal.SIGTERM, ("failed", "all")),
 }
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)  # each stops the run
 # run.json's `ended_by`, null where the run ended by itself. A time limit is train.time_limit_s, or SIGUSR1, which a
 # sweep and Slurm (run.sbatch) send at theirs.
 SIGNAL, TIME_LIMIT = "signal", "time_limit"
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a run ends: status and reason for the record, exit code for the process.
+
+    doubtful: it may be the consequence of another rank's end
+    ended_by: SIGNAL or TIME_LIMIT where the run did not end by itself
+    """
+
+    status: str
+    reason: str
+    exit_code: int
+    rank: int
+    doubtful: bool = False
+    ended_by: str | None = None
+
+    @classmethod
+    def with_status(
+        cls, status: str, reason: str, rank: int, doubtful: bool = False, ended_by: str | None = None
+    ) -> Failure:
+        """With the exit code of its status."""
+        return cls(status, reason, STATUSES[status].exit_code, rank, doubtful, ended_by)
 
 
 class RunError(Exception):
@@ -84,8 +108,7 @@ class Stopped(RunError):
     status = "killed"
     exit_code = STATUSES[status].exit_code
 
-    def __init__(
-        self, reason: str, status: str = status, exit_code: int = exit_code, ended_by: str | None = None
-    ) -> None:
-        super().__init__(reason)
-        self.status, self.exit_code, self.ended_by = status, exit_code, ended_by
+    def __init__(self, asked: Failure, where: str) -> None:
+        """where: as in "after step 3 of epoch 0" """
+        super().__init__(f"{asked.reason}; stopped {where}")
+        self.status, self.exit_code, self.ended_by = asked.status, asked.exit_code, asked.ended_by

@@ -64,7 +64,8 @@ def parse(content: bytes) -> Object:
     """A JSON object, its texts printable. UserError or another ValueError where it is none."""
     try:
         value = json.loads(content.decode())
-        if _prints(content):
+        # Where every text prints as it is: control characters are not JSON, but as escapes.
+        if content.isascii() and b"\\" not in content and b"\x7f" not in content:
             _bounded([value])
         else:
             value = _plain(value)
@@ -73,11 +74,6 @@ def parse(content: bytes) -> Object:
     if not isinstance(value, dict):
         raise ForeignError("not a JSON object")
     return cast(Object, value)
-
-
-def _prints(content: bytes) -> bool:
-    """Whether every text of JSON prints as it is. Control characters are not JSON, but as escapes."""
-    return content.isascii() and b"\\" not in content and b"\x7f" not in content
 
 
 def _bounded(value: Any, levels: int = DEEPEST + 1) -> None:

@@ -26,8 +26,41 @@ from ddlbench.ranks.control import barrier, sum_over_ranks
 from ddlbench.recipe.rates import Rates
 
 
-class Recorder(Protocol):
-    """Where rows go: files on rank 0, nowhere on the others."""
+class Scenario(Protocol):
+    """What one attempt does. The methods are called in this order, on every rank; `facts` and `ledger` on rank 0, from
+    `begin` on."""
+
+    def check(self) -> None:
+        """Raise Unsupported or Unavailable for what cannot be run; called before any process group exists."""
+        ...
+
+    def setup(self) -> Place:
+        """Set up what needs process groups; return the position of this rank."""
+        ...
+
+    def begin(self, feed: Feed) -> dict[str, Any]:
+        """The data are open. Returns the record's section `model`."""
+        ...
+
+    def run(self, run: Run) -> None:
+        """Every epoch, each handed to `run.record`."""
+        ...
+
+    def close(self) -> None:
+        """Drop what `setup` made, also where it failed half way: process groups are destroyed after."""
+        ...
+
+    def facts(self) -> dict[str, Any]:
+        """The record's section `framework`."""
+        ...
+
+    def ledger(self, run: Run, steps: int) -> dict[str, Any]:
+        """The record's section `ledger` after so many steps."""
+        ...
+
+
+class Recorder:
+    """Where rows go: nowhere on the other ranks than rank 0, whose `FileRecorder` writes files."""
 
     def begin(self, run: Run, spans: Mapping[str, float], hosts: Sequence[str]) -> None: ...
 

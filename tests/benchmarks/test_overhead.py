@@ -95,7 +95,7 @@ def test_heap_of_the_bare_script_is_kept_or_freed_as_configured():
 
 
 def test_variable_for_a_freed_heap_is_one_that_ddlbench_leaves_alone():
-    source = "from ddlbench.measure.devices.allocator import keep_freed_memory; print(keep_freed_memory())"
+    source = "from ddlbench.measure.devices.memory import keep_freed_memory; print(keep_freed_memory())"
     done = subprocess.run(
         [sys.executable, "-c", source], env=os.environ | FREED, capture_output=True, text=True, timeout=60, check=True
     )

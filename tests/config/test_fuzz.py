@@ -26,8 +26,8 @@ from ddlbench.errors import RunError
 from ddlbench.ranks.launch import Launch
 from ddlbench.record.run_json import planned_run
 from ddlbench.run.attempt import check
-from ddlbench.run.limits import check_machine
-from ddlbench.run.scenarios import choose
+from ddlbench.run.scenarios import SCENARIOS
+from ddlbench.run.settings import check_machine
 
 VALUES: list[Any] = [
     "", None, "abc", -1, 0, 1, 10**400, float("1e999"), float("nan"), float("-inf"), 1e-300, 0.5, True, [], {}, [0],
@@ -86,7 +86,7 @@ def verdict(base: Base, key: str, value: object, world_size: int) -> str:
         built = base.with_value(key, value)
         check_machine(built.train.threads_per_rank, built.loader, cores=8)
         job = make_job(built, Launch("alone", world_size=world_size), CPU)
-        refusal = check(built, choose(built, job))
+        refusal = check(built, SCENARIOS[built.mode](built, job))
         if refusal:
             raise refusal
         if key.startswith(("model", "results")):

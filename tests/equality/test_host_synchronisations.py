@@ -22,7 +22,8 @@ from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.frameworks.single import Single
 from ddlbench.frameworks.tensor.adapter import TensorParallel
 from ddlbench.job import Framework
-from ddlbench.ranks.launch import connect, detect, disconnect
+from ddlbench.ranks.launch import connect, disconnect
+from ddlbench.ranks.launchers import detect
 from tests.equality.cases import CASES, MODELS, at
 from tests.support.equal import make_job
 from tests.support.processes import run

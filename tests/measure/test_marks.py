@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from ddlbench.measure.devices.load import Load
-from ddlbench.measure.marks import load_columns, marks, sees_one_gpu
+from ddlbench.measure.devices.usage import Load
+from ddlbench.measure.summary import load_columns, marks, sees_one_gpu
 
 QUIET = Load(load=0.1, pressure=0.02, stolen=0, ticks=1000)
 

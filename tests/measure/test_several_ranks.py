@@ -10,9 +10,9 @@ import pytest
 
 from ddlbench.errors import RunError
 from ddlbench.measure.clock import EpochTimes
-from ddlbench.measure.devices.load import HZ, Load
 from ddlbench.measure.devices.memory import PEAKS
 from ddlbench.measure.devices.meter import OverRanks, Use
+from ddlbench.measure.devices.usage import HZ, Load
 from ddlbench.measure.rows import EpochRow, RankEpoch, gather_epoch
 from ddlbench.measure.summary import summarise
 from tests.support.simulated import World

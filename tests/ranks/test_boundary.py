@@ -12,9 +12,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ddlbench.errors import Diverged, RunError, Stopped
-from ddlbench.ranks.boundary import Boundary
-from ddlbench.ranks.stop import Stop, StopRequest
+from ddlbench.errors import Diverged, Failure, RunError, Stopped
+from ddlbench.ranks.boundary import Boundary, Stop
 from tests.support.ranks import run_ranks
 from tests.support.syncs import counted
 
@@ -48,7 +47,7 @@ def test_what_comes_before_an_epoch_is_not_done_for_one_that_does_not_begin() ->
     done: list[str] = []
     Boundary(CPU, before_epoch=lambda: done.append("goes on")).begin()
     stop = Stop()
-    stop.decide(stop.announce(StopRequest("killed", "asked", 143)) + 1)
+    stop.decide(stop.announce(Failure("killed", "asked", 143, 0)) + 1)
     with pytest.raises(Stopped, match="asked; stopped before epoch 0"):
         Boundary(CPU, stop=stop, before_epoch=lambda: done.append("stops")).begin()
     assert done == ["goes on"]

@@ -17,18 +17,8 @@ from omegaconf import OmegaConf
 import ddlbench.ranks.launch as launch_module
 from ddlbench.errors import UserError
 from ddlbench.ranks.control import barrier
-from ddlbench.ranks.launch import (
-    Cluster,
-    ConnectTimeout,
-    Launch,
-    connect,
-    detect,
-    gpu_index,
-    hint,
-    pick_device,
-    shared_gpu,
-)
-from ddlbench.ranks.launchers import first_host, tasks_per_node
+from ddlbench.ranks.launch import Cluster, ConnectTimeout, connect, gpu_index, pick_device, shared_gpu
+from ddlbench.ranks.launchers import Launch, detect, first_host, hint, tasks_per_node
 from ddlbench.run.peers import Peers
 from tests.support.processes import AS_ROOT, MEET, MPI, PYTHON, environment, met, need, run
 from tests.support.ranks import run_ranks
@@ -266,7 +256,7 @@ def test_mpirun_jobs_choose_ports_apart(mpirun, tmp_path):
     script.write_text('#!/bin/sh\n"$@"\nexit $?\n')
     script.chmod(0o755)
     # With a space before it: mpirun may pass one rank's line on before the other's has its end.
-    code = "from ddlbench.ranks.launch import detect; print('', detect().master_port)"
+    code = "from ddlbench.ranks.launchers import detect; print('', detect().master_port)"
     jobs = [run(mpirun, "-n", 2, script, PYTHON, "-c", code, **AS_ROOT) for _ in range(2)]
     assert [len(job.stdout.split()) for job in jobs] == [2, 2], [(job.stdout, job.stderr) for job in jobs]
     (first, second), (third, fourth) = (job.stdout.split() for job in jobs)

@@ -13,14 +13,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ddlbench.errors import Stopped
-from ddlbench.ranks.boundary import Boundary
-from ddlbench.ranks.stop import Stop, StopRequest
-from ddlbench.run.failure import Failure
+from ddlbench.errors import Failure, Stopped
+from ddlbench.ranks.boundary import Boundary, Stop
+from ddlbench.run.failure import failure_of
 from ddlbench.run.peers import Peers
 from tests.support.ranks import run_ranks
 
-ASK = StopRequest("timeout", "rank 1 reached the time limit", 8)
+ASK = Failure("timeout", "rank 1 reached the time limit", 8, 1)
 
 
 def test_no_boundary_stops_a_run_that_nobody_asks_to_stop() -> None:
@@ -35,7 +34,7 @@ def test_status_reason_and_exit_code_are_those_of_who_asked() -> None:
     stop.decide(stop.announce(ASK) + 1)
     with pytest.raises(Stopped) as raised:
         stop.pass_boundary("after step 7 of epoch 2")
-    failure = Failure.of(raised.value, rank=0)
+    failure = failure_of(raised.value, rank=0)
     assert (failure.status, failure.exit_code) == ("timeout", 8)
     assert failure.reason == "rank 1 reached the time limit; stopped after step 7 of epoch 2"
     assert not failure.doubtful

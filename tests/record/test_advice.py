@@ -21,7 +21,7 @@ from ddlbench.job import Job
 from ddlbench.measure.devices.environment import environment, switches
 from ddlbench.ranks.launch import Launch
 from ddlbench.record.advice import advice, advice_on_waiting
-from ddlbench.run.attempt import set_switches
+from ddlbench.run.settings import set_switches
 from tests.support.runs import SMALL, record
 
 GPU, CPU = torch.device("cuda", 0), torch.device("cpu")

@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 from ddlbench.files import unfinished_path
-from ddlbench.record.ending import end_for_rank_0
-from ddlbench.record.files import write_json
+from ddlbench.record.files import end_for_rank_0, write_json
 
 
 def test_numbers_that_are_not_finite_become_null(tmp_path: Path) -> None:

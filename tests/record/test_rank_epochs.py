@@ -12,10 +12,8 @@ from ddlbench.measure.clock import EpochTimes
 from ddlbench.measure.devices.meter import OverRanks, Use
 from ddlbench.measure.rows import EpochRow, RankEpoch
 from ddlbench.measure.summary import summarise
-from ddlbench.record import steps
-from ddlbench.record.epoch_files import EpochFiles
+from ddlbench.record.epoch_files import STEP_SCHEMA, EpochFiles, step_tables
 from ddlbench.record.record import Record
-from ddlbench.record.steps import step_tables
 from tests.support.epoch_rows import MEMORY, epoch_row
 
 USE = Use(
@@ -78,7 +76,7 @@ def many(ranks: int, steps: int) -> EpochRow:
 def most_memory(path: Path, row: EpochRow) -> int:
     """Bytes of Python's own allocations while the steps are written and the summary is made."""
     tracemalloc.start()
-    files = EpochFiles(path, steps.SCHEMA)
+    files = EpochFiles(path, STEP_SCHEMA)
     files.append(row.epoch, step_tables(row))
     summary = summarise([row], len(row.ranks), None)
     row.forget_ranks()

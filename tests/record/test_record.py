@@ -13,8 +13,7 @@ import pytest
 from ddlbench.errors import RunError, UserError
 from ddlbench.heartbeat import Process
 from ddlbench.measure.summary import summarise
-from ddlbench.record.ending import DEAD_CLAIM_S, end_for_rank_0
-from ddlbench.record.files import CLAIM, HEARTBEAT
+from ddlbench.record.files import CLAIM, DEAD_CLAIM_S, HEARTBEAT, end_for_rank_0
 from ddlbench.record.record import Record, run_id, writable
 from tests.support.disk import fill_disk
 from tests.support.epoch_rows import epoch_row

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from ddlbench.measure.clock import EpochTimes
 from ddlbench.measure.rows import RankEpoch
-from ddlbench.record.steps import interrupted_steps, step_tables
+from ddlbench.record.epoch_files import interrupted_steps, step_tables
 from tests.support.epoch_rows import MEMORY, epoch_row
 
 REPORTING = RankEpoch(

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from torch.distributed import TCPStore
 
+from ddlbench.errors import Failure
 from ddlbench.ranks.launchers import free_port
 from ddlbench.run import peers
-from ddlbench.run.failure import Failure
 from ddlbench.run.peers import ANSWER_S, Peers
 from tests.support.waiting import WITHIN_S, wait_until
 

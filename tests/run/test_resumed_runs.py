@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from ddlbench.errors import Failure
 from ddlbench.heartbeat import Process
 from ddlbench.ranks.boundary import Boundary
-from ddlbench.ranks.stop import StopRequest
 from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.tables.run_rows import run_row
 from ddlbench.run.checkpoints import Checkpoints
@@ -108,7 +108,7 @@ def test_an_interrupted_run_says_how_to_continue(tmp_path: Path, ddlbench, monke
 
     def interrupted(boundary: Boundary, epoch: int = 0) -> None:
         if epoch == 1:
-            boundary.stop.decide(boundary.stop.announce(StopRequest("killed", "rank 0 received SIGINT", 130)) + 1)
+            boundary.stop.decide(boundary.stop.announce(Failure("killed", "rank 0 received SIGINT", 130, 0)) + 1)
         begun(boundary, epoch)
 
     words = [*SMALL, "train.epochs=3", "progress=true"]

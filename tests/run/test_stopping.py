@@ -13,12 +13,12 @@ import pytest
 import torch
 
 from ddlbench.config.schema import Config
-from ddlbench.errors import Stopped
+from ddlbench.errors import Failure, Stopped
 from ddlbench.ranks.launchers import Launch
 from ddlbench.record.record import Record
 from ddlbench.run import stopping
 from ddlbench.run.context import Attempt
-from ddlbench.run.failure import Failure
+from ddlbench.run.failure import failure_of
 from ddlbench.run.peers import Peers
 from ddlbench.run.stopping import Stopping
 
@@ -27,13 +27,13 @@ CPU = torch.device("cpu")
 
 
 def begun() -> Stopping:
-    made = Stopping(0, None)
+    made = Stopping(0)
     made.stop.pass_boundary("before an epoch")
     return made
 
 
 def test_nobody_can_ask_before_the_first_boundary_or_twice() -> None:
-    assert not Stopping(0, None).can_ask()
+    assert not Stopping(0).can_ask()
     made = begun()
     assert made.can_ask()
     made.ask(SIGNAL, None)
@@ -64,10 +64,10 @@ def test_two_signals_at_once_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_time_limit_is_reached_once() -> None:
-    assert Stopping(0, None).limit_reached() is None
-    assert Stopping(0, (time.perf_counter() + 1000, "")).limit_reached() is None
-    made = Stopping(3, (time.perf_counter() - 1, "reached the time limit of 5 s"))
-    reason = "rank 3 reached the time limit of 5 s"
+    assert Stopping(0).limit_reached() is None
+    assert Stopping(0, 1000, time.perf_counter()).limit_reached() is None
+    made = Stopping(3, 5, time.perf_counter() - 6)
+    reason = "rank 3 reached the time limit of 5 s (train.time_limit_s)"
     assert made.limit_reached() == Failure("timeout", reason, 8, 3, doubtful=True, ended_by="time_limit")
     assert made.limit_reached() is None
 
@@ -83,7 +83,7 @@ def test_what_ended_the_run_gets_into_the_record_of_a_rank_that_stopped(tmp_path
         made.stop.pass_boundary("after step 3")
     attempt = Attempt(cast(Config, SimpleNamespace(progress=False, results_dir=".")), Launch("alone"), CPU)
     attempt.record = Record.open(str(tmp_path), "run", {})
-    attempt.record_end(Failure.of(stopped.value, rank=0))
+    attempt.record_end(failure_of(stopped.value, rank=0))
     assert json.loads((attempt.record.folder / "run.json").read_text())["ended_by"] == ended_by
 
 
@@ -104,7 +104,7 @@ def test_ranks_that_do_not_agree_or_do_not_come_are_overdue(monkeypatch: pytest.
 def test_while_the_ranks_connect_the_end_waits_for_the_store_and_no_longer_than_its_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made = Stopping(0, None)
+    made = Stopping(0)
     made.hold(SIGNAL)
     assert made.overdue(None) is None
     assert made.overdue(cast(Peers, SimpleNamespace(period_s=0.25))) == SIGNAL

@@ -16,9 +16,9 @@ import torch
 
 from ddlbench.errors import Diverged, Unavailable, Unsupported, UserError
 from ddlbench.measure.devices.environment import variables
-from ddlbench.ranks.nccl import NCCL_DEFAULTS, disable_nccl_abort
+from ddlbench.ranks.launch import NCCL_DEFAULTS, disable_nccl_abort
 from ddlbench.results.reading.attempts import read_all
-from ddlbench.run.failure import Failure
+from ddlbench.run.failure import failure_of
 from tests.support.faults import WITHIN_S, end, patience_s, start
 from tests.support.killed import beaten
 from tests.support.libraries import needs_horovod
@@ -114,7 +114,7 @@ import torch
 from ddlbench.ranks.launchers import Launch
 from ddlbench.run import context, supervisor
 supervisor.FROZEN_S, seconds = map(float, sys.argv[1:])
-with supervisor.Supervisor(context.Attempt(None, Launch("alone"), torch.device("cpu")), 0.0, None):
+with supervisor.Supervisor(context.Attempt(None, Launch("alone"), torch.device("cpu")), 0.0):
     ctypes.PyDLL(None).sleep(int(seconds))
 """
 
@@ -229,7 +229,9 @@ def test_the_old_name_of_the_variable_counts_too() -> None:
 
 
 def test_torchruns_own_value_is_replaced_and_a_users_stays() -> None:
-    code = "import os; from ddlbench.ranks import nccl; nccl.disable_nccl_abort(); print(*sorted(os.environ.items()))"
+    code = (
+        "import os; from ddlbench.ranks import launch as l; l.disable_nccl_abort(); print(*sorted(os.environ.items()))"
+    )
     torchrun = (PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=1", "--no-python")
     done = run(*torchrun, PYTHON, "-c", code)
     assert "('TORCHELASTIC_RUN_ID'" in done.stdout, done.stderr
@@ -265,18 +267,18 @@ def test_what_exceptions_are_called() -> None:
         KeyError("lost"): ("error", "rank 3: KeyError: 'lost'", 1),
     }
     for error, (status, reason, code) in named.items():
-        failure = Failure.of(error, rank=3)
+        failure = failure_of(error, rank=3)
         assert (failure.status, failure.exit_code) == (status, code)
         assert failure.reason.startswith(reason)
 
 
 def test_which_exceptions_another_rank_may_have_caused() -> None:
     for text in ("[gloo/transport/tcp/pair.cc] Connection closed by peer", "NCCL error: remote process exited"):
-        assert Failure.of(RuntimeError(text), rank=0).doubtful
+        assert failure_of(RuntimeError(text), rank=0).doubtful
     for error in (
         RuntimeError("planted fault"),
         MemoryError(),
         Diverged("nan"),
         RuntimeError("DataLoader worker (pid 1)"),
     ):
-        assert not Failure.of(error, rank=0).doubtful
+        assert not failure_of(error, rank=0).doubtful

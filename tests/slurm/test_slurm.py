@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slurm
 
 # A rank says who it is without torch, which takes seconds to import.
 WHO = (
-    "import json, os; from dataclasses import asdict; from ddlbench.ranks.launch import detect, hint; me = detect();"
+    "import json, os; from dataclasses import asdict; from ddlbench.ranks.launchers import detect, hint; me = detect();"
     "more = dict(hint=hint(me), gpu=os.environ.get('CUDA_VISIBLE_DEVICES'));"
     "print(json.dumps(asdict(me) | more) + '\\n', end='')"
 )

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from ddlbench.measure.devices.environment import known
-from ddlbench.measure.devices.thread import thread_seconds
+from ddlbench.measure.devices.usage import thread_seconds
 
 needs_thread_seconds = pytest.mark.skipif(
     known(thread_seconds) is None,

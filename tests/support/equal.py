@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -16,7 +15,7 @@ from ddlbench.config.schema import Config
 from ddlbench.data.feed import Request
 from ddlbench.data.loaders.native import Native
 from ddlbench.job import Framework, Job
-from ddlbench.loop import Run, train
+from ddlbench.loop import Recorder, Run, train
 from ddlbench.measure.rows import EpochRow
 from ddlbench.progress import Progress
 from ddlbench.ranks.boundary import Boundary
@@ -29,19 +28,13 @@ from tests.support.trace import Trace
 
 
 @dataclass
-class Rows:
+class Rows(Recorder):
     """Keeps the rows that a recorder would write."""
 
     rows: list[EpochRow] = field(default_factory=list[EpochRow])
 
-    def begin(self, run: Run, spans: Mapping[str, float], hosts: Sequence[str]) -> None: ...
-
     def epoch(self, run: Run, row: EpochRow) -> None:
         self.rows.append(row)
-
-    def window(self, section: Mapping[str, Any], save_trace: Callable[[Path], None]) -> None: ...
-
-    def end(self, run: Run, feeds: Sequence[Mapping[str, Any]]) -> None: ...
 
 
 def optimizer_of(case: Case) -> OptimizerConfig:

@@ -8,7 +8,8 @@ import sys
 from dataclasses import asdict
 
 from ddlbench.errors import RunError
-from ddlbench.ranks.launch import connect, detect, disconnect, pick_device
+from ddlbench.ranks.launch import connect, disconnect, pick_device
+from ddlbench.ranks.launchers import detect
 
 
 def main(timeout_s: float) -> None:

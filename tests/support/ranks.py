@@ -72,7 +72,8 @@ def _rank(
     if open_files is not None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a server that a loader started blocks signals
-    from ddlbench.ranks.launch import connect, detect, disconnect
+    from ddlbench.ranks.launch import connect, disconnect
+    from ddlbench.ranks.launchers import detect
 
     torch.set_num_threads(1)
     try:

@@ -15,7 +15,7 @@ from ddlbench.config.compose import configuration, configurations
 from ddlbench.config.job import make_job
 from ddlbench.config.schema import Config
 from ddlbench.job import Batch, Job, Place
-from ddlbench.loop import Run, train
+from ddlbench.loop import Recorder, Run, train
 from ddlbench.measure import rows
 from ddlbench.measure.devices.memory import PEAKS
 from ddlbench.progress import Progress
@@ -23,7 +23,7 @@ from ddlbench.ranks.boundary import Boundary
 from ddlbench.ranks.launchers import Launch
 from ddlbench.recipe.rates import Rates
 from ddlbench.record.record import Record
-from ddlbench.record.recorder import FileRecorder, NoRecorder
+from ddlbench.record.recorder import FileRecorder
 from ddlbench.record.run_json import ledger, model_section, training_ledger
 from tests.support.simulated import RankScript, ScriptedFeed, ScriptedTrainer, World
 
@@ -76,7 +76,7 @@ class Scripted:
         model = {**model_section(config.model, None), "flops_per_sample": FLOPS_PER_SAMPLE}
         files = FileRecorder(record, config, model, subject(trainer, rates, config), Progress(False))
         run = Run(
-            job, place, feed, config.train.epochs, config.train.warmup_steps, files if rank == 0 else NoRecorder(),
+            job, place, feed, config.train.epochs, config.train.warmup_steps, files if rank == 0 else Recorder(),
             Progress(False), Boundary(CPU),
         )  # fmt: skip
         run.recorder.begin(run, SPANS, [f"node{number // 2}" for number in range(world.size)])

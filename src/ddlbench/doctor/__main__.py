@@ -25,7 +25,8 @@ from ddlbench.config.schema import Config
 from ddlbench.doctor.machine import Line, launchers, limits, links, size
 from ddlbench.errors import RunError, Unavailable, Unsupported
 from ddlbench.measure.devices.environment import environment, gpu, known
-from ddlbench.ranks.launch import Launch, detect, pick_device
+from ddlbench.ranks.launch import pick_device
+from ddlbench.ranks.launchers import Launch, detect
 
 # A model that most degrees of parallelism divide: this checks the machine, not whether a model can be divided.
 PROBE = ("+model=gpt2_small", "model.n_layer=8", "model.n_embd=64", "model.n_head=8", "model.vocab_size=512",

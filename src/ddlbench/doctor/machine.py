@@ -21,7 +21,7 @@ import psutil
 
 from ddlbench.errors import UserError
 from ddlbench.measure.devices.environment import known
-from ddlbench.ranks.launch import detect, hint
+from ddlbench.ranks.launchers import detect, hint
 
 Line = tuple[str, str, str]
 

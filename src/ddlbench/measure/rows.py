@@ -6,10 +6,10 @@ import math
 import platform
 import statistics
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, reduce
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -22,6 +22,8 @@ from ddlbench.measure.devices.meter import OverRanks, Use
 from ddlbench.measure.straggler import OwnStep
 from ddlbench.ranks.boundary import REMEDY
 from ddlbench.ranks.control import all_gather, gather_to_rank0
+
+Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True)
@@ -223,7 +225,7 @@ def gather_epoch(epoch: int, epochs: int, here: RankEpoch, global_batch: int, up
         train_loss=sum(rank.loss_sum for rank in ranks) / losses if losses else None,
         bad_step=min(bad_steps, default=None),
         lr_last=here.rates[-1] if here.rates else None,
-        memory={name: _largest([rank.memory[name] for rank in ranks]) for name in PEAKS},
+        memory={name: largest(rank.memory[name] for rank in ranks) for name in PEAKS},
         first_step_s=max(rank.first_step_s for rank in ranks),
         steady_samples=steady_steps * global_batch,
         steady_time_s=max(rank.steady_s for rank in ranks) if steady_steps else None,
@@ -238,9 +240,9 @@ def gather_epoch(epoch: int, epochs: int, here: RankEpoch, global_batch: int, up
 def _by_stage(stages: Sequence[int], values: Sequence[int | None]) -> list[int | None]:
     """The largest over the ranks of each pipeline stage."""
     pairs = list(zip(stages, values, strict=True))
-    return [_largest([value for place, value in pairs if place == stage]) for stage in sorted(set(stages))]
+    return [largest(value for place, value in pairs if place == stage) for stage in sorted(set(stages))]
 
 
-def _largest(values: list[int | None]) -> int | None:
-    numbers = [value for value in values if value is not None]
-    return max(numbers) if numbers else None
+def largest(values: Iterable[Number | None]) -> Number | None:
+    """Of those that are known; None where none is."""
+    return max((value for value in values if value is not None), default=None)

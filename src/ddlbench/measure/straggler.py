@@ -61,15 +61,11 @@ def own_columns(steps: Sequence[OwnStep], source: str) -> dict[str, Any]:
 
 def straggler(steps: Sequence[OwnStep]) -> OwnStep | None:
     """The rank that exceeds the median of the others of its stage by more than EXCESS, and by most; None: no rank."""
-    slowest = [
-        _slowest([step for step in steps if step.stage == stage]) for stage in sorted({step.stage for step in steps})
-    ]
-    excess, rank = max(slowest, key=lambda pair: pair[0])
+    slow: list[tuple[float, OwnStep]] = []
+    for stage in sorted({step.stage for step in steps}):
+        *others, slowest = sorted((step for step in steps if step.stage == stage), key=lambda step: step.seconds)
+        median = statistics.median(step.seconds for step in others) if others else 0.0
+        if median > 0:
+            slow.append((slowest.seconds / median - 1, slowest))
+    excess, rank = max(slow, key=lambda pair: pair[0], default=(0.0, None))
     return rank if excess > EXCESS else None
-
-
-def _slowest(stage: Sequence[OwnStep]) -> tuple[float, OwnStep]:
-    """The slowest rank of a stage, and how much it exceeds the others' median; 0 where it is alone."""
-    *others, slowest = sorted(stage, key=lambda step: step.seconds)
-    median = statistics.median(step.seconds for step in others) if others else slowest.seconds
-    return (slowest.seconds / median - 1 if median > 0 else 0.0), slowest

@@ -8,20 +8,16 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ddlbench.measure.marks import load_columns, marks
-from ddlbench.measure.rows import EpochRow
+from ddlbench.measure.devices.usage import Load
+from ddlbench.measure.rows import EpochRow, largest
 from ddlbench.measure.straggler import OwnStep, own_columns
 
 LAST = ("val_loss", "val_top1", "val_top5", "val_perplexity_token", "val_perplexity_word", "val_samples")
-
-
-def measured_epochs(rows: Sequence[EpochRow]) -> list[EpochRow]:
-    """The epochs that the summary is computed from."""
-    return [row for row in rows if not row.warmup] or list(rows)
+MOST_OTHERS, MOST_PRESSURE, MOST_STEAL = 0.1, 0.1, 0.01
 
 
 def summarise(
@@ -30,10 +26,12 @@ def summarise(
     """Flat metrics named as the table's columns; only what is known. one_gpu: as `marks` takes it."""
     if not rows:
         return {"epochs_done": 0}
-    counted = measured_epochs(rows)
+    counted = [row for row in rows if not row.warmup] or list(rows)
     seconds = [row.epoch_time_s for row in counted]
     rate = sum(row.measured_samples for row in counted) / sum(row.measured_time_s for row in counted)
-    steps = _step_seconds(counted)
+    steps = sorted(second for row in counted for second in row.slowest_s[row.steps - row.measured_steps :])
+    steady_s = [row.steady_time_s for row in counted if row.steady_time_s is not None]
+    steady_samples = sum(row.steady_samples for row in counted)
     return {
         "epochs_done": len(rows),
         "epochs_measured": len(counted),
@@ -47,7 +45,8 @@ def summarise(
         "step_time_median_s": statistics.median(steps),
         "step_time_p95_s": steps[math.ceil(0.95 * len(steps)) - 1],
         "first_step_s": rows[0].slowest_s[0],
-        **_steady(counted),
+        "epoch_first_step_s": statistics.median(row.first_step_s for row in counted),
+        "throughput_steady_samples_per_s": steady_samples / sum(steady_s) if len(steady_s) == len(counted) else None,
         "data_wait_share": max(row.data_wait_share for row in counted),
         "host_wait_share": max(row.host_wait_share for row in counted),
         "straggler_wait_s": max(row.straggler_wait_s for row in counted),
@@ -56,21 +55,11 @@ def summarise(
         "read_bytes_per_s": _a_second(counted, "read_bytes"),
         "train_loss": rows[-1].line()["train_loss"],
         **{name: rows[-1].metrics[name] for name in LAST if name in rows[-1].metrics},
-        **{name: _peak(counted, name) for name in rows[0].memory},
+        **{name: largest(row.memory[name] for row in counted) for name in rows[0].memory},
         **{name.replace("peak", "by_stage"): _by_stage(counted, name) for name in rows[0].stage_memory},
         **_energy(counted),
         **_state(rows, one_gpu),
         **own_columns(_own_steps(counted), "thread"),
-    }
-
-
-def _steady(rows: Sequence[EpochRow]) -> dict[str, Any]:
-    """Each epoch's first step, and the rate without it: a ratio of sums."""
-    seconds = [row.steady_time_s for row in rows if row.steady_time_s is not None]
-    complete = len(seconds) == len(rows)
-    return {
-        "epoch_first_step_s": statistics.median(row.first_step_s for row in rows),
-        "throughput_steady_samples_per_s": sum(row.steady_samples for row in rows) / sum(seconds) if complete else None,
     }
 
 
@@ -93,13 +82,13 @@ def _state(rows: Sequence[EpochRow], one_gpu: bool) -> dict[str, Any]:
     first, last = rows[0].use, rows[-1].use
     reasons = sorted({reason for row in rows for reason in row.use.throttled})
     loads = load_columns([before for before, _ in first.loads], [after for _, after in last.loads])
-    retries = [count for row in rows if (count := row.memory.get("allocator_retries")) is not None]
+    retries = largest(row.memory.get("allocator_retries") for row in rows) or 0
     return {
         "device_clock_start_mhz": first.clock_before_mhz,
         "device_clock_end_mhz": last.clock_after_mhz,
         "throttle_reasons": ", ".join(reasons) or None,
         **loads,
-        "marks": "; ".join(marks(reasons, max(retries, default=0), loads, one_gpu)) or None,
+        "marks": "; ".join(marks(reasons, retries, loads, one_gpu)) or None,
     }
 
 
@@ -120,14 +109,6 @@ def _by_stage(rows: Sequence[EpochRow], name: str) -> str | None:
     return " ".join(str(max(values)) for values in stages) if len(stages) > 1 and all(stages) else None
 
 
-def _step_seconds(rows: Sequence[EpochRow]) -> list[float]:
-    """Seconds of every measured step, the slowest rank's at each, in rising order."""
-    slowest: list[float] = []
-    for row in rows:
-        slowest += row.slowest_s[row.steps - row.measured_steps :]
-    return sorted(slowest)
-
-
 def _a_second(rows: Sequence[EpochRow], metric: str, ranks: int = 1) -> float | None:
     """A ratio of sums over whole epochs, their warm-up steps included; None where an epoch does not know it."""
     values = [row.metrics[metric] for row in rows if row.metrics.get(metric) is not None]
@@ -139,5 +120,47 @@ def _median_of(rows: Sequence[EpochRow], metric: str) -> float | None:
     return statistics.median(values) if values else None
 
 
-def _peak(rows: Sequence[EpochRow], name: str) -> int | None:
-    return max((value for row in rows if (value := row.memory[name]) is not None), default=None)
+def load_columns(before: Sequence[Load], after: Sequence[Load]) -> dict[str, float | None]:
+    """The largest values of all nodes. before, after: one reading of each node, in the same order."""
+    return {
+        "load_start": largest(load.load for load in before),
+        "load_end": largest(load.load for load in after),
+        "cpu_pressure_start": largest(load.pressure for load in before),
+        "cpu_pressure_end": largest(load.pressure for load in after),
+        "cpu_steal_share": largest(b.steal_share(a) for a, b in zip(before, after, strict=True)),
+        "cpu_others_share": largest(b.others_share(a) for a, b in zip(before, after, strict=True)),
+    }
+
+
+def marks(
+    throttled: Sequence[str], retries: int, loads: Mapping[str, float | None], one_gpu: bool = False
+) -> list[str]:
+    """What makes the timing of a run doubtful, in words. A marked run stays in every table; the reader judges.
+
+    The limits, on the node where a figure is largest:
+    - load: processes that are not of the run computed in more than a tenth of the cores' time, from the begin of epoch
+      0 to the end of the last one. Load averages say less: the run before this one is in them, and this run itself.
+    - cpu pressure: in more than a tenth of the last 10 s, at the begin of epoch 0 or after the last epoch, some process
+      waited for a core. Ranks and loader workers that are more than the cores do this themselves.
+    - steal: the hypervisor gave more than a hundredth of the cores' time to others.
+
+    throttled: why a GPU's clock had been lowered; retries: of the allocator; loads: as `load_columns`
+    one_gpu: `sees_one_gpu`
+    """
+    pressure = max(loads["cpu_pressure_start"] or 0.0, loads["cpu_pressure_end"] or 0.0)
+    doubts = {
+        "throttled": bool(throttled),
+        "allocator retries": retries > 0,
+        "load": (loads["cpu_others_share"] or 0.0) > MOST_OTHERS,
+        "cpu pressure": pressure > MOST_PRESSURE,
+        "steal": (loads["cpu_steal_share"] or 0.0) > MOST_STEAL,
+        "one visible GPU": one_gpu,
+    }
+    return [name for name, holds in doubts.items() if holds]
+
+
+def sees_one_gpu(launch: Mapping[str, Any], visible: int | None) -> bool:
+    """Whether ranks of one node see one GPU each. NCCL must see all GPUs of a node to find NVLink, else it uses PCIe or
+    the host's memory without a message (NVIDIA/nccl#1066). launch: that section of run.json; visible: GPUs that rank 0
+    sees."""
+    return launch.get("backend") == "nccl" and launch.get("ranks_per_node", 1) > 1 and visible == 1

@@ -1,8 +1,5 @@
-"""Rank, world size and rendezvous address from torchrun, horovodrun, mpirun or srun, and the process group.
-
-`detect` reads environment variables and imports no torch, so that a wrong start is reported at once. `connect` is
-the same for every launcher: a process group with an explicit timeout, also for a single rank.
-"""
+"""The device of a rank, and the process group: the same for every launcher, with an explicit timeout, also for a
+single rank."""
 
 from __future__ import annotations
 
@@ -10,25 +7,14 @@ import os
 import resource
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from ddlbench.errors import STATUSES, RunError, UserError
-from ddlbench.ranks.launchers import (
-    HOROVOD,
-    HYDRA,
-    OPEN_MPI,
-    PMIX_RANK,
-    Launch,
-    horovodrun,
-    mpirun,
-    srun,
-    step_agrees,
-    torchrun,
-)
+from ddlbench.ranks.launchers import Launch
 from ddlbench.ranks.store import open_store
 
 if TYPE_CHECKING:
@@ -43,6 +29,14 @@ INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # each library's netw
 # all_to_all to the host; its reduce_scatter is an all_reduce. It cannot send or receive them: pipelines refuse it. A
 # framework that asks for more (coalesced reductions) ends with torch's own error. Not run on a GPU yet.
 SHARED_GPU = "cuda:gloo"
+# torch's NCCL watchdog and its monitor abort the process when they see an error, a hang of 8 minutes or a failed CUDA
+# call: then no record would be written. `Supervisor` does the same after the record is written (ProcessGroupNCCL.cpp).
+NCCL_DEFAULTS = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+}
+OLD_NAMES = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "NCCL_ASYNC_ERROR_HANDLING"}
 
 
 class ConnectTimeout(RunError):
@@ -58,39 +52,6 @@ class Cluster:
 
     name: str = "local"
     notes: str = ""
-
-
-def detect(env: Mapping[str, str] = os.environ) -> Launch:
-    """This rank's place, from `env` alone (but for a port under Hydra on one node). UserError for missing or
-    contradictory variables.
-
-    The order matters: inside a Slurm job torchrun's agents and mpirun's daemons are themselves started by srun, and
-    their ranks inherit the step's variables, which count agents and daemons.
-    """
-    if "RANK" in env and "WORLD_SIZE" in env:
-        return srun(env) if step_agrees(env) else torchrun(env)
-    if HOROVOD[0] in env:
-        return horovodrun(env)
-    for names in (OPEN_MPI, HYDRA):
-        if names[2] in env:
-            return mpirun(env, *names)
-    if "SLURM_STEP_NUM_TASKS" in env:  # a batch script has SLURM_PROCID too, but is no step
-        return srun(env)
-    for name in ("RANK", "WORLD_SIZE", HYDRA[0], PMIX_RANK):
-        if name in env:  # else N runs of one process each would start
-            raise UserError(
-                f"{name}={env[name]} is set, but not the rest of what torchrun, mpirun or srun would set: "
-                f"start with one of them, or unset {name}"
-            )
-    return Launch("alone")
-
-
-def hint(launch: Launch, env: Mapping[str, str] = os.environ) -> str | None:
-    """A remark on what the user may have forgotten; it is not an error."""
-    tasks = env.get("SLURM_NTASKS", "1")
-    if launch.world_size == 1 and tasks != "1":
-        return f"one process in a Slurm job of {tasks} tasks: put srun before python to use them all"
-    return None
 
 
 def pick_device(launch: Launch, backend: str | None = None) -> torch.device:
@@ -160,6 +121,16 @@ def connect(
         first_operation(device if communicator else torch.device("cpu"))
     except RuntimeError as error:
         raise _connect_error(launch, time.monotonic() - began, timeout_s, str(error)) from error
+
+
+def disable_nccl_abort(env: MutableMapping[str, str] = os.environ) -> None:
+    """Before the process group is made; what the user has set stays, but for TORCH_NCCL_ASYNC_ERROR_HANDLING=1 under
+    torchrun, which sets that for its ranks where the user has set nothing."""
+    if "TORCHELASTIC_RUN_ID" in env and env.get("TORCH_NCCL_ASYNC_ERROR_HANDLING") == "1":
+        del env["TORCH_NCCL_ASYNC_ERROR_HANDLING"]
+    for name, value in NCCL_DEFAULTS.items():
+        if OLD_NAMES.get(name, "") not in env:
+            env.setdefault(name, value)
 
 
 def raise_open_files() -> None:

@@ -1,4 +1,5 @@
-"""The environment variables of each launcher: one function per launcher, without torch.
+"""Rank, world size and rendezvous address from the environment variables of each launcher: one function per launcher.
+No torch is imported, so that a wrong start is reported at once.
 
 Variables: torchrun's documentation; Open MPI's and Hydra's own (seen under Open MPI 4.1, MPICH 4.0); horovodrun's own
 (Horovod 0.28.1 over Gloo; over MPI it is mpirun); srun(1), "OUTPUT ENVIRONMENT VARIABLES".
@@ -33,6 +34,7 @@ PLACES = {
     ),
 }  # fmt: skip
 PLACE_VARIABLES = tuple(prefix for prefixes in PLACES.values() for prefix in prefixes)
+SETTING_VARIABLES = ("HOROVOD_", "OMPI_", "SLURM_")  # those of launchers that also say how a run computes
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,39 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def detect(env: Mapping[str, str] = os.environ) -> Launch:
+    """This rank's place, from `env` alone (but for a port under Hydra on one node). UserError for missing or
+    contradictory variables.
+
+    The order matters: inside a Slurm job torchrun's agents and mpirun's daemons are themselves started by srun, and
+    their ranks inherit the step's variables, which count agents and daemons.
+    """
+    if "RANK" in env and "WORLD_SIZE" in env:
+        return srun(env) if step_agrees(env) else torchrun(env)
+    if HOROVOD[0] in env:
+        return horovodrun(env)
+    for names in (OPEN_MPI, HYDRA):
+        if names[2] in env:
+            return mpirun(env, *names)
+    if "SLURM_STEP_NUM_TASKS" in env:  # a batch script has SLURM_PROCID too, but is no step
+        return srun(env)
+    for name in ("RANK", "WORLD_SIZE", HYDRA[0], PMIX_RANK):
+        if name in env:  # else N runs of one process each would start
+            raise UserError(
+                f"{name}={env[name]} is set, but not the rest of what torchrun, mpirun or srun would set: "
+                f"start with one of them, or unset {name}"
+            )
+    return Launch("alone")
+
+
+def hint(launch: Launch, env: Mapping[str, str] = os.environ) -> str | None:
+    """A remark on what the user may have forgotten; it is not an error."""
+    tasks = env.get("SLURM_NTASKS", "1")
+    if launch.world_size == 1 and tasks != "1":
+        return f"one process in a Slurm job of {tasks} tasks: put srun before python to use them all"
+    return None
 
 
 def torchrun(env: Mapping[str, str]) -> Launch:

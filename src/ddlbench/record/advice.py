@@ -22,8 +22,11 @@ def advice(config: Config, job: Job, loader: Mapping[str, Any]) -> list[str]:
     """A line for each setting; none for a CPU. loader: what the loader says of itself."""
     if job.device.type != "cuda":
         return []
-    made = (_arithmetic(config), _vocabulary(config), _layout(config), _dropout(config), _kernels(config, job))
-    return [*(line for lines in made if config.mode == "train" for line in lines), *_cores(loader)]
+    lines = _settings(config, job) if config.mode == "train" else []
+    workers = loader.get("workers", loader.get("threads", 0))
+    if "cores" in loader and (line := few_cores(loader["cores"], workers)):  # loader=synthetic has none
+        lines.append(line)
+    return lines
 
 
 def advice_on_waiting(config: Config, device_type: str, wait_share: float | None) -> list[str]:
@@ -45,69 +48,41 @@ def advice_on_classes(config: Config, dataset: Mapping[str, Any]) -> str | None:
     return f"the data has {classes} classes, the model {outputs}: model.num_classes={classes} fits"
 
 
-def _kernels(config: Config, job: Job) -> list[str]:
-    """torch.compile, and one kernel for the whole update: each where the framework takes it."""
+def _settings(config: Config, job: Job) -> list[str]:
+    """Of training. torch.compile and one kernel for the whole update: each where the framework takes it.
+
+    A padded vocabulary is not the default: the papers trained 50,257 tokens, and a model must not depend on its device.
+    """
+    train, model, text = config.train, config.model, config.model.kind == "text"
+    rows, dropout = model.outputs(), getattr(model, "dropout", 0.0)
     fused = partial(make_optimizer, replace(config.recipe.optimizer, fused=True))
-    changes = (
-        (
-            not job.compile,
-            replace(job, compile=True),
-            "train.compile=true fuses operations between matrix products: fewer kernels and less memory traffic; the "
-            "compiler works in the first step, and results differ by rounding",
-        ),
-        (
-            optimizer_of(job).defaults.get("fused", False) is None,
-            replace(job, optimizer=fused),
-            "recipe.optimizer.fused=true updates all weights with one kernel; results differ by rounding",
-        ),
-    )
-    return [
-        line for wanted, new, line in changes if wanted and refusal(partial(supports, config.framework, new)) is None
-    ]
+    unfused = optimizer_of(job).defaults.get("fused", False) is None
 
+    def taken(new: Job) -> bool:
+        return refusal(partial(supports, config.framework, new)) is None
 
-def _dropout(config: Config) -> list[str]:
-    """GPT-2 only: VGG has dropout behind two layers alone."""
-    rate = getattr(config.model, "dropout", 0.0)
-    if config.model.kind != "text" or not rate:
-        return []
-    return [
-        f"model.dropout={rate:g} draws random numbers for every activation of embeddings, attention and residual "
-        "branches: model.dropout=0 is faster and needs less memory, and trains without this regularisation"
-    ]
-
-
-def _cores(loader: Mapping[str, Any]) -> list[str]:
-    if "cores" not in loader:  # loader=synthetic
-        return []
-    line = few_cores(loader["cores"], loader.get("workers", loader.get("threads", 0)))
-    return [line] if line else []
-
-
-def _arithmetic(config: Config) -> list[str]:
-    if config.train.precision != "fp32" or config.train.tf32:
-        return []
-    return [
+    helps = {
         "fp32 without TF32 does not use the tensor cores: train.tf32=true (10 bits of mantissa in matrix products and "
-        "convolutions, from NVIDIA's Ampere on) and train.precision=bf16 (7 bits, over fp32 weights) are faster"
-    ]
-
-
-def _vocabulary(config: Config) -> list[str]:
-    """Padding is not the default: the papers trained 50,257 tokens, and a model must not depend on its device."""
-    rows = config.model.outputs()
-    if config.model.kind != "text" or rows % TILE == 0:
-        return []
-    return [
+        "convolutions, from NVIDIA's Ampere on) and train.precision=bf16 (7 bits, over fp32 weights) are faster": (
+            train.precision == "fp32" and not train.tf32
+        ),
         f"a vocabulary of {rows:,} does not fill tensor cores: model.pad_vocab_to_multiple={TILE} is faster; the "
-        f"{-rows % TILE} tokens that it adds are never a target but part of the softmax, so losses differ a little"
-    ]
-
-
-def _layout(config: Config) -> list[str]:
-    if config.model.kind != "images" or config.train.precision == "fp32" or config.train.channels_last:
-        return []
-    return [
-        f"convolutions in {config.train.precision} are faster with train.channels_last=true: the same mathematics, but "
-        "sums may run in another order"
-    ]
+        f"{-rows % TILE} tokens that it adds are never a target but part of the softmax, so losses differ a little": (
+            text and rows % TILE > 0
+        ),
+        f"convolutions in {train.precision} are faster with train.channels_last=true: the same mathematics, but sums "
+        "may run in another order": not text and train.precision != "fp32" and not train.channels_last,
+        # Of GPT-2 only: VGG has dropout behind two layers alone.
+        f"model.dropout={dropout:g} draws random numbers for every activation of embeddings, attention and residual "
+        "branches: model.dropout=0 is faster and needs less memory, and trains without this regularisation": (
+            text and dropout > 0
+        ),
+        "train.compile=true fuses operations between matrix products: fewer kernels and less memory traffic; the "
+        "compiler works in the first step, and results differ by rounding": (
+            not job.compile and taken(replace(job, compile=True))
+        ),
+        "recipe.optimizer.fused=true updates all weights with one kernel; results differ by rounding": (
+            unfused and taken(replace(job, optimizer=fused))
+        ),
+    }
+    return [line for line, holds in helps.items() if holds]

@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ddlbench.record.schema import Column
+from ddlbench.measure.devices.meter import Use
+from ddlbench.measure.rows import EpochRow, RankEpoch
+from ddlbench.record.schema import RANK_EPOCHS, STEPS, Column
 
 TYPES = {"int": pa.int64(), "float": pa.float64(), "bool": pa.bool_(), "text": pa.string()}
 TABLES_IN_A_GROUP = 64  # of ranks in a row group: one each would make the file's index larger than its rows
@@ -27,12 +31,15 @@ def schema_of(columns: Iterable[Column]) -> Any:
     return pa.schema([(column.name, TYPES[column.kind]) for column in columns])
 
 
+STEP_SCHEMA, RANK_SCHEMA = schema_of(STEPS), schema_of(RANK_EPOCHS)
+
+
+@dataclass
 class EpochFiles:
     """A file has its name only when it is complete."""
 
-    def __init__(self, path: Path, schema: Any) -> None:
-        self.path = path
-        self.schema = schema
+    path: Path
+    schema: Any
 
     def append(self, epoch: int, tables: Iterable[Any]) -> None:
         """Tables with the schema, in their order. Raises OSError, and then leaves nothing of this epoch."""
@@ -52,19 +59,15 @@ class EpochFiles:
         complete, epochs = self.path.with_name(f".{self.path.name}"), self.path.with_name(f".{self.path.name}-epochs")
         with _removed_on_failure(complete), pq.ParquetWriter(complete, self.schema) as writer:
             for epoch in sorted(self.path.glob("epoch-*.parquet")):
-                self._copy(epoch, writer)
+                try:
+                    with pq.ParquetFile(epoch) as file:
+                        for group in range(file.num_row_groups):
+                            writer.write_table(file.read_row_group(group))
+                except (pa.ArrowException, ValueError) as error:
+                    raise OSError(f"{epoch} is damaged: {error}") from error
         self.path.rename(epochs)
         complete.rename(self.path)
         shutil.rmtree(epochs, ignore_errors=True)
-
-    @staticmethod
-    def _copy(epoch: Path, writer: Any) -> None:
-        try:
-            with pq.ParquetFile(epoch) as file:
-                for group in range(file.num_row_groups):
-                    writer.write_table(file.read_row_group(group))
-        except (pa.ArrowException, ValueError) as error:
-            raise OSError(f"{epoch} is damaged: {error}") from error
 
 
 @contextlib.contextmanager
@@ -75,3 +78,64 @@ def _removed_on_failure(file: Path) -> Generator[None]:
         with contextlib.suppress(OSError):
             file.unlink()
         raise
+
+
+def step_tables(row: EpochRow) -> Iterator[Any]:
+    """The rows of steps.parquet: every step of every rank, one table a rank."""
+    return (_step_table(row.epoch, rank, row.warmup) for rank in row.ranks)
+
+
+def interrupted_steps(epoch: int, rank: RankEpoch) -> Any:
+    """Those of an epoch that did not end: no other table has them, and none counts them."""
+    return _step_table(epoch, rank, warmup=True, complete=False)
+
+
+def _step_table(epoch: int, rank: RankEpoch, warmup: bool, complete: bool = True) -> Any:
+    steps, times = len(rank.times.step_s), rank.times
+    number = np.arange(steps)
+    losses = np.asarray(rank.losses)
+    columns: dict[str, Any] = {
+        "rank": np.full(steps, rank.rank),
+        "data_rank": np.full(steps, rank.data_rank),
+        "epoch": np.full(steps, epoch),
+        "step": number,
+        "step_time_s": np.asarray(times.step_s),
+        "data_wait_s": np.asarray(times.wait_s),
+        "host_wait_s": np.asarray(times.host_wait_s) if len(times.host_wait_s) else pa.nulls(steps),
+        "lr": np.asarray(rank.rates) if len(rank.rates) else pa.nulls(steps),
+        "loss": pa.array(losses, pa.float64(), mask=~np.isfinite(losses)) if len(losses) else pa.nulls(steps),
+        "warmup": warmup | (number < times.warmup_steps),
+        "complete": np.full(steps, complete),
+    }
+    return pa.table(columns, schema=STEP_SCHEMA)
+
+
+def rank_tables(row: EpochRow) -> Iterator[Any]:
+    """The rows of ranks.parquet: where each rank is and what it used, one table for all ranks."""
+    yield pa.Table.from_pylist([_rank_row(row, rank) for rank in row.ranks], schema=RANK_SCHEMA)
+
+
+def _rank_row(row: EpochRow, rank: RankEpoch) -> dict[str, Any]:
+    times, place = rank.times, rank.coordinates
+    use = times.use or Use(seconds=0.0, counts_energy=False)
+    return {
+        "rank": rank.rank,
+        "host": rank.host,
+        "dp": rank.data_rank,
+        "tp": place.get("tp", 0),
+        "pp": rank.stage,
+        "epoch": row.epoch,
+        "warmup": row.warmup,
+        "samples": rank.samples,
+        "epoch_time_s": times.epoch_s,
+        "measured_time_s": times.measured_s,
+        "straggler_wait_s": times.straggler_s,
+        "data_wait_s": sum(times.wait_s),
+        "host_wait_s": sum(times.host_wait_s),
+        "thread_time_s": use.thread_s,
+        **rank.memory,
+        "energy_j": use.energy_j,
+        "device_clock_before_mhz": use.clock_before_mhz,
+        "device_clock_after_mhz": use.clock_after_mhz,
+        "throttle_reasons": ", ".join(use.throttled or ()) or None,
+    }

@@ -1,19 +1,24 @@
-"""The files of a record: names of those that are there while a run goes on, and how JSON is written."""
+"""The files of a record: names of those that are there while a run goes on, how JSON is written, and the end of a run
+whose rank 0 does not live to write it."""
 
 from __future__ import annotations
 
 import json
 import math
+import os
+import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
 from ddlbench.credentials import LEFT_OUT, may_hold_credential
-from ddlbench.files import replacing
+from ddlbench.files import remove_leftovers, replacing
 
 RESERVE = ".reserve"  # holds space for the last run.json
 HEARTBEAT = ".heartbeat"  # which process keeps the record, and when it lived
 CLAIM = ".end-by-another-rank"  # who made it writes the end in the place of rank 0
+DEAD_CLAIM_S = 30.0  # after so long, the process that claimed to write the end has not lived to do it
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
@@ -32,3 +37,42 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return LEFT_OUT if isinstance(value, str) and may_hold_credential(value) else value
+
+
+def end_for_rank_0(
+    folder: Path, status: str, reason: str, ended: str | None = None, ended_by: str | None = None
+) -> bool:
+    """Another rank, or a sweep where no rank is left, writes the end into run.json, once; whether this call did.
+    `running` may stay where the folder cannot be reached from here. ended: when, if not now; ended_by: of
+    errors.py"""
+    try:
+        content = json.loads((folder / "run.json").read_text())
+        if content["status"] != "running" or not _claim_end(folder / CLAIM):
+            return False
+        content |= {"status": status, "reason": reason, "ended_by": ended_by}
+        content["times"]["end"] = ended or now()
+        write_json(folder / "run.json", content)
+        remove_leftovers(folder / "run.json")
+        for name in (RESERVE, HEARTBEAT):
+            (folder / name).unlink(missing_ok=True)
+        return True
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _claim_end(claim: Path) -> bool:
+    """Whether this process is the one that writes the end: the first, or the next after one that was killed at it."""
+    try:
+        claim.touch(exist_ok=False)
+    except FileExistsError:
+        return abs(time.time() - claim.stat().st_mtime) > DEAD_CLAIM_S
+    return True
+
+
+def why(error: OSError) -> str:
+    """In the system's words, also where a library has put it in its own."""
+    return os.strerror(error.errno) if error.errno else str(error)
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")

@@ -19,13 +19,9 @@ from typing import Any
 from ddlbench.errors import RunError, UserError
 from ddlbench.heartbeat import Heartbeat, Process
 from ddlbench.measure.rows import EpochRow
-from ddlbench.record import rank_epochs, steps
-from ddlbench.record.ending import now, why
-from ddlbench.record.epoch_files import EpochFiles
-from ddlbench.record.files import CLAIM, HEARTBEAT, RESERVE, plain, write_json
-from ddlbench.record.rank_epochs import rank_tables
+from ddlbench.record.epoch_files import RANK_SCHEMA, STEP_SCHEMA, EpochFiles, rank_tables, step_tables
+from ddlbench.record.files import CLAIM, HEARTBEAT, RESERVE, now, plain, why, write_json
 from ddlbench.record.schema import SCHEMA_VERSION
-from ddlbench.record.steps import step_tables
 from ddlbench.texts import digest
 
 RESERVE_BYTES = 2**18  # some times the size of a run.json: freed for the last one where the disk is full
@@ -65,8 +61,8 @@ class Record:
         self.lock = threading.RLock()
         self.finished = self.saved = False
         self.rows: list[EpochRow] = []
-        self.steps = EpochFiles(folder / "steps.parquet", steps.SCHEMA)
-        self.ranks = EpochFiles(folder / "ranks.parquet", rank_epochs.SCHEMA)
+        self.steps = EpochFiles(folder / "steps.parquet", STEP_SCHEMA)
+        self.ranks = EpochFiles(folder / "ranks.parquet", RANK_SCHEMA)
         self.reserve = folder / RESERVE
         self.heartbeat: Heartbeat | None = None
         self.interrupted: Callable[[], tuple[int, Any] | None] = lambda: None  # an epoch that is on, and its steps
@@ -74,7 +70,14 @@ class Record:
     @classmethod
     def open(cls, results_dir: str, run: str, content: Mapping[str, Any]) -> Record:
         """The next free attempt of a run, its run.json written with status `running`."""
-        attempt, folder = _next_attempt(Path(results_dir) / run)
+        attempt = 1
+        while True:
+            folder = Path(results_dir) / run / f"attempt-{attempt}"
+            try:
+                folder.mkdir(parents=True)
+                break
+            except FileExistsError:
+                attempt += 1
         head = {
             "schema_version": SCHEMA_VERSION,
             "run_id": run,
@@ -82,8 +85,9 @@ class Record:
             "status": "running",
             "reason": None,
             "ended_by": None,
+            "times": {"start": now(), "end": None},
         }
-        record = cls(folder, {**head, "times": {"start": now(), "end": None}, **content})
+        record = cls(folder, {**head, **content})
         try:
             record.reserve.write_bytes(os.urandom(RESERVE_BYTES))  # zeros could take no place on a disk that compresses
             (folder / HEARTBEAT).write_text(json.dumps(vars(Process.this())))  # before run.json says `running`
@@ -153,28 +157,20 @@ class Record:
             self.content["times"]["end"] = end or now()
             self.saved = self._save_at_last()
             if final:
-                self._stop_heartbeat()
-                self._keep_interrupted()
+                if self.heartbeat is not None:
+                    self.heartbeat.stop()
+                # After the end is on disk: whatever happens here cannot change it. An end that could not be written
+                # leaves the heartbeat's file, from which a later reader sees that the run has ended.
+                with contextlib.suppress(Exception):
+                    if self.saved:
+                        (self.folder / HEARTBEAT).unlink(missing_ok=True)
+                        if interrupted := self.interrupted():
+                            epoch, table = interrupted
+                            self.steps.append(epoch, [table])
                 for files in (self.steps, self.ranks):
                     with contextlib.suppress(OSError):  # its folder serves as well
                         files.close()
             return self.saved
-
-    def _stop_heartbeat(self) -> None:
-        """An end that could not be written leaves the file: a later reader sees from it that the run has ended."""
-        if self.heartbeat is not None:
-            self.heartbeat.stop()
-            if self.saved:
-                with contextlib.suppress(OSError):
-                    self.heartbeat.path.unlink(missing_ok=True)
-
-    def _keep_interrupted(self) -> None:
-        """The steps of an epoch that did not end, after the end of the run is on disk: whatever happens here cannot
-        change it."""
-        with contextlib.suppress(Exception):
-            if self.saved and (interrupted := self.interrupted()) is not None:
-                epoch, table = interrupted
-                self.steps.append(epoch, [table])
 
     def _save_at_last(self) -> bool:
         for last in (False, True):
@@ -208,14 +204,3 @@ class Record:
         except OSError as error:
             remedy = "free space or choose another results_dir="
             raise RunError(f"the record in {self.folder} cannot be written ({why(error)}): {remedy}") from error
-
-
-def _next_attempt(run: Path) -> tuple[int, Path]:
-    number = 1
-    while True:
-        folder = run / f"attempt-{number}"
-        try:
-            folder.mkdir(parents=True)
-            return number, folder
-        except FileExistsError:
-            number += 1

@@ -6,63 +6,41 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ddlbench.config.schema import Config
-from ddlbench.loop import Run
+from ddlbench.loop import Recorder, Run, Scenario
 from ddlbench.measure.clock import EpochClock
 from ddlbench.measure.formulas.flops import mfu
-from ddlbench.measure.marks import sees_one_gpu
 from ddlbench.measure.rows import EpochRow, RankEpoch
 from ddlbench.measure.straggler import own_columns, own_steps_of_window
-from ddlbench.measure.summary import summarise
+from ddlbench.measure.summary import sees_one_gpu, summarise
 from ddlbench.progress import Progress
 from ddlbench.record.advice import advice, advice_on_waiting
+from ddlbench.record.epoch_files import interrupted_steps
 from ddlbench.record.record import Record
-from ddlbench.record.run_json import bad_samples
-from ddlbench.record.steps import interrupted_steps
 
 ONE_GPU = (
     "each rank sees one GPU of its node, so that NCCL may use PCIe in place of NVLink: give every rank all GPUs "
     "(srun --gpus-per-node=N without --gpus-per-task)"
 )
+# Seconds to the first step that every start pays: making a sample set once, and the record's own counting, are apart.
+STARTUP = ("imports_s", "connecting_s", "setup_s")
+TRACE = "trace-rank0.json.gz"
+SHOWN = ("val_loss", "val_top1", "val_perplexity_token")
 
 
-class Subject(Protocol):
-    """What a scenario says of itself in the record."""
-
-    def facts(self) -> dict[str, Any]:
-        """The section `framework`."""
-        ...
-
-    def ledger(self, run: Run, steps: int) -> dict[str, Any]:
-        """The section `ledger` after so many steps."""
-        ...
-
-
-class NoRecorder:
-    """On every rank but rank 0."""
-
-    def begin(self, run: Run, spans: Mapping[str, float], hosts: Sequence[str]) -> None: ...
-
-    def epoch(self, run: Run, row: EpochRow) -> None: ...
-
-    def window(self, section: Mapping[str, Any], save_trace: Callable[[Path], None]) -> None: ...
-
-    def end(self, run: Run, feeds: Sequence[Mapping[str, Any]]) -> None: ...
-
-
-class FileRecorder:
+class FileRecorder(Recorder):
     """Keeps summary and ledger up to date after each epoch, so that a run which is cut short leaves what it reached."""
 
     def __init__(
-        self, record: Record, config: Config, model: dict[str, Any], subject: Subject, progress: Progress
+        self, record: Record, config: Config, model: dict[str, Any], scenario: Scenario, progress: Progress
     ) -> None:
         """model: the record's section of that name"""
         self.record = record
         self.config = config
         self.model = model
-        self.subject = subject
+        self.scenario = scenario
         self.progress = progress
         self.startup_s = 0.0
         self.one_gpu = False
@@ -75,7 +53,7 @@ class FileRecorder:
         self.hosts = list(hosts)
         launch = {**self.record.content["launch"], "hosts": sorted(set(hosts))}
         self.record.add(
-            model=self.model, framework=self.subject.facts(), loader=run.feed.facts(), spans=dict(spans), launch=launch
+            model=self.model, framework=self.scenario.facts(), loader=run.feed.facts(), spans=dict(spans), launch=launch
         )
         self.record.add(advice=advice(self.config, run.job, run.feed.facts()))
         self.one_gpu = sees_one_gpu(launch, self.record.content["environment"].get("gpu_count"))
@@ -85,8 +63,9 @@ class FileRecorder:
         if self.one_gpu:
             print(f"ddlbench: warning: {ONE_GPU}", file=sys.stderr, flush=True)
         self._advise(self.record.content["advice"])
+        size = f"{self.model['parameters']:,} parameters" if "parameters" in self.model else "no model"
         self.progress.say(
-            f"{self.record.content['run_id']}: {self._size()}, {run.job.world_size} x "
+            f"{self.record.content['run_id']}: {size}, {run.job.world_size} x "
             f"{run.job.device.type}, {run.feed.steps_per_epoch} steps of {run.job.global_batch} samples an epoch"
         )
 
@@ -104,16 +83,19 @@ class FileRecorder:
         self.record.add(profile={**section, "trace": TRACE if self.config.profile_trace else None})
         self.record.save()
         if "comm_exposed_share" in section:
-            self.progress.say(_window_line(section))
+            names = {"compute": "computing", "comm_exposed": "exposed communication", "data": "waiting for data"}
+            said = ", ".join(f"{section[f'{name}_share']:.1%} {text}" for name, text in names.items())
+            said = f"{said}, {section['idle_share']:.1%} idle"
+            self.progress.say(f"profiled window of {section['steps']} steps: {said}")
 
     def end(self, run: Run, feeds: Sequence[Mapping[str, Any]]) -> None:
-        bad = bad_samples(feeds)
+        bad = sorted({name for facts in feeds for name in facts.get("bad_samples", [])})
         window = own_steps_of_window(
             self.record.content.get("profile", {}), self.hosts, self.record.rows[0].rank_stages
         )
         self.record.add(
             summary={**self.record.content["summary"], **own_columns(window, "window")},
-            framework=self.subject.facts(),
+            framework=self.scenario.facts(),
             loader={**run.feed.facts(), "bad_samples": bad},
             ledger={**self.record.content["ledger"], "bad_samples": len(bad)},
         )
@@ -136,9 +118,6 @@ class FileRecorder:
         rank = RankEpoch(run.job.rank, run.place.data_rank, times, [], [], {})
         return (epoch, interrupted_steps(epoch, rank)) if times.step_s else None
 
-    def _size(self) -> str:
-        return f"{self.model['parameters']:,} parameters" if "parameters" in self.model else "no model"
-
     def _update(self, run: Run) -> None:
         rows = self.record.rows
         steps = run.first_epoch * run.feed.steps_per_epoch + sum(row.steps for row in rows)
@@ -146,7 +125,7 @@ class FileRecorder:
         summary["epochs_done"] += run.first_epoch
         self.record.add(
             summary={**summary, "startup_s": self.startup_s, **self._flops(run, summary)},
-            ledger=self.subject.ledger(run, steps),
+            ledger=self.scenario.ledger(run, steps),
         )
 
     def _flops(self, run: Run, summary: Mapping[str, Any]) -> dict[str, float | None]:
@@ -164,21 +143,9 @@ class FileRecorder:
         }
 
 
-def _window_line(section: Mapping[str, Any]) -> str:
-    names = {"compute": "computing", "comm_exposed": "exposed communication", "data": "waiting for data"}
-    said = ", ".join(f"{section[f'{name}_share']:.1%} {text}" for name, text in names.items())
-    return f"profiled window of {section['steps']} steps: {said}, {section['idle_share']:.1%} idle"
-
-
 def _line(row: EpochRow) -> str:
     rate = row.measured_samples / row.measured_time_s
     parts = [f"epoch {row.epoch}: {row.epoch_time_s:.2f} s", f"{rate:.1f} samples/s"]
     parts += [f"loss {row.train_loss:.4f}"] if row.train_loss is not None else []
     parts += [f"{name} {row.metrics[name]:.4f}" for name in SHOWN if row.metrics.get(name) is not None]
     return ", ".join(parts)
-
-
-# Seconds to the first step that every start pays: making a sample set once, and the record's own counting, are apart.
-STARTUP = ("imports_s", "connecting_s", "setup_s")
-TRACE = "trace-rank0.json.gz"
-SHOWN = ("val_loss", "val_top1", "val_perplexity_token")

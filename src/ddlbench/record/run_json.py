@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from typing import Any
 
@@ -125,11 +125,6 @@ def training_ledger(run: Run, trainer: Trainer, rates: Rates, config: Config, st
         "lr_first": rates.first,
         "lr_last": rates.last,
     }
-
-
-def bad_samples(facts: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The unreadable samples that any rank met, each once."""
-    return sorted({name for fact in facts for name in fact.get("bad_samples", [])})
 
 
 def planned_run(config: Config, job: Job, refusal: RunError | None) -> str:

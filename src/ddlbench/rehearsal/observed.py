@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 from ddlbench.measure.formulas.flops import operation_flops
 from ddlbench.ranks.fake import cuda as fake_cuda
 from ddlbench.ranks.fake.backward import BACKWARD, leave
-from ddlbench.rehearsal import alive
+from ddlbench.rehearsal.storages import Alive, identity
 
 # Methods that do not reach the dispatcher if nothing has to be copied.
 METHODS = {Tensor.cpu: "cpu", Tensor.tolist: "tolist", Tensor.numpy: "numpy"}
@@ -74,7 +74,7 @@ class Observed(TorchDispatchMode):
         self.waits = Counter[tuple[str, str]]()
         self.flops = 0.0
         self.pinned, self.overflows = dict[int, object](), dict[int, object]()
-        self.alive = alive.Alive(device)
+        self.alive = Alive(device)
 
     def clear(self) -> None:
         self.counts.clear()
@@ -221,8 +221,3 @@ def tensors(value: Any) -> Iterator[Tensor]:
 
 def size(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
-
-
-def identity(tensor: Tensor) -> int:
-    """The identity of the tensor's storage."""
-    return alive.identity(tensor.untyped_storage())

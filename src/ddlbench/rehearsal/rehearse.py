@@ -9,19 +9,24 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import repeat
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
 from ddlbench.config.job import make_job
 from ddlbench.config.schema import Config
+from ddlbench.data.images import split
+from ddlbench.data.loaders.to_device import ToDevice
 from ddlbench.errors import RunError
-from ddlbench.job import Job, Trainer
+from ddlbench.job import Batch, Job, Place, Trainer
 from ddlbench.measure.clock import EpochClock
 from ddlbench.ranks.fake.fake import fake_world
 from ddlbench.ranks.launch import Launch
-from ddlbench.rehearsal.feeding import fed, own_constants
 from ddlbench.rehearsal.observed import Observed, short
 from ddlbench.rehearsal.storages import before_update, gradients, memory, stored
 
@@ -89,6 +94,35 @@ def rehearse_job(framework: Any, job: Job, pinned: bool | None = None) -> Rehear
             raise
         except Exception as error:  # whatever a library raises is what does not fit together
             return replace(row, error=" ".join(f"{type(error).__name__}: {error}".split())[:500] + line(error))
+
+
+def fed(job: Job, place: Place, pinned: bool | None) -> Iterator[Batch | None]:
+    """Endless batches without content, copied from the host to the device as in a run.
+
+    pinned: whether a loader leaves batches in pinned memory; None: it leaves them on the device
+    """
+    if not place.reads_data:
+        return repeat(None)
+    samples = job.replica_batch(place.data_size)
+    if pinned is None or job.device.type == "cpu":
+        return (batch(job, samples, job.device).to(job.device, job.channels_last) for _ in repeat(None))
+    hosts = (batch(job, samples, torch.device("cpu"), pinned) for _ in repeat(None))
+    return ToDevice(job.device, job.channels_last)(hosts)
+
+
+def batch(job: Job, samples: int, device: torch.device, pinned: bool | None = None) -> Batch:
+    """Images of the host are bytes where there is a GPU, which normalises them."""
+    shape, text, on_host = job.model.input_shape(), job.model.kind == "text", pinned is not None
+    kind = torch.int64 if text else torch.uint8 if on_host else torch.float32
+    inputs = torch.zeros(samples, *shape, dtype=kind, device=device, pin_memory=bool(pinned))
+    labels = torch.zeros(samples, *(shape if text else ()), dtype=torch.int64, device=device, pin_memory=bool(pinned))
+    valid = torch.ones(samples, dtype=torch.bool, device=device, pin_memory=bool(pinned))
+    return Batch(inputs, labels, valid)
+
+
+def own_constants() -> AbstractContextManager[object]:
+    """A process creates the tensors that normalize images once. Those of a rehearsal are fake and must end with it."""
+    return patch.object(split, "mean_and_std", cache(split.mean_and_std.__wrapped__))
 
 
 def stepped(row: Rehearsal, trainer: Trainer, batches: Iterator[Any], observed: Observed, period: int) -> Rehearsal:

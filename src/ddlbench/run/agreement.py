@@ -24,16 +24,13 @@ def compare_environments(environment: Mapping[str, Any]) -> list[str]:
     if len(set(all_gather(digest(environment_here, 64)))) == 1:  # usual: a few bytes a rank
         return []
     ranks = all_gather((socket.gethostname(), environment_here))
-    lines = {key: line for key in _keys(ranks) if (line := _difference(key, ranks))}
+    keys = sorted({key for _, values in ranks for key in values})
+    lines = {key: line for key in keys if (line := _difference(key, ranks))}
     conflicts = [line for key, line in lines.items() if is_version(key)]
     if conflicts:
         differences = "; ".join(first_few(conflicts, SHOWN, "more differences"))
         raise UserError(f"{differences}: install the same versions on every host")
     return list(lines.values())
-
-
-def _keys(ranks: Sequence[tuple[str, Mapping[str, Any]]]) -> list[str]:
-    return sorted({key for _, values in ranks for key in values})
 
 
 def _difference(key: str, ranks: Sequence[tuple[str, Mapping[str, Any]]]) -> str | None:

@@ -2,31 +2,38 @@
 
 from __future__ import annotations
 
-import os
+import socket
 import sys
 import traceback
 from contextlib import ExitStack
+from functools import partial
 
 import torch
 
-from ddlbench.config.schema import Config, Train
+from ddlbench.config.schema import Config
+from ddlbench.cores import allowed_cores
+from ddlbench.data.feed import Feed, Request
+from ddlbench.data.loaders.cores import fewest_cores
 from ddlbench.data.staging import node_storage
 from ddlbench.errors import PeerFailed, RunError, Unavailable, Unsupported, UserError
-from ddlbench.job import Job
-from ddlbench.measure.devices.allocator import keep_freed_memory
+from ddlbench.job import Job, Place
+from ddlbench.loop import Recorder, Run, Scenario
+from ddlbench.measure.devices.memory import keep_freed_memory
+from ddlbench.measure.devices.meter import Meter
+from ddlbench.progress import Progress
+from ddlbench.ranks.boundary import Boundary
 from ddlbench.ranks.control import all_gather, barrier, single_process, wait_for
-from ddlbench.ranks.launch import Launch, connect, disconnect, pick_device
-from ddlbench.ranks.nccl import disable_nccl_abort
+from ddlbench.ranks.launch import Launch, connect, disable_nccl_abort, disconnect, pick_device
 from ddlbench.record.record import writable
+from ddlbench.record.recorder import FileRecorder
 from ddlbench.record.run_json import planned_run
-from ddlbench.run.assembly import make_run, open_feed, seed_replica
-from ddlbench.run.checkpoints import how_to_continue
-from ddlbench.run.cold_cache import check_cold_cache
+from ddlbench.run.checkpoints import how_to_continue, open_checkpoints
+from ddlbench.run.cold_cache import ColdCache, check_cold_cache
 from ddlbench.run.context import Attempt
-from ddlbench.run.failure import Failure
-from ddlbench.run.limits import check_machine, planned_device
+from ddlbench.run.failure import failure_of
 from ddlbench.run.preflight import preflight
-from ddlbench.run.scenarios import Scenario, choose
+from ddlbench.run.scenarios import SCENARIOS
+from ddlbench.run.settings import check_machine, planned_device, set_switches
 from ddlbench.run.supervisor import NO_STEP, Supervisor
 from ddlbench.texts import printable
 
@@ -45,13 +52,12 @@ def run_attempt(config: Config, launch: Launch, started: float) -> int:
         device = pick_device(launch, config.backend)
     set_switches(config.train, device)
     attempt = Attempt(config, launch, device, started)
-    scenario = choose(config, attempt.job)
+    scenario = SCENARIOS[config.mode](config, attempt.job)
     refusal = check(config, scenario)
     if config.dryrun:
         return dry_run(config, attempt.job, refusal)
     attempt.spans.end("imports_s")
-    limit = time_limit(config.train.time_limit_s, started)
-    with Supervisor(attempt, config.train.timeout_s, limit) as supervisor, ExitStack() as opened:
+    with Supervisor(attempt, config.train.timeout_s, config.train.time_limit_s) as supervisor, ExitStack() as opened:
         try:
             connect_ranks(attempt, supervisor)
             attempt.spans.end("connecting_s")
@@ -77,96 +83,6 @@ def run_attempt(config: Config, launch: Launch, started: float) -> int:
     return code
 
 
-def dry_run(config: Config, job: Job, refusal: RunError | None) -> int:
-    """Print the run as it would be; its exit code."""
-    print(planned_run(config, job, refusal))
-    if refusal is None:
-        return 0
-    print(f"ddlbench: {refusal.status}: {refusal}", file=sys.stderr)
-    return refusal.exit_code
-
-
-def time_limit(limit_s: float | None, started: float) -> tuple[float, str] | None:
-    """When the run's own limit is reached (of perf_counter), and how the reason names it."""
-    if limit_s is None:
-        return None
-    return started + limit_s, f"reached the time limit of {limit_s:g} s (train.time_limit_s)"
-
-
-def connect_ranks(attempt: Attempt, supervisor: Supervisor) -> None:
-    """Connect all ranks. From then on every rank watches for failures of the others."""
-    config, device = attempt.config, attempt.device
-    if device.type == "cuda":
-        disable_nccl_abort()
-    supervisor.expect(NO_CONNECTION, more_s=10)  # an error that `connect` raises has more details and comes before
-    communicator = not getattr(config.framework, "own_communicators", False)
-    timeout_s, reached = config.train.timeout_s, supervisor.reach
-    connect(attempt.launch, device, timeout_s, config.backend, communicator=communicator, reached=reached)
-    supervisor.connect()
-
-
-def succeed(attempt: Attempt, supervisor: Supervisor) -> int:
-    """Record the end of a complete run and return the exit code. Nothing is closed before, because closing may hang."""
-    supervisor.expect_nothing()
-    recorded = attempt.record_success()
-    wait_for([0], "ddlbench/end")
-    supervisor.leave()  # the rank that holds the store may now go first
-    code = 0 if recorded else 1
-    supervisor.expect_end(code)
-    return code
-
-
-def fail(error: Exception, attempt: Attempt, supervisor: Supervisor) -> int:
-    """Record the failure that came first, of this rank or of another one; the exit code of this process."""
-    rank = attempt.launch.rank
-    mine = Failure.of(error, rank)
-    first = supervisor.record_cause(mine)
-    attempt.record_failure(first, begun=not isinstance(error, UserError))
-    if first.rank == rank:
-        complain(error, first)
-        if first.status in INTERRUPTED and (line := how_to_continue(attempt)):
-            print(f"ddlbench: {line}", file=sys.stderr, flush=True)
-    supervisor.wait_for_readers(first)
-    code = mine.exit_code if mine.status == first.status else PeerFailed.exit_code
-    supervisor.expect_end(code)
-    return code
-
-
-def close(opened: ExitStack, clean: bool) -> None:
-    """Close the data, drop the model and destroy the process groups, because they must not be destroyed while a wrapped
-    model lives. The end is recorded: what goes wrong here changes nothing.
-
-    clean: all ranks come here. Where another rank may still be in a collective, the program ends without `disconnect`.
-    """
-    try:
-        opened.close()
-        if clean or single_process():
-            disconnect(clean)
-    except Exception as error:
-        said = f"{type(error).__name__} after the end of the run: {error}"
-        print(f"ddlbench: warning: {said}", file=sys.stderr, flush=True)
-
-
-def set_switches(train: Train, device: torch.device) -> None:
-    """Set torch's global switches; measure/devices/environment.py records them."""
-    if device.type == "cpu":
-        torch.set_num_threads(train.threads_per_rank)
-    else:  # torch's own default is TF32 for convolutions and fp32 for matrix products
-        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = train.tf32
-        torch.backends.cudnn.benchmark = train.cudnn_benchmark is not False and not train.deterministic
-    if train.deterministic:
-        use_deterministic_algorithms()
-
-
-def use_deterministic_algorithms() -> None:
-    """Make every run on the same devices give the same bits; an operation without a deterministic algorithm ends the
-    run. cuBLAS reads its variable at its first use, so this comes before any work on a device. A value that the user
-    has set stays."""
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # one of the two values that CUDA's documentation names
-    torch.backends.cudnn.deterministic = True
-    torch.use_deterministic_algorithms(True)
-
-
 def check(config: Config, scenario: Scenario) -> Unsupported | Unavailable | None:
     """Everything that can be known before anything starts, the same on every rank. A UserError ends the program;
     what the framework or the loader cannot do is returned, because it becomes a row."""
@@ -184,6 +100,27 @@ def check(config: Config, scenario: Scenario) -> Unsupported | Unavailable | Non
     except (Unsupported, Unavailable) as refusal:
         return refusal
     return None
+
+
+def dry_run(config: Config, job: Job, refusal: RunError | None) -> int:
+    """Print the run as it would be; its exit code."""
+    print(planned_run(config, job, refusal))
+    if refusal is None:
+        return 0
+    print(f"ddlbench: {refusal.status}: {refusal}", file=sys.stderr)
+    return refusal.exit_code
+
+
+def connect_ranks(attempt: Attempt, supervisor: Supervisor) -> None:
+    """Connect all ranks. From then on every rank watches for failures of the others."""
+    config, device = attempt.config, attempt.device
+    if device.type == "cuda":
+        disable_nccl_abort()
+    supervisor.expect(NO_CONNECTION, more_s=10)  # an error that `connect` raises has more details and comes before
+    communicator = not getattr(config.framework, "own_communicators", False)
+    timeout_s, reached = config.train.timeout_s, supervisor.reach
+    connect(attempt.launch, device, timeout_s, config.backend, communicator=communicator, reached=reached)
+    supervisor.connect()
 
 
 def work(attempt: Attempt, scenario: Scenario, supervisor: Supervisor, opened: ExitStack) -> None:
@@ -206,6 +143,80 @@ def work(attempt: Attempt, scenario: Scenario, supervisor: Supervisor, opened: E
     barrier()
 
 
+def seed_replica(job: Job, place: Place) -> None:
+    """Building the model left every rank the same random stream: replicas and stages would drop the same units."""
+    part = place.data_rank + place.data_size * place.coordinates.get("pp", 0)
+    torch.manual_seed((job.seed << 32) + part + 1)
+
+
+def open_feed(attempt: Attempt, place: Place) -> Feed:
+    """The data as this rank reads them. Collective."""
+    config, job = attempt.config, attempt.job
+    request = Request(
+        model=job.model,
+        place=place,
+        device=job.device,
+        seed=job.seed,
+        replica_batch=job.replica_batch(place.data_size),
+        steps=config.train.steps,
+        channels_last=job.channels_last,
+        cores=fewest_cores(all_gather((socket.gethostname(), allowed_cores()))),
+    )
+    return config.loader.open(config.data, request)
+
+
+def make_run(attempt: Attempt, scenario: Scenario, place: Place, feed: Feed, supervisor: Supervisor) -> Run:
+    """What the scenario runs: everything is set up, and the data are open."""
+    config, job, record = attempt.config, attempt.job, attempt.record
+    model = scenario.begin(feed)
+    progress = Progress(config.progress and job.rank == 0)
+    boundary = Boundary(job.device, supervisor.progressed, supervisor.stop)
+    if config.train.cold_cache:
+        boundary.before_epoch = ColdCache(attempt, supervisor).drop
+    return Run(
+        job=job,
+        place=place,
+        feed=feed,
+        epochs=config.train.epochs,
+        warmup_steps=config.train.warmup_steps,
+        recorder=FileRecorder(record, config, model, scenario, progress) if record else Recorder(),
+        progress=progress,
+        boundary=boundary,
+        validate=config.train.validate,
+        val_words=attempt.dataset.get("val_words"),
+        scored=config.loader.scored,
+        meter=Meter(job.device, leader=job.local_rank == 0),
+        open_checkpoints=partial(open_checkpoints, attempt, supervisor),
+    )
+
+
+def succeed(attempt: Attempt, supervisor: Supervisor) -> int:
+    """Record the end of a complete run and return the exit code. Nothing is closed before, because closing may hang."""
+    supervisor.expect_nothing()
+    code = 0 if attempt.record_success() else 1
+    wait_for([0], "ddlbench/end")
+    supervisor.leave()  # the rank that holds the store may now go first
+    supervisor.expect_end(code)
+    return code
+
+
+def fail(error: Exception, attempt: Attempt, supervisor: Supervisor) -> int:
+    """Record the failure that came first, of this rank or of another one; the exit code of this process."""
+    mine = failure_of(error, attempt.launch.rank)
+    first = supervisor.record_cause(mine)
+    attempt.record_failure(first, begun=not isinstance(error, UserError))
+    if first.rank == mine.rank:
+        if not isinstance(error, RunError):  # no mistake of the user's
+            traceback.print_exception(error)
+        print(f"ddlbench: {first.status}: {printable(first.reason)}", file=sys.stderr, flush=True)
+        if first.status in INTERRUPTED and (line := how_to_continue(attempt)):
+            print(f"ddlbench: {line}", file=sys.stderr, flush=True)
+    supervisor.wait_for_readers(first)
+    code = mine.exit_code if mine.status == first.status else PeerFailed.exit_code
+    supervisor.expect_end(code)
+    return code
+
+
 def clear_frames(error: BaseException | None) -> None:
     """Drop the local variables of the functions that raised an error and its causes."""
     while error is not None:
@@ -213,8 +224,16 @@ def clear_frames(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
-def complain(error: Exception, first: Failure) -> None:
-    """Print the failure; with a traceback where it is not the user's mistake."""
-    if not isinstance(error, RunError):
-        traceback.print_exception(error)
-    print(f"ddlbench: {first.status}: {printable(first.reason)}", file=sys.stderr, flush=True)
+def close(opened: ExitStack, clean: bool) -> None:
+    """Close the data, drop the model and destroy the process groups, because they must not be destroyed while a wrapped
+    model lives. The end is recorded: what goes wrong here changes nothing.
+
+    clean: all ranks come here. Where another rank may still be in a collective, the program ends without `disconnect`.
+    """
+    try:
+        opened.close()
+        if clean or single_process():
+            disconnect(clean)
+    except Exception as error:
+        said = f"{type(error).__name__} after the end of the run: {error}"
+        print(f"ddlbench: warning: {said}", file=sys.stderr, flush=True)

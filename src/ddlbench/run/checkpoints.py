@@ -19,13 +19,7 @@ from pathlib import Path
 from statistics import median
 
 from ddlbench.checkpoint import storage
-from ddlbench.checkpoint.live import (
-    OFF,
-    checkpointable,
-    make_optimizer_states,
-    named_tensors,
-    set_random_states,
-)
+from ddlbench.checkpoint.live import OFF, checkpointable, make_optimizer_states, named_tensors, set_random_states
 from ddlbench.checkpoint.saved import Saved, complete
 from ddlbench.config.schema import Config
 from ddlbench.errors import RunError, Unsupported, UserError
@@ -94,6 +88,7 @@ class Checkpoints:
         self.trainer, self.state = trainer, checkpointable(attempt.config.framework.name, trainer)
         self.number = int(attempt.folder.name.removeprefix("attempt-"))
         self.place = place_of(attempt)
+        self.own = self.place / f"checkpoints-{self.number}"
         self.attempts = attempt.folder.parent
         self.rank = attempt.launch.rank
         self.lineage: list[int] = [self.number]
@@ -106,21 +101,19 @@ class Checkpoints:
         with self.supervisor.unlimited():
             began = time.perf_counter()
             saved = self._newest_sound()
-            run.progress.say(self._beginning(run, saved))
-            if saved is not None:
-                self._restore(run, saved)
-                if self.attempt.record:
-                    resumed = {"attempt": saved.attempt, "epoch": saved.epoch, "updates": saved.updates}
-                    resumed |= {"seconds": time.perf_counter() - began}
-                    self.attempt.record.resume(resumed, saved.epochs)
-
-    def _beginning(self, run: Run, saved: Saved | None) -> str:
-        if saved is not None:
-            return f"continues attempt {saved.attempt} of {saved.run_id} with epoch {saved.epoch} of {run.epochs}"
-        return (
-            f"begins at epoch 0: {self.place} has no checkpoint (a run that ends well removes its own; other ranks, "
-            "data or configuration are another run)"
-        )
+            if saved is None:
+                run.progress.say(
+                    f"begins at epoch 0: {self.place} has no checkpoint (a run that ends well removes its own; other "
+                    "ranks, data or configuration are another run)"
+                )
+                return
+            position = f"epoch {saved.epoch} of {run.epochs}"
+            run.progress.say(f"continues attempt {saved.attempt} of {saved.run_id} with {position}")
+            self._restore(run, saved)
+            if self.attempt.record:
+                resumed = {"attempt": saved.attempt, "epoch": saved.epoch, "updates": saved.updates}
+                resumed |= {"seconds": time.perf_counter() - began}
+                self.attempt.record.resume(resumed, saved.epochs)
 
     def save(self, run: Run, epoch: int) -> None:
         """After the row of an epoch is recorded, if it is time. Nothing follows the last epoch. Collective."""
@@ -131,9 +124,6 @@ class Checkpoints:
             barrier()
             began = time.perf_counter()
             saved = self._write(run, done)
-            if self.rank == 0:
-                self._publish(saved)
-            barrier()
             self.seconds.append(time.perf_counter() - began)
             if self.attempt.record:
                 sizes = [size for size, _ in saved.files.values()]
@@ -142,43 +132,35 @@ class Checkpoints:
                 self.attempt.record.save()
 
     def _write(self, run: Run, done: int) -> Saved:
-        growing = self._own / f".epoch-{done:06}"
+        """A folder that gets its name once it is complete; then rank 0 removes the checkpoints that are too many."""
+        growing = self.own / f".epoch-{done:06}"
         if self.rank == 0:
             shutil.rmtree(growing, ignore_errors=True)
-            self._make(growing)
+            try:
+                growing.mkdir(parents=True)
+            except OSError as error:
+                reason = f"{growing} cannot be made ({error.strerror})"
+                raise RunError(f"{reason}: choose another checkpoint.dir=") from error
         barrier()
         files = storage.write(growing, named_tensors(self.state.live(), self.rank, run.job.device), self.rank)
         epochs = self.attempt.record.lines() if self.attempt.record else []
-        return Saved(
+        saved = Saved(
             growing, self.attempt.run_id, self.number, self.lineage, done, self.trainer.updates,
             run.elapsed_s, self.rates.state(), self.state.numbers(), epochs, files,
         )  # fmt: skip
-
-    def _make(self, folder: Path) -> None:
-        try:
-            folder.mkdir(parents=True)
-        except OSError as error:
-            raise RunError(f"{folder} cannot be made ({error.strerror}): choose another checkpoint.dir=") from error
-
-    def _publish(self, saved: Saved) -> None:
-        """Let the complete folder have its name; forget the checkpoints that are too many."""
-        saved.write()
-        saved.folder.rename(saved.folder.with_name(saved.folder.name.removeprefix(".")))
-        for folder in list(complete(self._own))[self.keep :]:
-            shutil.rmtree(folder, ignore_errors=True)
-
-    @property
-    def _own(self) -> Path:
-        return self._of(self.number)
-
-    def _of(self, attempt: int) -> Path:
-        return self.place / f"checkpoints-{attempt}"
+        if self.rank == 0:
+            saved.write()
+            growing.rename(self.own / f"epoch-{done:06}")
+            for folder in complete(self.own)[self.keep :]:
+                shutil.rmtree(folder, ignore_errors=True)
+        barrier()
+        return saved
 
     def _remove_all(self) -> None:
         """Remove the checkpoints of a run that has ended well: there is nothing to continue, and a repeat must begin
         at epoch 0. Files that other attempts were writing when they ended are removed too."""
         for attempt in self.lineage:
-            shutil.rmtree(self._of(attempt), ignore_errors=True)
+            shutil.rmtree(self.place / f"checkpoints-{attempt}", ignore_errors=True)
         for growing in self.place.glob("checkpoints-*/.epoch-*"):
             attempt = growing.parent.name.removeprefix("checkpoints-")
             if has_ended(self.attempts / f"attempt-{attempt}" / HEARTBEAT):

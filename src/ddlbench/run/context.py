@@ -20,18 +20,17 @@ from ddlbench.config.job import make_job
 from ddlbench.config.schema import Config
 from ddlbench.cores import allowed_cores
 from ddlbench.data.staging import stage
-from ddlbench.errors import UserError
+from ddlbench.errors import Failure, UserError
 from ddlbench.job import Job
 from ddlbench.measure.devices.environment import machine
 from ddlbench.progress import Progress
 from ddlbench.ranks.control import all_gather, once_per_node
 from ddlbench.ranks.launch import Launch
 from ddlbench.record.advice import advice_on_classes
-from ddlbench.record.ending import end_for_rank_0
+from ddlbench.record.files import end_for_rank_0
 from ddlbench.record.record import Record, run_id
 from ddlbench.record.run_json import opening
 from ddlbench.run.agreement import compare_environments
-from ddlbench.run.failure import Failure
 
 
 class Spans:
@@ -64,7 +63,8 @@ class Attempt:
 
     def __init__(self, config: Config, launch: Launch, device: torch.device, started: float = 0.0) -> None:
         """started: perf_counter as the program began"""
-        self.config, self.launch, self.device, self.spans = config, launch, device, Spans(started)
+        self.config, self.launch, self.device = config, launch, device
+        self.started, self.spans = started, Spans(started)
         self.record: Record | None = None
         self.folder: Path | None = None  # of rank 0's record, on every rank
         self.hosts: list[str] = []  # of each rank

@@ -17,9 +17,8 @@ from concurrent.futures import Future
 from dataclasses import asdict
 from typing import Any, TypeVar
 
-from ddlbench.errors import PeerFailed
-from ddlbench.ranks.stop import Stop, StopRequest
-from ddlbench.run.failure import Failure
+from ddlbench.errors import Failure, PeerFailed
+from ddlbench.ranks.boundary import Stop
 from ddlbench.texts import first_few
 
 T = TypeVar("T")
@@ -37,7 +36,7 @@ class Peers:
     store: a connection of its own, so that a thread may read it while another waits in the store
     failure: the first that was posted; recorded: whether rank 0 has written it
     lost: the store's process has ended
-    stop: this rank's, which gets what the ranks agree on (ranks/stop.py)
+    stop: this rank's, which gets what the ranks agree on (ranks/boundary.py)
     """
 
     def __init__(self, store: Any, rank: int, world_size: int, stop: Stop | None = None) -> None:
@@ -57,11 +56,7 @@ class Peers:
 
     def post(self, failure: Failure) -> Failure:
         """The failure that was posted first: this one or another rank's."""
-        text = json.dumps(asdict(failure))
-        first = self._ask(lambda store: store.compare_set(FAILURE, "", text))
-        return (
-            Failure(**json.loads(first)) if first else self.failure or failure
-        )  # which this rank may have read before
+        return self._first(FAILURE, failure) or self.failure or failure  # which this rank may have read before
 
     def tell_recorded(self) -> None:
         """Rank 0 has written the end: the others need not do it."""
@@ -73,11 +68,15 @@ class Peers:
             self.acknowledged = True
             self._ask(lambda store: store.add(READERS, 1))
 
-    def ask_to_stop(self, stop: StopRequest) -> StopRequest | None:
+    def ask_to_stop(self, request: Failure) -> Failure | None:
         """All ranks shall stop at a boundary; the reason that was given first. None: the store does not answer."""
-        text = json.dumps(asdict(stop))
-        first = self._ask(lambda store: store.compare_set(STOP, "", text))
-        return StopRequest(**json.loads(first)) if first else None
+        return self._first(STOP, request)
+
+    def _first(self, key: str, failure: Failure) -> Failure | None:
+        """The first that any rank has put under this key."""
+        text = json.dumps(asdict(failure))
+        first = self._ask(lambda store: store.compare_set(key, "", text))
+        return Failure(**json.loads(first)) if first else None
 
     def readers(self) -> int:
         return self._ask(lambda store: store.add(READERS, 0)) or 0
@@ -138,22 +137,18 @@ class Peers:
             now = self._beats(ranks)
             ranks = [rank for rank in ranks if now is not None and now.get(rank) == before.get(rank)]
         if before is None or now is None:
-            return self._store_gone()
-        return self._gone(ranks) if ranks else None
-
-    def _gone(self, ranks: Sequence[int]) -> str:
+            holder = "torchrun" if _torchrun_holds_store() else "rank 0"
+            if self.lost:
+                return f"{holder}, which held the rendezvous store, ended without a message"
+            return f"{holder}, which holds the rendezvous store, does not answer: it is stopped or cannot be reached"
+        if not ranks:
+            return None
         named = ", ".join(first_few(ranks, 3, text=self.name))
         return f"{named} ended without a message, or is stopped: see its output and the system log of its node"
 
     def rank_0_gone(self) -> bool:
         """Whether the store was lost with rank 0."""
         return self.lost and not _torchrun_holds_store()
-
-    def _store_gone(self) -> str:
-        holder = "torchrun" if _torchrun_holds_store() else "rank 0"
-        if self.lost:
-            return f"{holder}, which held the rendezvous store, ended without a message"
-        return f"{holder}, which holds the rendezvous store, does not answer: it is stopped or cannot be reached"
 
     def _beats(self, ranks: Sequence[int]) -> dict[int, str] | None:
         """The last heartbeat of each rank that has sent one; None where the store does not answer."""
@@ -220,7 +215,7 @@ class Peers:
         if not self.announced:
             if not self.store.check([STOP]):
                 return
-            passed = self.stop.announce(StopRequest(**json.loads(self.store.get(STOP))))
+            passed = self.stop.announce(Failure(**json.loads(self.store.get(STOP))))
             self.store.set(f"{STOP_AT}/{self.rank}", str(passed))
             self.announced = True
         keys = [f"{STOP_AT}/{rank}" for rank in range(self.world_size)]

@@ -1,11 +1,19 @@
-"""Signals for a thread: Python's handlers run in the main thread alone, which may be stuck in a collective."""
+"""Signals for a thread: Python's handlers run in the main thread alone, which may be stuck in a collective. And where
+each thread is, on standard error: a hang may not come a second time."""
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
+import multiprocessing
 import os
 import select
 import signal
+import time
 from collections.abc import Sequence
+
+SHOW = signal.SIGUSR2  # a loader worker prints its stacks (data/loaders/native.py)
+PRINTING_S = 0.5  # of the workers
 
 
 class Signals:
@@ -40,3 +48,16 @@ class Signals:
     def wake(self) -> None:
         """End a `wait` of another thread."""
         os.write(self.writing, b"\0")
+
+
+def print_stacks() -> None:
+    """Print the stacks of this rank's threads and of its loader workers. For a process that is about to end: other
+    child processes end by the signal."""
+    faulthandler.dump_traceback(2)
+    workers = multiprocessing.active_children()
+    for worker in workers:
+        if worker.pid is not None:
+            os.write(2, f"{worker.name}, pid {worker.pid}:\n".encode())
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(worker.pid, SHOW)
+            time.sleep(PRINTING_S / len(workers))

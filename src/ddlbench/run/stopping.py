@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import sys
 import time
+from dataclasses import replace
 
-from ddlbench.errors import TIME_LIMIT
-from ddlbench.ranks.stop import Stop, StopRequest
-from ddlbench.run.failure import Failure
+from ddlbench.errors import TIME_LIMIT, Failure
+from ddlbench.ranks.boundary import Stop
 from ddlbench.run.peers import Peers
 
 # With the time to record a failure these stay below the 30 s that Slurm and torchrun give a rank.
@@ -20,15 +20,16 @@ ONE_SIGNAL_S = 1.0  # a terminal signals the launcher and the ranks, and the lau
 
 
 class Stopping:
-    """This rank's. limit: when the run's own time limit is reached (of perf_counter), and how the reason names it
+    """This rank's.
 
+    limit_s: the run's own time limit, counted from `began` (of perf_counter)
     stop: where this rank's boundaries ask
     asked_here: what this rank has asked for; None: nothing
     """
 
-    def __init__(self, rank: int, limit: tuple[float, str] | None) -> None:
-        self.rank, self.stop = rank, Stop()
-        self.limit_at, self.limit_reason = limit or (math.inf, "")
+    def __init__(self, rank: int, limit_s: float | None = None, began: float = 0.0) -> None:
+        self.rank, self.limit_s, self.stop = rank, limit_s, Stop()
+        self.limit_at = math.inf if limit_s is None else began + limit_s
         self.asked_here: Failure | None = None
         self.since = math.inf  # when this rank asked
         self.wait_until = math.inf  # for the main thread, where another rank is at the boundary
@@ -49,7 +50,7 @@ class Stopping:
     def ask(self, failure: Failure, peers: Peers | None) -> None:
         """All ranks shall stop at a boundary for this reason."""
         self.hold(failure)
-        request = StopRequest(failure.status, failure.reason, failure.exit_code, failure.ended_by)
+        request = replace(failure, doubtful=False)
         if peers is None:
             first = request
             self.stop.decide(self.stop.announce(request) + 1)
@@ -63,15 +64,15 @@ class Stopping:
         """What any rank has asked for, as soon as it is known here and once: it is recorded before the ranks stop."""
         if self.reported or self.stop.request is None:
             return None
-        self.reported, request = True, self.stop.request
-        return Failure(request.status, request.reason, request.exit_code, self.rank, ended_by=request.ended_by)
+        self.reported = True
+        return self.stop.request
 
     def limit_reached(self) -> Failure | None:
         """Once."""
         if time.perf_counter() < self.limit_at:
             return None
         self.limit_at = math.inf
-        reason = f"rank {self.rank} {self.limit_reason}"
+        reason = f"rank {self.rank} reached the time limit of {self.limit_s:g} s (train.time_limit_s)"
         return Failure.with_status("timeout", reason, self.rank, doubtful=True, ended_by=TIME_LIMIT)
 
     def overdue(self, peers: Peers | None) -> Failure | None:

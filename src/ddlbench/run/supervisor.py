@@ -21,13 +21,11 @@ from functools import partial
 
 from torch._C._distributed_c10d import Store
 
-from ddlbench.errors import SIGNAL, TIME_LIMIT, PeerFailed, Stopped
-from ddlbench.ranks.stop import SIGNALS, Stop
+from ddlbench.errors import SIGNAL, SIGNALS, TIME_LIMIT, Failure, PeerFailed, Stopped
+from ddlbench.ranks.boundary import Stop
 from ddlbench.run.context import Attempt
-from ddlbench.run.failure import Failure
 from ddlbench.run.peers import Peers
-from ddlbench.run.signals import Signals
-from ddlbench.run.stacks import print_stacks
+from ddlbench.run.signals import Signals, print_stacks
 from ddlbench.run.stopping import REACH_S, Stopping
 
 PERIOD_S = 0.25
@@ -46,12 +44,12 @@ class Supervisor:
     main thread does not move. A signal and the run's time limit stop all ranks at a boundary; a second signal ends this
     process at once."""
 
-    def __init__(self, attempt: Attempt, timeout_s: float, limit: tuple[float, str] | None) -> None:
-        """limit: when the run's own time limit is reached (of perf_counter), and how the reason names it"""
+    def __init__(self, attempt: Attempt, timeout_s: float, limit_s: float | None = None) -> None:
+        """limit_s: the run's own time limit"""
         self.attempt = attempt
         self.rank, self.world_size = attempt.launch.rank, attempt.launch.world_size
         self.timeout_s = timeout_s
-        self.stopping = Stopping(self.rank, limit)
+        self.stopping = Stopping(self.rank, limit_s, attempt.started)
         self.peers: Peers | None = None
         self.connected = self.world_size == 1
         self.progress_at, self.within_s = time.perf_counter(), math.inf

@@ -15,8 +15,7 @@ from ddlbench.config.schema import Options
 from ddlbench.errors import STATUSES, TIME_LIMIT
 from ddlbench.foreign import Object, parse, read_bytes
 from ddlbench.heartbeat import server_time
-from ddlbench.record.ending import end_for_rank_0
-from ddlbench.record.files import HEARTBEAT
+from ddlbench.record.files import HEARTBEAT, end_for_rank_0
 from ddlbench.results.reading.gone import find_gone
 from ddlbench.sweep.plan import Cell, key_of
 

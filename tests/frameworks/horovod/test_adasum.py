@@ -101,7 +101,8 @@ def test_the_program_trains_with_it(tmp_path: Path) -> None:
 
 
 def as_rank(path: str) -> None:
-    from ddlbench.ranks.launch import connect, detect, disconnect
+    from ddlbench.ranks.launch import connect, disconnect
+    from ddlbench.ranks.launchers import detect
 
     launch = detect()
     torch.set_num_threads(1)

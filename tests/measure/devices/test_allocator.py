@@ -12,7 +12,7 @@ import pytest
 # Six blocks of 9 MiB are freed together: more than glibc keeps by itself at the top of its heap.
 STEPS = """
 import resource, sys
-from ddlbench.measure.devices.allocator import keep_freed_memory
+from ddlbench.measure.devices.memory import keep_freed_memory
 
 def step():
     blocks = [bytearray(9 * 2**20) for _ in range(6)]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddlbench.measure.devices.load import HZ, Load, family_seconds
+from ddlbench.measure.devices.usage import HZ, Load, family_seconds
 
 
 def proc(folder: Path, stat: str, load: str = "3.00 2.00 1.00 1/100 42\n", some: float = 25.0) -> Path:

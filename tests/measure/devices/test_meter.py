@@ -12,11 +12,10 @@ import torch
 from ddlbench.measure import clock as clock_module
 from ddlbench.measure.clock import EpochClock
 from ddlbench.measure.devices import meter as meter_module
-from ddlbench.measure.devices.load import Load
 from ddlbench.measure.devices.meter import Meter, OverRanks, Use
 from ddlbench.measure.devices.nvml import GpuState
 from ddlbench.measure.devices.rapl import Rapl
-from ddlbench.measure.devices.thread import thread_seconds
+from ddlbench.measure.devices.usage import Load, thread_seconds
 from tests.measure.devices.rapl import set_energy, zone
 from tests.support.busy import compute, needs_thread_seconds
 

@@ -12,8 +12,8 @@ from ddlbench.job import Place
 from ddlbench.ranks.fake import cuda as fake_cuda
 from ddlbench.ranks.fake.fake import fake_world
 from ddlbench.ranks.launch import Launch
-from ddlbench.rehearsal.feeding import fed
 from ddlbench.rehearsal.observed import Observed
+from ddlbench.rehearsal.rehearse import fed
 from tests.support.rehearsals import words
 
 CUDA = torch.device("cuda", 0)

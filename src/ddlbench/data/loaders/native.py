@@ -25,7 +25,7 @@ from ddlbench.data.loaders.cores import default_workers
 from ddlbench.data.loaders.replica_feed import Key, ReplicaFeed
 from ddlbench.errors import RunError, UserError
 from ddlbench.job import Model
-from ddlbench.measure.devices.allocator import keep_freed_memory
+from ddlbench.measure.devices.memory import keep_freed_memory
 
 TO_THE_JOB = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 # Imported once by the server: besides what reads samples, what every worker's copy of the main module imports.
@@ -199,7 +199,7 @@ def begin_worker(_: int) -> None:
     """
     for name in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1):
         signal.signal(name, signal.SIG_IGN)
-    faulthandler.register(signal.SIGUSR2, file=2)  # where it is, when its rank has waited too long (run/stacks.py)
+    faulthandler.register(signal.SIGUSR2, file=2)  # where it is, when its rank has waited too long (run/signals.py)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, TO_THE_JOB)
     keep_freed_memory()

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch.profiler import record_function
 
-from ddlbench.measure.devices.thread import waited_awake
+from ddlbench.measure.devices.usage import waited_awake
 from ddlbench.measure.profiling.spans import profiling
 
 NAME = "horovod:all_reduce"

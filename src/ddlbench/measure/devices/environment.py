@@ -18,6 +18,7 @@ from torch.cuda import nccl
 import ddlbench
 from ddlbench.cores import allowed_cores
 from ddlbench.credentials import may_hold_credential
+from ddlbench.ranks.launchers import SETTING_VARIABLES
 
 T = TypeVar("T")
 
@@ -29,9 +30,9 @@ PACKAGES = (
 # Prefixes of the variables that libraries, networks and schedulers read: no others are recorded, and of these none that
 # may hold a credential or something private. README.md documents this: change it there too.
 PREFIXES = (
-    "CUBLAS_", "CUDA_", "CUDNN_", "DDLBENCH_", "DS_", "FI_", "GLOO_", "GOMP_", "HOROVOD_", "KMP_", "LD_PRELOAD",
-    "MALLOC_", "MKL_", "NCCL_", "NVIDIA_TF32_OVERRIDE", "OMPI_", "OMP_", "PYTORCH_", "SLURM_", "TCMALLOC_",
-    "TORCHINDUCTOR_", "TORCH_", "TRITON_", "UCX_",
+    *SETTING_VARIABLES,
+    "CUBLAS_", "CUDA_", "CUDNN_", "DDLBENCH_", "DS_", "FI_", "GLOO_", "GOMP_", "KMP_", "LD_PRELOAD", "MALLOC_", "MKL_",
+    "NCCL_", "NVIDIA_TF32_OVERRIDE", "OMP_", "PYTORCH_", "TCMALLOC_", "TORCHINDUCTOR_", "TORCH_", "TRITON_", "UCX_",
     "HIP_", "HSA_", "MIOPEN_", "RCCL_", "ROCR_",  # of AMD GPUs
 )  # fmt: skip
 SECRETS = (
@@ -53,8 +54,8 @@ def machine(device: torch.device) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda,
-        "nccl": known(nccl_version),
-        "packages": packages(),
+        "nccl": known(lambda: ".".join(map(str, nccl.version()))),
+        "packages": {name: found for name in PACKAGES if (found := known(lambda name=name: metadata.version(name)))},
         "hostname": platform.node(),
         "kernel": platform.release(),
         "cpu_model": known(cpu_model),
@@ -75,16 +76,6 @@ def known(read: Callable[[], T]) -> T | None:
         return read()
     except Exception:
         return None
-
-
-def packages() -> dict[str, str]:
-    """Versions of the libraries that are installed."""
-    versions = {name: known(lambda name=name: metadata.version(name)) for name in PACKAGES}
-    return {name: version for name, version in versions.items() if version is not None}
-
-
-def nccl_version() -> str:
-    return ".".join(str(part) for part in nccl.version())
 
 
 def source(package: Path) -> dict[str, Any]:

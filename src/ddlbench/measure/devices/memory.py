@@ -1,8 +1,12 @@
-"""Peak memory of one rank: allocated and reserved by the allocator, in use on the device, resident on the host."""
+"""Peak memory of one rank: allocated and reserved by the allocator, in use on the device, resident on the host.
+And the C library's heap on the CPU."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import os
+import platform
 import resource
 from pathlib import Path
 
@@ -18,6 +22,8 @@ PEAKS = (
     "allocator_retries",
 )
 BY_STAGE = ("memory_allocated_peak_bytes", "memory_host_peak_bytes")  # of a pipeline: stages differ in what they hold
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
+LARGEST_ON_THE_HEAP = 32 * 2**20  # glibc takes no larger threshold on 64 bits: above it each block is the kernel's
 
 
 def reset_peaks(device: torch.device) -> None:
@@ -49,3 +55,24 @@ def _host_peak() -> int:
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
     except (OSError, StopIteration):
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def keep_freed_memory() -> bool:
+    """Return free memory to the kernel now, so that no peak counts it, and let glibc keep freed memory from now on: the
+    next step reuses the memory that a step frees, without the kernel. False if nothing was done: another C library, or
+    the user has set MALLOC_ variables or GLIBC_TUNABLES.
+
+    glibc returns freed memory to the kernel above a threshold, which changes during the process. Whether a training
+    step then pays thousands of page faults depends on the order of allocations long before it, not on the framework:
+    4 % of a small ResNet-50 step, in one process and not in another that does the same.
+    """
+    chosen = [name for name in os.environ if name.startswith("MALLOC_") or name == "GLIBC_TUNABLES"]
+    if chosen or platform.libc_ver()[0] != "glibc":
+        return False
+    libc = ctypes.CDLL(None)
+    libc.malloc_trim(0)
+    return bool(
+        libc.mallopt(M_MMAP_THRESHOLD, LARGEST_ON_THE_HEAP)
+        # The largest value of the C type `int`.
+        and libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+    )

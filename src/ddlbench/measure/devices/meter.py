@@ -12,10 +12,9 @@ from typing import Any
 import torch
 
 from ddlbench.measure.devices.environment import known
-from ddlbench.measure.devices.load import Load, family_seconds
 from ddlbench.measure.devices.nvml import GpuState, gpu_state_reader, joules, throttling
 from ddlbench.measure.devices.rapl import READ_EVERY_S, Rapl
-from ddlbench.measure.devices.thread import thread_seconds
+from ddlbench.measure.devices.usage import Load, family_seconds, thread_seconds
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,10 @@ def gpu_state_reader(device: torch.device) -> Callable[[], GpuState] | None:
             None if sliced else known(lambda: library.nvmlDeviceGetTotalEnergyConsumption(handle)),
             known(lambda: library.nvmlDeviceGetClockInfo(handle, library.NVML_CLOCK_SM)),
             known(lambda: _reasons(library, handle)),
-            {number: known(lambda number=number: _lowered(library, handle, number)) for number in POLICIES},
+            {
+                policy: known(lambda policy=policy: library.nvmlDeviceGetViolationStatus(handle, policy).violationTime)
+                for policy in POLICIES
+            },
         )
 
     return read
@@ -69,10 +72,6 @@ def _reasons(library: Any, handle: Any) -> int:
     """nvml.h renamed throttle reasons to event reasons; older drivers and packages know the older name alone."""
     new = known(lambda: library.nvmlDeviceGetCurrentClocksEventReasons(handle))
     return new if new is not None else library.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
-
-
-def _lowered(library: Any, handle: Any, policy: int) -> int:
-    return library.nvmlDeviceGetViolationStatus(handle, policy).violationTime
 
 
 def joules(before: GpuState, after: GpuState) -> float | None:

@@ -1,11 +1,107 @@
-"""CPU time of a rank and its loader workers, and the bytes that they read with system calls."""
+"""What the kernel counts of a process, of its training thread and of its node: CPU time, bytes that were read, and how
+busy the node is with other work."""
 
 from __future__ import annotations
 
+import os
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+from ddlbench.measure.devices.environment import known
+
+PROC = Path("/proc")
+HZ = os.sysconf("SC_CLK_TCK")  # ticks a second
+BUSY = (0, 1, 2, 5, 6)  # user nice system irq softirq
+_awake_s = 0.0  # of the training thread, the only one that waits in this way
+
+
+@dataclass(frozen=True)
+class Load:
+    """One node at one moment; None for what its kernel does not report.
+
+    load:     load average of one minute / cores of the node
+    pressure: share of the last 10 s in which some process waited for a core
+    stolen, busy, ticks: time of all cores since the node's start: what the hypervisor gave to others, what processes
+              computed, and all of it
+    own_s:    seconds of a core that the processes of the run's ranks on this node computed, since their starts
+    """
+
+    load: float | None
+    pressure: float | None
+    stolen: int | None
+    ticks: int | None
+    busy: int | None = None
+    own_s: float | None = None
+
+    @classmethod
+    def now(cls, proc: Path = PROC) -> Load:
+        ticks = known(lambda: _ticks(proc / "stat"))
+        return cls(
+            load=known(lambda: float((proc / "loadavg").read_text().split()[0]) / (os.cpu_count() or 1)),
+            pressure=known(lambda: _some_avg10(proc / "pressure" / "cpu")),
+            stolen=ticks[7] if ticks else None,
+            ticks=sum(ticks[:8]) if ticks else None,
+            busy=sum(ticks[state] for state in BUSY) if ticks else None,
+        )
+
+    def steal_share(self, earlier: Load) -> float | None:
+        """The share of the cores' time since `earlier` that the hypervisor gave to others."""
+        if self.ticks is None or earlier.ticks is None or self.stolen is None or earlier.stolen is None:
+            return None
+        passed = self.ticks - earlier.ticks
+        return max(0, self.stolen - earlier.stolen) / passed if passed > 0 else None
+
+    def others_share(self, earlier: Load) -> float | None:
+        """The share of the cores' time since `earlier` that processes outside the run used."""
+        if self.ticks is None or self.busy is None or self.own_s is None:
+            return None
+        if earlier.ticks is None or earlier.busy is None or earlier.own_s is None:
+            return None
+        passed, of_run = self.ticks - earlier.ticks, (self.own_s - earlier.own_s) * HZ
+        return max(0.0, self.busy - earlier.busy - of_run) / passed if passed > 0 else None
+
+
+def family_seconds(proc: Path = PROC, process: str = "self") -> float:
+    """Seconds of a core that a process, its living children and those that it has waited for computed since their
+    starts. Raises OSError where the kernel does not say which children it has."""
+    folder = proc / process
+    words = (folder / "stat").read_text().rpartition(")")[2].split()
+    seconds = sum(map(int, words[11:15])) / HZ  # utime stime cutime cstime (proc(5)), after pid and (name)
+    lists = list(folder.glob("task/*/children"))
+    if not lists:
+        raise FileNotFoundError(f"{folder}/task/*/children")
+    for child in (child for children in lists for child in children.read_text().split()):
+        seconds += known(lambda child=child: family_seconds(proc, child)) or 0.0  # it may end meanwhile
+    return seconds
+
+
+def _ticks(stat: Path) -> list[int]:
+    """user nice system idle iowait irq softirq steal guest guest_nice (proc(5)); guests' time is in user and nice."""
+    return [int(word) for word in stat.read_text().splitlines()[0].split()[1:]]
+
+
+def _some_avg10(pressure: Path) -> float:
+    """The line `some avg10=1.23 avg60=... avg300=... total=...`, in percent."""
+    words = pressure.read_text().splitlines()[0].split()
+    assert words[0] == "some"
+    return float(words[1].removeprefix("avg10=")) / 100
+
+
+def thread_seconds() -> float:
+    """Seconds since the start of this thread, the training thread, in which it computed, or was ready and waited for a
+    core. Waiting for another rank or for a disk is not in it, nor sleep. Raises OSError where the kernel does not
+    say."""
+    computed, waited, _ = Path(f"/proc/self/task/{threading.get_native_id()}/schedstat").read_text().split()
+    return (int(computed) + int(waited)) / 1e9 - _awake_s
+
+
+def waited_awake(seconds: float) -> None:
+    """The training thread waited so long for others by asking without a pause: the kernel counts it as computing."""
+    global _awake_s
+    _awake_s += seconds
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,11 @@ import platform
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, TypeAlias
+from typing import Any
 
 from ddlbench.job import Job, Place
 from ddlbench.measure.profiling.intervals import Interval, Intervals, difference, intersection, length, union
 from ddlbench.measure.profiling.spans import BACKWARD, COMMUNICATE, DATA, FORWARD, UPDATE, WAIT, WINDOW
-
-PartAt: TypeAlias = Callable[[int | None], str]  # a time in nanoseconds -> the part of the step
 
 PARTS = (FORWARD, BACKWARD, UPDATE, COMMUNICATE, DATA)
 COLLECTIVES = ("gloo:", "mpi:", "horovod:")  # on the host
@@ -148,18 +146,21 @@ def is_communication(event: Event, on_device: bool) -> bool:
     return event.name.startswith("nccl") if on_device else event.name.startswith(COLLECTIVES)
 
 
-def _takes_time(event: Event, on_device: bool) -> bool:
-    """Whether the time of an event is communication."""
-    calls = event.name.startswith(CALLS) and not on_device
-    return calls or (is_communication(event, on_device) and event.name != SEND)
-
-
 def divide(events: Sequence[Event], on_device: bool) -> Seconds:
     """Divide the time of the span WINDOW."""
     spans = {part: union((e.begin, e.end) for e in events if e.name == part and not e.device) for part in PARTS}
     window = union((event.begin, event.end) for event in events if event.name == WINDOW and not event.device)
-    communication = intersection(union((e.begin, e.end) for e in events if _takes_time(e, on_device)), window)
-    work = _work_by_part(events, on_device, _part_finder(spans))
+    communicating: list[Interval] = []
+    work: dict[str, list[Interval]] = {}  # when the device computed or copied, by the part of the step that launched it
+    part_at = _part_finder(spans)
+    for event in events:
+        sent = is_communication(event, on_device)
+        if (sent and event.name != SEND) or (not on_device and event.name.startswith(CALLS)):
+            communicating.append((event.begin, event.end))
+        elif event.device == on_device and not sent and (on_device or event.name.startswith(OPERATORS)):
+            launched = event.launched if on_device else event.begin
+            work.setdefault(part_at(launched), []).append((event.begin, event.end))
+    communication = intersection(union(communicating), window)
     computed: Intervals = []
     lengths: dict[str, int] = {}
     for part in (FORWARD, BACKWARD, UPDATE, "other"):
@@ -169,36 +170,12 @@ def divide(events: Sequence[Event], on_device: bool) -> Seconds:
     exposed = difference(communication, computed)
     data = difference(intersection(union([*spans[DATA], *work.get(DATA, [])]), window), union([*computed, *exposed]))
     idle = length(window) - length(computed) - length(exposed) - length(data)
-    return Seconds(
-        window_s=length(window) / 1e9,
-        forward_s=lengths[FORWARD] / 1e9,
-        backward_s=lengths[BACKWARD] / 1e9,
-        update_s=lengths[UPDATE] / 1e9,
-        other_s=lengths["other"] / 1e9,
-        communication_s=length(communication) / 1e9,
-        exposed_s=length(exposed) / 1e9,
-        data_s=length(data) / 1e9,
-        idle_s=idle / 1e9,
-    )
+    parts = (length(window), *lengths.values(), length(communication), length(exposed), length(data), idle)
+    return Seconds(*(nanoseconds / 1e9 for nanoseconds in parts))
 
 
-def _work_by_part(
-    events: Sequence[Event], on_device: bool, part_at: Callable[[int | None], str]
-) -> dict[str, list[Interval]]:
-    """When the device computed or copied, by the part of the step that launched it."""
-    by_part: dict[str, list[Interval]] = {}
-    for event in events:
-        if event.device != on_device or is_communication(event, on_device):
-            continue
-        if not (on_device or event.name.startswith(OPERATORS)):
-            continue
-        launched = event.launched if on_device else event.begin
-        by_part.setdefault(part_at(launched), []).append((event.begin, event.end))
-    return by_part
-
-
-def _part_finder(spans: dict[str, Intervals]) -> PartAt:
-    """The part of the step at a time, "other" where that is not known. Spans are not nested."""
+def _part_finder(spans: dict[str, Intervals]) -> Callable[[int | None], str]:
+    """Gives the part of the step at a time, "other" where that is not known. Spans are not nested."""
     ordered = sorted((begin, end, part) for part, intervals in spans.items() for begin, end in intervals)
     begins = [begin for begin, _, _ in ordered]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,17 +50,14 @@ class Profiler:
 def plain_events(events: Sequence[Any]) -> list[Event]:
     """Events from torch's `_KinetoEvent`. An event of the device names the operator that launched it by its number
     (`linked_correlation_id`). Spans of the host that are drawn on the device again are left out."""
-    host = [event for event in events if _on_host(event)]
-    begins = {event.correlation_id(): event.start_ns() for event in host if not event.linked_correlation_id()}
-    return [_plain(event, begins) for event in events if _on_host(event) or not event.is_user_annotation()]
-
-
-def _on_host(event: Any) -> bool:
-    return event.device_type().name == "CPU"
-
-
-def _plain(event: Any, begins: Mapping[int, int]) -> Event:
-    begin = event.start_ns()
-    device = not _on_host(event)
-    launched = begins.get(event.linked_correlation_id()) if device else None
-    return Event(event.name(), begin, begin + event.duration_ns(), device, launched)
+    begins: dict[int, int] = {}
+    for event in events:
+        if event.device_type().name == "CPU" and not event.linked_correlation_id():
+            begins[event.correlation_id()] = event.start_ns()
+    plain: list[Event] = []
+    for event in events:
+        begin, device = event.start_ns(), event.device_type().name != "CPU"
+        launched = begins.get(event.linked_correlation_id()) if device else None
+        if not (device and event.is_user_annotation()):
+            plain.append(Event(event.name(), begin, begin + event.duration_ns(), device, launched))
+    return plain

@@ -28,7 +28,8 @@ from ddlbench.oracle.counts.counts import Amount, Block, Counts, Line, Numbers, 
 from ddlbench.oracle.counts.operations import Observer, Operation, saved_bytes
 from ddlbench.ranks.fake.fake import fake_world
 from ddlbench.recipe.losses import make_loss
-from ddlbench.rehearsal.observed import identity, size
+from ddlbench.rehearsal.observed import size
+from ddlbench.rehearsal.storages import identity
 
 SAMPLES = (2, 4)  # BatchNorm refuses one value a channel
 _counted = dict[object, Counts]()

@@ -131,20 +131,13 @@ def _index(tensor: Tensor) -> int:
 
 
 def _is(kind: str) -> property:
-    def get(tensor: Tensor) -> bool:
-        return tensor.device.type == kind
-
-    return property(get)
-
-
-def _local_device(tensor: Any) -> torch.device:
-    return tensor._local_tensor.device
+    return property(lambda tensor: tensor.device.type == kind)
 
 
 ANSWERS: tuple[Answer, ...] = (
     (Tensor, "_make_subclass", staticmethod(_make_subclass(Tensor._make_subclass))),  # pyright: ignore
     (torch._C, "_group_tensors_by_device_and_dtype", _grouped(torch._C._group_tensors_by_device_and_dtype)),  # pyright: ignore
-    (DTensor, "device", property(_local_device)),
+    (DTensor, "device", property(lambda tensor: tensor._local_tensor.device)),
     *((kind, "get_device", _index) for kind in (FakeTensor, DTensor)),
     *((kind, f"is_{name}", _is(name)) for kind in (FakeTensor, DTensor) for name in ("cuda", "meta")),
 )

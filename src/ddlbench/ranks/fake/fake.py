@@ -8,21 +8,25 @@ device.py replace what torch asks of a real device, the adapters (`fake_answers`
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Protocol, runtime_checkable
 from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp._fully_shard import _fsdp_param  # pyright: ignore[reportPrivateUsage]
+from torch.futures import Future
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from ddlbench.ranks.fake import backward as fake_backward
 from ddlbench.ranks.fake import cuda as fake_cuda
-from ddlbench.ranks.fake import reducer as fake_reducer
-from ddlbench.ranks.fake.answers import Answer
+from ddlbench.ranks.fake.answers import Answer, returning
 from ddlbench.ranks.fake.device import fake_device
 
 
@@ -90,11 +94,84 @@ class _Chunks:
         return self.tensor.narrow(self.dim, start, min(self.size, length - start))
 
 
+class _RealIntegers(TorchDispatchMode):
+    """Tensors of int32 that are created in this mode are real and on the CPU."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        if given and all(tensor.dtype == torch.int32 and not isinstance(tensor, FakeTensor) for tensor in given):
+            with unset_fake_temporarily():
+                return func(*args, **kwargs)
+        if not given and kwargs.get("dtype") == torch.int32:
+            with unset_fake_temporarily():
+                return func(*args, **{**kwargs, "device": torch.device("cpu")})
+        return func(*args, **kwargs)
+
+
+class _Done:
+    """The work of a collective that has ended."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    def wait(self, *_: object) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    def get_future(self) -> Future[list[Tensor]]:
+        future: Future[list[Tensor]] = Future()
+        future.set_result([self.tensor])
+        return future
+
+
+def _all_reduce(send: Callable[..., Any]) -> Callable[..., Any]:
+    """An all-reduce with a future that holds the result, like that of a real group."""
+
+    def call(tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        work = send(tensor, *args, **kwargs)
+        return None if work is None else _Done(tensor)
+
+    return call
+
+
+def _pre_forward(prepare: Callable[..., Any]) -> Callable[..., Any]:
+    """DDP's preparation of a forward pass, with the hook in Python from the first forward pass on."""
+
+    def call(model: Any, *inputs: Any, **kwargs: Any) -> Any:
+        with suppress(RuntimeError):  # there is one: the framework's own, or this one
+            hook, group = allreduce_hook, model.process_group
+            dist._register_comm_hook(model.reducer, group, hook)  # pyright: ignore
+        return prepare(model, *inputs, **kwargs)
+
+    return call
+
+
+def _rebuild(rebuild: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    def call(reducer: Any) -> bool:
+        with _RealIntegers():
+            return rebuild(reducer)
+
+    return call
+
+
+MODEL: Any = DistributedDataParallel
+REDUCER: Any = dist.Reducer  # pyright: ignore
 ANSWERS: tuple[Answer, ...] = (
     (_fsdp_param, "_chunk_with_empty", _Chunks),
     (torch.utils, "swap_tensors", _swap),
     (DeviceMesh, "__init__", _with_real_tensors(DeviceMesh.__init__)),
     (DeviceMesh, "from_group", _with_real_tensors(DeviceMesh.from_group)),
-    *fake_reducer.ANSWERS,
+    # DDP's reducer is torch's, in C++. It sends by torch's hook in Python, because the built-in one needs a result that
+    # the fake process group does not give. It can read the numbers that ranks exchange about their buckets. Its method
+    # `prepare_for_forward` only starts a timer of the device.
+    (MODEL, "_pre_forward", _pre_forward(MODEL._pre_forward)),
+    (REDUCER, "prepare_for_forward", returning(None)),
+    (REDUCER, "_rebuild_buckets", _rebuild(REDUCER._rebuild_buckets)),
+    (dist, "all_reduce", _all_reduce(dist.all_reduce)),
+    # A future asks for the devices of its tensors; the memory of a fake tensor is on no device.
+    (torch._jit_internal, "_extract_tensors", returning(list[Tensor]())),  # pyright: ignore
     *fake_backward.ANSWERS,
 )

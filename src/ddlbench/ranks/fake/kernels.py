@@ -79,25 +79,18 @@ def _autocast(name: str, cast: _Cast) -> Callable[..., Any]:
             if name in TYPED:
                 dtype = torch.float32 if eligible(args[0]) else args[0].dtype
                 return getattr(aten.norm, TYPED[name])(**_by_name(operation, args, kwargs), dtype=dtype)
-            if packet in RESULT:
-                return operation(**_with_dtype(operation, args, kwargs))
-            dtype = _wanted(packet, (args, kwargs))
+            if packet in RESULT:  # in fp32, unless the arguments name another type
+                given = _by_name(operation, args, kwargs)
+                if eligible(args[0]) and given.get("dtype") is None:
+                    given["dtype"] = torch.float32
+                return operation(**given)
+            lower, cast_leaves = torch.get_autocast_dtype("cuda"), filter(eligible, tree_leaves((args, kwargs)))
+            widest = packet in WIDEST and all(leaf.dtype == lower for leaf in cast_leaves)
+            dtype = lower if packet in LOWER or widest else torch.float32
             args, kwargs = tree_map(lambda leaf: cast(leaf, dtype) if eligible(leaf) else leaf, (args, kwargs))
             return operation(*args, **kwargs)
 
     return call
-
-
-def _wanted(packet: str, given: Any) -> torch.dtype:
-    lower = torch.get_autocast_dtype("cuda")
-    widest = packet in WIDEST and all(leaf.dtype == lower for leaf in tree_leaves(given) if eligible(leaf))
-    return lower if packet in LOWER or widest else torch.float32
-
-
-def _with_dtype(operation: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    """The arguments with a result in fp32, unless they name another type."""
-    given = _by_name(operation, args, kwargs)
-    return {**given, "dtype": torch.float32} if eligible(args[0]) and given.get("dtype") is None else given
 
 
 def _by_name(operation: Any, args: Any, kwargs: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What this machine can give to one rank, and dry runs for another machine."""
+"""Before a run: what this machine can give to one rank, dry runs for another machine, and torch's global switches."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
+from ddlbench.config.schema import Train
 from ddlbench.data.feed import Loader
 from ddlbench.errors import UserError
 
@@ -34,3 +35,19 @@ def planned_device(dryrun: bool, env: Mapping[str, str] = os.environ) -> torch.d
     if kind not in ("cuda", "cpu") or not dryrun:
         raise UserError(f"DDLBENCH_PLAN={kind} goes with dryrun=true and is cuda or cpu: unset it to run")
     return torch.device(kind, 0) if kind == "cuda" else torch.device(kind)
+
+
+def set_switches(train: Train, device: torch.device) -> None:
+    """Set torch's global switches; measure/devices/environment.py records them."""
+    if device.type == "cpu":
+        torch.set_num_threads(train.threads_per_rank)
+    else:  # torch's own default is TF32 for convolutions and fp32 for matrix products
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = train.tf32
+        torch.backends.cudnn.benchmark = train.cudnn_benchmark is not False and not train.deterministic
+    if not train.deterministic:
+        return
+    # Every run on the same devices gives the same bits; an operation without a deterministic algorithm ends the run.
+    # cuBLAS reads its variable at its first use: before any work on a device. A value that the user has set stays.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # one of the two values that CUDA's documentation names
+    torch.backends.cudnn.deterministic = True
+    torch.use_deterministic_algorithms(True)

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ddlbench.job import Place
-from ddlbench.ranks.stop import Stop
-from ddlbench.run.assembly import make_run
+from ddlbench.ranks.boundary import Stop
+from ddlbench.run.attempt import make_run
 from tests.support.simulated_run import job_of
 
 
