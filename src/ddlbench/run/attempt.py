@@ -9,7 +9,8 @@ from contextlib import ExitStack
 
 import torch
 
-from ddlbench.config.schema import Config, Train
+from ddlbench.config.keys import Train
+from ddlbench.config.schema import Config
 from ddlbench.data.staging import node_storage
 from ddlbench.errors import PeerFailed, RunError, Unavailable, Unsupported, UserError
 from ddlbench.job import Job
