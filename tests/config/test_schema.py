@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ddlbench.config.checkpoint import Checkpoint
 from ddlbench.config.choices import choices, conf_dir, keys
-from ddlbench.config.schema import GROUPS, Train
+from ddlbench.config.keys import Checkpoint, Train
+from ddlbench.config.schema import GROUPS
 from ddlbench.errors import UserError
 from ddlbench.job import Framework
 from tests.support.runs import composed

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ddlbench.config.checkpoint import Checkpoint
+from ddlbench.config.keys import Checkpoint
 from ddlbench.config.schema import Config
 from ddlbench.data.feed import Request
 from ddlbench.frameworks.ddp import DDP

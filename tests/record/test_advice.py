@@ -14,7 +14,8 @@ import torch
 
 from ddlbench.config.compose import configuration, configurations
 from ddlbench.config.job import make_job
-from ddlbench.config.schema import Config, Train
+from ddlbench.config.keys import Train
+from ddlbench.config.schema import Config
 from ddlbench.data.loaders.cores import few_cores
 from ddlbench.errors import UserError
 from ddlbench.job import Job

@@ -35,7 +35,11 @@ def help_text(words: Sequence[str]) -> str:
     chosen = {group: given.get(group, DEFAULTS.get(group, "")) for group in GROUPS}
     lines = [HEAD.format(version=ddlbench.__version__)]
     for group in GROUPS:
-        lines += [f"{'+' if group not in DEFAULTS else ''}{group}=NAME", *_choices(group), ""]
+        lines.append(f"{'+' if group not in DEFAULTS else ''}{group}=NAME")
+        for choice in choices(group):
+            default = " (default)" if DEFAULTS.get(group) == choice else ""
+            lines += _row(f"{choice}{default}", title(group, choice))
+        lines.append("")
     lines += ["Keys, each with its default", *_keys("", ".", "config"), ""]
     for group, choice in chosen.items():
         if choice in choices(group):
@@ -43,11 +47,6 @@ def help_text(words: Sequence[str]) -> str:
         else:
             lines += [f"Keys of {group}: give --help +{group}=NAME", ""]
     return "\n".join(lines)
-
-
-def _choices(group: str) -> Iterator[str]:
-    for choice in choices(group):
-        yield from _row(f"{choice}{' (default)' if DEFAULTS.get(group) == choice else ''}", title(group, choice))
 
 
 def _keys(prefix: str, group: str, choice: str) -> Iterator[str]:

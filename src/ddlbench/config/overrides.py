@@ -63,13 +63,22 @@ def check_words(words: Sequence[str]) -> dict[str, str]:
     chosen: dict[str, str] = {}
     for word in words:
         override = parsed(word)
-        key = override.key_or_group
         _check_word(word, override)
-        if key in GROUPS:
-            _check_choice(word, override)
-            if key in chosen:
-                raise UserError(f"{chosen[key]} and {word}: one run has one {key}, give it once")
-            chosen[key] = word
+        group = override.key_or_group
+        if group not in GROUPS:
+            continue
+        value = override.value()
+        if not isinstance(value, str | int) or not re.fullmatch(r"\w[\w.-]*", name := str(value)) or ".." in name:
+            raise UserError(
+                f"{shown(word)} is no choice of one {group}: give {choose(group, 'NAME')}, "
+                f"one of {', '.join(choices(group))}"
+            )
+        if override.is_add() != (group in ADDED):
+            why = "it has no default" if group in ADDED else "it has a default, which this replaces"
+            raise UserError(f"{shown(word)}: write {choose(group, name)} ({why})")
+        if group in chosen:
+            raise UserError(f"{chosen[group]} and {word}: one run has one {group}, give it once")
+        chosen[group] = word
     return chosen
 
 
@@ -119,15 +128,3 @@ def _check_word(word: str, override: Override) -> None:
             f"{shown(word)} gives several values: start one run each (scripts/slurm/scaling.sh starts many), "
             "or write [a,b] for a list"
         )
-
-
-def _check_choice(word: str, override: Override) -> None:
-    group, value = override.key_or_group, override.value()
-    if not isinstance(value, str | int) or not re.fullmatch(r"\w[\w.-]*", name := str(value)) or ".." in name:
-        raise UserError(
-            f"{shown(word)} is no choice of one {group}: give {choose(group, 'NAME')}, "
-            f"one of {', '.join(choices(group))}"
-        )
-    if override.is_add() != (group in ADDED):
-        why = "it has no default" if group in ADDED else "it has a default, which this replaces"
-        raise UserError(f"{shown(word)}: write {choose(group, name)} ({why})")

@@ -44,16 +44,12 @@ def check(key: str, value: Any) -> None:
     elif isinstance(value, str):
         _check_text(key, value)
     elif isinstance(value, int | float):  # True and False too, which are always small enough
-        _check_number(key, value)
-
-
-def _check_number(key: str, value: float) -> None:
-    if isinstance(value, float) and not math.isfinite(value):
-        raise UserError(f"{key}={value} is not a finite number: give a number, or null where the key may have none")
-    default = LARGEST_SIZE if key.startswith("model.") else LARGEST_INTEGER
-    largest = LARGEST.get(key, default if isinstance(value, int) else math.inf)
-    if abs(value) > largest:
-        raise UserError(f"{key}={shown(value)} is too large: give at most {largest}")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"{key}={value} is not a finite number: give a number, or null where the key may have none")
+        default = LARGEST_SIZE if key.startswith("model.") else LARGEST_INTEGER
+        largest = LARGEST.get(key, default if isinstance(value, int) else math.inf)
+        if abs(value) > largest:
+            raise UserError(f"{key}={shown(value)} is too large: give at most {largest}")
 
 
 def _check_text(key: str, text: str) -> None:

@@ -11,6 +11,7 @@ import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -21,7 +22,6 @@ import ddlbench
 from ddlbench.config.choices import choices
 from ddlbench.config.compose import configuration, configurations, quiet, refusal
 from ddlbench.config.job import make_job
-from ddlbench.config.schema import Config
 from ddlbench.doctor.machine import Line, launchers, limits, links, size
 from ddlbench.errors import RunError, Unavailable, Unsupported
 from ddlbench.measure.devices.environment import environment, gpu, known
@@ -79,7 +79,9 @@ def framework(name: str, launch: Launch, device: torch.device) -> Line:
     """Whether its check accepts the probe, at the ranks of this launch or else at some."""
     try:
         config = configuration(f"+framework={name}", *PROBE)
-        refusals = [refused(config, ranks, launch, device) for ranks in worlds(launch)]
+        worlds = RANKS if launch.world_size == 1 else (launch.world_size,)
+        jobs = [make_job(config, replace(launch, world_size=ranks), device) for ranks in worlds]
+        refusals = [refusal(partial(config.framework.check, job)) for job in jobs]
         if None not in refusals:
             return name, "unsupported here", str(refusals[0])
         return name, f"runs, {version(config.framework)}" + (", on more ranks than one" if refusals[0] else ""), ""
@@ -87,15 +89,6 @@ def framework(name: str, launch: Launch, device: torch.device) -> Line:
         return name, "unavailable", str(error)
     except Exception as error:
         return name, "broken", _line(error)
-
-
-def worlds(launch: Launch) -> Sequence[int]:
-    return RANKS if launch.world_size == 1 else (launch.world_size,)
-
-
-def refused(config: Config, ranks: int, launch: Launch, device: torch.device) -> str | None:
-    """Why so many ranks cannot run it, None where they can."""
-    return refusal(lambda: config.framework.check(make_job(config, replace(launch, world_size=ranks), device)))
 
 
 def loaders() -> list[Line]:
@@ -137,22 +130,15 @@ def devices(facts: Mapping[str, Any]) -> list[Line]:
         ("cpu", f"{facts['cpu_model'] or 'unknown model'}, {cpus} cores{' ' + bound if bound else ''}", ""),
         ("memory", size(facts["memory_total_bytes"]), ""),
     ]
-    rows += [_gpu(index) for index in range(facts["gpu_count"] or 0)]
+    for index in range(facts["gpu_count"] or 0):
+        found = gpu(torch.device("cuda", index))
+        model, total = found["gpu_model"] or "unknown model", size(found["gpu_memory_total_bytes"] or 0)
+        parts = [model, total, f"driver {found['driver']}", f"{found['gpu_power_limit_w']} W at most"]
+        rows.append((f"gpu {index}", ", ".join(text for text in parts if "None" not in text), ""))
     if not facts["gpu_count"]:
         why = "" if torch.version.cuda else "this torch is built without CUDA and cannot use a GPU"
         rows.append(("gpu", "none visible: ranks compute on the CPU and communicate over gloo", why))
     return rows
-
-
-def _gpu(index: int) -> Line:
-    facts = gpu(torch.device("cuda", index))
-    parts = [
-        facts["gpu_model"] or "unknown model",
-        size(facts["gpu_memory_total_bytes"] or 0),
-        f"driver {facts['driver']}",
-        f"{facts['gpu_power_limit_w']} W at most",
-    ]
-    return f"gpu {index}", ", ".join(text for text in parts if "None" not in text), ""
 
 
 def communication(facts: Mapping[str, Any]) -> list[Line]:

@@ -13,7 +13,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -58,7 +58,9 @@ def open_files(limit: tuple[int, int], used: int) -> Line:
 def locked_memory(limit: tuple[int, int], infiniband: Sequence[str]) -> Line:
     bites = limit[0] != resource.RLIM_INFINITY and bool(infiniband)
     remark = "InfiniBand locks its buffers in memory and will fail: ulimit -l unlimited" if bites else ""
-    return "locked memory (ulimit -l)", _limit(limit, size), remark
+    # The soft limit, and the hard one where it can be raised.
+    soft, hard = ("unlimited" if number == resource.RLIM_INFINITY else size(number) for number in limit)
+    return "locked memory (ulimit -l)", soft if soft == hard else f"{soft}, can be raised to {hard}", remark
 
 
 def shared_memory(total: int) -> Line:
@@ -184,9 +186,3 @@ def first_line(text: str) -> str:
 
 def size(count: int) -> str:
     return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / MIB:.0f} MiB"
-
-
-def _limit(limit: tuple[int, int], text: Callable[[int], str]) -> str:
-    """The soft limit, and the hard one where it can be raised."""
-    soft, hard = ("unlimited" if number == resource.RLIM_INFINITY else text(number) for number in limit)
-    return soft if soft == hard else f"{soft}, can be raised to {hard}"

@@ -74,6 +74,9 @@ class DDP:
             )
 
     def setup(self, job: Job) -> Replica:
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+        from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+
         model = build(job)
         wrapped = DistributedDataParallel(
             model,
@@ -83,45 +86,30 @@ class DDP:
             gradient_as_bucket_view=self.gradient_as_bucket_view,
             static_graph=self.static_graph,
         )
-        self._register_hook(wrapped, self._hook(job))
+        match self._hook(job):
+            case "fp16":
+                wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
+            case "bf16":
+                wrapped.register_comm_hook(None, default_hooks.bf16_compress_hook)
+            case "powersgd":
+                ranks, start = self.powersgd_rank, self.powersgd_start_step
+                wrapped.register_comm_hook(PowerSGDState(None, ranks, start), powerSGD_hook)
+            case _:
+                pass  # DDP's own all-reduce, in the gradients' type
         optimizer = job.optimizer(model.named_parameters())
         return Replica(
             job, model, optimizer, self._facts(job),
             trained=wrapped, no_sync=wrapped.no_sync, dp_group=dist.group.WORLD,
         )  # fmt: skip
 
-    def _register_hook(self, model: DistributedDataParallel, hook: str) -> None:
-        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
-
-        match hook:
-            case "fp16":
-                model.register_comm_hook(None, default_hooks.fp16_compress_hook)
-            case "bf16":
-                model.register_comm_hook(None, default_hooks.bf16_compress_hook)
-            case "powersgd":
-                state = powerSGD_hook.PowerSGDState(
-                    process_group=None,
-                    matrix_approximation_rank=self.powersgd_rank,
-                    start_powerSGD_iter=self.powersgd_start_step,
-                )
-                model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-            case _:
-                pass  # DDP's own all-reduce, in the gradients' type
-
     def _facts(self, job: Job) -> dict[str, Any]:
         hook = self._hook(job)
+        rule = "torch's own: 1 MiB first, then 25 MiB"  # the first bucket holds the last layers, which are ready first
         return {
             "bucket_cap_mb": self.bucket_cap_mb,
-            "bucket_rule": bucket_rule(self.bucket_cap_mb),
+            "bucket_rule": rule if self.bucket_cap_mb is None else f"{self.bucket_cap_mb:g} MiB, the first one too",
             "gradient_as_bucket_view": self.gradient_as_bucket_view,
             "static_graph": self.static_graph,
             "comm_hook": hook,
             "reduce_dtype": hook if hook in ("fp16", "bf16") else "fp32",
         }
-
-
-def bucket_rule(cap_mb: float | None) -> str:
-    """How large the all-reduces are. The first bucket holds the last layers, whose gradients are ready first."""
-    if cap_mb is None:
-        return "torch's own: 1 MiB first, then 25 MiB"
-    return f"{cap_mb:g} MiB, the first one too"

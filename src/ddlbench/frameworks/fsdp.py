@@ -22,7 +22,7 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
 from ddlbench.errors import Unsupported, UserError, WrongRankCount
 from ddlbench.frameworks.shared.groups import subgroup
-from ddlbench.frameworks.shared.layout import Layout
+from ddlbench.frameworks.shared.layout import Layout, divisors
 from ddlbench.frameworks.shared.meta import has_batch_norm
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction, check_shards
 from ddlbench.frameworks.shared.replica import Replica, build
@@ -51,7 +51,12 @@ class FSDP:
             raise UserError(f"framework.replicate={self.replicate} must be at least 1: 1 shards over all ranks")
 
     def check(self, job: Job) -> None:
-        self._check_replicas(job.world_size)
+        if rest := job.world_size % self.replicate:
+            nearest = min(divisors(job.world_size), key=lambda count: abs(count - self.replicate))
+            raise WrongRankCount(
+                f"framework.replicate={self.replicate} does not divide {job.world_size} ranks (rest {rest}): "
+                f"choose framework.replicate={nearest}"
+            )
         check_reduction("fsdp", job)
         check_shards(self.name, job)
         if self._scheme(job) == "policy" and has_batch_norm(job):
@@ -60,15 +65,6 @@ class FSDP:
                 "statistics, and its kernels refuse mixed types: set framework.mixed_precision=autocast"
             )
         check_alike(job, job.world_size)
-
-    def _check_replicas(self, world: int) -> None:
-        if world % self.replicate:
-            fits = [count for count in range(1, world + 1) if world % count == 0]
-            nearest = min(fits, key=lambda count: abs(count - self.replicate))
-            raise WrongRankCount(
-                f"framework.replicate={self.replicate} does not divide {world} ranks (rest {world % self.replicate}): "
-                f"choose framework.replicate={nearest}"
-            )
 
     def _scheme(self, job: Job) -> str:
         """Whether FSDP itself casts weights and activations ("policy") or autocast does. By default the policy, because
@@ -111,9 +107,8 @@ class ShardedReplica(Replica):
 
     def state(self) -> dict[str, Tensor] | None:
         self.synchronize()
-        first = self.job.rank == 0
-        state = gathered_state(self.model, keep=first)
-        return state if first else None
+        state = gathered_state(self.model, keep=self.job.rank == 0)
+        return state if self.job.rank == 0 else None
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         self.model.load_state_dict(sharded_like(self.model, state))

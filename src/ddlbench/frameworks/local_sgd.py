@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ddlbench.errors import Unsupported, UserError
-from ddlbench.frameworks.shared.batchnorm import average, average_statistics
+from ddlbench.frameworks.shared.batchnorm import average_statistics
+from ddlbench.frameworks.shared.groups import average
 from ddlbench.frameworks.shared.refusals import check_alike
 from ddlbench.frameworks.shared.replica import Replica, build
 from ddlbench.job import Batch, Job
@@ -43,9 +44,6 @@ class LocalSGD:
 
 class LocalReplica(Replica):
     """The live replica: it counts its updates since all replicas were equal."""
-
-    local_steps: int
-    updates_since_average: int
 
     def __init__(self, job: Job, model: nn.Module, local_steps: int) -> None:
         facts = {"local_steps": local_steps, "reduce_dtype": "fp32"}

@@ -14,7 +14,8 @@ from typing import Any
 
 from ddlbench.config import options, schema
 from ddlbench.config.choices import choices
-from ddlbench.config.schema import GROUPS, SECTIONS, Config, Options
+from ddlbench.config.keys import Options
+from ddlbench.config.schema import GROUPS, SECTIONS, Config
 from ddlbench.errors import RunError, Unsupported, UserError
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured.inputs import machine_of

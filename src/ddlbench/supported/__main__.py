@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ddlbench.config.compose import quiet
-from ddlbench.config.schema import BATCH_PER_GPU
+from ddlbench.config.keys import BATCH_PER_GPU
 from ddlbench.supported.survey import COMPUTING, CPU, RANKS, Change, Survey, as_it_is
 from ddlbench.supported.words import Knob, Reasons, cell, code, knobs, scope, table, title
 

@@ -10,11 +10,11 @@ from typing import Any, get_args, get_type_hints
 
 import torch
 
-from ddlbench.config.checkpoint import Checkpoint
 from ddlbench.config.choices import choices
 from ddlbench.config.compose import configuration, configurations, refusal, supports
 from ddlbench.config.job import make_job
-from ddlbench.config.schema import PRECISIONS, Config
+from ddlbench.config.keys import PRECISIONS, Checkpoint
+from ddlbench.config.schema import Config
 from ddlbench.job import Framework
 from ddlbench.ranks.launch import Launch
 from ddlbench.run.checkpoints import check_checkpoints

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ddlbench.config.choices import conf_dir
-from ddlbench.config.schema import PRECISIONS
+from ddlbench.config.keys import PRECISIONS
 
 KEY = re.compile(r"(?P<name>\w+): (?P<value>.*?)(?: # (?P<comment>.*))?")
 

@@ -16,7 +16,7 @@ from ddlbench.errors import RunError, UserError
 from ddlbench.sweep import slurm
 from ddlbench.sweep.lock import FOLDER, Owner, holder, last_job, unreadable
 from ddlbench.sweep.plan import INVALID, Cell, data_check, plan
-from ddlbench.sweep.state import FINAL, MISSING, QUEUED, RETRIES, RUNNING, Attempt, State, due
+from ddlbench.sweep.state import FINAL, MISSING, QUEUED, RETRIES, RUNNING, State, due
 from ddlbench.sweep.status import Asked, plan_lines, status_lines
 from ddlbench.sweep.study import Study, load, names
 from ddlbench.texts import printable
@@ -54,9 +54,15 @@ def _run(given: argparse.Namespace, study: Study) -> int:
     from ddlbench.record.record import writable  # torch comes with it: a mistake in the study is reported before
     from ddlbench.sweep import local
 
-    forecast = _forecast(given)
-    checked = (given.dry_run or given.slurm or given.local) and not (given.status or given.cancel)
-    check = data_check(here=given.local and not given.slurm) if checked else None
+    starts = (given.slurm or given.local) and not given.dry_run
+    asks = given.status or given.cancel
+    forecast = check = None
+    if given.cluster is not None and not starts and not asks:
+        from ddlbench.sweep.forecast import Forecast
+
+        forecast = Forecast(given.cluster)
+    if (given.dry_run or starts) and not asks:
+        check = data_check(here=given.local and not given.slurm)
     cells = plan(study, forecast.device if forecast else _device(given), check)
     state = State(Path(study.results_dir)).refresh()
     if given.cancel:
@@ -65,7 +71,7 @@ def _run(given: argparse.Namespace, study: Study) -> int:
         return _status(cells, state)
     if given.slurm or given.local:
         writable(study.results_dir)
-    if given.dry_run or not (given.slurm or given.local):
+    if not starts:
         return _show(given, study, cells, state, forecast)
     left_out = [cell for cell in cells if cell.invalid]
     if given.slurm:
@@ -79,16 +85,10 @@ def _run(given: argparse.Namespace, study: Study) -> int:
         _say(f"report: python -m ddlbench.report {shlex.quote(study.results_dir)}")
     if left_out:
         _say(f"{len(left_out)} cells cannot run: --dry-run shows why")
-    return 1 if _say_unreadable(cells, state, given.retry) or failed else 0
-
-
-def _say_unreadable(cells: Sequence[Cell], state: State, retry: str | None) -> int:
-    """Print the claims that keep cells from running although no process is known to hold them; their number."""
-    still_due = (cell for cell in cells if due(state.status(cell), retry) and not cell.invalid)
-    claims = [path for cell in still_due if (path := unreadable(state.results, cell.key))]
-    for path in claims:
+    still_due = (cell for cell in cells if due(state.status(cell), given.retry) and not cell.invalid)
+    for path in (claims := [path for cell in still_due if (path := unreadable(state.results, cell.key))]):
         _say(f"{path} holds a cell, but no sweep has written it: remove it, or start again after two minutes")
-    return len(claims)
+    return 1 if claims or failed else 0
 
 
 def _status(cells: Sequence[Cell], state: State) -> int:
@@ -119,16 +119,6 @@ def _show(
         lines += slurm.job_lines(study, [cell for cell in left if not cell.invalid], _options(given))
     _say("\n".join(lines))
     return 0
-
-
-def _forecast(given: argparse.Namespace) -> Forecast | None:
-    """Predicted times for a plan that starts nothing."""
-    starts = (given.slurm or given.local) and not given.dry_run
-    if given.cluster is None or starts or given.status or given.cancel:
-        return None
-    from ddlbench.sweep.forecast import Forecast
-
-    return Forecast(given.cluster)
 
 
 def _device(given: argparse.Namespace) -> torch.device:
@@ -181,14 +171,10 @@ def _asked(state: State, queued: slurm.Queue) -> Asked:
         if recorded in (MISSING, RUNNING):
             return MISSING if owner is None else QUEUED if owner.job and recorded == MISSING else RUNNING
         start = queued.start(owner.job) if owner else None
-        return QUEUED if start and not _begun(start, state.of(cell)) else recorded
+        begun = start and any((one.job, one.restarts) == (start.number, str(start.restarts)) for one in state.of(cell))
+        return QUEUED if start and not begun else recorded
 
     return status
-
-
-def _begun(start: slurm.Start, attempts: Sequence[Attempt]) -> bool:
-    """Whether one of a cell's attempts belongs to this start of a job."""
-    return any(one.job == start.number and one.restarts == str(start.restarts) for one in attempts)
 
 
 def _options(given: argparse.Namespace) -> slurm.Options:

@@ -46,9 +46,12 @@ def run_cells(cells: Sequence[Cell], state: State, retry: str | None, say: Say) 
     most = most_ranks()
     todo = [cell for cell in cells if cell.gpus <= most and not cell.invalid and due(state.status(cell), retry)]
     for number, cell in enumerate(todo, 1):
-        with _turn(say), _claimed(cell, state) as held:
-            # Another sweep may have run it since this one began.
-            if held is None or not due(state.refresh().status(cell), retry):
+        with _turn(say), contextlib.ExitStack() as at_end:
+            held = claim(state.results, cell.key, queued=lambda name: slurm.queue()(name))
+            if held is None:
+                continue
+            at_end.callback(held.release)
+            if not due(state.refresh().status(cell), retry):  # another sweep has run it since this one began
                 continue
             started, began = time.monotonic(), Began.now(cell, state)
             codes = run_cell(cell, state.results, held)
@@ -99,16 +102,6 @@ def _words(cell: Cell, results: Path) -> list[str]:
 
 def _log(results: Path, cell: Cell) -> Path:
     return results / FOLDER / "logs" / f"{cell.key}.log"
-
-
-@contextlib.contextmanager
-def _claimed(cell: Cell, state: State) -> Generator[Claim | None]:
-    held = claim(state.results, cell.key, queued=lambda name: slurm.queue()(name))
-    try:
-        yield held
-    finally:
-        if held is not None:
-            held.release()
 
 
 @contextlib.contextmanager
@@ -215,13 +208,8 @@ def _start(words: Sequence[str], variables: dict[str, str], log: int) -> subproc
         stderr=log,
         env=variables,
         start_new_session=True,
-        preexec_fn=_end_with_parent,
+        preexec_fn=lambda: _LIBC.prctl(1, signal.SIGTERM),  # when the sweep ends (prctl(2), PR_SET_PDEATHSIG)
     )
-
-
-def _end_with_parent() -> None:
-    """Ask the kernel, in the new process, for SIGTERM when the sweep ends (prctl(2), PR_SET_PDEATHSIG)."""
-    _LIBC.prctl(1, signal.SIGTERM)
 
 
 _LIBC = ctypes.CDLL(None)  # loaded before the fork

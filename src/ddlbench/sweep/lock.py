@@ -100,8 +100,7 @@ def last_job(results: Path, cell: str) -> str | None:
 def unreadable(results: Path, cell: str) -> Path | None:
     """The claim of a cell, if it names no owner: no sweep has written it, or one is writing it now."""
     last = _last(results, cell)
-    named = last is None or _content(last).get("released") or _owner(last)
-    return None if named else last
+    return None if last is None or _content(last).get("released") or _owner(last) else last
 
 
 def _last(results: Path, cell: str) -> Path | None:
@@ -119,13 +118,9 @@ def _held(path: Path, queued: Callable[[str], bool]) -> bool:
     if owner is None:  # its owner may be writing it now
         return _age(path) < SILENT_S
     if owner.job is not None:
-        return queued(owner.job) or _submitting(path, owner)
+        # Until `sbatch` has ended no job of the name is known: a live process may still submit it.
+        return queued(owner.job) or (_alive(path, owner) and _age(path) < SILENT_S)
     return _alive(path, owner)
-
-
-def _submitting(path: Path, owner: Owner) -> bool:
-    """Whether a live process still submits the job: until `sbatch` has ended no job of the name is known."""
-    return _alive(path, owner) and _age(path) < SILENT_S
 
 
 def _changed(path: Path, looked: float) -> bool:

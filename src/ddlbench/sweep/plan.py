@@ -68,11 +68,14 @@ def plan(study: Study, device: torch.device, check: Check | None = None) -> list
     device: of the machine that will run them
     check: raises UserError for a configuration that would not start there
     """
-    cells = {cell.key: cell for cell in _cells(study, device, check)}.values()
-    shuffled = sorted(cells, key=lambda cell: cell.key)  # independent of the order of the axes
+    cells: dict[str, Cell] = {}
+    with configurations():
+        for place, point in enumerate(study.points()):
+            cells |= {cell.key: cell for cell in _runs(study, place, point, device, check)}
+    shuffled = sorted(cells.values(), key=lambda cell: cell.key)  # independent of the order of the axes
     random.Random(study.order).shuffle(shuffled)
     ordered = sorted(shuffled, key=lambda cell: (cell.repeat, study.seeds.index(cell.seed)))
-    if ordered and all(cell.invalid for cell in ordered):
+    if all(cell.invalid for cell in ordered):
         assert ordered[0].refused
         raise UserError(f"{study.name}: no cell can run: {ordered[0].refused[1]}")
     return ordered
@@ -102,12 +105,6 @@ def data_check(here: bool) -> Check:
             raise UserError(reason)
 
     return check
-
-
-def _cells(study: Study, device: torch.device, check: Check | None) -> Iterator[Cell]:
-    with configurations():
-        for place, point in enumerate(study.points()):
-            yield from _runs(study, place, point, device, check)
 
 
 def _runs(

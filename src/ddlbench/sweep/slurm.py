@@ -134,7 +134,7 @@ def submit(study: Study, cells: Sequence[Cell], state: State, options: Options, 
     for job in planned:
         _size(study, job.cells)  # raises before anything is submitted
     for job in planned:
-        name = _name(study)
+        name = f"ddlbench-{study.name[:40].replace(' ', '_')}-{uuid.uuid4().hex[:12]}"  # that no other job has
         held = [(cell, claim(state.results, cell.key, name, queued, looked)) for cell in job.cells]
         mine = [cell for cell, one in held if one is not None]
         if not mine:
@@ -155,11 +155,6 @@ def submit(study: Study, cells: Sequence[Cell], state: State, options: Options, 
             proofs[mine[0].family] = number
         lines.append(f"job {number}: {len(mine)} of {mine[0].gpus} GPUs: {', '.join(cell.name for cell in mine)}")
     return lines
-
-
-def _name(study: Study) -> str:
-    """A name that no other job has."""
-    return f"ddlbench-{study.name[:40].replace(' ', '_')}-{uuid.uuid4().hex[:12]}"
 
 
 def cancel(name: str) -> bool:
@@ -193,9 +188,9 @@ def _sbatch(
         command += [NEXT] * (number > 0) + [*cell.words, f'results_dir="{results}"', "progress=false"]
         if len(cells) > 1 and not any(word.startswith(LIMIT) for word in cell.words):
             command.append(f"{LIMIT}{cell.limit_s}")  # that of the job is the sum: one cell must not use up the others'
+    env = {"DDLBENCH_SITE": str(_site_file(options.site))} if options.site is not None else {}
     try:
-        env = _environment(options)
-        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=env)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, env=os.environ | env)
     except (OSError, subprocess.SubprocessError) as error:
         said = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else error
         raise UserError(
@@ -224,12 +219,6 @@ def site_options(site: str | None) -> list[str]:
         return []
     lines = _site_file(site).read_text(encoding="utf-8").splitlines()
     return [word for line in lines if line.startswith(SBATCH) for word in shlex.split(line.removeprefix(SBATCH))]
-
-
-def _environment(options: Options) -> Mapping[str, str]:
-    if options.site is None:
-        return os.environ
-    return {**os.environ, "DDLBENCH_SITE": str(_site_file(options.site))}
 
 
 def _site_file(site: str) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -11,7 +11,7 @@ from statistics import median
 from typing import Any, cast
 
 from ddlbench.config.identity import added_later, measured_part
-from ddlbench.config.schema import Options
+from ddlbench.config.keys import Options
 from ddlbench.errors import STATUSES, TIME_LIMIT
 from ddlbench.foreign import Object, parse, read_bytes
 from ddlbench.heartbeat import server_time
@@ -60,7 +60,8 @@ class State:
     unreadable: set[Path] = field(default_factory=set[Path])
 
     def refresh(self) -> State:
-        for folder in _folders(self.results):
+        runs = (run for run in _directories(self.results) if not run.name.startswith("."))
+        for folder in (path for run in runs for path in _directories(run) if path.name.startswith("attempt-")):
             recorded = self.attempts.get(folder)
             if recorded is None or recorded.status == RUNNING:
                 self._read(folder)
@@ -105,14 +106,8 @@ def due(status: str, retry: str | None) -> bool:
     return status in (MISSING, RUNNING) or (retry is not None and status in RETRIES[retry])
 
 
-def _folders(results: Path) -> Iterator[Path]:
-    """results/<run>/attempt-<n>, without links: a study's results are real folders."""
-    for run in _directories(results):
-        if not run.name.startswith("."):
-            yield from (path for path in _directories(run) if path.name.startswith("attempt-"))
-
-
 def _directories(folder: Path) -> list[Path]:
+    """Without links: a study's results are real folders."""
     try:
         with os.scandir(folder) as entries:
             return sorted(Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False))
@@ -138,6 +133,9 @@ def _attempt(folder: Path, record: Object) -> Attempt:
     config, launch, times = (cast(dict[str, Any], record[name]) for name in ("config", "launch", "times"))
     before = added_later(Options) | cast(dict[str, Any], record.get("config_added_later") or {})
     start, end, gpus = str(times["start"]), times["end"], int(launch["world_size"])
+    environment = record.get("environment")
+    recorded = cast(Object, environment).get("variables") if isinstance(environment, dict) else None
+    variables = cast(Object, recorded) if isinstance(recorded, dict) else {}
     return Attempt(
         folder,
         key_of(measured_part(config, before), gpus),
@@ -147,13 +145,7 @@ def _attempt(folder: Path, record: Object) -> Attempt:
         max(0.0, (datetime.fromisoformat(end) - datetime.fromisoformat(start)).total_seconds()) if end else None,
         gpus,
         isinstance(record.get("checkpoints"), dict),
-        *_job(record),
+        variables.get(JOB_VARIABLE),
+        str(variables.get(RESTARTS_VARIABLE, "0")),
         cast(str | None, record.get("ended_by")),
     )
-
-
-def _job(record: Object) -> tuple[str | None, str]:
-    environment = record.get("environment")
-    recorded = cast(Object, environment).get("variables") if isinstance(environment, dict) else None
-    variables = cast(Object, recorded) if isinstance(recorded, dict) else {}
-    return variables.get(JOB_VARIABLE), str(variables.get(RESTARTS_VARIABLE, "0"))

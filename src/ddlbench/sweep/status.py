@@ -32,7 +32,14 @@ def plan_lines(cells: Sequence[Cell], state: State, asked: Asked, predict: Predi
                 "GPU-hours": EMPTY if estimated is None else f"{least}{estimated * gpus * len(left) / 3600:.3f}",
             }
         )
-    return [*table(rows), *_reasons(cells), *sums(cells, state, asked, predict)]
+    head = list(rows[0])
+    lines = aligned(head, ([str(row[key])[:WIDEST] for key in head] for row in rows))
+    reasons: dict[tuple[str, str], list[str]] = {}  # each once, with the cells that are not supported
+    for group in points(cells).values():
+        if group[0].refused:
+            reasons.setdefault(group[0].refused, []).append(group[0].name)
+    lines += [f"{status} ({len(names)}, such as {names[0]}): {why}" for (status, why), names in reasons.items()]
+    return [*lines, *sums(cells, state, asked, predict)]
 
 
 def status_lines(cells: Sequence[Cell], state: State, asked: Asked) -> list[str]:
@@ -75,23 +82,6 @@ def _seconds(group: Sequence[Cell], state: State, predict: Predict) -> tuple[flo
         return measured, EMPTY
     predicted = predict(group[0]) if predict else None
     return predicted, EMPTY if predicted is None else AT_LEAST
-
-
-def table(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Left-aligned columns, in the order of the first row."""
-    if not rows:
-        return []
-    head = list(rows[0])
-    return aligned(head, ([str(row[key])[:WIDEST] for key in head] for row in rows))
-
-
-def _reasons(cells: Sequence[Cell]) -> list[str]:
-    """Why cells are not supported, each reason once."""
-    by_reason: dict[tuple[str, str], list[str]] = {}
-    for group in points(cells).values():
-        if group[0].refused:
-            by_reason.setdefault(group[0].refused, []).append(group[0].name)
-    return [f"{status} ({len(names)}, such as {names[0]}): {reason}" for (status, reason), names in by_reason.items()]
 
 
 def _shown(cell: Cell, asked: Asked) -> str:

@@ -119,6 +119,7 @@ def _study(name: str, raw: dict[str, Any]) -> Study:
     axes = {key: _list(value) for key, value in _keys(raw.get("axes"), "axes").items()}
     for key, values in axes.items():
         _check_axis(key, values)
+    limits = _keys(raw.get("limits_s"), "limits_s")
     return Study(
         name=name,
         axes=axes,
@@ -126,7 +127,7 @@ def _study(name: str, raw: dict[str, Any]) -> Study:
         settings=[_setting(item, axes) for item in _list(raw.get("settings", []))],
         exclude=[_where(item, axes, "exclude") for item in _list(raw.get("exclude", []))],
         seeds=_seeds(raw.get("seeds", [0])),
-        limits_s=_limits(raw.get("limits_s")),
+        limits_s={_number("limits_s", gpus, 1): _number("limits_s", limit, 1) for gpus, limit in limits.items()},
         **cast(Any, {key: _number(key, raw[key], least) for key, least in NUMBERS.items() if key in raw}),
     )
 
@@ -143,9 +144,7 @@ def _override(study: Study, key: str, value: Any) -> Study:
     if key in study.axes:
         _check_axis(key, _list(value))
         return replace(study, axes={**study.axes, key: _list(value)})
-    _check_special(key, value)
-    if key not in SPECIAL:
-        check_key(key, value, of_file=False)
+    _check_value(key, value, of_file=False)
     return replace(study, overrides={**study.overrides, key: value})
 
 
@@ -169,29 +168,27 @@ def _check_axis(key: Any, values: list[Any]) -> None:
     if not values:
         raise UserError(f"axis {shown(key)} has no values: give at least one")
     for value in values:
-        _check_special(key, value)
-        if key not in SPECIAL:
-            check_key(key, value)
+        _check_value(key, value)
     texts = [str(value) for value in values]
     if len(set(texts)) < len(texts):
         raise UserError(f"axis {shown(key)} names a value twice: use repeats for several runs of one cell")
 
 
-def _check_special(key: Any, value: Any) -> None:
-    if key in ("gpus", "batch"):
-        _number(key, value, 1)
-        if value > MOST_GPUS:
-            raise UserError(f"{key}={shown(value)} is too large: give at most {MOST_GPUS}")
-    if key == "scaling" and value not in SCALING:
-        raise UserError(f"scaling={shown(value)} is unknown: choose strong (batch: of all GPUs) or weak (of each)")
+def _check_value(key: Any, value: Any, of_file: bool = True) -> None:
+    """UserError for what no axis and no key of a study may be; of_file: as check_key takes it."""
+    if key not in SPECIAL:
+        check_key(key, value, of_file)
+    elif key == "scaling":
+        if value not in SCALING:
+            raise UserError(f"scaling={shown(value)} is unknown: choose strong (batch: of all GPUs) or weak (of each)")
+    elif _number(key, value, 1) > MOST_GPUS:
+        raise UserError(f"{key}={shown(value)} is too large: give at most {MOST_GPUS}")
 
 
 def _settable(raw: Any, place: str) -> dict[str, Any]:
     keys = _keys(raw, place)
     for key, value in keys.items():
-        _check_special(key, value)
-        if key not in SPECIAL:
-            check_key(key, value)
+        _check_value(key, value)
     return keys
 
 
@@ -230,10 +227,6 @@ def _keys(raw: Any, place: str) -> dict[Any, Any]:
 
 def _list(value: Any) -> list[Any]:
     return cast(list[Any], value) if isinstance(value, list) else [value]
-
-
-def _limits(raw: Any) -> dict[int, int]:
-    return {_number("limits_s", key, 1): _number("limits_s", limit, 1) for key, limit in _keys(raw, "limits_s").items()}
 
 
 def _seeds(value: Any) -> list[int]:

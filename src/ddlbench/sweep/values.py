@@ -136,12 +136,9 @@ def quoted(key: str, text: str) -> str:
 
 
 def _check_plain(value: Any) -> None:
-    if isinstance(value, dict):
-        for key, item in cast(dict[Any, Any], value).items():
-            _check_plain(key)
-            _check_plain(item)
-    elif isinstance(value, list):
-        for item in cast(list[Any], value):
+    if isinstance(value, dict | list):
+        content = cast(dict[Any, Any] | list[Any], value)
+        for item in [*content, *content.values()] if isinstance(content, dict) else content:
             _check_plain(item)
     elif value is not None and not isinstance(value, bool | int | float | str):
         raise ValueError(

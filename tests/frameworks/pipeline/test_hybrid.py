@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from ddlbench.errors import Unsupported, UserError
 from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.frameworks.pipeline.trainer import PipelineTrainer
-from ddlbench.frameworks.shared.gradients import gradient
+from ddlbench.frameworks.shared.groups import gradient
 from ddlbench.job import Batch, Job, Place
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.vgg import VGG

@@ -1,4 +1,4 @@
-"""Cutting a model into stages: balance, borders, names."""
+"""Cutting a model into stages: balance, boundaries, names."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from itertools import combinations, pairwise
 import pytest
 import torch
 
-from ddlbench.frameworks.pipeline.stages import Stage, balanced, borders, cut, size_bytes, stage_costs, tied_names
+from ddlbench.frameworks.pipeline.stages import (
+    Stage,
+    balanced,
+    boundary_tensors,
+    cut,
+    size_bytes,
+    stage_costs,
+    tied_names,
+)
 from ddlbench.models.gpt2 import GPT2
 from tests.support.jobs import job
 
@@ -69,9 +77,9 @@ def test_stages_have_the_whole_models_names_and_weights() -> None:
     assert torch.equal(value, whole(tokens))
 
 
-def test_borders_are_what_really_passes() -> None:
+def test_boundary_tensors_are_what_really_passes() -> None:
     here = replace(job("bf16"), model=TINY)
-    found = borders(here, samples=3)
+    found = boundary_tensors(here, samples=3)
     value = torch.zeros(3, 16, dtype=torch.int64)
     for part, before, after in zip(cut(TINY.build(), [1] * 5), found, found[1:], strict=False):
         assert (value.shape, value.dtype) == (before.shape, before.dtype)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddlbench.config.schema import MODES
+from ddlbench.config.keys import MODES
 from ddlbench.run.scenarios import SCENARIOS
 
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
@@ -19,7 +19,6 @@ from torch.optim import Optimizer
 
 from ddlbench.checkpoint.live import Live
 from ddlbench.frameworks.deepspeed.knobs import DeepSpeedOptions, import_deepspeed, without_norm
-from ddlbench.frameworks.deepspeed.live import live_of, take_restored
 from ddlbench.frameworks.shared.batchnorm import Statistics
 from ddlbench.frameworks.shared.replica import build
 from ddlbench.frameworks.shared.step import evaluate, micro_batches, overflowed
@@ -78,16 +77,6 @@ class ZeroTrainer:
     variables: what set_device_index has replaced
     """
 
-    job: Job
-    knobs: DeepSpeedOptions
-    place: Place
-    engine: Any
-    optimizer: Optimizer
-    statistics: Statistics
-    micro_batches: int
-    applied: int
-    variables: Mapping[str, str | None]
-
     def __init__(self, job: Job, knobs: DeepSpeedOptions, engine: Any, variables: Mapping[str, str | None]) -> None:
         self.job, self.knobs, self.engine, self.variables = job, knobs, engine, variables
         self.place = Place(job.rank, job.world_size, coordinates={"dp": job.rank})
@@ -136,29 +125,22 @@ class ZeroTrainer:
         """Nothing is in flight between steps."""
 
     def state(self) -> dict[str, Tensor] | None:
-        """Tensor by tensor, so that no device need hold the whole model."""
+        """Tensor by tensor, so that no device need hold the whole model; in fp32, also where the model's own copy is
+        not."""
+        from deepspeed.utils import safe_get_full_fp32_param
+
         self.statistics.synchronize()
         state: dict[str, Tensor] = {}
         for name, tensor in self.engine.module.state_dict(keep_vars=True).items():
-            full = self._whole(tensor)
+            sharded = self.knobs.zero_stage and isinstance(tensor, nn.Parameter)
+            full: Tensor = cast(Any, safe_get_full_fp32_param(tensor)) if sharded else tensor
             if self.job.rank == 0:
                 state[name] = full.detach().cpu().clone()
         return state if self.job.rank == 0 else None
 
-    def _whole(self, tensor: Tensor) -> Tensor:
-        """In fp32, also where the model's own copy is not."""
-        if not self.knobs.zero_stage or not isinstance(tensor, nn.Parameter):
-            return tensor
-        from deepspeed.utils import safe_get_full_fp32_param
-
-        full = safe_get_full_fp32_param(tensor)
-        assert full is not None
-        return full
-
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Rounded to the model's type where the library cast it."""
-        # At stages 0 to 2 it finds nothing to gather.
-        gathered = import_deepspeed(self.job.device).zero.GatheredParameters
+        gathered = import_deepspeed(self.job.device).zero.GatheredParameters  # at stages 0 to 2 of nothing
         for name, tensor in self.engine.module.state_dict(keep_vars=True).items():
             with gathered([tensor], modifier_rank=0), torch.no_grad():
                 tensor.copy_(state[name])
@@ -166,16 +148,40 @@ class ZeroTrainer:
             self.engine.optimizer.refresh_fp32_params()
 
     def live(self) -> Live:
-        return live_of(self.engine, self.knobs.zero_stage, self.job.rank)
+        """Each rank's partitions: flat tensors in fp32, which its optimizer updates. DeepSpeed's own `load_checkpoint`
+        is not used, because it unpickles what it reads, which could run any code."""
+        buffers, zero = dict(self.engine.module.named_buffers()), self.engine.optimizer
+        if not self.knobs.zero_stage:
+            return Live(dict(self.engine.module.named_parameters()), self.engine.basic_optimizer, buffers)
+        stage_3 = self.knobs.zero_stage == 3
+        partitions = zero.fp32_partitioned_groups_flat if stage_3 else zero.single_partition_of_fp32_groups
+        named = {f"partition{number}": tensor for number, tensor in enumerate(partitions)}
+        return Live(named, zero.optimizer, buffers, part=f"replica{self.job.rank}")
 
     def numbers(self) -> dict[str, Any]:
         steps = {"global_steps": self.engine.global_steps, "skipped_steps": self.engine.skipped_steps}
         return {**steps, "applied": self.applied, "synchronised": self.statistics.synchronized}
 
     def restore(self, numbers: Mapping[str, Any]) -> None:
-        take_restored(self.engine, self.knobs.zero_stage)
+        self._take_restored()
         self.engine.global_steps, self.engine.skipped_steps = numbers["global_steps"], numbers["skipped_steps"]
         self.applied, self.statistics.synchronized = numbers["applied"], numbers["synchronised"]
+
+    @torch.no_grad()
+    def _take_restored(self) -> None:
+        """The partitions have been overwritten: make the weights that the model computes with of them, as after an
+        update. Collective."""
+        zero, stage = self.engine.optimizer, self.knobs.zero_stage
+        if stage in (1, 2):
+            zero.update_lp_params()
+            for group in range(len(zero.bit16_groups)):
+                zero._update_model_bit16_weights(group)
+        elif stage == 3:
+            zero._partition_all_parameters()
+            for group in range(len(zero.fp16_groups)):
+                zero._reassign_or_swap_out_partitioned_parameters(group)
+            if zero.persistent_parameters:  # too small to be shared out between uses
+                zero.persistent_parameters[0].all_gather(zero.persistent_parameters)
 
     def facts(self) -> dict[str, Any]:
         zero, knobs = self.engine.config["zero_optimization"], self.knobs

@@ -70,9 +70,6 @@ class DeepSpeedOptions:
                 raise UserError(f"framework.{name}={size} must be greater than 0 MiB, or null")
         if self.persistence_threshold < 0:
             raise UserError(f"framework.persistence_threshold={self.persistence_threshold} must not be negative")
-        self._require_stages()
-
-    def _require_stages(self) -> None:
         needs = {"offload_optimizer": 1, "offload_parameters": 3, "mixed_precision": 1, "reduce_bucket_mb": 1,
                  "gather_bucket_mb": 1, "overlap_comm": 1}  # fmt: skip
         for knob, stage in needs.items():
@@ -107,13 +104,7 @@ class DeepSpeedOptions:
     def supports(self, job: Job) -> None:
         """What `check` refuses wherever the library is installed."""
         check_reduction("deepspeed", job)
-        if self.zero_stage:
-            self._check_shards(job)
-        check_alike(job, job.world_size)
-
-    def _check_shards(self, job: Job) -> None:
-        optimizer = layerwise(job)
-        casts, precision = self.casts(job), job.precision
+        optimizer, casts, precision = layerwise(job), self.casts(job), job.precision
         refusals = [
             (optimizer is not None, optimizer, "it needs the norm of each full layer, but ZeRO gives the optimizer "
              f"flat shards: use framework.zero_stage=0, or recipe.optimizer.name={elementwise_names()}"),
@@ -132,33 +123,32 @@ class DeepSpeedOptions:
              "breaks the graph at each hook: use framework.zero_stage=2"),
         ]  # fmt: skip
         for asked, what, reason in refusals:
-            if asked:
+            if asked and self.zero_stage:
                 raise Unsupported(f"deepspeed: {what} with framework.zero_stage={self.zero_stage}: {reason}")
+        check_alike(job, job.world_size)
 
     def config(self, job: Job) -> dict[str, Any]:
         """What deepspeed.initialize is given. What is not here keeps DeepSpeed's default."""
         count = job.micro_batches(job.world_size)
+        precision: dict[str, Any] = {}
+        if self.casts(job):
+            precision = {job.precision: {"enabled": True}}
+        elif job.precision != "fp32":
+            no_modules: list[str] = []  # whose gradients would travel in that type
+            autocast = {"enabled": True, "dtype": DTYPES[job.precision], "lower_precision_safe_modules": no_modules}
+            precision = {"torch_autocast": autocast}
         return {
             "train_micro_batch_size_per_gpu": job.replica_batch(job.world_size) // count,
             "gradient_accumulation_steps": count,
             "gradient_clipping": job.clip_norm or 0.0,  # its default is 1
             "communication_data_type": job.reduce_dtype,
-            **self._precision(job),
+            **precision,
             "zero_optimization": self._zero(job),
             "zero_allow_untested_optimizer": True,
             "zero_force_ds_cpu_optimizer": False,
             "steps_per_print": sys.maxsize,
             "timers": {"throughput": {"enabled": False}},  # they wait for the device twice a step
         }
-
-    def _precision(self, job: Job) -> dict[str, Any]:
-        if job.precision == "fp32":
-            return {}
-        if self.casts(job):
-            return {job.precision: {"enabled": True}}
-        no_modules: list[str] = []  # whose gradients would travel in that type
-        dtype = DTYPES[job.precision]
-        return {"torch_autocast": {"enabled": True, "dtype": dtype, "lower_precision_safe_modules": no_modules}}
 
     def overlaps(self, job: Job) -> bool:
         """By default where it can save time: DeepSpeed itself overlaps at stage 3 only."""

@@ -89,14 +89,10 @@ class Horovod:
         check_alike(job, job.world_size)
         if job.channels_last:
             raise Unsupported("horovod accepts only contiguous gradients: set train.channels_last=false")
-        if self.adasum:
-            self._check_adasum(job)
-
-    def _check_adasum(self, job: Job) -> None:
-        """Adasum adds up updates, not gradients: each is computed as its gradient arrives, during backward."""
-        if job.world_size & (job.world_size - 1):
+        if self.adasum and job.world_size & (job.world_size - 1):
             raise Unsupported(f"horovod: adasum works on 2, 4, 8, ... ranks, this launch has {job.world_size}")
-        if job.precision == "fp16" or job.clip_norm is not None:
+        # Adasum adds up updates, not gradients: each is computed as its gradient arrives, during backward.
+        if self.adasum and (job.precision == "fp16" or job.clip_norm is not None):
             raise Unsupported(
                 "horovod: adasum updates weights before all gradients are computed, so it supports neither fp16 "
                 f"nor clipping (train.precision={job.precision}, train.clip_norm={job.clip_norm}): "
@@ -126,7 +122,11 @@ class Horovod:
         model = build(job)
         if batch_norms(model):  # torch averages their statistics
             first_operation(job.device)
-        assert_same_weights(model)
+        if not is_fake():  # the weights of a fake rank have no bits
+            # Horovod's own broadcast is not needed, because every rank builds from the same seed. Bits are added up as
+            # integers, which gives the same sum on every device.
+            bits = [int(weight.detach().view(torch.int32).sum()) for weight in model.parameters()]
+            assert len({tuple(sums) for sums in all_gather(bits)}) == 1, "the ranks start from different weights"
         optimizer = hvd.DistributedOptimizer(
             job.optimizer(model.named_parameters()),
             named_parameters=model.named_parameters(),
@@ -181,33 +181,20 @@ class AveragedUpdate(Update):
 
     def apply(self, parameters: Iterable[nn.Parameter], clip: Clip = nn.utils.clip_grad_norm_) -> None:
         optimizer: Any = self.optimizer
-        with span(COMMUNICATE):
-            self._synchronize(optimizer)
-        with optimizer.skip_synchronize():
-            super().apply(parameters, clip)
-
-    def _synchronize(self, optimizer: Any) -> None:
-        """The error is the same for a rank that ended and for one that does not come: time distinguishes them."""
         started = time.monotonic()
         try:
-            optimizer.synchronize()
-        except RuntimeError as error:
+            with span(COMMUNICATE):
+                optimizer.synchronize()
+        except RuntimeError as error:  # the same for a rank that ended and for one that is late: time tells
             waited = time.monotonic() - started
             if waited < self.stall_s:
                 raise
             raise TimeoutError(f"horovod timed out: this rank waited {waited:.0f} s for another one") from error
+        with optimizer.skip_synchronize():
+            super().apply(parameters, clip)
 
 
 def stall_seconds(job: Job) -> int:
     """How long Horovod lets a gradient that it knows to be late wait for its last rank. It takes up to as long to
     notice, so half of `train.timeout_s`."""
     return max(1, int(job.timeout_s / 2))
-
-
-def assert_same_weights(model: nn.Module) -> None:
-    """Horovod's own broadcast is not needed, because every rank builds from the same seed. Their bits are added up as
-    integers, which gives the same sum on every device. The weights of a fake rank have no bits."""
-    if is_fake():
-        return
-    bits = [int(parameter.detach().view(torch.int32).sum()) for parameter in model.parameters()]
-    assert len({tuple(sums) for sums in all_gather(bits)}) == 1, "the ranks start from different weights"

@@ -125,8 +125,11 @@ def places(hosts: list[str], rank: int) -> dict[str, str]:
 
 def meeting(port: int) -> dict[str, str]:
     """Where the server is: on the host that all ranks reached before. The interface is the one chosen for torch."""
+    store: Any = dist.distributed_c10d._get_default_store()  # pyright: ignore[reportPrivateUsage]
+    while not hasattr(store, "host"):  # wrapped in prefixes
+        store = store.underlying_store
     variables = {
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": socket.gethostbyname(meeting_host()),
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": socket.gethostbyname(store.host),
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
@@ -135,10 +138,3 @@ def meeting(port: int) -> dict[str, str]:
     if interface and "HOROVOD_GLOO_IFACE" not in os.environ:
         variables["HOROVOD_GLOO_IFACE"] = interface
     return variables
-
-
-def meeting_host() -> str:
-    store: Any = dist.distributed_c10d._get_default_store()  # pyright: ignore[reportPrivateUsage]
-    while not hasattr(store, "host"):  # wrapped in prefixes
-        store = store.underlying_store
-    return store.host

@@ -38,7 +38,11 @@ class InFlight:
     def started(self, *args: Any, **kwargs: Any) -> int:
         handle: int = self.start(*args, **kwargs)
         if profiling():
-            self._end_earlier()
+            # They end nearly in the order of their start: to ask for all of them would cost more than it shows.
+            for earlier in list(self.open):
+                if not self.poll(earlier):
+                    break
+                self._end(earlier)
             self.open[handle] = record_function(NAME)
             self.open[handle].__enter__()
         return handle
@@ -49,13 +53,6 @@ class InFlight:
         waited_awake(time.perf_counter() - began)
         self._end(handle)
         return result
-
-    def _end_earlier(self) -> None:
-        """They end nearly in the order of their start: to ask for all of them would cost more than it shows."""
-        for handle in list(self.open):
-            if not self.poll(handle):
-                break
-            self._end(handle)
 
     def _end(self, handle: int) -> None:
         span = self.open.pop(handle, None)

@@ -23,11 +23,12 @@ from ddlbench.frameworks.pipeline.schedules import (
     micro_batch_count,
     pipeline_ranks,
 )
-from ddlbench.frameworks.pipeline.stages import Plan, block_count
+from ddlbench.frameworks.pipeline.stages import Plan
 from ddlbench.frameworks.pipeline.trainer import PipelineTrainer
 from ddlbench.frameworks.shared.layout import Layout
+from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.shared.refusals import check_alike, check_shards
-from ddlbench.frameworks.tensor.checks import check_compile, check_parts
+from ddlbench.frameworks.tensor.adapter import check_compile, check_parts
 from ddlbench.job import Job
 
 
@@ -64,7 +65,7 @@ class Pipeline:
     def check(self, job: Job) -> None:
         ranks = pipeline_ranks(job.world_size, self.dp, self.pp, self.tp)
         micro_batch_count(self.schedule, job, ranks, self.dp)
-        check_stages(ranks, self.virtual_stages, block_count(job), self.balance)
+        check_stages(ranks, self.virtual_stages, len(on_meta(job)), self.balance)
         if job.reduce_dtype != "fp32":
             raise Unsupported(
                 f"{self.name}: gradients are averaged in fp32, not {job.reduce_dtype}: set train.reduce_dtype=fp32"
@@ -92,7 +93,6 @@ class Pipeline:
 
     def _facts(self, job: Job, layout: Layout, plan: Plan, count: int) -> dict[str, Any]:
         return {
-            "staleness": 0,
             "schedule": self.schedule,
             "dp": self.dp,
             "tp": self.tp,

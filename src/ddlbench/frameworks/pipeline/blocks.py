@@ -16,7 +16,7 @@ from ddlbench.frameworks.pipeline.groups import Groups
 from ddlbench.frameworks.pipeline.stages import Plan, Stage, cut, tied_names
 from ddlbench.frameworks.shared.batchnorm import Statistics
 from ddlbench.frameworks.shared.checkpointing import checkpoint_blocks
-from ddlbench.frameworks.shared.gradients import clip_parts, gradient
+from ddlbench.frameworks.shared.groups import clip_parts, gradient
 from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.shared.sharding import gathered_state, shard, sharded_like
 from ddlbench.frameworks.tensor.collectives import Part
@@ -61,17 +61,14 @@ class Blocks:
             checkpoint_blocks(self.model)
         self.stages = {index: Stage(part, job) for index, part in parts.items()}
         if self.sharded:
-            self._shard(job)
+            assert groups.dp_group is not None
+            mesh = DeviceMesh.from_group(groups.dp_group, job.device.type, mesh_dim_names=("shard",))
+            policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
+            for stage in self.stages.values():
+                shard(stage.blocks, mesh, False, policy)
+                fully_shard(stage, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
         self.shared = groups.shared(self.model, ties)
         self.statistics = Statistics(self.model, groups.dp_group)
-
-    def _shard(self, job: Job) -> None:
-        policy = MixedPrecisionPolicy(reduce_dtype=torch.float32)
-        assert self.groups.dp_group is not None
-        mesh = DeviceMesh.from_group(self.groups.dp_group, job.device.type, mesh_dim_names=("shard",))
-        for stage in self.stages.values():
-            shard(stage.blocks, mesh, False, policy)
-            fully_shard(stage, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
 
     def reduce(self) -> None:
         """Average gradients over replicas and sum those of tied parameters. torch's schedule has averaged shards."""

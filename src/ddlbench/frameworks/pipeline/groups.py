@@ -13,9 +13,7 @@ from torch import Tensor, nn
 
 from ddlbench.errors import Unsupported
 from ddlbench.frameworks.pipeline.stages import tied_names
-from ddlbench.frameworks.shared.batchnorm import average
-from ddlbench.frameworks.shared.gradients import gradient
-from ddlbench.frameworks.shared.groups import subgroup
+from ddlbench.frameworks.shared.groups import average, gradient, subgroup
 from ddlbench.frameworks.shared.layout import Layout
 from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.tensor.collectives import Part
@@ -88,13 +86,14 @@ class Groups:
         token.item()
 
     def place(self) -> Place:
-        coordinates = {"dp": self.data_rank, "pp": self.stage_rank}
-        if self.part.size > 1:
-            coordinates["tp"] = self.part.rank
+        tp = {"tp": self.part.rank} if self.part.size > 1 else {}
         leads = self.part.rank == 0
-        reads = leads and (self.first or self.last)
         return Place(
-            self.data_rank, self.layout.dp, reads_data=reads, reports=leads and self.last, coordinates=coordinates
+            self.data_rank,
+            self.layout.dp,
+            reads_data=leads and (self.first or self.last),
+            reports=leads and self.last,
+            coordinates={"dp": self.data_rank, "pp": self.stage_rank, **tp},
         )
 
     def shared(self, model: nn.Module, ties: Sequence[Sequence[str]]) -> list[nn.Parameter]:
@@ -102,9 +101,9 @@ class Groups:
         is one tensor, and autograd sums.) ties: the names of each tied parameter in the whole model."""
         parameters = dict(model.named_parameters(remove_duplicate=False))
         held = [([name for name in names if name in parameters], names) for names in ties]
-        apart = [parameters[here[0]] for here, names in held if 0 < len(here) < len(names)]
-        assert not apart or self.first or self.last, "only first and last stage may share a parameter"
-        return apart
+        shared = [parameters[here[0]] for here, names in held if 0 < len(here) < len(names)]
+        assert not shared or self.first or self.last, "only first and last stage may share a parameter"
+        return shared
 
     def reduce(self, gradients: Sequence[Tensor], shared: Sequence[nn.Parameter]) -> None:
         """Averages over copies first, sums of tied parameters then: two numbers add up to the same on both ends, so the

@@ -22,7 +22,7 @@ from ddlbench.frameworks.pipeline.blocks import Blocks
 from ddlbench.frameworks.pipeline.groups import Groups
 from ddlbench.frameworks.pipeline.pipedream_trainer import PipeDreamTrainer
 from ddlbench.frameworks.pipeline.schedules import check_stages, micro_batch_count, pipeline_ranks
-from ddlbench.frameworks.pipeline.stages import Plan, block_count, tied_names
+from ddlbench.frameworks.pipeline.stages import Plan, tied_names
 from ddlbench.frameworks.shared.layout import Layout
 from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.shared.refusals import check_alike
@@ -49,7 +49,7 @@ class PipeDream:
     def check(self, job: Job) -> None:
         ranks = pipeline_ranks(job.world_size, self.dp, self.pp)
         self._micro_batches(job, ranks)
-        check_stages(ranks, 1, block_count(job), self.balance)
+        check_stages(ranks, 1, len(on_meta(job)), self.balance)
         self._check_updates(job, ranks)
         check_alike(job, self.dp)
 

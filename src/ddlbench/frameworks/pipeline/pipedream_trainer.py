@@ -25,18 +25,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+import torch.distributed as dist
+from torch import Tensor
 
 from ddlbench.checkpoint.live import Live
 from ddlbench.frameworks.pipeline.blocks import Blocks
 from ddlbench.frameworks.pipeline.clock import BusyClock
 from ddlbench.frameworks.pipeline.groups import Groups
-from ddlbench.frameworks.pipeline.link import Link
 from ddlbench.frameworks.pipeline.updates import Minibatch, UpdateQueue
-from ddlbench.frameworks.pipeline.versions import Weights
+from ddlbench.frameworks.shared.replica import RankTrainer
 from ddlbench.frameworks.shared.step import autocast, micro_batches
-from ddlbench.job import Batch, Job, Place
+from ddlbench.job import Batch, Job
 from ddlbench.measure.profiling.spans import BACKWARD, FORWARD, span
 
 
@@ -49,72 +48,94 @@ class MicroBatch:
     output: Tensor  # on the last stage the loss
 
 
-class PipeDreamTrainer:
-    """One rank's live stage: a `Trainer` (ddlbench/job.py)."""
+class Link:
+    """The way to the rank before or behind: neighbours exchange activations for gradients, and never wait in a circle.
 
-    job: Job
-    groups: Groups
-    place: Place
-    blocks: Blocks
-    model: nn.Sequential
-    stage: nn.Module
-    before: Link | None  # to the neighbouring stages
-    after: Link | None
-    micro_batches: int  # in one update
-    ahead: int  # forward passes that run ahead of the backward passes
-    in_flight: deque[MicroBatch]
-    returning: Tensor | None  # gradient that the stage before waits for
-    queue: UpdateQueue
-    weights: Weights
-    optimizer: Optimizer
-    clock: BusyClock
-    knobs: Mapping[str, Any]  # the facts that are known before the first step
+    What one end sends and what it gets back in the same turn start together, and both ends take the same turns. So it
+    does not matter whether a send ends at once (gloo) or only when its receiver is there, and all that was started
+    before has ended (NCCL): let rank r and rank r + 1 exchange in turn k, then every rank takes its turns in the order
+    of (k, r), and an order has no circles.
+    """
+
+    def __init__(self, peer: int, group: dist.ProcessGroup | None, border: Tensor, device: torch.device) -> None:
+        """peer: global rank; border: of the shape and type of what passes, there and back"""
+        self.peer, self.group, self.border, self.device = peer, group, border, device
+        self.sending: tuple[Tensor | None, list[dist.Work]] = None, []
+
+    def exchange(self, outgoing: Tensor | None, receive: bool) -> Tensor | None:
+        """Start to send, where there is something; wait for what comes, where something does."""
+        self.wait_for_send()
+        operations: list[dist.P2POp] = []
+        if outgoing is not None:
+            outgoing = outgoing.contiguous()
+            assert (outgoing.shape, outgoing.dtype) == (self.border.shape, self.border.dtype)
+            operations.append(dist.P2POp(dist.isend, outgoing, self.peer, self.group))
+        incoming = None
+        if receive:
+            incoming = torch.empty(self.border.shape, dtype=self.border.dtype, device=self.device)
+            operations.append(dist.P2POp(dist.irecv, incoming, self.peer, self.group))
+        works = dist.batch_isend_irecv(operations) if operations else []
+        if receive:
+            works.pop().wait()  # of one for each operation the receive; NCCL makes one of all
+        self.sending = outgoing, works
+        return incoming
+
+    def wait_for_send(self) -> None:
+        """Wait until what was sent has gone: its memory is needed until then."""
+        for work in self.sending[1]:
+            work.wait()
+        self.sending = None, []
+
+
+class PipeDreamTrainer(RankTrainer):
+    """One rank's live stage: a `Trainer` (ddlbench/job.py).
+
+    before, after: links to the neighbouring stages
+    ahead: forward passes that run ahead of the backward passes
+    returning: the gradient that the stage before waits for
+    """
 
     def __init__(
         self,
         job: Job,
         groups: Groups,
         blocks: Blocks,
-        borders: Sequence[Tensor],
+        boundaries: Sequence[Tensor],
         micro_batches: int,
         delayed: bool,
         knobs: Mapping[str, Any],
     ) -> None:
-        """borders: what passes between the stages, first to last; delayed: as UpdateQueue takes it"""
-        self.job, self.groups, self.blocks, self.model, self.knobs = job, groups, blocks, blocks.model, knobs
-        self.place = groups.place()
+        """boundaries: what passes between the stages, first to last; delayed: as UpdateQueue takes it"""
+        shared = {id(parameter) for parameter in blocks.shared}
+        tied = [name for name, parameter in blocks.model.named_parameters() if id(parameter) in shared]
+        self.clock = BusyClock(job.device)
+        self.queue = UpdateQueue(job, groups, blocks.model, delayed, tied, self.clock)
+        super().__init__(job, blocks.model, self.queue.update, blocks.statistics, groups.place(), knobs)
+        self.weights, self.blocks, self.micro_batches = self.queue.weights, blocks, micro_batches
         (self.stage,) = blocks.stages.values()
         here, dp, pp = groups.stage_rank, groups.layout.dp, groups.layout.pp
-        self.before = None if groups.first else Link(job.rank - dp, groups.pp_group, borders[here - 1], job.device)
-        self.after = None if groups.last else Link(job.rank + dp, groups.pp_group, borders[here], job.device)
-        self.micro_batches, self.ahead = micro_batches, pp - 1 - here
-        self.in_flight, self.returning = deque(), None
-        shared = {id(parameter) for parameter in blocks.shared}
-        tied = [name for name, parameter in self.model.named_parameters() if id(parameter) in shared]
-        self.clock = BusyClock(job.device)
-        self.queue = UpdateQueue(job, groups, self.model, delayed, tied, self.clock)
-        self.weights, self.optimizer = self.queue.weights, self.queue.optimizer
-
-    @property
-    def updates(self) -> int:
-        return self.queue.update.count
+        self.before = None if groups.first else Link(job.rank - dp, groups.pp_group, boundaries[here - 1], job.device)
+        self.after = None if groups.last else Link(job.rank + dp, groups.pp_group, boundaries[here], job.device)
+        self.ahead = pp - 1 - here
+        self.in_flight = deque[MicroBatch]()
+        self.returning: Tensor | None = None
 
     def step(self, batch: Batch | None) -> Tensor | None:
-        self.blocks.statistics.mark_changed()
+        self.statistics.mark_changed()
+        losses: list[Tensor] = []
         with self.clock.schedule():
             minibatch = self.queue.admit(in_flight=bool(self.in_flight))
-            losses = [self._one_forward_one_backward(minibatch, micro) for micro in self._slices(batch)]
-        return torch.stack([loss for loss in losses if loss is not None]).sum() if self.after is None else None
-
-    def _one_forward_one_backward(self, minibatch: Minibatch, micro: Batch | None) -> Tensor | None:
-        """The loss, on the last stage. The outputs of others are freed with their backward passes."""
-        output = self._forward(minibatch, micro)
-        steady = len(self.in_flight) > self.ahead  # else warm-up: no gradient comes back yet
-        upstream = self.after.exchange(output, receive=steady) if self.after else None
-        if steady:
-            self._backward(upstream)
-        self.queue.start_sums(before=self.queue.admitted - 1)
-        return output if self.after is None else None
+            for micro in self._slices(batch):
+                output = self._forward(minibatch, micro)
+                steady = len(self.in_flight) > self.ahead  # else warm-up: no gradient comes back yet
+                upstream = self.after.exchange(output, receive=steady) if self.after else None
+                if steady:
+                    self._backward(upstream)
+                self.queue.start_sums(before=self.queue.admitted - 1)
+                if self.after is None:
+                    losses.append(output)
+                del output, upstream  # their memory is free before the next forward pass
+        return torch.stack(losses).sum() if losses else None
 
     def flush(self) -> None:
         """Cool-down: each stage sends back the gradient that it holds, gets one and computes the next. Then the updates
@@ -180,7 +201,7 @@ class PipeDreamTrainer:
     def evaluate(self, batch: Batch | None) -> Tensor | None:
         """The newest weights' outputs, on the last stage."""
         self._assert_empty()
-        self.blocks.statistics.synchronize()
+        self.statistics.synchronize()
         self.model.eval()
         outputs: list[Tensor] = []
         with torch.no_grad():
@@ -205,17 +226,7 @@ class PipeDreamTrainer:
 
     def live(self) -> Live:
         self._assert_empty()
-        return Live(self.weights.newest, self.optimizer, dict(self.model.named_buffers()))
-
-    def numbers(self) -> dict[str, Any]:
-        return {**self.queue.update.numbers(), "synchronised": self.blocks.statistics.synchronized}
-
-    def restore(self, numbers: Mapping[str, Any]) -> None:
-        self.queue.update.restore(numbers)
-        self.blocks.statistics.synchronized = numbers["synchronised"]
+        return super().live()
 
     def facts(self) -> dict[str, Any]:
         return {**self.knobs, "staleness": self.queue.staleness.by_stage(), "bubble": self.clock.bubble()}
-
-    def close(self) -> None:
-        vars(self).clear()

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.shared.step import autocast
 from ddlbench.job import Job, example_batch
 from ddlbench.measure.formulas.flops import forward_flops_per_block
@@ -24,22 +23,22 @@ def balanced(costs: Sequence[float], stages: int, sending: Sequence[float] | Non
     """Blocks in each of `stages` contiguous stages such that the slowest stage is as fast as it can be.
 
     A stage is as slow as its computing or as its sending, whichever is slower, for both go on at once (Narayanan et al.
-    2019, section 3.1). costs: of computing each block; sending: of passing on what each block gives, null if None.
+    2019, section 3.1). costs: of computing each block; sending: of sending each block's output, nothing if None.
     Exact dynamic program over the last cut; of equally good ones the one with the fewest blocks in the first stages.
     """
     assert 1 <= stages <= len(costs)
-    upto = [0.0, *accumulate(costs)]
-    passed = sending or [0.0] * len(costs)
+    prefix = [0.0, *accumulate(costs)]
+    sending = sending or [0.0] * len(costs)
 
     @cache
     def best(blocks: int, stages: int) -> tuple[float, tuple[int, ...]]:
         """The best division of the first `blocks` blocks: cost of the slowest stage, sizes of the stages."""
         if stages == 1:
-            return upto[blocks], (blocks,)
+            return prefix[blocks], (blocks,)
         options: list[tuple[float, tuple[int, ...]]] = []
         for cut in range(stages - 1, blocks):
             slowest, sizes = best(cut, stages - 1)
-            options.append((max(slowest, passed[cut - 1], upto[blocks] - upto[cut]), (*sizes, blocks - cut)))
+            options.append((max(slowest, sending[cut - 1], prefix[blocks] - prefix[cut]), (*sizes, blocks - cut)))
         return min(options)
 
     return list(best(len(costs), stages)[1])
@@ -48,12 +47,7 @@ def balanced(costs: Sequence[float], stages: int, sending: Sequence[float] | Non
 def cut(model: nn.Sequential, sizes: Sequence[int]) -> list[nn.Sequential]:
     """The stages' blocks under their own names, so that a stage's state is a part of the whole model's."""
     named = list(model.named_children())
-    edges = pairwise([0, *accumulate(sizes)])
-    return [nn.Sequential(OrderedDict(named[start:end])) for start, end in edges]
-
-
-def block_count(job: Job) -> int:
-    return len(on_meta(job))
+    return [nn.Sequential(OrderedDict(named[start:end])) for start, end in pairwise([0, *accumulate(sizes)])]
 
 
 @dataclass(frozen=True)
@@ -72,10 +66,10 @@ class Plan:
     def of(cls, job: Job, stages: int, samples: int, balance: list[int] | None, flops_per_byte: float) -> Plan:
         """samples: of a micro batch; balance: the sizes where they are given by hand."""
         costs = list(forward_flops_per_block(job.model).values())
-        passed = borders(job, samples)
-        sending = [flops_per_byte * size_bytes(tensor) / samples for tensor in passed[1:]]
-        sizes = balance or balanced(costs, stages, sending)
-        return cls(sizes, stage_costs(costs, sizes), [passed[block] for block in (0, *accumulate(sizes))])
+        tensors = boundary_tensors(job, samples)
+        sent_flops = [flops_per_byte * size_bytes(tensor) / samples for tensor in tensors[1:]]
+        sizes = balance or balanced(costs, stages, sent_flops)
+        return cls(sizes, stage_costs(costs, sizes), [tensors[block] for block in (0, *accumulate(sizes))])
 
     @property
     def between(self) -> list[Tensor]:
@@ -116,7 +110,7 @@ class Stage(nn.Module):
             return self.blocks(value).contiguous()
 
 
-def borders(job: Job, samples: int) -> list[Tensor]:
+def boundary_tensors(job: Job, samples: int) -> list[Tensor]:
     """What goes into the first block, from each block to the next, and out of the last, for a micro batch of `samples`:
     tensors without data that have the shape and the type. Fake tensors: nothing is computed."""
     with FakeTensorMode(), torch.no_grad(), job.device:
@@ -124,10 +118,9 @@ def borders(job: Job, samples: int) -> list[Tensor]:
         values = [example_batch(job.model, samples).inputs]
         for block in model.children():
             values.append(Stage(nn.Sequential(block), job)(values[-1]))
-        types = [(tuple(value.shape), value.dtype) for value in values]
     return [
-        torch.empty(shape, dtype=dtype, device="meta", requires_grad=index > 0)
-        for index, (shape, dtype) in enumerate(types)
+        torch.empty(tuple(value.shape), dtype=value.dtype, device="meta", requires_grad=index > 0)
+        for index, value in enumerate(values)
     ]
 
 

@@ -8,43 +8,28 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
-from ddlbench.checkpoint.live import Live
 from ddlbench.frameworks.pipeline.blocks import Blocks, own_edges
 from ddlbench.frameworks.pipeline.clock import BusyClock
 from ddlbench.frameworks.pipeline.groups import Groups
 from ddlbench.frameworks.pipeline.schedules import LOOPED, SCHEDULES
 from ddlbench.frameworks.pipeline.stages import Plan
+from ddlbench.frameworks.shared.replica import RankTrainer
 from ddlbench.frameworks.shared.step import Update, autocast
 from ddlbench.frameworks.tensor.collectives import share
 from ddlbench.frameworks.tensor.loss import loss_of_parts, whole_logits
-from ddlbench.job import Batch, Job, Place
+from ddlbench.job import Batch, Job
 from ddlbench.measure.profiling.spans import BACKWARD, COMMUNICATE, FORWARD, span, spanned
 
 
-class PipelineTrainer:
+class PipelineTrainer(RankTrainer):
     """One rank's live stages: a `Trainer` (ddlbench/job.py).
 
     model: this rank's blocks
     runner: torch's schedule
     losses: of the micro batches of the last step, on the last stage
     """
-
-    job: Job
-    groups: Groups
-    place: Place
-    blocks: Blocks
-    model: nn.Module
-    clock: BusyClock
-    losses: list[Tensor]
-    micro_batches: int  # in one update
-    runner: Any
-    parameters: Mapping[str, nn.Parameter]  # that the optimizer has: FSDP swaps the module's own for whole ones
-    optimizer: Optimizer
-    update: Update
-    knobs: Mapping[str, Any]  # the facts that are known before the first step
 
     def __init__(
         self,
@@ -56,40 +41,34 @@ class PipelineTrainer:
         micro_batches: int,
         knobs: Mapping[str, Any],
     ) -> None:
-        self.job = replace(job, loss=loss_of_parts(job, groups.part, parallel=True))
-        self.groups, self.blocks, self.model, self.knobs = groups, blocks, blocks.model, knobs
-        self.place = groups.place()
-        self.clock, self.losses = BusyClock(job.device), []
-        self.micro_batches = micro_batches
+        job = replace(job, loss=loss_of_parts(job, groups.part, parallel=True))
+        update = Update(job.optimizer(blocks.model.named_parameters()), job, groups.norm_group)
+        part = f"tensor{groups.part.rank}"  # names differ between stages
+        super().__init__(job, blocks.model, update, blocks.statistics, groups.place(), knobs, part)
+        self.groups, self.blocks, self.micro_batches = groups, blocks, micro_batches
+        self.clock, self.losses = BusyClock(job.device), list[Tensor]()
         self.runner = self._runner(plan, schedule)
-        self.parameters = dict(self.model.named_parameters())
-        self.optimizer = job.optimizer(self.parameters.items())
-        self.update = Update(self.optimizer, job, groups.norm_group)
 
     def _runner(self, plan: Plan, schedule: str) -> Any:
-        """torch's schedule over this rank's stages. Shapes are given, so that it need not run the model to find out."""
+        """torch's schedule over this rank's stages. Shapes are given, so that it need not run the model to find out.
+        Passes and losses count as computing, and backward passes have a span."""
         from torch.distributed.pipelining import PipelineStage
         from torch.distributed.pipelining.schedules import get_schedule_class
 
-        edges, count = own_edges(plan, self.job, self.groups.part), len(plan.sizes)
-        stages: list[PipelineStage] = []
+        edges, count, computing = own_edges(plan, self.job, self.groups.part), len(plan.sizes), self.clock.computing()
+        stages: list[Any] = []
         for index, stage in self.blocks.stages.items():
             if self.job.compile:
                 stage.blocks.compile()
             before, after = edges[index : index + 2]
-            runs = PipelineStage(stage, index, count, self.job.device, before, after, group=self.groups.pp_group)
-            stages.append(self._timed(runs))
+            runs: Any = PipelineStage(stage, index, count, self.job.device, before, after, group=self.groups.pp_group)
+            runs.forward_one_chunk = computing(runs.forward_one_chunk)
+            runs.backward_one_chunk = computing(spanned(BACKWARD, runs.backward_one_chunk))
+            runs.backward_weight_one_chunk = computing(spanned(BACKWARD, runs.backward_weight_one_chunk))
+            stages.append(runs)
         make: Any = get_schedule_class(SCHEDULES[schedule])
         one_or_more = stages if schedule in LOOPED else stages[0]
-        return make(one_or_more, self.micro_batches, loss_fn=self.clock.computing()(self._loss), scale_grads=False)
-
-    def _timed(self, stage: Any) -> Any:
-        """A PipelineStage whose passes count as computing, and whose backward passes have a span."""
-        computing = self.clock.computing()
-        stage.forward_one_chunk = computing(stage.forward_one_chunk)
-        stage.backward_one_chunk = computing(spanned(BACKWARD, stage.backward_one_chunk))
-        stage.backward_weight_one_chunk = computing(spanned(BACKWARD, stage.backward_weight_one_chunk))
-        return stage
+        return make(one_or_more, self.micro_batches, loss_fn=computing(self._loss), scale_grads=False)
 
     def _loss(self, output: Tensor, targets: Tensor) -> Tensor:
         """The loss of one micro batch, as its share of the replica's."""
@@ -97,10 +76,6 @@ class PipelineTrainer:
             loss = self.job.loss(output, targets) / self.micro_batches
         self.losses.append(loss.detach())
         return self.update.scale(loss)
-
-    @property
-    def updates(self) -> int:
-        return self.update.count
 
     def step(self, batch: Batch | None) -> Tensor | None:
         self.losses.clear()
@@ -124,7 +99,7 @@ class PipelineTrainer:
         return (shared.inputs,) if first else (), shared.targets if last else None
 
     def evaluate(self, batch: Batch | None) -> Tensor | None:
-        self.blocks.statistics.synchronize()
+        self.statistics.synchronize()
         inputs, targets = self._ends_of(batch)
         self.model.eval()
         with as_raised(), torch.no_grad():
@@ -146,22 +121,8 @@ class PipelineTrainer:
     def load(self, state: Mapping[str, Tensor]) -> None:
         self.blocks.load(state)
 
-    def live(self) -> Live:
-        part = f"tensor{self.groups.part.rank}"  # names differ between stages
-        return Live(self.parameters, self.optimizer, dict(self.model.named_buffers()), part)
-
-    def numbers(self) -> dict[str, Any]:
-        return {**self.update.numbers(), "synchronised": self.blocks.statistics.synchronized}
-
-    def restore(self, numbers: Mapping[str, Any]) -> None:
-        self.update.restore(numbers)
-        self.blocks.statistics.synchronized = numbers["synchronised"]
-
     def facts(self) -> dict[str, Any]:
-        return {**self.knobs, "bubble": self.clock.bubble()}
-
-    def close(self) -> None:
-        vars(self).clear()
+        return {**super().facts(), "bubble": self.clock.bubble()}
 
 
 @contextmanager

@@ -1,23 +1,92 @@
-"""The updates of a pipeline that stays full: which weights a minibatch sees, and when its gradient is applied."""
+"""The updates of a pipeline that stays full: which version of the weights a minibatch sees, when its gradient is
+applied, and how old its weights are by then."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
 from ddlbench.frameworks.pipeline.clock import BusyClock
 from ddlbench.frameworks.pipeline.groups import Groups
-from ddlbench.frameworks.pipeline.staleness import Staleness
-from ddlbench.frameworks.pipeline.versions import Version, Weights
-from ddlbench.frameworks.shared.gradients import gradient
-from ddlbench.frameworks.shared.groups import subgroup
+from ddlbench.frameworks.shared.groups import gradient, subgroup
 from ddlbench.frameworks.shared.step import Update
 from ddlbench.job import Job
-from ddlbench.measure.profiling.spans import COMMUNICATE, span
+from ddlbench.loop import set_learning_rate
+from ddlbench.measure.profiling.spans import COMMUNICATE, profiling, span
+from ddlbench.ranks.control import AsyncReduction
+
+Version = Mapping[str, nn.Parameter]  # name in the stage -> weight, whose gradient is this version's own
+
+
+class Weights:
+    """Weight stashing (Narayanan et al. 2019, section 3.3): the newest weights, which the optimizer updates, and older
+    ones that batches in flight still need.
+
+    Weights are copied when the optimizer would overwrite what a batch in flight needs, not before: with n batches in
+    flight there are never more than n + 1 sets, the newest included.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.newest: Version = dict(model.named_parameters())
+        self.in_use = self.newest
+        names = {id(parameter): name for name, parameter in self.newest.items()}
+        # Where the module keeps each; a parameter tied within the stage has several places.
+        self.places = [
+            (module, attribute, names[id(parameter)])
+            for module in model.modules()
+            for attribute, parameter in module.named_parameters(recurse=False, remove_duplicate=False)
+        ]
+
+    def version(self) -> Version:
+        """The newest weights as they are now. `copy_newest` keeps them so while others are updated."""
+        return {name: nn.Parameter(newest.data, newest.requires_grad) for name, newest in self.newest.items()}
+
+    def use(self, version: Version) -> None:
+        """The module computes with this version from now on: forward, and where it recomputes, backward."""
+        if version is not self.in_use:
+            for module, attribute, name in self.places:
+                setattr(module, attribute, version[name])
+            self.in_use = version
+
+    def copy_newest(self) -> None:
+        """The newest weights move to memory of their own, before an update that versions given out must not see."""
+        for newest in self.newest.values():
+            newest.data = newest.data.clone()
+
+    def take_gradients(self, version: Version) -> None:
+        """What a version's backward passes left becomes the gradient of the newest weights."""
+        for name, newest in self.newest.items():
+            newest.grad, version[name].grad = version[name].grad, None
+
+
+class Staleness:
+    """Updates between the weights of a gradient and the weights that it updates: the most on each stage."""
+
+    def __init__(self, stage: int, stages: int) -> None:
+        self.stage, self.stages = stage, stages
+        self.most: int | None = None  # on this rank's stage, None before its first update
+        self.gathered: AsyncReduction | None = None
+
+    def count(self, updates: int) -> None:
+        """An update of this rank's stage; since its gradient's weights there were so many others."""
+        self.most = max(updates, self.most or 0)
+
+    def gather(self) -> None:
+        """At the end of an epoch, on every rank: start to collect; no rank waits for another."""
+        if self.most is None or profiling():
+            return
+        by_stage = torch.zeros(self.stages, dtype=torch.int64)
+        by_stage[self.stage] = self.most
+        self.gathered = AsyncReduction(by_stage, dist.ReduceOp.MAX)
+
+    def by_stage(self) -> list[int] | None:
+        """Over the epochs that have ended; None before the first. Waits until every rank has started to collect."""
+        return self.gathered.result() if self.gathered else None
 
 
 @dataclass(eq=False)
@@ -115,10 +184,6 @@ class UpdateQueue:
                 self.weights.copy_newest()
             self.weights.take_gradients(minibatch.weights)
             rate = self.optimizer.param_groups[0]["lr"]
-            self._set_rate(minibatch.rate)
+            set_learning_rate(self.optimizer, minibatch.rate)
             self.update.apply(self.weights.newest.values())
-            self._set_rate(rate)
-
-    def _set_rate(self, rate: float) -> None:
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+            set_learning_rate(self.optimizer, rate)

@@ -33,25 +33,53 @@ def whole_state(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
 
 
-class Replica:
-    """One rank's live replica: a `Trainer` (ddlbench/job.py).
+class RankTrainer:
+    """What all trainers with a torch optimizer have in common, however their model is split: most of a `Trainer`
+    (ddlbench/job.py), and what a checkpoint needs."""
 
-    model, trained: the model under its own names, and the same as the framework wraps it
-    no_sync: the context of every micro batch but the last of an update
-    """
+    def __init__(
+        self,
+        job: Job,
+        model: nn.Module,
+        update: Update,
+        statistics: Statistics,
+        place: Place,
+        knobs: Mapping[str, Any],
+        saved_part: str = "model",
+    ) -> None:
+        """knobs: the facts that are known before the first step
+        saved_part: ranks of the same part have the same parameters, or shards of them"""
+        self.job, self.model, self.statistics, self.place, self.knobs = job, model, statistics, place, knobs
+        self.update, self.optimizer = update, update.optimizer
+        self.parameters = dict(model.named_parameters())  # the optimizer's: FSDP swaps the module's own for whole ones
+        self.saved_part = saved_part
 
-    job: Job
-    place: Place
-    model: nn.Module
-    trained: nn.Module
-    optimizer: Optimizer
-    update: Update
-    statistics: Statistics
-    no_sync: Callable[[], AbstractContextManager[object]]
-    micro_batches: int  # in one update
-    parameters: Mapping[str, nn.Parameter]  # that the optimizer has: FSDP swaps the module's own for whole ones
-    saved_part: str  # ranks of the same part have the same parameters, or shards of them
-    knobs: Mapping[str, Any]  # the framework's own facts
+    @property
+    def updates(self) -> int:
+        return self.update.count
+
+    def flush(self) -> None:
+        """Nothing is in flight between steps."""
+
+    def facts(self) -> dict[str, Any]:
+        return {"staleness": 0, **self.knobs}
+
+    def close(self) -> None:
+        vars(self).clear()
+
+    def live(self) -> Live:
+        return Live(self.parameters, self.optimizer, dict(self.model.named_buffers()), self.saved_part)
+
+    def numbers(self) -> dict[str, Any]:
+        return {**self.update.numbers(), "synchronised": self.statistics.synchronized}
+
+    def restore(self, numbers: Mapping[str, Any]) -> None:
+        self.update.restore(numbers)
+        self.statistics.synchronized = numbers["synchronised"]
+
+
+class Replica(RankTrainer):
+    """One rank's live replica: a `Trainer`."""
 
     def __init__(
         self,
@@ -67,21 +95,17 @@ class Replica:
         place: Place | None = None,
         saved_part: str = "model",
     ) -> None:
-        """trained: `model` itself if None. dp_group: the ranks that average BatchNorm's statistics; None: no average.
-        place: every rank is a replica if None."""
-        self.job, self.model, self.optimizer, self.knobs, self.no_sync = job, model, optimizer, knobs, no_sync
-        self.place = place or Place(job.rank, job.world_size, coordinates={"dp": job.rank})
-        self.trained = model if trained is None else trained
-        self.update = update or Update(optimizer, job)
-        self.statistics = Statistics(model, dp_group)
-        self.micro_batches = job.micro_batches(self.place.data_size)
-        self.parameters, self.saved_part = dict(model.named_parameters()), saved_part
+        """model, trained: the model under its own names, and the same as the framework wraps it (None: not wrapped)
+        no_sync: the context of every micro batch but the last of an update
+        dp_group: the ranks that average BatchNorm's statistics; None: no average
+        place: every rank is a replica if None"""
+        place = place or Place(job.rank, job.world_size, coordinates={"dp": job.rank})
+        statistics = Statistics(model, dp_group)
+        super().__init__(job, model, update or Update(optimizer, job), statistics, place, knobs, saved_part)
+        self.trained, self.no_sync = model if trained is None else trained, no_sync
+        self.micro_batches = job.micro_batches(place.data_size)  # in one update
         if job.compile:
             self.trained.compile()
-
-    @property
-    def updates(self) -> int:
-        return self.update.count
 
     def step(self, batch: Batch | None) -> Tensor | None:
         assert batch is not None
@@ -99,28 +123,9 @@ class Replica:
         """Make the replicas equal, before validation and before the model is saved."""
         self.statistics.synchronize()
 
-    def flush(self) -> None:
-        """Nothing is in flight between steps."""
-
     def state(self) -> dict[str, Tensor] | None:
         self.synchronize()
         return whole_state(self.model) if self.job.rank == 0 else None
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         self.model.load_state_dict(state)
-
-    def facts(self) -> dict[str, Any]:
-        return {"staleness": 0, **self.knobs}
-
-    def close(self) -> None:
-        vars(self).clear()
-
-    def live(self) -> Live:
-        return Live(self.parameters, self.optimizer, dict(self.model.named_buffers()), self.saved_part)
-
-    def numbers(self) -> dict[str, Any]:
-        return {**self.update.numbers(), "synchronised": self.statistics.synchronized}
-
-    def restore(self, numbers: Mapping[str, Any]) -> None:
-        self.update.restore(numbers)
-        self.statistics.synchronized = numbers["synchronised"]

@@ -9,25 +9,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddlbench.errors import UserError
-from ddlbench.frameworks.shared.batchnorm import NO_BUFFER_SYNC, average
+from ddlbench.errors import Unsupported, UserError
+from ddlbench.frameworks.shared.batchnorm import NO_BUFFER_SYNC
 from ddlbench.frameworks.shared.checkpointing import checkpoint_blocks
-from ddlbench.frameworks.shared.gradients import clip_parts, gradient
-from ddlbench.frameworks.shared.groups import subgroup
-from ddlbench.frameworks.shared.layout import Layout, fill
-from ddlbench.frameworks.shared.refusals import check_alike, check_reduction
+from ddlbench.frameworks.shared.groups import average, clip_parts, gradient, subgroup
+from ddlbench.frameworks.shared.layout import Layout, divisors, fill
+from ddlbench.frameworks.shared.meta import on_meta
+from ddlbench.frameworks.shared.refusals import check_alike, check_elementwise, check_reduction
 from ddlbench.frameworks.shared.replica import Replica, whole_state
 from ddlbench.frameworks.shared.step import Update, accumulate, evaluate
-from ddlbench.frameworks.tensor.checks import check_compile, check_parts, check_sequence
 from ddlbench.frameworks.tensor.collectives import Part, share
-from ddlbench.frameworks.tensor.layers import Splits, joined_state, own_state, split_model
+from ddlbench.frameworks.tensor.layers import Splits, is_transposed, joined_state, own_state, split_model
 from ddlbench.frameworks.tensor.loss import loss_of_parts, whole_logits
 from ddlbench.job import Batch, Job, Place
 
@@ -51,8 +50,16 @@ class TensorParallel:
         if tp > 1:
             check_parts(self.name, job, tp)
         check_compile(self.name, job)
-        if self.sequence_parallel:
-            check_sequence(job, tp)
+        length, *more = job.model.input_shape()
+        if self.sequence_parallel and more:
+            raise Unsupported(
+                f"tensor: {job.model.name} has no sequence to split: set framework.sequence_parallel=false"
+            )
+        if self.sequence_parallel and length % tp:
+            raise Unsupported(
+                f"tensor: {tp} ranks cannot share the {length} tokens of a sequence: choose "
+                f"model.seq_len={length - length % tp or tp} or framework.sequence_parallel=false"
+            )
         check_reduction("tensor", job)
         check_alike(job, self.dp)
 
@@ -62,7 +69,12 @@ class TensorParallel:
         tp_group = subgroup(layout.tp_groups(), job) if layout.tp > 1 else None
         dp_group = subgroup(layout.dp_groups(), job) if layout.dp > 1 else None
         part = Part(tp_group, tp_rank, layout.tp, sequence=self.sequence_parallel and layout.tp > 1)
-        model, splits = own_part(job, part)
+        # Built whole on the CPU, for the same weights everywhere; only this rank's part goes to the device.
+        model = replace(job, device=torch.device("cpu")).build()
+        splits = split_model(model, job.model.tensor_plan(), part)
+        model.to(job.device)
+        if job.checkpoint_activations:
+            checkpoint_blocks(model)
         reads, coordinates = tp_rank == 0, {"dp": data_rank, "tp": tp_rank}
         place = Place(data_rank, self.dp, reads_data=reads, reports=reads, coordinates=coordinates)
         job = replace(job, loss=loss_of_parts(job, part, self.parallel_loss))
@@ -79,14 +91,45 @@ class TensorParallel:
         }
 
 
-def own_part(job: Job, part: Part) -> tuple[nn.Sequential, Splits]:
-    """Built whole on the CPU, for the same weights everywhere; only this rank's part goes to the device."""
-    model = replace(job, device=torch.device("cpu")).build()
-    splits = split_model(model, job.model.tensor_plan(), part)
-    model.to(job.device)
-    if job.checkpoint_activations:
-        checkpoint_blocks(model)
-    return model, splits
+def check_parts(name: str, job: Job, tp: int, pp: int = 1) -> None:
+    """Raise Unsupported for what `tp` ranks cannot share, beside pipelines of `pp` stages: heads, features and channels
+    must be shared evenly."""
+    numbers = split_numbers(on_meta(job), job.model.tensor_plan())
+    uneven = next((what for what, number in numbers.items() if number % tp), None)
+    if uneven is not None:
+        replica = divisors(job.world_size // pp)
+        fits = max(n for n in replica if n < tp and not any(count % n for count in numbers.values()))
+        raise Unsupported(
+            f"{name}: {tp} ranks cannot share the {numbers[uneven]} {uneven}: "
+            f"choose framework.tp={fits} framework.dp={job.world_size // (fits * pp)}"
+        )
+    if job.model.outputs() < tp:
+        raise Unsupported(f"{name}: {tp} ranks cannot share the {job.model.outputs()} classes: give each at least one")
+    check_elementwise(name, job)
+
+
+def check_compile(name: str, job: Job) -> None:
+    if job.compile:
+        raise Unsupported(
+            f"{name}: torch.compile breaks the graph at the collectives of every layer: set train.compile=false"
+        )
+
+
+def split_numbers(model: nn.Sequential, plan: Mapping[str, str]) -> dict[str, int]:
+    """What must divide over the ranks, and how many of it there are."""
+    numbers: dict[str, int] = {}
+    for name, style in plan.items():
+        module = cast(Any, model.get_submodule(name))
+        match style:
+            case "heads":
+                numbers[f"heads of {name}"] = module.num_heads
+            case "column":
+                numbers[f"features of {name}"] = module.nf if is_transposed(module) else module.out_features
+            case "filter":
+                numbers[f"filters of {name}"] = module.out_channels
+            case _:
+                pass
+    return numbers
 
 
 def replicated(job: Job, model: nn.Module, dp_group: dist.ProcessGroup) -> DistributedDataParallel:
@@ -104,9 +147,6 @@ def replicated(job: Job, model: nn.Module, dp_group: dist.ProcessGroup) -> Distr
 
 class TensorReplica(Replica):
     """One rank's part of a live replica. splits: how the parameters that are not whole are cut, by name."""
-
-    part: Part
-    splits: Splits
 
     def __init__(
         self,
@@ -159,12 +199,12 @@ class TensorReplica(Replica):
 
     def evaluate(self, batch: Batch | None) -> Tensor | None:
         self.synchronize()
-        shared = self._shared(batch)
-        output = evaluate(self.model, self._whole_logits, shared, self.job, self.micro_batches)
-        return output if batch is not None else None
 
-    def _whole_logits(self, inputs: Tensor) -> Tensor:
-        return whole_logits(self.model(inputs), self.job, self.part)
+        def forward(inputs: Tensor) -> Tensor:
+            return whole_logits(self.model(inputs), self.job, self.part)
+
+        output = evaluate(self.model, forward, self._shared(batch), self.job, self.micro_batches)
+        return output if batch is not None else None
 
     def state(self) -> dict[str, Tensor] | None:
         self.synchronize()

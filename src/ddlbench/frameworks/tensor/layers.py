@@ -75,11 +75,16 @@ def split_model(model: nn.Sequential, plan: Mapping[str, str], part: Part) -> Sp
     cut: dict[Tensor, Tensor] = {}  # a tied parameter is cut once and stays tied
     splits: Splits = {}
     for name, style in plan.items():
-        if name in modules:
-            for tensor, split in _splits(modules[name], style).items():
-                _cut(modules[name], tensor, split, part, cut)
-                splits[f"{name}.{tensor}"] = split
-            STYLES[style](modules[name], part)
+        if (module := modules.get(name)) is None:
+            continue
+        for own, split in _splits(module, style).items():
+            whole: Tensor = getattr(module, own)
+            if whole not in cut:
+                slice_ = split.of(whole.detach(), part)
+                cut[whole] = nn.Parameter(slice_) if isinstance(whole, nn.Parameter) else slice_
+            setattr(module, own, cut[whole])
+            splits[f"{name}.{own}"] = split
+        STYLES[style](module, part)
     return splits
 
 
@@ -93,20 +98,9 @@ def _splits(module: nn.Module, style: str) -> Splits:
     return {name: split for name, split in splits.items() if isinstance(getattr(module, name, None), Tensor)}
 
 
-def _cut(module: nn.Module, name: str, split: Split, part: Part, cut: dict[Tensor, Tensor]) -> None:
-    tensor = getattr(module, name)
-    if tensor not in cut:
-        slice_ = split.of(tensor.detach(), part)
-        cut[tensor] = nn.Parameter(slice_) if isinstance(tensor, nn.Parameter) else slice_
-    setattr(module, name, cut[tensor])
-
-
 def is_transposed(module: nn.Module) -> bool:
     """Whether a matrix is [in, out], as in transformers' Conv1D, and not [out, in]."""
     return hasattr(module, "nf")
-
-
-Forward = Callable[[Tensor], Tensor]
 
 
 def enter(value: Tensor, part: Part) -> Tensor:
@@ -125,19 +119,19 @@ def leave(partial: Tensor, part: Part) -> Tensor:
 def column(module: nn.Module, part: Part) -> None:
     if is_transposed(module):
         cast(Any, module).nf = cast(Tensor, module.weight).shape[1]
-    _wrap(module, lambda forward, x: forward(enter(x, part)))
+    inner = module.forward
+    module.forward = lambda x: inner(enter(x, part))
 
 
 def row(module: nn.Module, part: Part) -> None:
     """The bias is added once, after the sum."""
     transposed, layer = is_transposed(module), cast(nn.Linear, module)
 
-    def forward(_: Forward, x: Tensor) -> Tensor:
-        partial = x @ layer.weight if transposed else F.linear(x, layer.weight)
-        output = leave(partial, part)
+    def forward(x: Tensor) -> Tensor:
+        output = leave(x @ layer.weight if transposed else F.linear(x, layer.weight), part)
         return output + layer.bias.to(output.dtype)
 
-    _wrap(module, forward)
+    module.forward = forward
 
 
 def heads(module: nn.Module, part: Part) -> None:
@@ -164,30 +158,34 @@ def vocab(module: nn.Module, part: Part) -> None:
     embedding = cast(nn.Embedding, module)
     first, count = part.span(embedding.num_embeddings)
 
-    def forward(_: Forward, tokens: Tensor) -> Tensor:
+    def forward(tokens: Tensor) -> Tensor:
         rows = tokens - first
         elsewhere = (rows < 0) | (rows >= count)
         embedded = F.embedding(rows.masked_fill(elsewhere, 0), embedding.weight)
         return leave(embedded.masked_fill(elsewhere.unsqueeze(-1), 0.0), part)
 
-    _wrap(module, forward)
+    module.forward = forward
 
 
 def channels(module: nn.Module, part: Part) -> None:
-    def forward(inner: Forward, x: Tensor) -> Tensor:
+    inner = module.forward
+
+    def forward(x: Tensor) -> Tensor:
         output = inner(x)
         return gather_from(output, CHANNELS, output.shape[CHANNELS] * part.size, part)
 
-    _wrap(module, forward)
+    module.forward = forward
 
 
 def dropout(module: nn.Module, part: Part) -> None:
-    def forward(drop: Forward, x: Tensor) -> Tensor:
+    inner = module.forward
+
+    def forward(x: Tensor) -> Tensor:
         with apart(part, x.device) if module.training else nullcontext():
-            return drop(x)
+            return inner(x)
 
     if cast(nn.Dropout, module).p > 0:
-        _wrap(module, forward)
+        module.forward = forward
 
 
 def token_dropout(module: nn.Module, part: Part) -> None:
@@ -196,8 +194,9 @@ def token_dropout(module: nn.Module, part: Part) -> None:
 
 
 def positions(module: nn.Module, part: Part) -> None:
+    inner = module.forward
     if part.sequence:
-        _wrap(module, lambda forward, indices: forward(indices.narrow(-1, *part.span(indices.shape[-1]))))
+        module.forward = lambda indices: inner(indices.narrow(-1, *part.span(indices.shape[-1])))
 
 
 STYLES: dict[str, Callable[[nn.Module, Part], None]] = {
@@ -214,11 +213,6 @@ STYLES: dict[str, Callable[[nn.Module, Part], None]] = {
     "token_dropout": token_dropout,
     "positions": positions,
 }
-
-
-def _wrap(module: nn.Module, forward: Callable[[Forward, Tensor], Tensor]) -> None:
-    inner = module.forward
-    module.forward = lambda x: forward(inner, x)
 
 
 def join_states(parts: Sequence[Mapping[str, Tensor]], splits: Splits) -> dict[str, Tensor]:

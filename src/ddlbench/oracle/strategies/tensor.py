@@ -11,8 +11,7 @@ from torch import nn
 from ddlbench.errors import Unsupported
 from ddlbench.frameworks.shared.layout import fill
 from ddlbench.frameworks.shared.meta import on_meta
-from ddlbench.frameworks.tensor.adapter import TensorParallel
-from ddlbench.frameworks.tensor.checks import split_numbers
+from ddlbench.frameworks.tensor.adapter import TensorParallel, split_numbers
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES
 from ddlbench.oracle.counts.counts import Block, Exchange
 from ddlbench.oracle.machine import collectives

@@ -11,7 +11,7 @@ from sys import intern
 from typing import Any, cast
 
 from ddlbench.config.identity import added_later, measured_part
-from ddlbench.config.schema import Options
+from ddlbench.config.keys import Options
 from ddlbench.record.fingerprint import of_the_launch
 from ddlbench.results.rows import Row, group_by
 from ddlbench.texts import digest

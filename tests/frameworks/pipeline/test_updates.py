@@ -1,11 +1,14 @@
-"""Several versions of a module's weights: which memory each has, and what the module computes with."""
+"""Several versions of a module's weights: which memory each has, what the module computes with, how old they are.
+
+The staleness is that of one rank; that of two ranks' real steps is in test_clock.py.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-from ddlbench.frameworks.pipeline.versions import Weights
+from ddlbench.frameworks.pipeline.updates import Staleness, Weights
 
 
 class Doubled(nn.Module):
@@ -55,3 +58,21 @@ def test_memory_is_shared_until_the_newest_part() -> None:
     assert first.data_ptr() == second.data_ptr() == newest.data_ptr()
     weights.copy_newest()
     assert first.data_ptr() == second.data_ptr() != newest.data_ptr()
+
+
+def test_the_most_of_this_stage_is_known_after_an_epoch() -> None:
+    staleness = Staleness(stage=1, stages=3)
+    staleness.gather()
+    assert staleness.by_stage() is None, "no update was made"
+    for updates in (0, 2, 1):
+        staleness.count(updates)
+    assert staleness.by_stage() is None
+    staleness.gather()
+    assert staleness.by_stage() == [0, 2, 0]
+
+
+def test_updates_of_the_newest_weights_are_known_to_be_so() -> None:
+    staleness = Staleness(stage=0, stages=1)
+    staleness.count(0)
+    staleness.gather()
+    assert staleness.by_stage() == [0]
