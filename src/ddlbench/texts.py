@@ -19,7 +19,7 @@ def printable(text: str) -> str:
     """The text with every character that does not print as itself written as an escape: ESC becomes "\\x1b"."""
     if text.isprintable():
         return text
-    return "".join(letter if letter.isprintable() else _escape(letter) for letter in text)
+    return "".join(letter if letter.isprintable() else letter.encode("unicode_escape").decode() for letter in text)
 
 
 def shortened(text: str, longest: int) -> str:
@@ -92,7 +92,3 @@ def ratio(value: float | None) -> str:
 
 def gib(value: float | None) -> str:
     return "" if value is None else f"{value / GIB:.2f} GiB"
-
-
-def _escape(letter: str) -> str:
-    return letter.encode("unicode_escape").decode("ascii")

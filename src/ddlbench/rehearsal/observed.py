@@ -108,8 +108,13 @@ class Observed(TorchDispatchMode):
             self.note_wait(call)
         try:
             out = func(*args, **kwargs)
-        except DataDependentOutputException as error:
-            out = self._unknown(func, args[0], error)
+        except DataDependentOutputException:  # a number that depends on data
+            if func is torch.ops.aten.equal.default:
+                out = True
+            elif func is torch.ops.aten._local_scalar_dense.default:
+                out = 0.0 if identity(args[0]) in self.overflows else unknown(args[0].dtype)
+            else:
+                raise
         self.flops += operation_flops(func, args, kwargs, out)
         for tensor in tensors(out):
             self.alive.made(tensor)
@@ -120,14 +125,6 @@ class Observed(TorchDispatchMode):
         if func is OVERFLOW:
             self.overflows[identity(args[1])] = args[1]
         return out
-
-    def _unknown(self, func: Any, tensor: Tensor, error: Exception) -> Any:
-        """A replacement for a number that depends on data. Raises the error if there is none."""
-        if func is torch.ops.aten.equal.default:
-            return True
-        if func is not torch.ops.aten._local_scalar_dense.default:
-            raise error
-        return 0.0 if identity(tensor) in self.overflows else unknown(tensor.dtype)
 
     def _copy(self, func: Any, args: Any, kwargs: Any, out: Tensor) -> str | None:
         """Why the host waits for a copy between host and device; None if it does not wait."""

@@ -169,9 +169,12 @@ class Supervisor:
                 return
             if number is not None:
                 self._signalled(number)
-            elif (failure := self._failure_of_peer()) is not None:
+                continue
+            peers, silence_s = self.peers, self.timeout_s if self.connected else math.inf
+            # A failure that another rank posted, unless this main thread will soon have stopped for the same reason.
+            if peers and (failure := peers.failure) and not self.stopping.main_thread_is_coming(failure):
                 self._peer_failed(failure)
-            elif (failure := self._lost_contact() or self.stopping.overdue(self.peers)) is not None:
+            elif failure := (peers.lost_contact(silence_s) if peers else None) or self.stopping.overdue(peers):
                 self._fail(failure)
             elif time.perf_counter() - self.progress_at > self.within_s:
                 self.when_late()
@@ -179,15 +182,6 @@ class Supervisor:
                 self._stop_or_fail(failure)
             elif (asked := self.stopping.asked()) is not None:
                 self.attempt.record_end(asked, final=False)  # now: the launcher may leave this process no time
-
-    def _failure_of_peer(self) -> Failure | None:
-        """The failure that was posted, unless this rank's main thread will soon have stopped for the same reason."""
-        failure = self.peers.failure if self.peers is not None else None
-        return None if failure is None or self.stopping.main_thread_is_coming(failure) else failure
-
-    def _lost_contact(self) -> Failure | None:
-        """The store's process has ended, or the next rank sends no heartbeat."""
-        return self.peers.lost_contact(self.timeout_s if self.connected else math.inf) if self.peers else None
 
     def _signalled(self, number: int) -> None:
         """A launcher that ends a job because one rank ended sends the others a signal: then that rank's end counts."""
