@@ -91,15 +91,19 @@ def memory_limit(root: Path = Path("/sys/fs/cgroup"), groups: Path = Path("/proc
 
 def links() -> list[Line]:
     """How GPUs and nodes are connected."""
-    return [*_gpus(), *[("infiniband", adapter, "") for adapter in known(adapters) or []], *_networks(), host_name()]
-
-
-def _gpus() -> list[Line]:
-    """The matrix of `nvidia-smi topo -m`, without its legend."""
-    if shutil.which("nvidia-smi") is None:
-        return []
-    lines = re.sub(r"\x1b\[[\d;]*m", "", run("nvidia-smi", "topo", "-m")[1]).partition("Legend")[0].splitlines()
-    return [("gpus" if number == 0 else "", line.rstrip(), "") for number, line in enumerate(filter(str.strip, lines))]
+    rows: list[Line] = []
+    if shutil.which("nvidia-smi") is not None:  # the matrix of `nvidia-smi topo -m`, without its legend
+        matrix = re.sub(r"\x1b\[[\d;]*m", "", run("nvidia-smi", "topo", "-m")[1]).partition("Legend")[0]
+        lines = [line.rstrip() for line in matrix.splitlines() if line.strip()]
+        rows += [("" if number else "gpus", line, "") for number, line in enumerate(lines)]
+    rows += [("infiniband", adapter, "") for adapter in known(adapters) or []]
+    speeds = psutil.net_if_stats()
+    for name, addresses in psutil.net_if_addrs().items():  # interfaces with an address that other nodes could reach
+        reachable = [a.address for a in addresses if a.family == socket.AF_INET and not _loops(a.address)]
+        if reachable and speeds[name].isup:
+            speed = f", {speeds[name].speed:,} Mbit/s" if speeds[name].speed else ""
+            rows.append(("network", f"{name}: {', '.join(reachable)}{speed}", ""))
+    return [*rows, host_name()]
 
 
 def adapters(folder: Path = INFINIBAND) -> list[str]:
@@ -107,17 +111,6 @@ def adapters(folder: Path = INFINIBAND) -> list[str]:
     ports = sorted(folder.glob("*/ports/*"))
     state = {port: (port / "state").read_text().split(":")[-1].strip() for port in ports}
     return [f"{port.parts[-3]}: {state[port]}, {(port / 'rate').read_text().strip()}" for port in ports]
-
-
-def _networks() -> list[Line]:
-    """Interfaces with an address that other nodes could reach."""
-    speeds, rows = psutil.net_if_stats(), list[Line]()
-    for name, addresses in psutil.net_if_addrs().items():
-        reachable = [a.address for a in addresses if a.family == socket.AF_INET and not _loops(a.address)]
-        if reachable and speeds[name].isup:
-            speed = f", {speeds[name].speed:,} Mbit/s" if speeds[name].speed else ""
-            rows.append(("network", f"{name}: {', '.join(reachable)}{speed}", ""))
-    return rows
 
 
 def host_name() -> Line:

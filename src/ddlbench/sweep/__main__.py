@@ -22,8 +22,6 @@ from ddlbench.sweep.study import Study, load, names
 from ddlbench.texts import printable
 
 if TYPE_CHECKING:
-    import torch
-
     from ddlbench.sweep.forecast import Forecast
 
 INTERRUPTED = 130
@@ -51,7 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(given: argparse.Namespace, study: Study) -> int:
-    from ddlbench.record.record import writable  # torch comes with it: a mistake in the study is reported before
+    import torch  # not above: a mistake in the study is reported before
+
+    from ddlbench.record.record import writable
     from ddlbench.sweep import local
 
     starts = (given.slurm or given.local) and not given.dry_run
@@ -63,7 +63,10 @@ def _run(given: argparse.Namespace, study: Study) -> int:
         forecast = Forecast(given.cluster)
     if (given.dry_run or starts) and not asks:
         check = data_check(here=given.local and not given.slurm)
-    cells = plan(study, forecast.device if forecast else _device(given), check)
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if given.slurm:
+        device = torch.device("cpu" if "--gpus-per-node=0" in given.sbatch else "cuda")
+    cells = plan(study, forecast.device if forecast else device, check)
     state = State(Path(study.results_dir)).refresh()
     if given.cancel:
         return _cancel(cells, state)
@@ -119,15 +122,6 @@ def _show(
         lines += slurm.job_lines(study, [cell for cell in left if not cell.invalid], _options(given))
     _say("\n".join(lines))
     return 0
-
-
-def _device(given: argparse.Namespace) -> torch.device:
-    """The device of the machine that will run the cells."""
-    import torch
-
-    if given.slurm:
-        return torch.device("cpu" if "--gpus-per-node=0" in given.sbatch else "cuda")
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _cancel(cells: Sequence[Cell], state: State) -> int:

@@ -82,16 +82,13 @@ def record_early_end(config: Config, codes: Sequence[int], began: str, said: str
         "environment": {"variables": {name: os.environ[name] for name in OF_JOB if name in os.environ}},
         "dataset": {"name": config.data.name, "kind": config.data.kind},
     }
-    name = run_id(config.identity(), sum(tasks), len(tasks), "unknown")
-    return Record.open(config.results_dir, name, content).finish(status, _reason(codes, said), ended_by=ended_by)
-
-
-def _reason(codes: Sequence[int], said: str) -> str:
-    """The first line in which ddlbench reported the end, else what else is known, and the exit codes."""
+    # The first line in which ddlbench reported the end, else what else is known, and the exit codes.
     lines = [match[1] for line in said.splitlines() if (match := SAID.fullmatch(line.strip()))]
     exits = f"the run ended before it had a record: exit codes {', '.join(map(str, codes))}"
     signals = [f"rank {rank} received SIGUSR1" for rank, code in enumerate(codes) if code in LIMIT]
-    return "; ".join([*(lines or signals or SAID_BY_SLURM.findall(said))[:1], exits])[:LONGEST]
+    reason = "; ".join([*(lines or signals or SAID_BY_SLURM.findall(said))[:1], exits])[:LONGEST]
+    name = run_id(config.identity(), sum(tasks), len(tasks), "unknown")
+    return Record.open(config.results_dir, name, content).finish(status, reason, ended_by=ended_by)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from ddlbench.errors import Unavailable, Unsupported, UserError
-from ddlbench.frameworks.deepspeed.adapter import DeepSpeed, restore, set_device_index
+from ddlbench.frameworks.deepspeed.adapter import DeepSpeed, device_index
 from ddlbench.frameworks.deepspeed.knobs import import_deepspeed
+from ddlbench.frameworks.shared.environment import environment
 from ddlbench.job import Job
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
 from tests.equality.cases import MODELS
@@ -130,9 +131,8 @@ def test_open_mpis_local_rank_equals_the_local_rank(monkeypatch: pytest.MonkeyPa
     """The engine asserts that both variables are equal."""
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_RANK", "3")
-    before = set_device_index(torch.device("cuda", 0), local_rank=3)
-    assert (os.environ["LOCAL_RANK"], os.environ["OMPI_COMM_WORLD_LOCAL_RANK"]) == ("0", "0")
-    restore(before)
+    with device_index(torch.device("cuda", 0), local_rank=3):
+        assert (os.environ["LOCAL_RANK"], os.environ["OMPI_COMM_WORLD_LOCAL_RANK"]) == ("0", "0")
     assert "LOCAL_RANK" not in os.environ
     assert os.environ["OMPI_COMM_WORLD_LOCAL_RANK"] == "3"
 
@@ -140,7 +140,8 @@ def test_open_mpis_local_rank_equals_the_local_rank(monkeypatch: pytest.MonkeyPa
 def test_a_set_up_that_fails_leaves_the_launchers_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     deepspeed = import_deepspeed(torch.device("cpu"))
     monkeypatch.setenv("LOCAL_RANK", "3")
-    monkeypatch.setattr("ddlbench.frameworks.deepspeed.adapter.set_device_index", lambda *_: change("LOCAL_RANK", "0"))
+    zero = environment({"LOCAL_RANK": "0"})
+    monkeypatch.setattr("ddlbench.frameworks.deepspeed.adapter.device_index", lambda *_: zero)
     monkeypatch.setattr("ddlbench.frameworks.deepspeed.adapter.share_world_group", lambda: None)
     seen: list[str] = []
 
@@ -154,17 +155,11 @@ def test_a_set_up_that_fails_leaves_the_launchers_variables(monkeypatch: pytest.
     assert (seen, os.environ["LOCAL_RANK"]) == (["0"], "3")
 
 
-def change(name: str, value: str) -> dict[str, str | None]:
-    before = {name: os.environ.get(name)}
-    os.environ[name] = value
-    return before
-
-
 def test_on_the_cpu_the_local_rank_is_the_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the launcher's variables do not say it."""
     monkeypatch.setenv("LOCAL_RANK", "0")
-    set_device_index(torch.device("cpu"), local_rank=2)
-    assert os.environ["LOCAL_RANK"] == "2"
+    with device_index(torch.device("cpu"), local_rank=2):
+        assert os.environ["LOCAL_RANK"] == "2"
 
 
 @pytest.mark.slow

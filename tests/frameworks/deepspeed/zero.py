@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ddlbench.frameworks.ddp import DDP
-from ddlbench.frameworks.deepspeed.adapter import DeepSpeed, ZeroTrainer, set_device_index
+from ddlbench.frameworks.deepspeed.adapter import DeepSpeed, ZeroTrainer, device_index
 from ddlbench.frameworks.deepspeed.knobs import import_deepspeed
 from ddlbench.job import Batch, Framework, Job, Trainer
 from ddlbench.models.gpt2 import GPT2
@@ -253,8 +253,8 @@ def on_one_visible_gpu() -> list[dict[str, Any]]:
     before, found = get_accelerator(), list[dict[str, Any]]()
     os.environ.update(LOCAL_RANK="1", LOCAL_WORLD_SIZE="2")
     set_accelerator(Visible())
-    gpu = partial(set_device_index, torch.device("cuda", 0), local_rank=1)
-    with patch("ddlbench.frameworks.deepspeed.adapter.set_device_index", lambda *_: gpu()):
+    gpu = partial(device_index, torch.device("cuda", 0), local_rank=1)
+    with patch("ddlbench.frameworks.deepspeed.adapter.device_index", lambda *_: gpu()):
         for framework in ZERO:
             job = make_job(CASE)
             trainer = framework.setup(job)

@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from ddlbench.frameworks.horovod.adapter import Horovod, horovod_torch
-from ddlbench.frameworks.horovod.start import environment, meeting, places, started_by_mpi
+from ddlbench.frameworks.horovod.start import meeting, places, started_by_mpi
+from ddlbench.frameworks.shared.environment import environment
 from tests.support.equal import make_job
 from tests.support.jobs import CASE
 from tests.support.libraries import why_no_horovod

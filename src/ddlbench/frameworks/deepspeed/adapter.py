@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -20,6 +21,7 @@ from torch.optim import Optimizer
 from ddlbench.checkpoint.live import Live
 from ddlbench.frameworks.deepspeed.knobs import DeepSpeedOptions, import_deepspeed, without_norm
 from ddlbench.frameworks.shared.batchnorm import Statistics
+from ddlbench.frameworks.shared.environment import environment
 from ddlbench.frameworks.shared.replica import build
 from ddlbench.frameworks.shared.step import evaluate, micro_batches, overflowed
 from ddlbench.job import Batch, Job, Place, type_of_dtype
@@ -37,8 +39,8 @@ class DeepSpeed(DeepSpeedOptions):
     def setup(self, job: Job) -> ZeroTrainer:
         deepspeed = import_deepspeed(job.device)
         model = build(job)
-        variables = set_device_index(job.device, job.local_rank)
-        try:
+        with ExitStack() as until_close:
+            until_close.enter_context(device_index(job.device, job.local_rank))
             share_world_group()
             engine, *_ = deepspeed.initialize(
                 args=SimpleNamespace(device_rank=job.device.index or 0),
@@ -47,14 +49,11 @@ class DeepSpeed(DeepSpeedOptions):
                 config=self.config(job),
                 dist_init_required=False,
             )
-        except BaseException:
-            restore(variables)
-            raise
-        if self.zero_stage == 3 and not self.needs_norm(job):
-            without_norm(engine.optimizer)
-        if job.compile:
-            engine.compile()
-        return ZeroTrainer(job, self, engine, variables)
+            if self.zero_stage == 3 and not self.needs_norm(job):
+                without_norm(engine.optimizer)
+            if job.compile:
+                engine.compile()
+            return ZeroTrainer(job, self, engine, until_close.pop_all())
 
     def fake_answers(self, rank: int, world_size: int, device: torch.device) -> Sequence[Answer]:
         from ddlbench.frameworks.deepspeed.fake import answers
@@ -74,11 +73,11 @@ class ZeroTrainer:
     """One rank's live engine: a `Trainer` (ddlbench/job.py).
 
     applied: updates at stage 0, where a loss scaler of torch's decides, unseen by the engine
-    variables: what set_device_index has replaced
+    until_close: the environment that the engine reads
     """
 
-    def __init__(self, job: Job, knobs: DeepSpeedOptions, engine: Any, variables: Mapping[str, str | None]) -> None:
-        self.job, self.knobs, self.engine, self.variables = job, knobs, engine, variables
+    def __init__(self, job: Job, knobs: DeepSpeedOptions, engine: Any, until_close: ExitStack) -> None:
+        self.job, self.knobs, self.engine, self.until_close = job, knobs, engine, until_close
         self.place = Place(job.rank, job.world_size, coordinates={"dp": job.rank})
         self.optimizer = engine.basic_optimizer
         self.optimizer.register_step_post_hook(self._made)
@@ -202,25 +201,13 @@ class ZeroTrainer:
 
     def close(self) -> None:
         self.engine.destroy()
-        restore(self.variables)
+        self.until_close.close()
         vars(self).clear()
 
 
-def set_device_index(device: torch.device, local_rank: int) -> dict[str, str | None]:
-    """The engine takes LOCAL_RANK for the index of this rank's device, in set-up and in steps; it is another number
-    where each task sees one GPU (--gpus-per-task=1). Under Open MPI it wants the launcher's variable to say the same.
-    Returns what they said before."""
-    index = str(device.index if device.type == "cuda" else local_rank)
+def device_index(device: torch.device, local_rank: int) -> AbstractContextManager[None]:
+    """The environment in which LOCAL_RANK is the index of this rank's device, as the engine takes it in set-up and in
+    steps; it is another number where each task sees one GPU (--gpus-per-task=1). Under Open MPI the engine wants the
+    launcher's variable to say the same."""
     names = [name for name in ("LOCAL_RANK", OPEN_MPI[2]) if name == "LOCAL_RANK" or name in os.environ]
-    before = {name: os.environ.get(name) for name in names}
-    os.environ.update(dict.fromkeys(names, index))
-    return before
-
-
-def restore(variables: Mapping[str, str | None]) -> None:
-    """In the environment. None: the variable was not set."""
-    for name, value in variables.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+    return environment(dict.fromkeys(names, str(device.index if device.type == "cuda" else local_rank)))

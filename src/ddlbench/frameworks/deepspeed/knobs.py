@@ -163,7 +163,11 @@ class DeepSpeedOptions:
         if not self.zero_stage or job.clip_norm is not None:
             return job.clip_norm is not None
         in_bf16 = self.casts(job) and self.zero_stage == 1 and job.precision == "bf16"
-        return self.offload_optimizer or in_bf16 or (self.zero_stage < 3 and not has_norm_switch())
+        if self.offload_optimizer or in_bf16 or self.zero_stage == 3:
+            return self.offload_optimizer or in_bf16
+        from deepspeed.runtime.zero.config import DeepSpeedZeroConfig  # pyright: ignore
+
+        return "compute_grad_norm" not in DeepSpeedZeroConfig.model_fields  # versions without this switch
 
     def _zero(self, job: Job) -> dict[str, Any]:
         if not self.zero_stage:
@@ -180,13 +184,6 @@ class DeepSpeedOptions:
             **({"offload_optimizer": where} if self.offload_optimizer else {}),
             **({"offload_param": where} if self.offload_parameters else {}),
         }
-
-
-def has_norm_switch() -> bool:
-    """Whether this version of DeepSpeed has zero_optimization.compute_grad_norm."""
-    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig  # pyright: ignore
-
-    return "compute_grad_norm" in DeepSpeedZeroConfig.model_fields
 
 
 def without_norm(optimizer: Any) -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from ddlbench.frameworks.shared.environment import environment
 from ddlbench.job import Job
 from ddlbench.ranks.control import all_gather, barrier
 from ddlbench.ranks.launchers import HYDRA, OPEN_MPI, PMIX_RANK
@@ -63,21 +64,6 @@ def delayed_abort() -> Generator[None]:
         yield
     finally:
         libc.signal(signal.SIGABRT, before)
-
-
-@contextmanager
-def environment(variables: Mapping[str, str]) -> Generator[None]:
-    """Horovod reads its variables while it starts: they are set for so long only."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from ddlbench.frameworks.pipeline.groups import Groups
 from ddlbench.frameworks.pipeline.stages import Plan, Stage, cut, tied_names
@@ -87,12 +87,6 @@ class Blocks:
             for name, parameter in self.model.named_parameters()
             if id(parameter) not in elsewhere and (name in self.splits or self.groups.part.rank == 0)
         ]
-
-    def fold(self) -> None:
-        """Shards alone stay, where an evaluation gathered whole weights that the next update would not change."""
-        for stage in self.stages.values():
-            if isinstance(stage, FSDPModule):
-                stage.reshard()
 
     def state(self) -> dict[str, Tensor] | None:
         self.statistics.synchronize()

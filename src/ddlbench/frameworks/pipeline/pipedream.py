@@ -50,15 +50,7 @@ class PipeDream:
         ranks = pipeline_ranks(job.world_size, self.dp, self.pp)
         self._micro_batches(job, ranks)
         check_stages(ranks, 1, len(on_meta(job)), self.balance)
-        self._check_updates(job, ranks)
-        check_alike(job, self.dp)
-
-    def _micro_batches(self, job: Job, ranks: int) -> int:
-        """Two versions of the weights suffice only if a minibatch fills the pipeline (Narayanan et al. 2021)."""
-        return micro_batch_count(self.name, job, ranks, self.dp) if self.double_buffered else job.micro_batches(self.dp)
-
-    def _check_updates(self, job: Job, ranks: int) -> None:
-        """What does not go with stages that make the same update at different times."""
+        # What does not go with stages that make the same update at different times.
         if job.reduce_dtype != "fp32":
             raise Unsupported(
                 f"{self.name}: gradients are averaged in fp32, not {job.reduce_dtype}: set train.reduce_dtype=fp32"
@@ -83,6 +75,11 @@ class PipeDream:
                 f"{self.name}: the tied embedding would be {ranks - 1} updates older on the first stage than on the "
                 "last: set model.tie_weights=false, or use framework=pipedream_2bw (the same staleness on all stages)"
             )
+        check_alike(job, self.dp)
+
+    def _micro_batches(self, job: Job, ranks: int) -> int:
+        """Two versions of the weights suffice only if a minibatch fills the pipeline (Narayanan et al. 2021)."""
+        return micro_batch_count(self.name, job, ranks, self.dp) if self.double_buffered else job.micro_batches(self.dp)
 
     def setup(self, job: Job) -> PipeDreamTrainer:
         layout = Layout(self.dp, pp=pipeline_ranks(job.world_size, self.dp, self.pp))

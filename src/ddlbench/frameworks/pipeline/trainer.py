@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 
 from ddlbench.frameworks.pipeline.blocks import Blocks, own_edges
 from ddlbench.frameworks.pipeline.clock import BusyClock
@@ -105,7 +106,9 @@ class PipelineTrainer(RankTrainer):
         with as_raised(), torch.no_grad():
             output = self.runner.eval(*inputs, target=targets)
         self.model.train()
-        self.blocks.fold()
+        for stage in self.blocks.stages.values():
+            if isinstance(stage, FSDPModule):  # the gathered weights would not change with the next update
+                stage.reshard()
         if not self.groups.last:
             return None
         logits = whole_logits(output, self.job, self.groups.part)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import cast
 
@@ -16,13 +16,9 @@ from ddlbench.frameworks.shared.batchnorm import batch_norms
 def checkpoint_blocks(model: nn.Sequential) -> None:
     """Every named block keeps its input only and runs again in the backward pass (Chen et al. 2016)."""
     for block in model.children():
-        again = partial(_recompute_contexts, block)
-        forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=again)
+        contexts = partial(lambda block: (nullcontext(), _frozen_statistics(block)), block)  # of first and second run
+        forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=contexts)
         block.forward = cast(Callable[..., Tensor], forward)
-
-
-def _recompute_contexts(block: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    return nullcontext(), _frozen_statistics(block)
 
 
 @contextmanager

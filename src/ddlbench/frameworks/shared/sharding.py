@@ -44,10 +44,9 @@ def gathered_state(model: nn.Module, keep: bool) -> dict[str, Tensor]:
 def sharded_like(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Whole tensors, which every rank has, cut as the model's own are; nothing is sent."""
     shards = model.state_dict()
-    return {name: _cut(tensor, shards.get(name)) for name, tensor in state.items()}
-
-
-def _cut(tensor: Tensor, shard: Tensor | None) -> Tensor:
-    if not isinstance(shard, DTensor):
-        return tensor
-    return distribute_tensor(tensor.to(shard.device), shard.device_mesh, shard.placements, src_data_rank=None)
+    return {
+        name: distribute_tensor(tensor.to(own.device), own.device_mesh, own.placements, src_data_rank=None)
+        if isinstance(own := shards.get(name), DTensor)
+        else tensor
+        for name, tensor in state.items()
+    }

@@ -57,8 +57,16 @@ class Update:
         (where the library that shards does not see to it)."""
         self.optimizer = optimizer
         self.clip_norm = job.clip_norm
-        self.scaler = make_scaler(job, parts)
-        self.agrees = parts is not None and job.precision == "fp16"
+        fp16 = job.precision == "fp16"
+        self.agrees = parts is not None and fp16
+        if not self.agrees:
+            self.scaler = torch.amp.GradScaler(job.device.type, enabled=fp16)
+        else:
+            from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler  # takes a while to import
+
+            self.scaler = ShardedGradScaler(job.device.type, process_group=parts)
+            # torch makes the scale at the first loss; a rank may have no loss of its own.
+            self.scaler.scale(torch.zeros((), device=job.device))
         self.count = 0
         # The scaler skips `optimizer.step` when a gradient overflowed: the hook sees the updates really made. A wrapped
         # optimizer calls it more than once an update.
@@ -91,18 +99,6 @@ class Update:
     def restore(self, numbers: Mapping[str, Any]) -> None:
         self.count = numbers["updates"]
         self.scaler.load_state_dict(numbers["scaler"])
-
-
-def make_scaler(job: Job, parts: dist.ProcessGroup | None = None) -> torch.amp.GradScaler:
-    """Loss scaling for fp16, off for other types."""
-    enabled = job.precision == "fp16"
-    if not enabled or parts is None:
-        return torch.amp.GradScaler(job.device.type, enabled=enabled)
-    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler  # takes a while to import
-
-    scaler = ShardedGradScaler(job.device.type, process_group=parts)
-    scaler.scale(torch.zeros((), device=job.device))  # torch makes the scale here; a rank may have no loss of its own
-    return scaler
 
 
 def overflowed(optimizer: Optimizer) -> bool:
