@@ -126,7 +126,7 @@ class Observed(TorchDispatchMode):
             self.overflows[identity(args[1])] = args[1]
         return out
 
-    def _copy(self, func: Any, args: Any, kwargs: Any, out: Tensor) -> str | None:
+    def _copy(self, func: Any, args: Any, kwargs: Any, out: Any) -> str | None:
         """Why the host waits for a copy between host and device; None if it does not wait."""
         inplace = func._schema.name == "aten::copy_"
         source, blocks = args[1] if inplace else args[0], not (kwargs.get("non_blocking") or args[2:] == (True,))

@@ -109,7 +109,7 @@ class Observer(TorchDispatchMode):
         bytes_in = entering.numel() * number_bytes
         self.exchanges.append(Exchange(name, style, bytes_in, size(value), not entering.requires_grad))
 
-    def _add_output(self, out: Tensor) -> None:
+    def _add_output(self, out: Any) -> None:
         self.weighted_outputs += size(out)
 
     def _window(self, name: str, layer: Any, image: Tensor) -> None:

@@ -167,7 +167,10 @@ def parse(plain: Any, path: str) -> Machine:
     """The machine that a file's content describes. UserError for a missing or impossible value."""
     try:
         given = cast(Mapping[str, Any], plain)
-        parts = {"device": Device(**given["device"]), "links": tuple(Link(**link) for link in given["links"])}
+        parts: dict[str, Any] = {
+            "device": Device(**given["device"]),
+            "links": tuple(Link(**link) for link in given["links"]),
+        }
         if unknown := sorted(map(str, given.keys() - KEYS)):
             raise TypeError(f"it has no key {', '.join(unknown)}")
         machine = Machine(**{**given, **parts})
