@@ -12,7 +12,8 @@ import torch.distributed as dist
 
 from ddlbench.config.job import make_job
 from ddlbench.config.schema import Config
-from ddlbench.data.loaders.synthetic import images, tokens
+from ddlbench.data.feed import Request
+from ddlbench.data.loaders.synthetic import random_batch
 from ddlbench.job import Batch, Framework, Job, Trainer
 from ddlbench.oracle.measured import calibrate, network
 from ddlbench.ranks.launchers import Launch, detect
@@ -84,6 +85,5 @@ def batch_of(job: Job, trainer: Trainer) -> Batch | None:
     """One batch for all steps, without input cost; its numbers do not change what a step computes."""
     if not trainer.place.reads_data:
         return None
-    samples, make = job.replica_batch(trainer.place.data_size), images if job.model.kind == "images" else tokens
-    inputs, targets = make(job.model, samples, torch.Generator().manual_seed(job.seed))
-    return Batch(inputs, targets, torch.ones(samples, dtype=torch.bool))
+    samples = job.replica_batch(trainer.place.data_size)
+    return random_batch(Request(job.model, trainer.place, CPU, job.seed, samples), samples)

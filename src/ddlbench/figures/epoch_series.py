@@ -70,7 +70,7 @@ def courses_of(
     rows = table.dropna(subset=[column, *places]).sort_values("epoch")
     curves = _plain(rows, ["learning"], ["seeds", "runs", column, low, high, *interval])
     runs = _plain(epochs, ["measurement", "path", "status"], [column])
-    runs["learning"] = runs["measurement"].map(dict(learning_of))
+    runs["learning"] = runs["measurement"].map(dict(learning_of)).astype(object)  # also without rows
     ok = runs["status"] == "ok"
     # A curve of one seed has the range of its repeats.
     one = curves.groupby("learning")["seeds"].transform("max").eq(1) & curves["runs"].gt(1)
