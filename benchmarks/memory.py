@@ -63,7 +63,7 @@ OPTIMIZERS = {
 }
 # Buckets of 1 MiB: the usual 25 would hold this model twice. Threshold 0: every parameter in slices, also small ones.
 ZERO = {f"zero{stage}": DeepSpeed(zero_stage=stage, reduce_bucket_mb=1, persistence_threshold=0) for stage in (1, 2, 3)}
-FRAMEWORKS: dict[str, Framework] = {
+FRAMEWORKS: dict[str, Any] = {
     "ddp": DDP(),
     **ZERO,
     "fsdp": FSDP(),

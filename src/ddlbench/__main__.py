@@ -68,6 +68,8 @@ def run() -> int:
     launch: Launch | None = None
     try:
         launch = detect()
+        if launch.world_size > 1:  # a signal waits for `Supervisor`, which tells the other ranks; torch's threads, too
+            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         if (forgotten := hint(launch)) is not None:
             print(f"ddlbench: {forgotten}", file=sys.stderr, flush=True)
         config = compose()
@@ -94,8 +96,6 @@ def start(config: Config, launch: Launch) -> int:
         from ddlbench.rehearsal.command import rehearsal
 
         return rehearsal(config, launch)
-    if launch.world_size > 1:  # a signal waits for `Supervisor`, which tells the other ranks: the import takes seconds
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     from ddlbench.run.attempt import run_attempt
 
     return run_attempt(config, launch, STARTED)

@@ -26,7 +26,6 @@ class Synthetic:
     resumable: ClassVar[bool] = True
     counts_reads: ClassVar[bool] = True  # of which there are none
     drops_cache: ClassVar[bool] = False
-    pinned: ClassVar[bool | None] = None
 
     name: str
     train_samples: int | None = None
@@ -37,6 +36,10 @@ class Synthetic:
             value = getattr(self, key)
             if value is not None and value < least:
                 raise UserError(f"loader.{key}={value} must be at least {least}, or null for all samples")
+
+    @property
+    def pinned(self) -> None:
+        return None
 
     def parallelism(self) -> dict[str, int | None]:
         return {}
