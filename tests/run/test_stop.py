@@ -52,7 +52,7 @@ def test_a_signal_to_one_rank_stops_both_at_one_boundary(tmp_path: Path, number:
 
 @pytest.mark.parametrize("on", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_signal_to_one_rank_before_the_ranks_are_connected_ends_both(tmp_path: Path, on: int) -> None:
-    """While it imports torch, whose threads would take the signal too. The other rank would wait for train.timeout_s."""
+    """While it imports torch, whose threads take signals too. The other rank would wait for train.timeout_s."""
     processes = start(tmp_path, "none")
     try:
         wait_until(lambda: "libtorch" in Path(f"/proc/{processes[on].pid}/maps").read_text())
