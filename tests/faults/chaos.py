@@ -218,6 +218,7 @@ def campaign(seed: int, minutes: float, only: int | None, keep: Path | None) -> 
 
 
 def main() -> int:
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for jobs in the background, ranks too
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=0)
