@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -38,9 +38,6 @@ class StagedFiles:
     names: Iterable[str]
     count: int
     bytes: int
-
-    def pairs(self) -> Iterator[tuple[Path, Path]]:
-        return ((self.original / name, self.copy / name) for name in self.names)
 
 
 @dataclass(frozen=True)
@@ -77,7 +74,7 @@ def stage(sets: Sequence[StagedFiles], progress: Progress) -> Staged:
     unfinished = folder / UNFINISHED
     clear(unfinished)
     progress.say(f"staging {files} files ({size / 1e9:.2f} GB) in {folder}")
-    pairs = (pair for each in sets for pair in each.pairs())
+    pairs = ((each.original / name, each.copy / name) for each in sets for name in each.names)
     copies = in_threads(lambda pair: copy_file(*pair, unfinished), pairs, SCANNERS)
     return Staged(str(folder), files, size, sum(progress.steps(copies, files, "staging, file", "files")))
 

@@ -48,11 +48,11 @@ class Synthetic:
         """Replaces every data set."""
 
     def open(self, dataset: Dataset, request: Request) -> SyntheticFeed:
-        def samples(train: bool) -> int:
-            return len(dataset.split(train, request.model, request.seed))
-
-        train = samples(True) if self.train_samples is None else self.train_samples
-        return SyntheticFeed(train, samples(False) if self.val_samples is None else self.val_samples, request)
+        train, val = (
+            len(dataset.split(train, request.model, request.seed)) if samples is None else samples
+            for train, samples in ((True, self.train_samples), (False, self.val_samples))
+        )
+        return SyntheticFeed(train, val, request)
 
 
 class SyntheticFeed:

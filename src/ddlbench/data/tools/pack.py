@@ -9,12 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
@@ -71,13 +70,17 @@ def pack(layout: FolderLayout, target: Path, shard_bytes: int, processes: int) -
     processes = min(processes, total)
     try:
         known = made_before(target, plan)
-        with unfinished_pack(target, [plan, *map(asdict, known.values())]) as lines:
-            again = f"; {len(known)} exist already and are checked" if known else ""
-            progress.say(f"packing {total} shards into {target}, {processes} at a time{again}")
-            shards = in_processes(make_shard, _jobs(target, layout, index, counts, known), processes)
+        for split in SPLITS:
+            (target / split).mkdir(parents=True, exist_ok=True)
+        with replacing(target / UNFINISHED) as ledger:
+            ledger.writelines(map(_line, [plan, *map(asdict, known.values())]))
+        again = f"; {len(known)} exist already and are checked" if known else ""
+        progress.say(f"packing {total} shards into {target}, {processes} at a time{again}")
+        shards = in_processes(make_shard, _jobs(target, layout, index, counts, known), processes)
+        with (target / UNFINISHED).open("ab", buffering=0) as ledger:
             for shard in progress.steps(shards, total, "packing, shard", "shards"):
                 made[shard.file] = shard
-                lines.write(_line(asdict(shard)))
+                ledger.write(_line(asdict(shard)))
         splits = {split: [made[file] for file in sorted(made) if file.startswith(f"{split}/")] for split in SPLITS}
         whole = Pack(FORMAT, index.hash, index.classes, {name: PackedSplit.of(tuple(splits[name])) for name in SPLITS})
         with replacing(target / MANIFEST) as file:
@@ -124,29 +127,6 @@ def _same(found: dict[str, Any], plan: dict[str, Any], target: Path) -> None:
         raise UserError(f"{target} holds {what} ({differences}): give another folder, or delete this one")
 
 
-@contextmanager
-def unfinished_pack(target: Path, lines: list[dict[str, Any]]) -> Generator[BinaryIO]:
-    """pack.unfinished.jsonl with these lines, open for more."""
-    for split in SPLITS:
-        (target / split).mkdir(parents=True, exist_ok=True)
-    _sweep(target)
-    path = target / UNFINISHED
-    with replacing(path) as file:
-        file.write(b"".join(map(_line, lines)))
-    try:
-        with path.open("ab", buffering=0) as file:
-            yield file
-    finally:
-        _sweep(target)
-
-
-def _sweep(target: Path) -> None:
-    """Remove what killed processes left half-written."""
-    for split in SPLITS:
-        for file in (target / split).glob(".?????-of-?????.*.*"):
-            file.unlink(missing_ok=True)
-
-
 def _line(content: dict[str, Any]) -> bytes:
     return json.dumps(content).encode() + b"\n"
 
@@ -172,16 +152,17 @@ def make_shard(job: ShardToMake) -> Shard:
         return job.known
     try:
         with replacing(path) as out:
-            size, sha256 = _write(out, job)
-        make_index(path)
+            size, digest = 0, hashlib.sha256()
+            for (name, label, _), content in zip(job.images, _contents(job), strict=True):
+                written = record(PackedImage(content, label, name).example())
+                out.write(written)
+                digest.update(written)
+                size += len(written)
+        with replacing(index_path(path)) as out:
+            out.write(index_text(spans_of(path)))
     except OSError as error:
         raise _cannot_write(path, error) from error
-    return Shard(job.file, len(job.images), size, sha256)
-
-
-def make_index(shard: Path) -> None:
-    with replacing(index_path(shard)) as file:
-        file.write(index_text(spans_of(shard)))
+    return Shard(job.file, len(job.images), size, digest.hexdigest())
 
 
 def intact(path: Path, known: Shard) -> bool:
@@ -190,17 +171,6 @@ def intact(path: Path, known: Shard) -> bool:
         return same and read_bytes(index_path(path), LARGEST_INDEX) == index_text(spans_of(path))
     except (OSError, ValueError, BadRecord):
         return False
-
-
-def _write(out: BinaryIO, job: ShardToMake) -> tuple[int, str]:
-    """Bytes written and their sha256."""
-    size, digest = 0, hashlib.sha256()
-    for (name, label, _), content in zip(job.images, _contents(job), strict=True):
-        written = record(PackedImage(content, label, name).example())
-        out.write(written)
-        digest.update(written)
-        size += len(written)
-    return size, digest.hexdigest()
 
 
 def _contents(job: ShardToMake) -> Iterator[bytes]:
