@@ -54,10 +54,10 @@ def verify(given: argparse.Namespace) -> int:
         "tokens": lambda: verify_tokens(given.place),
     }
     counts, faults = Counter[tuple[str, str]](), 0
-    for found in checks[_kind(given.place, _layout(given))]():
-        counts.update({(split, printable(label)): samples for (split, label), samples in found.counts.items()})
-        faults += len(found.faults)
-        for fault in found.faults:
+    for part in checks[_kind(given.place, _layout(given))]():
+        counts.update({(split, printable(label)): samples for (split, label), samples in part.counts.items()})
+        faults += len(part.faults)
+        for fault in part.faults:
             _say(fault)
     width = max((len(label) for _, label in counts), default=0)
     for (split, label), samples in sorted(counts.items()):
@@ -99,8 +99,8 @@ def describe(given: argparse.Namespace) -> int:
 
 def _description(place: Path, layout: FolderLayout) -> Iterator[tuple[str, str]]:
     """Lines of a name and a value."""
-    found = _kind(place, layout)
-    if found == "tokens":
+    what = _kind(place, layout)
+    if what == "tokens":
         for path in token_files(place):
             index = TokenFile.open(path).index
             yield "kind", f"token file {path.name}, format {index.format}"
@@ -109,7 +109,7 @@ def _description(place: Path, layout: FolderLayout) -> Iterator[tuple[str, str]]
             yield "tokenizer", index.tokenizer
             yield "hash", index.sha256
         return
-    images = read_manifest(place) if found == "packed" else prepare_index(layout, None)
+    images = read_manifest(place) if what == "packed" else prepare_index(layout, None)
     yield "kind", f"packed image set, format {images.format}" if isinstance(images, Pack) else "image folders"
     yield "classes", f"{len(images.classes)}: {', '.join(images.classes[:10])}{', ...' * (len(images.classes) > 10)}"
     for split, part in images.splits.items():
@@ -118,7 +118,7 @@ def _description(place: Path, layout: FolderLayout) -> Iterator[tuple[str, str]]
         else:
             yield split, f"{part.samples} images in {len(part.shards)} shards, {_size(part.bytes)}"
     yield "hash", images.hash
-    if found == "packed" and (place / UNFINISHED).is_file():
+    if what == "packed" and (place / UNFINISHED).is_file():
         yield "warning", "packing it again was started and not finished: pack it again"
 
 

@@ -96,8 +96,8 @@ class FolderLayout:
 
     def classes(self) -> list[str]:
         """The class folders, by name. Raises UserError where a folder is missing or empty, or the splits differ."""
-        found = [class_folders(folder) for folder in self.present]
-        train, val = found[0], found[-1]
+        names = [class_folders(folder) for folder in self.present]
+        train, val = names[0], names[-1]
         if train != val:
             odd = sorted(set(train) ^ set(val))
             raise UserError(

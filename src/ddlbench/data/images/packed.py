@@ -118,14 +118,14 @@ def scan(shards: list[Path], classes: int) -> dict[str, NDArray[Any]]:
         return np.array(rows, dtype=list(kinds.items()))
 
     with ThreadPoolExecutor(SCANNERS) as pool:
-        every = np.concatenate(list(pool.map(table, range(len(shards)), shards)))
-    every = every[np.lexsort((every["name"], every["label"]))]
-    lengths, letters = np.char.str_len(every["name"]), np.ascontiguousarray(every["name"]).view(np.uint8)
-    filled = np.arange(every["name"].itemsize) < lengths[:, None]
+        merged = np.concatenate(list(pool.map(table, range(len(shards)), shards)))
+    merged = merged[np.lexsort((merged["name"], merged["label"]))]
+    lengths, letters = np.char.str_len(merged["name"]), np.ascontiguousarray(merged["name"]).view(np.uint8)
+    filled = np.arange(merged["name"].itemsize) < lengths[:, None]
     return {
         "names": letters.reshape(filled.shape)[filled],
         "ends": np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-        **{f"{name}s": every[name].copy() for name in ("size", "label", "holder", "start")},
+        **{f"{name}s": merged[name].copy() for name in ("size", "label", "holder", "start")},
     }
 
 

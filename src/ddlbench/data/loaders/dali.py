@@ -42,6 +42,7 @@ class Dali:
     resumable: ClassVar[bool] = False  # DALI cannot save the random stream of crops of files in an order from outside
     counts_reads: ClassVar[bool] = False  # it maps what it opens
     drops_cache: ClassVar[bool] = False
+    pinned = None
 
     name: str
     device: str | None = None
@@ -55,10 +56,6 @@ class Dali:
         for key in ("threads", "prefetch"):
             if (value := getattr(self, key)) is not None and value < 1:
                 raise UserError(f"loader.{key}={value} must be 1 or more")
-
-    @property
-    def pinned(self) -> None:
-        return None
 
     def parallelism(self) -> dict[str, int | None]:
         return {"threads": self.threads}

@@ -84,7 +84,7 @@ class Graph:
             crops = self._moved(fn.decoders.image_slice(encoded, **window, **self._decoder()))
         else:
             crops = fn.slice(self._moved(self._whole(encoded)), **window)
-        images = fn.resize(crops, size=self.size, **self._triangular())
+        images = self._resized(crops, self.size)
         return self._normalised(images, mirror=fn.random.coin_flip(probability=self.data.flip))
 
     def _crop(self, image: Any) -> tuple[Any, Any]:
@@ -113,22 +113,23 @@ class Graph:
         ]
         starts = [half_even(side - crop) for side, crop in zip(sides, self.size, strict=True)]
         images = self._moved(self._whole(encoded))
-        resized = fn.resize(images, size=fn.cast(fn.stack(*sides), dtype=dali.types.FLOAT), **self._triangular())
+        resized = self._resized(images, fn.cast(fn.stack(*sides), dtype=dali.types.FLOAT))
         start = fn.cast(fn.stack(*starts), dtype=dali.types.INT32)
         return self._normalised(fn.slice(resized, start=start, shape=self.size, axes=(0, 1)), mirror=0)
 
     def _moved(self, images: Any) -> Any:
         return images.gpu() if self.device == "gpu" else images
 
+    def _resized(self, images: Any, size: Any) -> Any:
+        """Antialiased where it shrinks: Pillow's and torchvision's "bilinear"."""
+        dali = import_dali()
+        return dali.fn.resize(images, size=size, interp_type=dali.types.INTERP_TRIANGULAR)
+
     def _decoder(self) -> dict[str, Any]:
         """Pillow neither turns images by their EXIF tag nor decodes with a coarse upsampling of colours."""
         types = import_dali().types
         how = {"output_type": types.RGB, "adjust_orientation": False, "jpeg_fancy_upsampling": True}
         return {"device": "mixed" if self.device == "mixed" else "cpu", **how}
-
-    def _triangular(self) -> dict[str, Any]:
-        """Antialiased where it shrinks: Pillow's and torchvision's "bilinear"."""
-        return {"interp_type": import_dali().types.INTERP_TRIANGULAR}
 
     def _normalised(self, images: Any, mirror: Any) -> Any:
         """On the GPU where the images are wanted there: as uint8 they take a quarter of the copying."""

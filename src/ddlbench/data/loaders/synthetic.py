@@ -26,6 +26,7 @@ class Synthetic:
     resumable: ClassVar[bool] = True
     counts_reads: ClassVar[bool] = True  # of which there are none
     drops_cache: ClassVar[bool] = False
+    pinned = None
 
     name: str
     train_samples: int | None = None
@@ -36,10 +37,6 @@ class Synthetic:
             value = getattr(self, key)
             if value is not None and value < least:
                 raise UserError(f"loader.{key}={value} must be at least {least}, or null for all samples")
-
-    @property
-    def pinned(self) -> None:
-        return None
 
     def parallelism(self) -> dict[str, int | None]:
         return {}

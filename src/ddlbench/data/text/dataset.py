@@ -152,7 +152,7 @@ class TokenText:
         """hash: of the tokens and the tokenizer. All sizes are of the whole text, so under a val_limit, which is in
         windows of the model, those of the validation text are None: a perplexity per word would be of other words."""
         train, val = (self.open(part).index for part in (True, False))
-        whole = self.val_limit is None
+        complete = self.val_limit is None
         digest = hashlib.sha256(
             " ".join((train.sha256, val.sha256, train.tokenizer_hash)).encode(errors="backslashreplace")
         )
@@ -163,9 +163,9 @@ class TokenText:
             "train_tokens": train.tokens,
             "train_words": train.words,
             "train_lines": train.lines,
-            "val_tokens": val.tokens if whole else None,
-            "val_words": val.words if whole else None,
-            "val_lines": val.lines if whole else None,
+            "val_tokens": val.tokens if complete else None,
+            "val_words": val.words if complete else None,
+            "val_lines": val.lines if complete else None,
             "tokenizer": train.tokenizer,
             "vocab_size": train.vocab_size,
         }

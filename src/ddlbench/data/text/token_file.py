@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ddlbench.data.foreign_data import made_of, read_format, regular_size, sha256_of
+from ddlbench.data.foreign_data import from_json, read_format, regular_size, sha256_of
 from ddlbench.data.home import home
 from ddlbench.errors import UserError
 from ddlbench.files import replacing
@@ -67,7 +67,7 @@ class TokenFile:
         about = path.with_suffix(".json")
         again = f"if it is a copy, copy it again; else delete it and {about.name}, and it is made again"
         try:
-            index = made_of(TokenIndex, read_format(about, FORMAT, again))
+            index = from_json(TokenIndex, read_format(about, FORMAT, again))
             if index.dtype not in DTYPES:
                 raise ValueError(f"dtype is {index.dtype[:40]!a}")
         except OSError as error:
@@ -76,9 +76,9 @@ class TokenFile:
             raise
         except ValueError as error:
             raise UserError(f"{about} is not the index of a token file ({error}): {again}") from error
-        expected, found = index.tokens * np.dtype(index.dtype).itemsize, regular_size(path)
-        if found != expected:
-            raise UserError(f"token file {path} has {found or 0} bytes, its index says {expected}: {again}")
+        expected, size = index.tokens * np.dtype(index.dtype).itemsize, regular_size(path)
+        if size != expected:
+            raise UserError(f"token file {path} has {size or 0} bytes, its index says {expected}: {again}")
         return cls(path, index)
 
     def read(self) -> NDArray[Any]:

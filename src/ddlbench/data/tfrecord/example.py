@@ -38,19 +38,19 @@ def features(data: memoryview, example: Extent) -> dict[str, Extent]:
     return {bytes(data[slice(*one(data, entry, 1))]).decode(): one(data, entry, 2) for entry in entries}
 
 
-def bytes_of(data: memoryview, found: Mapping[str, Extent], name: str, kind: int = BYTES_LIST) -> Extent:
-    """Where the bytes of a feature lie, which has this one value; `found`: all features, as `features` gives them."""
-    if name not in found:
+def bytes_of(data: memoryview, extents: Mapping[str, Extent], name: str, kind: int = BYTES_LIST) -> Extent:
+    """Where the bytes of a feature lie, which has this one value; `extents`: all features, as `features` gives them."""
+    if name not in extents:
         raise ValueError(f"it has no {name}")
     try:
-        return one(data, one(data, found[name], kind), 1)
+        return one(data, one(data, extents[name], kind), 1)
     except ValueError as error:
         raise ValueError(f"{name} is not one value of type {'bytes' if kind == BYTES_LIST else 'int'}") from error
 
 
-def number_of(data: memoryview, found: Mapping[str, Extent], name: str) -> int:
+def number_of(data: memoryview, extents: Mapping[str, Extent], name: str) -> int:
     """Packed or not, the number is where the field begins."""
-    place, end = bytes_of(data, found, name, INT64_LIST)
+    place, end = bytes_of(data, extents, name, INT64_LIST)
     number, behind = varint(data, place, end)
     if behind != end:
         raise ValueError(f"{name} is not one value of type int")
@@ -58,10 +58,10 @@ def number_of(data: memoryview, found: Mapping[str, Extent], name: str) -> int:
 
 
 def one(data: memoryview, message: Extent, number: int) -> Extent:
-    found = list(fields(data, message, number))
-    if len(found) != 1:
-        raise ValueError(f"{len(found)} fields of number {number} where 1 is expected")
-    return found[0]
+    values = list(fields(data, message, number))
+    if len(values) != 1:
+        raise ValueError(f"{len(values)} fields of number {number} where 1 is expected")
+    return values[0]
 
 
 def fields(data: memoryview, message: Extent, wanted: int) -> Iterator[Extent]:

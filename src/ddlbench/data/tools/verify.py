@@ -35,30 +35,30 @@ IMAGES_A_JOB = 256  # of a folder
 
 
 @dataclass(frozen=True)
-class Found:
+class Findings:
     """In a part of a set. counts: samples by (split, class); faults: a line each, with file and offset."""
 
     counts: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
     faults: list[str] = field(default_factory=list[str])
 
 
-def verify_pack(folder: Path, processes: int) -> Iterator[Found]:
+def verify_pack(folder: Path, processes: int) -> Iterator[Findings]:
     """Shard by shard, as they are done. Raises UserError where pack.json cannot be used."""
     crc32c()  # a missing library is reported before the work begins
     pack = read_manifest(folder)
-    known = {shard.file for shard in pack.shards}
+    listed = {shard.file for shard in pack.shards}
     present = {f"{split}/{path.name}" for split in SPLITS for path in (folder / split).glob("*.tfrecord")}
-    yield Found(faults=[f"{folder / file}: not in the list of {MANIFEST}" for file in present - known])
+    yield Findings(faults=[f"{folder / file}: not in the list of {MANIFEST}" for file in present - listed])
     jobs = (
         partial(verify_shard, folder, split, shard, pack.classes)
         for split in SPLITS
         for shard in pack.splits[split].shards
     )
-    found = in_processes(call, jobs, processes)
-    yield from Progress(enabled=True).steps(found, len(known), "verifying, shard", "shards")
+    parts = in_processes(call, jobs, processes)
+    yield from Progress(enabled=True).steps(parts, len(listed), "verifying, shard", "shards")
 
 
-def verify_folders(layout: FolderLayout, processes: int) -> Iterator[Found]:
+def verify_folders(layout: FolderLayout, processes: int) -> Iterator[Findings]:
     """Some images at a time. Raises UserError where the folders cannot be used."""
     index = prepare_index(layout, None)
     jobs = (
@@ -68,28 +68,28 @@ def verify_folders(layout: FolderLayout, processes: int) -> Iterator[Found]:
         for images in [range(start, min(start + IMAGES_A_JOB, len(files)))]
     )
     total = sum(-(-len(files) // IMAGES_A_JOB) for files in index.splits.values())
-    found = in_processes(call, jobs, processes)
-    yield from Progress(enabled=True).steps(found, total, f"verifying, {IMAGES_A_JOB} images", "parts")
+    parts = in_processes(call, jobs, processes)
+    yield from Progress(enabled=True).steps(parts, total, f"verifying, {IMAGES_A_JOB} images", "parts")
 
 
-def verify_images(folder: Path, split: str, images: tuple[tuple[str, str], ...]) -> Found:
+def verify_images(folder: Path, split: str, images: tuple[tuple[str, str], ...]) -> Findings:
     """images: (name of the class, name of the file) in folder/."""
-    found = Found()
+    findings = Findings()
     for label, name in images:
         path = folder / label / name
         try:
             fault = image_fault(path.read_bytes())
         except OSError as error:
             fault = f"cannot be read ({error.strerror})"
-        found.counts[split, label] += 1
-        found.faults.extend([f"{path}: {fault}"] if fault else [])
-    return found
+        findings.counts[split, label] += 1
+        findings.faults.extend([f"{path}: {fault}"] if fault else [])
+    return findings
 
 
-def verify_shard(folder: Path, split: str, shard: Shard, classes: tuple[str, ...]) -> Found:
+def verify_shard(folder: Path, split: str, shard: Shard, classes: tuple[str, ...]) -> Findings:
     """All records are looked at; an unreadable file is one fault. The index is compared where all lengths are right,
     the whole shard's checksum where all records' are."""
-    found, path = Found(), folder / shard.file
+    findings, path = Findings(), folder / shard.file
     try:
         index, size = index_of(index_path(path)), path.stat().st_size
         expected = [] if isinstance(index, str) else index
@@ -103,17 +103,17 @@ def verify_shard(folder: Path, split: str, shard: Shard, classes: tuple[str, ...
                 faults = [f"{payload}{lost}"]
             else:
                 spans.append((offset, len(payload) + FRAME))
-                faults = _record(payload, split, classes, found)
-            found.faults.extend(f"{path}, offset {offset}: {fault}" for fault in faults)
+                faults = _record(payload, split, classes, findings)
+            findings.faults.extend(f"{path}, offset {offset}: {fault}" for fault in faults)
         framed = all(record.next is not None for record in bad)
-        found.faults.extend(_index_faults(path, index, spans if framed else None))
-        found.faults.extend(_shard_faults(path, shard, len(spans), size, sound=not bad))
+        findings.faults.extend(_index_faults(path, index, spans if framed else None))
+        findings.faults.extend(_shard_faults(path, shard, len(spans), size, sound=not bad))
     except OSError as error:
-        found.faults.append(f"{path}: cannot be read ({error.strerror})")
-    return found
+        findings.faults.append(f"{path}: cannot be read ({error.strerror})")
+    return findings
 
 
-def _record(payload: bytes, split: str, classes: tuple[str, ...], found: Found) -> Iterator[str]:
+def _record(payload: bytes, split: str, classes: tuple[str, ...], findings: Findings) -> Iterator[str]:
     """What is wrong with a record whose checksums are right."""
     try:
         image = PackedImage.of(payload)
@@ -124,7 +124,7 @@ def _record(payload: bytes, split: str, classes: tuple[str, ...], found: Found) 
         yield f"{image.filename} has label {image.label}, there are {len(classes)} classes"
         return
     label = classes[image.label]
-    found.counts[split, label] += 1
+    findings.counts[split, label] += 1
     if not image.filename.startswith(f"{label}/"):
         yield f"{image.filename} has the label of class {label}"
     if fault := image_fault(image.encoded):
@@ -167,11 +167,11 @@ def image_fault(content: bytes) -> str | None:
     return None
 
 
-def verify_tokens(place: Path) -> Iterator[Found]:
+def verify_tokens(place: Path) -> Iterator[Findings]:
     """The bytes of every token file against its index. Raises UserError where an index or a size is wrong."""
     for path in token_files(place):
         tokens, index = TokenFile.open(path), path.with_suffix(".json").name
         faults = [] if sha256_of(path) == tokens.index.sha256 else [f"{path}: its sha256 is not the one in {index}"]
         if not faults and tokens.index.tokens and (largest := int(tokens.read().max())) >= tokens.index.vocab_size:
             faults.append(f"{path}: it has token {largest}, the vocabulary in {index} {tokens.index.vocab_size}")
-        yield Found(faults=faults)
+        yield Findings(faults=faults)
