@@ -23,7 +23,7 @@ SINES = (0, 799, 1567, 2276, 2896, 3406, 3784, 4017, 4096)
 
 
 def square(u: Plane, v: Plane) -> Plane:
-    """Of the distance from the centre."""
+    """The squared distance from the centre."""
     return u * u + v * v
 
 

@@ -61,7 +61,7 @@ class PackedImages(ImageFolders):
         return read_manifest(self.folder()).hash
 
     def original(self, train: bool) -> PackedSource:
-        """As `prepare` left it, without a look at the shards: a thousand ranks may ask at once."""
+        """From the index that `prepare` kept; the shards are not read, because a thousand ranks may ask at once."""
         split = self.train_dir if train else self.val_dir
         return self._kept(read_manifest(self.folder()), split) or self._prepared(split)
 
@@ -98,7 +98,7 @@ class PackedImages(ImageFolders):
 
 
 class Image(NamedTuple):
-    """In order of class, then name. start, size: of the encoded image in its shard, in bytes."""
+    """One row of the index, sorted by class, then name. start, size: of the encoded image in its shard, in bytes."""
 
     label: int
     name: bytes

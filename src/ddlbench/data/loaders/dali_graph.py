@@ -51,7 +51,7 @@ class Graph:
     def first_bad(self, files: Iterable[Any], **settings: Any) -> int | None:
         """Which of the files is the first that DALI cannot decode, None where it decodes all."""
         settings |= {"batch_size": 1, "prefetch_queue_depth": 1}
-        made, good = self._pipeline([[file] for file in files], self._whole, settings), 0
+        made, good = self._pipeline([[file] for file in files], self._decoded, settings), 0
         try:
             while True:
                 made.run()
@@ -72,8 +72,8 @@ class Graph:
             made.set_outputs(output(dali.fn.io.file.read(source) if self.named else source))
         return made
 
-    def _whole(self, encoded: Any) -> Any:
-        """Images of any size."""
+    def _decoded(self, encoded: Any) -> Any:
+        """Complete images of any size."""
         return import_dali().fn.decoders.image(encoded, **self._decoder())
 
     def _train(self, encoded: Any) -> Any:
@@ -83,7 +83,7 @@ class Graph:
         if self.fused_crop:
             crops = self._moved(fn.decoders.image_slice(encoded, **window, **self._decoder()))
         else:
-            crops = fn.slice(self._moved(self._whole(encoded)), **window)
+            crops = fn.slice(self._moved(self._decoded(encoded)), **window)
         images = self._resized(crops, self.size)
         return self._normalised(images, mirror=fn.random.coin_flip(probability=self.data.flip))
 
@@ -112,7 +112,7 @@ class Graph:
             shape[axis] * self.data.shorter_side(self.size) // dali.math.min(shape[0], shape[1]) for axis in (0, 1)
         ]
         starts = [half_even(side - crop) for side, crop in zip(sides, self.size, strict=True)]
-        images = self._moved(self._whole(encoded))
+        images = self._moved(self._decoded(encoded))
         resized = self._resized(images, fn.cast(fn.stack(*sides), dtype=dali.types.FLOAT))
         start = fn.cast(fn.stack(*starts), dtype=dali.types.INT32)
         return self._normalised(fn.slice(resized, start=start, shape=self.size, axes=(0, 1)), mirror=0)

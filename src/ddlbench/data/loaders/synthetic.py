@@ -17,7 +17,7 @@ from ddlbench.job import Batch, Model
 
 @dataclass
 class Synthetic:
-    """As many samples and steps as the data set would give, all of them random numbers.
+    """Gives as many samples and steps as the data set, all of them random numbers.
 
     train_samples, val_samples: number of samples; None: as in the data set
     """

@@ -137,7 +137,7 @@ def _line(content: dict[str, Any]) -> bytes:
 def _jobs(
     target: Path, layout: FolderLayout, index: Index, counts: dict[str, int], earlier: dict[str, Shard]
 ) -> Iterator[ShardToMake]:
-    """One after another, because the names of a million files as Python strings would take 100 MB."""
+    """Jobs are made one after another, because the names of a million files as Python strings would take 100 MB."""
     for (split, files), source in zip(index.splits.items(), layout.splits, strict=True):
         for number, chosen in enumerate(np.array_split(order(split, len(files)), counts[split])):
             file = f"{split}/{number:05d}-of-{counts[split]:05d}.tfrecord"

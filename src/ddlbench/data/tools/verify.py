@@ -36,14 +36,14 @@ IMAGES_A_JOB = 256  # of a folder
 
 @dataclass(frozen=True)
 class Findings:
-    """In a part of a set. counts: samples by (split, class); faults: a line each, with file and offset."""
+    """Faults of a part of a set. counts: samples by (split, class); faults: a line each, with file and offset."""
 
     counts: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
     faults: list[str] = field(default_factory=list[str])
 
 
 def verify_pack(folder: Path, processes: int) -> Iterator[Findings]:
-    """Shard by shard, as they are done. Raises UserError where pack.json cannot be used."""
+    """Check all shards, in the order in which they finish. Raises UserError where pack.json cannot be used."""
     crc32c()  # a missing library is reported before the work begins
     pack = read_manifest(folder)
     listed = {shard.file for shard in pack.shards}
@@ -59,7 +59,7 @@ def verify_pack(folder: Path, processes: int) -> Iterator[Findings]:
 
 
 def verify_folders(layout: FolderLayout, processes: int) -> Iterator[Findings]:
-    """Some images at a time. Raises UserError where the folders cannot be used."""
+    """Check IMAGES_A_JOB images at a time. Raises UserError where the folders cannot be used."""
     index = prepare_index(layout, None)
     jobs = (
         partial(verify_images, folder, split, tuple((index.classes[files.labels[i]], files.name(i)) for i in images))
@@ -87,8 +87,8 @@ def verify_images(folder: Path, split: str, images: tuple[tuple[str, str], ...])
 
 
 def verify_shard(folder: Path, split: str, shard: Shard, classes: tuple[str, ...]) -> Findings:
-    """All records are looked at; an unreadable file is one fault. The index is compared where all lengths are right,
-    the whole shard's checksum where all records' are."""
+    """Check every record; an unreadable file is one fault. The index is compared where all lengths are right, the
+    shard's checksum where all records' checksums are."""
     findings, path = Findings(), folder / shard.file
     try:
         index, size = index_of(index_path(path)), path.stat().st_size
@@ -146,7 +146,7 @@ def _index_faults(path: Path, index: list[Span] | str, spans: list[Span] | None)
 
 
 def _shard_faults(path: Path, shard: Shard, records: int, size: int, sound: bool) -> Iterator[str]:
-    """Against pack.json: a shard may be faultless and yet not the one that was packed."""
+    """Compare a shard with pack.json: a shard without faults may not be the one that was packed."""
     if size != shard.bytes or (sound and records != shard.samples):
         yield f"{path}: {records} records, {size} bytes; {MANIFEST} says {shard.samples} and {shard.bytes}"
     elif sound and sha256_of(path) != shard.sha256:
@@ -154,7 +154,7 @@ def _shard_faults(path: Path, shard: Shard, records: int, size: int, sound: bool
 
 
 def image_fault(content: bytes) -> str | None:
-    """Why the bytes are no whole image, None where they are one."""
+    """Why the bytes cannot be decoded to a complete image; None where they can."""
     try:
         with warnings.catch_warnings(), Image.open(io.BytesIO(content)) as image:
             warnings.simplefilter("ignore")
