@@ -67,7 +67,7 @@ def _start() -> None:
 
 
 def end_with_parent(exit_code: int) -> None:
-    """End this process when the one ends that made it (also where a forkserver's process lives longer)."""
+    """End this process when its parent ends: with a forkserver, the process that asked for it, not the server."""
     parent = multiprocessing.parent_process()
     assert parent is not None, "called in a process that multiprocessing started"
 

@@ -22,16 +22,16 @@ SIZES = ((500, 375), (500, 375), (500, 333), (375, 500), (333, 500), (500, 500),
 SINES = (0, 799, 1567, 2276, 2896, 3406, 3784, 4017, 4096)
 
 
-def square(u: Plane, v: Plane) -> Plane:
+def square(u: NDArray[Any], v: NDArray[Any]) -> NDArray[Any]:
     """The squared distance from the centre."""
     return u * u + v * v
 
 
-def longer(u: Plane, v: Plane) -> Plane:
+def longer(u: NDArray[Any], v: NDArray[Any]) -> NDArray[Any]:
     return np.maximum(abs(u), abs(v))
 
 
-def shorter(u: Plane, v: Plane) -> Plane:
+def shorter(u: NDArray[Any], v: NDArray[Any]) -> NDArray[Any]:
     return np.minimum(abs(u), abs(v))
 
 
