@@ -93,7 +93,7 @@ def run() -> int:
 def start(config: Config, launch: Launch) -> int:
     """What comes with torch is imported only once the configuration is right."""
     if config.mode == "rehearsal":
-        from ddlbench.rehearsal.command import rehearsal
+        from ddlbench.rehearsal.rehearse import rehearsal
 
         return rehearsal(config, launch)
     from ddlbench.run.attempt import run_attempt

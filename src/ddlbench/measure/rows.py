@@ -150,7 +150,6 @@ class EpochRow:
     steady_time_s: float | None  # None: no second measured step
     host_wait_share: float
     use: OverRanks
-    rank_stages: list[int]  # the pipeline stage of each rank
     stage_memory: dict[str, list[int | None]]  # the fullest rank of each stage
     metrics: dict[str, Any] = field(default_factory=dict[str, Any])
     elapsed_s: float = 0.0
@@ -194,8 +193,7 @@ class EpochRow:
 
 
 NOT_IN_LINE = (
-    "memory", "metrics", "ranks", "slowest_s", "own_steps", "bad_step", "train_loss", "use", "rank_stages",
-    "stage_memory",
+    "memory", "metrics", "ranks", "slowest_s", "own_steps", "bad_step", "train_loss", "use", "stage_memory",
 )  # fmt: skip
 
 
@@ -231,7 +229,6 @@ def gather_epoch(epoch: int, epochs: int, here: RankEpoch, global_batch: int, up
         steady_time_s=max(rank.steady_s for rank in ranks) if steady_steps else None,
         host_wait_share=max(rank.host_wait_share for rank in ranks),
         use=OverRanks.of([rank.use for rank in ranks], [rank.host for rank in ranks]),
-        rank_stages=stages,
         stage_memory={name: _by_stage(stages, [rank.memory[name] for rank in ranks]) for name in BY_STAGE},
         ranks=gather_to_rank0(here.packed()),
     )

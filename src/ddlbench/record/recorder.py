@@ -17,7 +17,7 @@ from ddlbench.measure.straggler import own_columns, own_steps_of_window
 from ddlbench.measure.summary import sees_one_gpu, summarise
 from ddlbench.progress import Progress
 from ddlbench.record.advice import advice, advice_on_waiting
-from ddlbench.record.epoch_files import interrupted_steps
+from ddlbench.record.epoch_files import step_table
 from ddlbench.record.record import Record
 
 ONE_GPU = (
@@ -44,13 +44,11 @@ class FileRecorder(Recorder):
         self.progress = progress
         self.startup_s = 0.0
         self.one_gpu = False
-        self.hosts: list[str] = []  # of each rank
         self.recorded: EpochClock | None = None  # of the last epoch that was handed over
 
     def begin(self, run: Run, spans: Mapping[str, float], hosts: Sequence[str]) -> None:
         """spans: seconds of each part of the start, in their order; hosts: each rank's."""
         self.startup_s = sum(spans[name] for name in STARTUP)
-        self.hosts = list(hosts)
         launch = {**self.record.content["launch"], "hosts": sorted(set(hosts))}
         self.record.add(
             model=self.model, framework=self.scenario.facts(), loader=run.feed.facts(), spans=dict(spans), launch=launch
@@ -90,9 +88,7 @@ class FileRecorder(Recorder):
 
     def end(self, run: Run, feeds: Sequence[Mapping[str, Any]]) -> None:
         bad = sorted({name for facts in feeds for name in facts.get("bad_samples", [])})
-        window = own_steps_of_window(
-            self.record.content.get("profile", {}), self.hosts, self.record.rows[0].rank_stages
-        )
+        window = own_steps_of_window(self.record.content.get("profile", {}))
         self.record.add(
             summary={**self.record.content["summary"], **own_columns(window, "window")},
             framework=self.scenario.facts(),
@@ -116,7 +112,8 @@ class FileRecorder(Recorder):
             return None
         epoch, times = run.first_epoch + len(self.record.rows), clock.so_far()
         rank = RankEpoch(run.job.rank, run.place.data_rank, times, [], [], {})
-        return (epoch, interrupted_steps(epoch, rank)) if times.step_s else None
+        # No other table has these steps, and none counts them.
+        return (epoch, step_table(epoch, rank, warmup=True, complete=False)) if times.step_s else None
 
     def _update(self, run: Run) -> None:
         rows = self.record.rows

@@ -2,15 +2,15 @@
 
 The framework sets up and trains some steps under a fake process group and fake tensors (ranks/fake): nothing is sent or
 computed, but every tensor has its shape. The last step is reported: the steps before it create the optimizer's state
-and fill a pipeline.
+and fill a pipeline. mode=rehearsal prints the result; nothing is measured, so nothing is recorded.
 """
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from itertools import repeat
 from typing import Any
@@ -22,15 +22,19 @@ from ddlbench.config.job import make_job
 from ddlbench.config.schema import Config
 from ddlbench.data.images import split
 from ddlbench.data.loaders.to_device import ToDevice
-from ddlbench.errors import RunError
+from ddlbench.errors import RunError, UserError
 from ddlbench.job import Batch, Job, Place, Trainer
 from ddlbench.measure.clock import EpochClock
 from ddlbench.ranks.fake.fake import fake_world
 from ddlbench.ranks.launch import Launch
 from ddlbench.rehearsal.observed import Observed, short
 from ddlbench.rehearsal.storages import before_update, gradients, memory, stored
+from ddlbench.texts import bytes_text
 
 WARM_UP = 2  # steps before the reported one
+ON_CPU = (
+    "on the CPU this includes numbers that stay on the host where the device is a GPU, such as step counters and seeds"
+)
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,40 @@ class Rehearsal:
     error: str | None = None
 
 
+def rehearsal(config: Config, launch: Launch) -> int:
+    """The exit code: 1 if the job does not fit together."""
+    if launch.world_size > 1:
+        raise UserError(
+            f"mode=rehearsal runs in one process and {launch.launcher} started {launch.world_size}: start python -m "
+            "ddlbench by itself, and give the number of ranks with rehearsal.gpus"
+        )
+    asked = config.rehearsal
+    per_node = min(asked.gpus_per_node, asked.gpus)
+    rank = Launch("torchrun", asked.rank, asked.gpus, asked.rank % per_node, per_node)
+    row = rehearse(config, rank, torch.device("cuda", 0) if asked.device == "cuda" else torch.device("cpu"))
+    print(json.dumps(asdict(row), indent=1) if asked.json else text(row))
+    return 0 if row.error is None else 1
+
+
+def text(row: Rehearsal) -> str:
+    where = ", ".join(f"{name} {index}" for name, index in row.coordinates.items())
+    lines = [
+        f"{row.framework}, {row.model}: rank {row.rank} of {row.gpus} on {row.device}"
+        + (f" ({where})" if where else "")
+    ]
+    for name, bytes_ in (row.memory or {}).items():
+        lines.append(f"memory: {name}: {'not known' if bytes_ is None else bytes_text(bytes_)}")
+    for sent in row.collectives or ():
+        among = f"{sent.ranks} ranks, {sent.stride} apart"
+        lines.append(
+            f"collective of a step: {sent.kind} among {among}: {sent.count:g} x, {bytes_text(sent.bytes_)} altogether"
+        )
+    lines += [f"the host waits in a step: {call}: {count:g} x" for call, count in (row.host_waits or {}).items()]
+    lines += [ON_CPU] if row.host_waits and row.device == "cpu" else []
+    lines += [f"does not fit together: {row.error}"] if row.error else []
+    return "\n".join(lines)
+
+
 def rehearse(config: Config, launch: Launch, device: torch.device) -> Rehearsal:
     """UserError, Unsupported or Unavailable if the framework refuses the job."""
     return rehearse_job(config.framework, make_job(config, launch, device), config.loader.pinned)
@@ -77,7 +115,9 @@ def rehearse_job(framework: Any, job: Job, pinned: bool | None = None) -> Rehear
     """pinned: whether batches come from pinned memory of the host; None where they are on the device"""
     device = job.device
     row = Rehearsal(framework.name, job.model.name, job.world_size, device.type, job.rank)
-    with warnings.catch_warnings(), fake_world(job.rank, job.world_size, device, framework), own_constants():
+    # A process creates the tensors that normalize images once. Those of a rehearsal are fake and must end with it.
+    constants = patch.object(split, "mean_and_std", cache(split.mean_and_std.__wrapped__))
+    with warnings.catch_warnings(), fake_world(job.rank, job.world_size, device, framework), constants:
         warnings.simplefilter("ignore")  # fake tensors warn that they have no values
         framework.check(job)
         observed = Observed(device)
@@ -118,11 +158,6 @@ def batch(job: Job, samples: int, device: torch.device, pinned: bool | None = No
     labels = torch.zeros(samples, *(shape if text else ()), dtype=torch.int64, device=device, pin_memory=bool(pinned))
     valid = torch.ones(samples, dtype=torch.bool, device=device, pin_memory=bool(pinned))
     return Batch(inputs, labels, valid)
-
-
-def own_constants() -> AbstractContextManager[object]:
-    """A process creates the tensors that normalize images once. Those of a rehearsal are fake and must end with it."""
-    return patch.object(split, "mean_and_std", cache(split.mean_and_std.__wrapped__))
 
 
 def stepped(row: Rehearsal, trainer: Trainer, batches: Iterator[Any], observed: Observed, period: int) -> Rehearsal:

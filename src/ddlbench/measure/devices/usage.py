@@ -38,10 +38,12 @@ class Load:
 
     @classmethod
     def now(cls, proc: Path = PROC) -> Load:
-        ticks = known(lambda: _ticks(proc / "stat"))
+        # user nice system idle iowait irq softirq steal guest guest_nice (proc(5)); guests' time is in user and nice
+        ticks = known(lambda: list(map(int, (proc / "stat").read_text().splitlines()[0].split()[1:])))
         return cls(
             load=known(lambda: float((proc / "loadavg").read_text().split()[0]) / (os.cpu_count() or 1)),
-            pressure=known(lambda: _some_avg10(proc / "pressure" / "cpu")),
+            # "some avg10=1.23 avg60=... avg300=... total=...", in percent
+            pressure=known(lambda: float((proc / "pressure/cpu").read_text().split("some avg10=")[1].split()[0]) / 100),
             stolen=ticks[7] if ticks else None,
             ticks=sum(ticks[:8]) if ticks else None,
             busy=sum(ticks[state] for state in BUSY) if ticks else None,
@@ -76,18 +78,6 @@ def family_seconds(proc: Path = PROC, process: str = "self") -> float:
     for child in (child for children in lists for child in children.read_text().split()):
         seconds += known(lambda child=child: family_seconds(proc, child)) or 0.0  # it may end meanwhile
     return seconds
-
-
-def _ticks(stat: Path) -> list[int]:
-    """user nice system idle iowait irq softirq steal guest guest_nice (proc(5)); guests' time is in user and nice."""
-    return [int(word) for word in stat.read_text().splitlines()[0].split()[1:]]
-
-
-def _some_avg10(pressure: Path) -> float:
-    """The line `some avg10=1.23 avg60=... avg300=... total=...`, in percent."""
-    words = pressure.read_text().splitlines()[0].split()
-    assert words[0] == "some"
-    return float(words[1].removeprefix("avg10=")) / 100
 
 
 def thread_seconds() -> float:

@@ -70,16 +70,6 @@ def _swap(one: Tensor, other: Tensor) -> None:
     torch._C._swap_tensor_impl(one, other)  # pyright: ignore
 
 
-def _with_real_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A mesh counts its ranks with tensors of integers, whose values it reads."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with unset_fake_temporarily():
-            return function(*args, **kwargs)
-
-    return call
-
-
 class _Chunks:
     """The slices of a parameter for all ranks, each made when it is read: fully_shard reads two of them, but makes one
     for each rank, and 1,024 fake tensors for each parameter take most of the time of a rehearsal."""
@@ -162,8 +152,9 @@ REDUCER: Any = dist.Reducer  # pyright: ignore
 ANSWERS: tuple[Answer, ...] = (
     (_fsdp_param, "_chunk_with_empty", _Chunks),
     (torch.utils, "swap_tensors", _swap),
-    (DeviceMesh, "__init__", _with_real_tensors(DeviceMesh.__init__)),
-    (DeviceMesh, "from_group", _with_real_tensors(DeviceMesh.from_group)),
+    # A mesh counts its ranks with tensors of integers, whose values it reads.
+    (DeviceMesh, "__init__", unset_fake_temporarily()(DeviceMesh.__init__)),
+    (DeviceMesh, "from_group", unset_fake_temporarily()(DeviceMesh.from_group)),
     # DDP's reducer is torch's, in C++. It sends by torch's hook in Python, because the built-in one needs a result that
     # the fake process group does not give. It can read the numbers that ranks exchange about their buckets. Its method
     # `prepare_for_forward` only starts a timer of the device.
