@@ -59,7 +59,7 @@ class Scenario(Protocol):
 
 
 class Recorder:
-    """Where rows go: nowhere on the other ranks than rank 0, whose `FileRecorder` writes files."""
+    """Takes the rows. This one drops them; rank 0 has a `FileRecorder`, which writes files."""
 
     def begin(self, run: Run, spans: Mapping[str, float], hosts: Sequence[str]) -> None: ...
 

@@ -109,8 +109,8 @@ def connect(
 
 
 def disable_nccl_abort(env: MutableMapping[str, str] = os.environ) -> None:
-    """Before the process group is made; what the user has set stays, but for TORCH_NCCL_ASYNC_ERROR_HANDLING=1 under
-    torchrun, which sets that for its ranks where the user has set nothing."""
+    """Called before the process group is made. What the user has set stays, except TORCH_NCCL_ASYNC_ERROR_HANDLING=1
+    under torchrun, which sets it for its ranks where the user has set nothing."""
     if "TORCHELASTIC_RUN_ID" in env and env.get("TORCH_NCCL_ASYNC_ERROR_HANDLING") == "1":
         del env["TORCH_NCCL_ASYNC_ERROR_HANDLING"]
     for name, value in NCCL_DEFAULTS.items():

@@ -8,6 +8,7 @@ and fill a pipeline. mode=rehearsal prints the result; nothing is measured, so n
 from __future__ import annotations
 
 import json
+import traceback
 import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -164,7 +165,9 @@ def stepped(row: Rehearsal, trainer: Trainer, batches: Iterator[Any], observed: 
     """The row with what a step holds, sends and waits for, averaged over `period` steps, after which they repeat."""
     held = [0]
     before_update(trainer, lambda: held.append(stored(gradients(trainer), set())))
-    for _ in range(WARM_UP + in_flight(trainer)):
+    # Between two steps some pipelines keep minibatches in flight: so many steps until they are full.
+    in_flight = max(trainer.facts().get("weight_versions") or [1]) - 1
+    for _ in range(WARM_UP + in_flight):
         trainer.step(next(batches))
     observed.clear()
     for _ in range(period):
@@ -178,18 +181,8 @@ def stepped(row: Rehearsal, trainer: Trainer, batches: Iterator[Any], observed: 
     return replace(row, memory=bytes_, collectives=sent, host_waits=waits, flops=observed.flops / period)
 
 
-def in_flight(trainer: Trainer) -> int:
-    """Steps until a pipeline is full whose minibatches stay in flight between two steps; 0 for other frameworks."""
-    versions = trainer.facts().get("weight_versions")
-    return max(versions) - 1 if versions else 0
-
-
 def line(error: Exception) -> str:
     """The innermost line of ddlbench in the traceback of an error, as text."""
-    place, trace = "", error.__traceback__
-    while trace is not None:
-        file = trace.tb_frame.f_code.co_filename
-        if "/ddlbench/" in file and "/ddlbench/rehearsal/" not in file:
-            place = f" at {short(file)}:{trace.tb_lineno}"
-        trace = trace.tb_next
-    return place
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if "/ddlbench/" in frame.filename and "/ddlbench/rehearsal/" not in frame.filename]
+    return f" at {short(own[-1].filename)}:{own[-1].lineno}" if own else ""

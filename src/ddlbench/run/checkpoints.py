@@ -77,7 +77,7 @@ def how_to_continue(attempt: Attempt) -> str | None:
 
 
 class Checkpoints:
-    """Those of one run, on every rank; rank 0 makes and removes folders."""
+    """The checkpoints of one run, on every rank; rank 0 makes and removes folders."""
 
     def __init__(self, attempt: Attempt, supervisor: Supervisor, trainer: Trainer, rates: Rates) -> None:
         options = attempt.config.checkpoint
@@ -116,7 +116,7 @@ class Checkpoints:
                 self.attempt.record.resume(resumed, saved.epochs)
 
     def save(self, run: Run, epoch: int) -> None:
-        """After the row of an epoch is recorded, if it is time. Nothing follows the last epoch. Collective."""
+        """Save the run after the row of an epoch is recorded, if it is time; never after the last one. Collective."""
         done = epoch + 1
         if done % self.every or done == run.epochs:
             return

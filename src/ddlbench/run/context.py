@@ -165,7 +165,7 @@ class Attempt:
                 print(f"ddlbench: {failure.status}: {failure.reason}", file=sys.stderr, flush=True)
 
     def _show_folder(self, record: Record) -> None:
-        """Once, and not with progress=false in a run that ended with `ok`."""
+        """Print where the record is, once; not with progress=false in a run that ended with `ok`."""
         if not self.shown and (self.config.progress or record.content["status"] != "ok"):
             self.shown = True
             results = shlex.quote(self.config.results_dir)

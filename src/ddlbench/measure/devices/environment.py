@@ -106,7 +106,7 @@ def cpu_model() -> str | None:
 
 
 def variables(names: Mapping[str, str]) -> dict[str, str]:
-    """Those of the environment's variables that libraries and schedulers read, without anything like a credential."""
+    """The variables that libraries and schedulers read, without anything like a credential."""
     return {
         name: value[:LONGEST_VALUE]
         for name, value in sorted(names.items())

@@ -96,7 +96,7 @@ def waited_awake(seconds: float) -> None:
 
 @dataclass(frozen=True)
 class Usage:
-    """Since the start of each process; processes that have ended and were waited for are included.
+    """CPU time and bytes since the start of each process, including those that have ended and were waited for.
 
     cpu_s:      CPU seconds, user and system, in ticks of 1/100 s (proc(5))
     read_bytes: bytes that read(2) and its like gave (proc(5): rchar), from the page cache or a disk; a mapped file is
