@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,21 +31,18 @@ TRACE = "trace-rank0.json.gz"
 SHOWN = ("val_loss", "val_top1", "val_perplexity_token")
 
 
+@dataclass
 class FileRecorder(Recorder):
     """Keeps summary and ledger up to date after each epoch, so that a run which is cut short leaves what it reached."""
 
-    def __init__(
-        self, record: Record, config: Config, model: dict[str, Any], scenario: Scenario, progress: Progress
-    ) -> None:
-        """model: the record's section of that name"""
-        self.record = record
-        self.config = config
-        self.model = model
-        self.scenario = scenario
-        self.progress = progress
-        self.startup_s = 0.0
-        self.one_gpu = False
-        self.recorded: EpochClock | None = None  # of the last epoch that was handed over
+    record: Record
+    config: Config
+    model: dict[str, Any]  # the record's section of that name
+    scenario: Scenario
+    progress: Progress
+    startup_s: float = 0.0
+    one_gpu: bool = False
+    recorded: EpochClock | None = None  # of the last epoch that was handed over
 
     def begin(self, run: Run, spans: Mapping[str, float], hosts: Sequence[str]) -> None:
         """spans: seconds of each part of the start, in their order; hosts: each rank's."""

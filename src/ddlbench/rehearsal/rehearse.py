@@ -144,21 +144,22 @@ def fed(job: Job, place: Place, pinned: bool | None) -> Iterator[Batch | None]:
     """
     if not place.reads_data:
         return repeat(None)
-    samples = job.replica_batch(place.data_size)
-    if pinned is None or job.device.type == "cpu":
-        return (batch(job, samples, job.device).to(job.device, job.channels_last) for _ in repeat(None))
-    hosts = (batch(job, samples, torch.device("cpu"), pinned) for _ in repeat(None))
-    return ToDevice(job.device, job.channels_last)(hosts)
-
-
-def batch(job: Job, samples: int, device: torch.device, pinned: bool | None = None) -> Batch:
-    """Images of the host are bytes where there is a GPU, which normalises them."""
-    shape, text, on_host = job.model.input_shape(), job.model.kind == "text", pinned is not None
-    kind = torch.int64 if text else torch.uint8 if on_host else torch.float32
-    inputs = torch.zeros(samples, *shape, dtype=kind, device=device, pin_memory=bool(pinned))
-    labels = torch.zeros(samples, *(shape if text else ()), dtype=torch.int64, device=device, pin_memory=bool(pinned))
-    valid = torch.ones(samples, dtype=torch.bool, device=device, pin_memory=bool(pinned))
-    return Batch(inputs, labels, valid)
+    copied = pinned is not None and job.device.type != "cpu"
+    text, shape = job.model.kind == "text", (job.replica_batch(place.data_size), *job.model.input_shape())
+    # Images of the host are bytes where there is a GPU, which normalises them.
+    kind = torch.int64 if text else torch.uint8 if copied else torch.float32
+    options: dict[str, Any] = {"device": "cpu" if copied else job.device, "pin_memory": copied and pinned}
+    batches = (
+        Batch(
+            torch.zeros(shape, dtype=kind, **options),
+            torch.zeros(shape if text else shape[:1], dtype=torch.int64, **options),
+            torch.ones(shape[:1], dtype=torch.bool, **options),
+        )
+        for _ in repeat(None)
+    )
+    if copied:
+        return ToDevice(job.device, job.channels_last)(batches)
+    return (batch.to(job.device, job.channels_last) for batch in batches)
 
 
 def stepped(row: Rehearsal, trainer: Trainer, batches: Iterator[Any], observed: Observed, period: int) -> Rehearsal:
