@@ -119,10 +119,8 @@ def preflight(attempt: Attempt) -> None:
     model = str(gpu(device)["gpu_model"]) if device.type == "cuda" else "cpu"
     if device.type == "cuda":
         torch.cuda.empty_cache()  # the measured run begins with an empty allocator
-    place, versions = (
-        (attempt.launch.rank, socket.gethostname(), model),
-        (str(torch.__version__), attempt.dataset["hash"]),
-    )
+    place = (attempt.launch.rank, socket.gethostname(), model)
+    versions = (str(torch.__version__), str(attempt.dataset["hash"]))
     checks: list[Check] = all_gather(Check(*place, clock, correct, seconds, reduced, *versions))
     slow = slow_ranks(checks, config.preflight_warn)
     if record:
