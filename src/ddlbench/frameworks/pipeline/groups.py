@@ -18,7 +18,8 @@ from ddlbench.frameworks.shared.layout import Layout
 from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.tensor.collectives import Part
 from ddlbench.job import Job, Place
-from ddlbench.ranks.launch import SHARED_GPU, is_fake
+from ddlbench.ranks.launch import is_fake
+from ddlbench.ranks.launchers import SHARED_GPU
 
 
 @dataclass(frozen=True)

@@ -126,7 +126,7 @@ class RankWindow:
         return cls(job.rank, platform.node(), stage, steps, seconds, len(communication), parts)
 
     def line(self) -> dict[str, Any]:
-        """As run.json has it."""
+        """The rank's entry in run.json."""
         return {
             "rank": self.rank,
             "host": self.host,
