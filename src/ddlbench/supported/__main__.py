@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from ddlbench.config.choices import title
 from ddlbench.config.compose import quiet
 from ddlbench.config.keys import BATCH_PER_GPU
 from ddlbench.supported.survey import COMPUTING, CPU, RANKS, Change, Survey, as_it_is
-from ddlbench.supported.words import Knob, Reasons, cell, code, knobs, scope, table, title
+from ddlbench.supported.words import Knob, Reasons, cell, code, knobs, scope, table
 
 HEAD = """# What runs with what
 
@@ -110,7 +111,9 @@ def _section(survey: Survey, group: list[str], reasons: Reasons) -> str:
             lines.append(_line(words, by_effects, named=len(group) > 1))
     parts = [
         f"### {', '.join(group)}\n",
-        "".join(f"- `{name}`: {title(name)}\n" for name in group) if len(group) > 1 else title(group[0]) + "\n",
+        "".join(f"- `{name}`: {title('framework', name)}\n" for name in group)
+        if len(group) > 1
+        else title("framework", group[0]) + "\n",
         table(["option", "default", "meaning"], [key.row() for key in keys]) if keys else "No options.\n",
         "".join(lines),
     ]

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from ddlbench.config.values import written
 from ddlbench.sweep.plan import INVALID, Cell, points
 from ddlbench.sweep.state import MISSING, QUEUED, RUNNING, State
 from ddlbench.texts import aligned, printable
@@ -25,7 +25,7 @@ def plan_lines(cells: Sequence[Cell], state: State, asked: Asked, predict: Predi
         left = [cell for cell in group if asked(cell) == MISSING]
         rows.append(
             {
-                **{key: _text(value) for key, value in group[0].values.items()},
+                **{key: written(value) for key, value in group[0].values.items()},
                 "runs": str(len(group)),
                 "status": _counted(_shown(cell, asked) for cell in group),
                 "s/run": EMPTY if estimated is None else f"{least}{estimated:.1f}",
@@ -95,7 +95,3 @@ def _counted(statuses: Iterable[str]) -> str:
     if len(counts) == 1:
         return next(iter(counts))
     return ", ".join(f"{status} {count}" for status, count in sorted(counts.items()))
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
