@@ -1,4 +1,4 @@
-"""What the options of a group are, so that a label says what was measured: another option's values are refused.
+"""The options of a group. A label says what was measured: an option with another option's values is refused.
 
 A field of a framework that defines its option says so in its metadata: {"defines": NAME}, where NAME is the option that
 may have any value of it, or None where there is no such option.

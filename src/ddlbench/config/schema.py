@@ -72,15 +72,15 @@ class Config(Options):
         return measured_part(self.resolved, self.added_later)
 
 
-# Sections that no group's YAML chooses.
-OWN: dict[str, type] = {"": Options, "train": Train, "checkpoint": Checkpoint, "rehearsal": RehearsalKeys}
+# The sections that are no group, with their classes; "": the keys of no section.
+CLASSES: dict[str, type] = {"": Options, "train": Train, "checkpoint": Checkpoint, "rehearsal": RehearsalKeys}
 KEY_OF = {"train": "train.epochs=3", "checkpoint": "checkpoint.every=1", "rehearsal": "rehearsal.gpus=8"}
 
 
 def section(name: str, raw: dict[str, Any]) -> Any:
     """The object of a section, "" for the keys that belong to none: of the class that a group's `_target_` names, its
     fields filled from the other keys, in the types of the fields: a `1` given for a float is 1.0."""
-    cls = OWN.get(name)
+    cls = CLASSES.get(name)
     if cls is None:
         module, _, class_name = str(raw["_target_"]).rpartition(".")
         cls = getattr(importlib.import_module(module), class_name)
@@ -126,7 +126,7 @@ def build(plain: dict[str, Any], make: Callable[[str, dict[str, Any]], Any] = se
 
 
 def first_line(error: BaseException) -> str:
-    """The first line that says something, with OmegaConf's key after it."""
+    """The first line that is not empty, with OmegaConf's key before it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     key = next((line.removeprefix("full_key: ") for line in lines if line.startswith("full_key: ")), "").lstrip(".")
     text = lines[0] if lines else type(error).__name__

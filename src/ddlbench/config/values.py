@@ -1,4 +1,4 @@
-"""What any value of the configuration may be, whatever its key and group: finite, bounded, printable."""
+"""Checks of every value of the configuration, whatever its key: finite, bounded, printable; and values as texts."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Reasons:
         return list(self.messages).index(kind) + 1
 
     def listed(self) -> str:
-        """The messages themselves, and where the numbers lead."""
+        """The numbered messages, and the targets of the numbers' links."""
         numbered = dict(enumerate(self.messages.values(), start=1))
         lines = [f'{number}. <a id="reason-{number}"></a>{text}\n' for number, text in numbered.items()]
         links = [f"[{number}]: #reason-{number}\n" for number in numbered]
