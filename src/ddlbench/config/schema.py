@@ -103,11 +103,12 @@ def resolve(composed: DictConfig) -> Config:
         raise UserError(first_line(error)) from error
 
 
-def build(plain: dict[str, Any], make: Callable[[str, dict[str, Any]], Any] = section) -> Config:
+def build(plain: dict[str, Any], make: Callable[[str, dict[str, Any]], Any] | None = None) -> Config:
     """A configuration from plain data. OmegaConfBaseException for a value of another type than its key's.
 
-    make: how a section becomes an object
+    make: how a section becomes an object; None: by `section`
     """
+    make = make or section
     sections: dict[str, dict[str, Any]] = {}
     for name in (*SECTIONS, "rehearsal"):
         raw = plain.get(name, {} if name == "rehearsal" else None)
