@@ -6,7 +6,7 @@ may have any value of it, or None where there is no such option.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from functools import cache
 from typing import Any, cast
@@ -36,22 +36,19 @@ def check(group: str, target: str, made: Any) -> None:
         raise UserError(
             f"{group}.name={option} is the name of {defaults['_target_']}, not of {shown(target)}: choose another name"
         )
-    others = {
-        other: published(group, other)
-        for other in choices(group)
-        if other != option and published(group, other)["_target_"] == target
-    }
     for field in fields(made):
         key, value, generic = field.name, getattr(made, field.name), field.metadata.get("defines", option)
         if generic == option or value == defaults[key]:
             continue
-        named = [other for other, theirs in others.items() if other != generic and theirs[key] == value]
+        named = [other for other, theirs in _others(group, option) if other != generic and theirs[key] == value]
         remedy = choose(group, named[0]) if named else f"{choose(group, generic)} {group}.{key}={written(value)}"
         raise UserError(
             f"{group}.{key}={written(value)} is not {option}, which has {written(defaults[key])}: choose {remedy}"
         )
-    for other, theirs in others.items() if group == "model" else ():
-        # Sizes are free, but not all of those in which another option differs.
+    if group != "model":
+        return
+    # Sizes are free, but not all of those in which another option differs.
+    for other, theirs in _others(group, option):
         sizes = {key: theirs[key] for key in defaults if key != "name" and theirs.get(key) != defaults[key]}
         if sizes and all(getattr(made, key, None) == size for key, size in sizes.items()):
             words = " ".join(f"model.{key}={written(size)}" for key, size in sizes.items())
@@ -74,3 +71,11 @@ def published(group: str, option: str) -> dict[str, Any]:
     """The keys of an option's YAML and their values there."""
     content = OmegaConf.to_container(OmegaConf.load(conf_dir() / group / f"{option}.yaml"))
     return cast(dict[str, Any], content)
+
+
+def _others(group: str, option: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The other options of the same class, read from their YAMLs when they are asked for."""
+    target = published(group, option)["_target_"]
+    for other in choices(group):
+        if other != option and published(group, other)["_target_"] == target:
+            yield other, published(group, other)

@@ -28,7 +28,7 @@ def answers(device: torch.device) -> list[Answer]:
     import_deepspeed(device if torch.cuda.is_available() else torch.device("cpu"))
     utils = import_module("deepspeed.runtime.zero.utils")
     given: list[Answer] = [
-        (utils, "get_lst_from_rank0", lambda numbers: numbers),
+        (utils, "get_lst_from_rank0", list),  # its own numbers
         (utils, "assert_lst_len_same_as_other_ranks", returning(None)),
         (functional, "linear", functional.linear),
     ]
