@@ -16,7 +16,7 @@ from ddlbench.oracle.counts.counts import Block, Counts, Line, Numbers, Work
 from ddlbench.oracle.machine.machine import Device, Link, Machine
 from ddlbench.oracle.setting import Setting
 from ddlbench.oracle.timing.computation import Computation, Speeds
-from ddlbench.recipe.losses import make_loss
+from ddlbench.recipe.losses import CrossEntropy
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
 
 # Two nodes of four: 1 us and 10 GB/s within, 10 us and 1 GB/s between.
@@ -28,7 +28,7 @@ GPT = GPT2("gpt2_small", n_layer=2, n_embd=32, n_head=4, vocab_size=64, seq_len=
 def job(world: int = 1, batch: int = 8, model: Model = GPT, **more: object) -> Job:
     return Job(
         model=model,
-        loss=make_loss(0.0),
+        loss=CrossEntropy(0.0),
         optimizer=partial(make_optimizer, OptimizerConfig("sgd", lr=0.1, momentum=0.9)),
         device=torch.device("cuda"),
         rank=0,

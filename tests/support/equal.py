@@ -19,7 +19,7 @@ from ddlbench.loop import Recorder, Run, train
 from ddlbench.measure.rows import EpochRow
 from ddlbench.progress import Progress
 from ddlbench.ranks.boundary import Boundary
-from ddlbench.recipe.losses import make_loss
+from ddlbench.recipe.losses import CrossEntropy
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
 from ddlbench.recipe.rates import Rates
 from ddlbench.record.run_json import training_ledger, weights_hash
@@ -50,7 +50,7 @@ def recorded_config(case: Case) -> Config:
 def make_job(case: Case) -> Job:
     return Job(
         model=case.model,
-        loss=make_loss(0.0),
+        loss=CrossEntropy(0.0),
         optimizer=partial(make_optimizer, optimizer_of(case)),
         device=torch.device("cpu"),
         rank=dist.get_rank(),

@@ -27,7 +27,7 @@ from ddlbench.measure.formulas.memory_formula import SPLIT
 from ddlbench.oracle.counts.counts import Amount, Block, Counts, Line, Numbers, Work
 from ddlbench.oracle.counts.operations import Observer, Operation, saved_bytes
 from ddlbench.ranks.fake.fake import fake_world
-from ddlbench.recipe.losses import make_loss
+from ddlbench.recipe.losses import CrossEntropy
 from ddlbench.rehearsal.observed import size
 from ddlbench.rehearsal.storages import identity
 
@@ -97,7 +97,7 @@ class FakeModel:
 def fake_model(
     model: Model, precision: str, device_type: str, smoothing: float, samples: int, tp: int, sequence: bool
 ) -> Generator[FakeModel]:
-    loss: Callable[[Tensor, Tensor], Tensor] = make_loss(smoothing)
+    loss: Callable[[Tensor, Tensor], Tensor] = CrossEntropy(smoothing)
     plan = model.tensor_plan()
     with FakeTensorMode() if tp == 1 else fake_world(0, tp, torch.device("cpu")), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # fake tensors warn about values that they do not have

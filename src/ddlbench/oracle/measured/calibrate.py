@@ -24,7 +24,7 @@ from ddlbench.job import Place, type_of_dtype
 from ddlbench.oracle.measured.network import wait
 from ddlbench.oracle.setting import kind_of
 from ddlbench.oracle.timing.computation import Pass
-from ddlbench.recipe.losses import make_loss
+from ddlbench.recipe.losses import CrossEntropy
 from ddlbench.recipe.optimizers import make_optimizer
 from ddlbench.texts import digest
 
@@ -82,7 +82,7 @@ def _block(block: nn.Module, value: Tensor, targets: Tensor | None, config: Conf
     """The seconds of a block, and its output. targets: of the last block, whose passes include the loss"""
     device, precision = value.device, config.train.precision
     ahead, back = list[float](), list[float]()
-    loss, output = make_loss(config.recipe.label_smoothing), value
+    loss, output = CrossEntropy(config.recipe.label_smoothing), value
     for _ in range(REPEATS + 1):
         wait(device)
         began = time.perf_counter()
