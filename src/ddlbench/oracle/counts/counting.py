@@ -24,7 +24,7 @@ from ddlbench.frameworks.tensor.layers import split_model
 from ddlbench.frameworks.tensor.loss import parallel_cross_entropy
 from ddlbench.job import Model, example_batch, type_of_dtype
 from ddlbench.measure.formulas.memory_formula import SPLIT
-from ddlbench.oracle.counts.counts import Amount, Block, Counts, Line, Numbers, Work
+from ddlbench.oracle.counts.counts import Amount, Block, Counts, Floats, Line, Work
 from ddlbench.oracle.counts.operations import Observer, Operation, saved_bytes
 from ddlbench.ranks.fake.fake import fake_world
 from ddlbench.recipe.losses import make_loss
@@ -63,7 +63,7 @@ def _joined(small: Block, large: Block) -> Block:
 
 def _work(small: Work, large: Work) -> Work:
     assert small.names == large.names, "the batch size changes what runs"
-    return replace(small, bytes_=_line(small.bytes_, large.bytes_))
+    return replace(small, moved=_line(small.moved, large.moved))
 
 
 def _line(small: Line[Amount], large: Line[Amount]) -> Line[Amount]:
@@ -124,7 +124,7 @@ def fake_model(
 
 
 def _run(fake: FakeModel) -> tuple[list[Block], int]:
-    """The counts of all blocks at one batch size, and the numbers of tied parameters. Each block runs forward and
+    """The counts of all blocks at one batch size, and the number of tied parameters. Each block runs forward and
     backward by itself; of equal blocks with equal inputs only the first one runs."""
     blocks, tied = list[Block](), 0
     counted = set[int]()  # parameters of earlier blocks
@@ -188,7 +188,7 @@ def _run_block(fake: FakeModel, name: str, module: nn.Module, is_last: bool, cou
         name=name,
         forward=_work_at(samples, operations[:ahead]),
         backward=_work_at(samples, operations[back:]),
-        parameters=tuple(tensor.numel() for tensor in parameters.values()),
+        tensor_sizes=tuple(tensor.numel() for tensor in parameters.values()),
         split_parameters=sum(tensor.numel() for key, tensor in parameters.items() if key in split),
         output=size(output) / samples,
         saved=Line(saved[0], 0.0),
@@ -212,11 +212,11 @@ def _work_at(samples: int, operations: Sequence[Operation]) -> Work:
     work = [operation for operation in operations if operation.moved]
     return Work(
         flops=np.array([operation.flops / samples for operation in work], dtype=float),
-        bytes_=_constant([operation.moved for operation in work]),
+        moved=_constant([operation.moved for operation in work]),
         shared=np.array([operation.shared for operation in work], dtype=bool),
         names=tuple(operation.name for operation in work),
     )
 
 
-def _constant(values: Sequence[float]) -> Line[Numbers]:
+def _constant(values: Sequence[float]) -> Line[Floats]:
     return Line(np.array(values, dtype=float), np.zeros(len(values)))

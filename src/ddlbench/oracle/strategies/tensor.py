@@ -69,7 +69,7 @@ def parts(setting: Setting, dp: int, tp: int, sequence: bool, by_channels: bool)
     job, blocks = setting.job, setting.counts.blocks
     count, samples = setting.micro_batch(dp)
     passes = setting.computation.blocks(samples, tp)
-    update = setting.computation.update(sum(block.numbers_of_part(tp) for block in blocks))
+    update = setting.computation.update(sum(block.parameters_of_part(tp) for block in blocks))
     messages: list[Message] = []
     if tp > 1:
         traffics = [traffic(block, samples, setting, tp, sequence, by_channels) for block in blocks]
@@ -84,7 +84,7 @@ def parts(setting: Setting, dp: int, tp: int, sequence: bool, by_channels: bool)
         messages.append(averaged(setting, sent, sum(back), ranks=dp, stride=tp))
     counts = counts_of_rank(setting, tp, sequence)
     # DDP's buckets, beside the gradients that wait to be reduced.
-    buckets = FP32_BYTES * float(counts.numbers) if dp > 1 and count > 1 else 0.0
+    buckets = FP32_BYTES * float(counts.parameter_count) if dp > 1 and count > 1 else 0.0
     return Outcome(
         compute_s=(count * sum(block.both(job.checkpoint_activations) for block in passes) + update)
         * setting.contention,
@@ -153,8 +153,8 @@ def batch_message(setting: Setting, dp: int, tp: int) -> Message:
     """tp rank 0 broadcasts the replica's batch to the others: images in fp32, tokens and targets in int64."""
     model, samples = setting.job.model, setting.job.replica_batch(dp)
     text = model.kind == "text"
-    numbers = samples * prod(model.input_shape())
-    sizes = (numbers * 8, numbers * 8) if text else (numbers * 4, samples * 8)
+    values = samples * prod(model.input_shape())
+    sizes = (values * 8, values * 8) if text else (values * 4, samples * 8)
     seconds = sum(collectives.broadcast(size, setting.path(tp)) for size in sizes)
     return Message("broadcast of the batch", 2, sum(sizes), seconds, seconds)
 
@@ -162,14 +162,14 @@ def batch_message(setting: Setting, dp: int, tp: int) -> Message:
 def limit(setting: Setting, by_channels: bool = False) -> Limit:
     """The layer with the fewest heads, features, filters or channels."""
     if by_channels:
-        numbers = {
+        sizes = {
             f"channels of {name}": module.in_channels
             for name, module in on_meta(setting.job).named_modules()
             if isinstance(module, nn.Conv2d) and module.in_channels > 3  # those of the images are not split
         }
     else:
-        numbers = split_numbers(on_meta(setting.job), setting.job.model.tensor_plan())
-    if not numbers:
+        sizes = split_numbers(on_meta(setting.job), setting.job.model.tensor_plan())
+    if not sizes:
         return Limit("tp", 1, "no layer can be split")
-    layer = min(numbers, key=lambda name: numbers[name])
-    return Limit("tp", numbers[layer], layer)
+    layer = min(sizes, key=sizes.__getitem__)
+    return Limit("tp", sizes[layer], layer)
