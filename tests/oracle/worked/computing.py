@@ -25,7 +25,9 @@ FOUR, EIGHT = path(MACHINE, 4), path(MACHINE, 8)
 A, B = block("a", 1, 2), block("b", 3, 4)
 
 
-def with_work(flops: Sequence[float], fixed: Sequence[float], per_sample: Sequence[float], shared: Sequence[bool]) -> Block:
+def with_work(
+    flops: Sequence[float], fixed: Sequence[float], per_sample: Sequence[float], shared: Sequence[bool]
+) -> Block:
     work = Work(np.array(flops), Line(np.array(fixed), np.array(per_sample)), np.array(shared))
     return replace(block("made", 0, 0), forward=work)
 
