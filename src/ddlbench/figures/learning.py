@@ -129,11 +129,11 @@ class _Drawn:
     def draw(self, axes: Axes, panel: Panel) -> None:
         name, looks, ends = _named(panel), self.looks(panel), self.ends(panel)
         merged, (failed, more) = self.courses.shown(panel.rows), self.courses.shown_failed(panel.rows)
-        unit = _time_axis(axes, ends) if self.by == "time" else _epoch_axis(axes, ends)
+        places_of = _place_axis(axes, self.by, ends)
         for row, course in merged:
-            _line(axes, course, unit, looks[name(row)])
+            _line(axes, course, places_of(course), looks[name(row)])
         for row, course in failed:
-            look, places = looks[name(row)], _places(course, unit)
+            look, places = looks[name(row)], places_of(course)
             axes.plot(places, course.middle, color=look.color, linewidth=0.8, alpha=0.7)
             axes.plot(places[-1], course.middle[-1], "x", color=look.color, markersize=8, markeredgewidth=1.8)
         for text, look in looks.items():
@@ -167,34 +167,24 @@ def _model(panel: Panel) -> tuple[Any, Any]:
     return panel.model, panel.rows[0]["model_changed"]
 
 
-def _epoch_axis(axes: Axes, ends: _Ends) -> float | None:
-    axes.set_xlabel("epochs of training")
-    first, last = ends.epochs
-    _limit(axes.set_xlim, first + 1, last + 1)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    return None
-
-
-def _time_axis(axes: Axes, ends: _Ends) -> float:
-    """Returns the seconds of the axis's unit."""
-    longest = ends.seconds
-    unit, seconds = next(((unit, size) for unit, size in UNITS if longest >= 3 * size), ("s", 1.0))
+def _place_axis(axes: Axes, by: str, ends: _Ends) -> Callable[[Course], Floats]:
+    """Draw the axis of epochs, counted from 1, or of time. Returns a function that gives the places of a course."""
+    if by == "epoch":
+        axes.set_xlabel("epochs of training")
+        _limit(axes.set_xlim, ends.epochs[0] + 1, ends.epochs[1] + 1)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        return lambda course: course.epoch + 1
+    unit, seconds = next(((unit, size) for unit, size in UNITS if ends.seconds >= 3 * size), ("s", 1.0))
     axes.set_xlabel(f"time since the first step, validation included ({unit})")
-    _limit(axes.set_xlim, 0.0, longest / seconds)
-    return seconds
-
-
-def _places(course: Course, unit: float | None) -> Floats:
-    """unit: seconds of the time axis; None: an axis of epochs, counted from 1."""
-    return course.epoch + 1 if unit is None else course.elapsed_s / unit
+    _limit(axes.set_xlim, 0.0, ends.seconds / seconds)
+    return lambda course: course.elapsed_s / seconds
 
 
 def _shape(look: Look) -> dict[str, Any]:
     return look.shape | {"markersize": 5, "markeredgewidth": 0.5, "linewidth": 1.2}
 
 
-def _line(axes: Axes, course: Course, unit: float | None, look: Look) -> None:
-    places = _places(course, unit)
+def _line(axes: Axes, course: Course, places: Floats, look: Look) -> None:
     axes.plot(places, course.middle, color=look.color, markevery=len(places) // MARKERS + 1, **_shape(look))
     if (course.high > course.low).any():
         axes.fill_between(places, course.low, course.high, color=look.color, alpha=0.15, linewidth=0)
