@@ -144,7 +144,7 @@ def _time(cut: Cut, stages: Stages, setting: Setting) -> tuple[float, float]:
 
 def _in_layers(cut: Cut, setting: Setting, traffics: Sequence[Traffic], exposed: float) -> list[Message]:
     """The collectives of tensor parallel layers, and the broadcast of the batch within the first and the last stage."""
-    bytes_, number = sum(layer.bytes_ for layer in traffics), sum(layer.count for layer in traffics)
+    bytes_, number = sum(layer.bytes_ for layer in traffics), sum(layer.number for layer in traffics)
     seconds = max(cut.count * sum(layer.forward + layer.backward for layer in traffics) / cut.pp, exposed)
     batch = batch_message(setting, cut.dp, cut.tp)
     ends = 2 if cut.pp > 1 else 1  # stages with the batch; they broadcast at the same time

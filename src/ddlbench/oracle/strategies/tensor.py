@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 from torch import nn
 
@@ -25,14 +26,13 @@ from ddlbench.oracle.timing import overlap
 SUMMED_AHEAD, SUMMED_BACK, GATHERED = ("row", "vocab"), ("column", "qkv", "filter", "logits"), ("norm", "channels")
 
 
-@dataclass(frozen=True)
-class Traffic:
+class Traffic(NamedTuple):
     """Collectives of one block for one micro batch, by direction: seconds, bytes, how many."""
 
     forward: float = 0.0
     backward: float = 0.0
     bytes_: float = 0.0
-    count: int = 0
+    number: float = 0
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def parts(setting: Setting, dp: int, tp: int, sequence: bool, by_channels: bool)
         traffics = [traffic(block, samples, setting, tp, sequence, by_channels) for block in blocks]
         forward = 2 if job.checkpoint_activations else 1  # passes
         seconds = count * sum(layer.forward * forward + layer.backward for layer in traffics)
-        bytes_, number = sum(layer.bytes_ for layer in traffics), sum(layer.count for layer in traffics)
+        bytes_, number = sum(layer.bytes_ for layer in traffics), sum(layer.number for layer in traffics)
         messages.append(Message("collectives of layers", count * number, count * bytes_, seconds, seconds))
         messages.append(batch_message(setting, dp, tp))
     if dp > 1:
@@ -106,12 +106,7 @@ def traffic(
     ]
     if block is setting.counts.blocks[-1] and not by_channels:
         traffics.append(_loss(setting, samples, to))
-    return Traffic(
-        sum(exchange.forward for exchange in traffics),
-        sum(exchange.backward for exchange in traffics),
-        sum(exchange.bytes_ for exchange in traffics),
-        sum(exchange.count for exchange in traffics),
-    )
+    return Traffic(*map(sum, zip(*traffics, strict=True)))
 
 
 def _exchange(
