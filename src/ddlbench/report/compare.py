@@ -22,11 +22,8 @@ Pair: TypeAlias = tuple[Group, Group]
 
 SLOWER, UNDECIDED = 1, 3  # exit codes of the gate; 2 is that of a wrong command
 NAMES = ("mode", "framework", "model", "model_changed", "loader", "data", "recipe", "precision", "device", "gpus")
-REQUEST = (
-    "asked",
-    "global_batch",
-    "device",
-)  # "asked": what repeats are asked to do; the others are columns of runs.csv
+# Columns of runs.csv, and "asked": what repeats are asked to do.
+REQUEST = ("asked", "global_batch", "device")
 NAMED = (*NAMES, "nodes", "global_batch")
 # What is equal for both measurements of a pair: the strictest first. The last one allows other numbers of nodes: on one
 # cluster they have 4 GPUs, on another one 8.
