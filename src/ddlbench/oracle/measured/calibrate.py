@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import platform
 import time
+from contextlib import suppress
 from statistics import median
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -46,11 +47,9 @@ def calibration(config: Config, device: torch.device, samples: int) -> tuple[tup
         "torch": str(torch.__version__),
     }
     path = home() / "oracle" / f"blocks-{digest(key, 16)}.json"
-    try:
-        content: Any = json.loads(path.read_text())
-    except (OSError, ValueError):
-        content = None
-    kept: dict[str, Any] = cast(dict[str, Any], content) if isinstance(content, dict) else {}
+    kept: dict[str, Any] = {}
+    with suppress(OSError, ValueError, TypeError):
+        kept = dict(json.loads(path.read_text()))
     if kept.get("key") != key:
         passes, update_s = measure(config, device, samples)
         kept = {"key": key, "passes": [[seconds.forward, seconds.backward] for seconds in passes], "update_s": update_s}
