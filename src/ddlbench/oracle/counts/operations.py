@@ -93,18 +93,18 @@ class Observer(TorchDispatchMode):
 
         def after(layer: Any, given: Sequence[Any], out: Any) -> None:
             self.shared_depth -= shared
+            entering, value = given[0], out[0] if isinstance(out, tuple) else out
             if style is not None:
-                entering, value = given[0], out[0] if isinstance(out, tuple) else out
                 # A matrix product under autocast casts its input before it is sent (`enter` in frameworks/tensor).
                 number_bytes = value.element_size() if entering.is_floating_point() else entering.element_size()
                 bytes_in = entering.numel() * number_bytes
                 self.exchanges.append(Exchange(name, style, bytes_in, size(value), not entering.requires_grad))
             if next(layer.parameters(recurse=False), None) is not None:
-                self.weighted_outputs += size(out)
+                self.weighted_outputs += size(value)
             if isinstance(layer, nn.Conv2d | nn.MaxPool2d):
                 kernel, stride = (by[0] if isinstance(by, tuple) else by for by in (layer.kernel_size, layer.stride))
-                height = given[0].shape[-2]
-                self.rows.append(Rows(name, max(0, kernel - stride), size(given[0]) / height, height))
+                height = entering.shape[-2]
+                self.rows.append(Rows(name, max(0, kernel - stride), size(entering) / height, height))
 
         return module.register_forward_pre_hook(before), module.register_forward_hook(after)
 
