@@ -64,7 +64,9 @@ def main() -> int:
     launch: Launch | None = None
     try:
         launch = detect()
-        if launch.world_size > 1:  # a signal waits for `Supervisor`, which tells the other ranks; torch's threads, too
+        if launch.world_size > 1:
+            # A signal waits for `Supervisor`, which tells the other ranks. The configuration imports torch, whose
+            # threads would take the signal unless they inherit this mask.
             signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         if (forgotten := hint(launch)) is not None:
             print(f"ddlbench: {forgotten}", file=sys.stderr, flush=True)
@@ -87,7 +89,8 @@ def main() -> int:
 
 
 def start(config: Config, launch: Launch) -> int:
-    """What comes with torch is imported only once the configuration is right."""
+    """Run the configuration; the exit code. Imports what this mode needs only now, so that a mistake in the
+    configuration is reported without waiting for it."""
     if config.mode == "rehearsal":
         from ddlbench.rehearsal.rehearse import rehearsal
 
