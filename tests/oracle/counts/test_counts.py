@@ -80,7 +80,7 @@ def test_mixed_precision_moves_less_and_keeps_cast_weights() -> None:
 def test_a_tied_head_counts_once() -> None:
     counts = count(MODELS[2], "fp32", "cpu")
     assert counts.tied == 64 * 32
-    assert counts.blocks[-1].numbers == 0
+    assert counts.blocks[-1].parameter_count == 0
 
 
 def test_halos_are_the_rows_beyond_a_window() -> None:

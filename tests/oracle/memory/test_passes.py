@@ -75,7 +75,7 @@ def test_copies_of_the_update_are_of_the_largest_tensor() -> None:
 
 
 def test_weights_gathered_in_16_bits_are_not_copied_again() -> None:
-    less = replace(A, parameters=(2,)).with_16_bit_weights()
+    less = replace(A, tensor_sizes=(2,)).with_16_bit_weights()
     assert (less.saved.at(1), most(less.live_forward, 1), most(less.live_backward, 1)) == (6, 7, 8)
 
 
