@@ -31,7 +31,7 @@ from tests.oracle.worked.computing import EIGHT, GB, A, B, M
 from tests.oracle.worked.text import ms, s, us
 
 LARGE = 10**9  # numbers: 4 GB
-WEIGHTY = replace(A, parameters=(LARGE,))
+WEIGHTY = replace(A, tensor_sizes=(LARGE,))
 RESNET, SMALL = ResNet("resnet50", [3, 4, 6, 3]), GPT2("gpt2_small", n_layer=12, n_embd=768, n_head=12)
 IMAGES = VGG("vgg16", channels=[8] * 5, hidden=32, dropout=0.0, image_size=64, num_classes=10)  # counts are made up
 TENSOR, CHANNEL, PIPE = TensorParallel(tp=1), Channel(tp=1), Pipeline(schedule="gpipe", pp=1)
@@ -47,7 +47,7 @@ def volume(outcome: Outcome, word: str) -> float:
 
 
 def data_parallel() -> list[str]:
-    orders = [WEIGHTY, B], [A, replace(B, parameters=(LARGE,))]
+    orders = [WEIGHTY, B], [A, replace(B, tensor_sizes=(LARGE,))]
     late, early = (strategy(DDP(), made(4, blocks, 8)) for blocks in orders)
     return [s(late.compute_s), s(late.exposed_s), s(early.hidden_s)]
 
@@ -120,7 +120,7 @@ def on_shared_cores() -> list[str]:
 
 def split_weights() -> Setting:
     """4 GB in the first of two blocks, all of it split by tensor parallelism."""
-    return made(8, [replace(A, parameters=(LARGE,), split_parameters=LARGE), B], 8, micro_batch=1)
+    return made(8, [replace(A, tensor_sizes=(LARGE,), split_parameters=LARGE), B], 8, micro_batch=1)
 
 
 def hybrid() -> list[str]:
@@ -130,7 +130,7 @@ def hybrid() -> list[str]:
 
 
 def data_and_spatial() -> list[str]:
-    blocks = [replace(A, parameters=(LARGE,), rows=(Rows("conv", 0, 1.0, 64),)), B]
+    blocks = [replace(A, tensor_sizes=(LARGE,), rows=(Rows("conv", 0, 1.0, 64),)), B]
     return [s(sent(strategy(Spatial(dp=4, sp=2), made(8, blocks, 8, model=IMAGES)), "gradients"))]
 
 
