@@ -137,7 +137,7 @@ class Calibration:
         *passes, update_s = self._each(Measurement("blocks", config.model.name, "", 1))
         plain = proportions(config, machine)
         measured = {MICRO: tuple(map(Pass, passes[::2], passes[1::2]))}
-        return replace(plain, measured=measured, update_s=update_s / plain.counts.numbers)
+        return replace(plain, measured=measured, update_s=update_s / plain.counts.parameter_count)
 
     def _sweeps(self, ranks: int) -> dict[str, Sweep]:
         numbers = self._each(Measurement("collectives", "", "", ranks))

@@ -53,7 +53,7 @@ from ddlbench.models.gpt2 import GPT2
 from ddlbench.ranks.control import all_gather
 from ddlbench.ranks.launch import connect, disconnect
 from ddlbench.ranks.launchers import detect
-from ddlbench.recipe.losses import make_loss
+from ddlbench.recipe.losses import CrossEntropy
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
 
 MODEL = GPT2("gpt2", n_layer=4, n_embd=256, n_head=4, vocab_size=1024, seq_len=64, dropout=0.0)
@@ -166,7 +166,7 @@ def expected_of_zero(stage: int, sizes: Sequence[int], kind: str, job: Job) -> E
 def make_job(kind: str) -> Job:
     return Job(
         model=MODEL,
-        loss=make_loss(0.0),
+        loss=CrossEntropy(0.0),
         optimizer=partial(make_optimizer, OPTIMIZERS[kind]),
         device=torch.device("cpu"),
         rank=dist.get_rank(),

@@ -11,13 +11,13 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from ddlbench.config.choices import choices, conf_dir
+from ddlbench.config.choices import LINE, choices, conf_dir
 from ddlbench.errors import Unavailable, Unsupported, UserError
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.job import Job
 from ddlbench.supported.__main__ import page
 from ddlbench.supported.survey import Survey
-from ddlbench.supported.words import KEY, Case, Knob, Reasons, cell, knobs, scope
+from ddlbench.supported.words import Case, Knob, Reasons, cell, knobs, scope
 
 PAGE = Path(__file__).parents[1] / "docs" / "frameworks.md"
 ALL = [Case(*case) for case in product(("ResNet", "GPT2"), ("fp32", "bf16", "fp16"))]
@@ -124,9 +124,9 @@ def test_a_cell_shows_which_cases_run_and_why_others_do_not() -> None:
 
 
 def test_a_knob_is_read_with_its_comment() -> None:
-    match = KEY.fullmatch("balance: [1, 2] # blocks: first # to last")
+    match = LINE.fullmatch("balance: [1, 2] # blocks: first # to last")
     assert match is not None
-    assert match.groups() == ("balance", "[1, 2]", "blocks: first # to last")
+    assert match.groups() == ("", "balance", "[1, 2]", "blocks: first # to last")
     (stage, *_) = knobs(["zero0", "deepspeed"])
     assert stage.default == "`0` (zero0); `1` (deepspeed)"
     assert stage.meaning.startswith("what is sharded: 0 nothing | 1")

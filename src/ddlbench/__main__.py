@@ -45,8 +45,8 @@ def compose() -> Config | None:
 
 
 def complain(error: Exception, launch: Launch | None) -> None:
-    """One line for the user, said once: rank 0 at once, another only if the launcher has not ended it by then,
-    for then the mistake is that rank's own (a missing folder on one node)."""
+    """Print one line for the user. Rank 0 prints at once. Another rank waits: if the launcher has not ended it by then,
+    the mistake is only on that rank (a missing folder on one node)."""
     rank = launch.rank if launch else 0
     if rank:
         time.sleep(3)
@@ -61,14 +61,12 @@ def main() -> int:
     if "--version" in sys.argv[1:]:
         print(f"ddlbench {ddlbench.__version__}")
         return 0
-    return run()
-
-
-def run() -> int:
     launch: Launch | None = None
     try:
         launch = detect()
-        if launch.world_size > 1:  # a signal waits for `Supervisor`, which tells the other ranks; torch's threads, too
+        if launch.world_size > 1:
+            # A signal waits for `Supervisor`, which tells the other ranks. The configuration imports torch, whose
+            # threads would take the signal unless they inherit this mask.
             signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         if (forgotten := hint(launch)) is not None:
             print(f"ddlbench: {forgotten}", file=sys.stderr, flush=True)
@@ -91,9 +89,10 @@ def run() -> int:
 
 
 def start(config: Config, launch: Launch) -> int:
-    """What comes with torch is imported only once the configuration is right."""
+    """Run the configuration; the exit code. Imports what this mode needs only now, so that a mistake in the
+    configuration is reported without waiting for it."""
     if config.mode == "rehearsal":
-        from ddlbench.rehearsal.command import rehearsal
+        from ddlbench.rehearsal.rehearse import rehearsal
 
         return rehearsal(config, launch)
     from ddlbench.run.attempt import run_attempt

@@ -83,7 +83,7 @@ def has_ended(path: Path) -> bool:
 
 
 def server_time(folder: Path) -> float:
-    """Now, by the clock that gives the files of a folder their times; this host's where nothing can be written."""
+    """The time now by the clock of a folder's files; by this host's clock where nothing can be written."""
     probe = folder / f".now-{uuid.uuid4().hex}"
     try:
         probe.touch()
@@ -96,8 +96,8 @@ def server_time(folder: Path) -> float:
 
 
 def _started(pid: int) -> float:
-    """As the kernel counts it (proc(5), field 22 of stat): psutil's times move when the clock is set. Raises
-    ProcessLookupError for a process that has ended and is not collected yet, psutil.Error where there is none."""
+    """Seconds from the boot to a process's start (proc(5), field 22 of stat): psutil's times move when the clock is
+    set. ProcessLookupError for a process that has ended and is not collected yet, psutil.Error where there is none."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,7 +1,6 @@
 """The one seam: a framework turns one replica batch into one weight update.
 
-Everything the training loop knows of a framework, and everything a framework
-knows of the run, is in this file.
+Everything the training loop knows of a framework, and everything a framework knows of the run, is in this file.
 """
 
 from __future__ import annotations
@@ -149,18 +148,13 @@ class Job:
             return 1
         count, rest = divmod(replica, self.micro_batch)
         if rest or not count:
-            fits = largest_divisor(replica, self.micro_batch)
+            small = [n for n in range(1, math.isqrt(replica) + 1) if replica % n == 0]
+            fits = max(n for n in [*small, *(replica // n for n in small)] if n <= self.micro_batch)
             raise WrongRankCount(
                 f"train.micro_batch={self.micro_batch} does not divide the {replica} samples of a replica "
                 f"(train.global_batch={self.global_batch} over {data_size} replicas): choose train.micro_batch={fits}"
             )
         return count
-
-
-def largest_divisor(number: int, most: int) -> int:
-    """The largest divisor of `number` that is at most `most`; both from 1 on."""
-    small = [n for n in range(1, math.isqrt(number) + 1) if number % n == 0]
-    return max(n for n in [*small, *(number // n for n in small)] if n <= most)
 
 
 @runtime_checkable

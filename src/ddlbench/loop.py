@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -60,7 +59,7 @@ class Scenario(Protocol):
 
 
 class Recorder:
-    """Where rows go: nowhere on the other ranks than rank 0, whose `FileRecorder` writes files."""
+    """Takes the rows. This one drops them; rank 0 has a `FileRecorder`, which writes files."""
 
     def begin(self, run: Run, spans: Mapping[str, float], hosts: Sequence[str]) -> None: ...
 
@@ -109,16 +108,6 @@ class Run:
         require_val_samples(metrics["val_samples"], self.feed.val_samples, unread)
         return metrics if self.scored else without_scores(metrics)
 
-    @contextmanager
-    def recording(self, row: EpochRow) -> Generator[None]:
-        """Its validation; where that is stopped, the row is recorded without one."""
-        try:
-            yield
-        except Stopped:
-            self.record(row)
-            raise
-        self.record(row)
-
     def record(self, row: EpochRow) -> None:
         """Hand over the row of an epoch with its validation."""
         row.elapsed_s = self.elapsed_s = self.elapsed_s + row.epoch_time_s + row.metrics.get("validation_time_s", 0.0)
@@ -146,8 +135,12 @@ def train(run: Run, trainer: Trainer, rates: Rates) -> None:
         run.boundary.end()
         rank = RankEpoch.of(run.job, run.place, times, losses.tolist(), used)
         row = gather_epoch(epoch, run.epochs, rank, run.job.global_batch, trainer.updates, run.first_epoch)
-        with run.recording(row):
+        try:
             row.metrics = validate(run, trainer) if run.validate and row.finite else {}
+        except Stopped:  # the row is recorded without a validation
+            run.record(row)
+            raise
+        run.record(row)
         row.require_finite()
         run.after_epoch(epoch)
 

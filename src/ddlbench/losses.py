@@ -7,9 +7,8 @@ from torch import Tensor
 
 
 class Losses:
-    """In one tensor on the device. A list would keep a tensor of each step, on the CPU a small block between the large
-    ones that the step frees: the next step finds them divided and takes new memory, so that the process grows at every
-    step and pays for new pages.
+    """One tensor on the device. A list would keep one small tensor per step between the large blocks that the step
+    frees: on the CPU the next step could not reuse them whole, and the process would grow at every step.
     """
 
     def __init__(self, most: int) -> None:

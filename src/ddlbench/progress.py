@@ -26,22 +26,13 @@ class Progress:
 
     def steps(self, items: Iterable[Item], total: int, what: str, unit: str = "steps") -> Iterator[Item]:
         """Yield the items and show how many have passed."""
-        if self.bar:
-            yield from tqdm(
-                items,
-                total=total,
-                desc=what,
-                unit=unit.removesuffix("s"),
-                leave=False,
-                dynamic_ncols=True,
-                mininterval=0.5,
-            )
-        elif self.enabled:
-            yield from self._lines(items, total, what, unit)
-        else:
+        if not self.enabled:
             yield from items
-
-    def _lines(self, items: Iterable[Item], total: int, what: str, unit: str) -> Iterator[Item]:
+            return
+        if self.bar:
+            unit = unit.removesuffix("s")
+            yield from tqdm(items, what, total, leave=False, unit=unit, dynamic_ncols=True, mininterval=0.5)
+            return
         began = said = time.perf_counter()
         for done, item in enumerate(items):
             yield item

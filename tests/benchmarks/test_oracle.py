@@ -38,7 +38,7 @@ def calibrated() -> Found:
 
 
 def megabytes() -> float:
-    return 4 * proportions(configuration(*words(DDP[0])), load("local")).counts.numbers / 2**20
+    return 4 * proportions(configuration(*words(DDP[0])), load("local")).counts.parameter_count / 2**20
 
 
 def test_a_row_has_the_measured_median_the_prediction_and_the_signed_error() -> None:

@@ -15,10 +15,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-import ddlbench.data.loaders.dali as dali
 from ddlbench.data.feed import Feed, Loader, Request
 from ddlbench.data.images.folders import ImageFolders
 from ddlbench.data.loaders.dali import Dali
+from ddlbench.data.loaders.dali_graph import Graph
 from ddlbench.data.loaders.native import Native
 from ddlbench.data.loaders.synthetic import Synthetic
 from ddlbench.job import Batch, Framework, Job, Place, Trainer
@@ -148,11 +148,11 @@ def first_layer() -> Iterator[list[Tensor]]:
 def pipelines() -> Iterator[list[object]]:
     """DALI's, as they are built."""
     built: list[object] = []
-    build = dali.pipeline
+    build = Graph.pipeline
 
     def counted(*args: Any, **settings: Any) -> Any:
         built.append(build(*args, **settings))
         return built[-1]
 
-    with patch.object(dali, "pipeline", counted):
+    with patch.object(Graph, "pipeline", counted):
         yield built

@@ -10,7 +10,7 @@ import pytest
 
 from ddlbench.data.home import home, make_folder
 from ddlbench.errors import UserError
-from ddlbench.files import ABANDONED_S, _process_namespace, replacing
+from ddlbench.files import ABANDONED_S, replacing, unfinished_path
 
 
 def test_home_is_the_users_choice(monkeypatch, tmp_path):
@@ -71,9 +71,9 @@ def dead_process() -> int:
 
 
 def left_by(path, pid, place=None):
-    """A leftover as `path`'s maker with that process number leaves it."""
-    host, space = place or _process_namespace()
-    left = path.parent / f".{path.name}~{host}~{space}~{pid}~0123abcd"
+    """A leftover as `path`'s maker with that process number leaves it, here or in the place of other processes."""
+    name, *here, _, mark = unfinished_path(path, path.parent).name.split("~")
+    left = path.parent / "~".join([name, *(place or here), str(pid), mark])
     left.mkdir(parents=True)
     (left / "half").write_text("")
     return left

@@ -12,9 +12,8 @@ import pytest
 from PIL import Image
 
 from ddlbench.data.__main__ import main
-from ddlbench.data.text.files import token_path
 from ddlbench.data.text.sample import train_bpe
-from ddlbench.data.text.token_file import TokenFile
+from ddlbench.data.text.token_file import TokenFile, token_path
 from ddlbench.data.text.tokenizer import TokenizerFiles
 from ddlbench.data.tools.pack import pack
 from tests.support.pictures import truncate, write_folders

@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 
 from ddlbench.doctor.machine import (
-    GIB,
-    MIB,
     adapters,
     first_line,
     host_name,
@@ -22,6 +20,7 @@ from ddlbench.doctor.machine import (
     slurm,
     this_process,
 )
+from ddlbench.texts import GIB, MIB
 
 UNLIMITED = resource.RLIM_INFINITY
 

@@ -20,16 +20,16 @@ SHARES = dict(zip(NAMES, (0.2, 0.4, 0.1, 0.05, 0.15, 0.06, 0.04), strict=True))
 
 
 def row(gpus, **others):
-    known = {"framework": "ddp", "compared": "ddp", "knobs": None, "gpus": gpus, "device": "cuda", "status": "ok"}
-    return Measurement(known | dict.fromkeys(NAMES) | others)
+    reference = {"framework": "ddp", "compared": "ddp", "knobs": None, "gpus": gpus, "device": "cuda", "status": "ok"}
+    return Measurement(reference | dict.fromkeys(NAMES) | others)
 
 
 def test_a_bar_for_each_row_with_a_window_that_adds_up_to_one():
     panel = Panel("resnet50", [], "base", [row(4, **SHARES), row(2, **SHARES), row(8)])
-    (known,) = breakdown_panels([panel])
-    assert [own["gpus"] for own in known.rows] == [2, 4]
+    (drawn,) = breakdown_panels([panel])
+    assert [row["gpus"] for row in drawn.rows] == [2, 4]
     axes = matplotlib.figure.Figure().add_subplot()
-    draw_breakdown(axes, known)
+    draw_breakdown(axes, drawn)
     assert [text.get_text() for text in axes.get_xticklabels()] == ["2", "4"]
     heights = [[bar.get_height() for bar in container] for container in axes.containers]
     assert [height[0] for height in heights] == pytest.approx(list(SHARES.values()))
@@ -45,12 +45,12 @@ def test_no_bar_is_dropped_where_they_are_many():
     rows = [row(2**n, compared=name, **SHARES) for name in ("ddp", "fsdp", "zero3") for n in range(9)]
     parts = breakdown_panels([Panel("resnet50", ["weak"], "", rows)])
     assert [part.lines[-1] for part in parts] == ["part 1 of 2", "part 2 of 2"]
-    found, axes = [], matplotlib.figure.Figure().add_subplot()
+    result, axes = [], matplotlib.figure.Figure().add_subplot()
     for part in parts:
         axes = matplotlib.figure.Figure().add_subplot()
         draw_breakdown(axes, part)
-        found += labels(axes) if len(labels(axes)) > 3 else [f"zero3 {gpus}" for gpus in labels(axes)]
-    assert found == [f"{name} {2**n}" for name in ("ddp", "fsdp", "zero3") for n in range(9)]
+        result += labels(axes) if len(labels(axes)) > 3 else [f"zero3 {gpus}" for gpus in labels(axes)]
+    assert result == [f"{name} {2**n}" for name in ("ddp", "fsdp", "zero3") for n in range(9)]
     assert axes.get_xlabel() == "GPUs, zero3", "the name of a single curve"
 
 

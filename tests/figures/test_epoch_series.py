@@ -33,7 +33,7 @@ def values(axes):
 def bands(axes):
     """(low, high) of each."""
     ends = [band.get_paths()[0].vertices[:, 1] for band in axes.collections]
-    return [(pytest.approx(found.min()), pytest.approx(found.max())) for found in ends]
+    return [(pytest.approx(result.min()), pytest.approx(result.max())) for result in ends]
 
 
 def lines_above(axes):

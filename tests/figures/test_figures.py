@@ -99,8 +99,8 @@ def test_bars_of_ratios_count_the_interval_of_the_base_too(tmp_path):
         drawn_ends = [(gpus, own[n]) for gpus, own in by_gpus.items() for n in (0, 2) if own[n] is not None]
         assert ends == [(gpus, pytest.approx(end)) for gpus, end in drawn_ends], name
         (points,) = [line for line in axes.lines if line.get_marker() == "."]
-        found = {gpus: sorted(y for x, y in points.get_xydata() if x == gpus) for gpus in by_gpus}
-        assert found == {gpus: pytest.approx(sorted(own)) for gpus, own in dots[name].items()}, name
+        result = {gpus: sorted(y for x, y in points.get_xydata() if x == gpus) for gpus in by_gpus}
+        assert result == {gpus: pytest.approx(sorted(own)) for gpus, own in dots[name].items()}, name
 
 
 def test_five_repeats_have_no_interval(tmp_path):

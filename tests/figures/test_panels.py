@@ -61,9 +61,9 @@ def test_by_loader_native_and_dali_are_curves_of_one_panel_a_framework(tmp_path)
             write_run(tmp_path, framework=framework, loader=loader, gpus=1)
             write_run(tmp_path, framework=framework, loader=loader, gpus=2)
     tables = make_tables(read_all([tmp_path]), by="loader")
-    found = panels(tables.measurements)
-    assert [panel.lines[1] for panel in found] == ["ddp", "fsdp"]
-    assert [[rows[0]["compared"] for rows in panel.curves.values()] for panel in found] == [["dali", "native"]] * 2
+    result = panels(tables.measurements)
+    assert [panel.lines[1] for panel in result] == ["ddp", "fsdp"]
+    assert [[rows[0]["compared"] for rows in panel.curves.values()] for panel in result] == [["dali", "native"]] * 2
 
 
 def test_a_base_is_named_by_what_is_compared(tmp_path):
@@ -103,8 +103,8 @@ def test_a_model_of_other_sizes_has_panels_of_its_own_that_say_so(tmp_path):
     write_run(tmp_path, rate=100.0)
     write_run(tmp_path, rate=900.0, changed={"layers": [1, 1, 1, 1], "image_size": 64})
     tables = make_tables(read_all([tmp_path]))
-    found = panels(tables.measurements)
-    assert {panel.model: panel.lines[1] for panel in found} == {
+    result = panels(tables.measurements)
+    assert {panel.model: panel.lines[1] for panel in result} == {
         "resnet50": "",
         "resnet50*": "image_size=64 layers=[1,1,1,1]",
     }

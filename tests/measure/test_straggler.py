@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddlbench.measure.profiling.profile import RankWindow, Seconds
 from ddlbench.measure.straggler import OwnStep, own_columns, own_steps_of_window, straggler
 
 
@@ -20,8 +21,12 @@ def ranks(*seconds: float, stages: tuple[int, ...] = ()) -> list[OwnStep]:
 
 def test_all_ranks_are_equally_late_but_not_by_their_own_step() -> None:
     """Rank 1 sleeps 0.5 s a step of 0.6: the others spend that in the all-reduce."""
-    lines = [{"window_s": 3.0, "data_s": 0.1, "exposed_s": exposed_s} for exposed_s in (2.5, 0.0, 2.5)]
-    own = own_steps_of_window({"steps": 5, "ranks": lines}, ["node0", "node1", "node1"], [0, 0, 1])
+    places = (("node0", 0, 2.5), ("node1", 0, 0.0), ("node1", 1, 2.5))
+    lines = [
+        RankWindow(rank, host, stage, 5, Seconds(3.0, 0.0, 0.0, 0.0, 0.4, exposed_s, exposed_s, 0.1, 0.0), 1, ()).line()
+        for rank, (host, stage, exposed_s) in enumerate(places)
+    ]
+    own = own_steps_of_window({"ranks": lines})
     assert [each.seconds for each in own] == pytest.approx([0.08, 0.58, 0.08])
     assert [each.stage for each in own] == [0, 0, 1]
     columns = own_columns(own, "window")
@@ -70,4 +75,4 @@ def test_only_ranks_of_one_stage_are_compared() -> None:
 
 def test_nothing_known_claims_nothing() -> None:
     assert own_columns([], "thread") == {}
-    assert own_steps_of_window({}, ["node0"], [0]) == []
+    assert own_steps_of_window({}) == []

@@ -12,11 +12,11 @@ import torch
 from ddlbench.job import Job, Model
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.oracle.counts.counting import count
-from ddlbench.oracle.counts.counts import Block, Counts, Line, Numbers, Work
+from ddlbench.oracle.counts.counts import Block, Counts, Floats, Line, Work
 from ddlbench.oracle.machine.machine import Device, Link, Machine
 from ddlbench.oracle.setting import Setting
 from ddlbench.oracle.timing.computation import Computation, Speeds
-from ddlbench.recipe.losses import make_loss
+from ddlbench.recipe.losses import CrossEntropy
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
 
 # Two nodes of four: 1 us and 10 GB/s within, 10 us and 1 GB/s between.
@@ -28,7 +28,7 @@ GPT = GPT2("gpt2_small", n_layer=2, n_embd=32, n_head=4, vocab_size=64, seq_len=
 def job(world: int = 1, batch: int = 8, model: Model = GPT, **more: object) -> Job:
     return Job(
         model=model,
-        loss=make_loss(0.0),
+        loss=CrossEntropy(0.0),
         optimizer=partial(make_optimizer, OptimizerConfig("sgd", lr=0.1, momentum=0.9)),
         device=torch.device("cuda"),
         rank=0,
@@ -42,9 +42,9 @@ def job(world: int = 1, batch: int = 8, model: Model = GPT, **more: object) -> J
 
 def setting(world: int = 1, batch: int = 8, machine: Machine = MACHINE, model: Model = GPT, **more: object) -> Setting:
     """Of a real model, counted."""
-    own = job(world, batch, model, **more)
-    counts = count(model, own.precision, "cuda")
-    return Setting(own, machine, Computation(counts, Speeds(15.7e12, 900e9), "sgd", "roofline"))
+    given = job(world, batch, model, **more)
+    counts = count(model, given.precision, "cuda")
+    return Setting(given, machine, Computation(counts, Speeds(15.7e12, 900e9), "sgd", "roofline"))
 
 
 def work(seconds: float) -> Work:
@@ -57,7 +57,7 @@ def block(name: str, forward: float, backward: float, numbers: int = 0, output: 
     return Block(name, work(forward), work(backward), (numbers,), 0, output, Line(0.0, 1.0), 0, (), ())
 
 
-def live(*bytes_: float) -> Line[Numbers]:
+def live(*bytes_: float) -> Line[Floats]:
     """Bytes after each operation, whatever the batch size."""
     return Line(np.array(bytes_), np.zeros(len(bytes_)))
 

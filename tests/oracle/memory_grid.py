@@ -154,8 +154,8 @@ def kept(file: Path) -> dict[Case, Row]:
     if not file.exists():
         return {}
     rows = [json.loads(line) for line in file.read_text().splitlines()]
-    found = [Row(Case(**row.pop("case")), **row) for row in rows]
-    return {row.case: row for row in found}
+    result = [Row(Case(**row.pop("case")), **row) for row in rows]
+    return {row.case: row for row in result}
 
 
 def table(rows: Sequence[Row]) -> str:

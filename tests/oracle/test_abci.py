@@ -29,7 +29,7 @@ def predicted(model: str, gpus: int, algorithm: str, *more: str) -> Prediction:
     with configurations():
         words = ("+framework=ddp", f"+model={model}", f"train.batch_per_gpu={SAMPLES[model]}", *more)
         config = configuration(*words)
-        inputs = Inputs(ABCI, lambda own, _: from_one_step(own, ABCI, OneStep(STEP_S)), algorithm)
+        inputs = Inputs(ABCI, lambda given, _: from_one_step(given, ABCI, OneStep(STEP_S)), algorithm)
         return predict(config, config.framework, gpus, inputs)
 
 
@@ -76,8 +76,8 @@ def milliseconds(label: str) -> list[str]:
     name, _, ring = label.partition(", ")
     how = ("ring", "framework.bucket_cap_mb=1000") if ring else ("auto",)
     model = {"ResNet-50": "resnet50", "VGG-16": "vgg16"}[name]
-    found = [predicted(model, gpus, *how).comm_exposed_s for gpus in (16, 64, 256, 1024)]
-    return [f"{1e3 * (seconds or 0.0):.1f}" for seconds in found]
+    result = [predicted(model, gpus, *how).comm_exposed_s for gpus in (16, 64, 256, 1024)]
+    return [f"{1e3 * (seconds or 0.0):.1f}" for seconds in result]
 
 
 def test_the_page_has_what_weak_scaling_adds() -> None:

@@ -61,8 +61,8 @@ def sent(outcome: Outcome) -> float:
 @pytest.mark.parametrize("framework", ON_ONE_RANK, ids=name)
 def test_one_rank_is_serial(framework: Any) -> None:
     """The same seconds, nothing sent, no bubble, the same weights."""
-    own = setting(1, model=VGG16, micro_batch=4)
-    outcome, serial = strategy(framework, own), strategy(Single(), own)
+    given = setting(1, model=VGG16, micro_batch=4)
+    outcome, serial = strategy(framework, given), strategy(Single(), given)
     assert outcome.step_s == pytest.approx(serial.step_s)
     assert (outcome.messages, outcome.bubble_s) == ((), 0)
     assert outcome.memory.weights >= serial.memory.weights  # ZeRO 3 keeps small ones twice
@@ -72,8 +72,8 @@ def test_one_rank_is_serial(framework: Any) -> None:
 def test_replicas_of_one_rank_are_data_parallelism(framework: Any) -> None:
     """4 replicas of one stage, one part, one shard: they compute and send what DDP does; a pipeline's gradients are
     sent after its schedule, so nothing of them is hidden there."""
-    own = setting(4, model=VGG16, micro_batch=2)
-    outcome, data = strategy(framework, own), strategy(DDP(), own)
+    given = setting(4, model=VGG16, micro_batch=2)
+    outcome, data = strategy(framework, given), strategy(DDP(), given)
     assert outcome.compute_s == pytest.approx(data.compute_s)
     assert outcome.bubble_s == 0
     assert sent(outcome) == pytest.approx(sent(data))
@@ -84,17 +84,20 @@ def test_replicas_of_one_rank_are_data_parallelism(framework: Any) -> None:
 
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
 def test_a_hybrid_with_one_part_is_its_pipeline(schedule: str) -> None:
-    own = setting(4, 32, model=VGG16, micro_batch=4)
-    hybrid, plain = (strategy(each, own) for each in (Pipeline(schedule=schedule, dp=2, tp=1, pp=2),
+    given = setting(4, 32, model=VGG16, micro_batch=4)
+    hybrid, plain = (strategy(item, given) for item in (Pipeline(schedule=schedule, dp=2, tp=1, pp=2),
                                                       Pipeline(schedule=schedule, dp=2)))  # fmt: skip
     assert (hybrid.step_s, hybrid.memory) == (plain.step_s, plain.memory)
 
 
 def test_a_hybrid_with_one_stage_is_tensor_parallelism() -> None:
     """The same parts and the same messages of layers."""
-    own = setting(4, 32, micro_batch=4)
-    hybrid, tensor = strategy(Pipeline(schedule="gpipe", dp=2, tp=2, pp=1), own), strategy(TensorParallel(dp=2), own)
+    given = setting(4, 32, micro_batch=4)
+    hybrid, tensor = (
+        strategy(Pipeline(schedule="gpipe", dp=2, tp=2, pp=1), given),
+        strategy(TensorParallel(dp=2), given),
+    )
     assert hybrid.compute_s == pytest.approx(tensor.compute_s)
     assert hybrid.memory.weights == tensor.memory.weights
-    layers = [[each.bytes_ for each in found.messages if "layers" in each.what] for found in (hybrid, tensor)]
+    layers = [[item.bytes_ for item in result.messages if "layers" in item.what] for result in (hybrid, tensor)]
     assert layers[0] == layers[1]

@@ -110,16 +110,16 @@ def test_accumulation_sends_once() -> None:
 
 def test_local_sgd_sends_a_share_of_the_weights_in_each_step() -> None:
     outcome, counts = strategy(LocalSGD(local_steps=8), setting(4)), setting(4).counts
-    assert volume(outcome, "weights") == 4 * counts.numbers / 8
+    assert volume(outcome, "weights") == 4 * counts.parameter_count / 8
 
 
 def test_zero_sends_what_its_stages_say() -> None:
     """In parameters' worth: stage 0 one all-reduce, 1 and 2 an all-gather more. Stage 3 as DeepSpeed runs it: a gather
     and a reduction, for weights that are needed again before 1e9 others stay (stage3_max_reuse_distance)."""
-    own = setting(4)
-    numbers = own.counts.numbers
+    given = setting(4)
+    numbers = given.counts.parameter_count
     stages = [DeepSpeedOptions(zero_stage=stage, persistence_threshold=0) for stage in range(4)]
-    assert [volume(strategy(each, own), "") / 4 / numbers for each in stages] == [1, 2, 2, 2]
+    assert [volume(strategy(item, given), "") / 4 / numbers for item in stages] == [1, 2, 2, 2]
 
 
 def test_zero_3_gathers_twice_what_is_needed_again_too_late() -> None:
@@ -158,7 +158,7 @@ def test_where_the_host_computes_shards_are_waited_for(framework: FSDP | DeepSpe
 def test_shards_of_hsdp_stay_within_a_node() -> None:
     """8 ranks on two nodes: shards over 4 neighbours send less between nodes than shards over 8."""
     all_, hybrid = (strategy(FSDP(replicate=count), setting(8)) for count in (1, 2))
-    assert volume(hybrid, "all-reduce of shards") == 4 * setting(8).counts.numbers / 4
+    assert volume(hybrid, "all-reduce of shards") == 4 * setting(8).counts.parameter_count / 4
     assert hybrid.memory.weights == 2 * all_.memory.weights
 
 
@@ -168,21 +168,21 @@ def test_what_fsdp_gathers_again_for_the_backward_pass() -> None:
     once, default, always = (
         strategy(FSDP(reshard_after_forward=again), setting(4, model=text)) for again in (False, None, True)
     )
-    numbers = {block.name: block.numbers for block in setting(4, model=text).counts.blocks}
+    numbers = {block.name: block.parameter_count for block in setting(4, model=text).counts.blocks}
     root = sum(count for name, count in numbers.items() if not name.startswith("h"))
     total = sum(numbers.values())
     assert 0 < root < total
-    sent = [volume(each, "gathering") for each in (once, default, always)]
+    sent = [volume(item, "gathering") for item in (once, default, always)]
     assert sent == [4 * (2 * total), 4 * (3 * total - root), 4 * (3 * total)]
 
 
 def test_memory_of_stages_is_the_papers() -> None:
     """Rajbhandari et al. 2020, section 5, over 4 ranks; SGD with momentum, and DeepSpeed's own copy of the weights."""
-    whole = 4.0 * setting(4).counts.numbers
+    full = 4.0 * setting(4).counts.parameter_count
     stages = [DeepSpeedOptions(zero_stage=stage, persistence_threshold=0) for stage in range(4)]
     memories = [strategy(stage, setting(4)).memory for stage in stages]
-    assert [memory.weights for memory in memories] == [whole, whole, whole, whole / 4]
-    assert [memory.optimizer for memory in memories] == [whole, whole / 2, whole / 2, whole / 2]
+    assert [memory.weights for memory in memories] == [full, full, full, full / 4]
+    assert [memory.optimizer for memory in memories] == [full, full / 2, full / 2, full / 2]
 
 
 @pytest.mark.parametrize("dp", [2, 4])
@@ -201,14 +201,14 @@ def test_megatron_sums_twice_forward_and_twice_backward_in_each_block() -> None:
 
 
 def test_parameters_of_a_tensor_parallel_rank() -> None:
-    own = setting(2, model=RESNET)
-    outcome = strategy(TensorParallel(), own)
+    given = setting(2, model=RESNET)
+    outcome = strategy(TensorParallel(), given)
     assert outcome.memory.weights == 4 * tensor_count(RESNET.build(), RESNET.tensor_plan(), 2)
 
 
 def test_filters_and_channels_send_the_same_order_of_bytes() -> None:
     """Kahira et al. 2021, table 1: channel as filter. Filter: y gathered forward, dx summed backward."""
-    filters, channels = (strategy(each, setting(4, model=VGG16)) for each in (TensorParallel(), Channel()))
+    filters, channels = (strategy(item, setting(4, model=VGG16)) for item in (TensorParallel(), Channel()))
     assert filters.exposed_s == pytest.approx(channels.exposed_s, rel=0.5)
 
 
@@ -216,7 +216,7 @@ def test_spatial_by_hand() -> None:
     """The halo of a 3x3 convolution: 2 rows of 3 x 64 numbers for each of 8 samples, forward and backward."""
     outcome = strategy(Spatial(sp=2), setting(2, model=VGG16))
     halos = next(message for message in outcome.messages if "halo" in message.what)
-    rows = [each for each in setting(1, model=VGG16).counts.blocks[0].rows if each.halo]
+    rows = [item for item in setting(1, model=VGG16).counts.blocks[0].rows if item.halo]
     assert 2 * 8 * rows[0].halo * rows[0].row == 2 * 8 * 2 * 3 * 64 * 4
     assert halos.count == 2 * 13  # convolutions; poolings by halves need no halo
     assert outcome.limits[0].largest == 4
@@ -234,7 +234,7 @@ def test_a_pipeline_over_two_nodes_sends_once_between_them() -> None:
     """8 stages of one micro batch, 1 GB each time: 6 messages within a node and one between, forward and backward."""
     blocks = [block(name, 1, 2, output=1e9 / 8) for name in "abcdefgh"]
     outcome = strategy(Pipeline(schedule="gpipe", balance=[1] * 8), made(8, blocks, 8, micro_batch=8))
-    (message,) = [each for each in outcome.messages if "between stages" in each.what]
+    (message,) = [item for item in outcome.messages if "between stages" in item.what]
     assert message.exposed == pytest.approx(2 * (6 * (1e-6 + 0.1) + 10e-6 + 1.0))
 
 
@@ -242,9 +242,9 @@ def test_a_pipeline_over_two_nodes_sends_once_between_them() -> None:
 def test_gloo_sends_when_the_receiver_asks(kind: str, exposed: float) -> None:
     """Two stages of 1 + 2 s, two micro batches, 0.5 s a message: 9 s without sending. Sent while the receiver computes,
     only the first message forward and the first one back delay the step; else all four do."""
-    own = made(2, [block("a", 1, 2, output=5e9), block("b", 1, 2)], 2, micro_batch=1)
-    own = replace(own, job=replace(own.job, device=torch.device(kind)))
-    outcome = strategy(Pipeline(schedule="gpipe", balance=[1, 1]), own)
+    given = made(2, [block("a", 1, 2, output=5e9), block("b", 1, 2)], 2, micro_batch=1)
+    given = replace(given, job=replace(given.job, device=torch.device(kind)))
+    outcome = strategy(Pipeline(schedule="gpipe", balance=[1, 1]), given)
     assert outcome.compute_s + outcome.bubble_s == pytest.approx(9)
     assert outcome.exposed_s == pytest.approx(exposed, rel=1e-4)
 
@@ -291,11 +291,11 @@ def test_gpipe_keeps_all_micro_batches_and_1f1b_one_for_each_stage() -> None:
 
 
 def test_stages_are_cut_as_the_framework_cuts_them() -> None:
-    own = setting(2, model=RESNET)
-    sizes = Plan.of(own.job, 2, 2, None, 1000.0).sizes
+    given = setting(2, model=RESNET)
+    sizes = Plan.of(given.job, 2, 2, None, 1000.0).sizes
     from ddlbench.oracle.strategies.pipeline import stage_sizes
 
-    assert list(stage_sizes(own, 2, None, 1000.0)) == sizes
+    assert list(stage_sizes(given, 2, None, 1000.0)) == sizes
 
 
 def test_hybrid_communicates_in_three_ways() -> None:
@@ -346,8 +346,8 @@ def test_an_update_is_that_of_a_rank_s_share_and_shared_cores_slow_it(
 
     def compute_s(update_s: float, cores: int | None) -> float:
         blocks = [block("a", 1, 2, numbers=2 * 10**9), block("b", 3, 4, numbers=6 * 10**9)]
-        own = made(world, blocks, 8, machine=replace(MACHINE, cores=cores), micro_batch=2)
-        return strategy(framework, replace(own, computation=replace(own.computation, update_s=update_s))).compute_s
+        given = made(world, blocks, 8, machine=replace(MACHINE, cores=cores), micro_batch=2)
+        return strategy(framework, replace(given, computation=replace(given.computation, update_s=update_s))).compute_s
 
     assert compute_s(1e-9, None) - compute_s(0.0, None) == pytest.approx(seconds)
     assert compute_s(1e-9, world // 2) - compute_s(0.0, world // 2) == pytest.approx(2 * seconds)

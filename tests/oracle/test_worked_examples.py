@@ -18,7 +18,7 @@ NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in WHOLE_MODELS else
 
 def rows() -> dict[str, str]:
     """The last cell of each row of the tables that have examples, by the first."""
-    found: dict[str, str] = {}
+    result: dict[str, str] = {}
     header = None
     for line in PAGE.read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("| ").split(" | ")]
@@ -27,9 +27,9 @@ def rows() -> dict[str, str]:
         elif header is None:
             header = cells
         elif header[-1] == "example" and not set(line) <= set("|- "):
-            assert cells[0] not in found
-            found[cells[0]] = cells[-1]
-    return found
+            assert cells[0] not in result
+            result[cells[0]] = cells[-1]
+    return result
 
 
 def test_every_equation_has_an_example() -> None:

@@ -156,13 +156,13 @@ def predicted(framework: str, gpus: int, rate: float, fits: bool = True) -> Pred
 
 def test_the_conclusion_names_ties() -> None:
     """Within 3 % on the same GPUs, of what fits."""
-    found = [
+    result = [
         predicted("ddp", 4, 97.0), predicted("fsdp", 4, 100.0), predicted("zero3", 4, 96.9),
         predicted("zero1", 8, 99.0), predicted("tensor", 4, 99.0, fits=False),
     ]  # fmt: skip
-    assert conclusion(fitting(found), "") == "best: fsdp () at 4 GPUs, 100 samples/s: why; within 3% of it: ddp"
-    assert conclusion(fitting(found[:1]), "") == "best: ddp () at 4 GPUs, 97 samples/s: why"
-    assert conclusion(fitting(found, max_gpus=2), " with 2") == "nothing that fits with 2"
+    assert conclusion(fitting(result), "") == "best: fsdp () at 4 GPUs, 100 samples/s: why; within 3% of it: ddp"
+    assert conclusion(fitting(result[:1]), "") == "best: ddp () at 4 GPUs, 97 samples/s: why"
+    assert conclusion(fitting(result, max_gpus=2), " with 2") == "nothing that fits with 2"
 
 
 def test_the_table_has_the_epoch_and_the_parts_of_memory(capsys: pytest.CaptureFixture[str]) -> None:
@@ -273,9 +273,9 @@ def test_an_epoch_ends_after_the_steps_that_are_asked_for(capsys: pytest.Capture
     """10 steps of 32 samples in 320, or 4 of them; without samples the 4 alone."""
     words = (*TINY, "+framework=ddp", "cluster=abci", "gpus=4", "train.batch_per_gpu=8", "--one-gpu-step-s", "1")
     every = ((), ("train.steps=4",), ("train.steps=40",))
-    found = [rows(capsys, *words, *more, "--samples-per-epoch", "320")[0] for more in every]
+    result = [rows(capsys, *words, *more, "--samples-per-epoch", "320")[0] for more in every]
     (alone,) = rows(capsys, *words, "train.steps=4")
-    assert [row["epoch_s"] / row["step_s"] for row in (*found, alone)] == pytest.approx([10, 4, 10, 4])
+    assert [row["epoch_s"] / row["step_s"] for row in (*result, alone)] == pytest.approx([10, 4, 10, 4])
 
 
 def test_another_micro_batch_carries_a_mark(capsys: pytest.CaptureFixture[str]) -> None:
@@ -297,13 +297,13 @@ def test_a_framework_without_the_keys_that_were_given_is_a_row(
 ) -> None:
     """`framework.dp` is a key of pipelines and of tensor, not of ddp; the others are predicted."""
     monkeypatch.setattr(command, "choices", lambda _: ["ddp", "gpipe", "tensor"])
-    found = {row["framework"]: row for row in rows(capsys, *TINY, "cluster=abci", "gpus=4", "framework.dp=2")}
-    assert {name: row["status"] for name, row in found.items()} == {
+    result = {row["framework"]: row for row in rows(capsys, *TINY, "cluster=abci", "gpus=4", "framework.dp=2")}
+    assert {name: row["status"] for name, row in result.items()} == {
         "ddp": "unsupported",
         "gpipe": "ok",
         "tensor": "ok",
     }
-    assert "framework.dp does not exist" in found["ddp"]["reason"]
+    assert "framework.dp does not exist" in result["ddp"]["reason"]
 
 
 def test_what_one_framework_refuses_is_its_row_alone(
@@ -312,9 +312,9 @@ def test_what_one_framework_refuses_is_its_row_alone(
     """14 samples of 2 a micro batch are 7: interleaved takes rounds of equal size, gpipe any number."""
     monkeypatch.setattr(command, "choices", lambda _: ["interleaved", "gpipe"])
     words = (*TINY, "cluster=abci", "gpus=2", "train.global_batch=14", "train.micro_batch=2")
-    found = {row["framework"]: row for row in rows(capsys, *words)}
-    assert found["gpipe"]["status"] == "ok"
-    assert "interleaved over 2 ranks cannot run 7 micro batches" in found["interleaved"]["reason"]
+    result = {row["framework"]: row for row in rows(capsys, *words)}
+    assert result["gpipe"]["status"] == "ok"
+    assert "interleaved over 2 ranks cannot run 7 micro batches" in result["interleaved"]["reason"]
 
 
 def test_a_link_that_is_not_known_is_a_row_beside_others(capsys: pytest.CaptureFixture[str]) -> None:
@@ -358,7 +358,7 @@ def test_measured_runs_are_the_base(capsys: pytest.CaptureFixture[str]) -> None:
     assert "(the nearest has recipe.optimizer=adamw, not sgd): measure one" in line
     (row,) = rows(capsys, *words, "recipe=adamw", "--from", str(folder))
     summaries = [record["summary"] for record in records]
-    steps = [batch / each["throughput_samples_per_s"] * (1 - each["data_wait_share"]) for each in summaries]
+    steps = [batch / item["throughput_samples_per_s"] * (1 - item["data_wait_share"]) for item in summaries]
     assert len(steps) == 6
     assert row["step_s"] == pytest.approx(median(steps))
     assert row["basis"].startswith("single on one device (single-resnet50")

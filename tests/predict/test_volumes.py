@@ -24,28 +24,28 @@ FRAMEWORKS = [
 def volumes(framework: str, model: str, *more: str) -> dict[str, Volume]:
     """By dimension."""
     made, machine = config(framework, model, *more), load("h100")
-    inputs = Inputs(machine, lambda own, _: from_roofline(own, machine))
+    inputs = Inputs(machine, lambda given, _: from_roofline(given, machine))
     row = predict(made, made.framework, WORLD, inputs)
     assert row.status == "ok", row.reason
-    return {each.dimension: each for each in compared(row, stages(made, row))}
+    return {item.dimension: item for item in compared(row, stages(made, row))}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["resnet50", "gpt2_small"])
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_the_equations_send_what_the_adapters_send(framework: str, model: str) -> None:
-    found = volumes(framework, model)
-    assert found
-    for each in found.values():
-        assert each.traced > 0
-        assert abs(each.difference) < 0.01, each
+    result = volumes(framework, model)
+    assert result
+    for item in result.values():
+        assert item.traced > 0
+        assert abs(item.difference) < 0.01, item
 
 
 def test_replicas_send_their_gradients_once() -> None:
-    found = volumes("ddp", "gpt2_small")
-    assert list(found) == ["dp"]
+    result = volumes("ddp", "gpt2_small")
+    assert list(result) == ["dp"]
     numbers = sum(parameter.numel() for parameter in config("ddp", "gpt2_small").model.build().parameters())
-    assert found["dp"] == Volume("dp", 4 * numbers, 4 * numbers)
+    assert result["dp"] == Volume("dp", 4 * numbers, 4 * numbers)
 
 
 class Unknown(LocalSGD):
@@ -60,13 +60,13 @@ class Unknown(LocalSGD):
 def test_a_framework_without_equations_is_predicted_from_what_it_sends() -> None:
     """It computes all of its samples and sends its weights, the whole of them exposed."""
     setting = made_setting(4, 8)
-    outcome, known = trace(Unknown(), setting), strategy(LocalSGD(local_steps=1), setting)
-    assert [(each.what, each.count, each.bytes_) for each in outcome.messages] == [
-        ("all_reduce among 4 ranks", 1, known.messages[0].bytes_)
+    outcome, reference = trace(Unknown(), setting), strategy(LocalSGD(local_steps=1), setting)
+    assert [(item.what, item.count, item.bytes_) for item in outcome.messages] == [
+        ("all_reduce among 4 ranks", 1, reference.messages[0].bytes_)
     ]
-    assert outcome.exposed_s == pytest.approx(known.exposed_s)
-    assert outcome.compute_s == pytest.approx(known.compute_s)
-    assert outcome.memory.weights == known.memory.weights
+    assert outcome.exposed_s == pytest.approx(reference.exposed_s)
+    assert outcome.compute_s == pytest.approx(reference.compute_s)
+    assert outcome.memory.weights == reference.memory.weights
 
 
 def test_what_is_traced_is_not_compared_with_itself() -> None:

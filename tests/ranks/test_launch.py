@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 import ddlbench.ranks.launch as launch_module
 from ddlbench.errors import UserError
 from ddlbench.ranks.control import barrier
-from ddlbench.ranks.launch import Cluster, ConnectTimeout, connect, gpu_index, pick_device, shared_gpu
+from ddlbench.ranks.launch import Cluster, ConnectTimeout, connect, pick_device, shared_gpu
 from ddlbench.ranks.launchers import Launch, detect, first_host, hint, tasks_per_node
 from ddlbench.run.peers import Peers
 from tests.support.processes import AS_ROOT, MEET, MPI, PYTHON, environment, met, need, run
@@ -196,13 +196,15 @@ def test_hint_for_a_forgotten_srun():
     assert hint(Launch("alone"), {}) is None
 
 
-def test_one_gpu_a_rank():
+def test_one_gpu_a_rank(monkeypatch):
+    visible = iter([*[4] * 8, *[8] * 8, *[1] * 8, 2])
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: next(visible))
     ranks = [Launch("srun", rank, 8, rank % 4, 4, 2) for rank in range(8)]
-    assert [gpu_index(launch, 4) for launch in ranks] == [0, 1, 2, 3, 0, 1, 2, 3]
-    assert [gpu_index(launch, 8) for launch in ranks] == [0, 1, 2, 3, 0, 1, 2, 3]
-    assert {gpu_index(launch, 1) for launch in ranks} == {0}  # --gpus-per-task=1: connect looks which rank has it
+    assert [pick_device(launch).index for launch in ranks] == [0, 1, 2, 3, 0, 1, 2, 3]
+    assert [pick_device(launch).index for launch in ranks] == [0, 1, 2, 3, 0, 1, 2, 3]
+    assert {pick_device(launch).index for launch in ranks} == {0}  # --gpus-per-task=1: connect looks which rank has it
     with pytest.raises(UserError, match=r"4 ranks on this node but 2 GPUs: start one rank a GPU .*--nproc-per-node=2"):
-        gpu_index(ranks[0], 2)
+        pick_device(ranks[0])
 
 
 def test_shared_gpu_names_the_first_two_ranks():

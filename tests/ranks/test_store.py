@@ -10,8 +10,8 @@ import psutil
 import pytest
 from torch._C._distributed_c10d import HashStore
 
+from ddlbench.ranks.launch import listen, open_store
 from ddlbench.ranks.launchers import Launch, free_port
-from ddlbench.ranks.store import _listen, open_store
 
 WITHIN = timedelta(seconds=60)
 
@@ -57,6 +57,6 @@ def test_one_process_needs_no_network() -> None:
 
 
 def test_an_address_of_another_machine_or_a_taken_port_is_left_to_torch() -> None:
-    assert _listen(ranks("192.0.2.1", 28771)[0]) is None  # of RFC 5737: nobody's
+    assert listen("192.0.2.1", 28771) is None  # of RFC 5737: nobody's
     with socket.create_server(("127.0.0.1", 0)) as other:
-        assert _listen(ranks("127.0.0.1", other.getsockname()[1])[0]) is None
+        assert listen("127.0.0.1", other.getsockname()[1]) is None

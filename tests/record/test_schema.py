@@ -72,7 +72,6 @@ def test_what_the_harness_writes_is_in_the_dictionary():
         "ranks",
         "bad_step",
         "use",
-        "rank_stages",
         "stage_memory",
     }
     own |= set(OverRanks().line())

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from ddlbench.measure.clock import EpochTimes
 from ddlbench.measure.rows import RankEpoch
-from ddlbench.record.epoch_files import interrupted_steps, step_tables
+from ddlbench.record.epoch_files import step_table, step_tables
 from tests.support.epoch_rows import MEMORY, epoch_row
 
 REPORTING = RankEpoch(
@@ -46,7 +46,7 @@ def test_every_step_of_a_warmup_epoch_is_one_of_the_warmup() -> None:
 
 
 def test_steps_of_an_epoch_that_was_interrupted_count_nowhere() -> None:
-    found = interrupted_steps(3, replace(REPORTING, losses=[], rates=[])).to_pydict()
+    found = step_table(3, replace(REPORTING, losses=[], rates=[]), warmup=True, complete=False).to_pydict()
     assert {name: found[name] for name in TIMES} == TIMES
     assert (found["warmup"], found["complete"], found["epoch"]) == ([True] * 3, [False] * 3, [3] * 3)
     assert found["loss"] == found["lr"] == [None] * 3

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from ddlbench.loop import Run
+from ddlbench.measure.profiling.profile import RankWindow, Seconds
 from ddlbench.progress import Progress
 from ddlbench.record.record import Record
 from ddlbench.record.recorder import FileRecorder
@@ -47,11 +48,10 @@ def test_recomputed_flops_are_hfu_and_no_mfu(tmp_path: Path, computed: float | N
 def test_a_window_names_the_slow_rank(tmp_path: Path) -> None:
     files, run = recorder(tmp_path, {"tokens_per_sample": None})
     files.begin(run, SPANS, ["node0", "node1"])
-    row = epoch_row(0, 1, [2.0])
-    row.rank_stages = [0, 0]
-    files.epoch(run, row)
-    lines = [{"window_s": 4.0, "data_s": 0.5, "exposed_s": exposed_s} for exposed_s in (3.0, 0.5)]
-    files.record.add(profile={"steps": 2, "ranks": lines})
+    files.epoch(run, epoch_row(0, 1, [2.0]))
+    seconds = [Seconds(4.0, 0.0, 0.0, 0.0, 0.5, exposed_s, exposed_s, 0.5, 0.0) for exposed_s in (3.0, 0.5)]
+    lines = [RankWindow(rank, f"node{rank}", 0, 2, of_rank, 1, ()).line() for rank, of_rank in enumerate(seconds)]
+    files.record.add(profile={"ranks": lines})
     files.end(run, [{}, {}])
     summary = files.record.content["summary"]
     assert (summary["own_step_s"], summary["own_step_median_rank_s"], summary["own_step_source"]) == (

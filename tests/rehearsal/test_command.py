@@ -9,7 +9,7 @@ import pytest
 
 from ddlbench.errors import UserError
 from ddlbench.ranks.launch import Launch
-from ddlbench.rehearsal.command import rehearsal
+from ddlbench.rehearsal.rehearse import rehearsal
 from tests.support.processes import PYTHON, run
 from tests.support.rehearsals import config, words
 

@@ -26,8 +26,8 @@ def test_bubble_and_staleness_are_what_the_framework_says(tmp_path: Path) -> Non
     write_run(tmp_path, framework="fsdp")
     made = tables(tmp_path)
     rows = {row["framework"]: row for row in records(made.runs)}
-    found = {name: [row[column] for column in COLUMNS] for name, row in rows.items()}
-    assert found == {"pipedream": [0.3, 3 / 11, 2, 3], "ddp": [None, None, 0, None], "fsdp": [None] * 4}
+    result = {name: [row[column] for column in COLUMNS] for name, row in rows.items()}
+    assert result == {"pipedream": [0.3, 3 / 11, 2, 3], "ddp": [None, None, 0, None], "fsdp": [None] * 4}
     merged = {row["framework"]: row for row in records(made.scaling)}
     assert [merged["pipedream"][column] for column in COLUMNS] == [0.3, 3 / 11, 2, 3]
 

@@ -61,9 +61,9 @@ def test_what_changed_comes_before_the_numbers(tmp_path, capsys):
 def test_the_gate_fails_for_what_is_slower_than_the_limit(tmp_path, capsys, after, limit, code, said):
     repeats(tmp_path / "a", [100.0] * 6)
     repeats(tmp_path / "b", after)
-    found = compare(tmp_path, capsys, "--fail-if-slower", limit)
-    assert found[0] == code
-    assert said in found[1]
+    result = compare(tmp_path, capsys, "--fail-if-slower", limit)
+    assert result[0] == code
+    assert said in result[1]
 
 
 def test_what_no_longer_ends_ok_fails_the_gate_and_single_ones_are_named(tmp_path, capsys):

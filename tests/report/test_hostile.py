@@ -157,9 +157,11 @@ def test_a_program_error_of_one_record_is_a_row_too(beside, monkeypatch):
     folder = write_run(results, framework="odd")
     import ddlbench.results.tables.run_rows as module
 
-    known = module.measured_options
+    reference = module.measured_options
     monkeypatch.setattr(
-        module, "measured_options", lambda config, before: 1 / (config.get("framework") != {}) and known(config, before)
+        module,
+        "measured_options",
+        lambda config, before: 1 / (config.get("framework") != {}) and reference(config, before),
     )
     record = json.loads((folder / "run.json").read_text())
     record["config"]["framework"] = {}

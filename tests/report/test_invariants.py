@@ -89,11 +89,11 @@ def test_a_failed_run_is_counted_and_changes_no_number(campaign: Rates, rate: fl
 @quick
 @given(campaigns)
 def test_every_number_by_its_definition(campaign: Rates) -> None:
-    found = scaling_rows(groups(campaign))
+    result = scaling_rows(groups(campaign))
     times = {gpus: [1 / rate for rate in own] for gpus, own in zip(GPUS, campaign, strict=True)}
     single, own_base = median(times[1]), median(times[2])
-    assert [row["gpus"] for row in found] == [1, 2, 8]
-    for row in found:
+    assert [row["gpus"] for row in result] == [1, 2, 8]
+    for row in result:
         own, gpus = times[row["gpus"]], row["gpus"]
         time = median(own)
         assert (row["sample_time_s"], row["runs_ok"], row["attempts_failed"]) == (time, len(own), 0)
@@ -131,15 +131,15 @@ def test_the_intervals_of_ratios_by_their_definition(campaign: Rates) -> None:
 @quick
 @given(st.lists(st.integers(-100, 100).map(float), min_size=1, max_size=40))
 def test_an_interval_of_the_median_is_symmetric_and_covers_what_it_says(values: list[float]) -> None:
-    found, mirrored, n = median_interval(values), median_interval([-value for value in values]), len(values)
-    assert (found is None) == (n < 6)
-    if found is None:
+    result, mirrored, n = median_interval(values), median_interval([-value for value in values]), len(values)
+    assert (result is None) == (n < 6)
+    if result is None:
         return
-    assert mirrored == Interval(-found.high, -found.low, found.coverage)
-    assert found.low <= median(values) <= found.high
+    assert mirrored == Interval(-result.high, -result.low, result.coverage)
+    assert result.low <= median(values) <= result.high
     ways = list(accumulate(comb(n, below) for below in range(n + 1)))
     rank = max(k for k in range(1, n // 2 + 1) if 1 - 2 * ways[k - 1] / 2**n >= 0.95)
-    assert found == Interval(sorted(values)[rank - 1], sorted(values)[n - rank], 1 - 2 * ways[rank - 1] / 2**n)
+    assert result == Interval(sorted(values)[rank - 1], sorted(values)[n - rank], 1 - 2 * ways[rank - 1] / 2**n)
 
 
 @quick
@@ -148,8 +148,8 @@ def test_before_and_after_swapped_give_the_inverse_ratio(one: list[float], two: 
     sides = [[attempt("ddp", 2, 1, rate) for rate in own] for own in (one, two)]
     there, back = (versus([a], [b], limit=0.1) for a, b in (sides, reversed(sides)))
     times = [median([1 / rate for rate in own]) for own in (one, two)]
-    for found, ratio in ((there, times[1] / times[0]), (back, times[0] / times[1])):
-        assert f"ratio {ratio:.3f} (" in "\n".join(found.lines)
+    for result, ratio in ((there, times[1] / times[0]), (back, times[0] / times[1])):
+        assert f"ratio {ratio:.3f} (" in "\n".join(result.lines)
     assert bool(there.undecided) == bool(back.undecided) == (min(len(one), len(two)) < 6)
     assert not (there.slower and back.slower), "each cannot be slower than the other"
 
@@ -185,10 +185,10 @@ def test_targets_count_every_run_that_ended_ok(reached: list[int | None], random
     assert target_rows(tables_of(random.sample(reached, len(reached))), wanted) == [row]
     assert target_rows(tables_of([*reached, 1], ["ok"] * len(reached) + ["killed"]), wanted) == [row]
     middle = median([float("inf") if epoch is None else epoch for epoch in reached])
-    known = None if middle == float("inf") else middle
+    reference = None if middle == float("inf") else middle
     costs = {"epochs": 1, "updates": 10, "samples": 100, "seconds": 7.0}
     for name, cost in costs.items():
-        assert row[f"{name}_to_target"] == (None if known is None else known * cost)
+        assert row[f"{name}_to_target"] == (None if reference is None else reference * cost)
     assert (row["runs"], row["reached"]) == (len(reached), sum(epoch is not None for epoch in reached))
 
 
@@ -204,9 +204,9 @@ def test_repeats_of_a_seed_and_failed_runs_are_no_evidence_on_quality(reached: l
     assert records(failed) == plain
     for row in plain:
         values = [0.9 if epoch is not None and row["epoch"] + 1 >= epoch else 0.1 for epoch in reached]
-        found, interval = (
+        result, interval = (
             [row[f"val_top1{end}"] for end in ("", "_min", "_max", "_low", "_high")],
             median_interval(values),
         )
         ends = (interval.low, interval.high) if interval else (None, None)
-        assert found == [pytest.approx(median(values)), min(values), max(values), *ends]
+        assert result == [pytest.approx(median(values)), min(values), max(values), *ends]

@@ -53,7 +53,7 @@ def without(record, dotted):
 
 
 @pytest.fixture
-def whole(tmp_path):
+def full(tmp_path):
     """A folder with two good runs, and the record of the second, with seed 1, that others are made from."""
     write_run(tmp_path, framework="good")
     folder = write_run(tmp_path, train={"seed": 1}, sections=MORE, summary=MORE_SUMMARY)
@@ -79,8 +79,8 @@ def said_by(column, dotted):
     )
 
 
-def test_every_key_of_run_json_may_be_missing(whole):
-    results, record, epochs = whole
+def test_every_key_of_run_json_may_be_missing(full):
+    results, record, epochs = full
     before = rows_by_path(make_tables(read_all([results])))
     complete = next(row for row in before.values() if row["seed"] == 1)
     names = [name for name in every_key(record) if name not in NEEDED]
@@ -103,8 +103,8 @@ def test_every_key_of_run_json_may_be_missing(whole):
     assert not [warning for warning in tables.warnings if "cannot be used" in warning]
 
 
-def test_every_key_of_an_epoch_may_be_missing(whole):
-    results, record, epochs = whole
+def test_every_key_of_an_epoch_may_be_missing(full):
+    results, record, epochs = full
     lines = [json.loads(line) for line in epochs.splitlines()]
     names = [name for name in lines[0] if name != "epoch"]
     paths = {}
@@ -114,17 +114,17 @@ def test_every_key_of_an_epoch_may_be_missing(whole):
     rows = records(make_tables(read_all([results])).epochs)
     own = [column for column in EPOCHS if column.source not in ("", "run")]
     for path, name in paths.items():
-        found = [row for row in rows if row["path"] == path]
-        assert [row["epoch"] for row in found] == [0, 1, 2], name
+        result = [row for row in rows if row["path"] == path]
+        assert [row["epoch"] for row in result] == [0, 1, 2], name
         for column in own:
             expected = [line.get(column.source) for line in lines]
             if column.source == name:
                 expected[1] = None
-            assert [row[column.name] for row in found] == expected, (name, column.name)
+            assert [row[column.name] for row in result] == expected, (name, column.name)
 
 
-def test_the_whole_report_of_records_that_each_lack_a_section(whole, capsys):
-    results, record, epochs = whole
+def test_the_whole_report_of_records_that_each_lack_a_section(full, capsys):
+    results, record, epochs = full
     sections = [name for name in record if name not in NEEDED]
     for number, name in enumerate(sections):
         add(results, number, without(record, name), epochs)

@@ -90,10 +90,10 @@ def test_images_stay_within_their_bytes(tmp_path: Path):
     for name in names:
         (tmp_path / f"{name}.svg").write_bytes(b"x" * 250_000)
         Image.effect_noise((700, 700), 100).save(tmp_path / f"{name}.png")
-    found = pictures(dict.fromkeys(names, Figure(figsize=(9.5, 4))), tmp_path)
-    sizes = [len(picture.source) * 3 / 4 for picture in found if picture.source]
+    result = pictures(dict.fromkeys(names, Figure(figsize=(9.5, 4))), tmp_path)
+    sizes = [len(picture.source) * 3 / 4 for picture in result if picture.source]
     assert sum(sizes) <= ALL_BYTES * 1.01
-    kinds = [picture.source[:15] if picture.source else None for picture in found]
+    kinds = [picture.source[:15] if picture.source else None for picture in result]
     assert kinds[0] == "data:image/svg+"
     assert "data:image/png;" in kinds
     assert kinds[-1] is None, "named, with its files, but not shown"

@@ -66,8 +66,8 @@ def write(tmp_path: Path) -> Write:
 
 
 def predicted(tmp_path: Path, cluster: str) -> tuple[dict[tuple[str, int], Row], Tables]:
-    found = read_all([tmp_path / "results"])
-    tables = with_predictions(make_tables(found), found, cluster)
+    result = read_all([tmp_path / "results"])
+    tables = with_predictions(make_tables(result), result, cluster)
     return {(row["framework"], row["gpus"]): row for row in records(tables.scaling)}, tables
 
 
@@ -128,8 +128,8 @@ def test_waiting_for_data_is_on_neither_side(tmp_path: Path, write: Write, clust
 
 
 def window(step_s: float, **shares: float) -> dict[str, Any]:
-    each = {f"{name}_share": shares.get(name, 0.0) for name in ("compute", "comm_exposed", "idle", "data")}
-    return {"profile": {"status": "ok", "steps": 10, "window_s": 4 * 10 * step_s, "step_s": step_s, **each}}
+    item = {f"{name}_share": shares.get(name, 0.0) for name in ("compute", "comm_exposed", "idle", "data")}
+    return {"profile": {"status": "ok", "steps": 10, "window_s": 4 * 10 * step_s, "step_s": step_s, **item}}
 
 
 @pytest.mark.parametrize(

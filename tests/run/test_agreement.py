@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ddlbench.errors import UserError
-from ddlbench.run.agreement import compare_environments
+from ddlbench.run.context import compare_environments
 from tests.support.ranks import run_ranks
 
 SAME: dict[str, Any] = {"driver": "550.54", "packages": {"deepspeed": "0.19.8", "torch": "2.14.1"}, "variables": {}}
@@ -60,7 +60,7 @@ def test_one_process_has_nothing_to_compare():
 
 def test_many_differences_are_counted(monkeypatch: pytest.MonkeyPatch):
     """The answers of 3 ranks, as all_gather would return them."""
-    import ddlbench.run.agreement as module
+    import ddlbench.run.context as module
 
     other = {f"packages.p{n}": "2" for n in range(8)}
     mine = {f"packages.p{n}": "1" for n in range(8)}

@@ -188,7 +188,7 @@ def test_files_of_staged_data_are_the_copies(tmp_path: Path) -> None:
     originals = sorted((tmp_path / "images").rglob("*.JPEG"))
     assert sorted(composed(*words).data.files_read()) == originals
     staged = composed(*words, f"data.stage_to={tmp_path}/node").data
-    copies = [copy for files in staged.files_to_stage() for _, copy in files.pairs()]
+    copies = [part.copy / name for part in staged.files_to_stage() for name in part.names]
     assert sorted(staged.files_read()) == sorted(copies) != originals
 
 

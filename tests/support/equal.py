@@ -19,10 +19,10 @@ from ddlbench.loop import Recorder, Run, train
 from ddlbench.measure.rows import EpochRow
 from ddlbench.progress import Progress
 from ddlbench.ranks.boundary import Boundary
-from ddlbench.recipe.losses import make_loss
+from ddlbench.recipe.losses import CrossEntropy
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
 from ddlbench.recipe.rates import Rates
-from ddlbench.record.run_json import ledger, training_ledger, weights_hash
+from ddlbench.record.run_json import training_ledger, weights_hash
 from tests.support.reference import Case, Outcome
 from tests.support.trace import Trace
 
@@ -50,7 +50,7 @@ def recorded_config(case: Case) -> Config:
 def make_job(case: Case) -> Job:
     return Job(
         model=case.model,
-        loss=make_loss(0.0),
+        loss=CrossEntropy(0.0),
         optimizer=partial(make_optimizer, optimizer_of(case)),
         device=torch.device("cpu"),
         rank=dist.get_rank(),
@@ -96,7 +96,7 @@ def _train(case: Case, framework: Framework, trace: Trace) -> Outcome:
     losses = [sum(step) / len(step) for step in zip(*(rank.losses for rank in row.ranks if rank.losses), strict=True)]
     outcome = Outcome(losses, trainer.state() or {}, row.metrics, trainer.updates, start)
     trained = training_ledger(run, trainer, rates, recorded_config(case), row.steps)
-    outcome.ledger = ledger(run, row.steps) | trained | {"weights_hash_start": weights_hash(start)}
+    outcome.ledger = trained | {"weights_hash_start": weights_hash(start)}
     assert row.metrics["val_samples"] == case.val_samples
     feed.close()
     dist.barrier()

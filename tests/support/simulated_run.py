@@ -24,7 +24,7 @@ from ddlbench.ranks.launchers import Launch
 from ddlbench.recipe.rates import Rates
 from ddlbench.record.record import Record
 from ddlbench.record.recorder import FileRecorder
-from ddlbench.record.run_json import ledger, model_section, training_ledger
+from ddlbench.record.run_json import model_section, training_ledger
 from tests.support.simulated import RankScript, ScriptedFeed, ScriptedTrainer, World
 
 CPU = torch.device("cpu")
@@ -88,7 +88,7 @@ def subject(trainer: Any, rates: Rates, config: Config) -> Any:
     """The facts of mode=train, for a trainer without a model."""
 
     def counted(run: Run, steps: int) -> dict[str, Any]:
-        return ledger(run, steps) | training_ledger(run, trainer, rates, config, steps)
+        return training_ledger(run, trainer, rates, config, steps)
 
     return SimpleNamespace(facts=trainer.facts, ledger=counted)
 

@@ -13,7 +13,7 @@ from ddlbench.errors import UserError
 from ddlbench.sweep.__main__ import main
 from ddlbench.sweep.lock import Owner, claim
 from ddlbench.sweep.plan import plan
-from ddlbench.sweep.slurm import Options, jobs, site_options, submit
+from ddlbench.sweep.slurm import Options, jobs, submit
 from ddlbench.sweep.state import State
 from ddlbench.sweep.study import load
 from tests.sweep.studies import KEYS, record, write
@@ -94,10 +94,10 @@ def test_the_options_of_a_site_are_its_lines_for_sbatch(tmp_path: Path) -> None:
     (tmp_path / "mine.sh").write_text(
         "#SBATCH --partition=a --comment='two words'\n# SBATCH --no\nexport A=1\n#SBATCH -C x\n"
     )
-    assert site_options(str(tmp_path / "mine.sh")) == ["--partition=a", "--comment=two words", "-C", "x"]
-    assert site_options(None) == []
+    assert Options(site=str(tmp_path / "mine.sh")).words() == ["--partition=a", "--comment=two words", "-C", "x"]
+    assert Options().words() == []
     with pytest.raises(UserError, match=r"--site moon: there is no file .*, or one of alps, frontier, jsc"):
-        site_options("moon")
+        Options(site="moon").words()
 
 
 def test_what_slurm_did_not_take_is_submitted_by_the_next_sweep_and_nothing_twice(

@@ -59,10 +59,9 @@ class Saved:
 
 def complete(folder: Path) -> list[Path]:
     """The complete checkpoints of one attempt, the newest first."""
-    found: list[Path] = []
     with contextlib.suppress(OSError):
-        found = [path for path in folder.iterdir() if NAME.fullmatch(path.name)]
-    return sorted(found, reverse=True)
+        return sorted((path for path in folder.iterdir() if NAME.fullmatch(path.name)), reverse=True)
+    return []
 
 
 def _sound(content: Mapping[str, Any]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,12 +46,8 @@ def targets(group: str) -> frozenset[str]:
 
 def title(group: str, choice: str) -> str:
     """The comment above the keys: what this choice is."""
-    above: list[str] = []
-    for line in _lines(group, choice):
-        if not line.startswith("#"):
-            break
-        above.append(line.lstrip("# "))
-    return " ".join(above)
+    above = takewhile(lambda line: line.startswith("#"), _lines(group, choice))
+    return " ".join(line.lstrip("# ") for line in above)
 
 
 def keys(group: str, choice: str) -> Iterator[Key]:

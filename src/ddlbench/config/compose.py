@@ -76,13 +76,13 @@ def _plain(words: Sequence[str]) -> Plain:
 
 
 def _compose(words: Sequence[str]) -> Plain:
-    """By Hydra itself."""
+    """The plain data as Hydra itself composes them."""
     return cast(Plain, OmegaConf.to_container(compose("config", list(words)), resolve=True, throw_on_missing=True))
 
 
 def _replace(plain: Plain, override: Override) -> bool:
-    """Give a key another value; whether that is all there is to it. What else Hydra's grammar can say (a key that is
-    added, a section, an interpolation) is left to Hydra. `plain`: its first two levels are its own."""
+    """Give a key another value; False for what only Hydra can do: a key that is added, a section, an interpolation.
+    plain: its first two levels are a copy"""
     *path, leaf = override.key_or_group.split(".")
     value = override.value()
     for depth, part in enumerate(path):
@@ -112,7 +112,7 @@ def supports(framework: Framework, job: Job) -> None:
 
 
 def refusal(ask: Callable[[], object]) -> str | None:
-    """What speaks against it, None if nothing does. A missing library (Unavailable) is no answer: it is raised."""
+    """Why `ask` refuses, None if it does not. Unavailable is raised: without the library there is no answer."""
     try:
         ask()
     except Unavailable:
@@ -124,7 +124,7 @@ def refusal(ask: Callable[[], object]) -> str | None:
 
 @contextmanager
 def quiet() -> Generator[None]:
-    """Some libraries talk while they are imported."""
+    """Hide what libraries print and warn of while they are imported."""
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

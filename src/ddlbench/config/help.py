@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
 import ddlbench
 from ddlbench.config.choices import choices, keys, meanings, title
@@ -38,7 +38,7 @@ def help_text(words: Sequence[str]) -> str:
         lines.append(f"{'+' if group not in DEFAULTS else ''}{group}=NAME")
         for choice in choices(group):
             default = " (default)" if DEFAULTS.get(group) == choice else ""
-            lines += _row(f"{choice}{default}", title(group, choice))
+            lines.append(_row(f"{choice}{default}", title(group, choice)))
         lines.append("")
     lines += ["Keys, each with its default", *_keys("", ".", "config"), ""]
     for group, choice in chosen.items():
@@ -49,14 +49,16 @@ def help_text(words: Sequence[str]) -> str:
     return "\n".join(lines)
 
 
-def _keys(prefix: str, group: str, choice: str) -> Iterator[str]:
+def _keys(prefix: str, group: str, choice: str) -> list[str]:
     comments = meanings(group)
-    for key in keys(group, choice):
-        if key.name != "_target_":
-            yield from _row(f"{prefix}{key.name}={key.value}", key.comment or comments.get(key.name, ""))
+    return [
+        _row(f"{prefix}{key.name}={key.value}", key.comment or comments.get(key.name, ""))
+        for key in keys(group, choice)
+        if key.name != "_target_"
+    ]
 
 
-def _row(left: str, right: str) -> Iterable[str]:
+def _row(left: str, right: str) -> str:
     """Two columns; a long left one takes a line of its own."""
     first = f"  {left:{COLUMN - 2}}" if len(left) < COLUMN - 3 else f"  {left}\n{'':{COLUMN}}"
-    return [textwrap.fill(right, WIDTH, initial_indent=first, subsequent_indent=" " * COLUMN) if right else f"  {left}"]
+    return textwrap.fill(right, WIDTH, initial_indent=first, subsequent_indent=" " * COLUMN) if right else f"  {left}"

@@ -1,4 +1,4 @@
-"""What of a configuration is measured: what `run_id` is a hash of, and what the report merges and compares by.
+"""The part of a configuration that changes what is measured: `run_id` is its hash, reports merge and compare by it.
 
 A field that a later version adds is declared with the value that means as before, so that new records are repeats of
 old ones that lack it: `field(default=None, metadata={"before": None})`.
@@ -11,7 +11,7 @@ from dataclasses import Field, fields, is_dataclass
 from typing import Any, cast
 
 STAGE_TO = "data.stage_to"
-# What says where a run happens or how it is shown, not what it measures. Where data lies is covered by the data's hash.
+# Keys that say where a run happens or how it is shown, not what it measures. The data are covered by their hash.
 UNMEASURED = (
     "results_dir", "dryrun", "progress", "train.timeout_s", "train.time_limit_s",
     "profile", "profile_steps", "profile_trace",  # a window after all that is measured (docs/adr/0016)
@@ -35,7 +35,8 @@ def added_later(made: object, prefix: str = "") -> dict[str, Any]:
 
 
 def measured_part(plain: Mapping[str, Any], before: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration without what does not change a measurement. That data were staged does, where to does not.
+    """A configuration without the keys that do not change a measurement. Whether data were staged changes it, the
+    folder does not.
 
     before: the keys that were added later, with the value at which they are left out; of a record too, whose
         configuration may lack any of its keys

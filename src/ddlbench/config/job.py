@@ -9,7 +9,7 @@ import torch
 from ddlbench.config.schema import Config
 from ddlbench.job import Job
 from ddlbench.ranks.launch import Launch
-from ddlbench.recipe.losses import make_loss
+from ddlbench.recipe.losses import CrossEntropy
 from ddlbench.recipe.optimizers import make_optimizer
 
 
@@ -18,7 +18,7 @@ def make_job(config: Config, launch: Launch, device: torch.device) -> Job:
     train, recipe = config.train, config.recipe
     return Job(
         model=config.model,
-        loss=make_loss(recipe.label_smoothing),
+        loss=CrossEntropy(recipe.label_smoothing),
         optimizer=partial(make_optimizer, recipe.optimizer),
         device=device,
         rank=launch.rank,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ddlbench.errors import UserError
-from ddlbench.ranks.launch import SHARED_GPU
+from ddlbench.ranks.launchers import SHARED_GPU
 
 MODES = ("train", "loader", "rehearsal")
 PRECISIONS = ("fp32", "bf16", "fp16")

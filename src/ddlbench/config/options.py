@@ -1,4 +1,4 @@
-"""What the options of a group are, so that a label says what was measured: another option's values are refused.
+"""The options of a group. A label says what was measured: an option with another option's values is refused.
 
 A field of a framework that defines its option says so in its metadata: {"defines": NAME}, where NAME is the option that
 may have any value of it, or None where there is no such option.
@@ -6,7 +6,6 @@ may have any value of it, or None where there is no such option.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from functools import cache
@@ -15,7 +14,7 @@ from typing import Any, cast
 from omegaconf import OmegaConf
 
 from ddlbench.config.choices import choices, conf_dir
-from ddlbench.config.values import shown
+from ddlbench.config.values import shown, written
 from ddlbench.errors import UserError
 
 ADDED = ("framework", "model")  # groups without a default: + adds them
@@ -37,9 +36,23 @@ def check(group: str, target: str, made: Any) -> None:
         raise UserError(
             f"{group}.name={option} is the name of {defaults['_target_']}, not of {shown(target)}: choose another name"
         )
-    _check_defining(group, option, made)
-    if group == "model":
-        _check_sizes(option, made)
+    for field in fields(made):
+        key, value, generic = field.name, getattr(made, field.name), field.metadata.get("defines", option)
+        if generic == option or value == defaults[key]:
+            continue
+        named = [other for other, theirs in _others(group, option) if other != generic and theirs[key] == value]
+        remedy = choose(group, named[0]) if named else f"{choose(group, generic)} {group}.{key}={written(value)}"
+        raise UserError(
+            f"{group}.{key}={written(value)} is not {option}, which has {written(defaults[key])}: choose {remedy}"
+        )
+    if group != "model":
+        return
+    # Sizes are free, but not all of those in which another option differs.
+    for other, theirs in _others(group, option):
+        sizes = {key: theirs[key] for key in defaults if key != "name" and theirs.get(key) != defaults[key]}
+        if sizes and all(getattr(made, key, None) == size for key, size in sizes.items()):
+            words = " ".join(f"model.{key}={written(size)}" for key, size in sizes.items())
+            raise UserError(f"{words} is {other}, not {option}: choose {choose('model', other)}")
 
 
 def changed(model: Mapping[str, Any]) -> dict[str, Any]:
@@ -61,36 +74,8 @@ def published(group: str, option: str) -> dict[str, Any]:
 
 
 def _others(group: str, option: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The other options of the same class."""
+    """The other options of the same class, read from their YAMLs when they are asked for."""
     target = published(group, option)["_target_"]
     for other in choices(group):
         if other != option and published(group, other)["_target_"] == target:
             yield other, published(group, other)
-
-
-def _check_defining(group: str, option: str, made: Any) -> None:
-    defaults = published(group, option)
-    for field in fields(made):
-        key, value, generic = field.name, getattr(made, field.name), field.metadata.get("defines", option)
-        if generic == option or value == defaults[key]:
-            continue
-        named = [other for other, theirs in _others(group, option) if other != generic and theirs[key] == value]
-        remedy = choose(group, named[0]) if named else f"{choose(group, generic)} {group}.{key}={_text(value)}"
-        raise UserError(
-            f"{group}.{key}={_text(value)} is not {option}, which has {_text(defaults[key])}: choose {remedy}"
-        )
-
-
-def _check_sizes(option: str, made: Any) -> None:
-    """Sizes are free, but not all of those in which another option differs."""
-    defaults = published("model", option)
-    for other, theirs in _others("model", option):
-        sizes = {key: theirs[key] for key in defaults if key != "name" and theirs.get(key) != defaults[key]}
-        if sizes and all(getattr(made, key, None) == size for key, size in sizes.items()):
-            words = " ".join(f"model.{key}={_text(size)}" for key, size in sizes.items())
-            raise UserError(f"{words} is {other}, not {option}: choose {choose('model', other)}")
-
-
-def _text(value: object) -> str:
-    """As on a command line."""
-    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))

@@ -72,9 +72,27 @@ class Config(Options):
         return measured_part(self.resolved, self.added_later)
 
 
-# Sections that no group's YAML chooses.
-OWN: dict[str, type] = {"": Options, "train": Train, "checkpoint": Checkpoint, "rehearsal": RehearsalKeys}
+# The sections that are no group, with their classes; "": the keys of no section.
+CLASSES: dict[str, type] = {"": Options, "train": Train, "checkpoint": Checkpoint, "rehearsal": RehearsalKeys}
 KEY_OF = {"train": "train.epochs=3", "checkpoint": "checkpoint.every=1", "rehearsal": "rehearsal.gpus=8"}
+
+
+def section(name: str, raw: dict[str, Any]) -> Any:
+    """The object of a section, "" for the keys that belong to none: of the class that a group's `_target_` names, its
+    fields filled from the other keys, in the types of the fields: a `1` given for a float is 1.0."""
+    cls = CLASSES.get(name)
+    if cls is None:
+        module, _, class_name = str(raw["_target_"]).rpartition(".")
+        cls = getattr(importlib.import_module(module), class_name)
+        raw = {key: value for key, value in raw.items() if key != "_target_"}
+    keys = {key.name for key in fields(cls)}
+    if unknown := sorted(str(key) for key in set(raw) - keys):
+        raise UserError(unknown_key(f"{name}.{unknown[0]}" if name else unknown[0], keys))
+    values.check(name, raw)
+    schema = OmegaConf.create({name: OmegaConf.structured(cls)})  # under its name, so that an error names the key
+    merged = cast(DictConfig, OmegaConf.merge(schema, {name: raw}))
+    values.check(name, OmegaConf.to_container(merged[name]))  # once more: texts such as 'nan' have become numbers
+    return OmegaConf.to_object(merged[name])
 
 
 def resolve(composed: DictConfig) -> Config:
@@ -88,9 +106,9 @@ def resolve(composed: DictConfig) -> Config:
 def build(plain: dict[str, Any], make: Callable[[str, dict[str, Any]], Any] | None = None) -> Config:
     """A configuration from plain data. OmegaConfBaseException for a value of another type than its key's.
 
-    make: how a section becomes an object, where that is not `section`
+    make: how a section becomes an object; None: by `section`
     """
-    made = make or section
+    make = make or section
     sections: dict[str, dict[str, Any]] = {}
     for name in (*SECTIONS, "rehearsal"):
         raw = plain.get(name, {} if name == "rehearsal" else None)
@@ -101,15 +119,15 @@ def build(plain: dict[str, Any], make: Callable[[str, dict[str, Any]], Any] | No
     others = {key: value for key, value in plain.items() if key not in sections}
     for key in sorted(set(others) - {option.name for option in fields(Options)}):
         raise UserError(unknown_key(key, plain.keys() - {key}))
-    settings = made("", others)
-    built = {name: made(name, raw) for name, raw in sections.items()}
+    settings = make("", others)
+    built = {name: make(name, raw) for name, raw in sections.items()}
     for group in GROUPS:
         options.check(group, str(sections[group]["_target_"]), built[group])
     return Config(**built, **vars(settings))
 
 
 def first_line(error: BaseException) -> str:
-    """The first line that says something, with OmegaConf's key after it."""
+    """The first line that is not empty, with OmegaConf's key before it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     key = next((line.removeprefix("full_key: ") for line in lines if line.startswith("full_key: ")), "").lstrip(".")
     text = lines[0] if lines else type(error).__name__
@@ -124,21 +142,3 @@ def unknown_key(full_key: str, known: Collection[str]) -> str:
     remedy = f"did you mean {f'{group}.' if group else ''}{near[0]}?" if near else ""
     there = f"the keys{f' of {group}' if group else ''} are {', '.join(known)}"
     return f"{values.shown(full_key)} does not exist: {remedy or there}"
-
-
-def section(name: str, raw: dict[str, Any]) -> Any:
-    """The object of a section, "" for the keys that belong to none: of the class that a group's `_target_` names, its
-    fields filled from the other keys, in the types of the fields: a `1` given for a float is 1.0."""
-    cls = OWN.get(name)
-    if cls is None:
-        module, _, class_name = str(raw["_target_"]).rpartition(".")
-        cls = getattr(importlib.import_module(module), class_name)
-        raw = {key: value for key, value in raw.items() if key != "_target_"}
-    keys = {key.name for key in fields(cls)}
-    if unknown := sorted(str(key) for key in set(raw) - keys):
-        raise UserError(unknown_key(f"{name}.{unknown[0]}" if name else unknown[0], keys))
-    values.check(name, raw)
-    schema = OmegaConf.create({name: OmegaConf.structured(cls)})  # under its name, so that an error names the key
-    merged = cast(DictConfig, OmegaConf.merge(schema, {name: raw}))
-    values.check(name, OmegaConf.to_container(merged[name]))  # once more: texts such as 'nan' have become numbers
-    return OmegaConf.to_object(merged[name])

@@ -1,7 +1,8 @@
-"""What any value of the configuration may be, whatever its key and group: finite, bounded, printable."""
+"""Checks of every value of the configuration, whatever its key: finite, bounded, printable; and values as texts."""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping
 from typing import Any, cast
@@ -71,3 +72,8 @@ def shown(value: object, longest: int = 60) -> str:
     """A value as one short line of printable characters."""
     text = hex(value) if isinstance(value, int) and abs(value) > 2**64 else str(value)  # str() refuses huge integers
     return shortened(printable(text), longest)
+
+
+def written(value: object) -> str:
+    """A value as on a command line and in YAML."""
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))

@@ -5,19 +5,20 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ddlbench.data.images.index import FolderLayout
+from ddlbench.data.images.index import Files, FolderLayout, prepare_index
 from ddlbench.data.processes import usual_processes
-from ddlbench.data.text.token_file import TokenFile
-from ddlbench.data.tools.info import info, kind
+from ddlbench.data.text.token_file import TokenFile, is_current, token_files, token_path
+from ddlbench.data.tfrecord.packed import UNFINISHED, Pack, is_packed, read_manifest
 from ddlbench.data.tools.pack import pack
-from ddlbench.data.tools.verify import Found, verify_folders, verify_pack, verify_tokens
+from ddlbench.data.tools.verify import verify_folders, verify_pack, verify_tokens
 from ddlbench.errors import RunError, UserError
 from ddlbench.texts import printable
 
 DAMAGED, INTERRUPTED = 1, 130  # exit codes
+KINDS = "image folders (train/<class>/*.JPEG, val/<class>/*.JPEG), a packed image set (pack.json), a token file (.bin)"
 
 
 def make_sample(given: argparse.Namespace) -> int:
@@ -52,12 +53,22 @@ def verify(given: argparse.Namespace) -> int:
         "folders": lambda: verify_folders(_layout(given), given.processes),
         "tokens": lambda: verify_tokens(given.place),
     }
-    return _print_result(given.place, checks[kind(given.place, _layout(given))]())
+    counts, faults = Counter[tuple[str, str]](), 0
+    for part in checks[_kind(given.place, _layout(given))]():
+        counts.update({(split, printable(label)): samples for (split, label), samples in part.counts.items()})
+        faults += len(part.faults)
+        for fault in part.faults:
+            _say(fault)
+    width = max((len(label) for _, label in counts), default=0)
+    for (split, label), samples in sorted(counts.items()):
+        _say(f"{split:5}  {label:{width}}  {samples:7}")
+    verdict = f"{faults} fault{'s' if faults > 1 else ''}" if faults else "whole"
+    _say(f"{given.place}: {verdict}" + (f", {counts.total()} samples" if counts else ""))
+    return DAMAGED if faults else 0
 
 
 def tokenize(given: argparse.Namespace) -> int:
     """Turn a text into a memory-mapped token file, on all cores; by default the one that a run would make of it."""
-    from ddlbench.data.text.files import is_current, token_path
     from ddlbench.data.text.tokenizer import TokenizerFiles, tokenize_file
 
     text: Path = given.text
@@ -81,24 +92,49 @@ def tokenize(given: argparse.Namespace) -> int:
 
 def describe(given: argparse.Namespace) -> int:
     """Print what a folder or file is, its contents and its hash."""
-    for name, value in list(info(given.place, _layout(given))):
+    for name, value in list(_description(given.place, _layout(given))):
         _say(f"{name:9}  {value}")
     return 0
 
 
-def _print_result(place: Path, parts: Iterable[Found]) -> int:
-    counts, faults = Counter[tuple[str, str]](), 0
-    for found in parts:
-        counts.update({(split, printable(label)): samples for (split, label), samples in found.counts.items()})
-        faults += len(found.faults)
-        for fault in found.faults:
-            _say(fault)
-    width = max((len(label) for _, label in counts), default=0)
-    for (split, label), samples in sorted(counts.items()):
-        _say(f"{split:5}  {label:{width}}  {samples:7}")
-    verdict = f"{faults} fault{'s' if faults > 1 else ''}" if faults else "whole"
-    _say(f"{place}: {verdict}" + (f", {counts.total()} samples" if counts else ""))
-    return DAMAGED if faults else 0
+def _description(place: Path, layout: FolderLayout) -> Iterator[tuple[str, str]]:
+    """Lines of a name and a value."""
+    what = _kind(place, layout)
+    if what == "tokens":
+        for path in token_files(place):
+            index = TokenFile.open(path).index
+            yield "kind", f"token file {path.name}, format {index.format}"
+            yield "tokens", f"{index.tokens} of {index.dtype}, {_size(path.stat().st_size)}"
+            yield "text", f"{index.source}: {index.words} words, {index.lines} lines, {_size(index.source_bytes)}"
+            yield "tokenizer", index.tokenizer
+            yield "hash", index.sha256
+        return
+    images = read_manifest(place) if what == "packed" else prepare_index(layout, None)
+    yield "kind", f"packed image set, format {images.format}" if isinstance(images, Pack) else "image folders"
+    yield "classes", f"{len(images.classes)}: {', '.join(images.classes[:10])}{', ...' * (len(images.classes) > 10)}"
+    for split, part in images.splits.items():
+        if isinstance(part, Files):
+            yield split, f"{len(part)} images, {_size(int(part.sizes.sum()))}"
+        else:
+            yield split, f"{part.samples} images in {len(part.shards)} shards, {_size(part.bytes)}"
+    yield "hash", images.hash
+    if what == "packed" and (place / UNFINISHED).is_file():
+        yield "warning", "packing it again was started and not finished: pack it again"
+
+
+def _size(count: int) -> str:
+    return f"{count} bytes ({count / 1e6:.1f} MB)"
+
+
+def _kind(place: Path, layout: FolderLayout) -> str:
+    """packed | tokens | folders. Raises UserError where `place` is none of them."""
+    if is_packed(place):
+        return "packed"
+    if token_files(place):
+        return "tokens"
+    if any(split.is_dir() for split in layout.splits):
+        return "folders"
+    raise UserError(f"{place} {'is not' if place.exists() else 'does not exist: give'} one of: {KINDS}")
 
 
 def _layout(given: argparse.Namespace) -> FolderLayout:
@@ -111,22 +147,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return given.run(given)
     except RunError as error:
-        return _complain(str(error), error.exit_code)
+        reason, code = str(error), error.exit_code
     except OSError as error:  # a folder that may not be read, a disk that fails
-        file = error.filename or "a file"
-        return _complain(f"{file} cannot be read or written ({error.strerror or error})", UserError.exit_code)
+        reason = f"{error.filename or 'a file'} cannot be read or written ({error.strerror or error})"
+        code = UserError.exit_code
     except KeyboardInterrupt:
-        return _complain("interrupted; run the same command again to resume", INTERRUPTED)
+        reason, code = "interrupted; run the same command again to resume", INTERRUPTED
+    print(f"ddlbench.data: {printable(reason)}", file=sys.stderr)
+    return code
 
 
 def _say(text: object) -> None:
     """Names of files, folders and classes come from other people."""
     print(printable(str(text)), flush=True)
-
-
-def _complain(text: str, code: int) -> int:
-    print(f"ddlbench.data: {printable(text)}", file=sys.stderr)
-    return code
 
 
 def _parser() -> argparse.ArgumentParser:

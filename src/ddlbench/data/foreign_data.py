@@ -39,20 +39,20 @@ def read_format(path: Path, number: int, remedy: str) -> dict[str, Any]:
         content = json.loads(read_bytes(path))
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not JSON ({error}): {remedy}") from error
-    found = cast(dict[str, Any], content).get("format") if isinstance(content, dict) else None
-    if type(found) is not int or found != number:
-        raise UserError(f"{path} has format {shortened(str(found), 40)}, this version reads {number}: {remedy}")
+    version = cast(dict[str, Any], content).get("format") if isinstance(content, dict) else None
+    if type(version) is not int or version != number:
+        raise UserError(f"{path} has format {shortened(str(version), 40)}, this version reads {number}: {remedy}")
     return content
 
 
-def made_of(kind: type[Made], content: object) -> Made:
+def from_json(kind: type[Made], content: object) -> Made:
     """A dataclass of texts and of whole numbers from 0 to 2^63 - 1, from a JSON object of the same keys.
     ValueError for another object."""
     expected = {field.name: TYPES[str(field.type)] for field in fields(cast(Any, kind))}
-    found = cast(Mapping[str, object], content) if isinstance(content, dict) else {}
-    if odd := sorted(map(ascii, found.keys() ^ expected.keys())):
+    entries = cast(Mapping[str, object], content) if isinstance(content, dict) else {}
+    if odd := sorted(map(ascii, entries.keys() ^ expected.keys())):
         raise ValueError(f"its keys differ from those expected in {', '.join(odd[:3])}")
-    for name, value in found.items():
+    for name, value in entries.items():
         if type(value) is not expected[name] or (isinstance(value, int) and not 0 <= value < 2**63):
             raise ValueError(f"{name} is {str(value)[:40]!a}")
-    return kind(**cast(Any, found))
+    return kind(**cast(Any, entries))

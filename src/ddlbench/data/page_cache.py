@@ -65,14 +65,14 @@ def drop_file(path: Path) -> Dropped:
 def cached_bytes(path: Path) -> int | None:
     """Bytes of a file that are in memory, in whole pages. None where the kernel does not say: since Linux 5.2 it
     reports the truth only to those who own the file or may write it. Reads nothing of the file."""
-    known = path.stat()
-    if known.st_size == 0:
+    status = path.stat()
+    if status.st_size == 0:
         return 0
-    if known.st_uid != os.geteuid() and not os.access(path, os.W_OK):
+    if status.st_uid != os.geteuid() and not os.access(path, os.W_OK):
         return None
     pages = np.memmap(path, np.uint8, "c")  # private: needs no right to write
     states = np.empty(-(-pages.size // PAGESIZE), np.uint8)
     address, answer = ctypes.c_void_p(pages.ctypes.data), ctypes.c_void_p(states.ctypes.data)
     if ctypes.CDLL(None).mincore(address, ctypes.c_size_t(pages.size), answer):
         return None
-    return min(int((states & IN_MEMORY).sum()) * PAGESIZE, known.st_size)
+    return min(int((states & IN_MEMORY).sum()) * PAGESIZE, status.st_size)

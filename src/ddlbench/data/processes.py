@@ -63,11 +63,16 @@ def _spread(pool: Executor, work: Callable[[Task], Result], jobs: Iterable[Task]
 def _start() -> None:
     """Ctrl-C ends a process at once, and so does the end of its parent; else it would wait for work forever."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent(1)
 
 
-def _end_with_parent() -> None:
+def end_with_parent(exit_code: int) -> None:
+    """End this process when its parent ends: with a forkserver, the process that asked for it, not the server."""
     parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)
+    assert parent is not None, "called in a process that multiprocessing started"
+
+    def watch() -> None:
+        parent.join()
+        os._exit(exit_code)
+
+    threading.Thread(target=watch, daemon=True).start()

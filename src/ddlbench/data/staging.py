@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -38,9 +38,6 @@ class StagedFiles:
     names: Iterable[str]
     count: int
     bytes: int
-
-    def pairs(self) -> Iterator[tuple[Path, Path]]:
-        return ((self.original / name, self.copy / name) for name in self.names)
 
 
 @dataclass(frozen=True)
@@ -71,13 +68,13 @@ def node_folder(stage_to: str, name: str, digest: str) -> Path:
 
 def stage(sets: Sequence[StagedFiles], progress: Progress) -> Staged:
     """Make all copies. Raises UserError where one cannot be made, or differs from its original."""
-    files, size = sum(each.count for each in sets), sum(each.bytes for each in sets)
-    folder = Path(os.path.commonpath([each.copy.parent for each in sets]))
+    files, size = sum(part.count for part in sets), sum(part.bytes for part in sets)
+    folder = Path(os.path.commonpath([part.copy.parent for part in sets]))
     require_room(folder, size)
     unfinished = folder / UNFINISHED
     clear(unfinished)
     progress.say(f"staging {files} files ({size / 1e9:.2f} GB) in {folder}")
-    pairs = (pair for each in sets for pair in each.pairs())
+    pairs = ((part.original / name, part.copy / name) for part in sets for name in part.names)
     copies = in_threads(lambda pair: copy_file(*pair, unfinished), pairs, SCANNERS)
     return Staged(str(folder), files, size, sum(progress.steps(copies, files, "staging, file", "files")))
 
@@ -115,15 +112,15 @@ def clear(unfinished: Path) -> None:
 def copy_file(original: Path, copy: Path, unfinished: Path) -> int:
     """Bytes copied: 0 where the copy exists already."""
     try:
-        known = original.stat()
+        status = original.stat()
         with suppress(FileNotFoundError):
-            found = copy.stat()  # whole seconds: not every file system keeps more
-            if (found.st_size, int(found.st_mtime)) == (known.st_size, int(known.st_mtime)):
+            present = copy.stat()  # whole seconds: not every file system keeps more
+            if (present.st_size, int(present.st_mtime)) == (status.st_size, int(status.st_mtime)):
                 return 0
         copy.parent.mkdir(parents=True, exist_ok=True)
-        _copy_verified(original, copy, unfinished, known.st_size)
-        os.utime(copy, ns=(known.st_atime_ns, known.st_mtime_ns))
-        return known.st_size
+        _copy_verified(original, copy, unfinished, status.st_size)
+        os.utime(copy, ns=(status.st_atime_ns, status.st_mtime_ns))
+        return status.st_size
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         remedy = "choose a larger data.stage_to" if full else "check the file system, or remove data.stage_to"

@@ -131,9 +131,9 @@ def devices(facts: Mapping[str, Any]) -> list[Line]:
         ("memory", size(facts["memory_total_bytes"]), ""),
     ]
     for index in range(facts["gpu_count"] or 0):
-        found = gpu(torch.device("cuda", index))
-        model, total = found["gpu_model"] or "unknown model", size(found["gpu_memory_total_bytes"] or 0)
-        parts = [model, total, f"driver {found['driver']}", f"{found['gpu_power_limit_w']} W at most"]
+        device = gpu(torch.device("cuda", index))
+        model, total = device["gpu_model"] or "unknown model", size(device["gpu_memory_total_bytes"] or 0)
+        parts = [model, total, f"driver {device['driver']}", f"{device['gpu_power_limit_w']} W at most"]
         rows.append((f"gpu {index}", ", ".join(text for text in parts if "None" not in text), ""))
     if not facts["gpu_count"]:
         why = "" if torch.version.cuda else "this torch is built without CUDA and cannot use a GPU"

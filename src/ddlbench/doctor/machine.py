@@ -22,10 +22,10 @@ import psutil
 from ddlbench.errors import UserError
 from ddlbench.measure.devices.environment import known
 from ddlbench.ranks.launchers import detect, hint
+from ddlbench.texts import GIB, MIB
 
 Line = tuple[str, str, str]
 
-MIB, GIB = 2**20, 2**30
 FILES_PER_RANK = 3  # open files of rank 0, for each rank (docs/clusters.md)
 MANY_RANKS = 1024
 SMALL_SHARED_MEMORY = GIB  # the default of a container is 64 MiB
@@ -56,8 +56,8 @@ def open_files(limit: tuple[int, int], used: int) -> Line:
 
 
 def locked_memory(limit: tuple[int, int], infiniband: Sequence[str]) -> Line:
-    bites = limit[0] != resource.RLIM_INFINITY and bool(infiniband)
-    remark = "InfiniBand locks its buffers in memory and will fail: ulimit -l unlimited" if bites else ""
+    fails = limit[0] != resource.RLIM_INFINITY and bool(infiniband)
+    remark = "InfiniBand locks its buffers in memory and will fail: ulimit -l unlimited" if fails else ""
     # The soft limit, and the hard one where it can be raised.
     soft, hard = ("unlimited" if number == resource.RLIM_INFINITY else size(number) for number in limit)
     return "locked memory (ulimit -l)", soft if soft == hard else f"{soft}, can be raised to {hard}", remark

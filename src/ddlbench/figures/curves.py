@@ -23,6 +23,8 @@ from ddlbench.texts import shortened
 POINTS = 72  # in an inch
 WIDEST_STEP = 7.0  # points between two curves at one GPU count: the width of a marker
 THEORY_SIZE = 11.0  # points: a marker of what a formula expects
+LOG_FROM = 4  # GPU counts: so many are on a log2 axis
+LINEAR_UP_TO = 8  # fewer ones too, where they are further apart than this
 DOTS = 12  # repeats of one measurement that are drawn one by one; of more ones the range is a thin line
 # Of the band with the marks of what did not end ok:
 MOST_STATUSES = 4  # on lines of their own; the others share the last line
@@ -36,7 +38,9 @@ Point = tuple[int, Values]
 def draw(axes: Axes, panel: Panel, looks: Looks, quantity: Quantity, others: Sequence[int] = ()) -> None:
     """Draw a quantity of the panel's rows. others: GPU counts that the axis has too"""
     counts = [*panel.gpus, *others]
-    log = plotting.log_counts(counts, quantity.proportional)
+    # Few counts are on a linear axis: a straight line shows a quantity that grows with them best.
+    far = max(counts) / min(counts) > LINEAR_UP_TO
+    log = len(set(counts)) >= LOG_FROM or (far and not quantity.proportional)
     plotting.gpu_axis(axes, counts, panel.device, log)
     names, drawn = list(panel.curves), list(panel.curves.values())
     curve_looks = looks.of([rows[0].curve_key for rows in drawn])
@@ -153,23 +157,15 @@ def mark_failures(axes: Axes, panel: Panel, looks: dict[str, Look]) -> None:
             ha="right", va="center", fontsize=7.5, color="#8a3324",
         )  # fmt: skip
         for gpus, mates in group_by(rows, lambda row: row["gpus"]).items():
-            _crosses(axes, gpus, height, mates, looks)
-
-
-def _crosses(axes: Axes, gpus: int, height: float, rows: list[Measurement], looks: dict[str, Look]) -> None:
-    """Beside each other; a number for those without room."""
-    shown = rows[:CROSSES_SHOWN]
-    figure, place = cast(Figure, axes.figure), axes.get_xaxis_transform()
-    for number, row in enumerate(shown):
-        aside = offset_copy(place, figure, (number - (len(shown) - 1) / 2) * 6, units="points")
-        look = looks[row.curve]
-        axes.plot(
-            gpus, height, "x", transform=aside, color=look.color, markersize=5, markeredgewidth=1.6, clip_on=False,
-            zorder=4,
-        )  # fmt: skip
-    if len(rows) > len(shown):
-        more = f"+{len(rows) - len(shown)}"
-        axes.annotate(
-            more, (gpus, height), (3 * len(shown) + 2, 0), xycoords=place, textcoords="offset points",
-            ha="left", va="center", fontsize=7, color="#333333",
-        )  # fmt: skip
+            shown, place = mates[:CROSSES_SHOWN], axes.get_xaxis_transform()
+            for n, row in enumerate(shown):  # beside each other
+                aside = offset_copy(place, cast(Figure, axes.figure), (n - (len(shown) - 1) / 2) * 6, units="points")
+                axes.plot(
+                    gpus, height, "x", transform=aside, color=looks[row.curve].color, markersize=5,
+                    markeredgewidth=1.6, clip_on=False, zorder=4,
+                )  # fmt: skip
+            if len(mates) > len(shown):
+                axes.annotate(
+                    f"+{len(mates) - len(shown)}", (gpus, height), (3 * len(shown) + 2, 0), xycoords=place,
+                    textcoords="offset points", ha="left", va="center", fontsize=7, color="#333333",
+                )  # fmt: skip

@@ -7,7 +7,7 @@ A run that did not end ok is a thin line of its own with a cross at its end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -57,10 +57,8 @@ def learning(
         for by, place in (("epoch", "epoch"), ("time", "elapsed_s")):
             rows = measured.dropna(subset=[place])
             shown = _panels(measurements, set(rows["measurement"].unique()), seeds)
-            curves = {(row.curve_key[0], _named(panel)(row)) for panel in shown for row in panel.rows}
             courses = courses_of(table, rows, of, metric.column, [place])
-            drawn = _Drawn(shown, courses, curves, looks_of(curves, looks))
-            yield f"{name}_by_{by}", shown, _draw_panel(drawn, metric, by)
+            yield f"{name}_by_{by}", shown, _Drawn(metric, by, shown, courses, looks).draw
 
 
 def _panels(measurements: Sequence[Measurement], measured: set[str], seeds: Mapping[str, int]) -> list[Panel]:
@@ -101,8 +99,10 @@ def _named(panel: Panel) -> Callable[[Measurement], str]:
 class _Drawn:
     """The panels of one figure: those of one model have the same axes, and a curve has one look in all of them."""
 
-    def __init__(self, shown: Sequence[Panel], courses: Courses, curves: Set[tuple[str, str]], looks: Looks) -> None:
-        self.courses, self._looks = courses, looks
+    def __init__(self, metric: Metric, by: str, shown: Sequence[Panel], courses: Courses, looks: Looks) -> None:
+        """by: epoch | time; looks: of the report, whose colours are kept"""
+        curves = {(row.curve_key[0], _named(panel)(row)) for panel in shown for row in panel.rows}
+        self.metric, self.by, self.courses, self._looks = metric, by, courses, looks_of(curves, looks)
         self._own_legends = len(curves) > plotting.SHARED_LABELS or len({compared for compared, _ in curves}) == 1
         self._groups = group_by(shown, _model)
         self._ends = dict[tuple[Any, Any], _Ends]()
@@ -125,6 +125,22 @@ class _Drawn:
         alone = self._own_legends and len({compared for compared, _ in keys}) == 1 < len(keys)
         looks = numbered(len(keys)) if alone else self._looks.of(keys)
         return dict(zip((text for _, text in keys), looks, strict=True))
+
+    def draw(self, axes: Axes, panel: Panel) -> None:
+        name, looks, ends = _named(panel), self.looks(panel), self.ends(panel)
+        merged, (failed, more) = self.courses.shown(panel.rows), self.courses.shown_failed(panel.rows)
+        places_of = _place_axis(axes, self.by, ends)
+        for row, course in merged:
+            _line(axes, course, places_of(course), looks[name(row)])
+        for row, course in failed:
+            look, places = looks[name(row)], places_of(course)
+            axes.plot(places, course.middle, color=look.color, linewidth=0.8, alpha=0.7)
+            axes.plot(places[-1], course.middle[-1], "x", color=look.color, markersize=8, markeredgewidth=1.8)
+        for text, look in looks.items():
+            axes.plot([], [], color=look.color, label=plotting.label(text), **_shape(look))
+        if more:
+            axes.plot([], [], "x", color="#555555", label=f"{more} more that did not end ok are not drawn")
+        _metric_axis(axes, self.metric, ends.values)
 
 
 class _Ends(NamedTuple):
@@ -151,54 +167,24 @@ def _model(panel: Panel) -> tuple[Any, Any]:
     return panel.model, panel.rows[0]["model_changed"]
 
 
-def _draw_panel(drawn: _Drawn, metric: Metric, by: str) -> DrawPanel:
-    def draw_panel(axes: Axes, panel: Panel) -> None:
-        name, looks, ends = _named(panel), drawn.looks(panel), drawn.ends(panel)
-        merged, (failed, more) = drawn.courses.shown(panel.rows), drawn.courses.shown_failed(panel.rows)
-        unit = _time_axis(axes, ends) if by == "time" else _epoch_axis(axes, ends)
-        for row, course in merged:
-            _line(axes, course, unit, looks[name(row)])
-        for row, course in failed:
-            look, places = looks[name(row)], _places(course, unit)
-            axes.plot(places, course.middle, color=look.color, linewidth=0.8, alpha=0.7)
-            axes.plot(places[-1], course.middle[-1], "x", color=look.color, markersize=8, markeredgewidth=1.8)
-        for text, look in looks.items():
-            axes.plot([], [], color=look.color, label=plotting.label(text), **_shape(look))
-        if more:
-            axes.plot([], [], "x", color="#555555", label=f"{more} more that did not end ok are not drawn")
-        _metric_axis(axes, metric, ends.values)
-
-    return draw_panel
-
-
-def _epoch_axis(axes: Axes, ends: _Ends) -> float | None:
-    axes.set_xlabel("epochs of training")
-    first, last = ends.epochs
-    _limit(axes.set_xlim, first + 1, last + 1)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    return None
-
-
-def _time_axis(axes: Axes, ends: _Ends) -> float:
-    """Returns the seconds of the axis's unit."""
-    longest = ends.seconds
-    unit, seconds = next(((unit, size) for unit, size in UNITS if longest >= 3 * size), ("s", 1.0))
+def _place_axis(axes: Axes, by: str, ends: _Ends) -> Callable[[Course], Floats]:
+    """Draw the axis of epochs, counted from 1, or of time. Returns a function that gives the places of a course."""
+    if by == "epoch":
+        axes.set_xlabel("epochs of training")
+        _limit(axes.set_xlim, ends.epochs[0] + 1, ends.epochs[1] + 1)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        return lambda course: course.epoch + 1
+    unit, seconds = next(((unit, size) for unit, size in UNITS if ends.seconds >= 3 * size), ("s", 1.0))
     axes.set_xlabel(f"time since the first step, validation included ({unit})")
-    _limit(axes.set_xlim, 0.0, longest / seconds)
-    return seconds
-
-
-def _places(course: Course, unit: float | None) -> Floats:
-    """unit: seconds of the time axis; None: an axis of epochs, counted from 1."""
-    return course.epoch + 1 if unit is None else course.elapsed_s / unit
+    _limit(axes.set_xlim, 0.0, ends.seconds / seconds)
+    return lambda course: course.elapsed_s / seconds
 
 
 def _shape(look: Look) -> dict[str, Any]:
     return look.shape | {"markersize": 5, "markeredgewidth": 0.5, "linewidth": 1.2}
 
 
-def _line(axes: Axes, course: Course, unit: float | None, look: Look) -> None:
-    places = _places(course, unit)
+def _line(axes: Axes, course: Course, places: Floats, look: Look) -> None:
     axes.plot(places, course.middle, color=look.color, markevery=len(places) // MARKERS + 1, **_shape(look))
     if (course.high > course.low).any():
         axes.fill_between(places, course.low, course.high, color=look.color, alpha=0.15, linewidth=0)

@@ -49,8 +49,6 @@ STYLE = {
     "pdf.fonttype": 42,  # TrueType: publishers refuse Type 3 fonts
 }
 IDEAL = {"color": "#8a8a8a", "linestyle": (0, (5, 3)), "linewidth": 1.2, "zorder": 1}
-LOG_FROM = 4  # GPU counts: so many are on a log2 axis
-LINEAR_UP_TO = 8  # fewer ones too, where they are further apart than this
 COLUMNS = 2  # panels beside each other: readable on a page of paper
 PANEL = (3.55, 2.5)  # inches of a panel's axes
 ROOM = (12, 40)  # inches of a panel with the longest texts around it
@@ -165,38 +163,24 @@ def label(text: str) -> str:
     return shortened(f" {text}" if text.startswith("_") else text, LONGEST_LABEL)
 
 
-def log_counts(counts: Sequence[int], proportional: bool) -> bool:
-    """Whether GPU counts are on a log2 axis. proportional: for a quantity that grows with them if scaling is ideal:
-    with few counts a straight line on linear axes shows that best"""
-    far = max(counts) / min(counts) > LINEAR_UP_TO
-    return len(set(counts)) >= LOG_FROM or (far and not proportional)
-
-
 def gpu_axis(axes: Axes, counts: Sequence[int], device: str | None, log: bool) -> None:
-    """GPU counts at their positions, labelled by their numbers."""
+    """GPU counts at their positions, labelled by their numbers as far as these do not overlap."""
     low, high = min(counts), max(counts)
-    place: Callable[[float], float] = float
+    place: Callable[[float], float] = log2 if log else float
     if log:
         axes.set_xscale("log", base=2)
         axes.set_xlim(low / 1.25, high * 1.25)
-        place = log2
     else:
         room = max(0.12 * (high - low), 0.4)
         axes.set_xlim(low - room, high + room)
-    axes.xaxis.set_major_locator(ticker.FixedLocator(_apart(sorted(set(counts)), place)))
+    labelled: list[int] = []
+    for count in sorted(set(counts)):
+        if not labelled or place(count) - place(labelled[-1]) > 0.055 * (place(high) - place(low)):
+            labelled.append(count)
+    axes.xaxis.set_major_locator(ticker.FixedLocator(labelled))
     axes.xaxis.set_minor_locator(ticker.NullLocator())
     axes.xaxis.set_major_formatter(ticker.StrMethodFormatter("{x:.0f}"))
     axes.set_xlabel("ranks (CPU)" if device == "cpu" else "GPUs")
-
-
-def _apart(counts: list[int], place: Callable[[float], float]) -> list[int]:
-    """The counts whose labels do not overlap."""
-    room = 0.055 * (place(counts[-1]) - place(counts[0]))
-    kept: list[int] = []
-    for count in counts:
-        if not kept or place(count) - place(kept[-1]) > room:
-            kept.append(count)
-    return kept
 
 
 def value_name(axes: Axes, name: str) -> None:

@@ -138,8 +138,8 @@ def to_target(target: str, cost: str, rows: Sequence[Row], of_runs: dict[str, di
     merged = {row["measurement"]: row[f"{cost}_to_target"] for row in rows}
 
     def values(panel: Panel, row: Measurement) -> Values:
-        known = (of_runs.get(run["path"], {}).get(cost) for run in row.runs)
-        return Values(merged.get(row["measurement"]), [value for value in known if value is not None])
+        reached = (of_runs.get(run["path"], {}).get(cost) for run in row.runs)
+        return Values(merged.get(row["measurement"]), [value for value in reached if value is not None])
 
     return Quantity(f"{'time since the first step (s)' if cost == 'seconds' else cost} to {target}", values)
 

@@ -1,9 +1,9 @@
 """FSDP2 (torch.distributed.fsdp.fully_shard): every rank keeps a slice of each parameter, its gradient and its
-optimizer state; a block's weights are gathered whole when it runs, its gradients reduce-scattered.
+optimizer state; the full weights of a block are gathered when it runs, its gradients are reduce-scattered.
 
 Zhao et al. 2023, "PyTorch FSDP: experiences on scaling fully sharded data parallel"; ZeRO stage 3 of Rajbhandari et al.
-2020. With several replicas (hybrid sharding, HSDP) slices are shared among neighbours only, and gradients all-reduced
-between the replicas besides.
+2020. With several replicas (hybrid sharding, HSDP) only neighbours share the slices, and gradients are also all-reduced
+between the replicas.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class FSDP:
 
 
 class ShardedReplica(Replica):
-    """States are gathered, and sharded again."""
+    """A replica whose state is gathered when it is saved, and sharded again when it is loaded."""
 
     def state(self) -> dict[str, Tensor] | None:
         self.synchronize()
@@ -116,7 +116,7 @@ class ShardedReplica(Replica):
 
 @contextmanager
 def no_sync(model: nn.Module) -> Generator[None]:
-    """A backward pass that adds up whole gradients on this rank, and leaves the sending to a later one."""
+    """Backward passes within it add up full gradients on this rank; a later pass sends them."""
     root = cast(FSDPModule, model)
     root.set_requires_gradient_sync(False)
     root.set_is_last_backward(False)
@@ -126,7 +126,7 @@ def no_sync(model: nn.Module) -> Generator[None]:
 
 
 def make_mesh(job: Job, replicas: int) -> DeviceMesh:
-    """All ranks in a row, or replicas x shards with neighbouring ranks sharing a replica."""
+    """All ranks in one dimension, or replicas x shards, where neighbouring ranks share a replica."""
     if replicas == 1:
         return DeviceMesh(job.device.type, list(range(job.world_size)), mesh_dim_names=("shard",))
     layout = Layout(dp=replicas, tp=job.world_size // replicas)  # the shards of a replica are its parts

@@ -19,7 +19,7 @@ from ddlbench.measure.profiling.spans import COMMUNICATE, span
 
 @dataclass
 class LocalSGD:
-    """Weights and BatchNorm's statistics are averaged; momentum and the norm for clipping stay each replica's own."""
+    """Weights and BatchNorm's statistics are averaged; momentum and the norm for clipping are those of one replica."""
 
     name: str = "local_sgd"
     local_steps: int = 8
@@ -43,7 +43,7 @@ class LocalSGD:
 
 
 class LocalReplica(Replica):
-    """The live replica: it counts its updates since all replicas were equal."""
+    """A replica that counts its updates since the last average."""
 
     def __init__(self, job: Job, model: nn.Module, local_steps: int) -> None:
         facts = {"local_steps": local_steps, "reduce_dtype": "fp32"}

@@ -152,7 +152,7 @@ class EpochClock:
 
 
 def stamp(device: torch.device) -> Stamp:
-    """Now, in the order of the device's work; nothing waits."""
+    """A stamp of this moment in the order of the device's work; nothing waits."""
     if device.type != "cuda":
         return time.perf_counter()
     event = torch.cuda.Event(enable_timing=True)
@@ -166,7 +166,7 @@ def passed(at: Stamp) -> bool:
 
 
 def seconds(begin: Stamp, end: Stamp) -> float:
-    """Between two stamps of one device, which must have passed both."""
+    """Seconds between two stamps of one device, which must have passed both."""
     if isinstance(begin, torch.cuda.Event) and isinstance(end, torch.cuda.Event):
         return begin.elapsed_time(end) / 1e3
     assert isinstance(begin, float)

@@ -150,7 +150,6 @@ class EpochRow:
     steady_time_s: float | None  # None: no second measured step
     host_wait_share: float
     use: OverRanks
-    rank_stages: list[int]  # the pipeline stage of each rank
     stage_memory: dict[str, list[int | None]]  # the fullest rank of each stage
     metrics: dict[str, Any] = field(default_factory=dict[str, Any])
     elapsed_s: float = 0.0
@@ -194,8 +193,7 @@ class EpochRow:
 
 
 NOT_IN_LINE = (
-    "memory", "metrics", "ranks", "slowest_s", "own_steps", "bad_step", "train_loss", "use", "rank_stages",
-    "stage_memory",
+    "memory", "metrics", "ranks", "slowest_s", "own_steps", "bad_step", "train_loss", "use", "stage_memory",
 )  # fmt: skip
 
 
@@ -207,7 +205,7 @@ def gather_epoch(epoch: int, epochs: int, here: RankEpoch, global_batch: int, up
     require_samples([rank.samples for rank in ranks], steps * global_batch)
     bad_steps = [rank.bad_step for rank in ranks if rank.bad_step is not None]
     losses = sum(rank.losses for rank in ranks)
-    stages = [rank.stage for rank in ranks]
+    stages = sorted({rank.stage for rank in ranks})
     return EpochRow(
         epoch=epoch,
         steps=steps,
@@ -231,18 +229,14 @@ def gather_epoch(epoch: int, epochs: int, here: RankEpoch, global_batch: int, up
         steady_time_s=max(rank.steady_s for rank in ranks) if steady_steps else None,
         host_wait_share=max(rank.host_wait_share for rank in ranks),
         use=OverRanks.of([rank.use for rank in ranks], [rank.host for rank in ranks]),
-        rank_stages=stages,
-        stage_memory={name: _by_stage(stages, [rank.memory[name] for rank in ranks]) for name in BY_STAGE},
+        stage_memory={
+            name: [largest(rank.memory[name] for rank in ranks if rank.stage == stage) for stage in stages]
+            for name in BY_STAGE
+        },
         ranks=gather_to_rank0(here.packed()),
     )
 
 
-def _by_stage(stages: Sequence[int], values: Sequence[int | None]) -> list[int | None]:
-    """The largest over the ranks of each pipeline stage."""
-    pairs = list(zip(stages, values, strict=True))
-    return [largest(value for place, value in pairs if place == stage) for stage in sorted(set(stages))]
-
-
 def largest(values: Iterable[Number | None]) -> Number | None:
-    """Of those that are known; None where none is."""
+    """The largest of the values that are not None; None if there is none."""
     return max((value for value in values if value is not None), default=None)

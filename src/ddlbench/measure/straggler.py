@@ -28,21 +28,13 @@ class OwnStep:
     seconds: float
 
 
-def own_steps_of_window(window: Mapping[str, Any], hosts: Sequence[str], stages: Sequence[int]) -> list[OwnStep]:
+def own_steps_of_window(window: Mapping[str, Any]) -> list[OwnStep]:
     """Every rank's own seconds of a step in a profiled window: a mean over its steps.
 
-    window: the record's section `profile`, with window_s, data_s and exposed_s of each rank; empty without one
-    hosts, stages: of each rank
+    window: the record's section `profile`; empty without one
     """
-    return [
-        OwnStep(
-            rank,
-            hosts[rank],
-            stages[rank],
-            (seconds["window_s"] - seconds["data_s"] - seconds["exposed_s"]) / window["steps"],
-        )
-        for rank, seconds in enumerate(window.get("ranks", []))
-    ]
+    lines = window.get("ranks", [])
+    return [OwnStep(line["rank"], line["host"], line["stage"], line["own_step_s"]) for line in lines]
 
 
 def own_columns(steps: Sequence[OwnStep], source: str) -> dict[str, Any]:

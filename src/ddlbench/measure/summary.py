@@ -64,7 +64,7 @@ def summarise(
 
 
 def _energy(rows: Sequence[EpochRow]) -> dict[str, Any]:
-    """None where an epoch does not know its energy."""
+    """Energy and power; nothing if the energy of an epoch is not known."""
     joules = [row.use.energy_j for row in rows if row.use.energy_j is not None]
     seconds = [row.use.time_s for row in rows if row.use.time_s is not None]
     if len(joules) < len(rows) or len(seconds) < len(rows):

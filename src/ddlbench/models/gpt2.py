@@ -96,12 +96,12 @@ class GPT2:
             eos_token_id=None,
             attn_implementation="sdpa",  # pyright: ignore[reportCallIssue]
         )
-        whole = GPT2LMHeadModel(config)
-        body = whole.transformer
+        original = GPT2LMHeadModel(config)
+        body = original.transformer
         parts = ("ln_1", "attn", "ln_2", "mlp")
         blocks = {f"h{i}": Block(*map(h.get_submodule, parts)) for i, h in enumerate(body.h)}
         embed = Embed(body.wte, body.wpe, body.drop)
-        return nn.Sequential(OrderedDict(embed=embed, **blocks, ln_f=body.ln_f, head=whole.lm_head))
+        return nn.Sequential(OrderedDict(embed=embed, **blocks, ln_f=body.ln_f, head=original.lm_head))
 
     def input_shape(self) -> tuple[int, ...]:
         return (self.seq_len,)

@@ -38,10 +38,10 @@ class ResNet:
         from torchvision.models.resnet import Bottleneck
         from torchvision.models.resnet import ResNet as Original
 
-        whole = Original(Bottleneck, self.layers, self.num_classes, width_per_group=self.width_per_group)
-        stem = _sequence(conv1=whole.conv1, bn1=whole.bn1, relu=whole.relu, maxpool=whole.maxpool)
-        bottlenecks = {ours: whole.get_submodule(theirs) for ours, theirs in self._bottlenecks().items()}
-        head = _sequence(avgpool=whole.avgpool, flatten=nn.Flatten(), fc=whole.fc)
+        original = Original(Bottleneck, self.layers, self.num_classes, width_per_group=self.width_per_group)
+        stem = _sequence(conv1=original.conv1, bn1=original.bn1, relu=original.relu, maxpool=original.maxpool)
+        bottlenecks = {ours: original.get_submodule(theirs) for ours, theirs in self._bottlenecks().items()}
+        head = _sequence(avgpool=original.avgpool, flatten=nn.Flatten(), fc=original.fc)
         return _sequence(stem=stem, **bottlenecks, head=head)
 
     def input_shape(self) -> tuple[int, ...]:

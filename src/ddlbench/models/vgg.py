@@ -56,10 +56,7 @@ class VGG:
         blocks["fc6"] = nn.Sequential(pool | self._hidden(width * POOLED**2))
         blocks["fc7"] = nn.Sequential(self._hidden(self.hidden))
         blocks["fc8"] = nn.Linear(self.hidden, self.num_classes)
-        model = nn.Sequential(blocks)
-        for module in model.modules():
-            _initialise(module)
-        return model
+        return nn.Sequential(blocks).apply(_initialise)
 
     def input_shape(self) -> tuple[int, ...]:
         return (3, self.image_size, self.image_size)

@@ -32,6 +32,21 @@ from ddlbench.oracle.timing.computation import Computation
 from ddlbench.ranks.launch import Launch
 from ddlbench.texts import GIB, bytes_text
 
+EQUATIONS: dict[type, Callable[[Any, Setting], Outcome]] = {
+    Single: lambda _, setting: data.replicas(setting),
+    DDP: data.ddp,
+    Horovod: data.horovod,
+    LocalSGD: data.local_sgd,
+    DeepSpeedOptions: lambda framework, setting: (sharded.zero3 if framework.zero_stage == 3 else data.zero)(
+        framework, setting
+    ),
+    FSDP: sharded.fsdp,
+    TensorParallel: tensor.tensor,
+    tensor.Channel: tensor.channel,
+    spatial.Spatial: spatial.spatial,
+    Pipeline: pipeline.pipeline,
+    PipeDream: pipeline.pipedream,
+}
 PREDICTION_ONLY = (spatial.Spatial, tensor.Channel)
 SAMPLES = {"imagenet": 1_281_167, "imagenet_tfrecord": 1_281_167}  # Russakovsky et al. 2015, ILSVRC 2012
 
@@ -114,31 +129,8 @@ def job_of(config: Config, gpus: int, machine: Machine) -> Job:
 
 def strategy(framework: Any, setting: Setting) -> Outcome:
     """The outcome by the framework's equations; without equations, by tracing. Unsupported if neither is possible."""
-    match framework:
-        case Single():
-            return data.replicas(setting)
-        case DDP():
-            return data.ddp(framework, setting)
-        case Horovod():
-            return data.horovod(framework, setting)
-        case LocalSGD():
-            return data.local_sgd(framework, setting)
-        case DeepSpeedOptions():
-            return (sharded.zero3 if framework.zero_stage == 3 else data.zero)(framework, setting)
-        case FSDP():
-            return sharded.fsdp(framework, setting)
-        case TensorParallel():
-            return tensor.tensor(framework, setting)
-        case tensor.Channel():
-            return tensor.channel(framework, setting)
-        case spatial.Spatial():
-            return spatial.spatial(framework, setting)
-        case Pipeline():
-            return pipeline.pipeline(framework, setting)
-        case PipeDream():
-            return pipeline.pipedream(framework, setting)
-        case _:
-            return traced(framework, setting)
+    equations = next((outcome for type_, outcome in EQUATIONS.items() if isinstance(framework, type_)), traced)
+    return equations(framework, setting)
 
 
 def _filled(row: Prediction, outcome: Outcome, setting: Setting, inputs: Inputs, most: int | None) -> Prediction:

@@ -88,7 +88,8 @@ def predictions(question: Question, machine: Machine) -> list[Prediction]:
             config = configuration(f"+framework={name}", *question.words)
             inputs = inputs_of(question, machine, config, results)
         except UserError as error:
-            if question.framework is not None or not question.has_framework_keys:
+            framework_keys = any(word.lstrip("+~").startswith("framework.") for word in question.words)
+            if question.framework is not None or not framework_keys:
                 raise
             rows += [refused(name, gpus, error) for gpus in question.gpus]
             continue
@@ -107,11 +108,13 @@ def predictions(question: Question, machine: Machine) -> list[Prediction]:
 def tried(question: Question, framework: Any, gpus: int, per_node: int) -> list[Any]:
     """The layouts that are compared. If no degree is given, tensor parallelism is within a node, and replicas use the
     other GPUs."""
-    stages = None if question.has_degrees else STAGES.get(framework.name)
+    degrees = tuple(f"framework.{key}=" for key in ("dp", "tp", "pp"))
+    given = any(word.lstrip("+").startswith(degrees) for word in question.words)
+    stages = None if given else STAGES.get(framework.name)
     if stages is None:
         return [framework]
-    degrees = [tp for tp in TP if tp <= per_node and gpus % (tp * stages) == 0]
-    return [replace(framework, tp=tp, dp=gpus // (tp * stages)) for tp in degrees] or [framework]
+    fitting = [tp for tp in TP if tp <= per_node and gpus % (tp * stages) == 0]
+    return [replace(framework, tp=tp, dp=gpus // (tp * stages)) for tp in fitting] or [framework]
 
 
 def inputs_of(question: Question, machine: Machine, config: Config, results: Results | None) -> Inputs:

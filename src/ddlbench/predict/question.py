@@ -56,15 +56,6 @@ class Question:
         """The model's name in the words."""
         return next((word.partition("=")[2] for word in self.words if word.startswith("+model=")), "")
 
-    @property
-    def has_degrees(self) -> bool:
-        degrees = tuple(f"framework.{key}=" for key in ("dp", "tp", "pp"))
-        return any(word.lstrip("+").startswith(degrees) for word in self.words)
-
-    @property
-    def has_framework_keys(self) -> bool:
-        return any(word.lstrip("+~").startswith("framework.") for word in self.words)
-
 
 class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:

@@ -67,14 +67,13 @@ def lines(rows: Sequence[Prediction], config_of: Callable[[Prediction], Config |
                 yield f"{head} not traced: {error}"
 
 
-def stages(config: Config, row: Prediction, device_type: str = "cpu") -> list[Rehearsal]:
+def stages(config: Config, row: Prediction) -> list[Rehearsal]:
     """One rank of each stage of a replica, in the layout of a prediction. RunError if it cannot be rehearsed."""
     layout = Layout(*(row.layout.get(name, 1) for name in ("dp", "tp", "pp")))
-    device = torch.device("cuda", 0) if device_type == "cuda" else torch.device("cpu")
     ranks: list[Rehearsal] = []
     for stage in range(layout.pp):
         rank = layout.rank(pp=stage)
-        ranks.append(rehearse(config, Launch("torchrun", rank, row.gpus, rank, row.gpus), device))
+        ranks.append(rehearse(config, Launch("torchrun", rank, row.gpus, rank, row.gpus), torch.device("cpu")))
         if ranks[-1].collectives is None:
             raise RunError(ranks[-1].error or "")
     return ranks

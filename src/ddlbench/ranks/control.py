@@ -51,7 +51,7 @@ class AsyncReduction:
         self.work = None if single_process() else dist.all_reduce(numbers, op, async_op=True)
 
     def result(self) -> list[Any]:
-        """As `Tensor.tolist`."""
+        """The numbers, as `Tensor.tolist` gives them."""
         if self.work is not None:
             self.work.wait()
             self.work = None

@@ -1,34 +1,27 @@
-"""The device of a rank, and the process group: the same for every launcher, with an explicit timeout, also for a
-single rank."""
+"""The device of a rank, the rendezvous store and the process group: the same for every launcher, with an explicit
+timeout, also for a single rank."""
 
 from __future__ import annotations
 
+import gc
+import ipaddress
 import os
 import resource
 import socket
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
 from ddlbench.errors import STATUSES, RunError, UserError
-from ddlbench.ranks.launchers import Launch
-from ddlbench.ranks.store import open_store
-
-if TYPE_CHECKING:
-    import torch
-    import torch.distributed as dist
-    from torch._C._distributed_c10d import Store
-
+from ddlbench.ranks.launchers import SHARED_GPU, Launch
 
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # each library's network interface
-# For tests of correctness (streams, mixed precision, random numbers): several ranks share a GPU and communicate over
-# gloo. Of GPU tensors torch's gloo group copies those of all_reduce, broadcast, reduce, gather, scatter, all_gather and
-# all_to_all to the host; its reduce_scatter is an all_reduce. It cannot send or receive them: pipelines refuse it. A
-# framework that asks for more (coalesced reductions) ends with torch's own error. Not run on a GPU yet.
-SHARED_GPU = "cuda:gloo"
 # torch's NCCL watchdog and its monitor abort the process when they see an error, a hang of 8 minutes or a failed CUDA
 # call: then no record would be written. `Supervisor` does the same after the record is written (ProcessGroupNCCL.cpp).
 NCCL_DEFAULTS = {
@@ -56,25 +49,16 @@ class Cluster:
 
 def pick_device(launch: Launch, backend: str | None = None) -> torch.device:
     """One GPU a rank, or the CPU where no GPU is visible. backend: that of `connect`."""
-    import torch
-
     visible = torch.cuda.device_count()
-    if backend == SHARED_GPU:
-        if not visible:
-            raise UserError(
-                f"backend={backend} lets several ranks share one GPU to test that they compute the same, and no GPU "
-                "is visible: set backend=null"
-            )
-        return torch.device("cuda", launch.local_rank % visible)
-    return torch.device("cuda", gpu_index(launch, visible)) if visible else torch.device("cpu")
-
-
-def gpu_index(launch: Launch, visible: int) -> int:
-    """Which of the `visible` GPUs is this rank's. Where there is one, it may be this task's own (--gpus-per-task=1):
-    `connect` finds out whether it is shared."""
-    if 1 < visible < launch.local_world_size:
+    if backend == SHARED_GPU and not visible:
+        raise UserError(
+            f"backend={backend} lets several ranks share one GPU to test that they compute the same, and no GPU "
+            "is visible: set backend=null"
+        )
+    # Where one is visible, it may be this task's own (--gpus-per-task=1): `connect` finds out whether it is shared.
+    if backend != SHARED_GPU and 1 < visible < launch.local_world_size:
         raise UserError(_too_few(launch.local_world_size, visible))
-    return launch.local_rank % visible
+    return torch.device("cuda", launch.local_rank % visible) if visible else torch.device("cpu")
 
 
 def _too_few(ranks: int, gpus: int) -> str:
@@ -98,10 +82,11 @@ def connect(
     this rank reaches it. Raises on every rank if two ranks of a host share a GPU, and ConnectTimeout if ranks are
     missing or the network interface is the wrong one.
     """
-    import torch
-    import torch.distributed as dist
-
-    raise_open_files()
+    # gloo opens a socket to every other rank of each group: the usual soft limit of 1,024 open files ends runs of about
+    # 340 ranks (docs/clusters.md).
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):  # a hard limit above the kernel's own fs.nr_open
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     if device.type == "cuda":
         torch.cuda.set_device(device)
         os.environ.setdefault("TORCH_GLOO_LAZY_INIT", "1")  # gloo, for numbers alone, connects what it uses
@@ -124,8 +109,8 @@ def connect(
 
 
 def disable_nccl_abort(env: MutableMapping[str, str] = os.environ) -> None:
-    """Before the process group is made; what the user has set stays, but for TORCH_NCCL_ASYNC_ERROR_HANDLING=1 under
-    torchrun, which sets that for its ranks where the user has set nothing."""
+    """Called before the process group is made. What the user has set stays, except TORCH_NCCL_ASYNC_ERROR_HANDLING=1
+    under torchrun, which sets it for its ranks where the user has set nothing."""
     if "TORCHELASTIC_RUN_ID" in env and env.get("TORCH_NCCL_ASYNC_ERROR_HANDLING") == "1":
         del env["TORCH_NCCL_ASYNC_ERROR_HANDLING"]
     for name, value in NCCL_DEFAULTS.items():
@@ -133,12 +118,34 @@ def disable_nccl_abort(env: MutableMapping[str, str] = os.environ) -> None:
             env.setdefault(name, value)
 
 
-def raise_open_files() -> None:
-    """Raise this process's soft limit of open files to the hard one. gloo opens a socket to every other rank of each
-    group: the usual soft limit of 1,024 ends runs of about 340 ranks (docs/clusters.md)."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):  # a hard limit above the kernel's own fs.nr_open
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+def open_store(launch: Launch, timeout: timedelta, env: Mapping[str, str] = os.environ) -> Store:
+    """The store through which ranks find each other; called by all ranks, errors are torch's own. Returns as soon as
+    the store answers: other ranks may still be missing. Under torchrun its agent holds the store, else rank 0, which
+    listens at MASTER_ADDR alone where that is an address, and on all interfaces where it is the name of a host, because
+    a name can mean another interface on another node (many systems give a host's own name a loopback address)."""
+    if launch.world_size == 1:
+        return HashStore()
+    holds = launch.rank == 0 and env.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    return TCPStore(
+        launch.master_addr,
+        launch.master_port,
+        launch.world_size,
+        holds,
+        timeout,
+        wait_for_workers=False,
+        multi_tenant=True,
+        master_listen_fd=listen(launch.master_addr, launch.master_port) if holds else None,
+    )
+
+
+def listen(host: str, port: int) -> int | None:
+    """A socket that listens at this address alone; it becomes the store's. None for the name of a host, and where it
+    cannot be made: then torch tries, and says what is wrong."""
+    try:
+        family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=socket.SOMAXCONN).detach()
+    except (ValueError, OSError):
+        return None
 
 
 def group_timeout(device: torch.device, timeout_s: float) -> timedelta:
@@ -148,17 +155,12 @@ def group_timeout(device: torch.device, timeout_s: float) -> timedelta:
 
 def is_fake() -> bool:
     """Whether the ranks do not exist (ranks/fake/fake.py): their collectives return no values that could be read."""
-    import torch.distributed as dist
-
     return dist.get_backend() == "fake"
 
 
 def first_operation(device: torch.device, group: dist.ProcessGroup | None = None) -> None:
     """Let a group (None: all ranks) make its communicator now: NCCL does it at the group's first operation. All ranks
     of the group come here; returns when the operation has ended. A fake group (a rehearsal) has no communicator."""
-    import torch
-    import torch.distributed as dist
-
     if is_fake():
         return
     one = torch.zeros(1, device=device)
@@ -187,9 +189,6 @@ def _connect_error(launch: Launch, waited_s: float, timeout_s: float, error: str
 
 
 def _refuse_shared_gpus(launch: Launch, device: torch.device) -> None:
-    import torch
-    import torch.distributed as dist
-
     gpus: list[str] = [""] * launch.world_size
     dist.all_gather_object(gpus, str(torch.cuda.get_device_properties(device).uuid))
     shared = shared_gpu(gpus)
@@ -202,19 +201,12 @@ def _refuse_shared_gpus(launch: Launch, device: torch.device) -> None:
 
 def shared_gpu(gpus: list[str]) -> tuple[int, int] | None:
     """The first two ranks with the same GPU; `gpus`: a UUID a rank."""
-    for rank, gpu in enumerate(gpus):
-        if (other := gpus.index(gpu)) < rank:
-            return other, rank
-    return None
+    return next(((gpus.index(gpu), rank) for rank, gpu in enumerate(gpus) if gpus.index(gpu) < rank), None)
 
 
 def disconnect(clean: bool) -> None:
     """Destroy the process group; clean: all ranks call this, so wait for them. Call it after the framework
     has dropped model and optimizer: gloo ranks that destroy the group of a living DDP model sometimes abort at exit."""
-    import gc
-
-    import torch.distributed as dist
-
     if not dist.is_initialized():
         return
     if clean:

@@ -35,6 +35,11 @@ PLACES = {
 }  # fmt: skip
 PLACE_VARIABLES = tuple(prefix for prefixes in PLACES.values() for prefix in prefixes)
 SETTING_VARIABLES = ("HOROVOD_", "OMPI_", "SLURM_")  # those of launchers that also say how a run computes
+# For tests of correctness (streams, mixed precision, random numbers): several ranks share a GPU and communicate over
+# gloo. Of GPU tensors torch's gloo group copies those of all_reduce, broadcast, reduce, gather, scatter, all_gather and
+# all_to_all to the host; its reduce_scatter is an all_reduce. It cannot send or receive them: pipelines refuse it. A
+# framework that asks for more (coalesced reductions) ends with torch's own error. Not run on a GPU yet.
+SHARED_GPU = "cuda:gloo"
 
 
 @dataclass(frozen=True)
@@ -91,7 +96,10 @@ def detect(env: Mapping[str, str] = os.environ) -> Launch:
     their ranks inherit the step's variables, which count agents and daemons.
     """
     if "RANK" in env and "WORLD_SIZE" in env:
-        return srun(env) if step_agrees(env) else torchrun(env)
+        # NVIDIA's hook for enroot sets them in PyTorch images, to those of the Slurm step and without LOCAL_WORLD_SIZE.
+        # The step's own variables say more.
+        of_step = (env.get("SLURM_PROCID"), env.get("SLURM_STEP_NUM_TASKS")) == (env["RANK"], env["WORLD_SIZE"])
+        return srun(env) if of_step and "TORCHELASTIC_RUN_ID" not in env else torchrun(env)
     if HOROVOD[0] in env:
         return horovodrun(env)
     for names in (OPEN_MPI, HYDRA):
@@ -124,7 +132,12 @@ def torchrun(env: Mapping[str, str]) -> Launch:
             if env.get(size) == str(world) and env.get(theirs) != str(rank):
                 raise UserError(f"RANK={rank} but {theirs}={env.get(theirs)}: unset RANK and WORLD_SIZE")
     address = env.get("MASTER_ADDR", "localhost") if world == 1 else _text(env, "MASTER_ADDR")
-    local_rank, local_world = _implied_local(env, rank, world, address)
+    local_rank: int | None = None
+    local_world: int | None = None
+    if world == 1 or address in LOOPBACK:
+        local_rank, local_world = rank, world
+    elif not ((rank and address == socket.gethostname()) or "LOCAL_RANK" in env or "LOCAL_WORLD_SIZE" in env):
+        local_rank, local_world = 0, 1  # one rank a pod: Kubeflow's PyTorchJob sets RANK, WORLD_SIZE and MASTER_ alone
     local_world = _number(env, "LOCAL_WORLD_SIZE", local_world)
     return Launch(
         "torchrun",
@@ -136,23 +149,6 @@ def torchrun(env: Mapping[str, str]) -> Launch:
         address,
         _number(env, "MASTER_PORT", 0 if world == 1 else None),
     )
-
-
-def _implied_local(env: Mapping[str, str], rank: int, world: int, address: str) -> tuple[int | None, int | None]:
-    """Local rank and local world size where they are not set; None where they must be."""
-    if world == 1 or address in LOOPBACK:
-        return rank, world
-    rank_0_is_here = rank > 0 and address == socket.gethostname()
-    if rank_0_is_here or "LOCAL_RANK" in env or "LOCAL_WORLD_SIZE" in env:
-        return None, None
-    return 0, 1  # one rank a pod: Kubeflow's PyTorchJob sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT alone
-
-
-def step_agrees(env: Mapping[str, str]) -> bool:
-    """Whether RANK and WORLD_SIZE are those of the Slurm step, whose own variables say more. NVIDIA's hook for enroot
-    sets them in PyTorch images, without LOCAL_WORLD_SIZE."""
-    same = (env.get("SLURM_PROCID"), env.get("SLURM_STEP_NUM_TASKS")) == (env["RANK"], env["WORLD_SIZE"])
-    return same and "TORCHELASTIC_RUN_ID" not in env
 
 
 def mpirun(env: Mapping[str, str], *names: str) -> Launch:

@@ -27,7 +27,3 @@ class CrossEntropy:
             ignore_index=IGNORED,
             label_smoothing=self.label_smoothing,
         )
-
-
-def make_loss(label_smoothing: float) -> CrossEntropy:
-    return CrossEntropy(label_smoothing)

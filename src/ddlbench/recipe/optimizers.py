@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from ddlbench.errors import Unavailable
+from ddlbench.errors import Unavailable, UserError
 from ddlbench.job import NamedParameters
-from ddlbench.recipe.checks import require
 
 Groups = list[dict[str, Any]]
 
@@ -57,7 +56,9 @@ class OptimizerConfig:
             "trust_coefficient": (self.trust_coefficient > 0, "above 0"),
             "name": (self.name in optimizers, f"one of {', '.join(optimizers)}"),
         }
-        require("recipe.optimizer", self, ranges)
+        for key, (fits, allowed) in ranges.items():
+            if not fits:
+                raise UserError(f"recipe.optimizer.{key}={getattr(self, key)}: must be {allowed}")
 
 
 def make_optimizer(config: OptimizerConfig, named_parameters: NamedParameters) -> Optimizer:
@@ -125,8 +126,8 @@ def make_lamb(config: OptimizerConfig, groups: Groups) -> Optimizer:
 
     With Adam's bias-corrected r = m^ / (sqrt(v^) + eps) and weight decay b:
         u = r + b w;   w <- w - lr (|w| / |u|) u
-    timm follows NVIDIA's variant, which clips gradients to norm 1 first: off here, for clipping is the same
-    for every optimizer (`train.clip_norm`).
+    timm follows NVIDIA's variant, which clips gradients to norm 1 first: off here, because clipping is the
+    same for every optimizer (`train.clip_norm`).
     """
     return timm("lamb").Lamb(
         groups, lr=config.lr, betas=pair(config.betas), eps=config.eps, max_grad_norm=None, always_adapt=True
@@ -175,9 +176,9 @@ optimizers = {
 def costs(kind: str) -> Costs:
     """kind: a name in `optimizers`, or "plain NAME" for its costs without momentum."""
     entry = optimizers[kind.removeprefix("plain ")]
-    found = entry.plain if kind.startswith("plain ") else entry.costs
-    assert found is not None, f"{kind}: the optimizer has no momentum"
-    return found
+    chosen = entry.plain if kind.startswith("plain ") else entry.costs
+    assert chosen is not None, f"{kind}: the optimizer has no momentum"
+    return chosen
 
 
 def pair(betas: list[float]) -> tuple[float, float]:

@@ -37,7 +37,5 @@ class Recipe:
 def learning_rate(recipe: Recipe, global_batch: int, steps_per_epoch: int, epochs: int) -> Callable[[int], float]:
     """A pure function from the index of an update (from 0) to its learning rate."""
     base = recipe.optimizer.lr_base_batch
-    scale = (
-        1.0 if base is None else global_batch / base
-    )  # Goyal et al. 2017, section 2.1: k times the batch and the rate
+    scale = 1.0 if base is None else global_batch / base  # k times the batch and the rate: Goyal et al. 2017, 2.1
     return make_schedule(recipe.schedule, recipe.optimizer.lr, scale, steps_per_epoch, epochs)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ddlbench.recipe.checks import require
+from ddlbench.errors import UserError
 
 
 @dataclass
@@ -40,7 +40,9 @@ class ScheduleConfig:
             "warmup_steps": (self.warmup_steps is None or self.warmup_steps >= 0, "at least 0, or null"),
             "warmup_start_factor": (factor is None or 0 < factor <= 1, "above 0 and at most 1, or null"),
         }
-        require("recipe.schedule", self, ranges)
+        for key, (fits, allowed) in ranges.items():
+            if not fits:
+                raise UserError(f"recipe.schedule.{key}={getattr(self, key)}: must be {allowed}")
 
     @property
     def warms_up(self) -> bool:

@@ -30,7 +30,7 @@ def advice(config: Config, job: Job, loader: Mapping[str, Any]) -> list[str]:
 
 
 def advice_on_waiting(config: Config, device_type: str, wait_share: float | None) -> list[str]:
-    """After the run. wait_share: of the measured steps' time, waiting for data; None: not measured."""
+    """Advice after the run. wait_share: share of the measured steps' time spent waiting for data; None: not measured"""
     high = config.mode == "train" and device_type == "cuda" and wait_share is not None and wait_share > HIGH_WAIT
     if not high or config.data.kind != "images" or config.loader.name != "native":
         return []
@@ -41,7 +41,7 @@ def advice_on_waiting(config: Config, device_type: str, wait_share: float | None
 
 
 def advice_on_classes(config: Config, dataset: Mapping[str, Any]) -> str | None:
-    """Before a model is trained that has more classes than the data. dataset: the record's section of that name."""
+    """Advice if the model has more classes than the data. dataset: the record's section of that name"""
     classes, outputs = dataset.get("classes"), config.model.outputs()
     if config.mode != "train" or classes is None or classes >= outputs:
         return None
@@ -49,7 +49,7 @@ def advice_on_classes(config: Config, dataset: Mapping[str, Any]) -> str | None:
 
 
 def _settings(config: Config, job: Job) -> list[str]:
-    """Of training. torch.compile and one kernel for the whole update: each where the framework takes it.
+    """Advice on settings of training; torch.compile and the fused optimizer only if the framework accepts them.
 
     A padded vocabulary is not the default: the papers trained 50,257 tokens, and a model must not depend on its device.
     """

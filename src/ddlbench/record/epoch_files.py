@@ -82,15 +82,11 @@ def _removed_on_failure(file: Path) -> Generator[None]:
 
 def step_tables(row: EpochRow) -> Iterator[Any]:
     """The rows of steps.parquet: every step of every rank, one table a rank."""
-    return (_step_table(row.epoch, rank, row.warmup) for rank in row.ranks)
+    return (step_table(row.epoch, rank, row.warmup) for rank in row.ranks)
 
 
-def interrupted_steps(epoch: int, rank: RankEpoch) -> Any:
-    """Those of an epoch that did not end: no other table has them, and none counts them."""
-    return _step_table(epoch, rank, warmup=True, complete=False)
-
-
-def _step_table(epoch: int, rank: RankEpoch, warmup: bool, complete: bool = True) -> Any:
+def step_table(epoch: int, rank: RankEpoch, warmup: bool, complete: bool = True) -> Any:
+    """The steps of one rank. complete: whether the epoch ended"""
     steps, times = len(rank.times.step_s), rank.times
     number = np.arange(steps)
     losses = np.asarray(rank.losses)

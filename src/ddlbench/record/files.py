@@ -70,7 +70,7 @@ def _claim_end(claim: Path) -> bool:
 
 
 def why(error: OSError) -> str:
-    """In the system's words, also where a library has put it in its own."""
+    """The system's message, also where a library has replaced it by its own."""
     return os.strerror(error.errno) if error.errno else str(error)
 
 

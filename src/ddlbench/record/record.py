@@ -137,24 +137,17 @@ class Record:
         with self.lock, self._saving():
             self.write()
 
-    def finish(
-        self,
-        status: str,
-        reason: str | None = None,
-        final: bool = True,
-        end: str | None = None,
-        ended_by: str | None = None,
-    ) -> bool:
+    def finish(self, status: str, reason: str | None = None, final: bool = True, ended_by: str | None = None) -> bool:
         """Close the attempt with its status; whether that is on disk. Never raises: where the disk is full or the
         folder gone, stderr says so. The first final call counts; one before it that is not final may only be followed
-        by another failure. end: when, if not now; ended_by: of errors.py"""
+        by another failure. ended_by: of errors.py"""
         with self.lock:
             ended = self.content["status"] != "running"
             if self.finished or (ended and status == "ok"):
                 return self.saved and status == self.content["status"]
             self.finished = final
             self.content.update(status=status, reason=reason, ended_by=ended_by)
-            self.content["times"]["end"] = end or now()
+            self.content["times"]["end"] = now()
             self.saved = self._save_at_last()
             if final:
                 if self.heartbeat is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from ddlbench.measure.straggler import own_columns, own_steps_of_window
 from ddlbench.measure.summary import sees_one_gpu, summarise
 from ddlbench.progress import Progress
 from ddlbench.record.advice import advice, advice_on_waiting
-from ddlbench.record.epoch_files import interrupted_steps
+from ddlbench.record.epoch_files import step_table
 from ddlbench.record.record import Record
 
 ONE_GPU = (
@@ -30,27 +31,22 @@ TRACE = "trace-rank0.json.gz"
 SHOWN = ("val_loss", "val_top1", "val_perplexity_token")
 
 
+@dataclass
 class FileRecorder(Recorder):
     """Keeps summary and ledger up to date after each epoch, so that a run which is cut short leaves what it reached."""
 
-    def __init__(
-        self, record: Record, config: Config, model: dict[str, Any], scenario: Scenario, progress: Progress
-    ) -> None:
-        """model: the record's section of that name"""
-        self.record = record
-        self.config = config
-        self.model = model
-        self.scenario = scenario
-        self.progress = progress
-        self.startup_s = 0.0
-        self.one_gpu = False
-        self.hosts: list[str] = []  # of each rank
-        self.recorded: EpochClock | None = None  # of the last epoch that was handed over
+    record: Record
+    config: Config
+    model: dict[str, Any]  # the record's section of that name
+    scenario: Scenario
+    progress: Progress
+    startup_s: float = 0.0
+    one_gpu: bool = False
+    recorded: EpochClock | None = None  # of the last epoch that was handed over
 
     def begin(self, run: Run, spans: Mapping[str, float], hosts: Sequence[str]) -> None:
         """spans: seconds of each part of the start, in their order; hosts: each rank's."""
         self.startup_s = sum(spans[name] for name in STARTUP)
-        self.hosts = list(hosts)
         launch = {**self.record.content["launch"], "hosts": sorted(set(hosts))}
         self.record.add(
             model=self.model, framework=self.scenario.facts(), loader=run.feed.facts(), spans=dict(spans), launch=launch
@@ -90,9 +86,7 @@ class FileRecorder(Recorder):
 
     def end(self, run: Run, feeds: Sequence[Mapping[str, Any]]) -> None:
         bad = sorted({name for facts in feeds for name in facts.get("bad_samples", [])})
-        window = own_steps_of_window(
-            self.record.content.get("profile", {}), self.hosts, self.record.rows[0].rank_stages
-        )
+        window = own_steps_of_window(self.record.content.get("profile", {}))
         self.record.add(
             summary={**self.record.content["summary"], **own_columns(window, "window")},
             framework=self.scenario.facts(),
@@ -116,7 +110,8 @@ class FileRecorder(Recorder):
             return None
         epoch, times = run.first_epoch + len(self.record.rows), clock.so_far()
         rank = RankEpoch(run.job.rank, run.place.data_rank, times, [], [], {})
-        return (epoch, interrupted_steps(epoch, rank)) if times.step_s else None
+        # No other table has these steps, and none counts them.
+        return (epoch, step_table(epoch, rank, warmup=True, complete=False)) if times.step_s else None
 
     def _update(self, run: Run) -> None:
         rows = self.record.rows

@@ -108,9 +108,9 @@ def ledger(run: Run, steps: int) -> dict[str, Any]:
 
 
 def training_ledger(run: Run, trainer: Trainer, rates: Rates, config: Config, steps: int) -> dict[str, Any]:
-    """What a training run has processed: samples, updates, rates."""
+    """The ledger of a training run: samples, updates, rates."""
     job, updates, facts = run.job, trainer.updates, trainer.facts()
-    return {
+    return ledger(run, steps) | {
         "updates": updates,
         "skipped_updates": steps - updates,
         "micro_batches": facts.get("micro_batches", job.micro_batches(run.place.data_size)),

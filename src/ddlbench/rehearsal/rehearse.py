@@ -2,15 +2,16 @@
 
 The framework sets up and trains some steps under a fake process group and fake tensors (ranks/fake): nothing is sent or
 computed, but every tensor has its shape. The last step is reported: the steps before it create the optimizer's state
-and fill a pipeline.
+and fill a pipeline. mode=rehearsal prints the result; nothing is measured, so nothing is recorded.
 """
 
 from __future__ import annotations
 
+import json
+import traceback
 import warnings
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from itertools import repeat
 from typing import Any
@@ -22,15 +23,19 @@ from ddlbench.config.job import make_job
 from ddlbench.config.schema import Config
 from ddlbench.data.images import split
 from ddlbench.data.loaders.to_device import ToDevice
-from ddlbench.errors import RunError
+from ddlbench.errors import RunError, UserError
 from ddlbench.job import Batch, Job, Place, Trainer
 from ddlbench.measure.clock import EpochClock
 from ddlbench.ranks.fake.fake import fake_world
 from ddlbench.ranks.launch import Launch
 from ddlbench.rehearsal.observed import Observed, short
 from ddlbench.rehearsal.storages import before_update, gradients, memory, stored
+from ddlbench.texts import bytes_text
 
 WARM_UP = 2  # steps before the reported one
+ON_CPU = (
+    "on the CPU this includes numbers that stay on the host where the device is a GPU, such as step counters and seeds"
+)
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,40 @@ class Rehearsal:
     error: str | None = None
 
 
+def rehearsal(config: Config, launch: Launch) -> int:
+    """The exit code: 1 if the job does not fit together."""
+    if launch.world_size > 1:
+        raise UserError(
+            f"mode=rehearsal runs in one process and {launch.launcher} started {launch.world_size}: start python -m "
+            "ddlbench by itself, and give the number of ranks with rehearsal.gpus"
+        )
+    asked = config.rehearsal
+    per_node = min(asked.gpus_per_node, asked.gpus)
+    rank = Launch("torchrun", asked.rank, asked.gpus, asked.rank % per_node, per_node)
+    row = rehearse(config, rank, torch.device("cuda", 0) if asked.device == "cuda" else torch.device("cpu"))
+    print(json.dumps(asdict(row), indent=1) if asked.json else text(row))
+    return 0 if row.error is None else 1
+
+
+def text(row: Rehearsal) -> str:
+    where = ", ".join(f"{name} {index}" for name, index in row.coordinates.items())
+    lines = [
+        f"{row.framework}, {row.model}: rank {row.rank} of {row.gpus} on {row.device}"
+        + (f" ({where})" if where else "")
+    ]
+    for name, bytes_ in (row.memory or {}).items():
+        lines.append(f"memory: {name}: {'not known' if bytes_ is None else bytes_text(bytes_)}")
+    for sent in row.collectives or ():
+        among = f"{sent.ranks} ranks, {sent.stride} apart"
+        lines.append(
+            f"collective of a step: {sent.kind} among {among}: {sent.count:g} x, {bytes_text(sent.bytes_)} altogether"
+        )
+    lines += [f"the host waits in a step: {call}: {count:g} x" for call, count in (row.host_waits or {}).items()]
+    lines += [ON_CPU] if row.host_waits and row.device == "cpu" else []
+    lines += [f"does not fit together: {row.error}"] if row.error else []
+    return "\n".join(lines)
+
+
 def rehearse(config: Config, launch: Launch, device: torch.device) -> Rehearsal:
     """UserError, Unsupported or Unavailable if the framework refuses the job."""
     return rehearse_job(config.framework, make_job(config, launch, device), config.loader.pinned)
@@ -77,7 +116,9 @@ def rehearse_job(framework: Any, job: Job, pinned: bool | None = None) -> Rehear
     """pinned: whether batches come from pinned memory of the host; None where they are on the device"""
     device = job.device
     row = Rehearsal(framework.name, job.model.name, job.world_size, device.type, job.rank)
-    with warnings.catch_warnings(), fake_world(job.rank, job.world_size, device, framework), own_constants():
+    # A process creates the tensors that normalize images once. Those of a rehearsal are fake and must end with it.
+    constants = patch.object(split, "mean_and_std", cache(split.mean_and_std.__wrapped__))
+    with warnings.catch_warnings(), fake_world(job.rank, job.world_size, device, framework), constants:
         warnings.simplefilter("ignore")  # fake tensors warn that they have no values
         framework.check(job)
         observed = Observed(device)
@@ -103,33 +144,31 @@ def fed(job: Job, place: Place, pinned: bool | None) -> Iterator[Batch | None]:
     """
     if not place.reads_data:
         return repeat(None)
-    samples = job.replica_batch(place.data_size)
-    if pinned is None or job.device.type == "cpu":
-        return (batch(job, samples, job.device).to(job.device, job.channels_last) for _ in repeat(None))
-    hosts = (batch(job, samples, torch.device("cpu"), pinned) for _ in repeat(None))
-    return ToDevice(job.device, job.channels_last)(hosts)
-
-
-def batch(job: Job, samples: int, device: torch.device, pinned: bool | None = None) -> Batch:
-    """Images of the host are bytes where there is a GPU, which normalises them."""
-    shape, text, on_host = job.model.input_shape(), job.model.kind == "text", pinned is not None
-    kind = torch.int64 if text else torch.uint8 if on_host else torch.float32
-    inputs = torch.zeros(samples, *shape, dtype=kind, device=device, pin_memory=bool(pinned))
-    labels = torch.zeros(samples, *(shape if text else ()), dtype=torch.int64, device=device, pin_memory=bool(pinned))
-    valid = torch.ones(samples, dtype=torch.bool, device=device, pin_memory=bool(pinned))
-    return Batch(inputs, labels, valid)
-
-
-def own_constants() -> AbstractContextManager[object]:
-    """A process creates the tensors that normalize images once. Those of a rehearsal are fake and must end with it."""
-    return patch.object(split, "mean_and_std", cache(split.mean_and_std.__wrapped__))
+    copied = pinned is not None and job.device.type != "cpu"
+    text, shape = job.model.kind == "text", (job.replica_batch(place.data_size), *job.model.input_shape())
+    # Images of the host are bytes where there is a GPU, which normalises them.
+    kind = torch.int64 if text else torch.uint8 if copied else torch.float32
+    options: dict[str, Any] = {"device": "cpu" if copied else job.device, "pin_memory": copied and pinned}
+    batches = (
+        Batch(
+            torch.zeros(shape, dtype=kind, **options),
+            torch.zeros(shape if text else shape[:1], dtype=torch.int64, **options),
+            torch.ones(shape[:1], dtype=torch.bool, **options),
+        )
+        for _ in repeat(None)
+    )
+    if copied:
+        return ToDevice(job.device, job.channels_last)(batches)
+    return (batch.to(job.device, job.channels_last) for batch in batches)
 
 
 def stepped(row: Rehearsal, trainer: Trainer, batches: Iterator[Any], observed: Observed, period: int) -> Rehearsal:
     """The row with what a step holds, sends and waits for, averaged over `period` steps, after which they repeat."""
     held = [0]
     before_update(trainer, lambda: held.append(stored(gradients(trainer), set())))
-    for _ in range(WARM_UP + in_flight(trainer)):
+    # Between two steps some pipelines keep minibatches in flight: so many steps until they are full.
+    in_flight = max(trainer.facts().get("weight_versions") or [1]) - 1
+    for _ in range(WARM_UP + in_flight):
         trainer.step(next(batches))
     observed.clear()
     for _ in range(period):
@@ -143,18 +182,8 @@ def stepped(row: Rehearsal, trainer: Trainer, batches: Iterator[Any], observed: 
     return replace(row, memory=bytes_, collectives=sent, host_waits=waits, flops=observed.flops / period)
 
 
-def in_flight(trainer: Trainer) -> int:
-    """Steps until a pipeline is full whose minibatches stay in flight between two steps; 0 for other frameworks."""
-    versions = trainer.facts().get("weight_versions")
-    return max(versions) - 1 if versions else 0
-
-
 def line(error: Exception) -> str:
     """The innermost line of ddlbench in the traceback of an error, as text."""
-    place, trace = "", error.__traceback__
-    while trace is not None:
-        file = trace.tb_frame.f_code.co_filename
-        if "/ddlbench/" in file and "/ddlbench/rehearsal/" not in file:
-            place = f" at {short(file)}:{trace.tb_lineno}"
-        trace = trace.tb_next
-    return place
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if "/ddlbench/" in frame.filename and "/ddlbench/rehearsal/" not in frame.filename]
+    return f" at {short(own[-1].filename)}:{own[-1].lineno}" if own else ""

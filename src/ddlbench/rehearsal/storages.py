@@ -78,44 +78,40 @@ def stored(tensors: Iterable[Any], counted: set[int]) -> int:
     return total
 
 
-def parameters(trainer: Trainer) -> list[Any]:
+def parameters(trainer: Any) -> list[Any]:
     """The parameters of this rank's model, and the slices that DeepSpeed's stage 3 keeps beside them."""
-    plain: Any = trainer
-    model: nn.Module = plain.engine.module if hasattr(plain, "engine") else plain.model
+    model: nn.Module = trainer.engine.module if hasattr(trainer, "engine") else trainer.model
     weights: list[Any] = list(model.parameters())
     return [*weights, *(weight.ds_tensor for weight in weights if hasattr(weight, "ds_tensor"))]
 
 
-def updated(trainer: Trainer) -> list[Any]:
+def updated(trainer: Any) -> list[Any]:
     """The tensors that the optimizer updates: the model's parameters or copies of them. DeepSpeed's stage 3 gives the
     optimizer its copies only during the update."""
-    plain: Any = trainer
-    copies = getattr(plain.engine.optimizer, "fp32_partitioned_groups_flat", []) if hasattr(plain, "engine") else []
+    copies = getattr(trainer.engine.optimizer, "fp32_partitioned_groups_flat", []) if hasattr(trainer, "engine") else []
     return [*(weight for group in trainer.optimizer.param_groups for weight in group["params"]), *copies]
 
 
-def gradients(trainer: Trainer) -> list[Any]:
+def gradients(trainer: Any) -> list[Any]:
     """The gradients of the parameters, and those that DeepSpeed keeps for its update."""
-    plain: Any = trainer
-    averaged = getattr(plain.engine.optimizer, "averaged_gradients", {}) if hasattr(plain, "engine") else {}
+    averaged = getattr(trainer.engine.optimizer, "averaged_gradients", {}) if hasattr(trainer, "engine") else {}
     kept = [part for parts in averaged.values() if parts is not None for part in parts]
     return [*(weight.grad for weight in (*parameters(trainer), *updated(trainer))), *kept]
 
 
-def before_update(trainer: Trainer, act: Callable[[], None]) -> None:
+def before_update(trainer: Any, act: Callable[[], None]) -> None:
     """Call `act` before each update, when the gradients are complete. DeepSpeed copies and drops gradients before its
     optimizer begins."""
-    plain: Any = trainer
-    if not hasattr(plain, "engine"):
+    if not hasattr(trainer, "engine"):
         trainer.optimizer.register_step_pre_hook(lambda *_: act())
         return
-    update = plain.engine.step
+    update = trainer.engine.step
 
     def first(*args: Any, **kwargs: Any) -> Any:
         act()
         return update(*args, **kwargs)
 
-    plain.engine.step = first
+    trainer.engine.step = first
 
 
 def memory(trainer: Trainer) -> dict[str, int | None]:

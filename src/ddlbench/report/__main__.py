@@ -32,12 +32,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if given.compare:
             return _compare(given)
-        results = _results(given)
+        results: list[Path] = given.results
+        if not results or given.fail_if_slower is not None:
+            raise UserError("give RESULTS for a report, or --compare BEFORE AFTER (--help shows all options)")
         if len(results) > 1 and not given.out:  # it would replace the first one's report
             raise UserError(f"a report of {len(results)} results folders needs a folder of its own: give --out DIR")
         out = given.out or results[0] / "report"
         targets = [target(text) for text in given.target]
-        tables = only(_tables(given), given.only)
+        records = read_all(results)
+        tables = make_tables(records, given.by)
+        if given.predict is not None:
+            from ddlbench.report.predicted import with_predictions  # torch comes with it
+
+            tables = with_predictions(tables, records, given.predict)
+        tables = only(tables, given.only)
         page = write_report(tables, out, targets, given.baseline == "published", given.pdf)
     except UserError as error:
         _say(f"ddlbench.report: {printable(str(error))}", sys.stderr)
@@ -48,22 +56,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say(line, sys.stdout)
     _say(f"\nreport: {printable(str(page))}", sys.stdout)
     return 0
-
-
-def _tables(given: argparse.Namespace) -> Tables:
-    records = read_all(_results(given))
-    tables = make_tables(records, given.by)
-    if given.predict is None:
-        return tables
-    from ddlbench.report.predicted import with_predictions  # torch comes with it
-
-    return with_predictions(tables, records, given.predict)
-
-
-def _results(given: argparse.Namespace) -> list[Path]:
-    if not given.results or given.fail_if_slower is not None:
-        raise UserError("give RESULTS for a report, or --compare BEFORE AFTER (--help shows all options)")
-    return given.results
 
 
 def _compare(given: argparse.Namespace) -> int:

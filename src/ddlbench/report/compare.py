@@ -6,12 +6,13 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 from ddlbench.errors import UserError
 from ddlbench.results.rows import Row, group_by
 from ddlbench.results.tables.measurement import devices, duration
-from ddlbench.results.tables.merge import SEEN, AttemptRow, asked
+from ddlbench.results.tables.merge import SEEN, AttemptRow
 from ddlbench.results.tables.scaling import Point, representative
 from ddlbench.results.tables.stats import ratio_interval, verdict
 from ddlbench.texts import first_few, shortened
@@ -21,6 +22,14 @@ Pair: TypeAlias = tuple[Group, Group]
 
 SLOWER, UNDECIDED = 1, 3  # exit codes of the gate; 2 is that of a wrong command
 NAMES = ("mode", "framework", "model", "model_changed", "loader", "data", "recipe", "precision", "device", "gpus")
+# Columns of runs.csv, and "asked": what repeats are asked to do.
+REQUEST = ("asked", "global_batch", "device")
+NAMED = (*NAMES, "nodes", "global_batch")
+# What is equal for both measurements of a pair: the strictest first. The last one allows other numbers of nodes: on one
+# cluster they have 4 GPUs, on another one 8.
+KEYS = (
+    (*REQUEST, "environment_id", "dataset_hash", "device_model", "torch"), REQUEST, NAMED, (*NAMES, "global_batch"),
+)  # fmt: skip
 LONGEST = 60  # letters of a value
 CHANGES_SHOWN = 30
 
@@ -62,7 +71,7 @@ def versus(before: Sequence[Group], after: Sequence[Group], limit: float | None 
     for pair in pairs:
         _judge(result, pair, limit)
     for where, group in left:
-        several = any(_same_names(group) == _same_names(other) for elsewhere, other in left if elsewhere != where)
+        several = any(_key(NAMED, group) == _key(NAMED, other) for elsewhere, other in left if elsewhere != where)
         why = f"not paired in {where}, for several have these names" if several else f"only in {where}"
         result.lines.append(f"{why}: {_name(group)}")
     if limit is not None:
@@ -80,8 +89,8 @@ def _paired(before: Sequence[Group], after: Sequence[Group]) -> tuple[list[Pair]
     """The pairs of groups whose key occurs once on each side, and the groups without a counterpart."""
     pairs: list[Pair] = []
     ones, twos = list(before), list(after)
-    for key in (_same_environment, _same_request, _same_names, _same_on_other_nodes):
-        by_key, keys = group_by(twos, key), group_by(ones, key)
+    for names in KEYS:
+        by_key, keys = (group_by(side, partial(_key, names)) for side in (twos, ones))
         unique = [(one[0], by_key[name][0]) for name, one in keys.items() if len(one) == len(by_key.get(name, ())) == 1]
         pairs += unique
         used = {id(group) for pair in unique for group in pair}
@@ -89,25 +98,9 @@ def _paired(before: Sequence[Group], after: Sequence[Group]) -> tuple[list[Pair]
     return pairs, [*(("before", group) for group in ones), *(("after", group) for group in twos)]
 
 
-def _same_environment(group: Group) -> tuple[Any, ...]:
-    row = representative(group).row
-    return (*_same_request(group), row["environment_id"], row["dataset_hash"], row["device_model"], row["torch"])
-
-
-def _same_request(group: Group) -> tuple[Any, ...]:
+def _key(names: Sequence[str], group: Group) -> tuple[Any, ...]:
     run = representative(group)
-    return asked(run), run.row["global_batch"], run.row["device"]
-
-
-def _same_names(group: Group) -> tuple[Any, ...]:
-    row = representative(group).row
-    return tuple(row[name] for name in (*NAMES, "nodes", "global_batch"))
-
-
-def _same_on_other_nodes(group: Group) -> tuple[Any, ...]:
-    """Equal for measurements on clusters whose nodes have, say, 4 and 8 GPUs."""
-    row = representative(group).row
-    return tuple(row[name] for name in (*NAMES, "global_batch"))
+    return tuple(run.asked if name == "asked" else run.row[name] for name in names)
 
 
 def _changes(pairs: Sequence[Pair]) -> list[str]:

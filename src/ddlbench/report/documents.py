@@ -8,12 +8,12 @@ from pathlib import Path
 from ddlbench.report.overview import LEFT, MEASURED, SETTINGS, notes, overview_cells, ratio_columns
 from ddlbench.results.tables.measurement import Measurement
 
-_LATEX = {
+_LATEX = str.maketrans({
     "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "$": r"\$", "&": r"\&", "#": r"\#", "_": r"\_", "%": r"\%",
     "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}",
     "|": r"\textbar{}", '"': r"\textquotedbl{}", "µ": r"\textmu{}",
-}  # fmt: skip
-_MARKDOWN = "\\`*_{}[]<>#|$~!&="
+})  # fmt: skip
+_MARKDOWN = str.maketrans({letter: f"\\{letter}" for letter in "\\`*_{}[]<>#|$~!&="})
 
 
 def write_documents(rows: Sequence[Measurement], folder: Path) -> None:
@@ -35,9 +35,9 @@ def write_warnings(warnings: Sequence[str], folder: Path) -> None:
 def markdown(headers: Sequence[str], lines: Sequence[Sequence[str]], below: Sequence[str]) -> str:
     """A table of GitHub's Markdown; numbers are aligned to the right."""
     rule = ["---" if header in LEFT else "---:" for header in headers]
-    table = [list(map(_markdown, headers)), rule, *([_markdown(cell) for cell in line] for line in lines)]
-    lines_below = [f"- {_markdown(note)}" for note in below]
-    return "\n".join([*(f"| {' | '.join(cells)} |" for cells in table), "", *lines_below]) + "\n"
+    first, *others = ([cell.translate(_MARKDOWN) for cell in line] for line in (headers, *lines))
+    table = [f"| {' | '.join(cells)} |" for cells in (first, rule, *others)]
+    return "\n".join([*table, "", *(f"- {note.translate(_MARKDOWN)}" for note in below)]) + "\n"
 
 
 def latex(headers: Sequence[str], lines: Sequence[Sequence[str]], below: Sequence[str]) -> str:
@@ -53,8 +53,4 @@ def latex(headers: Sequence[str], lines: Sequence[Sequence[str]], below: Sequenc
 def _latex(text: str) -> str:
     r"""A cell. LaTeX takes a [ or * at the start of a row for an argument of the \\ or \midrule before it."""
     start = "{}" if text.startswith(("[", "*")) else ""
-    return start + "".join(_LATEX.get(letter, letter) for letter in text)
-
-
-def _markdown(text: str) -> str:
-    return "".join(f"\\{letter}" if letter in _MARKDOWN else letter for letter in text)
+    return start + text.translate(_LATEX)

@@ -100,7 +100,13 @@ def comparisons(measurements: Sequence[Measurement]) -> list[str]:
         based = [row for row in group if row["speedup_low"] is not None and row["gpus"] > 1]
         if based:
             base = f"{fastest['best_single_compared']} on {devices(1, fastest['device'])}"
-            sentences.append(f"{where}, against {base}: {'; '.join(map(_against_base, based))}")
+            texts: list[str] = []
+            for row in based:
+                ends = f"({row['speedup_low']:.3g} to {row['speedup_high']:.3g})"
+                none = row["speedup_verdict"] == NONE_SHOWN
+                said = f": {NONE_SHOWN}" if none else f" is {row['speedup']:.3g} times as fast"
+                texts.append(f"{row.name}{said} {ends}")
+            sentences.append(f"{where}, against {base}: {'; '.join(texts)}")
         decided += len(based) + sum(bool(fastest.interval and other.interval) for other in others)
     if decided > 1:
         sentences.append(
@@ -108,13 +114,6 @@ def comparisons(measurements: Sequence[Measurement]) -> list[str]:
             f"{200 * (1 - LEVEL):.0f} % at most, so by chance up to about {2 * (1 - LEVEL) * decided:.1f} of them"
         )
     return sentences
-
-
-def _against_base(row: Measurement) -> str:
-    ends = f"{row['speedup_low']:.3g} to {row['speedup_high']:.3g}"
-    if row["speedup_verdict"] == NONE_SHOWN:
-        return f"{row.name}: {NONE_SHOWN} ({ends})"
-    return f"{row.name} is {row['speedup']:.3g} times as fast ({ends})"
 
 
 def _difference(fast: Measurement, slow: Measurement) -> str:

@@ -45,7 +45,7 @@ class Campaign:
         """The prediction for a row of scaling.csv; run: one of its repeats. Unsupported or UserError if an input is
         missing."""
         attempt = self.attempts[run["path"]]
-        self._check_place(row, attempt.record)
+        self.check_place(row, attempt.record)
         config = configuration_of(attempt.record["config"])
         alike = [base for base in self.runs if base["gpus"] == 1 and all(base[name] == run[name] for name in ALIKE)]
         results = Results(attempt.path.parents[1], [self.attempts[base["path"]] for base in alike])
@@ -55,7 +55,7 @@ class Campaign:
             raise Unsupported(prediction.reason)
         return prediction
 
-    def _check_place(self, row: Row, record: Mapping[str, Any]) -> None:
+    def check_place(self, row: Row, record: Mapping[str, Any]) -> None:
         """Unsupported if the run was not on such a cluster, or its ranks were not spread over the nodes as the oracle
         spreads them."""
         machine, cpu = self.machine, self.machine.device.type == "cpu"

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
-from typing import Any, TypeVar
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Any, TypeVar, cast
 
 Row = dict[str, Any]
 Item = TypeVar("Item")
+
+
+def section(record: Mapping[str, Any], key: str) -> Row:
+    """A section of a record; empty if it is missing, or no JSON object."""
+    value = record.get(key)
+    return cast(Row, value) if isinstance(value, dict) else {}
 
 
 def group_by(items: Iterable[Item], key: Callable[[Item], Hashable]) -> dict[Any, list[Item]]:

@@ -77,7 +77,7 @@ def how_to_continue(attempt: Attempt) -> str | None:
 
 
 class Checkpoints:
-    """Those of one run, on every rank; rank 0 makes and removes folders."""
+    """The checkpoints of one run, on every rank; rank 0 makes and removes folders."""
 
     def __init__(self, attempt: Attempt, supervisor: Supervisor, trainer: Trainer, rates: Rates) -> None:
         options = attempt.config.checkpoint
@@ -116,7 +116,7 @@ class Checkpoints:
                 self.attempt.record.resume(resumed, saved.epochs)
 
     def save(self, run: Run, epoch: int) -> None:
-        """After the row of an epoch is recorded, if it is time. Nothing follows the last epoch. Collective."""
+        """Save the run after the row of an epoch is recorded, if it is time; never after the last one. Collective."""
         done = epoch + 1
         if done % self.every or done == run.epochs:
             return
@@ -173,8 +173,16 @@ class Checkpoints:
         newest = sorted(folders, key=lambda folder: (folder.name, folder.stat().st_mtime), reverse=True)
         candidates: list[Path] = all_gather(newest)[0]  # a file system may show other ranks less
         for folder in candidates:
-            saved, wrong = self._looked_at(folder)
-            if wrong is None:
+            try:
+                saved, wrong = Saved.read(folder), None
+            except (OSError, ValueError) as error:
+                saved, wrong = None, str(error)
+            if saved is not None and saved.run_id != self.attempt.run_id:
+                wrong = f"it is of the run {saved.run_id}"
+            wrong = next((said for said in all_gather(wrong) if said), None)
+            if wrong is None and saved is not None:
+                wrong = storage.damage(folder, saved.files, self.rank, self.attempt.launch.world_size)
+            if wrong is None:  # on every rank
                 return saved
             if self.rank == 0:
                 print(f"ddlbench: warning: {folder} is damaged ({wrong}) and not used", file=sys.stderr, flush=True)
@@ -183,19 +191,6 @@ class Checkpoints:
                 f"all checkpoints of {self.attempt.run_id} in {self.place} are damaged: remove them to begin at epoch 0"
             )
         return None
-
-    def _looked_at(self, folder: Path) -> tuple[Saved | None, str | None]:
-        """The checkpoint, and what is wrong with it, the same on every rank."""
-        try:
-            saved, wrong = Saved.read(folder), None
-        except (OSError, ValueError) as error:
-            saved, wrong = None, str(error)
-        if saved is not None and saved.run_id != self.attempt.run_id:
-            wrong = f"it is of the run {saved.run_id}"
-        wrong = next((said for said in all_gather(wrong) if said), None)
-        if wrong is None and saved is not None:
-            wrong = storage.damage(folder, saved.files, self.rank, self.attempt.launch.world_size)
-        return saved, wrong
 
     def _restore(self, run: Run, saved: Saved) -> None:
         live, device = self.state.live(), run.job.device

@@ -39,7 +39,7 @@ class ColdCache:
         self.attempt, self.supervisor, self.epochs = attempt, supervisor, 0
 
     def drop(self) -> None:
-        """Before an epoch's clock starts. Raises Unsupported on every rank where no page could be dropped."""
+        """Called before an epoch's clock starts. Unsupported, on every rank, where no page could be dropped."""
         data, local_rank = self.attempt.config.data, self.attempt.launch.local_rank
         with self.supervisor.unlimited():  # opening a million files takes its time
             nodes = once_per_node(local_rank, lambda: drop(data.files_read()), f"ddlbench/cold_cache/{self.epochs}")

@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -28,9 +28,14 @@ from ddlbench.ranks.control import all_gather, once_per_node
 from ddlbench.ranks.launch import Launch
 from ddlbench.record.advice import advice_on_classes
 from ddlbench.record.files import end_for_rank_0
+from ddlbench.record.fingerprint import fingerprint, is_version
 from ddlbench.record.record import Record, run_id
 from ddlbench.record.run_json import opening
-from ddlbench.run.agreement import compare_environments
+from ddlbench.texts import digest, first_few
+
+SHOWN = 5  # differences between environments that one line names
+LONGEST = 60  # letters of a value in it
+PER_RANK = ("cpu_count",)  # ranks may have different cores; the record has the fewest
 
 
 class Spans:
@@ -160,9 +165,45 @@ class Attempt:
                 print(f"ddlbench: {failure.status}: {failure.reason}", file=sys.stderr, flush=True)
 
     def _show_folder(self, record: Record) -> None:
-        """Once, and not with progress=false in a run that ended with `ok`."""
+        """Print where the record is, once; not with progress=false in a run that ended with `ok`."""
         if not self.shown and (self.config.progress or record.content["status"] != "ok"):
             self.shown = True
             results = shlex.quote(self.config.results_dir)
             line = f"the record is in {record.folder}; to see tables: python -m ddlbench.report {results}"
             print(f"ddlbench: {line}", file=sys.stderr, flush=True)
+
+
+def compare_environments(environment: Mapping[str, Any]) -> list[str]:
+    """What ranks differ in, a line each, the same on every rank. UserError, on every rank, where two ranks have other
+    versions of a library. Collective. environment: this rank's, as in run.json"""
+    packages = {f"packages.{name}": version for name, version in environment["packages"].items()}
+    environment_here = {k: v for k, v in (fingerprint(environment) | packages).items() if k not in PER_RANK}
+    if len(set(all_gather(digest(environment_here, 64)))) == 1:  # usual: a few bytes a rank
+        return []
+    ranks = all_gather((socket.gethostname(), environment_here))
+    keys = sorted({key for _, values in ranks for key in values})
+    lines = {key: line for key in keys if (line := _difference(key, ranks))}
+    conflicts = [line for key, line in lines.items() if is_version(key)]
+    if conflicts:
+        differences = "; ".join(first_few(conflicts, SHOWN, "more differences"))
+        raise UserError(f"{differences}: install the same versions on every host")
+    return list(lines.values())
+
+
+def _difference(key: str, ranks: Sequence[tuple[str, Mapping[str, Any]]]) -> str | None:
+    """ "rank 2 on node2 has driver 560.1, rank 0 on node1 has 550.54" of the first rank that differs from rank 0."""
+    first_host, first = ranks[0]
+    differing = [rank for rank, (_, values) in enumerate(ranks) if values.get(key) != first.get(key)]
+    if not differing:
+        return None
+    rank = differing[0]
+    host, values = ranks[rank]
+    more = f" (as {len(differing) - 1} more)" if len(differing) > 1 else ""
+    name = key.removeprefix("packages.").removeprefix("variables.")
+    other = _shown(first.get(key))
+    return f"rank {rank} on {host}{more} has {name} {_shown(values.get(key))}, rank 0 on {first_host} has {other}"
+
+
+def _shown(value: Any) -> str:
+    text = "none" if value is None else str(value)
+    return text if len(text) <= LONGEST else text[:LONGEST] + "…"

@@ -22,21 +22,17 @@ def failure_of(error: BaseException, rank: int) -> Failure:
     text = f"{type(error).__name__}: {' '.join(lines[:2])}".removesuffix(": ")
     words = f"{type(error).__name__}: {error}".lower()
     if "DataLoader worker (pid" in str(error):
-        return Failure.with_status("error", f"rank {rank}: {worker_died(str(error))}", rank)
+        number = re.search(r"pid(?:\(s\))? ([\d, ]+)", str(error))
+        by = re.search(r"killed by signal: ([\w ]+)", str(error))
+        how = f"was killed by signal {by[1].strip()!r}" if by else "ended unexpectedly"
+        reason = (
+            f"rank {rank}: a loader worker process (pid {number[1].strip() if number else '?'}) {how}: if the node ran "
+            "out of memory (see its system log), lower loader.workers or loader.prefetch, or ask for more memory"
+        )
+        return Failure.with_status("error", reason, rank)
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or any(word in words for word in OUT_OF_MEMORY):
         return Failure.with_status("oom", f"rank {rank}: {text}", rank)
     if any(word in words for word in TIMEOUT):
         reason = f"rank {rank}: {text} (the limit is train.timeout_s)"
         return Failure.with_status("timeout", reason, rank, doubtful=True)
     return Failure.with_status("error", f"rank {rank}: {text}", rank, any(word in words for word in BROKEN))
-
-
-def worker_died(message: str) -> str:
-    """What DataLoader says of a worker process that ended, as one line with the remedy."""
-    number = re.search(r"pid(?:\(s\))? ([\d, ]+)", message)
-    by = re.search(r"killed by signal: ([\w ]+)", message)
-    how = f"was killed by signal {by[1].strip()!r}" if by else "ended unexpectedly"
-    return (
-        f"a loader worker process (pid {number[1].strip() if number else '?'}) {how}: if the node ran out of memory "
-        "(see its system log), lower loader.workers or loader.prefetch, or ask for more memory"
-    )

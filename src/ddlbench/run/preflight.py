@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from statistics import median_low
 from typing import Any
 
@@ -46,19 +46,6 @@ class Check:
     all_reduce_s: float | None  # None for one rank
     torch_version: str = ""
     dataset_hash: str = ""
-
-
-def check_rank(rank: int, host: str, device: torch.device) -> Check:
-    """Compute and communicate. All ranks call this."""
-    seconds, correct = _multiply(device)
-    reader = gpu_state_reader(device)
-    clock = known(lambda: reader().clock_mhz) if reader else None
-    buffer = None if single_process() else torch.zeros(REDUCED_BYTES[device.type] // 4, device=device)
-    reduced = None if buffer is None else _fastest(lambda: dist.all_reduce(buffer), device)
-    cuda = device.type == "cuda"
-    if cuda:
-        torch.cuda.empty_cache()  # the measured run begins with an empty allocator
-    return Check(rank, host, str(gpu(device)["gpu_model"]) if cuda else "cpu", clock, correct, seconds, reduced)
 
 
 def _multiply(device: torch.device) -> tuple[float, bool]:
@@ -123,14 +110,22 @@ def preflight(attempt: Attempt) -> None:
     """Check all ranks, and put what was found into the record: a row for each rank in preflight.json. All ranks call
     this. RunError, on every rank, for a rank that is broken or too slow."""
     began = time.perf_counter()
-    config, record = attempt.config, attempt.record
-    here = check_rank(attempt.launch.rank, socket.gethostname(), attempt.device)
-    here = replace(here, torch_version=str(torch.__version__), dataset_hash=str(attempt.dataset["hash"]))
-    checks: list[Check] = all_gather(here)
+    config, record, device = attempt.config, attempt.record, attempt.device
+    seconds, correct = _multiply(device)
+    reader = gpu_state_reader(device)
+    clock = known(lambda: reader().clock_mhz) if reader else None
+    buffer = None if single_process() else torch.zeros(REDUCED_BYTES[device.type] // 4, device=device)
+    reduced = None if buffer is None else _fastest(lambda: dist.all_reduce(buffer), device)
+    model = str(gpu(device)["gpu_model"]) if device.type == "cuda" else "cpu"
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # the measured run begins with an empty allocator
+    place = (attempt.launch.rank, socket.gethostname(), model)
+    versions = (str(torch.__version__), str(attempt.dataset["hash"]))
+    checks: list[Check] = all_gather(Check(*place, clock, correct, seconds, reduced, *versions))
     slow = slow_ranks(checks, config.preflight_warn)
     if record:
         write_json(record.folder / FILE, {"ranks": [asdict(check) for check in checks]})
-        record.add(preflight=section(checks, attempt.device, slow, time.perf_counter() - began))
+        record.add(preflight=section(checks, device, slow, time.perf_counter() - began))
         for line in list(slow.values())[:NAMED]:
             print(f"ddlbench: warning: {line}", file=sys.stderr, flush=True)
     require_sound(checks, config.preflight_stop)

@@ -20,7 +20,7 @@ ONE_SIGNAL_S = 1.0  # a terminal signals the launcher and the ranks, and the lau
 
 
 class Stopping:
-    """This rank's.
+    """The stop of one rank.
 
     limit_s: the run's own time limit, counted from `began` (of perf_counter)
     stop: where this rank's boundaries ask
@@ -44,7 +44,7 @@ class Stopping:
         self.asked_here, self.since = failure, time.perf_counter()
 
     def can_ask(self) -> bool:
-        """Once, and after the first boundary."""
+        """Whether this rank may ask: only once, and after the first boundary."""
         return self.asked_here is None and self.stop.passed > 0
 
     def ask(self, failure: Failure, peers: Peers | None) -> None:
@@ -68,7 +68,7 @@ class Stopping:
         return self.stop.request
 
     def limit_reached(self) -> Failure | None:
-        """Once."""
+        """The failure of a run that has reached its time limit; returned only once."""
         if time.perf_counter() < self.limit_at:
             return None
         self.limit_at = math.inf

@@ -6,12 +6,13 @@ framework and their meanings are read from its YAML.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
+from ddlbench.config.choices import title
 from ddlbench.config.compose import quiet
 from ddlbench.config.keys import BATCH_PER_GPU
 from ddlbench.supported.survey import COMPUTING, CPU, RANKS, Change, Survey, as_it_is
-from ddlbench.supported.words import Knob, Reasons, cell, code, knobs, scope, table, title
+from ddlbench.supported.words import Knob, Reasons, cell, code, knobs, scope, table
 
 HEAD = """# What runs with what
 
@@ -80,7 +81,7 @@ def page(survey: Survey) -> str:
         OWN,
         *(_section(survey, group, reasons) for group in survey.groups),
         ON_CPU,
-        *_on_cpu(survey, reasons),
+        _on_cpu(survey, reasons),
         "\n",
         REASONS,
         reasons.listed(),
@@ -99,40 +100,28 @@ def _shared(survey: Survey, changes: Mapping[str, Change], reasons: Reasons) -> 
 
 def _section(survey: Survey, group: list[str], reasons: Reasons) -> str:
     """Frameworks of one class: what they are, their options, and the effects of the options."""
-    keys = knobs(group)
-    lines: list[str] = []
-    for words, asked in _tried(survey, keys).items():
-        by_effects: dict[str, list[str]] = {}
-        for name, change in asked.items():
-            if effects := _effects(survey, name, change, reasons):
-                by_effects.setdefault(" and ".join(effects), []).append(name)
-        if by_effects:
-            lines.append(_line(words, by_effects, named=len(group) > 1))
+    keys, several = knobs(group), len(group) > 1
+
+    def effects(name: str, change: Change) -> str:
+        """The cases that an option refuses, for each reason, and the cases that run only with it."""
+        answers, texts = survey.changed(name, change), list[str]()
+        notes = {case: reasons.notes([reason]) for case, reason in answers.items() if reason is not None}
+        for note in dict.fromkeys(notes.values()):
+            where = scope([case for case, number in notes.items() if number == note], answers)
+            texts.append(f"not {where} {note}" if where else f"no {note}")
+        if gained := survey.gained(name, change):
+            texts.append(f"also {scope(gained, survey.answers(name, survey.families))}")
+        return " and ".join(texts)
+
     parts = [
         f"### {', '.join(group)}\n",
-        "".join(f"- `{name}`: {title(name)}\n" for name in group) if len(group) > 1 else title(group[0]) + "\n",
+        "".join(f"- `{name}`: {title('framework', name)}\n" for name in group)
+        if several
+        else title("framework", group[0]) + "\n",
         table(["option", "default", "meaning"], [key.row() for key in keys]) if keys else "No options.\n",
-        "".join(lines),
+        _lines(_tried(survey, keys), effects, several),
     ]
     return "\n".join(filter(None, parts)) + "\n"
-
-
-def _effects(survey: Survey, name: str, change: Change, reasons: Reasons) -> list[str]:
-    """The cases that an option refuses, for each reason, and the cases that run only with it."""
-    answers, effects = survey.changed(name, change), list[str]()
-    notes = {case: reasons.notes([reason]) for case, reason in answers.items() if reason is not None}
-    for note in dict.fromkeys(notes.values()):
-        where = scope([case for case, number in notes.items() if number == note], answers)
-        effects.append(f"not {where} {note}" if where else f"no {note}")
-    if gained := survey.gained(name, change):
-        effects.append(f"also {scope(gained, survey.answers(name, survey.families))}")
-    return effects
-
-
-def _line(words: str, frameworks: Mapping[str, Sequence[str]], named: bool = True) -> str:
-    """frameworks: by the text that is true of them"""
-    parts = [f"{code(names)} {text}" if named else text for text, names in frameworks.items()]
-    return f"- `{words}`: {'; '.join(parts)}\n"
 
 
 def _tried(survey: Survey, keys: Iterable[Knob]) -> Questions:
@@ -144,21 +133,32 @@ def _tried(survey: Survey, keys: Iterable[Knob]) -> Questions:
     return questions
 
 
-def _on_cpu(survey: Survey, reasons: Reasons) -> Iterator[str]:
+def _on_cpu(survey: Survey, reasons: Reasons) -> str:
     """One line per option whose answers differ on CPU."""
     shared = {"nothing changed": as_it_is, **COMPUTING, **survey.updating}
     questions: Questions = {words: dict.fromkeys(survey.names, change) for words, change in shared.items()}
     for group in survey.groups:
         for words, asked in _tried(survey, knobs(group)).items():
             questions.setdefault(f"framework.{words}", {}).update(asked)
+
+    def answer(name: str, change: Change) -> str:
+        here = survey.changed(name, change, CPU)
+        return cell(here, reasons) if here != survey.changed(name, change) else ""
+
+    return _lines(questions, answer)
+
+
+def _lines(questions: Questions, text: Callable[[str, Change], str], named: bool = True) -> str:
+    """A line for each question: the frameworks by the text that is true of them. No line where all texts are empty."""
+    lines = ""
     for words, asked in questions.items():
-        by_answer: dict[str, list[str]] = {}
+        frameworks: dict[str, list[str]] = {}
         for name, change in asked.items():
-            here = survey.changed(name, change, CPU)
-            if here != survey.changed(name, change):
-                by_answer.setdefault(cell(here, reasons), []).append(name)
-        if by_answer:
-            yield _line(words, by_answer)
+            if answer := text(name, change):
+                frameworks.setdefault(answer, []).append(name)
+        parts = [f"{code(names)} {answer}" if named else answer for answer, names in frameworks.items()]
+        lines += f"- `{words}`: {'; '.join(parts)}\n" if parts else ""
+    return lines
 
 
 if __name__ == "__main__":

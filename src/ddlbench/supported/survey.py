@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,6 +14,7 @@ from ddlbench.config.compose import configuration, configurations, refusal, supp
 from ddlbench.config.job import make_job
 from ddlbench.config.keys import PRECISIONS, Checkpoint
 from ddlbench.config.schema import Config
+from ddlbench.config.values import written
 from ddlbench.job import Framework
 from ddlbench.ranks.launch import Launch
 from ddlbench.run.checkpoints import check_checkpoints
@@ -143,14 +143,9 @@ class Survey:
         values: list[Any] = [False, True] if bool in kinds else key.choices() if str in kinds else []
         values += [2] if int in kinds or float in kinds else []
         default = getattr(adapter, key.name)
-        return {f"{key.name}={plain(value)}": knob(key.name, value) for value in values if value != default}
+        return {f"{key.name}={written(value)}": knob(key.name, value) for value in values if value != default}
 
 
 def recipe(name: str) -> Change:
     made = configuration("+framework=single", "+model=resnet50", f"recipe={name}").recipe
     return lambda config: replace(config, recipe=made)
-
-
-def plain(value: object) -> str:
-    """As YAML has it."""
-    return value if isinstance(value, str) else json.dumps(value)

@@ -7,10 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ddlbench.config.choices import conf_dir
+from ddlbench.config.choices import keys
 from ddlbench.config.keys import PRECISIONS
-
-KEY = re.compile(r"(?P<name>\w+): (?P<value>.*?)(?: # (?P<comment>.*))?")
 
 
 class Case(NamedTuple):
@@ -39,7 +37,7 @@ class Reasons:
         return list(self.messages).index(kind) + 1
 
     def listed(self) -> str:
-        """The messages themselves, and where the numbers lead."""
+        """The numbered messages, and the targets of the numbers' links."""
         numbered = dict(enumerate(self.messages.values(), start=1))
         lines = [f'{number}. <a id="reason-{number}"></a>{text}\n' for number, text in numbered.items()]
         links = [f"[{number}]: #reason-{number}\n" for number in numbered]
@@ -108,26 +106,16 @@ class Knob:
         return [word for word in words if re.fullmatch(r"\w+", word)]
 
 
-def title(framework: str) -> str:
-    """What the YAML says above its keys."""
-    lines = _lines(framework)
-    return " ".join(line.removeprefix("#").strip() for line in lines if line.startswith("#"))
-
-
 def knobs(frameworks: Sequence[str]) -> list[Knob]:
     """All keys of YAMLs of one class but those that name it."""
     values: dict[str, dict[str, str]] = {}
     meanings: dict[str, dict[str, None]] = {}
     for framework in frameworks:
-        for key in filter(None, map(KEY.fullmatch, _lines(framework))):
-            values.setdefault(key["name"], {})[framework] = key["value"]
-            meanings.setdefault(key["name"], {})[key["comment"] or ""] = None
+        for key in keys("framework", framework):
+            values.setdefault(key.name, {})[framework] = key.value
+            meanings.setdefault(key.name, {})[key.comment] = None
     return [
         Knob(name, values[name], "; ".join(filter(None, meanings[name])))
         for name in values
         if name not in ("_target_", "name")
     ]
-
-
-def _lines(framework: str) -> list[str]:
-    return (conf_dir() / "framework" / f"{framework}.yaml").read_text(encoding="utf-8").splitlines()

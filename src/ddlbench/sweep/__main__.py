@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shlex
 import signal
@@ -132,19 +133,16 @@ def _cancel(cells: Sequence[Cell], state: State) -> int:
     jobs = {owner.job for owner in owners if owner.job}
     cancelled = {name for name in sorted(jobs) if slurm.cancel(name)}
     sweeps = {(owner.place, owner.pid) for owner in owners if not owner.job}
-    ended = {sweep for sweep in sweeps if sweep[0] == Owner.this().place and _interrupt(sweep[1])}
+    ended = set[tuple[str, int]]()
+    for place, pid in sweeps:
+        if place == Owner.this().place:
+            with contextlib.suppress(OSError):  # of another user, or it has just ended
+                os.kill(pid, signal.SIGINT)
+                ended.add((place, pid))
     _say(f"cancelled: {len(cancelled)} Slurm jobs, {len(ended)} local sweeps")
     if left := len(jobs - cancelled) + len(sweeps - ended):
         _say(f"{left} of other users or machines still hold cells of this study: cancel them there")
     return 1 if left else 0
-
-
-def _interrupt(pid: int) -> bool:
-    try:
-        os.kill(pid, signal.SIGINT)
-    except OSError:  # of another user, or it has just ended
-        return False
-    return True
 
 
 def _asked(state: State, queued: slurm.Queue) -> Asked:

@@ -26,10 +26,10 @@ from ddlbench.sweep import slurm
 from ddlbench.sweep.lock import FOLDER, Claim, claim
 from ddlbench.sweep.plan import Cell
 from ddlbench.sweep.state import RUNNING, State, due
+from ddlbench.texts import MIB
 
 RANKS_PER_CORE = 2  # at most, where there is no GPU
 POLL_S = 0.05
-MEBIBYTE = 2**20
 GRACE_S = 30.0  # to record the end: after a signal, or after another rank has failed
 LOST = "this process was stopped for minutes and another sweep has taken its cell over: start it again to go on"
 # An abstract socket (unix(7)): one name for all processes of this machine, wherever their temporary folders are, and
@@ -74,7 +74,7 @@ def run_cell(cell: Cell, results: Path, held: Claim | None = None) -> list[int]:
     """Start a cell's ranks and wait for them; their exit codes. No rank is left, even after an error."""
     path = _log(results, cell)
     path.parent.mkdir(parents=True, exist_ok=True)
-    words = [sys.executable, "-m", "ddlbench", *_words(cell, results)]
+    words = [sys.executable, "-m", "ddlbench", *cell.command(results)]
     ranks: list[subprocess.Popen[bytes]] = []
     try:
         with path.open("ab") as log:
@@ -94,10 +94,6 @@ def end(ranks: Sequence[subprocess.Popen[bytes]], first: signal.Signals = signal
         while any(rank.poll() is None for rank in ranks) and time.monotonic() < deadline:
             time.sleep(POLL_S)
     _signal(ranks, signal.SIGKILL, group=True)
-
-
-def _words(cell: Cell, results: Path) -> list[str]:
-    return [*cell.words, f'results_dir="{results}"', "progress=false"]
 
 
 def _log(results: Path, cell: Cell) -> Path:
@@ -136,10 +132,10 @@ class Began:
         return cls(now(), len(state.of(cell)), log.stat().st_size if log.exists() else 0)
 
     def said(self, log: Path) -> str:
-        """The output since the run began, its last MEBIBYTE."""
+        """The last MiB of the output since the run began."""
         with log.open("rb") as file:
-            file.seek(max(self.logged, log.stat().st_size - MEBIBYTE))
-            return file.read(MEBIBYTE).decode(errors="replace")
+            file.seek(max(self.logged, log.stat().st_size - MIB))
+            return file.read(MIB).decode(errors="replace")
 
 
 def _ended(cell: Cell, state: State, codes: list[int], began: Began) -> str:
@@ -154,13 +150,13 @@ def _ended(cell: Cell, state: State, codes: list[int], began: Began) -> str:
         from ddlbench.sweep.early import record_early_end  # torch comes with it
 
         with configurations():
-            config = configuration(*_words(cell, state.results))
+            config = configuration(*cell.command(state.results))
         record_early_end(config, codes, began.when, began.said(_log(state.results, cell)), [cell.gpus])
     return state.refresh().status(cell)
 
 
 def _of_others(folder: Path) -> bool:
-    """Whether a process that this sweep did not start keeps the record; the sweep's processes have all ended."""
+    """Whether a process that this sweep did not start writes the record: those of the sweep have all ended."""
     try:
         return keeper_alive(folder) is not False
     except Exception:  # no heartbeat, or none that can be read
@@ -168,7 +164,7 @@ def _of_others(folder: Path) -> bool:
 
 
 def _wait(ranks: Sequence[subprocess.Popen[bytes]], deadline: float, held: Claim | None) -> None:
-    """Wait until all ranks have ended, the time limit is reached, or some time has passed since one rank failed."""
+    """Wait until all ranks have ended, the time limit is reached, or GRACE_S have passed since a rank failed."""
     failed: float | None = None
     checked = time.monotonic()
     while any(rank.poll() is None for rank in ranks):

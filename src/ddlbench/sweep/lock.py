@@ -41,12 +41,12 @@ class Claim:
     """One cell's claim while it is held; a heartbeat shows other hosts that its owner is running."""
 
     def __init__(self, path: Path, owner: Owner) -> None:
-        self.path, self.owner = path, owner
+        self.path = path
         self._heartbeat = Heartbeat(path) if owner.job is None else None
 
     def lost(self) -> bool:
         """Whether another process has taken over because it saw no heartbeat: this process was stopped for long."""
-        return _numbered(self.path, 1).exists()
+        return _next(self.path).exists()
 
     def release(self) -> None:
         """Let the next claim follow. Never raises: without a release the next claim follows after this process has
@@ -81,7 +81,7 @@ def claim(
         except FileExistsError:
             if _held(path, queued) or _changed(path, looked):
                 return None
-            path = _numbered(path, 1)
+            path = _next(path)
 
 
 def holder(results: Path, cell: str, queued: Callable[[str], bool] = lambda _: True) -> Owner | None:
@@ -106,7 +106,7 @@ def unreadable(results: Path, cell: str) -> Path | None:
 def _last(results: Path, cell: str) -> Path | None:
     path, last = results / FOLDER / f"{cell}.1", None
     while path.exists():
-        path, last = _numbered(path, 1), path
+        path, last = _next(path), path
     return last
 
 
@@ -157,6 +157,6 @@ def _content(path: Path) -> dict[str, Any]:
         return {}
 
 
-def _numbered(path: Path, more: int) -> Path:
+def _next(path: Path) -> Path:
     cell, _, number = path.name.rpartition(".")
-    return path.with_name(f"{cell}.{int(number) + more}")
+    return path.with_name(f"{cell}.{int(number) + 1}")

@@ -29,9 +29,9 @@ class Cell:
 
     values: its place on the study's axes
     words: ddlbench's command line, without results_dir
-    key: identity of what is measured; a record has the same one (state.py)
-    place: of its point among all points
-    family: the same for all GPU counts, repeats and seeds of a configuration
+    key: identity of what is measured; state.py computes that of a record in the same way
+    place: number of its point among all points of the study
+    family: identity of the configuration, whatever the GPU count, repeat and seed
     refused: "unsupported" or "invalid" and the reason, if this is known before the start; else None
     """
 
@@ -58,6 +58,10 @@ class Cell:
             str(value) if key in ("framework", "model", "loader") else f"{key}={value}"
             for key, value in self.values.items()
         )
+
+    def command(self, results: Path) -> list[str]:
+        """The words of its run, which records into the study's folder."""
+        return [*self.words, f'results_dir="{results}"', "progress=false"]
 
 
 def plan(study: Study, device: torch.device, check: Check | None = None) -> list[Cell]:

@@ -42,8 +42,10 @@ class Options:
                 raise UserError(f"--{name} {value}: give a whole number from {least} on")
 
     def words(self) -> list[str]:
-        """The options for sbatch: those of the site, then the given ones, which take precedence."""
-        return [*site_options(self.site), *self.sbatch]
+        """The options for sbatch: lines `#SBATCH ...` of the site's file, then the given ones, which win."""
+        lines = [] if self.site is None else _site_file(self.site).read_text(encoding="utf-8").splitlines()
+        options = [line.removeprefix(SBATCH) for line in lines if line.startswith(SBATCH)]
+        return [*(word for text in options for word in shlex.split(text)), *self.sbatch]
 
 
 @dataclass(frozen=True)
@@ -185,7 +187,7 @@ def _sbatch(
     command = ["sbatch", "--parsable", f"--job-name={name}", f"--output={logs}/%x-%j.out", *_size(study, cells), *more]
     command.append(str(SCRIPTS / "run.sbatch"))
     for number, cell in enumerate(cells):
-        command += [NEXT] * (number > 0) + [*cell.words, f'results_dir="{results}"', "progress=false"]
+        command += [NEXT] * (number > 0) + cell.command(results)
         if len(cells) > 1 and not any(word.startswith(LIMIT) for word in cell.words):
             command.append(f"{LIMIT}{cell.limit_s}")  # that of the job is the sum: one cell must not use up the others'
     env = {"DDLBENCH_SITE": str(_site_file(options.site))} if options.site is not None else {}
@@ -211,14 +213,6 @@ def _size(study: Study, cells: Sequence[Cell]) -> list[str]:
         f"--gpus-per-node={tasks}",
         f"--time={minutes}",
     ]
-
-
-def site_options(site: str | None) -> list[str]:
-    """The options of sbatch that a site's file has in its lines `#SBATCH ...`."""
-    if site is None:
-        return []
-    lines = _site_file(site).read_text(encoding="utf-8").splitlines()
-    return [word for line in lines if line.startswith(SBATCH) for word in shlex.split(line.removeprefix(SBATCH))]
 
 
 def _site_file(site: str) -> Path:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from ddlbench.config.values import written
 from ddlbench.sweep.plan import INVALID, Cell, points
 from ddlbench.sweep.state import MISSING, QUEUED, RUNNING, State
 from ddlbench.texts import aligned, printable
@@ -14,7 +14,7 @@ from ddlbench.texts import aligned, printable
 Asked = Callable[[Cell], str]  # the status of a cell, running ones included
 Predict = Callable[[Cell], float | None] | None  # seconds of a run, at least; None where they are not known
 WIDEST = 100  # letters of a cell of the table
-EMPTY, AT_LEAST = "", "at least "
+AT_LEAST = "at least "
 
 
 def plan_lines(cells: Sequence[Cell], state: State, asked: Asked, predict: Predict = None) -> list[str]:
@@ -25,11 +25,11 @@ def plan_lines(cells: Sequence[Cell], state: State, asked: Asked, predict: Predi
         left = [cell for cell in group if asked(cell) == MISSING]
         rows.append(
             {
-                **{key: _text(value) for key, value in group[0].values.items()},
+                **{key: written(value) for key, value in group[0].values.items()},
                 "runs": str(len(group)),
                 "status": _counted(_shown(cell, asked) for cell in group),
-                "s/run": EMPTY if estimated is None else f"{least}{estimated:.1f}",
-                "GPU-hours": EMPTY if estimated is None else f"{least}{estimated * gpus * len(left) / 3600:.3f}",
+                "s/run": "" if estimated is None else f"{least}{estimated:.1f}",
+                "GPU-hours": "" if estimated is None else f"{least}{estimated * gpus * len(left) / 3600:.3f}",
             }
         )
     head = list(rows[0])
@@ -47,7 +47,7 @@ def status_lines(cells: Sequence[Cell], state: State, asked: Asked) -> list[str]
     lines = sums(cells, state, asked)
     for cell in cells:
         if (status := asked(cell)) not in ("ok", "unsupported", INVALID, MISSING, QUEUED, RUNNING):
-            reason = state.of(cell)[-1].reason if state.of(cell) else EMPTY
+            reason = state.of(cell)[-1].reason if state.of(cell) else ""
             lines.append(f"{cell.name} repeat {cell.repeat}: {status}: {printable(reason)[:300]}")
     if state.unreadable:
         lines.append(f"{len(state.unreadable)} records cannot be read: python -m ddlbench.report names them")
@@ -59,17 +59,17 @@ def sums(cells: Sequence[Cell], state: State, asked: Asked, predict: Predict = N
     lines = [f"{len(cells)} cells: {_counted(_shown(cell, asked) for cell in cells)}"]
     lines.append(f"GPU-hours used: {state.gpu_hours(cells):.3f}")
     serial = hours = unknown = 0.0
-    bounds = EMPTY
+    bounds = ""
     for group in points(cells).values():
         left = sum(asked(cell) == MISSING and not cell.refused for cell in group)
-        seconds, least = _seconds(group, state, predict) if left else (None, EMPTY)
+        seconds, least = _seconds(group, state, predict) if left else (None, "")
         bounds = bounds or least
         serial += (seconds or 0) * left
         hours += (seconds or 0) * left * group[0].gpus / 3600
         unknown += left if seconds is None else 0
     remaining = f"{bounds}{serial / 60:.1f} minutes, {hours:.3f} GPU-hours" if serial else "unknown"
     more = "more cells" if serial else "cells"
-    rest = f"; {unknown:.0f} {more} have no finished run to estimate from" if unknown else EMPTY
+    rest = f"; {unknown:.0f} {more} have no finished run to estimate from" if unknown else ""
     if serial or unknown:
         lines.append(f"remaining, one after another: {remaining}{rest}")
     return lines
@@ -79,9 +79,9 @@ def _seconds(group: Sequence[Cell], state: State, predict: Predict) -> tuple[flo
     """Seconds of one run of these cells, and a text that says whether they are a lower bound."""
     measured = state.estimate(group)
     if measured is not None:
-        return measured, EMPTY
+        return measured, ""
     predicted = predict(group[0]) if predict else None
-    return predicted, EMPTY if predicted is None else AT_LEAST
+    return predicted, "" if predicted is None else AT_LEAST
 
 
 def _shown(cell: Cell, asked: Asked) -> str:
@@ -95,7 +95,3 @@ def _counted(statuses: Iterable[str]) -> str:
     if len(counts) == 1:
         return next(iter(counts))
     return ", ".join(f"{status} {count}" for status, count in sorted(counts.items()))
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))

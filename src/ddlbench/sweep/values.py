@@ -1,5 +1,4 @@
-"""The content that a study's YAML may have: a small, safe part of YAML, and its values as words of ddlbench's command
-line."""
+"""What a study's YAML may contain: a small, safe part of YAML; and its values as words of ddlbench's command line."""
 
 from __future__ import annotations
 
@@ -24,13 +23,13 @@ DEEPEST = 8  # levels of nesting
 KEY = re.compile(r"[a-z_]\w*(\.[a-z_]\w*)*")
 PLAIN_TEXT = re.compile(r"[A-Za-z_][\w.-]*")
 MEANT = {"null", "true", "false", "nan", "inf"}  # of Hydra's grammar, in any case
-# Where data lie and records go is a matter of the machine: the command line says it, a study's file does not.
+# Folders depend on the machine: they belong to the command line, not to a study's file.
 PATHS = (
     "results_dir", "checkpoint.dir", "data.root", "data.cache_dir", "data.stage_to", "data.tokenizer", "data.train",
     "data.valid", "data.train_dir", "data.val_dir",
 )  # fmt: skip
-# What the sweep itself sets in each cell.
-OWN = {
+# Set by the sweep in each cell, and how to ask it for them.
+OF_SWEEP = {
     "train.repeat": "repeats=N",
     "train.seed": "seeds=[A,B]",
     "train.global_batch": "scaling=strong batch=N",
@@ -106,8 +105,8 @@ def check_key(key: Any, value: Any, of_file: bool = True) -> None:
     """UserError for a key that a study cannot set. of_file: in a study's file; else on the command line."""
     if not isinstance(key, str) or not KEY.fullmatch(key):
         raise UserError(f"{shown(key)} is no key of ddlbench: write dotted names, such as train.epochs")
-    if key in OWN:
-        raise UserError(f"{key} cannot be set in a study: use {OWN[key]}")
+    if key in OF_SWEEP:
+        raise UserError(f"{key} cannot be set in a study: use {OF_SWEEP[key]}")
     if of_file and key in PATHS:
         raise UserError(f"{key} cannot be set in a study's file: paths belong to the command line, {key}=PATH")
     check(key, value)

@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from ddlbench.data.images.packed import PackedImages
+from ddlbench.data.images.packed import PackedImages, scan
 from ddlbench.data.loaders.dali import Dali
 from ddlbench.data.tfrecord.example import bytes_of, features, number_of, varint
-from ddlbench.data.tfrecord.index import scan
 from ddlbench.data.tools.pack import pack
 from ddlbench.errors import UserError
 from tests.support import packs
@@ -137,7 +136,7 @@ def test_a_split_that_is_not_there(packed):
 def test_a_rank_does_not_look_at_the_shards(packed, monkeypatch):
     """Rank 0 did, and a thousand ranks would read them at once."""
     packed.prepare()
-    monkeypatch.setattr("ddlbench.data.tfrecord.index.open_pack", lambda _: pytest.fail("looked at the shards"))
+    monkeypatch.setattr("ddlbench.data.images.packed.open_pack", lambda _: pytest.fail("looked at the shards"))
     assert len(packed.split(True, Shape(), 0)) == packed.describe()["train_samples"] == 15
 
 

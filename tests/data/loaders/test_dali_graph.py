@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from ddlbench.data.loaders.dali import Dali
-from ddlbench.data.loaders.dali_graph import Graph, half_even, pipeline
+from ddlbench.data.loaders.dali_graph import Graph, half_even
 from tests.support.dali_feeds import dali, levels, native, picture, request, write
 from tests.support.libraries import needs_dali
 from tests.support.pictures import jpeg, write_folders
@@ -132,7 +132,7 @@ def test_each_device_has_its_graph(folders, train, fused_crop):
         ("cpu", False, set()), ("cpu", True, {"gpu"}), ("gpu", True, {"gpu"}), ("mixed", True, {"gpu", "mixed"}),
     ):  # fmt: skip
         graph = Graph(folders, (32, 32), device, fused_crop, channels_last=False, to_gpu=to_gpu, named=True)
-        made = pipeline(graph, [], train, batch_size=4, num_threads=1, device_id=None).serialize()
+        made = graph.pipeline([], train, batch_size=4, num_threads=1, device_id=None).serialize()
         assert {place for place in ("gpu", "mixed") if place.encode() in made} == places
         resized_on_gpu = b"Resize" in made.partition(b"gpu")[2]  # operators are written in the order they run in
         assert resized_on_gpu == (device != "cpu")

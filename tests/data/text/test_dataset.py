@@ -1,4 +1,5 @@
-"""Token files: made once, made anew where they are stale, and refused where they do not belong together."""
+"""Text is found by its names. Token files are made once, made anew where they are stale, and refused where they do not
+belong together."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddlbench.data.text.dataset import TokenText
+from ddlbench.data.text.dataset import TokenText, find_texts
 from ddlbench.data.text.sample import train_bpe
 from ddlbench.data.text.token_file import TokenFile
 from ddlbench.errors import UserError
@@ -106,3 +107,28 @@ def test_place_that_cannot_be_written_is_refused(root):
     (root / "file").write_text("")
     with pytest.raises(UserError, match=r"cannot make token file .*: choose data\.cache_dir=FOLDER"):
         TokenText("text", root=str(root), cache_dir=str(root / "file")).prepare()
+
+
+def fill(folder, *names):
+    for name in names:
+        (folder / name).write_text(name)
+
+
+def test_first_complete_pair_counts(tmp_path):
+    fill(tmp_path, "wiki.train.raw", "wiki.train.tokens", "wiki.valid.tokens", "train.txt", "valid.txt", "a", "b")
+    names = [path.name for path in find_texts(str(tmp_path), None, None)]
+    assert names == ["wiki.train.tokens", "wiki.valid.tokens"]
+    assert [path.name for path in find_texts(str(tmp_path), "a", "b")] == ["a", "b"]
+
+
+def test_missing_text_is_refused_with_the_expected_layout(tmp_path):
+    layout = r"wiki\.train\.raw and wiki\.valid\.raw; or .* or train\.txt and valid\.txt"
+    with pytest.raises(UserError, match=f"give data.root=FOLDER, a folder that holds {layout}"):
+        find_texts(None, None, None)
+    with pytest.raises(UserError, match=f"{tmp_path}/no is not a folder: it must hold {layout}"):
+        find_texts(f"{tmp_path}/no", None, None)
+    with pytest.raises(UserError, match=f"holds nothing: it must hold {layout}"):
+        find_texts(str(tmp_path), None, None)
+    fill(tmp_path, "wiki.train.raw")
+    with pytest.raises(UserError, match=r"holds wiki\.train\.raw: it must hold a and b"):
+        find_texts(str(tmp_path), "a", "b")

@@ -1,15 +1,27 @@
-"""The token file: written whole or not at all, opened with its size checked."""
+"""The token file: written whole or not at all, opened with its size checked; its name and place."""
 
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict, replace
 from hashlib import sha256
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from ddlbench.data.text.token_file import FORMAT, TokenFile, TokenIndex, smallest_dtype, write_index, write_tokens
+from ddlbench.data.foreign_data import sha256_of
+from ddlbench.data.text.token_file import (
+    FORMAT,
+    TokenFile,
+    TokenIndex,
+    is_made,
+    smallest_dtype,
+    token_path,
+    write_index,
+    write_tokens,
+)  # fmt: skip
 from ddlbench.errors import UserError
 from ddlbench.files import replacing
 
@@ -76,3 +88,30 @@ def test_failing_writer_leaves_the_old_file_and_nothing_else(tmp_path):
     with pytest.raises(OSError, match="disk full"):
         write()
     assert [(path.name, path.read_bytes()) for path in tmp_path.iterdir()] == [("a.bin", b"old")]
+
+
+def test_token_file_is_named_by_text_and_tokenizer(tmp_path, monkeypatch):
+    text = tmp_path / "wiki.train.raw"
+    text.write_text("12345")
+    name = "wiki.train.raw-5-abcdefab.bin"
+    assert token_path(text, "abcdefabc", None) == tmp_path / name
+    assert token_path(text, "abcdefabc", "/cache") == Path("/cache") / name
+    assert token_path(tmp_path / "made.bin", "", "/cache") == tmp_path / "made.bin"
+    monkeypatch.setenv("DDLBENCH_HOME", "/home")
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere, so permissions cannot be set
+    assert token_path(text, "abcdefabc", None) == Path("/home/tokens") / name
+    (tmp_path / name).touch()  # an administrator's, in a folder that users only read
+    assert token_path(text, "abcdefabc", None) == tmp_path / name
+
+
+def test_token_file_without_index_is_not_made(tmp_path):
+    (tmp_path / "text").touch()
+    assert not is_made(tmp_path / "text", tmp_path / "a.bin")
+    (tmp_path / "a.json").touch()
+    assert is_made(tmp_path / "text", tmp_path / "a.bin")
+    assert is_made(tmp_path / "b.bin", tmp_path / "b.bin")
+
+
+def test_sha256_of_a_file(tmp_path):
+    (tmp_path / "a").write_bytes(b"abc")  # FIPS 180-2, appendix B.1
+    assert sha256_of(tmp_path / "a") == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"

@@ -21,7 +21,7 @@ from ddlbench.job import Batch, Job, Model, Place
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.resnet import ResNet
 from ddlbench.models.vgg import VGG
-from ddlbench.recipe.losses import make_loss
+from ddlbench.recipe.losses import CrossEntropy
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
 from tests.equality.distances import TOLERANCES, distance
 from tests.support.broken import OwnTokens
@@ -61,7 +61,7 @@ KNOBS = {
 FAULTS = {"own tokens": (CASE, OwnTokens(sequence_parallel=True))}
 
 SMOOTHED = {
-    "loss": make_loss(0.1),
+    "loss": CrossEntropy(0.1),
     "optimizer": partial(
         make_optimizer, OptimizerConfig("adamw", lr=0.02, weight_decay=0.1, decay_norm_and_bias=False)
     ),

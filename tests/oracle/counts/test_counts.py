@@ -20,7 +20,7 @@ MODELS = [
 def test_flops_and_parameters_are_those_of_the_model(model) -> None:
     counts = count(model, "fp32", "cpu")
     assert {block.name: block.flops for block in counts.blocks} == forward_flops_per_block(model)
-    assert counts.numbers == sum(parameter.numel() for parameter in model.build().parameters())
+    assert counts.parameter_count == sum(parameter.numel() for parameter in model.build().parameters())
 
 
 @pytest.mark.parametrize("model", MODELS[:2], ids=lambda model: model.name)
@@ -65,27 +65,27 @@ def test_bytes_of_a_linear_layer_by_hand() -> None:
     """fc8: 32 inputs, 10 outputs, one sample: reads 32 + 320 + 10 numbers, writes 10. The weights do not grow with the
     batch."""
     last = count(MODELS[1], "fp32", "cpu").blocks[-1]
-    assert last.forward.bytes_.fixed[0] + 0 == 4 * (320 + 10)
-    assert last.forward.bytes_.per_sample[0] == 4 * (32 + 10)
+    assert last.forward.moved.fixed[0] + 0 == 4 * (320 + 10)
+    assert last.forward.moved.per_sample[0] == 4 * (32 + 10)
     assert last.output == last.weighted_outputs == 40
     assert last.unsaved_output == 40  # the loss saves its logarithms of probabilities
 
 
 def test_mixed_precision_moves_less_and_keeps_cast_weights() -> None:
-    whole, half = (count(MODELS[0], precision, "cuda") for precision in ("fp32", "bf16"))
-    assert sum(b.saved.per_sample for b in half.blocks) < 0.6 * sum(b.saved.per_sample for b in whole.blocks)
-    assert sum(b.saved.fixed for b in half.blocks) > 2 * half.numbers * 0.9  # 2 bytes a weight
+    full, half = (count(MODELS[0], precision, "cuda") for precision in ("fp32", "bf16"))
+    assert sum(b.saved.per_sample for b in half.blocks) < 0.6 * sum(b.saved.per_sample for b in full.blocks)
+    assert sum(b.saved.fixed for b in half.blocks) > 2 * half.parameter_count * 0.9  # 2 bytes a weight
 
 
 def test_a_tied_head_counts_once() -> None:
     counts = count(MODELS[2], "fp32", "cpu")
     assert counts.tied == 64 * 32
-    assert counts.blocks[-1].numbers == 0
+    assert counts.blocks[-1].parameter_count == 0
 
 
 def test_halos_are_the_rows_beyond_a_window() -> None:
     """A 3x3 convolution of stride 1 reaches over two rows, pooling by halves over none."""
-    rows = {each.name: each for block in count(MODELS[1], "fp32", "cpu").blocks for each in block.rows}
+    rows = {item.name: item for block in count(MODELS[1], "fp32", "cpu").blocks for item in block.rows}
     assert (rows["conv1_1.conv"].halo, rows["conv1_1.conv"].height) == (2, 64)
     assert rows["conv1_1.conv"].row == 3 * 64 * 4
     assert (rows["conv1_2.pool"].halo, rows["conv5_1.conv"].height) == (0, 4)

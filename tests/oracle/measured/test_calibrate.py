@@ -36,7 +36,7 @@ def test_a_calibration_is_kept_for_its_batch_and_precision(own_home: Path) -> No
     with configurations():
         config, half = configuration(*TINY), configuration(*TINY, "train.precision=bf16")
     first, update_s = calibration(config, CPU, 2)
-    assert [each.forward > 0 and each.backward > 0 for each in first] == [True] * 4  # embed, h0, ln_f, head
+    assert [item.forward > 0 and item.backward > 0 for item in first] == [True] * 4  # embed, h0, ln_f, head
     assert calibration(config, CPU, 2) == (first, update_s)
     assert len(list(own_home.iterdir())) == 1
     calibration(config, CPU, 1)
@@ -75,15 +75,15 @@ def test_a_predicted_step_has_the_measured_blocks_and_update() -> None:
     machine = machines.load("local")
     computation = from_calibration(config, machine)
     row = predict(config, config.framework, 1, Inputs(machine, lambda *_: computation))
-    passes, update_s = computation.measured[2], (computation.update_s or 0.0) * computation.counts.numbers
-    assert row.compute_s == pytest.approx(sum(each.forward + each.backward for each in passes) + update_s)
+    passes, update_s = computation.measured[2], (computation.update_s or 0.0) * computation.counts.parameter_count
+    assert row.compute_s == pytest.approx(sum(item.forward + item.backward for item in passes) + update_s)
 
 
 def test_the_median_of_the_repeats_counts_without_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seconds of each repeat, forward, backward and of the update; what the system delays is in one of them."""
     ahead, back, update = (100, 1, 2, 3, 4, 90), (200, 10, 20, 30, 40, 900), (50, 7, 5, 6, 8, 70)
     blocks = [seconds for pair in zip(ahead, back, strict=True) for seconds in (0, *pair)] * 4
-    times = accumulate([*blocks, *(seconds for each in update for seconds in (0, each))])
+    times = accumulate([*blocks, *(seconds for item in update for seconds in (0, item))])
     monkeypatch.setattr(calibrate, "time", SimpleNamespace(perf_counter=lambda: next(times)))
     with configurations():
         config = configuration(*TINY)
@@ -117,8 +117,8 @@ def test_collectives_are_measured_and_used(own_home: Path) -> None:
 def kept(kind: str, **changes: object) -> dict[str, object]:
     """As a calibration with 4 ranks leaves it: every collective takes 1 s, and half of a hidden one is felt."""
     seconds = {name: {"4": [1.0, 1.0]} for name in network.COLLECTIVES}
-    found = {"sizes": [1024, 4096], "seconds": seconds, "contention": {"4": 1.0}, "hidden_cost": {"4": 0.5}}
-    return {**network.versions(kind), **found, **changes}
+    result = {"sizes": [1024, 4096], "seconds": seconds, "contention": {"4": 1.0}, "hidden_cost": {"4": 0.5}}
+    return {**network.versions(kind), **result, **changes}
 
 
 def write(folder: Path, kind: str, content: object) -> None:
@@ -141,8 +141,8 @@ def test_what_nccl_was_measured_to_take_is_used_on_that_gpu_alone(
 def test_overlap_on_the_command_line_goes_before_what_was_measured(own_home: Path) -> None:
     write(own_home, "cpu", kept("cpu"))
     questions = {word: ask(["+model=resnet50", *word.split()]) for word in ("", "overlap=true", "overlap=false")}
-    found = {word: inputs.machine_of(asked.machine, asked.overlap).shown(4) for word, asked in questions.items()}
-    assert found == {"": 0.5, "overlap=true": 0.0, "overlap=false": 1.0}
+    result = {word: inputs.machine_of(asked.machine, asked.overlap).shown(4) for word, asked in questions.items()}
+    assert result == {"": 0.5, "overlap=true": 0.0, "overlap=false": 1.0}
 
 
 @pytest.mark.parametrize("content", [[], {"sizes": None}, {"seconds": {"send": 3}}, {"contention": {"four": 1}}])

@@ -45,9 +45,9 @@ def results(*attempts: Attempt) -> Results:
 
 
 def test_equal_runs_count_by_their_median(config: Config) -> None:
-    found = results(*(record(config, 1, seconds) for seconds in (0.4, 0.5, 0.9))).computation(config, ABCI)
-    assert found.step(8) == pytest.approx(0.5)
-    assert found.basis == "ddp on one device (run-1)"
+    result = results(*(record(config, 1, seconds) for seconds in (0.4, 0.5, 0.9))).computation(config, ABCI)
+    assert result.step(8) == pytest.approx(0.5)
+    assert result.basis == "ddp on one device (run-1)"
 
 
 @pytest.mark.parametrize(
@@ -75,15 +75,15 @@ def test_runs_of_another_version_carry_a_mark_and_are_not_mixed(config: Config) 
 
 def test_a_step_of_several_micro_batches_is_spread_over_them(config: Config) -> None:
     ledger = {"global_batch": 8, "data_size": 1, "micro_batches": 2}
-    found = results(record(config, 1, 0.5, ledger=ledger)).computation(config, ABCI)
-    assert found.step(4, micro_batches=2) == pytest.approx(0.5)
-    assert found.marks(4) == []
+    result = results(record(config, 1, 0.5, ledger=ledger)).computation(config, ABCI)
+    assert result.step(4, micro_batches=2) == pytest.approx(0.5)
+    assert result.marks(4) == []
 
 
 def test_waiting_for_data_is_taken_off(config: Config) -> None:
     summary = {"throughput_samples_per_s": 8 / 0.5, "data_wait_share": 0.2}
-    found = results(record(config, 1, 0.5, summary=summary)).computation(config, ABCI)
-    assert found.step(8) == pytest.approx(0.4)
+    result = results(record(config, 1, 0.5, summary=summary)).computation(config, ABCI)
+    assert result.step(8) == pytest.approx(0.4)
 
 
 def test_a_few_devices_give_one_device_s_seconds(config: Config) -> None:
@@ -92,9 +92,9 @@ def test_a_few_devices_give_one_device_s_seconds(config: Config) -> None:
     eight = predict(config, config.framework, 8, inputs)
     assert eight.step_s is not None
     assert eight.comm_exposed_s
-    found = results(record(config, 8, eight.step_s)).computation(config, ABCI)
-    assert found.step(8) == pytest.approx(0.25)
-    assert found.basis == "ddp on 8 devices (run-8)"
+    result = results(record(config, 8, eight.step_s)).computation(config, ABCI)
+    assert result.step(8) == pytest.approx(0.25)
+    assert result.basis == "ddp on 8 devices (run-8)"
 
 
 def test_runs_that_are_faster_than_their_communication_are_refused(config: Config) -> None:
@@ -150,8 +150,8 @@ def test_the_loader_s_rate_and_the_samples_of_an_epoch(config: Config) -> None:
     settings = {**config.resolved, "mode": "loader"}
     dataset = {"name": config.data.name, "train_samples": 3000}
     runs = [record(config, 2, seconds, config=settings, dataset=dataset) for seconds in (0.4, 0.5, 0.8)]
-    found = results(*runs)
-    assert found.loader_rate(config) == 16  # 16 samples in 0.5 s by two ranks; of three runs the median
-    assert found.samples(config) == 3000
+    result = results(*runs)
+    assert result.loader_rate(config) == 16  # 16 samples in 0.5 s by two ranks; of three runs the median
+    assert result.samples(config) == 3000
     longer = {**settings, "model": {**settings["model"], "seq_len": 5}}
     assert results(record(config, 2, 0.5, config=longer, dataset=dataset)).samples(config) is None

@@ -69,19 +69,19 @@ def test_a_tied_gradient_is_there_from_the_last_block_on(accumulating: bool, exp
 
 def test_copies_of_the_update_are_of_the_largest_tensor() -> None:
     """SGD with weight decay makes one copy, Adam two."""
-    blocks = [replace(block("a", 1, 2), parameters=(3, 7)), block("b", 1, 2, numbers=5)]
+    blocks = [replace(block("a", 1, 2), tensor_sizes=(3, 7)), block("b", 1, 2, numbers=5)]
     assert [update_copies(name, blocks) for name in ("sgd", "adam")] == [28, 56]
     assert update_copies("sgd", blocks, part=0.5) == 14
 
 
 def test_weights_gathered_in_16_bits_are_not_copied_again() -> None:
-    less = replace(A, parameters=(2,)).with_16_bit_weights()
+    less = replace(A, tensor_sizes=(2,)).with_16_bit_weights()
     assert (less.saved.at(1), most(less.live_forward, 1), most(less.live_backward, 1)) == (6, 7, 8)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_a_block_has_at_least_what_it_saves(precision: str) -> None:
     """With 3 samples, which were not counted."""
-    for each in setting(1, precision=precision).counts.blocks:
-        assert most(each.live_forward, 3) >= each.saved.at(3)
-        assert most(each.live_backward, 3) >= most(each.live_accumulating, 3) > 0
+    for item in setting(1, precision=precision).counts.blocks:
+        assert most(item.live_forward, 3) >= item.saved.at(3)
+        assert most(item.live_backward, 3) >= most(item.live_accumulating, 3) > 0

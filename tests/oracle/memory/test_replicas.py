@@ -9,8 +9,8 @@ from ddlbench.oracle.memory.replicas import Gathered, fsdp, replica, zero, zero3
 from ddlbench.oracle.setting import Memory
 from tests.oracle.made import A, B, made
 
-SETTING = made(4, [replace(A, parameters=(2,)), replace(B, parameters=(1,))], batch=4)
-TWO = made(4, [replace(A, parameters=(2,)), replace(B, parameters=(1,))], batch=8, micro_batch=1)
+SETTING = made(4, [replace(A, tensor_sizes=(2,)), replace(B, tensor_sizes=(1,))], batch=4)
+TWO = made(4, [replace(A, tensor_sizes=(2,)), replace(B, tensor_sizes=(1,))], batch=8, micro_batch=1)
 BATCH = batch_bytes(SETTING.job, 1)
 
 
@@ -30,7 +30,7 @@ def test_gradients_can_be_copied_to_be_reduced() -> None:
 
 def test_the_update_copies_the_largest_tensor() -> None:
     """1,000 numbers and momentum: 4,000 bytes are added to the weight decay."""
-    large = made(4, [replace(A, parameters=(1000,)), B], batch=4)
+    large = made(4, [replace(A, tensor_sizes=(1000,)), B], batch=4)
     assert replica(large, large.counts, 4) == Memory(4000, 4000, 4000, 4000, BATCH)
 
 
@@ -38,7 +38,7 @@ def test_zero_1_reduces_after_the_backward_pass() -> None:
     """With a bucket of 100 bytes the backward pass of B is the peak. With one of 1 byte and larger tensors, the copy of
     the largest one for its reduction is: 4,000 of gradients beside 1,000 of the rank's share."""
     assert zero(SETTING, 1, 100, overlaps=False) == Memory(12, 0, 6, 40, 100 + BATCH)
-    large = made(4, [replace(A, parameters=(1000,)), replace(B, parameters=())], batch=4)
+    large = made(4, [replace(A, tensor_sizes=(1000,)), replace(B, tensor_sizes=())], batch=4)
     assert zero(large, 1, 1, overlaps=False) == Memory(4000, 4000, 2000, 1000 + 4000, 1 + BATCH)
 
 

@@ -7,10 +7,10 @@ import pytest
 from ddlbench.oracle.timing.schedule import (
     Stages,
     order,
+    order_with_weights,
     seconds,
     simulate,
     simulate_shared,
-    whole_order,
 )
 
 
@@ -104,5 +104,5 @@ def test_halves_of_backward_passes_are_where_the_library_places_them(ranks: int,
     plan.microbatches_per_round = count // max(1, count // ranks)
     for rank in range(ranks):
         theirs = [str(action) for action in plan._calculate_single_rank_operations(rank) if action is not None]
-        ours = whole_order("zero_bubble", rank, ranks, ranks * local, count)
+        ours = order_with_weights("zero_bubble", rank, ranks, ranks * local, count)
         assert [f"{stage}{kind}{micro}" for kind, stage, micro in ours] == theirs

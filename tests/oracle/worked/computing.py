@@ -25,8 +25,10 @@ FOUR, EIGHT = path(MACHINE, 4), path(MACHINE, 8)
 A, B = block("a", 1, 2), block("b", 3, 4)
 
 
-def with_work(flops: Sequence[float], fixed: Sequence[float], each: Sequence[float], shared: Sequence[bool]) -> Block:
-    work = Work(np.array(flops), Line(np.array(fixed), np.array(each)), np.array(shared))
+def with_work(
+    flops: Sequence[float], fixed: Sequence[float], per_sample: Sequence[float], shared: Sequence[bool]
+) -> Block:
+    work = Work(np.array(flops), Line(np.array(fixed), np.array(per_sample)), np.array(shared))
     return replace(block("made", 0, 0), forward=work)
 
 
@@ -41,13 +43,13 @@ def roofline() -> list[str]:
 
 
 def one_measured_step() -> list[str]:
-    found = spread(computing(A, B), 160, 8, 1, "one GPU's step")
-    return [s(computing(A, B).step(8)), s(found.step(8)), s(found.step(2))]
+    result = spread(computing(A, B), 160, 8, 1, "one GPU's step")
+    return [s(computing(A, B).step(8)), s(result.step(8)), s(result.step(2))]
 
 
 def calibrated() -> list[str]:
-    found = replace(computing(block("a", 1, 2)), measured={4: [Pass(5, 9)]})
-    return [s(found.blocks(8)[0].forward), s(found.blocks(8)[0].backward)]
+    result = replace(computing(block("a", 1, 2)), measured={4: [Pass(5, 9)]})
+    return [s(result.blocks(8)[0].forward), s(result.blocks(8)[0].backward)]
 
 
 def shared_cores() -> list[str]:
@@ -63,7 +65,7 @@ def loaded() -> Prediction:
     with configurations():
         config = configuration(*words, "model.image_size=64", "train.batch_per_gpu=8")
     abci = load("abci")
-    inputs = Inputs(abci, lambda own, _: from_one_step(own, abci, OneStep(1.0)), samples=320, loader=4.0)
+    inputs = Inputs(abci, lambda given, _: from_one_step(given, abci, OneStep(1.0)), samples=320, loader=4.0)
     return predict(config, config.framework, 4, inputs)
 
 

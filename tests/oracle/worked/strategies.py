@@ -31,7 +31,7 @@ from tests.oracle.worked.computing import EIGHT, GB, A, B, M
 from tests.oracle.worked.text import ms, s, us
 
 LARGE = 10**9  # numbers: 4 GB
-WEIGHTY = replace(A, parameters=(LARGE,))
+WEIGHTY = replace(A, tensor_sizes=(LARGE,))
 RESNET, SMALL = ResNet("resnet50", [3, 4, 6, 3]), GPT2("gpt2_small", n_layer=12, n_embd=768, n_head=12)
 IMAGES = VGG("vgg16", channels=[8] * 5, hidden=32, dropout=0.0, image_size=64, num_classes=10)  # counts are made up
 TENSOR, CHANNEL, PIPE = TensorParallel(tp=1), Channel(tp=1), Pipeline(schedule="gpipe", pp=1)
@@ -47,26 +47,26 @@ def volume(outcome: Outcome, word: str) -> float:
 
 
 def data_parallel() -> list[str]:
-    orders = [WEIGHTY, B], [A, replace(B, parameters=(LARGE,))]
+    orders = [WEIGHTY, B], [A, replace(B, tensor_sizes=(LARGE,))]
     late, early = (strategy(DDP(), made(4, blocks, 8)) for blocks in orders)
     return [s(late.compute_s), s(late.exposed_s), s(early.hidden_s)]
 
 
 def in_buckets() -> list[str]:
     ready = [overlap.Gradient(size * MiB, 0) for size in (0.5, 0.75, 20, 6, 1)]
-    return [", ".join(f"{each.bytes_ / MiB:g}" for each in overlap.buckets(ready)) + " MiB"]
+    return [", ".join(f"{bucket.size / MiB:g}" for bucket in overlap.buckets(ready)) + " MiB"]
 
 
 def horovod() -> list[str]:
     ready = [overlap.Gradient(2, 1), overlap.Gradient(1, 2), overlap.Gradient(1, 3)]
-    found = overlap.fused(ready, float, cap=10, cycle=0.5)
-    return [*(f"{each.bytes_:g} bytes at {each.ready:g} s" for each in found), s(overlap.queue(found, float))]
+    result = overlap.fused(ready, float, cap=10, cycle=0.5)
+    return [*(f"{item.size:g} bytes at {item.ready:g} s" for item in result), s(overlap.queue(result, float))]
 
 
 def zero() -> list[str]:
-    found = [strategy(DeepSpeedOptions(zero_stage=stage), made(4, [WEIGHTY, B], 8)) for stage in (0, 1)]
+    result = [strategy(DeepSpeedOptions(zero_stage=stage), made(4, [WEIGHTY, B], 8)) for stage in (0, 1)]
     two = strategy(DeepSpeedOptions(zero_stage=2), made(4, [WEIGHTY, B], 8, micro_batch=1))
-    return [s(sent(found[0], "gradients")), s(sent(found[1], "weights")), s(sent(two, "gradients"))]
+    return [s(sent(result[0], "gradients")), s(sent(result[1], "weights")), s(sent(two, "gradients"))]
 
 
 def zero3() -> list[str]:
@@ -82,21 +82,21 @@ def hsdp() -> list[str]:
 def layer(leaving: float = 2e6, by_channels: bool = False) -> tuple[float, float]:
     """Seconds forward and backward of a convolution of 1 MB in, with its norm; 4 ranks."""
     shares = (Exchange("conv", "filter", 1e6, leaving), Exchange("norm", "norm", leaving, leaving))
-    own = made(4, [replace(A, exchanges=shares), B], 1)
-    found = traffic(own.counts.blocks[0], 1, own, 4, by_channels=by_channels)
-    return found.forward, found.backward
+    given = made(4, [replace(A, exchanges=shares), B], 1)
+    result = traffic(given.counts.blocks[0], 1, given, 4, by_channels=by_channels)
+    return result.forward, result.backward
 
 
 def tensor() -> list[str]:
-    plain, sequence = (strategy(TensorParallel(sequence_parallel=each), setting(2)) for each in (False, True))
+    plain, sequence = (strategy(TensorParallel(sequence_parallel=item), setting(2)) for item in (False, True))
     loss = 4 * 8 * 8 * 4
-    return [f"{(volume(each, 'layers') - loss) / 1024:g} KiB" for each in (plain, sequence)]
+    return [f"{(volume(item, 'layers') - loss) / 1024:g} KiB" for item in (plain, sequence)]
 
 
 def spatial() -> list[str]:
     blocks = [replace(A, rows=(Rows("conv", 2, 3 * 64 * 4, 64),)), B]
-    own = made(2, blocks, 8, model=IMAGES)
-    outcome = strategy(Spatial(sp=2), own)
+    given = made(2, blocks, 8, model=IMAGES)
+    outcome = strategy(Spatial(sp=2), given)
     return [s(outcome.compute_s), f"{volume(outcome, 'halo') / 1024:g} KiB", us(sent(outcome, "halo"))]
 
 
@@ -120,7 +120,7 @@ def on_shared_cores() -> list[str]:
 
 def split_weights() -> Setting:
     """4 GB in the first of two blocks, all of it split by tensor parallelism."""
-    return made(8, [replace(A, parameters=(LARGE,), split_parameters=LARGE), B], 8, micro_batch=1)
+    return made(8, [replace(A, tensor_sizes=(LARGE,), split_parameters=LARGE), B], 8, micro_batch=1)
 
 
 def hybrid() -> list[str]:
@@ -130,13 +130,13 @@ def hybrid() -> list[str]:
 
 
 def data_and_spatial() -> list[str]:
-    blocks = [replace(A, parameters=(LARGE,), rows=(Rows("conv", 0, 1.0, 64),)), B]
+    blocks = [replace(A, tensor_sizes=(LARGE,), rows=(Rows("conv", 0, 1.0, 64),)), B]
     return [s(sent(strategy(Spatial(dp=4, sp=2), made(8, blocks, 8, model=IMAGES)), "gradients"))]
 
 
 def limit_of(framework: object, model: Model, degree: str) -> str:
-    found = strategy(framework, setting(1, model=model)).limits
-    return str(next(limit.largest for limit in found if limit.degree == degree))
+    result = strategy(framework, setting(1, model=model)).limits
+    return str(next(limit.largest for limit in result if limit.degree == degree))
 
 
 STRATEGIES: dict[str, Callable[[], list[str]]] = {
@@ -151,8 +151,8 @@ STRATEGIES: dict[str, Callable[[], list[str]]] = {
     "FSDP": lambda: [s(overlap.sharded_step([overlap.Sharded(4, 8, 1, 1, 1), overlap.Sharded(4, 8, 1, 0, 1)]))],
     "HSDP": hsdp,
     "tensor": tensor,
-    "filter": lambda: [us(each) for each in layer()],
-    "channel": lambda: [us(each) for each in layer(by_channels=True)],
+    "filter": lambda: [us(item) for item in layer()],
+    "channel": lambda: [us(item) for item in layer(by_channels=True)],
     "spatial": spatial,
     "GPipe, 1F1B": lambda: of_schedule(piped(Pipeline(schedule="gpipe", balance=[1, 1]))),
     "interleaved": lambda: [s(schedule.seconds("interleaved", equal(8), 4, 8))],
@@ -163,7 +163,7 @@ STRATEGIES: dict[str, Callable[[], list[str]]] = {
     "data + tensor, 3-D hybrid": hybrid,
     "data + spatial": data_and_spatial,
     "dp": lambda: [limit_of(Single(), GPT, "dp")],
-    "tp": lambda: [limit_of(TENSOR, SMALL, "tp"), *(limit_of(each, RESNET, "tp") for each in (TENSOR, CHANNEL))],
+    "tp": lambda: [limit_of(TENSOR, SMALL, "tp"), *(limit_of(item, RESNET, "tp") for item in (TENSOR, CHANNEL))],
     "sp": lambda: [limit_of(Spatial(sp=1), RESNET, "sp")],
     "pp": lambda: [limit_of(PIPE, RESNET, "pp"), limit_of(PIPE, SMALL, "pp")],
     "data": lambda: [s(by.all_reduce(M, EIGHT, "ring")), s(by.all_reduce(M, EIGHT))],

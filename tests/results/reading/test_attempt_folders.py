@@ -25,18 +25,18 @@ def test_links_to_results_runs_and_attempts_are_followed(tmp_path, linked):
     folder = attempt(tmp_path, "there", "elsewhere", "run")
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "link").symlink_to(tmp_path / "there" / linked)
-    found = search([tmp_path / "results"])
-    assert list(found.attempts) == [str(folder.resolve())]
-    assert found.unreadable == {}
+    result = search([tmp_path / "results"])
+    assert list(result.attempts) == [str(folder.resolve())]
+    assert result.unreadable == {}
 
 
 def test_circles_end_and_the_real_folder_is_the_one_that_is_named(tmp_path):
     folder = attempt(tmp_path, "z", "run")
     for place, target in (("a", "."), ("b", "z"), ("z/run/up", "../.."), ("z/run/attempt-1/self", "."), ("c", "b")):
         (tmp_path / place).symlink_to(target)
-    found = search([tmp_path, tmp_path])
-    assert list(found.attempts.values()) == [folder]
-    assert found.unreadable == {}
+    result = search([tmp_path, tmp_path])
+    assert list(result.attempts.values()) == [folder]
+    assert result.unreadable == {}
 
 
 def test_a_link_hides_nothing_that_lies_deeper(tmp_path):

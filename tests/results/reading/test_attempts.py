@@ -18,9 +18,9 @@ def test_every_attempt_once_however_it_is_reached(tmp_path):
     first = records.write_run(tmp_path / "a", repeat=0)
     records.write_run(tmp_path / "a", repeat=1, attempt=2)
     records.write_run(tmp_path / "b", repeat=2)
-    found = read_all([tmp_path / "a", tmp_path / "b", tmp_path / "a", first.parent, first]).attempts
-    assert len(found) == 3
-    assert [len(attempt.epochs) for attempt in found] == [3, 3, 3]
+    result = read_all([tmp_path / "a", tmp_path / "b", tmp_path / "a", first.parent, first]).attempts
+    assert len(result) == 3
+    assert [len(attempt.epochs) for attempt in result] == [3, 3, 3]
 
 
 def test_paths_stay_as_they_were_given(tmp_path, monkeypatch):

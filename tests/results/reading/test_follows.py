@@ -48,9 +48,9 @@ def table(rows: list[EpochRow], earlier: int = 0) -> pa.Table:
     """earlier: so many of the epochs were measured by an attempt that this one continued"""
     lines = [row.line() | ({"measured_in_attempt": 1} if n < earlier else {}) for n, row in enumerate(rows)]
     notes: list[str] = []
-    found, broken = table_of("".join(json.dumps(line) + "\n" for line in lines).encode(), notes)
+    result, broken = table_of("".join(json.dumps(line) + "\n" for line in lines).encode(), notes)
     assert (notes, broken) == ([], 0)
-    return found
+    return result
 
 
 def test_what_a_run_writes_agrees_with_itself() -> None:
@@ -83,9 +83,9 @@ def test_an_epoch_without_a_time_is_no_epoch_of_the_median() -> None:
     rows[2].epoch_time_s = 0.0
     given = summary(rows)
     lines = [row.line() for row in rows]
-    found, _ = table_of("".join(json.dumps(line) + "\n" for line in lines).encode(), notes := [])
+    result, _ = table_of("".join(json.dumps(line) + "\n" for line in lines).encode(), notes := [])
     assert len(notes) == 1
-    assert str(contradiction(given, found)).startswith("epoch_time_s = ")
+    assert str(contradiction(given, result)).startswith("epoch_time_s = ")
 
 
 def test_older_records_lack_columns() -> None:

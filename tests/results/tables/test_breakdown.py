@@ -33,16 +33,16 @@ def test_shares_by_gpu_count_and_the_seconds_of_a_step(tmp_path: Path) -> None:
     write_run(tmp_path, gpus=1, sections=one)
     write_run(tmp_path, gpus=2, sections=two)
     write_run(tmp_path, gpus=4)  # without a window
-    found = breakdown(tables(tmp_path).scaling)
-    assert list(found["gpus"]) == [1, 2]
-    assert list(found["comm_exposed_share"]) == pytest.approx([0.0, 0.25])
-    assert list(found["comm_share"]) == pytest.approx([0.1, 0.35])
-    assert list(found["comm_overlap_share"]) == pytest.approx([0.1, 0.1])
-    assert list(found["profile_step_time_s"]) == pytest.approx([0.5, 0.5])  # 5 s / 10; 10 s / (2 ranks x 10)
-    assert list(found["forward_step_s"]) == pytest.approx([0.1, 0.1])
-    assert list(found["backward_step_s"]) == pytest.approx([0.2, 0.15])
-    assert list(found["comm_exposed_step_s"]) == pytest.approx([0.0, 0.125])
-    assert list(found[[f"{part}_step_s" for part in PARTS]].sum(axis=1)) == pytest.approx([0.5, 0.5])
+    result = breakdown(tables(tmp_path).scaling)
+    assert list(result["gpus"]) == [1, 2]
+    assert list(result["comm_exposed_share"]) == pytest.approx([0.0, 0.25])
+    assert list(result["comm_share"]) == pytest.approx([0.1, 0.35])
+    assert list(result["comm_overlap_share"]) == pytest.approx([0.1, 0.1])
+    assert list(result["profile_step_time_s"]) == pytest.approx([0.5, 0.5])  # 5 s / 10; 10 s / (2 ranks x 10)
+    assert list(result["forward_step_s"]) == pytest.approx([0.1, 0.1])
+    assert list(result["backward_step_s"]) == pytest.approx([0.2, 0.15])
+    assert list(result["comm_exposed_step_s"]) == pytest.approx([0.0, 0.125])
+    assert list(result[[f"{part}_step_s" for part in PARTS]].sum(axis=1)) == pytest.approx([0.5, 0.5])
 
 
 def test_repeats_are_merged_by_their_seconds(tmp_path: Path) -> None:
@@ -59,18 +59,18 @@ def test_repeats_are_merged_by_their_seconds(tmp_path: Path) -> None:
 def test_a_window_that_failed_gives_no_share(tmp_path: Path) -> None:
     failed = {"profile": {"status": "error", "reason": "no communication was seen", "steps": 5, "window_s": 3.0}}
     write_run(tmp_path, gpus=2, status="error", reason="no communication was seen", sections=failed)
-    found = tables(tmp_path)
-    assert breakdown(found.scaling).empty
-    assert list(found.runs["status"]) == ["error"]
-    assert found.runs["comm_exposed_share"].isna().all()
+    result = tables(tmp_path)
+    assert breakdown(result.scaling).empty
+    assert list(result.runs["status"]) == ["error"]
+    assert result.runs["comm_exposed_share"].isna().all()
 
 
 def test_a_measurement_of_both_kinds_of_scaling_has_one_row(tmp_path: Path) -> None:
     for gpus, batch in ((1, 32), (2, 32), (2, 64)):
         write_run(tmp_path, gpus=gpus, per_gpu=None, global_batch=batch, sections=window(2, 4.0, idle=4))
-    found = tables(tmp_path)
-    assert len(found.scaling) == 4
-    assert [(row.gpus, row.global_batch) for row in breakdown(found.scaling).itertuples()] == [
+    result = tables(tmp_path)
+    assert len(result.scaling) == 4
+    assert [(row.gpus, row.global_batch) for row in breakdown(result.scaling).itertuples()] == [
         (1, 32),
         (2, 32),
         (2, 64),

@@ -128,17 +128,17 @@ def test_drift_is_a_ratio_of_medians_of_the_runs_that_ended_ok():
     seconds = (1.0, 2.0, 7.0, 4.0, 4.0, 4.0, 4.0, 4.0, 3.0, 5.0, 9.0)
     group = runs([(n, 1 / time) for n, time in enumerate(seconds)])
     failed = [AttemptRow(run.row | {"status": "killed"}, {}) for run in runs([(n, 1e-3) for n in range(20, 26)])]
-    found = drift([[*group, *failed]])
-    assert found is not None
-    assert found.startswith("drift: the last third of 11 repeated runs took 2.500 times the first third's time (n=3")
+    result = drift([[*group, *failed]])
+    assert result is not None
+    assert result.startswith("drift: the last third of 11 repeated runs took 2.500 times the first third's time (n=3")
 
 
 def test_drift_has_an_interval_from_18_runs_on():
-    found = drift([runs([(n, 100.0 - n) for n in range(18)])])
+    result = drift([runs([(n, 100.0 - n) for n in range(18)])])
     # seconds relative to each other: first third 1/100 to 1/95, last 1/88 to 1/83
     low, high = (1 / 88) / (1 / 95), (1 / 83) / (1 / 100)
-    assert found is not None
-    assert f"({low:.3f} to {high:.3f}, n=6 each: slower)" in found
+    assert result is not None
+    assert f"({low:.3f} to {high:.3f}, n=6 each: slower)" in result
     steady = drift([runs([(n, 100.0 + n % 3) for n in range(18)])])
     assert steady is not None
     assert "no drift shown" in steady

@@ -49,8 +49,8 @@ def test_a_seed_is_the_median_of_its_repeats_that_ended_ok(tmp_path):
     run(tmp_path, seed=1, top1=0.2, rate=16.0)
     run(tmp_path, seed=2, top1=None, rate=128.0)
     first, _ = learning(tmp_path)
-    found = [first[f"val_top1{end}"] for end in ("", "_min", "_max", "_low", "_high")]
-    assert found == [pytest.approx(0.3), 0.2, 0.4, None, None]
+    result = [first[f"val_top1{end}"] for end in ("", "_min", "_max", "_low", "_high")]
+    assert result == [pytest.approx(0.3), 0.2, 0.4, None, None]
     assert (first["runs"], first["seeds"]) == (5, 3)
     assert first["elapsed_s"] == 6.0, "2 s and 1, 2, 4, 8 or 64 s: the median of the five runs"
 
@@ -59,8 +59,8 @@ def test_an_interval_is_that_of_the_seeds_with_a_value(tmp_path):
     for seed, top1 in enumerate((0.11, 0.12, 0.13, 0.14, 0.15, 0.16, None)):
         run(tmp_path, seed=seed, top1=top1)
     first, _ = learning(tmp_path)
-    found = [first[f"val_top1{end}"] for end in ("", "_low", "_high")]
-    assert found == [pytest.approx(0.135), 0.11, 0.16]
+    result = [first[f"val_top1{end}"] for end in ("", "_low", "_high")]
+    assert result == [pytest.approx(0.135), 0.11, 0.16]
     assert (first["val_loss_low"], first["val_loss_high"]) == (2.2, 2.2)
 
 

@@ -388,6 +388,6 @@ def test_settings_of_a_loader_name_its_curves_by_loader(tmp_path):
         record["config"]["loader"]["workers"] = workers
         record["config"]["train"]["steps"] = None
         (folder / "run.json").write_text(json.dumps(record))
-    found = make_tables(read_all([tmp_path]), by="loader").scaling
-    assert list(found["knobs"]) == ["workers=2", "workers=8"]
-    assert found["variant"].isna().all()
+    result = make_tables(read_all([tmp_path]), by="loader").scaling
+    assert list(result["knobs"]) == ["workers=2", "workers=8"]
+    assert result["variant"].isna().all()

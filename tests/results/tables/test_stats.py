@@ -21,8 +21,8 @@ def test_no_interval_below_six(n):
 
 
 def test_interval_of_six_is_the_whole_range():
-    found = median_interval([6.0, 2.0, 4.0, 1.0, 5.0, 3.0])
-    assert found == Interval(1.0, 6.0, 1 - 2 / 64)  # 96.9 %
+    result = median_interval([6.0, 2.0, 4.0, 1.0, 5.0, 3.0])
+    assert result == Interval(1.0, 6.0, 1 - 2 / 64)  # 96.9 %
 
 
 @pytest.mark.parametrize(
@@ -40,9 +40,9 @@ def test_interval_is_the_narrowest_that_covers_enough(n, low, high, coverage):
 def test_interval_covers_the_median_with_its_stated_probability():
     """A skewed distribution with a known median: the exponential's is ln 2."""
     draw = random.Random(0)
-    found = [median_interval([draw.expovariate(1.0) for _ in range(9)]) for _ in range(4000)]
-    hits = sum(interval is not None and interval.low <= 0.6931 <= interval.high for interval in found)
-    assert hits / len(found) == pytest.approx(0.961, abs=0.012)
+    result = [median_interval([draw.expovariate(1.0) for _ in range(9)]) for _ in range(4000)]
+    hits = sum(interval is not None and interval.low <= 0.6931 <= interval.high for interval in result)
+    assert hits / len(result) == pytest.approx(0.961, abs=0.012)
 
 
 def test_level_decides_how_many_values_are_needed():
@@ -71,7 +71,7 @@ def test_speedup_and_efficiency_start_from_the_base():
 
 def test_thousands_of_values_have_an_interval_too():
     """Of the normal approximation's width: n / 2 -+ 0.98 sqrt(n). A sum of binomials for each pair would take hours."""
-    found = median_interval([float(i) for i in range(20_000)])
-    assert found is not None
-    assert (found.low, found.high) == (pytest.approx(10_000 - 138.6, abs=2), pytest.approx(10_000 + 138.6, abs=2))
-    assert found.coverage == pytest.approx(0.95, abs=0.002)
+    result = median_interval([float(i) for i in range(20_000)])
+    assert result is not None
+    assert (result.low, result.high) == (pytest.approx(10_000 - 138.6, abs=2), pytest.approx(10_000 + 138.6, abs=2))
+    assert result.coverage == pytest.approx(0.95, abs=0.002)

@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 import torch
 
-from ddlbench.ranks.launch import SHARED_GPU
+from ddlbench.ranks.launchers import SHARED_GPU
 from ddlbench.record.run_json import backend_name
 from ddlbench.record.schema import EPOCHS, RUNS, SCALING
 from ddlbench.results.reading.attempts import read_all

@@ -33,8 +33,8 @@ def rows_of(results, wanted):
 def test_the_first_epoch_that_reaches_it_counts(tmp_path):
     write_course(tmp_path, [0.2, 0.5, 0.4, 0.6])
     (row,) = rows_of(tmp_path, Target("val_top1", 0.5))
-    found = {name: row[f"{name}_to_target"] for name in ("epochs", "updates", "samples", "seconds")}
-    assert found == {"epochs": 2, "updates": 20, "samples": 200, "seconds": 14.0}
+    result = {name: row[f"{name}_to_target"] for name in ("epochs", "updates", "samples", "seconds")}
+    assert result == {"epochs": 2, "updates": 20, "samples": 200, "seconds": 14.0}
     assert (row["target"], row["runs"], row["reached"]) == ("val_top1=0.5", 1, 1)
 
 
@@ -51,8 +51,8 @@ def test_a_run_that_never_reaches_it_moves_the_median(tmp_path):
     for repeat, values in enumerate(([0.6], [0.1, 0.1, 0.6], [0.1] * 4)):
         write_course(tmp_path, values, repeat=repeat)
     (row,) = rows_of(tmp_path, Target("val_top1", 0.5))
-    found = [row[f"{name}_to_target"] for name in ("epochs", "updates", "samples", "seconds")]
-    assert found == [3, 30, 300, 21.0], "the median of 1, 3 and never; of those that reach it 2"
+    result = [row[f"{name}_to_target"] for name in ("epochs", "updates", "samples", "seconds")]
+    assert result == [3, 30, 300, 21.0], "the median of 1, 3 and never; of those that reach it 2"
     assert row["interval"] == "n=3, no 95 % CI"
 
 

@@ -52,6 +52,7 @@ def windows() -> dict[str, dict[str, Any]]:
 def test_the_rank_that_sleeps_is_named_by_its_host() -> None:
     for name, section in run_ranks(WORLD, windows)[0].items():
         assert all(rank["window_s"] >= STEPS * SLEEP_S for rank in section["ranks"]), "every rank is equally late"
-        columns = own_columns(own_steps_of_window(section, HOSTS, [0] * WORLD), "window")
+        ranks = [rank | {"host": HOSTS[rank["rank"]]} for rank in section["ranks"]]
+        columns = own_columns(own_steps_of_window({"ranks": ranks}), "window")
         assert (columns["straggler_rank"], columns["straggler_host"]) == (SLOW, HOSTS[SLOW]), name
         assert columns["own_step_s"] >= SLEEP_S, name

@@ -4,6 +4,7 @@ gives the same bytes on every machine."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.random import RandomState
@@ -13,7 +14,7 @@ Pixels = NDArray[np.uint8]  # [height, width, 3]
 Plane = NDArray[np.int32]  # [height, width]
 # [3, height, width], not yet clipped to 0 ... 255; channels first, because they are drawn one by one
 Canvas = NDArray[np.int16]
-Figure = Callable[[Plane, Plane], Plane]  # (u, v), 256 = the figure's radius -> 0 outside, 1 first ink, 2 second ink
+Figure = Callable[[Plane, Plane], NDArray[Any]]  # (u, v), 256 = its radius -> 0 outside, 1 first ink, 2 second ink
 
 # (width, height): ImageNet's usual ones.
 SIZES = ((500, 375), (500, 375), (500, 333), (375, 500), (333, 500), (500, 500), (400, 300), (640, 480))
@@ -21,62 +22,36 @@ SIZES = ((500, 375), (500, 375), (500, 333), (375, 500), (333, 500), (500, 500),
 SINES = (0, 799, 1567, 2276, 2896, 3406, 3784, 4017, 4096)
 
 
-def stripes(u: Plane, v: Plane) -> Plane:
-    return (u * u + v * v < 256**2) * (1 + (u >> 6 & 1))
+def square(u: NDArray[Any], v: NDArray[Any]) -> NDArray[Any]:
+    """The squared distance from the centre."""
+    return u * u + v * v
 
 
-def ring(u: Plane, v: Plane) -> Plane:
-    square = u * u + v * v
-    return ((square < 256**2) & (square > 150**2)).astype(np.int32)
+def longer(u: NDArray[Any], v: NDArray[Any]) -> NDArray[Any]:
+    return np.maximum(abs(u), abs(v))
 
 
-def checkers(u: Plane, v: Plane) -> Plane:
-    return (np.maximum(abs(u), abs(v)) < 220) * (1 + ((u >> 6) + (v >> 6) & 1))
+def shorter(u: NDArray[Any], v: NDArray[Any]) -> NDArray[Any]:
+    return np.minimum(abs(u), abs(v))
 
 
-def triangle(u: Plane, v: Plane) -> Plane:
-    return ((v > -160) & (v + 2 * abs(u) < 250)).astype(np.int32)
-
-
-def cross(u: Plane, v: Plane) -> Plane:
-    across, along = np.minimum(abs(u), abs(v)), np.maximum(abs(u), abs(v))
-    return ((across < 70) & (along < 250)).astype(np.int32)
-
-
-def star(u: Plane, v: Plane) -> Plane:
-    """Four concave points."""
-    heart = abs(u) + abs(v) < 110
-    return ((abs(u * v) < 64**2) & (np.maximum(abs(u), abs(v)) < 256)) * (1 + heart.astype(np.int32))
-
-
-def crescent(u: Plane, v: Plane) -> Plane:
-    return ((u * u + v * v < 256**2) & ((u - 110) ** 2 + v * v > 220**2)).astype(np.int32)
-
-
-def target(u: Plane, v: Plane) -> Plane:
-    """Rings of two inks inside one another."""
-    square = u * u + v * v
-    inks = (square > 51**2) ^ (square > 102**2) ^ (square > 153**2) ^ (square > 204**2)
-    return (square < 256**2) * (1 + inks.astype(np.int32))
-
-
-def dots(u: Plane, v: Plane) -> Plane:
-    inside = np.maximum(abs(u), abs(v)) < 256
-    spot = ((u & 127) - 64) ** 2 + ((v & 127) - 64) ** 2 < 42**2
-    return (inside & spot).astype(np.int32)
-
-
-def zigzag(u: Plane, v: Plane) -> Plane:
-    """A diamond of bent stripes."""
-    bands = abs((u & 127) - 64) + v >> 5 & 1
-    return (abs(u) + abs(v) < 300) * (1 + bands)
-
-
+# In the order of their names, as an index of folders has them.
 FIGURES: dict[str, Figure] = {
-    figure.__name__: figure
-    for figure in (checkers, crescent, cross, dots, ring, star, stripes, target, triangle, zigzag)
+    "checkers": lambda u, v: (longer(u, v) < 220) * (1 + ((u >> 6) + (v >> 6) & 1)),
+    "crescent": lambda u, v: (square(u, v) < 256**2) & (square(u - 110, v) > 220**2),
+    "cross": lambda u, v: (shorter(u, v) < 70) & (longer(u, v) < 250),
+    "dots": lambda u, v: (longer(u, v) < 256) & (square((u & 127) - 64, (v & 127) - 64) < 42**2),
+    "ring": lambda u, v: (square(u, v) < 256**2) & (square(u, v) > 150**2),
+    # four concave points around a heart
+    "star": lambda u, v: ((abs(u * v) < 64**2) & (longer(u, v) < 256)) * (1 + (abs(u) + abs(v) < 110)),
+    "stripes": lambda u, v: (square(u, v) < 256**2) * (1 + (u >> 6 & 1)),
+    # rings of two inks inside one another
+    "target": lambda u, v: (square(u, v) < 256**2) * (1 + sum(square(u, v) > (51 * n) ** 2 for n in (1, 2, 3, 4)) % 2),
+    "triangle": lambda u, v: (v > -160) & (v + 2 * abs(u) < 250),
+    # a diamond of bent stripes
+    "zigzag": lambda u, v: (abs(u) + abs(v) < 300) * (1 + (abs((u & 127) - 64) + v >> 5 & 1)),
 }
-CLASSES = tuple(FIGURES)  # in the order of their names, as an index of folders has them
+CLASSES = tuple(FIGURES)
 
 
 def draw(label: int, random: RandomState) -> Pixels:
@@ -85,17 +60,13 @@ def draw(label: int, random: RandomState) -> Pixels:
     width, height = SIZES[random.randint(len(SIZES))]
     canvas = ground(random, height, width)
     for _ in range(random.randint(0, 5)):
-        place(canvas, distractor, random, smallest=6, largest=18)
+        place(canvas, lambda u, v: (abs(u) < 200) & (abs(v) < 90), random, smallest=6, largest=18)
     for _ in range(random.randint(0, 3)):
         place(canvas, FIGURES[CLASSES[label]], random, smallest=12, largest=20)
     place(canvas, FIGURES[CLASSES[label]], random, smallest=24, largest=44)
-    canvas += light(random, height, width)
+    canvas += stretched(random.randint(-48, 48, (1, 4, 4)).astype(np.int16), height, width)  # slow changes of light
     canvas += noise(random, height, width)
     return np.stack(list(canvas.clip(0, 255, out=canvas).astype(np.uint8)), axis=-1)
-
-
-def distractor(u: Plane, v: Plane) -> Plane:
-    return ((abs(u) < 200) & (abs(v) < 90)).astype(np.int32)
 
 
 def place(canvas: Canvas, figure: Figure, random: RandomState, smallest: int, largest: int) -> None:
@@ -135,11 +106,6 @@ def ground(random: RandomState, height: int, width: int) -> Canvas:
     texture = random.randint(0, span, (3, cells, cells)).astype(np.int16) - span // 2
     patches = random.randint(0, 256, (3, 6, 6)).astype(np.int16)
     return stretched(stretched(patches, cells, cells) + texture, height, width)
-
-
-def light(random: RandomState, height: int, width: int) -> Canvas:
-    """From dark to bright, slowly over the image, the same in every channel."""
-    return stretched(random.randint(-48, 48, (1, 4, 4)).astype(np.int16), height, width)
 
 
 def noise(random: RandomState, height: int, width: int) -> Canvas:

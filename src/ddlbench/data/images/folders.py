@@ -104,7 +104,7 @@ class ImageFolders:
         )
 
     def source(self, train: bool) -> Source:
-        """As a node reads it: from its own copy if the data are staged."""
+        """The files that this node reads: its copies if the data are staged."""
         source = self.original(train)
         if self.stage_to is None:
             return source
@@ -125,7 +125,7 @@ class ImageFolders:
         return self._index().hash
 
     def original(self, train: bool) -> Source:
-        """As the user gave it."""
+        """The user's files."""
         index = self._index()
         return FolderSource(self.layout().splits[0 if train else 1], index.classes, index.train if train else index.val)
 

@@ -96,8 +96,8 @@ class FolderLayout:
 
     def classes(self) -> list[str]:
         """The class folders, by name. Raises UserError where a folder is missing or empty, or the splits differ."""
-        found = [class_folders(folder) for folder in self.present]
-        train, val = found[0], found[-1]
+        names = [class_folders(folder) for folder in self.present]
+        train, val = names[0], names[-1]
         if train != val:
             odd = sorted(set(train) ^ set(val))
             raise UserError(
@@ -123,9 +123,15 @@ def class_folders(folder: Path) -> list[str]:
 
 
 def prepare_index(layout: FolderLayout, cache_dir: str | None) -> Index:
-    """The index as the folders are now: the kept one if no folder changed since, else a new one, which is kept."""
-    file, stamps = _cache_file(layout, cache_dir), folder_stamps(layout)
-    kept = _read(file)
+    """The index as the folders are now: the kept one if no folder changed since, else a new one, which is kept.
+
+    A file added, removed or renamed changes its folder's modification time. (A file overwritten in its place does not:
+    delete the index then.)
+    """
+    classes = layout.classes()
+    folders = [*layout.present, *(split / name for split in layout.present for name in classes)]
+    stamps = [folder.stat().st_mtime_ns for folder in folders]
+    kept = _read(file := _cache_file(layout, cache_dir))
     if kept is not None and kept[1] == stamps:
         return kept[0]
     index = scan(layout)
@@ -139,13 +145,6 @@ def open_index(layout: FolderLayout, cache_dir: str | None) -> Index:
     """The index as `prepare_index` left it, without reading the folders: a thousand ranks may open it at once."""
     kept = _read(_cache_file(layout, cache_dir))
     return kept[0] if kept else prepare_index(layout, cache_dir)
-
-
-def folder_stamps(layout: FolderLayout) -> list[int]:
-    """Modification times of all class folders: a file added, removed or renamed changes its folder's. (A file
-    overwritten in its place does not: delete the index then.)"""
-    folders = [split / name for split in layout.present for name in layout.classes()]
-    return [folder.stat().st_mtime_ns for folder in (*layout.present, *folders)]
 
 
 def scan(layout: FolderLayout) -> Index:
@@ -220,15 +219,11 @@ def _read(file: Path) -> tuple[Index, list[int]] | None:
     train, val = (Files(*(arrays[f"{role}_{key}"] for key in KEYS)) for role in ("train", "val"))
     try:
         about: dict[str, Any] = json.loads(arrays["about"].tobytes())
-        index = Index(tuple(map(_file_name, about["classes"])), train, val, str(about["hash"]))
+        index, stamps = Index(tuple(about["classes"]), train, val, str(about["hash"])), about["stamps"]
+        folders = all(
+            isinstance(name, str) and name not in ("", ".", "..") and not {"/", "\0"} & set(name)
+            for name in about["classes"]
+        )
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    sound = all(split.sound(len(index.classes)) for split in (train, val))
-    return (index, about["stamps"]) if sound else None
-
-
-def _file_name(text: object) -> str:
-    """Raises ValueError for what is no name of one file or folder."""
-    if not isinstance(text, str) or text in ("", ".", "..") or "/" in text or "\0" in text:
-        raise ValueError(f"{str(text)[:40]!a} is no name of a file")
-    return text
+    return (index, stamps) if folders and all(split.sound(len(index.classes)) for split in (train, val)) else None

@@ -1,17 +1,36 @@
-"""Packed image sets (data/tfrecord/packed.py) as training data, with the crops and flips of data/images/folders.py."""
+"""Packed image sets (data/tfrecord/packed.py) as training data, with the crops and flips of data/images/folders.py.
+
+The records of the shards are looked through once, and where the images lie is kept. Images are numbered by class and
+name, as in their original folders (data/images/index.py), wherever they are in the shards. So an epoch has the same
+order as over the folders.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from ddlbench.data.home import kept_folder
+import numpy as np
+from numpy.typing import NDArray
+
+from ddlbench.data.home import kept_folder, read_arrays, write_arrays
 from ddlbench.data.images.folders import ImageFolders
-from ddlbench.data.images.source import PackedSource
-from ddlbench.data.tfrecord.index import open_source, prepare_source
-from ddlbench.data.tfrecord.packed import MANIFEST, read_manifest
+from ddlbench.data.images.index import KEYS, Files
+from ddlbench.data.images.source import PackedSource, mapped
+from ddlbench.data.processes import SCANNERS
+from ddlbench.data.tfrecord.packed import MANIFEST, Pack, index_of, index_path, open_pack, read_image, read_manifest
+from ddlbench.data.tfrecord.records import FOOT, FRAME, HEAD
 from ddlbench.errors import UserError
 from ddlbench.job import Model
+
+VERSION = 1  # of the kept index
+ARRAYS = (*KEYS, "holders", "starts")
+AGAIN = "copy or pack the set again"
 
 
 @dataclass
@@ -35,14 +54,95 @@ class PackedImages(ImageFolders):
     def prepare(self) -> None:
         """Reads every record once."""
         for split in (self.train_dir, self.val_dir):
-            prepare_source(self.folder(), split, self._cache())
+            self._prepared(split)
 
     def digest(self) -> str:
         """The hash of the image folders that were packed: packing does not change the data."""
         return read_manifest(self.folder()).hash
 
     def original(self, train: bool) -> PackedSource:
-        return open_source(self.folder(), self.train_dir if train else self.val_dir, self._cache())
+        """From the index that `prepare` kept; the shards are not read, because a thousand ranks may ask at once."""
+        split = self.train_dir if train else self.val_dir
+        return self._kept(read_manifest(self.folder()), split) or self._prepared(split)
 
-    def _cache(self) -> Path:
-        return kept_folder(self.folder(), self.cache_dir)
+    def _prepared(self, split: str) -> PackedSource:
+        """The split's images, from the kept index where no shard has changed since. UserError for a damaged set."""
+        pack = open_pack(self.folder())
+        source = self._kept(pack, split)
+        if source is None:
+            arrays = scan([self.folder() / shard.file for shard in pack.splits[split].shards], len(pack.classes))
+            write_arrays(self._index_file(pack, split), arrays)
+            source = self._source(pack, split, arrays)
+        return source
+
+    def _kept(self, pack: Pack, split: str) -> PackedSource | None:
+        """From the kept index; None where there is none, or none that fits the set."""
+        arrays = read_arrays(self._index_file(pack, split), ARRAYS)
+        source = self._source(pack, split, arrays) if arrays else None
+        if source is None or not source.files.sound(len(pack.classes)):
+            return None
+        holders, starts, shape = source.holders, source.starts, source.files.labels.shape
+        if (holders.dtype, holders.shape, starts.dtype, starts.shape) != (np.int32, shape, np.int64, shape):
+            return None
+        return source if ((holders >= 0) & (holders < len(source.shards)) & (starts >= 0)).all() else None
+
+    def _index_file(self, pack: Pack, split: str) -> Path:
+        key = [VERSION, split, *((shard.file, shard.bytes, shard.sha256) for shard in pack.splits[split].shards)]
+        name = f"packed-{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]}.npz"
+        return kept_folder(self.folder(), self.cache_dir) / name
+
+    def _source(self, pack: Pack, split: str, arrays: Mapping[str, NDArray[Any]]) -> PackedSource:
+        files, where = Files(*(arrays[key] for key in KEYS)), self.folder() / split
+        shards = tuple(Path(shard.file).name for shard in pack.splits[split].shards)
+        return PackedSource(where, pack.classes, files, shards, arrays["holders"], arrays["starts"])
+
+
+class Image(NamedTuple):
+    """One row of the index, sorted by class, then name. start, size: of the encoded image in its shard, in bytes."""
+
+    label: int
+    name: bytes
+    holder: int
+    start: int
+    size: int
+
+
+def scan(shards: list[Path], classes: int) -> dict[str, NDArray[Any]]:
+    """All images by class and name. They are Python objects one shard at a time only: a million would be gigabytes."""
+
+    def table(holder: int, shard: Path) -> NDArray[Any]:
+        """A row an image; names are padded with NUL, which no file's name holds."""
+        rows = list(images(holder, shard, classes))
+        width = max((len(image.name) for image in rows), default=1)
+        kinds = {"label": np.int32, "name": f"S{width}", "holder": np.int32, "start": np.int64, "size": np.int64}
+        return np.array(rows, dtype=list(kinds.items()))
+
+    with ThreadPoolExecutor(SCANNERS) as pool:
+        merged = np.concatenate(list(pool.map(table, range(len(shards)), shards)))
+    merged = merged[np.lexsort((merged["name"], merged["label"]))]
+    lengths, letters = np.char.str_len(merged["name"]), np.ascontiguousarray(merged["name"]).view(np.uint8)
+    filled = np.arange(merged["name"].itemsize) < lengths[:, None]
+    return {
+        "names": letters.reshape(filled.shape)[filled],
+        "ends": np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        **{f"{name}s": merged[name].copy() for name in ("size", "label", "holder", "start")},
+    }
+
+
+def images(holder: int, shard: Path, classes: int) -> Iterator[Image]:
+    """Raises UserError for an index that does not fit its shard, and a record that is no Example of an image in one of
+    `classes` classes."""
+    data = mapped(shard)
+    spans = index_of(index_path(shard))
+    if isinstance(spans, str):
+        raise UserError(f"{spans}: {AGAIN}")
+    for offset, size in spans:
+        try:
+            if (length := int.from_bytes(data[offset : offset + 8], "little")) != size - FRAME:
+                raise ValueError(f"its length is {length}, {size - FRAME} by the index")
+            label, name, (start, end) = read_image(data, (offset + HEAD.size, offset + size - FOOT.size))
+            if not 0 <= label < classes:
+                raise ValueError(f"its label is {label}, there are {classes} classes")
+            yield Image(label, name.rpartition(b"/")[2], holder, start, end - start)
+        except ValueError as error:
+            raise UserError(f"{shard} holds no image at byte {offset} ({error}): {AGAIN}") from error

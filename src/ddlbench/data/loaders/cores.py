@@ -22,7 +22,7 @@ def fewest_cores(ranks: Sequence[tuple[str, Collection[int]]]) -> int:
 
 
 def default_workers(cores: int, device_type: str, threads: int) -> int:
-    """As many as there are cores left by the rank itself, at least 1; threads: that a rank on the CPU computes with."""
+    """One for each core that the rank itself leaves free, at least 1; threads: those of a rank on the CPU."""
     busy = threads if device_type == "cpu" else ON_CUDA
     return min(MOST[device_type], max(1, cores - busy))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain
 from typing import Any, ClassVar
@@ -24,7 +24,7 @@ from ddlbench.data.images.folders import ImageFolders
 from ddlbench.data.images.source import FolderSource, Source
 from ddlbench.data.images.split import BadImage, ImageSplit, augmentation_seed, decode_image
 from ddlbench.data.loaders.cores import default_workers
-from ddlbench.data.loaders.dali_graph import DEVICES, Graph, first_bad, import_dali, pipeline
+from ddlbench.data.loaders.dali_graph import DEVICES, Graph, import_dali
 from ddlbench.data.loaders.replica_feed import Key, ReplicaFeed
 from ddlbench.errors import Unsupported, UserError
 from ddlbench.job import Model
@@ -42,6 +42,7 @@ class Dali:
     resumable: ClassVar[bool] = False  # DALI cannot save the random stream of crops of files in an order from outside
     counts_reads: ClassVar[bool] = False  # it maps what it opens
     drops_cache: ClassVar[bool] = False
+    pinned = None
 
     name: str
     device: str | None = None
@@ -55,10 +56,6 @@ class Dali:
         for key in ("threads", "prefetch"):
             if (value := getattr(self, key)) is not None and value < 1:
                 raise UserError(f"loader.{key}={value} must be 1 or more")
-
-    @property
-    def pinned(self) -> None:
-        return None
 
     def parallelism(self) -> dict[str, int | None]:
         return {"threads": self.threads}
@@ -100,12 +97,13 @@ class Dali:
         # Replicas draw other crops, ranks of one replica the same. A signed number: DALI's -1 is a random seed.
         seed = augmentation_seed(request.seed, 0, request.place.data_rank) >> 1
         build = partial(
-            pipeline, graph, train=train, batch_size=request.replica_batch, prefetch_queue_depth=self.prefetch,
+            graph.pipeline, train=train, batch_size=request.replica_batch, prefetch_queue_depth=self.prefetch,
             seed=seed, **settings,
         )  # fmt: skip
-        return DaliReader(split, build, partial(first_bad, graph, **settings), request.channels_last, on_gpu)
+        return DaliReader(split, build, partial(graph.first_bad, **settings), request.channels_last, on_gpu)
 
 
+@dataclass
 class DaliReader:
     """One split behind one pipeline, which is built at the first `read` and stays for the next epochs.
 
@@ -113,25 +111,20 @@ class DaliReader:
         batches lie there
     """
 
-    def __init__(
-        self,
-        split: ImageSplit,
-        build: Callable[[Images], Any],
-        first_bad: Callable[[Iterable[Any]], int | None],
-        channels_last: bool,
-        on_gpu: bool,
-    ) -> None:
-        self.split = split
-        self._build, self._first_bad, self._channels_last, self._on_gpu = build, first_bad, channels_last, on_gpu
-        self._images, self._pipeline = Images(split), None
+    split: ImageSplit
+    build: Callable[[Images], Any]
+    first_bad: Callable[[Iterable[Any]], int | None]
+    channels_last: bool
+    on_gpu: bool
+
+    def __post_init__(self) -> None:
+        self._images, self._pipeline = Images(self.split), None
 
     def read(self, batches: Iterable[list[Key]]) -> Iterator[Fetched]:
-        """The batches in their order; for an empty list of keys, no samples of the right shape.
-
-        Raises UserError for an image that cannot be decoded. `fused_crop` does not look at what lies below a crop.
-        """
-        self._images.begin(batches)
-        pipeline, self._pipeline = self._pipeline or self._build(self._images), None
+        """Raises UserError where an image cannot be decoded; `fused_crop` does not look at what lies below a crop."""
+        self._images.batches = batches
+        self._images.in_flight.clear()
+        pipeline, self._pipeline = self._pipeline or self.build(self._images), None
         while (images := self._next(pipeline)) is not None:
             yield self._fetched(images)
         while self._images.in_flight:  # an empty batch, which DALI has not seen
@@ -145,7 +138,7 @@ class DaliReader:
     def _next(self, pipeline: Any) -> Tensor | None:
         """On a GPU torch's current stream waits for the batch, not the host."""
         try:
-            (images,) = pipeline.run(torch.cuda.current_stream() if self._on_gpu else None)
+            (images,) = pipeline.run(torch.cuda.current_stream() if self.on_gpu else None)
         except StopIteration:
             return None
         except RuntimeError as error:
@@ -153,35 +146,45 @@ class DaliReader:
         # No copy: DALI's buffer lives as long as the tensor, which DALI's own iterator for PyTorch relies on too; on a
         # GPU until all work is done that was queued before the tensor went, whatever the stream.
         tensor = torch.from_dlpack(images.as_tensor())
-        return tensor.permute(0, 3, 1, 2) if self._channels_last else tensor
+        return tensor.permute(0, 3, 1, 2) if self.channels_last else tensor
 
     def _fetched(self, images: Tensor) -> Fetched:
         labels = [self.split.label(position) for position in self._images.in_flight.popleft()]
         return Fetched(images, torch.tensor(labels, dtype=torch.int64), torch.ones(len(labels), dtype=torch.bool))
 
     def _explained(self, error: RuntimeError) -> Exception:
-        """DALI does not say which of the files in its queue it could not decode."""
+        """DALI says neither which of the files in its queue it could not decode nor what is wrong: Pillow says that."""
         source, in_flight = self.split.source, chain.from_iterable(self._images.in_flight)
         images = [int(self.split.chosen[position]) for position in in_flight]
-        bad = self._first_bad(external_input(source, image) for image in images)
-        return error if bad is None else decode_error(source, images[bad])
+        bad = self.first_bad(external_input(source, image) for image in images)
+        if bad is None:
+            return error
+        place = source.place(images[bad])
+        try:
+            decode_image(source.content(images[bad]), "pil")
+        except BadImage as reason:
+            return UserError(f"{place} cannot be decoded ({reason}): replace or remove the file")
+        except UserError as reason:
+            return reason
+        return UserError(
+            f"{place} cannot be decoded by DALI, only by Pillow: convert the file, or choose loader=native"
+        )
 
 
+@dataclass
 class Images:
-    """The source of a pipeline's images, one list per batch. It is ahead of the batches that the pipeline returns."""
+    """The source of a pipeline's images, one list per batch. It is ahead of the batches that the pipeline returns.
 
-    def __init__(self, split: ImageSplit) -> None:
-        self._split = split
-        self._batches: Iterable[list[Key]] = ()
-        self.in_flight: deque[list[int]] = deque()  # positions in the split, batch by batch
+    in_flight: positions in the split, batch by batch
+    """
 
-    def begin(self, batches: Iterable[list[Key]]) -> None:
-        self._batches = batches
-        self.in_flight.clear()
+    split: ImageSplit
+    batches: Iterable[list[Key]] = ()
+    in_flight: deque[list[int]] = field(default_factory=deque[list[int]])
 
     def __iter__(self) -> Iterator[list[NDArray[np.uint8]]]:
-        source, chosen = self._split.source, self._split.chosen
-        for keys in self._batches:
+        source, chosen = self.split.source, self.split.chosen
+        for keys in self.batches:
             positions = [index for _, index in keys]
             self.in_flight.append(positions)
             if positions:
@@ -192,16 +195,3 @@ def external_input(source: Source, i: int) -> NDArray[np.uint8]:
     """A file's name or a view into a packed set: in both cases DALI's threads are the first that wait for the disk."""
     named = isinstance(source, FolderSource)
     return np.frombuffer(os.fsencode(source.path(i)) if named else source.content(i), np.uint8)
-
-
-def decode_error(source: Source, i: int) -> UserError:
-    """With Pillow's message: DALI's does not say what is wrong."""
-    try:
-        decode_image(source.content(i), "pil")
-    except BadImage as error:
-        return UserError(f"{source.place(i)} cannot be decoded ({error}): replace or remove the file")
-    except UserError as error:
-        return error
-    return UserError(
-        f"{source.place(i)} cannot be decoded by DALI, only by Pillow: convert the file, or choose loader=native"
-    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -29,10 +28,10 @@ def import_dali() -> Any:
 
 @dataclass(frozen=True)
 class Graph:
-    """Operators from files to normalised images, to be called within a pipeline.
+    """Pipelines from files (uint8 arrays) to images.
 
     size: (H, W) of a model's input; device: cpu | gpu (decoded on the CPU, the rest on the GPU) | mixed (all on the
-    GPU); fused_crop: decode no more of a training image than its crop; named: the input is the files' names, not their
+    GPU); fused_crop: decode no more of a training image than its crop; named: an array is a file's name, not its
     content
     """
 
@@ -44,17 +43,38 @@ class Graph:
     to_gpu: bool
     named: bool
 
-    def batches(self, files: Any, train: bool) -> Any:
-        """[B, 3, H, W] float32, or [B, H, W, 3] for channels last."""
-        encoded = self._encoded(files)
-        return self._train(encoded) if train else self._validation(encoded)
+    def pipeline(self, files: Iterable[Any], train: bool, **settings: Any) -> Any:
+        """A pipeline that makes a batch of each list of files, [B, 3, H, W] float32, or [B, H, W, 3] for channels last.
+        It stops where `files` ends. settings: of nvidia.dali.Pipeline."""
+        return self._pipeline(files, self._train if train else self._validation, settings)
 
-    def decoded(self, files: Any) -> Any:
-        """Whole images, whatever their sizes."""
-        return import_dali().fn.decoders.image(self._encoded(files), **self._decoder())
+    def first_bad(self, files: Iterable[Any], **settings: Any) -> int | None:
+        """Which of the files is the first that DALI cannot decode, None where it decodes all."""
+        settings |= {"batch_size": 1, "prefetch_queue_depth": 1}
+        made, good = self._pipeline([[file] for file in files], self._decoded, settings), 0
+        try:
+            while True:
+                made.run()
+                good += 1
+        except StopIteration:
+            return None
+        except RuntimeError:
+            return good
 
-    def _encoded(self, files: Any) -> Any:
-        return import_dali().fn.io.file.read(files) if self.named else files
+    def _pipeline(self, files: Iterable[Any], output: Callable[[Any], Any], settings: dict[str, Any]) -> Any:
+        dali = import_dali()
+        made = dali.Pipeline(**settings)
+        # Names no longer exist when DALI reads them, so they are copied. The pages of a packed set stay, and a copy
+        # would read them.
+        how = {"batch": True, "cycle": "raise", "ndim": 1, "dtype": dali.types.UINT8, "no_copy": not self.named}
+        with made:
+            source = dali.fn.external_source(source=files, **how)
+            made.set_outputs(output(dali.fn.io.file.read(source) if self.named else source))
+        return made
+
+    def _decoded(self, encoded: Any) -> Any:
+        """Complete images of any size."""
+        return import_dali().fn.decoders.image(encoded, **self._decoder())
 
     def _train(self, encoded: Any) -> Any:
         fn = import_dali().fn
@@ -63,8 +83,8 @@ class Graph:
         if self.fused_crop:
             crops = self._moved(fn.decoders.image_slice(encoded, **window, **self._decoder()))
         else:
-            crops = fn.slice(self._moved(fn.decoders.image(encoded, **self._decoder())), **window)
-        images = fn.resize(crops, size=self.size, **self._triangular())
+            crops = fn.slice(self._moved(self._decoded(encoded)), **window)
+        images = self._resized(crops, self.size)
         return self._normalised(images, mirror=fn.random.coin_flip(probability=self.data.flip))
 
     def _crop(self, image: Any) -> tuple[Any, Any]:
@@ -92,23 +112,24 @@ class Graph:
             shape[axis] * self.data.shorter_side(self.size) // dali.math.min(shape[0], shape[1]) for axis in (0, 1)
         ]
         starts = [half_even(side - crop) for side, crop in zip(sides, self.size, strict=True)]
-        images = self._moved(fn.decoders.image(encoded, **self._decoder()))
-        resized = fn.resize(images, size=fn.cast(fn.stack(*sides), dtype=dali.types.FLOAT), **self._triangular())
+        images = self._moved(self._decoded(encoded))
+        resized = self._resized(images, fn.cast(fn.stack(*sides), dtype=dali.types.FLOAT))
         start = fn.cast(fn.stack(*starts), dtype=dali.types.INT32)
         return self._normalised(fn.slice(resized, start=start, shape=self.size, axes=(0, 1)), mirror=0)
 
     def _moved(self, images: Any) -> Any:
         return images.gpu() if self.device == "gpu" else images
 
+    def _resized(self, images: Any, size: Any) -> Any:
+        """Antialiased where it shrinks: Pillow's and torchvision's "bilinear"."""
+        dali = import_dali()
+        return dali.fn.resize(images, size=size, interp_type=dali.types.INTERP_TRIANGULAR)
+
     def _decoder(self) -> dict[str, Any]:
         """Pillow neither turns images by their EXIF tag nor decodes with a coarse upsampling of colours."""
         types = import_dali().types
         how = {"output_type": types.RGB, "adjust_orientation": False, "jpeg_fancy_upsampling": True}
         return {"device": "mixed" if self.device == "mixed" else "cpu", **how}
-
-    def _triangular(self) -> dict[str, Any]:
-        """Antialiased where it shrinks: Pillow's and torchvision's "bilinear"."""
-        return {"interp_type": import_dali().types.INTERP_TRIANGULAR}
 
     def _normalised(self, images: Any, mirror: Any) -> Any:
         """On the GPU where the images are wanted there: as uint8 they take a quarter of the copying."""
@@ -126,36 +147,3 @@ class Graph:
 def half_even(number: Any) -> Any:
     """round(number / 2) as Python does it, of whole numbers or of DALI's: 2.5 is 2, 3.5 is 4."""
     return number // 2 + ((number & 3) == 3)
-
-
-def pipeline(graph: Graph, files: Iterable[Any], train: bool, **settings: Any) -> Any:
-    """A pipeline that makes a batch of each list of files (uint8 arrays), and stops where `files` ends.
-
-    settings: of nvidia.dali.Pipeline
-    """
-    return _pipeline(graph, files, partial(graph.batches, train=train), settings)
-
-
-def first_bad(graph: Graph, files: Iterable[Any], **settings: Any) -> int | None:
-    """Which of the files is the first that DALI cannot decode, None where it decodes all."""
-    alone = {**settings, "batch_size": 1, "prefetch_queue_depth": 1}
-    made, good = _pipeline(graph, [[file] for file in files], graph.decoded, alone), 0
-    try:
-        while True:
-            made.run()
-            good += 1
-    except StopIteration:
-        return None
-    except RuntimeError:
-        return good
-
-
-def _pipeline(graph: Graph, files: Iterable[Any], output: Callable[[Any], Any], settings: dict[str, Any]) -> Any:
-    dali = import_dali()
-    made = dali.Pipeline(**settings)
-    # Names no longer exist when DALI reads them, so they are copied. The pages of a packed set stay, and a copy would
-    # read them.
-    how = {"batch": True, "cycle": "raise", "ndim": 1, "dtype": dali.types.UINT8, "no_copy": not graph.named}
-    with made:
-        made.set_outputs(output(dali.fn.external_source(source=files, **how)))
-    return made

@@ -6,13 +6,10 @@ import faulthandler
 import multiprocessing
 import os
 import signal
-import threading
-from collections.abc import Generator, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from multiprocessing import forkserver, resource_tracker
-from multiprocessing.connection import wait
 from typing import Any, ClassVar
 
 import torch
@@ -23,6 +20,7 @@ from ddlbench.data.feed import Dataset, Fetched, Request, Split
 from ddlbench.data.images.split import normalized
 from ddlbench.data.loaders.cores import default_workers
 from ddlbench.data.loaders.replica_feed import Key, ReplicaFeed
+from ddlbench.data.processes import end_with_parent
 from ddlbench.errors import RunError, UserError
 from ddlbench.job import Model
 from ddlbench.measure.devices.memory import keep_freed_memory
@@ -107,10 +105,7 @@ class Reader:
         self._iterator: Any = None
 
     def read(self, batches: Iterable[list[Key]]) -> Iterator[Fetched]:
-        """The batches in their order; for an empty list of keys, no samples of the right shape.
-
-        Raises the error that the split raised, and RuntimeError where a worker has ended.
-        """
+        """Raises the error that the split raised, and RuntimeError where a worker has ended."""
         self._keys.batches = batches
         self._iterator = iter(self._loader)
         try:
@@ -176,21 +171,14 @@ def start_server(*modules: str) -> None:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([*PRELOADED, *modules])
     for start in (resource_tracker.ensure_running, forkserver.ensure_running):  # the tracker's start unblocks signals
-        with blocked_signals():
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, TO_THE_JOB)
+        try:
             start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
     first = context.Process(target=int)
     first.start()
     first.join()
-
-
-@contextmanager
-def blocked_signals() -> Generator[None]:
-    """Processes that this thread starts within it begin with blocked signals."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, TO_THE_JOB)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def begin_worker(_: int) -> None:
@@ -203,12 +191,4 @@ def begin_worker(_: int) -> None:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, TO_THE_JOB)
     keep_freed_memory()
-    threading.Thread(target=leave_with_the_rank, name="rank-watch", daemon=True).start()
-
-
-def leave_with_the_rank() -> None:
-    """A worker's parent is the server, which lives as long as its workers do."""
-    rank = multiprocessing.parent_process()
-    assert rank is not None, "a worker is a process of its own"
-    wait([rank.sentinel])
-    os._exit(0)
+    end_with_parent(0)

@@ -17,7 +17,7 @@ from ddlbench.job import Batch, Model
 
 @dataclass
 class Synthetic:
-    """As many samples and steps as the data set would give, all of them random numbers.
+    """Gives as many samples and steps as the data set, all of them random numbers.
 
     train_samples, val_samples: number of samples; None: as in the data set
     """
@@ -26,6 +26,7 @@ class Synthetic:
     resumable: ClassVar[bool] = True
     counts_reads: ClassVar[bool] = True  # of which there are none
     drops_cache: ClassVar[bool] = False
+    pinned = None
 
     name: str
     train_samples: int | None = None
@@ -37,10 +38,6 @@ class Synthetic:
             if value is not None and value < least:
                 raise UserError(f"loader.{key}={value} must be at least {least}, or null for all samples")
 
-    @property
-    def pinned(self) -> None:
-        return None
-
     def parallelism(self) -> dict[str, int | None]:
         return {}
 
@@ -48,11 +45,11 @@ class Synthetic:
         """Replaces every data set."""
 
     def open(self, dataset: Dataset, request: Request) -> SyntheticFeed:
-        def samples(train: bool) -> int:
-            return len(dataset.split(train, request.model, request.seed))
-
-        train = samples(True) if self.train_samples is None else self.train_samples
-        return SyntheticFeed(train, samples(False) if self.val_samples is None else self.val_samples, request)
+        train, val = (
+            len(dataset.split(train, request.model, request.seed)) if samples is None else samples
+            for train, samples in ((True, self.train_samples), (False, self.val_samples))
+        )
+        return SyntheticFeed(train, val, request)
 
 
 class SyntheticFeed:

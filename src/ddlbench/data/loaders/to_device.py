@@ -40,14 +40,12 @@ class ToDevice:
     def __call__(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """The batches of one epoch, in their order, images as float32."""
         if self._side is None:
-            return (self._ready(batch, bool(batch.valid.all())) for batch in batches)
-        return self._one_ahead(batches, self._side)
-
-    def _one_ahead(self, batches: Iterator[Batch], side: torch.cuda.Stream) -> Iterator[Batch]:
-        coming = self._send(batches, side)
+            yield from (self._ready(batch, bool(batch.valid.all())) for batch in batches)
+            return
+        coming = self._send(batches, self._side)
         while coming is not None:
             ready = self._receive(*coming)
-            coming = self._send(batches, side)
+            coming = self._send(batches, self._side)
             yield ready
 
     def _send(self, batches: Iterator[Batch], side: torch.cuda.Stream) -> Sent | None:

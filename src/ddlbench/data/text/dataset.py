@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from ddlbench.data.staging import SPLITS, StagedFiles, node_folder
-from ddlbench.data.text.files import find_texts, is_current, is_made, token_path
-from ddlbench.data.text.token_file import TokenFile
+from ddlbench.data.text.token_file import TokenFile, is_current, is_made, token_path
 from ddlbench.data.text.tokenizer import TokenizerFiles, table_path, tokenize_file
 from ddlbench.data.text.windows import RawText, TokenSplit, line_table
 from ddlbench.errors import UserError
 from ddlbench.job import Model
 
 TOKENIZE = ("ahead", "on_the_fly")
+# Training and validation text as WikiText and others name them; the first complete pair counts.
+PAIRS = (("wiki.train.raw", "wiki.valid.raw"), ("wiki.train.tokens", "wiki.valid.tokens"), ("train.txt", "valid.txt"))
 
 
 @dataclass
@@ -151,7 +152,7 @@ class TokenText:
         """hash: of the tokens and the tokenizer. All sizes are of the whole text, so under a val_limit, which is in
         windows of the model, those of the validation text are None: a perplexity per word would be of other words."""
         train, val = (self.open(part).index for part in (True, False))
-        whole = self.val_limit is None
+        complete = self.val_limit is None
         digest = hashlib.sha256(
             " ".join((train.sha256, val.sha256, train.tokenizer_hash)).encode(errors="backslashreplace")
         )
@@ -162,9 +163,9 @@ class TokenText:
             "train_tokens": train.tokens,
             "train_words": train.words,
             "train_lines": train.lines,
-            "val_tokens": val.tokens if whole else None,
-            "val_words": val.words if whole else None,
-            "val_lines": val.lines if whole else None,
+            "val_tokens": val.tokens if complete else None,
+            "val_words": val.words if complete else None,
+            "val_lines": val.lines if complete else None,
             "tokenizer": train.tokenizer,
             "vocab_size": train.vocab_size,
         }
@@ -210,3 +211,23 @@ def _fits_vocabulary(what: str, needed: int, model: Model) -> None:
             f"{what} has a vocabulary of {needed}, the model's is {model.outputs()}: "
             f"give model.vocab_size={needed} or more, or another data.tokenizer="
         )
+
+
+def find_texts(root: str | None, train: str | None, valid: str | None) -> tuple[Path, Path]:
+    """Training and validation text in `root`, under the names given or else a pair of PAIRS.
+
+    Raises UserError with the expected files where something is missing.
+    """
+    pairs = [(train, valid)] if train and valid else list(PAIRS)
+    layout = "; or ".join(" and ".join(pair) for pair in pairs)
+    if root is None:
+        raise UserError(f"data.root is not set: give data.root=FOLDER, a folder that holds {layout}")
+    folder = Path(root).expanduser()
+    if not folder.is_dir():
+        raise UserError(f"data.root={root} is not a folder: it must hold {layout}")
+    for pair in pairs:
+        first, second = (folder / name for name in pair)
+        if first.is_file() and second.is_file():
+            return first, second
+    present = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
+    raise UserError(f"data.root={root} holds {present}: it must hold {layout} (other names: data.train=, data.valid=)")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,7 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ddlbench.data.foreign_data import made_of, read_format, regular_size
+from ddlbench.data.foreign_data import from_json, read_format, regular_size, sha256_of
+from ddlbench.data.home import home
 from ddlbench.errors import UserError
 from ddlbench.files import replacing
 
@@ -65,7 +67,7 @@ class TokenFile:
         about = path.with_suffix(".json")
         again = f"if it is a copy, copy it again; else delete it and {about.name}, and it is made again"
         try:
-            index = made_of(TokenIndex, read_format(about, FORMAT, again))
+            index = from_json(TokenIndex, read_format(about, FORMAT, again))
             if index.dtype not in DTYPES:
                 raise ValueError(f"dtype is {index.dtype[:40]!a}")
         except OSError as error:
@@ -74,9 +76,9 @@ class TokenFile:
             raise
         except ValueError as error:
             raise UserError(f"{about} is not the index of a token file ({error}): {again}") from error
-        expected, found = index.tokens * np.dtype(index.dtype).itemsize, regular_size(path)
-        if found != expected:
-            raise UserError(f"token file {path} has {found or 0} bytes, its index says {expected}: {again}")
+        expected, size = index.tokens * np.dtype(index.dtype).itemsize, regular_size(path)
+        if size != expected:
+            raise UserError(f"token file {path} has {size or 0} bytes, its index says {expected}: {again}")
         return cls(path, index)
 
     def read(self) -> NDArray[Any]:
@@ -108,6 +110,39 @@ def write_index(path: Path, index: TokenIndex) -> None:
     """Write the index of token file `path`."""
     with replacing(path.with_suffix(".json")) as file:
         file.write(json.dumps(asdict(index), indent=2).encode() + b"\n")
+
+
+def token_path(text: Path, tokenizer_hash: str, cache_dir: str | None) -> Path:
+    """The token file of a text: the text itself if that is one, else a name for this text and tokenizer in
+    `cache_dir`, or beside the text, or in the program's own folder where the text's cannot be written."""
+    if text.suffix == ".bin":
+        return text
+    # The size keeps texts of the same name apart in one cache.
+    name = f"{text.name}-{text.stat().st_size}-{tokenizer_hash[:8]}.bin"
+    if cache_dir is not None:
+        return Path(cache_dir).expanduser() / name
+    beside = text.with_name(name)
+    return beside if beside.exists() or os.access(text.parent, os.W_OK) else home() / "tokens" / name
+
+
+def is_made(text: Path, target: Path) -> bool:
+    """Whether there is a token file to open. One without an index is incomplete and does not count."""
+    return text == target or target.with_suffix(".json").exists()
+
+
+def is_current(text: Path, target: Path) -> bool:
+    """Whether the token file is of this very text. The text is read only if its modification time has changed."""
+    if text == target or not is_made(text, target):
+        return text == target
+    index = TokenFile.open(target).index
+    return index.source_modified_ns == text.stat().st_mtime_ns or index.source_sha256 == sha256_of(text)
+
+
+def token_files(place: Path) -> list[Path]:
+    """`place` if it is a token file by its name, else the token files in that folder."""
+    if place.suffix == ".bin":
+        return [place]
+    return [path for path in sorted(place.glob("*.bin")) if path.with_suffix(".json").is_file()]
 
 
 def _stored(dtype: str) -> np.dtype[Any]:

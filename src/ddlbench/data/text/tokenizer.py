@@ -106,11 +106,11 @@ def gpt2_tokenizer(vocab: Path, merges: Path) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    known = tokenizer.get_vocab()
-    missing = len(set(pre_tokenizers.ByteLevel.alphabet()) - set(known))
+    tokens = tokenizer.get_vocab()
+    missing = len(set(pre_tokenizers.ByteLevel.alphabet()) - set(tokens))
     if missing:
         raise UserError(f"{vocab} is not GPT-2's: {missing} of the 256 bytes have no token; give GPT-2's vocab.json")
-    if END_OF_TEXT in known:
+    if END_OF_TEXT in tokens:
         tokenizer.add_special_tokens([END_OF_TEXT])
     return tokenizer
 

@@ -66,7 +66,7 @@ class TokenSplit:
         return self.file.read()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the text: a worker opens its own, instead of being sent the whole of it."""
+        """Without the text, because every worker opens the text itself."""
         return {key: value for key, value in self.__dict__.items() if key != "tokens"}
 
 

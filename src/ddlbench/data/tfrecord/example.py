@@ -13,7 +13,6 @@ All that reads raises ValueError for bytes that are nothing of the kind.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import chain
 
 DELIMITED = 2  # wire type
 BYTES_LIST, INT64_LIST = 1, 3
@@ -23,8 +22,14 @@ Extent = tuple[int, int]  # where something begins and ends
 
 def encode(features: Mapping[str, bytes | int]) -> bytes:
     """Features of one value each, by name. Numbers must not be negative."""
-    entries = chain.from_iterable(_entry(name, features[name]) for name in sorted(features))
-    return b"".join(_delimited(1, list(entries)))
+    entries = b""
+    for name, value in sorted(features.items()):
+        if isinstance(value, bytes):
+            feature = _delimited(BYTES_LIST, _delimited(1, value))
+        else:
+            feature = _delimited(INT64_LIST, _delimited(1, _varint(value)))
+        entries += _delimited(1, _delimited(1, name.encode()) + _delimited(2, feature))
+    return _delimited(1, entries)
 
 
 def features(data: memoryview, example: Extent) -> dict[str, Extent]:
@@ -33,34 +38,30 @@ def features(data: memoryview, example: Extent) -> dict[str, Extent]:
     return {bytes(data[slice(*one(data, entry, 1))]).decode(): one(data, entry, 2) for entry in entries}
 
 
-def bytes_of(data: memoryview, found: Mapping[str, Extent], name: str) -> Extent:
-    """Where the bytes of a feature lie, which has this one value; `found`: all features, as `features` gives them."""
-    return _value(data, found, name, BYTES_LIST)
+def bytes_of(data: memoryview, extents: Mapping[str, Extent], name: str, kind: int = BYTES_LIST) -> Extent:
+    """Where the bytes of a feature lie, which has this one value; `extents`: all features, as `features` gives them."""
+    if name not in extents:
+        raise ValueError(f"it has no {name}")
+    try:
+        return one(data, one(data, extents[name], kind), 1)
+    except ValueError as error:
+        raise ValueError(f"{name} is not one value of type {'bytes' if kind == BYTES_LIST else 'int'}") from error
 
 
-def number_of(data: memoryview, found: Mapping[str, Extent], name: str) -> int:
+def number_of(data: memoryview, extents: Mapping[str, Extent], name: str) -> int:
     """Packed or not, the number is where the field begins."""
-    place, end = _value(data, found, name, INT64_LIST)
+    place, end = bytes_of(data, extents, name, INT64_LIST)
     number, behind = varint(data, place, end)
     if behind != end:
         raise ValueError(f"{name} is not one value of type int")
     return number
 
 
-def _value(data: memoryview, found: Mapping[str, Extent], name: str, kind: int) -> Extent:
-    if name not in found:
-        raise ValueError(f"it has no {name}")
-    try:
-        return one(data, one(data, found[name], kind), 1)
-    except ValueError as error:
-        raise ValueError(f"{name} is not one value of type {'bytes' if kind == BYTES_LIST else 'int'}") from error
-
-
 def one(data: memoryview, message: Extent, number: int) -> Extent:
-    found = list(fields(data, message, number))
-    if len(found) != 1:
-        raise ValueError(f"{len(found)} fields of number {number} where 1 is expected")
-    return found[0]
+    values = list(fields(data, message, number))
+    if len(values) != 1:
+        raise ValueError(f"{len(values)} fields of number {number} where 1 is expected")
+    return values[0]
 
 
 def fields(data: memoryview, message: Extent, wanted: int) -> Iterator[Extent]:
@@ -96,25 +97,12 @@ def varint(data: memoryview, place: int, end: int) -> tuple[int, int]:
     raise ValueError(f"no number ends between bytes {place} and {min(end, place + 10)}")
 
 
-def _entry(name: str, value: bytes | int) -> list[bytes]:
-    if isinstance(value, bytes):
-        feature = _delimited(BYTES_LIST, _delimited(1, [value]))
-    else:
-        feature = _delimited(INT64_LIST, _delimited(1, [_varint(value)]))
-    return _delimited(1, [*_delimited(1, [name.encode()]), *_delimited(2, feature)])
-
-
-def _delimited(number: int, content: list[bytes]) -> list[bytes]:
-    """In pieces, as `content` is: joined at every level, an image would be copied six times."""
-    return [_varint(number << 3 | DELIMITED), _varint(sum(map(len, content))), *content]
+def _delimited(number: int, content: bytes) -> bytes:
+    """A field with a length."""
+    return _varint(number << 3 | DELIMITED) + _varint(len(content)) + content
 
 
 def _varint(value: int) -> bytes:
-    """Seven bits a byte, the lowest first; the eighth bit says that more follow."""
-    assert value >= 0, value
-    groups = bytearray()
-    while value > 0x7F:
-        groups.append(value & 0x7F | 0x80)
-        value >>= 7
-    groups.append(value)
-    return bytes(groups)
+    """What `varint` reads."""
+    groups = [value >> shift & 0x7F for shift in range(0, max(1, value.bit_length()), 7)]
+    return bytes([*(group | 0x80 for group in groups[:-1]), groups[-1]])

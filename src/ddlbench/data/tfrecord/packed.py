@@ -21,7 +21,7 @@ import numpy as np
 from numpy.random import RandomState
 from numpy.typing import NDArray
 
-from ddlbench.data.foreign_data import made_of, read_format, regular_size
+from ddlbench.data.foreign_data import from_json, read_format, regular_size
 from ddlbench.data.tfrecord.example import Extent, bytes_of, encode, features, number_of
 from ddlbench.data.tfrecord.records import Span, read_index
 from ddlbench.errors import UserError
@@ -93,9 +93,9 @@ class PackedImage:
 
 def read_image(data: memoryview, example: Extent) -> tuple[int, bytes, Extent]:
     """Label and filename of the image in an Example, and where its bytes lie. Raises ValueError as `PackedImage.of`."""
-    found = features(data, example)
-    filename, encoded = bytes_of(data, found, FILENAME), bytes_of(data, found, ENCODED)
-    return number_of(data, found, LABEL), bytes(data[slice(*filename)]), encoded
+    extents = features(data, example)
+    filename, encoded = bytes_of(data, extents, FILENAME), bytes_of(data, extents, ENCODED)
+    return number_of(data, extents, LABEL), bytes(data[slice(*filename)]), encoded
 
 
 def order(split: str, samples: int) -> NDArray[np.int64]:
@@ -121,8 +121,8 @@ def open_pack(folder: Path) -> Pack:
         path = folder / shard.file
         size = regular_size(path)
         if size != shard.bytes:
-            found = "is missing" if size is None else f"has {size} bytes, {MANIFEST} says {shard.bytes}"
-            raise UserError(f"shard {path} {found}: {AGAIN}")
+            fault = "is missing" if size is None else f"has {size} bytes, {MANIFEST} says {shard.bytes}"
+            raise UserError(f"shard {path} {fault}: {AGAIN}")
         spans = index_of(index_path(path))
         if isinstance(spans, str):
             raise UserError(f"{spans}: {AGAIN}")
@@ -163,7 +163,7 @@ def read_manifest(folder: Path) -> Pack:
 
 def _shards(split: str, content: object) -> tuple[Shard, ...]:
     """Each once, and none outside the split's folder."""
-    shards = tuple(made_of(Shard, shard) for shard in _list(content))
+    shards = tuple(from_json(Shard, shard) for shard in _list(content))
     files = [shard.file for shard in shards]
     if odd := next((file for file in files if not (file.startswith(f"{split}/") and SHARD.fullmatch(file))), None):
         raise ValueError(f"{odd[:40]!a} is no shard of {split}")

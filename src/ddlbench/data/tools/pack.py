@@ -9,16 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
-from ddlbench.data.foreign_data import made_of, regular_size, sha256_of
+from ddlbench.data.foreign_data import from_json, regular_size, sha256_of
 from ddlbench.data.images.index import Files, FolderLayout, Index, prepare_index
 from ddlbench.data.processes import in_processes
 from ddlbench.data.tfrecord.packed import (
@@ -48,13 +47,13 @@ READ_AHEAD = 4  # images at once: a disk, and a parallel file system even more, 
 
 @dataclass(frozen=True)
 class ShardToMake:
-    """One shard to make in set `target`. images: (<class>/<name>, label, bytes); known: the shard as made before."""
+    """One shard to make in set `target`. images: (<class>/<name>, label, bytes); earlier: of an earlier attempt"""
 
     target: Path
     file: str
     source: Path
     images: tuple[tuple[str, int, int], ...]
-    known: Shard | None = None
+    earlier: Shard | None = None
 
 
 def pack(layout: FolderLayout, target: Path, shard_bytes: int, processes: int) -> Pack:
@@ -67,44 +66,51 @@ def pack(layout: FolderLayout, target: Path, shard_bytes: int, processes: int) -
     index = prepare_index(layout, None)
     counts = {split: shard_count(files, shard_bytes) for split, files in index.splits.items()}
     plan = {"format": FORMAT, "hash": index.hash, "shards": counts}
-    total, made, progress = sum(counts.values()), dict[str, Shard](), Progress(enabled=True)
+    total, finished, progress = sum(counts.values()), dict[str, Shard](), Progress(enabled=True)
     processes = min(processes, total)
     try:
-        known = made_before(target, plan)
-        with unfinished_pack(target, [plan, *map(asdict, known.values())]) as lines:
-            again = f"; {len(known)} exist already and are checked" if known else ""
-            progress.say(f"packing {total} shards into {target}, {processes} at a time{again}")
-            shards = in_processes(make_shard, _jobs(target, layout, index, counts, known), processes)
+        earlier = earlier_shards(target, plan)
+        for split in SPLITS:
+            (target / split).mkdir(parents=True, exist_ok=True)
+        with replacing(target / UNFINISHED) as ledger:
+            ledger.writelines(map(_line, [plan, *map(asdict, earlier.values())]))
+        again = f"; {len(earlier)} exist already and are checked" if earlier else ""
+        progress.say(f"packing {total} shards into {target}, {processes} at a time{again}")
+        shards = in_processes(make_shard, _jobs(target, layout, index, counts, earlier), processes)
+        with (target / UNFINISHED).open("ab", buffering=0) as ledger:
             for shard in progress.steps(shards, total, "packing, shard", "shards"):
-                made[shard.file] = shard
-                lines.write(_line(asdict(shard)))
-        splits = {split: [made[file] for file in sorted(made) if file.startswith(f"{split}/")] for split in SPLITS}
-        whole = Pack(FORMAT, index.hash, index.classes, {name: PackedSplit.of(tuple(splits[name])) for name in SPLITS})
+                finished[shard.file] = shard
+                ledger.write(_line(asdict(shard)))
+        splits = {
+            split: PackedSplit.of(tuple(finished[file] for file in sorted(finished) if file.startswith(f"{split}/")))
+            for split in SPLITS
+        }
+        packed = Pack(FORMAT, index.hash, index.classes, splits)
         with replacing(target / MANIFEST) as file:
-            file.write(json.dumps(asdict(whole), indent=1).encode() + b"\n")
+            file.write(json.dumps(asdict(packed), indent=1).encode() + b"\n")
         (target / UNFINISHED).unlink()
     except OSError as error:
         raise _cannot_write(error.filename or target, error) from error
-    return whole
+    return packed
 
 
 def shard_count(files: Files, shard_bytes: int) -> int:
     return min(len(files), max(1, -(-int(files.sizes.sum()) // shard_bytes)))
 
 
-def made_before(target: Path, plan: dict[str, Any]) -> dict[str, Shard]:
+def earlier_shards(target: Path, plan: dict[str, Any]) -> dict[str, Shard]:
     """The shards that earlier attempts at `plan` made, by file. Raises UserError where `target` is of another plan."""
     if (target / MANIFEST).is_file():
-        found = read_manifest(target)
-        sizes = {split: len(found.splits[split].shards) for split in SPLITS}
-        _same({"format": found.format, "hash": found.hash, "shards": sizes}, plan, target)
-        return {shard.file: shard for shard in found.shards}
+        manifest = read_manifest(target)
+        sizes = {split: len(manifest.splits[split].shards) for split in SPLITS}
+        _same({"format": manifest.format, "hash": manifest.hash, "shards": sizes}, plan, target)
+        return {shard.file: shard for shard in manifest.shards}
     if is_packed(target):
         path = target / UNFINISHED
         try:  # a killed attempt may leave half a line at the end, or none
             lines = [line for line in read_bytes(path).splitlines(keepends=True) if line.endswith(b"}\n")]
-            begun, *known = map(parse, lines or [b"{}"])
-            shards = [made_of(Shard, shard) for shard in known]
+            begun, *entries = map(parse, lines or [b"{}"])
+            shards = [from_json(Shard, shard) for shard in entries]
         except ValueError as error:
             raise UserError(
                 f"{path} is not what an earlier attempt leaves ({error}): delete it and pack again"
@@ -116,35 +122,12 @@ def made_before(target: Path, plan: dict[str, Any]) -> dict[str, Shard]:
     return {}
 
 
-def _same(found: dict[str, Any], plan: dict[str, Any], target: Path) -> None:
-    if found != plan:
-        what = "these images in other shards" if found.get("hash") == plan["hash"] else "a packed set of other images"
-        odd = [key for key in plan if found.get(key) != plan[key]]
-        differences = ", ".join(f"{shortened(str(found.get(key)), 80)} is not {plan[key]}" for key in odd)
+def _same(other: dict[str, Any], plan: dict[str, Any], target: Path) -> None:
+    if other != plan:
+        what = "these images in other shards" if other.get("hash") == plan["hash"] else "a packed set of other images"
+        odd = [key for key in plan if other.get(key) != plan[key]]
+        differences = ", ".join(f"{shortened(str(other.get(key)), 80)} is not {plan[key]}" for key in odd)
         raise UserError(f"{target} holds {what} ({differences}): give another folder, or delete this one")
-
-
-@contextmanager
-def unfinished_pack(target: Path, lines: list[dict[str, Any]]) -> Generator[BinaryIO]:
-    """pack.unfinished.jsonl with these lines, open for more."""
-    for split in SPLITS:
-        (target / split).mkdir(parents=True, exist_ok=True)
-    _sweep(target)
-    path = target / UNFINISHED
-    with replacing(path) as file:
-        file.write(b"".join(map(_line, lines)))
-    try:
-        with path.open("ab", buffering=0) as file:
-            yield file
-    finally:
-        _sweep(target)
-
-
-def _sweep(target: Path) -> None:
-    """Remove what killed processes left half-written."""
-    for split in SPLITS:
-        for file in (target / split).glob(".?????-of-?????.*.*"):
-            file.unlink(missing_ok=True)
 
 
 def _line(content: dict[str, Any]) -> bytes:
@@ -152,9 +135,9 @@ def _line(content: dict[str, Any]) -> bytes:
 
 
 def _jobs(
-    target: Path, layout: FolderLayout, index: Index, counts: dict[str, int], known: dict[str, Shard]
+    target: Path, layout: FolderLayout, index: Index, counts: dict[str, int], earlier: dict[str, Shard]
 ) -> Iterator[ShardToMake]:
-    """One after another, because the names of a million files as Python strings would take 100 MB."""
+    """Jobs are made one after another, because the names of a million files as Python strings would take 100 MB."""
     for (split, files), source in zip(index.splits.items(), layout.splits, strict=True):
         for number, chosen in enumerate(np.array_split(order(split, len(files)), counts[split])):
             file = f"{split}/{number:05d}-of-{counts[split]:05d}.tfrecord"
@@ -162,45 +145,35 @@ def _jobs(
                 (f"{index.classes[files.labels[i]]}/{files.name(i)}", int(files.labels[i]), int(files.sizes[i]))
                 for i in chosen
             )
-            yield ShardToMake(target, file, source, images, known.get(file))
+            yield ShardToMake(target, file, source, images, earlier.get(file))
 
 
 def make_shard(job: ShardToMake) -> Shard:
     """The shard and its index on disk: those of an earlier attempt if their bytes are still the same, else new ones."""
     path = job.target / job.file
-    if job.known is not None and intact(path, job.known):
-        return job.known
+    if job.earlier is not None and intact(path, job.earlier):
+        return job.earlier
     try:
         with replacing(path) as out:
-            size, sha256 = _write(out, job)
-        make_index(path)
+            size, digest = 0, hashlib.sha256()
+            for (name, label, _), content in zip(job.images, _contents(job), strict=True):
+                written = record(PackedImage(content, label, name).example())
+                out.write(written)
+                digest.update(written)
+                size += len(written)
+        with replacing(index_path(path)) as out:
+            out.write(index_text(spans_of(path)))
     except OSError as error:
         raise _cannot_write(path, error) from error
-    return Shard(job.file, len(job.images), size, sha256)
+    return Shard(job.file, len(job.images), size, digest.hexdigest())
 
 
-def make_index(shard: Path) -> None:
-    with replacing(index_path(shard)) as file:
-        file.write(index_text(spans_of(shard)))
-
-
-def intact(path: Path, known: Shard) -> bool:
+def intact(path: Path, expected: Shard) -> bool:
     try:
-        same = regular_size(path) == known.bytes and sha256_of(path) == known.sha256
+        same = regular_size(path) == expected.bytes and sha256_of(path) == expected.sha256
         return same and read_bytes(index_path(path), LARGEST_INDEX) == index_text(spans_of(path))
     except (OSError, ValueError, BadRecord):
         return False
-
-
-def _write(out: BinaryIO, job: ShardToMake) -> tuple[int, str]:
-    """Bytes written and their sha256."""
-    size, digest = 0, hashlib.sha256()
-    for (name, label, _), content in zip(job.images, _contents(job), strict=True):
-        written = record(PackedImage(content, label, name).example())
-        out.write(written)
-        digest.update(written)
-        size += len(written)
-    return size, digest.hexdigest()
 
 
 def _contents(job: ShardToMake) -> Iterator[bytes]:

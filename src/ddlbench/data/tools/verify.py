@@ -7,14 +7,16 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from operator import call
 from pathlib import Path
 
 from PIL import Image
 
 from ddlbench.data.foreign_data import sha256_of
-from ddlbench.data.images.index import FolderLayout, Index, prepare_index
+from ddlbench.data.images.index import FolderLayout, prepare_index
 from ddlbench.data.processes import in_processes
-from ddlbench.data.text.token_file import TokenFile
+from ddlbench.data.text.token_file import TokenFile, token_files
 from ddlbench.data.tfrecord.packed import (
     LARGEST_INDEX,
     MANIFEST,
@@ -26,7 +28,6 @@ from ddlbench.data.tfrecord.packed import (
     read_manifest,
 )
 from ddlbench.data.tfrecord.records import FRAME, BadRecord, Span, crc32c, index_text, walk
-from ddlbench.data.tools.info import token_files
 from ddlbench.foreign import read_bytes
 from ddlbench.progress import Progress
 
@@ -34,74 +35,61 @@ IMAGES_A_JOB = 256  # of a folder
 
 
 @dataclass(frozen=True)
-class Found:
-    """In a part of a set. counts: samples by (split, class); faults: a line each, with file and offset."""
+class Findings:
+    """Faults of a part of a set. counts: samples by (split, class); faults: a line each, with file and offset."""
 
     counts: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
     faults: list[str] = field(default_factory=list[str])
 
 
-@dataclass(frozen=True)
-class ShardJob:
-    folder: Path
-    split: str
-    shard: Shard
-    classes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class FolderJob:
-    """images: (name of the class, name of the file) in folder/."""
-
-    folder: Path
-    split: str
-    images: tuple[tuple[str, str], ...]
-
-
-def verify_pack(folder: Path, processes: int) -> Iterator[Found]:
-    """Shard by shard, as they are done. Raises UserError where pack.json cannot be used."""
+def verify_pack(folder: Path, processes: int) -> Iterator[Findings]:
+    """Check all shards, in the order in which they finish. Raises UserError where pack.json cannot be used."""
     crc32c()  # a missing library is reported before the work begins
     pack = read_manifest(folder)
-    known = {shard.file for shard in pack.shards}
+    listed = {shard.file for shard in pack.shards}
     present = {f"{split}/{path.name}" for split in SPLITS for path in (folder / split).glob("*.tfrecord")}
-    yield Found(faults=[f"{folder / file}: not in the list of {MANIFEST}" for file in present - known])
-    jobs = (ShardJob(folder, split, shard, pack.classes) for split in SPLITS for shard in pack.splits[split].shards)
-    found = in_processes(verify_shard, jobs, processes)
-    yield from Progress(enabled=True).steps(found, len(known), "verifying, shard", "shards")
+    yield Findings(faults=[f"{folder / file}: not in the list of {MANIFEST}" for file in present - listed])
+    jobs = (
+        partial(verify_shard, folder, split, shard, pack.classes)
+        for split in SPLITS
+        for shard in pack.splits[split].shards
+    )
+    parts = in_processes(call, jobs, processes)
+    yield from Progress(enabled=True).steps(parts, len(listed), "verifying, shard", "shards")
 
 
-def verify_folders(layout: FolderLayout, processes: int) -> Iterator[Found]:
-    """Some images at a time. Raises UserError where the folders cannot be used."""
+def verify_folders(layout: FolderLayout, processes: int) -> Iterator[Findings]:
+    """Check IMAGES_A_JOB images at a time. Raises UserError where the folders cannot be used."""
     index = prepare_index(layout, None)
+    jobs = (
+        partial(verify_images, folder, split, tuple((index.classes[files.labels[i]], files.name(i)) for i in images))
+        for (split, files), folder in zip(index.splits.items(), layout.splits, strict=True)
+        for start in range(0, len(files), IMAGES_A_JOB)
+        for images in [range(start, min(start + IMAGES_A_JOB, len(files)))]
+    )
     total = sum(-(-len(files) // IMAGES_A_JOB) for files in index.splits.values())
-    found = in_processes(verify_images, _folder_jobs(layout, index), processes)
-    yield from Progress(enabled=True).steps(found, total, f"verifying, {IMAGES_A_JOB} images", "parts")
+    parts = in_processes(call, jobs, processes)
+    yield from Progress(enabled=True).steps(parts, total, f"verifying, {IMAGES_A_JOB} images", "parts")
 
 
-def _folder_jobs(layout: FolderLayout, index: Index) -> Iterator[FolderJob]:
-    for (split, files), folder in zip(index.splits.items(), layout.splits, strict=True):
-        for start in range(0, len(files), IMAGES_A_JOB):
-            chosen = range(start, min(start + IMAGES_A_JOB, len(files)))
-            yield FolderJob(folder, split, tuple((index.classes[files.labels[i]], files.name(i)) for i in chosen))
-
-
-def verify_images(job: FolderJob) -> Found:
-    found = Found()
-    for label, name in job.images:
-        path = job.folder / label / name
+def verify_images(folder: Path, split: str, images: tuple[tuple[str, str], ...]) -> Findings:
+    """images: (name of the class, name of the file) in folder/."""
+    findings = Findings()
+    for label, name in images:
+        path = folder / label / name
         try:
             fault = image_fault(path.read_bytes())
         except OSError as error:
             fault = f"cannot be read ({error.strerror})"
-        found.counts[job.split, label] += 1
-        found.faults.extend([f"{path}: {fault}"] if fault else [])
-    return found
+        findings.counts[split, label] += 1
+        findings.faults.extend([f"{path}: {fault}"] if fault else [])
+    return findings
 
 
-def verify_shard(job: ShardJob) -> Found:
-    """All records are looked at; an unreadable file is one fault. The index is compared where all lengths are right,
-    the whole shard's checksum where all records' are."""
-    found, path = Found(), job.folder / job.shard.file
+def verify_shard(folder: Path, split: str, shard: Shard, classes: tuple[str, ...]) -> Findings:
+    """Check every record; an unreadable file is one fault. The index is compared where all lengths are right, the
+    shard's checksum where all records' checksums are."""
+    findings, path = Findings(), folder / shard.file
     try:
         index, size = index_of(index_path(path)), path.stat().st_size
         expected = [] if isinstance(index, str) else index
@@ -115,28 +103,28 @@ def verify_shard(job: ShardJob) -> Found:
                 faults = [f"{payload}{lost}"]
             else:
                 spans.append((offset, len(payload) + FRAME))
-                faults = _record(payload, job, found)
-            found.faults.extend(f"{path}, offset {offset}: {fault}" for fault in faults)
+                faults = _record(payload, split, classes, findings)
+            findings.faults.extend(f"{path}, offset {offset}: {fault}" for fault in faults)
         framed = all(record.next is not None for record in bad)
-        found.faults.extend(_index_faults(path, index, spans if framed else None))
-        found.faults.extend(_shard_faults(path, job.shard, len(spans), size, sound=not bad))
+        findings.faults.extend(_index_faults(path, index, spans if framed else None))
+        findings.faults.extend(_shard_faults(path, shard, len(spans), size, sound=not bad))
     except OSError as error:
-        found.faults.append(f"{path}: cannot be read ({error.strerror})")
-    return found
+        findings.faults.append(f"{path}: cannot be read ({error.strerror})")
+    return findings
 
 
-def _record(payload: bytes, job: ShardJob, found: Found) -> Iterator[str]:
+def _record(payload: bytes, split: str, classes: tuple[str, ...], findings: Findings) -> Iterator[str]:
     """What is wrong with a record whose checksums are right."""
     try:
         image = PackedImage.of(payload)
     except ValueError as error:
         yield f"not an image's tf.train.Example ({error})"
         return
-    if not image.label < len(job.classes):
-        yield f"{image.filename} has label {image.label}, there are {len(job.classes)} classes"
+    if not image.label < len(classes):
+        yield f"{image.filename} has label {image.label}, there are {len(classes)} classes"
         return
-    label = job.classes[image.label]
-    found.counts[job.split, label] += 1
+    label = classes[image.label]
+    findings.counts[split, label] += 1
     if not image.filename.startswith(f"{label}/"):
         yield f"{image.filename} has the label of class {label}"
     if fault := image_fault(image.encoded):
@@ -158,7 +146,7 @@ def _index_faults(path: Path, index: list[Span] | str, spans: list[Span] | None)
 
 
 def _shard_faults(path: Path, shard: Shard, records: int, size: int, sound: bool) -> Iterator[str]:
-    """Against pack.json: a shard may be faultless and yet not the one that was packed."""
+    """Compare a shard with pack.json: a shard without faults may not be the one that was packed."""
     if size != shard.bytes or (sound and records != shard.samples):
         yield f"{path}: {records} records, {size} bytes; {MANIFEST} says {shard.samples} and {shard.bytes}"
     elif sound and sha256_of(path) != shard.sha256:
@@ -166,7 +154,7 @@ def _shard_faults(path: Path, shard: Shard, records: int, size: int, sound: bool
 
 
 def image_fault(content: bytes) -> str | None:
-    """Why the bytes are no whole image, None where they are one."""
+    """Why the bytes cannot be decoded to a complete image; None where they can."""
     try:
         with warnings.catch_warnings(), Image.open(io.BytesIO(content)) as image:
             warnings.simplefilter("ignore")
@@ -179,11 +167,11 @@ def image_fault(content: bytes) -> str | None:
     return None
 
 
-def verify_tokens(place: Path) -> Iterator[Found]:
+def verify_tokens(place: Path) -> Iterator[Findings]:
     """The bytes of every token file against its index. Raises UserError where an index or a size is wrong."""
     for path in token_files(place):
         tokens, index = TokenFile.open(path), path.with_suffix(".json").name
         faults = [] if sha256_of(path) == tokens.index.sha256 else [f"{path}: its sha256 is not the one in {index}"]
         if not faults and tokens.index.tokens and (largest := int(tokens.read().max())) >= tokens.index.vocab_size:
             faults.append(f"{path}: it has token {largest}, the vocabulary in {index} {tokens.index.vocab_size}")
-        yield Found(faults=faults)
+        yield Findings(faults=faults)

@@ -62,8 +62,8 @@ class DeepSpeed(DeepSpeedOptions):
 
 
 def share_world_group() -> None:
-    """The engine reduces in the group that it finds in this place. Else it would make a second one of all ranks, with
-    torch's default timeout, at its first operation."""
+    """Let the engine reduce in the world's group. It would make a second group of all ranks, with torch's default
+    timeout, at its first operation."""
     from deepspeed.utils import groups
 
     groups._WORLD_GROUP = dist.group.WORLD  # pyright: ignore[reportPrivateUsage]
@@ -124,8 +124,7 @@ class ZeroTrainer:
         """Nothing is in flight between steps."""
 
     def state(self) -> dict[str, Tensor] | None:
-        """Tensor by tensor, so that no device need hold the whole model; in fp32, also where the model's own copy is
-        not."""
+        """Tensor by tensor, so that no device holds the whole model; in fp32, also where the model is in 16 bits."""
         from deepspeed.utils import safe_get_full_fp32_param
 
         self.statistics.synchronize()
@@ -161,15 +160,11 @@ class ZeroTrainer:
         steps = {"global_steps": self.engine.global_steps, "skipped_steps": self.engine.skipped_steps}
         return {**steps, "applied": self.applied, "synchronised": self.statistics.synchronized}
 
+    @torch.no_grad()
     def restore(self, numbers: Mapping[str, Any]) -> None:
-        self._take_restored()
+        """The partitions have been overwritten: make the model's weights from them, as after an update. Collective."""
         self.engine.global_steps, self.engine.skipped_steps = numbers["global_steps"], numbers["skipped_steps"]
         self.applied, self.statistics.synchronized = numbers["applied"], numbers["synchronised"]
-
-    @torch.no_grad()
-    def _take_restored(self) -> None:
-        """The partitions have been overwritten: make the weights that the model computes with of them, as after an
-        update. Collective."""
         zero, stage = self.engine.optimizer, self.knobs.zero_stage
         if stage in (1, 2):
             zero.update_lp_params()
@@ -206,8 +201,8 @@ class ZeroTrainer:
 
 
 def device_index(device: torch.device, local_rank: int) -> AbstractContextManager[None]:
-    """The environment in which LOCAL_RANK is the index of this rank's device, as the engine takes it in set-up and in
-    steps; it is another number where each task sees one GPU (--gpus-per-task=1). Under Open MPI the engine wants the
-    launcher's variable to say the same."""
+    """The environment in which LOCAL_RANK is the index of this rank's device, as the engine reads it in set-up and in
+    steps; the launcher's number differs where each task sees one GPU (--gpus-per-task=1). Under Open MPI the engine
+    wants the launcher's variable to have the same value."""
     names = [name for name in ("LOCAL_RANK", OPEN_MPI[2]) if name == "LOCAL_RANK" or name in os.environ]
     return environment(dict.fromkeys(names, str(device.index if device.type == "cuda" else local_rank)))

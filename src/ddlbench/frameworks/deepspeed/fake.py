@@ -1,9 +1,9 @@
 """DeepSpeed as one rank of a world that does not exist (ranks/fake/fake.py): a GPU without a driver, ranks that agree.
 
 Replaced are only its accelerator object, of which DeepSpeed asks everything about devices, the comparison of numbers
-with those of rank 0, and the answer whether a gradient of fp16 overflowed. torch.cuda.is_available stays as it is, for
-other libraries choose kernels by it. Stage 3 puts its own function in the place of torch.nn.functional.linear and
-leaves it there: the next framework that is rehearsed must find torch's.
+with those of rank 0, and the answer whether a gradient of fp16 overflowed. torch.cuda.is_available stays as it is,
+because other libraries choose kernels by it. Stage 3 replaces torch.nn.functional.linear by its own function and leaves
+it there: the next framework that is rehearsed must find torch's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def answers(device: torch.device) -> list[Answer]:
     import_deepspeed(device if torch.cuda.is_available() else torch.device("cpu"))
     utils = import_module("deepspeed.runtime.zero.utils")
     given: list[Answer] = [
-        (utils, "get_lst_from_rank0", _own),
+        (utils, "get_lst_from_rank0", list),  # its own numbers
         (utils, "assert_lst_len_same_as_other_ranks", returning(None)),
         (functional, "linear", functional.linear),
     ]
@@ -48,10 +48,6 @@ def _finite(check: Callable[..., bool]) -> Callable[..., bool]:
         return False
 
     return call
-
-
-def _own(numbers: list[int]) -> list[int]:
-    return numbers
 
 
 def gpu() -> Any:

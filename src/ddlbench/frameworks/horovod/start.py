@@ -1,9 +1,9 @@
-"""Bring Horovod up on ranks that have met already, with any launcher: horovodrun is not needed.
+"""Start Horovod on ranks that torch has connected, with any launcher: horovodrun is not needed.
 
-Its ranks find each other through a small key-value server, of which horovodrun tells them by environment variables
-(docs of Horovod 0.28, "Horovod with Gloo"; horovod/common/gloo/gloo_context.cc reads them). Here rank 0 runs
-that server, and the group that the ranks have met in carries its port. Without the variables every rank would be a
-world of its own and say nothing.
+Its ranks find each other through a small key-value server, whose address horovodrun gives them in environment variables
+(docs of Horovod 0.28, "Horovod with Gloo"; horovod/common/gloo/gloo_context.cc reads them). Here rank 0 runs that
+server, and torch's group sends its port to the others. Without the variables every rank would be alone in a world, and
+no error would say so.
 """
 
 from __future__ import annotations
@@ -24,12 +24,10 @@ from ddlbench.job import Job
 from ddlbench.ranks.control import all_gather, barrier
 from ddlbench.ranks.launchers import HYDRA, OPEN_MPI, PMIX_RANK
 
-MPI_RANKS = OPEN_MPI[0], HYDRA[0], PMIX_RANK
-
 
 def started_by_mpi() -> bool:
     """Whether an MPI library would find its ranks. torchrun's are not MPI's, even inside a job that is."""
-    return "RANK" not in os.environ and any(name in os.environ for name in MPI_RANKS)
+    return "RANK" not in os.environ and any(name in os.environ for name in (OPEN_MPI[0], HYDRA[0], PMIX_RANK))
 
 
 def start(hvd: Any, job: Job, variables: Mapping[str, str]) -> None:

@@ -38,7 +38,7 @@ class InFlight:
     def started(self, *args: Any, **kwargs: Any) -> int:
         handle: int = self.start(*args, **kwargs)
         if profiling():
-            # They end nearly in the order of their start: to ask for all of them would cost more than it shows.
+            # They end nearly in the order of their start: asking for all of them would cost more than it shows.
             for earlier in list(self.open):
                 if not self.poll(earlier):
                     break

@@ -1,4 +1,4 @@
-"""What a rank of a pipeline holds of the model: the blocks of its stages, of each its part, of each part its shard."""
+"""The part of the model that a rank of a pipeline holds: the blocks of its stages, split and sharded where asked."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ddlbench.job import Job
 
 
 def own_edges(plan: Plan, job: Job, part: Part) -> list[Tensor]:
-    """The plan's edges as this rank has them: where ranks share layers, some blocks give a slice of the features."""
+    """The plan's edges on this rank: where ranks share layers, some blocks give this rank's slice of the features."""
     if part.size == 1:
         return plan.edges
     names, styles = [name for name, _ in on_meta(job).named_children()], job.model.tensor_plan()
@@ -71,7 +71,7 @@ class Blocks:
         self.statistics = Statistics(self.model, groups.dp_group)
 
     def reduce(self) -> None:
-        """Average gradients over replicas and sum those of tied parameters. torch's schedule has averaged shards."""
+        """Average gradients over replicas, sum those of tied parameters. torch's schedule has averaged sharded ones."""
         unaveraged = [] if self.sharded else [gradient(parameter) for parameter in self.model.parameters()]
         self.groups.reduce(unaveraged, self.shared)
         self.statistics.mark_changed()
@@ -80,7 +80,7 @@ class Blocks:
         clip_parts(parameters, max_norm, self._counted(), self.groups.norm_group)
 
     def _counted(self) -> list[nn.Parameter]:
-        """What two ends share counts on the first, what all parts of a stage have on the first of them."""
+        """The parameters that this rank adds to the norm: tied ones on the first stage only, unsplit ones on part 0."""
         elsewhere = set[int]() if self.groups.first else {id(parameter) for parameter in self.shared}
         return [
             parameter

@@ -1,4 +1,4 @@
-"""How long the ranks of a pipeline wait for each other: the measured counterpart of `pipeline_schedules.bubble`."""
+"""How long the ranks of a pipeline wait for each other: the measured counterpart of `schedules.bubble`."""
 
 from __future__ import annotations
 
@@ -57,5 +57,5 @@ class BusyClock:
 
     def bubble(self) -> float | None:
         """Share of the ranks' time in which they did not compute: the median over the recent steps of the last epoch
-        that was added up, None before. The same on every rank; waits until every rank has added up."""
+        that was added up, None before. Every rank returns the same; it waits until every rank has added up."""
         return median(1 - busy / schedule for schedule, busy in self.summed.result()) if self.summed else None

@@ -1,5 +1,4 @@
-"""The position of a rank among replicas, stages and parts of layers, and its collectives. No schedule is
-named here."""
+"""The position of a rank among replicas, stages and parts of layers, and its collectives."""
 
 from __future__ import annotations
 
@@ -18,19 +17,20 @@ from ddlbench.frameworks.shared.layout import Layout
 from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.tensor.collectives import Part
 from ddlbench.job import Job, Place
-from ddlbench.ranks.launch import SHARED_GPU, is_fake
+from ddlbench.ranks.launch import is_fake
+from ddlbench.ranks.launchers import SHARED_GPU
 
 
 @dataclass(frozen=True)
 class Groups:
     """A rank's place in a mesh of replicas, parts and stages, and the groups that it is in.
 
-    part: this rank's, among those that share every layer, and with it the tp_group
+    part: this rank's part of every layer, with the tp_group
     pp_group: the ranks of this rank's pipeline, in order
     dp_group: the ranks with the same weights, None with one replica
     embedding_group: first and last rank of this rank's pipeline, None between them; used where a weight is tied
-    norm_group: the ranks of which each has some of the gradients of one update: those of a replica, with shards all;
-        None where it would be a group of its own that no update needs
+    norm_group: the ranks that together hold the gradients of one update: those of a replica, all with shards; None
+        where no update needs such a group
     """
 
     layout: Layout
@@ -68,9 +68,8 @@ class Groups:
         return self.stage_rank == self.layout.pp - 1
 
     def open_links(self, device: torch.device, looped: bool) -> None:
-        """Let NCCL make the communicator of two ranks in which torch's schedules send to a neighbour: otherwise the
-        first step would. looped: the last stage and stage 0 are neighbours too. All ranks take the pairs
-        in one order."""
+        """Let NCCL make the communicators in which torch's schedules send to a neighbour: otherwise the first step
+        would. looped: the last stage and stage 0 are neighbours too. All ranks take the pairs in the same order."""
         if is_fake():
             return
         stages = self.layout.pp

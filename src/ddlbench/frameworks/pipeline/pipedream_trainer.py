@@ -7,9 +7,11 @@ Stage s of p (from 0) is p - 1 - s micro batches behind the last stage with its 
     cool-down     the end of an epoch: the backward passes that are left
 
 `step` takes one minibatch forward; the backward passes of its last micro batches come in the next `step`, or in
-`flush`. What each of p = 3 stages computes in each tick, with one micro batch in each minibatch and with a forward pass
-as long as a backward pass: F3 is the forward pass of minibatch 3, B3 its backward pass. `pipedream` makes an update
-after each B; once the pipeline is full, no stage waits.
+`flush`. updates.py decides which weights a minibatch sees, and when its update is made.
+
+This table shows what each of p = 3 stages computes in each tick, with one micro batch in each minibatch and with a
+forward pass as long as a backward pass: F3 is the forward pass of minibatch 3, B3 its backward pass. `pipedream` makes
+an update after each B; once the pipeline is full, no stage waits.
 
     tick       0   1   2   3   4   5   6   7   8   9
     stage 0   F0  F1  F2   .   .  B0  F3  B1  F4  B2
@@ -28,7 +30,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ddlbench.checkpoint.live import Live
 from ddlbench.frameworks.pipeline.blocks import Blocks
 from ddlbench.frameworks.pipeline.clock import BusyClock
 from ddlbench.frameworks.pipeline.groups import Groups
@@ -49,21 +50,20 @@ class MicroBatch:
 
 
 class Link:
-    """The way to the rank before or behind: neighbours exchange activations for gradients, and never wait in a circle.
+    """The link to a neighbouring stage: both exchange activations for gradients, and no ranks wait in a circle.
 
-    What one end sends and what it gets back in the same turn start together, and both ends take the same turns. So it
-    does not matter whether a send ends at once (gloo) or only when its receiver is there, and all that was started
-    before has ended (NCCL): let rank r and rank r + 1 exchange in turn k, then every rank takes its turns in the order
-    of (k, r), and an order has no circles.
+    In each turn an end starts its send and its receive together, and both ends take the same turns. So a send may end
+    at once (gloo), or only when its receiver is ready and all that was started before has ended (NCCL): if rank r and
+    rank r + 1 exchange in turn k, every rank takes its turns in the order of (k, r), and an order has no circles.
     """
 
     def __init__(self, peer: int, group: dist.ProcessGroup | None, border: Tensor, device: torch.device) -> None:
-        """peer: global rank; border: of the shape and type of what passes, there and back"""
+        """peer: global rank; border: has the shape and the type of what is sent in both directions"""
         self.peer, self.group, self.border, self.device = peer, group, border, device
         self.sending: tuple[Tensor | None, list[dist.Work]] = None, []
 
     def exchange(self, outgoing: Tensor | None, receive: bool) -> Tensor | None:
-        """Start to send, where there is something; wait for what comes, where something does."""
+        """Start to send `outgoing`, if any; with `receive` wait for what the peer sends, and return it."""
         self.wait_for_send()
         operations: list[dist.P2POp] = []
         if outgoing is not None:
@@ -76,12 +76,12 @@ class Link:
             operations.append(dist.P2POp(dist.irecv, incoming, self.peer, self.group))
         works = dist.batch_isend_irecv(operations) if operations else []
         if receive:
-            works.pop().wait()  # of one for each operation the receive; NCCL makes one of all
+            works.pop().wait()  # the receive is the last; NCCL has one work for all operations
         self.sending = outgoing, works
         return incoming
 
     def wait_for_send(self) -> None:
-        """Wait until what was sent has gone: its memory is needed until then."""
+        """Wait until the last send has ended: its memory is needed until then."""
         for work in self.sending[1]:
             work.wait()
         self.sending = None, []
@@ -153,7 +153,7 @@ class PipeDreamTrainer(RankTrainer):
         return [None] * self.micro_batches if batch is None else list(micro_batches(batch, self.micro_batches))
 
     def _receive(self, micro: Batch | None) -> Tensor:
-        """What goes into this stage; in return the stage before gets the last gradient computed here."""
+        """The input of this stage; in exchange the stage before gets the last gradient computed here."""
         if self.before is None:
             assert micro is not None
             return micro.inputs
@@ -163,7 +163,7 @@ class PipeDreamTrainer(RankTrainer):
         return value
 
     def _forward(self, minibatch: Minibatch, micro: Batch | None) -> Tensor:
-        """What leaves this stage; on the last one the loss."""
+        """The output of this stage; on the last one the loss."""
         value = self._receive(micro).requires_grad_(self.before is not None)
         self.weights.use(minibatch.weights)
         with self.clock.computing():
@@ -200,7 +200,7 @@ class PipeDreamTrainer(RankTrainer):
 
     def evaluate(self, batch: Batch | None) -> Tensor | None:
         """The newest weights' outputs, on the last stage."""
-        self._assert_empty()
+        assert not self.in_flight, "flush first"
         self.statistics.synchronize()
         self.model.eval()
         outputs: list[Tensor] = []
@@ -213,20 +213,12 @@ class PipeDreamTrainer(RankTrainer):
         self._wait_for_sends()
         return torch.cat(outputs) if outputs else None
 
-    def _assert_empty(self) -> None:
-        assert not self.in_flight, "flush first"
-
     def state(self) -> dict[str, Tensor] | None:
-        self._assert_empty()
+        assert not self.in_flight, "flush first"
         return self.blocks.state()
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        self._assert_empty()
         self.blocks.load(state)
-
-    def live(self) -> Live:
-        self._assert_empty()
-        return super().live()
 
     def facts(self) -> dict[str, Any]:
         return {**self.knobs, "staleness": self.queue.staleness.by_stage(), "bubble": self.clock.bubble()}

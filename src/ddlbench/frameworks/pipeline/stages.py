@@ -22,8 +22,8 @@ from ddlbench.measure.profiling.spans import FORWARD, span
 def balanced(costs: Sequence[float], stages: int, sending: Sequence[float] | None = None) -> list[int]:
     """Blocks in each of `stages` contiguous stages such that the slowest stage is as fast as it can be.
 
-    A stage is as slow as its computing or as its sending, whichever is slower, for both go on at once (Narayanan et al.
-    2019, section 3.1). costs: of computing each block; sending: of sending each block's output, nothing if None.
+    A stage is as slow as the slower one of its computing and its sending, because they overlap (Narayanan et al.
+    2019, section 3.1). costs: of computing each block; sending: of sending each block's output, None: costs nothing.
     Exact dynamic program over the last cut; of equally good ones the one with the fewest blocks in the first stages.
     """
     assert 1 <= stages <= len(costs)

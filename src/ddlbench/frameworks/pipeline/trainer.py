@@ -56,17 +56,18 @@ class PipelineTrainer(RankTrainer):
         from torch.distributed.pipelining import PipelineStage
         from torch.distributed.pipelining.schedules import get_schedule_class
 
-        edges, count, computing = own_edges(plan, self.job, self.groups.part), len(plan.sizes), self.clock.computing()
+        edges, count = own_edges(plan, self.job, self.groups.part), len(plan.sizes)
+        group, computing = self.groups.pp_group, self.clock.computing()
         stages: list[Any] = []
         for index, stage in self.blocks.stages.items():
             if self.job.compile:
                 stage.blocks.compile()
             before, after = edges[index : index + 2]
-            runs: Any = PipelineStage(stage, index, count, self.job.device, before, after, group=self.groups.pp_group)
-            runs.forward_one_chunk = computing(runs.forward_one_chunk)
-            runs.backward_one_chunk = computing(spanned(BACKWARD, runs.backward_one_chunk))
-            runs.backward_weight_one_chunk = computing(spanned(BACKWARD, runs.backward_weight_one_chunk))
-            stages.append(runs)
+            of_torch: Any = PipelineStage(stage, index, count, self.job.device, before, after, group=group)
+            of_torch.forward_one_chunk = computing(of_torch.forward_one_chunk)
+            for backward in ("backward_one_chunk", "backward_weight_one_chunk"):
+                setattr(of_torch, backward, computing(spanned(BACKWARD, getattr(of_torch, backward))))
+            stages.append(of_torch)
         make: Any = get_schedule_class(SCHEDULES[schedule])
         one_or_more = stages if schedule in LOOPED else stages[0]
         return make(one_or_more, self.micro_batches, loss_fn=computing(self._loss), scale_grads=False)

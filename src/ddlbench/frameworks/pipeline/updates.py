@@ -43,7 +43,7 @@ class Weights:
         ]
 
     def version(self) -> Version:
-        """The newest weights as they are now. `copy_newest` keeps them so while others are updated."""
+        """The newest weights as they are now; `copy_newest` protects them from later updates."""
         return {name: nn.Parameter(newest.data, newest.requires_grad) for name, newest in self.newest.items()}
 
     def use(self, version: Version) -> None:
@@ -54,12 +54,12 @@ class Weights:
             self.in_use = version
 
     def copy_newest(self) -> None:
-        """The newest weights move to memory of their own, before an update that versions given out must not see."""
+        """Copy the newest weights to new memory, before an update that the versions in flight must not see."""
         for newest in self.newest.values():
             newest.data = newest.data.clone()
 
     def take_gradients(self, version: Version) -> None:
-        """What a version's backward passes left becomes the gradient of the newest weights."""
+        """Make the gradient of this version that of the newest weights."""
         for name, newest in self.newest.items():
             newest.grad, version[name].grad = version[name].grad, None
 
@@ -73,7 +73,7 @@ class Staleness:
         self.gathered: AsyncReduction | None = None
 
     def count(self, updates: int) -> None:
-        """An update of this rank's stage; since its gradient's weights there were so many others."""
+        """Count an update of this stage. updates: those made since the weights of its gradient"""
         self.most = max(updates, self.most or 0)
 
     def gather(self) -> None:
@@ -91,13 +91,14 @@ class Staleness:
 
 @dataclass(eq=False)
 class Minibatch:
-    """What one update is made of.
+    """The samples of one update, on one stage.
 
-    index: since the pipeline was empty
-    weights: which all its passes on this stage see
-    updates_when_admitted: that this stage had made
-    backwards: micro batches of which this stage has the gradient
-    sums: of tied weights' gradients; None: not started
+    index: counted since the pipeline was empty
+    rate: learning rate of its update
+    weights: the version that all its passes on this stage see
+    updates_when_admitted: number of updates that this stage had made
+    backwards: number of its micro batches whose backward pass has ended on this stage
+    sums: all-reduces of tied weights' gradients; None: not started
     """
 
     index: int
@@ -109,7 +110,7 @@ class Minibatch:
 
 
 class UpdateQueue:
-    """Minibatches of which this stage has the whole gradient and has not made the update.
+    """Minibatches whose gradient is complete on this stage and whose update is not made yet.
 
     delayed: an update is made when the minibatch after the next is admitted, so that all stages admit each minibatch
         with the same weights (PipeDream-2BW); otherwise at once

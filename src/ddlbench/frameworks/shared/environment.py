@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def environment(variables: Mapping[str, str]) -> Generator[None]:
-    """They are set within it, and afterwards as before."""
+    """Set the variables within the context; afterwards they are as before."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

@@ -39,7 +39,7 @@ def average(tensors: Sequence[Tensor], group: dist.ProcessGroup | None = None) -
 
 
 def gradient(parameter: nn.Parameter) -> Tensor:
-    """In place: this rank's part of it where the parameter is in shards."""
+    """The gradient itself, no copy; of a sharded parameter this rank's shard."""
     assert parameter.grad is not None
     to_local: Callable[[], Tensor] | None = getattr(parameter.grad, "to_local", None)  # DTensor: a second to import
     return to_local() if to_local else parameter.grad

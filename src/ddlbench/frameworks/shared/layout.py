@@ -55,7 +55,7 @@ class Layout:
 
 
 def divisors(number: int) -> list[int]:
-    """In ascending order."""
+    """All divisors, in ascending order."""
     small = [n for n in range(1, isqrt(number) + 1) if number % n == 0]
     return sorted({*small, *(number // n for n in small)})
 

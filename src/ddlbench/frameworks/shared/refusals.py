@@ -1,4 +1,4 @@
-"""What several frameworks cannot do, in the same words."""
+"""Refusals that several frameworks share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ddlbench.recipe.optimizers import optimizers
 
 
 def check_alike(job: Job, data_size: int) -> None:
-    """What no framework here can do."""
+    """Raise for what no framework supports."""
     job.micro_batches(data_size)
     if job.compile and job.checkpoint_activations:
         raise Unsupported(
@@ -22,13 +22,13 @@ def check_alike(job: Job, data_size: int) -> None:
 
 
 def check_reduction(name: str, job: Job, dtype: str | None = None) -> None:
-    """dtype: in which gradients are summed, where it is not train.reduce_dtype."""
+    """dtype: the type in which gradients are summed; None: train.reduce_dtype"""
     if (dtype or job.reduce_dtype) == "bf16" and job.device.type != "cuda":
         raise Unsupported(f"{name}: gradients in bf16 need NCCL (gloo cannot sum them): use fp16 or fp32 on CPU")
 
 
 def optimizer_of(job: Job) -> Optimizer:
-    """Over a single weight, to see what it is, because the job holds no recipe."""
+    """The job's optimizer over one weight, from which its type and options are read: the job holds no recipe."""
     return job.optimizer([("weight", nn.Parameter(torch.zeros(1, 1)))])
 
 

@@ -1,6 +1,5 @@
-"""A whole replica on one rank: plain forward and backward passes, however its gradients travel.
-
-This is what `single`, `ddp`, `fsdp`, `horovod`, `local_sgd` and `tensor` have in common: each of them wraps the model.
+"""Plain forward and backward passes of a wrapped model: the trainer of `single`, `ddp`, `fsdp`, `horovod`, `local_sgd`
+and `tensor`. `RankTrainer` is what it shares with the pipelines' trainers.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ class RankTrainer:
         saved_part: ranks of the same part have the same parameters, or shards of them"""
         self.job, self.model, self.statistics, self.place, self.knobs = job, model, statistics, place, knobs
         self.update, self.optimizer = update, update.optimizer
-        self.parameters = dict(model.named_parameters())  # the optimizer's: FSDP swaps the module's own for whole ones
+        self.parameters = dict(model.named_parameters())  # the optimizer's: FSDP puts full ones into the module
         self.saved_part = saved_part
 
     @property

@@ -1,4 +1,4 @@
-"""Parameters in shards, as FSDP cuts them: how a model becomes sharded, and its states whole and cut again."""
+"""FSDP's shards: shard a model, gather its full state, and cut a full state into shards again."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def root_group(model: nn.Sequential) -> list[str]:
 
 
 def gathered_state(model: nn.Module, keep: bool) -> dict[str, Tensor]:
-    """A copy of the whole tensors on the CPU; of nothing where they are not kept. Called on all ranks that share."""
+    """A copy of the full tensors on the CPU, empty without `keep`. All ranks that have shards call it."""
     state: dict[str, Tensor] = {}
     for name, tensor in model.state_dict().items():
         gathered = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
@@ -42,7 +42,7 @@ def gathered_state(model: nn.Module, keep: bool) -> dict[str, Tensor]:
 
 
 def sharded_like(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Whole tensors, which every rank has, cut as the model's own are; nothing is sent."""
+    """This rank's shards of full tensors, which every rank has; nothing is sent."""
     shards = model.state_dict()
     return {
         name: distribute_tensor(tensor.to(own.device), own.device_mesh, own.placements, src_data_rank=None)

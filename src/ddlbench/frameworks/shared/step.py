@@ -53,8 +53,8 @@ class Update:
     """One weight update from the gradients in place: unscale, clip, step, forget; and how many there were."""
 
     def __init__(self, optimizer: Optimizer, job: Job, parts: dist.ProcessGroup | None = None) -> None:
-        """parts: the ranks with the other parts of the same model, which skip an update where one's gradient overflows
-        (where the library that shards does not see to it)."""
+        """parts: the ranks that hold the other parts of the model: all skip an update if a gradient overflows on one of
+        them (None: this rank holds the whole model, or its library does this)"""
         self.optimizer = optimizer
         self.clip_norm = job.clip_norm
         fp16 = job.precision == "fp16"
@@ -80,7 +80,7 @@ class Update:
         return self.scaler.scale(loss)
 
     def apply(self, parameters: Iterable[nn.Parameter], clip: Clip = nn.utils.clip_grad_norm_) -> None:
-        """clip: by the norm of the whole gradient, also where this rank has a part of it only."""
+        """clip: by the norm of the full gradient, also where this rank has only a part of it"""
         with span(UPDATE):
             if self.clip_norm is not None or self.agrees:
                 self.scaler.unscale_(self.optimizer)

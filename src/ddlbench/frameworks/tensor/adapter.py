@@ -146,7 +146,7 @@ def replicated(job: Job, model: nn.Module, dp_group: dist.ProcessGroup) -> Distr
 
 
 class TensorReplica(Replica):
-    """One rank's part of a live replica. splits: how the parameters that are not whole are cut, by name."""
+    """One rank's part of a live replica. splits: how the split parameters are cut, by name"""
 
     def __init__(
         self,
@@ -169,7 +169,7 @@ class TensorReplica(Replica):
         )  # fmt: skip
 
     def step(self, batch: Batch | None) -> Tensor | None:
-        # The rank that loads may have drawn random numbers in between: in a step all ranks of a replica draw the same.
+        # All ranks of a replica draw the same numbers in a step, also if the rank that loads has drawn some in between.
         torch.manual_seed(torch.initial_seed() + self.place.data_size)
         shared = self._shared(batch)
         loss = accumulate(self.trained, shared, self.job, self.micro_batches, self.update, self.no_sync)
@@ -183,8 +183,8 @@ class TensorReplica(Replica):
 
     def _sum_over_tokens(self) -> None:
         """With sequence parallelism each rank has the gradients of its tokens; split parameters see all of them."""
-        gradients = [gradient(parameter) for parameter in self._parameters(split=False)]
         if self.part.sequence:
+            gradients = [gradient(parameter) for parameter in self._parameters(split=False)]
             average(gradients, self.part.group)
             for tensor in gradients:
                 tensor *= self.part.size

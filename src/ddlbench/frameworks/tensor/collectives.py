@@ -59,11 +59,7 @@ def reduce_from(partial: Tensor, part: Part) -> Tensor:
 
 def gather_from(slice_: Tensor, dim: int, length: int, part: Part) -> Tensor:
     """All ranks' slices joined along `dim` to `length`, for what every rank computes in the same way from there on."""
-
-    def own_slice(gradient: Tensor) -> Tensor:
-        return gradient.narrow(dim, *part.span(length))
-
-    return _collective(slice_, lambda x: join(x, dim, length, part), own_slice)
+    return _collective(slice_, lambda x: join(x, dim, length, part), lambda x: x.narrow(dim, *part.span(length)))
 
 
 def gather_from_sequence(slice_: Tensor, dim: int, part: Part) -> Tensor:
@@ -111,7 +107,7 @@ def layout_of(tensor: Tensor) -> torch.memory_format:
 
 
 def dense(tensor: Tensor) -> Tensor:
-    """The memory of a tensor without gaps, as one row: collectives move it whatever its layout."""
+    """The memory of a tensor without gaps as one dimension, which collectives send whatever its layout is."""
     assert tensor.is_contiguous(memory_format=layout_of(tensor))
     return tensor.as_strided((tensor.numel(),), (1,))
 
@@ -133,7 +129,7 @@ def share(batch: Batch | None, job: Job, size: int, part: Part) -> Batch:
 
 @contextmanager
 def apart(part: Part, device: torch.device) -> Generator[None]:
-    """Other random numbers on each rank, for units that only it has. Their seed comes from the stream that the ranks
+    """Different random numbers on each rank, for units that only it has. The seed comes from the stream that the ranks
     share, so that a checkpointed block drops the same units when it runs again."""
     seed = int(torch.randint(2**62, ()))
     with torch.random.fork_rng([device] if device.type == "cuda" else []):

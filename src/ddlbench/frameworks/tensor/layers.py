@@ -77,13 +77,13 @@ def split_model(model: nn.Sequential, plan: Mapping[str, str], part: Part) -> Sp
     for name, style in plan.items():
         if (module := modules.get(name)) is None:
             continue
-        for own, split in _splits(module, style).items():
-            whole: Tensor = getattr(module, own)
-            if whole not in cut:
-                slice_ = split.of(whole.detach(), part)
-                cut[whole] = nn.Parameter(slice_) if isinstance(whole, nn.Parameter) else slice_
-            setattr(module, own, cut[whole])
-            splits[f"{name}.{own}"] = split
+        for attribute, split in _splits(module, style).items():
+            full: Tensor = getattr(module, attribute)
+            if full not in cut:
+                slice_ = split.of(full.detach(), part)
+                cut[full] = nn.Parameter(slice_) if isinstance(full, nn.Parameter) else slice_
+            setattr(module, attribute, cut[full])
+            splits[f"{name}.{attribute}"] = split
         STYLES[style](module, part)
     return splits
 
@@ -104,7 +104,7 @@ def is_transposed(module: nn.Module) -> bool:
 
 
 def enter(value: Tensor, part: Part) -> Tensor:
-    """The input of a layer split by outputs, in the type it is computed in: what travels is no wider."""
+    """The input of a layer split by outputs, cast first to the type of the computation: no wider type is sent."""
     kind = value.device.type
     if torch.is_autocast_enabled(kind):
         value = value.to(torch.get_autocast_dtype(kind))
@@ -135,8 +135,8 @@ def row(module: nn.Module, part: Part) -> None:
 
 
 def heads(module: nn.Module, part: Part) -> None:
-    """Attention weights are dropped by each rank for its own heads. The dropout after it is of whole activations, which
-    all ranks must drop the same elements; of own tokens with sequence parallelism."""
+    """Each rank drops attention weights of its heads. The dropout after the attention sees full activations, of which
+    all ranks must drop the same elements; with sequence parallelism it sees this rank's tokens."""
     attention = cast(Any, module)
     attention.num_heads //= part.size
     attention.split_size //= part.size
@@ -216,7 +216,7 @@ STYLES: dict[str, Callable[[nn.Module, Part], None]] = {
 
 
 def join_states(parts: Sequence[Mapping[str, Tensor]], splits: Splits) -> dict[str, Tensor]:
-    """The whole model's state, of all ranks' in their order."""
+    """The whole model's state. parts: those of all ranks, in their order"""
     return {
         name: splits[name].join([part[name] for part in parts]) if name in splits else tensor
         for name, tensor in parts[0].items()

@@ -85,21 +85,18 @@ def source(package: Path) -> dict[str, Any]:
     """
     root = package.parents[1]
     checkout = package == root / "src" / package.name and (root / ".git").exists()
-    lines = known(lambda: git_status(root)) if checkout else None
-    if lines is None:
-        return {"git_commit": None, "git_dirty": None}
-    commit = next(line.removeprefix("# branch.oid ") for line in lines if line.startswith("# branch.oid "))
-    return {"git_commit": commit, "git_dirty": any(not line.startswith("#") for line in lines)}
-
-
-def git_status(root: Path) -> list[str]:
-    """Lines of `git status --porcelain=v2 --branch` for what a run executes, new files included."""
+    # What a run executes, new files included.
     command = ["git", "-C", str(root), "status", "--porcelain=v2", "--branch", "--", "src", "conf"]
     # Variables such as GIT_DIR, set while a hook runs, would point to another repository.
-    variables = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    variables["GIT_OPTIONAL_LOCKS"] = "0"  # reading must not block a commit in the same checkout
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=5, check=True)
-    return done.stdout.splitlines()
+    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    env["GIT_OPTIONAL_LOCKS"] = "0"  # reading must not block a commit in the same checkout
+    options: dict[str, Any] = {"env": env, "capture_output": True, "text": True, "timeout": 5, "check": True}
+    output = known(lambda: subprocess.run(command, **options).stdout) if checkout else None
+    if output is None:
+        return {"git_commit": None, "git_dirty": None}
+    lines: list[str] = output.splitlines()
+    commit = next(line.removeprefix("# branch.oid ") for line in lines if line.startswith("# branch.oid "))
+    return {"git_commit": commit, "git_dirty": any(not line.startswith("#") for line in lines)}
 
 
 def cpu_model() -> str | None:
@@ -109,7 +106,7 @@ def cpu_model() -> str | None:
 
 
 def variables(names: Mapping[str, str]) -> dict[str, str]:
-    """Those of the environment's variables that libraries and schedulers read, without anything like a credential."""
+    """The variables that libraries and schedulers read, without anything like a credential."""
     return {
         name: value[:LONGEST_VALUE]
         for name, value in sorted(names.items())

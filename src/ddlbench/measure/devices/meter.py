@@ -19,7 +19,7 @@ from ddlbench.measure.devices.usage import Load, family_seconds, thread_seconds
 
 @dataclass(frozen=True)
 class Use:
-    """From one reading to the next; None for what cannot be read.
+    """What one rank used between two readings; None for what cannot be read.
 
     seconds:   between the readings
     counts_energy: whether this rank is to read a counter: each rank that of its GPU; on the CPU one rank a node
@@ -80,7 +80,7 @@ class OverRanks:
         )
 
     def line(self) -> dict[str, Any]:
-        """As epochs.jsonl has it."""
+        """Its columns of epochs.jsonl."""
         return {
             "energy_j": self.energy_j,
             "energy_time_s": self.time_s,
@@ -136,8 +136,7 @@ class Meter:
         self.next_tick = self.first.at + READ_EVERY_S if self.rapl else math.inf
 
     def tick(self, now: float) -> None:
-        """At every step, which costs nothing: once a minute the CPU's energy counter is read, before it could pass its
-        range twice."""
+        """Called at every step; reads the CPU's energy counter once a minute, before it could pass its range twice."""
         if now >= self.next_tick and self.rapl:
             known(self.rapl.joules)
             self.next_tick = now + READ_EVERY_S

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -31,7 +30,7 @@ POLICIES = {0: "power cap", 1: "thermal slowdown", 3: "board limit", 5: "reliabi
 
 @dataclass(frozen=True)
 class GpuState:
-    """At one moment; None for what the device does not report.
+    """The state of a GPU at one moment; None for what the device does not report.
 
     energy_mj:  millijoules since the driver was loaded, of the whole GPU, whichever process uses it
     clock_mhz:  of the streaming multiprocessors
@@ -54,11 +53,15 @@ def gpu_state_reader(device: torch.device) -> Callable[[], GpuState] | None:
     sliced = known(lambda: bool(library.nvmlDeviceGetMigMode(handle)[0])) or False
 
     def read() -> GpuState:
+        # nvml.h renamed throttle reasons to event reasons; older drivers and packages know the older name alone.
+        reasons = known(lambda: library.nvmlDeviceGetCurrentClocksEventReasons(handle))
+        if reasons is None:
+            reasons = known(lambda: library.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
         return GpuState(
             # The counter is the whole GPU's: other slices of it may belong to other users.
             None if sliced else known(lambda: library.nvmlDeviceGetTotalEnergyConsumption(handle)),
             known(lambda: library.nvmlDeviceGetClockInfo(handle, library.NVML_CLOCK_SM)),
-            known(lambda: _reasons(library, handle)),
+            reasons,
             {
                 policy: known(lambda policy=policy: library.nvmlDeviceGetViolationStatus(handle, policy).violationTime)
                 for policy in POLICIES
@@ -66,12 +69,6 @@ def gpu_state_reader(device: torch.device) -> Callable[[], GpuState] | None:
         )
 
     return read
-
-
-def _reasons(library: Any, handle: Any) -> int:
-    """nvml.h renamed throttle reasons to event reasons; older drivers and packages know the older name alone."""
-    new = known(lambda: library.nvmlDeviceGetCurrentClocksEventReasons(handle))
-    return new if new is not None else library.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
 
 
 def joules(before: GpuState, after: GpuState) -> float | None:

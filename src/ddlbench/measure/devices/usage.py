@@ -38,10 +38,12 @@ class Load:
 
     @classmethod
     def now(cls, proc: Path = PROC) -> Load:
-        ticks = known(lambda: _ticks(proc / "stat"))
+        # user nice system idle iowait irq softirq steal guest guest_nice (proc(5)); guests' time is in user and nice
+        ticks = known(lambda: list(map(int, (proc / "stat").read_text().splitlines()[0].split()[1:])))
         return cls(
             load=known(lambda: float((proc / "loadavg").read_text().split()[0]) / (os.cpu_count() or 1)),
-            pressure=known(lambda: _some_avg10(proc / "pressure" / "cpu")),
+            # "some avg10=1.23 avg60=... avg300=... total=...", in percent
+            pressure=known(lambda: float((proc / "pressure/cpu").read_text().split("some avg10=")[1].split()[0]) / 100),
             stolen=ticks[7] if ticks else None,
             ticks=sum(ticks[:8]) if ticks else None,
             busy=sum(ticks[state] for state in BUSY) if ticks else None,
@@ -78,18 +80,6 @@ def family_seconds(proc: Path = PROC, process: str = "self") -> float:
     return seconds
 
 
-def _ticks(stat: Path) -> list[int]:
-    """user nice system idle iowait irq softirq steal guest guest_nice (proc(5)); guests' time is in user and nice."""
-    return [int(word) for word in stat.read_text().splitlines()[0].split()[1:]]
-
-
-def _some_avg10(pressure: Path) -> float:
-    """The line `some avg10=1.23 avg60=... avg300=... total=...`, in percent."""
-    words = pressure.read_text().splitlines()[0].split()
-    assert words[0] == "some"
-    return float(words[1].removeprefix("avg10=")) / 100
-
-
 def thread_seconds() -> float:
     """Seconds since the start of this thread, the training thread, in which it computed, or was ready and waited for a
     core. Waiting for another rank or for a disk is not in it, nor sleep. Raises OSError where the kernel does not
@@ -106,7 +96,7 @@ def waited_awake(seconds: float) -> None:
 
 @dataclass(frozen=True)
 class Usage:
-    """Since the start of each process; processes that have ended and were waited for are included.
+    """CPU time and bytes since the start of each process, including those that have ended and were waited for.
 
     cpu_s:      CPU seconds, user and system, in ticks of 1/100 s (proc(5))
     read_bytes: bytes that read(2) and its like gave (proc(5): rchar), from the page cache or a disk; a mapped file is

@@ -33,16 +33,11 @@ def batch_sums(output: Tensor, batch: Batch) -> Tensor:
     valid = batch.valid if images else batch.valid[:, None]
     targets = torch.where(valid, batch.targets, IGNORED)
     # Text goes sample by sample: a float32 copy of the whole batch's scores would be the largest tensor of the run.
-    parts = [(output, targets)] if images else list(zip(output, targets, strict=True))
-    nats = torch.stack([negative_log_likelihood(*part) for part in parts]).sum()
+    parts = [(output, targets)] if images else zip(output, targets, strict=True)
+    losses = (F.cross_entropy(s.float(), t, ignore_index=IGNORED, reduction="none") for s, t in parts)
+    nats = torch.stack([loss.sum(dtype=torch.float64) for loss in losses]).sum()
     top1, top5 = hits(output, targets) if images else (nats.new_zeros(()), nats.new_zeros(()))
     return torch.stack([nats, count(targets != IGNORED), top1, top5, count(batch.valid)])
-
-
-def negative_log_likelihood(scores: Tensor, targets: Tensor) -> Tensor:
-    """Sum over rows in nats; scores [N, C], targets [N] with -100 for rows that do not count."""
-    rows = F.cross_entropy(scores.float(), targets, ignore_index=IGNORED, reduction="none")
-    return rows.sum(dtype=torch.float64)
 
 
 def hits(scores: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
@@ -63,20 +58,14 @@ def finish(sums: Tensor, kind: str, words: int | None) -> dict[str, float | None
     words: words of the original text behind the scored tokens, None where not known
     """
     nats, scored, top1, top5, samples = sums.tolist()
-    metrics: dict[str, float | None] = {"val_loss": nats / scored if scored else None, "val_samples": int(samples)}
+    loss, top1, top5 = (sum_ / scored if scored else None for sum_ in (nats, top1, top5))
+    metrics: dict[str, float | None] = {"val_loss": loss, "val_samples": int(samples)}
     if not math.isfinite(nats):
         return metrics
     if kind == "images":
-        return {
-            **metrics,
-            "val_top1": top1 / scored if scored else None,
-            "val_top5": top5 / scored if scored else None,
-        }
-    return {
-        **metrics,
-        "val_perplexity_token": perplexity(nats, scored),
-        "val_perplexity_word": perplexity(nats, words),
-    }
+        return {**metrics, "val_top1": top1, "val_top5": top5}
+    perplexities = {"val_perplexity_token": perplexity(nats, scored), "val_perplexity_word": perplexity(nats, words)}
+    return metrics | perplexities
 
 
 def without_scores(metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -126,7 +126,7 @@ class RankWindow:
         return cls(job.rank, platform.node(), stage, steps, seconds, len(communication), parts)
 
     def line(self) -> dict[str, Any]:
-        """As run.json has it."""
+        """The rank's entry in run.json."""
         return {
             "rank": self.rank,
             "host": self.host,
@@ -162,16 +162,25 @@ def divide(events: Sequence[Event], on_device: bool) -> Seconds:
             work.setdefault(part_at(launched), []).append((event.begin, event.end))
     communication = intersection(union(communicating), window)
     computed: Intervals = []
-    lengths: dict[str, int] = {}
+    computed_in: dict[str, int] = {}
     for part in (FORWARD, BACKWARD, UPDATE, "other"):
         not_before = difference(intersection(union(work.get(part, [])), window), computed)
-        lengths[part] = length(not_before)
+        computed_in[part] = length(not_before)
         computed = union([*computed, *not_before])
     exposed = difference(communication, computed)
     data = difference(intersection(union([*spans[DATA], *work.get(DATA, [])]), window), union([*computed, *exposed]))
     idle = length(window) - length(computed) - length(exposed) - length(data)
-    parts = (length(window), *lengths.values(), length(communication), length(exposed), length(data), idle)
-    return Seconds(*(nanoseconds / 1e9 for nanoseconds in parts))
+    return Seconds(
+        window_s=length(window) / 1e9,
+        forward_s=computed_in[FORWARD] / 1e9,
+        backward_s=computed_in[BACKWARD] / 1e9,
+        update_s=computed_in[UPDATE] / 1e9,
+        other_s=computed_in["other"] / 1e9,
+        communication_s=length(communication) / 1e9,
+        exposed_s=length(exposed) / 1e9,
+        data_s=length(data) / 1e9,
+        idle_s=idle / 1e9,
+    )
 
 
 def _part_finder(spans: dict[str, Intervals]) -> Callable[[int | None], str]:

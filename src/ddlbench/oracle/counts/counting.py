@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -24,10 +24,10 @@ from ddlbench.frameworks.tensor.layers import split_model
 from ddlbench.frameworks.tensor.loss import parallel_cross_entropy
 from ddlbench.job import Model, example_batch, type_of_dtype
 from ddlbench.measure.formulas.memory_formula import SPLIT
-from ddlbench.oracle.counts.counts import Amount, Block, Counts, Line, Numbers, Work
+from ddlbench.oracle.counts.counts import Amount, Block, Counts, Floats, Line, Work
 from ddlbench.oracle.counts.operations import Observer, Operation, saved_bytes
 from ddlbench.ranks.fake.fake import fake_world
-from ddlbench.recipe.losses import make_loss
+from ddlbench.recipe.losses import CrossEntropy
 from ddlbench.rehearsal.observed import size
 from ddlbench.rehearsal.storages import identity
 
@@ -42,9 +42,8 @@ def count(
     ranks that share every layer, with sequence parallelism or without."""
     key = type(model), repr(model), precision, device_type, smoothing, tp, sequence
     if key not in _counted:
-        (small, tied), (large, _) = (
-            _run(fake_model(model, precision, device_type, smoothing, samples, tp, sequence)) for samples in SAMPLES
-        )
+        with fake_model(model, precision, device_type, smoothing, tp, sequence) as with_batch:
+            (small, tied), (large, _) = (_run(with_batch(samples)) for samples in SAMPLES)
         _counted[key] = Counts(model.name, tuple(map(_joined, small, large)), tied)
     return _counted[key]
 
@@ -64,7 +63,7 @@ def _joined(small: Block, large: Block) -> Block:
 
 def _work(small: Work, large: Work) -> Work:
     assert small.names == large.names, "the batch size changes what runs"
-    return replace(small, bytes_=_line(small.bytes_, large.bytes_))
+    return replace(small, moved=_line(small.moved, large.moved))
 
 
 def _line(small: Line[Amount], large: Line[Amount]) -> Line[Amount]:
@@ -75,7 +74,7 @@ def _line(small: Line[Amount], large: Line[Amount]) -> Line[Amount]:
 
 @dataclass
 class FakeModel:
-    """A model under fake tensors, whose blocks run one after the other.
+    """A model and a batch under fake tensors. The blocks run one after the other.
 
     value: input of the next block
     uncounted: tensors that are not activations: weights, buffers, the batch
@@ -95,9 +94,10 @@ class FakeModel:
 
 @contextmanager
 def fake_model(
-    model: Model, precision: str, device_type: str, smoothing: float, samples: int, tp: int, sequence: bool
-) -> Generator[FakeModel]:
-    loss: Callable[[Tensor, Tensor], Tensor] = make_loss(smoothing)
+    model: Model, precision: str, device_type: str, smoothing: float, tp: int, sequence: bool
+) -> Generator[Callable[[int], FakeModel]]:
+    """Build a model once; yields a function that gives it a batch of so many samples."""
+    loss: Callable[[Tensor, Tensor], Tensor] = CrossEntropy(smoothing)
     plan = model.tensor_plan()
     with FakeTensorMode() if tp == 1 else fake_world(0, tp, torch.device("cpu")), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # fake tensors warn about values that they do not have
@@ -112,52 +112,50 @@ def fake_model(
                 dropout = getattr(module, "attn_dropout", None)
                 if isinstance(dropout, nn.Dropout):
                     dropout.p = 0.0
-        batch = example_batch(model, samples)
         autocast = torch.autocast("cpu", type_of_dtype[precision], enabled=precision != "fp32")
-        uncounted = [*built.parameters(), *built.buffers(), batch.inputs, batch.targets]
-        saved = {identity(tensor) for tensor in (*built.parameters(), batch.inputs)}
-        yield FakeModel(built, plan, loss, samples, batch.inputs, batch.targets, autocast, uncounted, saved)
+
+        def with_batch(samples: int) -> FakeModel:
+            batch = example_batch(model, samples)
+            uncounted = [*built.parameters(), *built.buffers(), batch.inputs, batch.targets]
+            saved = {identity(tensor) for tensor in (*built.parameters(), batch.inputs)}
+            return FakeModel(built, plan, loss, samples, batch.inputs, batch.targets, autocast, uncounted, saved)
+
+        yield with_batch
 
 
-def _run(model: AbstractContextManager[FakeModel]) -> tuple[list[Block], int]:
-    """The counts of all blocks at one batch size, and the numbers of tied parameters. Each block runs forward and
+def _run(fake: FakeModel) -> tuple[list[Block], int]:
+    """The counts of all blocks at one batch size, and the number of tied parameters. Each block runs forward and
     backward by itself; of equal blocks with equal inputs only the first one runs."""
     blocks, tied = list[Block](), 0
     counted = set[int]()  # parameters of earlier blocks
     runs = dict[object, tuple[Block, Callable[[], Tensor]]]()
-    with model as fake:
-        children = dict(fake.model.named_children())
-        for name, module in children.items():
-            is_last, value = name == list(children)[-1], fake.value
-            parameters = tuple((key, tensor.shape, id(tensor) in counted) for key, tensor in module.named_parameters())
-            layout = value.shape, value.dtype, value.stride(), value.requires_grad, identity(value) in fake.saved
-            kind = is_last, repr(module), parameters, layout  # equal for blocks that compute the same
-            if kind in runs:
-                block, make_output = runs[kind]
-                output = make_output()
-            else:
-                block, output = _run_block(fake, name, module, is_last, counted)
-                runs[kind] = block, _maker(fake, output)
-            tied += sum(tensor.numel() for tensor in module.parameters() if id(tensor) in counted)
-            counted |= {id(tensor) for tensor in module.parameters()}
-            blocks.append(_named(block, name))
-            fake.value = output.detach().requires_grad_()
+    *_, last = fake.model.children()
+    for name, module in fake.model.named_children():
+        is_last, value = module is last, fake.value
+        parameters = tuple((key, tensor.shape, id(tensor) in counted) for key, tensor in module.named_parameters())
+        layout = value.shape, value.dtype, value.stride(), value.requires_grad, identity(value) in fake.saved
+        kind = is_last, repr(module), parameters, layout  # equal for blocks that compute the same
+        if kind in runs:
+            block, make_output = runs[kind]
+            output = make_output()
+        else:
+            block, output = _run_block(fake, name, module, is_last, counted)
+            runs[kind] = block, _maker(fake, output)
+        tied += sum(tensor.numel() for tensor in module.parameters() if id(tensor) in counted)
+        counted |= {id(tensor) for tensor in module.parameters()}
+        exchanges = tuple(replace(one, name=one.name.replace(block.name, name, 1)) for one in block.exchanges)
+        rows = tuple(replace(one, name=one.name.replace(block.name, name, 1)) for one in block.rows)
+        blocks.append(replace(block, name=name, exchanges=exchanges, rows=rows))
+        fake.value = output.detach().requires_grad_()
     return blocks, tied
-
-
-def _named(block: Block, name: str) -> Block:
-    exchanges = tuple(replace(one, name=one.name.replace(block.name, name, 1)) for one in block.exchanges)
-    rows = tuple(replace(one, name=one.name.replace(block.name, name, 1)) for one in block.rows)
-    return replace(block, name=name, exchanges=exchanges, rows=rows)
 
 
 def _maker(fake: FakeModel, output: Tensor) -> Callable[[], Tensor]:
     """A function that makes tensors like this output, without a reference to it."""
-    make = partial(torch.empty_strided, output.shape, output.stride(), dtype=output.dtype)
-    is_saved = identity(output) in fake.saved
+    shape, strides, dtype, is_saved = output.shape, output.stride(), output.dtype, identity(output) in fake.saved
 
     def made() -> Tensor:
-        tensor = make()
+        tensor = torch.empty_strided(shape, strides, dtype=dtype)
         if is_saved:
             fake.saved.add(identity(tensor))
             weakref.finalize(tensor.untyped_storage(), fake.saved.discard, identity(tensor))
@@ -190,7 +188,7 @@ def _run_block(fake: FakeModel, name: str, module: nn.Module, is_last: bool, cou
         name=name,
         forward=_work_at(samples, operations[:ahead]),
         backward=_work_at(samples, operations[back:]),
-        parameters=tuple(tensor.numel() for tensor in parameters.values()),
+        tensor_sizes=tuple(tensor.numel() for tensor in parameters.values()),
         split_parameters=sum(tensor.numel() for key, tensor in parameters.items() if key in split),
         output=size(output) / samples,
         saved=Line(saved[0], 0.0),
@@ -214,11 +212,11 @@ def _work_at(samples: int, operations: Sequence[Operation]) -> Work:
     work = [operation for operation in operations if operation.moved]
     return Work(
         flops=np.array([operation.flops / samples for operation in work], dtype=float),
-        bytes_=_constant([operation.moved for operation in work]),
+        moved=_constant([operation.moved for operation in work]),
         shared=np.array([operation.shared for operation in work], dtype=bool),
         names=tuple(operation.name for operation in work),
     )
 
 
-def _constant(values: Sequence[float]) -> Line[Numbers]:
+def _constant(values: Sequence[float]) -> Line[Floats]:
     return Line(np.array(values, dtype=float), np.zeros(len(values)))

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES
 
-Numbers = NDArray[np.float64]
-Amount = TypeVar("Amount", float, Numbers)
+Floats = NDArray[np.float64]
+Amount = TypeVar("Amount", float, Floats)
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Line(Generic[Amount]):
 NOTHING = Line(np.zeros(1), np.zeros(1))
 
 
-def most(live: Line[Numbers], samples: float) -> float:
+def most(live: Line[Floats], samples: float) -> float:
     """The largest of the numbers, at least 0."""
     return float(np.max(live.at(samples), initial=0.0))
 
@@ -41,11 +41,11 @@ def most(live: Line[Numbers], samples: float) -> float:
 class Work:
     """The operations of one direction of one block.
 
-    flops: of one sample; bytes_: read and written; shared: whether tensor parallelism divides the operation
+    flops: of one sample; moved: bytes read and written; shared: whether tensor parallelism divides the operation
     """
 
-    flops: Numbers
-    bytes_: Line[Numbers]
+    flops: Floats
+    moved: Line[Floats]
     shared: NDArray[np.bool_]
     names: tuple[str, ...] = ()
 
@@ -81,8 +81,8 @@ class Rows:
 class Block:
     """One named block of a model; the last one includes the loss.
 
-    parameters: numbers of each of its tensors, without tensors of an earlier block
-    split_parameters: numbers in tensors that tensor parallelism divides
+    tensor_sizes: numbers of parameters in its tensors, without tensors of an earlier block
+    split_parameters: parameters in tensors that tensor parallelism divides
     output: bytes of its output for one sample; unsaved_output: the same, 0 if autograd saves the output
     weighted_outputs: bytes of the outputs of its layers with weights for one sample
     saved: bytes that autograd saves for the backward pass, without those that an earlier block has saved
@@ -95,7 +95,7 @@ class Block:
     name: str
     forward: Work
     backward: Work
-    parameters: tuple[int, ...]
+    tensor_sizes: tuple[int, ...]
     split_parameters: int
     output: float
     saved: Line[float]
@@ -104,17 +104,17 @@ class Block:
     rows: tuple[Rows, ...]
     unsaved_output: float = 0.0
     weighted_outputs: float = 0.0
-    live_forward: Line[Numbers] = NOTHING
-    live_backward: Line[Numbers] = NOTHING
-    live_accumulating: Line[Numbers] = NOTHING
+    live_forward: Line[Floats] = NOTHING
+    live_backward: Line[Floats] = NOTHING
+    live_accumulating: Line[Floats] = NOTHING
 
     @cached_property
-    def numbers(self) -> int:
-        return sum(self.parameters)
+    def parameter_count(self) -> int:
+        return sum(self.tensor_sizes)
 
-    def numbers_of_part(self, tp: int) -> float:
+    def parameters_of_part(self, tp: int) -> float:
         """Parameters of one of tp ranks that share the block."""
-        return self.numbers - self.split_parameters * (1 - 1 / tp)
+        return self.parameter_count - self.split_parameters * (1 - 1 / tp)
 
     @cached_property
     def flops(self) -> float:
@@ -123,7 +123,7 @@ class Block:
 
     def with_16_bit_weights(self) -> Block:
         """This block with weights in 16 bits: autograd then saves no 16-bit copies of them."""
-        copies = self.numbers * FP32_BYTES / 2
+        copies = self.parameter_count * FP32_BYTES / 2
         return replace(
             self,
             saved=self.saved.less(copies),
@@ -135,13 +135,12 @@ class Block:
 
 @dataclass(frozen=True)
 class Counts:
-    """The blocks of a model. tied: numbers of the parameter that the first and the last block share, else 0"""
+    """The blocks of a model. tied: size of the parameter that the first and the last block share, else 0"""
 
     model: str
     blocks: tuple[Block, ...]
     tied: int
 
     @cached_property
-    def numbers(self) -> int:
-        """Parameters of the model."""
-        return sum(block.numbers for block in self.blocks)
+    def parameter_count(self) -> int:
+        return sum(block.parameter_count for block in self.blocks)

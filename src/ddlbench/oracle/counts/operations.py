@@ -6,7 +6,6 @@ import weakref
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -76,47 +75,38 @@ class Observer(TorchDispatchMode):
     @contextmanager
     def modules(self, name: str, block: nn.Module, plan: Mapping[str, str]) -> Generator[None]:
         """Observe the modules of a block during its forward pass. plan: the model's tensor plan"""
-        handles = [
-            handle
-            for child, module in block.named_modules()
-            for handle in self._hooks(f"{name}.{child}" if child else name, module, plan)
-        ]
+        modules = {f"{name}.{child}" if child else name: module for child, module in block.named_modules()}
+        hooks = [hook for child, module in modules.items() for hook in self._observe(child, plan, module)]
         yield
-        for handle in handles:
-            handle.remove()
+        for hook in hooks:
+            hook.remove()
 
-    def _hooks(self, name: str, module: nn.Module, plan: Mapping[str, str]) -> Generator[Any]:
+    def _observe(self, name: str, plan: Mapping[str, str], module: nn.Module) -> Sequence[Any]:
+        """Add hooks to one module, and return them."""
         style = plan.get(name)
         inner = {style for child, style in plan.items() if child.rpartition(".")[0] == name}
         # What lies between a layer split by outputs and one split by inputs is shared, too.
-        if style in SHARED or ("." in name and {"column", "row"} <= inner):
-            yield module.register_forward_pre_hook(partial(self._nest, 1))
-            yield module.register_forward_hook(partial(self._nest, -1))
-        if style is not None:
-            yield module.register_forward_hook(lambda _, given, out: self._exchange(name, style, given, out))
-        if next(module.parameters(recurse=False), None) is not None:
-            yield module.register_forward_hook(lambda _, given, out: self._add_output(out))
-        if isinstance(module, nn.Conv2d | nn.MaxPool2d):
-            yield module.register_forward_hook(lambda layer, given, _: self._window(name, layer, given[0]))
+        shared = style in SHARED or ("." in name and {"column", "row"} <= inner)
 
-    def _nest(self, levels: int, *_: object) -> None:
-        self.shared_depth += levels
+        def before(*_: object) -> None:
+            self.shared_depth += shared
 
-    def _exchange(self, name: str, style: str, given: Sequence[Any], out: Any) -> None:
-        value, entering = out[0] if isinstance(out, tuple) else out, given[0]
-        # A matrix product under autocast casts its input before it is sent (frameworks/tensor/layers.py, `enter`).
-        number_bytes = value.element_size() if entering.is_floating_point() else entering.element_size()
-        bytes_in = entering.numel() * number_bytes
-        self.exchanges.append(Exchange(name, style, bytes_in, size(value), not entering.requires_grad))
+        def after(layer: Any, given: Sequence[Any], out: Any) -> None:
+            self.shared_depth -= shared
+            entering, value = given[0], out[0] if isinstance(out, tuple) else out
+            if style is not None:
+                # A matrix product under autocast casts its input before it is sent (`enter` in frameworks/tensor).
+                number_bytes = value.element_size() if entering.is_floating_point() else entering.element_size()
+                bytes_in = entering.numel() * number_bytes
+                self.exchanges.append(Exchange(name, style, bytes_in, size(value), not entering.requires_grad))
+            if next(layer.parameters(recurse=False), None) is not None:
+                self.weighted_outputs += size(value)
+            if isinstance(layer, nn.Conv2d | nn.MaxPool2d):
+                kernel, stride = (by[0] if isinstance(by, tuple) else by for by in (layer.kernel_size, layer.stride))
+                height = entering.shape[-2]
+                self.rows.append(Rows(name, max(0, kernel - stride), size(entering) / height, height))
 
-    def _add_output(self, out: Any) -> None:
-        self.weighted_outputs += size(out)
-
-    def _window(self, name: str, layer: Any, image: Tensor) -> None:
-        of_height = [size[0] if isinstance(size, tuple) else size for size in (layer.kernel_size, layer.stride)]
-        kernel, stride = of_height
-        height = image.shape[-2]
-        self.rows.append(Rows(name, max(0, kernel - stride), size(image) / height, height))
+        return module.register_forward_pre_hook(before), module.register_forward_hook(after)
 
     def accumulating(self, gradients: Iterable[Tensor | None], begin: int) -> list[float]:
         """Bytes in memory from operation `begin` on if gradients are added to existing ones: a gradient then lives for

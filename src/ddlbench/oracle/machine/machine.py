@@ -58,17 +58,17 @@ class Device:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Measured seconds of one collective by message size, in ascending order."""
+    """Measured seconds of one collective by message size in bytes, in ascending order."""
 
-    bytes_: tuple[float, ...]
+    sizes: tuple[float, ...]
     seconds: tuple[float, ...]
 
     def at(self, size: float) -> float:
         """Linear interpolation between two measured sizes; beyond the largest one the last slope continues."""
-        if size > self.bytes_[-1]:
-            slope = (self.seconds[-1] - self.seconds[-2]) / (self.bytes_[-1] - self.bytes_[-2])
-            return self.seconds[-1] + max(0.0, slope) * (size - self.bytes_[-1])
-        return float(np.interp(size, self.bytes_, self.seconds))
+        if size > self.sizes[-1]:
+            slope = (self.seconds[-1] - self.seconds[-2]) / (self.sizes[-1] - self.sizes[-2])
+            return self.seconds[-1] + max(0.0, slope) * (size - self.sizes[-1])
+        return float(np.interp(size, self.sizes, self.seconds))
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ class Machine:
         marks: list[str] = []
         if counts and inside not in (1, *counts):
             marks.append(f"collectives measured with {', '.join(map(str, counts))} ranks, not {inside}")
-        measured = max((sweep.bytes_[-1] for sweep in self.sweeps.values()), default=inf)
+        measured = max((sweep.sizes[-1] for sweep in self.sweeps.values()), default=inf)
         if largest > measured:
             marks.append(f"messages of up to {measured:g} bytes measured, not {largest:g}")
         return marks

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import platform
 import time
+from contextlib import suppress
 from statistics import median
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,7 @@ from ddlbench.job import Place, type_of_dtype
 from ddlbench.oracle.measured.network import wait
 from ddlbench.oracle.setting import kind_of
 from ddlbench.oracle.timing.computation import Pass
-from ddlbench.recipe.losses import make_loss
+from ddlbench.recipe.losses import CrossEntropy
 from ddlbench.recipe.optimizers import make_optimizer
 from ddlbench.texts import digest
 
@@ -46,11 +47,9 @@ def calibration(config: Config, device: torch.device, samples: int) -> tuple[tup
         "torch": str(torch.__version__),
     }
     path = home() / "oracle" / f"blocks-{digest(key, 16)}.json"
-    try:
-        content: Any = json.loads(path.read_text())
-    except (OSError, ValueError):
-        content = None
-    kept: dict[str, Any] = cast(dict[str, Any], content) if isinstance(content, dict) else {}
+    kept: dict[str, Any] = {}
+    with suppress(OSError, ValueError, TypeError):
+        kept = dict(json.loads(path.read_text()))
     if kept.get("key") != key:
         passes, update_s = measure(config, device, samples)
         kept = {"key": key, "passes": [[seconds.forward, seconds.backward] for seconds in passes], "update_s": update_s}
@@ -82,7 +81,7 @@ def _block(block: nn.Module, value: Tensor, targets: Tensor | None, config: Conf
     """The seconds of a block, and its output. targets: of the last block, whose passes include the loss"""
     device, precision = value.device, config.train.precision
     ahead, back = list[float](), list[float]()
-    loss, output = make_loss(config.recipe.label_smoothing), value
+    loss, output = CrossEntropy(config.recipe.label_smoothing), value
     for _ in range(REPEATS + 1):
         wait(device)
         began = time.perf_counter()

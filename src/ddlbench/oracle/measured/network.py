@@ -205,12 +205,9 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def _all_gather(tensor: Tensor) -> None:
-    all_gather(tensor, tensor[: tensor.numel() // dist.get_world_size()].clone())
-
-
-def _reduce_scatter(tensor: Tensor) -> None:
-    reduce_scatter(tensor.new_empty(tensor.numel() // dist.get_world_size()), tensor)
+def _share(tensor: Tensor) -> Tensor:
+    """A copy of one rank's share."""
+    return tensor[: tensor.numel() // dist.get_world_size()].clone()
 
 
 def _send(tensor: Tensor) -> None:
@@ -223,8 +220,8 @@ def _send(tensor: Tensor) -> None:
 
 COLLECTIVES: dict[str, Callable[[Tensor], object]] = {
     "all_reduce": dist.all_reduce,
-    "all_gather": _all_gather,
-    "reduce_scatter": _reduce_scatter,
+    "all_gather": lambda tensor: all_gather(tensor, _share(tensor)),
+    "reduce_scatter": lambda tensor: reduce_scatter(_share(tensor), tensor),
     "broadcast": lambda tensor: dist.broadcast(tensor, 0),
     "send": _send,
 }

@@ -19,6 +19,7 @@ from ddlbench.oracle.predictor import job_of, strategy
 from ddlbench.oracle.setting import Setting
 from ddlbench.oracle.timing.computation import Computation
 from ddlbench.results.reading.attempts import Attempt, read_all
+from ddlbench.results.rows import section
 
 # Keys of a run's `train` section that change how fast one process computes.
 ALIKE = ("precision", "tf32", "checkpoint_activations", "compile", "channels_last", "threads_per_rank")
@@ -97,9 +98,9 @@ class Results:
 
     def _nearest(self, config: Config, machine: Machine) -> str:
         """The run of the same model and device with the fewest differences, as a text; empty if there is none."""
-        settings = [_section(attempt.record, "config") for attempt in self.attempts if _on(attempt.record, machine)]
-        same = [section for section in settings if _section(section, "model").get("name") == config.model.name]
-        differing = [names for section in same if (names := _differences(section, config))]
+        settings = [section(attempt.record, "config") for attempt in self.attempts if _on(attempt.record, machine)]
+        same = [config_ for config_ in settings if section(config_, "model").get("name") == config.model.name]
+        differing = [names for config_ in same if (names := _differences(config_, config))]
         return f" (the nearest has {'; '.join(min(differing, key=len))})" if differing else ""
 
     def loader_rate(self, config: Config) -> float | None:
@@ -107,9 +108,9 @@ class Results:
         loader and the same size of a sample."""
         wanted, rates = _loading(config.resolved), list[float]()
         for record in (attempt.record for attempt in self.attempts):
-            settings = _section(record, "config")
-            rate = _number(_section(record, "summary").get("throughput_samples_per_s"))
-            ranks = _number(_section(record, "launch").get("world_size"))
+            settings = section(record, "config")
+            rate = _number(section(record, "summary").get("throughput_samples_per_s"))
+            ranks = _number(section(record, "launch").get("world_size"))
             complete = record.get("status") == "ok" and settings.get("mode") == "loader"
             if complete and _loading(settings) == wanted and rate and ranks:
                 rates.append(rate / ranks)
@@ -119,7 +120,7 @@ class Results:
         """Training samples of this data; for text, with sequences of this length."""
         wanted, counts = config.resolved["model"].get("seq_len"), list[float | None]()
         for record in (attempt.record for attempt in self.attempts):
-            dataset, model = _section(record, "dataset"), _section(_section(record, "config"), "model")
+            dataset, model = section(record, "dataset"), section(section(record, "config"), "model")
             if dataset.get("name") == config.data.name and model.get("seq_len") == wanted:
                 counts.append(_number(dataset.get("train_samples")))
         return next((int(count) for count in reversed(counts) if count), None)
@@ -127,16 +128,16 @@ class Results:
 
 def _loading(settings: Mapping[str, Any]) -> tuple[Any, ...]:
     """The parts of a configuration on which the work of a loader depends."""
-    model = _section(settings, "model")
-    names = (_section(settings, group).get("name") for group in ("data", "loader"))
+    model = section(settings, "model")
+    names = (section(settings, group).get("name") for group in ("data", "loader"))
     return *names, model.get("image_size"), model.get("seq_len")
 
 
 def _base(attempt: Attempt, config: Config, machine: Machine) -> Base | None:
     """The base in a record; None for an incomplete run, or another model, device or precision."""
     record = attempt.record
-    launch, summary, settings = _section(record, "launch"), _section(record, "summary"), _section(record, "config")
-    ledger, framework = _section(record, "ledger"), _section(settings, "framework")
+    launch, summary, settings = section(record, "launch"), section(record, "summary"), section(record, "config")
+    ledger, framework = section(record, "ledger"), section(settings, "framework")
     rate, batch = _number(summary.get("throughput_samples_per_s")), _number(ledger.get("global_batch"))
     ranks, count = _number(launch.get("world_size")), _number(ledger.get("micro_batches")) or 1
     if record.get("status") != "ok" or settings.get("mode", "train") != "train" or not rate or not batch or not ranks:
@@ -147,7 +148,7 @@ def _base(attempt: Attempt, config: Config, machine: Machine) -> Base | None:
     replicas = _number(ledger.get("data_size")) or 1
     micro = max(1, int(batch / replicas / count))
     keys = {key: value for key, value in framework.items() if key != "_target_"}
-    version = str(_section(record, "environment").get("torch", ""))
+    version = str(section(record, "environment").get("torch", ""))
     names = launch.get("hosts") if machine.device.type == "cpu" else None
     hosts = tuple(sorted(map(str, names))) if isinstance(names, list) else ()
     name = str(framework.get("name", ""))
@@ -175,11 +176,6 @@ def _solved(config: Config, machine: Machine, base: Base, basis: str, blocks: Co
     return from_one_step(there, machine, step, basis, blocks)
 
 
-def _section(record: Mapping[str, Any], name: str) -> dict[str, Any]:
-    section = record.get(name)
-    return section if isinstance(section, dict) else {}
-
-
 def _number(value: Any) -> float | None:
     """A finite number above 0."""
     return float(value) if isinstance(value, int | float) and math.isfinite(value) and value > 0 else None
@@ -187,12 +183,12 @@ def _number(value: Any) -> float | None:
 
 def _differences(settings: Mapping[str, Any], config: Config) -> list[str]:
     """Keys with different values that change the computing time of a sample, with both values."""
-    wanted, train = config.resolved["train"], _section(settings, "train")
+    wanted, train = config.resolved["train"], section(settings, "train")
     asked = {f"model.{key}": value for key, value in config.resolved["model"].items()}
     asked |= {f"train.{key}": wanted[key] for key in ALIKE} | {"recipe.optimizer": config.recipe.optimizer.name}
-    recorded = {f"model.{key}": value for key, value in _section(settings, "model").items()}
+    recorded = {f"model.{key}": value for key, value in section(settings, "model").items()}
     recorded |= {f"train.{key}": train.get(key, wanted[key]) for key in ALIKE}  # an older record may lack a key
-    recorded["recipe.optimizer"] = _section(_section(settings, "recipe"), "optimizer").get("name")
+    recorded["recipe.optimizer"] = section(section(settings, "recipe"), "optimizer").get("name")
     names = [
         name for name in asked | recorded if not name.endswith("._target_") and asked.get(name) != recorded.get(name)
     ]
@@ -200,7 +196,7 @@ def _differences(settings: Mapping[str, Any], config: Config) -> list[str]:
 
 
 def _on(record: Mapping[str, Any], machine: Machine) -> bool:
-    launch, environment = _section(record, "launch"), _section(record, "environment")
+    launch, environment = section(record, "launch"), section(record, "environment")
     if launch.get("device_type") != machine.device.type:
         return False
     return machine.device.type == "cpu" or environment.get("gpu_model") == machine.device.name

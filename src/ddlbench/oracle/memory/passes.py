@@ -62,16 +62,16 @@ def passes(
 def arriving(counts: Counts, accumulating: bool, shards: int = 1) -> list[float]:
     """Bytes of the gradients that each block adds in a backward pass; accumulating: they have memory already. The
     gradient of a tied parameter from the last block waits for that from the first block."""
-    numbers = [0.0 if accumulating else block.numbers / shards for block in counts.blocks]
+    parameters = [0.0 if accumulating else block.parameter_count / shards for block in counts.blocks]
     if counts.tied:
-        numbers[0] -= 0.0 if accumulating else counts.tied / shards
-        numbers[-1] += counts.tied
-    return [FP32_BYTES * number for number in numbers]
+        parameters[0] -= 0.0 if accumulating else counts.tied / shards
+        parameters[-1] += counts.tied
+    return [FP32_BYTES * count for count in parameters]
 
 
 def largest_tensor(blocks: Sequence[Block]) -> float:
     """Bytes of the largest gradient."""
-    return FP32_BYTES * float(max((number for block in blocks for number in block.parameters), default=0))
+    return FP32_BYTES * float(max((size for block in blocks for size in block.tensor_sizes), default=0))
 
 
 def update_copies(optimizer: str, blocks: Sequence[Block], part: float = 1.0) -> float:

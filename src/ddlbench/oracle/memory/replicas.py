@@ -37,11 +37,11 @@ class Rank:
     @property
     def gradients(self) -> float:
         """Bytes of all gradients of the model part."""
-        return FP32_BYTES * float(self.counts.numbers)
+        return FP32_BYTES * float(self.counts.parameter_count)
 
     def states(self, stage: int, shards: int, own_copy: bool = False) -> Bytes:
         """Weights, gradients and optimizer state at a stage of ZeRO."""
-        return data_parallel(self.counts.numbers, in_fp32(self.setting.optimizer, own_copy), stage, shards)
+        return data_parallel(self.counts.parameter_count, in_fp32(self.setting.optimizer, own_copy), stage, shards)
 
     def passes(
         self, accumulating: bool, shards: int = 1, casts: bool = True, gathered: Sequence[tuple[float, float]] = ()
@@ -117,7 +117,7 @@ def fsdp(setting: Setting, shards: int, gathered: Gathered) -> Memory:
     the weights of the block and of the next one, and the gradients of the last one, which are being reduced. With
     several micro batches it adds up complete gradients."""
     rank, weights = Rank(setting, setting.counts, setting.world), gathered.temporary
-    sent = [FP32_BYTES * float(block.numbers) for block in setting.counts.blocks]
+    sent = [FP32_BYTES * float(block.parameter_count) for block in setting.counts.blocks]
     backward = map(sum, zip(weights, [0.0, *weights[:-1]], [*sent[1:], 0.0], strict=True))
     in_passes = list(zip((2 * bytes_ for bytes_ in weights), backward, strict=True))
     during = rank.passes(rank.accumulates, shards, gathered.number_bytes == FP32_BYTES, in_passes)

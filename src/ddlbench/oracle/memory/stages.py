@@ -47,10 +47,10 @@ def of_ranks(stages: Sequence[float], ranks: int) -> list[float]:
     return [sum(stages[rank::ranks]) for rank in range(ranks)]
 
 
-def rank_numbers(cut: Cut, setting: Setting) -> list[float]:
+def rank_parameters(cut: Cut, setting: Setting) -> list[float]:
     """Parameters of each rank. If a tied head is on another rank than the embedding, it has a copy of it."""
     blocks = setting.counts.blocks
-    stages = [sum(block.numbers_of_part(cut.tp) for block in blocks[first:last]) for first, last in cut.spans()]
+    stages = [sum(block.parameters_of_part(cut.tp) for block in blocks[first:last]) for first, last in cut.spans()]
     ranks = of_ranks(stages, cut.pp)
     if cut.pp > 1:
         ranks[-1] += setting.counts.tied / cut.tp
@@ -141,16 +141,16 @@ def pipedream_peak(
 
 def memory(cut: Cut, setting: Setting, samples: float) -> Memory:
     """Memory of the fullest rank of a pipeline."""
-    counts, numbers = counts_of_rank(setting, cut.tp), rank_numbers(cut, setting)
-    ranks = [_of_rank(cut, setting, counts, rank, numbers[rank], samples) for rank in range(cut.pp)]
+    counts, parameters = counts_of_rank(setting, cut.tp), rank_parameters(cut, setting)
+    ranks = [_of_rank(cut, setting, counts, rank, parameters[rank], samples) for rank in range(cut.pp)]
     return max(ranks, key=lambda memory: memory.total)
 
 
-def _of_rank(cut: Cut, setting: Setting, counts: Counts, rank: int, numbers: float, samples: float) -> Memory:
+def _of_rank(cut: Cut, setting: Setting, counts: Counts, rank: int, parameters: float, samples: float) -> Memory:
     job, edges = setting.job, cut.spans()
     spans = {index: edges[index] for index in range(rank, len(edges), cut.pp)}
     blocks = [block for first, end in spans.values() for block in counts.blocks[first:end]]
-    gradients = [FP32_BYTES * float(block.numbers) for block in counts.blocks]
+    gradients = [FP32_BYTES * float(block.parameter_count) for block in counts.blocks]
     gradients[-1] += FP32_BYTES * counts.tied if cut.pp > 1 else 0.0
     stages = {
         index: stage(
@@ -158,7 +158,7 @@ def _of_rank(cut: Cut, setting: Setting, counts: Counts, rank: int, numbers: flo
         )
         for index, (first, end) in spans.items()
     }
-    states = data_parallel(int(numbers), in_fp32(setting.optimizer), 3 if cut.sharded else 0, cut.dp)
+    states = data_parallel(int(parameters), in_fp32(setting.optimizer), 3 if cut.sharded else 0, cut.dp)
     copies, permanent = update_copies(setting.optimizer, blocks), buffer_bytes(blocks)
     if cut.dp > 1:
         copies = max(copies, states.gradients)  # replicas average a copy of all gradients
@@ -172,8 +172,8 @@ def _of_rank(cut: Cut, setting: Setting, counts: Counts, rank: int, numbers: flo
         in_flight = InFlight(cut.pp - 1 - rank, cut.count, 2 if cut.buffered else 1, before)
         return pipedream_peak(states, stages[rank], in_flight, messages, permanent, copies)
     if cut.sharded:  # complete weights from one update to the next, and gradients until they are reduced
-        permanent += FP32_BYTES * numbers
-        copies = FP32_BYTES * numbers
-    order = schedule.whole_order(cut.schedule, rank, cut.pp, len(edges), cut.count)
+        permanent += FP32_BYTES * parameters
+        copies = FP32_BYTES * parameters
+    order = schedule.order_with_weights(cut.schedule, rank, cut.pp, len(edges), cut.count)
     moments = schedule_peak(order, stages), Moment(states.gradients, copies)
     return at_peak(states, moments, permanent + cut.count * messages)  # torch has buffers for all micro batches

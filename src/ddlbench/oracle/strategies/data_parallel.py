@@ -18,7 +18,7 @@ from ddlbench.oracle.setting import BYTES, Limit, Memory, Message, Outcome, Sett
 from ddlbench.oracle.timing import overlap
 from ddlbench.oracle.timing.overlap import Gradient, MiB
 
-# Numbers of gradients that DeepSpeed copies and all-reduces at once at stage 0 (MEMORY_OPT_ALLREDUCE_SIZE).
+# Floats of gradients that DeepSpeed copies and all-reduces at once at stage 0 (MEMORY_OPT_ALLREDUCE_SIZE).
 AT_ONCE = 5e8
 
 
@@ -32,10 +32,10 @@ def ddp(framework: DDP, setting: Setting) -> Outcome:
     back = backward(setting)
     # The caps count bytes in fp32, because the hook casts a full bucket.
     messages = overlap.buckets(overlap.gradients(sizes(setting, FP32_BYTES), back), first, other)
-    wire = [Gradient(message.bytes_ * BYTES.get(hook, 4) / FP32_BYTES, message.ready) for message in messages]
+    wire = [Gradient(message.size * BYTES.get(hook, 4) / FP32_BYTES, message.ready) for message in messages]
     # Gradients that wait to be reduced have their own memory, beside the buckets.
     count, _ = setting.micro_batch(setting.world)
-    apart = FP32_BYTES * setting.counts.numbers if count > 1 else 0.0
+    apart = FP32_BYTES * setting.counts.parameter_count if count > 1 else 0.0
     peak = memory.replica(setting, setting.counts, setting.world, in_place=True, buckets=apart)
     return replicas(setting, (averaged(setting, wire, sum(back)),), peak)
 
@@ -55,7 +55,7 @@ def horovod(framework: Horovod, setting: Setting) -> Outcome:
 def local_sgd(framework: LocalSGD, setting: Setting) -> Outcome:
     """Weights and BatchNorm's statistics are averaged once in `local_steps` updates, and nothing overlaps with it."""
     statistics = 2 * sum(norm.num_features for norm in batch_norms(on_meta(setting.job)))
-    size = FP32_BYTES * (setting.counts.numbers + statistics)
+    size = FP32_BYTES * (setting.counts.parameter_count + statistics)
     seconds = setting.all_reduce(size, setting.world) / framework.local_steps
     share = 1 / framework.local_steps
     return replicas(setting, (Message("all-reduce of weights", share, size * share, seconds, seconds),))
@@ -66,7 +66,7 @@ def zero(framework: DeepSpeedOptions, setting: Setting) -> Outcome:
     each rank copies its share (`allreduce_and_scatter`). The updated weights are all-gathered after the update."""
     if framework.offload_optimizer or framework.offload_parameters:
         raise Unsupported("the oracle has no model of offloading: set framework.offload_optimizer=false")
-    stage, ranks, numbers = framework.zero_stage, setting.world, setting.counts.numbers
+    stage, ranks, parameters = framework.zero_stage, setting.world, setting.counts.parameter_count
     casts, overlaps = framework.casts(setting.job), framework.overlaps(setting.job)
     wire = 2 if casts and setting.job.reduce_dtype != "fp32" else setting.gradient_bytes
     back = backward(setting)
@@ -76,9 +76,9 @@ def zero(framework: DeepSpeedOptions, setting: Setting) -> Outcome:
     times = setting.micro_batch(ranks)[0] if stage == 2 else 1  # stage 2 reduces after every micro batch
     messages = [Message(once.what, once.count * times, once.bytes_ * times, once.seconds * times, once.exposed * times)]
     if not stage:
-        copied = FP32_BYTES * min(numbers, AT_ONCE)
+        copied = FP32_BYTES * min(parameters, AT_ONCE)
         return replicas(setting, tuple(messages), memory.replica(setting, setting.counts, ranks, reduced=copied))
-    size = numbers * (2.0 if casts else 4.0)
+    size = parameters * (2.0 if casts else 4.0)
     seconds = collectives.all_gather(size, setting.path(ranks))
     messages.append(Message("all-gather of weights", 1, size, seconds, seconds))
     return replicas(setting, tuple(messages), memory.zero(setting, stage, bucket, overlaps), ranks)
@@ -91,10 +91,10 @@ def replicas(
 
     peak: None: without buckets; shards: ranks that share the update
     """
-    job, numbers = setting.job, setting.counts.numbers
+    job, parameters = setting.job, setting.counts.parameter_count
     count, samples = setting.micro_batch(setting.world)
     blocks = setting.computation.blocks(samples)
-    update = setting.computation.update(numbers / shards)
+    update = setting.computation.update(parameters / shards)
     compute = count * sum(block.both(job.checkpoint_activations) for block in blocks) + update
     return Outcome(
         compute_s=compute * setting.contention,
@@ -109,9 +109,9 @@ def replicas(
 def sizes(setting: Setting, number_bytes: float, tp: int = 1) -> list[list[float]]:
     """Bytes of every gradient, by block. tp: ranks that share a replica; all tensors of a block count as split by the
     same factor."""
-    parts = [block.numbers_of_part(tp) / block.numbers if block.numbers else 1.0 for block in setting.counts.blocks]
-    blocks = zip(setting.counts.blocks, parts, strict=True)
-    return [[number * part * number_bytes for number in block.parameters] for block, part in blocks]
+    blocks = setting.counts.blocks
+    parts = [block.parameters_of_part(tp) / (block.parameter_count or 1) for block in blocks]
+    return [[size * part * number_bytes for size in b.tensor_sizes] for b, part in zip(blocks, parts, strict=True)]
 
 
 def backward(setting: Setting, dp: int | None = None, tp: int = 1) -> list[float]:
@@ -136,6 +136,6 @@ def averaged(
     def seconds(size: float) -> float:
         return setting.all_reduce(size, group, stride)
 
-    total, bytes_ = sum(seconds(m.bytes_) for m in messages), sum(m.bytes_ for m in messages)
+    total, bytes_ = sum(seconds(m.size) for m in messages), sum(m.size for m in messages)
     late = min(total, max(0.0, overlap.queue(messages, seconds) - end)) if overlaps else total
     return Message("all-reduce of gradients", len(messages), bytes_, total, setting.exposed(total, late))

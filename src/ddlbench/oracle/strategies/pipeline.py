@@ -17,7 +17,7 @@ from ddlbench.frameworks.pipeline.schedules import micro_batch_count, pipeline_r
 from ddlbench.frameworks.pipeline.stages import balanced
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES
 from ddlbench.oracle.machine import collectives
-from ddlbench.oracle.memory.stages import Cut, memory, of_ranks, rank_numbers
+from ddlbench.oracle.memory.stages import Cut, memory, of_ranks, rank_parameters
 from ddlbench.oracle.setting import Limit, Message, Outcome, Setting
 from ddlbench.oracle.strategies.tensor import Traffic, batch_message, limit, traffic
 from ddlbench.oracle.timing import schedule
@@ -61,14 +61,14 @@ def predict(cut: Cut, setting: Setting) -> Outcome:
     compute_s, busy_s = _time(cut, _stages(cut, setting, samples, no_traffic, sends=False), setting)
     with_layers_s, _ = _time(cut, _stages(cut, setting, samples, traffics, sends=False), setting)
     with_sends_s, _ = _time(cut, _stages(cut, setting, samples, traffics, sends=True), setting)
-    numbers, shards = rank_numbers(cut, setting), cut.dp if cut.sharded else 1
-    update_s = setting.computation.update(max(numbers) / shards) * setting.contention
+    parameters, shards = rank_parameters(cut, setting), cut.dp if cut.sharded else 1
+    update_s = setting.computation.update(max(parameters) / shards) * setting.contention
     messages: list[Message] = []
     if cut.tp > 1:
         messages += _in_layers(cut, setting, traffics, max(0.0, with_layers_s - compute_s))
     if cut.pp > 1:
         messages.append(_between_stages(cut, setting, samples, max(0.0, with_sends_s - with_layers_s)))
-    messages += _reductions(cut, setting, numbers)
+    messages += _reductions(cut, setting, parameters)
     return Outcome(
         compute_s=busy_s + update_s,
         messages=tuple(messages),
@@ -144,7 +144,7 @@ def _time(cut: Cut, stages: Stages, setting: Setting) -> tuple[float, float]:
 
 def _in_layers(cut: Cut, setting: Setting, traffics: Sequence[Traffic], exposed: float) -> list[Message]:
     """The collectives of tensor parallel layers, and the broadcast of the batch within the first and the last stage."""
-    bytes_, number = sum(layer.bytes_ for layer in traffics), sum(layer.count for layer in traffics)
+    bytes_, number = sum(layer.bytes_ for layer in traffics), sum(layer.number for layer in traffics)
     seconds = max(cut.count * sum(layer.forward + layer.backward for layer in traffics) / cut.pp, exposed)
     batch = batch_message(setting, cut.dp, cut.tp)
     ends = 2 if cut.pp > 1 else 1  # stages with the batch; they broadcast at the same time
@@ -165,12 +165,12 @@ def _between_stages(cut: Cut, setting: Setting, samples: float, exposed: float) 
     return Message("activations between stages", cut.count * count, cut.count * bytes_, seconds, exposed)
 
 
-def _reductions(cut: Cut, setting: Setting, numbers: Sequence[float]) -> list[Message]:
+def _reductions(cut: Cut, setting: Setting, parameters: Sequence[float]) -> list[Message]:
     """All-reduces after the schedule: of gradients over the replicas of a stage, and of a tied embedding over the first
     and the last stage."""
     messages: list[Message] = []
     if cut.dp > 1:
-        size = FP32_BYTES * max(numbers)
+        size = FP32_BYTES * max(parameters)
         seconds = setting.all_reduce(size, cut.dp, cut.tp)
         what = "reduction and gathering of shards" if cut.sharded else "all-reduce of gradients"
         messages.append(Message(what, 1, size, seconds, seconds))

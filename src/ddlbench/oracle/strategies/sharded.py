@@ -23,7 +23,7 @@ from ddlbench.oracle.timing import overlap
 from ddlbench.oracle.timing.computation import Pass
 from ddlbench.oracle.timing.overlap import MiB, Sharded
 
-# DeepSpeed's defaults, in numbers: it prefetches so many weights in one message (stage3_prefetch_bucket_size), and
+# DeepSpeed's defaults, in parameters: it prefetches so many weights in one message (stage3_prefetch_bucket_size), and
 # keeps weights if fewer other weights than this are needed before their next use (stage3_max_reuse_distance).
 PREFETCH, REUSE = 5e7, 1e9
 
@@ -35,10 +35,10 @@ class Scheme:
     """How weights are gathered and gradients are reduced.
 
     weight, gradient: bytes of a number in the messages
-    gathered: numbers of each block that are gathered; again: whether they are gathered for the backward pass, too
+    gathered: parameters of each block that are gathered; again: whether they are gathered for the backward pass, too
     gathers, reductions: the blocks of each message
     always: gradients are reduced after every micro batch, not only after the last one
-    persistent: numbers that every rank keeps complete; they are gathered once, after the update
+    persistent: parameters that every rank keeps complete; they are gathered once, after the update
     """
 
     shards: int
@@ -56,11 +56,11 @@ class Scheme:
         temporary = [size * again for size, again in sizes]
         return Gathered(self.weight, temporary, sum(size for size, again in sizes if not again))
 
-    def volume(self, numbers: int, count: int) -> float:
-        """Bytes of the complete tensors that are gathered and reduced in a step. numbers: parameters of the model"""
+    def volume(self, parameters: int, count: int) -> float:
+        """Bytes of the complete tensors that are gathered and reduced in a step. parameters: of the model"""
         again = sum(number for number, also in zip(self.gathered, self.again, strict=True) if also)
         gathers = sum(self.gathered) + again
-        return count * gathers * self.weight + (count if self.always else 1) * numbers * self.gradient
+        return count * gathers * self.weight + (count if self.always else 1) * parameters * self.gradient
 
 
 def fsdp(framework: FSDP, setting: Setting) -> Outcome:
@@ -76,12 +76,12 @@ def fsdp(framework: FSDP, setting: Setting) -> Outcome:
     reshard = framework.reshard_after_forward
     again = tuple(index not in root if reshard is None else reshard for index in range(len(blocks)))
     groups = ((root,) if root else ()) + tuple((index,) for index in range(len(blocks)) if index not in root)
-    numbers = tuple(block.numbers for block in blocks)
-    scheme = Scheme(shards, weight, setting.gradient_bytes, numbers, again, groups, groups, always=False)
+    parameters = tuple(block.parameter_count for block in blocks)
+    scheme = Scheme(shards, weight, setting.gradient_bytes, parameters, again, groups, groups, always=False)
     outcome = sharded(setting, scheme, memory.fsdp(setting, shards, scheme.gathered_bytes()))
     if framework.replicate == 1:
         return outcome
-    size = setting.counts.numbers / shards * setting.gradient_bytes
+    size = setting.counts.parameter_count / shards * setting.gradient_bytes
     seconds = setting.all_reduce(size, framework.replicate, shards)
     more = Message("all-reduce of shards", 1, size, seconds, seconds)
     return replace(outcome, messages=(*outcome.messages, more))
@@ -93,27 +93,27 @@ def zero3(framework: DeepSpeedOptions, setting: Setting) -> Outcome:
     if framework.offload_optimizer or framework.offload_parameters:
         raise Unsupported("the oracle has no model of offloading: set framework.offload_parameters=false")
     blocks, weight = setting.counts.blocks, 2 if framework.casts(setting.job) else 4
-    gathered = tuple(sum(n for n in block.parameters if n >= framework.persistence_threshold) for block in blocks)
+    gathered = tuple(sum(n for n in block.tensor_sizes if n >= framework.persistence_threshold) for block in blocks)
     prefetch = framework.gather_bucket_mb * MiB / weight if framework.gather_bucket_mb else PREFETCH
     bucket = (framework.reduce_bucket_mb or BUCKET_MB) * MiB / FP32_BYTES
-    numbers = [block.numbers for block in blocks]
-    later = [2 * rest for rest in (sum(numbers) - before for before in accumulate(numbers))]
-    backwards = tuple(tuple(len(blocks) - 1 - i for i in call) for call in _calls(numbers[::-1], bucket))
+    parameters = [block.parameter_count for block in blocks]
+    later = [2 * rest for rest in (sum(parameters) - before for before in accumulate(parameters))]
+    backwards = tuple(tuple(len(blocks) - 1 - i for i in call) for call in _calls(parameters[::-1], bucket))
     ahead = tuple(tuple(i + 1 for i in call) for call in _calls(gathered[1:], prefetch))
-    again, persistent = tuple(distance >= REUSE for distance in later), setting.counts.numbers - sum(gathered)
+    again, persistent = tuple(distance >= REUSE for distance in later), setting.counts.parameter_count - sum(gathered)
     gathers, gradient = ((0,), *ahead), setting.gradient_bytes
     scheme = Scheme(setting.world, weight, gradient, gathered, again, gathers, backwards, True, persistent)
     peak = memory.zero3(setting, scheme.gathered_bytes(), FP32_BYTES * bucket, persistent * weight)
     return sharded(setting, scheme, peak)
 
 
-def _calls(numbers: Sequence[int], most: float) -> Calls:
-    """Consecutive blocks share a message until it has so many numbers."""
+def _calls(parameters: Sequence[int], most: float) -> Calls:
+    """Consecutive blocks share a message until it has so many parameters."""
     calls: list[tuple[int, ...]] = []
     call: tuple[int, ...] = ()
-    for index in range(len(numbers)):
+    for index in range(len(parameters)):
         call = (*call, index)
-        if sum(numbers[block] for block in call) >= most:
+        if sum(parameters[block] for block in call) >= most:
             calls, call = [*calls, call], ()
     return (*calls, call) if call else tuple(calls)
 
@@ -130,13 +130,13 @@ def sharded(setting: Setting, scheme: Scheme, peak: Memory) -> Outcome:
     late = min(seconds, max(0.0, (count - 1) * end(plain) + end(last) - compute))
     exposed = setting.exposed(seconds, late)
     what = "gathering of weights and reduction of gradients"
-    messages = [Message(what, 0, scheme.volume(setting.counts.numbers, count), seconds, exposed)]
+    messages = [Message(what, 0, scheme.volume(setting.counts.parameter_count, count), seconds, exposed)]
     if scheme.persistent:
         size = float(scheme.persistent * scheme.weight)
         once = collectives.all_gather(size, setting.path(scheme.shards)) if scheme.shards > 1 else 0.0
         messages.append(Message("gathering of small weights after the update", 1, size, once, once))
     return Outcome(
-        compute_s=compute + setting.computation.update(setting.counts.numbers / scheme.shards) * rate,
+        compute_s=compute + setting.computation.update(setting.counts.parameter_count / scheme.shards) * rate,
         messages=tuple(messages) if scheme.shards > 1 else (),
         memory=peak,
         limits=(Limit("dp", job.global_batch, "one sample of the global batch a rank"),),
@@ -154,7 +154,7 @@ def _blocks(setting: Setting, scheme: Scheme, passes: Sequence[Pass], reduces: b
         weights = [number * scheme.weight for number in scheme.gathered]
         gather = _shares(weights, scheme.gathers, lambda size: collectives.all_gather(size, to))
         if reduces:
-            gradients = [block.numbers * scheme.gradient for block in blocks]
+            gradients = [block.parameter_count * scheme.gradient for block in blocks]
             reduce = _shares(gradients, scheme.reductions, lambda size: collectives.reduce_scatter(size, to))
     return [
         Sharded(

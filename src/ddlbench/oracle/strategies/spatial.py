@@ -56,11 +56,11 @@ def spatial(framework: Spatial, setting: Setting) -> Outcome:
         back = [block.back(job.checkpoint_activations) * setting.contention for block in parts]
         sent = overlap.buckets(overlap.gradients(sizes(setting, setting.gradient_bytes), back))
         messages.append(averaged(setting, sent, sum(back)))
-    numbers = setting.counts.numbers
-    update = setting.computation.update(numbers)
+    parameters = setting.counts.parameter_count
+    update = setting.computation.update(parameters)
     compute = count * sum(block.both(job.checkpoint_activations) for block in parts) + update
     saved = sum(block.saved.at(samples) / share for block, share in zip(blocks, ranks, strict=True))
-    states = data_parallel(numbers, in_fp32(setting.optimizer), 0, 1)
+    states = data_parallel(parameters, in_fp32(setting.optimizer), 0, 1)
     return Outcome(
         compute_s=compute * setting.contention,
         messages=tuple(messages),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
 from torch import nn
 
@@ -25,14 +26,13 @@ from ddlbench.oracle.timing import overlap
 SUMMED_AHEAD, SUMMED_BACK, GATHERED = ("row", "vocab"), ("column", "qkv", "filter", "logits"), ("norm", "channels")
 
 
-@dataclass(frozen=True)
-class Traffic:
+class Traffic(NamedTuple):
     """Collectives of one block for one micro batch, by direction: seconds, bytes, how many."""
 
     forward: float = 0.0
     backward: float = 0.0
     bytes_: float = 0.0
-    count: int = 0
+    number: float = 0
 
 
 @dataclass(frozen=True)
@@ -69,13 +69,13 @@ def parts(setting: Setting, dp: int, tp: int, sequence: bool, by_channels: bool)
     job, blocks = setting.job, setting.counts.blocks
     count, samples = setting.micro_batch(dp)
     passes = setting.computation.blocks(samples, tp)
-    update = setting.computation.update(sum(block.numbers_of_part(tp) for block in blocks))
+    update = setting.computation.update(sum(block.parameters_of_part(tp) for block in blocks))
     messages: list[Message] = []
     if tp > 1:
         traffics = [traffic(block, samples, setting, tp, sequence, by_channels) for block in blocks]
         forward = 2 if job.checkpoint_activations else 1  # passes
         seconds = count * sum(layer.forward * forward + layer.backward for layer in traffics)
-        bytes_, number = sum(layer.bytes_ for layer in traffics), sum(layer.count for layer in traffics)
+        bytes_, number = sum(layer.bytes_ for layer in traffics), sum(layer.number for layer in traffics)
         messages.append(Message("collectives of layers", count * number, count * bytes_, seconds, seconds))
         messages.append(batch_message(setting, dp, tp))
     if dp > 1:
@@ -84,7 +84,7 @@ def parts(setting: Setting, dp: int, tp: int, sequence: bool, by_channels: bool)
         messages.append(averaged(setting, sent, sum(back), ranks=dp, stride=tp))
     counts = counts_of_rank(setting, tp, sequence)
     # DDP's buckets, beside the gradients that wait to be reduced.
-    buckets = FP32_BYTES * float(counts.numbers) if dp > 1 and count > 1 else 0.0
+    buckets = FP32_BYTES * float(counts.parameter_count) if dp > 1 and count > 1 else 0.0
     return Outcome(
         compute_s=(count * sum(block.both(job.checkpoint_activations) for block in passes) + update)
         * setting.contention,
@@ -106,12 +106,7 @@ def traffic(
     ]
     if block is setting.counts.blocks[-1] and not by_channels:
         traffics.append(_loss(setting, samples, to))
-    return Traffic(
-        sum(exchange.forward for exchange in traffics),
-        sum(exchange.backward for exchange in traffics),
-        sum(exchange.bytes_ for exchange in traffics),
-        sum(exchange.count for exchange in traffics),
-    )
+    return Traffic(*map(sum, zip(*traffics, strict=True)))
 
 
 def _exchange(
@@ -153,8 +148,8 @@ def batch_message(setting: Setting, dp: int, tp: int) -> Message:
     """tp rank 0 broadcasts the replica's batch to the others: images in fp32, tokens and targets in int64."""
     model, samples = setting.job.model, setting.job.replica_batch(dp)
     text = model.kind == "text"
-    numbers = samples * prod(model.input_shape())
-    sizes = (numbers * 8, numbers * 8) if text else (numbers * 4, samples * 8)
+    values = samples * prod(model.input_shape())
+    sizes = (values * 8, values * 8) if text else (values * 4, samples * 8)
     seconds = sum(collectives.broadcast(size, setting.path(tp)) for size in sizes)
     return Message("broadcast of the batch", 2, sum(sizes), seconds, seconds)
 
@@ -162,14 +157,14 @@ def batch_message(setting: Setting, dp: int, tp: int) -> Message:
 def limit(setting: Setting, by_channels: bool = False) -> Limit:
     """The layer with the fewest heads, features, filters or channels."""
     if by_channels:
-        numbers = {
+        sizes = {
             f"channels of {name}": module.in_channels
             for name, module in on_meta(setting.job).named_modules()
             if isinstance(module, nn.Conv2d) and module.in_channels > 3  # those of the images are not split
         }
     else:
-        numbers = split_numbers(on_meta(setting.job), setting.job.model.tensor_plan())
-    if not numbers:
+        sizes = split_numbers(on_meta(setting.job), setting.job.model.tensor_plan())
+    if not sizes:
         return Limit("tp", 1, "no layer can be split")
-    layer = min(numbers, key=lambda name: numbers[name])
-    return Limit("tp", numbers[layer], layer)
+    layer = min(sizes, key=sizes.__getitem__)
+    return Limit("tp", sizes[layer], layer)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ddlbench.oracle.counts.counts import Block, Counts, Numbers, Work
+from ddlbench.oracle.counts.counts import Block, Counts, Floats, Work
 from ddlbench.oracle.machine.machine import Device
 from ddlbench.recipe.optimizers import costs
 
@@ -42,9 +42,9 @@ class Speeds:
         flops = device.flops_per_s(precision, tf32)
         return None if flops is None or device.bytes_per_s is None else cls(flops, device.bytes_per_s)
 
-    def operations(self, work: Work, samples: float) -> Numbers:
+    def operations(self, work: Work, samples: float) -> Floats:
         """Seconds of each operation."""
-        return np.maximum(work.flops * samples / self.flops_per_s, work.bytes_.at(samples) / self.bytes_per_s)
+        return np.maximum(work.flops * samples / self.flops_per_s, work.moved.at(samples) / self.bytes_per_s)
 
     def seconds(self, work: Work, samples: float) -> float:
         return float(self.operations(work, samples).sum())
@@ -88,7 +88,7 @@ class Computation:
             size = min(int(samples), self.largest)
             if self.measure is not None and size not in self.measured:
                 self.measured[size], update_s = self.measure(size)
-                self.update_s = self.update_s or update_s / self.counts.numbers
+                self.update_s = self.update_s or update_s / self.counts.parameter_count
             self._cache[key] = [self._block(index, samples, tp) for index in range(len(self.counts.blocks))]
         return self._cache[key]
 
@@ -113,18 +113,18 @@ class Computation:
         total = float(seconds.sum())
         return float(seconds[block.forward.shared].sum()) / total if total else 0.0
 
-    def update(self, numbers: float) -> float:
+    def update(self, parameters: float) -> float:
         """Seconds of the update of so many parameters. A calibration measures it with the first blocks."""
         assert self.measure is None or self.update_s is not None, "ask for blocks before the update"
         parameter_s = self.update_s
         if parameter_s is None:
             parameter_s = costs(self.optimizer).bytes_ / self.speeds.bytes_per_s
-        return self.factor * numbers * parameter_s
+        return self.factor * parameters * parameter_s
 
     def step(self, samples: float, micro_batches: int = 1, checkpointed: bool = False) -> float:
         """Seconds of a step of a single process."""
         once = sum(block.both(checkpointed) for block in self.blocks(samples))
-        return micro_batches * once + self.update(self.counts.numbers)
+        return micro_batches * once + self.update(self.counts.parameter_count)
 
     def marks(self, samples: float) -> list[str]:
         """Remarks on the basis, and one if this micro batch is outside of the measured ones."""

@@ -11,9 +11,9 @@ FIRST_BUCKET, BUCKET = MiB, 25 * MiB  # torch.nn.parallel.DistributedDataParalle
 
 @dataclass(frozen=True)
 class Gradient:
-    """Bytes of a gradient or a message, and when it is ready, in seconds after the start of the backward pass."""
+    """The bytes of a gradient or a message, and when it is ready, in seconds after the start of the backward pass."""
 
-    bytes_: float
+    size: float
     ready: float
 
 
@@ -27,7 +27,7 @@ def gradients(sizes: Sequence[Sequence[float]], backward: Sequence[float]) -> li
     now = 0.0
     for block, seconds in zip(reversed(sizes), reversed(backward), strict=True):
         now += seconds
-        ready += [Gradient(bytes_, now) for bytes_ in reversed(block)]
+        ready += [Gradient(size, now) for size in reversed(block)]
     return ready
 
 
@@ -37,7 +37,7 @@ def buckets(tensors: Iterable[Gradient], first: float = FIRST_BUCKET, cap: float
     filled: list[Gradient] = []
     size, limit, last = 0.0, first, 0.0
     for tensor in tensors:
-        size += tensor.bytes_
+        size += tensor.size
         if size >= limit:
             filled.append(Gradient(size, tensor.ready))
             size, limit = 0.0, cap
@@ -55,9 +55,9 @@ def fused(tensors: Sequence[Gradient], seconds: Callable[[float], float], cap: f
         now = max(now, waiting[0].ready) + cycle
         size, count = 0.0, 0
         for tensor in waiting:
-            if tensor.ready > now or (count and size + tensor.bytes_ > cap):
+            if tensor.ready > now or (count and size + tensor.size > cap):
                 break
-            size, count = size + tensor.bytes_, count + 1
+            size, count = size + tensor.size, count + 1
         messages.append(Gradient(size, now))
         now += seconds(size)
         del waiting[:count]
@@ -68,7 +68,7 @@ def queue(messages: Iterable[Gradient], seconds: Callable[[float], float]) -> fl
     """The time when the last message has arrived. Messages are sent one after the other, none before it is ready."""
     free = 0.0
     for message in messages:
-        free = max(free, message.ready) + seconds(message.bytes_)
+        free = max(free, message.ready) + seconds(message.size)
     return free
 
 

@@ -164,7 +164,7 @@ def _alternate(ahead: Sequence[Op], back: Sequence[Op], warm_up: int) -> tuple[O
 
 
 @cache
-def whole_order(schedule: str, rank: int, ranks: int, stages: int, micro_batches: int) -> tuple[Op, ...]:
+def order_with_weights(schedule: str, rank: int, ranks: int, stages: int, micro_batches: int) -> tuple[Op, ...]:
     """The passes of one rank with the gradients of weights, as torch's InterleavedZeroBubble places them: one after
     each backward pass of inputs, from the (rank + 1)-th on, and the remaining ones at the end."""
     ops = order(schedule, rank, ranks, stages, micro_batches)

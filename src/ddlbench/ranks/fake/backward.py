@@ -3,8 +3,8 @@ one. Here the modes are entered again, so that they also see hooks and recompute
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Generator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -27,16 +27,14 @@ def leave(mode: TorchFunctionMode, func: Any, args: Any, kwargs: Any) -> Any:
             _left.remove(mode)
 
 
-def _entering(engine: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with ExitStack() as stack:
-            while _left:
-                stack.enter_context(_left.pop())
-            return engine(*args, **kwargs)
-
-    return run
+@contextmanager
+def _entered_again() -> Generator[None]:
+    with ExitStack() as stack:
+        while _left:
+            stack.enter_context(_left.pop())
+        yield
 
 
 ANSWERS: tuple[Answer, ...] = (
-    (torch.autograd, "_engine_run_backward", _entering(torch.autograd.graph._engine_run_backward)),  # pyright: ignore
+    (torch.autograd, "_engine_run_backward", _entered_again()(torch.autograd.graph._engine_run_backward)),  # pyright: ignore
 )

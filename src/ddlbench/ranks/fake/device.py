@@ -126,18 +126,17 @@ def _grouped(group: Callable[..., dict[Any, Any]]) -> Callable[..., dict[Any, An
     return call
 
 
-def _index(tensor: Tensor) -> int:
-    return tensor.device.index if tensor.device.type == "cuda" else -1
-
-
-def _is(kind: str) -> property:
-    return property(lambda tensor: tensor.device.type == kind)
-
-
 ANSWERS: tuple[Answer, ...] = (
     (Tensor, "_make_subclass", staticmethod(_make_subclass(Tensor._make_subclass))),  # pyright: ignore
     (torch._C, "_group_tensors_by_device_and_dtype", _grouped(torch._C._group_tensors_by_device_and_dtype)),  # pyright: ignore
     (DTensor, "device", property(lambda tensor: tensor._local_tensor.device)),
-    *((kind, "get_device", _index) for kind in (FakeTensor, DTensor)),
-    *((kind, f"is_{name}", _is(name)) for kind in (FakeTensor, DTensor) for name in ("cuda", "meta")),
+    *(
+        answer
+        for kind in (FakeTensor, DTensor)
+        for answer in (
+            (kind, "get_device", lambda tensor: tensor.device.index if tensor.device.type == "cuda" else -1),
+            (kind, "is_cuda", property(lambda tensor: tensor.device.type == "cuda")),
+            (kind, "is_meta", property(lambda tensor: tensor.device.type == "meta")),
+        )
+    ),
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 from unittest.mock import patch
 
 import torch
@@ -30,22 +30,17 @@ from ddlbench.ranks.fake.answers import Answer, returning
 from ddlbench.ranks.fake.device import fake_device
 
 
-@runtime_checkable
-class AsksMore(Protocol):
-    """A framework whose library asks other ranks or the driver for more than torch does."""
-
-    def fake_answers(self, rank: int, world_size: int, device: torch.device) -> Sequence[Answer]: ...
-
-
 @contextmanager
 def fake_world(rank: int, world_size: int, device: torch.device, framework: object = None) -> Generator[None]:
     """In this context the process is `rank` of `world_size` ranks, and tensors are fake. No process group may exist
-    before. framework: the one that is set up, whose `fake_answers` are used"""
+    before. framework: the one that is set up; where its library asks other ranks or the driver for more than torch
+    does, its method `fake_answers` gives the answers"""
     from torch._dynamo.trace_rules import get_torch_obj_rule_map
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     get_torch_obj_rule_map()  # made once, of torch's functions as they are at that moment
-    asked = framework.fake_answers(rank, world_size, device) if isinstance(framework, AsksMore) else ()
+    more: Callable[..., Sequence[Answer]] = getattr(framework, "fake_answers", returning(()))
+    asked = more(rank, world_size, device)
 
     dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
     on_cuda = device.type == "cuda"
@@ -68,16 +63,6 @@ def _swap(one: Tensor, other: Tensor) -> None:
         vars(tensor).update(its_attributes)
     one.__class__, other.__class__ = other.__class__, one.__class__
     torch._C._swap_tensor_impl(one, other)  # pyright: ignore
-
-
-def _with_real_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A mesh counts its ranks with tensors of integers, whose values it reads."""
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with unset_fake_temporarily():
-            return function(*args, **kwargs)
-
-    return call
 
 
 class _Chunks:
@@ -162,8 +147,9 @@ REDUCER: Any = dist.Reducer  # pyright: ignore
 ANSWERS: tuple[Answer, ...] = (
     (_fsdp_param, "_chunk_with_empty", _Chunks),
     (torch.utils, "swap_tensors", _swap),
-    (DeviceMesh, "__init__", _with_real_tensors(DeviceMesh.__init__)),
-    (DeviceMesh, "from_group", _with_real_tensors(DeviceMesh.from_group)),
+    # A mesh counts its ranks with tensors of integers, whose values it reads.
+    (DeviceMesh, "__init__", unset_fake_temporarily()(DeviceMesh.__init__)),
+    (DeviceMesh, "from_group", unset_fake_temporarily()(DeviceMesh.from_group)),
     # DDP's reducer is torch's, in C++. It sends by torch's hook in Python, because the built-in one needs a result that
     # the fake process group does not give. It can read the numbers that ranks exchange about their buckets. Its method
     # `prepare_for_forward` only starts a timer of the device.

@@ -19,18 +19,9 @@ from ddlbench.errors import UserError
 from ddlbench.foreign import ForeignError, NotRegularError, Object, TooLargeError, parse, read_bytes
 from ddlbench.record.schema import READ_VERSIONS, SCHEMA_VERSION
 from ddlbench.results.reading.attempt_folders import search
-from ddlbench.results.reading.epoch_lines import lines_of
 from ddlbench.results.reading.gone import find_gone
-from ddlbench.results.reading.left_out import (
-    CIRCLE,
-    NEWER,
-    NO_RUN,
-    NOT_FOLLOWED,
-    NOT_REGULAR,
-    OLDER,
-    TOO_LARGE,
-    UNREADABLE,
-)
+from ddlbench.results.reading.left_out import LeftOut
+from ddlbench.results.rows import section
 from ddlbench.texts import digest, printable, shortened
 
 READS = " and ".join(map(str, READ_VERSIONS))
@@ -69,8 +60,7 @@ class Attempt:
         record = self.record
         if record["status"] == "unreadable":
             return self.path
-        times = record.get("times")
-        start = times.get("start") if isinstance(times, dict) else None
+        start = section(record, "times").get("start")
         return digest([record.get("run_id"), record.get("attempt"), start] if start else [record, self.epochs])
 
     @property
@@ -127,7 +117,7 @@ def read_all(folders: Sequence[Path]) -> Records:
             f"python -m ddlbench +framework=ddp +model=resnet50 results_dir={folders[0]}, then report again"
         )
     ordered = [result.attempts[place] for place in sorted(result.attempts)]
-    kinds = (CIRCLE if reason == os.strerror(ELOOP) else NOT_FOLLOWED for reason in reasons.values())
+    kinds = (LeftOut.CIRCLE if reason == os.strerror(ELOOP) else LeftOut.NOT_FOLLOWED for reason in reasons.values())
     return Records(ordered, closed, tuple(kinds))
 
 
@@ -141,29 +131,30 @@ def read(path: Path) -> Attempt:
     if type(version) is not int or version not in READ_VERSIONS:  # True equals 1
         return _of_other_version(path, version)
     if not isinstance(record.get("status"), str):
-        return unreadable(path, "run.json has no status", version, NO_RUN)
+        return unreadable(path, "run.json has no status", version, LeftOut.NO_RUN)
     return Attempt(path, record) if record["status"] != "running" else _without_end(path, record)
 
 
 def _kind(error: Exception) -> str:
     """The kind of a file that could not be read, as left_out.py counts it."""
-    kinds = ((NotRegularError, NOT_REGULAR), (TooLargeError, TOO_LARGE), (ForeignError, NO_RUN))
-    circle = isinstance(error, OSError) and error.errno == ELOOP
-    return next((kind for type_, kind in kinds if isinstance(error, type_)), CIRCLE if circle else UNREADABLE)
+    if isinstance(error, OSError) and error.errno == ELOOP:
+        return LeftOut.CIRCLE
+    kinds = ((NotRegularError, LeftOut.NOT_REGULAR), (TooLargeError, LeftOut.TOO_LARGE), (ForeignError, LeftOut.NO_RUN))
+    return next((kind for type_, kind in kinds if isinstance(error, type_)), LeftOut.UNREADABLE)
 
 
 def _of_other_version(path: Path, version: Any) -> Attempt:
     """An attempt of a version that is not read; the reason says what to do about it."""
-    number, kind, remedy = None, NO_RUN, "run again, or report with the version of ddlbench that wrote it"
+    number, kind, remedy = None, LeftOut.NO_RUN, "run again, or report with the version of ddlbench that wrote it"
     if type(version) is int and version > SCHEMA_VERSION:
-        number, kind, remedy = version, NEWER, "it is newer: update ddlbench to report it"
+        number, kind, remedy = version, LeftOut.NEWER, "it is newer: update ddlbench to report it"
     elif type(version) is int:
-        number, kind, remedy = version, OLDER, f"it is older: {remedy}"
+        number, kind, remedy = version, LeftOut.OLDER, f"it is older: {remedy}"
     refused = f"schema_version {shortened(str(version), 40)} is refused, this ddlbench reads {READS}"
     return unreadable(path, f"{refused}: {remedy}", number, kind)
 
 
-def unreadable(path: Path, reason: str, version: Any = None, kind: str = UNREADABLE) -> Attempt:
+def unreadable(path: Path, reason: str, version: Any = None, kind: str = LeftOut.UNREADABLE) -> Attempt:
     """An attempt whose record cannot be used. kind: of left_out.py"""
     number = re.fullmatch(r"attempt-([0-9]{1,9})", path.name)
     record = {
@@ -189,6 +180,18 @@ def _without_end(path: Path, record: Object) -> Attempt:
     if again.get("status") != "running":
         return read(path)
     return Attempt(path, record | {"status": "killed", "reason": gone.reason}, has_end=False)
+
+
+def lines_of(content: bytes) -> tuple[list[Object], int]:
+    """The JSON objects, and the number of lines that are not one: a killed process may leave half a line."""
+    lines = [line for line in content.split(b"\n") if line.strip()]
+    objects: list[Object] = []
+    for line in lines:
+        try:
+            objects.append(parse(line))
+        except ValueError:
+            continue
+    return objects, len(lines) - len(objects)
 
 
 def damaged_parquet(attempt: Path) -> list[str]:

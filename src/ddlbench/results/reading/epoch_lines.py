@@ -10,8 +10,9 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from ddlbench.foreign import Object, parse
+from ddlbench.foreign import Object
 from ddlbench.record.schema import EPOCHS
+from ddlbench.results.reading.attempts import lines_of
 from ddlbench.results.reading.cells import fit
 from ddlbench.results.rows import Row
 
@@ -28,18 +29,6 @@ def table_of(content: bytes, left_out: list[str]) -> tuple[Any, int]:
     read. `left_out` gets the notes of `epoch_rows`."""
     lines, broken = lines_of(content)
     return pa.Table.from_pylist(epoch_rows(lines, left_out), SCHEMA), broken
-
-
-def lines_of(content: bytes) -> tuple[list[Object], int]:
-    """The JSON objects, and the number of lines that are not one: a killed process may leave half a line."""
-    lines = [line for line in content.split(b"\n") if line.strip()]
-    objects: list[Object] = []
-    for line in lines:
-        try:
-            objects.append(parse(line))
-        except ValueError:
-            continue
-    return objects, len(lines) - len(objects)
 
 
 def epoch_rows(lines: Sequence[Object], left_out: list[str]) -> list[Row]:

@@ -30,9 +30,9 @@ def merged_windows(runs: Sequence[Row]) -> Row:
         return {"profile_windows": 0}
     window_s = sum(run["profile_window_s"] for run in profiled)
     steps = sum(run["profile_steps"] * run["gpus"] for run in profiled)  # of single ranks
-    known = [name for name in SHARES if all(run[name] is not None for run in profiled)]
+    complete = [name for name in SHARES if all(run[name] is not None for run in profiled)]
     return {
-        **{name: sum(run[name] * run["profile_window_s"] for run in profiled) / window_s for name in known},
+        **{name: sum(run[name] * run["profile_window_s"] for run in profiled) / window_s for name in complete},
         "profile_step_time_s": window_s / steps,
         "profile_windows": len(profiled),
     }

@@ -53,14 +53,10 @@ def environments(runs: Iterable[AttemptRow]) -> list[str]:
     ended = [run for run in runs if run.ok and run.environment]
     sentences: list[str] = []
     for group in group_by(ended, lambda run: run.comparison).values():
-        texts = _several(group, _around, _name)
+        texts = _several(group, lambda run: {k: v for k, v in run.environment.items() if not of_the_launch(k)}, _name)
         if texts:
             sentences.append(f"not the same environment: {group[0].row['model']}, differs in {texts}")
     return sentences
-
-
-def _around(run: AttemptRow) -> Row:
-    return {key: value for key, value in run.environment.items() if not of_the_launch(key)}
 
 
 def merged_though(groups: Iterable[Sequence[AttemptRow]]) -> list[str]:
@@ -123,12 +119,12 @@ def drift(groups: Sequence[Sequence[AttemptRow]]) -> str | None:
     first, last = ([ratio for _, ratio in third] for third in (timed[:size], timed[-size:]))
     change = median(last) / median(first)
     text = f"drift: the last third of {len(timed)} repeated runs took {change:.3f} times the first third's time"
-    known = f"n={size} each, too few for an interval"
+    bounds = f"n={size} each, too few for an interval"
     if (before := median_interval(first)) and (after := median_interval(last)):
         ratio = ratio_interval(after, before)
         said = verdict(ratio, "slower", "faster", "no drift shown")
-        known = f"{ratio.low:.3f} to {ratio.high:.3f}, n={size} each: {said}"
-    return f"{text} ({known})"
+        bounds = f"{ratio.low:.3f} to {ratio.high:.3f}, n={size} each: {said}"
+    return f"{text} ({bounds})"
 
 
 def _relative(group: Sequence[AttemptRow]) -> list[tuple[str, float]]:

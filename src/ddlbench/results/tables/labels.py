@@ -35,7 +35,9 @@ def knobs(runs: Sequence[AttemptRow], by: str = "framework") -> list[str]:
         return {key.removeprefix(f"{by}."): run.options[key] for key in kept if key in run.options}
 
     differing = _differences(runs, within, chosen, lambda run: ALWAYS_SHOWN.get(run.row["framework"] or ""))
-    texts = zip(map(_scheme, runs), differing, environments(runs), strict=True)
+    schemes = (run.row["precision_scheme"] for run in runs)
+    firsts = ("" if scheme in (None, "autocast") else f"precision_scheme={scheme}" for scheme in schemes)
+    texts = zip(firsts, differing, environments(runs), strict=True)
     return [" ".join(filter(None, parts)) for parts in texts]
 
 
@@ -84,11 +86,6 @@ def _columns(*names: str) -> Callable[[AttemptRow], Hashable]:
 def layout(run: AttemptRow) -> str:
     """The layout of the ranks, if the configuration sets it: "dp=2 tp=4"."""
     return settings_text({key.removeprefix("framework."): run.options.get(key) for key in LAYOUT})
-
-
-def _scheme(run: AttemptRow) -> str:
-    scheme = run.row["precision_scheme"]
-    return "" if scheme in (None, "autocast") else f"precision_scheme={scheme}"
 
 
 def _is_setting(key: str) -> bool:

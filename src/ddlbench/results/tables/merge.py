@@ -93,30 +93,28 @@ def _flatten(config: Mapping[str, Any], prefix: str = "") -> Row:
 def measurements(runs: Iterable[AttemptRow]) -> list[list[AttemptRow]]:
     """Groups of repeats. Runs that ended ok are merged if their options and all columns of SEEN are equal. Another
     attempt joins the one group that its recorded columns agree with; if there are none or several, it stays alone."""
-    return [group for alike in group_by(runs, lambda run: run.asked).values() for group in _by_seen(alike)]
+    measured: list[list[AttemptRow]] = []
+    for alike in group_by(runs, lambda run: run.asked).values():
+        groups = list(group_by((run for run in alike if run.ok), _seen).values())
+        for run in sorted((run for run in alike if not run.ok), key=lambda run: _seen(run).count(None)):
+            seen = _seen(run)
+            fitting = [
+                group
+                for group in groups
+                if all(value in (None, expected) for value, expected in zip(seen, _seen(group[0]), strict=True))
+            ]
+            if len(fitting) == 1:
+                fitting[0].append(run)
+            else:
+                groups.append([run])
+        measured += groups
+    return measured
 
 
 def asked(run: AttemptRow, free: Sequence[str] = _FREE) -> str:
     """What repeats are asked to do, as a text; free: the keys that may have several values."""
     options = {key: value for key, value in run.options.items() if key not in free}
     return json.dumps([options, run.row["gpus"], run.row["nodes"]], sort_keys=True, default=str)
-
-
-def _by_seen(runs: list[AttemptRow]) -> list[list[AttemptRow]]:
-    groups = list(group_by((run for run in runs if run.ok), _seen).values())
-    others = [run for run in runs if not run.ok]
-    for run in sorted(others, key=lambda run: _seen(run).count(None)):
-        seen = _seen(run)
-        fitting = [
-            group
-            for group in groups
-            if all(value in (None, expected) for value, expected in zip(seen, _seen(group[0]), strict=True))
-        ]
-        if len(fitting) == 1:
-            fitting[0].append(run)
-        else:
-            groups.append([run])
-    return groups
 
 
 def _seen(run: AttemptRow) -> tuple[Any, ...]:

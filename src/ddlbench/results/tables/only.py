@@ -24,7 +24,7 @@ def only(tables: Tables, filters: Sequence[str]) -> Tables:
     runs = kept = tables.run_rows
     for text in filters:
         column, _, values = text.partition("=")
-        if column not in {known.name for known in RUNS} or not values:
+        if column not in {existing.name for existing in RUNS} or not values:
             raise UserError(
                 f"--only {printable(text)}: write COLUMN=VALUE[,VALUE] with a column of runs.csv, such as "
                 "framework, model, loader, gpus, recipe or precision"

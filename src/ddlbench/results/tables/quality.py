@@ -26,7 +26,9 @@ def learning_table(epochs: pd.DataFrame, runs: Sequence[AttemptRow]) -> pd.DataF
     ended = {run.row["path"]: run.row for run in runs if run.ok and run.row["learning"]}
     codes, paths = pd.factorize(epochs["path"].to_numpy(object))
     taken = np.array([path in ended for path in paths], bool)[codes]
-    values = _floats(epochs, taken)
+    # Plain floats are faster than masked ones.
+    columns = ("epoch", "elapsed_s", *METRICS)
+    values = pd.DataFrame({name: epochs[name].to_numpy("float64", na_value=np.nan)[taken] for name in columns})
     if values.empty:
         return _typed(pd.DataFrame(columns=[column.name for column in LEARNING]))
     rows = [ended.get(path, {}) for path in paths]
@@ -47,12 +49,6 @@ def learning_table(epochs: pd.DataFrame, runs: Sequence[AttemptRow]) -> pd.DataF
     curves = table["learning"].to_numpy()
     named = {name: np.array([samples[key][name] for key in names], object)[curves] for name in NAMES}
     return _typed(table.assign(**named, learning=names[curves]))
-
-
-def _floats(epochs: pd.DataFrame, taken: np.ndarray[Any, Any]) -> pd.DataFrame:
-    """The columns that are merged, as plain floats, which are faster than masked ones. taken: the rows to take"""
-    names = ("epoch", "elapsed_s", *METRICS)
-    return pd.DataFrame({name: epochs[name].to_numpy("float64", na_value=np.nan)[taken] for name in names})
 
 
 def _intervals(values: Any) -> pd.DataFrame:

@@ -14,8 +14,8 @@ from ddlbench.results.reading.attempts import Attempt, damaged_parquet, read, un
 from ddlbench.results.reading.cells import cell, fit, in_one_line
 from ddlbench.results.reading.epoch_lines import table_of
 from ddlbench.results.reading.follows import contradiction
-from ddlbench.results.reading.left_out import BROKEN_EPOCHS, NO_CONFIGURATION
-from ddlbench.results.rows import Row
+from ddlbench.results.reading.left_out import LeftOut
+from ddlbench.results.rows import Row, section
 from ddlbench.results.tables.labels import settings_text
 from ddlbench.results.tables.merge import AttemptRow, measured_options
 from ddlbench.texts import digest
@@ -37,7 +37,7 @@ def read_attempt(folder: Path) -> AttemptRow:
 def _attempt_row(attempt: Attempt, identity: Hashable) -> AttemptRow:
     left_out: list[str] = []
     record = attempt.record
-    measured = measured_options(_section(record, "config"), _section(record, "config_added_later"))
+    measured = measured_options(section(record, "config"), section(record, "config_added_later"))
     environment = record.get("environment")
     row = run_row(attempt, left_out)
     content, unread = attempt.read_epochs()
@@ -49,7 +49,7 @@ def _attempt_row(attempt: Attempt, identity: Hashable) -> AttemptRow:
     bare = not measured and record["status"] != "unreadable"
     unmeasured = f"{attempt.name}: run.json has no configuration: the attempt is in no measurement" if bare else None
     contradicts = f"{attempt.name}: the summary is left out: {wrong}" if wrong else None
-    kinds = [attempt.left_out, BROKEN_EPOCHS if unread else None, NO_CONFIGURATION if bare else None]
+    kinds = [attempt.left_out, LeftOut.BROKEN_EPOCHS if unread else None, LeftOut.NO_CONFIGURATION if bare else None]
     left = [*filter(None, (unread, unmeasured, contradicts)), *notes, *damaged_parquet(attempt.path)]
     return AttemptRow(
         row | _NO_SUMMARY if wrong else row,
@@ -76,7 +76,7 @@ def run_row(attempt: Attempt, left_out: list[str]) -> Row:
     row["micro_batch"] = row["micro_batch"] or cell(_share(row["replica_batch"], row["micro_batches"]), "int")
     changed = _dig(attempt.record, ("model", "changed"))
     if not isinstance(changed, dict):  # a record of an older version: compared with the published values
-        changed = options.changed(_section(_section(attempt.record, "config"), "model"))
+        changed = options.changed(section(section(attempt.record, "config"), "model"))
     row["model_changed"] = cell(settings_text(dict(sorted(cast(Row, changed).items()))) or None, "text")
     model = {"cuda": "gpu_model", "cpu": "cpu_model"}.get(row["device"] or "")
     row["device_model"] = cell(_dig(attempt.record, ("environment", model)), "text") if model else None
@@ -108,11 +108,6 @@ def _dig(record: Any, path: Sequence[str]) -> Any:
     except AttributeError:  # of JSON, objects alone have it
         return None
     return record
-
-
-def _section(record: Row, key: str) -> Row:
-    value = record.get(key)
-    return cast(Row, value) if isinstance(value, dict) else {}
 
 
 def _share(total: int | None, parts: int | None) -> float | None:

@@ -76,9 +76,20 @@ def scaling_rows(groups: Sequence[list[AttemptRow]], by: str = "framework") -> l
     texts = zip(knobs(samples, by), variants(samples, by), variants(samples, by, without=SEED), strict=True)
     points = [Point(group, by, *parts) for group, parts in zip(groups, texts, strict=True)]
     series = {kind: group_by(points, partial(_series, kind)) for kind in KINDS}
-    rows = [_row(point, kind, mates) for point in points for kind, mates in _memberships(point, series)]
+    rows: list[Row] = []
+    for point in points:
+        mates = {kind: series[kind][_series(kind, point)] for kind in KINDS}  # the points it is compared with
+        several = [kind for kind in KINDS if len({mate.gpus for mate in mates[kind]}) > 1]
+        scaled = [kind for kind in several if point.sample.row[KINDS[kind]] is not None]
+        rows += [_row(point, kind, mates[kind]) for kind in scaled] or [_row(point, "single", mates["strong"])]
     reach = {curve: max(row["gpus"] or 0 for row in mates) for curve, mates in group_by(rows, _curve).items()}
-    return sorted(rows, key=partial(_order, reach))
+
+    def order(row: Row) -> tuple[Any, ...]:
+        """Curve by curve; curves on one GPU come first, since they are the base of the others."""
+        *place, framework, options = curve = _curve(row)
+        return (*place, reach[curve], framework, options, row["gpus"] or 0, str(row["layout"]))
+
+    return sorted(rows, key=order)
 
 
 def representative(group: list[AttemptRow]) -> AttemptRow:
@@ -90,29 +101,11 @@ def _series(kind: str, point: Point) -> tuple[str, Any]:
     return point.comparison, point.sample.row[KINDS[kind]]
 
 
-def _memberships(point: Point, series: dict[str, dict[Any, list[Point]]]) -> list[tuple[str, list[Point]]]:
-    """The kinds of scaling that a point belongs to, each with the points it is compared with."""
-    memberships = [(kind, series[kind][_series(kind, point)]) for kind in KINDS]
-    scaled = [
-        (kind, mates)
-        for kind, mates in memberships
-        if point.sample.row[KINDS[kind]] is not None and len({mate.gpus for mate in mates}) > 1
-    ]
-    return scaled or [("single", memberships[0][1])]
-
-
 def _curve(row: Row) -> tuple[str, ...]:
     """Key that keeps the rows of one curve together."""
     size = row[KINDS.get(row["scaling"], "global_batch")]
     names = ("model", "data", "loader", "variant", "comparison", "scaling")
     return *(str(row[name]) for name in names), f"{size or 0:12}", str(row["framework"]), str(row["knobs"])
-
-
-def _order(reach: dict[tuple[str, ...], int], row: Row) -> tuple[Any, ...]:
-    """Curve by curve; curves on one GPU come first, since they are the base of the others. reach: the largest GPU count
-    of each curve"""
-    *series, framework, options = curve = _curve(row)
-    return (*series, reach[tuple(curve)], framework, options, row["gpus"] or 0, str(row["layout"]))
 
 
 def _row(point: Point, kind: str, mates: list[Point]) -> Row:
@@ -121,8 +114,14 @@ def _row(point: Point, kind: str, mates: list[Point]) -> Row:
     fewest = min((mate.gpus or 0 for mate in curve), default=None)
     base = _fastest([mate for mate in curve if mate.gpus == fewest])
     single = _fastest([mate for mate in timed if mate.gpus == 1])
+    merges = {"median": median, "max": max}
+    merged: Row = {column.name: point.sample.row[column.name] for column in SCALING if column.source == "equal"}
+    for column in SCALING:
+        if column.source in merges:
+            values = point.values(column.name)
+            merged[column.name] = merges[column.source](values) if values else None
     return {
-        **{column.name: _merged(point, column.name, column.source) for column in SCALING if column.source},
+        **merged,
         **_texts(point, kind),
         **_seconds(point),
         **_rates(point),
@@ -165,14 +164,6 @@ def _against(point: Point, base: Point | None, prefix: str, suffix: str = "") ->
 
 def _fastest(points: list[Point]) -> Point | None:
     return min(points, key=lambda point: point.sample_time_s or 0.0, default=None)
-
-
-def _merged(point: Point, column: str, how: str) -> Any:
-    if how == "equal":
-        return point.sample.row[column]
-    values = point.values(column)
-    merge = {"median": median, "max": max}[how]
-    return merge(values) if values else None
 
 
 def _texts(point: Point, kind: str) -> Row:

@@ -13,7 +13,7 @@ from ddlbench.foreign import read_bytes
 from ddlbench.record.schema import DEVELOPER, RUNS, SCALING, Column
 from ddlbench.results.reading.attempts import Records
 from ddlbench.results.reading.epoch_lines import array, epochs_table
-from ddlbench.results.reading.left_out import COPY, NO_RATE, RUNNING, SHARED_GPU
+from ddlbench.results.reading.left_out import LeftOut
 from ddlbench.results.reading.left_out import line as left_out_line
 from ddlbench.results.rows import Row, group_by
 from ddlbench.results.tables.breakdown import breakdown
@@ -135,11 +135,11 @@ def not_used(records: Records, merged: Merged) -> tuple[list[str], str | None]:
     measured = [row for row in rows if row["status"] == "ok" and row["measurement"] is not None]
     kinds = [
         *records.left_out,
-        *[COPY] * len(merged.copies),
+        *[LeftOut.COPY] * len(merged.copies),
         *(kind for run in merged.runs for kind in run.left_out),
-        *(NO_RATE for row in measured if row["throughput_samples_per_s"] is None),
-        *(RUNNING for row in rows if row["status"] == "running"),
-        *(SHARED_GPU for row in rows if row["backend"] == DEVELOPER),
+        *(LeftOut.NO_RATE for row in measured if row["throughput_samples_per_s"] is None),
+        *(LeftOut.RUNNING for row in rows if row["status"] == "running"),
+        *(LeftOut.SHARED_GPU for row in rows if row["backend"] == DEVELOPER),
     ]
     return warnings, left_out_line(kinds)
 

@@ -71,9 +71,9 @@ def costs(epochs: pd.DataFrame, wanted: Target) -> dict[str, dict[str, float | N
     plain["samples"] = attempts["samples"].cumsum(skipna=False).where(complete)
     reached = wanted.reached(plain["value"].to_numpy())
     by_path: dict[str, dict[str, float | None]] = {}
-    for path, *values in plain.loc[reached, ["path", *COSTS]].itertuples(index=False, name=None):
-        known = [None if np.isnan(value) else float(value) for value in values]
-        by_path.setdefault(str(path), dict(zip(COSTS, known, strict=True)))
+    for path, *cells in plain.loc[reached, ["path", *COSTS]].itertuples(index=False, name=None):
+        values = [None if np.isnan(cell) else float(cell) for cell in cells]
+        by_path.setdefault(str(path), dict(zip(COSTS, values, strict=True)))
     return by_path
 
 

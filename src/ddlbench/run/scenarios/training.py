@@ -13,7 +13,7 @@ from ddlbench.job import Job, Place, Trainer
 from ddlbench.loop import Run, train
 from ddlbench.recipe.rates import Rates
 from ddlbench.recipe.recipe import learning_rate
-from ddlbench.record.run_json import ledger, model_section, training_ledger
+from ddlbench.record.run_json import model_section, training_ledger
 from ddlbench.run.checkpoints import check_checkpoints
 from ddlbench.run.scenarios.window import profiled
 
@@ -59,7 +59,7 @@ class Training:
 
     def ledger(self, run: Run, steps: int) -> dict[str, Any]:
         trained = training_ledger(run, self.trainer, self.rates, self.config, steps)
-        return ledger(run, steps) | trained | {"weights_hash_start": self.weights_hash}
+        return trained | {"weights_hash_start": self.weights_hash}
 
     def close(self) -> None:
         if self.made is not None:
