@@ -49,8 +49,8 @@ class Path:
 
 
 def path(machine: Machine, ranks: int, stride: int = 1, world: int | None = None, groups: int | None = None) -> Path:
-    """The connection of a group of `ranks` among `world` ranks, from each to the next `stride` ranks. UserError if the
-    machine's file has no such link.
+    """The connection of a group of `ranks` among `world` ranks; neighbours in the group are `stride` ranks apart.
+    UserError if the machine's file has no such link.
 
     groups: the number of such groups; None: as many as cover all ranks
     """

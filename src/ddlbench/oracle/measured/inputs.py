@@ -54,8 +54,8 @@ def from_roofline(config: Config, machine: Machine) -> Computation:
 def from_one_step(
     config: Config, machine: Machine, step: OneStep, basis: str = "one GPU's step", blocks: Computation | None = None
 ) -> Computation:
-    """blocks: measured ones, in whose proportions the step is divided; None: by the roofline. UserError if the samples
-    of the step are not a multiple of the micro batch."""
+    """blocks: measured blocks; the step is divided in their proportions. None: in those of the roofline. UserError if
+    the samples of the step are not a multiple of the micro batch."""
     train = config.train
     samples = step.samples or train.samples_per_update(1)
     micro = min(step.micro or train.micro_batch or samples, samples)

@@ -1,9 +1,10 @@
-"""--calibrate-network: seconds of collectives between processes of this machine, and how much they slow each other.
+"""--calibrate-network: seconds of collectives between processes of this machine, and by how much the processes slow
+each other down.
 
-One process a rank, over gloo on CPUs and NCCL on GPUs. Each collective runs at several sizes and with several numbers
-of ranks, only within one node. Its seconds are those that it adds to computing: in a step the ranks compute before it,
-so they do not arrive at the same time, the message has left the cache, and where ranks share cores the last one to send
-waits for a core. Behind a barrier, with nothing else to do, the same collectives take half as long on a CPU.
+One process per rank, over gloo on CPUs and NCCL on GPUs. Each collective runs at several sizes and with several numbers
+of ranks, only within one node. Its seconds are those that it adds to computing. In a step the ranks compute before it:
+they do not arrive at the same time, the message has left the cache, and if ranks share cores the last one to send waits
+for a core. The same collectives take half as long on a CPU if the ranks do not compute between a barrier and them.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def path(device_type: str) -> Path:
 
 
 def versions(device_type: str) -> dict[str, str]:
-    """What a calibration holds for."""
+    """The host, device and version of torch that a calibration is valid for."""
     return {"host": platform.node(), "device": device_type, "torch": str(torch.__version__)}
 
 

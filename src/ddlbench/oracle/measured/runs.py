@@ -58,7 +58,7 @@ class Results:
         from runs of this framework on as few devices as possible. The median of repeats counts. UserError without a
         run.
 
-        blocks: measured ones, in whose proportions a step is divided; None: by the roofline
+        blocks: measured blocks; a step is divided in their proportions. None: in those of the roofline
         """
         framework: Any = config.framework
         bases = [base for attempt in self.attempts if (base := _base(attempt, config, machine)) is not None]
@@ -127,7 +127,7 @@ class Results:
 
 
 def _loading(settings: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The parts of a configuration on which the work of a loader depends."""
+    """The parts of a configuration that change the work of a loader."""
     model = section(settings, "model")
     names = (section(settings, group).get("name") for group in ("data", "loader"))
     return *names, model.get("image_size"), model.get("seq_len")
@@ -156,7 +156,7 @@ def _base(attempt: Attempt, config: Config, machine: Machine) -> Base | None:
 
 
 def _solved(config: Config, machine: Machine, base: Base, basis: str, blocks: Computation | None) -> Computation:
-    """The computation of one device with which the prediction for a few devices equals their measured time. UserError
+    """The computation of one device that makes the prediction for a few devices equal their measured time. UserError
     if their communication alone takes longer."""
     train = replace(config.train, global_batch=base.samples, batch_per_gpu=None)
     there = replace(config, train=train)

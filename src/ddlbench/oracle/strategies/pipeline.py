@@ -123,8 +123,8 @@ def _sending(cut: Cut, setting: Setting, samples: float) -> list[float]:
 
 
 def _time(cut: Cut, stages: Stages, setting: Setting) -> tuple[float, float]:
-    """Seconds of a step's passes, and seconds in which the busiest rank computes. PipeDream has no flush: its pace is
-    that of the slowest stage or message, or of the cores that all stages share."""
+    """Seconds of a step's passes, and the computing time of the busiest rank. PipeDream has no flush: the slowest stage
+    or message sets its rate, or the cores that all stages share."""
     machine, beside = setting.machine, cut.dp * cut.tp
     node, world = machine.per_node(setting.world), setting.world
     if cut.schedule == "pipedream":

@@ -108,7 +108,7 @@ def zero3(framework: DeepSpeedOptions, setting: Setting) -> Outcome:
 
 
 def _calls(parameters: Sequence[int], most: float) -> Calls:
-    """Consecutive blocks share a message until it has so many parameters."""
+    """Consecutive blocks share a message until it has `most` parameters or more."""
     calls: list[tuple[int, ...]] = []
     call: tuple[int, ...] = ()
     for index in range(len(parameters)):

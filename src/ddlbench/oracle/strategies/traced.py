@@ -53,7 +53,8 @@ def stepped(framework: Any, job: Job, pinned: bool | None = None) -> Rehearsal:
 
 def rehearsed_memory(framework: Any, job: Job, layout: Mapping[str, int], pinned: bool | None) -> Memory:
     """The memory of the fullest rank, from a rehearsal of one rank of each pipeline stage. ZeRO 1 and 2 cut parameters
-    at the borders of shards: there the first rank, the last one, and the one with parts of the largest parameters.
+    at the borders of shards, so the first rank, the last one, and the one with parts of the largest parameters are
+    rehearsed.
 
     pinned: as for `rehearse_job`
     """

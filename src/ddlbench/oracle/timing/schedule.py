@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-# Forward; backward; zero bubble's two backward passes, of inputs and of weights. The last is not in `order`: it fills
-# the time in which a rank would wait.
+# Forward; backward; zero bubble's two backward passes, of inputs and of weights. The last is not in `order`: it runs
+# while a rank would otherwise wait.
 F, B, INPUTS, WEIGHTS = "F", "B", "I", "W"
 Op = tuple[str, int, int]  # kind, stage, micro batch
 
@@ -73,13 +73,13 @@ def simulate_shared(
     schedule: str, stages: Stages, ranks: int, micro_batches: int, slower: Callable[[int], float]
 ) -> tuple[float, list[float]]:
     """Simulate ranks that share cores: while k of them compute at once, each takes slower(k) times as long. Returns the
-    seconds, and the seconds in which each rank computes."""
+    seconds, and the computing time of each rank."""
     count, now = len(stages.forward), 0.0
     done: dict[Op, float] = {}
     orders = [deque(order(schedule, rank, ranks, count, micro_batches)) for rank in range(ranks)]
     weights = [deque[float]() for _ in range(ranks)]  # gradients of weights that wait
     left: dict[int, float] = {}  # seconds of work left, of each rank that computes
-    doing: dict[int, Op | None] = {}  # None: gradients of weights, for which nothing waits
+    doing: dict[int, Op | None] = {}  # None: gradients of weights; no pass waits for them
     busy = [0.0] * ranks
     while left or any(orders) or any(weights):
         arrivals: list[float] = []  # of the inputs that idle ranks wait for, if known
