@@ -58,7 +58,7 @@ def test_every_run_on_one_gpu_can_be_composed(script: tuple[str, ...]) -> None:
 def test_the_tests_on_a_gpu_are_those_that_need_one() -> None:
     (words,) = commands(FIRST, "--dry-run", "tests")
     marked = {path for path in (ROOT / "tests").rglob("test_*.py") if GPU_TEST.search(path.read_text())}
-    assert ROOT / "tests" / "equality" / "test_host_synchronisations.py" in marked
+    assert ROOT / "tests" / "equality" / "test_host_synchronizations.py" in marked
     assert {ROOT / word for word in words if word.startswith("tests/")} == marked
 
 

@@ -1,6 +1,6 @@
 """torch.cuda on a machine without a GPU: a queue of work that the host runs ahead of, and a record of every call.
 
-The order of the calls is what tests assert: on a GPU a missing synchronisation gives wrong times and no error.
+The order of the calls is what tests assert: on a GPU a missing synchronization gives wrong times and no error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a rank's collectives, waits and host synchronisations over gloo would be on a GPU over NCCL, in order.
+"""What a rank's collectives, waits and host synchronizations over gloo would be on a GPU over NCCL, in order.
 
 Recorded where Python enters a process group, so what C++ starts by itself (DDP's reducer, functional collectives) is
 not in it. The harness's own numbers are sent over gloo on a GPU too: there every host waits for all others.

@@ -124,7 +124,7 @@ class ZeroTrainer:
         """Nothing is in flight between steps."""
 
     def state(self) -> dict[str, Tensor] | None:
-        """Tensor by tensor, so that no device holds the whole model; in fp32, also where the model is in 16 bits."""
+        """Tensor by tensor, so that no device holds the full model; in fp32, also where the model is in 16 bits."""
         from deepspeed.utils import safe_get_full_fp32_param
 
         self.statistics.synchronize()

@@ -1,4 +1,4 @@
-"""No step waits for its device but where docs/host-synchronisations.md says so."""
+"""No step waits for its device but where docs/host-synchronizations.md says so."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.support.reference import Case
 from tests.support.syncs import Found, batch_for, count_all, counted
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "host-synchronisations.md"
+PAGE = ROOT / "docs" / "host-synchronizations.md"
 COUNTED = [at(2, case) for case in CASES if re.fullmatch(r"(gpt2|resnet)-(fp32|bf16)-accumulated", case.name)]
 COUNTED += [at(2, Case("gpt2-clipped", MODELS["gpt2"], micro_batch=2, clip_norm=0.5))]
 COUNTED += [at(2, Case("gpt2-fp16", MODELS["gpt2"], precision="fp16", micro_batch=2))]
