@@ -46,7 +46,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """Every run of the program ends with a garbage collection, which need not go through modules and tests."""
-    gc.collect()
     gc.freeze()
 
 
