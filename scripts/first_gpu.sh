@@ -89,7 +89,7 @@ run_loaders() { # the sample set has eleven batches of this size
 }
 
 broken() { # how; the rest as bench: DDP that fails at its third step on its last rank
-  local program=(-m tests.support.planted framework=Broken "framework.how=$1" --)
+  local program=(-m tests.support.planted "framework.how=$1" --)
   shift
   bench "$@" +framework=ddp +model=resnet50 loader=synthetic "${short[@]}"
 }

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -41,6 +42,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if "gpu" in item.keywords:
                 item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU, none is here"))
+
+
+def pytest_collection_finish() -> None:
+    """Every run of the program ends with a garbage collection, which need not go through modules and tests."""
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

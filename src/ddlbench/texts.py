@@ -31,6 +31,11 @@ def shortened(text: str, longest: int) -> str:
     return text[: longest - len(mark)] + mark
 
 
+def first_line(error: BaseException) -> str:
+    """Of what a library says; the name of the error where it says nothing."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
 def digest(value: Any, letters: int = 8) -> str:
     """A short hash of plain data, whatever the order of its keys."""
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:letters]

@@ -7,6 +7,7 @@ the time of a small test, and never ddlbench: so each process imports its own co
 from __future__ import annotations
 
 import compileall
+import gc
 import json
 import os
 import shutil
@@ -81,6 +82,7 @@ def run_all(breaches: Sequence[Breach], folder: Path, jobs: int) -> Iterator[Res
     """The result of each, as it becomes known. Begins with the untouched sources, on which all tests must pass."""
     for name in LIBRARIES:
         import_module(name)
+    gc.freeze()  # the processes' collections need not go through the libraries
     base = folder / "base"
     copy_sources(PACKAGE, base)
     compileall.compile_dir(base, quiet=2)

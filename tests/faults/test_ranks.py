@@ -22,15 +22,8 @@ from tests.support.waiting import WITHIN_S, wait_until
 # The third step is the first one of epoch 1: epoch 0 has been recorded.
 TWO_EPOCHS = ("train.steps=2", "train.epochs=3")
 FAMILIES = [
-    ("ddp", "Broken"),
-    ("local_sgd", "BrokenLocalSGD"),
-    ("fsdp", "BrokenFSDP"),
-    ("zero2", "BrokenDeepSpeed"),
-    ("tensor", "BrokenTensor"),
-    ("gpipe", "BrokenHybrid"),
-    ("hybrid", "BrokenHybrid"),
-    ("pipedream", "BrokenPipeDream"),
-    pytest.param("horovod", "BrokenHorovod", marks=needs_horovod),
+    *("ddp", "local_sgd", "fsdp", "zero2", "tensor", "gpipe", "hybrid", "pipedream"),
+    pytest.param("horovod", marks=needs_horovod),
 ]
 
 
@@ -52,11 +45,11 @@ def require_first_epoch(folder: Path, ranks: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("framework", "target"), FAMILIES)
+@pytest.mark.parametrize("framework", FAMILIES)
 @pytest.mark.parametrize("on", [0, 1])
-def test_a_rank_is_killed(tmp_path: Path, framework: str, target: str, on: int) -> None:
+def test_a_rank_is_killed(tmp_path: Path, framework: str, on: int) -> None:
     words = [*options(framework), *TWO_EPOCHS, f"+framework.on={on}"]
-    codes, said = end(start(tmp_path, "kill", *words, framework=framework, target=target))
+    codes, said = end(start(tmp_path, "kill", *words, framework=framework))
     assert codes[on] == -signal.SIGKILL
     assert codes[1 - on] not in (0, None), said
     content = record(tmp_path)
@@ -69,7 +62,7 @@ def test_a_rank_is_killed(tmp_path: Path, framework: str, target: str, on: int) 
 def test_rank_0_is_killed_while_horovod_starts(tmp_path: Path) -> None:
     """Horovod's thread then aborts the other rank, which cannot reach Horovod's server."""
     words = ["kill_in_start", "+framework.on=0"]
-    codes, said = end(start(tmp_path, *words, framework="horovod", target="BrokenHorovod"))
+    codes, said = end(start(tmp_path, *words, framework="horovod"))
     assert codes[0] == -signal.SIGKILL
     content = record(tmp_path)
     assert content["status"] == "error", said
@@ -90,11 +83,11 @@ def test_the_first_the_middle_or_the_last_of_three_ranks_is_killed(tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("framework", "target"), FAMILIES)
-def test_a_rank_is_stopped(tmp_path: Path, framework: str, target: str) -> None:
+@pytest.mark.parametrize("framework", FAMILIES)
+def test_a_rank_is_stopped(tmp_path: Path, framework: str) -> None:
     """The others end at the limit; the stopped one, when it goes on, too, and without a word in the record."""
     words = [*options(framework), *TWO_EPOCHS, f"train.timeout_s={patience_s()}"]
-    other, stopped = start(tmp_path, "stop", *words, framework=framework, target=target)
+    other, stopped = start(tmp_path, "stop", *words, framework=framework)
     try:
         assert other.wait(WITHIN_S) not in (0, None)
         content = record(tmp_path)
@@ -127,7 +120,7 @@ def test_a_timeout_shows_where_rank_and_loader_worker_wait(tmp_path: Path) -> No
     codes, said = end(start(tmp_path, "hang", *words, f"train.timeout_s={patience_s()}", ranks=1))
     assert codes == [8], said
     rank, _, worker = said[0].partition(", pid ")
-    assert "broken.py" in rank
+    assert "failing.py" in rank
     assert "_worker_loop" in worker
     assert record(tmp_path)["status"] == "timeout"
 

@@ -24,9 +24,9 @@ def patience_s() -> float:
     return max(5.0, 2 * (time.monotonic() - began))
 
 
-def command(folder: Path, how: str, *more: str, framework: str = "ddp", target: str = "Broken") -> list[str]:
-    """The words after python. Those of `more` with a + are for the planted classes: +framework.on=0, +data=Stopping."""
-    planted = [f"framework={target}", f"framework.how={how}", *(word[1:] for word in more if word.startswith("+"))]
+def command(folder: Path, how: str, *more: str, framework: str = "ddp") -> list[str]:
+    """The words after python. Those of `more` with a + are for planted.py: +framework.on=0, +data=Stopping."""
+    planted = [f"framework.how={how}", *(word[1:] for word in more if word.startswith("+"))]
     words = [
         f"+framework={framework}", "+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=8",
         "model.image_size=32", "loader=synthetic", "train.global_batch=4", "train.steps=20", "train.epochs=1",
@@ -35,11 +35,9 @@ def command(folder: Path, how: str, *more: str, framework: str = "ddp", target: 
     return ["-m", "tests.support.planted", *planted, "--", *{word.partition("=")[0]: word for word in words}.values()]
 
 
-def start(
-    folder: Path, how: str, *more: str, ranks: int = 2, framework: str = "ddp", target: str = "Broken"
-) -> list[subprocess.Popen[str]]:
+def start(folder: Path, how: str, *more: str, ranks: int = 2, framework: str = "ddp") -> list[subprocess.Popen[str]]:
     """One process for each rank."""
-    words = [sys.executable, *command(folder, how, *more, framework=framework, target=target)]
+    words = [sys.executable, *command(folder, how, *more, framework=framework)]
     port = free_port()
     processes: list[subprocess.Popen[str]] = []
     for rank in range(ranks):

@@ -4,6 +4,7 @@ Nothing here computes or connects, so there is one thread and no state to share.
 """
 
 import contextlib
+import gc
 import os
 import warnings
 from importlib import import_module
@@ -24,3 +25,4 @@ with warnings.catch_warnings():
     for name in MODULES:
         with contextlib.suppress(ImportError):
             import_module(name)
+gc.freeze()  # a collection in a rank does not go through what is imported here

@@ -268,7 +268,7 @@ def test_adasum_on_gpus_needs_nccl_and_mpi(monkeypatch: pytest.MonkeyPatch, nccl
 def test_a_rank_that_vanishes_leaves_nobody_waiting(
     tmp_path: Path, how: str, more: tuple[str, ...], status: str, reason: str, codes: set[tuple[int, int]]
 ) -> None:
-    exits, said = end(start(tmp_path, how, *more, framework="horovod", target="BrokenHorovod"))
+    exits, said = end(start(tmp_path, how, *more, framework="horovod"))
     content = record(tmp_path)
     assert (content["status"], tuple(exits)) in {(status, pair) for pair in codes}, said
     assert re.match(reason, content["reason"])

@@ -14,10 +14,10 @@ from torch.nn import functional as F
 
 from ddlbench.frameworks.tensor.collectives import (
     Part,
-    apart,
     copy_to,
     gather_from,
     gather_from_sequence,
+    rank_random,
     reduce_from,
     reduce_scatter_to_sequence,
     share,
@@ -94,11 +94,11 @@ def random_numbers() -> tuple[list[float], list[float], list[float]]:
     """Numbers of a rank's own stream, then of the shared stream, then of its own again from the state before."""
     torch.manual_seed(5)
     state, cpu = torch.get_rng_state(), torch.device("cpu")
-    with apart(part(), cpu):
+    with rank_random(part(), cpu):
         first = torch.rand(3).tolist()
     after = torch.rand(3).tolist()
     torch.set_rng_state(state)
-    with apart(part(), cpu):
+    with rank_random(part(), cpu):
         again = torch.rand(3).tolist()
     return first, after, again
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ddlbench.frameworks.tensor.collectives import Part
-from ddlbench.frameworks.tensor.layers import Split, Splits, gives_own_features, join_states, own_state, split_model
+from ddlbench.frameworks.tensor.layers import Split, Splits, join_states, local_state, split_model, splits_output
 from ddlbench.job import Model
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.resnet import ResNet
@@ -50,7 +50,7 @@ def test_parts_make_the_whole_model_again(model: Model) -> None:
     assert list(joined) == list(whole)
     assert all(torch.equal(joined[name], whole[name]) for name in whole)
     for rank, (part, _) in enumerate(parts):
-        own = own_state(whole, splits, Part(None, rank, 2))
+        own = local_state(whole, splits, Part(None, rank, 2))
         assert all(torch.equal(tensor, own[name]) for name, tensor in part.state_dict().items())
 
 
@@ -85,9 +85,7 @@ def test_one_rank_keeps_the_model_as_it_is() -> None:
 
 def test_only_some_blocks_give_a_slice_of_the_features() -> None:
     found = {
-        model.name: [
-            name for name, _ in model.build().named_children() if gives_own_features(name, model.tensor_plan())
-        ]
+        model.name: [name for name, _ in model.build().named_children() if splits_output(name, model.tensor_plan())]
         for model in MODELS
     }
     assert found == {"resnet": ["head"], "vgg": ["fc6", "fc8"], "gpt2": ["head"]}

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ddlbench.data.home import kept_folder, read_arrays, write_arrays
 from ddlbench.data.processes import SCANNERS
 from ddlbench.errors import UserError
+from ddlbench.texts import digest
 
 EXTENSIONS = (".jpg", ".jpeg", ".png")
 VERSION = 1  # of the file format
@@ -150,7 +151,7 @@ def open_index(layout: FolderLayout, cache_dir: str | None) -> Index:
 def scan(layout: FolderLayout) -> Index:
     """List every class folder. Memory is about twice the index's own size. Raises UserError where a folder holds no
     image."""
-    classes, digest = layout.classes(), hashlib.sha256()
+    classes, hashed = layout.classes(), hashlib.sha256()
     splits: list[Files] = []
     dangling: list[str] = []
     for role, folder in zip(("train", "val"), layout.splits, strict=True):
@@ -161,14 +162,14 @@ def scan(layout: FolderLayout) -> Index:
             start = 0
             for length, size in zip(images.lengths.tolist(), images.sizes.tolist(), strict=True):
                 file = images.names[start : start + length]
-                digest.update(b"%b%b\0%d\n" % (os.fsencode(f"{role}/{name}/"), file, size))
+                hashed.update(b"%b%b\0%d\n" % (os.fsencode(f"{role}/{name}/"), file, size))
                 start += length
             dangling += [str(folder / name / link) for link in images.dangling]
         splits.append(joined(listings))
     if dangling:
         named = ", ".join(dangling[:3]) + (", ..." if len(dangling) > 3 else "")
         raise UserError(f"{len(dangling)} image links point to no file ({named}): restore their files or remove them")
-    return Index(tuple(classes), *splits, hash=digest.hexdigest())
+    return Index(tuple(classes), *splits, hash=hashed.hexdigest())
 
 
 class Listing(NamedTuple):
@@ -207,8 +208,8 @@ def joined(classes: Sequence[Listing]) -> Files:
 
 
 def _cache_file(layout: FolderLayout, cache_dir: str | None) -> Path:
-    key = json.dumps([VERSION, str(layout.root.resolve()), layout.train_dir, layout.val_dir])
-    return kept_folder(layout.root, cache_dir) / f"images-{hashlib.sha256(key.encode()).hexdigest()[:16]}.npz"
+    key = [VERSION, str(layout.root.resolve()), layout.train_dir, layout.val_dir]
+    return kept_folder(layout.root, cache_dir) / f"images-{digest(key, 16)}.npz"
 
 
 def _read(file: Path) -> tuple[Index, list[int]] | None:

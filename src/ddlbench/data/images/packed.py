@@ -7,8 +7,6 @@ order as over the folders.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -27,6 +25,7 @@ from ddlbench.data.tfrecord.packed import MANIFEST, Pack, index_of, index_path, 
 from ddlbench.data.tfrecord.records import FOOT, FRAME, HEAD
 from ddlbench.errors import UserError
 from ddlbench.job import Model
+from ddlbench.texts import digest
 
 VERSION = 1  # of the kept index
 ARRAYS = (*KEYS, "holders", "starts")
@@ -88,8 +87,7 @@ class PackedImages(ImageFolders):
 
     def _index_file(self, pack: Pack, split: str) -> Path:
         key = [VERSION, split, *((shard.file, shard.bytes, shard.sha256) for shard in pack.splits[split].shards)]
-        name = f"packed-{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]}.npz"
-        return kept_folder(self.folder(), self.cache_dir) / name
+        return kept_folder(self.folder(), self.cache_dir) / f"packed-{digest(key, 16)}.npz"
 
     def _source(self, pack: Pack, split: str, arrays: Mapping[str, NDArray[Any]]) -> PackedSource:
         files, where = Files(*(arrays[key] for key in KEYS)), self.folder() / split

@@ -127,14 +127,14 @@ def mean_and_std(device: torch.device) -> tuple[Tensor, Tensor]:
 def decode_image(content: bytes | memoryview, decoder: str) -> Image.Image | Tensor:
     """An RGB image: PIL's own, or [3, H, W] uint8; grey, CMYK and palette images are converted.
 
-    Raises BadImage for content that cannot be decoded whole.
+    Raises BadImage for content that cannot be decoded completely.
     """
     try:
         if decoder == "pil":
             with Image.open(io.BytesIO(content)) as image:
                 if image.mode != "RGB":
                     return image.convert("RGB")
-                image.load()  # `convert` would copy the whole image
+                image.load()  # `convert` would copy the image
                 return image
         from torchvision import io as images
 

@@ -10,6 +10,7 @@ from typing import Any
 from ddlbench.data.images.folders import ImageFolders
 from ddlbench.data.images.split import MEAN, STD
 from ddlbench.errors import Unavailable
+from ddlbench.texts import first_line
 
 DEVICES = ("cpu", "gpu", "mixed")
 ATTEMPTS = 10  # at a crop that fits, as torchvision
@@ -21,8 +22,9 @@ def import_dali() -> Any:
         for module in ("fn", "math", "types"):
             import_module(f"nvidia.dali.{module}")
     except Exception as error:  # its libraries may miss others of the system
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise Unavailable(f"dali: {reason}: pip install 'ddlbench[dali]' (CUDA 13: 'ddlbench[dali13]')") from error
+        raise Unavailable(
+            f"dali: {first_line(error)}: pip install 'ddlbench[dali]' (CUDA 13: 'ddlbench[dali13]')"
+        ) from error
     return import_module("nvidia.dali")
 
 

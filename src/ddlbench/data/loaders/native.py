@@ -1,4 +1,4 @@
-"""PyTorch's own DataLoader for every data set: worker processes read whole batches, from the keys of each epoch."""
+"""PyTorch's own DataLoader for every data set: worker processes read complete batches, from the keys of each epoch."""
 
 from __future__ import annotations
 

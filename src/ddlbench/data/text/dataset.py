@@ -31,7 +31,7 @@ class TokenText:
     cache_dir: where the token files go; null: root if it can be written, else the program's own folder
     train, valid: other names in root; a name that ends in .bin is a token file made before
     tokenize: ahead, on first use into token files | on_the_fly, again whenever a sample is read; the same samples
-    val_limit: at most so many validation windows, the first ones; how many words they hold is then not known
+    val_limit: at most so many validation windows, the first ones; the number of their words is then not available
     """
 
     name: str
@@ -149,7 +149,7 @@ class TokenText:
         return TokenSplit(self._as_read(train, file), seq_len, windows)
 
     def describe(self) -> dict[str, Any]:
-        """hash: of the tokens and the tokenizer. All sizes are of the whole text, so under a val_limit, which is in
+        """hash: of the tokens and the tokenizer. All sizes are of the full text, so under a val_limit, which is in
         windows of the model, those of the validation text are None: a perplexity per word would be of other words."""
         train, val = (self.open(part).index for part in (True, False))
         complete = self.val_limit is None

@@ -27,6 +27,7 @@ from ddlbench.data.text.token_file import FORMAT, TokenIndex, smallest_dtype, wr
 from ddlbench.errors import UserError
 from ddlbench.files import replacing
 from ddlbench.progress import Progress
+from ddlbench.texts import first_line
 
 CHUNK_BYTES = 2**20  # text in memory at a time; with its tokens about 70 MiB, and at least one line
 WORTH_A_WORD = 2**24  # bytes of text; less is done in a few seconds
@@ -66,8 +67,7 @@ class TokenizerFiles:
         except UserError:
             raise
         except Exception as error:  # the library raises bare Exception
-            reason = str(error).partition("\n")[0]
-            raise UserError(f"cannot read a tokenizer from {self}: {reason or type(error).__name__}") from error
+            raise UserError(f"cannot read a tokenizer from {self}: {first_line(error)}") from error
         digest = self.hash()
         return TextTokenizer(core, f"{type(core.model).__name__}-{vocab_size}-{digest[:8]}", digest, vocab_size)
 

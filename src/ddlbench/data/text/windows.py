@@ -5,7 +5,7 @@ A table that is made with the token file has the position of each line:
 
     NAME.lines    [lines + 1, 2] little-endian int64: where each line begins, in bytes and in tokens; then the ends
 
-Whole lines are tokenised, so a window costs what its lines cost: a text that is one line costs the whole text a window.
+Full lines are tokenised, so a window costs what its lines cost: a text of one line costs all of it a window.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ddlbench.recipe.losses import IGNORED
 class TokenSplit:
     """Window i has tokens [i*T, (i+1)*T) as inputs and the tokens one further as targets, T = seq_len.
 
-    In training every window is whole and the rest of the text, at most T tokens, is left out. In validation every
+    In training every window is full and the rest of the text, at most T tokens, is left out. In validation every
     token after the first is scored exactly once: the last window may be short, its inputs are filled up with the last
     token and its targets with -100, which is not scored. Windows do not depend on epoch or seed.
     """
@@ -62,7 +62,7 @@ class TokenSplit:
 
     @cached_property
     def tokens(self) -> NDArray[Any] | RawTokens:
-        """The whole text, mapped, or tokenised at each access: [tokens]."""
+        """All of the text, mapped, or tokenised at each access: [tokens]."""
         return self.file.read()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -132,7 +132,7 @@ def _record(payload: bytes, split: str, classes: tuple[str, ...], findings: Find
 
 
 def _index_faults(path: Path, index: list[Span] | str, spans: list[Span] | None) -> Iterator[str]:
-    """spans: where the records are; None where that is not known for sure."""
+    """spans: where the records are; None where that is uncertain."""
     if isinstance(index, str):
         yield index
     elif spans is not None and index != spans:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ddlbench.checkpoint.live import Live
-from ddlbench.frameworks.deepspeed.knobs import DeepSpeedOptions, import_deepspeed, without_norm
+from ddlbench.frameworks.deepspeed.knobs import DeepSpeedOptions, import_deepspeed
 from ddlbench.frameworks.shared.batchnorm import Statistics
 from ddlbench.frameworks.shared.environment import environment
 from ddlbench.frameworks.shared.replica import build
@@ -50,7 +50,9 @@ class DeepSpeed(DeepSpeedOptions):
                 dist_init_required=False,
             )
             if self.zero_stage == 3 and not self.needs_norm(job):
-                without_norm(engine.optimizer)
+                # It has no switch. With no clipping a norm only rejects updates that are not finite, which no other
+                # framework does.
+                engine.optimizer._get_norm_groups = lambda: [0.0]
             if job.compile:
                 engine.compile()
             return ZeroTrainer(job, self, engine, until_close.pop_all())
@@ -124,7 +126,7 @@ class ZeroTrainer:
         """Nothing is in flight between steps."""
 
     def state(self) -> dict[str, Tensor] | None:
-        """Tensor by tensor, so that no device holds the whole model; in fp32, also where the model is in 16 bits."""
+        """Tensor by tensor, so that no device holds the full model; in fp32, also where the model is in 16 bits."""
         from deepspeed.utils import safe_get_full_fp32_param
 
         self.statistics.synchronize()

@@ -16,6 +16,7 @@ from ddlbench.errors import Unavailable, Unsupported, UserError
 from ddlbench.frameworks.shared.meta import has_batch_norm
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction, elementwise_names, layerwise
 from ddlbench.job import Job
+from ddlbench.texts import first_line
 
 SCHEMES = ("autocast", "weights")
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
@@ -33,8 +34,7 @@ def import_deepspeed(device: torch.device) -> Any:
             # deepspeed.initialize imports it by way of torch.compile, and torch 2.11 warns of it.
             import_module("torch.utils.mkldnn")
     except Exception as error:  # its import also looks for compilers and CUDA toolkits, and fails in many ways
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise Unavailable(f"deepspeed: {reason}: pip install 'ddlbench[deepspeed]'") from error
+        raise Unavailable(f"deepspeed: {first_line(error)}: pip install 'ddlbench[deepspeed]'") from error
     warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)  # names that torch 2.14 changed, every step
     if device.type == "cpu":
         # Its shared-memory all-reduce serves inference only, and would be compiled at the first start.
@@ -184,12 +184,6 @@ class DeepSpeedOptions:
             **({"offload_optimizer": where} if self.offload_optimizer else {}),
             **({"offload_param": where} if self.offload_parameters else {}),
         }
-
-
-def without_norm(optimizer: Any) -> None:
-    """Let stage 3, which has no switch for it, leave out the gradient's norm: with no clipping it only rejects updates
-    that are not finite, which no other framework does."""
-    optimizer._get_norm_groups = lambda: [0.0]
 
 
 def elements(mebibytes: float) -> int:

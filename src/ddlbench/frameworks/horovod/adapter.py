@@ -24,6 +24,7 @@ from ddlbench.job import Job
 from ddlbench.measure.profiling.spans import COMMUNICATE, span
 from ddlbench.ranks.control import all_gather
 from ddlbench.ranks.launch import first_operation, is_fake
+from ddlbench.texts import first_line
 
 if TYPE_CHECKING:
     from ddlbench.ranks.fake.answers import Answer
@@ -37,9 +38,8 @@ def horovod_torch() -> Any:
         import_module("horovod.torch.mpi_ops")
         return import_module("horovod.torch")
     except Exception as error:  # missing, built without torch, or for another torch
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise Unavailable(
-            f"horovod cannot be imported ({reason}): build it for torch {torch.__version__} with "
+            f"horovod cannot be imported ({first_line(error)}): build it for torch {torch.__version__} with "
             "scripts/install_horovod.sh gloo (mpi, nccl)"
         ) from error
 

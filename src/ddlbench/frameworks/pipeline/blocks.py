@@ -20,11 +20,11 @@ from ddlbench.frameworks.shared.groups import clip_parts, gradient
 from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.shared.sharding import gathered_state, shard, sharded_like
 from ddlbench.frameworks.tensor.collectives import Part
-from ddlbench.frameworks.tensor.layers import gives_own_features, joined_state, own_state, split_model
+from ddlbench.frameworks.tensor.layers import full_state, local_state, split_model, splits_output
 from ddlbench.job import Job
 
 
-def own_edges(plan: Plan, job: Job, part: Part) -> list[Tensor]:
+def local_edges(plan: Plan, job: Job, part: Part) -> list[Tensor]:
     """The plan's edges on this rank: where ranks share layers, some blocks give this rank's slice of the features."""
     if part.size == 1:
         return plan.edges
@@ -32,7 +32,7 @@ def own_edges(plan: Plan, job: Job, part: Part) -> list[Tensor]:
     before = [names[end - 1] for end in accumulate(plan.sizes)]
     slices = [
         edge.detach().narrow(-1, *part.span(edge.shape[-1])).contiguous().requires_grad_()
-        if gives_own_features(block, styles)
+        if splits_output(block, styles)
         else edge
         for block, edge in zip(before, plan.edges[1:], strict=True)
     ]
@@ -40,7 +40,7 @@ def own_edges(plan: Plan, job: Job, part: Part) -> list[Tensor]:
 
 
 class Blocks:
-    """model: this rank's blocks under their own names; stages: the same, by the index of the stage.
+    """model: this rank's blocks by their names in the full model; stages: the same blocks, by the index of the stage.
 
     sharded: replicas share gradients and optimizer state among them as FSDP does. Weights are gathered once an update,
     not for each micro batch.
@@ -48,7 +48,7 @@ class Blocks:
 
     def __init__(self, job: Job, groups: Groups, plan: Plan, sharded: bool) -> None:
         self.groups, self.sharded = groups, sharded and groups.layout.dp > 1
-        # Built whole on the CPU, for the same weights everywhere; only this rank's blocks go to the device.
+        # Built in full on the CPU, so that all ranks have the same weights; only this rank's blocks go to the device.
         complete = replace(job, device=torch.device("cpu")).build()
         ties = tied_names(complete)
         parts = {
@@ -93,9 +93,9 @@ class Blocks:
         state = gathered_state(self.model, keep=self.groups.data_rank == 0)
         if self.groups.data_rank > 0:
             return None
-        stage = joined_state(state, self.splits, self.groups.part)
+        stage = full_state(state, self.splits, self.groups.part)
         return None if stage is None else self.groups.gather(stage)
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        part = own_state({name: state[name] for name in self.model.state_dict()}, self.splits, self.groups.part)
+        part = local_state({name: state[name] for name in self.model.state_dict()}, self.splits, self.groups.part)
         self.model.load_state_dict(sharded_like(self.model, part))

@@ -97,7 +97,7 @@ class Groups:
 
     def shared(self, model: nn.Module, ties: Sequence[Sequence[str]]) -> list[nn.Parameter]:
         """This rank's parameters of which the other end of the pipeline holds a copy. (Within one rank a tied parameter
-        is one tensor, and autograd sums.) ties: the names of each tied parameter in the whole model."""
+        is one tensor, and autograd sums.) ties: the names of each tied parameter in the full model."""
         parameters = dict(model.named_parameters(remove_duplicate=False))
         held = [([name for name in names if name in parameters], names) for names in ties]
         shared = [parameters[here[0]] for here, names in held if 0 < len(here) < len(names)]

@@ -45,7 +45,7 @@ def balanced(costs: Sequence[float], stages: int, sending: Sequence[float] | Non
 
 
 def cut(model: nn.Sequential, sizes: Sequence[int]) -> list[nn.Sequential]:
-    """The stages' blocks under their own names, so that a stage's state is a part of the whole model's."""
+    """The stages' blocks by their names in the full model, so that a stage's state is a part of the model's."""
     named = list(model.named_children())
     return [nn.Sequential(OrderedDict(named[start:end])) for start, end in pairwise([0, *accumulate(sizes)])]
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
-from ddlbench.frameworks.pipeline.blocks import Blocks, own_edges
+from ddlbench.frameworks.pipeline.blocks import Blocks, local_edges
 from ddlbench.frameworks.pipeline.clock import BusyClock
 from ddlbench.frameworks.pipeline.groups import Groups
 from ddlbench.frameworks.pipeline.schedules import LOOPED, SCHEDULES
@@ -19,7 +19,7 @@ from ddlbench.frameworks.pipeline.stages import Plan
 from ddlbench.frameworks.shared.replica import RankTrainer
 from ddlbench.frameworks.shared.step import Update, autocast
 from ddlbench.frameworks.tensor.collectives import share
-from ddlbench.frameworks.tensor.loss import loss_of_parts, whole_logits
+from ddlbench.frameworks.tensor.loss import full_logits, loss_of_parts
 from ddlbench.job import Batch, Job
 from ddlbench.measure.profiling.spans import BACKWARD, COMMUNICATE, FORWARD, span, spanned
 
@@ -28,7 +28,7 @@ class PipelineTrainer(RankTrainer):
     """One rank's live stages: a `Trainer` (ddlbench/job.py).
 
     model: this rank's blocks
-    runner: torch's schedule
+    schedule: torch's, over this rank's stages
     losses: of the micro batches of the last step, on the last stage
     """
 
@@ -48,29 +48,29 @@ class PipelineTrainer(RankTrainer):
         super().__init__(job, blocks.model, update, blocks.statistics, groups.place(), knobs, part)
         self.groups, self.blocks, self.micro_batches = groups, blocks, micro_batches
         self.clock, self.losses = BusyClock(job.device), list[Tensor]()
-        self.runner = self._runner(plan, schedule)
 
-    def _runner(self, plan: Plan, schedule: str) -> Any:
-        """torch's schedule over this rank's stages. Shapes are given, so that it need not run the model to find out.
-        Passes and losses count as computing, and backward passes have a span."""
-        from torch.distributed.pipelining import PipelineStage
+        from torch.distributed.pipelining import PipelineStage  # half a second to import
         from torch.distributed.pipelining.schedules import get_schedule_class
 
-        edges, count = own_edges(plan, self.job, self.groups.part), len(plan.sizes)
-        group, computing = self.groups.pp_group, self.clock.computing()
+        edges, count, group = local_edges(plan, job, groups.part), len(plan.sizes), groups.pp_group
         stages: list[Any] = []
-        for index, stage in self.blocks.stages.items():
-            if self.job.compile:
-                stage.blocks.compile()
-            before, after = edges[index : index + 2]
-            of_torch: Any = PipelineStage(stage, index, count, self.job.device, before, after, group=group)
-            of_torch.forward_one_chunk = computing(of_torch.forward_one_chunk)
-            for backward in ("backward_one_chunk", "backward_weight_one_chunk"):
-                setattr(of_torch, backward, computing(spanned(BACKWARD, getattr(of_torch, backward))))
-            stages.append(of_torch)
-        make: Any = get_schedule_class(SCHEDULES[schedule])
+        for index, module in blocks.stages.items():
+            if job.compile:
+                module.blocks.compile()
+            before, after = edges[index : index + 2]  # without them torch would run the model to find the shapes
+            stages.append(self._timed(PipelineStage(module, index, count, job.device, before, after, group=group)))
+        schedule_class: Any = get_schedule_class(SCHEDULES[schedule])
         one_or_more = stages if schedule in LOOPED else stages[0]
-        return make(one_or_more, self.micro_batches, loss_fn=computing(self._loss), scale_grads=False)
+        loss = self.clock.computing()(self._loss)
+        self.schedule = schedule_class(one_or_more, micro_batches, loss_fn=loss, scale_grads=False)
+
+    def _timed(self, stage: Any) -> Any:
+        """A stage of torch's whose passes count as computing, and whose backward passes have a span."""
+        computing = self.clock.computing()
+        stage.forward_one_chunk = computing(stage.forward_one_chunk)
+        stage.backward_one_chunk = computing(spanned(BACKWARD, stage.backward_one_chunk))
+        stage.backward_weight_one_chunk = computing(spanned(BACKWARD, stage.backward_weight_one_chunk))
+        return stage
 
     def _loss(self, output: Tensor, targets: Tensor) -> Tensor:
         """The loss of one micro batch, as its share of the replica's."""
@@ -86,7 +86,7 @@ class PipelineTrainer(RankTrainer):
             torch.manual_seed(torch.initial_seed() + layout.dp * layout.pp)
         inputs, targets = self._ends_of(batch)
         with as_raised(), self.clock.schedule():
-            self.runner.step(*inputs, target=targets, return_outputs=False)
+            self.schedule.step(*inputs, target=targets, return_outputs=False)
         with span(COMMUNICATE):
             self.blocks.reduce()
         self.update.apply(self.model.parameters(), self.blocks.clip)
@@ -105,14 +105,14 @@ class PipelineTrainer(RankTrainer):
         inputs, targets = self._ends_of(batch)
         self.model.eval()
         with as_raised(), torch.no_grad():
-            output = self.runner.eval(*inputs, target=targets)
+            output = self.schedule.eval(*inputs, target=targets)
         self.model.train()
         for stage in self.blocks.stages.values():
             if isinstance(stage, FSDPModule):  # the gathered weights would not change with the next update
                 stage.reshard()
         if not self.groups.last:
             return None
-        logits = whole_logits(output, self.job, self.groups.part)
+        logits = full_logits(output, self.job, self.groups.part)
         return logits if batch is not None else None
 
     def flush(self) -> None:

@@ -51,7 +51,7 @@ def clip_parts(
     counted: Iterable[nn.Parameter],
     group: dist.ProcessGroup | None,
 ) -> None:
-    """Clip by the norm of the whole gradient, of which each rank of the group has a part (None: this rank has all).
+    """Clip by the norm of the full gradient, of which each rank of the group has a part (None: this rank has all).
     counted: the parameters whose gradients no other rank counts."""
     gradients = [gradient(parameter) for parameter in parameters]
     norm = nn.utils.get_total_norm([gradient(parameter) for parameter in counted])

@@ -33,7 +33,7 @@ def optimizer_of(job: Job) -> Optimizer:
 
 
 def layerwise(job: Job) -> str | None:
-    """The class of an optimizer that takes norms of whole layers; None for any other."""
+    """The class of an optimizer that takes norms of full layers; None for any other."""
     name = type(optimizer_of(job)).__name__
     return None if optimizers[name.lower()].elementwise else name
 

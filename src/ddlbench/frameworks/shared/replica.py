@@ -20,15 +20,15 @@ from ddlbench.job import Batch, Job, Place
 
 
 def build(job: Job) -> nn.Sequential:
-    """The whole model on this rank's device; its blocks are checkpointed if the job says so."""
+    """The full model on this rank's device; its blocks are checkpointed if the job says so."""
     model = job.build()
     if job.checkpoint_activations:
         checkpoint_blocks(model)
     return model
 
 
-def whole_state(model: nn.Module) -> dict[str, Tensor]:
-    """A copy on the CPU, under the module's own names."""
+def cpu_state(model: nn.Module) -> dict[str, Tensor]:
+    """A copy on the CPU, by the module's names."""
     return {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
 
 
@@ -94,7 +94,7 @@ class Replica(RankTrainer):
         place: Place | None = None,
         saved_part: str = "model",
     ) -> None:
-        """model, trained: the model under its own names, and the same as the framework wraps it (None: not wrapped)
+        """model, trained: the plain model, and the framework's wrapper around it (None: not wrapped)
         no_sync: the context of every micro batch but the last of an update
         dp_group: the ranks that average BatchNorm's statistics; None: no average
         place: every rank is a replica if None"""
@@ -124,7 +124,7 @@ class Replica(RankTrainer):
 
     def state(self) -> dict[str, Tensor] | None:
         self.synchronize()
-        return whole_state(self.model) if self.job.rank == 0 else None
+        return cpu_state(self.model) if self.job.rank == 0 else None
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         self.model.load_state_dict(state)

@@ -45,8 +45,8 @@ def sharded_like(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Ten
     """This rank's shards of full tensors, which every rank has; nothing is sent."""
     shards = model.state_dict()
     return {
-        name: distribute_tensor(tensor.to(own.device), own.device_mesh, own.placements, src_data_rank=None)
-        if isinstance(own := shards.get(name), DTensor)
+        name: distribute_tensor(tensor.to(local.device), local.device_mesh, local.placements, src_data_rank=None)
+        if isinstance(local := shards.get(name), DTensor)
         else tensor
         for name, tensor in state.items()
     }

@@ -54,7 +54,7 @@ class Update:
 
     def __init__(self, optimizer: Optimizer, job: Job, parts: dist.ProcessGroup | None = None) -> None:
         """parts: the ranks that hold the other parts of the model: all skip an update if a gradient overflows on one of
-        them (None: this rank holds the whole model, or its library does this)"""
+        them (None: this rank holds the full model, or its library does this)"""
         self.optimizer = optimizer
         self.clip_norm = job.clip_norm
         fp16 = job.precision == "fp16"

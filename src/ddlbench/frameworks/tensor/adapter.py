@@ -23,11 +23,11 @@ from ddlbench.frameworks.shared.groups import average, clip_parts, gradient, sub
 from ddlbench.frameworks.shared.layout import Layout, divisors, fill
 from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.shared.refusals import check_alike, check_elementwise, check_reduction
-from ddlbench.frameworks.shared.replica import Replica, whole_state
+from ddlbench.frameworks.shared.replica import Replica, cpu_state
 from ddlbench.frameworks.shared.step import Update, accumulate, evaluate
 from ddlbench.frameworks.tensor.collectives import Part, share
-from ddlbench.frameworks.tensor.layers import Splits, is_transposed, joined_state, own_state, split_model
-from ddlbench.frameworks.tensor.loss import loss_of_parts, whole_logits
+from ddlbench.frameworks.tensor.layers import Splits, full_state, is_transposed, local_state, split_model
+from ddlbench.frameworks.tensor.loss import full_logits, loss_of_parts
 from ddlbench.job import Batch, Job, Place
 
 
@@ -69,7 +69,7 @@ class TensorParallel:
         tp_group = subgroup(layout.tp_groups(), job) if layout.tp > 1 else None
         dp_group = subgroup(layout.dp_groups(), job) if layout.dp > 1 else None
         part = Part(tp_group, tp_rank, layout.tp, sequence=self.sequence_parallel and layout.tp > 1)
-        # Built whole on the CPU, for the same weights everywhere; only this rank's part goes to the device.
+        # Built in full on the CPU, so that all ranks have the same weights; only this rank's part goes to the device.
         model = replace(job, device=torch.device("cpu")).build()
         splits = split_model(model, job.model.tensor_plan(), part)
         model.to(job.device)
@@ -201,7 +201,7 @@ class TensorReplica(Replica):
         self.synchronize()
 
         def forward(inputs: Tensor) -> Tensor:
-            return whole_logits(self.model(inputs), self.job, self.part)
+            return full_logits(self.model(inputs), self.job, self.part)
 
         output = evaluate(self.model, forward, self._shared(batch), self.job, self.micro_batches)
         return output if batch is not None else None
@@ -209,7 +209,7 @@ class TensorReplica(Replica):
     def state(self) -> dict[str, Tensor] | None:
         self.synchronize()
         first = self.place.data_rank == 0
-        return joined_state(whole_state(self.model), self.splits, self.part) if first else None
+        return full_state(cpu_state(self.model), self.splits, self.part) if first else None
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        self.model.load_state_dict(own_state(state, self.splits, self.part))
+        self.model.load_state_dict(local_state(state, self.splits, self.part))

@@ -128,7 +128,7 @@ def share(batch: Batch | None, job: Job, size: int, part: Part) -> Batch:
 
 
 @contextmanager
-def apart(part: Part, device: torch.device) -> Generator[None]:
+def rank_random(part: Part, device: torch.device) -> Generator[None]:
     """Different random numbers on each rank, for units that only it has. The seed comes from the stream that the ranks
     share, so that a checkpointed block drops the same units when it runs again."""
     seed = int(torch.randint(2**62, ()))

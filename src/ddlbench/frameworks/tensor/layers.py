@@ -1,18 +1,18 @@
 """Layers of which every rank computes a part. A model's `tensor_plan()` names them, `split_model` makes them in place.
 
-    column     matrix split by output features: whole input, own features out (Shoeybi et al. 2019, section 3)
-    qkv        the same for a matrix that makes queries, keys and values at once, each split by itself
-    row        matrix split by input features: own features in, the sum over ranks out
+    column     matrix split by output features: full input, this rank's features out (Shoeybi et al. 2019, section 3)
+    qkv        column, for a matrix that makes queries, keys and values at once: each of the three is split
+    row        matrix split by input features: this rank's features in, the sum over ranks out
     heads      transformers' GPT2Attention with this rank's heads
     vocab      embedding split by rows: the sum over ranks of what each has
     logits     column, for the last layer: as many classes as there are, evenly divided or not
-    filter     convolution split by output channels: whole input, own channels out (ParaDL: Kahira et al. 2021)
-    norm       BatchNorm of own channels, all ranks' channels out
-    channels   any block that ends with own channels: all ranks' channels out
-    dropout    of own units
-    token_dropout, positions   of own tokens: they change with sequence parallelism only
+    filter     convolution split by output channels: full input, this rank's channels out (ParaDL: Kahira et al. 2021)
+    norm       BatchNorm of this rank's channels, all ranks' channels out
+    channels   any block that ends with this rank's channels: all ranks' channels out
+    dropout    of this rank's units
+    token_dropout, positions   of this rank's tokens: they change with sequence parallelism only
 
-Whole activations are the same on every rank, and so are the gradients of parameters that are not split; with sequence
+Full activations are the same on every rank, and so are the gradients of parameters that are not split; with sequence
 parallelism (Korthikanti et al. 2022) each rank has the gradient of its tokens, and these must be summed.
 """
 
@@ -30,10 +30,10 @@ from torch.nn import functional as F
 
 from ddlbench.frameworks.tensor.collectives import (
     Part,
-    apart,
     copy_to,
     gather_from,
     gather_from_sequence,
+    rank_random,
     reduce_from,
     reduce_scatter_to_sequence,
 )
@@ -45,17 +45,17 @@ CHANNELS = 1  # dimension of [B, C, H, W]
 
 @dataclass(frozen=True)
 class Split:
-    """A tensor cut over ranks along `dim`: each of `pieces` equal pieces by itself, into slices as Part.span says."""
+    """A tensor cut over ranks along `dim`: every one of `pieces` equal pieces into slices, as Part.span says."""
 
     dim: int
     pieces: int = 1
 
-    def of(self, whole: Tensor, part: Part) -> Tensor:
-        pieces = whole.chunk(self.pieces, self.dim)
+    def of(self, full: Tensor, part: Part) -> Tensor:
+        pieces = full.chunk(self.pieces, self.dim)
         return torch.cat([piece.narrow(self.dim, *part.span(piece.shape[self.dim])) for piece in pieces], self.dim)
 
     def join(self, slices: Sequence[Tensor]) -> Tensor:
-        """The whole tensor, of all ranks' slices."""
+        """The full tensor, of all ranks' slices."""
         pieces = zip(*(slice_.chunk(self.pieces, self.dim) for slice_ in slices), strict=True)
         return torch.cat([torch.cat(piece, self.dim) for piece in pieces], self.dim)
 
@@ -64,8 +64,8 @@ Splits = dict[str, Split]
 
 
 def split_model(model: nn.Sequential, plan: Mapping[str, str], part: Part) -> Splits:
-    """Turn a whole model, or some of its blocks, into this rank's part, in place: tensors cut, forwards wrapped, names
-    kept. The splits of parameters and buffers by name; every other one is whole on every rank.
+    """Turn a full model, or some of its blocks, into this rank's part, in place: tensors cut, forwards wrapped, names
+    kept. Returns the splits of parameters and buffers by name; every rank has all of the others.
 
     The last layer gives this rank's classes: take the loss of frameworks/tensor/loss.py, or `gather_from` first.
     """
@@ -89,7 +89,7 @@ def split_model(model: nn.Sequential, plan: Mapping[str, str], part: Part) -> Sp
 
 
 def _splits(module: nn.Module, style: str) -> Splits:
-    """How the style cuts the module's own tensors."""
+    """How the style cuts the module's tensors, without those of its submodules."""
     transposed = is_transposed(module)
     features = {"row": int(not transposed)} | dict.fromkeys(("column", "qkv", "logits"), int(transposed))
     names = (*SPLIT.get(style, ()), *(("running_mean", "running_var") if style == "norm" else ()))
@@ -147,7 +147,7 @@ def heads(module: nn.Module, part: Part) -> None:
 
     def forward(x: Tensor) -> tuple[Tensor, Tensor | None]:
         drops = module.training and max(attention.attn_dropout.p, after) > 0
-        with apart(part, x.device) if drops else nullcontext():
+        with rank_random(part, x.device) if drops else nullcontext():
             output, weights = inner(x)
         return output if part.sequence else F.dropout(output, after, module.training), weights
 
@@ -181,7 +181,7 @@ def dropout(module: nn.Module, part: Part) -> None:
     inner = module.forward
 
     def forward(x: Tensor) -> Tensor:
-        with apart(part, x.device) if module.training else nullcontext():
+        with rank_random(part, x.device) if module.training else nullcontext():
             return inner(x)
 
     if cast(nn.Dropout, module).p > 0:
@@ -216,21 +216,21 @@ STYLES: dict[str, Callable[[nn.Module, Part], None]] = {
 
 
 def join_states(parts: Sequence[Mapping[str, Tensor]], splits: Splits) -> dict[str, Tensor]:
-    """The whole model's state. parts: those of all ranks, in their order"""
+    """The full model's state. parts: those of all ranks, in their order"""
     return {
         name: splits[name].join([part[name] for part in parts]) if name in splits else tensor
         for name, tensor in parts[0].items()
     }
 
 
-def gives_own_features(block: str, plan: Mapping[str, str]) -> bool:
+def splits_output(block: str, plan: Mapping[str, str]) -> bool:
     """Whether what leaves a named block is this rank's slice of the features, the last dimension."""
     styles = [style for name, style in plan.items() if name.split(".")[0] == block and "dropout" not in style]
     return bool(styles) and styles[-1] in ("column", "logits")
 
 
-def joined_state(state: Mapping[str, Tensor], splits: Splits, part: Part) -> dict[str, Tensor] | None:
-    """The whole model's state on the first of the ranks that share it, None on the others; called on all of them."""
+def full_state(state: Mapping[str, Tensor], splits: Splits, part: Part) -> dict[str, Tensor] | None:
+    """The full model's state on the first of the ranks that share it, None on the others; called on all of them."""
     if part.size == 1:
         return dict(state)
     parts: list[Any] | None = [None] * part.size if part.rank == 0 else None
@@ -238,6 +238,6 @@ def joined_state(state: Mapping[str, Tensor], splits: Splits, part: Part) -> dic
     return None if parts is None else join_states(parts, splits)
 
 
-def own_state(state: Mapping[str, Tensor], splits: Splits, part: Part) -> dict[str, Tensor]:
-    """This rank's part of the whole model's state."""
+def local_state(state: Mapping[str, Tensor], splits: Splits, part: Part) -> dict[str, Tensor]:
+    """This rank's part of the full model's state."""
     return {name: splits[name].of(tensor, part) if name in splits else tensor for name, tensor in state.items()}

@@ -23,10 +23,10 @@ def loss_of_parts(job: Job, part: Part, parallel: bool) -> Callable[[Tensor, Ten
     if part.size > 1 and parallel:
         assert isinstance(loss, CrossEntropy)
         return lambda logits, targets: parallel_cross_entropy(logits, targets, classes, loss.label_smoothing, part)
-    return lambda logits, targets: loss(whole_logits(logits, job, part), targets)
+    return lambda logits, targets: loss(full_logits(logits, job, part), targets)
 
 
-def whole_logits(logits: Tensor, job: Job, part: Part) -> Tensor:
+def full_logits(logits: Tensor, job: Job, part: Part) -> Tensor:
     """[..., classes], of this rank's slice of them."""
     return gather_from(logits, -1, job.model.outputs(), part) if part.size > 1 else logits
 
