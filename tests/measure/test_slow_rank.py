@@ -21,7 +21,7 @@ from ddlbench.job import Batch, Framework, Job
 from ddlbench.loop import Run, train
 from ddlbench.measure.devices.meter import Meter
 from ddlbench.measure.rows import EpochRow
-from ddlbench.measure.summary import summarise
+from ddlbench.measure.summary import summarize
 from ddlbench.models.resnet import ResNet
 from ddlbench.progress import Progress
 from ddlbench.ranks.boundary import Boundary
@@ -86,7 +86,7 @@ def work() -> dict[str, tuple[EpochRow, dict[str, Any]]]:
         )  # fmt: skip
         train(run, trainer, Rates(lambda _: 0.01))
         row = rows.rows[0]
-        found[name] = row, summarise([row], WORLD, None) if rank == 0 else {}
+        found[name] = row, summarize([row], WORLD, None) if rank == 0 else {}
         trainer.close()
     return found
 

@@ -88,7 +88,7 @@ def subject(trainer: Any, rates: Rates, config: Config) -> Any:
     """The facts of mode=train, for a trainer without a model."""
 
     def counted(run: Run, steps: int) -> dict[str, Any]:
-        return training_ledger(run, trainer, rates, config, steps)
+        return training_ledger(run, trainer, rates, config.recipe, steps)
 
     return SimpleNamespace(facts=trainer.facts, ledger=counted)
 

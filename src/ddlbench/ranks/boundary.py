@@ -16,7 +16,7 @@ from ddlbench.ranks.control import AsyncReduction, barrier
 REMEDY = "lower recipe.optimizer.lr, lengthen the warm-up (recipe.schedule.warmup_epochs) or set train.clip_norm"
 
 
-class Stop:
+class StopAgreement:
     """Where all ranks stop: a boundary that no rank has passed, agreed on without a collective. This is one rank's
     side: its main thread passes boundaries, another thread announces and decides.
 
@@ -81,13 +81,13 @@ class Boundary:
         self,
         device: torch.device,
         progressed: Callable[[], None] = lambda: None,
-        stop: Stop | None = None,
+        stop: StopAgreement | None = None,
         every: int = 50,
         before_epoch: Callable[[], None] = lambda: None,
     ) -> None:
         self.device = device
         self.progressed = progressed
-        self.stop = stop or Stop()
+        self.stop = stop or StopAgreement()
         self.every = every
         self.before_epoch = before_epoch
         self.epoch = 0
@@ -119,16 +119,18 @@ class Boundary:
             self.losses.add(loss)
         if self.steps % self.every:
             return
-        self._require_finite(self._answer(), self.steps - 1)
+        self._require_finite(self.steps - 1)
         self.vote = self._send()
         self.looked = self._look() if self.losses.count else None
 
     def end(self) -> None:
         """After an epoch's last step. Raises Diverged."""
-        self._require_finite(self._answer(), self.steps)
+        self._require_finite(self.steps)
 
-    def _require_finite(self, not_finite: bool, step: int) -> None:
-        if not_finite:
+    def _require_finite(self, step: int) -> None:
+        """Read the vote that was sent, over all ranks; there is none at an epoch's first boundaries."""
+        vote, self.vote = self.vote, None
+        if vote is not None and vote.result()[0]:
             raise Diverged(f"the loss was no longer finite at step {step}: {REMEDY}")
 
     def _look(self) -> tuple[Tensor, torch.cuda.Event | None]:
@@ -148,8 +150,3 @@ class Boundary:
             event.synchronize()
         # A copy on the CPU travels by gloo, whatever the device's own backend is.
         return AsyncReduction(not_finite.clone(), dist.ReduceOp.MAX)
-
-    def _answer(self) -> bool:
-        """The flag of the vote that was sent, over all ranks; there is none at an epoch's first boundaries."""
-        vote, self.vote = self.vote, None
-        return vote is not None and bool(vote.result()[0])

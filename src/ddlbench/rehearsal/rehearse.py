@@ -185,5 +185,7 @@ def stepped(row: Rehearsal, trainer: Trainer, batches: Iterator[Any], observed: 
 def line(error: Exception) -> str:
     """The innermost line of ddlbench in the traceback of an error, as text."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if "/ddlbench/" in frame.filename and "/ddlbench/rehearsal/" not in frame.filename]
-    return f" at {short(own[-1].filename)}:{own[-1].lineno}" if own else ""
+    ours = [
+        frame for frame in frames if "/ddlbench/" in frame.filename and "/ddlbench/rehearsal/" not in frame.filename
+    ]
+    return f" at {short(ours[-1].filename)}:{ours[-1].lineno}" if ours else ""

@@ -18,7 +18,7 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 
 from ddlbench.errors import Failure, PeerFailed
-from ddlbench.ranks.boundary import Stop
+from ddlbench.ranks.boundary import StopAgreement
 from ddlbench.texts import first_few
 
 T = TypeVar("T")
@@ -39,8 +39,8 @@ class Peers:
     stop: this rank's, which gets what the ranks agree on (ranks/boundary.py)
     """
 
-    def __init__(self, store: Any, rank: int, world_size: int, stop: Stop | None = None) -> None:
-        self.store, self.rank, self.world_size, self.stop = store, rank, world_size, stop or Stop()
+    def __init__(self, store: Any, rank: int, world_size: int, stop: StopAgreement | None = None) -> None:
+        self.store, self.rank, self.world_size, self.stop = store, rank, world_size, stop or StopAgreement()
         self.announced = False
         self.period_s = max(0.25, world_size / 500)
         self.failure: Failure | None = None

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from ddlbench.errors import RunError
-from ddlbench.measure.devices.environment import gpu, known
+from ddlbench.measure.devices.environment import gpu, or_none
 from ddlbench.measure.devices.nvml import gpu_state_reader
 from ddlbench.ranks.control import all_gather, single_process
 from ddlbench.record.files import write_json
@@ -113,7 +113,7 @@ def preflight(attempt: Attempt) -> None:
     config, record, device = attempt.config, attempt.record, attempt.device
     seconds, correct = _multiply(device)
     reader = gpu_state_reader(device)
-    clock = known(lambda: reader().clock_mhz) if reader else None
+    clock = or_none(lambda: reader().clock_mhz) if reader else None
     buffer = None if single_process() else torch.zeros(REDUCED_BYTES[device.type] // 4, device=device)
     reduced = None if buffer is None else _fastest(lambda: dist.all_reduce(buffer), device)
     model = str(gpu(device)["gpu_model"]) if device.type == "cuda" else "cpu"

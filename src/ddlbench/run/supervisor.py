@@ -22,11 +22,11 @@ from functools import partial
 from torch._C._distributed_c10d import Store
 
 from ddlbench.errors import SIGNAL, SIGNALS, TIME_LIMIT, Failure, PeerFailed, Stopped
-from ddlbench.ranks.boundary import Stop
+from ddlbench.ranks.boundary import StopAgreement
 from ddlbench.run.context import Attempt
 from ddlbench.run.peers import Peers
 from ddlbench.run.signals import Signals, print_stacks
-from ddlbench.run.stopping import REACH_S, Stopping
+from ddlbench.run.stop_request import REACH_S, StopRequest
 
 PERIOD_S = 0.25
 NO_STEP = "no step ended"
@@ -49,7 +49,7 @@ class Supervisor:
         self.attempt = attempt
         self.rank, self.world_size = attempt.launch.rank, attempt.launch.world_size
         self.timeout_s = timeout_s
-        self.stopping = Stopping(self.rank, limit_s, attempt.started)
+        self.stopping = StopRequest(self.rank, limit_s, attempt.started)
         self.peers: Peers | None = None
         self.connected = self.world_size == 1
         self.progress_at, self.within_s = time.perf_counter(), math.inf
@@ -74,7 +74,7 @@ class Supervisor:
         self.signals.__exit__()
 
     @property
-    def stop(self) -> Stop:
+    def stop(self) -> StopAgreement:
         """Where this rank's boundaries ask whether to stop."""
         return self.stopping.stop
 

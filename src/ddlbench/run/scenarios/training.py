@@ -58,7 +58,7 @@ class Training:
         return self.trainer.facts() if self.measured_facts is None else self.measured_facts
 
     def ledger(self, run: Run, steps: int) -> dict[str, Any]:
-        trained = training_ledger(run, self.trainer, self.rates, self.config, steps)
+        trained = training_ledger(run, self.trainer, self.rates, self.config.recipe, steps)
         return trained | {"weights_hash_start": self.weights_hash}
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 
 from ddlbench.errors import TIME_LIMIT, Failure
-from ddlbench.ranks.boundary import Stop
+from ddlbench.ranks.boundary import StopAgreement
 from ddlbench.run.peers import Peers
 
 # With the time to record a failure these stay below the 30 s that Slurm and torchrun give a rank.
@@ -19,7 +19,7 @@ BEHIND_S = 5.0  # between the first rank that is there and this one
 ONE_SIGNAL_S = 1.0  # a terminal signals the launcher and the ranks, and the launcher signals the ranks again
 
 
-class Stopping:
+class StopRequest:
     """The stop of one rank.
 
     limit_s: the run's own time limit, counted from `began` (of perf_counter)
@@ -28,7 +28,7 @@ class Stopping:
     """
 
     def __init__(self, rank: int, limit_s: float | None = None, began: float = 0.0) -> None:
-        self.rank, self.limit_s, self.stop = rank, limit_s, Stop()
+        self.rank, self.limit_s, self.stop = rank, limit_s, StopAgreement()
         self.limit_at = math.inf if limit_s is None else began + limit_s
         self.asked_here: Failure | None = None
         self.since = math.inf  # when this rank asked

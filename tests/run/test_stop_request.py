@@ -20,20 +20,20 @@ from ddlbench.run import stopping
 from ddlbench.run.context import Attempt
 from ddlbench.run.failure import failure_of
 from ddlbench.run.peers import Peers
-from ddlbench.run.stopping import Stopping
+from ddlbench.run.stop_request import StopRequest
 
 SIGNAL = Failure("killed", "rank 0 received SIGTERM", 143, 0, doubtful=True)
 CPU = torch.device("cpu")
 
 
-def begun() -> Stopping:
-    made = Stopping(0)
+def begun() -> StopRequest:
+    made = StopRequest(0)
     made.stop.pass_boundary("before an epoch")
     return made
 
 
 def test_nobody_can_ask_before_the_first_boundary_or_twice() -> None:
-    assert not Stopping(0).can_ask()
+    assert not StopRequest(0).can_ask()
     made = begun()
     assert made.can_ask()
     made.ask(SIGNAL, None)
@@ -64,9 +64,9 @@ def test_two_signals_at_once_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_time_limit_is_reached_once() -> None:
-    assert Stopping(0).limit_reached() is None
-    assert Stopping(0, 1000, time.perf_counter()).limit_reached() is None
-    made = Stopping(3, 5, time.perf_counter() - 6)
+    assert StopRequest(0).limit_reached() is None
+    assert StopRequest(0, 1000, time.perf_counter()).limit_reached() is None
+    made = StopRequest(3, 5, time.perf_counter() - 6)
     reason = "rank 3 reached the time limit of 5 s (train.time_limit_s)"
     assert made.limit_reached() == Failure("timeout", reason, 8, 3, doubtful=True, ended_by="time_limit")
     assert made.limit_reached() is None
@@ -104,7 +104,7 @@ def test_ranks_that_do_not_agree_or_do_not_come_are_overdue(monkeypatch: pytest.
 def test_while_the_ranks_connect_the_end_waits_for_the_store_and_no_longer_than_its_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made = Stopping(0)
+    made = StopRequest(0)
     made.hold(SIGNAL)
     assert made.overdue(None) is None
     assert made.overdue(cast(Peers, SimpleNamespace(period_s=0.25))) == SIGNAL
