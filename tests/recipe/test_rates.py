@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 
-from ddlbench.recipe.rates import Rates
+from ddlbench.recipe.schedules import Rates
 
 
 def a_tenth(step: int) -> float:

@@ -16,7 +16,7 @@ from ddlbench.config.schema import Config
 from ddlbench.errors import Failure, Stopped
 from ddlbench.ranks.launchers import Launch
 from ddlbench.record.record import Record
-from ddlbench.run import stopping
+from ddlbench.run import stop_request
 from ddlbench.run.context import Attempt
 from ddlbench.run.failure import failure_of
 from ddlbench.run.peers import Peers
@@ -59,7 +59,7 @@ def test_two_signals_at_once_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not made.same_signal()
     made.ask(SIGNAL, None)
     assert made.same_signal()
-    monkeypatch.setattr(stopping, "ONE_SIGNAL_S", 0.0)
+    monkeypatch.setattr(stop_request, "ONE_SIGNAL_S", 0.0)
     assert not made.same_signal()
 
 
@@ -93,11 +93,11 @@ def test_ranks_that_do_not_agree_or_do_not_come_are_overdue(monkeypatch: pytest.
     made.ask(SIGNAL, None)
     made.stop.at = None  # the other ranks have not answered
     assert not made.overdue(None)
-    monkeypatch.setattr(stopping, "AGREE_S", 0.0)
+    monkeypatch.setattr(stop_request, "AGREE_S", 0.0)
     assert made.overdue(None)
     made.stop.at = 5
     assert not made.overdue(None)
-    monkeypatch.setattr(stopping, "STOP_S", 0.0)
+    monkeypatch.setattr(stop_request, "STOP_S", 0.0)
     assert made.overdue(None)
 
 
@@ -108,7 +108,7 @@ def test_while_the_ranks_connect_the_end_waits_for_the_store_and_no_longer_than_
     made.hold(SIGNAL)
     assert made.overdue(None) is None
     assert made.overdue(cast(Peers, SimpleNamespace(period_s=0.25))) == SIGNAL
-    monkeypatch.setattr(stopping, "REACH_S", 0.0)
+    monkeypatch.setattr(stop_request, "REACH_S", 0.0)
     assert made.overdue(None) == SIGNAL
 
 
@@ -119,6 +119,6 @@ def test_a_main_thread_that_comes_to_the_boundary_gets_some_time(monkeypatch: py
     made.stop.at = 5
     assert made.main_thread_is_coming(other)
     assert not made.main_thread_is_coming(SIGNAL)  # which ended at once
-    monkeypatch.setattr(stopping, "BEHIND_S", -1.0)
+    monkeypatch.setattr(stop_request, "BEHIND_S", -1.0)
     made.wait_until = float("inf")
     assert not made.main_thread_is_coming(other)

@@ -21,7 +21,7 @@ from ddlbench.progress import Progress
 from ddlbench.ranks.boundary import Boundary
 from ddlbench.recipe.losses import CrossEntropy
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
-from ddlbench.recipe.rates import Rates
+from ddlbench.recipe.schedules import Rates
 from ddlbench.record.run_json import training_ledger, weights_hash
 from tests.support.reference import Case, Outcome
 from tests.support.trace import Trace

@@ -15,7 +15,7 @@ from ddlbench.files import replacing
 
 FORMAT = 1
 ABOUT = "checkpoint.json"
-RATES = {"step", "first", "last"}  # what is kept of recipe.rates.Rates
+RATES = {"step", "first", "last"}  # what is kept of recipe.schedules.Rates
 NAME = re.compile(r"epoch-(\d{6,})")
 
 

@@ -141,14 +141,19 @@ class EpochClock:
         )
 
     def _idle(self) -> float:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        idle(self.device)
         return time.perf_counter()
 
     def _together(self) -> float:
         self._idle()
         self.barrier()
         return time.perf_counter()
+
+
+def idle(device: torch.device) -> None:
+    """Wait for all work of this rank's device."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def stamp(device: torch.device) -> Stamp:

@@ -19,8 +19,8 @@ from ddlbench.loop import Run
 from ddlbench.measure.devices.environment import environment, or_none
 from ddlbench.measure.formulas.flops import hardware_flops, training_flops
 from ddlbench.ranks.launch import Launch
-from ddlbench.recipe.rates import Rates
 from ddlbench.recipe.recipe import Recipe
+from ddlbench.recipe.schedules import Rates
 from ddlbench.record.schema import DEVELOPER
 
 

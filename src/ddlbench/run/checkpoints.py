@@ -27,7 +27,7 @@ from ddlbench.heartbeat import has_ended
 from ddlbench.job import Job, Trainer
 from ddlbench.loop import Run
 from ddlbench.ranks.control import all_gather, barrier
-from ddlbench.recipe.rates import Rates
+from ddlbench.recipe.schedules import Rates
 from ddlbench.record.files import HEARTBEAT
 from ddlbench.run.context import Attempt
 from ddlbench.run.supervisor import Supervisor

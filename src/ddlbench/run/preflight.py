@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from ddlbench.errors import RunError
+from ddlbench.measure.clock import idle
 from ddlbench.measure.devices.environment import gpu, or_none
 from ddlbench.measure.devices.nvml import gpu_state_reader
 from ddlbench.ranks.control import all_gather, single_process
@@ -62,8 +63,7 @@ def _fastest(work: Callable[[], object], device: torch.device) -> float:
     for _ in range(WARMUP + REPEATS):
         began = time.perf_counter()
         work()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        idle(device)
         seconds.append(time.perf_counter() - began)
     return min(seconds[WARMUP:])
 

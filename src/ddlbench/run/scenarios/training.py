@@ -11,8 +11,8 @@ from ddlbench.errors import RunError
 from ddlbench.frameworks.shared.checkpointing import checkpoint_blocks
 from ddlbench.job import Job, Place, Trainer
 from ddlbench.loop import Run, train
-from ddlbench.recipe.rates import Rates
 from ddlbench.recipe.recipe import learning_rate
+from ddlbench.recipe.schedules import Rates
 from ddlbench.record.run_json import model_section, training_ledger
 from ddlbench.run.checkpoints import check_checkpoints
 from ddlbench.run.scenarios.window import profiled
