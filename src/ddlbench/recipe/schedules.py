@@ -1,4 +1,4 @@
-"""Learning-rate schedules, pure functions from the update's index to the learning rate, and the rates that were used."""
+"""Learning rates: schedules as pure functions of the update's index, and the rates that a run used."""
 
 from __future__ import annotations
 
