@@ -112,7 +112,7 @@ def stopped(store: Any, phase: str) -> tuple[str, int]:
         boundary.begin()
         for step in range(100_000):
             if step == 5 and dist.get_rank() == 1:
-                peers.ask_to_stop(ASK)
+                peers.request_stop(ASK)
             dist.all_reduce(torch.ones(1))  # ranks in step, as in training
             one_boundary(boundary, phase)
     except Stopped as error:

@@ -33,19 +33,19 @@ def begun() -> StopRequest:
 
 
 def test_nobody_can_ask_before_the_first_boundary_or_twice() -> None:
-    assert not StopRequest(0).can_ask()
+    assert not StopRequest(0).can_send()
     made = begun()
-    assert made.can_ask()
-    made.ask(SIGNAL, None)
-    assert not made.can_ask()
+    assert made.can_send()
+    made.send(SIGNAL, None)
+    assert not made.can_send()
 
 
 def test_a_rank_alone_stops_at_its_next_boundary(capsys: pytest.CaptureFixture[str]) -> None:
     made = begun()
-    assert made.asked() is None
-    made.ask(SIGNAL, None)
-    assert made.asked() == Failure("killed", "rank 0 received SIGTERM", 143, 0)
-    assert made.asked() is None  # once
+    assert made.received() is None
+    made.send(SIGNAL, None)
+    assert made.received() == Failure("killed", "rank 0 received SIGTERM", 143, 0)
+    assert made.received() is None  # once
     with pytest.raises(Stopped, match=r"^rank 0 received SIGTERM; stopped after step 3$"):
         made.stop.pass_boundary("after step 3")
     said = capsys.readouterr().err
@@ -57,7 +57,7 @@ def test_a_rank_alone_stops_at_its_next_boundary(capsys: pytest.CaptureFixture[s
 def test_two_signals_at_once_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
     made = begun()
     assert not made.same_signal()
-    made.ask(SIGNAL, None)
+    made.send(SIGNAL, None)
     assert made.same_signal()
     monkeypatch.setattr(stop_request, "ONE_SIGNAL_S", 0.0)
     assert not made.same_signal()
@@ -75,8 +75,8 @@ def test_the_time_limit_is_reached_once() -> None:
 @pytest.mark.parametrize("ended_by", ["time_limit", "signal", None])
 def test_what_ended_the_run_gets_into_the_record_of_a_rank_that_stopped(tmp_path: Path, ended_by: str | None) -> None:
     made = begun()
-    made.ask(replace(SIGNAL, ended_by=ended_by), None)
-    asked = made.asked()
+    made.send(replace(SIGNAL, ended_by=ended_by), None)
+    asked = made.received()
     assert asked is not None
     assert asked.ended_by == ended_by
     with pytest.raises(Stopped) as stopped:
@@ -90,7 +90,7 @@ def test_what_ended_the_run_gets_into_the_record_of_a_rank_that_stopped(tmp_path
 def test_ranks_that_do_not_agree_or_do_not_come_are_overdue(monkeypatch: pytest.MonkeyPatch) -> None:
     made = begun()
     assert not made.overdue(None)
-    made.ask(SIGNAL, None)
+    made.send(SIGNAL, None)
     made.stop.at = None  # the other ranks have not answered
     assert not made.overdue(None)
     monkeypatch.setattr(stop_request, "AGREE_S", 0.0)

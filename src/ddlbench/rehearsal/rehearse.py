@@ -146,7 +146,7 @@ def fed(job: Job, place: Place, pinned: bool | None) -> Iterator[Batch | None]:
         return repeat(None)
     copied = pinned is not None and job.device.type != "cpu"
     text, shape = job.model.kind == "text", (job.replica_batch(place.data_size), *job.model.input_shape())
-    # Images of the host are bytes where there is a GPU, which normalises them.
+    # Images of the host are bytes where there is a GPU, which normalizes them.
     kind = torch.int64 if text else torch.uint8 if copied else torch.float32
     options: dict[str, Any] = {"device": "cpu" if copied else job.device, "pin_memory": copied and pinned}
     batches = (

@@ -68,12 +68,12 @@ class Peers:
             self.acknowledged = True
             self._ask(lambda store: store.add(READERS, 1))
 
-    def ask_to_stop(self, request: Failure) -> Failure | None:
-        """All ranks shall stop at a boundary; the reason that was given first. None: the store does not answer."""
+    def request_stop(self, request: Failure) -> Failure | None:
+        """Request that all ranks stop at a boundary; the request that was sent first. None: the store does not answer."""
         return self._first(STOP, request)
 
     def _first(self, key: str, failure: Failure) -> Failure | None:
-        """The first that any rank has put under this key."""
+        """The first failure that any rank has set under this key."""
         text = json.dumps(asdict(failure))
         first = self._ask(lambda store: store.compare_set(key, "", text))
         return Failure(**json.loads(first)) if first else None

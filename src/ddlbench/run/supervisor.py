@@ -180,8 +180,8 @@ class Supervisor:
                 self.when_late()
             elif (failure := self.stop_request.limit_reached()) is not None:
                 self._stop_or_fail(failure)
-            elif (asked := self.stop_request.asked()) is not None:
-                self.attempt.record_end(asked, final=False)  # now: the launcher may leave this process no time
+            elif (request := self.stop_request.received()) is not None:
+                self.attempt.record_end(request, final=False)  # now: the launcher may leave this process no time
 
     def _signalled(self, number: int) -> None:
         """A launcher that ends a job because one rank ended sends the others a signal: then that rank's end counts."""
@@ -195,13 +195,13 @@ class Supervisor:
     def _stop_or_fail(self, failure: Failure) -> None:
         """Let all ranks stop at a boundary. End at once at a second signal and before the first boundary; while the
         ranks connect, as soon as the others can be told."""
-        if not self.connected and self.stop_request.asked_here is None:
+        if not self.connected and self.stop_request.sent is None:
             self.stop_request.hold(replace(failure, doubtful=False))
             return
-        if not self.stop_request.can_ask():
+        if not self.stop_request.can_send():
             self._fail(failure)
         self.attempt.record_end(failure, final=False)
-        self.stop_request.ask(failure, self.peers)
+        self.stop_request.send(failure, self.peers)
 
     def _peer_failed(self, failure: Failure) -> None:
         """Record it first, then give the main thread time to leave in order: often its collective fails by itself."""

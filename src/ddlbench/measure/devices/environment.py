@@ -158,7 +158,7 @@ def gpu(device: torch.device) -> dict[str, Any]:
 
 def module_loading() -> str:
     """When the driver loads kernels: `lazy`, at their first use, or `eager`; CUDA_MODULE_LOADING chooses. The driver
-    must be initialised."""
+    must be initialized."""
     driver = ctypes.CDLL("libcuda.so.1")
     mode = ctypes.c_int()
     if error := driver.cuModuleGetLoadingMode(ctypes.byref(mode)):

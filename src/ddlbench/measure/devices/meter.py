@@ -49,7 +49,7 @@ class Use:
 class OverRanks:
     """The use of all ranks together.
 
-    energy_j: the sum; None where a counter is missing, for part of the devices is no result
+    energy_j: the sum; None if a counter is missing, because a part of the devices is no result
     time_s:   between the readings, on the rank where they are furthest apart
     clock_before_mhz, clock_after_mhz: the lowest
     """

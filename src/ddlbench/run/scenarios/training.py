@@ -39,7 +39,7 @@ class Training:
         epochs = self.config.train.epochs
         self.rates = Rates(learning_rate(self.config.recipe, self.job.global_batch, feed.steps_per_epoch, epochs))
         start = self.trainer.state()
-        assert (start is None) == (self.job.rank != 0), "rank 0 alone has the whole state"
+        assert (start is None) == (self.job.rank != 0), "rank 0 alone has the full state"
         model = model_section(self.config.model, start, checkpoint_blocks if self.job.checkpoint_activations else None)
         self.weights_hash = model.get("weights_hash_start")
         return model
