@@ -69,7 +69,7 @@ class Peers:
             self._ask(lambda store: store.add(READERS, 1))
 
     def request_stop(self, request: Failure) -> Failure | None:
-        """Request that all ranks stop at a boundary; the request that was sent first. None: the store does not answer."""
+        """Request that all ranks stop at a boundary; the request that came first. None: the store does not answer."""
         return self._first(STOP, request)
 
     def _first(self, key: str, failure: Failure) -> Failure | None:

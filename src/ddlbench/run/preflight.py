@@ -36,7 +36,7 @@ NAMED = 5  # slow ranks that one line names
 
 @dataclass(frozen=True)
 class Check:
-    """The result of one rank. clock_mhz: of the GPU, right after the multiplications; seconds: the fastest repetition."""
+    """The result of one rank. clock_mhz: of the GPU, after the multiplications; seconds: the fastest repetition."""
 
     rank: int
     host: str
@@ -107,7 +107,8 @@ def section(checks: Sequence[Check], device: torch.device, slow: Mapping[int, st
 
 
 def preflight(attempt: Attempt) -> None:
-    """Check all ranks, and record the results: a row for each rank in preflight.json. All ranks call this. RunError, on every rank, for a rank that is broken or too slow."""
+    """Check all ranks, and record the results: a row for each rank in preflight.json. All ranks call this. RunError, on
+    every rank, for a rank that is broken or too slow."""
     began = time.perf_counter()
     config, record, device = attempt.config, attempt.record, attempt.device
     seconds, correct = _multiply(device)
