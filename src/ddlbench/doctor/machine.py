@@ -99,7 +99,9 @@ def links() -> list[Line]:
     rows += [("infiniband", adapter, "") for adapter in or_none(adapters) or []]
     speeds = psutil.net_if_stats()
     for name, addresses in psutil.net_if_addrs().items():  # interfaces with an address that other nodes could reach
-        reachable = [a.address for a in addresses if a.family == socket.AF_INET and not _loops(a.address)]
+        reachable = [
+            a.address for a in addresses if a.family == socket.AF_INET and not ip_address(a.address).is_loopback
+        ]
         if reachable and speeds[name].isup:
             speed = f", {speeds[name].speed:,} Mbit/s" if speeds[name].speed else ""
             rows.append(("network", f"{name}: {', '.join(reachable)}{speed}", ""))
@@ -118,13 +120,9 @@ def host_name() -> Line:
     name = socket.gethostname()
     address = or_none(lambda: socket.gethostbyname(name))
     remark = ""
-    if address is None or _loops(address):
+    if address is None or ip_address(address).is_loopback:
         remark = "other nodes cannot reach it: export GLOO_SOCKET_IFNAME=<interface> for runs on several nodes"
     return "host name", f"{name} is {address or 'unknown'}", remark
-
-
-def _loops(address: str) -> bool:
-    return ip_address(address).is_loopback
 
 
 def launchers(env: Mapping[str, str] = os.environ) -> list[Line]:

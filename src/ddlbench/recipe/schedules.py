@@ -45,10 +45,6 @@ class ScheduleConfig:
             if not fits:
                 raise UserError(f"recipe.schedule.{key}={getattr(self, key)}: must be {allowed}")
 
-    @property
-    def warms_up(self) -> bool:
-        return bool(self.warmup_epochs if self.warmup_steps is None else self.warmup_steps)
-
 
 def constant(config: ScheduleConfig, lr: float, epoch: float, warmup: float, epochs: int) -> float:
     return lr
