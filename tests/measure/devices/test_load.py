@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ddlbench.measure.devices.usage import HZ, Load
+from ddlbench.measure.devices.usage import HZ, Load, family_seconds
 
 
 def proc(folder: Path, stat: str, load: str = "3.00 2.00 1.00 1/100 42\n", some: float = 25.0) -> Path:
@@ -48,6 +50,31 @@ def test_what_others_computed_is_all_that_was_computed_less_the_runs_own() -> No
         assert replace(after, **unknown).others_share(before) is None
         assert after.others_share(replace(before, **unknown)) is None
     assert before.others_share(before) is None  # no time has passed
+
+
+def process(proc: Path, name: str, ticks: str, children: str | None) -> None:
+    """ticks: utime stime cutime cstime"""
+    task = proc / name / "task" / name
+    task.mkdir(parents=True)
+    (proc / name / "stat").write_text(f"{name} (a name) with ) R 1 1 1 0 -1 4194304 0 0 0 0 {ticks} 20 0 1 0 5 6 7")
+    if children is not None:
+        (task / "children").write_text(children)
+
+
+def test_seconds_of_a_process_with_its_children(tmp_path: Path) -> None:
+    process(tmp_path, "self", "100 20 30 4", "7 8 9 ")
+    process(tmp_path, "7", "1000 0 0 0", "10 ")
+    process(tmp_path, "8", "5 0 0 0", None)  # it ended while it was read
+    process(tmp_path, "10", "0 2000 0 0", "")
+    assert family_seconds(tmp_path) == pytest.approx((154 + 1000 + 2000) / HZ)
+    with pytest.raises(FileNotFoundError):  # a kernel without these lists: the children would be taken for others
+        family_seconds(tmp_path, "8")
+
+
+def test_a_child_that_computes_is_the_runs_own() -> None:
+    before = family_seconds()
+    subprocess.run([sys.executable, "-c", "import time\nwhile time.process_time() < 0.3: pass"], check=True)
+    assert family_seconds() - before >= 0.25
 
 
 def test_this_machine() -> None:

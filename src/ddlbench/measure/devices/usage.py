@@ -68,6 +68,21 @@ class Load:
         return max(0.0, self.busy - earlier.busy - of_run) / passed if passed > 0 else None
 
 
+def family_seconds(proc: Path = PROC, process: str = "self") -> float:
+    """Seconds of a core that a process, its living children and those that it has waited for computed since their
+    starts. Raises OSError where the kernel does not say which children it has. It reads few files, unlike `Usage.now`,
+    because a reading within an epoch of mode=loader counts as bytes that were read."""
+    folder = proc / process
+    words = (folder / "stat").read_text().rpartition(")")[2].split()
+    seconds = sum(map(int, words[11:15])) / HZ  # utime stime cutime cstime (proc(5)), after pid and (name)
+    lists = list(folder.glob("task/*/children"))
+    if not lists:
+        raise FileNotFoundError(f"{folder}/task/*/children")
+    for child in (child for children in lists for child in children.read_text().split()):
+        seconds += or_none(lambda child=child: family_seconds(proc, child)) or 0.0  # it may end meanwhile
+    return seconds
+
+
 def thread_seconds() -> float:
     """Seconds since the start of this thread, the training thread, in which it computed, or was ready and waited for a
     core. Waiting for another rank or for a disk is not in it, nor sleep. Raises OSError where the kernel does not
