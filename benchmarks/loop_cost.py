@@ -29,7 +29,7 @@ from ddlbench.measure.devices.meter import Meter
 from ddlbench.measure.rows import EpochRow
 from ddlbench.progress import Progress
 from ddlbench.ranks.boundary import Boundary
-from ddlbench.recipe.rates import Rates
+from ddlbench.recipe.schedules import Rates
 
 CPU = torch.device("cpu")
 

@@ -19,13 +19,15 @@ what was allocated and freed in between: gathered weights, activations.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from benchmarks.held import (
     Storages,
@@ -48,7 +50,7 @@ from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.tensor.adapter import TensorParallel
 from ddlbench.job import Batch, Framework, Job, Place, Trainer
-from ddlbench.measure.formulas.memory_formula import Bytes, data_parallel, in_fp32, stage_counts, tensor_count, touched
+from ddlbench.measure.formulas.memory_formula import SPLIT, Bytes, data_parallel, in_fp32, touched
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.ranks.control import all_gather
 from ddlbench.ranks.launch import connect, disconnect
@@ -145,12 +147,29 @@ def expected(framework: Any, trainer: Trainer, job: Job, kind: str) -> Expected:
         case FSDP():
             return Expected(data_parallel(sum(sizes), each, 3, ranks), None)
         case TensorParallel():
-            own = tensor_count(model, job.model.tensor_plan(), ranks)
+            count = tensor_count(model, job.model.tensor_plan(), ranks)
         case Pipeline():
-            own = stage_counts(model, trainer.facts()["blocks_per_stage"])[job.rank]
+            count = stage_counts(model, trainer.facts()["blocks_per_stage"])[job.rank]
         case _:  # DDP copies a gradient that has arrived into its bucket: the largest is there twice for a moment
             return Expected(data_parallel(sum(sizes), each, 0, ranks), each.gradients * (sum(sizes) + max(sizes)))
-    return Expected(each.times(own), each.gradients * own)
+    return Expected(each.times(count), each.gradients * count)
+
+
+def tensor_count(model: nn.Module, plan: Mapping[str, str], ranks: int) -> float:
+    """Parameters of a rank under tensor parallelism: its share of those that the plan splits, and all others."""
+    split = {f"{name}.{tensor}" for name, style in plan.items() for tensor in SPLIT.get(style, ())}
+    return sum(
+        parameter.numel() / (ranks if name in split else 1)
+        for name, parameter in model.named_parameters()  # the first of a tied parameter's names: the embedding
+    )
+
+
+def stage_counts(model: nn.Sequential, sizes: Sequence[int]) -> list[int]:
+    """Parameters of each pipeline stage of so many blocks: a tied one counts in both of its stages."""
+    return [
+        sum(parameter.numel() for parameter in model[start:end].parameters())
+        for start, end in pairwise([0, *accumulate(sizes)])
+    ]
 
 
 def expected_of_zero(stage: int, sizes: Sequence[int], kind: str, job: Job) -> Expected:

@@ -17,7 +17,7 @@ from ddlbench.job import Batch, Job, Place, Trainer
 from ddlbench.loop import Run, train
 from ddlbench.progress import Progress
 from ddlbench.ranks.boundary import Boundary
-from ddlbench.recipe.rates import Rates
+from ddlbench.recipe.schedules import Rates
 from tests.support.equal import Rows
 
 

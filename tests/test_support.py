@@ -90,7 +90,7 @@ def test_a_framework_that_needs_a_missing_library_to_answer_leaves_no_page(surve
 
 def test_every_framework_and_knob_is_on_the_page(survey: Survey) -> None:
     own = section(PAGE.read_text(), "Each framework's own options")
-    assert sorted(survey.names) == choices("framework")
+    assert tuple(sorted(survey.names)) == choices("framework")
     for group in survey.groups:
         text = own.partition(f"### {', '.join(group)}\n")[2].partition("\n### ")[0]
         keys = {key for name in group for key in OmegaConf.load(conf_dir() / "framework" / f"{name}.yaml")}

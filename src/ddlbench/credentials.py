@@ -1,4 +1,4 @@
-"""Credentials in texts that are to be recorded: recognised by the name before a value, or by the form of a token.
+"""Credentials in texts that are to be recorded: recognized by the name before a value, or by the form of a token.
 
 Random characters alone are none: commits, checksums and the numbers of GPUs look the same.
 """

@@ -68,7 +68,7 @@ class Model(Protocol):
     kind: str  # "images" | "text": which data it takes
 
     def build(self) -> nn.Sequential:
-        """A freshly initialised model of named blocks on the CPU, drawing from torch's global generator."""
+        """A freshly initialized model of named blocks on the CPU, drawing from torch's global generator."""
         ...
 
     def input_shape(self) -> tuple[int, ...]:

@@ -12,7 +12,6 @@ from torch.optim import Optimizer
 from ddlbench.data.feed import Feed
 from ddlbench.errors import Stopped
 from ddlbench.job import Job, Place, Trainer
-from ddlbench.losses import Losses
 from ddlbench.measure.clock import EpochClock
 from ddlbench.measure.counts import require_val_samples
 from ddlbench.measure.devices.memory import reset_peaks
@@ -20,9 +19,9 @@ from ddlbench.measure.devices.meter import Meter
 from ddlbench.measure.formulas.metrics import batch_sums, empty_sums, finish, without_scores
 from ddlbench.measure.rows import EpochRow, RankEpoch, gather_epoch
 from ddlbench.progress import Progress
-from ddlbench.ranks.boundary import Boundary
+from ddlbench.ranks.boundary import Boundary, Losses
 from ddlbench.ranks.control import barrier, sum_over_ranks
-from ddlbench.recipe.rates import Rates
+from ddlbench.recipe.schedules import Rates
 
 
 class Scenario(Protocol):

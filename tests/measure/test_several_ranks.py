@@ -14,7 +14,7 @@ from ddlbench.measure.devices.memory import PEAKS
 from ddlbench.measure.devices.meter import OverRanks, Use
 from ddlbench.measure.devices.usage import HZ, Load
 from ddlbench.measure.rows import EpochRow, RankEpoch, gather_epoch
-from ddlbench.measure.summary import summarise
+from ddlbench.measure.summary import summarize
 from tests.support.simulated import World
 
 GIB = 2**30
@@ -98,7 +98,7 @@ def one() -> EpochRow:
 
 
 def four() -> dict[str, Any]:
-    return summarise(found()[0]["four"], 3, None)
+    return summarize(found()[0]["four"], 3, None)
 
 
 def test_first_step_and_steady_time_are_the_slowest_rank_s() -> None:
@@ -122,7 +122,7 @@ def test_energy_is_that_of_each_node_once() -> None:
 
 def test_energy_and_first_step_are_those_of_the_warmup_too() -> None:
     """The counters are read at the ends of an epoch alone."""
-    summary = summarise(found()[0]["warmed"], 3, None)
+    summary = summarize(found()[0]["warmed"], 3, None)
     assert summary["energy_sample_j"] == pytest.approx(1400 / 12)
     assert summary["power_mean_w"] == pytest.approx(1400 / 22)
     assert summary["epoch_first_step_s"] == 6.0  # though it is a warm-up
@@ -131,7 +131,7 @@ def test_energy_and_first_step_are_those_of_the_warmup_too() -> None:
 def test_energy_that_one_epoch_does_not_know_is_unknown() -> None:
     rows = [replace(row) for row in found()[0]["four"]]
     rows[2].use = OverRanks()
-    assert "energy_epoch_j" not in summarise(rows, 3, None)
+    assert "energy_epoch_j" not in summarize(rows, 3, None)
 
 
 def test_the_steady_rate_does_not_replace_the_throughput() -> None:
@@ -161,7 +161,7 @@ def test_memory_of_each_stage_is_its_fullest_rank_s() -> None:
 @pytest.mark.parametrize("rows", ["one", "warmed"])
 def test_the_slow_rank_is_the_one_of_its_stage(rows: str) -> None:
     """Rank 2 computes most, but alone in its stage. The thread's seconds are those of all steps, warm-up or not."""
-    summary = summarise(found()[0][rows], 3, None)
+    summary = summarize(found()[0][rows], 3, None)
     assert summary["own_step_s"] == pytest.approx((30 - 0.3) / 3)  # without what its own thread loaded
     assert summary["own_step_median_rank_s"] == pytest.approx(2.0)
     assert (summary["straggler_rank"], summary["straggler_host"]) == (1, "a")

@@ -21,11 +21,11 @@ from ddlbench.job import Batch, Framework, Job
 from ddlbench.loop import Run, train
 from ddlbench.measure.devices.meter import Meter
 from ddlbench.measure.rows import EpochRow
-from ddlbench.measure.summary import summarise
+from ddlbench.measure.summary import summarize
 from ddlbench.models.resnet import ResNet
 from ddlbench.progress import Progress
 from ddlbench.ranks.boundary import Boundary
-from ddlbench.recipe.rates import Rates
+from ddlbench.recipe.schedules import Rates
 from tests.support.busy import compute, needs_thread_seconds
 from tests.support.equal import Rows, make_job
 from tests.support.libraries import needs_horovod, why_no_horovod
@@ -86,7 +86,7 @@ def work() -> dict[str, tuple[EpochRow, dict[str, Any]]]:
         )  # fmt: skip
         train(run, trainer, Rates(lambda _: 0.01))
         row = rows.rows[0]
-        found[name] = row, summarise([row], WORLD, None) if rank == 0 else {}
+        found[name] = row, summarize([row], WORLD, None) if rank == 0 else {}
         trainer.close()
     return found
 

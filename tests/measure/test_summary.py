@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from ddlbench.errors import Diverged
 from ddlbench.measure.devices.meter import OverRanks
 from ddlbench.measure.straggler import OwnStep
-from ddlbench.measure.summary import summarise
+from ddlbench.measure.summary import summarize
 from tests.support.epoch_rows import epoch_row, rank_epoch
 
 
@@ -20,7 +20,7 @@ def test_epoch_0_is_left_out_where_there_are_more() -> None:
         epoch_row(2, 4, [1.0, 2.0, 3.0]),
         epoch_row(3, 4, [2.5, 2.5, 10.0]),
     ]
-    summary = summarise(rows, world_size=2, tokens_per_sample=10)
+    summary = summarize(rows, world_size=2, tokens_per_sample=10)
     assert summary["epochs_done"] == 4
     assert summary["epochs_measured"] == 3
     assert summary["epoch_time_s"] == 6.0  # of 4, 6 and 15
@@ -40,18 +40,18 @@ def test_cpu_time_and_bytes_are_those_of_the_measured_epochs_a_second() -> None:
     rows = [epoch_row(epoch, 4, [time_s]) for epoch, time_s in enumerate((20.0, 7.0, 2.0, 4.0))]
     for row, cpu_s, read in zip(rows, (100.0, 3.5, 5.0, 1.0), (900, 40, 10, 80), strict=True):
         row.metrics = {"cpu_time_s": cpu_s, "read_bytes": read}
-    summary = summarise(rows, world_size=2, tokens_per_sample=None)
+    summary = summarize(rows, world_size=2, tokens_per_sample=None)
     assert summary["cpu_share"] == pytest.approx(9.5 / 13 / 2)  # the epochs' own: 0.25, 1.25, 0.125
     assert summary["read_bytes_per_s"] == pytest.approx(130 / 13)
     rows[2].metrics["read_bytes"] = None
-    assert summarise(rows, world_size=2, tokens_per_sample=None)["read_bytes_per_s"] is None
+    assert summarize(rows, world_size=2, tokens_per_sample=None)["read_bytes_per_s"] is None
     one = epoch_row(0, 1, [5.0, 1.0, 3.0], warmup=1)
     one.metrics = {"cpu_time_s": 18.0}
-    assert summarise([one], world_size=2, tokens_per_sample=None)["cpu_share"] == 1.0  # over all of its 9 s
+    assert summarize([one], world_size=2, tokens_per_sample=None)["cpu_share"] == 1.0  # over all of its 9 s
 
 
 def test_one_epoch_measures_the_steps_after_the_warmup() -> None:
-    summary = summarise([epoch_row(0, 1, [5.0, 1.0, 3.0], warmup=1)], world_size=1, tokens_per_sample=None)
+    summary = summarize([epoch_row(0, 1, [5.0, 1.0, 3.0], warmup=1)], world_size=1, tokens_per_sample=None)
     assert summary["epochs_measured"] == 1
     assert summary["epoch_time_s"] == 9.0  # the epoch whole
     assert summary["throughput_samples_per_s"] == pytest.approx(16 / 4)
@@ -64,18 +64,18 @@ def test_one_epoch_measures_the_steps_after_the_warmup() -> None:
 def test_step_times_are_those_after_the_warmup() -> None:
     """Of 1, 2, ... 19 and 200 s, and of 50 and 90 s before, which are a warm-up."""
     steps = [50.0, 90.0, 200.0, *map(float, range(19, 0, -1))]
-    summary = summarise([epoch_row(0, 1, steps, warmup=2)], world_size=1, tokens_per_sample=None)
+    summary = summarize([epoch_row(0, 1, steps, warmup=2)], world_size=1, tokens_per_sample=None)
     assert (summary["step_time_median_s"], summary["step_time_p95_s"]) == (10.5, 19.0)
 
 
 def test_a_run_without_epochs_claims_nothing() -> None:
-    assert summarise([], world_size=1, tokens_per_sample=None) == {"epochs_done": 0}
+    assert summarize([], world_size=1, tokens_per_sample=None) == {"epochs_done": 0}
 
 
 def test_the_slowest_rank_counts_at_each_step() -> None:
     row = epoch_row(0, 1, [1.0, 1.0])
     row.ranks = [rank_epoch([1.0, 4.0]), rank_epoch([2.0, 3.0], rank=1)]
-    assert summarise([row], 2, None)["step_time_median_s"] == 3.0  # of 2 and 4
+    assert summarize([row], 2, None)["step_time_median_s"] == 3.0  # of 2 and 4
 
 
 def test_a_loss_that_is_not_finite_names_its_step() -> None:
@@ -90,7 +90,7 @@ def test_quality_is_that_of_the_last_epoch_and_the_warmup_s_validation_is_left_o
     rows = [epoch_row(epoch, 4, [1.0]) for epoch in range(4)]
     for row, top1, seconds in zip(rows, (0.1, 0.8, 0.3, 0.7), (50.0, 1.0, 2.0, 9.0), strict=True):
         row.metrics = {"val_top1": top1, "validation_time_s": seconds}
-    summary = summarise(rows, world_size=1, tokens_per_sample=None)
+    summary = summarize(rows, world_size=1, tokens_per_sample=None)
     assert summary["val_top1"] == 0.7
     assert summary["validation_time_s"] == 2.0
 
@@ -106,7 +106,7 @@ def test_clocks_are_those_of_both_ends_and_whatever_slowed_any_epoch_marks_the_r
     for row, use in zip(rows, uses, strict=True):
         row.use = use
     rows[0].memory["allocator_retries"] = 2
-    summary = summarise(rows, world_size=1, tokens_per_sample=None)
+    summary = summarize(rows, world_size=1, tokens_per_sample=None)
     assert (summary["device_clock_start_mhz"], summary["device_clock_end_mhz"]) == (1980, 1410)
     assert summary["throttle_reasons"] == "board limit, power cap"
     assert summary["marks"] == "throttled; allocator retries"
@@ -123,7 +123,7 @@ def test_times_keep_their_unit_rates_their_inverse_and_measured_epochs_have_no_o
     """Epoch 0 stays in its place: it is the warm-up, and its first step is the run's. Units are powers of two."""
 
     def summary(seconds: list[list[float]]) -> dict[str, Any]:
-        return summarise([epoch_row(epoch, len(seconds), steps) for epoch, steps in enumerate(seconds)], 3, 10)
+        return summarize([epoch_row(epoch, len(seconds), steps) for epoch, steps in enumerate(seconds)], 3, 10)
 
     plain = summary([list(map(float, steps)) for steps in epochs])
     other = summary([[second * unit for second in steps] for steps in (epochs[0], *epochs[:0:-1])])
@@ -137,6 +137,6 @@ def test_a_rank_s_own_step_is_the_median_over_the_measured_epochs() -> None:
     rows = [epoch_row(epoch, 4, [1.0]) for epoch in range(4)]
     for row, late in zip(rows, (9.0, 0.104, 0.9, 0.1), strict=True):
         row.own_steps = [OwnStep(0, "node0", 0, 0.1), OwnStep(1, "node1", 0, late)]
-    summary = summarise(rows, world_size=2, tokens_per_sample=None)
+    summary = summarize(rows, world_size=2, tokens_per_sample=None)
     assert (summary["own_step_s"], summary["own_step_source"]) == (0.104, "thread")
     assert summary["straggler_rank"] is None

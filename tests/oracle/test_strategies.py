@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.memory import tensor_count
 from ddlbench.errors import Unsupported
 from ddlbench.frameworks.ddp import DDP
 from ddlbench.frameworks.deepspeed.knobs import DeepSpeedOptions
@@ -18,7 +19,6 @@ from ddlbench.frameworks.pipeline.pipedream import PipeDream
 from ddlbench.frameworks.pipeline.stages import Plan
 from ddlbench.frameworks.tensor.adapter import TensorParallel
 from ddlbench.job import Framework
-from ddlbench.measure.formulas.memory_formula import tensor_count
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.resnet import ResNet
 from ddlbench.models.vgg import VGG

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ddlbench.errors import Failure, Stopped
-from ddlbench.ranks.boundary import Boundary, Stop
+from ddlbench.ranks.boundary import Boundary, StopAgreement
 from ddlbench.run.failure import failure_of
 from ddlbench.run.peers import Peers
 from tests.support.ranks import run_ranks
@@ -23,14 +23,14 @@ ASK = Failure("timeout", "rank 1 reached the time limit", 8, 1)
 
 
 def test_no_boundary_stops_a_run_that_nobody_asks_to_stop() -> None:
-    stop = Stop()
+    stop = StopAgreement()
     for _ in range(100):
         stop.pass_boundary("anywhere")
     assert stop.passed == 100
 
 
 def test_status_reason_and_exit_code_are_those_of_who_asked() -> None:
-    stop = Stop()
+    stop = StopAgreement()
     stop.decide(stop.announce(ASK) + 1)
     with pytest.raises(Stopped) as raised:
         stop.pass_boundary("after step 7 of epoch 2")
@@ -41,7 +41,7 @@ def test_status_reason_and_exit_code_are_those_of_who_asked() -> None:
 
 
 def test_a_rank_that_has_announced_passes_no_boundary_before_the_answer() -> None:
-    stop, passed = Stop(), threading.Event()
+    stop, passed = StopAgreement(), threading.Event()
     assert stop.announce(ASK) == 0
 
     def main_thread() -> None:
@@ -62,10 +62,10 @@ def test_ranks_that_wait_for_each_other_stop_at_one_boundary(seed: int) -> None:
     """Rank r cannot be more than `lead` boundaries ahead of another, as where hosts run ahead of their devices; each
     announces at a moment of its own."""
     draw = random.Random(seed)
-    lead, ranks = draw.randint(1, 3), [Stop() for _ in range(4)]
+    lead, ranks = draw.randint(1, 3), [StopAgreement() for _ in range(4)]
     moved, ended = threading.Condition(), dict[int, int]()
 
-    def train(own: Stop, rank: int) -> None:
+    def train(own: StopAgreement, rank: int) -> None:
         try:
             while own.passed < 10_000:
                 with moved:  # the collectives of a step
@@ -105,14 +105,14 @@ def every_case() -> dict[str, tuple[str, int]]:
 
 
 def stopped(store: Any, phase: str) -> tuple[str, int]:
-    stop = Stop()
+    stop = StopAgreement()
     peers = Peers(store.clone(), dist.get_rank(), 2, stop)
     boundary = Boundary(torch.device("cpu"), stop=stop, every=4)
     try:
         boundary.begin()
         for step in range(100_000):
             if step == 5 and dist.get_rank() == 1:
-                peers.ask_to_stop(ASK)
+                peers.request_stop(ASK)
             dist.all_reduce(torch.ones(1))  # ranks in step, as in training
             one_boundary(boundary, phase)
     except Stopped as error:

@@ -129,6 +129,17 @@ def test_an_entry_has_the_name_of_its_class(name):
     assert type(made).__name__.lower() == name
 
 
+@pytest.mark.parametrize("name", optimizers)
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_the_table_counts_the_states_that_an_update_keeps(name, momentum):
+    weight, entry = matrix(3.0, 4.0), optimizers[name]
+    optimizer = make_optimizer(OptimizerConfig(name, lr=0.1, momentum=momentum), [("w", weight)])
+    step(optimizer, weight, 1.0, 1.0)
+    states = [value for value in optimizer.state[weight].values() if getattr(value, "shape", None) == weight.shape]
+    expected = entry.costs if momentum or entry.plain is None else entry.plain
+    assert len(states) == expected.states
+
+
 @pytest.mark.parametrize("name", ["sgd", "adam", "adamw"])
 @pytest.mark.parametrize("fused", [True, False])
 def test_fused_is_passed_on(name, fused):

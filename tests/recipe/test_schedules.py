@@ -9,7 +9,7 @@ import pytest
 from ddlbench.errors import UserError
 from ddlbench.recipe.optimizers import OptimizerConfig
 from ddlbench.recipe.recipe import Recipe, learning_rate
-from ddlbench.recipe.schedules import ScheduleConfig
+from ddlbench.recipe.schedules import Rates, ScheduleConfig
 
 STEPS = 10  # an epoch
 
@@ -104,3 +104,33 @@ def test_wrong_values_are_named(key, value):
     with pytest.raises(UserError) as error:
         ScheduleConfig(**{key: value})
     assert f"recipe.schedule.{key}={value}: must be" in str(error.value)
+
+
+def a_tenth(step: int) -> float:
+    return step / 10
+
+
+def test_first_and_last_rate_of_a_run_of_some_steps() -> None:
+    rates = Rates(a_tenth)
+    assert (rates.first, rates.last) == (None, None)
+    assert [rates.used(rates.next) for _ in range(4)] == [0.0, 0.1, 0.2, 0.3]
+    assert (rates.step, rates.first, rates.last) == (4, 0.0, 0.3)
+
+
+def test_the_optimizers_rate_counts_not_the_schedules() -> None:
+    rates = Rates(a_tenth)
+    rates.used(0.7)
+    assert (rates.first, rates.last, rates.next) == (0.7, 0.7, 0.1)
+
+
+def test_a_resumed_run_begins_at_another_step() -> None:
+    rates = Rates(a_tenth, step=20)
+    assert [rates.used(rates.next) for _ in range(2)] == [2.0, 2.1]
+    assert (rates.first, rates.last) == (2.0, 2.1)
+
+
+def test_a_checkpoint_keeps_all_but_the_schedule() -> None:
+    saved, resumed = Rates(a_tenth, step=4, first=0.0, last=0.3), Rates(a_tenth)
+    assert saved.state().keys() == vars(saved).keys() - {"of_step"}
+    resumed.load(saved.state())
+    assert resumed == saved

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 from ddlbench.measure.clock import EpochTimes
 from ddlbench.measure.devices.meter import OverRanks, Use
 from ddlbench.measure.rows import EpochRow, RankEpoch
-from ddlbench.measure.summary import summarise
+from ddlbench.measure.summary import summarize
 from ddlbench.record.epoch_files import STEP_SCHEMA, EpochFiles, step_tables
 from ddlbench.record.record import Record
 from tests.support.epoch_rows import MEMORY, epoch_row
@@ -78,7 +78,7 @@ def most_memory(path: Path, row: EpochRow) -> int:
     tracemalloc.start()
     files = EpochFiles(path, STEP_SCHEMA)
     files.append(row.epoch, step_tables(row))
-    summary = summarise([row], len(row.ranks), None)
+    summary = summarize([row], len(row.ranks), None)
     row.forget_ranks()
     files.close()
     _, most = tracemalloc.get_traced_memory()

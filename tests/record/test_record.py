@@ -12,7 +12,7 @@ import pytest
 
 from ddlbench.errors import RunError, UserError
 from ddlbench.heartbeat import Process
-from ddlbench.measure.summary import summarise
+from ddlbench.measure.summary import summarize
 from ddlbench.record.files import CLAIM, DEAD_CLAIM_S, HEARTBEAT, end_for_rank_0
 from ddlbench.record.record import Record, run_id, writable
 from tests.support.disk import fill_disk
@@ -195,10 +195,10 @@ def test_a_folder_that_is_gone_is_one_line(tmp_path: Path, capsys: pytest.Captur
 def test_the_rows_of_a_long_run_hold_no_ranks(tmp_path: Path) -> None:
     """A thousand epochs of a thousand ranks would fill the memory; the summary stays what it was."""
     kept = [epoch_row(epoch, 2, [1.0, 2.0 + epoch]) for epoch in range(2)]
-    expected = summarise(kept, world_size=1, tokens_per_sample=None)
+    expected = summarize(kept, world_size=1, tokens_per_sample=None)
     record = Record.open(str(tmp_path), "run", {})
     for row in kept:
         record.epoch(row)
     assert [row.ranks for row in record.rows] == [[], []]
-    assert summarise(record.rows, world_size=1, tokens_per_sample=None) == expected
+    assert summarize(record.rows, world_size=1, tokens_per_sample=None) == expected
     assert "slowest_s" not in record.rows[0].line()

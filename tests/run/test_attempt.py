@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ddlbench.job import Place
-from ddlbench.ranks.boundary import Stop
+from ddlbench.ranks.boundary import StopAgreement
 from ddlbench.run.attempt import make_run
 from tests.support.simulated_run import job_of
 
@@ -19,7 +19,7 @@ def test_one_rank_of_each_node_reads_what_the_node_has_once(rank: int, local_ran
     """Two nodes of two ranks: the energy of each node's CPU, and its load."""
     config, job = job_of(("+framework=ddp", "+model=resnet50"), 4)
     scenario: Any = SimpleNamespace(begin=lambda feed: {})
-    supervisor: Any = SimpleNamespace(progressed=lambda: None, stop=Stop())
+    supervisor: Any = SimpleNamespace(progressed=lambda: None, stop=StopAgreement())
     feed: Any = SimpleNamespace()
     here = replace(job, rank=rank, local_rank=local_rank)
     attempt: Any = SimpleNamespace(config=config, job=here, record=None, dataset={})

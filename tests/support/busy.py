@@ -6,11 +6,11 @@ import time
 
 import pytest
 
-from ddlbench.measure.devices.environment import known
+from ddlbench.measure.devices.environment import or_none
 from ddlbench.measure.devices.usage import thread_seconds
 
 needs_thread_seconds = pytest.mark.skipif(
-    known(thread_seconds) is None,
+    or_none(thread_seconds) is None,
     reason="this kernel does not say how long a thread computed and waited for a core (CONFIG_SCHED_INFO)",
 )
 

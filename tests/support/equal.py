@@ -21,7 +21,7 @@ from ddlbench.progress import Progress
 from ddlbench.ranks.boundary import Boundary
 from ddlbench.recipe.losses import CrossEntropy
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
-from ddlbench.recipe.rates import Rates
+from ddlbench.recipe.schedules import Rates
 from ddlbench.record.run_json import training_ledger, weights_hash
 from tests.support.reference import Case, Outcome
 from tests.support.trace import Trace
@@ -95,7 +95,7 @@ def _train(case: Case, framework: Framework, trace: Trace) -> Outcome:
     row = recorder.rows[0]
     losses = [sum(step) / len(step) for step in zip(*(rank.losses for rank in row.ranks if rank.losses), strict=True)]
     outcome = Outcome(losses, trainer.state() or {}, row.metrics, trainer.updates, start)
-    trained = training_ledger(run, trainer, rates, recorded_config(case), row.steps)
+    trained = training_ledger(run, trainer, rates, recorded_config(case).recipe, row.steps)
     outcome.ledger = trained | {"weights_hash_start": weights_hash(start)}
     assert row.metrics["val_samples"] == case.val_samples
     feed.close()

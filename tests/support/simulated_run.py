@@ -21,7 +21,7 @@ from ddlbench.measure.devices.memory import PEAKS
 from ddlbench.progress import Progress
 from ddlbench.ranks.boundary import Boundary
 from ddlbench.ranks.launchers import Launch
-from ddlbench.recipe.rates import Rates
+from ddlbench.recipe.schedules import Rates
 from ddlbench.record.record import Record
 from ddlbench.record.recorder import FileRecorder
 from ddlbench.record.run_json import model_section, training_ledger
@@ -88,7 +88,7 @@ def subject(trainer: Any, rates: Rates, config: Config) -> Any:
     """The facts of mode=train, for a trainer without a model."""
 
     def counted(run: Run, steps: int) -> dict[str, Any]:
-        return training_ledger(run, trainer, rates, config, steps)
+        return training_ledger(run, trainer, rates, config.recipe, steps)
 
     return SimpleNamespace(facts=trainer.facts, ledger=counted)
 

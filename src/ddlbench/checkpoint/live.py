@@ -63,13 +63,13 @@ def checkpointable(framework: str, trainer: Trainer) -> Checkpointable:
 def named_tensors(live: Live, rank: int, device: torch.device) -> dict[str, Tensor]:
     """All that is saved of a rank, in place where it is the model's: parameters, optimizer states, buffers, and the
     states of the random number generators."""
-    found = {f"{live.part}/parameters/{name}": tensor.detach() for name, tensor in live.parameters.items()}
+    saved = {f"{live.part}/parameters/{name}": tensor.detach() for name, tensor in live.parameters.items()}
     for name, parameter in live.parameters.items():
         for key, value in live.optimizer.state.get(parameter, {}).items():
             if value is not None:
-                found[f"{live.part}/optimizer/{name}/{key}"] = value
-    found |= {f"rank{rank}/own/{name}": tensor for name, tensor in live.own.items()}
-    return found | {f"rank{rank}/random/{name}": state for name, state in random_states(device).items()}
+                saved[f"{live.part}/optimizer/{name}/{key}"] = value
+    saved |= {f"rank{rank}/own/{name}": tensor for name, tensor in live.own.items()}
+    return saved | {f"rank{rank}/random/{name}": state for name, state in random_states(device).items()}
 
 
 def make_optimizer_states(live: Live, shapes: Mapping[str, tuple[torch.Size, torch.dtype]]) -> None:

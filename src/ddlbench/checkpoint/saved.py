@@ -15,7 +15,7 @@ from ddlbench.files import replacing
 
 FORMAT = 1
 ABOUT = "checkpoint.json"
-RATES = {"step", "first", "last"}  # what is kept of recipe.rates.Rates
+RATES = {"step", "first", "last"}  # what is kept of recipe.schedules.Rates
 NAME = re.compile(r"epoch-(\d{6,})")
 
 
@@ -45,7 +45,7 @@ class Saved:
         if not isinstance(content, dict) or content.pop("format", None) != FORMAT:  # pyright: ignore
             raise ValueError(f"{ABOUT} is not of format {FORMAT}")
         content = cast(dict[str, Any], content)
-        if set(content) != {known.name for known in fields(cls)} - {"folder"}:
+        if set(content) != {field.name for field in fields(cls)} - {"folder"}:
             raise ValueError(f"{ABOUT} lacks keys or has others")
         if not _sound(content):
             raise ValueError(f"{ABOUT} has values that no run writes")
@@ -72,7 +72,7 @@ def _sound(content: Mapping[str, Any]) -> bool:
         return False
     counts = (content["attempt"], content["epoch"], content["updates"], *lineage)
     numbers = all(type(count) is int and count >= 0 for count in counts) and type(content["elapsed_s"]) in (int, float)
-    plain = all(isinstance(each, dict) for each in (content["rates"], content["numbers"], *epochs))
+    plain = all(isinstance(section, dict) for section in (content["rates"], content["numbers"], *epochs))
     named = isinstance(content["run_id"], str) and all(Path(name).name == name for name in files)
-    sized = all(isinstance(each, list) and len(cast(list[Any], each)) == 2 for each in files.values())
+    sized = all(isinstance(file, list) and len(cast(list[Any], file)) == 2 for file in files.values())
     return numbers and plain and named and sized and set(content["rates"]) == RATES

@@ -39,9 +39,8 @@ class MetadataUnpickler(pickle.Unpickler):
     """Knows the classes that describe tensors, and the types of their numbers."""
 
     def find_class(self, module_name: str, global_name: str) -> Any:
-        known = global_name in ALLOWED.get(module_name, ())
         dtype = module_name == "torch" and isinstance(getattr(torch, global_name, None), torch.dtype)
-        if not (known or dtype):
+        if not (dtype or global_name in ALLOWED.get(module_name, ())):
             raise pickle.UnpicklingError(f"{module_name}.{global_name} has no place in a checkpoint's metadata")
         return super().find_class(module_name, global_name)
 
@@ -57,8 +56,8 @@ def read_metadata(folder: Path) -> Any:
 
 def shapes(folder: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:
     """The size and dtype of every tensor in the folder, without sharding."""
-    found = read_metadata(folder).state_dict_metadata
-    return {name: (each.size, each.properties.dtype) for name, each in found.items()}
+    tensors = read_metadata(folder).state_dict_metadata
+    return {name: (tensor.size, tensor.properties.dtype) for name, tensor in tensors.items()}
 
 
 def write(folder: Path, tensors: Mapping[str, Tensor], rank: int) -> Files:
@@ -75,8 +74,11 @@ def write(folder: Path, tensors: Mapping[str, Tensor], rank: int) -> Files:
 
     with _as_run_error(f"the checkpoint in {folder} cannot be written", "free space or choose another checkpoint.dir="):
         save(dict(tensors), storage_writer=Writer(str(folder)), no_dist=single_process())
-    own = [*folder.glob(f"__{rank}_*"), *([folder / METADATA] if rank == 0 else [])]
-    return {name: of for each in all_gather({path.name: _of(path) for path in own}) for name, of in each.items()}
+    written = [*folder.glob(f"__{rank}_*"), *([folder / METADATA] if rank == 0 else [])]
+    files: Files = {}
+    for of_rank in all_gather({path.name: _sum(path) for path in written}):
+        files |= of_rank
+    return files
 
 
 def read(folder: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -97,9 +99,9 @@ def read(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 def damage(folder: Path, files: Files, rank: int, world_size: int) -> str | None:
     """What is wrong with the files, the same on every rank; None where all are as they were written. Each rank reads
     its share. Collective."""
-    own = [name for number, name in enumerate(sorted(files)) if number % world_size == rank]
-    found = all_gather(next((wrong for name in own if (wrong := _wrong(folder / name, files[name]))), None))
-    return next((wrong for wrong in found if wrong), None)
+    share = sorted(files)[rank::world_size]
+    problems = all_gather(next((wrong for name in share if (wrong := _wrong(folder / name, files[name]))), None))
+    return next((wrong for wrong in problems if wrong), None)
 
 
 def _wrong(path: Path, written: tuple[int, str]) -> str | None:
@@ -107,12 +109,12 @@ def _wrong(path: Path, written: tuple[int, str]) -> str | None:
         size = path.stat().st_size
         if size != written[0]:
             return f"{path.name} has {size} bytes instead of {written[0]}"
-        return None if _of(path) == tuple(written) else f"the checksum of {path.name} differs"
+        return None if _sum(path) == tuple(written) else f"the checksum of {path.name} differs"
     except OSError as error:
         return f"{path.name}: {error.strerror}"
 
 
-def _of(path: Path) -> tuple[int, str]:
+def _sum(path: Path) -> tuple[int, str]:
     with path.open("rb") as file:
         return path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -27,15 +27,10 @@ def conf_dir() -> Path:
     return packaged if packaged.is_dir() else package.parents[1] / "conf"
 
 
-def choices(group: str) -> list[str]:
-    """The options of a group, sorted."""
-    return list(_listed(conf_dir() / group))
-
-
 @cache
-def _listed(folder: Path) -> tuple[str, ...]:
-    """Listed once a process: each check of a configuration needs it, and a study has thousands of them."""
-    return tuple(sorted(path.stem for path in folder.glob("*.yaml")))
+def choices(group: str) -> tuple[str, ...]:
+    """The options of a group, sorted. Each check of a configuration needs them, and a study has thousands of checks."""
+    return tuple(sorted(path.stem for path in (conf_dir() / group).glob("*.yaml")))
 
 
 @cache

@@ -134,11 +134,11 @@ def first_line(error: BaseException) -> str:
     return f"{key}: {text}" if key else text
 
 
-def unknown_key(full_key: str, known: Collection[str]) -> str:
-    """What to say of a key that does not exist. `known`: the keys beside it."""
+def unknown_key(full_key: str, beside: Collection[str]) -> str:
+    """The message for a key that does not exist. beside: the keys of its section"""
     group, _, key = full_key.rpartition(".")
-    known = sorted(set(known) - {"_target_", "hydra"})
-    near = get_close_matches(key, known, 1)
+    keys = sorted(set(beside) - {"_target_", "hydra"})
+    near = get_close_matches(key, keys, 1)
     remedy = f"did you mean {f'{group}.' if group else ''}{near[0]}?" if near else ""
-    there = f"the keys{f' of {group}' if group else ''} are {', '.join(known)}"
+    there = f"the keys{f' of {group}' if group else ''} are {', '.join(keys)}"
     return f"{values.shown(full_key)} does not exist: {remedy or there}"

@@ -22,9 +22,9 @@ import ddlbench
 from ddlbench.config.choices import choices
 from ddlbench.config.compose import configuration, configurations, quiet, refusal
 from ddlbench.config.job import make_job
-from ddlbench.doctor.machine import Line, launchers, limits, links, size
+from ddlbench.doctor.machine import Line, first_line, launchers, limits, links, size
 from ddlbench.errors import RunError, Unavailable, Unsupported
-from ddlbench.measure.devices.environment import environment, gpu, known
+from ddlbench.measure.devices.environment import environment, gpu, or_none
 from ddlbench.ranks.launch import pick_device
 from ddlbench.ranks.launchers import Launch, detect
 
@@ -37,7 +37,7 @@ MODELS = {"images": "resnet50", "text": "gpt2_small"}  # one of each kind, for l
 
 def report(launch: Launch) -> str:
     """Sections of aligned lines; a section that fails has the reason."""
-    device = known(lambda: pick_device(launch)) or torch.device("cpu")
+    device = or_none(lambda: pick_device(launch)) or torch.device("cpu")
     facts = environment(device)
     sections: dict[str, Callable[[], list[Line]]] = {
         "Frameworks": lambda: frameworks(launch, device),
@@ -120,7 +120,7 @@ def loader(name: str) -> Line:
 def version(made: object) -> str:
     """The library behind a framework or loader, with its version."""
     library: str = getattr(type(made), "library", "torch")
-    return f"{library} {known(lambda: import_module(library).__version__) or 'version unknown'}"
+    return f"{library} {or_none(lambda: import_module(library).__version__) or 'version unknown'}"
 
 
 def devices(facts: Mapping[str, Any]) -> list[Line]:
@@ -163,7 +163,7 @@ def software(facts: Mapping[str, Any]) -> list[Line]:
 
 
 def _line(error: Exception) -> str:
-    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    text = first_line(str(error))
     return text if isinstance(error, RunError) else f"{type(error).__name__}: {text}"
 
 
@@ -172,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     argparse.ArgumentParser(prog="python -m ddlbench.doctor", description=(__doc__ or "").split("\n")[0]).parse_args(
         arguments
     )
-    launch = known(detect) or Launch("alone")
+    launch = or_none(detect) or Launch("alone")
     if launch.rank == 0:
         print(report(launch))
     return 0

@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 
 from ddlbench.errors import UserError
-from ddlbench.measure.devices.environment import known
+from ddlbench.measure.devices.environment import or_none
 from ddlbench.ranks.launchers import detect, hint
 from ddlbench.texts import GIB, MIB
 
@@ -39,9 +39,9 @@ def limits() -> list[Line]:
     """Limits that end or slow down a correct run."""
     return [
         open_files(resource.getrlimit(resource.RLIMIT_NOFILE), psutil.Process().num_fds()),
-        locked_memory(resource.getrlimit(resource.RLIMIT_MEMLOCK), known(adapters) or []),
+        locked_memory(resource.getrlimit(resource.RLIMIT_MEMLOCK), or_none(adapters) or []),
         shared_memory(shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0),
-        memory_cgroup(known(memory_limit), psutil.virtual_memory().total),
+        memory_cgroup(or_none(memory_limit), psutil.virtual_memory().total),
     ]
 
 
@@ -96,10 +96,12 @@ def links() -> list[Line]:
         matrix = re.sub(r"\x1b\[[\d;]*m", "", run("nvidia-smi", "topo", "-m")[1]).partition("Legend")[0]
         lines = [line.rstrip() for line in matrix.splitlines() if line.strip()]
         rows += [("" if number else "gpus", line, "") for number, line in enumerate(lines)]
-    rows += [("infiniband", adapter, "") for adapter in known(adapters) or []]
+    rows += [("infiniband", adapter, "") for adapter in or_none(adapters) or []]
     speeds = psutil.net_if_stats()
     for name, addresses in psutil.net_if_addrs().items():  # interfaces with an address that other nodes could reach
-        reachable = [a.address for a in addresses if a.family == socket.AF_INET and not _loops(a.address)]
+        reachable = [
+            a.address for a in addresses if a.family == socket.AF_INET and not ip_address(a.address).is_loopback
+        ]
         if reachable and speeds[name].isup:
             speed = f", {speeds[name].speed:,} Mbit/s" if speeds[name].speed else ""
             rows.append(("network", f"{name}: {', '.join(reachable)}{speed}", ""))
@@ -116,15 +118,11 @@ def adapters(folder: Path = INFINIBAND) -> list[str]:
 def host_name() -> Line:
     """Gloo offers the address of the host's name to the other ranks."""
     name = socket.gethostname()
-    address = known(lambda: socket.gethostbyname(name))
+    address = or_none(lambda: socket.gethostbyname(name))
     remark = ""
-    if address is None or _loops(address):
+    if address is None or ip_address(address).is_loopback:
         remark = "other nodes cannot reach it: export GLOO_SOCKET_IFNAME=<interface> for runs on several nodes"
     return "host name", f"{name} is {address or 'unknown'}", remark
-
-
-def _loops(address: str) -> bool:
-    return ip_address(address).is_loopback
 
 
 def launchers(env: Mapping[str, str] = os.environ) -> list[Line]:

@@ -1,4 +1,4 @@
-"""Which rank is slow of itself. In synchronous training all ranks end a step together, so the steps do not say it.
+"""Which rank is slow by its own work. In synchronous training all ranks end a step together: the steps do not say it.
 
 What a rank does itself in a step is the step less the wait for data and less the exposed communication, in which it
 waits for others. A profiled window says it exactly. Without one, on the CPU, the kernel says how long the training

@@ -20,7 +20,7 @@ LAST = ("val_loss", "val_top1", "val_top5", "val_perplexity_token", "val_perplex
 MOST_OTHERS, MOST_PRESSURE, MOST_STEAL = 0.1, 0.1, 0.01
 
 
-def summarise(
+def summarize(
     rows: Sequence[EpochRow], world_size: int, tokens_per_sample: int | None, one_gpu: bool = False
 ) -> dict[str, Any]:
     """Flat metrics named as the table's columns; only what is known. one_gpu: as `marks` takes it."""

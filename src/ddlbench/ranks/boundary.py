@@ -10,13 +10,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ddlbench.errors import Diverged, Failure, Stopped
-from ddlbench.losses import Losses
 from ddlbench.ranks.control import AsyncReduction, barrier
 
 REMEDY = "lower recipe.optimizer.lr, lengthen the warm-up (recipe.schedule.warmup_epochs) or set train.clip_norm"
 
 
-class Stop:
+class StopAgreement:
     """Where all ranks stop: a boundary that no rank has passed, agreed on without a collective. This is one rank's
     side: its main thread passes boundaries, another thread announces and decides.
 
@@ -64,6 +63,35 @@ class Stop:
             self.changed.notify_all()
 
 
+class Losses:
+    """One tensor on the device. A list would keep one small tensor per step between the large blocks that the step
+    frees: on the CPU the next step could not reuse them whole, and the process would grow at every step.
+    """
+
+    def __init__(self, most: int) -> None:
+        """most: steps between two calls of `clear`."""
+        self.most, self.count = most, 0
+        self._values = torch.empty(0)
+
+    def add(self, loss: Tensor) -> None:
+        """A number; the host does not wait for it."""
+        if self.count == 0:
+            self._values = torch.empty(self.most, device=loss.device)
+        self._values[self.count] = loss
+        self.count += 1
+
+    def clear(self) -> None:
+        self.count = 0
+
+    def values(self) -> Tensor:
+        """[count] on the device, of 32 bits."""
+        return self._values[: self.count]
+
+    def tolist(self) -> list[float]:
+        """All of them, in order. Waits for the device."""
+        return self.values().tolist()
+
+
 class Boundary:
     """A heartbeat at every step, a place to stop at, and a vote of all ranks: is a loss not finite?
 
@@ -81,13 +109,13 @@ class Boundary:
         self,
         device: torch.device,
         progressed: Callable[[], None] = lambda: None,
-        stop: Stop | None = None,
+        stop: StopAgreement | None = None,
         every: int = 50,
         before_epoch: Callable[[], None] = lambda: None,
     ) -> None:
         self.device = device
         self.progressed = progressed
-        self.stop = stop or Stop()
+        self.stop = stop or StopAgreement()
         self.every = every
         self.before_epoch = before_epoch
         self.epoch = 0
@@ -119,16 +147,18 @@ class Boundary:
             self.losses.add(loss)
         if self.steps % self.every:
             return
-        self._require_finite(self._answer(), self.steps - 1)
+        self._require_finite(self.steps - 1)
         self.vote = self._send()
         self.looked = self._look() if self.losses.count else None
 
     def end(self) -> None:
         """After an epoch's last step. Raises Diverged."""
-        self._require_finite(self._answer(), self.steps)
+        self._require_finite(self.steps)
 
-    def _require_finite(self, not_finite: bool, step: int) -> None:
-        if not_finite:
+    def _require_finite(self, step: int) -> None:
+        """Read the vote that was sent, over all ranks; there is none at an epoch's first boundaries."""
+        vote, self.vote = self.vote, None
+        if vote is not None and vote.result()[0]:
             raise Diverged(f"the loss was no longer finite at step {step}: {REMEDY}")
 
     def _look(self) -> tuple[Tensor, torch.cuda.Event | None]:
@@ -148,8 +178,3 @@ class Boundary:
             event.synchronize()
         # A copy on the CPU travels by gloo, whatever the device's own backend is.
         return AsyncReduction(not_finite.clone(), dist.ReduceOp.MAX)
-
-    def _answer(self) -> bool:
-        """The flag of the vote that was sent, over all ranks; there is none at an epoch's first boundaries."""
-        vote, self.vote = self.vote, None
-        return vote is not None and bool(vote.result()[0])

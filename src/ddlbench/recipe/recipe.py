@@ -27,7 +27,8 @@ class Recipe:
             raise UserError(
                 f"recipe.schedule.min_lr={schedule.min_lr} is above recipe.optimizer.lr={optimizer.lr}: lower min_lr"
             )
-        if schedule.warms_up and schedule.warmup_start_factor is None and optimizer.lr_base_batch is None:
+        warms_up = schedule.warmup_epochs if schedule.warmup_steps is None else schedule.warmup_steps
+        if warms_up and schedule.warmup_start_factor is None and optimizer.lr_base_batch is None:
             raise UserError(
                 "recipe.schedule.warmup_start_factor=null starts at the learning rate before linear scaling, but "
                 "recipe.optimizer.lr_base_batch=null scales nothing: set recipe.schedule.warmup_start_factor=0.01, say"

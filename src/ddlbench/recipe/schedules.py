@@ -1,10 +1,11 @@
-"""Learning-rate schedules: pure functions from the update's index to the learning rate."""
+"""Learning rates: schedules as pure functions of the update's index, and the rates that a run used."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from ddlbench.errors import UserError
 
@@ -43,10 +44,6 @@ class ScheduleConfig:
         for key, (fits, allowed) in ranges.items():
             if not fits:
                 raise UserError(f"recipe.schedule.{key}={getattr(self, key)}: must be {allowed}")
-
-    @property
-    def warms_up(self) -> bool:
-        return bool(self.warmup_epochs if self.warmup_steps is None else self.warmup_steps)
 
 
 def constant(config: ScheduleConfig, lr: float, epoch: float, warmup: float, epochs: int) -> float:
@@ -101,3 +98,35 @@ def make_schedule(
         return scale * curves[config.name](config, lr, epoch, warmup, epochs)
 
     return rate
+
+
+@dataclass
+class Rates:
+    """The learning rates that a run really used.
+
+    of_step: a step, counted from 0 over all epochs -> its learning rate
+    step: the next one; a resumed run does not begin at 0
+    first, last: rates that the optimizer had at the end of a step; None before the first step
+    """
+
+    of_step: Callable[[int], float]
+    step: int = 0
+    first: float | None = None
+    last: float | None = None
+
+    @property
+    def next(self) -> float:
+        return self.of_step(self.step)
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps: with `load` a run continues where this one is."""
+        return {"step": self.step, "first": self.first, "last": self.last}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self.step, self.first, self.last = state["step"], state["first"], state["last"]
+
+    def used(self, rate: float) -> float:
+        """A step has ended with this rate in the optimizer."""
+        self.step += 1
+        self.first, self.last = rate if self.first is None else self.first, rate
+        return rate

@@ -8,11 +8,12 @@ from functools import partial
 from typing import Any
 
 from ddlbench.config.compose import refusal, supports
+from ddlbench.config.keys import Train
 from ddlbench.config.schema import Config
 from ddlbench.data.loaders.cores import few_cores
 from ddlbench.frameworks.shared.refusals import optimizer_of
-from ddlbench.job import Job
-from ddlbench.recipe.optimizers import make_optimizer
+from ddlbench.job import Framework, Job, Model
+from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
 
 TILE = 128  # rows of a matrix that tensor cores take at once, whatever their type
 HIGH_WAIT = 0.1  # share of the steps' time: below it another loader saves little
@@ -22,7 +23,7 @@ def advice(config: Config, job: Job, loader: Mapping[str, Any]) -> list[str]:
     """A line for each setting; none for a CPU. loader: what the loader says of itself."""
     if job.device.type != "cuda":
         return []
-    lines = _settings(config, job) if config.mode == "train" else []
+    lines = _settings(config.train, config.framework, config.recipe.optimizer, job) if config.mode == "train" else []
     workers = loader.get("workers", loader.get("threads", 0))
     if "cores" in loader and (line := few_cores(loader["cores"], workers)):  # loader=synthetic has none
         lines.append(line)
@@ -40,26 +41,25 @@ def advice_on_waiting(config: Config, device_type: str, wait_share: float | None
     ]
 
 
-def advice_on_classes(config: Config, dataset: Mapping[str, Any]) -> str | None:
+def advice_on_classes(model: Model, dataset: Mapping[str, Any]) -> str | None:
     """Advice if the model has more classes than the data. dataset: the record's section of that name"""
-    classes, outputs = dataset.get("classes"), config.model.outputs()
-    if config.mode != "train" or classes is None or classes >= outputs:
+    classes, outputs = dataset.get("classes"), model.outputs()
+    if classes is None or classes >= outputs:
         return None
     return f"the data has {classes} classes, the model {outputs}: model.num_classes={classes} fits"
 
 
-def _settings(config: Config, job: Job) -> list[str]:
+def _settings(train: Train, framework: Framework, optimizer: OptimizerConfig, job: Job) -> list[str]:
     """Advice on settings of training; torch.compile and the fused optimizer only if the framework accepts them.
 
     A padded vocabulary is not the default: the papers trained 50,257 tokens, and a model must not depend on its device.
     """
-    train, model, text = config.train, config.model, config.model.kind == "text"
-    rows, dropout = model.outputs(), getattr(model, "dropout", 0.0)
-    fused = partial(make_optimizer, replace(config.recipe.optimizer, fused=True))
+    text, rows, dropout = job.model.kind == "text", job.model.outputs(), getattr(job.model, "dropout", 0.0)
+    fused = partial(make_optimizer, replace(optimizer, fused=True))
     unfused = optimizer_of(job).defaults.get("fused", False) is None
 
     def taken(new: Job) -> bool:
-        return refusal(partial(supports, config.framework, new)) is None
+        return refusal(partial(supports, framework, new)) is None
 
     helps = {
         "fp32 without TF32 does not use the tensor cores: train.tf32=true (10 bits of mantissa in matrix products and "

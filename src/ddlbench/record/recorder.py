@@ -15,7 +15,7 @@ from ddlbench.measure.clock import EpochClock
 from ddlbench.measure.formulas.flops import mfu
 from ddlbench.measure.rows import EpochRow, RankEpoch
 from ddlbench.measure.straggler import own_columns, own_steps_of_window
-from ddlbench.measure.summary import sees_one_gpu, summarise
+from ddlbench.measure.summary import sees_one_gpu, summarize
 from ddlbench.progress import Progress
 from ddlbench.record.advice import advice, advice_on_waiting
 from ddlbench.record.epoch_files import step_table
@@ -116,7 +116,7 @@ class FileRecorder(Recorder):
     def _update(self, run: Run) -> None:
         rows = self.record.rows
         steps = run.first_epoch * run.feed.steps_per_epoch + sum(row.steps for row in rows)
-        summary = summarise(rows, run.job.world_size, self.model["tokens_per_sample"], self.one_gpu)
+        summary = summarize(rows, run.job.world_size, self.model["tokens_per_sample"], self.one_gpu)
         summary["epochs_done"] += run.first_epoch
         self.record.add(
             summary={**summary, "startup_s": self.startup_s, **self._flops(run, summary)},

@@ -16,10 +16,11 @@ from ddlbench.config.schema import Config
 from ddlbench.errors import RunError
 from ddlbench.job import Framework, Job, Model, Trainer
 from ddlbench.loop import Run
-from ddlbench.measure.devices.environment import environment, known
+from ddlbench.measure.devices.environment import environment, or_none
 from ddlbench.measure.formulas.flops import hardware_flops, training_flops
 from ddlbench.ranks.launch import Launch
-from ddlbench.recipe.rates import Rates
+from ddlbench.recipe.recipe import Recipe
+from ddlbench.recipe.schedules import Rates
 from ddlbench.record.schema import DEVELOPER
 
 
@@ -47,7 +48,7 @@ def opening(config: Config, launch: Launch, device: torch.device, dataset: Mappi
 def framework_library(framework: Framework) -> str:
     """ "deepspeed 0.19.8": the library behind a framework and its version."""
     name: str = getattr(type(framework), "library", "torch")
-    version = str(torch.__version__) if name == "torch" else known(lambda: metadata.version(name))
+    version = str(torch.__version__) if name == "torch" else or_none(lambda: metadata.version(name))
     return f"{name} {version or 'of an unknown version'}"
 
 
@@ -107,7 +108,7 @@ def ledger(run: Run, steps: int) -> dict[str, Any]:
     }
 
 
-def training_ledger(run: Run, trainer: Trainer, rates: Rates, config: Config, steps: int) -> dict[str, Any]:
+def training_ledger(run: Run, trainer: Trainer, rates: Rates, recipe: Recipe, steps: int) -> dict[str, Any]:
     """The ledger of a training run: samples, updates, rates."""
     job, updates, facts = run.job, trainer.updates, trainer.facts()
     return ledger(run, steps) | {
@@ -118,10 +119,10 @@ def training_ledger(run: Run, trainer: Trainer, rates: Rates, config: Config, st
         "precision_scheme": facts.get("precision_scheme", "autocast") if job.precision != "fp32" else None,
         "reduce_dtype": facts.get("reduce_dtype", job.reduce_dtype),
         "clip_norm": job.clip_norm,
-        "weight_decay": config.recipe.optimizer.weight_decay,
-        "recipe": config.recipe.name,
-        "label_smoothing": config.recipe.label_smoothing,
-        "dropout": getattr(config.model, "dropout", None),
+        "weight_decay": recipe.optimizer.weight_decay,
+        "recipe": recipe.name,
+        "label_smoothing": recipe.label_smoothing,
+        "dropout": getattr(job.model, "dropout", None),
         "lr_first": rates.first,
         "lr_last": rates.last,
     }

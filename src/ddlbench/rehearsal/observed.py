@@ -104,7 +104,7 @@ class Observed(TorchDispatchMode):
             group = Group(kind, *members(args))
             self.counts[group] += 1
             self.sent[group] += max((sum(map(size, tensors(argument))) for argument in args), default=0)
-        elif (call := needed_by_host(func, args)) and self.of_device(args[0]):
+        elif (call := needed_by_host(func, args)) and args[0].device.type == self.device.type:
             self.note_wait(call)
         try:
             out = func(*args, **kwargs)
@@ -136,9 +136,6 @@ class Observed(TorchDispatchMode):
             return UNPINNED if identity(source) not in self.pinned else BLOCKING if blocks else None
         return None
 
-    def of_device(self, tensor: Tensor) -> bool:
-        return tensor.device.type == self.device.type
-
 
 class _Methods(TorchFunctionMode):
     def __init__(self, observed: Observed) -> None:
@@ -148,8 +145,9 @@ class _Methods(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in BACKWARD:
             return leave(self, func, args, kwargs or {})
-        dispatched = func is Tensor.cpu and self.observed.device.type == "cuda"
-        if func in METHODS and not dispatched and self.observed.of_device(args[0]):
+        kind = self.observed.device.type
+        dispatched = func is Tensor.cpu and kind == "cuda"
+        if func in METHODS and not dispatched and args[0].device.type == kind:
             self.observed.note_wait(METHODS[func])
         return func(*args, **(kwargs or {}))
 

@@ -24,7 +24,7 @@ from ddlbench.config.schema import Config
 from ddlbench.data.images import split
 from ddlbench.data.loaders.to_device import ToDevice
 from ddlbench.errors import RunError, UserError
-from ddlbench.job import Batch, Job, Place, Trainer
+from ddlbench.job import Batch, Job, Place, Trainer, example_batch
 from ddlbench.measure.clock import EpochClock
 from ddlbench.ranks.fake.fake import fake_world
 from ddlbench.ranks.launch import Launch
@@ -145,18 +145,18 @@ def fed(job: Job, place: Place, pinned: bool | None) -> Iterator[Batch | None]:
     if not place.reads_data:
         return repeat(None)
     copied = pinned is not None and job.device.type != "cpu"
-    text, shape = job.model.kind == "text", (job.replica_batch(place.data_size), *job.model.input_shape())
-    # Images of the host are bytes where there is a GPU, which normalises them.
-    kind = torch.int64 if text else torch.uint8 if copied else torch.float32
-    options: dict[str, Any] = {"device": "cpu" if copied else job.device, "pin_memory": copied and pinned}
-    batches = (
-        Batch(
-            torch.zeros(shape, dtype=kind, **options),
-            torch.zeros(shape if text else shape[:1], dtype=torch.int64, **options),
-            torch.ones(shape[:1], dtype=torch.bool, **options),
-        )
-        for _ in repeat(None)
-    )
+
+    def example() -> Batch:
+        with torch.device("cpu" if copied else job.device):
+            batch = example_batch(job.model, job.replica_batch(place.data_size))
+        if not copied:
+            return batch
+        # Images of the host are bytes where there is a GPU, which normalizes them.
+        inputs = batch.inputs.byte() if batch.inputs.is_floating_point() else batch.inputs
+        tensors = (inputs, batch.targets, batch.valid)
+        return Batch(*(tensor.pin_memory() for tensor in tensors) if pinned else tensors)
+
+    batches = (example() for _ in repeat(None))
     if copied:
         return ToDevice(job.device, job.channels_last)(batches)
     return (batch.to(job.device, job.channels_last) for batch in batches)
@@ -185,5 +185,7 @@ def stepped(row: Rehearsal, trainer: Trainer, batches: Iterator[Any], observed: 
 def line(error: Exception) -> str:
     """The innermost line of ddlbench in the traceback of an error, as text."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if "/ddlbench/" in frame.filename and "/ddlbench/rehearsal/" not in frame.filename]
-    return f" at {short(own[-1].filename)}:{own[-1].lineno}" if own else ""
+    ours = [
+        frame for frame in frames if "/ddlbench/" in frame.filename and "/ddlbench/rehearsal/" not in frame.filename
+    ]
+    return f" at {short(ours[-1].filename)}:{ours[-1].lineno}" if ours else ""

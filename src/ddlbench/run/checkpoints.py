@@ -27,7 +27,7 @@ from ddlbench.heartbeat import has_ended
 from ddlbench.job import Job, Trainer
 from ddlbench.loop import Run
 from ddlbench.ranks.control import all_gather, barrier
-from ddlbench.recipe.rates import Rates
+from ddlbench.recipe.schedules import Rates
 from ddlbench.record.files import HEARTBEAT
 from ddlbench.run.context import Attempt
 from ddlbench.run.supervisor import Supervisor
@@ -88,7 +88,7 @@ class Checkpoints:
         self.trainer, self.state = trainer, checkpointable(attempt.config.framework.name, trainer)
         self.number = int(attempt.folder.name.removeprefix("attempt-"))
         self.place = place_of(attempt)
-        self.own = self.place / f"checkpoints-{self.number}"
+        self.folder = self.place / f"checkpoints-{self.number}"
         self.attempts = attempt.folder.parent
         self.rank = attempt.launch.rank
         self.lineage: list[int] = [self.number]
@@ -133,7 +133,7 @@ class Checkpoints:
 
     def _write(self, run: Run, done: int) -> Saved:
         """A folder that gets its name once it is complete; then rank 0 removes the checkpoints that are too many."""
-        growing = self.own / f".epoch-{done:06}"
+        growing = self.folder / f".epoch-{done:06}"
         if self.rank == 0:
             shutil.rmtree(growing, ignore_errors=True)
             try:
@@ -150,8 +150,8 @@ class Checkpoints:
         )  # fmt: skip
         if self.rank == 0:
             saved.write()
-            growing.rename(self.own / f"epoch-{done:06}")
-            for folder in complete(self.own)[self.keep :]:
+            growing.rename(self.folder / f"epoch-{done:06}")
+            for folder in complete(self.folder)[self.keep :]:
                 shutil.rmtree(folder, ignore_errors=True)
         barrier()
         return saved

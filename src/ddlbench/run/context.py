@@ -18,6 +18,7 @@ import torch
 
 from ddlbench.config.job import make_job
 from ddlbench.config.schema import Config
+from ddlbench.config.values import shown
 from ddlbench.cores import allowed_cores
 from ddlbench.data.staging import stage
 from ddlbench.errors import Failure, UserError
@@ -34,7 +35,6 @@ from ddlbench.record.run_json import opening
 from ddlbench.texts import digest, first_few
 
 SHOWN = 5  # differences between environments that one line names
-LONGEST = 60  # letters of a value in it
 PER_RANK = ("cpu_count",)  # ranks may have different cores; the record has the fewest
 
 
@@ -96,8 +96,9 @@ class Attempt:
             self.config.data.prepare()
             content = opening(self.config, self.launch, self.device, self.dataset)
             self.record = Record.open(self.config.results_dir, self.run_id, content)
-            if line := advice_on_classes(self.config, self.dataset):
-                print(f"ddlbench: warning: {line}", file=sys.stderr, flush=True)
+            advice = advice_on_classes(self.config.model, self.dataset) if self.config.mode == "train" else None
+            if advice:
+                print(f"ddlbench: warning: {advice}", file=sys.stderr, flush=True)
 
     def agree(self) -> None:
         """UserError on every rank where one reads other data, or has another configuration or other versions of
@@ -200,10 +201,5 @@ def _difference(key: str, ranks: Sequence[tuple[str, Mapping[str, Any]]]) -> str
     host, values = ranks[rank]
     more = f" (as {len(differing) - 1} more)" if len(differing) > 1 else ""
     name = key.removeprefix("packages.").removeprefix("variables.")
-    other = _shown(first.get(key))
-    return f"rank {rank} on {host}{more} has {name} {_shown(values.get(key))}, rank 0 on {first_host} has {other}"
-
-
-def _shown(value: Any) -> str:
-    text = "none" if value is None else str(value)
-    return text if len(text) <= LONGEST else text[:LONGEST] + "…"
+    here, of_rank_0 = (shown("none" if value is None else value) for value in (values.get(key), first.get(key)))
+    return f"rank {rank} on {host}{more} has {name} {here}, rank 0 on {first_host} has {of_rank_0}"

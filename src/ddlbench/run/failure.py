@@ -15,7 +15,7 @@ BROKEN = ("connection", "broken pipe", "gloo", "nccl", "socket", "store", "horov
 
 
 def failure_of(error: BaseException, rank: int) -> Failure:
-    """The status of an exception; out-of-memory and timeout errors of libraries are found by their words."""
+    """The status of an exception; out-of-memory and timeout errors of libraries are recognized by their words."""
     if isinstance(error, RunError):
         return Failure(error.status, str(error), error.exit_code, rank, ended_by=error.ended_by)
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

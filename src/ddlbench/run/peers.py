@@ -18,7 +18,7 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 
 from ddlbench.errors import Failure, PeerFailed
-from ddlbench.ranks.boundary import Stop
+from ddlbench.ranks.boundary import StopAgreement
 from ddlbench.texts import first_few
 
 T = TypeVar("T")
@@ -39,8 +39,8 @@ class Peers:
     stop: this rank's, which gets what the ranks agree on (ranks/boundary.py)
     """
 
-    def __init__(self, store: Any, rank: int, world_size: int, stop: Stop | None = None) -> None:
-        self.store, self.rank, self.world_size, self.stop = store, rank, world_size, stop or Stop()
+    def __init__(self, store: Any, rank: int, world_size: int, stop: StopAgreement | None = None) -> None:
+        self.store, self.rank, self.world_size, self.stop = store, rank, world_size, stop or StopAgreement()
         self.announced = False
         self.period_s = max(0.25, world_size / 500)
         self.failure: Failure | None = None
@@ -68,12 +68,12 @@ class Peers:
             self.acknowledged = True
             self._ask(lambda store: store.add(READERS, 1))
 
-    def ask_to_stop(self, request: Failure) -> Failure | None:
-        """All ranks shall stop at a boundary; the reason that was given first. None: the store does not answer."""
+    def request_stop(self, request: Failure) -> Failure | None:
+        """Request that all ranks stop at a boundary; the request that came first. None: the store does not answer."""
         return self._first(STOP, request)
 
     def _first(self, key: str, failure: Failure) -> Failure | None:
-        """The first that any rank has put under this key."""
+        """The first failure that any rank has set under this key."""
         text = json.dumps(asdict(failure))
         first = self._ask(lambda store: store.compare_set(key, "", text))
         return Failure(**json.loads(first)) if first else None

@@ -19,7 +19,8 @@ import torch
 import torch.distributed as dist
 
 from ddlbench.errors import RunError
-from ddlbench.measure.devices.environment import gpu, known
+from ddlbench.measure.clock import idle
+from ddlbench.measure.devices.environment import gpu, or_none
 from ddlbench.measure.devices.nvml import gpu_state_reader
 from ddlbench.ranks.control import all_gather, single_process
 from ddlbench.record.files import write_json
@@ -35,7 +36,7 @@ NAMED = 5  # slow ranks that one line names
 
 @dataclass(frozen=True)
 class Check:
-    """What one rank found. clock_mhz: of the GPU, right after the multiplications; seconds: the fastest repetition."""
+    """The result of one rank. clock_mhz: of the GPU, after the multiplications; seconds: the fastest repetition."""
 
     rank: int
     host: str
@@ -62,8 +63,7 @@ def _fastest(work: Callable[[], object], device: torch.device) -> float:
     for _ in range(WARMUP + REPEATS):
         began = time.perf_counter()
         work()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        idle(device)
         seconds.append(time.perf_counter() - began)
     return min(seconds[WARMUP:])
 
@@ -107,13 +107,13 @@ def section(checks: Sequence[Check], device: torch.device, slow: Mapping[int, st
 
 
 def preflight(attempt: Attempt) -> None:
-    """Check all ranks, and put what was found into the record: a row for each rank in preflight.json. All ranks call
-    this. RunError, on every rank, for a rank that is broken or too slow."""
+    """Check all ranks, and record the results: a row for each rank in preflight.json. All ranks call this. RunError, on
+    every rank, for a rank that is broken or too slow."""
     began = time.perf_counter()
     config, record, device = attempt.config, attempt.record, attempt.device
     seconds, correct = _multiply(device)
     reader = gpu_state_reader(device)
-    clock = known(lambda: reader().clock_mhz) if reader else None
+    clock = or_none(lambda: reader().clock_mhz) if reader else None
     buffer = None if single_process() else torch.zeros(REDUCED_BYTES[device.type] // 4, device=device)
     reduced = None if buffer is None else _fastest(lambda: dist.all_reduce(buffer), device)
     model = str(gpu(device)["gpu_model"]) if device.type == "cuda" else "cpu"

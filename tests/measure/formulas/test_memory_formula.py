@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from benchmarks.held import large_blocks, map_large_blocks, storages, total
-from benchmarks.memory import FRAMEWORKS, OPTIMIZERS, Expected, Held, measure_all
+from benchmarks.memory import FRAMEWORKS, OPTIMIZERS, Expected, Held, measure_all, stage_counts, tensor_count
 from ddlbench.frameworks.tensor.collectives import Part
 from ddlbench.frameworks.tensor.layers import split_model
 from ddlbench.job import Model
@@ -18,8 +18,6 @@ from ddlbench.measure.formulas.memory_formula import (
     Bytes,
     data_parallel,
     in_fp32,
-    stage_counts,
-    tensor_count,
     touched,
 )
 from ddlbench.models.gpt2 import GPT2

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from ddlbench.measure.rows import EpochRow
-from ddlbench.measure.summary import summarise
+from ddlbench.measure.summary import summarize
 from ddlbench.record.schema import RUNS
 from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.reading.epoch_lines import table_of
@@ -41,7 +41,7 @@ def epochs() -> list[EpochRow]:
 
 def summary(rows: list[EpochRow]) -> dict[str, Any]:
     """The columns of runs.csv."""
-    return dict.fromkeys(column.name for column in RUNS) | summarise(rows, 1, None)
+    return dict.fromkeys(column.name for column in RUNS) | summarize(rows, 1, None)
 
 
 def table(rows: list[EpochRow], earlier: int = 0) -> pa.Table:

@@ -54,23 +54,25 @@ def machine(device: torch.device) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda,
-        "nccl": known(lambda: ".".join(map(str, nccl.version()))),
-        "packages": {name: found for name in PACKAGES if (found := known(lambda name=name: metadata.version(name)))},
+        "nccl": or_none(lambda: ".".join(map(str, nccl.version()))),
+        "packages": {
+            name: version for name in PACKAGES if (version := or_none(lambda name=name: metadata.version(name)))
+        },
         "hostname": platform.node(),
         "kernel": platform.release(),
-        "cpu_model": known(cpu_model),
+        "cpu_model": or_none(cpu_model),
         "cpu_count": len(allowed_cores()),
         "cpu_count_total": os.cpu_count(),
-        "memory_total_bytes": known(lambda: psutil.virtual_memory().total),
+        "memory_total_bytes": or_none(lambda: psutil.virtual_memory().total),
         "torch_threads": torch.get_num_threads(),
         "switches": switches(),
         "variables": variables(os.environ),
-        "gpu_count": known(torch.cuda.device_count),
+        "gpu_count": or_none(torch.cuda.device_count),
         **gpu(device),
     }
 
 
-def known(read: Callable[[], T]) -> T | None:
+def or_none(read: Callable[[], T]) -> T | None:
     """What `read` returns, or None: an incomplete record is better than a run that fails while it collects facts."""
     try:
         return read()
@@ -91,7 +93,7 @@ def source(package: Path) -> dict[str, Any]:
     env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     env["GIT_OPTIONAL_LOCKS"] = "0"  # reading must not block a commit in the same checkout
     options: dict[str, Any] = {"env": env, "capture_output": True, "text": True, "timeout": 5, "check": True}
-    output = known(lambda: subprocess.run(command, **options).stdout) if checkout else None
+    output = or_none(lambda: subprocess.run(command, **options).stdout) if checkout else None
     if output is None:
         return {"git_commit": None, "git_dirty": None}
     lines: list[str] = output.splitlines()
@@ -121,9 +123,9 @@ def switches() -> dict[str, Any]:
     return {
         "cudnn_benchmark": torch.backends.cudnn.benchmark,
         "cudnn_deterministic": torch.backends.cudnn.deterministic,
-        "cudnn_allow_tf32": known(lambda: torch.backends.cudnn.allow_tf32),
-        "matmul_allow_tf32": known(lambda: torch.backends.cuda.matmul.allow_tf32),
-        "float32_matmul_precision": known(torch.get_float32_matmul_precision),
+        "cudnn_allow_tf32": or_none(lambda: torch.backends.cudnn.allow_tf32),
+        "matmul_allow_tf32": or_none(lambda: torch.backends.cuda.matmul.allow_tf32),
+        "float32_matmul_precision": or_none(torch.get_float32_matmul_precision),
         "deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
     }
 
@@ -131,8 +133,8 @@ def switches() -> dict[str, Any]:
 def gpu(device: torch.device) -> dict[str, Any]:
     """The GPU of this rank, and how the GPUs of the node are connected; all null on a CPU."""
     cuda = device.type == "cuda"
-    properties = known(lambda: torch.cuda.get_device_properties(device)) if cuda else None
-    handle = known(lambda: nvml_handle(device)) if cuda else None
+    properties = or_none(lambda: torch.cuda.get_device_properties(device)) if cuda else None
+    handle = or_none(lambda: nvml_handle(device)) if cuda else None
     facts: dict[str, Callable[[Any], Any]] = {
         "driver": lambda _: nvml().nvmlSystemGetDriverVersion(),
         "gpu_power_limit_w": lambda gpu: nvml().nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000,
@@ -146,17 +148,17 @@ def gpu(device: torch.device) -> dict[str, Any]:
         "topology": lambda _: topology(),
     }
     return {
-        "cudnn": known(torch.backends.cudnn.version) if cuda else None,
-        "cuda_module_loading": known(module_loading) if properties else None,
+        "cudnn": or_none(torch.backends.cudnn.version) if cuda else None,
+        "cuda_module_loading": or_none(module_loading) if properties else None,
         "gpu_model": properties.name if properties else None,
         "gpu_memory_total_bytes": properties.total_memory if properties else None,
-        **{name: known(lambda read=read: read(handle)) if handle else None for name, read in facts.items()},
+        **{name: or_none(lambda read=read: read(handle)) if handle else None for name, read in facts.items()},
     }
 
 
 def module_loading() -> str:
     """When the driver loads kernels: `lazy`, at their first use, or `eager`; CUDA_MODULE_LOADING chooses. The driver
-    must be initialised."""
+    must be initialized."""
     driver = ctypes.CDLL("libcuda.so.1")
     mode = ctypes.c_int()
     if error := driver.cuModuleGetLoadingMode(ctypes.byref(mode)):
@@ -189,4 +191,4 @@ def topology() -> list[list[str]]:
 
 def gpu_memory_used(device: torch.device) -> int | None:
     """Bytes in use on the whole GPU, also by NCCL, DALI and other processes. None unless NVML reports it."""
-    return known(lambda: torch.cuda.device_memory_used(device)) if device.type == "cuda" else None
+    return or_none(lambda: torch.cuda.device_memory_used(device)) if device.type == "cuda" else None

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ddlbench.measure.devices.environment import known
+from ddlbench.measure.devices.environment import or_none
 from ddlbench.measure.devices.nvml import GpuState, gpu_state_reader, joules, throttling
 from ddlbench.measure.devices.rapl import READ_EVERY_S, Rapl
 from ddlbench.measure.devices.usage import Load, family_seconds, thread_seconds
@@ -49,7 +49,7 @@ class Use:
 class OverRanks:
     """The use of all ranks together.
 
-    energy_j: the sum; None where a counter is missing, for part of the devices is no result
+    energy_j: the sum; None if a counter is missing, because a part of the devices is no result
     time_s:   between the readings, on the rank where they are furthest apart
     clock_before_mhz, clock_after_mhz: the lowest
     """
@@ -138,7 +138,7 @@ class Meter:
     def tick(self, now: float) -> None:
         """Called at every step; reads the CPU's energy counter once a minute, before it could pass its range twice."""
         if now >= self.next_tick and self.rapl:
-            known(self.rapl.joules)
+            or_none(self.rapl.joules)
             self.next_tick = now + READ_EVERY_S
 
     def end(self) -> Use:
@@ -166,14 +166,14 @@ class Meter:
         return Reading(
             at=time.perf_counter(),
             gpu=self.gpu() if self.gpu else None,
-            package_j=known(self.rapl.joules) if self.rapl else None,
-            cpu_s=known(family_seconds),
+            package_j=or_none(self.rapl.joules) if self.rapl else None,
+            cpu_s=or_none(family_seconds),
             load=Load.now() if self.leader else None,
             thread_s=self._thread_s(),
         )
 
     def _thread_s(self) -> float | None:
-        return None if self.cuda else known(thread_seconds)
+        return None if self.cuda else or_none(thread_seconds)
 
 
 def _difference(first: float | None, last: float | None) -> float | None:

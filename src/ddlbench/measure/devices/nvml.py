@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ddlbench.measure.devices.environment import known, nvml, nvml_handle
+from ddlbench.measure.devices.environment import nvml, nvml_handle, or_none
 
 # nvml.h, nvmlClocksEventReasons: those that mean a clock below the one that the device would run. Left out are idle
 # (0x1), clocks that the user has set (0x2) and clocks that a display has set (0x100).
@@ -46,24 +46,26 @@ class GpuState:
 
 def gpu_state_reader(device: torch.device) -> Callable[[], GpuState] | None:
     """Reads the state of a torch device; None where NVML or the device cannot be reached."""
-    handle = known(lambda: nvml_handle(device)) if device.type == "cuda" else None
+    handle = or_none(lambda: nvml_handle(device)) if device.type == "cuda" else None
     if handle is None:
         return None
     library = nvml()
-    sliced = known(lambda: bool(library.nvmlDeviceGetMigMode(handle)[0])) or False
+    sliced = or_none(lambda: bool(library.nvmlDeviceGetMigMode(handle)[0])) or False
 
     def read() -> GpuState:
         # nvml.h renamed throttle reasons to event reasons; older drivers and packages know the older name alone.
-        reasons = known(lambda: library.nvmlDeviceGetCurrentClocksEventReasons(handle))
+        reasons = or_none(lambda: library.nvmlDeviceGetCurrentClocksEventReasons(handle))
         if reasons is None:
-            reasons = known(lambda: library.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
+            reasons = or_none(lambda: library.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
         return GpuState(
             # The counter is the whole GPU's: other slices of it may belong to other users.
-            None if sliced else known(lambda: library.nvmlDeviceGetTotalEnergyConsumption(handle)),
-            known(lambda: library.nvmlDeviceGetClockInfo(handle, library.NVML_CLOCK_SM)),
+            None if sliced else or_none(lambda: library.nvmlDeviceGetTotalEnergyConsumption(handle)),
+            or_none(lambda: library.nvmlDeviceGetClockInfo(handle, library.NVML_CLOCK_SM)),
             reasons,
             {
-                policy: known(lambda policy=policy: library.nvmlDeviceGetViolationStatus(handle, policy).violationTime)
+                policy: or_none(
+                    lambda policy=policy: library.nvmlDeviceGetViolationStatus(handle, policy).violationTime
+                )
                 for policy in POLICIES
             },
         )

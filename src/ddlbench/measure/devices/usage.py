@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from ddlbench.measure.devices.environment import known
+from ddlbench.measure.devices.environment import or_none
 
 PROC = Path("/proc")
 HZ = os.sysconf("SC_CLK_TCK")  # ticks a second
@@ -39,11 +39,13 @@ class Load:
     @classmethod
     def now(cls, proc: Path = PROC) -> Load:
         # user nice system idle iowait irq softirq steal guest guest_nice (proc(5)); guests' time is in user and nice
-        ticks = known(lambda: list(map(int, (proc / "stat").read_text().splitlines()[0].split()[1:])))
+        ticks = or_none(lambda: list(map(int, (proc / "stat").read_text().splitlines()[0].split()[1:])))
         return cls(
-            load=known(lambda: float((proc / "loadavg").read_text().split()[0]) / (os.cpu_count() or 1)),
+            load=or_none(lambda: float((proc / "loadavg").read_text().split()[0]) / (os.cpu_count() or 1)),
             # "some avg10=1.23 avg60=... avg300=... total=...", in percent
-            pressure=known(lambda: float((proc / "pressure/cpu").read_text().split("some avg10=")[1].split()[0]) / 100),
+            pressure=or_none(
+                lambda: float((proc / "pressure/cpu").read_text().split("some avg10=")[1].split()[0]) / 100
+            ),
             stolen=ticks[7] if ticks else None,
             ticks=sum(ticks[:8]) if ticks else None,
             busy=sum(ticks[state] for state in BUSY) if ticks else None,
@@ -68,7 +70,8 @@ class Load:
 
 def family_seconds(proc: Path = PROC, process: str = "self") -> float:
     """Seconds of a core that a process, its living children and those that it has waited for computed since their
-    starts. Raises OSError where the kernel does not say which children it has."""
+    starts. Raises OSError where the kernel does not say which children it has. It reads few files, unlike `Usage.now`,
+    because a reading within an epoch of mode=loader counts as bytes that were read."""
     folder = proc / process
     words = (folder / "stat").read_text().rpartition(")")[2].split()
     seconds = sum(map(int, words[11:15])) / HZ  # utime stime cutime cstime (proc(5)), after pid and (name)
@@ -76,7 +79,7 @@ def family_seconds(proc: Path = PROC, process: str = "self") -> float:
     if not lists:
         raise FileNotFoundError(f"{folder}/task/*/children")
     for child in (child for children in lists for child in children.read_text().split()):
-        seconds += known(lambda child=child: family_seconds(proc, child)) or 0.0  # it may end meanwhile
+        seconds += or_none(lambda child=child: family_seconds(proc, child)) or 0.0  # it may end meanwhile
     return seconds
 
 

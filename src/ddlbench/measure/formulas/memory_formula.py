@@ -6,11 +6,9 @@ Shoeybi et al. 2019, section 3 (tensor parallelism). Counts are numbers, not byt
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
-
-from torch import nn
+from itertools import accumulate
 
 from ddlbench.recipe.optimizers import costs
 
@@ -54,20 +52,3 @@ def touched(sizes: Sequence[int], ranks: int, rank: int) -> int:
     the gradients of a library that keeps a gradient whole where a shard's boundary cuts it."""
     start, end = (sum(sizes) * edge / ranks for edge in (rank, rank + 1))
     return sum(size for size, last in zip(sizes, accumulate(sizes), strict=True) if last > start and last - size < end)
-
-
-def tensor_count(model: nn.Module, plan: Mapping[str, str], ranks: int) -> float:
-    """Parameters of a rank under tensor parallelism: its share of those that the plan splits, and all others."""
-    split = {f"{name}.{tensor}" for name, style in plan.items() for tensor in SPLIT.get(style, ())}
-    return sum(
-        parameter.numel() / (ranks if name in split else 1)
-        for name, parameter in model.named_parameters()  # the first of a tied parameter's names: the embedding
-    )
-
-
-def stage_counts(model: nn.Sequential, sizes: Sequence[int]) -> list[int]:
-    """Parameters of each pipeline stage of so many blocks: a tied one counts in both of its stages."""
-    return [
-        sum(parameter.numel() for parameter in model[start:end].parameters())
-        for start, end in pairwise([0, *accumulate(sizes)])
-    ]

@@ -33,7 +33,7 @@ def profiling() -> bool:
 
 
 def span(name: str) -> AbstractContextManager[object]:
-    """One part of a step; nothing while no profiler is on, for `record_function` costs microseconds in any case."""
+    """One part of a step; nothing while no profiler is on, because `record_function` always costs microseconds."""
     return record_function(name) if profiling() else _NOTHING
 
 

@@ -1,6 +1,6 @@
 """torch.cuda without a driver (fake.py): streams and events that take no time, and a GPU's properties.
 
-The functions in `waits` are called when the host would wait, those in `queued` when a call orders streams.
+The functions in `waits` are called when the host would wait.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from torch import Tensor
 from ddlbench.ranks.fake.answers import Answer, returning
 
 waits: list[Callable[[str], None]] = []  # called with each call in which the host would wait for its device
-queued: list[Callable[[str], None]] = []  # called with each event and wait that is queued, and with its stream
 MEMORY = sys.maxsize  # bytes, free and in all: what fits is not asked here
 
 
@@ -29,21 +28,14 @@ def _waiting(name: str) -> Callable[..., None]:
     return call
 
 
-def _queue(stream: Stream, call: str) -> None:
-    for note in queued:
-        note(f"{stream.name}: {call}")
-
-
 class Event:
     """A CUDA event: no work takes time."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
 
-    def record(self, stream: Stream | None = None) -> None:
-        _queue(stream or current_stream(), "record")
+    def record(self, stream: Stream | None = None) -> None: ...
 
-    def wait(self, stream: Stream | None = None) -> None:
-        _queue(stream or current_stream(), "wait")
+    def wait(self, stream: Stream | None = None) -> None: ...
 
     synchronize = _waiting("Event.synchronize")
 
@@ -57,12 +49,10 @@ class Event:
 class Stream:
     """A CUDA stream in which nothing waits."""
 
-    def __init__(self, *_: Any, **named: Any) -> None:
-        self.name = named.get("name", "side")
+    def __init__(self, *_: Any, **__: Any) -> None:
         self.device = torch.device("cuda", 0)
 
-    def wait_stream(self, other: Stream) -> None:
-        _queue(self, f"wait for {other.name}")
+    def wait_stream(self, other: Stream) -> None: ...
 
     def wait_event(self, event: Event) -> None:
         event.wait(self)
@@ -78,7 +68,7 @@ class Stream:
         return event
 
 
-COMPUTE = Stream(name="compute")
+COMPUTE = Stream()
 _current = [COMPUTE]
 
 

@@ -77,7 +77,7 @@ class Loading:
 
 
 def over_ranks(used: Usage, counted: bool) -> dict[str, Any]:
-    """CPU seconds and bytes of all ranks together. counted: whether the bytes read can be known"""
+    """CPU seconds and bytes of all ranks together. counted: whether the loader's reads can be counted"""
     all_used = all_gather(used)
     read = [usage.read_bytes for usage in all_used if usage.read_bytes is not None]
     complete = counted and len(read) == len(all_used)

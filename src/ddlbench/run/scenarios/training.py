@@ -11,8 +11,8 @@ from ddlbench.errors import RunError
 from ddlbench.frameworks.shared.checkpointing import checkpoint_blocks
 from ddlbench.job import Job, Place, Trainer
 from ddlbench.loop import Run, train
-from ddlbench.recipe.rates import Rates
 from ddlbench.recipe.recipe import learning_rate
+from ddlbench.recipe.schedules import Rates
 from ddlbench.record.run_json import model_section, training_ledger
 from ddlbench.run.checkpoints import check_checkpoints
 from ddlbench.run.scenarios.window import profiled
@@ -39,7 +39,7 @@ class Training:
         epochs = self.config.train.epochs
         self.rates = Rates(learning_rate(self.config.recipe, self.job.global_batch, feed.steps_per_epoch, epochs))
         start = self.trainer.state()
-        assert (start is None) == (self.job.rank != 0), "rank 0 alone has the whole state"
+        assert (start is None) == (self.job.rank != 0), "rank 0 alone has the full state"
         model = model_section(self.config.model, start, checkpoint_blocks if self.job.checkpoint_activations else None)
         self.weights_hash = model.get("weights_hash_start")
         return model
@@ -58,7 +58,7 @@ class Training:
         return self.trainer.facts() if self.measured_facts is None else self.measured_facts
 
     def ledger(self, run: Run, steps: int) -> dict[str, Any]:
-        trained = training_ledger(run, self.trainer, self.rates, self.config, steps)
+        trained = training_ledger(run, self.trainer, self.rates, self.config.recipe, steps)
         return trained | {"weights_hash_start": self.weights_hash}
 
     def close(self) -> None:

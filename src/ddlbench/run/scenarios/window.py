@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from ddlbench.job import Batch, Trainer
 from ddlbench.loop import Run
+from ddlbench.measure.clock import idle
 from ddlbench.measure.profiling.profile import RankWindow, Seconds
 from ddlbench.measure.profiling.profiler import Profiler
 from ddlbench.measure.profiling.spans import DATA, WINDOW, span
@@ -88,9 +87,3 @@ def train_steps(run: Run, trainer: Trainer, batches: Iterator[Batch | None], cou
             batch = next(batches)
         trainer.step(batch)
         run.boundary.heartbeat()
-
-
-def idle(device: torch.device) -> None:
-    """Wait for all work of this rank's device."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

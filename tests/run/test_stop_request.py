@@ -16,36 +16,36 @@ from ddlbench.config.schema import Config
 from ddlbench.errors import Failure, Stopped
 from ddlbench.ranks.launchers import Launch
 from ddlbench.record.record import Record
-from ddlbench.run import stopping
+from ddlbench.run import stop_request
 from ddlbench.run.context import Attempt
 from ddlbench.run.failure import failure_of
 from ddlbench.run.peers import Peers
-from ddlbench.run.stopping import Stopping
+from ddlbench.run.stop_request import StopRequest
 
 SIGNAL = Failure("killed", "rank 0 received SIGTERM", 143, 0, doubtful=True)
 CPU = torch.device("cpu")
 
 
-def begun() -> Stopping:
-    made = Stopping(0)
+def begun() -> StopRequest:
+    made = StopRequest(0)
     made.stop.pass_boundary("before an epoch")
     return made
 
 
 def test_nobody_can_ask_before_the_first_boundary_or_twice() -> None:
-    assert not Stopping(0).can_ask()
+    assert not StopRequest(0).can_send()
     made = begun()
-    assert made.can_ask()
-    made.ask(SIGNAL, None)
-    assert not made.can_ask()
+    assert made.can_send()
+    made.send(SIGNAL, None)
+    assert not made.can_send()
 
 
 def test_a_rank_alone_stops_at_its_next_boundary(capsys: pytest.CaptureFixture[str]) -> None:
     made = begun()
-    assert made.asked() is None
-    made.ask(SIGNAL, None)
-    assert made.asked() == Failure("killed", "rank 0 received SIGTERM", 143, 0)
-    assert made.asked() is None  # once
+    assert made.received() is None
+    made.send(SIGNAL, None)
+    assert made.received() == Failure("killed", "rank 0 received SIGTERM", 143, 0)
+    assert made.received() is None  # once
     with pytest.raises(Stopped, match=r"^rank 0 received SIGTERM; stopped after step 3$"):
         made.stop.pass_boundary("after step 3")
     said = capsys.readouterr().err
@@ -57,16 +57,16 @@ def test_a_rank_alone_stops_at_its_next_boundary(capsys: pytest.CaptureFixture[s
 def test_two_signals_at_once_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
     made = begun()
     assert not made.same_signal()
-    made.ask(SIGNAL, None)
+    made.send(SIGNAL, None)
     assert made.same_signal()
-    monkeypatch.setattr(stopping, "ONE_SIGNAL_S", 0.0)
+    monkeypatch.setattr(stop_request, "ONE_SIGNAL_S", 0.0)
     assert not made.same_signal()
 
 
 def test_the_time_limit_is_reached_once() -> None:
-    assert Stopping(0).limit_reached() is None
-    assert Stopping(0, 1000, time.perf_counter()).limit_reached() is None
-    made = Stopping(3, 5, time.perf_counter() - 6)
+    assert StopRequest(0).limit_reached() is None
+    assert StopRequest(0, 1000, time.perf_counter()).limit_reached() is None
+    made = StopRequest(3, 5, time.perf_counter() - 6)
     reason = "rank 3 reached the time limit of 5 s (train.time_limit_s)"
     assert made.limit_reached() == Failure("timeout", reason, 8, 3, doubtful=True, ended_by="time_limit")
     assert made.limit_reached() is None
@@ -75,8 +75,8 @@ def test_the_time_limit_is_reached_once() -> None:
 @pytest.mark.parametrize("ended_by", ["time_limit", "signal", None])
 def test_what_ended_the_run_gets_into_the_record_of_a_rank_that_stopped(tmp_path: Path, ended_by: str | None) -> None:
     made = begun()
-    made.ask(replace(SIGNAL, ended_by=ended_by), None)
-    asked = made.asked()
+    made.send(replace(SIGNAL, ended_by=ended_by), None)
+    asked = made.received()
     assert asked is not None
     assert asked.ended_by == ended_by
     with pytest.raises(Stopped) as stopped:
@@ -90,25 +90,25 @@ def test_what_ended_the_run_gets_into_the_record_of_a_rank_that_stopped(tmp_path
 def test_ranks_that_do_not_agree_or_do_not_come_are_overdue(monkeypatch: pytest.MonkeyPatch) -> None:
     made = begun()
     assert not made.overdue(None)
-    made.ask(SIGNAL, None)
+    made.send(SIGNAL, None)
     made.stop.at = None  # the other ranks have not answered
     assert not made.overdue(None)
-    monkeypatch.setattr(stopping, "AGREE_S", 0.0)
+    monkeypatch.setattr(stop_request, "AGREE_S", 0.0)
     assert made.overdue(None)
     made.stop.at = 5
     assert not made.overdue(None)
-    monkeypatch.setattr(stopping, "STOP_S", 0.0)
+    monkeypatch.setattr(stop_request, "STOP_S", 0.0)
     assert made.overdue(None)
 
 
 def test_while_the_ranks_connect_the_end_waits_for_the_store_and_no_longer_than_its_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made = Stopping(0)
+    made = StopRequest(0)
     made.hold(SIGNAL)
     assert made.overdue(None) is None
     assert made.overdue(cast(Peers, SimpleNamespace(period_s=0.25))) == SIGNAL
-    monkeypatch.setattr(stopping, "REACH_S", 0.0)
+    monkeypatch.setattr(stop_request, "REACH_S", 0.0)
     assert made.overdue(None) == SIGNAL
 
 
@@ -119,6 +119,6 @@ def test_a_main_thread_that_comes_to_the_boundary_gets_some_time(monkeypatch: py
     made.stop.at = 5
     assert made.main_thread_is_coming(other)
     assert not made.main_thread_is_coming(SIGNAL)  # which ended at once
-    monkeypatch.setattr(stopping, "BEHIND_S", -1.0)
+    monkeypatch.setattr(stop_request, "BEHIND_S", -1.0)
     made.wait_until = float("inf")
     assert not made.main_thread_is_coming(other)

@@ -1,4 +1,4 @@
-"""What a signal or the run's time limit has asked of a rank, and until when it must have happened."""
+"""A request to stop, from a signal or the run's time limit, and until when the ranks must have stopped."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 
 from ddlbench.errors import TIME_LIMIT, Failure
-from ddlbench.ranks.boundary import Stop
+from ddlbench.ranks.boundary import StopAgreement
 from ddlbench.run.peers import Peers
 
 # With the time to record a failure these stay below the 30 s that Slurm and torchrun give a rank.
@@ -19,49 +19,49 @@ BEHIND_S = 5.0  # between the first rank that is there and this one
 ONE_SIGNAL_S = 1.0  # a terminal signals the launcher and the ranks, and the launcher signals the ranks again
 
 
-class Stopping:
-    """The stop of one rank.
+class StopRequest:
+    """One rank's side of a stop.
 
-    limit_s: the run's own time limit, counted from `began` (of perf_counter)
-    stop: where this rank's boundaries ask
-    asked_here: what this rank has asked for; None: nothing
+    limit_s: the run's time limit, counted from `began` (of perf_counter)
+    stop: this rank's boundary to stop at
+    sent: the request of this rank; None: it has sent none
     """
 
     def __init__(self, rank: int, limit_s: float | None = None, began: float = 0.0) -> None:
-        self.rank, self.limit_s, self.stop = rank, limit_s, Stop()
+        self.rank, self.limit_s, self.stop = rank, limit_s, StopAgreement()
         self.limit_at = math.inf if limit_s is None else began + limit_s
-        self.asked_here: Failure | None = None
-        self.since = math.inf  # when this rank asked
+        self.sent: Failure | None = None
+        self.since = math.inf  # when this rank sent its request
         self.wait_until = math.inf  # for the main thread, where another rank is at the boundary
         self.reported = False
 
     def same_signal(self) -> bool:
         """Whether a signal that has just come is the one that came before."""
-        return self.asked_here is not None and time.perf_counter() - self.since < ONE_SIGNAL_S
+        return self.sent is not None and time.perf_counter() - self.since < ONE_SIGNAL_S
 
     def hold(self, failure: Failure) -> None:
         """This rank ends for this reason once the other ranks can be told."""
-        self.asked_here, self.since = failure, time.perf_counter()
+        self.sent, self.since = failure, time.perf_counter()
 
-    def can_ask(self) -> bool:
-        """Whether this rank may ask: only once, and after the first boundary."""
-        return self.asked_here is None and self.stop.passed > 0
+    def can_send(self) -> bool:
+        """Whether this rank may send a request: only once, and after the first boundary."""
+        return self.sent is None and self.stop.passed > 0
 
-    def ask(self, failure: Failure, peers: Peers | None) -> None:
-        """All ranks shall stop at a boundary for this reason."""
+    def send(self, failure: Failure, peers: Peers | None) -> None:
+        """Request that all ranks stop at a boundary for this reason."""
         self.hold(failure)
         request = replace(failure, doubtful=False)
         if peers is None:
             first = request
             self.stop.decide(self.stop.announce(request) + 1)
         else:
-            first = peers.ask_to_stop(request)
+            first = peers.request_stop(request)
         if first == request:
             said = f"{failure.reason}: all ranks stop after this step; a second signal ends the run at once"
             print(f"ddlbench: {said}", file=sys.stderr, flush=True)
 
-    def asked(self) -> Failure | None:
-        """What any rank has asked for, as soon as it is known here and once: it is recorded before the ranks stop."""
+    def received(self) -> Failure | None:
+        """The request of any rank, once, as soon as this rank has it: it is recorded before the ranks stop."""
         if self.reported or self.stop.request is None:
             return None
         self.reported = True
@@ -76,13 +76,13 @@ class Stopping:
         return Failure.with_status("timeout", reason, self.rank, doubtful=True, ended_by=TIME_LIMIT)
 
     def overdue(self, peers: Peers | None) -> Failure | None:
-        """What this rank has asked for, where the ranks have not stopped in time or no boundary has come yet."""
+        """The request of this rank if the ranks have not stopped in time, or if no boundary has come yet."""
         waited, period_s = time.perf_counter() - self.since, 2 * peers.period_s if peers else 0.0
         if self.stop.passed == 0:
             late = peers is not None or waited > REACH_S
         else:
             late = waited > (AGREE_S + period_s if self.stop.at is None else STOP_S)
-        return self.asked_here if late else None
+        return self.sent if late else None
 
     def main_thread_is_coming(self, failure: Failure) -> bool:
         """Whether another rank has ended at the boundary at which this rank's main thread will soon be. A doubtful

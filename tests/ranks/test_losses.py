@@ -4,7 +4,7 @@ import weakref
 
 import torch
 
-from ddlbench.losses import Losses
+from ddlbench.ranks.boundary import Losses
 
 
 def test_losses_in_their_order_and_no_tensor_of_a_step_stays() -> None:
