@@ -249,10 +249,10 @@ def test_curves_stand_beside_each_other_where_they_share_a_gpu_count():
 
 
 def test_titles_of_a_row_stand_at_one_height_and_long_lines_are_several():
-    grid = plotting.grid([plotting.Head("a", ["x" * 50 + " " + "y" * 50, "z"]), plotting.Head("b", ["one line"])])
-    grid.arrange()
-    assert texts_of(grid.axes[0]) == ["x" * 50, "y" * 50, "z"]
-    first, second = (axes.title.get_window_extent().y0 for axes in grid.axes)
+    figure = plotting.grid([plotting.Head("a", ["x" * 50 + " " + "y" * 50, "z"]), plotting.Head("b", ["one line"])])
+    plotting.arrange(figure)
+    assert texts_of(figure.axes[0]) == ["x" * 50, "y" * 50, "z"]
+    first, second = (axes.title.get_window_extent().y0 for axes in figure.axes)
     assert first == second
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -46,14 +46,19 @@ class Courses:
     merged: dict[str, Course]
     failed: dict[str, list[Course]]
 
-    def shown(self, rows: Sequence[Measurement]) -> list[tuple[Measurement, Course]]:
-        """The merged courses of a panel's rows."""
-        return [(row, self.merged[row["learning"]]) for row in rows if row["learning"] in self.merged]
+    def shown(self, rows: Sequence[Measurement]) -> Shown:
+        """The courses of a panel's rows."""
+        merged = [(row, self.merged[row["learning"]]) for row in rows if row["learning"] in self.merged]
+        failed = [(row, run) for row in rows for run in self.failed.get(row["learning"], [])]
+        return Shown(merged, failed[:FAILED_SHOWN], max(0, len(failed) - FAILED_SHOWN))
 
-    def shown_failed(self, rows: Sequence[Measurement]) -> tuple[list[tuple[Measurement, Course]], int]:
-        """The first few runs that did not end ok, and the number of further ones."""
-        pairs = [(row, run) for row in rows for run in self.failed.get(row["learning"], [])]
-        return pairs[:FAILED_SHOWN], max(0, len(pairs) - FAILED_SHOWN)
+
+class Shown(NamedTuple):
+    """The merged courses of a panel, the first few runs that did not end ok, and the number of further ones."""
+
+    merged: list[tuple[Measurement, Course]]
+    failed: list[tuple[Measurement, Course]]
+    more: int
 
 
 def courses_of(
