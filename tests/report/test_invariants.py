@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from ddlbench.record.schema import EPOCHS, RUNS
 from ddlbench.report.compare import versus
+from ddlbench.results.frames import frame
 from ddlbench.results.tables.merge import AttemptRow
 from ddlbench.results.tables.quality import learning_table
 from ddlbench.results.tables.scaling import scaling_rows
 from ddlbench.results.tables.stats import Interval, median, median_interval
-from ddlbench.results.tables.tables import Tables, frame, records
+from ddlbench.results.tables.tables import Tables, records
 from ddlbench.results.tables.targets import Target, target_rows
 
 quick = settings(max_examples=60)

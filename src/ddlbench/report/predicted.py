@@ -22,10 +22,11 @@ from ddlbench.oracle.measured.inputs import machine_of
 from ddlbench.oracle.measured.runs import Results
 from ddlbench.oracle.predictor import Inputs, Prediction, predict
 from ddlbench.record.schema import SCALING
+from ddlbench.results.frames import frame
 from ddlbench.results.reading.attempts import Attempt, Records, why
 from ddlbench.results.rows import Row
 from ddlbench.results.tables.measurement import devices, duration
-from ddlbench.results.tables.tables import Tables, frame
+from ddlbench.results.tables.tables import Tables
 
 # Relative error from which a row has a flag: ParaDL's average error for its least accurate strategy (channels).
 FAR_OFF = 0.26

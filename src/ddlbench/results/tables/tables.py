@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,9 +10,10 @@ from pathlib import Path
 import pandas as pd
 
 from ddlbench.foreign import read_bytes
-from ddlbench.record.schema import DEVELOPER, RUNS, SCALING, Column
+from ddlbench.record.schema import DEVELOPER, RUNS, SCALING
+from ddlbench.results.frames import frame
 from ddlbench.results.reading.attempts import Records
-from ddlbench.results.reading.epoch_lines import array, epochs_table
+from ddlbench.results.reading.epoch_lines import epochs_table
 from ddlbench.results.reading.left_out import LeftOut
 from ddlbench.results.reading.left_out import line as left_out_line
 from ddlbench.results.rows import Row, group_by
@@ -110,7 +111,7 @@ def make_tables(records: Records, by: str = "framework") -> Tables:
     shared = [run.row["path"] for run in runs if run.row["backend"] == DEVELOPER]
     unused, left_out = not_used(records, merged)
     return Tables(
-        runs=frame(RUNS, (run.row for run in runs)),
+        runs=frame(RUNS, [run.row for run in runs]),
         epochs=epochs,
         scaling=frame(SCALING, scaling),
         learning=learning_table(epochs, runs),
@@ -153,17 +154,9 @@ def write_csv(table: pd.DataFrame, path: Path) -> None:
     table.assign(**safe).to_csv(path, index=False)
 
 
-def frame(columns: Sequence[Column], rows: Iterable[Row]) -> pd.DataFrame:
-    """A table with the columns' order and types; what a row does not have is missing."""
-    listed = list(rows)
-    cells = {column.name: [row.get(column.name) for row in listed] for column in columns}
-    return pd.DataFrame({column.name: array(cells[column.name], column.kind) for column in columns})
-
-
 def records(table: pd.DataFrame) -> list[Row]:
     """The rows of a table as plain objects, None for what is missing."""
     names = [str(name) for name in table]
-    columns = [
-        table[name].to_numpy(object, na_value=None).tolist() for name in names
-    ]  # `to_dict` takes ten times as long
+    # `to_dict` takes ten times as long.
+    columns = [table[name].to_numpy(object, na_value=None).tolist() for name in names]
     return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]

@@ -13,9 +13,10 @@ import pandas as pd
 
 from ddlbench.errors import UserError
 from ddlbench.record.schema import TARGETS
+from ddlbench.results.frames import frame
 from ddlbench.results.rows import Row, group_by
 from ddlbench.results.tables.stats import confidence, median, median_interval
-from ddlbench.results.tables.tables import Tables, frame, write_csv
+from ddlbench.results.tables.tables import Tables, write_csv
 
 RISING = ("val_top1", "val_top5")
 FALLING = ("val_loss", "val_perplexity_token", "val_perplexity_word", "train_loss")
