@@ -7,7 +7,6 @@ from itertools import accumulate
 from math import comb
 from typing import Any
 
-import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -175,7 +174,7 @@ def tables_of(reached: Sequence[int | None], statuses: Sequence[str] = (), seeds
             epochs[-1] |= {"samples": 100, "updates": 10 * (n + 1), "status": status, "measurement": "m"}
     plain = [AttemptRow(run, {}) for run in runs]
     made = frame(EPOCHS, epochs)
-    return Tables(frame(RUNS, runs), made, pd.DataFrame(), learning_table(made, plain), [])
+    return Tables(runs, [], made, learning_table(made, plain), [])
 
 
 @quick

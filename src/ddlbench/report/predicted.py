@@ -21,8 +21,6 @@ from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured.inputs import machine_of
 from ddlbench.oracle.measured.runs import Results
 from ddlbench.oracle.predictor import Inputs, Prediction, predict
-from ddlbench.record.schema import SCALING
-from ddlbench.results.frames import frame
 from ddlbench.results.reading.attempts import Attempt, Records, why
 from ddlbench.results.rows import Row
 from ddlbench.results.tables.measurement import devices, duration
@@ -88,7 +86,7 @@ def with_predictions(tables: Tables, results: Records, cluster: str) -> Tables:
     because = {reason: {of for other, of in missing if other == reason} for reason, _ in missing}
     unknown = [f"no prediction of {', '.join(sorted(of))}: {reason}" for reason, of in because.items()]
     warnings = [*tables.warnings, *dict.fromkeys(flagged), *unknown]
-    return replace(tables, scaling=frame(SCALING, rows), warnings=warnings)
+    return replace(tables, scaling_rows=rows, warnings=warnings)
 
 
 def cells(row: Row, prediction: Prediction) -> Row:

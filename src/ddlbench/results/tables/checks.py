@@ -93,7 +93,7 @@ def above_ideal(scaling: Iterable[Row]) -> list[str]:
 
 
 def _above_ideal(row: Row, column: str, base_s: str, base: str) -> str | None:
-    value, low = row.get(column), row.get(f"{column}_low")  # a ratio without a value is not in the row
+    value, low = row[column], row[f"{column}_low"]
     if value is None or value <= 1 + ROUNDING:
         return None
     name = f"{row['framework']}, {row['model']}, {row['gpus']} GPUs: {column} of {100 * value:.1f} %"

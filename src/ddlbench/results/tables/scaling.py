@@ -121,6 +121,7 @@ def _row(point: Point, kind: str, mates: list[Point]) -> Row:
             values = point.values(column.name)
             merged[column.name] = merges[column.source](values) if values else None
     return {
+        **dict.fromkeys(column.name for column in SCALING),
         **merged,
         **_texts(point, kind),
         **_seconds(point),

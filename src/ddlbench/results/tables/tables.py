@@ -29,25 +29,33 @@ from ddlbench.texts import FORMULA, printable, quoted
 
 @dataclass(frozen=True)
 class Tables:
-    """The tables of a report, and warnings about records that could not be used completely."""
+    """The tables of a report, and warnings about records that could not be used completely.
 
-    runs: pd.DataFrame
+    run_rows, scaling_rows: of runs.csv and scaling.csv; each has all columns
+    drift:                  over the campaign, in words
+    left_out:               counts of what is not in the numbers, in words
+    """
+
+    run_rows: list[Row]
+    scaling_rows: list[Row]
     epochs: pd.DataFrame
-    scaling: pd.DataFrame
     learning: pd.DataFrame
     warnings: list[str]
-    drift: str | None = None  # over the campaign, in words
-    left_out: str | None = None  # counts of what is not in the numbers, in words
+    drift: str | None = None
+    left_out: str | None = None
 
     @cached_property
-    def run_rows(self) -> list[Row]:
-        """runs.csv as plain objects."""
-        return records(self.runs)
+    def runs(self) -> pd.DataFrame:
+        return frame(RUNS, self.run_rows)
+
+    @cached_property
+    def scaling(self) -> pd.DataFrame:
+        return frame(SCALING, self.scaling_rows)
 
     @cached_property
     def measurements(self) -> list[Measurement]:
         """scaling.csv as figures and texts show it."""
-        return measurements_of(records(self.scaling), self.run_rows)
+        return measurements_of(self.scaling_rows, self.run_rows)
 
     def write(self, folder: Path) -> None:
         """runs.csv, epochs.csv, scaling.csv, learning.csv, breakdown.csv; an unknown cell is empty."""
@@ -111,9 +119,9 @@ def make_tables(records: Records, by: str = "framework") -> Tables:
     shared = [run.row["path"] for run in runs if run.row["backend"] == DEVELOPER]
     unused, left_out = not_used(records, merged)
     return Tables(
-        runs=frame(RUNS, [run.row for run in runs]),
+        run_rows=[run.row for run in runs],
+        scaling_rows=scaling,
         epochs=epochs,
-        scaling=frame(SCALING, scaling),
         learning=learning_table(epochs, runs),
         warnings=[
             *unused,
