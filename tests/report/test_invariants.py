@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 from math import comb
+from statistics import median
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from ddlbench.results.frames import frame
 from ddlbench.results.tables.merge import AttemptRow
 from ddlbench.results.tables.quality import learning_table
 from ddlbench.results.tables.scaling import scaling_rows
-from ddlbench.results.tables.stats import Interval, median, median_interval
+from ddlbench.results.tables.stats import Interval, median_interval
 from ddlbench.results.tables.tables import Tables, records
 from ddlbench.results.tables.targets import Target, target_rows
 

@@ -69,10 +69,7 @@ def make_figures(tables: Tables, targets: Sequence[Target] = (), baseline: bool 
         for panel in (*shared, *(panel for figure in learned for panel in figure.shown))
         if panel.folded
     ]
-    drawing = Drawing(notes=list(dict.fromkeys(folded)))
-    if baseline:
-        texts = (*published.without_printed(all_panels), *published.sources())
-        drawing.notes.extend(f"published: {text}" for text in texts)
+    drawing = Drawing(notes=[*dict.fromkeys(folded), *(published.notes(all_panels) if baseline else [])])
     files = sum(-(-len(figure.shown) // PANELS_OF_A_FILE) for figure in wanted)
     with plotting.style():
         for figure in wanted:

@@ -44,7 +44,7 @@ class Campaign:
         """The prediction for a row of scaling.csv; run: one of its repeats. Unsupported or UserError if an input is
         missing."""
         attempt = self.attempts[run["path"]]
-        self.check_place(row, attempt.record)
+        self._check_place(row, attempt.record)
         config = configuration_of(attempt.record["config"])
         alike = [base for base in self.runs if base["gpus"] == 1 and all(base[name] == run[name] for name in ALIKE)]
         results = Results(attempt.path.parents[1], [self.attempts[base["path"]] for base in alike])
@@ -54,7 +54,7 @@ class Campaign:
             raise Unsupported(prediction.reason)
         return prediction
 
-    def check_place(self, row: Row, record: Mapping[str, Any]) -> None:
+    def _check_place(self, row: Row, record: Mapping[str, Any]) -> None:
         """Unsupported if the run was not on such a cluster, or its ranks were not spread over the nodes as the oracle
         spreads them."""
         machine, cpu = self.machine, self.machine.device.type == "cpu"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 
@@ -31,3 +32,10 @@ def typed(table: Any) -> pd.DataFrame:
 def frame(columns: Iterable[Column], rows: Sequence[Row]) -> pd.DataFrame:
     """Rows as a data frame with the columns' order and types; what a row does not have is missing."""
     return typed(pa.Table.from_pylist(rows, schema_of(columns)))
+
+
+def plain(table: pd.DataFrame, texts: Sequence[str], floats: Sequence[str]) -> Any:
+    """Some columns of a table as plain objects and floats, with NaN for what is missing: many times faster than columns
+    that know missing values."""
+    columns = {name: table[name].to_numpy(object) for name in texts}
+    return pd.DataFrame(columns | {name: table[name].to_numpy("float64", na_value=np.nan) for name in floats})

@@ -14,7 +14,7 @@ import pandas as pd
 import pyarrow as pa
 
 from ddlbench.record.schema import LEARNING
-from ddlbench.results.frames import frame, schema_of, typed
+from ddlbench.results.frames import frame, plain, schema_of, typed
 from ddlbench.results.tables.merge import AttemptRow
 from ddlbench.results.tables.stats import median_interval
 
@@ -27,9 +27,7 @@ def learning_table(epochs: pd.DataFrame, runs: Sequence[AttemptRow]) -> pd.DataF
     ended = {run.row["path"]: run.row for run in runs if run.ok and run.row["learning"]}
     codes, paths = pd.factorize(epochs["path"].to_numpy(object))
     taken = np.array([path in ended for path in paths], bool)[codes]
-    # Plain floats are faster than masked ones.
-    columns = ("epoch", "elapsed_s", *METRICS)
-    values = pd.DataFrame({name: epochs[name].to_numpy("float64", na_value=np.nan)[taken] for name in columns})
+    values = plain(epochs, [], ["epoch", "elapsed_s", *METRICS])[taken]
     if values.empty:
         return frame(LEARNING, [])
     rows = [ended.get(path, {}) for path in paths]
