@@ -54,4 +54,4 @@ def epochs_table(runs: Sequence[Row], epochs: Sequence[Any]) -> pd.DataFrame:
     of_runs = frame([column for column in EPOCHS if column.source == "run"], runs)
     for name in of_runs:  # once for each of its epochs; texts share their letters
         joined[name] = of_runs[name].array.take(places)
-    return joined[[column.name for column in EPOCHS]]
+    return joined.filter([column.name for column in EPOCHS])
