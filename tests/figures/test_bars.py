@@ -80,7 +80,8 @@ def test_long_names_of_bars_stay_above_the_next_panel():
         figure = plotting.grid([plotting.Head(f"panel {number}", ["weak scaling"]) for number in range(4)])
         for axes in figure.axes:
             draw_breakdown(axes, Panel("resnet50", [], "", rows))
-        pixels = FigureCanvasAgg(figure.arrange()).get_renderer()
-        figure.figure.draw(pixels)
+        plotting.arrange(figure)
+        pixels = FigureCanvasAgg(figure).get_renderer()
+        figure.draw(pixels)
     lowest = min(text.get_window_extent(pixels).y0 for text in figure.axes[0].get_xticklabels())
     assert lowest > figure.axes[2].title.get_window_extent(pixels).y1

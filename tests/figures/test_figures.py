@@ -103,13 +103,6 @@ def test_bars_of_ratios_count_the_interval_of_the_base_too(tmp_path):
         assert result == {gpus: pytest.approx(sorted(own)) for gpus, own in dots[name].items()}, name
 
 
-def test_five_repeats_have_no_interval(tmp_path):
-    for repeat in range(5):
-        write_run(tmp_path, rate=100.0 + repeat, repeat=repeat)
-    (axes,) = figures_of(tmp_path)["throughput"].axes
-    assert [pytest.approx(100), pytest.approx(104)] not in drawn(axes)
-
-
 def test_failures_are_crosses_on_the_axis(tmp_path):
     weak_scaling(tmp_path)
     for name in ALWAYS:
@@ -249,10 +242,10 @@ def test_curves_stand_beside_each_other_where_they_share_a_gpu_count():
 
 
 def test_titles_of_a_row_stand_at_one_height_and_long_lines_are_several():
-    grid = plotting.grid([plotting.Head("a", ["x" * 50 + " " + "y" * 50, "z"]), plotting.Head("b", ["one line"])])
-    grid.arrange()
-    assert texts_of(grid.axes[0]) == ["x" * 50, "y" * 50, "z"]
-    first, second = (axes.title.get_window_extent().y0 for axes in grid.axes)
+    figure = plotting.grid([plotting.Head("a", ["x" * 50 + " " + "y" * 50, "z"]), plotting.Head("b", ["one line"])])
+    plotting.arrange(figure)
+    assert texts_of(figure.axes[0]) == ["x" * 50, "y" * 50, "z"]
+    first, second = (axes.title.get_window_extent().y0 for axes in figure.axes)
     assert first == second
 
 
@@ -328,18 +321,6 @@ def test_learning_curves_are_the_median_of_the_repeats_with_their_range(tmp_path
     assert [[11, 0.6]] in [line.get_xydata().tolist() for line in by_time.lines]
     (band,) = by_epoch.collections
     assert {tuple(point) for point in band.get_paths()[0].vertices.tolist()} >= {(1, 0.5), (1, 0.7)}
-
-
-def test_a_run_that_did_not_end_ok_is_a_line_of_its_own_with_a_cross_at_its_end(tmp_path):
-    folder = write_run(tmp_path, epochs=2)
-    lines_of_ok = (folder / "epochs.jsonl").read_text()
-    failed = write_run(tmp_path, epochs=2, repeat=1, status="killed", reason="signal 9")
-    (failed / "epochs.jsonl").write_text(lines_of_ok.replace("0.55", "0.25"))
-    (axes,) = figures_of(tmp_path)["accuracy_by_epoch"].axes
-    drawn = [line.get_xydata().tolist() for line in axes.lines]
-    assert [[1, pytest.approx(0.3)], [2, 0.55]] in drawn, "of the run that ended ok alone"
-    assert [[1, pytest.approx(0.3)], [2, 0.25]] in drawn
-    assert [line.get_xydata().tolist() for line in axes.lines if line.get_marker() == "x"] == [[[2, 0.25]]]
 
 
 def test_energy_and_bubble_beside_its_theory(tmp_path):

@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 from math import comb
+from statistics import median
 from typing import Any
 
-import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddlbench.record.schema import EPOCHS, RUNS
 from ddlbench.report.compare import versus
+from ddlbench.results.frames import frame
 from ddlbench.results.tables.merge import AttemptRow
 from ddlbench.results.tables.quality import learning_table
 from ddlbench.results.tables.scaling import scaling_rows
-from ddlbench.results.tables.stats import Interval, median, median_interval
-from ddlbench.results.tables.tables import Tables, frame, records
+from ddlbench.results.tables.stats import Interval, median_interval
+from ddlbench.results.tables.tables import Tables, records
 from ddlbench.results.tables.targets import Target, target_rows
 
 quick = settings(max_examples=60)
@@ -174,7 +175,7 @@ def tables_of(reached: Sequence[int | None], statuses: Sequence[str] = (), seeds
             epochs[-1] |= {"samples": 100, "updates": 10 * (n + 1), "status": status, "measurement": "m"}
     plain = [AttemptRow(run, {}) for run in runs]
     made = frame(EPOCHS, epochs)
-    return Tables(frame(RUNS, runs), made, pd.DataFrame(), learning_table(made, plain), [])
+    return Tables(runs, [], made, learning_table(made, plain), [])
 
 
 @quick

@@ -11,7 +11,6 @@ from matplotlib.ticker import FuncFormatter
 from ddlbench.figures import plotting
 from ddlbench.figures.panels import Panel
 from ddlbench.results.tables.breakdown import PARTS
-from ddlbench.results.tables.measurement import Measurement
 from ddlbench.texts import shortened
 
 LOOKS = {  # of each part: its name in words, a colour and a hatching
@@ -53,7 +52,7 @@ def draw_breakdown(axes: Axes, panel: Panel) -> None:
         )
         below = [low + share for low, share in zip(below, shares, strict=True)]
     several = len(panel.curves) > 1
-    names = [_name(row) if several else str(row["gpus"]) for row in rows]
+    names = [f"{_short(row.curve)} {row['gpus']}" if several else str(row["gpus"]) for row in rows]
     turned = len(rows) > 4 and several
     axes.set_xticks(range(len(rows)), names, rotation=90 if turned else 0, fontsize=7 if turned else 8.5)
     axes.set_xlim(-0.6, len(rows) - 0.4)
@@ -62,11 +61,10 @@ def draw_breakdown(axes: Axes, panel: Panel) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(plotting.percent))
     plotting.value_name(axes, "share of a step's time (%)")
     if not turned:
-        alone = "" if several else f", {shortened(rows[0].curve, LONGEST_NAME)}"
-        axes.set_xlabel(("ranks (CPU)" if panel.device == "cpu" else "GPUs") + alone)
+        curve = "" if several else f", {shortened(rows[0].curve, LONGEST_NAME)}"
+        axes.set_xlabel(("ranks (CPU)" if panel.device == "cpu" else "GPUs") + curve)
 
 
-def _name(row: Measurement) -> str:
-    name = row.curve
-    short = name if len(name) <= HEAD + TAIL else f"{name[:HEAD]}…{name[-TAIL:]}"  # its knobs differ at the end
-    return f"{short} {row['gpus']}"
+def _short(name: str) -> str:
+    """The ends of a name: its knobs differ at the end."""
+    return name if len(name) <= HEAD + TAIL else f"{name[:HEAD]}…{name[-TAIL:]}"

@@ -14,7 +14,7 @@ from matplotlib.transforms import Transform, offset_copy
 
 from ddlbench.figures import plotting
 from ddlbench.figures.panels import Panel
-from ddlbench.figures.quantities import Quantity, Values
+from ddlbench.figures.quantities import Quantity, QuantityOf, Values
 from ddlbench.figures.styles import Look, Looks
 from ddlbench.results.rows import group_by
 from ddlbench.results.tables.measurement import Measurement
@@ -35,8 +35,9 @@ STATUS_LETTERS = 12
 Point = tuple[int, Values]
 
 
-def draw(axes: Axes, panel: Panel, looks: Looks, quantity: Quantity, others: Sequence[int] = ()) -> None:
+def draw(axes: Axes, panel: Panel, looks: Looks, quantity: QuantityOf, others: Sequence[int] = ()) -> None:
     """Draw a quantity of the panel's rows. others: GPU counts that the axis has too"""
+    quantity = quantity if isinstance(quantity, Quantity) else quantity(panel)
     counts = [*panel.gpus, *others]
     # Few counts are on a linear axis: a straight line shows a quantity that grows with them best.
     far = max(counts) / min(counts) > LINEAR_UP_TO

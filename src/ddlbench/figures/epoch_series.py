@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from ddlbench.results.frames import plain
 from ddlbench.results.tables.measurement import Measurement
 
 FAILED_SHOWN = 8  # runs of a panel that did not end ok
+PLACES = ("epoch", "elapsed_s")  # columns: when a value was reached
 
 Floats = np.ndarray[Any, np.dtype[np.float64]]
 
@@ -46,14 +48,19 @@ class Courses:
     merged: dict[str, Course]
     failed: dict[str, list[Course]]
 
-    def shown(self, rows: Sequence[Measurement]) -> list[tuple[Measurement, Course]]:
-        """The merged courses of a panel's rows."""
-        return [(row, self.merged[row["learning"]]) for row in rows if row["learning"] in self.merged]
+    def shown(self, rows: Sequence[Measurement]) -> Shown:
+        """The courses of a panel's rows."""
+        merged = [(row, self.merged[row["learning"]]) for row in rows if row["learning"] in self.merged]
+        failed = [(row, run) for row in rows for run in self.failed.get(row["learning"], [])]
+        return Shown(merged, failed[:FAILED_SHOWN], max(0, len(failed) - FAILED_SHOWN))
 
-    def shown_failed(self, rows: Sequence[Measurement]) -> tuple[list[tuple[Measurement, Course]], int]:
-        """The first few runs that did not end ok, and the number of further ones."""
-        pairs = [(row, run) for row in rows for run in self.failed.get(row["learning"], [])]
-        return pairs[:FAILED_SHOWN], max(0, len(pairs) - FAILED_SHOWN)
+
+class Shown(NamedTuple):
+    """The merged courses of a panel, the first few runs that did not end ok, and the number of further ones."""
+
+    merged: list[tuple[Measurement, Course]]
+    failed: list[tuple[Measurement, Course]]
+    more: int
 
 
 def courses_of(
@@ -68,30 +75,18 @@ def courses_of(
     """
     low, high, *interval = (f"{column}_{end}" for end in ("min", "max", "low", "high"))
     rows = table.dropna(subset=[column, *places]).sort_values("epoch")
-    curves = _plain(rows, ["learning"], ["seeds", "runs", column, low, high, *interval])
-    runs = _plain(epochs, ["measurement", "path", "status"], [column])
+    curves = plain(rows, ["learning"], [*PLACES, "seeds", "runs", column, low, high, *interval])
+    runs = plain(epochs, ["measurement", "path", "status"], [*PLACES, column])
     runs["learning"] = runs["measurement"].map(dict(learning_of)).astype(object)  # also without rows
     ok = runs["status"] == "ok"
     # A curve of one seed has the range of its repeats.
     one = curves.groupby("learning")["seeds"].transform("max").eq(1) & curves["runs"].gt(1)
     ranges = runs[ok].groupby(["learning", "epoch"])[column].agg(["min", "max"])
     curves.loc[one, [low, high]] = curves[one].join(ranges, on=["learning", "epoch"])[["min", "max"]].to_numpy()
-    merged = {
-        str(name): _course(of_curve, column, low, high, *interval)
-        for name, of_curve in curves.groupby("learning", sort=False)
-    }
+    names = [*PLACES, column, low, high, *interval]
+    merged = {str(name): Course(*curve[names].to_numpy().T) for name, curve in curves.groupby("learning", sort=False)}
+    names = [*PLACES, *[column] * 3, "none", "none"]
     failed: dict[str, list[Course]] = {}
     for (name, _), run in runs[~ok].assign(none=np.nan).groupby(["measurement", "path"]):
-        failed.setdefault(str(learning_of[name]), []).append(_course(run, *[column] * 3, "none", "none"))
+        failed.setdefault(str(learning_of[name]), []).append(Course(*run[names].to_numpy().T))
     return Courses(merged, failed)
-
-
-def _plain(table: pd.DataFrame, texts: Sequence[str], floats: Sequence[str]) -> Any:
-    """A DataFrame of plain columns, which are many times faster than masked ones."""
-    columns = {name: table[name].to_numpy(object) for name in texts}
-    names = ("epoch", "elapsed_s", *floats)
-    return pd.DataFrame(columns | {name: table[name].to_numpy("float64", na_value=np.nan) for name in names})
-
-
-def _course(rows: Any, *columns: str) -> Course:
-    return Course(*(rows[name].to_numpy("float64") for name in ("epoch", "elapsed_s", *columns)))

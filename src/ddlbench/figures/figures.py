@@ -20,7 +20,6 @@ from ddlbench.figures.curves import draw
 from ddlbench.figures.learning import learning
 from ddlbench.figures.panels import Panel, panels, small_multiples
 from ddlbench.figures.plotting import Head
-from ddlbench.figures.quantities import Quantity
 from ddlbench.figures.styles import Looks, looks_of
 from ddlbench.results.tables.measurement import Measurement
 from ddlbench.results.tables.tables import Tables
@@ -47,10 +46,6 @@ class Wanted(NamedTuple):
     shown: Sequence[Panel]
     draw_panel: DrawPanel
 
-    @property
-    def files(self) -> int:
-        return -(-len(self.shown) // PANELS_OF_A_FILE)
-
 
 def make_figures(tables: Tables, targets: Sequence[Target] = (), baseline: bool = False) -> Drawing:
     """Every figure that the tables have values for.
@@ -74,16 +69,11 @@ def make_figures(tables: Tables, targets: Sequence[Target] = (), baseline: bool 
         for panel in (*shared, *(panel for figure in learned for panel in figure.shown))
         if panel.folded
     ]
-    printed = (
-        [f"published: {text}" for text in (*published.without_printed(all_panels), *published.sources())]
-        if baseline
-        else []
-    )
-    drawing = Drawing(notes=[*dict.fromkeys(folded), *printed])
-    every = sum(figure.files for figure in wanted) <= MOST_FILES
+    drawing = Drawing(notes=[*dict.fromkeys(folded), *(published.notes(all_panels) if baseline else [])])
+    files = sum(-(-len(figure.shown) // PANELS_OF_A_FILE) for figure in wanted)
     with plotting.style():
         for figure in wanted:
-            _add(drawing, figure, len(figure.shown) if every else PANELS_OF_A_FILE)
+            _add(drawing, figure, len(figure.shown) if files <= MOST_FILES else PANELS_OF_A_FILE)
     return drawing
 
 
@@ -91,8 +81,8 @@ def _scaling(shared: Sequence[Panel], looks: Looks) -> list[Wanted]:
     """The figures over GPU counts."""
     own_bases = [panel.against_own_bases() for panel in shared if panel.own_bases_tell_more]
     ratios = [panel for panel in shared if panel.has_ratios]
-    plain = _without_base(shared)
-    over: list[tuple[str, Sequence[Panel], Quantity | Callable[[Panel], Quantity]]] = [
+    plain = [replace(panel, base="") for panel in shared]  # for quantities that are no ratios
+    over: list[tuple[str, Sequence[Panel], quantities.QuantityOf]] = [
         ("throughput", plain, quantities.THROUGHPUT),
         ("speedup", ratios, quantities.speedup),
         ("efficiency", ratios, quantities.efficiency),
@@ -100,12 +90,12 @@ def _scaling(shared: Sequence[Panel], looks: Looks) -> list[Wanted]:
         ("efficiency_own_base", own_bases, quantities.efficiency),
         ("epoch_time", plain, quantities.EPOCH_TIME),
         ("memory", plain, quantities.memory),
-        ("energy", _measured(plain, "energy_sample_j"), quantities.ENERGY),
-        ("bubble", _measured(plain, "bubble"), quantities.BUBBLE),
-        ("staleness", _measured(plain, "staleness_theoretical_max"), quantities.STALENESS),
-        ("predicted", _measured(plain, "predicted_step_s"), quantities.PREDICTED),
+        ("energy", _measured(shared, "energy_sample_j"), quantities.ENERGY),
+        ("bubble", _measured(shared, "bubble"), quantities.BUBBLE),
+        ("staleness", _measured(shared, "staleness_theoretical_max"), quantities.STALENESS),
+        ("predicted", _measured(shared, "predicted_step_s"), quantities.PREDICTED),
     ]
-    figures = [Wanted(name, shown, _over_gpus(looks, quantity)) for name, shown, quantity in over]
+    figures = [Wanted(name, shown, partial(draw, looks=looks, quantity=quantity)) for name, shown, quantity in over]
     return [*figures, Wanted("breakdown", breakdown_panels(shared), draw_breakdown)]
 
 
@@ -126,15 +116,9 @@ def _of_target(target: Target, tables: Tables, shared: Sequence[Panel], looks: L
     rows, of_runs = target_rows(tables, target), costs(tables.epochs, target)
     for cost in ("epochs", "seconds"):
         reached = {row["measurement"] for row in rows if row[f"{cost}_to_target"] is not None}
-        shown = _with_rows(_without_base(shared), lambda row, reached=reached: row["measurement"] in reached)
-        yield Wanted(
-            f"{cost}_to_{target.text}", shown, _over_gpus(looks, quantities.to_target(target.text, cost, rows, of_runs))
-        )
-
-
-def _without_base(shown: Sequence[Panel]) -> list[Panel]:
-    """For quantities that are no ratios."""
-    return [replace(panel, base="") for panel in shown]
+        shown = _with_rows(shared, lambda row, reached=reached: row["measurement"] in reached)
+        quantity = quantities.to_target(target.text, cost, rows, of_runs)
+        yield Wanted(f"{cost}_to_{target.text}", shown, partial(draw, looks=looks, quantity=quantity))
 
 
 def _measured(shown: Sequence[Panel], column: str) -> list[Panel]:
@@ -143,12 +127,9 @@ def _measured(shown: Sequence[Panel], column: str) -> list[Panel]:
 
 
 def _with_rows(shown: Sequence[Panel], wanted: Callable[[Measurement], bool]) -> list[Panel]:
-    parts = [replace(panel, rows=list(filter(wanted, panel.rows))) for panel in shown]
+    """The panels with the rows that are wanted, without those that have none, for quantities that are no ratios."""
+    parts = [replace(panel, base="", rows=list(filter(wanted, panel.rows))) for panel in shown]
     return [panel for panel in parts if panel.rows]
-
-
-def _over_gpus(looks: Looks, quantity: Quantity | Callable[[Panel], Quantity]) -> DrawPanel:
-    return lambda axes, panel: draw(axes, panel, looks, quantity if isinstance(quantity, Quantity) else quantity(panel))
 
 
 def _add(drawing: Drawing, wanted: Wanted, most: int) -> None:
@@ -156,12 +137,12 @@ def _add(drawing: Drawing, wanted: Wanted, most: int) -> None:
     drawn = wanted.shown[:most]
     for start in range(0, len(drawn), PANELS_OF_A_FILE):
         part = drawn[start : start + PANELS_OF_A_FILE]
-        grid = plotting.grid([Head(panel.model, [*panel.lines, panel.base]) for panel in part])
-        for axes, panel in zip(grid.axes, part, strict=True):
+        figure = plotting.grid([Head(panel.model, [*panel.lines, panel.base]) for panel in part])
+        for axes, panel in zip(figure.axes, part, strict=True):
             wanted.draw_panel(axes, panel)
+        plotting.arrange(figure)
         number = start // PANELS_OF_A_FILE + 1
-        name = wanted.name if number == 1 else f"{wanted.name}_{number}"
-        drawing.figures[name] = grid.arrange()
+        drawing.figures[wanted.name if number == 1 else f"{wanted.name}_{number}"] = figure
     if len(drawn) < len(wanted.shown):
         drawing.notes.append(
             f"{wanted.name}: {len(drawn)} of {len(wanted.shown)} panels are drawn; --only model=NAME or "

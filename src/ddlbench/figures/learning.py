@@ -63,8 +63,8 @@ def learning(
 
 def _panels(measurements: Sequence[Measurement], measured: set[str], seeds: Mapping[str, int]) -> list[Panel]:
     """Comparable curves of one model in a panel. seeds: the number of each curve, by its column `learning`"""
-    of_curves = group_by((row for row in measurements if row["measurement"] in measured), lambda row: row["learning"])
-    rows = [next((row for row in of if row["status"] == "ok"), of[0]) for of in of_curves.values()]  # one of all seeds
+    curves = group_by((row for row in measurements if row["measurement"] in measured), lambda row: row["learning"])
+    rows = [next((row for row in curve if row["status"] == "ok"), curve[0]) for curve in curves.values()]
     texts = panel_texts(measurements, variant="learning_variant")
     shown: list[Panel] = []
     for group in group_by(rows, lambda row: (row.model, row["learning_comparison"])).values():
@@ -97,25 +97,17 @@ def _named(panel: Panel) -> Callable[[Measurement], str]:
 
 
 class _Drawn:
-    """The panels of one figure: those of one model have the same axes, and a curve has one look in all of them."""
+    """The panels of one figure: those of one model have equal axes, and a curve has one look in all of them."""
 
     def __init__(self, metric: Metric, by: str, shown: Sequence[Panel], courses: Courses, looks: Looks) -> None:
         """by: epoch | time; looks: of the report, whose colours are kept"""
         curves = {(row.curve_key[0], _named(panel)(row)) for panel in shown for row in panel.rows}
         self.metric, self.by, self.courses, self._looks = metric, by, courses, looks_of(curves, looks)
         self._own_legends = len(curves) > plotting.SHARED_LABELS or len({compared for compared, _ in curves}) == 1
-        self._groups = group_by(shown, _model)
-        self._ends = dict[tuple[Any, Any], _Ends]()
-
-    def ends(self, panel: Panel) -> _Ends:
-        """The ends of the axes, shared by all panels of this panel's model."""
-        model = _model(panel)
-        if model not in self._ends:
-            mates = self._groups[model]
-            drawn = [course for mate in mates for _, course in self.courses.shown(mate.rows)]
-            drawn += [course for mate in mates for _, course in self.courses.shown_failed(mate.rows)[0]]
-            self._ends[model] = _Ends.of(drawn)
-        return self._ends[model]
+        self._ends: dict[Any, _Ends] = {}
+        for model, panels in group_by(shown, _model).items():
+            drawn = [courses.shown(panel.rows) for panel in panels]
+            self._ends[model] = _ends([course for part in drawn for _, course in (*part.merged, *part.failed)])
 
     def looks(self, panel: Panel) -> dict[str, Look]:
         """The look of each curve, by its name. If the panel has its legend to itself, and one value of the compared
@@ -127,19 +119,19 @@ class _Drawn:
         return dict(zip((text for _, text in keys), looks, strict=True))
 
     def draw(self, axes: Axes, panel: Panel) -> None:
-        name, looks, ends = _named(panel), self.looks(panel), self.ends(panel)
-        merged, (failed, more) = self.courses.shown(panel.rows), self.courses.shown_failed(panel.rows)
+        name, looks, ends = _named(panel), self.looks(panel), self._ends[_model(panel)]
+        shown = self.courses.shown(panel.rows)
         places_of = _place_axis(axes, self.by, ends)
-        for row, course in merged:
+        for row, course in shown.merged:
             _line(axes, course, places_of(course), looks[name(row)])
-        for row, course in failed:
+        for row, course in shown.failed:
             look, places = looks[name(row)], places_of(course)
             axes.plot(places, course.middle, color=look.color, linewidth=0.8, alpha=0.7)
             axes.plot(places[-1], course.middle[-1], "x", color=look.color, markersize=8, markeredgewidth=1.8)
         for text, look in looks.items():
             axes.plot([], [], color=look.color, label=plotting.label(text), **_shape(look))
-        if more:
-            axes.plot([], [], "x", color="#555555", label=f"{more} more that did not end ok are not drawn")
+        if shown.more:
+            axes.plot([], [], "x", color="#555555", label=f"{shown.more} more that did not end ok are not drawn")
         _metric_axis(axes, self.metric, ends.values)
 
 
@@ -151,16 +143,16 @@ class _Ends(NamedTuple):
     epochs: tuple[float, float]
     values: tuple[float, float] | None
 
-    @classmethod
-    def of(cls, courses: Sequence[Course]) -> _Ends:
-        values = np.concatenate([end for course in courses for end in (course.low, course.high)])
-        finite = values[np.isfinite(values)]
-        epochs = np.concatenate([course.epoch for course in courses])
-        return cls(
-            max(float(course.elapsed_s.max()) for course in courses),
-            (float(epochs.min()), float(epochs.max())),
-            (float(finite.min()), float(finite.max())) if len(finite) else None,
-        )
+
+def _ends(courses: Sequence[Course]) -> _Ends:
+    values = np.concatenate([end for course in courses for end in (course.low, course.high)])
+    finite = values[np.isfinite(values)]
+    epochs = np.concatenate([course.epoch for course in courses])
+    return _Ends(
+        max(float(course.elapsed_s.max()) for course in courses),
+        (float(epochs.min()), float(epochs.max())),
+        (float(finite.min()), float(finite.max())) if len(finite) else None,
+    )
 
 
 def _model(panel: Panel) -> tuple[Any, Any]:

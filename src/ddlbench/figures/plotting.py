@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from math import inf, log2
 from textwrap import wrap
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import matplotlib as mpl
 from matplotlib import ticker
@@ -66,55 +65,11 @@ LONGEST_TITLE = 44
 SMALL, LINE = 8, 12  # points: letters of the lines below a title, and from one line to the next
 
 
-@dataclass(frozen=True)
-class Head:
+class Head(NamedTuple):
     """The text above a panel: a bold line, and small lines below it."""
 
     title: str
     lines: list[str]
-
-
-@dataclass(frozen=True)
-class Grid:
-    """A figure of panels, all of one size, COLUMNS beside each other."""
-
-    figure: Figure
-    axes: list[Axes]
-
-    def arrange(self) -> Figure:
-        """Add the legends when all is drawn, and make the figure so large that panels have the size PANEL; a single one
-        above a long legend becomes wider."""
-        drawn: list[dict[str, Any]] = []  # of each panel, the entries of its legend; equal labels once
-        for handles, texts in (panel.get_legend_handles_labels() for panel in self.axes):
-            first = dict(zip(reversed(texts), reversed(handles), strict=True))
-            shown = first_few(list(dict.fromkeys(texts)), MOST_LABELS)
-            drawn.append({text: first.get(text, Line2D([], [], ls="")) for text in shown})
-        shared = {text: handle for handles in drawn for text, handle in handles.items()}
-        columns = min(COLUMNS, len(drawn))
-        if len(shared) > SHARED_LABELS and len(drawn) > 1:
-            for panel, handles in zip(self.axes, drawn, strict=True):
-                place = {"bbox_to_anchor": (0, 0), "bbox_transform": _moved(panel, LEGEND)}
-                _legend(panel, handles, PANEL[0], {"loc": "upper left", **place})
-            widest = 0.0
-        else:
-            _legend(self.figure, shared, columns * (PANEL[0] + 1), {"loc": "outside lower left"})
-            widest = (_longest(shared) + 6) / LETTERS
-        self._resize(columns, -(-len(drawn) // columns), widest)
-        return self.figure
-
-    def _resize(self, columns: int, rows: int, widest: float) -> None:
-        """Text has a size of its own, so what the layout leaves to the panels of a large figure says what it needs."""
-        layout = self.figure.get_layout_engine()
-        assert layout is not None
-        width, height = columns * ROOM[0], rows * ROOM[1]
-        self.figure.set_size_inches(width, height)
-        layout.execute(self.figure)
-        panel = self.axes[0].get_position()
-        width += columns * (PANEL[0] - panel.width * width)
-        height += rows * (PANEL[1] - panel.height * height)
-        self.figure.set_size_inches(max(width, widest), height)
-        layout.execute(self.figure)
-        self.figure.set_layout_engine(None)  # each format would draw twice to repeat it
 
 
 @contextmanager
@@ -125,14 +80,13 @@ def style() -> Generator[None]:
         yield
 
 
-def grid(heads: Sequence[Head]) -> Grid:
-    """A figure with one panel for each head; the titles are at one height."""
+def grid(heads: Sequence[Head]) -> Figure:
+    """A figure with one panel for each head, COLUMNS beside each other; the titles are at one height."""
     figure = Figure(layout="constrained")
     columns = min(COLUMNS, len(heads))
     short = [[shortened(line, LONGEST_TEXT) for line in head.lines] for head in heads]
     texts = [[part for line in lines for part in wrap(line, LONGEST_LINE)] for lines in short]
     most = max(map(len, texts))
-    axes: list[Axes] = []
     for number, (head, lines) in enumerate(zip(heads, texts, strict=True), start=1):
         panel = figure.add_subplot(-(-len(heads) // columns), columns, number)
         panel.set_title(shortened(head.title, LONGEST_TITLE), fontweight="bold", pad=8 + LINE * most)
@@ -140,22 +94,50 @@ def grid(heads: Sequence[Head]) -> Grid:
             "\n".join(lines), (0, 1), (0, 4 + LINE * most), xycoords="axes fraction", textcoords="offset points",
             fontsize=SMALL, color="#555555", va="top", linespacing=1.3,
         )  # fmt: skip
-        axes.append(panel)
-    return Grid(figure, axes)
+    return figure
 
 
-def _longest(labels: Iterable[str]) -> int:
-    return max(map(len, labels), default=0)
+def arrange(figure: Figure) -> None:
+    """Add the legends when all panels are drawn, and make the figure so large that panels have the size PANEL; a single
+    one above a long legend becomes wider.
+
+    Text has a fixed size, so the space that the layout leaves to the panels of a large figure says what the text needs.
+    """
+    panels, columns = figure.axes, min(COLUMNS, len(figure.axes))
+    legends: list[dict[str, Any]] = []  # the handles of each panel by their labels
+    for handles, texts in (panel.get_legend_handles_labels() for panel in panels):
+        first = dict(zip(reversed(texts), reversed(handles), strict=True))
+        shown = first_few(list(dict.fromkeys(texts)), MOST_LABELS)
+        legends.append({text: first.get(text, Line2D([], [], ls="")) for text in shown})
+    shared = {text: handle for legend in legends for text, handle in legend.items()}
+    width, height, widest = columns * ROOM[0], -(-len(panels) // columns) * ROOM[1], 0.0
+    if len(shared) > SHARED_LABELS and len(panels) > 1:
+        for panel, legend in zip(panels, legends, strict=True):
+            place = {"bbox_to_anchor": (0, 0), "bbox_transform": _moved(panel, LEGEND)}
+            _legend(panel, legend, PANEL[0], loc="upper left", **place)
+    else:
+        widest = _legend(figure, shared, columns * (PANEL[0] + 1), loc="outside lower left")
+    layout = figure.get_layout_engine()
+    assert layout is not None
+    figure.set_size_inches(width, height)
+    layout.execute(figure)
+    panel = panels[0].get_position()
+    width += columns * (PANEL[0] - panel.width * width)
+    height += height / ROOM[1] * (PANEL[1] - panel.height * height)
+    figure.set_size_inches(max(width, widest), height)
+    layout.execute(figure)
+    figure.set_layout_engine(None)  # each format would draw twice to repeat it
 
 
-def _legend(owner: Axes | Figure, labels: dict[str, Any], width: float, place: dict[str, Any]) -> None:
-    """width: inches, which the legend's columns fit as far as one of them does"""
+def _legend(owner: Axes | Figure, labels: dict[str, Any], width: float, **place: Any) -> float:
+    """Add a legend with as many columns as `width` inches hold; returns the inches of one column."""
+    column = (max(map(len, labels), default=0) + 6) / LETTERS
     if labels:
-        columns = max(1, min(int(width * LETTERS // (_longest(labels) + 6)), len(labels)))
         owner.legend(
-            list(labels.values()), list(labels), ncols=columns, columnspacing=1.2, fontsize=8.5, borderaxespad=0.2,
-            **place,
+            list(labels.values()), list(labels), ncols=max(1, min(int(width // column), len(labels))),
+            columnspacing=1.2, fontsize=8.5, borderaxespad=0.2, **place,
         )  # fmt: skip
+    return column
 
 
 def label(text: str) -> str:

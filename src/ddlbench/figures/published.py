@@ -68,6 +68,15 @@ def shares(model: str) -> dict[str, list[tuple[int, float, float, float]]]:
     return {loader: [(row[0], *(part / 100 for part in row[1:])) for row in rows] for loader, rows in table.items()}
 
 
+def notes(shown: Sequence[Panel]) -> list[str]:
+    """A line for each panel without printed numbers of its model or models, and the sources."""
+    names = dict.fromkeys(map(published_name, shown))
+    missing = [
+        f"no printed number is drawn beside {name}" for name in names if not (efficiencies(name) or shares(name))
+    ]
+    return [f"published: {text}" for text in (*missing, *sources())]
+
+
 def sources() -> list[str]:
     """Lines with the papers and their machines, the place of each number, and statements that give no number."""
     papers = _file()["sources"]
@@ -76,12 +85,6 @@ def sources() -> list[str]:
     values = [f"{source}, {place}: {'; '.join(row.text for row in rows)}" for (source, place), rows in places.items()]
     statements = [f"{row['source']}, {row['place']}: {row['model']}: {row['text']}" for row in _file()["statement"]]
     return [*lines, *values, *statements]
-
-
-def without_printed(shown: Sequence[Panel]) -> list[str]:
-    """A line for each panel without printed numbers of its model or models."""
-    names = dict.fromkeys(map(published_name, shown))
-    return [f"no printed number is drawn beside {name}" for name in names if not (efficiencies(name) or shares(name))]
 
 
 def comparable(shown: Sequence[Panel], printed: Callable[[str], Any], text: str) -> list[Panel]:

@@ -10,8 +10,6 @@ from ddlbench.results.rows import Row
 from ddlbench.results.tables.measurement import Base, Measurement
 from ddlbench.texts import GIB
 
-MEMORY = {"cpu": "memory_host_peak_bytes", "cuda": "memory_allocated_peak_bytes"}
-
 
 @dataclass(frozen=True)
 class Values:
@@ -44,6 +42,14 @@ class Quantity:
     integers: bool = False
     theory: Callable[[Measurement], float | None] | None = None
     theory_name: str = "theory"
+
+
+QuantityOf = Quantity | Callable[[Panel], Quantity]  # one for all panels, or one for each
+
+
+def memory_column(device: str | None) -> str:
+    """The allocator's peak on a GPU, the process's own on a CPU."""
+    return "memory_allocated_peak_bytes" if device == "cuda" else "memory_host_peak_bytes"
 
 
 def _of_seconds(value: Callable[[Measurement, float, Base], float], ratio: str = "") -> ValuesOf:
@@ -145,7 +151,6 @@ def to_target(target: str, cost: str, rows: Sequence[Row], of_runs: dict[str, di
 
 
 def memory(panel: Panel) -> Quantity:
-    """The allocator's peak on a GPU, the process's own on a CPU; the fullest rank, the largest of the repeats."""
-    column = MEMORY.get(panel.device or "", MEMORY["cpu"])
-    name = "host" if column == MEMORY["cpu"] else "allocated"
-    return Quantity(f"peak {name} memory (GiB)", of_column(column, GIB))
+    """The peak of the fullest rank, the largest of the repeats."""
+    name = "allocated" if panel.device == "cuda" else "host"
+    return Quantity(f"peak {name} memory (GiB)", of_column(memory_column(panel.device), GIB))

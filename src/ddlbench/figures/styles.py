@@ -3,6 +3,7 @@ report; no two curves of a panel look the same."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
@@ -88,16 +89,13 @@ def looks_of(curves: Iterable[tuple[str, str]], kept: Looks | None = None) -> Lo
     colors = {framework: PALETTE[n % len(PALETTE)] for n, framework in enumerate(frameworks)}
     taken: dict[str, set[tuple[str, bool]]] = {color: set() for color in PALETTE}
     looks: dict[tuple[str, str], Look] = {}
-    seen: dict[str, int] = {}
+    drawn = Counter[str]()
     for framework, name in names:
-        color, number = colors[framework], seen.get(framework, 0)
+        color, start = colors[framework], frameworks.index(framework) % len(MARKERS)
         if len(taken[color]) == len(SHAPES):
             taken[color].clear()
-        start = frameworks.index(framework) % len(MARKERS)
-        shape = next(
-            shape for n in range(len(SHAPES)) if (shape := SHAPES[(start + n) % len(SHAPES)]) not in taken[color]
-        )
+        shape = next(shape for shape in (*SHAPES[start:], *SHAPES[:start]) if shape not in taken[color])
         taken[color].add(shape)
-        seen[framework] = number + 1
-        looks[framework, name] = Look(color, *shape, dashes=number % len(DASHES))
+        looks[framework, name] = Look(color, *shape, dashes=drawn[framework] % len(DASHES))
+        drawn[framework] += 1
     return Looks(colors, looks)

@@ -32,11 +32,11 @@ def draw(rows: Sequence[Prediction], path: Path) -> None:
     names = list(dict.fromkeys(row.framework for row in fine))
     with mpl.rc_context(cast(Any, plotting.STYLE)):
         first = plotting.Head(f"{fine[0].model} on {fine[0].cluster}", [f"from: {fine[0].basis}"])
-        grid = plotting.grid([first, *(plotting.Head(name, []) for name in names[:MOST])])
-        _throughput(grid.axes[0], fine, names)
-        for panel, name in zip(grid.axes[1:], names, strict=False):
+        figure = plotting.grid([first, *(plotting.Head(name, []) for name in names[:MOST])])
+        _throughput(figure.axes[0], fine, names)
+        for panel, name in zip(figure.axes[1:], names, strict=False):
             _steps(panel, [row for row in fine if row.framework == name])
-        figure = grid.arrange()
+        plotting.arrange(figure)
         try:
             for kind in ("png", "svg"):
                 figure.savefig(path.with_suffix(f".{kind}"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from textwrap import wrap
 
-from ddlbench.figures.quantities import MEMORY
+from ddlbench.figures.quantities import memory_column
 from ddlbench.report.fastest import best
 from ddlbench.results.tables.marks import explained, unknown_stragglers
 from ddlbench.results.tables.measurement import Measurement, duration
@@ -39,7 +39,7 @@ MEASURED: Columns = {
     "epoch time": lambda row: seconds(row["epoch_time_s"]),
     "range": lambda row: spread(row),
     "samples/s": lambda row: number(row["throughput_samples_per_s"]),
-    "peak memory": lambda row: gib(row[MEMORY.get(row["device"] or "", MEMORY["cpu"])]),
+    "peak memory": lambda row: gib(row[memory_column(row["device"])]),
     "top-1/ppl": lambda row: quality(row),
 }
 VS_SINGLE: Columns = {

@@ -21,11 +21,10 @@ from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured.inputs import machine_of
 from ddlbench.oracle.measured.runs import Results
 from ddlbench.oracle.predictor import Inputs, Prediction, predict
-from ddlbench.record.schema import SCALING
 from ddlbench.results.reading.attempts import Attempt, Records, why
 from ddlbench.results.rows import Row
 from ddlbench.results.tables.measurement import devices, duration
-from ddlbench.results.tables.tables import Tables, frame
+from ddlbench.results.tables.tables import Tables
 
 # Relative error from which a row has a flag: ParaDL's average error for its least accurate strategy (channels).
 FAR_OFF = 0.26
@@ -45,7 +44,7 @@ class Campaign:
         """The prediction for a row of scaling.csv; run: one of its repeats. Unsupported or UserError if an input is
         missing."""
         attempt = self.attempts[run["path"]]
-        self.check_place(row, attempt.record)
+        self._check_place(row, attempt.record)
         config = configuration_of(attempt.record["config"])
         alike = [base for base in self.runs if base["gpus"] == 1 and all(base[name] == run[name] for name in ALIKE)]
         results = Results(attempt.path.parents[1], [self.attempts[base["path"]] for base in alike])
@@ -55,7 +54,7 @@ class Campaign:
             raise Unsupported(prediction.reason)
         return prediction
 
-    def check_place(self, row: Row, record: Mapping[str, Any]) -> None:
+    def _check_place(self, row: Row, record: Mapping[str, Any]) -> None:
         """Unsupported if the run was not on such a cluster, or its ranks were not spread over the nodes as the oracle
         spreads them."""
         machine, cpu = self.machine, self.machine.device.type == "cpu"
@@ -87,7 +86,7 @@ def with_predictions(tables: Tables, results: Records, cluster: str) -> Tables:
     because = {reason: {of for other, of in missing if other == reason} for reason, _ in missing}
     unknown = [f"no prediction of {', '.join(sorted(of))}: {reason}" for reason, of in because.items()]
     warnings = [*tables.warnings, *dict.fromkeys(flagged), *unknown]
-    return replace(tables, scaling=frame(SCALING, rows), warnings=warnings)
+    return replace(tables, scaling_rows=rows, warnings=warnings)
 
 
 def cells(row: Row, prediction: Prediction) -> Row:

@@ -93,8 +93,8 @@ def holder(results: Path, cell: str, queued: Callable[[str], bool] = lambda _: T
 def last_job(results: Path, cell: str) -> str | None:
     """The name of the Slurm job that claimed a cell last, if that claim was not released."""
     last = _last(results, cell)
-    owner = None if last is None else _owner(last)  # a released claim names none
-    return None if owner is None else owner.job
+    owner = _owner(last) if last else None  # a released claim names none
+    return owner.job if owner else None
 
 
 def unreadable(results: Path, cell: str) -> Path | None:

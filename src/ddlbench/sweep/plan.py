@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ddlbench.config.compose import configuration, configurations, refusal, supports
 from ddlbench.config.schema import Config
 from ddlbench.errors import Unavailable, Unsupported, UserError
+from ddlbench.results.rows import group_by
 from ddlbench.sweep.study import Study
 from ddlbench.texts import digest
 
@@ -164,7 +165,4 @@ def _refusal(config: Config, gpus: int, device: torch.device, check: Check | Non
 
 def points(cells: Iterable[Cell]) -> dict[tuple[str, int], list[Cell]]:
     """The cells of each configuration and GPU count, in order of the axes."""
-    groups: dict[tuple[str, int], list[Cell]] = {}
-    for cell in sorted(cells, key=lambda cell: cell.place):
-        groups.setdefault((cell.family, cell.gpus), []).append(cell)
-    return groups
+    return group_by(sorted(cells, key=lambda cell: cell.place), lambda cell: (cell.family, cell.gpus))

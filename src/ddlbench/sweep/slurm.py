@@ -13,6 +13,7 @@ from pathlib import Path
 
 from ddlbench.errors import UserError
 from ddlbench.heartbeat import server_time
+from ddlbench.results.rows import group_by
 from ddlbench.sweep.lock import FOLDER, claim
 from ddlbench.sweep.plan import Cell
 from ddlbench.sweep.state import State, due
@@ -50,7 +51,8 @@ class Options:
 
 @dataclass(frozen=True)
 class Plan:
-    """One job: its cells, all with the same GPU count, and the configurations whose smallest cell comes before."""
+    """One job: its cells, all with the same GPU count. proves: whether it is the smallest cell of its configuration,
+    which has to end well before the others start."""
 
     cells: tuple[Cell, ...]
     proves: bool
@@ -92,18 +94,12 @@ def queue() -> Queue:
 def jobs(cells: Sequence[Cell], pack: int) -> list[Plan]:
     """The first cell of each configuration at its smallest GPU count, alone; then the others, small GPU counts first,
     in the order of the study, `pack` of one GPU count in a job."""
-    smallest: dict[str, Cell] = {}
-    for cell in cells:
-        if cell.family not in smallest or cell.gpus < smallest[cell.family].gpus:
-            smallest[cell.family] = cell
-    proofs = {cell.key for cell in smallest.values()}
-    plans = [Plan((cell,), True) for cell in sorted(smallest.values(), key=lambda cell: cell.gpus)]
-    by_size: dict[int, list[Cell]] = {}
-    for cell in cells:
-        if cell.key not in proofs:
-            by_size.setdefault(cell.gpus, []).append(cell)
-    for gpus in sorted(by_size):
-        group = by_size[gpus]
+    by_size = sorted(cells, key=lambda cell: cell.gpus)
+    smallest = [group[0] for group in group_by(by_size, lambda cell: cell.family).values()]
+    plans = [Plan((cell,), True) for cell in smallest]
+    proofs = {cell.key for cell in smallest}
+    others = [cell for cell in by_size if cell.key not in proofs]
+    for group in group_by(others, lambda cell: cell.gpus).values():
         plans += [Plan(tuple(group[start : start + pack]), False) for start in range(0, len(group), pack)]
     return plans
 

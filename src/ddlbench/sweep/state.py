@@ -17,6 +17,7 @@ from ddlbench.foreign import Object, parse, read_bytes
 from ddlbench.heartbeat import server_time
 from ddlbench.record.files import HEARTBEAT, end_for_rank_0
 from ddlbench.results.reading.gone import find_gone
+from ddlbench.results.rows import group_by, section
 from ddlbench.sweep.plan import Cell, key_of
 
 MISSING, RUNNING, QUEUED = "missing", "running", "queued"
@@ -65,9 +66,8 @@ class State:
             recorded = self.attempts.get(folder)
             if recorded is None or recorded.status == RUNNING:
                 self._read(folder)
-        self._by_key: dict[str, list[Attempt]] = {}
-        for attempt in sorted(self.attempts.values(), key=lambda attempt: attempt.start):
-            self._by_key.setdefault(attempt.key, []).append(attempt)
+        ordered = sorted(self.attempts.values(), key=lambda attempt: attempt.start)
+        self._by_key = group_by(ordered, lambda attempt: attempt.key)
         return self
 
     def status(self, cell: Cell) -> str:
@@ -131,11 +131,9 @@ def _with_end(folder: Path, record: Object) -> Object:
 
 def _attempt(folder: Path, record: Object) -> Attempt:
     config, launch, times = (cast(dict[str, Any], record[name]) for name in ("config", "launch", "times"))
-    before = added_later(Options) | cast(dict[str, Any], record.get("config_added_later") or {})
+    before = added_later(Options) | section(record, "config_added_later")
     start, end, gpus = str(times["start"]), times["end"], int(launch["world_size"])
-    environment = record.get("environment")
-    recorded = cast(Object, environment).get("variables") if isinstance(environment, dict) else None
-    variables = cast(Object, recorded) if isinstance(recorded, dict) else {}
+    variables = section(section(record, "environment"), "variables")
     return Attempt(
         folder,
         key_of(measured_part(config, before), gpus),

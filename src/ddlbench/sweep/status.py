@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ddlbench.config.values import written
+from ddlbench.results.rows import group_by
 from ddlbench.sweep.plan import INVALID, Cell, points
 from ddlbench.sweep.state import MISSING, QUEUED, RUNNING, State
 from ddlbench.texts import aligned, printable
@@ -34,11 +35,9 @@ def plan_lines(cells: Sequence[Cell], state: State, asked: Asked, predict: Predi
         )
     head = list(rows[0])
     lines = aligned(head, ([str(row[key])[:WIDEST] for key in head] for row in rows))
-    reasons: dict[tuple[str, str], list[str]] = {}  # each once, with the cells that are not supported
-    for group in points(cells).values():
-        if group[0].refused:
-            reasons.setdefault(group[0].refused, []).append(group[0].name)
-    lines += [f"{status} ({len(names)}, such as {names[0]}): {why}" for (status, why), names in reasons.items()]
+    refused = [group[0] for group in points(cells).values() if group[0].refused]
+    for (status, why), same in group_by(refused, lambda cell: cell.refused).items():
+        lines.append(f"{status} ({len(same)}, such as {same[0].name}): {why}")
     return [*lines, *sums(cells, state, asked, predict)]
 
 

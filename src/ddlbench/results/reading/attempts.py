@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 import time
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from typing import Any
 from pyarrow.parquet import read_metadata
 
 from ddlbench.errors import UserError
-from ddlbench.foreign import ForeignError, NotRegularError, Object, TooLargeError, parse, read_bytes
+from ddlbench.foreign import ForeignError, NotRegularError, Object, TooLargeError, open_regular, parse, read_bytes
 from ddlbench.record.schema import READ_VERSIONS, SCHEMA_VERSION
 from ddlbench.results.reading.attempt_folders import search
 from ddlbench.results.reading.gone import find_gone
@@ -129,7 +128,7 @@ def read(path: Path) -> Attempt:
         return unreadable(path, f"run.json cannot be read ({why(error)})", kind=_kind(error))
     version = record.get("schema_version")
     if type(version) is not int or version not in READ_VERSIONS:  # True equals 1
-        return _of_other_version(path, version)
+        return _refused(path, version)
     if not isinstance(record.get("status"), str):
         return unreadable(path, "run.json has no status", version, LeftOut.NO_RUN)
     return Attempt(path, record) if record["status"] != "running" else _without_end(path, record)
@@ -143,7 +142,7 @@ def _kind(error: Exception) -> str:
     return next((kind for type_, kind in kinds if isinstance(error, type_)), LeftOut.UNREADABLE)
 
 
-def _of_other_version(path: Path, version: Any) -> Attempt:
+def _refused(path: Path, version: Any) -> Attempt:
     """An attempt of a version that is not read; the reason says what to do about it."""
     number, kind, remedy = None, LeftOut.NO_RUN, "run again, or report with the version of ddlbench that wrote it"
     if type(version) is int and version > SCHEMA_VERSION:
@@ -202,15 +201,11 @@ def damaged_parquet(attempt: Path) -> list[str]:
     for path in (attempt / name for name in PARQUET):
         folder = os.path.isdir(path)  # noqa: PTH112  # False where it may not be looked at, unlike Path.is_dir
         for file in sorted(path.glob("epoch-*.parquet")) if folder else [path] if os.path.lexists(path) else []:
-            reason = None
             try:
-                if stat.S_ISREG(file.stat().st_mode):  # before it is opened: a pipe would wait for its writer
-                    read_metadata(file)
-                else:
-                    reason = "it is not a regular file"
+                with open_regular(file) as opened:
+                    read_metadata(opened)
             except (OSError, ValueError) as error:
                 reason = getattr(error, "strerror", None) or shortened(printable(str(error).strip()), PARQUET_REASON)
-            if reason is not None:
                 warnings.append(f"{printable(str(file))} cannot be read ({reason})")
     return warnings
 

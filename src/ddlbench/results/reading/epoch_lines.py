@@ -12,16 +12,13 @@ import pyarrow as pa
 
 from ddlbench.foreign import Object
 from ddlbench.record.schema import EPOCHS
+from ddlbench.results.frames import frame, schema_of, typed
 from ddlbench.results.reading.attempts import lines_of
 from ddlbench.results.reading.cells import fit
 from ddlbench.results.rows import Row
 
 COLUMNS = tuple(column for column in EPOCHS if column.source != "run")
-TYPES = {"int": pa.int64(), "float": pa.float64(), "bool": pa.bool_(), "text": pa.string()}
-SCHEMA = pa.schema([(column.name, TYPES[column.kind]) for column in COLUMNS])
-DTYPES: dict[str, Any] = {
-    "int": pd.Int64Dtype(), "float": pd.Float64Dtype(), "bool": pd.BooleanDtype(), "text": pd.StringDtype("python"),
-}  # fmt: skip
+SCHEMA = schema_of(COLUMNS)
 
 
 def table_of(content: bytes, left_out: list[str]) -> tuple[Any, int]:
@@ -46,11 +43,6 @@ def epoch_rows(lines: Sequence[Object], left_out: list[str]) -> list[Row]:
     return [first[number] for number in sorted(first)]
 
 
-def array(values: Sequence[Any], kind: str) -> Any:
-    """A column of a table; None where a value is missing."""
-    return DTYPES[kind].__from_arrow__(pa.array(values, TYPES[kind], from_pandas=True))
-
-
 def epochs_table(runs: Sequence[Row], epochs: Sequence[Any]) -> pd.DataFrame:
     """The epochs of all attempts as one table, in their order.
 
@@ -58,11 +50,8 @@ def epochs_table(runs: Sequence[Row], epochs: Sequence[Any]) -> pd.DataFrame:
     epochs: the epochs of each run, a table of SCHEMA
     """
     places = np.repeat(np.arange(len(runs)), [len(table) for table in epochs])
-    joined: Any = pa.concat_tables([SCHEMA.empty_table(), *epochs]).combine_chunks()
-    cells: dict[str, Any] = {}
-    for column in EPOCHS:
-        if column.source == "run":  # once for each of its epochs; texts share their letters
-            cells[column.name] = array([run[column.name] for run in runs], column.kind).take(places)
-        else:
-            cells[column.name] = DTYPES[column.kind].__from_arrow__(joined[column.name])
-    return pd.DataFrame(cells, copy=False)
+    joined = typed(pa.concat_tables([SCHEMA.empty_table(), *epochs]).combine_chunks())
+    of_runs = frame([column for column in EPOCHS if column.source == "run"], runs)
+    for name in of_runs:  # once for each of its epochs; texts share their letters
+        joined[name] = of_runs[name].array.take(places)
+    return joined.filter([column.name for column in EPOCHS])

@@ -50,12 +50,15 @@ def unknown_stragglers(rows: Sequence[Measurement]) -> list[str]:
     """The number of measurements without a search for stragglers."""
     trained = [row for row in rows if row["status"] == "ok" and (row["gpus"] or 0) > 1 and row["mode"] != "loader"]
     measured = {row["measurement"]: row for row in trained}.values()
-    unknown = sum(row["own_step_s"] is None for row in measured)
-    by_thread = any(row["own_step_s"] is not None and not row["profile_windows"] for row in measured)
-    lines = (
-        f"stragglers: not looked for in {unknown} of {len(measured)} measurements on several ranks, whose own steps "
-        "are not known: profile=true measures them",
-        "stragglers on the CPU: by the time that ranks computed; one that sleeps or waits for a disk shows with "
-        "profile=true alone",
-    )
-    return [line for line, says in zip(lines, (unknown, by_thread), strict=True) if says]
+    lines: list[str] = []
+    if unknown := sum(row["own_step_s"] is None for row in measured):
+        lines.append(
+            f"stragglers: not looked for in {unknown} of {len(measured)} measurements on several ranks, whose own "
+            "steps are not known: profile=true measures them"
+        )
+    if any(row["own_step_s"] is not None and not row["profile_windows"] for row in measured):
+        lines.append(
+            "stragglers on the CPU: by the time that ranks computed; one that sleeps or waits for a disk shows with "
+            "profile=true alone"
+        )
+    return lines

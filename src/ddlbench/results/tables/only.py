@@ -37,14 +37,15 @@ def only(tables: Tables, filters: Sequence[str]) -> Tables:
                 f"--only {column}={printable(','.join(unknown))}: no attempt has it; the results have {shown}"
             )
         kept = [run for run in kept if str(run[column]) in wanted]
-    summary = f"only {' '.join(map(printable, filters))}: {len(kept)} of {len(tables.runs)} attempts are reported"
+    summary = f"only {' '.join(map(printable, filters))}: {len(kept)} of {len(runs)} attempts are reported"
     if not kept:
         raise UserError(f"{summary}: no attempt has all of these values; leave one filter out")
+    measured = _values(kept, "measurement")
     return replace(
         tables,
-        runs=_with(tables.runs, "path", kept),
+        run_rows=kept,
+        scaling_rows=[row for row in tables.scaling_rows if row["measurement"] in measured],
         epochs=_with(tables.epochs, "path", kept),
-        scaling=_with(tables.scaling, "measurement", kept),
         learning=_with(tables.learning, "learning", kept),
         warnings=[summary, *_merged_with_others(runs, kept), *tables.warnings],
     )

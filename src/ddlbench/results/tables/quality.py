@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 
 from ddlbench.record.schema import LEARNING
-from ddlbench.results.reading.epoch_lines import DTYPES
+from ddlbench.results.frames import frame, plain, schema_of, typed
 from ddlbench.results.tables.merge import AttemptRow
 from ddlbench.results.tables.stats import median_interval
 
@@ -26,11 +27,9 @@ def learning_table(epochs: pd.DataFrame, runs: Sequence[AttemptRow]) -> pd.DataF
     ended = {run.row["path"]: run.row for run in runs if run.ok and run.row["learning"]}
     codes, paths = pd.factorize(epochs["path"].to_numpy(object))
     taken = np.array([path in ended for path in paths], bool)[codes]
-    # Plain floats are faster than masked ones.
-    columns = ("epoch", "elapsed_s", *METRICS)
-    values = pd.DataFrame({name: epochs[name].to_numpy("float64", na_value=np.nan)[taken] for name in columns})
+    values = plain(epochs, [], ["epoch", "elapsed_s", *METRICS])[taken]
     if values.empty:
-        return _typed(pd.DataFrame(columns=[column.name for column in LEARNING]))
+        return frame(LEARNING, [])
     rows = [ended.get(path, {}) for path in paths]
     curves, names = pd.factorize(np.array([row.get("learning") for row in rows], object))
     values["learning"] = curves[codes[taken]]
@@ -48,7 +47,8 @@ def learning_table(epochs: pd.DataFrame, runs: Sequence[AttemptRow]) -> pd.DataF
     samples = {row["learning"]: row for row in reversed(list(ended.values()))}
     curves = table["learning"].to_numpy()
     named = {name: np.array([samples[key][name] for key in names], object)[curves] for name in NAMES}
-    return _typed(table.assign(**named, learning=names[curves]))
+    complete = table.assign(**named, learning=names[curves])
+    return typed(pa.Table.from_pandas(complete, schema_of(LEARNING), preserve_index=False))
 
 
 def _intervals(values: Any) -> pd.DataFrame:
@@ -65,7 +65,3 @@ def _rank(n: int) -> int:
     """Place of the interval's lower end among n ordered values, from 1; 0 where there is no interval."""
     interval = median_interval([float(place) for place in range(1, n + 1)])
     return int(interval.low) if interval else 0
-
-
-def _typed(table: pd.DataFrame) -> pd.DataFrame:
-    return pd.DataFrame({column.name: table[column.name].astype(DTYPES[column.kind]) for column in LEARNING})

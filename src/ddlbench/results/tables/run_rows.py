@@ -42,17 +42,22 @@ def _attempt_row(attempt: Attempt, identity: Hashable) -> AttemptRow:
     row = run_row(attempt, left_out)
     content, unread = attempt.read_epochs()
     epochs, broken = table_of(content, left_out)
-    wrong = contradiction(row, epochs) if row["status"] == "ok" and not broken else None
+    warnings, kinds = list(attempt.warnings), [attempt.left_out] if attempt.left_out else []
     if broken:
         unread = f"{attempt.name}: {broken} line(s) of epochs.jsonl cannot be read and are left out"
-    notes = [f"{attempt.name}: {in_one_line(left_out)}"] if left_out else []
-    bare = not measured and record["status"] != "unreadable"
-    unmeasured = f"{attempt.name}: run.json has no configuration: the attempt is in no measurement" if bare else None
-    contradicts = f"{attempt.name}: the summary is left out: {wrong}" if wrong else None
-    kinds = [attempt.left_out, LeftOut.BROKEN_EPOCHS if unread else None, LeftOut.NO_CONFIGURATION if bare else None]
-    left = [*filter(None, (unread, unmeasured, contradicts)), *notes, *damaged_parquet(attempt.path)]
+    if unread:
+        warnings.append(unread)
+        kinds.append(LeftOut.BROKEN_EPOCHS)
+    if not measured and record["status"] != "unreadable":
+        warnings.append(f"{attempt.name}: run.json has no configuration: the attempt is in no measurement")
+        kinds.append(LeftOut.NO_CONFIGURATION)
+    if row["status"] == "ok" and not broken and (wrong := contradiction(row, epochs)):
+        warnings.append(f"{attempt.name}: the summary is left out: {wrong}")
+        row |= _NO_SUMMARY
+    if left_out:
+        warnings.append(f"{attempt.name}: {in_one_line(left_out)}")
     return AttemptRow(
-        row | _NO_SUMMARY if wrong else row,
+        row,
         measured,
         fingerprint(environment),
         noted(environment),
@@ -60,8 +65,8 @@ def _attempt_row(attempt: Attempt, identity: Hashable) -> AttemptRow:
         attempt.path,
         identity,
         attempt.has_end,
-        warnings=[*attempt.warnings, *left],
-        left_out=list(filter(None, kinds)),
+        warnings=[*warnings, *damaged_parquet(attempt.path)],
+        left_out=kinds,
     )
 
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
+from statistics import median
 from typing import Any
 
 from ddlbench.record.schema import SCALING
@@ -15,7 +16,7 @@ from ddlbench.results.tables.breakdown import merged_windows
 from ddlbench.results.tables.labels import knobs, layout, variants
 from ddlbench.results.tables.marks import of_run
 from ddlbench.results.tables.merge import SEED, AttemptRow, comparison_id, curve_id
-from ddlbench.results.tables.stats import Interval, confidence, median, median_interval
+from ddlbench.results.tables.stats import Interval, confidence, median_interval
 
 # What stays equal along a curve of each kind.
 KINDS = {"strong": "global_batch", "weak": "batch_per_gpu"}
@@ -121,6 +122,7 @@ def _row(point: Point, kind: str, mates: list[Point]) -> Row:
             values = point.values(column.name)
             merged[column.name] = merges[column.source](values) if values else None
     return {
+        **dict.fromkeys(column.name for column in SCALING),
         **merged,
         **_texts(point, kind),
         **_seconds(point),

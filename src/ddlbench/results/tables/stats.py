@@ -7,7 +7,6 @@ serve strong scaling, weak scaling over a fixed data set and shortened epochs.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,11 +25,6 @@ class Interval:
 
     def overlaps(self, other: Interval) -> bool:
         return self.low <= other.high and other.low <= self.high
-
-
-def median(values: Sequence[float]) -> float:
-    """Middle value, or the mean of the two in the middle."""
-    return statistics.median(values)
 
 
 def median_interval(values: Sequence[float], level: float = LEVEL) -> Interval | None:

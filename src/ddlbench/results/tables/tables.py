@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,9 +10,10 @@ from pathlib import Path
 import pandas as pd
 
 from ddlbench.foreign import read_bytes
-from ddlbench.record.schema import DEVELOPER, RUNS, SCALING, Column
+from ddlbench.record.schema import DEVELOPER, RUNS, SCALING
+from ddlbench.results.frames import frame
 from ddlbench.results.reading.attempts import Records
-from ddlbench.results.reading.epoch_lines import array, epochs_table
+from ddlbench.results.reading.epoch_lines import epochs_table
 from ddlbench.results.reading.left_out import LeftOut
 from ddlbench.results.reading.left_out import line as left_out_line
 from ddlbench.results.rows import Row, group_by
@@ -28,25 +29,33 @@ from ddlbench.texts import FORMULA, printable, quoted
 
 @dataclass(frozen=True)
 class Tables:
-    """The tables of a report, and warnings about records that could not be used completely."""
+    """The tables of a report, and warnings about records that could not be used completely.
 
-    runs: pd.DataFrame
+    run_rows, scaling_rows: of runs.csv and scaling.csv; each has all columns
+    drift:                  over the campaign, in words
+    left_out:               counts of what is not in the numbers, in words
+    """
+
+    run_rows: list[Row]
+    scaling_rows: list[Row]
     epochs: pd.DataFrame
-    scaling: pd.DataFrame
     learning: pd.DataFrame
     warnings: list[str]
-    drift: str | None = None  # over the campaign, in words
-    left_out: str | None = None  # counts of what is not in the numbers, in words
+    drift: str | None = None
+    left_out: str | None = None
 
     @cached_property
-    def run_rows(self) -> list[Row]:
-        """runs.csv as plain objects."""
-        return records(self.runs)
+    def runs(self) -> pd.DataFrame:
+        return frame(RUNS, self.run_rows)
+
+    @cached_property
+    def scaling(self) -> pd.DataFrame:
+        return frame(SCALING, self.scaling_rows)
 
     @cached_property
     def measurements(self) -> list[Measurement]:
         """scaling.csv as figures and texts show it."""
-        return measurements_of(records(self.scaling), self.run_rows)
+        return measurements_of(self.scaling_rows, self.run_rows)
 
     def write(self, folder: Path) -> None:
         """runs.csv, epochs.csv, scaling.csv, learning.csv, breakdown.csv; an unknown cell is empty."""
@@ -110,9 +119,9 @@ def make_tables(records: Records, by: str = "framework") -> Tables:
     shared = [run.row["path"] for run in runs if run.row["backend"] == DEVELOPER]
     unused, left_out = not_used(records, merged)
     return Tables(
-        runs=frame(RUNS, (run.row for run in runs)),
+        run_rows=[run.row for run in runs],
+        scaling_rows=scaling,
         epochs=epochs,
-        scaling=frame(SCALING, scaling),
         learning=learning_table(epochs, runs),
         warnings=[
             *unused,
@@ -153,17 +162,9 @@ def write_csv(table: pd.DataFrame, path: Path) -> None:
     table.assign(**safe).to_csv(path, index=False)
 
 
-def frame(columns: Sequence[Column], rows: Iterable[Row]) -> pd.DataFrame:
-    """A table with the columns' order and types; what a row does not have is missing."""
-    listed = list(rows)
-    cells = {column.name: [row.get(column.name) for row in listed] for column in columns}
-    return pd.DataFrame({column.name: array(cells[column.name], column.kind) for column in columns})
-
-
 def records(table: pd.DataFrame) -> list[Row]:
     """The rows of a table as plain objects, None for what is missing."""
     names = [str(name) for name in table]
-    columns = [
-        table[name].to_numpy(object, na_value=None).tolist() for name in names
-    ]  # `to_dict` takes ten times as long
+    # `to_dict` takes ten times as long.
+    columns = [table[name].to_numpy(object, na_value=None).tolist() for name in names]
     return [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]

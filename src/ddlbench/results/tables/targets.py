@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf, isfinite
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,10 @@ import pandas as pd
 
 from ddlbench.errors import UserError
 from ddlbench.record.schema import TARGETS
+from ddlbench.results.frames import frame, plain
 from ddlbench.results.rows import Row, group_by
-from ddlbench.results.tables.stats import confidence, median, median_interval
-from ddlbench.results.tables.tables import Tables, frame, write_csv
+from ddlbench.results.tables.stats import confidence, median_interval
+from ddlbench.results.tables.tables import Tables, write_csv
 
 RISING = ("val_top1", "val_top5")
 FALLING = ("val_loss", "val_perplexity_token", "val_perplexity_word", "train_loss")
@@ -56,22 +58,15 @@ def target(text: str) -> Target:
 def costs(epochs: pd.DataFrame, wanted: Target) -> dict[str, dict[str, float | None]]:
     """For each attempt, by its path, what it took to reach the target; without a value where the record does not say.
     Attempts that never reach it are left out."""
-    plain = pd.DataFrame(
-        {
-            "path": epochs["path"].to_numpy(object),
-            "epochs": epochs["epoch"].to_numpy("float64") + 1,
-            "updates": epochs["updates"].to_numpy("float64", na_value=np.nan),
-            "samples": epochs["samples"].to_numpy("float64", na_value=np.nan),
-            "seconds": epochs["elapsed_s"].to_numpy("float64", na_value=np.nan),
-            "value": epochs[wanted.metric].to_numpy("float64", na_value=np.nan),
-        }
-    ).sort_values(["path", "epochs"], kind="stable")
-    attempts = plain.groupby("path")
-    complete = plain["epochs"] == attempts.cumcount() + 1  # no earlier epoch is missing
-    plain["samples"] = attempts["samples"].cumsum(skipna=False).where(complete)
-    reached = wanted.reached(plain["value"].to_numpy())
+    table = plain(epochs, ["path"], ["epoch", "updates", "samples", "elapsed_s", wanted.metric])
+    table = table.rename(columns={"elapsed_s": "seconds"}).sort_values(["path", "epoch"], kind="stable")
+    attempts = table.groupby("path")
+    table["epochs"] = table["epoch"] + 1
+    complete = table["epoch"] == attempts.cumcount()  # no earlier epoch is missing
+    table["samples"] = attempts["samples"].cumsum(skipna=False).where(complete)
+    reached = wanted.reached(table[wanted.metric].to_numpy())
     by_path: dict[str, dict[str, float | None]] = {}
-    for path, *cells in plain.loc[reached, ["path", *COSTS]].itertuples(index=False, name=None):
+    for path, *cells in table.loc[reached, ["path", *COSTS]].itertuples(index=False, name=None):
         values = [None if np.isnan(cell) else float(cell) for cell in cells]
         by_path.setdefault(str(path), dict(zip(COSTS, values, strict=True)))
     return by_path
