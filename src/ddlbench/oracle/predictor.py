@@ -115,7 +115,7 @@ def predict(config: Config, framework: Any, gpus: int, inputs: Inputs) -> Predic
     if inputs.exact_memory:
         try:
             memory = rehearsed_memory(framework, job, outcome.layout, config.loader.pinned)
-            row, outcome = replace(row, memory_error=0.0), replace(outcome, memory=memory)
+            row, outcome = replace(row, memory_error=0.0), replace(outcome, peak=lambda: memory)
         except RunError as error:
             row = replace(row, marks=(f"memory by the formula: {error}",))
     return _filled(row, outcome, setting, inputs, config.train.steps)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 
 from ddlbench.job import Job
 from ddlbench.oracle.counts.counts import Counts
@@ -57,8 +58,8 @@ class Setting:
 
     @property
     def contention(self) -> float:
-        """Factor by which computing is slower while all ranks of a node compute."""
-        return self.machine.shared_cores(self.machine.per_node(self.world))
+        """Factor by which the computing of the slowest rank is slower than that of one rank alone."""
+        return self.machine.shared_cores(self.machine.per_node(self.world)) * self.machine.slowest(self.world)
 
     def exposed(self, seconds: float, late: float) -> float:
         """Seconds by which communication delays the step: `late`, which comes after the end of computing, and the share
@@ -113,17 +114,21 @@ class Limit:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A step of one strategy. compute_s: of the slowest rank; bubble_s: its waiting for other stages; micro_samples:
-    samples of a micro batch"""
+    """A step of one strategy. compute_s: of the slowest rank; peak: computes the memory, where it is asked for;
+    bubble_s: its waiting for other stages; micro_samples: samples of a micro batch"""
 
     compute_s: float
     messages: tuple[Message, ...]
-    memory: Memory
+    peak: Callable[[], Memory]
     limits: tuple[Limit, ...] = ()
     bubble_s: float = 0.0
     layout: Mapping[str, int] = field(default_factory=dict[str, int])
     notes: tuple[str, ...] = ()
     micro_samples: float = 0.0
+
+    @cached_property
+    def memory(self) -> Memory:
+        return self.peak()
 
     @property
     def exposed_s(self) -> float:

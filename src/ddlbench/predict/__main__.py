@@ -53,6 +53,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def answer(question: Question) -> int:
+    if question.options.grade:
+        from ddlbench.predict.grading import grade
+
+        graded = grade.grade(question.options.grade)
+        if question.options.json:
+            print(grade.as_json(graded))
+        else:
+            grade.show(graded)
+        return 0
     if question.options.calibrate_network:
         machine = machines.load(question.machine)
         require_gpu("--calibrate-network", machine)

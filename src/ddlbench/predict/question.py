@@ -20,6 +20,9 @@ CALIBRATE = (
     "how that step is spread over the blocks"
 )
 EXACT_MEMORY = "rehearse every job (up to minutes each) and take its memory from there, instead of from the formula"
+GRADE = (
+    "predict the published measurements of a CSV file and print their errors (docs/oracle.md, Published measurements)"
+)
 LARGEST_WORLD, MOST = 2**20, 5000
 MACHINES = (
     "cluster= is the description of a machine's devices and links (not the label cluster.name of a run): a YAML file "
@@ -84,6 +87,7 @@ def parser() -> Parser:
     add("--loader-samples-per-s", type=float, metavar="R", help="what the loader of one rank gives")
     add("--max-gpus", type=int, metavar="N", help="the best with so many GPUs or fewer")
     add("--max-memory-gib", type=float, metavar="M", help="the best with so much memory or less")
+    add("--grade", type=Path, metavar="POINTS.csv", help=GRADE)
     add("--figure", type=Path, metavar="FILE", help="draw the predictions into FILE.png and FILE.svg")
     add("words", nargs="*", help=argparse.SUPPRESS)
     return made

@@ -32,6 +32,9 @@ class Peak(NamedTuple):
 # made for one site has other peaks. bf16, fp16: tensor or matrix cores, without structured sparsity.
 # fp32 on NVIDIA: outside the tensor cores, as matmul computes by default (TF32 is off); on AMD: matrix cores.
 PEAKS = {
+    # NVIDIA P100 data sheet: no tensor cores
+    r"Tesla P100-SXM2-16GB": Peak(None, 21.2, 10.6),
+    r"Tesla P100-PCIE-16GB": Peak(None, 18.7, 9.3),
     # NVIDIA V100 data sheet (2020)
     r"Tesla V100-SXM2-(16|32)GB": Peak(None, 125, 15.7),
     r"Tesla V100-PCIE-(16|32)GB": Peak(None, 112, 14),
@@ -43,6 +46,8 @@ PEAKS = {
     r"NVIDIA A30": Peak(165, 165, 10.3),
     r"NVIDIA A40": Peak(149.7, 149.7, 37.4),
     r"NVIDIA A10": Peak(125, 125, 31.2),
+    # NVIDIA GA102 white paper: tensor cores that add in fp32
+    r"NVIDIA GeForce RTX 3090": Peak(71, 71, 35.6),
     # NVIDIA L4, L40, L40S data sheets
     r"NVIDIA L4": Peak(121, 121, 30.3),
     r"NVIDIA L40": Peak(181.05, 181.05, 90.5),

@@ -36,13 +36,20 @@ _counted = dict[object, Counts]()
 
 
 def count(
-    model: Model, precision: str, device_type: str, smoothing: float = 0.0, tp: int = 1, sequence: bool = False
+    model: Model,
+    precision: str,
+    device_type: str,
+    smoothing: float = 0.0,
+    tp: int = 1,
+    sequence: bool = False,
+    cast: bool = False,
 ) -> Counts:
     """The counts of a model, made once for each model, precision and kind of device. tp: count the part of one of tp
-    ranks that share every layer, with sequence parallelism or without."""
-    key = type(model), repr(model), precision, device_type, smoothing, tp, sequence
+    ranks that share every layer, with sequence parallelism or without. cast: the weights themselves are in `precision`
+    (Megatron-LM, DeepSpeed's engines), instead of autocast over fp32 weights."""
+    key = type(model), repr(model), precision, device_type, smoothing, tp, sequence, cast
     if key not in _counted:
-        with fake_model(model, precision, device_type, smoothing, tp, sequence) as with_batch:
+        with fake_model(model, precision, device_type, smoothing, tp, sequence, cast) as with_batch:
             (small, tied), (large, _) = (_run(with_batch(samples)) for samples in SAMPLES)
         _counted[key] = Counts(model.name, tuple(map(_joined, small, large)), tied)
     return _counted[key]
@@ -94,14 +101,19 @@ class FakeModel:
 
 @contextmanager
 def fake_model(
-    model: Model, precision: str, device_type: str, smoothing: float, tp: int, sequence: bool
+    model: Model, precision: str, device_type: str, smoothing: float, tp: int, sequence: bool, cast: bool = False
 ) -> Generator[Callable[[int], FakeModel]]:
     """Build a model once; yields a function that gives it a batch of so many samples."""
     loss: Callable[[Tensor, Tensor], Tensor] = CrossEntropy(smoothing)
     plan = model.tensor_plan()
     with FakeTensorMode() if tp == 1 else fake_world(0, tp, torch.device("cpu")), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # fake tensors warn about values that they do not have
-        built = model.build().train()
+        default = torch.get_default_dtype()
+        torch.set_default_dtype(type_of_dtype[precision] if cast else default)
+        try:
+            built = model.build().train()
+        finally:
+            torch.set_default_dtype(default)
         if tp > 1:
             part = Part(dist.group.WORLD, 0, tp, sequence)
             split_model(built, plan, part)
@@ -112,10 +124,12 @@ def fake_model(
                 dropout = getattr(module, "attn_dropout", None)
                 if isinstance(dropout, nn.Dropout):
                     dropout.p = 0.0
-        autocast = torch.autocast("cpu", type_of_dtype[precision], enabled=precision != "fp32")
+        autocast = torch.autocast("cpu", type_of_dtype[precision], enabled=precision != "fp32" and not cast)
 
         def with_batch(samples: int) -> FakeModel:
             batch = example_batch(model, samples)
+            if cast and batch.inputs.is_floating_point():
+                batch = replace(batch, inputs=batch.inputs.to(type_of_dtype[precision]))
             uncounted = [*built.parameters(), *built.buffers(), batch.inputs, batch.targets]
             saved = {identity(tensor) for tensor in (*built.parameters(), batch.inputs)}
             return FakeModel(built, plan, loss, samples, batch.inputs, batch.targets, autocast, uncounted, saved)

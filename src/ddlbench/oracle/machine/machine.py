@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from math import inf
 from pathlib import Path
+from statistics import NormalDist
 from typing import Any, cast
 
 import numpy as np
@@ -23,7 +24,11 @@ from ddlbench.measure.formulas.flops import peak_flops
 
 FOLDER = Path(__file__).parents[1] / "clusters"
 SIZES = ("alpha_s", "bytes_per_s")
-KEYS = {"name", "device", "devices_per_node", "links", "overlap", "cores"}  # of a cluster's file
+KEYS = {"name", "device", "devices_per_node", "links", "overlap", "cores", "spread"}  # of a cluster's file
+# GPUs for which nothing else was measured: what the published measurements of docs/measurements/2026-11-24-published.md
+# say of GPUs in common. Extra seconds of computing per second of communication that runs beside it; standard deviation
+# of a rank's computing in a step; seconds of a kernel beside its work.
+GPU_HIDDEN_COST, GPU_SPREAD, GPU_KERNEL_S = 0.4, 0.02, 1.5e-5
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,7 @@ class Device:
     """memory_bytes, bytes_per_s: capacity and bandwidth of its memory; None: unknown.
 
     type: cuda | cpu; tf32_flops_per_s: peak of fp32 where tensor cores round its inputs
+    kernel_s: seconds of a kernel beside its work; host_s: seconds in which the host starts a kernel
     """
 
     name: str
@@ -48,6 +54,8 @@ class Device:
     memory_bytes: float | None = None
     bytes_per_s: float | None = None
     tf32_flops_per_s: float | None = None
+    kernel_s: float = 0.0
+    host_s: float = 0.0
 
     def flops_per_s(self, precision: str, tf32: bool) -> float | None:
         """Peak FLOPs a second; None if it is not known."""
@@ -83,6 +91,7 @@ class Machine:
     cores: the cores that all ranks of a node share, if ranks are not devices; None: each rank has its own
     contention: measured by number of ranks: factor by which computing is slower while so many ranks of a node compute
     sweeps: measured collectives by name and number of ranks
+    spread: standard deviation of a rank's seconds of computing in a step, as a share of their mean
     """
 
     name: str
@@ -94,6 +103,7 @@ class Machine:
     cores: int | None = None
     contention: Mapping[int, float] = field(default_factory=dict[int, float], hash=False)
     sweeps: Mapping[tuple[str, int], Sweep] = field(default_factory=dict[tuple[str, int], "Sweep"], hash=False)
+    spread: float = 0.0
 
     def per_node(self, world: int) -> int:
         return min(world, self.devices_per_node or world)
@@ -122,6 +132,11 @@ class Machine:
         if not self.hidden_cost:
             return 0.0 if self.overlap else 1.0
         return self.hidden_cost[min(self.hidden_cost, key=lambda count: abs(count - ranks))]
+
+    def slowest(self, ranks: int) -> float:
+        """The expected seconds of the slowest of so many ranks, over those of a mean rank: all ranks wait for it in
+        every step. The largest of n normal variables is close to the quantile (n - 0.375) / (n + 0.25) (Blom 1958)."""
+        return 1 + self.spread * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25))
 
     def shared_cores(self, busy: int) -> float:
         """Factor by which computing is slower while so many ranks of a node compute: linear interpolation between two
@@ -167,11 +182,15 @@ def parse(plain: Any, path: str) -> Machine:
     """The machine that a file's content describes. UserError for a missing or impossible value."""
     try:
         given = cast(Mapping[str, Any], plain)
+        device = Device(**given["device"])
+        if device.type == "cuda":
+            device = replace(device, kernel_s=given["device"].get("kernel_s", GPU_KERNEL_S))
+            given = {"spread": GPU_SPREAD, "hidden_cost": {1: GPU_HIDDEN_COST} if given["overlap"] else {}, **given}
         parts: dict[str, Any] = {
-            "device": Device(**given["device"]),
+            "device": device,
             "links": tuple(Link(**link) for link in given["links"]),
         }
-        if unknown := sorted(map(str, given.keys() - KEYS)):
+        if unknown := sorted(map(str, given.keys() - KEYS - {"hidden_cost"})):
             raise TypeError(f"it has no key {', '.join(unknown)}")
         machine = Machine(**{**given, **parts})
     except (KeyError, TypeError) as error:
@@ -205,4 +224,7 @@ def _check(machine: Machine, path: str) -> None:
 
 def with_overlap(machine: Machine, overlap: bool | None) -> Machine:
     """The machine with or without overlap; None: as the file says, or as it was measured"""
-    return machine if overlap is None else replace(machine, overlap=overlap, hidden_cost={})
+    if overlap is None:
+        return machine
+    hidden = {1: GPU_HIDDEN_COST} if overlap and machine.device.type == "cuda" else {}
+    return replace(machine, overlap=overlap, hidden_cost=hidden)

@@ -82,14 +82,10 @@ class Results:
         where = "one device" if base.ranks == 1 else f"{base.ranks} devices"
         basis = f"{base.framework} on {where} ({base.path.parent.name})"
         remarks: list[str] = []
-        if base.ranks > 1:
-            computation = _solved(config, machine, base, basis, blocks)
-        else:
-            step = OneStep(base.seconds, base.samples, base.micro)
-            computation = from_one_step(config, machine, step, basis, blocks)
-            if base.framework not in (framework.name, "single"):  # `single` adds no work
-                of_other = f"{framework.name} from a run of {base.framework}, with what {base.framework} itself takes"
-                remarks.append(of_other)
+        step = OneStep(base.seconds, base.samples, base.micro)
+        computation = from_devices(config, machine, base.ranks, step, basis, blocks)
+        if base.ranks == 1 and base.framework not in (framework.name, "single"):  # `single` adds no work
+            remarks.append(f"{framework.name} from a run of {base.framework}, with what {base.framework} itself takes")
         if self.torch is not None and base.torch != self.torch:
             remarks.append(f"runs with torch {base.torch or 'of an unknown version'}, not {self.torch}")
         if base.hosts and base.hosts != (platform.node(),):  # GPUs have names, but all CPUs are one kind of device
@@ -155,25 +151,36 @@ def _base(attempt: Attempt, config: Config, machine: Machine) -> Base | None:
     return Base(name, keys, int(ranks), int(batch), micro, seconds, attempt.path, version, hosts)
 
 
-def _solved(config: Config, machine: Machine, base: Base, basis: str, blocks: Computation | None) -> Computation:
-    """The computation of one device that makes the prediction for a few devices equal their measured time. UserError
-    if their communication alone takes longer."""
-    train = replace(config.train, global_batch=base.samples, batch_per_gpu=None)
+def from_devices(
+    config: Config, machine: Machine, ranks: int, step: OneStep, basis: str, blocks: Computation | None = None
+) -> Computation:
+    """The computation of one device that makes the prediction for `ranks` devices equal their measured step. UserError
+    if their communication alone takes longer.
+
+    step: its samples are those of the global batch
+    """
+    assert step.samples is not None
+    if ranks == 1:
+        return from_one_step(config, machine, step, basis, blocks)
+    train = replace(config.train, global_batch=step.samples, batch_per_gpu=None)
     there = replace(config, train=train)
-    job = job_of(there, base.ranks, machine)
-    samples = max(1, base.samples // base.ranks)  # of one device
-    step = OneStep(base.seconds, samples, min(samples, base.micro))
+    job = job_of(there, ranks, machine)
+    samples = max(1, step.samples // ranks)  # of one device
+    one = OneStep(step.seconds, samples, min(samples, step.micro or samples))
     for _ in range(ROUNDS):
-        computation = from_one_step(there, machine, step, basis, blocks)
+        computation = from_one_step(there, machine, one, basis, blocks)
         outcome = strategy(config.framework, Setting(job, machine, computation))
-        left = base.seconds - outcome.exposed_s
+        left = step.seconds - outcome.exposed_s
         if left <= 0:
             raise UserError(
-                f"{base.path}: {base.ranks} devices took {base.seconds:.4g} s a step, and communication alone is "
-                f"predicted to take {outcome.exposed_s:.4g} s: measure one device"
+                f"{basis}: {ranks} devices took {step.seconds:.4g} s a step, and communication alone is predicted to "
+                f"take {outcome.exposed_s:.4g} s: measure one device"
             )
-        step = replace(step, seconds=step.seconds * left / (outcome.step_s - outcome.exposed_s))
-    return from_one_step(there, machine, step, basis, blocks)
+        factor = left / (outcome.step_s - outcome.exposed_s)
+        one = replace(one, seconds=one.seconds * factor)
+        if abs(factor - 1) < 1e-9:
+            break
+    return from_one_step(there, machine, one, basis, blocks)
 
 
 def _number(value: Any) -> float | None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from ddlbench.errors import Unsupported
 from ddlbench.frameworks.ddp import DDP
@@ -36,7 +37,7 @@ def ddp(framework: DDP, setting: Setting) -> Outcome:
     # Gradients that wait to be reduced have their own memory, beside the buckets.
     count, _ = setting.micro_batch(setting.world)
     apart = FP32_BYTES * setting.counts.parameter_count if count > 1 else 0.0
-    peak = memory.replica(setting, setting.counts, setting.world, in_place=True, buckets=apart)
+    peak = partial(memory.replica, setting, setting.counts, setting.world, in_place=True, buckets=apart)
     return replicas(setting, (averaged(setting, wire, sum(back)),), peak)
 
 
@@ -77,15 +78,19 @@ def zero(framework: DeepSpeedOptions, setting: Setting) -> Outcome:
     messages = [Message(once.what, once.count * times, once.bytes_ * times, once.seconds * times, once.exposed * times)]
     if not stage:
         copied = FP32_BYTES * min(parameters, AT_ONCE)
-        return replicas(setting, tuple(messages), memory.replica(setting, setting.counts, ranks, reduced=copied))
+        peak = partial(memory.replica, setting, setting.counts, ranks, reduced=copied)
+        return replicas(setting, tuple(messages), peak)
     size = parameters * (2.0 if casts else 4.0)
     seconds = collectives.all_gather(size, setting.path(ranks))
     messages.append(Message("all-gather of weights", 1, size, seconds, seconds))
-    return replicas(setting, tuple(messages), memory.zero(setting, stage, bucket, overlaps), ranks)
+    return replicas(setting, tuple(messages), partial(memory.zero, setting, stage, bucket, overlaps), ranks)
 
 
 def replicas(
-    setting: Setting, messages: tuple[Message, ...] = (), peak: Memory | None = None, shards: int = 1
+    setting: Setting,
+    messages: tuple[Message, ...] = (),
+    peak: Callable[[], Memory] | None = None,
+    shards: int = 1,
 ) -> Outcome:
     """A step with all weights on each rank: D/p sum(FW + BW) + WU (Kahira et al. 2021, table 1).
 
@@ -99,7 +104,7 @@ def replicas(
     return Outcome(
         compute_s=compute * setting.contention,
         messages=messages if setting.world > 1 else (),
-        memory=peak or memory.replica(setting, setting.counts, setting.world),
+        peak=peak or partial(memory.replica, setting, setting.counts, setting.world),
         limits=(Limit("dp", job.global_batch, "one sample of the global batch a rank"),),
         layout={"dp": setting.world},
         micro_samples=samples,

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from math import ceil
 
 from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.frameworks.pipeline.pipedream import PipeDream
 from ddlbench.frameworks.pipeline.schedules import micro_batch_count, pipeline_ranks
 from ddlbench.frameworks.pipeline.stages import balanced
-from ddlbench.measure.formulas.memory_formula import FP32_BYTES
 from ddlbench.oracle.machine import collectives
 from ddlbench.oracle.memory.stages import Cut, memory, of_ranks, rank_parameters
 from ddlbench.oracle.setting import Limit, Message, Outcome, Setting
@@ -72,7 +71,7 @@ def predict(cut: Cut, setting: Setting) -> Outcome:
     return Outcome(
         compute_s=busy_s + update_s,
         messages=tuple(messages),
-        memory=memory(cut, setting, samples),
+        peak=partial(memory, cut, setting, samples),
         limits=(
             Limit("pp", len(blocks), f"the model has {len(blocks)} blocks"),
             *([limit(setting)] if cut.tp > 1 else []),
@@ -88,13 +87,17 @@ def predict(cut: Cut, setting: Setting) -> Outcome:
 def _stages(cut: Cut, setting: Setting, samples: float, traffics: Sequence[Traffic], sends: bool) -> Stages:
     """Seconds of each stage's passes for one micro batch, and of sending it to the next stage."""
     again = 1 if setting.job.checkpoint_activations else 0
-    passes = setting.computation.blocks(samples, cut.tp)
+    slowest = setting.machine.slowest(setting.world)
+    passes = [block.times(slowest) for block in setting.computation.blocks(samples, cut.tp)]
     # Collectives were measured while the ranks of their group share the cores. The schedule multiplies all seconds by
     # the contention of these ranks, so it is divided out here.
     contention = 1.0 if setting.machine.cores is None else setting.machine.shared_cores(cut.tp)
-    block_forward = [block.forward + sent.forward / contention for block, sent in zip(passes, traffics, strict=True)]
+    block_forward = [
+        block.forward + max(0.0, sent.forward / contention - block.host_forward)
+        for block, sent in zip(passes, traffics, strict=True)
+    ]
     block_backward = [
-        block.backward + sent.backward / contention + again * forward
+        block.backward + max(0.0, sent.backward / contention - block.host_backward) + again * forward
         for block, sent, forward in zip(passes, traffics, block_forward, strict=True)
     ]
     spans = cut.spans()
@@ -170,12 +173,12 @@ def _reductions(cut: Cut, setting: Setting, parameters: Sequence[float]) -> list
     and the last stage."""
     messages: list[Message] = []
     if cut.dp > 1:
-        size = FP32_BYTES * max(parameters)
+        size = setting.gradient_bytes * max(parameters)
         seconds = setting.all_reduce(size, cut.dp, cut.tp)
         what = "reduction and gathering of shards" if cut.sharded else "all-reduce of gradients"
         messages.append(Message(what, 1, size, seconds, seconds))
     if cut.pp > 1 and setting.counts.tied:
-        size, beside = FP32_BYTES * setting.counts.tied / cut.tp, cut.dp * cut.tp
+        size, beside = setting.gradient_bytes * setting.counts.tied / cut.tp, cut.dp * cut.tp
         seconds = setting.all_reduce(size, 2, beside * (cut.pp - 1), beside)
         messages.append(Message("all-reduce of the tied embedding", 1, size, seconds, seconds))
     return messages

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import accumulate
 
 from ddlbench.errors import Unsupported
@@ -78,7 +79,7 @@ def fsdp(framework: FSDP, setting: Setting) -> Outcome:
     groups = ((root,) if root else ()) + tuple((index,) for index in range(len(blocks)) if index not in root)
     parameters = tuple(block.parameter_count for block in blocks)
     scheme = Scheme(shards, weight, setting.gradient_bytes, parameters, again, groups, groups, always=False)
-    outcome = sharded(setting, scheme, memory.fsdp(setting, shards, scheme.gathered_bytes()))
+    outcome = sharded(setting, scheme, partial(memory.fsdp, setting, shards, scheme.gathered_bytes()))
     if framework.replicate == 1:
         return outcome
     size = setting.counts.parameter_count / shards * setting.gradient_bytes
@@ -103,7 +104,7 @@ def zero3(framework: DeepSpeedOptions, setting: Setting) -> Outcome:
     again, persistent = tuple(distance >= REUSE for distance in later), setting.counts.parameter_count - sum(gathered)
     gathers, gradient = ((0,), *ahead), setting.gradient_bytes
     scheme = Scheme(setting.world, weight, gradient, gathered, again, gathers, backwards, True, persistent)
-    peak = memory.zero3(setting, scheme.gathered_bytes(), FP32_BYTES * bucket, persistent * weight)
+    peak = partial(memory.zero3, setting, scheme.gathered_bytes(), FP32_BYTES * bucket, persistent * weight)
     return sharded(setting, scheme, peak)
 
 
@@ -118,7 +119,7 @@ def _calls(parameters: Sequence[int], most: float) -> Calls:
     return (*calls, call) if call else tuple(calls)
 
 
-def sharded(setting: Setting, scheme: Scheme, peak: Memory) -> Outcome:
+def sharded(setting: Setting, scheme: Scheme, peak: Callable[[], Memory]) -> Outcome:
     """A step of replicas whose weights are in shards."""
     job, rate, checkpointed = setting.job, setting.contention, setting.job.checkpoint_activations
     count, samples = setting.micro_batch(setting.world)
@@ -138,7 +139,7 @@ def sharded(setting: Setting, scheme: Scheme, peak: Memory) -> Outcome:
     return Outcome(
         compute_s=compute + setting.computation.update(setting.counts.parameter_count / scheme.shards) * rate,
         messages=tuple(messages) if scheme.shards > 1 else (),
-        memory=peak,
+        peak=peak,
         limits=(Limit("dp", job.global_batch, "one sample of the global batch a rank"),),
         layout={"dp": setting.world, "shards": scheme.shards},
         micro_samples=samples,

@@ -64,7 +64,7 @@ def spatial(framework: Spatial, setting: Setting) -> Outcome:
     return Outcome(
         compute_s=compute * setting.contention,
         messages=tuple(messages),
-        memory=at_peak(states, [Moment(states.gradients, saved)], buffer_bytes(blocks)),
+        peak=lambda: at_peak(states, [Moment(states.gradients, saved)], buffer_bytes(blocks)),
         limits=(limit, Limit("dp", job.global_batch, "one sample of the global batch a replica")),
         layout={"dp": framework.dp, "sp": sp},
         micro_samples=samples,

@@ -19,7 +19,7 @@ from ddlbench.oracle.machine import collectives
 from ddlbench.oracle.machine.collectives import Path
 from ddlbench.oracle.memory.passes import counts_of_rank
 from ddlbench.oracle.memory.replicas import replica
-from ddlbench.oracle.setting import Limit, Message, Outcome, Setting
+from ddlbench.oracle.setting import Limit, Memory, Message, Outcome, Setting
 from ddlbench.oracle.strategies.data_parallel import averaged, backward, sizes
 from ddlbench.oracle.timing import overlap
 
@@ -82,14 +82,18 @@ def parts(setting: Setting, dp: int, tp: int, sequence: bool, by_channels: bool)
         back = backward(setting, dp, tp)
         sent = overlap.buckets(overlap.gradients(sizes(setting, setting.gradient_bytes, tp), back))
         messages.append(averaged(setting, sent, sum(back), ranks=dp, stride=tp))
-    counts = counts_of_rank(setting, tp, sequence)
-    # DDP's buckets, beside the gradients that wait to be reduced.
-    buckets = FP32_BYTES * float(counts.parameter_count) if dp > 1 and count > 1 else 0.0
+
+    def peak() -> Memory:
+        counts = counts_of_rank(setting, tp, sequence)
+        # DDP's buckets, beside the gradients that wait to be reduced.
+        buckets = FP32_BYTES * float(counts.parameter_count) if dp > 1 and count > 1 else 0.0
+        return replica(setting, counts, dp, in_place=dp > 1, buckets=buckets)
+
     return Outcome(
         compute_s=(count * sum(block.both(job.checkpoint_activations) for block in passes) + update)
         * setting.contention,
         messages=tuple(messages),
-        memory=replica(setting, counts, dp, in_place=dp > 1, buckets=buckets),
+        peak=peak,
         limits=(limit(setting, by_channels), Limit("dp", job.global_batch, "one sample of the global batch a replica")),
         layout={"dp": dp, "tp": tp},
         micro_samples=samples,

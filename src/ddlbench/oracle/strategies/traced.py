@@ -36,7 +36,7 @@ def traced(framework: Any, setting: Setting) -> Outcome:
     return Outcome(
         compute_s=(seconds * (rank.flops or 0.0) / (alone.flops or 1.0) + update) * setting.contention,
         messages=tuple(message(sent, setting) for sent in rank.collectives or () if sent.kind != "recv"),
-        memory=memory,
+        peak=lambda: memory,
         layout={"dp": rank.replicas},
         notes=("traced",),
         micro_samples=samples / count,

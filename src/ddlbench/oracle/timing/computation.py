@@ -1,13 +1,15 @@
 """Seconds of computing: of each block forward and backward, and of the weight update.
 
 By the roofline (Williams et al. 2009) an operation takes the longer of FLOPs / peak FLOP/s and bytes / bandwidth of the
-memory. A measured step is divided among the operations in proportion to their roofline; measured blocks replace it.
+memory. Where the speed of a device's kernels is known, each kernel also takes a fixed time, and a pass takes no less
+than the host needs to start its kernels. A measured step is divided among the operations in proportion to these
+seconds; measured blocks replace them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 
 import numpy as np
 
@@ -18,10 +20,19 @@ from ddlbench.recipe.optimizers import costs
 
 @dataclass(frozen=True)
 class Pass:
-    """Seconds of one block for one micro batch. checkpointed: the forward pass runs again before the backward pass"""
+    """Seconds of one block for one micro batch. checkpointed: the forward pass runs again before the backward pass
+
+    host_forward, host_backward: seconds of these in which the device waits for the host; collectives of its layers
+        can use them
+    """
 
     forward: float
     backward: float
+    host_forward: float = 0.0
+    host_backward: float = 0.0
+
+    def times(self, factor: float) -> Pass:
+        return Pass(*(factor * seconds for seconds in astuple(self)))
 
     def both(self, checkpointed: bool) -> float:
         return self.forward * (2 if checkpointed else 1) + self.backward
@@ -32,25 +43,44 @@ class Pass:
 
 @dataclass(frozen=True)
 class Speeds:
-    """Peak FLOP/s of a device, and the bandwidth of its memory."""
+    """FLOP/s of a device, and the bandwidth of its memory in bytes/s: its peaks, or what large kernels reach.
+
+    kernel_s: seconds of a kernel beside its work; host_s: seconds in which the host starts a kernel
+    """
 
     flops_per_s: float
     bytes_per_s: float
+    kernel_s: float = 0.0
+    host_s: float = 0.0
 
     @classmethod
     def of(cls, device: Device, precision: str, tf32: bool) -> Speeds | None:
         flops = device.flops_per_s(precision, tf32)
-        return None if flops is None or device.bytes_per_s is None else cls(flops, device.bytes_per_s)
+        if flops is None or device.bytes_per_s is None:
+            return None
+        return cls(flops, device.bytes_per_s, device.kernel_s, device.host_s)
 
     def operations(self, work: Work, samples: float) -> Floats:
-        """Seconds of each operation."""
+        """Seconds of the work of each operation."""
         return np.maximum(work.flops * samples / self.flops_per_s, work.moved.at(samples) / self.bytes_per_s)
 
-    def seconds(self, work: Work, samples: float) -> float:
-        return float(self.operations(work, samples).sum())
+    def seconds(self, work: Work, samples: float, part: float = 1.0) -> tuple[float, float]:
+        """Seconds of a pass, and those of them in which the device waits for the host. part: the share of the work that
+        this rank does; the number of kernels stays the same"""
+        kernels = len(work.flops)
+        on_device = float(self.operations(work, samples).sum()) * part + kernels * self.kernel_s
+        waiting = max(0.0, kernels * self.host_s - on_device)
+        return on_device + waiting, waiting
 
-    def block(self, block: Block, samples: float) -> Pass:
-        return Pass(self.seconds(block.forward, samples), self.seconds(block.backward, samples))
+    def block(self, block: Block, samples: float, tp: int = 1) -> Pass:
+        """tp: ranks that share the block as far as it can be shared; the backward pass like the forward pass"""
+        seconds = self.operations(block.forward, samples)
+        total = float(seconds.sum())
+        shared = float(seconds[block.forward.shared].sum()) / total if total and tp > 1 else 0.0
+        part = 1 - shared + shared / tp
+        forward, host_forward = self.seconds(block.forward, samples, part)
+        backward, host_backward = self.seconds(block.backward, samples, part)
+        return Pass(forward, backward, host_forward, host_backward)
 
 
 # For a device whose peaks are unknown: 10 FLOPs a byte. Only the proportions of the seconds mean something.
@@ -95,7 +125,7 @@ class Computation:
     def _block(self, index: int, samples: float, tp: int) -> Pass:
         """Seconds of a block by the roofline; or as measured at the nearest micro batch, in proportion to it."""
         block = self.counts.blocks[index]
-        took = self.speeds.block(block, samples)
+        took = self.speeds.block(block, samples, tp)
         if self.measured:
             near = min(self.measured, key=lambda size: abs(size - samples))
             base, there = self.speeds.block(block, near), self.measured[near][index]
@@ -103,15 +133,7 @@ class Computation:
                 there.forward * took.forward / base.forward if base.forward else there.forward,
                 there.backward * took.backward / base.backward if base.backward else there.backward,
             )
-        shared = self._shared(block, samples) if tp > 1 else 0.0
-        factor = self.factor * (1 - shared + shared / tp)
-        return Pass(took.forward * factor, took.backward * factor)
-
-    def _shared(self, block: Block, samples: float) -> float:
-        """The share of a block's time that tensor parallelism divides."""
-        seconds = self.speeds.operations(block.forward, samples)
-        total = float(seconds.sum())
-        return float(seconds[block.forward.shared].sum()) / total if total else 0.0
+        return took.times(self.factor)
 
     def update(self, parameters: float) -> float:
         """Seconds of the update of so many parameters. A calibration measures it with the first blocks."""

@@ -1,0 +1,57 @@
+"""A band around a prediction: the range in which the measured step lies with a stated probability.
+
+Split conformal prediction (Vovk et al. 2005): the quantiles of measured / predicted over published measurements of the
+same class, each predicted with constants that were chosen without its source (benchmarks/published.py). The class is
+the kind of strategy, and whether the ranks are on one node.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil, exp, floor, log
+
+LEVELS = (0.80, 0.95)
+# measured / predicted at the lower and the upper end, for each level of LEVELS; and the number of measurements
+Ends = tuple[tuple[float, float], tuple[float, float]]
+BANDS: dict[tuple[str, bool], Ends] = {
+    ("data", False): ((0.98, 1.16), (0.94, 1.35)),
+    ("data", True): ((0.95, 1.11), (0.87, 1.26)),
+    ("sharded", False): ((0.95, 1.11), (0.87, 1.26)),
+    ("sharded", True): ((0.98, 1.06), (0.90, 1.23)),
+    ("layout", False): ((0.90, 1.07), (0.82, 1.15)),
+    ("layout", True): ((0.85, 1.15), (0.75, 1.30)),
+}
+SHARDED = ("fsdp", "zero3")
+LAYOUTS = (
+    "tensor",
+    "gpipe",
+    "1f1b",
+    "interleaved",
+    "zero_bubble",
+    "pipedream",
+    "pipedream_2bw",
+    "hybrid",
+    "spatial",
+    "channel",
+)
+
+
+def kind_of_strategy(framework: str) -> str:
+    return "sharded" if framework in SHARDED else "layout" if framework in LAYOUTS else "data"
+
+
+def band(framework: str, nodes: int) -> Ends:
+    """The ends of the bands of both levels, as factors of the predicted seconds."""
+    return BANDS[kind_of_strategy(framework), nodes > 1]
+
+
+def ends(ratios: Sequence[float]) -> Ends:
+    """The bands that ratios of measured to predicted seconds give: of n ratios the k-th smallest and largest, with
+    k = (n + 1)(1 - level) / 2. With fewer than 39 the smallest and largest ratio end the band of 95 %."""
+    sorted_logs, n = sorted(map(log, ratios)), len(ratios)
+    made = list[tuple[float, float]]()
+    for level in LEVELS:
+        below = max(1, floor((n + 1) * (1 - level) / 2)) - 1
+        above = min(n, ceil((n + 1) * (1 + level) / 2)) - 1
+        made.append((round(exp(sorted_logs[below]), 2), round(exp(sorted_logs[above]), 2)))
+    return made[0], made[1]

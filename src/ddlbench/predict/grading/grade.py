@@ -1,0 +1,258 @@
+"""--grade POINTS.csv: predictions of published measurements, and their errors.
+
+An error is (predicted - measured) / measured seconds of a step.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+import numpy as np
+
+from ddlbench.config.compose import configuration
+from ddlbench.config.schema import Config
+from ddlbench.errors import RunError, UserError
+from ddlbench.foreign import read_bytes
+from ddlbench.oracle import bands
+from ddlbench.oracle.machine.machine import Machine
+from ddlbench.oracle.measured.inputs import OneStep
+from ddlbench.oracle.measured.runs import from_devices
+from ddlbench.oracle.predictor import job_of, strategy
+from ddlbench.oracle.setting import Setting
+from ddlbench.predict.grading import layouts
+from ddlbench.predict.grading.layouts import Layout
+from ddlbench.predict.grading.points import COLUMNS, Point, Step, points
+from ddlbench.texts import aligned, printable
+
+Z95 = 1.96  # normal quantile of a 95 % interval
+GROUPS = ("source", "model", "strategy", "gpu", "network", "gpus")
+
+
+@dataclass(frozen=True)
+class Graded:
+    """One measurement, its base and its prediction. low, high: the ends of the bands of 80 and 95 %, in seconds"""
+
+    line: int
+    source: str
+    model: str
+    strategy: str
+    gpu: str
+    network: str
+    gpus: int
+    base: str
+    measured_s: float
+    predicted_s: float
+    error: float
+    low_80_s: float
+    high_80_s: float
+    low_95_s: float
+    high_95_s: float
+
+
+@dataclass(frozen=True)
+class Grade:
+    """regret: measured seconds of the recommended layout over those of the best one, minus 1, of each case with more
+    than one layout"""
+
+    points: list[Graded]
+    left_out: list[str]
+    regret: list[float]
+
+    def summary(self) -> dict[str, Any]:
+        """docs/oracle.md explains the keys. UserError without a point."""
+        if not self.points:
+            raise UserError(f"no row can be graded: {'; '.join(self.left_out[:3]) or 'the file has no rows'}")
+        errors = np.array([point.error for point in self.points])
+        slope, interval = _slope([np.log2(point.gpus) for point in self.points], errors.tolist())
+        keys: dict[str, Callable[[Graded], object]] = {
+            name: lambda point, name=name: getattr(point, name) for name in GROUPS
+        }
+        return {
+            "rows": len(self.points),
+            **_errors(errors.tolist()),
+            "slope_per_doubling": slope,
+            "slope_interval_95": interval,
+            "coverage_80": mean(p.low_80_s <= p.measured_s <= p.high_80_s for p in self.points),
+            "coverage_95": mean(p.low_95_s <= p.measured_s <= p.high_95_s for p in self.points),
+            "regret": mean(self.regret) if self.regret else None,
+            "by": {name: _by(self.points, key) for name, key in keys.items()},
+        }
+
+
+def _errors(errors: Sequence[float]) -> dict[str, float]:
+    sizes = [abs(error) for error in errors]
+    return {
+        "mean_error": mean(sizes),
+        "median_error": median(sizes),
+        "within_10": mean(size <= 0.10 for size in sizes),
+        "mean_signed_error": mean(errors),
+    }
+
+
+def _by(graded: Sequence[Graded], key: Callable[[Graded], object]) -> dict[str, dict[str, float]]:
+    groups: dict[str, list[float]] = {}
+    for point in graded:
+        groups.setdefault(str(key(point)), []).append(point.error)
+    return {name: {"rows": len(errors), **_errors(errors)} for name, errors in groups.items()}
+
+
+def _slope(x: Sequence[float], y: Sequence[float]) -> tuple[float | None, tuple[float, float] | None]:
+    """The slope of a straight line by least squares, and its 95 % interval; None with fewer than two GPU counts."""
+    if len(set(x)) < 2:
+        return None, None
+    away = np.array(x) - mean(x)
+    slope = float((away * np.array(y)).sum() / (away**2).sum())
+    if len(x) < 3:
+        return slope, None
+    rest = np.array(y) - mean(y) - slope * away
+    error = float(np.sqrt((rest**2).sum() / (len(x) - 2) / (away**2).sum()))
+    return slope, (slope - Z95 * error, slope + Z95 * error)
+
+
+def grade(path: Path) -> Grade:
+    """The grade of a file of either form. UserError if it cannot be read or has other columns."""
+    rows = _rows(path)
+    columns = set(rows[0]) if rows else set[str]()
+    if columns >= set(layouts.COLUMNS):
+        return _grade_layouts(rows)
+    if missing := sorted(set(COLUMNS) - columns):
+        raise UserError(
+            f"--grade {path}: the columns {', '.join(missing)} are missing. A file has the columns "
+            f"{', '.join(COLUMNS)}, or {', '.join(layouts.COLUMNS)}"
+        )
+    graded, left_out = list[Graded](), list[str]()
+    for point in points(rows):
+        if isinstance(point, str):
+            left_out.append(printable(point))
+            continue
+        try:
+            predicted = predicted_s(point)
+        except RunError as error:
+            left_out.append(printable(f"line {point.line}: {point.source}, {point.model}: {error}"))
+            continue
+        base = f"{point.base.gpus} GPUs, {point.base.samples} samples, {point.base.seconds * 1e3:.4g} ms"
+        nodes = -(-point.measured.gpus // (point.machine.devices_per_node or point.measured.gpus))
+        words = map(printable, (point.source, point.model, point.strategy, point.gpu, point.network))
+        where = point.framework, nodes
+        graded.append(
+            _graded(point.line, tuple(words), point.measured.gpus, base, point.measured.seconds, predicted, where)
+        )
+    return Grade(graded, left_out, [])
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    try:
+        text = read_bytes(path).decode("utf-8-sig")
+        rows = list(csv.DictReader(io.StringIO(text, newline="")))
+    except (OSError, ValueError, csv.Error) as error:
+        raise UserError(f"--grade {path} cannot be read ({error}): give a CSV file in UTF-8") from error
+    return [{key: value or "" for key, value in row.items() if key} for row in rows]
+
+
+def _graded(
+    line: int, words: tuple[str, ...], gpus: int, base: str, measured: float, predicted: float, where: tuple[str, int]
+) -> Graded:
+    (low_80, high_80), (low_95, high_95) = bands.band(*where)
+    ends = (predicted * factor for factor in (low_80, high_80, low_95, high_95))
+    return Graded(line, *words, gpus, base, measured, predicted, predicted / measured - 1, *ends)
+
+
+def _grade_layouts(rows: Sequence[Mapping[str, str]]) -> Grade:
+    graded, left_out = list[Graded](), list[str]()
+    cases: dict[tuple[int, ...], list[tuple[float, float]]] = {}
+    for layout in layouts.layouts(rows):
+        if isinstance(layout, str):
+            left_out.append(printable(layout))
+            continue
+        graded.append(_graded_layout(layout))
+        cases.setdefault(layout.case, []).append((graded[-1].predicted_s, layout.measured_s))
+    regret = [
+        min(case)[1] / min(measured for _, measured in case) - 1 for case in cases.values() if len(case) > 1
+    ]  # the recommended layout is the one with the fewest predicted seconds
+    return Grade(graded, left_out, regret)
+
+
+def _graded_layout(layout: Layout) -> Graded:
+    model = f"GPT {layout.layers} layers, width {layout.hidden}"
+    words = ("GPT layouts", model, layout.name, "A100", "" if layout.gpus <= layouts.PER_NODE else layouts.NETWORK)
+    where = "hybrid", -(-layout.gpus // layouts.PER_NODE)
+    return _graded(
+        layout.line, words, layout.gpus, "kernels of an A100", layout.measured_s, layouts.predicted_s(layout), where
+    )
+
+
+def predicted_s(point: Point, machine: Machine | None = None) -> float:
+    """Seconds of the point's step, from its base. RunError if the oracle refuses it, UserError if the network that the
+    source states cannot have carried the gradients in the measured time.
+
+    machine: instead of that of the source's words
+    """
+    machine, base = machine or point.machine, point.base
+    step = OneStep(base.seconds, base.samples, base.micro)
+    computation = from_devices(config_of(point, base), machine, base.gpus, step, "the base")
+    config = config_of(point, point.measured)
+    setting = Setting(job_of(config, point.measured.gpus, machine), machine, computation)
+    nodes = -(-point.measured.gpus // machine.per_node(point.measured.gpus))
+    if nodes > 1:
+        sent = 2 * (nodes - 1) / nodes * setting.gradient_bytes * setting.counts.parameter_count
+        least = sent / machine.links[1].bytes_per_s
+        if least > point.measured.seconds:
+            raise UserError(
+                f"its network {point.network!r} needs {least:.3g} s for the gradients alone, and a step took "
+                f"{point.measured.seconds:.3g} s: another network was used"
+            )
+    return strategy(config.framework, setting).step_s
+
+
+def config_of(point: Point, step: Step) -> Config:
+    config = _config(point.framework, point.words)
+    micro = min(step.micro, step.samples // step.gpus)
+    return replace(
+        config, train=replace(config.train, global_batch=step.samples, batch_per_gpu=None, micro_batch=micro)
+    )
+
+
+@cache
+def _config(framework: str, words: tuple[str, ...]) -> Config:
+    return configuration(f"+framework={framework}", *words)
+
+
+def as_json(graded: Grade) -> str:
+    summary = graded.summary()
+    return json.dumps(
+        {**summary, "points": [asdict(point) for point in graded.points], "left_out": graded.left_out}, indent=1
+    )
+
+
+def show(graded: Grade) -> None:
+    """Print every point, the rows that are left out, and the summary."""
+    summary = graded.summary()
+    columns = ("line", "source", "model", "strategy", "GPU", "GPUs", "base", "measured", "predicted", "error")
+    lines = (
+        (
+            *(str(point.line), point.source, point.model, point.strategy, point.gpu, str(point.gpus), point.base),
+            *(f"{point.measured_s * 1e3:.4g} ms", f"{point.predicted_s * 1e3:.4g} ms", f"{point.error:+.1%}"),
+        )
+        for point in graded.points
+    )
+    print("\n".join(aligned(columns, lines, left=(*columns[1:5], "base"))))
+    for reason in graded.left_out:
+        print(f"left out: {reason}")
+    print(
+        f"\n{summary['rows']} rows: mean error {summary['mean_error']:.1%}, median {summary['median_error']:.1%}, "
+        f"within 10 %: {summary['within_10']:.0%}, mean of signed errors {summary['mean_signed_error']:+.1%}"
+    )
+    if summary["slope_per_doubling"] is not None:
+        low, high = summary["slope_interval_95"] or (float("nan"), float("nan"))
+        print(f"error per doubling of the GPUs: {summary['slope_per_doubling']:+.2%} ({low:+.2%} to {high:+.2%})")
+    print(f"measured within the band of 80 %: {summary['coverage_80']:.0%}, of 95 %: {summary['coverage_95']:.0%}")
+    if summary["regret"] is not None:
+        print(f"regret of the recommended layout: {summary['regret']:.1%} (mean of {len(graded.regret)} cases)")

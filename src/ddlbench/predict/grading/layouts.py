@@ -1,0 +1,168 @@
+"""Published iterations of GPT under tensor x data x pipeline parallelism, as Megatron-LM trains it on A100.
+
+A CSV file with the columns of COLUMNS. The weights are in 16 bits, activations are recomputed, the schedule is 1F1B
+with equal numbers of layers in each stage, and gradients are reduced after the last backward pass. No row is the base
+of another one: the seconds of computing come from constants of an A100's kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import astuple, dataclass, replace
+from functools import cache
+
+import numpy as np
+
+from ddlbench.config.compose import configuration
+from ddlbench.config.schema import Config
+from ddlbench.errors import UserError
+from ddlbench.oracle.counts.counting import count
+from ddlbench.oracle.counts.counts import Block, Counts, Line, Work
+from ddlbench.oracle.machine.machine import Machine
+from ddlbench.oracle.memory.stages import Cut
+from ddlbench.oracle.predictor import job_of
+from ddlbench.oracle.setting import Setting, kind_of
+from ddlbench.oracle.strategies import pipeline
+from ddlbench.oracle.timing.computation import Computation, Speeds
+from ddlbench.predict.grading.machines import machine_of
+
+Row = Mapping[str, str]
+
+COLUMNS = (
+    "gpus", "global_batch", "micro_batch", "hidden", "heads", "layers", "seq_len", "tp", "dp", "pp", "iteration_ms",
+)  # fmt: skip
+PER_NODE = 8  # GPUs of a node of more than one
+NETWORK = "4x HDR 200 Gb/s a node"  # vTrain's cluster: four adapters for eight A100
+
+# Constants of one A100 under Megatron-LM, the least squares of the logarithms over the 720 rows on 2 and 4 GPUs of
+# vTrain's validation data (Bang et al. 2024). They describe these rows; rows on more GPUs were not used.
+FLOPS_SHARE = 0.9  # of the peak, in a large matrix product
+KERNEL_S, HOST_S = 2.9e-5, 6.5e-5  # seconds of a kernel beside its work, and seconds in which the host starts one
+# Attention was not fused: its scores, [heads, T, T] in 16 bits, are read and written so many times in a forward pass.
+SCORES = 7.0
+# With one rank (tp=1) the head takes longer than its FLOPs say; the cause is not known.
+HEAD_FACTOR = 1.6
+
+
+@dataclass(frozen=True)
+class Layout:
+    line: int
+    gpus: int
+    global_batch: int
+    micro_batch: int
+    hidden: int
+    heads: int
+    layers: int
+    seq_len: int
+    tp: int
+    dp: int
+    pp: int
+    measured_s: float
+
+    @property
+    def name(self) -> str:
+        return f"dp{self.dp} tp{self.tp} pp{self.pp}, micro batch {self.micro_batch}"
+
+    @property
+    def case(self) -> tuple[int, ...]:
+        """What a planner is asked for: the same for all layouts among which it chooses."""
+        return self.gpus, self.global_batch, self.hidden, self.layers, self.seq_len
+
+
+def layouts(rows: Sequence[Row]) -> Iterator[Layout | str]:
+    """The layouts of a file, and the reason of each row that is left out. Rows are counted from line 2 of the file."""
+    seen: dict[tuple[int, ...], int] = {}
+    for line, row in enumerate(rows, 2):
+        try:
+            layout = _layout(line, row)
+        except UserError as error:
+            yield f"line {line}: {error}"
+            continue
+        key = (*layout.case, layout.micro_batch, layout.heads, layout.tp, layout.dp, layout.pp)
+        if key in seen:
+            yield f"line {line}: the same layout as line {seen[key]}"
+        else:
+            seen[key] = line
+            yield layout
+
+
+def _layout(line: int, row: Row) -> Layout:
+    try:
+        *sizes, milliseconds = (float(row[column]) for column in COLUMNS)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"a cell is no number ({error})") from error
+    if not all(0 < size < 1e9 and size == int(size) for size in sizes) or not 0 < milliseconds < 1e9:
+        raise UserError(f"{', '.join(f'{size:g}' for size in sizes)} are no sizes above 0")
+    layout = Layout(line, *map(int, sizes), measured_s=milliseconds / 1e3)
+    if layout.gpus != layout.tp * layout.dp * layout.pp:
+        raise UserError(f"{layout.name} does not fill {layout.gpus} GPUs")
+    if layout.layers % layout.pp or layout.global_batch % (layout.dp * layout.micro_batch):
+        raise UserError(f"{layout.name} does not divide {layout.layers} layers and {layout.global_batch} samples")
+    if layout.hidden % layout.heads or layout.heads % layout.tp:
+        raise UserError(f"{layout.heads} heads do not divide a width of {layout.hidden}, or not over tp={layout.tp}")
+    return layout
+
+
+def predicted_s(layout: Layout, machine: Machine | None = None) -> float:
+    """Seconds of an iteration."""
+    nodes = -(-layout.gpus // PER_NODE)
+    machine = machine or replace(machine_of("A100", NETWORK, PER_NODE, nodes), overlap=False)
+    config = _config(layout.hidden, layout.heads, layout.seq_len)
+    train = replace(config.train, global_batch=layout.global_batch, batch_per_gpu=None, micro_batch=layout.micro_batch)
+    job = job_of(replace(config, train=train), layout.gpus, machine)
+    counts = _counts(layout.hidden, layout.heads, layout.seq_len, layout.layers, layout.tp > 1)
+    speeds = Speeds.of(replace(machine.device, kernel_s=KERNEL_S, host_s=HOST_S), config.train.precision, False)
+    assert speeds is not None
+    speeds = replace(speeds, flops_per_s=FLOPS_SHARE * speeds.flops_per_s)
+    computation = Computation(counts, speeds, kind_of(config.recipe.optimizer), "A100 kernels")
+    middle = layout.layers // layout.pp
+    sizes = [middle] * layout.pp
+    sizes[0], sizes[-1] = sizes[0] + 1, sizes[-1] + 2  # the embedding; the last norm and the head
+    micro_batches = layout.global_batch // layout.dp // layout.micro_batch
+    cut = Cut("1f1b", layout.dp, layout.tp, layout.pp, tuple(sizes), micro_batches)
+    return pipeline.predict(cut, Setting(job, machine, computation)).step_s
+
+
+@cache
+def _config(hidden: int, heads: int, seq_len: int) -> Config:
+    keys = {"n_layer": 2, "n_embd": hidden, "n_head": heads, "seq_len": seq_len}
+    words = [f"model.{key}={value}" for key, value in keys.items()]
+    train = ("train.precision=fp16", "train.reduce_dtype=fp16")
+    return configuration("+framework=hybrid", "+model=gpt2_medium", *words, *train)
+
+
+@cache
+def _counts(hidden: int, heads: int, seq_len: int, layers: int, split: bool) -> Counts:
+    """The counts of a GPT in 16 bits: a model of two layers is counted, and its layer stands for all."""
+    counts = count(_config(hidden, heads, seq_len).model, "fp16", "cuda", cast=True)
+    embedding, layer, _, norm, head = counts.blocks
+    layer = _unfused(layer, 2.0 * heads * seq_len**2)
+    # Only layers are computed again, not the head. Their collectives run again, too.
+    again = (
+        replace(one, style="column", input_bytes=one.output_bytes) for one in layer.exchanges if one.style == "row"
+    )
+    backward = _after(layer.forward, layer.backward)
+    layer = replace(layer, backward=backward, exchanges=(*layer.exchanges, *again))
+    head = head if split else replace(head, forward=_longer(head.forward), backward=_longer(head.backward))
+    return replace(counts, blocks=(embedding, *[layer] * layers, norm, head))
+
+
+def _unfused(layer: Block, scores: float) -> Block:
+    """The layer with attention in several kernels. scores: bytes of one sample's attention scores"""
+
+    def more(work: Work, times: float) -> Work:
+        attention = np.array(["attention" in name for name in work.names])
+        return replace(work, moved=Line(work.moved.fixed, work.moved.per_sample + times * scores * attention))
+
+    return replace(layer, forward=more(layer.forward, SCORES), backward=more(layer.backward, 1.2 * SCORES))
+
+
+def _after(first: Work, second: Work) -> Work:
+    """The operations of both passes."""
+    moved = Line(*(np.concatenate(parts) for parts in zip(astuple(first.moved), astuple(second.moved), strict=True)))
+    flops, shared = np.concatenate([first.flops, second.flops]), np.concatenate([first.shared, second.shared])
+    return Work(flops, moved, shared, first.names + second.names)
+
+
+def _longer(work: Work) -> Work:
+    return replace(work, flops=HEAD_FACTOR * work.flops)

@@ -1,0 +1,103 @@
+"""The machine of a published measurement, from the words of its source: the type of its GPUs, and its network."""
+
+from __future__ import annotations
+
+import csv
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ddlbench.errors import UserError
+from ddlbench.oracle.machine import machine as machines
+from ddlbench.oracle.machine.machine import Device, Link, Machine, Sweep
+
+NETWORK_SHARE = 0.9  # of the nominal bandwidth between nodes; no point of points.csv tells it apart from 0.8 or 1.0
+NETWORK_ALPHA_S = 14e-6  # NCCL 2.x, its tuning table: latency of a step of a ring with the Simple protocol, network
+NAMES = {"fdr": 56, "edr": 100, "hdr100": 100, "hdr": 200, "ndr": 400, "omni-path": 100}  # Gbit/s of an adapter
+SPEED = re.compile(
+    r"(?:(?P<count>\d+) ?x )?(?P<words>[^,;:()]*?)(?P<number>\d+(?:\.\d+)?) ?(?P<unit>g|t)b(?:it)?(?:ps|/s(?:ec)?| )",
+    re.IGNORECASE,
+)
+
+
+@cache
+def _gpus() -> list[dict[str, Any]]:
+    return yaml.safe_load((Path(__file__).parent / "gpus.yaml").read_text())
+
+
+@cache
+def nccl_sweeps(gpu: str, scale: float) -> dict[tuple[str, int], Sweep]:
+    """Measured collectives within a node of this GPU. An all-gather and a reduce-scatter take half of an all-reduce.
+    scale: how many times as fast the links are"""
+    with (Path(machines.__file__).parent / "nccl_all_reduce.csv").open() as file:
+        rows = [row for row in csv.DictReader(line for line in file if line[0] != "#") if row["gpu"] == gpu]
+    sweeps: dict[tuple[str, int], Sweep] = {}
+    for ranks in sorted({int(row["gpus"]) for row in rows}):
+        measured = [row for row in rows if int(row["gpus"]) == ranks]
+        sizes = tuple(float(row["bytes"]) for row in measured)
+        seconds = tuple(float(row["all_reduce_us"]) * 1e-6 / scale for row in measured)
+        sweeps["all_reduce", ranks] = Sweep(sizes, seconds)
+        for kind in ("all_gather", "reduce_scatter"):
+            sweeps[kind, ranks] = Sweep(sizes, tuple(second / 2 for second in seconds))
+    return sweeps
+
+
+def machine_of(gpu: str, network: str, per_node: int, nodes: int) -> Machine:
+    """The machine of a source's words. UserError for an unknown GPU, or an unknown network if there are several nodes.
+
+    per_node: GPUs of a node; nodes: nodes of the measurement
+    """
+    entry = next((entry for entry in _gpus() if re.search(entry["pattern"], gpu, re.IGNORECASE)), None)
+    if entry is None:
+        raise UserError(f"GPU type {gpu!r} is not one of {', '.join(entry['name'] for entry in _gpus())}")
+    peaks = entry["bytes_per_s"], entry.get("tf32_flops_per_s")
+    device = Device(entry["name"], "cuda", None, *peaks, kernel_s=machines.GPU_KERNEL_S)
+    inner = Link(**entry["link"])
+    links, sweeps = (inner,), dict[tuple[str, int], Sweep]()
+    if entry.get("nccl"):
+        sweeps = nccl_sweeps(entry["nccl"], entry.get("scale", 1.0))
+    hidden_cost = machines.GPU_HIDDEN_COST
+    if entry.get("shared"):
+        sweeps, hidden_cost = _shared(inner, per_node), 1.0
+    if nodes > 1:
+        links = inner, Link(network, NETWORK_ALPHA_S, NETWORK_SHARE * node_bytes_per_s(network, per_node))
+    return Machine(
+        gpu, device, per_node, links, hidden_cost={1: hidden_cost}, sweeps=sweeps, spread=machines.GPU_SPREAD
+    )
+
+
+def _shared(link: Link, per_node: int) -> dict[tuple[str, int], Sweep]:
+    """All-reduces of devices that share one path through the host: with p of them each has 2/p of the bandwidth."""
+    sizes = 1e3, 1e9
+    return {
+        ("all_reduce", ranks): Sweep(
+            sizes, tuple(2 * (ranks - 1) * (link.alpha_s + m / ranks * ranks / 2 / link.bytes_per_s) for m in sizes)
+        )
+        for ranks in range(2, per_node + 1)
+    }
+
+
+def node_bytes_per_s(network: str, per_node: int) -> float:
+    """Nominal bytes per second of a node in one direction. UserError if the text has no speed.
+
+    Several networks of one text have names ("Storage: ..., Management: ..., Compute: ..."): the one for computing
+    counts, and a network for management does not.
+    """
+    parts = re.split(r"[,;] ?(?=[A-Z][a-z]+:)", network)
+    named = {part.partition(":")[0].lower(): part for part in parts if ":" in part}
+    text = named.get("compute", "" if "management" in named else network)
+    match = SPEED.search(text + " ")
+    if match:
+        gbit = float(match["number"]) * (1000 if match["unit"] in "tT" else 1) * int(match["count"] or 1)
+        if re.search(r"\b(a|per) (gpu|device)\b|/gpu", text, re.IGNORECASE):
+            gbit *= per_node
+    else:
+        name = next((name for name in NAMES if re.search(rf"\b{name}\b", text, re.IGNORECASE)), None)
+        count = re.search(r"(\d+) ?x ", text)
+        gbit = NAMES[name] * int(count[1] if count else 1) if name else 0.0
+    if not gbit:
+        raise UserError(f"network {network!r} has no speed of the links between nodes")
+    return gbit / 8 * 1e9
