@@ -17,7 +17,8 @@ FAILURES_SHOWN = 10
 LONGEST_NAME = 30
 LONGEST_CELL = 60
 LEFT = (  # columns of texts
-    "framework", "model", "loader", "mode", "scaling", "status", "best single", "own base", "vs own base", "settings",
+    "framework", "model", "loader", "mode", "scaling", "source", "status", "best single", "own base", "vs own base",
+    "settings",
 )  # fmt: skip
 
 INTERVAL_NOTE = (
@@ -33,6 +34,7 @@ MEASURED: Columns = {
     "mode": lambda row: "" if row["mode"] == "train" else name(row["mode"]),
     "gpus": lambda row: str(row["gpus"] or ""),
     "scaling": lambda row: str(row["scaling"]),
+    "source": lambda row: name(row["source"]),
     "status": lambda row: name(row["status"]),
     "n": lambda row: str(row["runs_ok"]),
     "!": lambda row: row.mark,

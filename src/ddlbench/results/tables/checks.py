@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 
 from ddlbench.record.fingerprint import of_the_launch
+from ddlbench.results.reading.published import PUBLISHED
 from ddlbench.results.rows import Row, group_by
 from ddlbench.results.tables.merge import AttemptRow
 from ddlbench.results.tables.stats import median, median_interval, ratio_interval, verdict
@@ -96,7 +97,8 @@ def _above_ideal(row: Row, column: str, base_s: str, base: str) -> str | None:
     value, low = row.get(column), row.get(f"{column}_low")  # a ratio without a value is not in the row
     if value is None or value <= 1 + ROUNDING:
         return None
-    name = f"{row['framework']}, {row['model']}, {row['gpus']} GPUs: {column} of {100 * value:.1f} %"
+    published = f"{PUBLISHED}, {row['source']}: " if row["origin"] == PUBLISHED else ""
+    name = f"{published}{row['framework']}, {row['model']}, {row['gpus']} GPUs: {column} of {100 * value:.1f} %"
     base_text = f"{row[base]}, {1e3 * row[base_s]:.3g} ms a sample"
     if low is not None and low <= 1:
         return f"{name} is above 100 %, which its interval does not show: it begins at {100 * low:.1f} %"

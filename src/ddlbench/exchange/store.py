@@ -1,0 +1,85 @@
+"""published.jsonl grows by what is new: an import that is repeated adds nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ddlbench.errors import UserError
+from ddlbench.files import replacing
+from ddlbench.foreign import Object
+from ddlbench.record.files import plain, why
+from ddlbench.results.reading.attempt_folders import PUBLISHED_FILE
+from ddlbench.results.reading.published import PublishedAttempt, read_published
+from ddlbench.results.rows import section
+from ddlbench.texts import digest
+
+COMPACT = (",", ":")
+
+
+@dataclass
+class Added:
+    """What an import did. left_out: a line for each measurement that another one stands in the way of"""
+
+    new: int = 0
+    known: int = 0
+    left_out: list[str] = field(default_factory=list[str])
+
+
+def add(records: Sequence[Object], results: Path) -> Added:
+    """Add records to the published measurements of a results folder. UserError where its file cannot be read
+    completely, or written."""
+    path = results / PUBLISHED_FILE
+    stored = _stored(path)
+    by_id = {str(record.get("run_id")): record for record in stored}
+    by_configuration = {_configuration(record): record for record in stored}
+    addresses = {_url(record) for record in stored}
+    added, new = Added(), list[Object]()
+    for record in map(plain, records):
+        name = f"{record['run_id']} ({_url(record)})"
+        other = by_configuration.get(_configuration(record))
+        if record["run_id"] in by_id:
+            added.known += 1
+        elif other is not None:
+            added.left_out.append(f"{name}: {other['run_id']} is another value of the same configuration and repeat")
+        elif inside := next((url for url in addresses if _url(record) != url and _overlap(_url(record), url)), None):
+            added.left_out.append(f"{name}: its source is imported already as {inside}")
+        else:
+            by_id[record["run_id"]] = by_configuration[_configuration(record)] = record
+            new.append(record)
+    added.new = len(new)
+    if new:
+        _write(path, [*stored, *new])
+    return added
+
+
+def _stored(path: Path) -> list[Object]:
+    attempts = read_published(path) if path.exists() else []
+    for attempt in attempts:
+        if not isinstance(attempt, PublishedAttempt):
+            raise UserError(f"{attempt.name}: {attempt.record['reason']}: repair or remove it, then import again")
+    return [attempt.record for attempt in attempts]
+
+
+def _configuration(record: Object) -> str:
+    return digest([section(record, "config"), section(record, "launch"), section(record, "environment")], 32)
+
+
+def _url(record: Object) -> str:
+    return str(section(record, "published").get("url"))
+
+
+def _overlap(one: str, two: str) -> bool:
+    """Whether one address is a folder that holds the other."""
+    return one.startswith(f"{two}/") or two.startswith(f"{one}/")
+
+
+def _write(path: Path, records: Sequence[Object]) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as file:
+            file.writelines(f"{json.dumps(record, separators=COMPACT)}\n".encode() for record in records)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({why(error)}): choose another --into") from error
