@@ -32,7 +32,8 @@ def import_published(given: argparse.Namespace) -> int:
     for line in left_out:
         _say(f"left out: {line}", sys.stderr)
     counts = f"{added.new} published measurements added, {added.known} were there"
-    _say(f"{given.into}: {counts}, {len(left_out)} lines on what is left out")
+    lines = f"{len(left_out)} line{'' if len(left_out) == 1 else 's'} on what is left out"
+    _say(f"{given.into}: {counts}; {lines}")
     return 0 if added.new or added.known else NOTHING
 
 
