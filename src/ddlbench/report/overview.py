@@ -7,6 +7,7 @@ from textwrap import wrap
 
 from ddlbench.figures.quantities import MEMORY
 from ddlbench.report.fastest import best
+from ddlbench.results.reading.published import OWN
 from ddlbench.results.tables.marks import explained, unknown_stragglers
 from ddlbench.results.tables.measurement import Measurement, duration
 from ddlbench.results.tables.stats import NONE_SHOWN, SMALLEST_N
@@ -34,7 +35,6 @@ MEASURED: Columns = {
     "mode": lambda row: "" if row["mode"] == "train" else name(row["mode"]),
     "gpus": lambda row: str(row["gpus"] or ""),
     "scaling": lambda row: str(row["scaling"]),
-    "source": lambda row: name(row["source"]),
     "status": lambda row: name(row["status"]),
     "n": lambda row: str(row["runs_ok"]),
     "!": lambda row: row.mark,
@@ -43,6 +43,7 @@ MEASURED: Columns = {
     "samples/s": lambda row: number(row["throughput_samples_per_s"]),
     "peak memory": lambda row: gib(row[MEMORY.get(row["device"] or "", MEMORY["cpu"])]),
     "top-1/ppl": lambda row: quality(row),
+    "source": lambda row: name(row["source"]),
 }
 VS_SINGLE: Columns = {
     "speedup": lambda row: shown_ratio(row, "speedup"),
@@ -72,6 +73,12 @@ PREDICTED: Columns = {
     "predicted step": lambda row: seconds(row["predicted_step_s"]),
     "prediction error": lambda row: signed(row["predicted_error"]) + ("!" if row["predicted_flag"] else ""),
 }
+# A last table of the terminal, of published measurements: their names are long.
+OF_OTHERS: Columns = {
+    **{key: MEASURED[key] for key in ("framework", "model", "gpus", "n", "source", "samples/s")},
+    "efficiency": lambda row: percent(row["efficiency_vs_own_base"]),
+    "of base": lambda row: f"@{row['own_base_gpus']}" if row["efficiency_vs_own_base"] else "",
+}
 SETTINGS: Columns = {"settings": lambda row: row.settings}
 
 
@@ -90,9 +97,10 @@ def summary_text(rows: Sequence[Measurement]) -> str:
     texts = dict.fromkeys(row.settings for row in rows if row.settings)
     numbers = {text: f"[{number}]" for number, text in enumerate(texts, 1)}
     marks: Columns = {"": lambda row: numbers.get(row.settings, "")}
-    compared = [row for row in rows if compared_with(row, own=False) or needs_own(row)]
+    own, others = ([row for row in rows if (row["origin"] == OWN) == ours] for ours in (True, False))
+    compared = [row for row in own if compared_with(row, own=False) or needs_own(row)]
     predicted = [row for row in rows if row["predicted_step_s"] is not None]
-    tables = ((rows, MEASURED), (compared, RATIOS), (predicted, WHICH | PREDICTED))
+    tables = ((own, MEASURED), (compared, RATIOS), (predicted, WHICH | PREDICTED), (others, OF_OTHERS))
     lines: list[str] = []
     for shown, columns in tables:
         if shown:

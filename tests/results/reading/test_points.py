@@ -103,8 +103,9 @@ def test_a_row_without_a_base_stays_without_one_unless_it_is_one(tmp_path):
     ],
 )
 def test_a_row_that_cannot_be_used_is_named_and_left_out(tmp_path, changed, reason):
-    points, (line,) = read(tmp_path, cells(**changed), cells(model="VGG-16"))
+    points, left_out = read(tmp_path, cells(**changed), cells(model="VGG-16"))
     assert [point.line for point in points] == [3]
+    (line,) = left_out
     assert line.startswith(f"row 2: {reason}")
     assert line.isprintable()
 
