@@ -38,6 +38,9 @@ def test_logs_and_the_row_that_was_made_of_them(tmp_path, capsys):
     assert main(["import", str(logs.parent), "--url", URL, "--strategy", "horovod", *into]) == 0
     row = write_csv(tmp_path / "row.csv", cells(url=f"{URL}/2xExample/resnet/result_0.txt"))
     assert main(["import", str(row), *into]) == 1
+    both = ["import", str(logs.parent), str(row), "--url", URL, "--into", str(tmp_path / "at once")]
+    assert main(both) == 0
+    assert len(lines(tmp_path / "at once")) == 2
     assert f"its source is imported already as {URL}/2xExample" in capsys.readouterr().err
     assert [record["config"]["train"]["repeat"] for record in lines(tmp_path / "results")] == [0, 1]
 
@@ -47,7 +50,15 @@ def test_another_value_of_the_same_configuration_is_named(tmp_path, csv_file, ca
     assert main(["import", str(csv_file), *into]) == 0
     other = write_csv(tmp_path / "other.csv", cells(measured=761, step_ms=""))
     assert main(["import", str(other), *into]) == 1
-    assert "is another value of the same configuration and repeat" in capsys.readouterr().err
+    assert "is another value of its configuration and repeat" in capsys.readouterr().err
+    assert len(lines(tmp_path / "results")) == 2
+
+
+def test_a_row_that_repeats_another_one_is_named(tmp_path, capsys):
+    mirror = cells(url="https://example.org/mirror", quote="x")
+    path = write_csv(tmp_path / "points.csv", cells(), mirror, cells(model="VGG-16"))
+    assert main(["import", str(path), "--into", str(tmp_path / "results")]) == 0
+    assert "(https://example.org/mirror): it is given twice" in capsys.readouterr().err
     assert len(lines(tmp_path / "results")) == 2
 
 

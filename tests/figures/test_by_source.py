@@ -43,7 +43,7 @@ def test_lines_start_at_their_bases(figure):
         (axes,) = plotting.grid([Head(panel.model, panel.lines)]).axes
         figure.draw(axes, panel)
     lines = [line for line in axes.lines if line.get_label() and not str(line.get_label()).startswith("_")]
-    drawn = {(str(line.get_label()), tuple(zip(*line.get_data(), strict=True))) for line in lines}
+    drawn = {(str(line.get_label()), tuple(map(tuple, line.get_xydata().tolist()))) for line in lines}
     ddp, fsdp = "DDP, V100, Example 2020", "FSDP, V100, Example 2020"
     expected = {(ddp, ((1, 100), (4, 97), (8, 95))), (ddp, ((1, 100), (4, 90))), (fsdp, ((1, 100), (8, 75)))}
     assert {(name, tuple((gpus, round(100 * share)) for gpus, share in points)) for name, points in drawn} == expected

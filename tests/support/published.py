@@ -63,6 +63,7 @@ def events(trained_ms: tuple[int, ...] = TRAINED_MS, top1: float = 0.5) -> list[
     ]  # fmt: skip
     now = 1_000
     for first in range(0, len(trained_ms), 2):
+        number = first + 1
         listed.append(event(now, "block_start", first_epoch_num=first + 1, epoch_count=2))
         for number, ms in enumerate(trained_ms[first : first + 2], first + 1):
             listed += [event(now, "epoch_start", epoch_num=number), event(now + ms, "epoch_stop", epoch_num=number)]

@@ -35,24 +35,33 @@ def add(records: Sequence[Object], results: Path) -> Added:
     stored = _stored(path)
     by_id = {str(record.get("run_id")): record for record in stored}
     by_configuration = {_configuration(record): record for record in stored}
-    addresses = {_url(record) for record in stored}
-    added, new = Added(), list[Object]()
+    added, new = Added(), dict[str, Object]()
     for record in map(plain, records):
-        name = f"{record['run_id']} ({_url(record)})"
-        other = by_configuration.get(_configuration(record))
-        if record["run_id"] in by_id:
+        name, configuration = record["run_id"], _configuration(record)
+        if name in by_id:
             added.known += 1
-        elif other is not None:
-            added.left_out.append(f"{name}: {other['run_id']} is another value of the same configuration and repeat")
-        elif inside := next((url for url in addresses if _url(record) != url and _overlap(_url(record), url)), None):
-            added.left_out.append(f"{name}: its source is imported already as {inside}")
+        elif reason := _in_the_way(record, by_configuration.get(configuration), [*stored, *new.values()]):
+            added.left_out.append(f"{name} ({_url(record)}): {reason}")
         else:
-            by_id[record["run_id"]] = by_configuration[_configuration(record)] = record
-            new.append(record)
+            new[name] = by_configuration[configuration] = record
     added.new = len(new)
     if new:
-        _write(path, [*stored, *new])
+        _write(path, [*stored, *new.values()])
     return added
+
+
+def _in_the_way(record: Object, same: Object | None, others: Sequence[Object]) -> str | None:
+    """Why a record cannot stand beside others; None where it can. same: one of its configuration and repeat"""
+    if same is not None:
+        twice = same.get("run_id") == record["run_id"]
+        return (
+            "it is given twice" if twice else f"{same.get('run_id')} is another value of its configuration and repeat"
+        )
+    for other in others:  # a row of a table that was made of logs, which are a folder with a time to train
+        one, two = (source if source.endswith("/") else f"{source}/" for source in map(_url, (record, other)))
+        if _is_log(record) != _is_log(other) and (one.startswith(two) or two.startswith(one)):
+            return f"its source is imported already as {_url(other)}"
+    return None
 
 
 def _stored(path: Path) -> list[Object]:
@@ -71,9 +80,8 @@ def _url(record: Object) -> str:
     return str(section(record, "published").get("url"))
 
 
-def _overlap(one: str, two: str) -> bool:
-    """Whether one address is a folder that holds the other."""
-    return one.startswith(f"{two}/") or two.startswith(f"{one}/")
+def _is_log(record: Object) -> bool:
+    return "time_to_train_s" in section(record, "published")
 
 
 def _write(path: Path, records: Sequence[Object]) -> None:

@@ -39,7 +39,7 @@ class BySource:
             for series in group_by(rows, _series).values():
                 ends = {(series[0]["own_base_gpus"], 1.0)}
                 points = sorted(ends | {(row["gpus"], row["efficiency_vs_own_base"]) for row in series})
-                style = {"color": look.color, "label": plotting.label(key[1]), **look.shape, **SMALL}
+                style: dict[str, Any] = {"color": look.color, "label": plotting.label(key[1]), **look.shape, **SMALL}
                 axes.plot([gpus for gpus, _ in points], [value for _, value in points], **style)
         axes.axhline(1.0, **cast(Any, plotting.IDEAL))
         values = [1.0, *(row["efficiency_vs_own_base"] for row in panel.rows)]

@@ -45,6 +45,12 @@ def test_output_of_another_process_in_front_of_a_line():
     assert len(Log(text.encode()).epochs()) == 4
 
 
+def test_every_process_may_log_the_same_value():
+    assert log([*events(), event(9, "global_batch_size", 512)]).count("global_batch_size") == 512
+    with pytest.raises(ValueError, match="global_batch_size occurs 2 times"):
+        log([*events(), event(9, "global_batch_size", 64)]).count("global_batch_size")
+
+
 def changed(key, **values):
     """The events, with the first one of a key changed."""
     listed = events()
@@ -62,7 +68,7 @@ def late(key, ms):
     ("listed", "reason"),
     [
         (without(events(), "run_start"), "run_start occurs 0 times"),
-        ([*events(), event(0, "run_start")], "run_start occurs 2 times"),
+        ([*events(), event(5, "run_start")], "run_start occurs 2 times"),
         (changed("run_stop", time_ms=START_MS), "run_stop is not after run_start"),
         (changed("run_stop", metadata={"status": "aborted"}), "run_stop has the status 'aborted'"),
         (changed("epoch_start", time_ms="1600000000000"), "broken time stamps: line 10 has"),

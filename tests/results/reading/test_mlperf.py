@@ -40,11 +40,20 @@ def test_the_system_of_a_submission(tmp_path):
 
 def test_accuracies_of_other_benchmarks_are_no_top1(tmp_path):
     listed = events()
-    listed[0]["value"] = "bert"
+    listed[0]["value"] = "ssd"
     write_results(tmp_path / "a", listed)
     (run,), _ = read_results(tmp_path, ADDRESS)
-    assert run.model == "bert"
+    assert run.model == "ssd"
     assert run.summary["val_top1"] is None
+
+
+def test_benchmarks_that_do_not_count_by_epochs(tmp_path):
+    listed = events()
+    listed[0]["value"] = "bert"
+    write_results(tmp_path / "a", listed)
+    runs, (line,) = read_results(tmp_path, ADDRESS)
+    assert runs == []
+    assert "an epoch of benchmark 'bert' is no pass over its training samples" in line
 
 
 @pytest.mark.parametrize(

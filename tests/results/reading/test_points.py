@@ -68,17 +68,11 @@ def test_rows_of_one_base_are_a_series(tmp_path):
     assert two.series == "1 GPU at 90 img/s"
 
 
-def test_a_row_without_a_base_stays_without_one_unless_it_is_one(tmp_path):
-    none = {"base_gpus": "", "base_value": "", "step_ms": ""}
-    points, left_out = read(
-        tmp_path,
-        cells(gpus=1, gpus_per_node=1, measured=100, batch_per_gpu=512, **none),
-        cells(),
-        cells(measured=500, model="VGG-16", **none),
-    )
+def test_rows_without_a_base_are_named(tmp_path):
+    points, left_out = read(tmp_path, cells(), cells(model="VGG-16", base_gpus="", base_value=""))
     assert left_out == []
-    assert [point.base and point.base.value for point in points] == [100, 100, None]
-    assert without_base(points) == ["row 4: without a base: efficiency stays empty"]
+    assert [point.base and point.base.value for point in points] == [100, None]
+    assert without_base(points) == ["row 3: without a base: efficiency stays empty"]
 
 
 @pytest.mark.parametrize(
@@ -114,12 +108,6 @@ def test_units_that_are_mixed_within_a_source_and_model(tmp_path):
     points, (line,) = read(tmp_path, cells(), cells(unit="seq/s", gpus_per_node=4), cells(model="VGG-16"))
     assert [point.line for point in points] == [4]
     assert line == "row 2, 3: Example 2020, ResNet-50: mixed units (img/s, seq/s)"
-
-
-def test_a_row_that_repeats_another_one(tmp_path):
-    points, (line,) = read(tmp_path, cells(), cells(url="https://example.org/mirror", quote="x"), cells(measured=761))
-    assert [point.line for point in points] == [2, 4]
-    assert line == "row 3: the same as row 2"
 
 
 def test_a_row_with_other_cells_than_the_header(tmp_path):

@@ -20,6 +20,7 @@ from ddlbench.texts import shortened
 
 LOG = re.compile(r"result_([0-9]{1,4})\.txt")
 MODELS = {"resnet": "ResNet-50 v1.5"}  # benchmarks, by the name that other sources give their model
+BY_EPOCH = ("resnet", "ssd", "retinanet", "maskrcnn", "unet3d", "rnnt")  # those whose epoch has all training samples
 LONGEST = 200  # letters of a text of a system's description
 NOT_STATED = ("", "N/A")
 
@@ -73,6 +74,8 @@ def _facts(path: Path, system: Object, address: Address) -> Facts:
     if gpu_family(gpu) is None:
         raise ValueError(f"unknown GPU {gpu!r}")
     benchmark, samples = str(log.one("submission_benchmark").value), log.count("train_samples")
+    if benchmark not in BY_EPOCH:
+        raise ValueError(f"an epoch of benchmark {benchmark!r} is no pass over its training samples")
     lines = _lines(log.epochs(), benchmark)
     measured = lines[1:] or lines
     times = [line["epoch_time_s"] for line in measured]

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from ddlbench.errors import UserError
@@ -54,14 +54,9 @@ class Point:
     base: Base | None
 
     @property
-    def own_base(self) -> Base:
-        """The point as the base of others."""
-        return Base(self.gpus, self.value, self.sample_time_s)
-
-    @property
     def series(self) -> str:
         """Equal for rows of a source that start from one base, the base itself included."""
-        base = self.base or self.own_base
+        base = self.base or Base(self.gpus, self.value, self.sample_time_s)
         return f"{base.gpus} GPU{'s' if base.gpus > 1 else ''} at {base.value:g} {self.cells['unit'].partition(' ')[0]}"
 
     def facts(self) -> Facts:
@@ -110,8 +105,7 @@ def read_points(path: Path) -> tuple[list[Point], list[str]]:
         except ValueError as error:
             left_out.append(f"row {line}: {error}")
     points, mixed = _without_mixed_units(points)
-    points, repeated = _without_repeated(points)
-    return _with_bases(points), [*left_out, *mixed, *repeated]
+    return points, [*left_out, *mixed]
 
 
 def _point(line: int, row: Mapping[str | None, object]) -> Point:
@@ -192,26 +186,6 @@ def _without_mixed_units(points: Sequence[Point]) -> tuple[list[Point], list[str
         else:
             lines.append(f"{_rows(group)}: {source}, {model}: mixed units ({', '.join(units)})")
     return sorted(kept, key=lambda point: point.line), lines
-
-
-def _without_repeated(points: Iterable[Point]) -> tuple[list[Point], list[str]]:
-    """Without the rows that state what an earlier row states, whatever their address."""
-    groups = group_by(points, lambda point: point.facts().record()["run_id"]).values()
-    lines = [f"{_rows(group[1:])}: the same as row {group[0].line}" for group in groups if len(group) > 1]
-    return [group[0] for group in groups], lines
-
-
-def _with_bases(points: Sequence[Point]) -> list[Point]:
-    """A row without a base that is the base of others is its own."""
-    stated = {_base_key(point, point.base) for point in points if point.base}
-    return [
-        replace(point, base=point.own_base) if not point.base and _base_key(point, point.own_base) in stated else point
-        for point in points
-    ]
-
-
-def _base_key(point: Point, base: Base) -> tuple[object, ...]:
-    return *(point.cells[name] for name in ("source", "model", "framework", "gpu_type", "unit")), base.gpus, base.value
 
 
 def _rows(points: Sequence[Point]) -> str:

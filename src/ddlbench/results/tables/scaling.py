@@ -21,7 +21,7 @@ from ddlbench.results.tables.stats import Interval, confidence, median, median_i
 # What stays equal along a curve of each kind.
 KINDS = {"strong": "global_batch", "weak": "batch_per_gpu"}
 # A published measurement without a base has no ratio, not even to itself.
-_NO_RATIOS = dict.fromkeys(("speedup", "efficiency", "speedup_vs_own_base", "efficiency_vs_own_base"))
+_NO_RATIOS: Row = dict.fromkeys(("speedup", "efficiency", "speedup_vs_own_base", "efficiency_vs_own_base"))
 
 
 @dataclass(frozen=True)
