@@ -21,7 +21,7 @@ needs_checker = pytest.mark.skipif(
 GPU = {"environment": {"gpu_model": "NVIDIA A100-SXM4-40GB", "git_commit": "0123"}, "spans": {"setup_s": 30.0}}
 
 
-def exported(tmp_path, *folders):
+def exported(tmp_path):
     assert main(["export", str(tmp_path / "own"), "--out", str(tmp_path / "logs")]) == 0
     return sorted((tmp_path / "logs").rglob("result_*.txt"))
 
@@ -45,11 +45,11 @@ def test_what_is_exported_can_be_imported(tmp_path):
     assert [path.name for path in exported(tmp_path)] == ["result_0.txt", "result_1.txt"]
     arguments = ["--url", "https://example.org", "--into", str(tmp_path / "back")]
     assert main(["import", str(tmp_path / "logs"), *arguments]) == 0
-    (own,), (back,) = (make_tables(read_all([tmp_path / name])).measurements for name in ("own", "back"))
+    (before,), (after,) = (make_tables(read_all([tmp_path / name])).measurements for name in ("own", "back"))
     names = ("gpus", "nodes", "runs_ok", "global_batch", "device_model")
-    assert [back[name] for name in names] == [own[name] for name in names]
-    assert back["sample_time_s"] == pytest.approx(own["sample_time_s"], rel=1e-4)  # milliseconds of 10 s
-    assert back["val_top1"] == own["val_top1"]
+    assert [after[name] for name in names] == [before[name] for name in names]
+    assert after["sample_time_s"] == pytest.approx(before["sample_time_s"], rel=1e-4)  # milliseconds of 10 s
+    assert after["val_top1"] == before["val_top1"]
 
 
 def test_runs_without_a_log_are_named(tmp_path, capsys):

@@ -31,10 +31,10 @@ def import_published(given: argparse.Namespace) -> int:
     left_out += added.left_out
     for line in left_out:
         _say(f"left out: {line}", sys.stderr)
-    counts = f"{added.new} published measurements added, {added.known} were there"
+    counts = f"{added.new} published measurements added, {added.present} were there"
     lines = f"{len(left_out)} line{'' if len(left_out) == 1 else 's'} on what is left out"
     _say(f"{given.into}: {counts}; {lines}")
-    return 0 if added.new or added.known else NOTHING
+    return 0 if added.new or added.present else NOTHING
 
 
 def _read(place: Path, given: argparse.Namespace) -> tuple[list[Facts], list[str]]:

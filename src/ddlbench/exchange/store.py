@@ -24,7 +24,7 @@ class Added:
     """What an import did. left_out: a line for each measurement that another one stands in the way of"""
 
     new: int = 0
-    known: int = 0
+    present: int = 0
     left_out: list[str] = field(default_factory=list[str])
 
 
@@ -39,7 +39,7 @@ def add(records: Sequence[Object], results: Path) -> Added:
     for record in map(plain, records):
         name, configuration = record["run_id"], _configuration(record)
         if name in by_id:
-            added.known += 1
+            added.present += 1
         elif reason := _in_the_way(record, by_configuration.get(configuration), [*stored, *new.values()]):
             added.left_out.append(f"{name} ({_url(record)}): {reason}")
         else:

@@ -82,10 +82,10 @@ def _measurements(name: str, folder: Path) -> list[list[AttemptRow]]:
     _warn(warnings, "a report of this set")
     if left_out:
         _say(f"{name}: {left_out}", sys.stderr)
-    own = [group for group in merged.groups if group[0].row["origin"] == OWN]
-    if len(own) < len(merged.groups):
-        _say(f"{name}: {len(merged.groups) - len(own)} published measurements are not compared", sys.stderr)
-    return own
+    compared = [group for group in merged.groups if group[0].row["origin"] == OWN]
+    if published := len(merged.groups) - len(compared):
+        _say(f"{name}: {published} published measurements are not compared", sys.stderr)
+    return compared
 
 
 def _warn(warnings: Sequence[str], others: str) -> None:

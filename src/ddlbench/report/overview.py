@@ -7,7 +7,7 @@ from textwrap import wrap
 
 from ddlbench.figures.quantities import MEMORY
 from ddlbench.report.fastest import best
-from ddlbench.results.reading.published import OWN
+from ddlbench.results.reading.published import OWN, PUBLISHED
 from ddlbench.results.tables.marks import explained, unknown_stragglers
 from ddlbench.results.tables.measurement import Measurement, duration
 from ddlbench.results.tables.stats import NONE_SHOWN, SMALLEST_N
@@ -97,10 +97,10 @@ def summary_text(rows: Sequence[Measurement]) -> str:
     texts = dict.fromkeys(row.settings for row in rows if row.settings)
     numbers = {text: f"[{number}]" for number, text in enumerate(texts, 1)}
     marks: Columns = {"": lambda row: numbers.get(row.settings, "")}
-    own, others = ([row for row in rows if (row["origin"] == OWN) == ours] for ours in (True, False))
-    compared = [row for row in own if compared_with(row, own=False) or needs_own(row)]
+    measured, published = ([row for row in rows if row["origin"] == origin] for origin in (OWN, PUBLISHED))
+    compared = [row for row in measured if compared_with(row, own=False) or needs_own(row)]
     predicted = [row for row in rows if row["predicted_step_s"] is not None]
-    tables = ((own, MEASURED), (compared, RATIOS), (predicted, WHICH | PREDICTED), (others, OF_OTHERS))
+    tables = ((measured, MEASURED), (compared, RATIOS), (predicted, WHICH | PREDICTED), (published, OF_OTHERS))
     lines: list[str] = []
     for shown, columns in tables:
         if shown:

@@ -59,7 +59,7 @@ def changed(key, **values):
 
 
 def late(key, ms):
-    """The same, with another time stamp."""
+    """The events, with the first one of a key later by `ms`."""
     time_ms = next(one for one in events() if one["key"] == key)["time_ms"]
     return changed(key, time_ms=time_ms + ms)
 
@@ -77,8 +77,11 @@ def late(key, ms):
         (late("epoch_stop", -200_000), "broken time stamps of epochs"),
         (late("epoch_stop", 900_000), "broken time stamps of epochs"),
         (changed("epoch_stop", metadata={"epoch_num": 9}), "epoch_start and epoch_stop are no pairs"),
-        (changed("epoch_start", metadata={"epoch_num": "one"}), "epoch_start and epoch_stop are no pairs"),
-        (changed("block_start", metadata={"first_epoch_num": 1, "epoch_count": 0}), "epoch_count = 0"),
+        (changed("epoch_start", metadata={"epoch_num": "one"}), "epoch_start has epoch_num = 'one'"),
+        (changed("epoch_start", metadata={"epoch_num": [1]}), "epoch_start has epoch_num = "),
+        (changed("eval_accuracy", metadata={}), "eval_accuracy has epoch_num = None"),
+        (changed("block_start", metadata={"first_epoch_num": 1, "epoch_count": -2}), "epoch_count = -2"),
+        (changed("epoch_start", time_ms=10**16), "broken time stamps: line 10 has"),
         (without(events(), "block_start", "block_stop", "epoch_start", "epoch_stop"), "neither epochs nor blocks"),
         (
             late("epoch_start", 4_000),

@@ -49,14 +49,12 @@ def test_without_a_base_there_is_no_efficiency(tmp_path):
 
 
 def test_repeats_of_a_folder_are_one_measurement_and_its_base_the_smaller_system(tmp_path):
-    listed = [*events(), *events()]
     write_results(tmp_path / "logs" / "two", *[events()] * 2, events((104_000, 100_000, 102_000, 100_000)))
     small = events(SLOW)
     next(one for one in small if one["key"] == "global_batch_size")["value"] = 256
     write_results(tmp_path / "logs" / "one", small, number_of_nodes="1")
     facts, left_out = read_results(tmp_path / "logs", Address("MLPerf", URL, "horovod"))
     assert left_out == []
-    assert listed
     store(tmp_path / "a", facts)
     one, two = sorted(scaling(tmp_path / "a"), key=lambda row: row["gpus"])
     assert (one["gpus"], one["runs_ok"], one["efficiency_vs_own_base"]) == (4, 1, 1.0)
@@ -67,10 +65,10 @@ def test_repeats_of_a_folder_are_one_measurement_and_its_base_the_smaller_system
 
 def test_no_published_row_is_a_repeat_or_a_base_of_an_own_one(tmp_path):
     """Not even where its configuration is the same, as a file that was edited could have it."""
-    own = records.write_run(tmp_path / "own", framework="single", gpus=1, rate=100)
+    folder = records.write_run(tmp_path / "own", framework="single", gpus=1, rate=100)
     records.write_run(tmp_path / "own", gpus=4, rate=300)
     alone = {row["measurement"]: row.row for row in scaling(tmp_path / "own")}
-    forged = json.loads((own / "run.json").read_text()) | {"run_id": "forged", "origin": "own"}
+    forged = json.loads((folder / "run.json").read_text()) | {"run_id": "forged", "origin": "own"}
     forged["summary"]["throughput_samples_per_s"] = 400.0
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "published.jsonl").write_text(json.dumps(forged) + "\n")

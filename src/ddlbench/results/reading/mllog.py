@@ -12,6 +12,8 @@ from ddlbench.results.rows import group_by, section
 
 TOKEN = b":::MLLOG "
 TOLERANCE = 0.01  # of the seconds of a block and of its epochs
+LATEST_MS = 10**13  # a time stamp of the year 2286
+MOST_EPOCHS = 100_000
 
 
 @dataclass(frozen=True)
@@ -87,22 +89,20 @@ class Log:
         if not epochs:
             raise ValueError("it has neither epochs nor blocks")
         after = {evaluation.number: evaluation.ms / 1e3 for evaluation in evaluations}
-        reached = {event.metadata.get("epoch_num"): event.value for event in self.events.get("eval_accuracy", [])}
+        reached = {_whole(event, "epoch_num"): _share(event) for event in self.events.get("eval_accuracy", [])}
         return [Epoch(one.ms / 1e3, after.get(one.number), reached.get(one.number)) for one in epochs]
 
     def _intervals(self, name: str, number: str) -> list[Interval]:
         """The pairs of NAME_start and NAME_stop, in order. number: of the metadata, which both share"""
         starts, stops = (
-            group_by(self.events.get(f"{name}_{end}", []), lambda event: event.metadata.get(number))
+            group_by(self.events.get(f"{name}_{end}", []), lambda event: _whole(event, number))
             for end in ("start", "stop")
         )
         if starts.keys() != stops.keys() or any(len(same) > 1 for same in (*starts.values(), *stops.values())):
             raise ValueError(f"{name}_start and {name}_stop are no pairs")
         intervals: list[Interval] = []
         for epoch, (start,) in starts.items():
-            epochs = start.metadata.get("epoch_count", 1)
-            if type(epoch) is not int or type(epochs) is not int or epochs < 1:
-                raise ValueError(f"{name}_start has {number} = {epoch!r} and epoch_count = {epochs!r}")
+            epochs = _whole(start, "epoch_count") if "epoch_count" in start.metadata else 1
             intervals.append(Interval(epoch, start.ms, stops[epoch][0].ms, epochs))
         intervals.sort(key=lambda interval: interval.number)
         ends = [self.run.start, *(ms for one in intervals for ms in (one.start, one.stop)), self.run.stop]
@@ -123,10 +123,24 @@ def _events(content: bytes) -> list[Event]:
         except ValueError as error:
             raise ValueError(f"line {number} is not JSON ({error})") from None
         key, ms = event.get("key"), event.get("time_ms")
-        if not isinstance(key, str) or type(ms) is not int or ms <= 0:
+        if not isinstance(key, str) or type(ms) is not int or not 0 < ms < LATEST_MS:
             raise ValueError(f"broken time stamps: line {number} has key = {key!r} and time_ms = {ms!r}")
         events.append(Event(key, ms, event.get("value"), section(event, "metadata")))
     return events
+
+
+def _whole(event: Event, name: str) -> int:
+    """A whole number of the metadata, from 0."""
+    value = event.metadata.get(name)
+    if type(value) is not int or not 0 <= value <= MOST_EPOCHS:
+        raise ValueError(f"{event.key} has {name} = {value!r}")
+    return value
+
+
+def _share(event: Event) -> float | None:
+    """The value, if it is a share."""
+    value = event.value
+    return float(value) if isinstance(value, int | float) and 0 <= value <= 1 else None
 
 
 def _trained(block: Interval, evaluations: Sequence[Interval]) -> int:
@@ -146,7 +160,7 @@ def _check(block: Interval, epochs: Sequence[Interval], evaluations: Sequence[In
 
 def _parts(block: Interval, evaluations: Sequence[Interval]) -> list[Interval]:
     """The epochs of a block, which share its milliseconds equally."""
-    ms = _trained(block, evaluations) // block.epochs
+    ms = _trained(block, evaluations) // block.epochs if block.epochs else 0
     if ms <= 0:
         raise ValueError(f"broken time stamps: the block of epoch {block.number} trained for no time")
     return [Interval(block.number + n, block.start + n * ms, block.start + (n + 1) * ms) for n in range(block.epochs)]

@@ -144,12 +144,12 @@ class Facts:
             "attempt": 1,
             "status": "ok",
         }
-        return head | _known(facts | {"published": {"source": self.source, "url": self.url, **self.more}})
+        return head | _stated(facts | {"published": {"source": self.source, "url": self.url, **self.more}})
 
 
-def _known(values: Object) -> Object:
-    """The values that are known, in sections too; `changed`, which is empty where nothing differs, stays."""
+def _stated(values: Object) -> Object:
+    """The values that are stated, in sections too; `changed`, which is empty where nothing differs, stays."""
     parts = {
-        key: _known(value) if isinstance(value, dict) and key != "changed" else value for key, value in values.items()
+        key: _stated(value) if isinstance(value, dict) and key != "changed" else value for key, value in values.items()
     }
     return {key: value for key, value in parts.items() if key == "changed" or value not in (None, {}, [])}

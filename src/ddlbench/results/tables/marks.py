@@ -49,8 +49,8 @@ def explained(rows: Sequence[Measurement]) -> list[str]:
 
 def unknown_stragglers(rows: Sequence[Measurement]) -> list[str]:
     """The number of own measurements without a search for stragglers."""
-    own = [row for row in rows if row["status"] == "ok" and row["origin"] == OWN]
-    trained = [row for row in own if (row["gpus"] or 0) > 1 and row["mode"] != "loader"]
+    ended = [row for row in rows if row["status"] == "ok" and row["origin"] == OWN]
+    trained = [row for row in ended if (row["gpus"] or 0) > 1 and row["mode"] != "loader"]
     measured = {row["measurement"]: row for row in trained}.values()
     unknown = sum(row["own_step_s"] is None for row in measured)
     by_thread = any(row["own_step_s"] is not None and not row["profile_windows"] for row in measured)
