@@ -16,11 +16,13 @@ from matplotlib.figure import Figure
 
 from ddlbench.figures import plotting, published, quantities
 from ddlbench.figures.bars import breakdown_panels, draw_breakdown
+from ddlbench.figures.by_source import BySource
 from ddlbench.figures.curves import draw
 from ddlbench.figures.learning import learning
 from ddlbench.figures.panels import Panel, panels, small_multiples
 from ddlbench.figures.plotting import Head
 from ddlbench.figures.styles import Looks, looks_of
+from ddlbench.results.reading.published import OWN
 from ddlbench.results.tables.measurement import Measurement
 from ddlbench.results.tables.tables import Tables
 from ddlbench.results.tables.targets import Target, costs, target_rows
@@ -88,15 +90,17 @@ def _scaling(shared: Sequence[Panel], looks: Looks) -> list[Wanted]:
         ("efficiency", ratios, quantities.efficiency),
         ("speedup_own_base", own_bases, quantities.speedup),
         ("efficiency_own_base", own_bases, quantities.efficiency),
-        ("epoch_time", plain, quantities.EPOCH_TIME),
-        ("memory", plain, quantities.memory),
-        ("energy", _measured(shared, "energy_sample_j"), quantities.ENERGY),
-        ("bubble", _measured(shared, "bubble"), quantities.BUBBLE),
-        ("staleness", _measured(shared, "staleness_theoretical_max"), quantities.STALENESS),
-        ("predicted", _measured(shared, "predicted_step_s"), quantities.PREDICTED),
+        ("epoch_time", _own_or_stated(plain, "epoch_time_s"), quantities.EPOCH_TIME),
+        ("memory", _own_or_stated(plain, "memory_allocated_peak_bytes"), quantities.memory),
+        ("energy", _measured(plain, "energy_sample_j"), quantities.ENERGY),
+        ("bubble", _measured(plain, "bubble"), quantities.BUBBLE),
+        ("staleness", _measured(plain, "staleness_theoretical_max"), quantities.STALENESS),
+        ("predicted", _measured(plain, "predicted_step_s"), quantities.PREDICTED),
     ]
     figures = [Wanted(name, shown, partial(draw, looks=looks, quantity=quantity)) for name, shown, quantity in over]
-    return [*figures, Wanted("breakdown", breakdown_panels(shared), draw_breakdown)]
+    by_source = BySource(shared)
+    published_ones = Wanted("efficiency_by_source", by_source.panels, by_source.draw)
+    return [*figures, published_ones, Wanted("breakdown", breakdown_panels(shared), draw_breakdown)]
 
 
 def _published(shared: Sequence[Panel], all_panels: Sequence[Panel], looks: Looks) -> list[Wanted]:
@@ -124,6 +128,11 @@ def _of_target(target: Target, tables: Tables, shared: Sequence[Panel], looks: L
 def _measured(shown: Sequence[Panel], column: str) -> list[Panel]:
     """The panels that have a value of the column, with the rows that have one."""
     return _with_rows(shown, lambda row: row[column] is not None)
+
+
+def _own_or_stated(shown: Sequence[Panel], column: str) -> list[Panel]:
+    """Without the panels of published measurements whose source does not state the column."""
+    return [panel for panel in shown if panel.rows[0]["origin"] == OWN or _measured([panel], column)]
 
 
 def _with_rows(shown: Sequence[Panel], wanted: Callable[[Measurement], bool]) -> list[Panel]:

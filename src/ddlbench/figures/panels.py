@@ -108,7 +108,11 @@ def panel_texts(rows: Sequence[Measurement], variant: str = "variant") -> dict[s
         fixed = () if same[0]["compared_by"] == "framework" else ("framework",)
         shared = [name for name in (*fixed, *_TITLES) if name != same[0]["compared_by"]]
         values = {name: {row[name] for row in same if row[name]} for name in shared}
-        shown = ["model_changed", *(name for name in shared if len(values[name]) > 1 or "loader" in values[name])]
+        shown = [
+            "model_changed",
+            "source",
+            *(name for name in shared if len(values[name]) > 1 or "loader" in values[name]),
+        ]
         for row in same:
             texts[row["measurement"]] = ", ".join(str(row[name]) for name in (*shown, variant) if row[name])
     return texts

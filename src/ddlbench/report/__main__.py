@@ -17,6 +17,7 @@ from ddlbench.report.documents import write_documents, write_warnings
 from ddlbench.report.overview import summary_text
 from ddlbench.report.page import render
 from ddlbench.results.reading.attempts import read_all
+from ddlbench.results.reading.published import OWN
 from ddlbench.results.tables.merge import FACTORS, AttemptRow
 from ddlbench.results.tables.only import only
 from ddlbench.results.tables.tables import Tables, make_tables, merge, not_used
@@ -74,14 +75,17 @@ def _compare(given: argparse.Namespace) -> int:
 
 
 def _measurements(name: str, folder: Path) -> list[list[AttemptRow]]:
-    """The measurements of one side of a comparison; what is not in the numbers is printed."""
+    """The own measurements of one side of a comparison; what is not in the numbers is printed."""
     records = read_all([folder])
     merged = merge(records)
     warnings, left_out = not_used(records, merged)
     _warn(warnings, "a report of this set")
     if left_out:
         _say(f"{name}: {left_out}", sys.stderr)
-    return merged.groups
+    compared = [group for group in merged.groups if group[0].row["origin"] == OWN]
+    if published := len(merged.groups) - len(compared):
+        _say(f"{name}: {published} published measurements are not compared", sys.stderr)
+    return compared
 
 
 def _warn(warnings: Sequence[str], others: str) -> None:

@@ -7,6 +7,7 @@ from textwrap import wrap
 
 from ddlbench.figures.quantities import memory_column
 from ddlbench.report.fastest import best
+from ddlbench.results.reading.published import OWN, PUBLISHED
 from ddlbench.results.tables.marks import explained, unknown_stragglers
 from ddlbench.results.tables.measurement import Measurement, duration
 from ddlbench.results.tables.stats import NONE_SHOWN, SMALLEST_N
@@ -17,7 +18,8 @@ FAILURES_SHOWN = 10
 LONGEST_NAME = 30
 LONGEST_CELL = 60
 LEFT = (  # columns of texts
-    "framework", "model", "loader", "mode", "scaling", "status", "best single", "own base", "vs own base", "settings",
+    "framework", "model", "loader", "mode", "scaling", "source", "status", "best single", "own base", "vs own base",
+    "settings",
 )  # fmt: skip
 
 INTERVAL_NOTE = (
@@ -41,6 +43,7 @@ MEASURED: Columns = {
     "samples/s": lambda row: number(row["throughput_samples_per_s"]),
     "peak memory": lambda row: gib(row[memory_column(row["device"])]),
     "top-1/ppl": lambda row: quality(row),
+    "source": lambda row: name(row["source"]),
 }
 VS_SINGLE: Columns = {
     "speedup": lambda row: shown_ratio(row, "speedup"),
@@ -70,6 +73,12 @@ PREDICTED: Columns = {
     "predicted step": lambda row: seconds(row["predicted_step_s"]),
     "prediction error": lambda row: signed(row["predicted_error"]) + ("!" if row["predicted_flag"] else ""),
 }
+# A last table of the terminal, of published measurements: their names are long.
+OF_OTHERS: Columns = {
+    **{key: MEASURED[key] for key in ("framework", "model", "gpus", "n", "source", "samples/s")},
+    "efficiency": lambda row: percent(row["efficiency_vs_own_base"]),
+    "of base": lambda row: f"@{row['own_base_gpus']}" if row["efficiency_vs_own_base"] else "",
+}
 SETTINGS: Columns = {"settings": lambda row: row.settings}
 
 
@@ -88,9 +97,10 @@ def summary_text(rows: Sequence[Measurement]) -> str:
     texts = dict.fromkeys(row.settings for row in rows if row.settings)
     numbers = {text: f"[{number}]" for number, text in enumerate(texts, 1)}
     marks: Columns = {"": lambda row: numbers.get(row.settings, "")}
-    compared = [row for row in rows if compared_with(row, own=False) or needs_own(row)]
+    measured, published = ([row for row in rows if row["origin"] == origin] for origin in (OWN, PUBLISHED))
+    compared = [row for row in measured if compared_with(row, own=False) or needs_own(row)]
     predicted = [row for row in rows if row["predicted_step_s"] is not None]
-    tables = ((rows, MEASURED), (compared, RATIOS), (predicted, WHICH | PREDICTED))
+    tables = ((measured, MEASURED), (compared, RATIOS), (predicted, WHICH | PREDICTED), (published, OF_OTHERS))
     lines: list[str] = []
     for shown, columns in tables:
         if shown:

@@ -22,6 +22,7 @@ from ddlbench.oracle.measured.inputs import machine_of
 from ddlbench.oracle.measured.runs import Results
 from ddlbench.oracle.predictor import Inputs, Prediction, predict
 from ddlbench.results.reading.attempts import Attempt, Records, why
+from ddlbench.results.reading.published import OWN
 from ddlbench.results.rows import Row
 from ddlbench.results.tables.measurement import devices, duration
 from ddlbench.results.tables.tables import Tables
@@ -75,7 +76,8 @@ def with_predictions(tables: Tables, results: Records, cluster: str) -> Tables:
     rows, missing = list[Row](), list[tuple[str, str]]()
     for measurement in tables.measurements:
         row = measurement.row
-        if row["status"] == "ok" and row["mode"] == "train" and (row["gpus"] or 1) > 1 and row["sample_time_s"]:
+        measured = row["status"] == "ok" and row["mode"] == "train" and row["sample_time_s"] and row["origin"] == OWN
+        if measured and (row["gpus"] or 1) > 1:
             try:
                 row = row | cells(row, campaign.predict(row, measurement.runs[0]))
             except Exception as error:  # whatever one record holds, the others are predicted

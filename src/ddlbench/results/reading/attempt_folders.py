@@ -1,4 +1,5 @@
-"""The folders of attempts: every folder named attempt-* below the folders of results, through symbolic links too."""
+"""The folders of attempts: every folder named attempt-* below the folders of results, through symbolic links too;
+and the files of published measurements."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from pathlib import Path
 
 WITHOUT_END = 10**9
 ATTEMPT = re.compile("attempt-[0-9]+")
+PUBLISHED_FILE = "published.jsonl"
 BELOW_LINKS = 3  # levels below a linked folder: results, their runs, the attempts. A link to / must end, too.
 
 
@@ -21,10 +23,12 @@ class Search:
 
     attempts:   by their real path, as they were reached first; real folders before links
     unreadable: folders and links that cannot be followed, with the reason
+    published:  files of published measurements
     """
 
     attempts: dict[str, Path] = field(default_factory=dict[str, Path])
     unreadable: dict[Path, str] = field(default_factory=dict[Path, str])
+    published: list[Path] = field(default_factory=list[Path])
 
 
 def search(folders: Sequence[Path]) -> Search:
@@ -56,6 +60,7 @@ def _entries(folder: Path, result: Search) -> tuple[list[Path], list[Path]]:
     except OSError as error:
         result.unreadable[folder] = error.strerror or str(error)
         return [], []
+    result.published += [folder / entry.name for entry in entries if entry.name == PUBLISHED_FILE]
     followed: list[Path] = []
     for link in links:
         try:

@@ -83,11 +83,15 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Records:
-    """The folders of all attempts; a warning and the kind of its reason for each folder that could not be read."""
+    """The folders of all attempts; a warning and the kind of its reason for each folder that could not be read.
+
+    published: the files of published measurements
+    """
 
     folders: list[Path]
     warnings: list[str]
     left_out: tuple[str, ...] = ()
+    published: tuple[Path, ...] = ()
 
     @cached_property
     def attempts(self) -> list[Attempt]:
@@ -108,7 +112,7 @@ def read_all(folders: Sequence[Path]) -> Records:
     attempts = set(result.attempts.values())  # a folder of an attempt is reported with the attempt
     reasons = {path: why for path, why in result.unreadable.items() if attempts.isdisjoint((path, path.parent))}
     closed = [f"{printable(str(path))} cannot be read ({reason})" for path, reason in reasons.items()]
-    if not result.attempts:
+    if not result.attempts and not result.published:
         names = ", ".join(str(folder) for folder in folders)
         but = f" ({'; '.join(closed[:3])})" if closed else ""
         raise UserError(
@@ -117,7 +121,7 @@ def read_all(folders: Sequence[Path]) -> Records:
         )
     ordered = [result.attempts[place] for place in sorted(result.attempts)]
     kinds = (LeftOut.CIRCLE if reason == os.strerror(ELOOP) else LeftOut.NOT_FOLLOWED for reason in reasons.values())
-    return Records(ordered, closed, tuple(kinds))
+    return Records(ordered, closed, tuple(kinds), tuple(result.published))
 
 
 def read(path: Path) -> Attempt:
@@ -126,11 +130,10 @@ def read(path: Path) -> Attempt:
         record = parse(read_bytes(path / "run.json"))
     except Exception as error:  # whatever one record holds, the others are reported
         return unreadable(path, f"run.json cannot be read ({why(error)})", kind=_kind(error))
-    version = record.get("schema_version")
-    if type(version) is not int or version not in READ_VERSIONS:  # True equals 1
-        return _refused(path, version)
+    if refused := other_version(path, record):
+        return refused
     if not isinstance(record.get("status"), str):
-        return unreadable(path, "run.json has no status", version, LeftOut.NO_RUN)
+        return unreadable(path, "run.json has no status", record["schema_version"], LeftOut.NO_RUN)
     return Attempt(path, record) if record["status"] != "running" else _without_end(path, record)
 
 
@@ -142,8 +145,11 @@ def _kind(error: Exception) -> str:
     return next((kind for type_, kind in kinds if isinstance(error, type_)), LeftOut.UNREADABLE)
 
 
-def _refused(path: Path, version: Any) -> Attempt:
-    """An attempt of a version that is not read; the reason says what to do about it."""
+def other_version(path: Path, record: Object) -> Attempt | None:
+    """An unreadable attempt where the record has a version that is not read; the reason says what to do about it."""
+    version = record.get("schema_version")
+    if type(version) is int and version in READ_VERSIONS:  # True equals 1
+        return None
     number, kind, remedy = None, LeftOut.NO_RUN, "run again, or report with the version of ddlbench that wrote it"
     if type(version) is int and version > SCHEMA_VERSION:
         number, kind, remedy = version, LeftOut.NEWER, "it is newer: update ddlbench to report it"

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from itertools import product
 from statistics import median
 
 from ddlbench.record.fingerprint import of_the_launch
+from ddlbench.results.reading.published import PUBLISHED
 from ddlbench.results.rows import Row, group_by
 from ddlbench.results.tables.merge import AttemptRow
 from ddlbench.results.tables.stats import median_interval, ratio_interval, verdict
@@ -91,19 +91,22 @@ def _several(
 
 def above_ideal(scaling: Iterable[Row]) -> list[str]:
     """A sentence for each efficiency above 100 %."""
-    sentences: dict[str, None] = {}  # a measurement of two kinds of scaling says the same twice
-    for row, (column, base_s, base) in product(scaling, RATIOS):
-        value, low = row[column], row[f"{column}_low"]
-        if value is None or value <= 1 + ROUNDING:
-            continue
-        name = f"{row['framework']}, {row['model']}, {row['gpus']} GPUs: {column} of {100 * value:.1f} %"
-        question = f"is the base ({row[base]}, {1e3 * row[base_s]:.3g} ms a sample) slow for a reason of its own"
-        if low is not None and low <= 1:
-            said = f", which its interval does not show: it begins at {100 * low:.1f} %"
-        else:
-            said = f"{' (without an interval)' if low is None else ''}: {question}, such as memory or caches?"
-        sentences[f"{name} is above 100 %{said}"] = None
-    return list(sentences)
+    return list(dict.fromkeys(text for row in scaling for names in RATIOS if (text := _above_ideal(row, *names))))
+
+
+def _above_ideal(row: Row, column: str, base_s: str, base: str) -> str | None:
+    value, low = row.get(column), row.get(f"{column}_low")  # a ratio without a value is not in the row
+    if value is None or value <= 1 + ROUNDING:
+        return None
+    published = f"{PUBLISHED}, {row['source']}: " if row["origin"] == PUBLISHED else ""
+    name = f"{published}{row['framework']}, {row['model']}, {row['gpus']} GPUs: {column} of {100 * value:.1f} %"
+    base_text = f"{row[base]}, {1e3 * row[base_s]:.3g} ms a sample"
+    if low is not None and low <= 1:
+        return f"{name} is above 100 %, which its interval does not show: it begins at {100 * low:.1f} %"
+    few = " (without an interval)" if low is None else ""
+    return (
+        f"{name} is above 100 %{few}: is the base ({base_text}) slow for a reason of its own, such as memory or caches?"
+    )
 
 
 def drift(groups: Sequence[Sequence[AttemptRow]]) -> str | None:

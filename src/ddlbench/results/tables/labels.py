@@ -13,7 +13,7 @@ from ddlbench.results.tables.merge import LAYOUT, AttemptRow, asked
 from ddlbench.texts import shortened
 
 # Settings that have a column of their own.
-_TOLD = ("mode", *(f"train.{name}" for name in ("precision", "repeat", "global_batch", "batch_per_gpu")))
+_TOLD = ("mode", "source", *(f"train.{name}" for name in ("precision", "repeat", "global_batch", "batch_per_gpu")))
 # The key that is always shown beside the name of a framework, because the name alone says too little.
 ALWAYS_SHOWN = {"deepspeed": "zero_stage", "hybrid": "schedule"}
 LONGEST = 1_000  # letters of all settings together

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ddlbench.results.reading.published import OWN
 from ddlbench.results.rows import Row
 from ddlbench.results.tables.measurement import Measurement
 from ddlbench.texts import first_few, shortened
@@ -47,8 +48,9 @@ def explained(rows: Sequence[Measurement]) -> list[str]:
 
 
 def unknown_stragglers(rows: Sequence[Measurement]) -> list[str]:
-    """The number of measurements without a search for stragglers."""
-    trained = [row for row in rows if row["status"] == "ok" and (row["gpus"] or 0) > 1 and row["mode"] != "loader"]
+    """The number of own measurements without a search for stragglers."""
+    ended = [row for row in rows if row["status"] == "ok" and row["origin"] == OWN]
+    trained = [row for row in ended if (row["gpus"] or 0) > 1 and row["mode"] != "loader"]
     measured = {row["measurement"]: row for row in trained}.values()
     lines: list[str] = []
     if unknown := sum(row["own_step_s"] is None for row in measured):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any
 
+from ddlbench.results.reading.published import PUBLISHED
 from ddlbench.results.rows import Row, group_by
 from ddlbench.results.tables.labels import settings_text
 from ddlbench.results.tables.stats import LEVEL, Interval
@@ -37,7 +38,8 @@ class Measurement:
 
     row:   its columns
     runs:  the rows of runs.csv of its attempts that ended ok
-    model: one of other sizes than published has a mark: "resnet50*"; several such models are numbered, "resnet50*2"
+    model: one of other sizes than published has a mark: "resnet50*"; several such models are numbered, "resnet50*2";
+           that of a published measurement says so, because all texts name it: "ResNet-50 (published)"
     mark:  the number of the reasons to doubt it, "!1"; equal reasons have the same number
     axes:  "batch=512": the columns of AXES in which it differs from rows of the same names, GPU count and settings
     """
@@ -106,11 +108,15 @@ def measurements_of(scaling: Sequence[Row], runs: Sequence[Row]) -> list[Measure
     marks = dict.fromkeys(row["marks"] for row in scaling if row["marks"])
     numbers = {text: f"!{number}" for number, text in enumerate(marks, 1)}
     names = model_names(runs)
-    models = [names.get((row["model"], row["model_changed"]), row["model"]) for row in scaling]
+    models = [_marked(names.get((row["model"], row["model_changed"]), row["model"]), row) for row in scaling]
     return [
         Measurement(row, ended.get(row["measurement"], []), model, numbers.get(row["marks"], ""), axes)
         for row, model, axes in zip(scaling, models, _axes(scaling), strict=True)
     ]
+
+
+def _marked(model: str | None, row: Row) -> str | None:
+    return f"{model} ({PUBLISHED})" if row["origin"] == PUBLISHED else model
 
 
 def model_names(runs: Iterable[Row]) -> dict[tuple[str | None, str | None], str]:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any, cast
 
 from ddlbench.config import options
 from ddlbench.record.fingerprint import fingerprint, noted
 from ddlbench.record.schema import RUNS, Column
-from ddlbench.results.reading.attempts import Attempt, damaged_parquet, read, unreadable, why
+from ddlbench.results.reading.attempts import Attempt, Records, damaged_parquet, read, unreadable, why
 from ddlbench.results.reading.cells import cell, fit, in_one_line
 from ddlbench.results.reading.epoch_lines import table_of
 from ddlbench.results.reading.follows import contradiction
 from ddlbench.results.reading.left_out import LeftOut
+from ddlbench.results.reading.published import OWN, PUBLISHED, PublishedAttempt, read_published
 from ddlbench.results.rows import Row, section
 from ddlbench.results.tables.labels import settings_text
 from ddlbench.results.tables.merge import AttemptRow, measured_options
@@ -24,22 +24,30 @@ _NO_SUMMARY = {column.name: None for column in RUNS if column.source.startswith(
 _GLOBAL_BATCH = next(column for column in RUNS if column.name == "global_batch")
 
 
-def read_attempt(folder: Path) -> AttemptRow:
-    """The attempt in a folder; an unreadable one where the values of its record cannot be used."""
-    attempt = read(folder)
+def attempt_rows(records: Records) -> Iterator[AttemptRow]:
+    """All attempts, read one after the other; unreadable ones where the values of a record cannot be used."""
+    yield from map(_attempt_row, map(read, records.folders))
+    for file in records.published:
+        yield from map(_attempt_row, read_published(file))
+
+
+def _attempt_row(attempt: Attempt) -> AttemptRow:
     identity = attempt.identity
     try:
-        return _attempt_row(attempt, identity)
+        return _usable(attempt, identity)
     except Exception as error:  # whatever one record holds, the others are reported
-        return _attempt_row(unreadable(folder, f"the values of run.json cannot be used ({why(error)})"), identity)
+        name = "the line" if isinstance(attempt, PublishedAttempt) else "run.json"
+        return _usable(unreadable(attempt.path, f"the values of {name} cannot be used ({why(error)})"), identity)
 
 
-def _attempt_row(attempt: Attempt, identity: Hashable) -> AttemptRow:
+def _usable(attempt: Attempt, identity: Hashable) -> AttemptRow:
     left_out: list[str] = []
     record = attempt.record
     measured = measured_options(section(record, "config"), section(record, "config_added_later"))
     environment = record.get("environment")
     row = run_row(attempt, left_out)
+    if measured and row["origin"] == PUBLISHED:
+        measured["origin"] = PUBLISHED  # neither a repeat nor a base of an own run, whatever its configuration
     content, unread = attempt.read_epochs()
     epochs, broken = table_of(content, left_out)
     warnings, kinds = list(attempt.warnings), [attempt.left_out] if attempt.left_out else []
@@ -87,6 +95,7 @@ def run_row(attempt: Attempt, left_out: list[str]) -> Row:
     row["device_model"] = cell(_dig(attempt.record, ("environment", model)), "text") if model else None
     environment = fingerprint(attempt.record.get("environment"))
     row["environment_id"] = digest(environment) if environment else None
+    row["origin"] = PUBLISHED if attempt.record.get("origin") == PUBLISHED else OWN
     row["staleness_max"] = _stalest(attempt.record, "staleness")
     row["staleness_theoretical_max"] = _stalest(attempt.record, "staleness_theoretical")
     return row | {"measurement": None, "learning": None, "path": attempt.name}

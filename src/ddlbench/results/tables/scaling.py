@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from statistics import median
 from typing import Any
 
 from ddlbench.record.schema import SCALING
+from ddlbench.results.reading.published import PUBLISHED
 from ddlbench.results.rows import Row, group_by
 from ddlbench.results.tables import stats
 from ddlbench.results.tables.breakdown import merged_windows
@@ -20,6 +21,8 @@ from ddlbench.results.tables.stats import Interval, confidence, median_interval
 
 # What stays equal along a curve of each kind.
 KINDS = {"strong": "global_batch", "weak": "batch_per_gpu"}
+# A published measurement without a base has no ratio, not even to itself.
+_NO_RATIOS: Row = dict.fromkeys(("speedup", "efficiency", "speedup_vs_own_base", "efficiency_vs_own_base"))
 
 
 @dataclass(frozen=True)
@@ -103,9 +106,9 @@ def _series(kind: str, point: Point) -> tuple[str, Any]:
 
 
 def _curve(row: Row) -> tuple[str, ...]:
-    """Key that keeps the rows of one curve together."""
+    """Key that keeps the rows of one curve together, own ones first."""
     size = row[KINDS.get(row["scaling"], "global_batch")]
-    names = ("model", "data", "loader", "variant", "comparison", "scaling")
+    names = ("origin", "model", "data", "loader", "variant", "comparison", "scaling")
     return *(str(row[name]) for name in names), f"{size or 0:12}", str(row["framework"]), str(row["knobs"])
 
 
@@ -113,8 +116,9 @@ def _row(point: Point, kind: str, mates: list[Point]) -> Row:
     timed = [mate for mate in mates if mate.sample_time_s and mate.gpus]
     curve = [mate for mate in timed if mate.curve == point.curve]
     fewest = min((mate.gpus or 0 for mate in curve), default=None)
-    base = _fastest([mate for mate in curve if mate.gpus == fewest])
+    base = _stated_base(point) or _fastest([mate for mate in curve if mate.gpus == fewest])
     single = _fastest([mate for mate in timed if mate.gpus == 1])
+    alone = point.sample.row["origin"] == PUBLISHED and base is point and len(curve) == 1
     merges = {"median": median, "max": max}
     merged: Row = {column.name: point.sample.row[column.name] for column in SCALING if column.source == "equal"}
     for column in SCALING:
@@ -130,7 +134,18 @@ def _row(point: Point, kind: str, mates: list[Point]) -> Row:
         **merged_windows([run.row for run in point.ok]),
         **_against(point, single, "best_single"),
         **_against(point, base, "own_base", "_vs_own_base"),
+        **(_NO_RATIOS if alone else {}),
     }
+
+
+def _stated_base(point: Point) -> Point | None:
+    """The base that a published measurement states for itself: its source may have it in no row of its own."""
+    row = point.sample.row
+    if row["origin"] != PUBLISHED or not row["stated_base_gpus"] or not row["stated_base_sample_time_s"]:
+        return None
+    rate = 1 / row["stated_base_sample_time_s"]
+    stated = row | {"gpus": row["stated_base_gpus"], "throughput_samples_per_s": rate, "epoch_time_s": None}
+    return Point([replace(point.sample, row=stated)], point.by)
 
 
 def _against(point: Point, base: Point | None, prefix: str, suffix: str = "") -> Row:

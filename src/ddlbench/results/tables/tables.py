@@ -22,7 +22,7 @@ from ddlbench.results.tables.checks import above_ideal, differences, drift, envi
 from ddlbench.results.tables.measurement import Measurement, measurements_of
 from ddlbench.results.tables.merge import AttemptRow, measurement_id, measurements, quality_id
 from ddlbench.results.tables.quality import learning_table
-from ddlbench.results.tables.run_rows import read_attempt
+from ddlbench.results.tables.run_rows import attempt_rows
 from ddlbench.results.tables.scaling import scaling_rows
 from ddlbench.texts import FORMULA, printable, quoted
 
@@ -76,7 +76,7 @@ class Merged:
 
 def merge(records: Records) -> Merged:
     """All attempts, each with the name of its measurement."""
-    runs, copies = _without_copies(list(map(read_attempt, records.folders)))
+    runs, copies = _without_copies(list(attempt_rows(records)))
     groups = measurements(run for run in runs if run.options and run.row["backend"] != DEVELOPER)
     for group in groups:
         name, quality = measurement_id(group), quality_id(group[0])

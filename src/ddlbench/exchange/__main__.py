@@ -1,0 +1,106 @@
+"""python -m ddlbench.exchange: import published measurements, export own records as logs of MLPerf Training."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TextIO
+
+from ddlbench.errors import RunError, UserError
+from ddlbench.exchange.mllog import export
+from ddlbench.exchange.store import add
+from ddlbench.results.reading.mlperf import Address, read_results
+from ddlbench.results.reading.points import read_points, without_base
+from ddlbench.results.reading.published import Facts
+from ddlbench.texts import printable
+
+NOTHING = 1  # exit code
+
+
+def import_published(given: argparse.Namespace) -> int:
+    """Add measurements that others published to RESULTS/published.jsonl: rows of the same tables and figures as own
+    ones. Exit code 1 if no measurement could be used."""
+    facts, left_out = list[Facts](), list[str]()
+    for place in given.places:
+        of_place, lines = _read(place, given)
+        facts += of_place
+        left_out += lines
+    added = add([one.record() for one in facts], given.into)
+    left_out += added.left_out
+    for line in left_out:
+        _say(f"left out: {line}", sys.stderr)
+    counts = f"{added.new} published measurements added, {added.present} were there"
+    lines = f"{len(left_out)} line{'' if len(left_out) == 1 else 's'} on what is left out"
+    _say(f"{given.into}: {counts}; {lines}")
+    return 0 if added.new or added.present else NOTHING
+
+
+def _read(place: Path, given: argparse.Namespace) -> tuple[list[Facts], list[str]]:
+    """The measurements of a CSV file or of a folder of MLPerf results, and lines on what cannot be used."""
+    if place.is_dir():
+        if not given.url:
+            raise UserError(f"{place} does not say where it is published: give --url")
+        return read_results(place, Address(given.source, given.url, given.strategy))
+    points, left_out = read_points(place)
+    for line in without_base(points):
+        _say(f"{place}: {line}", sys.stderr)
+    return [point.facts() for point in points], [f"{place}: {line}" for line in left_out]
+
+
+def export_mllog(given: argparse.Namespace) -> int:
+    """Write a log of MLPerf Training for each run that ended ok, and the description of its system. They are no MLPerf
+    result and say so. Exit code 1 if there is no such run."""
+    logs, left_out = export(given.results, given.out)
+    for line in left_out:
+        _say(f"left out: {line}", sys.stderr)
+    _say(f"{given.out}: {logs} logs, {len(left_out)} runs left out")
+    return 0 if logs else NOTHING
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit code 2 for errors of the user, 1 if nothing was imported or exported."""
+    given = _parser().parse_args(arguments)
+    try:
+        return given.run(given)
+    except RunError as error:
+        _say(f"ddlbench.exchange: {error}", sys.stderr)
+        return error.exit_code
+
+
+def _say(text: str, stream: TextIO | None = None) -> None:
+    """Texts come from files of other people."""
+    print(printable(text), file=stream or sys.stdout, flush=True)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m ddlbench.exchange", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    importing = commands.add_parser("import", help=import_published.__doc__, description=import_published.__doc__)
+    importing.set_defaults(run=import_published)
+    importing.add_argument(
+        "places", nargs="+", type=Path, metavar="PLACE",
+        help="a CSV file (docs/published.md), or a folder with result_N.txt of MLPerf Training in it or below",
+    )  # fmt: skip
+    importing.add_argument(
+        "--into", type=Path, default=Path("results/published"), metavar="RESULTS",
+        help="folder of results (default: results/published)",
+    )  # fmt: skip
+    importing.add_argument("--url", help="address at which a folder of MLPerf results is published")
+    importing.add_argument("--source", metavar="NAME", help="name of its publication (default: by year and submitter)")
+    importing.add_argument(
+        "--strategy", default="not stated", metavar="NAME",
+        help="way of training in parallel, which its logs do not state (default: not stated)",
+    )  # fmt: skip
+
+    exporting = commands.add_parser("export", help=export_mllog.__doc__, description=export_mllog.__doc__)
+    exporting.set_defaults(run=export_mllog)
+    exporting.add_argument("results", type=Path, metavar="RESULTS", help="results_dir of runs")
+    exporting.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder of the logs")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

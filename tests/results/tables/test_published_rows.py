@@ -1,0 +1,123 @@
+"""Published measurements in the tables: rows beside own ones, never their repeats, bases or rivals."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from ddlbench.results.reading.attempts import read_all
+from ddlbench.results.reading.mlperf import Address, read_results
+from ddlbench.results.reading.points import read_points
+from ddlbench.results.tables.tables import make_tables
+from tests.support import records
+from tests.support.published import URL, cells, events, write_csv, write_results
+
+# Two systems, 4 and 8 GPUs, each with its batch per GPU; the smaller one takes 180 s an epoch.
+SLOW = (190_000, 180_000, 180_000, 180_000)
+
+
+def store(folder, facts):
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps(one.record()) for one in facts]
+    (folder / "published.jsonl").write_text("\n".join(lines) + "\n")
+
+
+def csv_facts(tmp_path, *rows):
+    return [point.facts() for point in read_points(write_csv(tmp_path / "points.csv", *rows))[0]]
+
+
+def scaling(*folders):
+    return make_tables(read_all(folders)).measurements
+
+
+def test_the_stated_base_gives_the_efficiency_digit_for_digit(tmp_path):
+    store(tmp_path / "a", csv_facts(tmp_path, cells()))
+    (row,) = scaling(tmp_path)
+    assert (row["origin"], row["source"], row["source_url"]) == ("published", "Example 2020", f"{URL}/README.md#L1")
+    assert (row["own_base_gpus"], row["own_base_sample_time_s"]) == (1, 0.01)
+    assert row["speedup_vs_own_base"] == pytest.approx(7.6, rel=1e-12)
+    assert row["efficiency_vs_own_base"] == pytest.approx(0.95, rel=1e-12)
+
+
+def test_without_a_base_there_is_no_efficiency(tmp_path):
+    store(tmp_path / "a", csv_facts(tmp_path, cells(base_gpus="", base_value="")))
+    (row,) = scaling(tmp_path)
+    assert row["throughput_samples_per_s"] == pytest.approx(760)
+    assert (row["efficiency"], row["efficiency_vs_own_base"], row["speedup_vs_own_base"]) == (None, None, None)
+
+
+def test_repeats_of_a_folder_are_one_measurement_and_its_base_the_smaller_system(tmp_path):
+    write_results(tmp_path / "logs" / "two", *[events()] * 2, events((104_000, 100_000, 102_000, 100_000)))
+    small = events(SLOW)
+    next(one for one in small if one["key"] == "global_batch_size")["value"] = 256
+    write_results(tmp_path / "logs" / "one", small, number_of_nodes="1")
+    facts, left_out = read_results(tmp_path / "logs", Address("MLPerf", URL, "horovod"))
+    assert left_out == []
+    store(tmp_path / "a", facts)
+    one, two = sorted(scaling(tmp_path / "a"), key=lambda row: row["gpus"])
+    assert (one["gpus"], one["runs_ok"], one["efficiency_vs_own_base"]) == (4, 1, 1.0)
+    assert (two["gpus"], two["runs_ok"], two["time_to_train_s"]) == (8, 3, 409.0)
+    assert two["efficiency_vs_own_base"] == pytest.approx(180 * 4 / (100 * 8))
+    assert two["learning"] is not None
+
+
+def test_no_published_row_is_a_repeat_or_a_base_of_an_own_one(tmp_path):
+    """Not even where its configuration is the same, as a file that was edited could have it."""
+    folder = records.write_run(tmp_path / "own", framework="single", gpus=1, rate=100)
+    records.write_run(tmp_path / "own", gpus=4, rate=300)
+    alone = {row["measurement"]: row.row for row in scaling(tmp_path / "own")}
+    forged = json.loads((folder / "run.json").read_text()) | {"run_id": "forged", "origin": "own"}
+    forged["summary"]["throughput_samples_per_s"] = 400.0
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "published.jsonl").write_text(json.dumps(forged) + "\n")
+    rows = scaling(tmp_path / "own", tmp_path / "other")
+    both = {row["measurement"]: row.row for row in rows if row["origin"] == "own"}
+    assert both == alone
+    (published,) = [row for row in rows if row["origin"] == "published"]
+    assert (published["runs_ok"], published["throughput_samples_per_s"]) == (1, 400.0)
+    assert published["comparison"] not in {row["comparison"] for row in both.values()}
+
+
+def test_every_name_of_a_published_model_says_so(tmp_path):
+    store(tmp_path / "a", csv_facts(tmp_path, cells()))
+    assert [row.model for row in scaling(tmp_path)] == ["ResNet-50 (published)"]
+
+
+def test_own_rows_come_first(tmp_path):
+    store(tmp_path / "a", csv_facts(tmp_path, cells(model="AlexNet")))
+    records.write_run(tmp_path / "own")
+    assert [row["origin"] for row in scaling(tmp_path)] == ["own", "published"]
+
+
+def test_an_efficiency_above_100_percent_is_named_as_published(tmp_path):
+    store(tmp_path / "a", csv_facts(tmp_path, cells(measured=880, step_ms="")))
+    (warning,) = make_tables(read_all([tmp_path])).warnings
+    assert warning.startswith("published, Example 2020: DDP, ResNet-50, 8 GPUs: efficiency_vs_own_base of 110.0 %")
+
+
+def test_lines_that_cannot_be_read_are_rows_with_a_reason(tmp_path):
+    store(tmp_path / "a", csv_facts(tmp_path, cells()))
+    path = tmp_path / "a" / "published.jsonl"
+    path.write_text(path.read_text() + '{"schema_version": 2\n{"schema_version": 9}\n{"schema_version": 2}\n\x1b\n')
+    tables = make_tables(read_all([tmp_path]))
+    assert tables.runs["status"].tolist() == ["ok", *["unreadable"] * 4]
+    assert [text.partition(":")[2][:1] for text in tables.warnings] == ["2", "3", "4", "5"], "the number of the line"
+    assert all(text.isprintable() for text in tables.warnings)
+
+
+def test_a_copy_of_the_file_counts_once(tmp_path):
+    store(tmp_path / "a", csv_facts(tmp_path, cells(), cells(model="VGG-16")))
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    tables = make_tables(read_all([tmp_path]))
+    assert len(tables.runs) == 2
+    assert tables.left_out == "left out: 2 copies"
+
+
+@pytest.mark.parametrize("section", ["config", "summary", "published", "epochs", "launch", "environment"])
+@pytest.mark.parametrize("value", [None, 3, "x", [], [[]], {"x": {}}])
+def test_no_content_makes_a_report_fail(tmp_path, section, value):
+    (facts,) = csv_facts(tmp_path, cells())
+    (tmp_path / "published.jsonl").write_text(json.dumps(facts.record() | {section: value}))
+    assert len(make_tables(read_all([tmp_path])).runs) == 1
