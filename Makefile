@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup horovod run test test-all test-breaches lint format bench bench-loaders bench-oracle chaos docs docs-site
+.PHONY: help setup horovod run test test-all test-breaches lint format bench bench-loaders bench-oracle oracle-published chaos docs docs-site
 
 # What needs root (Slurm, Open MPI from Debian) the tests install themselves, or they say why they skip.
 # Three files at a time on two cores: many tests wait for other processes, and for a timeout that must pass.
@@ -50,6 +50,9 @@ bench-loaders: setup ## how fast data are read, beside scripts that use each lib
 
 bench-oracle: setup ## measured steps of 2 and 4 processes beside what the oracle predicts from one (about 25 minutes)
 	.venv/bin/python -m benchmarks.oracle
+
+oracle-published: setup ## published measurements beside the oracle, with constants chosen without their source (two minutes)
+	.venv/bin/python -m benchmarks.published benchmarks/measured/points.csv benchmarks/measured/gpt_layouts.csv
 
 docs: setup ## make the pages that come from the code: data dictionary, frameworks
 	.venv/bin/python -m ddlbench.record.schema > docs/data-dictionary.md

@@ -57,8 +57,8 @@ def test_one_gpu_s_seconds_come_back_at_one_gpu(capsys: pytest.CaptureFixture[st
     words = (*TINY, "cluster=abci", "gpus=[1,4]", "train.batch_per_gpu=8", "--one-gpu-step-s", "0.25")
     one, four = rows(capsys, *words, "+framework=ddp")
     assert one["step_s"] == pytest.approx(0.25)
-    assert four["compute_s"] == pytest.approx(0.25)
-    assert four["step_s"] == pytest.approx(0.25 + four["comm_exposed_s"])
+    assert four["compute_s"] == pytest.approx(0.25 * load("abci").slowest(4))
+    assert four["step_s"] == pytest.approx(four["compute_s"] + four["comm_exposed_s"])
 
 
 @pytest.mark.parametrize(("recipe", "states"), [("sgd", 1), ("lars", 1), ("adamw", 2)])
@@ -244,7 +244,7 @@ def test_the_loader_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
     words = (*TINY, "+framework=ddp", "cluster=abci", "gpus=4", "train.batch_per_gpu=8", "--one-gpu-step-s", "1")
     (row,) = rows(capsys, *words, "--loader-samples-per-s", "4", "--samples-per-epoch", "320")
     assert row["step_s"] == pytest.approx(2)  # 8 samples at 4 a second
-    assert row["data_s"] == pytest.approx(1 - row["comm_exposed_s"])
+    assert row["data_s"] == pytest.approx(2 - row["compute_s"] - row["comm_exposed_s"])
     assert row["epoch_s"] == pytest.approx(20)
     assert "the loader is waited for" in row["reason"]
     shared = (*TINY, "+framework=tensor", "framework.dp=2", "framework.tp=2", *words[len(TINY) + 1 :])

@@ -46,7 +46,7 @@ def cluster(tmp_path: Path) -> str:
     link = {"name": "made", "alpha_s": 1e-12, "bytes_per_s": 1.5 * gradient_bytes() / 0.05}
     device = {"name": GPU, "type": "cuda", "memory_bytes": None, "bytes_per_s": None}
     path = tmp_path / "made.yaml"
-    content = {"name": "made", "device": device, "devices_per_node": 4, "links": [link], "overlap": False}
+    content = {"name": "made", "device": device, "devices_per_node": 4, "links": [link], "overlap": False, "spread": 0}
     OmegaConf.save(OmegaConf.create(content), path)
     return str(path)
 

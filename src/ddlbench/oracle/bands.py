@@ -8,18 +8,19 @@ the kind of strategy, and whether the ranks are on one node.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import ceil, exp, floor, log
+from math import exp, floor, log
 
 LEVELS = (0.80, 0.95)
-# measured / predicted at the lower and the upper end, for each level of LEVELS; and the number of measurements
+ROUNDING = 1e-9  # of products of floating-point numbers
+# measured / predicted at the lower and the upper end, for each level of LEVELS
 Ends = tuple[tuple[float, float], tuple[float, float]]
 BANDS: dict[tuple[str, bool], Ends] = {
-    ("data", False): ((0.98, 1.16), (0.94, 1.35)),
-    ("data", True): ((0.95, 1.11), (0.87, 1.26)),
-    ("sharded", False): ((0.95, 1.11), (0.87, 1.26)),
-    ("sharded", True): ((0.98, 1.06), (0.90, 1.23)),
-    ("layout", False): ((0.90, 1.07), (0.82, 1.15)),
-    ("layout", True): ((0.85, 1.15), (0.75, 1.30)),
+    ("data", False): ((0.93, 1.16), (0.82, 1.33)),  # 64 measurements
+    ("data", True): ((0.97, 1.11), (0.91, 1.25)),  # 27
+    ("sharded", False): ((0.91, 1.16), (0.82, 1.33)),  # none: the wider ends of its two neighbours
+    ("sharded", True): ((0.91, 1.06), (0.91, 1.21)),  # 26
+    ("layout", False): ((0.89, 1.07), (0.82, 1.12)),  # 720, on which the constants of layouts.py were chosen
+    ("layout", True): ((0.85, 1.15), (0.75, 1.30)),  # none: assumed
 }
 SHARDED = ("fsdp", "zero3")
 LAYOUTS = (
@@ -51,7 +52,8 @@ def ends(ratios: Sequence[float]) -> Ends:
     sorted_logs, n = sorted(map(log, ratios)), len(ratios)
     made = list[tuple[float, float]]()
     for level in LEVELS:
-        below = max(1, floor((n + 1) * (1 - level) / 2)) - 1
-        above = min(n, ceil((n + 1) * (1 + level) / 2)) - 1
+        outside = (n + 1) * (1 - level) / 2
+        below = max(1, floor(outside + ROUNDING)) - 1
+        above = n - 1 - below
         made.append((round(exp(sorted_logs[below]), 2), round(exp(sorted_logs[above]), 2)))
     return made[0], made[1]

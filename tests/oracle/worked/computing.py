@@ -39,7 +39,7 @@ def computing(*blocks: Block, speeds: Speeds = Speeds(1.0, float("inf"))) -> Com
 def roofline() -> list[str]:
     work = with_work([100, 10], [20, 0], [40, 30], [False, False]).forward
     first, second = Speeds(10, 10).operations(work, 2)
-    return [s(first), s(second), s(Speeds(10, 10).seconds(work, 2))]
+    return [s(first), s(second), s(Speeds(10, 10).seconds(work, 2)[0])]
 
 
 def one_measured_step() -> list[str]:
@@ -64,7 +64,7 @@ def loaded() -> Prediction:
     words = ("+framework=ddp", "+model=resnet50", "model.layers=[1,1,1,1]", "model.width_per_group=16")
     with configurations():
         config = configuration(*words, "model.image_size=64", "train.batch_per_gpu=8")
-    abci = load("abci")
+    abci = replace(load("abci"), spread=0.0)
     inputs = Inputs(abci, lambda given, _: from_one_step(given, abci, OneStep(1.0)), samples=320, loader=4.0)
     return predict(config, config.framework, 4, inputs)
 

@@ -182,17 +182,14 @@ def parse(plain: Any, path: str) -> Machine:
     """The machine that a file's content describes. UserError for a missing or impossible value."""
     try:
         given = cast(Mapping[str, Any], plain)
-        device = Device(**given["device"])
-        if device.type == "cuda":
-            device = replace(device, kernel_s=given["device"].get("kernel_s", GPU_KERNEL_S))
-            given = {"spread": GPU_SPREAD, "hidden_cost": {1: GPU_HIDDEN_COST} if given["overlap"] else {}, **given}
-        parts: dict[str, Any] = {
-            "device": device,
-            "links": tuple(Link(**link) for link in given["links"]),
-        }
-        if unknown := sorted(map(str, given.keys() - KEYS - {"hidden_cost"})):
+        if unknown := sorted(map(str, given.keys() - KEYS)):
             raise TypeError(f"it has no key {', '.join(unknown)}")
-        machine = Machine(**{**given, **parts})
+        device, links = Device(**given["device"]), tuple(Link(**link) for link in given["links"])
+        machine = Machine(**{**given, "device": device, "links": links})
+        if device.type == "cuda":
+            device = replace(device, kernel_s=device.kernel_s or GPU_KERNEL_S)
+            machine = replace(machine, device=device, spread=given.get("spread", GPU_SPREAD))
+            machine = with_overlap(machine, machine.overlap)
     except (KeyError, TypeError) as error:
         raise UserError(f"{path} is no description of a cluster ({error}): see {FOLDER / 'abci.yaml'}") from error
     _check(machine, path)

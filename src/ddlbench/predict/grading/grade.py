@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 from statistics import mean, median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,6 +34,16 @@ from ddlbench.texts import aligned, printable
 
 Z95 = 1.96  # normal quantile of a 95 % interval
 GROUPS = ("source", "model", "strategy", "gpu", "network", "gpus")
+
+
+class Words(NamedTuple):
+    """The words of a source about one measurement."""
+
+    source: str
+    model: str
+    strategy: str
+    gpu: str
+    network: str
 
 
 @dataclass(frozen=True)
@@ -140,11 +150,9 @@ def grade(path: Path) -> Grade:
             continue
         base = f"{point.base.gpus} GPUs, {point.base.samples} samples, {point.base.seconds * 1e3:.4g} ms"
         nodes = -(-point.measured.gpus // (point.machine.devices_per_node or point.measured.gpus))
-        words = map(printable, (point.source, point.model, point.strategy, point.gpu, point.network))
+        words = Words(*map(printable, (point.source, point.model, point.strategy, point.gpu, point.network)))
         where = point.framework, nodes
-        graded.append(
-            _graded(point.line, tuple(words), point.measured.gpus, base, point.measured.seconds, predicted, where)
-        )
+        graded.append(_graded(point.line, words, point.measured.gpus, base, point.measured.seconds, predicted, where))
     return Grade(graded, left_out, [])
 
 
@@ -158,11 +166,26 @@ def _rows(path: Path) -> list[dict[str, str]]:
 
 
 def _graded(
-    line: int, words: tuple[str, ...], gpus: int, base: str, measured: float, predicted: float, where: tuple[str, int]
+    line: int, words: Words, gpus: int, base: str, measured: float, predicted: float, where: tuple[str, int]
 ) -> Graded:
     (low_80, high_80), (low_95, high_95) = bands.band(*where)
-    ends = (predicted * factor for factor in (low_80, high_80, low_95, high_95))
-    return Graded(line, *words, gpus, base, measured, predicted, predicted / measured - 1, *ends)
+    return Graded(
+        line=line,
+        source=words.source,
+        model=words.model,
+        strategy=words.strategy,
+        gpu=words.gpu,
+        network=words.network,
+        gpus=gpus,
+        base=base,
+        measured_s=measured,
+        predicted_s=predicted,
+        error=predicted / measured - 1,
+        low_80_s=low_80 * predicted,
+        high_80_s=high_80 * predicted,
+        low_95_s=low_95 * predicted,
+        high_95_s=high_95 * predicted,
+    )
 
 
 def _grade_layouts(rows: Sequence[Mapping[str, str]]) -> Grade:
@@ -182,7 +205,8 @@ def _grade_layouts(rows: Sequence[Mapping[str, str]]) -> Grade:
 
 def _graded_layout(layout: Layout) -> Graded:
     model = f"GPT {layout.layers} layers, width {layout.hidden}"
-    words = ("GPT layouts", model, layout.name, "A100", "" if layout.gpus <= layouts.PER_NODE else layouts.NETWORK)
+    network = "" if layout.gpus <= layouts.PER_NODE else layouts.NETWORK
+    words = Words("GPT layouts", model, layout.name, "A100", network)
     where = "hybrid", -(-layout.gpus // layouts.PER_NODE)
     return _graded(
         layout.line, words, layout.gpus, "kernels of an A100", layout.measured_s, layouts.predicted_s(layout), where

@@ -17,10 +17,8 @@ from ddlbench.oracle.machine.machine import Device, Link, Machine, Sweep
 NETWORK_SHARE = 0.9  # of the nominal bandwidth between nodes; no point of points.csv tells it apart from 0.8 or 1.0
 NETWORK_ALPHA_S = 14e-6  # NCCL 2.x, its tuning table: latency of a step of a ring with the Simple protocol, network
 NAMES = {"fdr": 56, "edr": 100, "hdr100": 100, "hdr": 200, "ndr": 400, "omni-path": 100}  # Gbit/s of an adapter
-SPEED = re.compile(
-    r"(?:(?P<count>\d+) ?x )?(?P<words>[^,;:()]*?)(?P<number>\d+(?:\.\d+)?) ?(?P<unit>g|t)b(?:it)?(?:ps|/s(?:ec)?| )",
-    re.IGNORECASE,
-)
+SPEED = re.compile(r"(\d+(?:\.\d+)?) ?(g|t)b(?:it)?(?:ps|/s| )", re.IGNORECASE)
+ADAPTERS = re.compile(r"\b(\d+) ?x ", re.IGNORECASE)
 
 
 @cache
@@ -89,15 +87,15 @@ def node_bytes_per_s(network: str, per_node: int) -> float:
     parts = re.split(r"[,;] ?(?=[A-Z][a-z]+:)", network)
     named = {part.partition(":")[0].lower(): part for part in parts if ":" in part}
     text = named.get("compute", "" if "management" in named else network)
-    match = SPEED.search(text + " ")
+    match, adapters = SPEED.search(text + " "), ADAPTERS.search(text)
+    count = int(adapters[1]) if adapters else 1
     if match:
-        gbit = float(match["number"]) * (1000 if match["unit"] in "tT" else 1) * int(match["count"] or 1)
+        gbit = float(match[1]) * (1000 if match[2] in "tT" else 1) * count
         if re.search(r"\b(a|per) (gpu|device)\b|/gpu", text, re.IGNORECASE):
             gbit *= per_node
     else:
         name = next((name for name in NAMES if re.search(rf"\b{name}\b", text, re.IGNORECASE)), None)
-        count = re.search(r"(\d+) ?x ", text)
-        gbit = NAMES[name] * int(count[1] if count else 1) if name else 0.0
+        gbit = float(NAMES[name] * count) if name else 0.0
     if not gbit:
         raise UserError(f"network {network!r} has no speed of the links between nodes")
     return gbit / 8 * 1e9

@@ -1,0 +1,149 @@
+"""How far the oracle is off published measurements, with constants that were chosen without their source.
+
+python -m benchmarks.published POINTS.csv [LAYOUTS.csv] [--out FOLDER]      # make oracle-published
+
+Three constants are common to all GPUs (oracle/machine/machine.py): GPU_HIDDEN_COST, GPU_SPREAD and GPU_KERNEL_S. Each
+source is predicted with the constants of a grid that have the smallest mean error on all other sources. The same errors
+give the bands of oracle/bands.py. The table of ablations leaves out one term at a time. The constants of layouts.py
+were chosen on these layouts, so the band of their errors is no forecast.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from statistics import mean, median
+from typing import NamedTuple
+
+from ddlbench.config.compose import configurations
+from ddlbench.errors import RunError
+from ddlbench.oracle import bands
+from ddlbench.oracle.machine.machine import GPU_HIDDEN_COST, GPU_KERNEL_S, GPU_SPREAD
+from ddlbench.predict.grading import layouts
+from ddlbench.predict.grading.grade import predicted_s
+from ddlbench.predict.grading.points import Point, points
+
+
+class Constants(NamedTuple):
+    hidden_cost: float
+    spread: float
+    kernel_s: float
+
+
+CHOSEN = Constants(GPU_HIDDEN_COST, GPU_SPREAD, GPU_KERNEL_S)
+GRID = [Constants(*values) for values in product((0.2, 0.4, 0.6), (0.01, 0.02, 0.03), (1.0e-5, 1.5e-5, 2.0e-5))]
+ABLATIONS = {
+    "all terms": CHOSEN,
+    "communication hides behind computing for free": CHOSEN._replace(hidden_cost=0.0),
+    "no communication hides": CHOSEN._replace(hidden_cost=1.0),
+    "all ranks equally fast": CHOSEN._replace(spread=0.0),
+    "kernels take no time beside their work": CHOSEN._replace(kernel_s=0.0),
+    "none of the three": Constants(0.0, 0.0, 0.0),
+}
+
+
+def seconds(point: Point, constants: Constants) -> float:
+    machine = point.machine
+    hidden = machine.hidden_cost if machine.hidden_cost == {1: 1.0} else {1: constants.hidden_cost}
+    device = replace(machine.device, kernel_s=constants.kernel_s)
+    return predicted_s(point, replace(machine, device=device, hidden_cost=hidden, spread=constants.spread))
+
+
+def errors(all_points: Iterable[Point], constants: Constants) -> dict[int, float]:
+    """The error of each point, by its line in the file."""
+    return {point.line: seconds(point, constants) / point.measured.seconds - 1 for point in all_points}
+
+
+def left_out_errors(all_points: Sequence[Point]) -> tuple[dict[int, float], dict[str, Constants]]:
+    """The error of each point with the constants that were chosen without its source, and these constants."""
+    grid = {constants: errors(all_points, constants) for constants in GRID}
+    chosen: dict[str, Constants] = {}
+    for source in dict.fromkeys(point.source for point in all_points):
+        others = [point.line for point in all_points if point.source != source]
+        chosen[source] = min(grid, key=lambda constants: mean(abs(grid[constants][line]) for line in others))
+    return {point.line: grid[chosen[point.source]][point.line] for point in all_points}, chosen
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    lines = [head, ["---"] * len(head), *([str(cell) for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def summary(values: Sequence[float]) -> list[str]:
+    sizes = [abs(value) for value in values]
+    within = mean(size <= 0.1 for size in sizes)
+    return [str(len(values)), f"{mean(sizes):.1%}", f"{median(sizes):.1%}", f"{within:.0%}", f"{mean(values):+.1%}"]
+
+
+def by(groups: Mapping[str, list[float]], name: str) -> str:
+    head = [name, "points", "mean error", "median", "within 10 %", "mean of signed errors"]
+    return table(head, ([group, *summary(values)] for group, values in groups.items()))
+
+
+def grouped(all_points: Sequence[Point], error: Mapping[int, float], name: str) -> dict[str, list[float]]:
+    groups: dict[str, list[float]] = {}
+    for point in all_points:
+        value = point.measured.gpus if name == "GPUs" else getattr(point, name)
+        groups.setdefault(str(value), []).append(error[point.line])
+    return groups
+
+
+def report(all_points: Sequence[Point], of_layouts: Mapping[tuple[str, bool], list[float]]) -> str:
+    error, chosen = left_out_errors(all_points)
+    parts = [by({"all": list(error.values())}, "constants chosen without the source")]
+    parts += [by(grouped(all_points, error, name), name) for name in ("source", "model", "strategy", "gpu", "GPUs")]
+    parts.append(table(["source", *Constants._fields], ([source, *values] for source, values in chosen.items())))
+    without = {name: list(errors(all_points, constants).values()) for name, constants in ABLATIONS.items()}
+    parts.append(by(without, "terms"))
+    ratios: dict[tuple[str, bool], list[float]] = dict(of_layouts)
+    for point in all_points:
+        several = point.measured.gpus > (point.machine.devices_per_node or point.measured.gpus)
+        kind = bands.kind_of_strategy(point.framework)
+        ratios.setdefault((kind, several), []).append(1 / (1 + error[point.line]))
+    rows = ([kind, several, len(values), *bands.ends(values)] for (kind, several), values in sorted(ratios.items()))
+    parts.append(table(["strategy", "several nodes", "points", "band of 80 %", "band of 95 %"], rows))
+    lines = (
+        [point.line, point.source, point.model, point.strategy, point.gpu, point.measured.gpus, point.base.gpus,
+         f"{point.measured.seconds * 1e3:.4g}", f"{(1 + error[point.line]) * point.measured.seconds * 1e3:.4g}",
+         f"{error[point.line]:+.1%}"]
+        for point in all_points
+    )  # fmt: skip
+    head = ["line", "source", "model", "strategy", "GPU", "GPUs", "base", "measured ms", "predicted ms", "error"]
+    return "\n\n".join([*parts, table(head, lines)]) + "\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("points", type=Path)
+    parser.add_argument("layouts", type=Path, nargs="?")
+    parser.add_argument("--out", type=Path, help="also write the tables into this file")
+    arguments = parser.parse_args()
+    gradable, of_layouts = list[Point](), dict[tuple[str, bool], list[float]]()
+    with configurations():
+        for point in points(list(csv.DictReader(arguments.points.read_text().splitlines()))):
+            try:
+                if isinstance(point, Point) and predicted_s(point):
+                    gradable.append(point)
+            except RunError as error:
+                print(f"left out: line {point.line}: {error}" if isinstance(point, Point) else point, file=sys.stderr)
+        if arguments.layouts:
+            rows = list(csv.DictReader(arguments.layouts.read_text().splitlines()))
+            for layout in layouts.layouts(rows):
+                if not isinstance(layout, str):
+                    several = layout.gpus > layouts.PER_NODE
+                    ratio = layout.measured_s / layouts.predicted_s(layout)
+                    of_layouts.setdefault(("layout", several), []).append(ratio)
+        text = report(gradable, of_layouts)
+    print(text)
+    if arguments.out:
+        arguments.out.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ddlbench.config.compose import configurations
+from ddlbench.errors import UserError
+from ddlbench.oracle import bands
+from ddlbench.predict.__main__ import main
+from ddlbench.predict.grading import grade, layouts
+from ddlbench.predict.grading.grade import Grade, Words
+from ddlbench.predict.grading.points import Point, points
+from tests.predict.grading.rows import BASE, POINT
+
+LAYOUT = {
+    "gpus": "4", "global_batch": "16", "micro_batch": "1", "hidden": "1024", "heads": "16", "layers": "4",
+    "seq_len": "1024", "tp": "1", "dp": "4", "pp": "1", "iteration_ms": "100",
+}  # fmt: skip
+
+
+def graded(gpus: int, measured: float, predicted: float, strategy: str = "ddp") -> grade.Graded:
+    words = Words("source", "model", strategy, "gpu", "network")
+    return grade._graded(2, words, gpus, "base", measured, predicted, ("ddp", 1))
+
+
+def written(path: Path, rows: Sequence[Mapping[str, str]]) -> Path:
+    with path.open("w", newline="") as file:
+        table = csv.DictWriter(file, list(rows[0]))
+        table.writeheader()
+        table.writerows(rows)
+    return path
+
+
+def test_the_summary_by_hand() -> None:
+    """Errors of -20, -5, +5 and +9 % at 2, 4, 8 and 16 GPUs. Mean size 9.75 %, median 7 %, three of four within 10 %.
+    The slope over log2 (1, 2, 3, 4): (-1.5 x -0.2 - 0.5 x -0.05 + 0.5 x 0.05 + 1.5 x 0.09) / 5 = 0.097."""
+    rows = [graded(2, 1.0, 0.8), graded(4, 1.0, 0.95), graded(8, 1.0, 1.05, "fsdp"), graded(16, 2.0, 2.18, "fsdp")]
+    summary = Grade(rows, [], [0.0, 0.1]).summary()
+    assert summary["rows"] == 4
+    assert summary["mean_error"] == pytest.approx(0.0975)
+    assert summary["median_error"] == pytest.approx(0.07)
+    assert summary["within_10"] == pytest.approx(0.75)
+    assert summary["mean_signed_error"] == pytest.approx(-0.0275)
+    assert summary["slope_per_doubling"] == pytest.approx(0.097)
+    assert summary["regret"] == pytest.approx(0.05)
+    assert summary["by"]["strategy"]["ddp"]["mean_error"] == pytest.approx(0.125)
+    assert summary["by"]["gpus"]["16"] == pytest.approx(
+        {"rows": 1, "mean_error": 0.09, "median_error": 0.09, "within_10": 1.0, "mean_signed_error": 0.09}
+    )
+
+
+def test_coverage_counts_measurements_between_the_ends_of_their_bands() -> None:
+    (low_80, high_80), (low_95, high_95) = bands.band("ddp", 1)
+    assert low_95 < low_80 < high_80 < high_95
+    inside, between, outside = (high_80 + low_80) / 2, (high_80 + high_95) / 2, high_95 * 1.01
+    summary = Grade([graded(8, factor, 1.0) for factor in (inside, between, outside)], [], []).summary()
+    assert summary["coverage_80"] == pytest.approx(1 / 3)
+    assert summary["coverage_95"] == pytest.approx(2 / 3)
+
+
+def test_bands_are_the_ranks_of_the_ratios() -> None:
+    """39 ratios 0.81, 0.82, ..., 1.19: the 4th and the 36th end the band of 80 %, the 1st and the 39th that of 95 %."""
+    assert bands.ends([0.80 + 0.01 * k for k in range(1, 40)]) == ((0.84, 1.16), (0.81, 1.19))
+    assert bands.ends([1.1, 0.9]) == ((0.9, 1.1), (0.9, 1.1))
+
+
+def test_a_prediction_from_a_base_on_several_gpus_returns_the_base() -> None:
+    """The seconds of one device are solved so that the prediction for the base is its measured step."""
+    (point,) = points([BASE, POINT])
+    assert isinstance(point, Point)
+    with configurations():
+        again = grade.predicted_s(replace(point, measured=point.base))
+        more = grade.predicted_s(point)
+    assert again == pytest.approx(point.base.seconds)
+    assert more > point.base.seconds * point.machine.slowest(32) / point.machine.slowest(8)
+
+
+def test_a_network_that_cannot_have_carried_the_gradients_is_no_network_of_the_measurement() -> None:
+    """25.6 million gradients in fp32, 2 x 3/4 of them between four nodes: 0.153 GB over 0.1125 GB/s take 1.36 s."""
+    slow = {"network": "1Gb Ethernet"}
+    (point,) = points([{**BASE, **slow}, {**POINT, **slow}])
+    assert isinstance(point, Point)
+    with configurations(), pytest.raises(UserError, match=r"needs 1\.36 s for the gradients alone.*took 0\.137 s"):
+        grade.predicted_s(point)
+
+
+def test_a_layout_takes_each_of_its_micro_batches_and_one_update() -> None:
+    rows = [{**LAYOUT, "global_batch": str(4 * count)} for count in (2, 4, 8)]
+    with configurations():
+        seconds = [layouts.predicted_s(layout) for layout in layouts.layouts(rows) if not isinstance(layout, str)]
+    two, four, eight = seconds
+    assert eight - four == pytest.approx(2 * (four - two))
+    assert 2 * two > four
+
+
+def test_a_layout_s_head_is_on_its_last_stage_and_small_kernels_do_not_become_faster() -> None:
+    rows = [{**LAYOUT, "dp": "1", degree: "4"} for degree in ("dp", "tp", "pp")]
+    with configurations():
+        data, tensor, pipeline = (layouts.predicted_s(one) for one in layouts.layouts(rows) if not isinstance(one, str))
+    assert tensor > 3 * data  # four times the micro batches of the same host's pace, and less of the head
+    assert pipeline > data
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"dp": "2"}, "does not fill 4 GPUs"),
+        ({"layers": "5", "pp": "2", "dp": "2"}, "does not divide 5 layers"),
+        ({"global_batch": "6"}, "does not divide 4 layers and 6 samples"),
+        ({"heads": "3"}, "3 heads do not divide"),
+        ({"iteration_ms": "fast"}, "a cell is no number"),
+        ({"hidden": "-1"}, "are no sizes above 0"),
+        ({"seq_len": "nan"}, "are no sizes above 0"),
+    ],
+)
+def test_a_layout_is_left_out_with_its_reason(change: dict[str, str], reason: str) -> None:
+    (left_out,) = layouts.layouts([{**LAYOUT, **change}])
+    assert isinstance(left_out, str)
+    assert left_out.startswith("line 2: ")
+    assert reason in left_out
+
+
+def test_the_command_prints_every_point_and_the_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(tmp_path / "points.csv", [BASE, POINT, {**POINT, "model": "AlexNet\x1b[31m"}])
+    assert main(["--grade", str(path), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["rows"] == 1
+    (point,) = result["points"]
+    assert point["line"] == 3
+    assert point["error"] == pytest.approx(point["predicted_s"] / point["measured_s"] - 1)
+    assert result["mean_error"] == pytest.approx(abs(point["error"]))
+    assert len(result["left_out"]) == 1
+    assert "\x1b" not in result["left_out"][0]
+    assert main(["--grade", str(path)]) == 0
+    text = capsys.readouterr().out
+    assert "1 rows: mean error" in text
+    assert "left out: line 4" in text
+
+
+def test_the_recommended_layout_is_that_with_the_fewest_predicted_seconds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two layouts the slower one is predicted as the faster one: 120 ms instead of 100 ms."""
+    rows = [LAYOUT, {**LAYOUT, "tp": "4", "dp": "1", "iteration_ms": "120"}]
+    monkeypatch.setattr(layouts, "predicted_s", lambda layout: 0.09 if layout.tp == 4 else 0.11)
+    assert main(["--grade", str(written(tmp_path / "layouts.csv", rows)), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["regret"] == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("a,b\n1,2\n", "the columns base_gpus, base_value"),
+        ("", "the columns base_gpus"),
+        (None, "cannot be read"),
+    ],
+)
+def test_a_file_that_cannot_be_graded_is_one_line(
+    content: str | None, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "points.csv"
+    if content is not None:
+        path.write_text(content)
+    assert main(["--grade", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_a_file_without_a_point_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = written(tmp_path / "points.csv", [{**POINT, "model": "AlexNet"}])
+    assert main(["--grade", str(path)]) == 2
+    assert "no row can be graded: line 2" in capsys.readouterr().err

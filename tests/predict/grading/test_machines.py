@@ -1,0 +1,53 @@
+from __future__ import annotations
+
+import pytest
+
+from ddlbench.errors import UserError
+from ddlbench.predict.grading.machines import machine_of, node_bytes_per_s
+
+
+@pytest.mark.parametrize(
+    ("network", "gigabytes"),
+    [
+        ("8x HDR 200 Gb/s a node", 200),
+        ("1600 Gbps a node RoCE", 200),
+        ("400 Gb/s a GPU RDMA", 400),
+        ("1x ConnectX-5 IB EDR 100Gb/Sec", 12.5),
+        (
+            "Storage: 2x ConnectX-6 IB HDR 200Gb/sec, Management: 1x Ethernet 100Gb/Sec, Compute: 8x IB HDR 200Gb/Sec",
+            200,
+        ),
+        ("InfiniBand EDR", 12.5),
+        ("4 x HDR", 100),
+        ("3.2 Tb/s", 400),
+    ],
+)
+def test_a_network_s_words_give_bytes_per_second_of_a_node(network: str, gigabytes: float) -> None:
+    assert node_bytes_per_s(network, per_node=8) == pytest.approx(gigabytes * 1e9)
+
+
+@pytest.mark.parametrize("network", ["", "fast", "Management: 1x Ethernet 10GB/Sec"])
+def test_a_network_for_management_or_without_a_speed_is_refused(network: str) -> None:
+    with pytest.raises(UserError, match="has no speed"):
+        node_bytes_per_s(network, per_node=8)
+
+
+def test_a_node_of_a100_has_nccl_s_measured_all_reduce() -> None:
+    """Bang et al. 2024: 1,162 us for 128 MiB between eight A100; an all-gather takes half of it."""
+    sweep = machine_of("a100_80gb", "", 8, 1).sweep("all_reduce", 8)
+    assert sweep is not None
+    assert sweep.at(134_217_728) == pytest.approx(1162e-6)
+    gather = machine_of("a100_80gb", "", 8, 1).sweep("all_gather", 8)
+    assert gather is not None
+    assert gather.at(134_217_728) == pytest.approx(581e-6)
+
+
+def test_devices_without_peer_access_share_one_path() -> None:
+    """1 GB: two take 2 (10 us + 0.5 GB / 8 GB/s); eight at a quarter of that speed 14 (10 us + 0.125 GB / 2 GB/s)."""
+    machine = machine_of("RTX 3090", "PCIe", 8, 1)
+    two, eight = machine.sweep("all_reduce", 2), machine.sweep("all_reduce", 8)
+    assert two is not None
+    assert eight is not None
+    assert two.at(1e9) == pytest.approx(2 * (1e-5 + 1e9 / 2 / 8e9))
+    assert eight.at(1e9) == pytest.approx(14 * (1e-5 + 1e9 / 8 * 4 / 8e9))
+    assert machine.shown(8) == 1.0

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import pytest
+
+from ddlbench.predict.grading.points import COLUMNS, Point, points
+from tests.predict.grading.rows import BASE, POINT
+
+
+def test_a_point_has_the_seconds_of_its_step_and_of_its_base() -> None:
+    """8,192 images at 60,000 images/s, from 2,048 images at 16,000 images/s."""
+    (point,) = points([BASE, POINT])
+    assert isinstance(point, Point)
+    assert (point.measured.samples, point.measured.gpus) == (8192, 32)
+    assert point.measured.seconds == pytest.approx(8192 / 60_000)
+    assert point.base.seconds == pytest.approx(2048 / 16_000)
+    assert point.framework == "ddp"
+    assert point.words == ("+model=resnet50", "train.precision=fp16", "train.reduce_dtype=fp32")
+
+
+def test_a_base_has_its_own_batch() -> None:
+    """The batch of one GPU may differ between a point and its base."""
+    (point,) = points([{**BASE, "batch_per_gpu": "512"}, POINT])
+    assert isinstance(point, Point)
+    assert point.base.samples == 8 * 512
+    (stated,) = points([{**POINT, "layout": "base batch per GPU 408; 1281167 images an epoch"}])
+    assert isinstance(stated, Point)
+    assert stated.base.samples == 8 * 408
+
+
+@pytest.mark.parametrize(
+    ("unit", "measured", "more", "seconds"),
+    [
+        ("img/s", "60000", {}, 8192 / 60_000),
+        ("img/s/GPU", "2000", {}, 8192 / 64_000),
+        ("s/epoch (median)", "30", {}, 30 * 8192 / 1_281_167),
+        ("ms", "140", {}, 0.140),
+        ("s/step", "0.14", {}, 0.14),
+        ("tokens/s/GPU", "4096000", {"model": "GPT-2 medium", "seq_len": "1024"}, 8192 * 1024 / 32 / 4_096_000),
+    ],
+)
+def test_units(unit: str, measured: str, more: dict[str, str], seconds: float) -> None:
+    row = {**POINT, **more, "unit": unit, "measured": measured, "base_value": measured}
+    (point,) = points([row])
+    assert isinstance(point, Point)
+    assert point.measured.seconds == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"model": "AlexNet"}, "the model 'AlexNet' is not known"),
+        ({"gpu_type": "TPU v3"}, "GPU type 'TPU v3'"),
+        ({"network": "fast"}, "network 'fast' has no speed"),
+        ({"strategy": "parameter_server on cpu"}, "a parameter server has no equations"),
+        ({"strategy": "TP 8 x PP 4"}, "is not stated"),
+        ({"strategy": "magic", "framework": "wand"}, "the strategy 'magic' is not known"),
+        ({"precision": "int8"}, "the precision 'int8' is not known"),
+        ({"batch_per_gpu": ""}, "it states no batch"),
+        ({"unit": "furlongs"}, "the unit 'furlongs' is not known"),
+        ({"step_ms": "150"}, "contradicts"),
+        ({"measured": "nan"}, "is no number above 0"),
+        ({"gpus": "-4"}, "is no number above 0"),
+        ({"model": "GPT-2 medium"}, "it states no seq_len"),
+        ({"base_gpus": "", "base_value": ""}, "no base in its series"),
+    ],
+)
+def test_a_row_is_left_out_with_its_reason(change: dict[str, str], reason: str) -> None:
+    left_out = [text for text in points([BASE, {**POINT, **change}]) if "32 GPUs" in str(text) or "-4" in str(text)]
+    assert len(left_out) == 1
+    assert isinstance(left_out[0], str)
+    assert reason in left_out[0]
+    assert left_out[0].startswith("line 3: a page")
+
+
+def test_a_row_counts_once() -> None:
+    first, second = points([POINT, dict(POINT)])
+    assert isinstance(first, Point)
+    assert isinstance(second, str)
+    assert "the same as line 2" in second
+    assert set(POINT) == set(COLUMNS)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "framework", "words"),
+    [
+        ("FSDP SHARD_GRAD_OP (DEFAULT)", "fsdp", ["framework.reshard_after_forward=false"]),
+        ("FSDP FULL_SHARD (PURE)", "fsdp", []),
+        ("Horovod DP", "horovod", []),
+        ("ZeRO-2", "zero2", []),
+        ("replicated all-reduce (NCCL)", "ddp", []),
+    ],
+)
+def test_strategies(strategy: str, framework: str, words: list[str]) -> None:
+    (point,) = points([{**POINT, "strategy": strategy}])
+    assert isinstance(point, Point)
+    assert point.framework == framework
+    assert all(word in point.words for word in words)
+    sent = "fp16" if "PURE" in strategy else "fp32"
+    assert f"train.reduce_dtype={sent}" in point.words
