@@ -42,6 +42,16 @@ def roofline() -> list[str]:
     return [s(first), s(second), s(Speeds(10, 10).seconds(work, 2)[0])]
 
 
+def kernels() -> list[str]:
+    work = with_work([100, 10], [20, 0], [40, 30], [False, False]).forward
+    return [s(Speeds(10, 10, kernel_s=1, host_s=pace).seconds(work, 2)[0]) for pace in (0, 20)]
+
+
+def slowest_rank() -> list[str]:
+    machine = replace(MACHINE, spread=0.02)
+    return [f"{machine.slowest(ranks):.3f} times" for ranks in (8, 1024)]
+
+
 def one_measured_step() -> list[str]:
     result = spread(computing(A, B), 160, 8, 1, "one GPU's step")
     return [s(computing(A, B).step(8)), s(result.step(8)), s(result.step(2))]
@@ -86,6 +96,8 @@ COMPUTING: dict[str, Callable[[], list[str]]] = {
     "concurrent groups": lambda: [s(by.all_reduce(GB, path(MACHINE, 2, stride=4, world=8)))],
     "measured collective": lambda: [s(Sweep((1e9, 2e9), (1.0, 3.0)).at(size)) for size in (1.5e9, 3e9)],
     "roofline": roofline,
+    "kernels": kernels,
+    "slowest rank": slowest_rank,
     "update": lambda: [ms(computing(A, speeds=Speeds(1.0, 900e9)).update(1e9))],
     "one measured step": one_measured_step,
     "measured blocks": calibrated,
