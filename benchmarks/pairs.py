@@ -9,10 +9,11 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from statistics import median
 
 import psutil
 
-from ddlbench.results.tables.stats import confidence, median, median_interval
+from ddlbench.results.tables.stats import confidence, median_interval
 
 ROOT = Path(__file__).parents[1]
 POLL_S = 0.02

@@ -184,8 +184,9 @@ def parse(plain: Any, path: str) -> Machine:
         given = cast(Mapping[str, Any], plain)
         if unknown := sorted(map(str, given.keys() - KEYS)):
             raise TypeError(f"it has no key {', '.join(unknown)}")
-        device, links = Device(**given["device"]), tuple(Link(**link) for link in given["links"])
-        machine = Machine(**{**given, "device": device, "links": links})
+        device = Device(**given["device"])
+        parts: dict[str, Any] = {"device": device, "links": tuple(Link(**link) for link in given["links"])}
+        machine = Machine(**{**given, **parts})
         if device.type == "cuda":
             device = replace(device, kernel_s=device.kernel_s or GPU_KERNEL_S)
             machine = replace(machine, device=device, spread=given.get("spread", GPU_SPREAD))
