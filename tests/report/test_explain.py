@@ -62,7 +62,8 @@ def explained(
 def test_a_cause_of_half_the_step_is_named(
     tmp_path: Path, cause: str, ranks: list[tuple[float, float, float, float]], summary: dict[str, Any]
 ) -> None:
-    explanation, seconds = explained(tmp_path, window(*ranks), **summary)
+    sections = window(*ranks) | {"framework": {"bubble": summary.get("bubble")}}
+    explanation, seconds = explained(tmp_path, sections, **summary)
     assert explanation.cause == cause
     assert seconds["ideal"] == seconds[cause] == pytest.approx(0.32)
     assert seconds["unexplained"] == pytest.approx(0)
@@ -87,6 +88,30 @@ def test_without_a_window_the_rest_is_unexplained_and_no_cause_is_invented(tmp_p
     assert seconds["unexplained"] == pytest.approx(0.32)
     assert seconds["kernels"] is seconds["exposed communication"] is seconds["host and launch"] is None
     assert any("profile=true" in line for line in explanation.lines())
+
+
+def test_the_next_run_has_each_key_once(tmp_path: Path) -> None:
+    summary = {"data_wait_share": 0.5}
+    bars = explained(tmp_path, window((1, 0, 1, 0), (1, 0, 1, 0)), **summary)[0].bars
+    (command,) = [bar.next_run for bar in bars if bar.bar == "input"]
+    assert "loader=native" not in command
+    assert command.startswith("torchrun --nproc-per-node=2 -m ddlbench +framework=ddp +model=resnet50 ")
+    assert command.endswith(" loader=synthetic")
+
+
+def test_idle_time_of_the_base_is_no_cause(tmp_path: Path) -> None:
+    """The ideal of 0.32 s contains the base's idle time; the run computes 0.29 s of its 0.32 s."""
+    explanation, seconds = explained(tmp_path, window((9, 0, 0, 1), (9, 0, 0, 1)), rate=200.0)
+    assert explanation.cause == NO_CAUSE
+    assert seconds["kernels"] == seconds["host and launch"] == pytest.approx(0)
+
+
+def test_a_run_on_one_device_is_no_base_of_itself(tmp_path: Path) -> None:
+    path = write_run(tmp_path, gpus=1, summary=NO_WAIT, sections=window((9, 0, 0, 1)))
+    records = read_all([tmp_path])
+    explanation = explain(make_tables(records), records, path.parent.name)
+    assert explanation.bars[0].seconds is None
+    assert explanation.cause == NO_CAUSE
 
 
 def test_an_unknown_run_is_named(tmp_path: Path) -> None:

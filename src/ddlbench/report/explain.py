@@ -116,8 +116,9 @@ def explain(tables: Tables, records: Records, name: str) -> Explanation:
 
 
 def _ideal(tables: Tables, run: Row, rows: Sequence[Measurement]) -> Bar:
-    """Computing of the base on one device for one rank's part of the batch, else the roofline."""
-    for row in rows:
+    """Computing of the base on one device for one rank's part of the batch, else the roofline. A run on one device is
+    no base of itself."""
+    for row in rows if run["gpus"] > 1 else []:
         for base, framework in (
             (row.base(own=True), row["own_base_framework"]),
             (row.base(own=False), row["best_single_framework"]),
@@ -164,6 +165,9 @@ def _bars(run: Row, step_s: float, window: Mapping[str, Any], ideal: Bar) -> lis
         exposed -= bubble
     kernels = None if compute is None else compute - (ideal.seconds or 0.0)
     name = "kernels" if ideal.seconds is not None else "computing"
+    if kernels is not None and idle is not None and ideal.seconds is not None:
+        of_base = min(max(-kernels, 0.0), idle)  # the base's seconds contain its own idle time
+        kernels, idle = kernels + of_base, idle - of_base
     rank_name = f"rank {late} on {run['straggler_host']}: own step above the others' median; {evidence}"
     retries = run["allocator_retries"]
     return [
@@ -173,7 +177,7 @@ def _bars(run: Row, step_s: float, window: Mapping[str, Any], ideal: Bar) -> lis
         Bar("exposed communication", exposed, f"{evidence}; its kinds are not recorded"),
         Bar("slow rank", excess, rank_name if excess is not None else "straggler_rank is empty"),
         Bar("bubble", bubble, "bubble x the step without its wait for data"),
-        Bar("host and launch", idle, f"idle: {evidence}"),
+        Bar("host and launch", idle, f"idle, less that of the base: {evidence}"),
         Bar(
             "allocator",
             None,
@@ -185,6 +189,8 @@ def _bars(run: Row, step_s: float, window: Mapping[str, Any], ideal: Bar) -> lis
 def _cause(bars: Sequence[Bar], threshold_s: float) -> str:
     """The largest bar, if it exceeds the spread of steps and what is unexplained."""
     seconds = {bar.bar: bar.seconds or 0.0 for bar in bars if bar.bar in NEXT}
+    if bars[0].seconds is None:  # how much idle time is normal, only an ideal says
+        del seconds["host and launch"]
     largest = max(seconds, key=lambda name: abs(seconds[name]) if name == "unexplained" else seconds[name])
     if largest == "unexplained" or seconds[largest] <= threshold_s:
         return NO_CAUSE
@@ -208,13 +214,18 @@ def _command(config: Mapping[str, Any], gpus: int) -> str:
     plain["train"] = {key: config["train"].get(key) for key in KEPT}
     for group, values in plain.items():
         words += [
-            f"{group}.{key}={value}"
+            f"{group}.{key}={value}".replace(", ", ",")
             for key, value in values.items()
-            if key not in ("name", "_target_") and isinstance(value, (int, float, str))
+            if key not in ("name", "_target_") and isinstance(value, (int, float, str, list))
         ]
     launcher = f"torchrun --nproc-per-node={gpus}" if gpus > 1 else "python"
     return " ".join([launcher, "-m ddlbench", *words])
 
 
 def _next(bar: Bar, command: str) -> str:
-    return f"{command} {NEXT[bar.bar]}" if bar.bar in NEXT and (bar.seconds or 0.0) != 0 else ""
+    """The command line with the changes of NEXT, each key once: Hydra refuses a choice that is given twice."""
+    if bar.bar not in NEXT or not bar.seconds:
+        return ""
+    changes = NEXT[bar.bar].split()
+    changed = {word.partition("=")[0] for word in changes}
+    return " ".join([*(word for word in command.split(" ") if word.partition("=")[0] not in changed), *changes])
