@@ -14,6 +14,7 @@ from ddlbench.figures.figures import make_figures
 from ddlbench.figures.files import save
 from ddlbench.report.compare import SLOWER, UNDECIDED, versus
 from ddlbench.report.documents import write_documents, write_warnings
+from ddlbench.report.explain import explain
 from ddlbench.report.overview import summary_text
 from ddlbench.report.page import render
 from ddlbench.results.reading.attempts import read_all
@@ -46,14 +47,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
             from ddlbench.report.predicted import with_predictions  # torch comes with it
 
             tables = with_predictions(tables, records, given.predict)
+        explanation = explain(tables, records, given.explain) if given.explain else None
         tables = only(tables, given.only)
         page = write_report(tables, out, targets, given.baseline == "published", given.pdf)
+        if explanation:
+            explanation.write(out, given.pdf)
     except UserError as error:
         _say(f"ddlbench.report: {printable(str(error))}", sys.stderr)
         return error.exit_code
     _warn(tables.warnings, "the report (tables/warnings.txt)")
     _say(summary_text(tables.measurements), sys.stdout)
     for line in filter(None, (tables.drift, tables.left_out)):
+        _say(line, sys.stdout)
+    for line in explanation.lines() if explanation else []:
         _say(line, sys.stdout)
     _say(f"\nreport: {printable(str(page))}", sys.stdout)
     return 0
@@ -63,7 +69,9 @@ def _compare(given: argparse.Namespace) -> int:
     """Print what changed between two sets of results; the exit code of the gate. UserError for options of a report,
     which would have no effect."""
     options = {"RESULTS": given.results, "--by": given.by != FACTORS[0]}
-    options |= {f"--{name}": getattr(given, name) for name in ("out", "only", "baseline", "pdf", "target", "predict")}
+    options |= {
+        f"--{name}": getattr(given, name) for name in ("out", "only", "baseline", "pdf", "target", "predict", "explain")
+    }
     useless = [name for name, value in options.items() if value]
     if useless:
         raise UserError(f"--compare makes no report: leave {', '.join(useless)} out")
@@ -156,6 +164,10 @@ def _parser() -> argparse.ArgumentParser:
         "--predict", metavar="CLUSTER",
         help="put beside each measurement what the oracle predicts from the runs on one device; CLUSTER as in "
         "python -m ddlbench.predict cluster=CLUSTER",
+    )  # fmt: skip
+    parser.add_argument(
+        "--explain", metavar="RUN",
+        help="why is it slow: a waterfall from the ideal to the measured step of the run with this run_id or path",
     )  # fmt: skip
     parser.add_argument(
         "--compare", nargs=2, type=Path, metavar=("BEFORE", "AFTER"),

@@ -1,0 +1,131 @@
+"""Waterfalls on records made by hand: a sample takes 0.01 s on one device, so the ideal of 32 samples a rank is 0.32 s.
+
+The measured step of two ranks is 0.64 s, twice the ideal, except where a test says otherwise.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddlbench.errors import UserError
+from ddlbench.report.__main__ import main
+from ddlbench.report.explain import NO_CAUSE, Explanation, explain
+from ddlbench.results.reading.attempts import read_all
+from ddlbench.results.tables.tables import make_tables
+from tests.support.records import write_run
+
+NO_WAIT = {"data_wait_share": 0.0, "mfu": None}
+
+
+def window(*ranks: tuple[float, float, float, float], stages: bool = False) -> dict[str, Any]:
+    """The section `profile` of one step. ranks: seconds of computing, exposed communication, data and idle of each."""
+    lines = [
+        {
+            "rank": n,
+            "host": "node1",
+            "stage": n if stages else 0,
+            "window_s": sum(parts),
+            "own_step_s": parts[0] + parts[3],
+        }
+        | dict(zip(("compute_s", "exposed_s", "data_s", "idle_s"), parts, strict=True))
+        for n, parts in enumerate(ranks)
+    ]
+    return {"profile": {"status": "ok", "steps": 1, "ranks": lines}}
+
+
+def explained(
+    results: Path, sections: dict[str, Any] | None = None, rate: float = 100.0, **summary: Any
+) -> tuple[Explanation, dict[str, float | None]]:
+    """Two ranks at `rate` samples a second beside one device at 100."""
+    write_run(results, gpus=1, rate=100.0, summary=NO_WAIT)
+    path = write_run(results, gpus=2, rate=rate, summary=NO_WAIT | summary, sections=sections)
+    records = read_all([results])
+    explanation = explain(make_tables(records), records, path.parent.name)
+    assert sum(bar.seconds or 0.0 for bar in explanation.bars) == pytest.approx(explanation.step_s) == 64 / rate
+    return explanation, {bar.bar: bar.seconds for bar in explanation.bars}
+
+
+@pytest.mark.parametrize(
+    ("cause", "ranks", "summary"),
+    [
+        ("exposed communication", [(1, 1, 0, 0), (1, 1, 0, 0)], {}),
+        ("host and launch", [(1, 0, 0, 1), (1, 0, 0, 1)], {}),
+        ("kernels", [(2, 0, 0, 0), (2, 0, 0, 0)], {}),
+        ("input", [(1, 0, 1, 0), (1, 0, 1, 0)], {"data_wait_share": 0.5}),
+        ("input", [(1, 0, 1, 0), (1, 1, 0, 0)], {"data_wait_share": 0.5}),
+        ("bubble", [(1, 1, 0, 0), (1, 1, 0, 0)], {"bubble": 0.5}),
+    ],
+)
+def test_a_cause_of_half_the_step_is_named(
+    tmp_path: Path, cause: str, ranks: list[tuple[float, float, float, float]], summary: dict[str, Any]
+) -> None:
+    sections = window(*ranks) | {"framework": {"bubble": summary.get("bubble")}}
+    explanation, seconds = explained(tmp_path, sections, **summary)
+    assert explanation.cause == cause
+    assert seconds["ideal"] == seconds[cause] == pytest.approx(0.32)
+    assert seconds["unexplained"] == pytest.approx(0)
+
+
+def test_a_rank_that_sleeps_is_named_and_the_waits_for_it_are_no_communication(tmp_path: Path) -> None:
+    summary = {"straggler_rank": 1, "straggler_host": "node1"}
+    explanation, seconds = explained(tmp_path, window((1, 1, 0, 0), (1, 0, 0, 1)), **summary)
+    assert explanation.cause == "slow rank 1 on node1"
+    assert seconds["slow rank"] == pytest.approx(0.32)
+    assert seconds["exposed communication"] == 0
+
+
+def test_a_healthy_run_has_no_cause(tmp_path: Path) -> None:
+    """4 % of communication with one run."""
+    assert explained(tmp_path, window((96, 4, 0, 0), (96, 4, 0, 0)), rate=192.0)[0].cause == NO_CAUSE
+
+
+def test_without_a_window_the_rest_is_unexplained_and_no_cause_is_invented(tmp_path: Path) -> None:
+    explanation, seconds = explained(tmp_path)
+    assert explanation.cause == NO_CAUSE
+    assert seconds["unexplained"] == pytest.approx(0.32)
+    assert seconds["kernels"] is seconds["exposed communication"] is seconds["host and launch"] is None
+    assert any("profile=true" in line for line in explanation.lines())
+
+
+def test_the_next_run_has_each_key_once(tmp_path: Path) -> None:
+    summary = {"data_wait_share": 0.5}
+    bars = explained(tmp_path, window((1, 0, 1, 0), (1, 0, 1, 0)), **summary)[0].bars
+    (command,) = [bar.next_run for bar in bars if bar.bar == "input"]
+    assert "loader=native" not in command
+    assert command.startswith("torchrun --nproc-per-node=2 -m ddlbench +framework=ddp +model=resnet50 ")
+    assert command.endswith(" loader=synthetic")
+
+
+def test_idle_time_of_the_base_is_no_cause(tmp_path: Path) -> None:
+    """The ideal of 0.32 s contains the base's idle time; the run computes 0.29 s of its 0.32 s."""
+    explanation, seconds = explained(tmp_path, window((9, 0, 0, 1), (9, 0, 0, 1)), rate=200.0)
+    assert explanation.cause == NO_CAUSE
+    assert [seconds["kernels"], seconds["host and launch"]] == pytest.approx([0, 0])
+
+
+def test_a_run_on_one_device_is_no_base_of_itself(tmp_path: Path) -> None:
+    path = write_run(tmp_path, gpus=1, summary=NO_WAIT, sections=window((9, 0, 0, 1)))
+    records = read_all([tmp_path])
+    explanation = explain(make_tables(records), records, path.parent.name)
+    assert explanation.bars[0].seconds is None
+    assert explanation.cause == NO_CAUSE
+
+
+def test_an_unknown_run_is_named(tmp_path: Path) -> None:
+    write_run(tmp_path, gpus=1)
+    records = read_all([tmp_path])
+    with pytest.raises(UserError, match="no attempt has this run_id"):
+        explain(make_tables(records), records, "other")
+
+
+def test_the_command_writes_the_bars(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_run(tmp_path, gpus=1)
+    assert main([str(tmp_path), "--explain", path.parent.name]) == 0
+    assert "cause: " in capsys.readouterr().out
+    assert (
+        (tmp_path / "report/tables/explain.csv").read_text().startswith("bar,seconds,evidence,share,next_run\nideal,")
+    )
+    assert (tmp_path / "report/figures/explain.png").exists()
