@@ -106,3 +106,12 @@ def test_halves_of_backward_passes_are_where_the_library_places_them(ranks: int,
         theirs = [str(action) for action in plan._calculate_single_rank_operations(rank) if action is not None]
         ours = order_with_weights("zero_bubble", rank, ranks, ranks * local, count)
         assert [f"{stage}{kind}{micro}" for kind, stage, micro in ours] == theirs
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+@pytest.mark.parametrize("send", [0.0, 0.3, 1.5])
+def test_a_long_schedule_takes_as_long_as_its_simulation(name: str, send: float) -> None:
+    """With messages 1F1B waits once in four micro batches, so one further micro batch is no measure of the others."""
+    stages = Stages((1.0, 1.2, 1.0, 0.9), (2.0, 2.4, 2.0, 1.8), (send, send, send, 0.0))
+    for count in range(4, 80):
+        assert seconds(name, stages, 4, count) == pytest.approx(simulate(name, stages, 4, count)), count

@@ -34,14 +34,15 @@ class Stages:
 def seconds(schedule: str, stages: Stages, ranks: int, micro_batches: int) -> float:
     """Seconds of all micro batches. Stage i is on rank i % ranks.
 
-    In a long GPipe or 1F1B each further micro batch takes as long as the one before, so only the first ones are
-    simulated.
+    In a long GPipe or 1F1B each further `ranks` micro batches take as long as those before, so only the first ones are
+    simulated. A single one may take longer: with messages 1F1B waits once in so many micro batches.
     """
-    steady = 2 * len(stages.forward) + 2
+    steady = 8 * len(stages.forward) + 2
     if schedule not in ("gpipe", "1f1b") or micro_batches <= steady:
         return simulate(schedule, stages, ranks, micro_batches)
-    before, there = (simulate(schedule, stages, ranks, count) for count in (steady - 1, steady))
-    return there + (micro_batches - steady) * (there - before)
+    periods, rest = divmod(micro_batches - steady, ranks)
+    before, there = (simulate(schedule, stages, ranks, steady + rest + more) for more in (-ranks, 0))
+    return there + periods * (there - before)
 
 
 def simulate(schedule: str, stages: Stages, ranks: int, micro_batches: int) -> float:
