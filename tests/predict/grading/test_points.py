@@ -97,3 +97,11 @@ def test_strategies(strategy: str, framework: str, words: list[str]) -> None:
     assert all(word in point.words for word in words)
     sent = "fp16" if "PURE" in strategy else "fp32"
     assert f"train.reduce_dtype={sent}" in point.words
+
+
+@pytest.mark.parametrize("broken", [{"gpus": "-4"}, {"measured": "nan"}, {"base_gpus": "some"}])
+def test_a_broken_row_leaves_out_no_other_row_of_its_series(broken: dict[str, str]) -> None:
+    first, point = points([{**POINT, **broken}, BASE, POINT])
+    assert isinstance(first, str)
+    assert first.startswith("line 2")
+    assert isinstance(point, Point)

@@ -8,9 +8,10 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
+from math import log2
 from pathlib import Path
 from statistics import mean, median
 from typing import Any, NamedTuple
@@ -80,20 +81,17 @@ class Grade:
         """docs/oracle.md explains the keys. UserError without a point."""
         if not self.points:
             raise UserError(f"no row can be graded: {'; '.join(self.left_out[:3]) or 'the file has no rows'}")
-        errors = np.array([point.error for point in self.points])
-        slope, interval = _slope([np.log2(point.gpus) for point in self.points], errors.tolist())
-        keys: dict[str, Callable[[Graded], object]] = {
-            name: lambda point, name=name: getattr(point, name) for name in GROUPS
-        }
+        errors = [point.error for point in self.points]
+        slope, interval = _slope([log2(point.gpus) for point in self.points], errors)
         return {
             "rows": len(self.points),
-            **_errors(errors.tolist()),
+            **_errors(errors),
             "slope_per_doubling": slope,
             "slope_interval_95": interval,
             "coverage_80": mean(p.low_80_s <= p.measured_s <= p.high_80_s for p in self.points),
             "coverage_95": mean(p.low_95_s <= p.measured_s <= p.high_95_s for p in self.points),
             "regret": mean(self.regret) if self.regret else None,
-            "by": {name: _by(self.points, key) for name, key in keys.items()},
+            "by": {name: _by(self.points, name) for name in GROUPS},
         }
 
 
@@ -107,11 +105,11 @@ def _errors(errors: Sequence[float]) -> dict[str, float]:
     }
 
 
-def _by(graded: Sequence[Graded], key: Callable[[Graded], object]) -> dict[str, dict[str, float]]:
+def _by(graded: Sequence[Graded], name: str) -> dict[str, dict[str, float]]:
     groups: dict[str, list[float]] = {}
     for point in graded:
-        groups.setdefault(str(key(point)), []).append(point.error)
-    return {name: {"rows": len(errors), **_errors(errors)} for name, errors in groups.items()}
+        groups.setdefault(str(getattr(point, name)), []).append(point.error)
+    return {value: {"rows": len(errors), **_errors(errors)} for value, errors in groups.items()}
 
 
 def _slope(x: Sequence[float], y: Sequence[float]) -> tuple[float | None, tuple[float, float] | None]:

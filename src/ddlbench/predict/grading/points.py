@@ -99,11 +99,14 @@ def points(rows: Sequence[Row]) -> Iterator[Point | str]:
 
 
 def _is_base(row: Row, other: Row) -> bool:
-    return (
-        all(row.get(key) == other.get(key) for key in SERIES)
-        and _number(row, "gpus") == _number(other, "base_gpus")
-        and _number(row, "measured") == _number(other, "base_value")
-    )
+    """Whether `row` is the base of `other`. A row with a broken number is not."""
+    if any(row.get(key) != other.get(key) for key in SERIES):
+        return False
+    try:
+        gpus, value = _number(other, "base_gpus"), _number(other, "base_value")
+        return gpus == _number(row, "gpus") and value == _number(row, "measured")
+    except UserError:
+        return False
 
 
 def _point(line: int, row: Row, rows: Sequence[Row]) -> Point:
