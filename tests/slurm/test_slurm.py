@@ -171,12 +171,14 @@ def test_run_sbatch_unpacks_an_environment_on_each_node(slurm, tmp_path):
 
 
 def test_a_run_without_a_record_has_the_status_of_the_rank_that_failed_first(slurm, tmp_path):
-    """Rank 1 exits with 4. srun then terminates rank 0 and exits with 143, the larger code."""
+    """Rank 1 exits with 4. srun then terminates rank 0 and exits with 143, the larger code.
+
+    A Python process needs a moment to end after its last line. Slurm can lose a line of a task that exits at once."""
     python, output, results = tmp_path / "python", tmp_path / "out.txt", tmp_path / "runs"
     python.write_text(f"""#!/bin/sh
 case "$*:$SLURM_PROCID" in
   *sweep.early*) exec {PYTHON} "$@" ;;
-  *:1) echo "ddlbench: unavailable: no library y" && exit 4 ;;
+  *:1) echo "ddlbench: unavailable: no library y" && sleep 1 && exit 4 ;;
   *) sleep 300 ;;
 esac
 """)
