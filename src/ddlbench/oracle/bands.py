@@ -1,8 +1,10 @@
 """A band around a prediction: the range in which the measured step lies with a stated probability.
 
-Split conformal prediction (Vovk et al. 2005): the quantiles of measured / predicted over published measurements of the
-same class, each predicted with constants that were chosen without its source (benchmarks/published.py). The class is
-the kind of strategy, and whether the ranks are on one node.
+Split conformal prediction (Vovk et al. 2005): the quantiles of measured / predicted over measurements of the same
+class. On GPUs these are published measurements, each predicted with constants that were chosen without its source
+(benchmarks/published.py). The class is the kind of strategy, and whether the ranks are on one node; predictions that
+learned from runs with several GPU counts are a class of their own. On CPUs these are the measured steps of
+docs/measurements/2026-11-22-oracle-cpu.md.
 """
 
 from __future__ import annotations
@@ -21,6 +23,9 @@ BANDS: dict[tuple[str, bool], Ends] = {
     ("sharded", True): ((0.91, 1.06), (0.91, 1.21)),  # 26
     ("layout", False): ((0.89, 1.07), (0.82, 1.12)),  # 720, on which the constants of layouts.py were chosen
     ("layout", True): ((0.85, 1.15), (0.75, 1.30)),  # none: assumed
+    ("learned", False): ((0.93, 1.33), (0.93, 1.33)),  # 15, the largest of each series of at least three GPU counts
+    ("learned", True): ((0.88, 1.12), (0.88, 1.12)),  # 13
+    ("cpu", False): ((1.00, 1.19), (0.98, 1.28)),  # 54
 }
 SHARDED = ("fsdp", "zero3")
 LAYOUTS = (
@@ -41,9 +46,12 @@ def kind_of_strategy(framework: str) -> str:
     return "sharded" if framework in SHARDED else "layout" if framework in LAYOUTS else "data"
 
 
-def band(framework: str, nodes: int) -> Ends:
-    """The ends of the bands of both levels, as factors of the predicted seconds."""
-    return BANDS[kind_of_strategy(framework), nodes > 1]
+def band(framework: str, nodes: int, device: str = "cuda", learned: bool = False) -> Ends:
+    """The ends of the bands of both levels, as factors of the predicted seconds. device: cuda | cpu; learned: whether
+    the prediction uses runs with several GPU counts"""
+    if device == "cpu":
+        return BANDS["cpu", False]
+    return BANDS["learned" if learned else kind_of_strategy(framework), nodes > 1]
 
 
 def ends(ratios: Sequence[float]) -> Ends:

@@ -52,10 +52,15 @@ def _throughput(axes: Axes, rows: Sequence[Prediction], names: Sequence[str]) ->
         gpus, rates = [row.gpus for row in shown], [row.samples_per_s or 0.0 for row in shown]
         look = looks.curves[name, name]
         axes.plot(gpus, rates, color=look.color, label=plotting.label(name), **look.shape)
+        bands = [(row.low_80_s, row.high_80_s) for row in shown if row.low_80_s and row.high_80_s]
+        if len(bands) == len(shown):
+            samples = [rate * (row.step_s or 0.0) for rate, row in zip(rates, shown, strict=True)]
+            slow, fast = ([n / band[end] for n, band in zip(samples, bands, strict=True)] for end in (1, 0))
+            axes.fill_between(gpus, slow, fast, color=look.color, alpha=0.12, linewidth=0)
     plotting.gpu_axis(axes, [row.gpus for row in rows], None, log=True)
     axes.set_yscale("log", base=2)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    axes.set_ylabel("samples/s (predicted)")
+    axes.set_ylabel("samples/s (predicted, with the band of 80 %)")
 
 
 def _steps(axes: Axes, rows: Sequence[Prediction]) -> None:
@@ -65,4 +70,7 @@ def _steps(axes: Axes, rows: Sequence[Prediction]) -> None:
         heights = [getattr(row, key) or 0.0 for row in rows]
         axes.bar(places, heights, bottom=below, color=color, label=part)
         below = [low + height for low, height in zip(below, heights, strict=True)]
+    for place, row in zip(places, rows, strict=True):
+        if row.low_80_s and row.high_80_s:
+            axes.vlines(place, row.low_80_s, row.high_80_s, color="black")
     axes.set(xlabel="GPUs", ylabel="s a step (predicted)")
