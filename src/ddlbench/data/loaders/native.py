@@ -9,7 +9,7 @@ import signal
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cache
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import connection, forkserver, resource_tracker
 from typing import Any, ClassVar
 
 import torch
@@ -26,6 +26,7 @@ from ddlbench.job import Model
 from ddlbench.measure.devices.memory import keep_freed_memory
 
 TO_THE_JOB = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+ENDS_S = 5.0  # in which a worker that broke its connection has ended
 # Imported once by the server: besides what reads samples, what every worker's copy of the main module imports.
 PRELOADED = ("ddlbench.config.compose", "ddlbench.config.help", "ddlbench.ranks.launch", __name__)
 
@@ -113,8 +114,13 @@ class Reader:
                 if isinstance(answer, RunError):
                     raise answer
                 yield Fetched(*answer)
-        except RuntimeError as error:  # DataLoader does not see which signal ended a process of another parent
-            for worker in getattr(self._iterator, "_workers", ()):
+        # DataLoader does not see which signal ended a process of another parent. A worker that ends between a batch and
+        # its memory breaks the connection before DataLoader sees that it has ended.
+        except (RuntimeError, ConnectionError, EOFError) as error:
+            workers = getattr(self._iterator, "_workers", ())
+            if not isinstance(error, RuntimeError):
+                connection.wait([worker.sentinel for worker in workers], timeout=ENDS_S)
+            for worker in workers:
                 if (worker.exitcode or 0) < 0:
                     by = signal.strsignal(-worker.exitcode)
                     raise RuntimeError(f"DataLoader worker (pid {worker.pid}) is killed by signal: {by}") from error
