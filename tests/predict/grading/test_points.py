@@ -107,3 +107,13 @@ def test_a_broken_row_leaves_out_no_other_row_of_its_series(broken: dict[str, st
     assert isinstance(first, str)
     assert first.startswith("line 2")
     assert isinstance(point, Point)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "amp fp16", "bf16"])
+def test_checkpointed_activations_are_predicted_in_every_precision(precision: str) -> None:
+    plain, checkpointed = (
+        points(rows({**POINT, "precision": precision, "layout": f"mbs8 ac={ac}"})) for ac in ("False", "True")
+    )
+    word = "train.checkpoint_activations=true"
+    assert all(isinstance(point, Point) and word not in point.words for point in plain)
+    assert [isinstance(point, Point) and word in point.words for point in checkpointed] == [True]

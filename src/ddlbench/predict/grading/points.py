@@ -215,8 +215,8 @@ def precision_words(row: CsvRow) -> list[str]:
     name = next((name for name in ("bf16", "fp16", "tf32", "fp32") if name in text), None)
     if name is None:
         raise UserError(f"the precision {row['precision']!r} is not known")
-    if name in ("fp32", "tf32"):
-        return ["train.precision=fp32", f"train.tf32={str(name == 'tf32').lower()}"]
-    sent = name if "(pure)" in strategy or f"{name} gradients" in strategy else "fp32"
     checkpointed = ["train.checkpoint_activations=true"] if "ac=true" in row["layout"].lower() else []
+    if name in ("fp32", "tf32"):
+        return ["train.precision=fp32", f"train.tf32={str(name == 'tf32').lower()}", *checkpointed]
+    sent = name if "(pure)" in strategy or f"{name} gradients" in strategy else "fp32"
     return [f"train.precision={name}", f"train.reduce_dtype={sent}", *checkpointed]
