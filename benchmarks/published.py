@@ -11,7 +11,6 @@ were chosen on these layouts, so the band of their errors is no forecast.
 from __future__ import annotations
 
 import argparse
-import csv
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -27,6 +26,7 @@ from ddlbench.oracle.machine.machine import GPU_HIDDEN_COST, GPU_KERNEL_S, GPU_S
 from ddlbench.predict.grading import layouts
 from ddlbench.predict.grading.grade import predicted_s
 from ddlbench.predict.grading.points import Point, points
+from ddlbench.results.reading.csv_rows import read_csv
 
 
 class Constants(NamedTuple):
@@ -56,17 +56,17 @@ def seconds(point: Point, constants: Constants) -> float:
 
 def errors(all_points: Iterable[Point], constants: Constants) -> dict[int, float]:
     """The error of each point, by its line in the file."""
-    return {point.line: seconds(point, constants) / point.measured.seconds - 1 for point in all_points}
+    return {point.stated.line: seconds(point, constants) / point.measured.seconds - 1 for point in all_points}
 
 
 def left_out_errors(all_points: Sequence[Point]) -> tuple[dict[int, float], dict[str, Constants]]:
     """The error of each point with the constants that were chosen without its source, and these constants."""
     grid = {constants: errors(all_points, constants) for constants in GRID}
     chosen: dict[str, Constants] = {}
-    for source in dict.fromkeys(point.source for point in all_points):
-        others = [point.line for point in all_points if point.source != source]
+    for source in dict.fromkeys(point.stated.source for point in all_points):
+        others = [point.stated.line for point in all_points if point.stated.source != source]
         chosen[source] = min(grid, key=lambda constants: mean(abs(grid[constants][line]) for line in others))
-    return {point.line: grid[chosen[point.source]][point.line] for point in all_points}, chosen
+    return {point.stated.line: grid[chosen[point.stated.source]][point.stated.line] for point in all_points}, chosen
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -88,8 +88,8 @@ def by(groups: Mapping[str, list[float]], name: str) -> str:
 def grouped(all_points: Sequence[Point], error: Mapping[int, float], name: str) -> dict[str, list[float]]:
     groups: dict[str, list[float]] = {}
     for point in all_points:
-        value = point.measured.gpus if name == "GPUs" else getattr(point, name)
-        groups.setdefault(str(value), []).append(error[point.line])
+        value = point.measured.gpus if name == "GPUs" else getattr(point.stated, name)
+        groups.setdefault(str(value), []).append(error[point.stated.line])
     return groups
 
 
@@ -104,13 +104,13 @@ def report(all_points: Sequence[Point], of_layouts: Mapping[tuple[str, bool], li
     for point in all_points:
         several = point.measured.gpus > (point.machine.devices_per_node or point.measured.gpus)
         kind = bands.kind_of_strategy(point.framework)
-        ratios.setdefault((kind, several), []).append(1 / (1 + error[point.line]))
+        ratios.setdefault((kind, several), []).append(1 / (1 + error[point.stated.line]))
     rows = ([kind, several, len(values), *bands.ends(values)] for (kind, several), values in sorted(ratios.items()))
     parts.append(table(["strategy", "several nodes", "points", "band of 80 %", "band of 95 %"], rows))
     lines = (
-        [point.line, point.source, point.model, point.strategy, point.gpu, point.measured.gpus, point.base.gpus,
-         f"{point.measured.seconds * 1e3:.4g}", f"{(1 + error[point.line]) * point.measured.seconds * 1e3:.4g}",
-         f"{error[point.line]:+.1%}"]
+        [*point.stated[:5], point.measured.gpus, point.base.gpus,
+         f"{point.measured.seconds * 1e3:.4g}", f"{(1 + error[point.stated.line]) * point.measured.seconds * 1e3:.4g}",
+         f"{error[point.stated.line]:+.1%}"]
         for point in all_points
     )  # fmt: skip
     head = ["line", "source", "model", "strategy", "GPU", "GPUs", "base", "measured ms", "predicted ms", "error"]
@@ -125,15 +125,18 @@ def main() -> int:
     arguments = parser.parse_args()
     gradable, of_layouts = list[Point](), dict[tuple[str, bool], list[float]]()
     with configurations():
-        for point in points(list(csv.DictReader(arguments.points.read_text().splitlines()))):
+        for point in points(read_csv(arguments.points)[1]):
+            if isinstance(point, str):
+                print(f"left out: {point}", file=sys.stderr)
+                continue
             try:
-                if isinstance(point, Point) and predicted_s(point):
-                    gradable.append(point)
+                predicted_s(point)
             except RunError as error:
-                print(f"left out: line {point.line}: {error}" if isinstance(point, Point) else point, file=sys.stderr)
+                print(f"left out: line {point.stated.line}: {error}", file=sys.stderr)
+            else:
+                gradable.append(point)
         if arguments.layouts:
-            rows = list(csv.DictReader(arguments.layouts.read_text().splitlines()))
-            for layout in layouts.layouts(rows):
+            for layout in layouts.layouts(read_csv(arguments.layouts)[1]):
                 if not isinstance(layout, str):
                     several = layout.gpus > layouts.PER_NODE
                     ratio = layout.measured_s / layouts.predicted_s(layout)

@@ -13,9 +13,9 @@ from ddlbench.errors import UserError
 from ddlbench.oracle import bands
 from ddlbench.predict.__main__ import main
 from ddlbench.predict.grading import grade, layouts
-from ddlbench.predict.grading.grade import Grade, Words
-from ddlbench.predict.grading.points import Point, points
-from tests.predict.grading.rows import BASE, POINT
+from ddlbench.predict.grading.grade import Grade
+from ddlbench.predict.grading.points import Point, Words, points
+from tests.predict.grading.rows import BASE, POINT, rows
 
 LAYOUT = {
     "gpus": "4", "global_batch": "16", "micro_batch": "1", "hidden": "1024", "heads": "16", "layers": "4",
@@ -24,8 +24,8 @@ LAYOUT = {
 
 
 def graded(gpus: int, measured: float, predicted: float, strategy: str = "ddp") -> grade.Graded:
-    words = Words("source", "model", strategy, "gpu", "network")
-    return grade._graded(2, words, gpus, "base", measured, predicted, ("ddp", 1))
+    words = Words(2, "source", "model", strategy, "gpu", "network")
+    return grade._graded(words, gpus, "base", measured, predicted, ("ddp", 1))
 
 
 def written(path: Path, rows: Sequence[Mapping[str, str]]) -> Path:
@@ -71,7 +71,7 @@ def test_bands_are_the_ranks_of_the_ratios() -> None:
 
 def test_a_prediction_from_a_base_on_several_gpus_returns_the_base() -> None:
     """The seconds of one device are solved so that the prediction for the base is its measured step."""
-    (point,) = points([BASE, POINT])
+    (point,) = points(rows(BASE, POINT))
     assert isinstance(point, Point)
     with configurations():
         again = grade.predicted_s(replace(point, measured=point.base))
@@ -83,25 +83,27 @@ def test_a_prediction_from_a_base_on_several_gpus_returns_the_base() -> None:
 def test_a_network_that_cannot_have_carried_the_gradients_is_no_network_of_the_measurement() -> None:
     """25.6 million gradients in fp32, 2 x 3/4 of them between four nodes: 0.153 GB over 0.1125 GB/s take 1.36 s."""
     slow = {"network": "1Gb Ethernet"}
-    (point,) = points([{**BASE, **slow}, {**POINT, **slow}])
+    (point,) = points(rows({**BASE, **slow}, {**POINT, **slow}))
     assert isinstance(point, Point)
     with configurations(), pytest.raises(UserError, match=r"needs 1\.36 s for the gradients alone.*took 0\.137 s"):
         grade.predicted_s(point)
 
 
 def test_a_layout_takes_each_of_its_micro_batches_and_one_update() -> None:
-    rows = [{**LAYOUT, "global_batch": str(4 * count)} for count in (2, 4, 8)]
+    cells = [{**LAYOUT, "global_batch": str(4 * count)} for count in (2, 4, 8)]
     with configurations():
-        seconds = [layouts.predicted_s(layout) for layout in layouts.layouts(rows) if not isinstance(layout, str)]
+        seconds = [layouts.predicted_s(one) for one in layouts.layouts(rows(*cells)) if not isinstance(one, str)]
     two, four, eight = seconds
     assert eight - four == pytest.approx(2 * (four - two))
     assert 2 * two > four
 
 
 def test_a_layout_s_head_is_on_its_last_stage_and_small_kernels_do_not_become_faster() -> None:
-    rows = [{**LAYOUT, "dp": "1", degree: "4"} for degree in ("dp", "tp", "pp")]
+    cells = [{**LAYOUT, "dp": "1", degree: "4"} for degree in ("dp", "tp", "pp")]
     with configurations():
-        data, tensor, pipeline = (layouts.predicted_s(one) for one in layouts.layouts(rows) if not isinstance(one, str))
+        data, tensor, pipeline = (
+            layouts.predicted_s(one) for one in layouts.layouts(rows(*cells)) if not isinstance(one, str)
+        )
     assert tensor > 3 * data  # four times the micro batches of the same host's pace, and less of the head
     assert pipeline > data
 
@@ -113,13 +115,14 @@ def test_a_layout_s_head_is_on_its_last_stage_and_small_kernels_do_not_become_fa
         ({"layers": "5", "pp": "2", "dp": "2"}, "does not divide 5 layers"),
         ({"global_batch": "6"}, "does not divide 4 layers and 6 samples"),
         ({"heads": "3"}, "3 heads do not divide"),
-        ({"iteration_ms": "fast"}, "a cell is no number"),
-        ({"hidden": "-1"}, "are no sizes above 0"),
-        ({"seq_len": "nan"}, "are no sizes above 0"),
+        ({"iteration_ms": "fast"}, "iteration_ms = 'fast' is no number above 0"),
+        ({"hidden": "-1"}, "hidden = '-1' is no number above 0"),
+        ({"seq_len": "nan"}, "seq_len = 'nan' is no number above 0"),
+        ({"layers": "4.5"}, "layers = '4.5' is no whole number"),
     ],
 )
 def test_a_layout_is_left_out_with_its_reason(change: dict[str, str], reason: str) -> None:
-    (left_out,) = layouts.layouts([{**LAYOUT, **change}])
+    (left_out,) = layouts.layouts(rows({**LAYOUT, **change}))
     assert isinstance(left_out, str)
     assert left_out.startswith("line 2: ")
     assert reason in left_out

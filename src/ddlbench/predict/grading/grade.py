@@ -5,23 +5,20 @@ An error is (predicted - measured) / measured seconds of a step.
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from math import log2
 from pathlib import Path
 from statistics import mean, median
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from ddlbench.config.compose import configuration
 from ddlbench.config.schema import Config
 from ddlbench.errors import RunError, UserError
-from ddlbench.foreign import read_bytes
 from ddlbench.oracle import bands
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured.inputs import OneStep
@@ -30,33 +27,19 @@ from ddlbench.oracle.predictor import job_of, strategy
 from ddlbench.oracle.setting import Setting
 from ddlbench.predict.grading import layouts
 from ddlbench.predict.grading.layouts import Layout
-from ddlbench.predict.grading.points import COLUMNS, Point, Step, points
-from ddlbench.texts import aligned, printable
+from ddlbench.predict.grading.points import COLUMNS, Point, Step, Words, points
+from ddlbench.results.reading.csv_rows import CsvRow, read_csv
+from ddlbench.texts import aligned
 
 Z95 = 1.96  # normal quantile of a 95 % interval
 GROUPS = ("source", "model", "strategy", "gpu", "network", "gpus")
-
-
-class Words(NamedTuple):
-    """The words of a source about one measurement."""
-
-    source: str
-    model: str
-    strategy: str
-    gpu: str
-    network: str
 
 
 @dataclass(frozen=True)
 class Graded:
     """One measurement, its base and its prediction. low, high: the ends of the bands of 80 and 95 %, in seconds"""
 
-    line: int
-    source: str
-    model: str
-    strategy: str
-    gpu: str
-    network: str
+    stated: Words
     gpus: int
     base: str
     measured_s: float
@@ -66,6 +49,11 @@ class Graded:
     high_80_s: float
     low_95_s: float
     high_95_s: float
+
+    def row(self) -> dict[str, Any]:
+        """Its values by name."""
+        values = asdict(self)
+        return {**values.pop("stated")._asdict(), **values}
 
 
 @dataclass(frozen=True)
@@ -108,7 +96,7 @@ def _errors(errors: Sequence[float]) -> dict[str, float]:
 def _by(graded: Sequence[Graded], name: str) -> dict[str, dict[str, float]]:
     groups: dict[str, list[float]] = {}
     for point in graded:
-        groups.setdefault(str(getattr(point, name)), []).append(point.error)
+        groups.setdefault(str(point.row()[name]), []).append(point.error)
     return {value: {"rows": len(errors), **_errors(errors)} for value, errors in groups.items()}
 
 
@@ -127,71 +115,42 @@ def _slope(x: Sequence[float], y: Sequence[float]) -> tuple[float | None, tuple[
 
 def grade(path: Path) -> Grade:
     """The grade of a file of either form. UserError if it cannot be read or has other columns."""
-    rows = _rows(path)
-    columns = set(rows[0]) if rows else set[str]()
+    columns, rows, left_out = read_csv(path)
     if columns >= set(layouts.COLUMNS):
-        return _grade_layouts(rows)
+        return _grade_layouts(rows, left_out)
     if missing := sorted(set(COLUMNS) - columns):
         raise UserError(
             f"--grade {path}: the columns {', '.join(missing)} are missing. A file has the columns "
             f"{', '.join(COLUMNS)}, or {', '.join(layouts.COLUMNS)}"
         )
-    graded, left_out = list[Graded](), list[str]()
+    graded = list[Graded]()
     for point in points(rows):
         if isinstance(point, str):
-            left_out.append(printable(point))
+            left_out.append(point)
             continue
         try:
             predicted = predicted_s(point)
         except RunError as error:
-            left_out.append(printable(f"line {point.line}: {point.source}, {point.model}: {error}"))
+            left_out.append(f"line {point.stated.line}: {point.stated.source}, {point.stated.model}: {error}")
             continue
         base = f"{point.base.gpus} GPUs, {point.base.samples} samples, {point.base.seconds * 1e3:.4g} ms"
         nodes = -(-point.measured.gpus // (point.machine.devices_per_node or point.measured.gpus))
-        words = Words(*map(printable, (point.source, point.model, point.strategy, point.gpu, point.network)))
         where = point.framework, nodes
-        graded.append(_graded(point.line, words, point.measured.gpus, base, point.measured.seconds, predicted, where))
+        graded.append(_graded(point.stated, point.measured.gpus, base, point.measured.seconds, predicted, where))
     return Grade(graded, left_out, [])
 
 
-def _rows(path: Path) -> list[dict[str, str]]:
-    try:
-        text = read_bytes(path).decode("utf-8-sig")
-        rows = list(csv.DictReader(io.StringIO(text, newline="")))
-    except (OSError, ValueError, csv.Error) as error:
-        raise UserError(f"--grade {path} cannot be read ({error}): give a CSV file in UTF-8") from error
-    return [{key: value or "" for key, value in row.items() if key} for row in rows]
+def _graded(stated: Words, gpus: int, base: str, measured: float, predicted: float, where: tuple[str, int]) -> Graded:
+    ends = (end * predicted for band in bands.band(*where) for end in band)
+    return Graded(stated, gpus, base, measured, predicted, predicted / measured - 1, *ends)
 
 
-def _graded(
-    line: int, words: Words, gpus: int, base: str, measured: float, predicted: float, where: tuple[str, int]
-) -> Graded:
-    (low_80, high_80), (low_95, high_95) = bands.band(*where)
-    return Graded(
-        line=line,
-        source=words.source,
-        model=words.model,
-        strategy=words.strategy,
-        gpu=words.gpu,
-        network=words.network,
-        gpus=gpus,
-        base=base,
-        measured_s=measured,
-        predicted_s=predicted,
-        error=predicted / measured - 1,
-        low_80_s=low_80 * predicted,
-        high_80_s=high_80 * predicted,
-        low_95_s=low_95 * predicted,
-        high_95_s=high_95 * predicted,
-    )
-
-
-def _grade_layouts(rows: Sequence[Mapping[str, str]]) -> Grade:
-    graded, left_out = list[Graded](), list[str]()
+def _grade_layouts(rows: Sequence[CsvRow], left_out: list[str]) -> Grade:
+    graded = list[Graded]()
     cases: dict[tuple[int, ...], list[tuple[float, float]]] = {}
     for layout in layouts.layouts(rows):
         if isinstance(layout, str):
-            left_out.append(printable(layout))
+            left_out.append(layout)
             continue
         graded.append(_graded_layout(layout))
         cases.setdefault(layout.case, []).append((graded[-1].predicted_s, layout.measured_s))
@@ -204,11 +163,9 @@ def _grade_layouts(rows: Sequence[Mapping[str, str]]) -> Grade:
 def _graded_layout(layout: Layout) -> Graded:
     model = f"GPT {layout.layers} layers, width {layout.hidden}"
     network = "" if layout.gpus <= layouts.PER_NODE else layouts.NETWORK
-    words = Words("GPT layouts", model, layout.name, "A100", network)
+    stated = Words(layout.line, "GPT layouts", model, layout.name, "A100", network)
     where = "hybrid", -(-layout.gpus // layouts.PER_NODE)
-    return _graded(
-        layout.line, words, layout.gpus, "kernels of an A100", layout.measured_s, layouts.predicted_s(layout), where
-    )
+    return _graded(stated, layout.gpus, "kernels of an A100", layout.measured_s, layouts.predicted_s(layout), where)
 
 
 def predicted_s(point: Point, machine: Machine | None = None) -> float:
@@ -228,7 +185,7 @@ def predicted_s(point: Point, machine: Machine | None = None) -> float:
         least = sent / machine.links[1].bytes_per_s
         if least > point.measured.seconds:
             raise UserError(
-                f"its network {point.network!r} needs {least:.3g} s for the gradients alone, and a step took "
+                f"its network {point.stated.network!r} needs {least:.3g} s for the gradients alone, and a step took "
                 f"{point.measured.seconds:.3g} s: another network was used"
             )
     return strategy(config.framework, setting).step_s
@@ -250,7 +207,7 @@ def _config(framework: str, words: tuple[str, ...]) -> Config:
 def as_json(graded: Grade) -> str:
     summary = graded.summary()
     return json.dumps(
-        {**summary, "points": [asdict(point) for point in graded.points], "left_out": graded.left_out}, indent=1
+        {**summary, "points": [point.row() for point in graded.points], "left_out": graded.left_out}, indent=1
     )
 
 
@@ -260,7 +217,7 @@ def show(graded: Grade) -> None:
     columns = ("line", "source", "model", "strategy", "GPU", "GPUs", "base", "measured", "predicted", "error")
     lines = (
         (
-            *(str(point.line), point.source, point.model, point.strategy, point.gpu, str(point.gpus), point.base),
+            *(str(cell) for cell in (*point.stated[:5], point.gpus, point.base)),
             *(f"{point.measured_s * 1e3:.4g} ms", f"{point.predicted_s * 1e3:.4g} ms", f"{point.error:+.1%}"),
         )
         for point in graded.points
