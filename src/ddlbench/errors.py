@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from math import inf
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,39 @@ class UserError(RunError, ValueError):
     """The configuration or the data cannot be used: one line with the values and the remedy."""
 
     exit_code = 2
+
+
+NONE: Mapping[str, Any] = {}
+
+
+def check_values(
+    section: str,
+    made: object,
+    least: Mapping[str, float] = NONE,
+    above: Mapping[str, float] = NONE,
+    choices: Mapping[str, Collection[object]] = NONE,
+    rules: Mapping[str, tuple[bool, str]] = NONE,
+) -> None:
+    """Raise UserError for a key of a section of the configuration whose value cannot be used. None always can.
+
+    section: with its dot, "" for the keys of no section
+    least, above: the smallest value of a key; what the value of a key must exceed
+    rules: whether the value of a key can be used, and what it must be
+    """
+    values = {key: value for key, value in vars(made).items() if value is not None}
+    wrong = {
+        **{key: f"{low} or more" for key, low in least.items() if values.get(key, low) < low},
+        **{key: f"greater than {low}" for key, low in above.items() if values.get(key, inf) <= low},
+        **{
+            key: f"one of {', '.join(map(str, of))}"
+            for key, of in choices.items()
+            if values.get(key) not in (None, *of)
+        },
+        **{key: allowed for key, (fits, allowed) in rules.items() if not fits},
+    }
+    for key, allowed in wrong.items():
+        null = ", or null" if getattr(type(made), key, "") is None else ""  # its default
+        raise UserError(f"{section}{key}={values[key]} must be {allowed}{null}")
 
 
 class WrongRankCount(UserError):

@@ -62,7 +62,7 @@ def test_ranks_share_a_gpu_for_developers_only() -> None:
     assert "backend" not in plain.identity()
     shared = composed(*command, "backend=cuda:gloo")
     assert shared.identity() == plain.identity() | {"backend": "cuda:gloo"}
-    with pytest.raises(UserError, match=r"backend=nccl is unknown: choose null, or cuda:gloo"):
+    with pytest.raises(UserError, match=r"backend=nccl must be one of cuda:gloo, or null"):
         composed(*command, "backend=nccl")
 
 
@@ -93,8 +93,8 @@ def test_the_global_batch() -> None:
     [
         ("train.epochs=many", r"train\.epochs: Value 'many'"),
         ("framework.bucket_cap_mb=0", r"framework\.bucket_cap_mb=0.0 must be greater than 0"),
-        ("framework.comm_hook=zip", r"framework\.comm_hook=zip is unknown: choose one of none, fp16, bf16, powersgd"),
-        ("train.clip_norm=-1", r"train\.clip_norm=-1.0 must be greater than 0; null"),
+        ("framework.comm_hook=zip", r"framework\.comm_hook=zip must be one of none, fp16, bf16, powersgd"),
+        ("train.clip_norm=-1", r"train\.clip_norm=-1.0 must be greater than 0, or null"),
         ("model.image_size=big", r"model\.image_size: Value 'big'"),
         ("recipe.optimizer.name=sdg", r"recipe\.optimizer\.name=sdg"),
         ("profile_steps=0", r"profile_steps=0 must be greater than 0"),

@@ -350,9 +350,9 @@ def four_ranks(**changes: object) -> Job:
 
 
 def test_unsupported_settings_are_refused_before_anything_starts() -> None:
-    with pytest.raises(UserError, match=r"mixed_precision=half is unknown: choose autocast or policy, or null"):
+    with pytest.raises(UserError, match=r"mixed_precision=half must be one of autocast, policy, or null"):
         FSDP(mixed_precision="half")
-    with pytest.raises(UserError, match=r"replicate=0 must be at least 1"):
+    with pytest.raises(UserError, match=r"replicate=0 must be 1 or more"):
         FSDP(replicate=0)
     with pytest.raises(UserError, match=r"replicate=3 does not divide 4 ranks \(rest 1\): .*replicate=2"):
         FSDP(replicate=3).check(four_ranks())

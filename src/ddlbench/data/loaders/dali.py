@@ -26,7 +26,7 @@ from ddlbench.data.images.split import BadImage, ImageSplit, augmentation_seed, 
 from ddlbench.data.loaders.cores import default_workers
 from ddlbench.data.loaders.dali_graph import DEVICES, Graph, import_dali
 from ddlbench.data.loaders.replica_feed import Key, ReplicaFeed
-from ddlbench.errors import Unsupported, UserError
+from ddlbench.errors import Unsupported, UserError, check_values
 from ddlbench.job import Model
 
 
@@ -51,11 +51,7 @@ class Dali:
     fused_crop: bool = True
 
     def __post_init__(self) -> None:
-        if self.device not in (None, *DEVICES):
-            raise UserError(f"loader.device={self.device} is unknown: choose null or one of {', '.join(DEVICES)}")
-        for key in ("threads", "prefetch"):
-            if (value := getattr(self, key)) is not None and value < 1:
-                raise UserError(f"loader.{key}={value} must be 1 or more")
+        check_values("loader.", self, least={"threads": 1, "prefetch": 1}, choices={"device": DEVICES})
 
     def parallelism(self) -> dict[str, int | None]:
         return {"threads": self.threads}

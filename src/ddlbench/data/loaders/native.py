@@ -21,7 +21,7 @@ from ddlbench.data.images.split import normalized
 from ddlbench.data.loaders.cores import default_workers
 from ddlbench.data.loaders.replica_feed import Key, ReplicaFeed
 from ddlbench.data.processes import end_with_parent
-from ddlbench.errors import RunError, UserError
+from ddlbench.errors import RunError, check_values
 from ddlbench.job import Model
 from ddlbench.measure.devices.memory import keep_freed_memory
 
@@ -50,10 +50,7 @@ class Native:
     persistent: bool = True
 
     def __post_init__(self) -> None:
-        if self.workers is not None and self.workers < 0:
-            raise UserError(f"loader.workers={self.workers} must not be negative: 0 or more, or null for the default")
-        if self.prefetch < 1:
-            raise UserError(f"loader.prefetch={self.prefetch} must be 1 or more batches per worker")
+        check_values("loader.", self, least={"workers": 0, "prefetch": 1})
 
     @property
     def pinned(self) -> bool:

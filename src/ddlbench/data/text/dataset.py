@@ -13,7 +13,7 @@ from ddlbench.data.staging import SPLITS, StagedFiles, node_folder
 from ddlbench.data.text.token_file import TokenFile, is_current, is_made, token_path
 from ddlbench.data.text.tokenizer import TokenizerFiles, table_path, tokenize_file
 from ddlbench.data.text.windows import RawText, TokenSplit, line_table
-from ddlbench.errors import UserError
+from ddlbench.errors import UserError, check_values
 from ddlbench.job import Model
 
 TOKENIZE = ("ahead", "on_the_fly")
@@ -47,12 +47,9 @@ class TokenText:
     kind = "text"
 
     def __post_init__(self) -> None:
-        if self.val_limit is not None and self.val_limit < 1:
-            raise UserError(f"data.val_limit={self.val_limit} must be greater than 0; null validates on everything")
+        check_values("data.", self, above={"val_limit": 0}, choices={"tokenize": TOKENIZE})
         if (self.train is None) != (self.valid is None):
             raise UserError(f"data.train={self.train} and data.valid={self.valid}: give both names or none")
-        if self.tokenize not in TOKENIZE:
-            raise UserError(f"data.tokenize={self.tokenize} is unknown: choose one of {', '.join(TOKENIZE)}")
         made = [name for name in (self.train, self.valid) if name and name.endswith(".bin")]
         if made and not self.mapped:
             raise UserError(

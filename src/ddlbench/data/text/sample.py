@@ -16,7 +16,7 @@ from ddlbench.data.home import make_folder, sample_home
 from ddlbench.data.staging import StagedFiles
 from ddlbench.data.text.dataset import TokenText
 from ddlbench.data.text.windows import TokenSplit
-from ddlbench.errors import UserError
+from ddlbench.errors import UserError, check_values
 from ddlbench.job import Model
 
 VERSION = "v1"  # of the way the set is made: another way, another number
@@ -41,8 +41,7 @@ class SampleText:
     kind = "text"
 
     def __post_init__(self) -> None:
-        if self.vocab_size < BYTES:
-            raise UserError(f"data.vocab_size={self.vocab_size} is less than the {BYTES} bytes: choose {BYTES} or more")
+        check_values("data.", self, least={"vocab_size": BYTES})
         self._text()
 
     @property

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddlbench.errors import Unsupported, UserError
+from ddlbench.errors import Unsupported, check_values
 from ddlbench.frameworks.shared.batchnorm import NO_BUFFER_SYNC
 from ddlbench.frameworks.shared.checkpointing import checkpoint_blocks
 from ddlbench.frameworks.shared.groups import average, clip_parts, gradient, subgroup
@@ -42,8 +42,7 @@ class TensorParallel:
     parallel_loss: bool = True
 
     def __post_init__(self) -> None:
-        if min(self.dp, self.tp or 1) < 1:
-            raise UserError(f"framework.dp={self.dp} and framework.tp={self.tp} must be 1 or more")
+        check_values("framework.", self, least={"dp": 1, "tp": 1})
 
     def check(self, job: Job) -> None:
         tp = fill(job.world_size, {"dp": self.dp, "tp": self.tp}, free="tp")
