@@ -39,10 +39,6 @@ class Dropped:
         )
 
 
-def can_drop() -> bool:
-    return hasattr(os, "posix_fadvise")
-
-
 def drop(files: Iterable[Path]) -> Dropped:
     """Drop the pages of all files. Raises UserError where one cannot be opened.
 

@@ -16,10 +16,12 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from ddlbench.errors import RunError, UserError
 from ddlbench.heartbeat import Heartbeat, Process
 from ddlbench.measure.rows import EpochRow
-from ddlbench.record.epoch_files import RANK_SCHEMA, STEP_SCHEMA, EpochFiles, rank_tables, step_tables
+from ddlbench.record.epoch_files import RANK_SCHEMA, STEP_SCHEMA, EpochFiles, rank_row, step_tables
 from ddlbench.record.files import CLAIM, HEARTBEAT, RESERVE, now, plain, why, write_json
 from ddlbench.record.schema import SCHEMA_VERSION
 from ddlbench.texts import digest
@@ -110,7 +112,8 @@ class Record:
             if self.finished:
                 return
             self.steps.append(row.epoch, step_tables(row))
-            self.ranks.append(row.epoch, rank_tables(row))
+            ranks = [rank_row(row, rank) for rank in row.ranks]
+            self.ranks.append(row.epoch, [pa.Table.from_pylist(ranks, schema=RANK_SCHEMA)])
             row.forget_ranks()
             self.rows.append(row)
             with (self.folder / EPOCHS).open("a") as lines:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddlbench.errors import UserError
+from ddlbench.errors import UserError, check_values
 from ddlbench.heartbeat import server_time
 from ddlbench.results.rows import group_by
 from ddlbench.sweep.lock import FOLDER, claim
@@ -38,9 +38,7 @@ class Options:
     pack: int = 1
 
     def __post_init__(self) -> None:
-        for name, least in (("throttle", 0), ("pack", 1)):
-            if (value := getattr(self, name)) < least:
-                raise UserError(f"--{name} {value}: give a whole number from {least} on")
+        check_values("--", self, least={"throttle": 0, "pack": 1})
 
     def words(self) -> list[str]:
         """The options for sbatch: lines `#SBATCH ...` of the site's file, then the given ones, which win."""

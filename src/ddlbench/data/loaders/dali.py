@@ -42,6 +42,7 @@ class Dali:
     resumable: ClassVar[bool] = False  # DALI cannot save the random stream of crops of files in an order from outside
     counts_reads: ClassVar[bool] = False  # it maps what it opens
     drops_cache: ClassVar[bool] = False
+    parallel_key: ClassVar[str | None] = "threads"
     pinned = None
 
     name: str
@@ -52,9 +53,6 @@ class Dali:
 
     def __post_init__(self) -> None:
         check_values("loader.", self, least={"threads": 1, "prefetch": 1}, choices={"device": DEVICES})
-
-    def parallelism(self) -> dict[str, int | None]:
-        return {"threads": self.threads}
 
     def check(self, dataset: Dataset, model: Model) -> None:
         if not isinstance(dataset, ImageFolders):

@@ -42,6 +42,7 @@ class Native:
     resumable: ClassVar[bool] = True
     counts_reads: ClassVar[bool] = True
     drops_cache: ClassVar[bool] = True
+    parallel_key: ClassVar[str | None] = "workers"
 
     name: str
     workers: int | None = None
@@ -55,9 +56,6 @@ class Native:
     @property
     def pinned(self) -> bool:
         return self.pin_memory
-
-    def parallelism(self) -> dict[str, int | None]:
-        return {"workers": self.workers}
 
     def check(self, dataset: Dataset, model: Model) -> None:
         """Reads every data set."""

@@ -26,6 +26,7 @@ class Synthetic:
     resumable: ClassVar[bool] = True
     counts_reads: ClassVar[bool] = True  # of which there are none
     drops_cache: ClassVar[bool] = False
+    parallel_key: ClassVar[str | None] = None
     pinned = None
 
     name: str
@@ -34,9 +35,6 @@ class Synthetic:
 
     def __post_init__(self) -> None:
         check_values("loader.", self, least={"train_samples": 1, "val_samples": 0})
-
-    def parallelism(self) -> dict[str, int | None]:
-        return {}
 
     def check(self, dataset: Dataset, model: Model) -> None:
         """Replaces every data set."""

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ddlbench.data.foreign_data import from_json, read_format, regular_size, sha256_of
 from ddlbench.data.home import home
 from ddlbench.errors import UserError
 from ddlbench.files import replacing
+from ddlbench.foreign import from_json, read_format, regular_size, sha256_of
 
 FORMAT = 1
 DTYPES = ("uint16", "uint32")

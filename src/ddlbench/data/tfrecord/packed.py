@@ -21,11 +21,10 @@ import numpy as np
 from numpy.random import RandomState
 from numpy.typing import NDArray
 
-from ddlbench.data.foreign_data import from_json, read_format, regular_size
 from ddlbench.data.tfrecord.example import Extent, bytes_of, encode, features, number_of
 from ddlbench.data.tfrecord.records import Span, read_index
 from ddlbench.errors import UserError
-from ddlbench.foreign import read_bytes
+from ddlbench.foreign import from_json, read_bytes, read_format, regular_size
 from ddlbench.texts import GIB
 
 FORMAT = 1

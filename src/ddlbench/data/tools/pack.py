@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from ddlbench.data.foreign_data import from_json, regular_size, sha256_of
 from ddlbench.data.images.index import Files, FolderLayout, Index, prepare_index
 from ddlbench.data.processes import in_processes
 from ddlbench.data.tfrecord.packed import (
@@ -38,7 +37,7 @@ from ddlbench.data.tfrecord.packed import (
 from ddlbench.data.tfrecord.records import BadRecord, crc32c, index_text, record, spans_of
 from ddlbench.errors import UserError
 from ddlbench.files import replacing
-from ddlbench.foreign import parse, read_bytes
+from ddlbench.foreign import from_json, parse, read_bytes, regular_size, sha256_of
 from ddlbench.progress import Progress
 from ddlbench.texts import shortened
 
