@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Generator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -104,7 +106,19 @@ def check_values(
     }
     for key, allowed in wrong.items():
         null = ", or null" if getattr(type(made), key, "") is None else ""  # its default
-        raise UserError(f"{section}{key}={values[key]} must be {allowed}{null}")
+        raise UserError(f"{section}{key}={getattr(made, key)} must be {allowed}{null}")
+
+
+@contextmanager
+def reporting(what: str, remedy: str, kind: type[RunError] = UserError) -> Generator[None]:
+    """Make an OSError one line for the user: what was not possible, the system's message, the remedy.
+
+    The message is the system's also where a library has replaced it by its own.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{what} ({os.strerror(error.errno) if error.errno else error}): {remedy}") from error
 
 
 class WrongRankCount(UserError):

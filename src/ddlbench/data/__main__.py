@@ -14,7 +14,7 @@ from ddlbench.data.text.token_file import TokenFile, is_current, token_files, to
 from ddlbench.data.tfrecord.packed import UNFINISHED, Pack, is_packed, read_manifest
 from ddlbench.data.tools.pack import pack
 from ddlbench.data.tools.verify import verify_folders, verify_pack, verify_tokens
-from ddlbench.errors import RunError, UserError
+from ddlbench.errors import RunError, UserError, reporting
 from ddlbench.texts import printable
 
 DAMAGED, INTERRUPTED = 1, 130  # exit codes
@@ -80,12 +80,10 @@ def tokenize(given: argparse.Namespace) -> int:
     target: Path = given.out or token_path(text, files.hash(), None)
     if target.suffix != ".bin":
         raise UserError(f"--out {target} does not end in .bin: its index is the same name with .json")
-    try:
-        if given.out or not is_current(text, target):
+    if given.out or not is_current(text, target):
+        with reporting(f"cannot write {target}", "choose another --out"):
             target.parent.mkdir(parents=True, exist_ok=True)
             tokenize_file(text, files.load(), target)
-    except OSError as error:
-        raise UserError(f"cannot write {target} ({error.strerror or error}): choose another --out") from error
     _say(f"{target}: {TokenFile.open(target).index.tokens} tokens")
     return 0
 

@@ -13,7 +13,7 @@ from ddlbench.data.staging import SPLITS, StagedFiles, node_folder
 from ddlbench.data.text.token_file import TokenFile, is_current, is_made, token_path
 from ddlbench.data.text.tokenizer import TokenizerFiles, table_path, tokenize_file
 from ddlbench.data.text.windows import RawText, TokenSplit, line_table
-from ddlbench.errors import UserError, check_values
+from ddlbench.errors import UserError, check_values, reporting
 from ddlbench.job import Model
 
 TOKENIZE = ("ahead", "on_the_fly")
@@ -101,11 +101,9 @@ class TokenText:
             if is_current(text, target) and (self.mapped or line_table(TokenFile.open(target)) is not None):
                 continue
             assert files, "raw text needs a tokenizer"
-            try:
+            with reporting(f"cannot make token file {target}", "choose data.cache_dir=FOLDER"):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 tokenize_file(text, files.load(), target)
-            except OSError as error:
-                raise UserError(f"cannot make token file {target} ({error}): choose data.cache_dir=FOLDER") from error
 
     def open(self, train: bool) -> TokenFile:
         """Raises UserError where the token file is not of the configured tokenizer, or of another than its pair."""
