@@ -78,12 +78,16 @@ class TokenText:
         """Text and its token file, of training (True) and validation (False)."""
         files = self.tokenizer_files()
         digest = files.hash() if files else ""
-        texts = zip(SPLITS, find_texts(self.root, self.train, self.valid), strict=True)
+        texts = zip(SPLITS, self.texts(), strict=True)
         return {train: (text, token_path(text, digest, self.cache_dir)) for train, text in texts}
+
+    def texts(self) -> tuple[Path, Path]:
+        """Of training and validation."""
+        return find_texts(self.root, self.train, self.valid)
 
     def tokenizer_files(self) -> TokenizerFiles | None:
         """None where there are two token files and no tokenizer to compare them with."""
-        raw = any(text.suffix != ".bin" for text in find_texts(self.root, self.train, self.valid))
+        raw = any(text.suffix != ".bin" for text in self.texts())
         place = self.tokenizer or str(self.root)
         files = TokenizerFiles.find(Path(place).expanduser())
         if files is None and (raw or self.tokenizer is not None):
