@@ -56,12 +56,7 @@ class Plan:
     proves: bool
 
 
-@dataclass(frozen=True)
-class Start:
-    """One start of a job: its number, and how often Slurm had put it back into the queue."""
-
-    number: str
-    restarts: int = 0
+Start = tuple[str, str]  # of a job: its number, and how often Slurm had put it back into the queue
 
 
 @dataclass(frozen=True)
@@ -86,7 +81,7 @@ def queue() -> Queue:
     except (OSError, subprocess.SubprocessError):
         return Queue(None)
     jobs = (line.rsplit(maxsplit=2) for line in done.stdout.splitlines())
-    return Queue({job[0].strip(): Start(job[1], int(job[2])) for job in jobs if len(job) == 3 and job[2].isdigit()})
+    return Queue({job[0].strip(): (job[1], job[2]) for job in jobs if len(job) == 3 and job[2].isdigit()})
 
 
 def jobs(cells: Sequence[Cell], pack: int) -> list[Plan]:
