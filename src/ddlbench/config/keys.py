@@ -48,9 +48,12 @@ class Train:
     time_limit_s: float | None = field(default=None, metadata={"before": None})
 
     def __post_init__(self) -> None:
-        types = dict.fromkeys(("precision", "reduce_dtype"), PRECISIONS)
-        counts = dict.fromkeys(("warmup_steps", "seed", "repeat"), 0)
-        check_values("train.", self, above=dict.fromkeys(POSITIVE, 0), least=counts, choices=types)
+        check_values(
+            "train.", self,
+            above=dict.fromkeys(POSITIVE, 0),
+            least={"warmup_steps": 0, "seed": 0, "repeat": 0},
+            choices={"precision": PRECISIONS, "reduce_dtype": PRECISIONS},
+        )  # fmt: skip
         if self.global_batch is not None and self.batch_per_gpu is not None:
             raise UserError(
                 f"train.global_batch={self.global_batch} and train.batch_per_gpu={self.batch_per_gpu} say the same "
