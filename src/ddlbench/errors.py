@@ -98,9 +98,9 @@ def check_values(
         **{key: f"{low} or more" for key, low in least.items() if values.get(key, low) < low},
         **{key: f"greater than {low}" for key, low in above.items() if values.get(key, inf) <= low},
         **{
-            key: f"one of {', '.join(map(str, of))}"
-            for key, of in choices.items()
-            if values.get(key) not in (None, *of)
+            key: f"one of {', '.join(map(str, options))}"
+            for key, options in choices.items()
+            if values.get(key) not in (None, *options)
         },
         **{key: allowed for key, (fits, allowed) in rules.items() if not fits},
     }
@@ -111,10 +111,8 @@ def check_values(
 
 @contextmanager
 def reporting(what: str, remedy: str, kind: type[RunError] = UserError) -> Generator[None]:
-    """Make an OSError one line for the user: what was not possible, the system's message, the remedy.
-
-    The message is the system's also where a library has replaced it by its own.
-    """
+    """Make an OSError one line for the user: what was not possible, the system's message (also where a library has
+    replaced it by its own), and the remedy."""
     try:
         yield
     except OSError as error:

@@ -15,7 +15,7 @@ from ddlbench.data.tfrecord.packed import UNFINISHED, Pack, is_packed, read_mani
 from ddlbench.data.tools.pack import pack
 from ddlbench.data.tools.verify import verify_folders, verify_pack, verify_tokens
 from ddlbench.errors import RunError, UserError, reporting
-from ddlbench.texts import printable
+from ddlbench.texts import first_few, printable
 
 DAMAGED, INTERRUPTED = 1, 130  # exit codes
 KINDS = "image folders (train/<class>/*.JPEG, val/<class>/*.JPEG), a packed image set (pack.json), a token file (.bin)"
@@ -109,7 +109,7 @@ def _description(place: Path, layout: FolderLayout) -> Iterator[tuple[str, str]]
         return
     images = read_manifest(place) if what == "packed" else prepare_index(layout, None)
     yield "kind", f"packed image set, format {images.format}" if isinstance(images, Pack) else "image folders"
-    yield "classes", f"{len(images.classes)}: {', '.join(images.classes[:10])}{', ...' * (len(images.classes) > 10)}"
+    yield "classes", f"{len(images.classes)}: {', '.join(first_few(images.classes, 10))}"
     for split, part in images.splits.items():
         if isinstance(part, Files):
             yield split, f"{len(part)} images, {_size(int(part.sizes.sum()))}"

@@ -22,7 +22,7 @@ BYTES = 256
 
 @dataclass
 class SampleText(TokenText):
-    """TokenText that the program makes itself; where it lies and its tokenizer are no keys of its YAML.
+    """TokenText that the program makes itself: tokenizer, cache_dir, train and valid are no keys of its YAML.
 
     root: folder of the set, made if it is missing; None: the program's own
     vocab_size: tokens of the byte-level BPE, 256 at least; a text has only so many merges, so it may come out smaller
