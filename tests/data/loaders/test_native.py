@@ -351,7 +351,7 @@ def test_batches_are_pinned_and_moved(folders):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"workers": -1}, "loader.workers=-1 must not be negative"),
+        ({"workers": -1}, "loader.workers=-1 must be 0 or more, or null"),
         ({"prefetch": 0}, "loader.prefetch=0 must be 1 or more"),
     ],
 )

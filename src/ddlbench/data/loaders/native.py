@@ -21,7 +21,7 @@ from ddlbench.data.images.split import normalized
 from ddlbench.data.loaders.cores import default_workers
 from ddlbench.data.loaders.replica_feed import Key, ReplicaFeed
 from ddlbench.data.processes import end_with_parent
-from ddlbench.errors import RunError, UserError
+from ddlbench.errors import RunError, check_values
 from ddlbench.job import Model
 from ddlbench.measure.devices.memory import keep_freed_memory
 
@@ -43,6 +43,7 @@ class Native:
     resumable: ClassVar[bool] = True
     counts_reads: ClassVar[bool] = True
     drops_cache: ClassVar[bool] = True
+    parallel_key: ClassVar[str | None] = "workers"
 
     name: str
     workers: int | None = None
@@ -51,17 +52,11 @@ class Native:
     persistent: bool = True
 
     def __post_init__(self) -> None:
-        if self.workers is not None and self.workers < 0:
-            raise UserError(f"loader.workers={self.workers} must not be negative: 0 or more, or null for the default")
-        if self.prefetch < 1:
-            raise UserError(f"loader.prefetch={self.prefetch} must be 1 or more batches per worker")
+        check_values("loader.", self, least={"workers": 0, "prefetch": 1})
 
     @property
     def pinned(self) -> bool:
         return self.pin_memory
-
-    def parallelism(self) -> dict[str, int | None]:
-        return {"workers": self.workers}
 
     def check(self, dataset: Dataset, model: Model) -> None:
         """Reads every data set."""
