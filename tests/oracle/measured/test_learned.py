@@ -105,4 +105,4 @@ def test_a_learned_prediction_has_the_band_of_its_class(config: Config) -> None:
     results, terms = learned(config, {gpus: on(ABCI, config, gpus) for gpus in COUNTS})
     row = predicted(config, results, terms, 64)
     assert row.step_s is not None
-    assert (row.low_80_s, row.high_95_s) == (pytest.approx(0.88 * row.step_s), pytest.approx(1.12 * row.step_s))
+    assert (row.low_80_s, row.high_95_s) == (pytest.approx(0.93 * row.step_s), pytest.approx(1.33 * row.step_s))

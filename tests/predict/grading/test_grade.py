@@ -15,6 +15,7 @@ from ddlbench.predict.__main__ import main
 from ddlbench.predict.grading import grade, layouts
 from ddlbench.predict.grading.grade import Grade
 from ddlbench.predict.grading.points import Point, Words, points
+from ddlbench.predict.grading.predictions import last_points, predicted_s
 from tests.predict.grading.rows import BASE, POINT, rows
 
 LAYOUT = {
@@ -25,7 +26,7 @@ LAYOUT = {
 
 def graded(gpus: int, measured: float, predicted: float, strategy: str = "ddp") -> grade.Graded:
     words = Words(2, "source", "model", strategy, "gpu", "network")
-    return grade._graded(words, gpus, "base", measured, predicted, ("ddp", 1))
+    return grade._graded(words, gpus, "base", measured, predicted, bands.band("ddp", 1))
 
 
 def written(path: Path, rows: Sequence[Mapping[str, str]]) -> Path:
@@ -74,8 +75,8 @@ def test_a_prediction_from_a_base_on_several_gpus_returns_the_base() -> None:
     (point,) = points(rows(BASE, POINT))
     assert isinstance(point, Point)
     with configurations():
-        again = grade.predicted_s(replace(point, measured=point.base))
-        more = grade.predicted_s(point)
+        again = predicted_s(replace(point, measured=point.base))
+        more = predicted_s(point)
     assert again == pytest.approx(point.base.seconds)
     assert more > point.base.seconds * point.machine.slowest(32) / point.machine.slowest(8)
 
@@ -86,7 +87,26 @@ def test_a_network_that_cannot_have_carried_the_gradients_is_no_network_of_the_m
     (point,) = points(rows({**BASE, **slow}, {**POINT, **slow}))
     assert isinstance(point, Point)
     with configurations(), pytest.raises(UserError, match=r"needs 1\.36 s for the gradients alone.*took 0\.137 s"):
-        grade.predicted_s(point)
+        predicted_s(point)
+
+
+def test_the_largest_count_of_a_series_is_predicted_from_all_smaller_ones() -> None:
+    """The network carries half of what it should, which 16 and 32 GPUs tell; 64 GPUs follow. A series of two GPU counts
+    says nothing of a third."""
+    (sample,) = points(rows(BASE, POINT))
+    assert isinstance(sample, Point)
+    links = sample.machine.links
+    slower = replace(sample.machine, links=(links[0], replace(links[1], bytes_per_s=links[1].bytes_per_s / 20)))
+    with configurations():
+        series = list[Point]()
+        for gpus in (16, 32, 64):
+            at = replace(sample, measured=replace(sample.measured, gpus=gpus, samples=256 * gpus))
+            series.append(replace(at, measured=replace(at.measured, seconds=predicted_s(at, slower))))
+        (last,) = last_points([series[2], *series[:2]])
+        assert (last.point, last.counts) == (series[2], (16, 32))
+        wrong, measured = predicted_s(series[2]), series[2].measured.seconds
+        assert abs(last.learned_s - measured) < 0.1 * abs(wrong - measured)
+        assert list(last_points(series[2:])) == []
 
 
 def test_a_layout_takes_each_of_its_micro_batches_and_one_update() -> None:

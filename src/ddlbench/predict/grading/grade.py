@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import cache
+from dataclasses import asdict, dataclass, field
 from math import log2
 from pathlib import Path
 from statistics import mean, median
@@ -16,19 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from ddlbench.config.compose import configuration
-from ddlbench.config.schema import Config
 from ddlbench.errors import RunError, UserError
 from ddlbench.oracle import bands
-from ddlbench.oracle.machine.machine import Machine
-from ddlbench.oracle.measured.inputs import OneStep
-from ddlbench.oracle.measured.runs import from_devices
-from ddlbench.oracle.predictor import job_of, strategy
-from ddlbench.oracle.setting import Setting
 from ddlbench.predict.grading import layouts
 from ddlbench.predict.grading.layouts import Layout
-from ddlbench.predict.grading.points import COLUMNS, Point, Step, Words, points
+from ddlbench.predict.grading.points import COLUMNS, Point, Words, points
+from ddlbench.predict.grading.predictions import last_points, predicted_s
 from ddlbench.results.reading.csv_rows import CsvRow, read_csv
+from ddlbench.results.rows import group_by
 from ddlbench.texts import aligned
 
 Z95 = 1.96  # normal quantile of a 95 % interval
@@ -59,11 +53,12 @@ class Graded:
 @dataclass(frozen=True)
 class Grade:
     """regret: measured seconds of the recommended layout over those of the best one, minus 1, of each case with more
-    than one layout"""
+    than one layout; learned: the largest GPU count of each series of at least three, predicted from all smaller ones"""
 
     points: list[Graded]
     left_out: list[str]
-    regret: list[float]
+    regret: list[float] = field(default_factory=list[float])
+    learned: list[Graded] = field(default_factory=list[Graded])
 
     def summary(self) -> dict[str, Any]:
         """docs/oracle.md explains the keys. UserError without a point."""
@@ -73,17 +68,28 @@ class Grade:
         slope, interval = _slope([log2(point.gpus) for point in self.points], errors)
         return {
             "rows": len(self.points),
-            **_errors(errors),
+            **_errors(self.points),
             "slope_per_doubling": slope,
             "slope_interval_95": interval,
-            "coverage_80": mean(p.low_80_s <= p.measured_s <= p.high_80_s for p in self.points),
-            "coverage_95": mean(p.low_95_s <= p.measured_s <= p.high_95_s for p in self.points),
+            **_coverage(self.points),
+            "learned": {"rows": len(self.learned), **_errors(self.learned), **_coverage(self.learned)}
+            if self.learned
+            else None,
             "regret": mean(self.regret) if self.regret else None,
             "by": {name: _by(self.points, name) for name in GROUPS},
         }
 
 
-def _errors(errors: Sequence[float]) -> dict[str, float]:
+def _coverage(points: Sequence[Graded]) -> dict[str, float]:
+    """The shares of points within their bands of 80 and 95 %."""
+    return {
+        "coverage_80": mean(p.low_80_s <= p.measured_s <= p.high_80_s for p in points),
+        "coverage_95": mean(p.low_95_s <= p.measured_s <= p.high_95_s for p in points),
+    }
+
+
+def _errors(points: Sequence[Graded]) -> dict[str, float]:
+    errors = [point.error for point in points]
     sizes = [abs(error) for error in errors]
     return {
         "mean_error": mean(sizes),
@@ -94,10 +100,8 @@ def _errors(errors: Sequence[float]) -> dict[str, float]:
 
 
 def _by(graded: Sequence[Graded], name: str) -> dict[str, dict[str, float]]:
-    groups: dict[str, list[float]] = {}
-    for point in graded:
-        groups.setdefault(str(point.row()[name]), []).append(point.error)
-    return {value: {"rows": len(errors), **_errors(errors)} for value, errors in groups.items()}
+    groups = group_by(graded, lambda point: str(point.row()[name]))
+    return {value: {"rows": len(points), **_errors(points)} for value, points in groups.items()}
 
 
 def _slope(x: Sequence[float], y: Sequence[float]) -> tuple[float | None, tuple[float, float] | None]:
@@ -123,7 +127,7 @@ def grade(path: Path) -> Grade:
             f"--grade {path}: the columns {', '.join(missing)} are missing. A file has the columns "
             f"{', '.join(COLUMNS)}, or {', '.join(layouts.COLUMNS)}"
         )
-    graded = list[Graded]()
+    graded, kept = list[Graded](), list[Point]()
     for point in points(rows):
         if isinstance(point, str):
             left_out.append(point)
@@ -133,15 +137,25 @@ def grade(path: Path) -> Grade:
         except RunError as error:
             left_out.append(f"line {point.stated.line}: {point.stated.source}, {point.stated.model}: {error}")
             continue
+        kept.append(point)
         base = f"{point.base.gpus} GPUs, {point.base.samples} samples, {point.base.seconds * 1e3:.4g} ms"
-        nodes = -(-point.measured.gpus // (point.machine.devices_per_node or point.measured.gpus))
-        where = point.framework, nodes
-        graded.append(_graded(point.stated, point.measured.gpus, base, point.measured.seconds, predicted, where))
-    return Grade(graded, left_out, [])
+        graded.append(_graded_point(point, base, predicted))
+    learned = [
+        _graded_point(last.point, f"{', '.join(map(str, last.counts))} GPUs", last.learned_s, learned=True)
+        for last in last_points(kept)
+    ]
+    return Grade(graded, left_out, learned=learned)
 
 
-def _graded(stated: Words, gpus: int, base: str, measured: float, predicted: float, where: tuple[str, int]) -> Graded:
-    ends = (end * predicted for band in bands.band(*where) for end in band)
+def _graded_point(point: Point, base: str, predicted: float, learned: bool = False) -> Graded:
+    gpus = point.measured.gpus
+    nodes = -(-gpus // (point.machine.devices_per_node or gpus))
+    band = bands.band(point.framework, nodes, learned=learned)
+    return _graded(point.stated, gpus, base, point.measured.seconds, predicted, band)
+
+
+def _graded(stated: Words, gpus: int, base: str, measured: float, predicted: float, band: bands.Ends) -> Graded:
+    ends = (end * predicted for level in band for end in level)
     return Graded(stated, gpus, base, measured, predicted, predicted / measured - 1, *ends)
 
 
@@ -164,51 +178,15 @@ def _graded_layout(layout: Layout) -> Graded:
     model = f"GPT {layout.layers} layers, width {layout.hidden}"
     network = "" if layout.gpus <= layouts.PER_NODE else layouts.NETWORK
     stated = Words(layout.line, "GPT layouts", model, layout.name, "A100", network)
-    where = "hybrid", -(-layout.gpus // layouts.PER_NODE)
-    return _graded(stated, layout.gpus, "kernels of an A100", layout.measured_s, layouts.predicted_s(layout), where)
-
-
-def predicted_s(point: Point, machine: Machine | None = None) -> float:
-    """Seconds of the point's step, from its base. RunError if the oracle refuses it, UserError if the network that the
-    source states cannot have carried the gradients in the measured time.
-
-    machine: instead of that of the source's words
-    """
-    machine, base = machine or point.machine, point.base
-    step = OneStep(base.seconds, base.samples, base.micro)
-    computation = from_devices(config_of(point, base), machine, base.gpus, step, "the base")
-    config = config_of(point, point.measured)
-    setting = Setting(job_of(config, point.measured.gpus, machine), machine, computation)
-    nodes = -(-point.measured.gpus // machine.per_node(point.measured.gpus))
-    if nodes > 1:
-        sent = 2 * (nodes - 1) / nodes * setting.gradient_bytes * setting.counts.parameter_count
-        least = sent / machine.links[1].bytes_per_s
-        if least > point.measured.seconds:
-            raise UserError(
-                f"its network {point.stated.network!r} needs {least:.3g} s for the gradients alone, and a step took "
-                f"{point.measured.seconds:.3g} s: another network was used"
-            )
-    return strategy(config.framework, setting).step_s
-
-
-def config_of(point: Point, step: Step) -> Config:
-    config = _config(point.framework, point.words)
-    micro = min(step.micro, step.samples // step.gpus)
-    return replace(
-        config, train=replace(config.train, global_batch=step.samples, batch_per_gpu=None, micro_batch=micro)
-    )
-
-
-@cache
-def _config(framework: str, words: tuple[str, ...]) -> Config:
-    return configuration(f"+framework={framework}", *words)
+    band = bands.band("hybrid", -(-layout.gpus // layouts.PER_NODE))
+    return _graded(stated, layout.gpus, "kernels of an A100", layout.measured_s, layouts.predicted_s(layout), band)
 
 
 def as_json(graded: Grade) -> str:
     summary = graded.summary()
-    return json.dumps(
-        {**summary, "points": [point.row() for point in graded.points], "left_out": graded.left_out}, indent=1
-    )
+    rows = {"points": graded.points, "learned_points": graded.learned}
+    lists = {name: [point.row() for point in points] for name, points in rows.items()}
+    return json.dumps({**summary, **lists, "left_out": graded.left_out}, indent=1)
 
 
 def show(graded: Grade) -> None:
@@ -223,6 +201,9 @@ def show(graded: Grade) -> None:
         for point in graded.points
     )
     print("\n".join(aligned(columns, lines, left=(*columns[1:5], "base"))))
+    for point in graded.learned:
+        stated = point.stated
+        print(f"learned from {point.base}: {stated.source}, {stated.model}, {point.gpus} GPUs: {point.error:+.1%}")
     for reason in graded.left_out:
         print(f"left out: {reason}")
     print(
@@ -233,5 +214,10 @@ def show(graded: Grade) -> None:
         low, high = summary["slope_interval_95"] or (float("nan"), float("nan"))
         print(f"error per doubling of the GPUs: {summary['slope_per_doubling']:+.2%} ({low:+.2%} to {high:+.2%})")
     print(f"measured within the band of 80 %: {summary['coverage_80']:.0%}, of 95 %: {summary['coverage_95']:.0%}")
+    if learned := summary["learned"]:
+        print(
+            f"largest GPU count of {learned['rows']} series, learned from all smaller ones: mean error "
+            f"{learned['mean_error']:.1%}, median {learned['median_error']:.1%}"
+        )
     if summary["regret"] is not None:
         print(f"regret of the recommended layout: {summary['regret']:.1%} (mean of {len(graded.regret)} cases)")
