@@ -124,15 +124,16 @@ def by(groups: Mapping[str, list[float]], name: str) -> str:
 
 
 def grouped(all_points: Sequence[Point], error: Mapping[int, float], name: str) -> dict[str, list[float]]:
-    groups: dict[str, list[float]] = {}
-    for point in all_points:
-        value = point.measured.gpus if name == "GPUs" else getattr(point.stated, name)
-        groups.setdefault(str(value), []).append(error[point.stated.line])
-    return groups
+    groups = group_by(all_points, lambda point: str({"GPUs": point.measured.gpus, **point.stated._asdict()}[name]))
+    return {value: [error[point.stated.line] for point in group] for value, group in groups.items()}
 
 
-def report(all_points: Sequence[Point], of_layouts: Sequence[float]) -> str:
-    error, chosen = left_out_errors(all_points)
+def report(
+    all_points: Sequence[Point],
+    error: Mapping[int, float],
+    chosen: Mapping[str, Constants],
+    of_layouts: Sequence[float],
+) -> str:
     parts = [by({"all": list(error.values())}, "constants chosen without the source")]
     parts += [by(grouped(all_points, error, name), name) for name in ("source", "model", "strategy", "gpu", "GPUs")]
     parts.append(table(["source", *Constants._fields], ([source, *values] for source, values in chosen.items())))
@@ -184,9 +185,10 @@ def main() -> int:
             for layout in layouts.layouts(read_csv(arguments.layouts)[1]):
                 if not isinstance(layout, str):
                     of_layouts.append(layout.measured_s / layouts.predicted_s(layout))
-        text = report(gradable, of_layouts)
+        error, chosen = left_out_errors(gradable)
+        text = report(gradable, error, chosen, of_layouts)
         if arguments.figure:
-            figure(gradable, left_out_errors(gradable)[0], arguments.figure)
+            figure(gradable, error, arguments.figure)
     print(text)
     if arguments.out:
         arguments.out.write_text(text)

@@ -10,6 +10,7 @@ docs/measurements/2026-11-22-oracle-cpu.md.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from math import exp, floor, log
 
 LEVELS = (0.80, 0.95)
@@ -45,6 +46,12 @@ def band(framework: str, nodes: int, device: str = "cuda", learned: bool = False
     if framework in LAYOUTS:
         return BANDS["layout on several nodes" if nodes > 1 else "layout"]
     return BANDS["learned" if learned else "replicas"]
+
+
+def around(seconds: float, band: Ends) -> dict[str, float]:
+    """The ends of a band around predicted seconds, by the names of the columns."""
+    names = ("low_80_s", "high_80_s", "low_95_s", "high_95_s")
+    return {name: seconds * end for name, end in zip(names, chain(*band), strict=True)}
 
 
 def ends(ratios: Sequence[float]) -> Ends:

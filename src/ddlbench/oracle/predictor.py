@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from itertools import chain
 from typing import Any
 
 import torch
@@ -192,10 +191,8 @@ def _band(row: Prediction, step_s: float, inputs: Inputs, basis: str) -> dict[st
     if basis == ROOFLINE:
         return {}
     machine = inputs.machine
-    nodes = -(-row.gpus // machine.per_node(row.gpus))
-    ends = bands.band(row.framework, nodes, machine.device.type, inputs.learned is not None)
-    names = ("low_80_s", "high_80_s", "low_95_s", "high_95_s")
-    return {name: step_s * end for name, end in zip(names, chain(*ends), strict=True)}
+    band = bands.band(row.framework, machine.nodes(row.gpus), machine.device.type, inputs.learned is not None)
+    return bands.around(step_s, band)
 
 
 def reason(

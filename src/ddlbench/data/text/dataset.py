@@ -82,7 +82,7 @@ class TokenText:
         return {train: (text, token_path(text, digest, self.cache_dir)) for train, text in texts}
 
     def texts(self) -> tuple[Path, Path]:
-        """Of training and validation."""
+        """The texts of training and of validation."""
         return find_texts(self.root, self.train, self.valid)
 
     def tokenizer_files(self) -> TokenizerFiles | None:

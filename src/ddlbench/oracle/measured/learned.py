@@ -32,10 +32,10 @@ class Learned:
 
     def lines(self) -> list[str]:
         """What was learned and what was not, as text."""
-        known = [f"{name} x{factor:.2f}" for name, factor in self.factors.items() if factor is not None]
-        unknown = [name for name, factor in self.factors.items() if factor is None]
-        lines = [f"learned: {', '.join((*known, f'other differences x{self.rest:.3f}'))}"]
-        return [*lines, f"not learned, because no run depends on it enough: {', '.join(unknown)}"] if unknown else lines
+        values = [f"{name} x{factor:.2f}" for name, factor in self.factors.items() if factor is not None]
+        missing = [name for name, factor in self.factors.items() if factor is None]
+        lines = [f"learned: {', '.join((*values, f'other differences x{self.rest:.3f}'))}"]
+        return [*lines, f"not learned, because no run depends on it enough: {', '.join(missing)}"] if missing else lines
 
 
 def learn(machine: Machine, predicted: Callable[[Machine], Sequence[float]], measured: Sequence[float]) -> Learned:

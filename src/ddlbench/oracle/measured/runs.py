@@ -59,12 +59,12 @@ class Results:
         return cls(folder, read_all([folder]).attempts, torch)
 
     def computation(self, config: Config, machine: Machine, blocks: Computation | None = None) -> Computation:
-        """The computation, from the run that `base` chooses. UserError without a run.
+        """The computation, from the run that `_chosen` takes. UserError without a run.
 
         blocks: measured blocks; a step is divided in their proportions. None: in those of the roofline
         """
         framework: Any = config.framework
-        base = self.base(config, machine)
+        base = _chosen(self._bases(config, machine), config)
         if base is None:
             raise UserError(
                 f"{self.folder} has no complete run of {config.model.name} on one {machine.device.name} that computes "
@@ -83,26 +83,10 @@ class Results:
             remarks.append(f"runs on the CPU of {', '.join(base.hosts)}, not of {platform.node()}")
         return replace(computation, remarks=tuple(remarks))
 
-    def base(self, config: Config, machine: Machine) -> Base | None:
-        """The run that a prediction starts from: of this framework on one device, else of `single` or any other
-        framework; else of this framework on as few devices as possible. The median of repeats counts."""
-        framework: Any = config.framework
-        bases = self._bases(config, machine)
-        one_device = [base for base in bases if base.ranks == 1]
-        same_settings = [base for base in bases if base.settings == config.resolved["framework"]]
-        smallest = min((base.ranks for base in same_settings), default=0)
-        groups = (  # the first one that has a run counts
-            [base for base in one_device if base.framework == framework.name],
-            [base for base in one_device if base.framework == "single"],
-            one_device,
-            [base for base in same_settings if base.ranks == smallest],
-        )
-        base = next((group[-1] for group in groups if group), None)
-        return base and _median(base, bases)
-
     def learned(self, config: Config, machine: Machine, blocks: Computation | None = None) -> Learned | None:
         """The machine as runs of this framework with more devices than the base show it; None without such runs."""
-        base, bases = self.base(config, machine), self._bases(config, machine)
+        bases = self._bases(config, machine)
+        base = _chosen(bases, config)
         if base is None:
             return None
         more = [run for run in bases if run.settings == config.resolved["framework"] and run.torch == base.torch]
@@ -113,7 +97,8 @@ class Results:
 
         def predicted(machine: Machine) -> list[float]:
             computation = from_devices(config, machine, base.ranks, base.step, "the base", blocks)
-            return [step_s(config, machine, run.ranks, run.step, computation) for run in runs]
+            settings = (setting_of(config, machine, run.ranks, run.step, computation) for run in runs)
+            return [strategy(config.framework, setting).step_s for setting in settings]
 
         return learn(machine, predicted, [run.seconds for run in runs])
 
@@ -179,16 +164,32 @@ def _base(attempt: Attempt, config: Config, machine: Machine) -> Base | None:
     return Base(name, keys, int(ranks), int(batch), micro, seconds, attempt.path, version, hosts)
 
 
+def _chosen(bases: Sequence[Base], config: Config) -> Base | None:
+    """The run that a prediction starts from: of this framework on one device, else of `single` or any other framework;
+    else of this framework on as few devices as possible. The median of repeats counts."""
+    framework: Any = config.framework
+    one_device = [base for base in bases if base.ranks == 1]
+    same_settings = [base for base in bases if base.settings == config.resolved["framework"]]
+    smallest = min((base.ranks for base in same_settings), default=0)
+    groups = (  # the first one that has a run counts
+        [base for base in one_device if base.framework == framework.name],
+        [base for base in one_device if base.framework == "single"],
+        one_device,
+        [base for base in same_settings if base.ranks == smallest],
+    )
+    base = next((group[-1] for group in groups if group), None)
+    return base and _median(base, bases)
+
+
 def _median(base: Base, bases: Sequence[Base]) -> Base:
     """The base with the median seconds of its repeats."""
     return replace(base, seconds=median(repeat.seconds for repeat in bases if repeat == base))
 
 
-def step_s(config: Config, machine: Machine, ranks: int, step: OneStep, computation: Computation) -> float:
-    """Predicted seconds of a step of so many ranks with the samples and the micro batch of `step`."""
+def setting_of(config: Config, machine: Machine, ranks: int, step: OneStep, computation: Computation) -> Setting:
+    """A step of so many ranks with the samples and the micro batch of `step`."""
     train = replace(config.train, global_batch=step.samples, batch_per_gpu=None, micro_batch=step.micro)
-    job = job_of(replace(config, train=train), ranks, machine)
-    return strategy(config.framework, Setting(job, machine, computation)).step_s
+    return Setting(job_of(replace(config, train=train), ranks, machine), machine, computation)
 
 
 def from_devices(
@@ -197,19 +198,16 @@ def from_devices(
     """The computation of one device that makes the prediction for `ranks` devices equal their measured step. UserError
     if their communication alone takes longer.
 
-    step: its samples are those of the global batch
+    step: its samples are those of the global batch, its micro batch that of a replica
     """
     assert step.samples is not None
     if ranks == 1:
         return from_one_step(config, machine, step, basis, blocks)
-    train = replace(config.train, global_batch=step.samples, batch_per_gpu=None)
-    there = replace(config, train=train)
-    job = job_of(there, ranks, machine)
     samples = max(1, step.samples // ranks)  # of one device
     one = OneStep(step.seconds, samples, min(samples, step.micro or samples))
+    setting = setting_of(config, machine, ranks, step, from_one_step(config, machine, one, basis, blocks))
     for _ in range(ROUNDS):
-        computation = from_one_step(there, machine, one, basis, blocks)
-        outcome = strategy(config.framework, Setting(job, machine, computation))
+        outcome = strategy(config.framework, setting)
         left = step.seconds - outcome.exposed_s
         if left <= 0:
             raise UserError(
@@ -218,9 +216,10 @@ def from_devices(
             )
         factor = left / (outcome.step_s - outcome.exposed_s)
         one = replace(one, seconds=one.seconds * factor)
+        setting = replace(setting, computation=from_one_step(config, machine, one, basis, blocks))
         if abs(factor - 1) < 1e-9:
             break
-    return from_one_step(there, machine, one, basis, blocks)
+    return setting.computation
 
 
 def _number(value: Any) -> float | None:

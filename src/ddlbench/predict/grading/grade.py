@@ -149,14 +149,13 @@ def grade(path: Path) -> Grade:
 
 def _graded_point(point: Point, base: str, predicted: float, learned: bool = False) -> Graded:
     gpus = point.measured.gpus
-    nodes = -(-gpus // (point.machine.devices_per_node or gpus))
-    band = bands.band(point.framework, nodes, learned=learned)
+    band = bands.band(point.framework, point.machine.nodes(gpus), learned=learned)
     return _graded(point.stated, gpus, base, point.measured.seconds, predicted, band)
 
 
 def _graded(stated: Words, gpus: int, base: str, measured: float, predicted: float, band: bands.Ends) -> Graded:
-    ends = (end * predicted for level in band for end in level)
-    return Graded(stated, gpus, base, measured, predicted, predicted / measured - 1, *ends)
+    error = predicted / measured - 1
+    return Graded(stated, gpus, base, measured, predicted, error, **bands.around(predicted, band))
 
 
 def _grade_layouts(rows: Sequence[CsvRow], left_out: list[str]) -> Grade:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
@@ -13,9 +12,8 @@ from ddlbench.errors import UserError
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured.inputs import OneStep
 from ddlbench.oracle.measured.learned import learn
-from ddlbench.oracle.measured.runs import from_devices
-from ddlbench.oracle.predictor import job_of, strategy
-from ddlbench.oracle.setting import Setting
+from ddlbench.oracle.measured.runs import from_devices, setting_of
+from ddlbench.oracle.predictor import strategy
 from ddlbench.predict.grading.points import Point, Step
 from ddlbench.results.rows import group_by
 
@@ -26,12 +24,10 @@ def predicted_s(point: Point, machine: Machine | None = None) -> float:
 
     machine: instead of that of the source's words
     """
-    machine, base = machine or point.machine, point.base
-    step = OneStep(base.seconds, base.samples, base.micro)
-    computation = from_devices(config_of(point, base), machine, base.gpus, step, "the base")
-    config = config_of(point, point.measured)
-    setting = Setting(job_of(config, point.measured.gpus, machine), machine, computation)
-    nodes = -(-point.measured.gpus // machine.per_node(point.measured.gpus))
+    machine, config, gpus = machine or point.machine, _config(point.framework, point.words), point.measured.gpus
+    computation = from_devices(config, machine, point.base.gpus, _one_step(point.base), "the base")
+    setting = setting_of(config, machine, gpus, _one_step(point.measured), computation)
+    nodes = machine.nodes(gpus)
     if nodes > 1:
         sent = 2 * (nodes - 1) / nodes * setting.gradient_bytes * setting.counts.parameter_count
         least = sent / machine.links[1].bytes_per_s
@@ -43,12 +39,8 @@ def predicted_s(point: Point, machine: Machine | None = None) -> float:
     return strategy(config.framework, setting).step_s
 
 
-def config_of(point: Point, step: Step) -> Config:
-    config = _config(point.framework, point.words)
-    micro = min(step.micro, step.samples // step.gpus)
-    return replace(
-        config, train=replace(config.train, global_batch=step.samples, batch_per_gpu=None, micro_batch=micro)
-    )
+def _one_step(step: Step) -> OneStep:
+    return OneStep(step.seconds, step.samples, step.micro)
 
 
 @cache
