@@ -24,7 +24,7 @@ WORST_ERRORS = {
     "hybrid": 0.05,
 }
 
-# ZeRO 1 and 2 of DeepSpeed with weights in 16 bits: the formula counts weights, gradients and activations in fp32, which
+# ZeRO 1 and 2 of DeepSpeed with weights in 16 bits: the formula counts weights, gradients and activations in fp32. It
 # is up to 2.1 times what a rehearsal counts (GPT-2, 4 ranks).
 CAST_ERROR = 1.2
 
