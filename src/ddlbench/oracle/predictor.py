@@ -150,7 +150,8 @@ def strategy(framework: Any, setting: Setting) -> Outcome:
 def _filled(row: Prediction, outcome: Outcome, setting: Setting, inputs: Inputs, most: int | None) -> Prediction:
     """row: with the error of its memory; most: steps of an epoch, if the configuration sets them"""
     job, machine = setting.job, setting.machine
-    wait, unexplained = None, outcome.step_s * (inputs.learned.rest - 1) if inputs.learned else 0.0
+    wait, learned = None, inputs.learned
+    unexplained = outcome.step_s * (learned.rest - 1) if learned and row.gpus >= learned.gpus else 0.0
     without_data = outcome.step_s + unexplained
     if inputs.loader is not None:  # each replica's batch is loaded by one rank
         replicas = outcome.layout.get("dp", 1)
@@ -183,7 +184,7 @@ def _filled(row: Prediction, outcome: Outcome, setting: Setting, inputs: Inputs,
         limits=tuple(map(asdict, outcome.limits)),
         messages=tuple({**asdict(sent), "hidden": sent.seconds - sent.exposed} for sent in outcome.messages),
         basis=setting.computation.basis,
-        learned=tuple(inputs.learned.lines()) if inputs.learned else (),
+        learned=tuple(learned.lines()) if learned else (),
         marks=(*row.marks, *setting.computation.marks(outcome.micro_samples), *machine.marks(row.gpus, largest)),
     )
 

@@ -91,6 +91,9 @@ def test_what_the_terms_do_not_explain_is_carried_on(config: Config) -> None:
     assert row.step_s == pytest.approx(steps[32])
     assert row.step_s is not None
     assert row.unexplained_s == pytest.approx(row.step_s * (1 - 1 / terms.rest))
+    assert predicted(config, results, terms, 64).unexplained_s != 0
+    base = predicted(config, results, terms, 1)
+    assert (base.step_s, base.unexplained_s) == (pytest.approx(steps[1]), 0)
 
 
 def test_other_settings_and_single_counts_teach_nothing(config: Config) -> None:

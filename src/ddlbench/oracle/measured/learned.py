@@ -23,10 +23,11 @@ LEARNED = 0.9  # of the standard deviation of TERMS: a factor that stays above i
 
 @dataclass(frozen=True)
 class Learned:
-    """The machine with the learned terms. rest: measured over predicted seconds at the largest count, with these terms;
-    factors: by name, None if the steps do not tell it"""
+    """The machine with the learned terms. rest: measured over predicted seconds with these terms at the largest count,
+    which is `gpus`; factors: by name, None if the steps do not tell it"""
 
     machine: Machine
+    gpus: int
     rest: float
     factors: Mapping[str, float | None]
 
@@ -38,10 +39,13 @@ class Learned:
         return [*lines, f"not learned, because no run depends on it enough: {', '.join(missing)}"] if missing else lines
 
 
-def learn(machine: Machine, predicted: Callable[[Machine], Sequence[float]], measured: Sequence[float]) -> Learned:
+def learn(
+    machine: Machine, predicted: Callable[[Machine], Sequence[float]], measured: Sequence[float], gpus: int
+) -> Learned:
     """The terms that bring predicted and measured seconds together.
 
     predicted: seconds of the measured steps on a machine, in ascending order of their GPU counts, as `measured`
+    gpus: the largest of these counts
     """
     deviations, logs = np.array(list(TERMS.values())), np.zeros(len(TERMS))
     precision = np.diag(deviations**-2)
@@ -61,7 +65,7 @@ def learn(machine: Machine, predicted: Callable[[Machine], Sequence[float]], mea
     left = np.sqrt(np.diag(np.linalg.inv(precision))) / deviations
     factors = np.exp(logs)
     told = {name: float(factors[i]) if left[i] <= LEARNED else None for i, name in enumerate(TERMS)}
-    return Learned(_with_factors(machine, factors), float(np.exp(wanted[-1] - at(logs)[-1])), told)
+    return Learned(_with_factors(machine, factors), gpus, float(np.exp(wanted[-1] - at(logs)[-1])), told)
 
 
 def _with_factors(machine: Machine, factors: np.ndarray) -> Machine:

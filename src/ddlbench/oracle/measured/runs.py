@@ -100,7 +100,7 @@ class Results:
             settings = (setting_of(config, machine, run.ranks, run.step, computation) for run in runs)
             return [strategy(config.framework, setting).step_s for setting in settings]
 
-        return learn(machine, predicted, [run.seconds for run in runs])
+        return learn(machine, predicted, [run.seconds for run in runs], runs[-1].ranks)
 
     def _bases(self, config: Config, machine: Machine) -> list[Base]:
         return [base for attempt in self.attempts if (base := _base(attempt, config, machine)) is not None]

@@ -75,5 +75,6 @@ def _learned_s(smaller: Sequence[Point], last: Point) -> float:
     def predicted(machine: Machine) -> list[float]:
         return [predicted_s(point, machine) for point in smaller]
 
-    learned = learn(last.machine, predicted, [point.measured.seconds for point in smaller])
+    measured = [point.measured.seconds for point in smaller]
+    learned = learn(last.machine, predicted, measured, smaller[-1].measured.gpus)
     return learned.rest * predicted_s(last, learned.machine)
