@@ -20,6 +20,7 @@ PARTS = {
     "exposed communication": "comm_exposed_s",
     "bubble": "bubble_s",
     "waiting for data": "data_s",
+    "explained by no term": "unexplained_s",
 }
 MOST = 6  # frameworks whose steps are drawn
 
@@ -31,7 +32,8 @@ def draw(rows: Sequence[Prediction], path: Path) -> None:
         raise UserError(f"--figure={path}: nothing was predicted")
     names = list(dict.fromkeys(row.framework for row in fine))
     with mpl.rc_context(cast(Any, plotting.STYLE)):
-        first = plotting.Head(f"{fine[0].model} on {fine[0].cluster}", [f"from: {fine[0].basis}"])
+        bands = ["with the bands of 80 %"] if fine[0].low_80_s else []
+        first = plotting.Head(f"{fine[0].model} on {fine[0].cluster}", [f"from: {fine[0].basis}", *bands])
         figure = plotting.grid([first, *(plotting.Head(name, []) for name in names[:MOST])])
         _throughput(figure.axes[0], fine, names)
         for panel, name in zip(figure.axes[1:], names, strict=False):
@@ -60,7 +62,7 @@ def _throughput(axes: Axes, rows: Sequence[Prediction], names: Sequence[str]) ->
     plotting.gpu_axis(axes, [row.gpus for row in rows], None, log=True)
     axes.set_yscale("log", base=2)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    axes.set_ylabel("samples/s (predicted, with the band of 80 %)")
+    axes.set_ylabel("samples/s (predicted)")
 
 
 def _steps(axes: Axes, rows: Sequence[Prediction]) -> None:
