@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 from ddlbench.checkpoint.live import OFF
 from ddlbench.errors import Unsupported, UserError, check_values
-from ddlbench.frameworks.shared.batchnorm import NO_BUFFER_SYNC
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction
-from ddlbench.frameworks.shared.replica import Replica, build
+from ddlbench.frameworks.shared.replica import Replica, build, in_ddp
 from ddlbench.job import Job
 
 HOOKS = ("none", "fp16", "bf16", "powersgd")
@@ -67,28 +65,19 @@ class DDP:
             )
 
     def setup(self, job: Job) -> Replica:
-        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
         from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
-        model = build(job)
-        wrapped = DistributedDataParallel(
+        model, hook = build(job), self._hook(job)
+        wrapped = in_ddp(
             model,
-            **NO_BUFFER_SYNC,
-            init_sync=False,  # every rank builds the same weights from the seed
+            hook,
             bucket_cap_mb=self.bucket_cap_mb,  # only for None torch keeps its small first bucket
             gradient_as_bucket_view=self.gradient_as_bucket_view,
             static_graph=self.static_graph,
         )
-        match self._hook(job):
-            case "fp16":
-                wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
-            case "bf16":
-                wrapped.register_comm_hook(None, default_hooks.bf16_compress_hook)
-            case "powersgd":
-                ranks, start = self.powersgd_rank, self.powersgd_start_step
-                wrapped.register_comm_hook(PowerSGDState(None, ranks, start), powerSGD_hook)
-            case _:
-                pass  # DDP's own all-reduce, in the gradients' type
+        if hook == "powersgd":
+            state = PowerSGDState(None, self.powersgd_rank, self.powersgd_start_step)
+            wrapped.register_comm_hook(state, powerSGD_hook)
         optimizer = job.optimizer(model.named_parameters())
         return Replica(
             job, model, optimizer, self._facts(job),

@@ -8,7 +8,7 @@ between the replicas.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +16,7 @@ from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
 
@@ -26,7 +26,7 @@ from ddlbench.frameworks.shared.layout import Layout, divisors
 from ddlbench.frameworks.shared.meta import has_batch_norm
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction, check_shards
 from ddlbench.frameworks.shared.replica import Replica, build
-from ddlbench.frameworks.shared.sharding import gathered_state, shard, sharded_like
+from ddlbench.frameworks.shared.sharding import shard
 from ddlbench.frameworks.shared.step import Update
 from ddlbench.job import Job, type_of_dtype
 
@@ -82,7 +82,7 @@ class FSDP:
         # What the micro batches run under: no autocast where FSDP casts. The loss scale of fp16 is the update's.
         compute = replace(job, precision="fp32") if casts else job
         optimizer = job.optimizer(model.named_parameters())
-        return ShardedReplica(
+        return Replica(
             compute, model, optimizer, self._facts(job),
             update=Update(optimizer, job), no_sync=partial(no_sync, model), dp_group=dist.group.WORLD,
         )  # fmt: skip
@@ -95,18 +95,6 @@ class FSDP:
             "precision_scheme": self._scheme(job),
             "reduce_dtype": job.reduce_dtype,
         }
-
-
-class ShardedReplica(Replica):
-    """A replica whose state is gathered when it is saved, and sharded again when it is loaded."""
-
-    def state(self) -> dict[str, Tensor] | None:
-        self.synchronize()
-        state = gathered_state(self.model, keep=self.job.rank == 0)
-        return state if self.job.rank == 0 else None
-
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        self.model.load_state_dict(sharded_like(self.model, state))
 
 
 @contextmanager
@@ -126,6 +114,6 @@ def make_mesh(job: Job, replicas: int) -> DeviceMesh:
         return DeviceMesh(job.device.type, list(range(job.world_size)), mesh_dim_names=("shard",))
     layout = Layout(dp=replicas, tp=job.world_size // replicas)  # the shards of a replica are its parts
     # A mesh that makes its own groups leaves them torch's timeout.
-    grid = layout.tp_groups()
-    groups = [cast(dist.ProcessGroup, subgroup(lists, job, separate=True)) for lists in (layout.dp_groups(), grid)]
+    grid = layout.groups("tp")
+    groups = [cast(dist.ProcessGroup, subgroup(lists, job, separate=True)) for lists in (layout.groups("dp"), grid)]
     return DeviceMesh.from_group(groups, job.device.type, grid, mesh_dim_names=("replicate", "shard"))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ddlbench.errors import UserError, check_values
 from ddlbench.recipe.optimizers import OptimizerConfig
-from ddlbench.recipe.schedules import ScheduleConfig, make_schedule
+from ddlbench.recipe.schedules import ScheduleConfig, curves
 
 
 @dataclass
@@ -36,7 +36,24 @@ class Recipe:
 
 
 def learning_rate(recipe: Recipe, global_batch: int, steps_per_epoch: int, epochs: int) -> Callable[[int], float]:
-    """A pure function from the index of an update (from 0) to its learning rate."""
-    base = recipe.optimizer.lr_base_batch
+    """A pure function from the index of an update (from 0) to its learning rate.
+
+    The warm-up is a line that reaches the scaled rate, the largest one of the run: cosine and exponential decay begin
+    at its end, so that LR_max of Aach et al. 2023, equations 1 and 2, is reached. The epoch of the curves is
+    update / steps_per_epoch: the rate changes with every update and has the papers' values where the epoch is whole.
+    """
+    assert steps_per_epoch > 0
+    assert epochs > 0
+    config, lr, base = recipe.schedule, recipe.optimizer.lr, recipe.optimizer.lr_base_batch
     scale = 1.0 if base is None else global_batch / base  # k times the batch and the rate: Goyal et al. 2017, 2.1
-    return make_schedule(recipe.schedule, recipe.optimizer.lr, scale, steps_per_epoch, epochs)
+    updates = config.warmup_epochs * steps_per_epoch if config.warmup_steps is None else config.warmup_steps
+    warmup = updates / steps_per_epoch
+    start = min(1.0, 1 / scale) if config.warmup_start_factor is None else config.warmup_start_factor
+
+    def rate(update: int) -> float:
+        epoch = update / steps_per_epoch
+        if epoch < warmup:
+            return scale * lr * (start + (1 - start) * epoch / warmup)
+        return scale * curves[config.name](config, lr, epoch, warmup, epochs)
+
+    return rate

@@ -66,31 +66,6 @@ curves: dict[str, Callable[[ScheduleConfig, float, float, float, int], float]] =
 }
 
 
-def make_schedule(
-    config: ScheduleConfig, lr: float, scale: float, steps_per_epoch: int, epochs: int
-) -> Callable[[int], float]:
-    """The learning rate of update 0, 1, 2, ...
-
-    lr, scale: learning rate before linear scaling, and the factor that scales the whole schedule
-    The warm-up is a line that reaches scale * lr, the largest rate of the run: cosine and exponential decay begin at
-    its end, so that LR_max of Aach et al. 2023, equations 1 and 2, is reached. The epoch of the curves is
-    update / steps_per_epoch: the rate changes with every update and has the papers' values where the epoch is whole.
-    """
-    assert steps_per_epoch > 0
-    assert epochs > 0
-    updates = config.warmup_epochs * steps_per_epoch if config.warmup_steps is None else config.warmup_steps
-    warmup = updates / steps_per_epoch
-    start = min(1.0, 1 / scale) if config.warmup_start_factor is None else config.warmup_start_factor
-
-    def rate(update: int) -> float:
-        epoch = update / steps_per_epoch
-        if epoch < warmup:
-            return scale * lr * (start + (1 - start) * epoch / warmup)
-        return scale * curves[config.name](config, lr, epoch, warmup, epochs)
-
-    return rate
-
-
 @dataclass
 class Rates:
     """The learning rates that a run really used.

@@ -29,7 +29,7 @@ def test_a_mesh_that_does_not_fill_the_ranks_is_refused_with_the_nearest_one() -
 
 def test_every_rank_is_in_one_group_of_each_kind() -> None:
     layout = Layout(dp=2, tp=3, pp=4)
-    kinds = [layout.dp_groups(), layout.tp_groups(), layout.pp_groups(), layout.replica_groups()]
+    kinds = [layout.groups("dp"), layout.groups("tp"), layout.groups("pp"), layout.groups("pp", "tp")]
     for groups, size in zip(kinds, (2, 3, 4, 12), strict=True):
         assert {len(ranks) for ranks in groups} == {size}
         assert sorted(rank for ranks in groups for rank in ranks) == list(range(24))
@@ -40,8 +40,8 @@ def test_every_rank_is_in_one_group_of_each_kind() -> None:
 
 def test_parts_are_neighbours_and_stages_are_furthest_apart() -> None:
     layout = Layout(dp=2, tp=2, pp=3)
-    assert layout.tp_groups() == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11]]
-    assert layout.dp_groups() == [[0, 2], [1, 3], [4, 6], [5, 7], [8, 10], [9, 11]]
-    assert layout.pp_groups() == [[0, 4, 8], [1, 5, 9], [2, 6, 10], [3, 7, 11]]
+    assert layout.groups("tp") == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11]]
+    assert layout.groups("dp") == [[0, 2], [1, 3], [4, 6], [5, 7], [8, 10], [9, 11]]
+    assert layout.groups("pp") == [[0, 4, 8], [1, 5, 9], [2, 6, 10], [3, 7, 11]]
     assert layout.embedding_groups() == [[0, 8], [1, 9], [2, 10], [3, 11]]
-    assert layout.replica_groups() == [[0, 1, 4, 5, 8, 9], [2, 3, 6, 7, 10, 11]]
+    assert layout.groups("pp", "tp") == [[0, 1, 4, 5, 8, 9], [2, 3, 6, 7, 10, 11]]

@@ -18,7 +18,8 @@ from ddlbench.frameworks.shared.batchnorm import Statistics
 from ddlbench.frameworks.shared.checkpointing import checkpoint_blocks
 from ddlbench.frameworks.shared.groups import clip_parts, gradient
 from ddlbench.frameworks.shared.meta import on_meta
-from ddlbench.frameworks.shared.sharding import gathered_state, shard, sharded_like
+from ddlbench.frameworks.shared.replica import cpu_state, load_full_state
+from ddlbench.frameworks.shared.sharding import shard
 from ddlbench.frameworks.tensor.collectives import Part
 from ddlbench.frameworks.tensor.layers import full_state, local_state, split_model, splits_output
 from ddlbench.job import Job
@@ -90,7 +91,7 @@ class Blocks:
 
     def state(self) -> dict[str, Tensor] | None:
         self.statistics.synchronize()
-        state = gathered_state(self.model, keep=self.groups.data_rank == 0)
+        state = cpu_state(self.model, keep=self.groups.data_rank == 0)
         if self.groups.data_rank > 0:
             return None
         stage = full_state(state, self.splits, self.groups.part)
@@ -98,4 +99,4 @@ class Blocks:
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         part = local_state({name: state[name] for name in self.model.state_dict()}, self.splits, self.groups.part)
-        self.model.load_state_dict(sharded_like(self.model, part))
+        load_full_state(self.model, part)

@@ -47,15 +47,15 @@ class Groups:
         if layout.pp > 1 and job.device.type == "cuda" and SHARED_GPU in dist.get_backend_config():
             raise Unsupported(f"backend={SHARED_GPU}: gloo cannot send tensors of a GPU, and a pipeline sends them")
         data_rank, tp_rank, stage_rank = layout.position(job.rank)
-        pp_group = subgroup(layout.pp_groups(), job)
-        dp_group = subgroup(layout.dp_groups(), job) if layout.dp > 1 else None
+        pp_group = subgroup(layout.groups("pp"), job)
+        dp_group = subgroup(layout.groups("dp"), job) if layout.dp > 1 else None
         ends = layout.pp > 2 and tied_names(on_meta(job))
         embedding_group = subgroup(layout.embedding_groups(), job) if ends else pp_group
-        tp_group = subgroup(layout.tp_groups(), job) if layout.tp > 1 else None
+        tp_group = subgroup(layout.groups("tp"), job) if layout.tp > 1 else None
         norm_group = dist.group.WORLD if sharded else pp_group
         if layout.tp > 1 and not sharded:
             needed = job.clip_norm is not None or job.precision == "fp16"  # all skip an update that overflows in one
-            norm_group = subgroup(layout.replica_groups(), job) if needed else None
+            norm_group = subgroup(layout.groups("pp", "tp"), job) if needed else None
         part = Part(tp_group, tp_rank, layout.tp)
         return cls(layout, stage_rank, data_rank, part, pp_group, dp_group, embedding_group, norm_group)
 

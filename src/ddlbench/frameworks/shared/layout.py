@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from itertools import product
 from math import isqrt, log2, prod
 
+import numpy as np
+
 from ddlbench.errors import WrongRankCount
 
 Ranks = list[int]
@@ -17,7 +19,7 @@ class Layout:
     """A mesh of dp replicas x tp parts of every layer x pp stages.
 
     Rank (stage * dp + replica) * tp + part: what is sent most goes between neighbours, activations within a layer
-    first, gradients of replicas next. Each list below holds all groups of one kind, and every rank is in one of each.
+    first, gradients of replicas next.
     """
 
     dp: int = 1
@@ -33,25 +35,18 @@ class Layout:
         pp, dp = divmod(rest, self.dp)
         return dp, tp, pp
 
-    def dp_groups(self) -> list[Ranks]:
-        """Ranks with the same weights."""
-        return [[self.rank(d, t, p) for d in range(self.dp)] for p in range(self.pp) for t in range(self.tp)]
-
-    def tp_groups(self) -> list[Ranks]:
-        """Ranks that share every layer of a stage."""
-        return [[self.rank(d, t, p) for t in range(self.tp)] for p in range(self.pp) for d in range(self.dp)]
-
-    def pp_groups(self) -> list[Ranks]:
-        """The stages of a pipeline in their order."""
-        return [[self.rank(d, t, p) for p in range(self.pp)] for d in range(self.dp) for t in range(self.tp)]
+    def groups(self, *dims: str) -> list[Ranks]:
+        """All groups of the ranks that differ in these dimensions alone; every rank is in one. "dp": ranks with the
+        same weights; "tp": those that share every layer of a stage; "pp": the stages of a pipeline in their order;
+        "pp", "tp": all parts of all stages of a replica."""
+        ranks, axes = np.arange(self.pp * self.dp * self.tp), ("pp", "dp", "tp")
+        mesh = ranks.reshape([getattr(self, dim) for dim in axes])
+        last = np.moveaxis(mesh, [axes.index(dim) for dim in dims], range(-len(dims), 0))
+        return last.reshape(-1, prod(getattr(self, dim) for dim in dims)).tolist()
 
     def embedding_groups(self) -> list[Ranks]:
         """First and last stage, which both have a tied embedding. Only they are in a group."""
-        return [[ranks[0], ranks[-1]] for ranks in self.pp_groups()]
-
-    def replica_groups(self) -> list[Ranks]:
-        """The ranks of a replica: all its parts of all its stages."""
-        return [[self.rank(d, t, p) for p in range(self.pp) for t in range(self.tp)] for d in range(self.dp)]
+        return [[ranks[0], ranks[-1]] for ranks in self.groups("pp")]
 
 
 def divisors(number: int) -> list[int]:

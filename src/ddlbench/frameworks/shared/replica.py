@@ -4,12 +4,14 @@ and `tensor`. `RankTrainer` is what it shares with the pipelines' trainers.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ddlbench.checkpoint.live import Live
@@ -27,9 +29,45 @@ def build(job: Job) -> nn.Sequential:
     return model
 
 
-def cpu_state(model: nn.Module) -> dict[str, Tensor]:
-    """A copy on the CPU, by the module's names."""
-    return {name: tensor.detach().cpu().clone() for name, tensor in model.state_dict().items()}
+def in_ddp(
+    model: nn.Module, reduce_dtype: str, group: dist.ProcessGroup | None = None, **knobs: Any
+) -> DistributedDataParallel:
+    """The model in DistributedDataParallel. reduce_dtype: what gradients are cast to before they are sent (fp16, bf16),
+    else their type; group: the replicas, None: all ranks; knobs: of DistributedDataParallel"""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+    # BatchNorm's statistics are averaged before validation, not sent at every step. torch 2.14 renamed the switch.
+    renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
+    knobs |= {"forward_sync_buffers" if renamed else "broadcast_buffers": False}
+    # Every rank builds the same weights from the seed.
+    wrapped = DistributedDataParallel(model, process_group=group, init_sync=False, **knobs)
+    hooks = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
+    if reduce_dtype in hooks:
+        wrapped.register_comm_hook(group, hooks[reduce_dtype])
+    return wrapped
+
+
+def cpu_state(model: nn.Module, keep: bool = True) -> dict[str, Tensor]:
+    """A copy of the full tensors on the CPU by the module's names, empty without `keep`. All ranks that have shards of
+    them call it."""
+    state: dict[str, Tensor] = {}
+    for name, tensor in model.state_dict().items():
+        full: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+        if keep:
+            state[name] = full.detach().cpu().clone()
+    return state
+
+
+def load_full_state(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Load full tensors, which every rank has, where this rank may have shards; nothing is sent."""
+    local = dict(state)
+    for name, shard in model.state_dict().items():
+        if hasattr(shard, "full_tensor"):
+            from torch.distributed.tensor import distribute_tensor  # a second to import
+
+            full, to = state[name].to(shard.device), (shard.device_mesh, shard.placements)
+            local[name] = distribute_tensor(full, *to, src_data_rank=None)
+    model.load_state_dict(local)
 
 
 class RankTrainer:
@@ -124,7 +162,8 @@ class Replica(RankTrainer):
 
     def state(self) -> dict[str, Tensor] | None:
         self.synchronize()
-        return cpu_state(self.model) if self.job.rank == 0 else None
+        state = cpu_state(self.model, keep=self.job.rank == 0)
+        return state if self.job.rank == 0 else None
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        self.model.load_state_dict(state)
+        load_full_state(self.model, state)

@@ -1,14 +1,12 @@
-"""FSDP's shards: shard a model, gather its full state, and cut a full state into shards again."""
+"""FSDP's shards: which blocks of a model are gathered together."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 
 def shard(model: nn.Sequential, mesh: DeviceMesh, reshard: bool | None, policy: MixedPrecisionPolicy) -> None:
@@ -29,24 +27,3 @@ def root_group(model: nn.Sequential) -> list[str]:
         for name, block in model.named_children()
         if any(users[tensor] > 1 for tensor in block.parameters()) or all(t.ndim < 2 for t in block.parameters())
     ]
-
-
-def gathered_state(model: nn.Module, keep: bool) -> dict[str, Tensor]:
-    """A copy of the full tensors on the CPU, empty without `keep`. All ranks that have shards call it."""
-    state: dict[str, Tensor] = {}
-    for name, tensor in model.state_dict().items():
-        gathered = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-        if keep:
-            state[name] = gathered.detach().cpu().clone()
-    return state
-
-
-def sharded_like(model: nn.Module, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """This rank's shards of full tensors, which every rank has; nothing is sent."""
-    shards = model.state_dict()
-    return {
-        name: distribute_tensor(tensor.to(local.device), local.device_mesh, local.placements, src_data_rank=None)
-        if isinstance(local := shards.get(name), DTensor)
-        else tensor
-        for name, tensor in state.items()
-    }

@@ -14,16 +14,14 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from ddlbench.errors import Unsupported, check_values
-from ddlbench.frameworks.shared.batchnorm import NO_BUFFER_SYNC
 from ddlbench.frameworks.shared.checkpointing import checkpoint_blocks
 from ddlbench.frameworks.shared.groups import average, clip_parts, gradient, subgroup
 from ddlbench.frameworks.shared.layout import Layout, divisors, fill
 from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction, elementwise_names, layerwise
-from ddlbench.frameworks.shared.replica import Replica, cpu_state
+from ddlbench.frameworks.shared.replica import Replica, cpu_state, in_ddp
 from ddlbench.frameworks.shared.step import Update, accumulate, evaluate
 from ddlbench.frameworks.tensor.collectives import Part, share
 from ddlbench.frameworks.tensor.layers import Splits, full_state, is_transposed, local_state, split_model
@@ -65,8 +63,8 @@ class TensorParallel:
     def setup(self, job: Job) -> TensorReplica:
         layout = Layout(self.dp, fill(job.world_size, {"dp": self.dp, "tp": self.tp}, free="tp"))
         data_rank, tp_rank, _ = layout.position(job.rank)
-        tp_group = subgroup(layout.tp_groups(), job) if layout.tp > 1 else None
-        dp_group = subgroup(layout.dp_groups(), job) if layout.dp > 1 else None
+        tp_group = subgroup(layout.groups("tp"), job) if layout.tp > 1 else None
+        dp_group = subgroup(layout.groups("dp"), job) if layout.dp > 1 else None
         part = Part(tp_group, tp_rank, layout.tp, sequence=self.sequence_parallel and layout.tp > 1)
         # Built in full on the CPU, so that all ranks have the same weights; only this rank's part goes to the device.
         model = replace(job, device=torch.device("cpu")).build()
@@ -135,19 +133,6 @@ def split_numbers(model: nn.Sequential, plan: Mapping[str, str]) -> dict[str, in
     return numbers
 
 
-def replicated(job: Job, model: nn.Module, dp_group: dist.ProcessGroup) -> DistributedDataParallel:
-    """Each part averages its gradients over its copies in the other replicas."""
-    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-
-    wrapped = DistributedDataParallel(
-        model, process_group=dp_group, **NO_BUFFER_SYNC, init_sync=False, gradient_as_bucket_view=True
-    )
-    hooks = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
-    if job.reduce_dtype in hooks:
-        wrapped.register_comm_hook(dp_group, hooks[job.reduce_dtype])
-    return wrapped
-
-
 class TensorReplica(Replica):
     """One rank's part of a live replica. splits: how the split parameters are cut, by name"""
 
@@ -162,7 +147,9 @@ class TensorReplica(Replica):
         dp_group: dist.ProcessGroup | None,
     ) -> None:
         self.part, self.splits = part, splits
-        wrapped = None if dp_group is None else replicated(job, model, dp_group)
+        wrapped = None
+        if dp_group is not None:  # each part averages its gradients over its copies in the other replicas
+            wrapped = in_ddp(model, job.reduce_dtype, dp_group, gradient_as_bucket_view=True)
         optimizer = job.optimizer(model.named_parameters())
         super().__init__(
             job, model, optimizer, knobs,
