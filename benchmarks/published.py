@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import cycle, product
+from math import exp, floor, log
 from pathlib import Path
 from statistics import mean, median
 from typing import Any, NamedTuple, cast
@@ -33,6 +34,9 @@ from ddlbench.predict.grading.points import Point, points
 from ddlbench.predict.grading.predictions import last_points, predicted_s
 from ddlbench.results.reading.csv_rows import read_csv
 from ddlbench.results.rows import group_by
+
+LEVELS = (0.80, 0.95)
+ROUNDING = 1e-9  # of products of floating-point numbers
 
 
 class Constants(NamedTuple):
@@ -75,12 +79,25 @@ def left_out_errors(all_points: Sequence[Point]) -> tuple[dict[int, float], dict
     return {point.stated.line: grid[chosen[point.stated.source]][point.stated.line] for point in all_points}, chosen
 
 
+def ends(ratios: Sequence[float]) -> bands.Ends:
+    """The bands that ratios of measured to predicted seconds give: of n ratios the k-th smallest and largest, with
+    k = (n + 1)(1 - level) / 2. With fewer than 39 the smallest and largest ratio end the band of 95 %."""
+    sorted_logs, n = sorted(map(log, ratios)), len(ratios)
+    made = list[tuple[float, float]]()
+    for level in LEVELS:
+        outside = (n + 1) * (1 - level) / 2
+        below = max(1, floor(outside + ROUNDING)) - 1
+        above = n - 1 - below
+        made.append((round(exp(sorted_logs[below]), 2), round(exp(sorted_logs[above]), 2)))
+    return made[0], made[1]
+
+
 def coverage(all_points: Sequence[Point], error: Mapping[int, float]) -> tuple[float, float]:
     """The shares of points within the bands of 80 and 95 % that all other sources give."""
     ratios = {point.stated.line: 1 / (1 + error[point.stated.line]) for point in all_points}
     inside = list[list[bool]]()
     for source, group in group_by(all_points, lambda point: point.stated.source).items():
-        pairs = bands.ends([ratios[p.stated.line] for p in all_points if p.stated.source != source])
+        pairs = ends([ratios[p.stated.line] for p in all_points if p.stated.source != source])
         inside += [[low <= ratios[point.stated.line] <= high for low, high in pairs] for point in group]
     return mean(within for within, _ in inside), mean(within for _, within in inside)
 
@@ -148,7 +165,7 @@ def report(
     learned = {"base alone": [error[one.point.stated.line] for one in last]}
     learned["learned from all smaller counts"] = [one.learned_s / one.point.measured.seconds - 1 for one in last]
     parts.append(by(learned, "largest GPU count of a series"))
-    rows = ([name, len(values), *bands.ends(values)] for name, values in ratios.items() if values)
+    rows = ([name, len(values), *ends(values)] for name, values in ratios.items() if values)
     parts.append(table(["class", "points", "band of 80 %", "band of 95 %"], rows))
     shares = [str(len(all_points)), *(f"{share:.0%}" for share in coverage(all_points, error))]
     parts.append(table(["points in bands of other sources", "band of 80 %", "band of 95 %"], [shares]))

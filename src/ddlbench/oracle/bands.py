@@ -9,13 +9,9 @@ docs/measurements/2026-11-22-oracle-cpu.md.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import chain
-from math import exp, floor, log
 
-LEVELS = (0.80, 0.95)
-ROUNDING = 1e-9  # of products of floating-point numbers
-# measured / predicted at the lower and the upper end, for each level of LEVELS
+# measured / predicted at the lower and the upper end, of the band of 80 % and of that of 95 %
 Ends = tuple[tuple[float, float], tuple[float, float]]
 BANDS: dict[str, Ends] = {
     "replicas": ((0.95, 1.13), (0.89, 1.32)),  # 117 measurements, with and without sharded weights
@@ -52,16 +48,3 @@ def around(seconds: float, band: Ends) -> dict[str, float]:
     """The ends of a band around predicted seconds, by the names of the columns."""
     names = ("low_80_s", "high_80_s", "low_95_s", "high_95_s")
     return {name: seconds * end for name, end in zip(names, chain(*band), strict=True)}
-
-
-def ends(ratios: Sequence[float]) -> Ends:
-    """The bands that ratios of measured to predicted seconds give: of n ratios the k-th smallest and largest, with
-    k = (n + 1)(1 - level) / 2. With fewer than 39 the smallest and largest ratio end the band of 95 %."""
-    sorted_logs, n = sorted(map(log, ratios)), len(ratios)
-    made = list[tuple[float, float]]()
-    for level in LEVELS:
-        outside = (n + 1) * (1 - level) / 2
-        below = max(1, floor(outside + ROUNDING)) - 1
-        above = n - 1 - below
-        made.append((round(exp(sorted_logs[below]), 2), round(exp(sorted_logs[above]), 2)))
-    return made[0], made[1]

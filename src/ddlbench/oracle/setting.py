@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 
@@ -11,7 +11,7 @@ from ddlbench.oracle.counts.counts import Counts
 from ddlbench.oracle.machine import collectives
 from ddlbench.oracle.machine.collectives import Path
 from ddlbench.oracle.machine.machine import Machine
-from ddlbench.oracle.timing.computation import Computation
+from ddlbench.oracle.timing.computation import Computation, Pass
 from ddlbench.recipe.optimizers import OptimizerConfig, optimizers
 
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -60,6 +60,12 @@ class Setting:
     def contention(self) -> float:
         """Factor by which the computing of the slowest rank is slower than that of one rank alone."""
         return self.machine.shared_cores(self.machine.per_node(self.world)) * self.machine.slowest(self.world)
+
+    def compute_s(self, passes: Iterable[Pass], replicas: int, parameters: float) -> float:
+        """Seconds in which the slowest rank computes in a step: the micro batches and the update of its parameters."""
+        count, _ = self.micro_batch(replicas)
+        once = sum(block.both(self.job.checkpoint_activations) for block in passes)
+        return (count * once + self.computation.update(parameters)) * self.contention
 
     def exposed(self, seconds: float, late: float) -> float:
         """Seconds by which communication delays the step: `late`, which comes after the end of computing, and the share

@@ -64,12 +64,6 @@ def test_coverage_counts_measurements_between_the_ends_of_their_bands() -> None:
     assert summary["coverage_95"] == pytest.approx(2 / 3)
 
 
-def test_bands_are_the_ranks_of_the_ratios() -> None:
-    """39 ratios 0.81, 0.82, ..., 1.19: the 4th and the 36th end the band of 80 %, the 1st and the 39th that of 95 %."""
-    assert bands.ends([0.80 + 0.01 * k for k in range(1, 40)]) == ((0.84, 1.16), (0.81, 1.19))
-    assert bands.ends([1.1, 0.9]) == ((0.9, 1.1), (0.9, 1.1))
-
-
 def test_a_prediction_from_a_base_on_several_gpus_returns_the_base() -> None:
     """The seconds of one device are solved so that the prediction for the base is its measured step."""
     (point,) = points(rows(BASE, POINT))

@@ -10,8 +10,9 @@ import warnings
 import weakref
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +25,7 @@ from ddlbench.frameworks.tensor.layers import split_model
 from ddlbench.frameworks.tensor.loss import parallel_cross_entropy
 from ddlbench.job import Model, example_batch, type_of_dtype
 from ddlbench.measure.formulas.memory_formula import SPLIT
-from ddlbench.oracle.counts.counts import Amount, Block, Counts, Floats, Line, Work
+from ddlbench.oracle.counts.counts import Block, Counts, Floats, Line, Work
 from ddlbench.oracle.counts.operations import Observer, Operation, saved_bytes
 from ddlbench.ranks.fake.fake import fake_world
 from ddlbench.recipe.losses import CrossEntropy
@@ -55,28 +56,17 @@ def count(
     return _counted[key]
 
 
-def _joined(small: Block, large: Block) -> Block:
-    """A block, from its counts at both batch sizes."""
-    return replace(
-        small,
-        forward=_work(small.forward, large.forward),
-        backward=_work(small.backward, large.backward),
-        saved=_line(small.saved, large.saved),
-        live_forward=_line(small.live_forward, large.live_forward),
-        live_backward=_line(small.live_backward, large.live_backward),
-        live_accumulating=_line(small.live_accumulating, large.live_accumulating),
-    )
-
-
-def _work(small: Work, large: Work) -> Work:
-    assert small.names == large.names, "the batch size changes what runs"
-    return replace(small, moved=_line(small.moved, large.moved))
-
-
-def _line(small: Line[Amount], large: Line[Amount]) -> Line[Amount]:
-    """The straight line through the counts at both batch sizes."""
-    slope = (large.fixed - small.fixed) / (SAMPLES[1] - SAMPLES[0])
-    return Line(small.fixed - slope * SAMPLES[0], slope)
+def _joined(small: Any, large: Any) -> Any:
+    """A block, from its counts at both batch sizes: a straight line through each two counts of its passes."""
+    if isinstance(small, Line):
+        slope: Any = (large.fixed - small.fixed) / (SAMPLES[1] - SAMPLES[0])
+        return Line(small.fixed - slope * SAMPLES[0], slope)
+    if isinstance(small, Work):
+        assert small.names == large.names, "the batch size changes what runs"
+    if isinstance(small, Block | Work):
+        names = [item.name for item in fields(small)]
+        return replace(small, **{name: _joined(getattr(small, name), getattr(large, name)) for name in names})
+    return small
 
 
 @dataclass

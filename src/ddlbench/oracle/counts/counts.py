@@ -25,9 +25,6 @@ class Line(Generic[Amount]):
     def at(self, samples: float) -> Amount:
         return self.fixed + self.per_sample * samples
 
-    def less(self, fixed: float) -> Line[Amount]:
-        return Line(self.fixed - fixed, self.per_sample)
-
 
 NOTHING = Line(np.zeros(1), np.zeros(1))
 
@@ -124,13 +121,8 @@ class Block:
     def with_16_bit_weights(self) -> Block:
         """This block with weights in 16 bits: autograd then saves no 16-bit copies of them."""
         copies = self.parameter_count * FP32_BYTES / 2
-        return replace(
-            self,
-            saved=self.saved.less(copies),
-            live_forward=self.live_forward.less(copies),
-            live_backward=self.live_backward.less(copies),
-            live_accumulating=self.live_accumulating.less(copies),
-        )
+        lines = {name: line for name, line in vars(self).items() if isinstance(line, Line)}
+        return replace(self, **{name: Line(line.fixed - copies, line.per_sample) for name, line in lines.items()})
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ what each rank has after an all-reduce or an all-gather.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import ceil, log2
 
@@ -15,7 +15,6 @@ from ddlbench.errors import UserError
 from ddlbench.oracle.machine.machine import Link, Machine, Sweep
 
 KINDS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast")  # and "send", which is measured by itself
-ALGORITHMS = ("auto", "ring", "tree", "hierarchical")
 
 
 @dataclass(frozen=True)
@@ -83,18 +82,6 @@ def link(machine: Machine, level: int, ranks: int) -> Link:
     return machine.links[level]
 
 
-def all_reduce(m: float, to: Path, algorithm: str = "auto") -> float:
-    """Seconds of an all-reduce. auto: the fastest algorithm, which NCCL chooses, too."""
-    if to.ranks == 1 or m == 0:
-        return 0.0
-    if "all_reduce" in to.measured:
-        return to.measured["all_reduce"].at(m)
-    algorithms = {"ring": ring_all_reduce, "tree": tree_all_reduce, "hierarchical": hierarchical_all_reduce}
-    if algorithm == "auto":
-        return min(seconds(m, to) for seconds in algorithms.values())
-    return algorithms[algorithm](m, to)
-
-
 def ring_all_reduce(m: float, to: Path) -> float:
     """2 (p - 1) (alpha + m / p beta): in each step every rank sends a piece, and the slowest link sets the time."""
     return 2 * (to.ranks - 1) * max(hop.alpha + m / to.ranks * hop.beta for hop in to.hops)
@@ -115,27 +102,39 @@ def hierarchical_all_reduce(m: float, to: Path) -> float:
     return 2 * (inner.ranks - 1) * (inner.alpha + m / inner.ranks * inner.beta) + between
 
 
+# Of all-reduces. auto: the fastest one, which NCCL chooses, too.
+ALGORITHMS: dict[str, Callable[[float, Path], float]] = {
+    "auto": lambda m, to: min(ring_all_reduce(m, to), tree_all_reduce(m, to), hierarchical_all_reduce(m, to)),
+    "ring": ring_all_reduce,
+    "tree": tree_all_reduce,
+    "hierarchical": hierarchical_all_reduce,
+}
+
+
+def all_reduce(m: float, to: Path, algorithm: str = "auto") -> float:
+    return _seconds("all_reduce", m, to, ALGORITHMS[algorithm])
+
+
 def all_gather(m: float, to: Path) -> float:
     """(p - 1) (alpha + m / p beta) in a ring, or first between the nodes and then within them."""
-    if to.ranks == 1 or m == 0:
-        return 0.0
-    if "all_gather" in to.measured:
-        return to.measured["all_gather"].at(m)
-    return min(ring_all_reduce(m, to), hierarchical_all_reduce(m, to)) / 2
+    return _seconds("all_gather", m, to, lambda m, to: min(ring_all_reduce(m, to), hierarchical_all_reduce(m, to)) / 2)
 
 
 def reduce_scatter(m: float, to: Path) -> float:
-    """Seconds of the steps of an all-gather in reverse order."""
-    if "reduce_scatter" in to.measured and m and to.ranks > 1:
-        return to.measured["reduce_scatter"].at(m)
-    return all_gather(m, to)
+    """The steps of an all-gather in reverse order."""
+    return _seconds("reduce_scatter", m, to, all_gather)
 
 
 def broadcast(m: float, to: Path) -> float:
     """A pipelined tree: half an all-reduce."""
-    if "broadcast" in to.measured and m and to.ranks > 1:
-        return to.measured["broadcast"].at(m)
-    return tree_all_reduce(m, to) / 2 if to.ranks > 1 and m else 0.0
+    return _seconds("broadcast", m, to, lambda m, to: tree_all_reduce(m, to) / 2)
+
+
+def _seconds(kind: str, m: float, to: Path, formula: Callable[[float, Path], float]) -> float:
+    """As measured, or by the formula; 0 if there is nothing to send."""
+    if to.ranks == 1 or m == 0:
+        return 0.0
+    return to.measured[kind].at(m) if kind in to.measured else formula(m, to)
 
 
 def send(m: float, machine: Machine, stride: int, world: int, crosses: bool | None = None) -> float:

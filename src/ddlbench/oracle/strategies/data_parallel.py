@@ -96,16 +96,13 @@ def replicas(
 
     peak: None: without buckets; shards: ranks that share the update
     """
-    job, parameters = setting.job, setting.counts.parameter_count
-    count, samples = setting.micro_batch(setting.world)
-    blocks = setting.computation.blocks(samples)
-    update = setting.computation.update(parameters / shards)
-    compute = count * sum(block.both(job.checkpoint_activations) for block in blocks) + update
+    _, samples = setting.micro_batch(setting.world)
+    passes, parameters = setting.computation.blocks(samples), setting.counts.parameter_count
     return Outcome(
-        compute_s=compute * setting.contention,
+        compute_s=setting.compute_s(passes, setting.world, parameters / shards),
         messages=messages if setting.world > 1 else (),
         peak=peak or partial(memory.replica, setting, setting.counts, setting.world),
-        limits=(Limit("dp", job.global_batch, "one sample of the global batch a rank"),),
+        limits=(Limit("dp", setting.job.global_batch, "one sample of the global batch a rank"),),
         layout={"dp": setting.world},
         micro_samples=samples,
     )

@@ -19,7 +19,8 @@ from ddlbench.measure.formulas.memory_formula import FP32_BYTES
 from ddlbench.oracle.machine import collectives
 from ddlbench.oracle.memory import replicas as memory
 from ddlbench.oracle.memory.replicas import Gathered
-from ddlbench.oracle.setting import BYTES, Limit, Memory, Message, Outcome, Setting
+from ddlbench.oracle.setting import BYTES, Memory, Message, Outcome, Setting
+from ddlbench.oracle.strategies.data_parallel import replicas
 from ddlbench.oracle.timing import overlap
 from ddlbench.oracle.timing.computation import Pass
 from ddlbench.oracle.timing.overlap import MiB, Sharded
@@ -53,15 +54,8 @@ class Scheme:
     persistent: int = 0
 
     def gathered_bytes(self) -> Gathered:
-        sizes = [(float(self.weight * number), again) for number, again in zip(self.gathered, self.again, strict=True)]
-        temporary = [size * again for size, again in sizes]
-        return Gathered(self.weight, temporary, sum(size for size, again in sizes if not again))
-
-    def volume(self, parameters: int, count: int) -> float:
-        """Bytes of the complete tensors that are gathered and reduced in a step. parameters: of the model"""
-        again = sum(number for number, also in zip(self.gathered, self.again, strict=True) if also)
-        gathers = sum(self.gathered) + again
-        return count * gathers * self.weight + (count if self.always else 1) * parameters * self.gradient
+        temporary = [float(self.weight * n * again) for n, again in zip(self.gathered, self.again, strict=True)]
+        return Gathered(self.weight, temporary, float(self.weight * sum(self.gathered)) - sum(temporary))
 
 
 def fsdp(framework: FSDP, setting: Setting) -> Outcome:
@@ -121,29 +115,24 @@ def _calls(parameters: Sequence[int], most: float) -> Calls:
 
 def sharded(setting: Setting, scheme: Scheme, peak: Callable[[], Memory]) -> Outcome:
     """A step of replicas whose weights are in shards."""
-    job, rate, checkpointed = setting.job, setting.contention, setting.job.checkpoint_activations
     count, samples = setting.micro_batch(setting.world)
-    passes = setting.computation.blocks(samples)
+    passes, parameters = setting.computation.blocks(samples), setting.counts.parameter_count
     plain, last = (_blocks(setting, scheme, passes, reduces) for reduces in (scheme.always, True))
-    compute = count * sum(block.both(checkpointed) for block in passes) * rate
+    compute = count * sum(block.forward + block.backward for block in plain)
     seconds = (count - 1) * _sent(plain) + _sent(last)
-    end = _host_step if job.device.type == "cpu" else overlap.sharded_step
+    end = _host_step if setting.job.device.type == "cpu" else overlap.sharded_step
     late = min(seconds, max(0.0, (count - 1) * end(plain) + end(last) - compute))
     exposed = setting.exposed(seconds, late)
-    what = "gathering of weights and reduction of gradients"
-    messages = [Message(what, 0, scheme.volume(setting.counts.parameter_count, count), seconds, exposed)]
+    gathered = sum(number * (1 + again) for number, again in zip(scheme.gathered, scheme.again, strict=True))
+    reduced = (count if scheme.always else 1) * parameters
+    bytes_ = count * gathered * scheme.weight + reduced * scheme.gradient  # of complete tensors
+    messages = [Message("gathering of weights and reduction of gradients", 0, bytes_, seconds, exposed)]
     if scheme.persistent:
         size = float(scheme.persistent * scheme.weight)
         once = collectives.all_gather(size, setting.path(scheme.shards)) if scheme.shards > 1 else 0.0
         messages.append(Message("gathering of small weights after the update", 1, size, once, once))
-    return Outcome(
-        compute_s=compute + setting.computation.update(setting.counts.parameter_count / scheme.shards) * rate,
-        messages=tuple(messages) if scheme.shards > 1 else (),
-        peak=peak,
-        limits=(Limit("dp", job.global_batch, "one sample of the global batch a rank"),),
-        layout={"dp": setting.world, "shards": scheme.shards},
-        micro_samples=samples,
-    )
+    outcome = replicas(setting, tuple(messages) if scheme.shards > 1 else (), peak, scheme.shards)
+    return replace(outcome, layout={"dp": setting.world, "shards": scheme.shards})
 
 
 def _blocks(setting: Setting, scheme: Scheme, passes: Sequence[Pass], reduces: bool) -> list[Sharded]:

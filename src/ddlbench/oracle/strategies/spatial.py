@@ -35,7 +35,8 @@ def spatial(framework: Spatial, setting: Setting) -> Outcome:
     if job.model.kind != "images":
         raise Unsupported(f"spatial: {job.model.name} has no image to split: choose framework=tensor")
     sp = fill(setting.world, {"dp": framework.dp, "sp": framework.sp}, free="sp")
-    limit = _limit(setting)
+    fewest = min((layer for block in blocks for layer in block.rows), key=lambda layer: layer.height)
+    limit = Limit("sp", fewest.height, fewest.name)
     if sp > limit.largest:
         raise Unsupported(
             f"spatial: {sp} ranks cannot share the {limit.largest} rows of {limit.layer}: choose "
@@ -57,12 +58,10 @@ def spatial(framework: Spatial, setting: Setting) -> Outcome:
         sent = overlap.buckets(overlap.gradients(sizes(setting, setting.gradient_bytes), back))
         messages.append(averaged(setting, sent, sum(back)))
     parameters = setting.counts.parameter_count
-    update = setting.computation.update(parameters)
-    compute = count * sum(block.both(job.checkpoint_activations) for block in parts) + update
     saved = sum(block.saved.at(samples) / share for block, share in zip(blocks, ranks, strict=True))
     states = data_parallel(parameters, in_fp32(setting.optimizer), 0, 1)
     return Outcome(
-        compute_s=compute * setting.contention,
+        compute_s=setting.compute_s(parts, framework.dp, parameters),
         messages=tuple(messages),
         peak=lambda: at_peak(states, [Moment(states.gradients, saved)], buffer_bytes(blocks)),
         limits=(limit, Limit("dp", job.global_batch, "one sample of the global batch a replica")),
@@ -80,10 +79,3 @@ def _halos(setting: Setting, samples: float, count: int, sp: int) -> Message:
     bytes_ = [2 * samples * layer.halo * layer.row for layer in rows]  # forward and backward
     seconds = sum(2 * collectives.send(size / 2, machine, 1, world, crosses) for size in bytes_)
     return Message("halo exchange", 2 * count * len(rows), count * sum(bytes_), count * seconds, count * seconds)
-
-
-def _limit(setting: Setting) -> Limit:
-    """The convolution or pooling with the fewest rows."""
-    rows = [layer for block in setting.counts.blocks for layer in block.rows]
-    fewest = min(rows, key=lambda layer: layer.height)
-    return Limit("sp", fewest.height, fewest.name)

@@ -69,7 +69,6 @@ def parts(setting: Setting, dp: int, tp: int, sequence: bool, by_channels: bool)
     job, blocks = setting.job, setting.counts.blocks
     count, samples = setting.micro_batch(dp)
     passes = setting.computation.blocks(samples, tp)
-    update = setting.computation.update(sum(block.parameters_of_part(tp) for block in blocks))
     messages: list[Message] = []
     if tp > 1:
         traffics = [traffic(block, samples, setting, tp, sequence, by_channels) for block in blocks]
@@ -90,8 +89,7 @@ def parts(setting: Setting, dp: int, tp: int, sequence: bool, by_channels: bool)
         return replica(setting, counts, dp, in_place=dp > 1, buckets=buckets)
 
     return Outcome(
-        compute_s=(count * sum(block.both(job.checkpoint_activations) for block in passes) + update)
-        * setting.contention,
+        compute_s=setting.compute_s(passes, dp, sum(block.parameters_of_part(tp) for block in blocks)),
         messages=tuple(messages),
         peak=peak,
         limits=(limit(setting, by_channels), Limit("dp", job.global_batch, "one sample of the global batch a replica")),
