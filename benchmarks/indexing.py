@@ -46,7 +46,7 @@ def index(root: Path) -> None:
 
 
 def samples(index: Index) -> int:
-    return len(index.train) + len(index.val)
+    return len(index.splits["train"]) + len(index.splits["val"])
 
 
 def measure(names: int, classes: int) -> tuple[float, list[float]]:

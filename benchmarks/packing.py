@@ -35,7 +35,7 @@ COUNTS = (3_000, 12_000)  # images, when memory is looked at
 def copy(layout: FolderLayout, target: Path, shard_bytes: int) -> int:
     """The bytes written."""
     index, size = prepare_index(layout, None), 0
-    for split, where, files in zip(SPLITS, layout.splits, (index.train, index.val), strict=True):
+    for split, where, files in zip(SPLITS, layout.splits, index.splits.values(), strict=True):
         source = FolderSource(where, index.classes, files)
         (target / split).mkdir(parents=True)
         for number, chosen in enumerate(np.array_split(order(split, len(files)), shard_count(files, shard_bytes))):

@@ -130,6 +130,13 @@ class Unsupported(RunError):
     exit_code = STATUSES[status].exit_code
 
 
+def refuse(name: str, reasons: Mapping[str, object]) -> None:
+    """Raise Unsupported with the first reason whose condition holds. name: of what refuses"""
+    for reason, holds in reasons.items():
+        if holds:
+            raise Unsupported(f"{name}: {reason}")
+
+
 class Unavailable(RunError):
     """A library is missing on this machine: the message says how to install it."""
 

@@ -16,7 +16,7 @@ def write_pack(layout: FolderLayout, root: Path, shards: int = 2) -> Path:
     """The images of the folders, in an order of their own. Checksums of records are zero: no reader needs them."""
     index = prepare_index(layout, None)
     about = {"format": 1, "hash": index.hash, "classes": index.classes, "splits": {}}
-    for split, folder, files in zip(("train", "val"), layout.splits, (index.train, index.val), strict=True):
+    for split, folder, files in zip(("train", "val"), layout.splits, index.splits.values(), strict=True):
         (root / split).mkdir(parents=True)
         parts = np.array_split(np.random.RandomState(0).permutation(len(files)), shards)
         written = []

@@ -8,7 +8,7 @@ from typing import Any
 import torch.distributed as dist
 
 from ddlbench.checkpoint.live import OFF
-from ddlbench.errors import Unsupported, UserError, check_values
+from ddlbench.errors import UserError, check_values, refuse
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction
 from ddlbench.frameworks.shared.replica import Replica, build, in_ddp
 from ddlbench.job import Job
@@ -33,20 +33,20 @@ class DDP:
         check_values("framework.", self, above={"bucket_cap_mb": 0}, least=numbers, choices={"comm_hook": HOOKS})
 
     def check(self, job: Job) -> None:
-        hook = self._hook(job)
+        hook = self.hook(job)
         check_reduction("ddp", job, hook)
-        if self.static_graph and job.micro_batches(job.world_size) > 1:
-            raise Unsupported(
-                f"ddp: static_graph does not support {job.micro_batches(job.world_size)} micro batches per update "
-                "(torch's reducer counts each backward pass): set framework.static_graph=false"
-            )
-        if hook == "powersgd" and job.precision == "fp16":
-            raise Unsupported(
-                "ddp: PowerSGD's error feedback never recovers from an overflow in fp16: use bf16 or comm_hook=fp16"
-            )
+        count = job.micro_batches(job.world_size)
+        reasons = {
+            f"static_graph does not support {count} micro batches per update (torch's reducer counts each backward "
+            "pass): set framework.static_graph=false":
+                self.static_graph and count > 1,
+            "PowerSGD's error feedback never recovers from an overflow in fp16: use bf16 or comm_hook=fp16":
+                hook == "powersgd" and job.precision == "fp16",
+        }  # fmt: skip
+        refuse("ddp", reasons)
         check_alike(job, job.world_size)
 
-    def _hook(self, job: Job) -> str:
+    def hook(self, job: Job) -> str:
         """`train.reduce_dtype` means the same for every framework; here a hook does it."""
         if job.reduce_dtype == "fp32" or job.reduce_dtype == self.comm_hook:
             return self.comm_hook
@@ -58,16 +58,13 @@ class DDP:
         return job.reduce_dtype
 
     def check_checkpoint(self, job: Job) -> None:
-        if self._hook(job) == "powersgd":
-            raise Unsupported(
-                "ddp: PowerSGD keeps the errors of its own approximation, which are not saved: "
-                f"set framework.comm_hook=none, or {OFF}"
-            )
+        reason = "PowerSGD keeps the errors of its own approximation, which are not saved: set framework.comm_hook=none"
+        refuse("ddp", {f"{reason}, or {OFF}": self.hook(job) == "powersgd"})
 
     def setup(self, job: Job) -> Replica:
         from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
-        model, hook = build(job), self._hook(job)
+        model, hook = build(job), self.hook(job)
         wrapped = in_ddp(
             model,
             hook,
@@ -85,7 +82,7 @@ class DDP:
         )  # fmt: skip
 
     def _facts(self, job: Job) -> dict[str, Any]:
-        hook = self._hook(job)
+        hook = self.hook(job)
         rule = "torch's own: 1 MiB first, then 25 MiB"  # the first bucket holds the last layers, which are ready first
         return {
             "bucket_cap_mb": self.bucket_cap_mb,

@@ -54,14 +54,14 @@ class FSDP:
             )
         check_reduction("fsdp", job)
         check_shards(self.name, job)
-        if self._scheme(job) == "policy" and has_batch_norm(job):
+        if self.scheme(job) == "policy" and has_batch_norm(job):
             raise Unsupported(
                 f"fsdp: MixedPrecisionPolicy casts BatchNorm's weights to {job.precision} but not its running "
                 "statistics, and its kernels refuse mixed types: set framework.mixed_precision=autocast"
             )
         check_alike(job, job.world_size)
 
-    def _scheme(self, job: Job) -> str:
+    def scheme(self, job: Job) -> str:
         """Whether FSDP itself casts weights and activations ("policy") or autocast does. By default the policy, because
         a rank then keeps no second, cast copy of the weights from forward to backward, and gathers half the bytes;
         autocast where BatchNorm rules it out."""
@@ -73,7 +73,7 @@ class FSDP:
         model = build(job)
         if job.channels_last:  # fully_shard takes contiguous weights only; channels-last inputs suffice to convolve so
             model.to(memory_format=torch.contiguous_format)
-        casts = self._scheme(job) == "policy"
+        casts = self.scheme(job) == "policy"
         policy = MixedPrecisionPolicy(  # left alone, FSDP would reduce gradients in the type it computes in
             param_dtype=type_of_dtype[job.precision] if casts else None,
             reduce_dtype=type_of_dtype[job.reduce_dtype],
@@ -92,7 +92,7 @@ class FSDP:
             "reshard_after_forward": self.reshard_after_forward,
             "replicas": self.replicate,
             "shards": job.world_size // self.replicate,
-            "precision_scheme": self._scheme(job),
+            "precision_scheme": self.scheme(job),
             "reduce_dtype": job.reduce_dtype,
         }
 

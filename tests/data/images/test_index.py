@@ -41,8 +41,8 @@ def listing(files):
 def test_files_in_order_of_class_then_name(layout):
     index = prepare_index(layout, None)
     assert index.classes == ("cat", "dog")
-    assert listing(index.train) == [("a.jpg", 1, 0), ("b.JPEG", 2, 0), ("é.png", 3, 1)]
-    assert listing(index.val) == [("v.jpeg", 4, 0), ("w.JPG", 5, 1)]
+    assert listing(index.splits["train"]) == [("a.jpg", 1, 0), ("b.JPEG", 2, 0), ("é.png", 3, 1)]
+    assert listing(index.splits["val"]) == [("v.jpeg", 4, 0), ("w.JPG", 5, 1)]
 
 
 def test_hash_covers_names_and_sizes_of_both_splits(layout):
@@ -87,8 +87,8 @@ def test_memory_is_that_of_the_index(many):
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert (len(index.train), len(index.val)) == (49_500, 500)
-    size = sum(array.nbytes for files in (index.train, index.val) for array in vars(files).values())
+    assert (len(index.splits["train"]), len(index.splits["val"])) == (49_500, 500)
+    size = sum(array.nbytes for files in index.splits.values() for array in vars(files).values())
     assert most < 3 * size  # a tuple, a string and a number for every file would be 8 times as much
 
 
@@ -98,11 +98,11 @@ def test_kept_index_is_used_until_a_folder_changes(layout, monkeypatch):
         patch.setattr("ddlbench.data.images.index.scan", lambda _: pytest.fail("scanned again"))
         for index in (prepare_index(layout, None), open_index(layout, None)):
             assert index.hash == first.hash
-            assert listing(index.train) == listing(first.train)
+            assert listing(index.splits["train"]) == listing(first.splits["train"])
     (layout.root / "val/dog/x.png").write_text("new")
     os.utime(layout.root / "val/dog", ns=(1, 1))  # a clock's tick may be coarser than this test
     assert open_index(layout, None).hash == first.hash  # does not look
-    assert listing(prepare_index(layout, None).val)[-1] == ("x.png", 3, 1)
+    assert listing(prepare_index(layout, None).splits["val"])[-1] == ("x.png", 3, 1)
     assert open_index(layout, None).hash != first.hash
 
 
@@ -164,7 +164,7 @@ def test_links_that_lead_nowhere_are_counted_and_named(layout):
         prepare_index(layout, None)
     for name in ("cat/gone-1.jpg", "cat/gone-2.jpg", "dog/circle.png"):
         (train / name).unlink()
-    assert len(prepare_index(layout, None).train) == 4
+    assert len(prepare_index(layout, None).splits["train"]) == 4
 
 
 def test_a_class_folder_that_is_a_link_in_a_circle_is_one_line(layout):

@@ -3,14 +3,13 @@ resize and centre crop for validation (github.com/pytorch/vision, references/cla
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from ddlbench.data.images.index import FolderLayout, Index, open_index, prepare_index
 from ddlbench.data.images.source import FolderSource, Source
@@ -91,7 +90,15 @@ class ImageFolders:
         prepare_index(self.layout(), self.cache_dir)
 
     def split(self, train: bool, model: Model, seed: int) -> ImageSplit:
+        from torchvision.transforms import v2
+
         source, size = self.source(train), model.input_shape()[1:]
+        if train:
+            scale, ratio = (self.crop_scale[0], self.crop_scale[1]), (self.crop_ratio[0], self.crop_ratio[1])
+            crop = v2.RandomResizedCrop(size, scale, ratio, antialias=True)
+            steps = [crop, v2.RandomHorizontalFlip(self.flip)]
+        else:
+            steps = [v2.Resize(self.shorter_side(size), antialias=True), v2.CenterCrop(size)]
         return ImageSplit(
             source=source,
             chosen=evenly_spaced(len(source.files), None if train else self.val_limit),
@@ -100,7 +107,7 @@ class ImageFolders:
             seed=seed,
             decode=self.decode,
             skip=self.on_bad_sample == "skip",
-            transform=self._transform(train, size),
+            transform=v2.Compose([*steps, v2.PILToTensor()] if self.decode == "pil" else steps),
         )
 
     def source(self, train: bool) -> Source:
@@ -127,7 +134,7 @@ class ImageFolders:
     def original(self, train: bool) -> Source:
         """The user's files."""
         index = self._index()
-        return FolderSource(self.layout().splits[0 if train else 1], index.classes, index.train if train else index.val)
+        return FolderSource(self.layout().splits[0 if train else 1], index.classes, index.splits[SPLITS[train]])
 
     def describe(self) -> dict[str, Any]:
         train, val = (self.original(part) for part in SPLITS)
@@ -140,17 +147,6 @@ class ImageFolders:
 
     def _index(self) -> Index:
         return open_index(self.layout(), self.cache_dir)
-
-    def _transform(self, train: bool, size: tuple[int, ...]) -> Callable[[Any], Tensor]:
-        from torchvision.transforms import v2
-
-        if train:
-            scale, ratio = (self.crop_scale[0], self.crop_scale[1]), (self.crop_ratio[0], self.crop_ratio[1])
-            crop = v2.RandomResizedCrop(size, scale, ratio, antialias=True)
-            steps = [crop, v2.RandomHorizontalFlip(self.flip)]
-        else:
-            steps = [v2.Resize(self.shorter_side(size), antialias=True), v2.CenterCrop(size)]
-        return v2.Compose([*steps, v2.PILToTensor()] if self.decode == "pil" else steps)
 
     def shorter_side(self, size: tuple[int, ...]) -> int:
         """Pixels to which a validation image is resized before a crop of `size` (H, W) is taken from its centre."""

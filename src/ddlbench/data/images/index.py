@@ -56,6 +56,7 @@ class Files:
 
 
 KEYS = tuple(Files.__dataclass_fields__)
+SPLITS = ("train", "val")
 
 
 @dataclass(frozen=True)
@@ -64,13 +65,8 @@ class Index:
     nor the names of the folders above the classes, so a copy of a data set has the hash of the original."""
 
     classes: tuple[str, ...]
-    train: Files
-    val: Files
+    splits: dict[str, Files]
     hash: str
-
-    @property
-    def splits(self) -> dict[str, Files]:
-        return {"train": self.train, "val": self.val}
 
 
 @dataclass(frozen=True)
@@ -152,9 +148,9 @@ def scan(layout: FolderLayout) -> Index:
     """List every class folder. Memory is about twice the index's own size. Raises UserError where a folder holds no
     image."""
     classes, hashed = layout.classes(), hashlib.sha256()
-    splits: list[Files] = []
+    splits: dict[str, Files] = {}
     dangling: list[str] = []
-    for role, folder in zip(("train", "val"), layout.splits, strict=True):
+    for role, folder in zip(SPLITS, layout.splits, strict=True):
         names = classes if folder in layout.present else []
         with ThreadPoolExecutor(SCANNERS) as pool:
             listings = list(pool.map(list_images, [folder / name for name in names]))
@@ -165,11 +161,11 @@ def scan(layout: FolderLayout) -> Index:
                 hashed.update(b"%b%b\0%d\n" % (os.fsencode(f"{role}/{name}/"), file, size))
                 start += length
             dangling += [str(folder / name / link) for link in images.dangling]
-        splits.append(joined(listings))
+        splits[role] = joined(listings)
     if dangling:
         named = ", ".join(first_few(dangling, 3))
         raise UserError(f"{len(dangling)} image links point to no file ({named}): restore their files or remove them")
-    return Index(tuple(classes), *splits, hash=hashed.hexdigest())
+    return Index(tuple(classes), splits, hashed.hexdigest())
 
 
 class Listing(NamedTuple):
@@ -214,17 +210,18 @@ def _cache_file(layout: FolderLayout, cache_dir: str | None) -> Path:
 
 def _read(file: Path) -> tuple[Index, list[int]] | None:
     """The kept index and its stamps; None where there is none, or none that can be read."""
-    arrays = read_arrays(file, ["about", *(f"{role}_{key}" for role in ("train", "val") for key in KEYS)])
+    arrays = read_arrays(file, ["about", *(f"{role}_{key}" for role in SPLITS for key in KEYS)])
     if arrays is None:
         return None
-    train, val = (Files(*(arrays[f"{role}_{key}"] for key in KEYS)) for role in ("train", "val"))
+    splits = {role: Files(*(arrays[f"{role}_{key}"] for key in KEYS)) for role in SPLITS}
     try:
         about: dict[str, Any] = json.loads(arrays["about"].tobytes())
-        index, stamps = Index(tuple(about["classes"]), train, val, str(about["hash"])), about["stamps"]
+        index = Index(tuple(about["classes"]), splits, str(about["hash"]))
         folders = all(
             isinstance(name, str) and name not in ("", ".", "..") and not {"/", "\0"} & set(name)
-            for name in about["classes"]
+            for name in index.classes
         )
+        sound = folders and all(files.sound(len(index.classes)) for files in splits.values())
+        return (index, about["stamps"]) if sound else None
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
-    return (index, stamps) if folders and all(split.sound(len(index.classes)) for split in (train, val)) else None

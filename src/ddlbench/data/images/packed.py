@@ -7,7 +7,7 @@ order as over the folders.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,28 +71,26 @@ class PackedImages(ImageFolders):
         if source is None:
             arrays = scan([self.folder() / shard.file for shard in pack.splits[split].shards], len(pack.classes))
             write_arrays(self._index_file(pack, split), arrays)
-            source = self._source(pack, split, arrays)
+            source = self._kept(pack, split)
+            assert source is not None, "the index was written just now"
         return source
 
     def _kept(self, pack: Pack, split: str) -> PackedSource | None:
         """From the kept index; None where there is none, or none that fits the set."""
         arrays = read_arrays(self._index_file(pack, split), ARRAYS)
-        source = self._source(pack, split, arrays) if arrays else None
-        if source is None or not source.files.sound(len(pack.classes)):
+        if arrays is None or not (files := Files(*(arrays[key] for key in KEYS))).sound(len(pack.classes)):
             return None
-        holders, starts, shape = source.holders, source.starts, source.files.labels.shape
+        holders, starts, shape = arrays["holders"], arrays["starts"], files.labels.shape
         if (holders.dtype, holders.shape, starts.dtype, starts.shape) != (np.int32, shape, np.int64, shape):
             return None
-        return source if ((holders >= 0) & (holders < len(source.shards)) & (starts >= 0)).all() else None
+        shards = tuple(Path(shard.file).name for shard in pack.splits[split].shards)
+        if not ((holders >= 0) & (holders < len(shards)) & (starts >= 0)).all():
+            return None
+        return PackedSource(self.folder() / split, pack.classes, files, shards, holders, starts)
 
     def _index_file(self, pack: Pack, split: str) -> Path:
         key = [VERSION, split, *((shard.file, shard.bytes, shard.sha256) for shard in pack.splits[split].shards)]
         return kept_folder(self.folder(), self.cache_dir) / f"packed-{digest(key, 16)}.npz"
-
-    def _source(self, pack: Pack, split: str, arrays: Mapping[str, NDArray[Any]]) -> PackedSource:
-        files, where = Files(*(arrays[key] for key in KEYS)), self.folder() / split
-        shards = tuple(Path(shard.file).name for shard in pack.splits[split].shards)
-        return PackedSource(where, pack.classes, files, shards, arrays["holders"], arrays["starts"])
 
 
 class Image(NamedTuple):

@@ -26,7 +26,7 @@ from ddlbench.data.images.split import BadImage, ImageSplit, augmentation_seed, 
 from ddlbench.data.loaders.cores import default_workers
 from ddlbench.data.loaders.dali_graph import DEVICES, Graph, import_dali
 from ddlbench.data.loaders.replica_feed import Key, ReplicaFeed
-from ddlbench.errors import Unsupported, UserError, check_values
+from ddlbench.errors import Unsupported, UserError, check_values, refuse
 from ddlbench.job import Model
 
 
@@ -57,17 +57,15 @@ class Dali:
     def check(self, dataset: Dataset, model: Model) -> None:
         if not isinstance(dataset, ImageFolders):
             raise Unsupported(f"loader=dali reads only images, and data={dataset.name} has none: choose loader=native")
-        if dataset.on_bad_sample == "skip":
-            raise Unsupported(
-                "loader=dali cannot skip images that cannot be decoded (data.on_bad_sample=skip): "
-                "repair the data set and set data.on_bad_sample=fatal, or choose loader=native"
-            )
-        if dataset.decode != "pil":
-            raise Unsupported(f"loader=dali uses its own decoder: remove data.decode={dataset.decode}")
-        if self.device in ("gpu", "mixed") and not torch.cuda.is_available():
-            raise Unsupported(
-                f"loader.device={self.device} needs an NVIDIA GPU, and none is visible: choose loader.device=cpu"
-            )
+        reasons = {
+            "it cannot skip images that cannot be decoded (data.on_bad_sample=skip): repair the data set and set "
+            "data.on_bad_sample=fatal, or choose loader=native":
+                dataset.on_bad_sample == "skip",
+            f"it uses its own decoder: remove data.decode={dataset.decode}": dataset.decode != "pil",
+            f"loader.device={self.device} needs an NVIDIA GPU, and none is visible: choose loader.device=cpu":
+                self.device in ("gpu", "mixed") and not torch.cuda.is_available(),
+        }  # fmt: skip
+        refuse("loader=dali", reasons)
         import_dali()
 
     def open(self, dataset: Dataset, request: Request) -> ReplicaFeed:

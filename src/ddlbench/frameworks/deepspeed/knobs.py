@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 
 from ddlbench.checkpoint.live import OFF
-from ddlbench.errors import Unavailable, Unsupported, UserError, check_values
+from ddlbench.errors import Unavailable, Unsupported, UserError, check_values, refuse
 from ddlbench.frameworks.shared.meta import has_batch_norm
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction, elementwise_names, layerwise
 from ddlbench.job import Job
@@ -83,17 +83,15 @@ class DeepSpeedOptions:
 
     def check_checkpoint(self, job: Job) -> None:
         offload = next((name for name in ("offload_optimizer", "offload_parameters") if getattr(self, name)), None)
-        refusals = [
-            (self.casts(job), "framework.mixed_precision=weights keeps a second copy of the weights in "
-             "DeepSpeed's optimizer: use framework.mixed_precision=autocast"),
-            (job.precision == "fp16", "DeepSpeed's state of the loss scale is not saved: use train.precision=bf16"),
-            (offload is not None, f"buffers on the host are not saved: use framework.{offload}=false"),
-        ]  # fmt: skip
-        for asked, reason in refusals:
-            if asked:
-                raise Unsupported(
-                    f"deepspeed: checkpoint.every with framework.zero_stage={self.zero_stage}: {reason}, or {OFF}"
-                )
+        reasons = {
+            "framework.mixed_precision=weights keeps a second copy of the weights in DeepSpeed's optimizer: use "
+            f"framework.mixed_precision=autocast, or {OFF}":
+                self.casts(job),
+            f"DeepSpeed's state of the loss scale is not saved: use train.precision=bf16, or {OFF}":
+                job.precision == "fp16",
+            f"buffers on the host are not saved: use framework.{offload}=false, or {OFF}": offload,
+        }  # fmt: skip
+        refuse(f"deepspeed: checkpoint.every with framework.zero_stage={self.zero_stage}", reasons)
 
     def supports(self, job: Job) -> None:
         """What `check` refuses wherever the library is installed."""
@@ -123,7 +121,18 @@ class DeepSpeedOptions:
 
     def config(self, job: Job) -> dict[str, Any]:
         """What deepspeed.initialize is given. What is not here keeps DeepSpeed's default."""
-        count = job.micro_batches(job.world_size)
+        count, on_host = job.micro_batches(job.world_size), {"device": "cpu", "pin_memory": job.device.type == "cuda"}
+        gather = "stage3_prefetch_bucket_size" if self.zero_stage == 3 else "allgather_bucket_size"
+        zero = {
+            "stage": self.zero_stage,
+            "reduce_bucket_size": elements(self.reduce_bucket_mb or BUCKET_MB),
+            "overlap_comm": self.overlaps(job),
+            **({"compute_grad_norm": False} if self.zero_stage < 3 and not self.needs_norm(job) else {}),
+            "stage3_param_persistence_threshold": self.persistence_threshold,
+            **({gather: elements(self.gather_bucket_mb)} if self.gather_bucket_mb else {}),
+            **({"offload_optimizer": on_host} if self.offload_optimizer else {}),
+            **({"offload_param": on_host} if self.offload_parameters else {}),
+        }
         precision: dict[str, Any] = {}
         if self.casts(job):
             precision = {job.precision: {"enabled": True}}
@@ -137,7 +146,7 @@ class DeepSpeedOptions:
             "gradient_clipping": job.clip_norm or 0.0,  # its default is 1
             "communication_data_type": job.reduce_dtype,
             **precision,
-            "zero_optimization": self._zero(job),
+            "zero_optimization": zero if self.zero_stage else {"stage": 0},
             "zero_allow_untested_optimizer": True,
             "zero_force_ds_cpu_optimizer": False,
             "steps_per_print": sys.maxsize,
@@ -162,22 +171,6 @@ class DeepSpeedOptions:
         from deepspeed.runtime.zero.config import DeepSpeedZeroConfig  # pyright: ignore
 
         return "compute_grad_norm" not in DeepSpeedZeroConfig.model_fields  # versions without this switch
-
-    def _zero(self, job: Job) -> dict[str, Any]:
-        if not self.zero_stage:
-            return {"stage": 0}
-        where = {"device": "cpu", "pin_memory": job.device.type == "cuda"}
-        gather = "stage3_prefetch_bucket_size" if self.zero_stage == 3 else "allgather_bucket_size"
-        return {
-            "stage": self.zero_stage,
-            "reduce_bucket_size": elements(self.reduce_bucket_mb or BUCKET_MB),
-            "overlap_comm": self.overlaps(job),
-            **({"compute_grad_norm": False} if self.zero_stage < 3 and not self.needs_norm(job) else {}),
-            "stage3_param_persistence_threshold": self.persistence_threshold,
-            **({gather: elements(self.gather_bucket_mb)} if self.gather_bucket_mb else {}),
-            **({"offload_optimizer": where} if self.offload_optimizer else {}),
-            **({"offload_param": where} if self.offload_parameters else {}),
-        }
 
 
 def elements(mebibytes: float) -> int:

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ddlbench.checkpoint.live import OFF
-from ddlbench.errors import Unavailable, Unsupported, check_values
+from ddlbench.errors import Unavailable, Unsupported, check_values, refuse
 from ddlbench.frameworks.horovod.start import start, started_by_mpi
 from ddlbench.frameworks.horovod.traced import trace_horovod
 from ddlbench.frameworks.shared.batchnorm import batch_norms
@@ -80,32 +80,28 @@ class Horovod:
 
     def supports(self, job: Job) -> None:
         """What `check` refuses however the library is built and started."""
-        self._compression(job)
+        self.compression_of(job)
         check_alike(job, job.world_size)
-        if job.channels_last:
-            raise Unsupported("horovod accepts only contiguous gradients: set train.channels_last=false")
-        if self.adasum and job.world_size & (job.world_size - 1):
-            raise Unsupported(f"horovod: adasum works on 2, 4, 8, ... ranks, this launch has {job.world_size}")
-        # Adasum adds up updates, not gradients: each is computed as its gradient arrives, during backward.
-        if self.adasum and (job.precision == "fp16" or job.clip_norm is not None):
-            raise Unsupported(
-                "horovod: adasum updates weights before all gradients are computed, so it supports neither fp16 "
-                f"nor clipping (train.precision={job.precision}, train.clip_norm={job.clip_norm}): "
-                "set framework.adasum=false"
-            )
+        reasons = {
+            "it accepts only contiguous gradients: set train.channels_last=false": job.channels_last,
+            f"adasum works on 2, 4, 8, ... ranks, this launch has {job.world_size}":
+                self.adasum and job.world_size & (job.world_size - 1),
+            # Adasum adds up updates, not gradients: each is computed as its gradient arrives, during backward.
+            "adasum updates weights before all gradients are computed, so it supports neither fp16 nor clipping "
+            f"(train.precision={job.precision}, train.clip_norm={job.clip_norm}): set framework.adasum=false":
+                self.adasum and (job.precision == "fp16" or job.clip_norm is not None),
+        }  # fmt: skip
+        refuse("horovod", reasons)
 
-    def _compression(self, job: Job) -> str:
+    def compression_of(self, job: Job) -> str:
         """`train.reduce_dtype` means the same for every framework; here the compression does it."""
         if job.reduce_dtype == "bf16":
             raise Unsupported("horovod 0.28.1 does not support bf16: set train.reduce_dtype=fp32 or fp16")
         return "fp16" if job.reduce_dtype == "fp16" else self.compression
 
     def check_checkpoint(self, job: Job) -> None:
-        if self.adasum:
-            raise Unsupported(
-                "horovod: Adasum's optimizer keeps weights of its own, which are not saved: "
-                f"set framework.adasum=false, or {OFF}"
-            )
+        reason = "Adasum's optimizer keeps weights of its own, which are not saved: set framework.adasum=false"
+        refuse("horovod", {f"{reason}, or {OFF}": self.adasum})
 
     def setup(self, job: Job) -> Replica:
         """Horovod stays up until the process ends: see `start`."""
@@ -125,7 +121,7 @@ class Horovod:
         optimizer = hvd.DistributedOptimizer(
             job.optimizer(model.named_parameters()),
             named_parameters=model.named_parameters(),
-            compression=getattr(hvd.Compression, self._compression(job)),
+            compression=getattr(hvd.Compression, self.compression_of(job)),
             # Horovod counts the backward passes itself and adds them up: `accumulate` divides their losses.
             backward_passes_per_step=job.micro_batches(job.world_size),
             op=op,
@@ -155,7 +151,7 @@ class Horovod:
         }
 
     def _facts(self, job: Job, controller: str) -> dict[str, Any]:
-        compression = self._compression(job)
+        compression = self.compression_of(job)
         return {
             "compression": compression,
             "fusion_threshold_mb": self.fusion_threshold_mb,

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddlbench.errors import Unsupported, check_values
+from ddlbench.errors import check_values, refuse
 from ddlbench.frameworks.pipeline.blocks import Blocks
 from ddlbench.frameworks.pipeline.groups import Groups
 from ddlbench.frameworks.pipeline.schedules import (
@@ -57,12 +57,13 @@ class Pipeline:
         ranks = pipeline_ranks(job.world_size, self.dp, self.pp, self.tp)
         micro_batch_count(self.schedule, job, ranks, self.dp)
         check_stages(ranks, self.virtual_stages, len(on_meta(job)), self.balance)
-        if job.reduce_dtype != "fp32":
-            raise Unsupported(
-                f"{self.name}: gradients are averaged in fp32, not {job.reduce_dtype}: set train.reduce_dtype=fp32"
-            )
-        if ranks == 1 and self.schedule in LOOPED:
-            raise Unsupported(f"{self.name}: {self.schedule} needs 2 ranks or more in a pipeline: use framework=gpipe")
+        reasons = {
+            f"gradients are averaged in fp32, not {job.reduce_dtype}: set train.reduce_dtype=fp32":
+                job.reduce_dtype != "fp32",
+            f"{self.schedule} needs 2 ranks or more in a pipeline: use framework=gpipe":
+                ranks == 1 and self.schedule in LOOPED,
+        }  # fmt: skip
+        refuse(self.name, reasons)
         if self.schedule == "zero_bubble":
             check_split_backward(job)
         if self.tp > 1:

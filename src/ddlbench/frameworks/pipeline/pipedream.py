@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddlbench.errors import Unsupported, check_values
+from ddlbench.errors import check_values, refuse
 from ddlbench.frameworks.pipeline.blocks import Blocks
 from ddlbench.frameworks.pipeline.groups import Groups
 from ddlbench.frameworks.pipeline.pipedream_trainer import PipeDreamTrainer
@@ -48,30 +48,22 @@ class PipeDream:
         self._micro_batches(job, ranks)
         check_stages(ranks, 1, len(on_meta(job)), self.balance)
         # What does not go with stages that make the same update at different times.
-        if job.reduce_dtype != "fp32":
-            raise Unsupported(
-                f"{self.name}: gradients are averaged in fp32, not {job.reduce_dtype}: set train.reduce_dtype=fp32"
-            )
-        if job.compile:
-            raise Unsupported(
-                f"{self.name}: torch.compile would compile a stage again for each version of its weights: "
-                "set train.compile=false"
-            )
-        if job.precision == "fp16":
-            raise Unsupported(
-                f"{self.name}: gradients in flight have several loss scales, and the last stage makes its update "
-                "before the first stage can detect an overflow: use train.precision=bf16, or framework=1f1b"
-            )
-        if job.clip_norm is not None and ranks > 1:
-            raise Unsupported(
-                f"{self.name}: the norm of all gradients is known only {ranks - 1} micro batches after the last of "
-                f"{ranks} stages has made its update: set train.clip_norm=null, or use framework=1f1b"
-            )
-        if ranks > 1 and not self.double_buffered and tied_names(on_meta(job)):
-            raise Unsupported(
-                f"{self.name}: the tied embedding would be {ranks - 1} updates older on the first stage than on the "
-                "last: set model.tie_weights=false, or use framework=pipedream_2bw (the same staleness on all stages)"
-            )
+        reasons = {
+            f"gradients are averaged in fp32, not {job.reduce_dtype}: set train.reduce_dtype=fp32":
+                job.reduce_dtype != "fp32",
+            "torch.compile would compile a stage again for each version of its weights: set train.compile=false":
+                job.compile,
+            "gradients in flight have several loss scales, and the last stage makes its update before the first stage "
+            "can detect an overflow: use train.precision=bf16, or framework=1f1b":
+                job.precision == "fp16",
+            f"the norm of all gradients is known only {ranks - 1} micro batches after the last of {ranks} stages has "
+            "made its update: set train.clip_norm=null, or use framework=1f1b":
+                job.clip_norm is not None and ranks > 1,
+            f"the tied embedding would be {ranks - 1} updates older on the first stage than on the last: set "
+            "model.tie_weights=false, or use framework=pipedream_2bw (the same staleness on all stages)":
+                ranks > 1 and not self.double_buffered and tied_names(on_meta(job)),
+        }  # fmt: skip
+        refuse(self.name, reasons)
         check_alike(job, self.dp)
 
     def _micro_batches(self, job: Job, ranks: int) -> int:

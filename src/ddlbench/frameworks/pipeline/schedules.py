@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddlbench.errors import Unsupported, WrongRankCount
+from ddlbench.errors import Unsupported, WrongRankCount, refuse
 from ddlbench.frameworks.shared.layout import divisors, fill
 from ddlbench.job import Job
 
@@ -46,17 +46,13 @@ def check_stages(ranks: int, virtual_stages: int, blocks: int, balance: list[int
 
 def check_split_backward(job: Job) -> None:
     """What does not go with a backward pass in two halves, gradients of inputs first and of weights later."""
-    asked = {
+    keys = {
         "train.checkpoint_activations": job.checkpoint_activations,  # each half would recompute the block
         "train.compile": job.compile,  # torch cannot split a compiled backward pass
         "train.channels_last": job.channels_last,  # inputs' gradients come in that layout, which cannot be sent
     }
-    for key, value in asked.items():
-        if value:
-            raise Unsupported(
-                f"zero_bubble: a backward pass in two halves does not support {key}=true: "
-                "set it to false, or use framework=interleaved"
-            )
+    reason = "a backward pass in two halves does not support {}=true: set it to false, or use framework=interleaved"
+    refuse("zero_bubble", {reason.format(key): value for key, value in keys.items()})
 
 
 def micro_batch_count(schedule: str, job: Job, ranks: int, replicas: int) -> int:

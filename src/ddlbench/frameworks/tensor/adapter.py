@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from ddlbench.errors import Unsupported, check_values
+from ddlbench.errors import Unsupported, check_values, refuse
 from ddlbench.frameworks.shared.checkpointing import checkpoint_blocks
 from ddlbench.frameworks.shared.groups import average, clip_parts, gradient, subgroup
 from ddlbench.frameworks.shared.layout import Layout, divisors, fill
@@ -48,15 +48,14 @@ class TensorParallel:
             check_parts(self.name, job, tp)
         check_compile(self.name, job)
         length, *more = job.model.input_shape()
-        if self.sequence_parallel and more:
-            raise Unsupported(
-                f"tensor: {job.model.name} has no sequence to split: set framework.sequence_parallel=false"
-            )
-        if self.sequence_parallel and length % tp:
-            raise Unsupported(
-                f"tensor: {tp} ranks cannot share the {length} tokens of a sequence: choose "
-                f"model.seq_len={length - length % tp or tp} or framework.sequence_parallel=false"
-            )
+        reasons = {
+            f"{job.model.name} has no sequence to split: set framework.sequence_parallel=false":
+                self.sequence_parallel and more,
+            f"{tp} ranks cannot share the {length} tokens of a sequence: choose "
+            f"model.seq_len={length - length % tp or tp} or framework.sequence_parallel=false":
+                self.sequence_parallel and length % tp,
+        }  # fmt: skip
+        refuse("tensor", reasons)
         check_reduction("tensor", job)
         check_alike(job, self.dp)
 
@@ -100,20 +99,19 @@ def check_parts(name: str, job: Job, tp: int, pp: int = 1) -> None:
             f"{name}: {tp} ranks cannot share the {numbers[uneven]} {uneven}: "
             f"choose framework.tp={fits} framework.dp={job.world_size // (fits * pp)}"
         )
-    if job.model.outputs() < tp:
-        raise Unsupported(f"{name}: {tp} ranks cannot share the {job.model.outputs()} classes: give each at least one")
-    if (optimizer := layerwise(job)) is not None:
-        raise Unsupported(
-            f"{name}: {optimizer} needs the norm of each full layer, but each rank holds only part of a layer: "
-            f"choose recipe.optimizer.name={elementwise_names()}"
-        )
+    optimizer, classes = layerwise(job), job.model.outputs()
+    reasons = {
+        f"{tp} ranks cannot share the {classes} classes: give each at least one": classes < tp,
+        f"{optimizer} needs the norm of each full layer, but each rank holds only part of a layer: choose "
+        f"recipe.optimizer.name={elementwise_names()}":
+            optimizer,
+    }  # fmt: skip
+    refuse(name, reasons)
 
 
 def check_compile(name: str, job: Job) -> None:
-    if job.compile:
-        raise Unsupported(
-            f"{name}: torch.compile breaks the graph at the collectives of every layer: set train.compile=false"
-        )
+    reason = "torch.compile breaks the graph at the collectives of every layer: set train.compile=false"
+    refuse(name, {reason: job.compile})
 
 
 def split_numbers(model: nn.Sequential, plan: Mapping[str, str]) -> dict[str, int]:

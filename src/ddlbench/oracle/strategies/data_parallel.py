@@ -25,7 +25,7 @@ AT_ONCE = 5e8
 
 def ddp(framework: DDP, setting: Setting) -> Outcome:
     """Buckets are all-reduced one after the other during the backward pass of the last micro batch (Li et al. 2020)."""
-    hook = framework.comm_hook if framework.comm_hook != "none" else setting.job.reduce_dtype
+    hook = framework.hook(setting.job)
     if hook == "powersgd":
         raise Unsupported("the oracle has no model of framework.comm_hook=powersgd: choose none, fp16 or bf16")
     cap = framework.bucket_cap_mb
@@ -45,9 +45,8 @@ def horovod(framework: Horovod, setting: Setting) -> Outcome:
     """Gradients are fused as they become ready and all-reduced in the background (Sergeev and Del Balso 2018)."""
     if framework.adasum:
         raise Unsupported("the oracle has no model of framework.adasum: set it to false")
-    fp16 = framework.compression == "fp16" or setting.job.reduce_dtype == "fp16"
-    back = backward(setting)
-    tensors = overlap.gradients(sizes(setting, 2 if fp16 else 4), back)
+    back, sent = backward(setting), framework.compression_of(setting.job)
+    tensors = overlap.gradients(sizes(setting, 2 if sent == "fp16" else 4), back)
     cap, cycle = framework.fusion_threshold_mb * MiB, framework.cycle_time_ms / 1e3
     messages = overlap.fused(tensors, lambda size: setting.all_reduce(size, setting.world), cap, cycle)
     return replicas(setting, (averaged(setting, messages, sum(back)),))

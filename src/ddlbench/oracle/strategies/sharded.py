@@ -13,7 +13,7 @@ from itertools import accumulate
 from ddlbench.errors import Unsupported
 from ddlbench.frameworks.deepspeed.knobs import BUCKET_MB, DeepSpeedOptions
 from ddlbench.frameworks.fsdp import FSDP
-from ddlbench.frameworks.shared.meta import has_batch_norm, on_meta
+from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.shared.sharding import root_group
 from ddlbench.measure.formulas.memory_formula import FP32_BYTES
 from ddlbench.oracle.machine import collectives
@@ -63,8 +63,7 @@ def fsdp(framework: FSDP, setting: Setting) -> Outcome:
     which is gathered once per micro batch by default. With replicas (HSDP) neighbours share the shards, and gradients
     are all-reduced between the replicas."""
     job, shards = setting.job, setting.world // framework.replicate
-    casts = (framework.mixed_precision or ("autocast" if has_batch_norm(job) else "policy")) == "policy"
-    weight = BYTES[job.precision] if casts else 4
+    weight = BYTES[job.precision] if framework.scheme(job) == "policy" else 4
     blocks = setting.counts.blocks
     names = root_group(on_meta(job))
     root = tuple(index for index, block in enumerate(blocks) if block.name in names)

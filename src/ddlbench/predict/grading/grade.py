@@ -18,7 +18,6 @@ import numpy as np
 from ddlbench.errors import RunError, UserError
 from ddlbench.oracle import bands
 from ddlbench.predict.grading import layouts
-from ddlbench.predict.grading.layouts import Layout
 from ddlbench.predict.grading.points import COLUMNS, Point, Words, points
 from ddlbench.predict.grading.predictions import last_points, predicted_s
 from ddlbench.results.reading.csv_rows import CsvRow, read_csv
@@ -108,13 +107,11 @@ def _slope(x: Sequence[float], y: Sequence[float]) -> tuple[float | None, tuple[
     """The slope of a straight line by least squares, and its 95 % interval; None with fewer than two GPU counts."""
     if len(set(x)) < 2:
         return None, None
-    away = np.array(x) - mean(x)
-    slope = float((away * np.array(y)).sum() / (away**2).sum())
     if len(x) < 3:
-        return slope, None
-    rest = np.array(y) - mean(y) - slope * away
-    error = float(np.sqrt((rest**2).sum() / (len(x) - 2) / (away**2).sum()))
-    return slope, (slope - Z95 * error, slope + Z95 * error)
+        return float(np.polyfit(x, y, 1)[0]), None
+    (slope, _), covariance = np.polyfit(x, y, 1, cov=True)
+    half = Z95 * float(np.sqrt(covariance[0, 0]))
+    return float(slope), (float(slope) - half, float(slope) + half)
 
 
 def grade(path: Path) -> Grade:
@@ -165,20 +162,16 @@ def _grade_layouts(rows: Sequence[CsvRow], left_out: list[str]) -> Grade:
         if isinstance(layout, str):
             left_out.append(layout)
             continue
-        graded.append(_graded_layout(layout))
-        cases.setdefault(layout.case, []).append((graded[-1].predicted_s, layout.measured_s))
+        nodes, model = -(-layout.gpus // layouts.PER_NODE), f"GPT {layout.layers} layers, width {layout.hidden}"
+        network = layouts.NETWORK if nodes > 1 else ""
+        stated = Words(layout.line, "GPT layouts", model, layout.name, "A100", network)
+        predicted, band = layouts.predicted_s(layout), bands.band("hybrid", nodes)
+        graded.append(_graded(stated, layout.gpus, "kernels of an A100", layout.measured_s, predicted, band))
+        cases.setdefault(layout.case, []).append((predicted, layout.measured_s))
     regret = [
         min(case)[1] / min(measured for _, measured in case) - 1 for case in cases.values() if len(case) > 1
     ]  # the recommended layout is the one with the fewest predicted seconds
     return Grade(graded, left_out, regret)
-
-
-def _graded_layout(layout: Layout) -> Graded:
-    model = f"GPT {layout.layers} layers, width {layout.hidden}"
-    network = "" if layout.gpus <= layouts.PER_NODE else layouts.NETWORK
-    stated = Words(layout.line, "GPT layouts", model, layout.name, "A100", network)
-    band = bands.band("hybrid", -(-layout.gpus // layouts.PER_NODE))
-    return _graded(stated, layout.gpus, "kernels of an A100", layout.measured_s, layouts.predicted_s(layout), band)
 
 
 def as_json(graded: Grade) -> str:
