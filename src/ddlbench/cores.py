@@ -1,8 +1,14 @@
-"""The cores of this process."""
+"""The cores of this process and of a rank, and the default number of a loader's workers or threads."""
 
 from __future__ import annotations
 
 import os
+from collections import Counter
+from collections.abc import Collection, Sequence
+from fractions import Fraction
+
+MOST = {"cpu": 8, "cuda": 16}  # workers: what a file system and /dev/shm carry for every rank of a node
+ON_CUDA = 2  # threads of a rank that are busy beside its loader: one queues the device's work, one pins batches
 
 
 def allowed_cores() -> list[int]:
@@ -10,3 +16,31 @@ def allowed_cores() -> list[int]:
     if hasattr(os, "sched_getaffinity"):
         return sorted(os.sched_getaffinity(0))
     return list(range(os.cpu_count() or 1))  # macOS
+
+
+def fewest_cores(ranks: Sequence[tuple[str, Collection[int]]]) -> int:
+    """Cores to itself of the rank that has the fewest, at least 1; `ranks`: the host of each, and the
+    cores of it that the rank may run on.
+
+    Ranks of a host that may run on the same core share it: four ranks that may run on the same 8 cores have 2 each.
+    """
+    users = Counter((host, core) for host, cores in ranks for core in cores)
+    shares = [sum(Fraction(1, users[host, core]) for core in cores) for host, cores in ranks]
+    return max(1, int(min(shares)))
+
+
+def default_workers(cores: int, device_type: str, threads: int) -> int:
+    """One for each core that the rank itself leaves free, at least 1; threads: those of a rank on the CPU."""
+    busy = threads if device_type == "cpu" else ON_CUDA
+    return min(MOST[device_type], max(1, cores - busy))
+
+
+def few_cores(cores: int, workers: int) -> str | None:
+    """A remark for users of a GPU; it is not an error."""
+    wanted = workers + ON_CUDA
+    if cores >= wanted:
+        return None
+    return (
+        f"each rank has {cores} core{'s' if cores > 1 else ''} for itself; its {workers} loader workers and {ON_CUDA} "
+        f"threads of its own want {wanted}: give each rank more (srun --cpus-per-task={wanted})"
+    )

@@ -16,7 +16,7 @@ from ddlbench.config.compose import configuration, configurations
 from ddlbench.config.job import make_job
 from ddlbench.config.keys import Train
 from ddlbench.config.schema import Config
-from ddlbench.data.loaders.cores import few_cores
+from ddlbench.cores import few_cores
 from ddlbench.errors import UserError
 from ddlbench.job import Job
 from ddlbench.measure.devices.environment import environment, switches

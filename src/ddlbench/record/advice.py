@@ -10,7 +10,7 @@ from typing import Any
 from ddlbench.config.compose import refusal, supports
 from ddlbench.config.keys import Train
 from ddlbench.config.schema import Config
-from ddlbench.data.loaders.cores import few_cores
+from ddlbench.cores import few_cores
 from ddlbench.frameworks.shared.refusals import optimizer_of
 from ddlbench.job import Framework, Job, Model
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer

@@ -12,9 +12,8 @@ from functools import partial
 import torch
 
 from ddlbench.config.schema import Config
-from ddlbench.cores import allowed_cores
+from ddlbench.cores import allowed_cores, fewest_cores
 from ddlbench.data.feed import Feed, Request
-from ddlbench.data.loaders.cores import fewest_cores
 from ddlbench.data.staging import node_storage
 from ddlbench.errors import PeerFailed, RunError, Unavailable, Unsupported, UserError
 from ddlbench.job import Job, Place

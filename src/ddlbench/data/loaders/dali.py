@@ -19,11 +19,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ddlbench.cores import default_workers
 from ddlbench.data.feed import Dataset, Fetched, Request
 from ddlbench.data.images.folders import ImageFolders
 from ddlbench.data.images.source import FolderSource, Source
 from ddlbench.data.images.split import BadImage, ImageSplit, augmentation_seed, decode_image
-from ddlbench.data.loaders.cores import default_workers
 from ddlbench.data.loaders.dali_graph import DEVICES, Graph, import_dali
 from ddlbench.data.loaders.replica_feed import Key, ReplicaFeed
 from ddlbench.errors import Unsupported, UserError, check_values, refuse

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from ddlbench.cores import default_workers
 from ddlbench.data.feed import Dataset, Fetched, Request, Split
 from ddlbench.data.images.split import normalized
-from ddlbench.data.loaders.cores import default_workers
 from ddlbench.data.loaders.replica_feed import Key, ReplicaFeed
 from ddlbench.data.processes import end_with_parent
 from ddlbench.errors import RunError, check_values

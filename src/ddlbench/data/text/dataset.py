@@ -145,7 +145,12 @@ class TokenText:
             )
         if not train and self.val_limit is not None:
             windows = min(windows, self.val_limit)
-        return TokenSplit(self._as_read(train, file), seq_len, windows)
+        text, _ = self.paths()[train]
+        if self.stage_to is not None:
+            folder = self._here(train)
+            text, file = folder / text.name, replace(file, path=folder / file.path.name)
+        files = None if self.mapped else self.tokenizer_files()
+        return TokenSplit(file, seq_len, windows, files and RawText(text, files))
 
     def describe(self) -> dict[str, Any]:
         """hash: of the tokens and the tokenizer. All sizes are of the full text, so under a val_limit, which is in
@@ -191,17 +196,6 @@ class TokenText:
         """The folder of this node's own copies."""
         assert self.stage_to is not None, "nothing is staged"
         return node_folder(self.stage_to, self.name, self.describe()["hash"]) / SPLITS[train]
-
-    def _as_read(self, train: bool, file: TokenFile) -> TokenFile | RawText:
-        text, _ = self.paths()[train]
-        if self.stage_to is not None:
-            here = self._here(train)
-            text, file = here / text.name, replace(file, path=here / file.path.name)
-        if self.mapped:
-            return file
-        files = self.tokenizer_files()
-        assert files, "raw text needs a tokenizer"
-        return RawText(text, file, files)
 
 
 def _fits_vocabulary(what: str, needed: int, model: Model) -> None:

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from ddlbench.data.feed import Fetched
-from ddlbench.data.text.token_file import TokenFile, TokenIndex
+from ddlbench.data.text.token_file import TokenFile
 from ddlbench.data.text.tokenizer import ROW, THREADS, TextTokenizer, TokenizerFiles, table_path
 from ddlbench.errors import UserError, reporting
 from ddlbench.recipe.losses import IGNORED
@@ -37,11 +37,14 @@ class TokenSplit:
     In training every window is full and the rest of the text, at most T tokens, is left out. In validation every
     token after the first is scored exactly once: the last window may be short, its inputs are filled up with the last
     token and its targets with -100, which is not scored. Windows do not depend on epoch or seed.
+
+    raw: the text to tokenise at each access, where the tokens are not read from `file`
     """
 
-    file: TokenFile | RawText
+    file: TokenFile
     seq_len: int
     windows: int
+    raw: RawText | None = None
 
     def __len__(self) -> int:
         return self.windows
@@ -63,37 +66,16 @@ class TokenSplit:
     @cached_property
     def tokens(self) -> NDArray[Any] | RawTokens:
         """All of the text, mapped, or tokenised at each access: [tokens]."""
-        return self.file.read()
+        return self.file.read() if self.raw is None else RawTokens.open(self.raw, self.file)
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the text, because every worker opens the text itself."""
         return {key: value for key, value in self.__dict__.items() if key != "tokens"}
 
 
-@dataclass(frozen=True)
-class RawText:
-    """A raw text in the place of `file`, the token file made of it. Small to send: it opens where it is read."""
-
+class RawText(NamedTuple):
     path: Path
-    file: TokenFile
     tokenizer: TokenizerFiles
-
-    @property
-    def index(self) -> TokenIndex:
-        return self.file.index
-
-    def read(self) -> RawTokens:
-        """From now on the library uses one thread: a rank, and each of its loader workers, uses one core.
-
-        Raises UserError where there is no table."""
-        table = line_table(self.file)
-        if table is None:
-            raise UserError(
-                f"there is no table {table_path(self.file.path)} of the lines of {self.path} on this node: "
-                f"set data.cache_dir=FOLDER to one that all nodes share"
-            )
-        os.environ[THREADS] = "false"
-        return RawTokens(self.path, table, self.tokenizer.load())
 
 
 @dataclass(frozen=True)
@@ -103,6 +85,19 @@ class RawTokens:
     path: Path
     table: NDArray[np.int64]
     tokenizer: TextTokenizer
+
+    @classmethod
+    def open(cls, raw: RawText, file: TokenFile) -> RawTokens:
+        """file: made of the text. From now on the library uses one thread: a rank, and each of its loader workers,
+        uses one core. Raises UserError where there is no table."""
+        table = line_table(file)
+        if table is None:
+            raise UserError(
+                f"there is no table {table_path(file.path)} of the lines of {raw.path} on this node: "
+                f"set data.cache_dir=FOLDER to one that all nodes share"
+            )
+        os.environ[THREADS] = "false"
+        return cls(raw.path, table, raw.tokenizer.load())
 
     def __getitem__(self, positions: NDArray[np.int64]) -> NDArray[Any]:
         """positions [windows, positions of a window], ascending in each; the tokens there. Raises UserError where the
