@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from typing import Any, ClassVar
@@ -74,8 +74,7 @@ class Dali:
         threads = self.threads or default_workers(request.cores, request.device.type, torch.get_num_threads())
         settings = replace(self, device=device, threads=threads)
         train, validation = (settings._reader(dataset, request, train) for train in (True, False))
-        facts = {key: value for key, value in asdict(settings).items() if key != "name"}
-        return ReplicaFeed(train, validation, request, facts)
+        return ReplicaFeed(train, validation, request, settings)
 
     def _reader(self, dataset: ImageFolders, request: Request, train: bool) -> DaliReader:
         assert self.device is not None, "chosen by `open`"

@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from multiprocessing import connection, forkserver, resource_tracker
 from typing import Any, ClassVar
@@ -70,8 +70,7 @@ class Native:
         train, validation = (Reader(split, settings, request.device.type == "cpu") for split in splits)
         if workers and request.place.reads_data:
             start_server(type(splits[0]).__module__)
-        facts = {key: value for key, value in asdict(settings).items() if key != "name"}
-        return ReplicaFeed(train, validation, request, facts)
+        return ReplicaFeed(train, validation, request, settings)
 
 
 class Reader:

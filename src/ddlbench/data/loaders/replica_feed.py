@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import repeat
 from typing import Any, Protocol
 
 from torch.nn import functional as F
 
-from ddlbench.data.feed import Fetched, Request, Split
+from ddlbench.data.feed import Fetched, Loader, Request, Split
 from ddlbench.data.loaders.to_device import ToDevice
 from ddlbench.data.sampler import Indices, epoch_order, training_batches, training_steps, validation_batches
 from ddlbench.job import Batch
@@ -35,17 +35,15 @@ class SplitReader(Protocol):
 
 
 class ReplicaFeed:
-    """settings: of the loader, for the record."""
+    """loader: with its settings, which are facts for the record."""
 
-    def __init__(
-        self, train: SplitReader, validation: SplitReader, request: Request, settings: Mapping[str, Any]
-    ) -> None:
+    def __init__(self, train: SplitReader, validation: SplitReader, request: Request, loader: Loader) -> None:
         samples = len(train.split)
         self.steps_per_epoch = training_steps(samples, request.global_batch, request.steps)
         self.dropped_samples = samples % request.global_batch
         self.val_samples = len(validation.split)
         self.val_unread = 0
-        self._train, self._validation, self._request, self._settings = train, validation, request, settings
+        self._train, self._validation, self._request, self._loader = train, validation, request, loader
         self._to_device = ToDevice(request.device, request.channels_last)
         self._bad: Counter[str] = Counter()
 
@@ -68,7 +66,8 @@ class ReplicaFeed:
     def facts(self) -> dict[str, Any]:
         """cores: that each rank has to itself
         bad_samples: name of each sample that could not be read -> how often this rank met it"""
-        return {**self._settings, "cores": self._request.cores, "bad_samples": dict(self._bad)}
+        settings = {key: value for key, value in vars(self._loader).items() if key != "name"}
+        return {**settings, "cores": self._request.cores, "bad_samples": dict(self._bad)}
 
     def close(self) -> None:
         self._train.close()

@@ -81,7 +81,7 @@ class Pipeline:
         samples = job.replica_batch(self.dp) // count
         plan = Plan.of(job, layout.pp * self.virtual_stages, samples, self.balance, self.flops_per_byte)
         blocks = Blocks(job, groups, plan, self.sharded)
-        return PipelineTrainer(job, groups, plan, blocks, self.schedule, count, self._facts(job, layout, plan, count))
+        return PipelineTrainer(job, blocks, self.schedule, count, self._facts(job, layout, plan, count))
 
     def _facts(self, job: Job, layout: Layout, plan: Plan, count: int) -> dict[str, Any]:
         return {

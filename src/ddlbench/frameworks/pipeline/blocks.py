@@ -20,24 +20,8 @@ from ddlbench.frameworks.shared.groups import clip_parts, gradient
 from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.shared.replica import cpu_state, load_full_state
 from ddlbench.frameworks.shared.sharding import shard
-from ddlbench.frameworks.tensor.collectives import Part
 from ddlbench.frameworks.tensor.layers import full_state, local_state, split_model, splits_output
 from ddlbench.job import Job
-
-
-def local_edges(plan: Plan, job: Job, part: Part) -> list[Tensor]:
-    """The plan's edges on this rank: where ranks share layers, some blocks give this rank's slice of the features."""
-    if part.size == 1:
-        return plan.edges
-    names, styles = [name for name, _ in on_meta(job).named_children()], job.model.tensor_plan()
-    before = [names[end - 1] for end in accumulate(plan.sizes)]
-    slices = [
-        edge.detach().narrow(-1, *part.span(edge.shape[-1])).contiguous().requires_grad_()
-        if splits_output(block, styles)
-        else edge
-        for block, edge in zip(before, plan.edges[1:], strict=True)
-    ]
-    return [plan.edges[0], *slices]
 
 
 class Blocks:
@@ -48,7 +32,7 @@ class Blocks:
     """
 
     def __init__(self, job: Job, groups: Groups, plan: Plan, sharded: bool) -> None:
-        self.groups, self.sharded = groups, sharded and groups.layout.dp > 1
+        self.groups, self.plan, self.sharded = groups, plan, sharded and groups.layout.dp > 1
         # Built in full on the CPU, so that all ranks have the same weights; only this rank's blocks go to the device.
         complete = replace(job, device=torch.device("cpu")).build()
         ties = tied_names(complete)
@@ -70,6 +54,16 @@ class Blocks:
                 fully_shard(stage, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
         self.shared = groups.shared(self.model, ties)
         self.statistics = Statistics(self.model, groups.dp_group)
+
+    def edges(self, job: Job) -> list[Tensor]:
+        """The plan's edges on this rank: where ranks share layers, some blocks give its slice of the features."""
+        (first, *others), part = self.plan.edges, self.groups.part
+        names, styles = [name for name, _ in on_meta(job).named_children()], job.model.tensor_plan()
+        for stage, end in enumerate(accumulate(self.plan.sizes)):
+            if part.size > 1 and splits_output(names[end - 1], styles):
+                slice_ = others[stage].detach().narrow(-1, *part.span(others[stage].shape[-1]))
+                others[stage] = slice_.contiguous().requires_grad_()
+        return [first, *others]
 
     def reduce(self) -> None:
         """Average gradients over replicas, sum those of tied parameters. torch's schedule has averaged sharded ones."""

@@ -78,7 +78,7 @@ class PipeDream:
         plan = Plan.of(job, layout.pp, samples, self.balance, self.flops_per_byte)
         blocks = Blocks(job, groups, plan, sharded=False)
         facts = self._facts(job, layout.pp, plan, count)
-        return PipeDreamTrainer(job, groups, blocks, plan.between, count, self.double_buffered, facts)
+        return PipeDreamTrainer(job, blocks, count, self.double_buffered, facts)
 
     def _facts(self, job: Job, ranks: int, plan: Plan, count: int) -> dict[str, Any]:
         rule = "4 a rank" if self.double_buffered else "the whole minibatch"

@@ -32,7 +32,6 @@ from torch import Tensor
 
 from ddlbench.frameworks.pipeline.blocks import Blocks
 from ddlbench.frameworks.pipeline.clock import BusyClock
-from ddlbench.frameworks.pipeline.groups import Groups
 from ddlbench.frameworks.pipeline.updates import Minibatch, UpdateQueue
 from ddlbench.frameworks.shared.replica import RankTrainer
 from ddlbench.frameworks.shared.step import autocast, micro_batches
@@ -95,17 +94,9 @@ class PipeDreamTrainer(RankTrainer):
     returning: the gradient that the stage before waits for
     """
 
-    def __init__(
-        self,
-        job: Job,
-        groups: Groups,
-        blocks: Blocks,
-        boundaries: Sequence[Tensor],
-        micro_batches: int,
-        delayed: bool,
-        knobs: Mapping[str, Any],
-    ) -> None:
-        """boundaries: what passes between the stages, first to last; delayed: as UpdateQueue takes it"""
+    def __init__(self, job: Job, blocks: Blocks, micro_batches: int, delayed: bool, knobs: Mapping[str, Any]) -> None:
+        """delayed: as UpdateQueue takes it"""
+        groups, boundaries = blocks.groups, blocks.plan.between
         shared = {id(parameter) for parameter in blocks.shared}
         tied = [name for name, parameter in blocks.model.named_parameters() if id(parameter) in shared]
         self.clock = BusyClock(job.device)

@@ -11,11 +11,9 @@ import torch
 from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 
-from ddlbench.frameworks.pipeline.blocks import Blocks, local_edges
+from ddlbench.frameworks.pipeline.blocks import Blocks
 from ddlbench.frameworks.pipeline.clock import BusyClock
-from ddlbench.frameworks.pipeline.groups import Groups
 from ddlbench.frameworks.pipeline.schedules import LOOPED, SCHEDULES
-from ddlbench.frameworks.pipeline.stages import Plan
 from ddlbench.frameworks.shared.replica import RankTrainer
 from ddlbench.frameworks.shared.step import Update, autocast
 from ddlbench.frameworks.tensor.collectives import share
@@ -32,16 +30,8 @@ class PipelineTrainer(RankTrainer):
     losses: of the micro batches of the last step, on the last stage
     """
 
-    def __init__(
-        self,
-        job: Job,
-        groups: Groups,
-        plan: Plan,
-        blocks: Blocks,
-        schedule: str,
-        micro_batches: int,
-        knobs: Mapping[str, Any],
-    ) -> None:
+    def __init__(self, job: Job, blocks: Blocks, schedule: str, micro_batches: int, knobs: Mapping[str, Any]) -> None:
+        groups = blocks.groups
         job = replace(job, loss=loss_of_parts(job, groups.part, parallel=True))
         update = Update(job.optimizer(blocks.model.named_parameters()), job, groups.norm_group)
         part = f"tensor{groups.part.rank}"  # names differ between stages
@@ -52,7 +42,7 @@ class PipelineTrainer(RankTrainer):
         from torch.distributed.pipelining import PipelineStage  # half a second to import
         from torch.distributed.pipelining.schedules import get_schedule_class
 
-        edges, count, group = local_edges(plan, job, groups.part), len(plan.sizes), groups.pp_group
+        edges, count, group = blocks.edges(job), len(blocks.plan.sizes), groups.pp_group
         stages: list[Any] = []
         for index, module in blocks.stages.items():
             if job.compile:
