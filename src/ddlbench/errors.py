@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from math import inf
 from typing import Any
 
+from ddlbench.texts import first_line
+
 
 @dataclass(frozen=True)
 class Status:
@@ -142,6 +144,16 @@ class Unavailable(RunError):
 
     status = "unavailable"
     exit_code = STATUSES[status].exit_code
+
+
+@contextmanager
+def importing(library: str, remedy: str) -> Generator[None]:
+    """Make any error of an import one line for the user: libraries also look for compilers, drivers and other
+    libraries, and fail in many ways."""
+    try:
+        yield
+    except Exception as error:
+        raise Unavailable(f"{library} cannot be imported ({first_line(error)}): {remedy}") from error
 
 
 class Diverged(RunError):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from ddlbench.errors import Unavailable, check_values
+from ddlbench.errors import check_values, importing
 from ddlbench.job import NamedParameters
 
 Groups = list[dict[str, Any]]
@@ -83,19 +83,15 @@ def make_sgd(config: OptimizerConfig, groups: Groups) -> Optimizer:
 
 
 def make_adam(config: OptimizerConfig, groups: Groups) -> Optimizer:
-    return torch.optim.Adam(groups, lr=config.lr, betas=pair(config.betas), eps=config.eps, fused=config.fused)
-
-
-def make_adamw(config: OptimizerConfig, groups: Groups) -> Optimizer:
-    return torch.optim.AdamW(groups, lr=config.lr, betas=pair(config.betas), eps=config.eps, fused=config.fused)
+    """Adam or AdamW."""
+    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.name]
+    return kind(groups, lr=config.lr, betas=pair(config.betas), eps=config.eps, fused=config.fused)
 
 
 def timm(module: str) -> Any:
     """timm.optim's module. It is imported here: timm takes up to four seconds, and a cluster may lack it."""
-    try:
+    with importing(f"timm, which recipe={module} needs,", "pip install timm"):
         return import_module(f"timm.optim.{module}")
-    except ImportError as error:
-        raise Unavailable(f"timm cannot be imported ({error}), recipe={module} needs it: pip install timm") from error
 
 
 def make_lars(config: OptimizerConfig, groups: Groups) -> Optimizer:
@@ -165,7 +161,7 @@ class Entry:
 optimizers = {
     "sgd": Entry(make_sgd, Costs(1, 20, 1), plain=Costs(0, 12, 1)),
     "adam": Entry(make_adam, Costs(2, 28, 2)),
-    "adamw": Entry(make_adamw, Costs(2, 28, 2)),
+    "adamw": Entry(make_adam, Costs(2, 28, 2)),
     "lars": Entry(make_lars, Costs(1, 28, 2), plain=Costs(0, 20, 2), elementwise=False),
     "lamb": Entry(make_lamb, Costs(2, 36, 3), elementwise=False),
 }

@@ -9,8 +9,7 @@ from typing import Any
 
 from ddlbench.data.images.folders import ImageFolders
 from ddlbench.data.images.split import MEAN, STD
-from ddlbench.errors import Unavailable
-from ddlbench.texts import first_line
+from ddlbench.errors import importing
 
 DEVICES = ("cpu", "gpu", "mixed")
 ATTEMPTS = 10  # at a crop that fits, as torchvision
@@ -18,14 +17,10 @@ ATTEMPTS = 10  # at a crop that fits, as torchvision
 
 def import_dali() -> Any:
     """The module; Unavailable where it cannot be imported."""
-    try:
+    with importing("dali", "pip install 'ddlbench[dali]' (CUDA 13: 'ddlbench[dali13]')"):
         for module in ("fn", "math", "types"):
             import_module(f"nvidia.dali.{module}")
-    except Exception as error:  # its libraries may miss others of the system
-        raise Unavailable(
-            f"dali: {first_line(error)}: pip install 'ddlbench[dali]' (CUDA 13: 'ddlbench[dali13]')"
-        ) from error
-    return import_module("nvidia.dali")
+        return import_module("nvidia.dali")
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import BinaryIO
 
-from ddlbench.errors import Unavailable
+from ddlbench.errors import importing
 from ddlbench.foreign import open_regular
 
 HEAD, FOOT = struct.Struct("<QI"), struct.Struct("<I")
@@ -46,10 +46,8 @@ def masked_crc(content: bytes) -> int:
 @cache
 def crc32c() -> Callable[[bytes], int]:
     """google-crc32c's function. It is imported here: only packed sets need the library, and a cluster may lack it."""
-    try:
+    with importing("google-crc32c", "pip install google-crc32c"):
         return import_module("google_crc32c").value
-    except ImportError as error:
-        raise Unavailable(f"google-crc32c cannot be imported ({error}): pip install google-crc32c") from error
 
 
 def read_record(file: BinaryIO, offset: int, end: int) -> bytes:

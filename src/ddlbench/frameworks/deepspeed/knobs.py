@@ -12,11 +12,10 @@ from typing import Any, ClassVar
 import torch
 
 from ddlbench.checkpoint.live import OFF
-from ddlbench.errors import Unavailable, Unsupported, UserError, check_values, refuse
+from ddlbench.errors import Unsupported, UserError, check_values, importing, refuse
 from ddlbench.frameworks.shared.meta import has_batch_norm
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction, elementwise_names, layerwise
 from ddlbench.job import Job
-from ddlbench.texts import first_line
 
 SCHEMES = ("autocast", "weights")
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
@@ -26,15 +25,12 @@ BUCKET_MB = 25.0  # DDP's. DeepSpeed's own, 5e8 elements, takes 2 GB whatever th
 def import_deepspeed(device: torch.device) -> Any:
     """The module, quiet; Unavailable where it cannot be imported."""
     os.environ.setdefault("DS_ACCELERATOR", device.type)  # else it says aloud what it finds
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it uses what its own dependencies deprecate
-            import deepspeed
+    with importing("deepspeed", "pip install 'ddlbench[deepspeed]'"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it uses what its own dependencies deprecate
+        import deepspeed
 
-            # deepspeed.initialize imports it by way of torch.compile, and torch 2.11 warns of it.
-            import_module("torch.utils.mkldnn")
-    except Exception as error:  # its import also looks for compilers and CUDA toolkits, and fails in many ways
-        raise Unavailable(f"deepspeed: {first_line(error)}: pip install 'ddlbench[deepspeed]'") from error
+        # deepspeed.initialize imports it by way of torch.compile, and torch 2.11 warns of it.
+        import_module("torch.utils.mkldnn")
     warnings.filterwarnings("ignore", "`torch.distributed", FutureWarning)  # names that torch 2.14 changed, every step
     if device.type == "cpu":
         # Its shared-memory all-reduce serves inference only, and would be compiled at the first start.

@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ddlbench.checkpoint.live import OFF
-from ddlbench.errors import Unavailable, Unsupported, check_values, refuse
+from ddlbench.errors import Unavailable, Unsupported, check_values, importing, refuse
 from ddlbench.frameworks.horovod.start import start, started_by_mpi
 from ddlbench.frameworks.horovod.traced import trace_horovod
 from ddlbench.frameworks.shared.batchnorm import batch_norms
@@ -24,7 +24,6 @@ from ddlbench.job import Job
 from ddlbench.measure.profiling.spans import COMMUNICATE, span
 from ddlbench.ranks.control import all_gather
 from ddlbench.ranks.launch import first_operation, is_fake
-from ddlbench.texts import first_line
 
 if TYPE_CHECKING:
     from ddlbench.ranks.fake.answers import Answer
@@ -34,14 +33,12 @@ COMPRESSIONS = ("none", "fp16")
 
 def horovod_torch() -> Any:
     """horovod.torch. Its own import succeeds without the compiled part, so that part is imported first."""
-    try:
+    # It may be missing, built without torch, or for another torch.
+    with importing(
+        "horovod", f"build it for torch {torch.__version__} with scripts/install_horovod.sh gloo (mpi, nccl)"
+    ):
         import_module("horovod.torch.mpi_ops")
         return import_module("horovod.torch")
-    except Exception as error:  # missing, built without torch, or for another torch
-        raise Unavailable(
-            f"horovod cannot be imported ({first_line(error)}): build it for torch {torch.__version__} with "
-            "scripts/install_horovod.sh gloo (mpi, nccl)"
-        ) from error
 
 
 @dataclass
