@@ -82,7 +82,6 @@ def tokenize(given: argparse.Namespace) -> int:
         raise UserError(f"--out {target} does not end in .bin: its index is the same name with .json")
     if given.out or not is_current(text, target):
         with reporting(f"cannot write {target}", "choose another --out"):
-            target.parent.mkdir(parents=True, exist_ok=True)
             tokenize_file(text, files.load(), target)
     _say(f"{target}: {TokenFile.open(target).index.tokens} tokens")
     return 0

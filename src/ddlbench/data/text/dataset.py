@@ -106,7 +106,6 @@ class TokenText:
                 continue
             assert files, "raw text needs a tokenizer"
             with reporting(f"cannot make token file {target}", "choose data.cache_dir=FOLDER"):
-                target.parent.mkdir(parents=True, exist_ok=True)
                 tokenize_file(text, files.load(), target)
 
     def open(self, train: bool) -> TokenFile:

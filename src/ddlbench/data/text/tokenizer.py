@@ -120,6 +120,7 @@ def tokenize_file(source: Path, tokenizer: TextTokenizer, target: Path, chunk_by
 
     Raises UserError for text that is not UTF-8; OSError where `target` cannot be written.
     """
+    target.parent.mkdir(parents=True, exist_ok=True)
     text, state = Lines(source, chunk_bytes), source.stat()
     progress = Progress(state.st_size >= WORTH_A_WORD)
     progress.say(f"tokenising {source} ({state.st_size / 1e6:.0f} MB) once, into {target}")
