@@ -16,11 +16,11 @@ from benchmarks.pairs import peak_resident
 from ddlbench.data.images.index import FolderLayout
 from ddlbench.data.text.dataset import TokenText
 from ddlbench.data.text.sample import SampleText
-from ddlbench.data.tfrecord.packed import PackedImage
 from ddlbench.data.tfrecord.records import walk
 from ddlbench.data.tools.pack import pack
 from ddlbench.models.gpt2 import GPT2
 from tests.support.libraries import needs_dali
+from tests.support.packs import image_of
 from tests.support.pictures import write_folders
 
 BATCH, SIZE, WORKERS = 4, 32, 2
@@ -118,7 +118,7 @@ def test_a_packed_set_holds_the_bytes_that_a_copy_holds(folder, tmp_path):
         assert len(shards) == len(copies) > 1
         for shard, copy in zip(shards, copies, strict=True):
             assert copy.read_bytes() == b"".join(
-                PackedImage.of(example).encoded for _, example in walk(shard) if isinstance(example, bytes)
+                image_of(example).encoded for _, example in walk(shard) if isinstance(example, bytes)
             )
 
 

@@ -6,10 +6,12 @@ import hashlib
 import json
 import struct
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from ddlbench.data.images.index import FolderLayout, prepare_index
+from ddlbench.data.tfrecord.packed import read_image
 
 
 def write_pack(layout: FolderLayout, root: Path, shards: int = 2) -> Path:
@@ -30,6 +32,18 @@ def write_pack(layout: FolderLayout, root: Path, shards: int = 2) -> Path:
         about["splits"][split] = {"samples": len(files), "shards": written}
     (root / "pack.json").write_text(json.dumps(about))
     return root
+
+
+class Image(NamedTuple):
+    encoded: bytes
+    label: int
+    filename: str
+
+
+def image_of(payload: bytes) -> Image:
+    """The image in an Example."""
+    label, filename, (start, end) = read_image(memoryview(payload), (0, len(payload)))
+    return Image(payload[start:end], label, filename.decode(errors="surrogateescape"))
 
 
 def write_shard(path: Path, examples: list[bytes]) -> bytes:

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from ddlbench.data.tfrecord.example import bytes_of, encode, features, number_of
-from ddlbench.data.tfrecord.packed import PackedImage
 from ddlbench.data.tfrecord.records import BadRecord, index_text, masked_crc, read_index, record, spans_of, walk
 from tests.support.libraries import needs_dali
+from tests.support.packs import image_of
 
 PAYLOADS = [b"first", b"", bytes(range(256)) * 300]
 
@@ -184,4 +184,4 @@ def test_what_is_no_example(payload):
 )
 def test_an_example_that_is_no_image(features, what):
     with pytest.raises(ValueError, match=what):
-        PackedImage.of(encode(features))
+        image_of(encode(features))

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from ddlbench.data.images.index import prepare_index
-from ddlbench.data.tfrecord.packed import PackedImage, index_path, open_pack, order, read_manifest
+from ddlbench.data.tfrecord.packed import index_path, open_pack, order, read_manifest
 from ddlbench.data.tfrecord.records import walk
 from ddlbench.data.tools.pack import ShardToMake, make_shard, pack
 from ddlbench.errors import UserError
 from ddlbench.files import unfinished_path
 from tests.support.disk import largest_file
 from tests.support.libraries import needs_dali
+from tests.support.packs import image_of
 from tests.support.pictures import write_folders
 
 SHARD_BYTES = 4_500  # four or five images of about 980 bytes: four training shards, two of validation
@@ -56,10 +57,7 @@ def in_process(monkeypatch):
 def images(folder, split):
     shards = read_manifest(folder).splits[split].shards
     return [
-        PackedImage.of(payload)
-        for shard in shards
-        for _, payload in walk(folder / shard.file)
-        if isinstance(payload, bytes)
+        image_of(payload) for shard in shards for _, payload in walk(folder / shard.file) if isinstance(payload, bytes)
     ]
 
 

@@ -72,26 +72,14 @@ class Pack:
         return [shard for split in SPLITS for shard in self.splits[split].shards]
 
 
-@dataclass(frozen=True)
-class PackedImage:
-    encoded: bytes
-    label: int
-    filename: str
-
-    def example(self) -> bytes:
-        filename = self.filename.encode(errors="surrogateescape")  # a name need not be text
-        return encode({ENCODED: self.encoded, LABEL: self.label, FILENAME: filename})
-
-    @classmethod
-    def of(cls, example: bytes) -> PackedImage:
-        """Raises ValueError for what is no Example, and where a feature is missing or has not one value of its kind."""
-        data = memoryview(example)
-        label, filename, (start, end) = read_image(data, (0, len(data)))
-        return cls(example[start:end], label, filename.decode(errors="surrogateescape"))
+def example_of(encoded: bytes, label: int, filename: bytes) -> bytes:
+    """The Example of an image."""
+    return encode({ENCODED: encoded, LABEL: label, FILENAME: filename})
 
 
 def read_image(data: memoryview, example: Extent) -> tuple[int, bytes, Extent]:
-    """Label and filename of the image in an Example, and where its bytes lie. Raises ValueError as `PackedImage.of`."""
+    """Label and filename of the image in an Example, and where its bytes lie. Raises ValueError for what is no Example,
+    and where a feature is missing or has not one value of its kind."""
     extents = features(data, example)
     filename, encoded = bytes_of(data, extents, FILENAME), bytes_of(data, extents, ENCODED)
     return number_of(data, extents, LABEL), bytes(data[slice(*filename)]), encoded

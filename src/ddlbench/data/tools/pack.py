@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -26,9 +27,9 @@ from ddlbench.data.tfrecord.packed import (
     SPLITS,
     UNFINISHED,
     Pack,
-    PackedImage,
     PackedSplit,
     Shard,
+    example_of,
     index_path,
     is_packed,
     order,
@@ -155,7 +156,7 @@ def make_shard(job: ShardToMake) -> Shard:
         with replacing(path) as out:
             size, digest = 0, hashlib.sha256()
             for (name, label, _), content in zip(job.images, _contents(job), strict=True):
-                written = record(PackedImage(content, label, name).example())
+                written = record(example_of(content, label, os.fsencode(name)))
                 out.write(written)
                 digest.update(written)
                 size += len(written)

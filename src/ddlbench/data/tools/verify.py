@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import warnings
 from collections import Counter
 from collections.abc import Iterator
@@ -20,10 +21,10 @@ from ddlbench.data.tfrecord.packed import (
     LARGEST_INDEX,
     MANIFEST,
     SPLITS,
-    PackedImage,
     Shard,
     index_of,
     index_path,
+    read_image,
     read_manifest,
 )
 from ddlbench.data.tfrecord.records import FRAME, BadRecord, Span, crc32c, index_text, walk
@@ -115,19 +116,20 @@ def verify_shard(folder: Path, split: str, shard: Shard, classes: tuple[str, ...
 def _record(payload: bytes, split: str, classes: tuple[str, ...], findings: Findings) -> Iterator[str]:
     """What is wrong with a record whose checksums are right."""
     try:
-        image = PackedImage.of(payload)
+        number, name, (start, end) = read_image(memoryview(payload), (0, len(payload)))
     except ValueError as error:
         yield f"not an image's tf.train.Example ({error})"
         return
-    if not image.label < len(classes):
-        yield f"{image.filename} has label {image.label}, there are {len(classes)} classes"
+    filename = os.fsdecode(name)
+    if not number < len(classes):
+        yield f"{filename} has label {number}, there are {len(classes)} classes"
         return
-    label = classes[image.label]
+    label = classes[number]
     findings.counts[split, label] += 1
-    if not image.filename.startswith(f"{label}/"):
-        yield f"{image.filename} has the label of class {label}"
-    if fault := image_fault(image.encoded):
-        yield f"{image.filename} {fault}"
+    if not filename.startswith(f"{label}/"):
+        yield f"{filename} has the label of class {label}"
+    if fault := image_fault(payload[start:end]):
+        yield f"{filename} {fault}"
 
 
 def _index_faults(path: Path, index: list[Span] | str, spans: list[Span] | None) -> Iterator[str]:

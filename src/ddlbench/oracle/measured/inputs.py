@@ -24,14 +24,15 @@ ROOFLINE = "roofline"  # the basis without any measurement
 
 @dataclass(frozen=True)
 class OneStep:
-    """A measured step of one process.
+    """A measured step of one process, or of several GPUs.
 
-    samples, micro: of its batch and of a micro batch; None: those of one GPU in the configuration
+    samples, micro: of the global batch and of a micro batch; None: those of one GPU in the configuration
     """
 
     seconds: float
     samples: int | None = None
     micro: int | None = None
+    gpus: int = 1
 
 
 def proportions(config: Config, machine: Machine) -> Computation:

@@ -43,7 +43,7 @@ class Base:
 
     @property
     def step(self) -> OneStep:
-        return OneStep(self.seconds, self.samples, self.micro)
+        return OneStep(self.seconds, self.samples, self.micro, self.ranks)
 
 
 @dataclass
@@ -74,7 +74,7 @@ class Results:
         where = "one device" if base.ranks == 1 else f"{base.ranks} devices"
         basis = f"{base.framework} on {where} ({base.path.parent.name})"
         remarks: list[str] = []
-        computation = from_devices(config, machine, base.ranks, base.step, basis, blocks)
+        computation = from_devices(config, machine, base.step, basis, blocks)
         if base.ranks == 1 and base.framework not in (framework.name, "single"):  # `single` adds no work
             remarks.append(f"{framework.name} from a run of {base.framework}, with what {base.framework} itself takes")
         if self.torch is not None and base.torch != self.torch:
@@ -96,8 +96,8 @@ class Results:
             return None
 
         def predicted(machine: Machine) -> list[float]:
-            computation = from_devices(config, machine, base.ranks, base.step, "the base", blocks)
-            settings = (setting_of(config, machine, run.ranks, run.step, computation) for run in runs)
+            computation = from_devices(config, machine, base.step, "the base", blocks)
+            settings = (setting_of(config, machine, run.step, computation) for run in runs)
             return [strategy(config.framework, setting).step_s for setting in settings]
 
         return learn(machine, predicted, [run.seconds for run in runs], runs[-1].ranks)
@@ -186,33 +186,30 @@ def _median(base: Base, bases: Sequence[Base]) -> Base:
     return replace(base, seconds=median(repeat.seconds for repeat in bases if repeat == base))
 
 
-def setting_of(config: Config, machine: Machine, ranks: int, step: OneStep, computation: Computation) -> Setting:
-    """A step of so many ranks with the samples and the micro batch of `step`."""
+def setting_of(config: Config, machine: Machine, step: OneStep, computation: Computation) -> Setting:
+    """A step of as many ranks as `step`, with its samples and its micro batch."""
     train = replace(config.train, global_batch=step.samples, batch_per_gpu=None, micro_batch=step.micro)
-    return Setting(job_of(replace(config, train=train), ranks, machine), machine, computation)
+    return Setting(job_of(replace(config, train=train), step.gpus, machine), machine, computation)
 
 
 def from_devices(
-    config: Config, machine: Machine, ranks: int, step: OneStep, basis: str, blocks: Computation | None = None
+    config: Config, machine: Machine, step: OneStep, basis: str, blocks: Computation | None = None
 ) -> Computation:
-    """The computation of one device that makes the prediction for `ranks` devices equal their measured step. UserError
-    if their communication alone takes longer.
-
-    step: its samples are those of the global batch, its micro batch that of a replica
-    """
+    """The computation of one device that makes the prediction for the devices of a measured step equal that step.
+    UserError if their communication alone takes longer."""
     assert step.samples is not None
-    if ranks == 1:
+    if step.gpus == 1:
         return from_one_step(config, machine, step, basis, blocks)
-    samples = max(1, step.samples // ranks)  # of one device
+    samples = max(1, step.samples // step.gpus)  # of one device
     one = OneStep(step.seconds, samples, min(samples, step.micro or samples))
-    setting = setting_of(config, machine, ranks, step, from_one_step(config, machine, one, basis, blocks))
+    setting = setting_of(config, machine, step, from_one_step(config, machine, one, basis, blocks))
     for _ in range(ROUNDS):
         outcome = strategy(config.framework, setting)
         left = step.seconds - outcome.exposed_s
         if left <= 0:
             raise UserError(
-                f"{basis}: {ranks} devices took {step.seconds:.4g} s a step, and communication alone is predicted to "
-                f"take {outcome.exposed_s:.4g} s: measure one device"
+                f"{basis}: {step.gpus} devices took {step.seconds:.4g} s a step, and communication alone is predicted "
+                f"to take {outcome.exposed_s:.4g} s: measure one device"
             )
         factor = left / (outcome.step_s - outcome.exposed_s)
         one = replace(one, seconds=one.seconds * factor)

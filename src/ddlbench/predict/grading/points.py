@@ -15,6 +15,7 @@ from typing import NamedTuple
 from ddlbench.errors import UserError
 from ddlbench.frameworks.shared.layout import divisors
 from ddlbench.oracle.machine.machine import Machine
+from ddlbench.oracle.measured.inputs import OneStep
 from ddlbench.predict.grading.machines import machine_of
 from ddlbench.results.reading.csv_rows import CsvRow
 
@@ -60,16 +61,6 @@ class Words(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Step:
-    """A measured step. samples: of the global batch; micro: of a micro batch of one GPU"""
-
-    gpus: int
-    samples: int
-    micro: int
-    seconds: float
-
-
-@dataclass(frozen=True)
 class Point:
     """A measurement and its base. words: of the configuration, without those of the batch"""
 
@@ -77,8 +68,8 @@ class Point:
     framework: str
     words: tuple[str, ...]
     machine: Machine
-    measured: Step
-    base: Step
+    measured: OneStep
+    base: OneStep
 
 
 def points(rows: Sequence[CsvRow]) -> Iterator[Point | str]:
@@ -129,7 +120,7 @@ def _point(row: CsvRow, rows: Sequence[CsvRow]) -> Point:
     )
 
 
-def _base(row: CsvRow, rows: Sequence[CsvRow]) -> Step:
+def _base(row: CsvRow, rows: Sequence[CsvRow]) -> OneStep:
     """The step of a row's base. Where only its value is known, its batch of one GPU is that of the row, or in
     `layout`."""
     if (stated := next((other for other in rows if other is not row and _is_base(other, row)), None)) is not None:
@@ -140,7 +131,7 @@ def _base(row: CsvRow, rows: Sequence[CsvRow]) -> Step:
     return _step(CsvRow(row.line, {**row.cells, **base, "step_ms": "", "global_batch": ""}))
 
 
-def _step(row: CsvRow) -> Step:
+def _step(row: CsvRow) -> OneStep:
     """The measured step. UserError if its batch or its seconds are not known."""
     gpus, samples = row.count("gpus"), _batch(row)
     one = max(1, samples // gpus)
@@ -149,7 +140,7 @@ def _step(row: CsvRow) -> Step:
     seconds = row.step_s(gpus, samples)
     if seconds is None:
         raise UserError(f"the unit {row['unit']!r} is not known, and step_ms is empty")
-    return Step(gpus, samples, micro, seconds)
+    return OneStep(seconds, samples, micro, gpus)
 
 
 def _batch(row: CsvRow) -> int:

@@ -10,11 +10,10 @@ from ddlbench.config.compose import configuration
 from ddlbench.config.schema import Config
 from ddlbench.errors import UserError
 from ddlbench.oracle.machine.machine import Machine
-from ddlbench.oracle.measured.inputs import OneStep
 from ddlbench.oracle.measured.learned import learn
 from ddlbench.oracle.measured.runs import from_devices, setting_of
 from ddlbench.oracle.predictor import strategy
-from ddlbench.predict.grading.points import Point, Step
+from ddlbench.predict.grading.points import Point
 from ddlbench.results.rows import group_by
 
 
@@ -24,10 +23,10 @@ def predicted_s(point: Point, machine: Machine | None = None) -> float:
 
     machine: instead of that of the source's words
     """
-    machine, config, gpus = machine or point.machine, _config(point.framework, point.words), point.measured.gpus
-    computation = from_devices(config, machine, point.base.gpus, _one_step(point.base), "the base")
-    setting = setting_of(config, machine, gpus, _one_step(point.measured), computation)
-    nodes = machine.nodes(gpus)
+    machine, config = machine or point.machine, _config(point.framework, point.words)
+    computation = from_devices(config, machine, point.base, "the base")
+    setting = setting_of(config, machine, point.measured, computation)
+    nodes = machine.nodes(point.measured.gpus)
     if nodes > 1:
         sent = 2 * (nodes - 1) / nodes * setting.gradient_bytes * setting.counts.parameter_count
         least = sent / machine.links[1].bytes_per_s
@@ -37,10 +36,6 @@ def predicted_s(point: Point, machine: Machine | None = None) -> float:
                 f"{point.measured.seconds:.3g} s: another network was used"
             )
     return strategy(config.framework, setting).step_s
-
-
-def _one_step(step: Step) -> OneStep:
-    return OneStep(step.seconds, step.samples, step.micro)
 
 
 @cache
