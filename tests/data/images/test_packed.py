@@ -107,7 +107,7 @@ def test_names_of_any_length_lie_in_order(tmp_path):
     images = range(len(plain.files))
     assert [source.files.name(i) for i in images] == [plain.files.name(i) for i in images]
     assert [bytes(source.content(i)) for i in images] == [plain.content(i) for i in images]
-    for key in ("ends", "sizes", "labels"):
+    for key in ("names", "sizes", "labels"):
         assert np.array_equal(getattr(source.files, key), getattr(plain.files, key))
 
 

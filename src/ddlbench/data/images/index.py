@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,7 @@ from ddlbench.errors import UserError
 from ddlbench.texts import digest, first_few
 
 EXTENSIONS = (".jpg", ".jpeg", ".png")
-VERSION = 1  # of the file format
+VERSION = 2  # of the file format
 
 
 @dataclass(frozen=True)
@@ -28,12 +27,10 @@ class Files:
     """The files of one split in order of class, then name. They are arrays, because a million Python strings would
     take 100 MB in every worker.
 
-    names: all file names as bytes, one after another; name i lies between ends[i] and ends[i + 1]
-    sizes: bytes of each file; labels: class of each file
+    names: file names as bytes of equal length, padded with NUL; sizes: bytes of each file; labels: class of each file
     """
 
-    names: NDArray[np.uint8]
-    ends: NDArray[np.int64]
+    names: NDArray[np.bytes_]
     sizes: NDArray[np.int64]
     labels: NDArray[np.int32]
 
@@ -42,17 +39,15 @@ class Files:
 
     def sound(self, classes: int) -> bool:
         """Whether the arrays fit each other and so many classes: a kept index may have come with the data."""
-        count = self.labels.size
-        expected = [(np.uint8, self.names.size), (np.int64, count + 1), (np.int64, count), (np.int32, count)]
-        arrays = (self.names, self.ends, self.sizes, self.labels)
-        if [(array.dtype, array.shape) for array in arrays] != [(kind, (length,)) for kind, length in expected]:
+        kinds = self.names.dtype.kind, self.sizes.dtype, self.labels.dtype
+        shapes = {self.names.shape, self.sizes.shape, self.labels.shape}
+        if kinds != ("S", np.int64, np.int32) or shapes != {(self.labels.size,)}:
             return False
-        ends = self.ends[0] == 0 and self.ends[-1] == self.names.size and (np.diff(self.ends) >= 0).all()
         labels = ((self.labels >= 0) & (self.labels < classes)).all()
-        return bool(ends and labels and (self.sizes >= 0).all() and not (self.names == ord("/")).any())
+        return bool(labels and (self.sizes >= 0).all() and (np.char.find(self.names, b"/") < 0).all())
 
     def name(self, i: int) -> str:
-        return os.fsdecode(self.names[self.ends[i] : self.ends[i + 1]].tobytes())
+        return os.fsdecode(self.names[i])
 
 
 KEYS = tuple(Files.__dataclass_fields__)
@@ -155,13 +150,15 @@ def scan(layout: FolderLayout) -> Index:
         with ThreadPoolExecutor(SCANNERS) as pool:
             listings = list(pool.map(list_images, [folder / name for name in names]))
         for name, images in zip(names, listings, strict=True):
-            start = 0
-            for length, size in zip(images.lengths.tolist(), images.sizes.tolist(), strict=True):
-                file = images.names[start : start + length]
+            for file, size in zip(images.names.tolist(), images.sizes.tolist(), strict=True):
                 hashed.update(b"%b%b\0%d\n" % (os.fsencode(f"{role}/{name}/"), file, size))
-                start += length
             dangling += [str(folder / name / link) for link in images.dangling]
-        splits[role] = joined(listings)
+        counts = np.array([len(images.sizes) for images in listings], np.int64)
+        splits[role] = Files(
+            names=np.concatenate([np.empty(0, "S1"), *(images.names for images in listings)]),
+            sizes=np.concatenate([np.empty(0, np.int64), *(images.sizes for images in listings)]),
+            labels=np.repeat(np.arange(len(names), dtype=np.int32), counts),
+        )
     if dangling:
         named = ", ".join(first_few(dangling, 3))
         raise UserError(f"{len(dangling)} image links point to no file ({named}): restore their files or remove them")
@@ -169,11 +166,10 @@ def scan(layout: FolderLayout) -> Index:
 
 
 class Listing(NamedTuple):
-    """The images of one folder: their names one after another, each name's length, each file's bytes; the names of
-    links that lead to no file, or in a circle."""
+    """The images of one folder: names and sizes as in Files; the names of links that lead to no file, or in a
+    circle."""
 
-    names: bytes
-    lengths: NDArray[np.int64]
+    names: NDArray[np.bytes_]
     sizes: NDArray[np.int64]
     dangling: list[str]
 
@@ -188,19 +184,7 @@ def list_images(folder: Path) -> Listing:
     if not images and not dangling:
         raise UserError(f"{folder} holds no image ({', '.join(EXTENSIONS)}): fill or remove the folder")
     names, sizes = [os.fsencode(name) for name, _ in images], [size for _, size in images]
-    lengths = np.array(list(map(len, names)), np.int64)
-    return Listing(b"".join(names), lengths, np.array(sizes, np.int64), sorted(dangling))
-
-
-def joined(classes: Sequence[Listing]) -> Files:
-    """The files of one class after another."""
-    none, counts = np.zeros(0, np.int64), np.array([len(images.sizes) for images in classes], np.int64)
-    return Files(
-        names=np.frombuffer(b"".join(images.names for images in classes), np.uint8),
-        ends=np.cumsum(np.concatenate([[0], *(images.lengths for images in classes)]), dtype=np.int64),
-        sizes=np.concatenate([none, *(images.sizes for images in classes)]),
-        labels=np.repeat(np.arange(len(classes), dtype=np.int32), counts),
-    )
+    return Listing(np.array(names, np.bytes_), np.array(sizes, np.int64), sorted(dangling))
 
 
 def _cache_file(layout: FolderLayout, cache_dir: str | None) -> Path:

@@ -27,7 +27,7 @@ from ddlbench.errors import UserError
 from ddlbench.job import Model
 from ddlbench.texts import digest
 
-VERSION = 1  # of the kept index
+VERSION = 2  # of the kept index
 ARRAYS = (*KEYS, "holders", "starts")
 AGAIN = "copy or pack the set again"
 
@@ -116,13 +116,7 @@ def scan(shards: list[Path], classes: int) -> dict[str, NDArray[Any]]:
     with ThreadPoolExecutor(SCANNERS) as pool:
         merged = np.concatenate(list(pool.map(table, range(len(shards)), shards)))
     merged = merged[np.lexsort((merged["name"], merged["label"]))]
-    lengths, letters = np.char.str_len(merged["name"]), np.ascontiguousarray(merged["name"]).view(np.uint8)
-    filled = np.arange(merged["name"].itemsize) < lengths[:, None]
-    return {
-        "names": letters.reshape(filled.shape)[filled],
-        "ends": np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-        **{f"{name}s": merged[name].copy() for name in ("size", "label", "holder", "start")},
-    }
+    return {f"{name}s": merged[name].copy() for name in Image._fields}
 
 
 def images(holder: int, shard: Path, classes: int) -> Iterator[Image]:
