@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -62,8 +62,7 @@ class Feed(Protocol):
         ...
 
 
-@dataclass(frozen=True)
-class Fetched:
+class Fetched(NamedTuple):
     """Samples read by a split or a loader: shapes as in Batch.
 
     inputs: images as uint8, as every split gives them, or float32 where a loader has normalised them already; tokens

@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from ddlbench.job import Trainer
@@ -80,8 +80,7 @@ def stored(tensors: Iterable[Any], counted: set[int]) -> int:
 
 def parameters(trainer: Any) -> list[Any]:
     """The parameters of this rank's model, and the slices that DeepSpeed's stage 3 keeps beside them."""
-    model: nn.Module = trainer.engine.module if hasattr(trainer, "engine") else trainer.model
-    weights: list[Any] = list(model.parameters())
+    weights: list[Any] = list(trainer.model.parameters())
     return [*weights, *(weight.ds_tensor for weight in weights if hasattr(weight, "ds_tensor"))]
 
 

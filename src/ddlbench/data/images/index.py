@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ddlbench.data.home import kept_folder, read_arrays, write_arrays
 from ddlbench.data.processes import SCANNERS
+from ddlbench.data.tfrecord.packed import SPLITS
 from ddlbench.errors import UserError
 from ddlbench.texts import digest, first_few
 
@@ -51,7 +52,6 @@ class Files:
 
 
 KEYS = tuple(Files.__dataclass_fields__)
-SPLITS = ("train", "val")
 
 
 @dataclass(frozen=True)

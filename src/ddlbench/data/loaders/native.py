@@ -13,7 +13,6 @@ from multiprocessing import connection, forkserver, resource_tracker
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader
 
 from ddlbench.cores import default_workers
@@ -107,7 +106,7 @@ class Reader:
             for answer in self._iterator:
                 if isinstance(answer, RunError):
                     raise answer
-                yield Fetched(*answer)
+                yield answer
         # DataLoader does not see which signal ended a process of another parent. A worker that ends between a batch and
         # its memory breaks the connection before DataLoader sees that it has ended.
         except (RuntimeError, ConnectionError, EOFError) as error:
@@ -144,7 +143,7 @@ class SplitInWorker:
     split: Split
     normalize: bool
 
-    def __getitems__(self, keys: list[Key]) -> tuple[Tensor, Tensor, Tensor, tuple[str, ...]] | RunError:
+    def __getitems__(self, keys: list[Key]) -> Fetched | RunError:
         try:
             fetched = self.split.__getitems__(keys or [(0, 0)])
         except RunError as error:
@@ -152,8 +151,7 @@ class SplitInWorker:
         if not keys:  # a replica whose validation shard ends before the others' still has to give a batch
             fetched = Fetched(fetched.inputs[:0], fetched.targets[:0], fetched.valid[:0])
         images = self.normalize and fetched.inputs.dtype == torch.uint8
-        inputs = normalized(fetched) if images else fetched.inputs
-        return inputs, fetched.targets, fetched.valid, fetched.bad
+        return fetched._replace(inputs=normalized(fetched)) if images else fetched
 
 
 def as_it_is(answer: Any) -> Any:

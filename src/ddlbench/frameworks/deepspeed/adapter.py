@@ -80,10 +80,11 @@ class ZeroTrainer:
 
     def __init__(self, job: Job, knobs: DeepSpeedOptions, engine: Any, until_close: ExitStack) -> None:
         self.job, self.knobs, self.engine, self.until_close = job, knobs, engine, until_close
+        self.model: nn.Module = engine.module
         self.place = Place(job.rank, job.world_size, coordinates={"dp": job.rank})
         self.optimizer = engine.basic_optimizer
         self.optimizer.register_step_post_hook(self._made)
-        self.statistics = Statistics(engine.module, dist.group.WORLD)
+        self.statistics = Statistics(self.model, dist.group.WORLD)
         self.micro_batches = job.micro_batches(job.world_size)
         self.applied = 0
 
@@ -118,9 +119,8 @@ class ZeroTrainer:
     def evaluate(self, batch: Batch | None) -> Tensor | None:
         assert batch is not None
         self.statistics.synchronize()
-        module: nn.Module = self.engine.module
         job = replace(self.job, precision="fp32") if self.knobs.casts(self.job) else self.job  # then without autocast
-        return evaluate(module, lambda inputs: module(self._cast(inputs)), batch, job, self.micro_batches)
+        return evaluate(self.model, lambda inputs: self.model(self._cast(inputs)), batch, job, self.micro_batches)
 
     def flush(self) -> None:
         """Nothing is in flight between steps."""
@@ -131,7 +131,7 @@ class ZeroTrainer:
 
         self.statistics.synchronize()
         state: dict[str, Tensor] = {}
-        for name, tensor in self.engine.module.state_dict(keep_vars=True).items():
+        for name, tensor in self.model.state_dict(keep_vars=True).items():
             sharded = self.knobs.zero_stage and isinstance(tensor, nn.Parameter)
             full: Tensor = cast(Any, safe_get_full_fp32_param(tensor)) if sharded else tensor
             if self.job.rank == 0:
@@ -141,7 +141,7 @@ class ZeroTrainer:
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Rounded to the model's type where the library cast it."""
         gathered = import_deepspeed(self.job.device).zero.GatheredParameters  # at stages 0 to 2 of nothing
-        for name, tensor in self.engine.module.state_dict(keep_vars=True).items():
+        for name, tensor in self.model.state_dict(keep_vars=True).items():
             with gathered([tensor], modifier_rank=0), torch.no_grad():
                 tensor.copy_(state[name])
         if self.knobs.zero_stage:  # the optimizer has its own copy of what it updates
@@ -150,9 +150,9 @@ class ZeroTrainer:
     def live(self) -> Live:
         """Each rank's partitions: flat tensors in fp32, which its optimizer updates. DeepSpeed's own `load_checkpoint`
         is not used, because it unpickles what it reads, which could run any code."""
-        buffers, zero = dict(self.engine.module.named_buffers()), self.engine.optimizer
+        buffers, zero = dict(self.model.named_buffers()), self.engine.optimizer
         if not self.knobs.zero_stage:
-            return Live(dict(self.engine.module.named_parameters()), self.engine.basic_optimizer, buffers)
+            return Live(dict(self.model.named_parameters()), self.engine.basic_optimizer, buffers)
         stage_3 = self.knobs.zero_stage == 3
         partitions = zero.fp32_partitioned_groups_flat if stage_3 else zero.single_partition_of_fp32_groups
         named = {f"partition{number}": tensor for number, tensor in enumerate(partitions)}
