@@ -20,7 +20,7 @@ from ddlbench.record.run_json import weights_hash
 from tests.equality.cases import CASES
 from tests.equality.distances import TOLERANCES, assert_equal, distance
 from tests.support.equal import make_job, train_case, train_cases
-from tests.support.jobs import job
+from tests.support.jobs import two_ranks
 from tests.support.ranks import run_ranks
 from tests.support.reference import Case, Outcome, autocast, cross_entropy, order, reference, validate
 
@@ -234,10 +234,6 @@ def test_weights_are_averaged_after_local_steps_and_before_they_are_read() -> No
 def test_training_continues_from_loaded_weights() -> None:
     for rank in seen():
         assert rank.restored[0] == rank.restored[1]
-
-
-def two_ranks(**changes: object) -> Job:
-    return replace(job(), world_size=2, micro_batch=None, **changes)  # pyright: ignore
 
 
 def test_unsupported_settings_are_refused_before_anything_starts() -> None:

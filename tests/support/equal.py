@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from ddlbench.config.schema import Config
 from ddlbench.data.feed import Request
 from ddlbench.data.loaders.native import Native
+from ddlbench.frameworks.shared.groups import gradient
 from ddlbench.job import Batch, Framework, Job, Model, Trainer
 from ddlbench.loop import Recorder, Run, train
 from ddlbench.measure.rows import EpochRow
@@ -120,6 +122,43 @@ def reload(trainer: Trainer, model: Model, batch: Batch | None) -> tuple[dict[st
     given = trainer.state() or {}
     trainer.close()
     return given, doubled, off
+
+
+def assert_reloaded(by_rank: Iterable[tuple[dict[str, Tensor], dict[str, Tensor], float]], model: Model) -> None:
+    """What `reload` returned: a trainer computes with the state that it loaded, and gives it back on rank 0."""
+    for rank, (given, loaded, off) in enumerate(by_rank):
+        assert off < 1e-5
+        assert list(given) == ([] if rank else list(model.build().state_dict()))
+        assert all(torch.equal(given[name], loaded[name]) for name in given)
+
+
+def overflow(
+    trainer: Any, spoil: Callable[[str, Tensor], object], batch: Batch | None, *clip: Any
+) -> tuple[int, bool, int, bool]:
+    """The updates so far, and whether this rank's weights have moved: after an update whose gradients are not finite on
+    one rank, and after a step. The trainer is closed.
+
+    spoil: changes the gradient of a parameter from 0 to its value; clip: as `Update.apply` takes it
+    """
+
+    def weights() -> list[Tensor]:
+        parameters = trainer.model.parameters()
+        return [(each.to_local() if isinstance(each, DTensor) else each).detach().clone() for each in parameters]
+
+    def moved() -> bool:
+        return any(not torch.equal(*pair) for pair in zip(before, weights(), strict=True))
+
+    before = weights()
+    trainer.update.scale(torch.ones(()))
+    for name, parameter in trainer.model.named_parameters():
+        parameter.grad = torch.zeros_like(parameter)
+        spoil(name, gradient(parameter))
+    trainer.update.apply(trainer.model.parameters(), *clip)
+    skipped = trainer.updates, moved()
+    trainer.step(batch)
+    made = trainer.updates, moved()
+    trainer.close()
+    return *skipped, *made
 
 
 def loader() -> Native:

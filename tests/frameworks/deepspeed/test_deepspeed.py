@@ -16,7 +16,6 @@ from ddlbench.errors import Unavailable, Unsupported, UserError
 from ddlbench.frameworks.deepspeed.adapter import DeepSpeed, device_index
 from ddlbench.frameworks.deepspeed.knobs import import_deepspeed
 from ddlbench.frameworks.shared.environment import environment
-from ddlbench.job import Job
 from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
 from tests.equality.cases import MODELS
 from tests.equality.distances import TOLERANCES, distance, norm
@@ -33,7 +32,7 @@ from tests.frameworks.deepspeed.zero import (
     on_one_visible_gpu,
     quick,
 )
-from tests.support.jobs import job
+from tests.support.jobs import job, two_ranks
 from tests.support.processes import PYTHON, run
 from tests.support.ranks import run_ranks
 from tests.support.reference import reference
@@ -185,10 +184,6 @@ def test_an_overflow_in_fp16_is_no_update(found: Found) -> None:
     assert updates == [0, 0, 1]
     assert torch.equal(weights[0], weights[1])
     assert norm([weights[2] - weights[1]]) > 1e-3
-
-
-def two_ranks(**changes: object) -> Job:
-    return replace(job(), world_size=2, micro_batch=None, **changes)  # pyright: ignore
 
 
 def test_unsupported_settings_are_refused_before_anything_starts() -> None:

@@ -10,13 +10,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from ddlbench.errors import Unsupported, UserError
 from ddlbench.frameworks.pipeline.adapter import Pipeline
-from ddlbench.frameworks.pipeline.trainer import PipelineTrainer
-from ddlbench.frameworks.shared.groups import gradient
 from ddlbench.job import Batch, Job, Place
 from ddlbench.models.gpt2 import GPT2
 from ddlbench.models.vgg import VGG
@@ -24,7 +21,7 @@ from ddlbench.recipe.optimizers import OptimizerConfig, make_optimizer
 from tests.equality.distances import TOLERANCES, assert_equal, distance
 from tests.support.broken import CountedTwice
 from tests.support.changed_job import Loaded
-from tests.support.equal import make_job, train_cases
+from tests.support.equal import make_job, overflow, train_cases
 from tests.support.jobs import job
 from tests.support.ranks import run_ranks
 from tests.support.reference import Case, Outcome, reference
@@ -94,28 +91,16 @@ def dropped_alike() -> list[bool]:
     return [torch.equal(*both) for both in copies]
 
 
-def overflows() -> list[tuple[int, bool, int]]:
-    """Updates and whether this rank's weights moved where one rank's gradient is infinite; updates after a finite
-    one."""
-    found: list[tuple[int, bool, int]] = []
-    for framework in (Pipeline(tp=2), Pipeline(dp=2, sharded=True)):
-        here = make_job(replace(TEXT, precision="fp16"))
-        trainer = framework.setup(here)
-        place = trainer.place
-        before = local(trainer)
-        trainer.update.scale(torch.ones(()))
-        for parameter in trainer.model.parameters():
-            parameter.grad = torch.zeros_like(parameter)
-            gradient(parameter).fill_(float("inf") if here.rank == 1 else 0.0)
-        trainer.update.apply(trainer.model.parameters(), trainer.blocks.clip)
-        skipped, moved = (
-            trainer.updates,
-            any(not torch.equal(*pair) for pair in zip(before, local(trainer), strict=True)),
+def overflows() -> list[tuple[int, bool, int, bool]]:
+    here = make_job(replace(TEXT, precision="fp16"))
+    spoiled = float("inf") if here.rank == 1 else 0.0
+    trainers = (framework.setup(here) for framework in (Pipeline(tp=2), Pipeline(dp=2, sharded=True)))
+    return [
+        overflow(
+            trainer, lambda _, gradient: gradient.fill_(spoiled), batch_for(here, trainer.place), trainer.blocks.clip
         )
-        trainer.step(batch_for(here, place))
-        found.append((skipped, moved, trainer.updates))
-        trainer.close()
-    return found
+        for trainer in trainers
+    ]
 
 
 def in_fp16() -> int:
@@ -127,13 +112,6 @@ def in_fp16() -> int:
     made = trainer.updates
     trainer.close()
     return made
-
-
-def local(trainer: PipelineTrainer) -> list[Tensor]:
-    return [
-        (parameter.to_local() if isinstance(parameter, DTensor) else parameter).detach().clone()
-        for parameter in trainer.model.parameters()
-    ]
 
 
 def shares() -> tuple[int, int]:
@@ -204,7 +182,7 @@ def test_a_pipeline_in_fp16_makes_updates_on_every_stage() -> None:
 
 @pytest.mark.slow
 def test_all_ranks_skip_an_update_that_overflows_on_one() -> None:
-    assert [rank["overflows"] for rank in on_four_ranks()] == [[(0, False, 1)] * 2] * 4
+    assert [rank["overflows"] for rank in on_four_ranks()] == [[(0, False, 1, True)] * 2] * 4
 
 
 @pytest.mark.slow
