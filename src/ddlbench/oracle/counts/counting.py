@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -50,8 +49,10 @@ def count(
     (Megatron-LM, DeepSpeed's engines), instead of autocast over fp32 weights."""
     key = type(model), repr(model), precision, device_type, smoothing, tp, sequence, cast
     if key not in _counted:
-        with fake_model(model, precision, device_type, smoothing, tp, sequence, cast) as with_batch:
-            (small, tied), (large, _) = (_run(with_batch(samples)) for samples in SAMPLES)
+        with FakeTensorMode() if tp == 1 else fake_world(0, tp, torch.device("cpu")), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # fake tensors warn about values that they do not have
+            fake = FakeModel(model, precision, device_type, smoothing, tp, sequence, cast)
+            (small, tied), (large, _) = map(fake.run, SAMPLES)
         _counted[key] = Counts(model.name, tuple(map(_joined, small, large)), tied)
     return _counted[key]
 
@@ -69,147 +70,132 @@ def _joined(small: Any, large: Any) -> Any:
     return small
 
 
-@dataclass
 class FakeModel:
-    """A model and a batch under fake tensors. The blocks run one after the other.
+    """A model under fake tensors.
 
     value: input of the next block
     uncounted: tensors that are not activations: weights, buffers, the batch
     saved: storages that autograd has saved for an earlier block, and weights
     """
 
-    model: nn.Module
-    plan: dict[str, str]
-    loss: Callable[[Tensor, Tensor], Tensor]
-    samples: int
     value: Tensor
     targets: Tensor
-    autocast: torch.autocast
     uncounted: list[Tensor]
     saved: set[int]
 
-
-@contextmanager
-def fake_model(
-    model: Model, precision: str, device_type: str, smoothing: float, tp: int, sequence: bool, cast: bool = False
-) -> Generator[Callable[[int], FakeModel]]:
-    """Build a model once; yields a function that gives it a batch of so many samples."""
-    loss: Callable[[Tensor, Tensor], Tensor] = CrossEntropy(smoothing)
-    plan = model.tensor_plan()
-    with FakeTensorMode() if tp == 1 else fake_world(0, tp, torch.device("cpu")), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # fake tensors warn about values that they do not have
-        default = torch.get_default_dtype()
-        torch.set_default_dtype(type_of_dtype[precision] if cast else default)
+    def __init__(
+        self, model: Model, precision: str, device_type: str, smoothing: float, tp: int, sequence: bool, cast: bool
+    ) -> None:
+        default, dtype = torch.get_default_dtype(), type_of_dtype[precision]
+        self.dtype = dtype if cast else default
+        self.autocast = torch.autocast("cpu", dtype, enabled=precision != "fp32" and not cast)
+        self.example, self.plan = partial(example_batch, model), model.tensor_plan()
+        self.loss: Callable[[Tensor, Tensor], Tensor] = CrossEntropy(smoothing)
+        torch.set_default_dtype(self.dtype)
         try:
-            built = model.build().train()
+            self.model = model.build().train()
         finally:
             torch.set_default_dtype(default)
         if tp > 1:
             part = Part(dist.group.WORLD, 0, tp, sequence)
-            split_model(built, plan, part)
-            loss = partial(parallel_cross_entropy, classes=model.outputs(), smoothing=smoothing, part=part)
+            split_model(self.model, self.plan, part)
+            self.loss = partial(parallel_cross_entropy, classes=model.outputs(), smoothing=smoothing, part=part)
         if device_type == "cuda":
             # On GPUs attention stays one fused kernel with dropout; on the CPU torch would compute it step by step.
-            for module in built.modules():
+            for module in self.model.modules():
                 dropout = getattr(module, "attn_dropout", None)
                 if isinstance(dropout, nn.Dropout):
                     dropout.p = 0.0
-        autocast = torch.autocast("cpu", type_of_dtype[precision], enabled=precision != "fp32" and not cast)
 
-        def with_batch(samples: int) -> FakeModel:
-            batch = example_batch(model, samples)
-            if cast and batch.inputs.is_floating_point():
-                batch = replace(batch, inputs=batch.inputs.to(type_of_dtype[precision]))
-            uncounted = [*built.parameters(), *built.buffers(), batch.inputs, batch.targets]
-            saved = {identity(tensor) for tensor in (*built.parameters(), batch.inputs)}
-            return FakeModel(built, plan, loss, samples, batch.inputs, batch.targets, autocast, uncounted, saved)
+    def run(self, samples: int) -> tuple[list[Block], int]:
+        """The counts of all blocks at one batch size, and the number of tied parameters. Each block runs forward and
+        backward by itself; of equal blocks with equal inputs only the first one runs."""
+        batch = self.example(samples)
+        self.value = batch.inputs.to(self.dtype) if batch.inputs.is_floating_point() else batch.inputs
+        self.targets = batch.targets
+        self.uncounted = [*self.model.parameters(), *self.model.buffers(), self.value, self.targets]
+        self.saved = {identity(tensor) for tensor in (*self.model.parameters(), self.value)}
+        blocks, tied = list[Block](), 0
+        counted = set[int]()  # parameters of earlier blocks
+        runs = dict[object, tuple[Block, Callable[[], Tensor]]]()
+        *_, last = self.model.children()
+        for name, module in self.model.named_children():
+            is_last, value = module is last, self.value
+            parameters = tuple((key, tensor.shape, id(tensor) in counted) for key, tensor in module.named_parameters())
+            layout = value.shape, value.dtype, value.stride(), value.requires_grad, identity(value) in self.saved
+            kind = is_last, repr(module), parameters, layout  # equal for blocks that compute the same
+            if kind in runs:
+                block, make_output = runs[kind]
+                output = make_output()
+            else:
+                block, output = self._block(samples, name, module, is_last, counted)
+                runs[kind] = block, self._maker(output)
+            tied += sum(tensor.numel() for tensor in module.parameters() if id(tensor) in counted)
+            counted |= {id(tensor) for tensor in module.parameters()}
+            exchanges = tuple(replace(one, name=one.name.replace(block.name, name, 1)) for one in block.exchanges)
+            rows = tuple(replace(one, name=one.name.replace(block.name, name, 1)) for one in block.rows)
+            blocks.append(replace(block, name=name, exchanges=exchanges, rows=rows))
+            self.value = output.detach().requires_grad_()
+        return blocks, tied
 
-        yield with_batch
+    def _maker(self, output: Tensor) -> Callable[[], Tensor]:
+        """A function that makes tensors like this output, without a reference to it."""
+        shape, strides, dtype, saved = output.shape, output.stride(), output.dtype, self.saved
+        is_saved = identity(output) in saved
 
+        def made() -> Tensor:
+            tensor = torch.empty_strided(shape, strides, dtype=dtype)
+            if is_saved:
+                saved.add(identity(tensor))
+                weakref.finalize(tensor.untyped_storage(), saved.discard, identity(tensor))
+            return tensor
 
-def _run(fake: FakeModel) -> tuple[list[Block], int]:
-    """The counts of all blocks at one batch size, and the number of tied parameters. Each block runs forward and
-    backward by itself; of equal blocks with equal inputs only the first one runs."""
-    blocks, tied = list[Block](), 0
-    counted = set[int]()  # parameters of earlier blocks
-    runs = dict[object, tuple[Block, Callable[[], Tensor]]]()
-    *_, last = fake.model.children()
-    for name, module in fake.model.named_children():
-        is_last, value = module is last, fake.value
-        parameters = tuple((key, tensor.shape, id(tensor) in counted) for key, tensor in module.named_parameters())
-        layout = value.shape, value.dtype, value.stride(), value.requires_grad, identity(value) in fake.saved
-        kind = is_last, repr(module), parameters, layout  # equal for blocks that compute the same
-        if kind in runs:
-            block, make_output = runs[kind]
-            output = make_output()
-        else:
-            block, output = _run_block(fake, name, module, is_last, counted)
-            runs[kind] = block, _maker(fake, output)
-        tied += sum(tensor.numel() for tensor in module.parameters() if id(tensor) in counted)
-        counted |= {id(tensor) for tensor in module.parameters()}
-        exchanges = tuple(replace(one, name=one.name.replace(block.name, name, 1)) for one in block.exchanges)
-        rows = tuple(replace(one, name=one.name.replace(block.name, name, 1)) for one in block.rows)
-        blocks.append(replace(block, name=name, exchanges=exchanges, rows=rows))
-        fake.value = output.detach().requires_grad_()
-    return blocks, tied
+        return made
 
-
-def _maker(fake: FakeModel, output: Tensor) -> Callable[[], Tensor]:
-    """A function that makes tensors like this output, without a reference to it."""
-    shape, strides, dtype, is_saved = output.shape, output.stride(), output.dtype, identity(output) in fake.saved
-
-    def made() -> Tensor:
-        tensor = torch.empty_strided(shape, strides, dtype=dtype)
-        if is_saved:
-            fake.saved.add(identity(tensor))
-            weakref.finalize(tensor.untyped_storage(), fake.saved.discard, identity(tensor))
-        return tensor
-
-    return made
-
-
-def _run_block(fake: FakeModel, name: str, module: nn.Module, is_last: bool, counted: set[int]) -> tuple[Block, Tensor]:
-    """The counts of one block at this batch size, and its output."""
-    value, samples = fake.value, fake.samples
-    uncounted = [*fake.uncounted, value] if identity(value) in fake.saved else fake.uncounted
-    with Observer(uncounted, value) as observer:
-        with fake.autocast, observer.modules(name, module, fake.plan), saved_bytes(fake.saved) as saved:
-            output = module(value)
-            result = fake.loss(output, fake.targets) if is_last else output
-        ahead, unsaved = len(observer.operations), 0 if identity(output) in fake.saved else size(output)
-        # Nothing here refers to the output's gradient, so it is freed as soon as it is used, as in a complete model.
-        gradient = [torch.ones_like(result)]
-        result.register_hook(lambda _: gradient.pop())
-        anything = torch.ones((), dtype=result.dtype).expand_as(result)
-        back = len(observer.operations)
-        result.backward(anything)
-    operations = observer.operations
-    accumulating = observer.accumulating((tensor.grad for tensor in module.parameters()), ahead)
-    module.zero_grad()
-    parameters = {f"{name}.{key}": tensor for key, tensor in module.named_parameters() if id(tensor) not in counted}
-    split = {f"{child}.{key}" for child, style in fake.plan.items() for key in SPLIT.get(style, ())}
-    block = Block(
-        name=name,
-        forward=_work_at(samples, operations[:ahead]),
-        backward=_work_at(samples, operations[back:]),
-        tensor_sizes=tuple(tensor.numel() for tensor in parameters.values()),
-        split_parameters=sum(tensor.numel() for key, tensor in parameters.items() if key in split),
-        output=size(output) / samples,
-        saved=Line(saved[0], 0.0),
-        buffers=sum(map(size, module.buffers())),
-        exchanges=tuple(
-            replace(one, input_bytes=one.input_bytes / samples, output_bytes=one.output_bytes / samples)
-            for one in observer.exchanges
-        ),
-        rows=tuple(replace(one, row=one.row / samples) for one in observer.rows),
-        unsaved_output=unsaved / samples,
-        weighted_outputs=observer.weighted_outputs / samples,
-        live_forward=_constant([operation.live for operation in operations[:ahead]]),
-        # An output that autograd does not save is freed before the backward pass; here `output` still refers to it.
-        live_backward=_constant([operation.live - unsaved for operation in operations[ahead:]]),
-        live_accumulating=_constant([bytes_ - unsaved for bytes_ in accumulating]),
-    )
-    return block, output
+    def _block(
+        self, samples: int, name: str, module: nn.Module, is_last: bool, counted: set[int]
+    ) -> tuple[Block, Tensor]:
+        """The counts of one block at this batch size, and its output."""
+        value = self.value
+        uncounted = [*self.uncounted, value] if identity(value) in self.saved else self.uncounted
+        with Observer(uncounted, value) as observer:
+            with self.autocast, observer.modules(name, module, self.plan), saved_bytes(self.saved) as saved:
+                output = module(value)
+                result = self.loss(output, self.targets) if is_last else output
+            ahead, unsaved = len(observer.operations), 0 if identity(output) in self.saved else size(output)
+            # Nothing here refers to the output's gradient: it is freed as soon as it is used, as in a complete model.
+            gradient = [torch.ones_like(result)]
+            result.register_hook(lambda _: gradient.pop())
+            anything = torch.ones((), dtype=result.dtype).expand_as(result)
+            back = len(observer.operations)
+            result.backward(anything)
+        operations = observer.operations
+        accumulating = observer.accumulating((tensor.grad for tensor in module.parameters()), ahead)
+        module.zero_grad()
+        parameters = {f"{name}.{key}": tensor for key, tensor in module.named_parameters() if id(tensor) not in counted}
+        split = {f"{child}.{key}" for child, style in self.plan.items() for key in SPLIT.get(style, ())}
+        block = Block(
+            name=name,
+            forward=_work_at(samples, operations[:ahead]),
+            backward=_work_at(samples, operations[back:]),
+            tensor_sizes=tuple(tensor.numel() for tensor in parameters.values()),
+            split_parameters=sum(tensor.numel() for key, tensor in parameters.items() if key in split),
+            output=size(output) / samples,
+            saved=Line(saved[0], 0.0),
+            buffers=sum(map(size, module.buffers())),
+            exchanges=tuple(
+                replace(one, input_bytes=one.input_bytes / samples, output_bytes=one.output_bytes / samples)
+                for one in observer.exchanges
+            ),
+            rows=tuple(replace(one, row=one.row / samples) for one in observer.rows),
+            unsaved_output=unsaved / samples,
+            weighted_outputs=observer.weighted_outputs / samples,
+            live_forward=_constant([operation.live for operation in operations[:ahead]]),
+            # An output that autograd does not save is freed before the backward pass; here `output` still refers to it.
+            live_backward=_constant([operation.live - unsaved for operation in operations[ahead:]]),
+            live_accumulating=_constant([bytes_ - unsaved for bytes_ in accumulating]),
+        )
+        return block, output
 
 
 def _work_at(samples: int, operations: Sequence[Operation]) -> Work:
