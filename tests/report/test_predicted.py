@@ -15,6 +15,8 @@ from omegaconf import OmegaConf
 
 from ddlbench.config.compose import configuration, configurations
 from ddlbench.errors import UserError
+from ddlbench.exchange.__main__ import main as import_published
+from ddlbench.predict.grading.grade import grade
 from ddlbench.report.__main__ import main
 from ddlbench.report.predicted import with_predictions
 from ddlbench.results.reading.attempts import read_all
@@ -216,3 +218,27 @@ def test_the_report_shows_both(tmp_path: Path, write: Write, cluster: str, capsy
     assert "prediction error" in page
     assert "-50.0 %!" in page
     assert "far off its prediction" in page
+
+
+def test_published_measurements_are_predicted_from_the_bases_of_their_sources(tmp_path: Path) -> None:
+    """Records say all that --grade reads of the rows that they were made of: both predict the same."""
+    table = tmp_path / "points.csv"
+    header, *lines = Path("benchmarks/measured/points.csv").read_text().splitlines()
+    chosen = [line for line in lines if line.startswith(("server-gear blog,VGG", "TensorFlow benchmarks 2017,ResNet"))]
+    table.write_text("\n".join((header, *chosen)))
+    assert import_published(["import", str(table), "--into", str(tmp_path / "results")]) == 0
+    rows, tables = predicted(tmp_path, "published")
+    assert all(row["predicted_step_s"] is None for (_, gpus), row in rows.items() if gpus == 1)
+    graded = {(point.measured_s, point.predicted_s, point.error) for point in grade(table).points}
+    assert len(graded) == 9
+    of_report = {
+        (row["sample_time_s"] * row["global_batch"], row["predicted_step_s"], row["predicted_error"])
+        for row in records(tables.scaling)
+        if row["predicted_error"] is not None
+    }
+    assert sorted(of_report) == pytest.approx(sorted(graded))
+    slow = next(row for row in records(tables.scaling) if row["gpus"] == 8 and row["global_batch"] == 512)
+    assert slow["predicted_from"] == "1 GPU of the same source: 64 samples in 152 ms"
+    assert slow["predicted_flag"].startswith("far off its prediction")
+    (line,) = [line for line in tables.warnings if line.startswith("no prediction of ")]
+    assert line.endswith("and 1 more: a parameter server has no equations")
