@@ -10,11 +10,14 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
 from ddlbench.config.compose import configuration, configurations
 from ddlbench.errors import UserError
+from ddlbench.exchange.__main__ import main as import_published
+from ddlbench.predict.grading.grade import grade
 from ddlbench.report.__main__ import main
 from ddlbench.report.predicted import with_predictions
 from ddlbench.results.reading.attempts import read_all
@@ -216,3 +219,26 @@ def test_the_report_shows_both(tmp_path: Path, write: Write, cluster: str, capsy
     assert "prediction error" in page
     assert "-50.0 %!" in page
     assert "far off its prediction" in page
+
+
+def test_published_measurements_are_predicted_from_the_bases_of_their_sources(tmp_path: Path) -> None:
+    """Records say all that --grade reads of the rows that they were made of: both predict the same."""
+    table = tmp_path / "points.csv"
+    header, *lines = Path("benchmarks/measured/points.csv").read_text().splitlines()
+    chosen = [line for line in lines if line.startswith(("server-gear blog,VGG", "TensorFlow benchmarks 2017,ResNet"))]
+    table.write_text("\n".join((header, *chosen)))
+    assert import_published(["import", str(table), "--into", str(tmp_path / "results")]) == 0
+    rows, tables = predicted(tmp_path, "published")
+    assert all(row["predicted_step_s"] is None for (_, gpus), row in rows.items() if gpus == 1)
+    graded = [(point.measured_s, point.predicted_s, point.error) for point in grade(table).points]
+    filled = [row for row in records(tables.scaling) if row["predicted_error"] is not None]
+    of_report = [
+        (row["sample_time_s"] * row["global_batch"], row["predicted_step_s"], row["predicted_error"]) for row in filled
+    ]
+    assert len(graded) == 9
+    # Records do not keep step_ms, which the source rounds to a microsecond.
+    np.testing.assert_allclose(sorted(of_report), sorted(graded), rtol=1e-5, atol=1e-5)
+    (slow,) = [row for row in filled if row["gpus"] == 8 and row["global_batch"] == 512]
+    assert slow["predicted_from"] == "1 GPU of the same source: 64 samples in 152 ms"
+    (line,) = [line for line in tables.warnings if line.startswith("no prediction of ")]
+    assert line.endswith("and 1 more: a parameter server has no equations")

@@ -18,6 +18,9 @@ from ddlbench.texts import first_few
 
 LABEL = "efficiency over its base (%)"
 SMALL: dict[str, Any] = {"markersize": 4.5, "linewidth": 1.0}
+PREDICTED: dict[str, Any] = {
+    "linestyle": "", "marker": "_", "markersize": 11, "color": "black", "label": "predicted from its base", "zorder": 3,
+}  # fmt: skip
 MODELS_SHOWN = 4
 
 
@@ -46,6 +49,10 @@ class BySource:
                 points = sorted(ends | {(row["gpus"], row["efficiency_vs_own_base"]) for row in series})
                 style: dict[str, Any] = {"color": look.color, "label": plotting.label(key[1]), **look.shape, **SMALL}
                 axes.plot([gpus for gpus, _ in points], [value for _, value in points], **style)
+        predicted = [row for row in panel.rows if row["predicted_error"] is not None]
+        if predicted:
+            values = [row["efficiency_vs_own_base"] / (1 + row["predicted_error"]) for row in predicted]
+            axes.plot([row["gpus"] for row in predicted], values, **PREDICTED)
         axes.axhline(1.0, **cast(Any, plotting.IDEAL))
         values = [1.0, *(row["efficiency_vs_own_base"] for row in panel.rows)]
         plotting.value_axis(axes, values, LABEL, percents=True, log=False)

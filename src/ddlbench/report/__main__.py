@@ -159,8 +159,9 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument(
         "--predict", metavar="CLUSTER",
-        help="put beside each measurement what the oracle predicts from the runs on one device; CLUSTER as in "
-        "python -m ddlbench.predict cluster=CLUSTER",
+        help="put beside each measurement what the oracle predicts from the runs on one device, and beside a published "
+        "one what it predicts from its base; CLUSTER as in python -m ddlbench.predict cluster=CLUSTER, or `published` "
+        "for published ones alone",
     )  # fmt: skip
     parser.add_argument(
         "--explain", metavar="RUN",

@@ -78,6 +78,7 @@ OF_OTHERS: Columns = {
     **{key: MEASURED[key] for key in ("framework", "model", "gpus", "n", "source", "samples/s")},
     "efficiency": lambda row: percent(row["efficiency_vs_own_base"]),
     "of base": lambda row: f"@{row['own_base_gpus']}" if row["efficiency_vs_own_base"] else "",
+    **{key: PREDICTED[key] for key in ("predicted step", "prediction error")},
 }
 SETTINGS: Columns = {"settings": lambda row: row.settings}
 
@@ -99,7 +100,7 @@ def summary_text(rows: Sequence[Measurement]) -> str:
     marks: Columns = {"": lambda row: numbers.get(row.settings, "")}
     measured, published = ([row for row in rows if row["origin"] == origin] for origin in (OWN, PUBLISHED))
     compared = [row for row in measured if compared_with(row, own=False) or needs_own(row)]
-    predicted = [row for row in rows if row["predicted_step_s"] is not None]
+    predicted = [row for row in measured if row["predicted_step_s"] is not None]
     tables = ((measured, MEASURED), (compared, RATIOS), (predicted, WHICH | PREDICTED), (published, OF_OTHERS))
     lines: list[str] = []
     for shown, columns in tables:

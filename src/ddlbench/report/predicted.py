@@ -1,7 +1,8 @@
 """`--predict CLUSTER`: beside each measurement what the oracle predicts from the campaign's own runs on one device.
 
-Runs on one device are what the predictions are calibrated with, so they have none themselves. Where an input is
-missing, the cells are empty and a line says why. ParaDL (Kahira et al. 2021) proposes predictions as a detector of
+Runs on one device are what the predictions are calibrated with, so they have none themselves. A published measurement
+is predicted from the base in its source; `--predict published` predicts these alone. Where an input is missing, the
+cells are empty and a line says why. ParaDL (Kahira et al. 2021) proposes predictions as a detector of
 abnormal runs: a measurement far off its prediction gets a flag.
 """
 
@@ -12,20 +13,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ddlbench.config.compose import recorded_configuration
+from ddlbench.config.compose import configurations, recorded_configuration
 from ddlbench.errors import RunError, Unsupported
 from ddlbench.oracle.machine.machine import Machine
 from ddlbench.oracle.measured.inputs import machine_of
 from ddlbench.oracle.measured.runs import Results
 from ddlbench.oracle.predictor import Inputs, Prediction, predict
+from ddlbench.predict.grading.points import point
+from ddlbench.predict.grading.predictions import predicted_s
 from ddlbench.results.reading.attempts import Attempt, Records, why
-from ddlbench.results.reading.published import OWN
+from ddlbench.results.reading.csv_rows import CsvRow
+from ddlbench.results.reading.points import csv_row
+from ddlbench.results.reading.published import PUBLISHED, read_published
 from ddlbench.results.rows import Row
 from ddlbench.results.tables.measurement import devices, duration
 from ddlbench.results.tables.tables import Tables
+from ddlbench.texts import first_few
 
 # Relative error from which a row has a flag: ParaDL's average error for its least accurate strategy (channels).
 FAR_OFF = 0.26
+NAMED = 5  # rows that a warning names
 # Columns of runs.csv that a base shares with what is predicted from it; the oracle compares model, sizes and precision.
 ALIKE = ("device", "device_model", "torch", "cuda", "data", "loader")
 
@@ -66,24 +73,59 @@ class Campaign:
             raise Unsupported(f"{row['nodes']} nodes of cluster {machine.name} have another number of devices")
 
 
+@dataclass(frozen=True)
+class Sources:
+    """Published measurements by their path in runs.csv. Rows of one source are the bases of others."""
+
+    rows: Mapping[str, CsvRow]
+
+    @classmethod
+    def of(cls, results: Records) -> Sources:
+        attempts = [attempt for file in results.published for attempt in read_published(file)]
+        return cls({attempt.name: csv_row(attempt.record, line) for line, attempt in enumerate(attempts, 1)})
+
+    def predict(self, row: Row, run: Row) -> Row:
+        """The predicted_* columns of a row of scaling.csv. UserError or Unsupported if it cannot be predicted."""
+        stated = point(self.rows[run["path"]], list(self.rows.values()))
+        base, step_s = stated.base, predicted_s(stated)
+        sample_s, measured_s = step_s / stated.measured.samples, row["sample_time_s"]
+        start = f"{base.samples} samples in {duration(base.seconds)}"
+        columns: Row = {
+            "predicted_step_s": step_s,
+            "predicted_sample_time_s": sample_s,
+            "predicted_error": (sample_s - measured_s) / measured_s,
+            "predicted_from": f"{devices(base.gpus, row['device'])} of the same source: {start}",
+        }
+        return columns | {"predicted_flag": flag(row | columns, measured_s * stated.measured.samples)}
+
+
+@configurations()  # what published measurements resemble is composed
 def with_predictions(tables: Tables, results: Records, cluster: str) -> Tables:
     """The tables with predicted_* columns, and a warning for each row that is far off or cannot be predicted. UserError
-    for an unknown cluster."""
-    campaign = Campaign(machine_of(cluster), {attempt.name: attempt for attempt in results.attempts}, tables.run_rows)
+    for an unknown cluster. cluster: "published" for published measurements alone"""
+    sources, campaign = Sources.of(results), None
+    if cluster != PUBLISHED:
+        attempts = {attempt.name: attempt for attempt in results.attempts}
+        campaign = Campaign(machine_of(cluster), attempts, tables.run_rows)
     rows, missing = list[Row](), list[tuple[str, str]]()
     for measurement in tables.measurements:
-        row = measurement.row
-        measured = row["status"] == "ok" and row["mode"] == "train" and row["sample_time_s"] and row["origin"] == OWN
+        row, run = measurement.row, measurement.runs[0]
+        measured = row["status"] == "ok" and row["mode"] == "train" and row["sample_time_s"]
         if measured and (row["gpus"] or 1) > 1:
             try:
-                row = row | cells(row, campaign.predict(row, measurement.runs[0]))
+                if row["origin"] == PUBLISHED:
+                    row = row | (sources.predict(row, run) if row["own_base_gpus"] != row["gpus"] else {})
+                elif campaign:
+                    row = row | cells(row, campaign.predict(row, run))
             except Exception as error:  # whatever one record holds, the others are predicted
                 text = str(error) if isinstance(error, RunError) else f"its record cannot be used ({why(error)})"
                 missing.append((" ".join(text.split()), name(row)))
         rows.append(row)
     flagged = [f"{name(row)}: {row['predicted_flag']}" for row in rows if row["predicted_flag"]]
     because = {reason: {of for other, of in missing if other == reason} for reason, _ in missing}
-    unknown = [f"no prediction of {', '.join(sorted(of))}: {reason}" for reason, of in because.items()]
+    unknown = [
+        f"no prediction of {', '.join(first_few(sorted(of), NAMED))}: {reason}" for reason, of in because.items()
+    ]
     warnings = [*tables.warnings, *dict.fromkeys(flagged), *unknown]
     return replace(tables, scaling_rows=rows, warnings=warnings)
 

@@ -88,7 +88,7 @@ def points(rows: Sequence[CsvRow]) -> Iterator[Point | str]:
                 if not any(_is_base(row, other) for other in rows):
                     yield f"{name}: no base in its series"
             elif row.number("base_gpus") != row.number("gpus"):
-                yield _point(row, rows)
+                yield point(row, rows)
         except UserError as error:
             yield f"{name}: {error}"
 
@@ -104,8 +104,11 @@ def _is_base(row: CsvRow, other: CsvRow) -> bool:
         return False
 
 
-def _point(row: CsvRow, rows: Sequence[CsvRow]) -> Point:
-    """UserError for a row that the oracle cannot predict."""
+def point(row: CsvRow, rows: Sequence[CsvRow]) -> Point:
+    """A row with its base. rows: those among which the base may be. UserError for a row that the oracle cannot
+    predict."""
+    if not (row["base_gpus"] and row["base_value"]):
+        raise UserError("it states no base")
     measured, base = _step(row), _base(row, rows)
     framework, words = strategy_of(row)
     per_node = row.count("gpus_per_node")

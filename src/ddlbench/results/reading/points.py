@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddlbench.errors import UserError
+from ddlbench.foreign import Object
 from ddlbench.results.reading.csv_rows import UNITS, CsvRow, read_csv
 from ddlbench.results.reading.published import Facts, gpu_family
-from ddlbench.results.rows import group_by
+from ddlbench.results.rows import group_by, section
 from ddlbench.texts import first_few, printable, shortened
 
 COLUMNS = (
@@ -17,6 +18,8 @@ COLUMNS = (
     "global_batch", "precision", "measured", "unit", "one_gpu_value", "base_gpus", "base_value", "step_ms", "layout",
     "seq_len", "loader", "in_scope", "tier", "quote", "url",
 )  # fmt: skip
+OPTIONAL = ("one_gpu_value", "loader", "in_scope", "tier", "quote")
+KEPT = ("measured", "unit", "base_value", "network", "layout", "tier", "in_scope")  # as they stand in the row
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,6 @@ class Point:
         """The point as a measurement. Its base may be no row of the file, so that it is stated with it."""
         row, base = self.row, self.base
         stated = {"base_gpus": base.gpus, "base_sample_time_s": base.sample_time_s} if base else {}
-        kept = ("measured", "unit", "base_value", "network", "layout", "tier", "in_scope")
         return Facts(
             source=row["source"],
             url=row["url"],
@@ -68,15 +70,33 @@ class Point:
             tokens=self.tokens,
             precision=row["precision"] or None,
             loader=row["loader"] or None,
-            more={**{name: row[name] or None for name in kept}, **stated},
+            more={**{name: row[name] or None for name in KEPT}, **stated},
         )
+
+
+def csv_row(record: Object, line: int) -> CsvRow:
+    """The row that a record was made of, without what the record does not keep (quote, step_ms)."""
+    config, launch, published = (section(record, name) for name in ("config", "launch", "published"))
+    cells = {
+        **{name: published.get(name) for name in ("source", *KEPT, "base_gpus")},
+        "model": section(config, "model").get("name"),
+        "framework": record.get("framework_library"),
+        "strategy": section(config, "framework").get("name"),
+        "gpus": launch.get("world_size"),
+        "gpus_per_node": launch.get("ranks_per_node"),
+        "gpu_type": section(record, "environment").get("gpu_model"),
+        "global_batch": section(record, "ledger").get("global_batch"),
+        "precision": section(config, "train").get("precision"),
+        "seq_len": section(config, "model").get("tokens_per_sample"),
+    }
+    return CsvRow(line, {name: str(cell) for name, cell in cells.items() if cell is not None})
 
 
 def read_points(path: Path) -> tuple[list[Point], list[str]]:
     """The rows of a file that can be used, and a line for each of the others. UserError where the file cannot be read
     or has other columns."""
     columns, rows, left_out = read_csv(path)
-    if wrong := sorted(columns ^ set(COLUMNS)):
+    if wrong := sorted((columns ^ set(COLUMNS)) - set(OPTIONAL)):
         odd = ", ".join(first_few([shortened(printable(name), 40) for name in wrong], 5))
         raise UserError(f"{path} has other columns (missing or unknown: {odd}): give {', '.join(COLUMNS)}")
     points = list[Point]()
