@@ -24,6 +24,20 @@ def test_points_are_the_product_of_the_axes_less_what_is_excluded(tmp_path: Path
     assert study.results_dir == "results/tiny"
 
 
+def test_a_key_that_a_framework_lacks_adds_no_cell_of_it(tmp_path: Path) -> None:
+    axes = {"framework": ["ddp", "tensor"], "framework.bucket_cap_mb": [1, 25], "framework.tp": [1, 2], "gpus": [2]}
+    study = load(str(write(tmp_path, axes=axes, exclude=[])))
+    points = [{key.removeprefix("framework."): value for key, value in point.items()} for point in study.points()]
+    assert points == [
+        {"framework": "ddp", "bucket_cap_mb": 1, "gpus": 2},
+        {"framework": "ddp", "bucket_cap_mb": 25, "gpus": 2},
+        {"framework": "tensor", "tp": 1, "gpus": 2},
+        {"framework": "tensor", "tp": 2, "gpus": 2},
+    ]
+    with pytest.raises(UserError, match=r"tiny: axis framework\.sp: no framework of this study has this key"):
+        load(str(write(tmp_path, axes=axes | {"framework.sp": [2]}, exclude=[])))
+
+
 def test_a_key_without_content_counts_as_left_out(tmp_path: Path) -> None:
     study = load(str(write(tmp_path, exclude=None, settings=None, repeats=None)))
     assert (len(list(study.points())), study.settings, study.repeats) == (4, [], 1)

@@ -151,7 +151,9 @@ def _only_here(question: Question, given: dict[str, str]) -> Any:
         raise UserError(f"{key} does not exist: {question.framework} has {', '.join(sorted(allowed))}")
     question.words = [word for word in question.words if not word.startswith("framework.")]
     degrees = {
-        key.partition(".")[2]: _number(given[key], f"{key}={given[key]} must be a number from 1 to {LARGEST_WORLD}")
+        key.partition(".")[2]: None
+        if given[key] == "null"
+        else _number(given[key], f"{key}={given[key]} must be a number from 1 to {LARGEST_WORLD}, or null")
         for key in keys
     }
     return cls(**cast(Any, degrees))

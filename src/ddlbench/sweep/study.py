@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from ddlbench.config.choices import choices, conf_dir
+from ddlbench.config.options import published
 from ddlbench.config.values import check, shown
 from ddlbench.errors import UserError
 from ddlbench.sweep.values import Plain, check_key, given, quoted, read, word
@@ -20,6 +21,7 @@ LARGEST = 100_000  # cells
 MOST_GPUS = 2**20
 SCALING = {"strong": "train.global_batch", "weak": "train.batch_per_gpu"}
 NAME = re.compile(r"\w[\w. -]*")  # of a file: it becomes that of a folder, and of jobs
+OF_SOME = ("framework", "loader")  # groups in which some options have keys that others lack
 SPECIAL = ("gpus", "batch", "scaling")  # of axes, beside the keys of ddlbench
 NUMBERS = {"repeats": 1, "order": 0, "gpus_per_node": 1, "limit_s": 1}  # the smallest value of each
 
@@ -55,19 +57,28 @@ class Study:
     overrides: Plain = field(default_factory=dict[str, Any])
 
     def points(self) -> Iterator[Plain]:
-        """The values on the axes of every combination that is not excluded."""
+        """The values on the axes of every combination that is not excluded, once. A key that the point's framework,
+        loader, ... lacks has no value there."""
+        seen = set[str]()
         for values in itertools.product(*self.axes.values()):
             point = dict(zip(self.axes, values, strict=True))
             if not any(_matches(where, point) for where in self.exclude):
-                yield point
+                keys = self._keys(point)
+                point = {key: value for key, value in point.items() if _has(keys, key)}
+                if str(point) not in seen:
+                    seen.add(str(point))
+                    yield point
 
-    def words(self, point: Plain) -> tuple[str, ...]:
-        """ddlbench's command line, without seed and repeat. GPU count and batch rule are taken out of the keys."""
+    def _keys(self, point: Plain) -> Plain:
         keys: dict[str, Any] = {"preflight": True, **self.keys}
         for setting in self.settings:
             if _matches(setting.where, point):
                 keys |= setting.keys
-        keys |= {**point, **self.overrides}
+        return {**keys, **point, **self.overrides}
+
+    def words(self, point: Plain) -> tuple[str, ...]:
+        """ddlbench's command line, without seed and repeat. GPU count and batch rule are taken out of the keys."""
+        keys = self._keys(point)
         scaling, batch = keys.pop("scaling", "strong"), keys.pop("batch", None)
         keys.pop("gpus", None)
         if batch is not None:
@@ -158,8 +169,12 @@ def _checked(study: Study) -> Study:
     cells = math.prod(len(values) for values in study.axes.values()) * study.repeats * len(study.seeds)
     if cells > LARGEST:
         raise UserError(f"{study.name} has {cells:,} cells: give fewer values or repeats, at most {LARGEST:,} cells")
-    if not any(study.points()):
+    points = list(study.points())
+    if not points:
         raise UserError(f"{study.name}: exclude leaves no cell: leave out fewer values, or give others on its axes")
+    for key in study.axes:
+        if not any(key in point for point in points):
+            raise UserError(f"{study.name}: axis {key}: no {key.partition('.')[0]} of this study has this key")
     quoted("results_dir", study.results_dir)
     return study
 
@@ -214,7 +229,15 @@ def _where(raw: Any, axes: Plain, place: str) -> dict[str, list[Any]]:
 
 
 def _matches(where: Mapping[str, list[Any]], point: Plain) -> bool:
-    return all(point[key] in values for key, values in where.items())
+    return all(key in point and point[key] in values for key, values in where.items())
+
+
+def _has(keys: Plain, key: str) -> bool:
+    """Whether the chosen framework or loader has a key of its group: ddp has no framework.tp."""
+    group, _, name = key.partition(".")
+    if group not in OF_SOME or keys.get(group) not in choices(group):
+        return True
+    return not name or name.partition(".")[0] in published(group, keys[group])
 
 
 def _keys(raw: Any, place: str) -> dict[Any, Any]:

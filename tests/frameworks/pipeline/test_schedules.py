@@ -7,12 +7,10 @@ from dataclasses import replace
 import pytest
 
 from ddlbench.errors import Unsupported, UserError
-from ddlbench.frameworks.pipeline.schedules import (
-    bubble,
-    check_stages,
-    micro_batch_count,
-    pipeline_ranks,
-)
+from ddlbench.frameworks.pipeline.adapter import Pipeline
+from ddlbench.frameworks.pipeline.pipedream import PipeDream
+from ddlbench.frameworks.pipeline.schedules import bubble, check_stages, micro_batch_count
+from ddlbench.frameworks.shared.layout import Layout
 from ddlbench.job import Job
 from tests.support.jobs import job
 
@@ -52,23 +50,26 @@ def test_a_refused_number_is_named_with_the_nearest_choice() -> None:
         micro_batch_count("interleaved", of(14, 1), 4, 1)
 
 
-def test_ranks_are_divided_over_pipelines() -> None:
-    assert pipeline_ranks(8, 2, None) == 4
-    assert pipeline_ranks(8, 2, 4) == 4
+@pytest.mark.parametrize(
+    ("framework", "expected"),
+    [
+        (Pipeline(dp=2), Layout(dp=2, pp=4)),
+        (Pipeline(dp=None, pp=2), Layout(dp=4, pp=2)),
+        (Pipeline(dp=2, tp=2), Layout(dp=2, tp=2, pp=2)),
+        (Pipeline(dp=None, tp=4, pp=1), Layout(dp=2, tp=4)),
+        (PipeDream(dp=2), Layout(dp=2, pp=4)),
+        (PipeDream(dp=None, pp=2), Layout(dp=4, pp=2)),
+    ],
+)
+def test_eight_ranks_are_divided_over_pipelines_and_parts(framework: Pipeline | PipeDream, expected: Layout) -> None:
+    assert framework.layout(8) == expected
+
+
+def test_a_remedy_shares_no_layers_where_none_are_shared() -> None:
     with pytest.raises(
-        UserError, match=r"framework\.dp=3 x framework\.pp=null does not fill 4 ranks: choose .*dp=4 .*pp=1"
+        UserError, match=r"^framework\.dp=1 x framework\.pp=3 does not fill 4 ranks: .* framework\.pp=4"
     ):
-        pipeline_ranks(4, 3, None)
-    with pytest.raises(UserError, match=r"framework\.dp=1 x framework\.pp=3 does not fill 4 ranks: .* framework\.pp=4"):
-        pipeline_ranks(4, 1, 3)
-
-
-def test_ranks_are_divided_over_parts_too() -> None:
-    assert pipeline_ranks(8, 2, None, 2) == 2
-    assert pipeline_ranks(8, 2, 1, 4) == 1
-    refused = r"framework\.dp=2 x framework\.tp=2 x framework\.pp=3 does not fill 8 ranks: choose .*dp=2 .*tp=2 .*pp=2"
-    with pytest.raises(UserError, match=refused):
-        pipeline_ranks(8, 2, 3, 2)
+        Pipeline(pp=3).layout(4)
 
 
 def test_stages_need_blocks() -> None:

@@ -13,16 +13,19 @@ def test_divisors() -> None:
 
 
 def test_the_free_dimension_takes_the_ranks_that_are_left() -> None:
-    assert fill(12, {"dp": 3, "tp": None}, free="tp") == 4
-    assert fill(12, {"dp": 3, "tp": 4}, free="tp") == 4
-    assert fill(12, {"dp": 3, "tp": 2, "pp": None}, free="pp") == 2
+    assert fill(12, dp=3, tp=None) == fill(12, dp=None, tp=4) == fill(12, dp=3, tp=4) == {"dp": 3, "tp": 4}
+    assert fill(12, dp=3, tp=2, pp=None) == fill(12, dp=None, tp=2, pp=2) == {"dp": 3, "tp": 2, "pp": 2}
 
 
 def test_a_mesh_that_does_not_fill_the_ranks_is_refused_with_the_nearest_one() -> None:
     with pytest.raises(UserError, match=r"^framework.dp=2 x framework.tp=3 does not fill 4 .*: choose .*dp=2 .*tp=2$"):
-        fill(4, {"dp": 2, "tp": 3}, free="tp")
+        fill(4, dp=2, tp=3)
     with pytest.raises(UserError, match=r"^framework.dp=5 x framework.tp=null does not fill 8 .* .*dp=4 .*tp=2$"):
-        fill(8, {"dp": 5, "tp": None}, free="tp")
+        fill(8, dp=5, tp=None)
+    with pytest.raises(UserError, match=r"^framework.dp=null x framework.tp=4 does not fill 6 .* .*dp=2 .*tp=3$"):
+        fill(6, dp=None, tp=4)
+    with pytest.raises(UserError, match=r"^framework.dp=null x framework.pp=null can be filled in several ways 8 rank"):
+        fill(8, dp=None, pp=None)
     assert nearest_mesh(8, [2, 3, 3]) == (2, 2, 2)
     assert nearest_mesh(6, [2, None]) == (2, 3)
 

@@ -21,11 +21,10 @@ from ddlbench.frameworks.pipeline.schedules import (
     check_split_backward,
     check_stages,
     micro_batch_count,
-    pipeline_ranks,
 )
 from ddlbench.frameworks.pipeline.stages import Plan
 from ddlbench.frameworks.pipeline.trainer import PipelineTrainer
-from ddlbench.frameworks.shared.layout import Layout
+from ddlbench.frameworks.shared.layout import Layout, fill
 from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.shared.refusals import check_alike, check_shards
 from ddlbench.frameworks.tensor.adapter import check_compile, check_parts
@@ -38,7 +37,7 @@ class Pipeline:
 
     name: str = "gpipe"
     schedule: str = field(default="gpipe", metadata={"defines": "hybrid"})
-    dp: int = 1
+    dp: int | None = 1
     pp: int | None = None
     tp: int = 1
     sharded: bool = False
@@ -53,9 +52,14 @@ class Pipeline:
         check_values("framework.", self, least=sizes, choices={"schedule": SCHEDULES})
         check_values("framework.", self, rules={"virtual_stages": (fits, one)})
 
+    def layout(self, world_size: int) -> Layout:
+        shared = {"tp": self.tp} if self.tp > 1 else {}
+        return Layout(**fill(world_size, dp=self.dp, **shared, pp=self.pp))
+
     def check(self, job: Job) -> None:
-        ranks = pipeline_ranks(job.world_size, self.dp, self.pp, self.tp)
-        micro_batch_count(self.schedule, job, ranks, self.dp)
+        layout = self.layout(job.world_size)
+        ranks = layout.pp
+        micro_batch_count(self.schedule, job, ranks, layout.dp)
         check_stages(ranks, self.virtual_stages, len(on_meta(job)), self.balance)
         reasons = {
             f"gradients are averaged in fp32, not {job.reduce_dtype}: set train.reduce_dtype=fp32":
@@ -71,14 +75,14 @@ class Pipeline:
             check_compile(self.name, job)
         if self.sharded:
             check_shards(self.name, job)
-        check_alike(job, self.dp)
+        check_alike(job, layout.dp)
 
     def setup(self, job: Job) -> PipelineTrainer:
-        layout = Layout(self.dp, self.tp, pipeline_ranks(job.world_size, self.dp, self.pp, self.tp))
-        count = micro_batch_count(self.schedule, job, layout.pp, self.dp)
+        layout = self.layout(job.world_size)
+        count = micro_batch_count(self.schedule, job, layout.pp, layout.dp)
         groups = Groups.connect(job, layout, self.sharded)
         groups.open_links(job.device, looped=self.virtual_stages > 1)
-        samples = job.replica_batch(self.dp) // count
+        samples = job.replica_batch(layout.dp) // count
         plan = Plan.of(job, layout.pp * self.virtual_stages, samples, self.balance, self.flops_per_byte)
         blocks = Blocks(job, groups, plan, self.sharded)
         return PipelineTrainer(job, blocks, self.schedule, count, self._facts(job, layout, plan, count))
@@ -86,10 +90,10 @@ class Pipeline:
     def _facts(self, job: Job, layout: Layout, plan: Plan, count: int) -> dict[str, Any]:
         return {
             "schedule": self.schedule,
-            "dp": self.dp,
-            "tp": self.tp,
+            "dp": layout.dp,
+            "tp": layout.tp,
             "pp": layout.pp,
-            "shards": self.dp if self.sharded else 1,
+            "shards": layout.dp if self.sharded else 1,
             "virtual_stages": self.virtual_stages,
             **plan.facts(),
             "micro_batches": count,

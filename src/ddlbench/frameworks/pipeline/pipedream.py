@@ -21,9 +21,9 @@ from ddlbench.errors import check_values, refuse
 from ddlbench.frameworks.pipeline.blocks import Blocks
 from ddlbench.frameworks.pipeline.groups import Groups
 from ddlbench.frameworks.pipeline.pipedream_trainer import PipeDreamTrainer
-from ddlbench.frameworks.pipeline.schedules import check_stages, micro_batch_count, pipeline_ranks
+from ddlbench.frameworks.pipeline.schedules import check_stages, micro_batch_count
 from ddlbench.frameworks.pipeline.stages import Plan, tied_names
-from ddlbench.frameworks.shared.layout import Layout
+from ddlbench.frameworks.shared.layout import Layout, fill
 from ddlbench.frameworks.shared.meta import on_meta
 from ddlbench.frameworks.shared.refusals import check_alike
 from ddlbench.job import Job
@@ -35,7 +35,7 @@ class PipeDream:
 
     name: str = "pipedream"
     double_buffered: bool = field(default=False, metadata={"defines": None})
-    dp: int = 1
+    dp: int | None = 1
     pp: int | None = None
     balance: list[int] | None = None
     flops_per_byte: float = 1000.0
@@ -43,9 +43,13 @@ class PipeDream:
     def __post_init__(self) -> None:
         check_values("framework.", self, least={"dp": 1, "pp": 1, "flops_per_byte": 0})
 
+    def layout(self, world_size: int) -> Layout:
+        return Layout(**fill(world_size, dp=self.dp, pp=self.pp))
+
     def check(self, job: Job) -> None:
-        ranks = pipeline_ranks(job.world_size, self.dp, self.pp)
-        self._micro_batches(job, ranks)
+        layout = self.layout(job.world_size)
+        ranks = layout.pp
+        self.micro_batches(job, layout)
         check_stages(ranks, 1, len(on_meta(job)), self.balance)
         # What does not go with stages that make the same update at different times.
         reasons = {
@@ -64,17 +68,19 @@ class PipeDream:
                 ranks > 1 and not self.double_buffered and tied_names(on_meta(job)),
         }  # fmt: skip
         refuse(self.name, reasons)
-        check_alike(job, self.dp)
+        check_alike(job, layout.dp)
 
-    def _micro_batches(self, job: Job, ranks: int) -> int:
-        """Two versions of the weights suffice only if a minibatch fills the pipeline (Narayanan et al. 2021)."""
-        return micro_batch_count(self.name, job, ranks, self.dp) if self.double_buffered else job.micro_batches(self.dp)
+    def micro_batches(self, job: Job, layout: Layout) -> int:
+        """Of a minibatch. Two versions of the weights suffice only if it fills the pipeline (Narayanan et al. 2021)."""
+        if self.double_buffered:
+            return micro_batch_count(self.name, job, layout.pp, layout.dp)
+        return job.micro_batches(layout.dp)
 
     def setup(self, job: Job) -> PipeDreamTrainer:
-        layout = Layout(self.dp, pp=pipeline_ranks(job.world_size, self.dp, self.pp))
-        count = self._micro_batches(job, layout.pp)
+        layout = self.layout(job.world_size)
+        count = self.micro_batches(job, layout)
         groups = Groups.connect(job, layout)
-        samples = job.replica_batch(self.dp) // count
+        samples = job.replica_batch(layout.dp) // count
         plan = Plan.of(job, layout.pp, samples, self.balance, self.flops_per_byte)
         blocks = Blocks(job, groups, plan, sharded=False)
         facts = self._facts(job, layout.pp, plan, count)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddlbench.errors import Unsupported, WrongRankCount, refuse
-from ddlbench.frameworks.shared.layout import divisors, fill
+from ddlbench.frameworks.shared.layout import divisors
 from ddlbench.job import Job
 
 # Names of torch.distributed.pipelining
@@ -19,12 +19,6 @@ def accepts(schedule: str, count: int, ranks: int) -> bool:
     if schedule in LOOPED:
         return count % max(1, count // ranks) == 0
     return schedule == "gpipe" or count >= ranks
-
-
-def pipeline_ranks(world_size: int, dp: int, pp: int | None, tp: int = 1) -> int:
-    """Stages of each of `dp` pipelines, where `tp` ranks share each."""
-    dims = {"dp": dp, "pp": pp} if tp == 1 else {"dp": dp, "tp": tp, "pp": pp}
-    return fill(world_size, dims, free="pp")
 
 
 def check_stages(ranks: int, virtual_stages: int, blocks: int, balance: list[int] | None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 from math import isqrt, log2, prod
@@ -55,18 +55,20 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // n for n in small)})
 
 
-def fill(world_size: int, asked: Mapping[str, int | None], free: str) -> int:
-    """The ranks of dimension `free`, which may be None in `asked`, when all dimensions together make up the world.
+def fill(world_size: int, **asked: int | None) -> dict[str, int]:
+    """The ranks of each dimension of a mesh. The one that is None gets all ranks that the others leave.
 
-    Raises WrongRankCount with the nearest mesh where they cannot.
+    Raises WrongRankCount with the nearest mesh where they do not fill the world, or where several are None.
     """
-    size_free, rest = divmod(world_size, prod(size or 1 for dim, size in asked.items() if dim != free))
-    if rest or asked[free] not in (None, size_free):
+    size_free, rest = divmod(world_size, prod(size or 1 for size in asked.values()))
+    open_ones = [dim for dim, size in asked.items() if size is None]
+    if rest or len(open_ones) > 1 or (size_free > 1 and not open_ones):
         mesh = " x ".join(f"framework.{dim}={size or 'null'}" for dim, size in asked.items())
         near = zip(asked, nearest_mesh(world_size, list(asked.values())), strict=True)
         fits = " ".join(f"framework.{dim}={size}" for dim, size in near)
-        raise WrongRankCount(f"{mesh} does not fill {world_size} ranks: choose {fits}")
-    return size_free
+        wrong = "can be filled in several ways" if len(open_ones) > 1 else "does not fill"
+        raise WrongRankCount(f"{mesh} {wrong} {world_size} ranks: choose {fits}")
+    return {dim: size or size_free for dim, size in asked.items()}
 
 
 def nearest_mesh(world_size: int, asked: Sequence[int | None]) -> tuple[int, ...]:

@@ -34,7 +34,7 @@ class TensorParallel:
     """One mesh of dp x tp ranks, neighbours sharing a replica; conf/framework/tensor.yaml says what each knob means."""
 
     name: str = "tensor"
-    dp: int = 1
+    dp: int | None = 1
     tp: int | None = None
     sequence_parallel: bool = False
     parallel_loss: bool = True
@@ -42,9 +42,12 @@ class TensorParallel:
     def __post_init__(self) -> None:
         check_values("framework.", self, least={"dp": 1, "tp": 1})
 
+    def layout(self, world_size: int) -> Layout:
+        return Layout(**fill(world_size, dp=self.dp, tp=self.tp))
+
     def check(self, job: Job) -> None:
-        tp = fill(job.world_size, {"dp": self.dp, "tp": self.tp}, free="tp")
-        if tp > 1:
+        layout = self.layout(job.world_size)
+        if (tp := layout.tp) > 1:
             check_parts(self.name, job, tp)
         check_compile(self.name, job)
         length, *more = job.model.input_shape()
@@ -57,10 +60,10 @@ class TensorParallel:
         }  # fmt: skip
         refuse("tensor", reasons)
         check_reduction("tensor", job)
-        check_alike(job, self.dp)
+        check_alike(job, layout.dp)
 
     def setup(self, job: Job) -> TensorReplica:
-        layout = Layout(self.dp, fill(job.world_size, {"dp": self.dp, "tp": self.tp}, free="tp"))
+        layout = self.layout(job.world_size)
         data_rank, tp_rank, _ = layout.position(job.rank)
         tp_group = subgroup(layout.groups("tp"), job) if layout.tp > 1 else None
         dp_group = subgroup(layout.groups("dp"), job) if layout.dp > 1 else None
@@ -72,18 +75,18 @@ class TensorParallel:
         if job.checkpoint_activations:
             checkpoint_blocks(model)
         reads, coordinates = tp_rank == 0, {"dp": data_rank, "tp": tp_rank}
-        place = Place(data_rank, self.dp, reads_data=reads, reports=reads, coordinates=coordinates)
+        place = Place(data_rank, layout.dp, reads_data=reads, reports=reads, coordinates=coordinates)
         job = replace(job, loss=loss_of_parts(job, part, self.parallel_loss))
-        return TensorReplica(job, model, part, splits, self._facts(job, model, part), place, dp_group)
+        return TensorReplica(job, model, part, splits, self._facts(job, model, part, layout), place, dp_group)
 
-    def _facts(self, job: Job, model: nn.Module, part: Part) -> dict[str, Any]:
+    def _facts(self, job: Job, model: nn.Module, part: Part, layout: Layout) -> dict[str, Any]:
         return {
-            "dp": self.dp,
+            "dp": layout.dp,
             "tp": part.size,
             "sequence_parallel": part.sequence,
             "parallel_loss": self.parallel_loss and part.size > 1,
             "parameters_per_rank": sum(parameter.numel() for parameter in model.parameters()),
-            "reduce_dtype": job.reduce_dtype if self.dp > 1 else "fp32",
+            "reduce_dtype": job.reduce_dtype if layout.dp > 1 else "fp32",
         }
 
 

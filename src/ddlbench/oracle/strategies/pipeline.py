@@ -13,7 +13,7 @@ from math import ceil
 
 from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.frameworks.pipeline.pipedream import PipeDream
-from ddlbench.frameworks.pipeline.schedules import micro_batch_count, pipeline_ranks
+from ddlbench.frameworks.pipeline.schedules import micro_batch_count
 from ddlbench.frameworks.pipeline.stages import balanced
 from ddlbench.oracle.machine import collectives
 from ddlbench.oracle.memory.stages import Cut, memory, of_ranks, rank_parameters
@@ -26,21 +26,18 @@ _balanced = cache(balanced)
 
 
 def pipeline(framework: Pipeline, setting: Setting) -> Outcome:
-    ranks = pipeline_ranks(setting.world, framework.dp, framework.pp, framework.tp)
-    count = micro_batch_count(framework.schedule, setting.job, ranks, framework.dp)
-    sizes = stage_sizes(setting, ranks * framework.virtual_stages, framework.balance, framework.flops_per_byte)
-    sharded = framework.sharded and framework.dp > 1
-    return predict(Cut(framework.schedule, framework.dp, framework.tp, ranks, sizes, count, sharded), setting)
+    layout = framework.layout(setting.world)
+    count = micro_batch_count(framework.schedule, setting.job, layout.pp, layout.dp)
+    sizes = stage_sizes(setting, layout.pp * framework.virtual_stages, framework.balance, framework.flops_per_byte)
+    sharded = framework.sharded and layout.dp > 1
+    return predict(Cut(framework.schedule, layout.dp, layout.tp, layout.pp, sizes, count, sharded), setting)
 
 
 def pipedream(framework: PipeDream, setting: Setting) -> Outcome:
-    ranks = pipeline_ranks(setting.world, framework.dp, framework.pp)
-    if buffered := framework.double_buffered:
-        count = micro_batch_count(framework.name, setting.job, ranks, framework.dp)
-    else:
-        count = setting.job.micro_batches(framework.dp)
-    sizes = stage_sizes(setting, ranks, framework.balance, framework.flops_per_byte)
-    return predict(Cut("pipedream", framework.dp, 1, ranks, sizes, count, versions=True, buffered=buffered), setting)
+    layout, buffered = framework.layout(setting.world), framework.double_buffered
+    count = framework.micro_batches(setting.job, layout)
+    sizes = stage_sizes(setting, layout.pp, framework.balance, framework.flops_per_byte)
+    return predict(Cut("pipedream", layout.dp, 1, layout.pp, sizes, count, versions=True, buffered=buffered), setting)
 
 
 def stage_sizes(setting: Setting, stages: int, balance: list[int] | None, flops_per_byte: float) -> tuple[int, ...]:

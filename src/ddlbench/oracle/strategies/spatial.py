@@ -26,7 +26,7 @@ class Spatial:
     """sp neighbouring ranks share the images of one of dp replicas; None: all ranks / dp."""
 
     name: str = "spatial"
-    dp: int = 1
+    dp: int | None = 1
     sp: int | None = None
 
 
@@ -34,7 +34,7 @@ def spatial(framework: Spatial, setting: Setting) -> Outcome:
     job, blocks = setting.job, setting.counts.blocks
     if job.model.kind != "images":
         raise Unsupported(f"spatial: {job.model.name} has no image to split: choose framework=tensor")
-    sp = fill(setting.world, {"dp": framework.dp, "sp": framework.sp}, free="sp")
+    dp, sp = fill(setting.world, dp=framework.dp, sp=framework.sp).values()
     fewest = min((layer for block in blocks for layer in block.rows), key=lambda layer: layer.height)
     limit = Limit("sp", fewest.height, fewest.name)
     if sp > limit.largest:
@@ -42,7 +42,7 @@ def spatial(framework: Spatial, setting: Setting) -> Outcome:
             f"spatial: {sp} ranks cannot share the {limit.largest} rows of {limit.layer}: choose "
             f"framework.sp={limit.largest} or fewer"
         )
-    count, samples = setting.micro_batch(framework.dp)
+    count, samples = setting.micro_batch(dp)
     last = max(index for index, block in enumerate(blocks) if block.rows)
     ranks = [sp if index <= last else 1 for index in range(len(blocks))]  # that share each block
     passes = zip(setting.computation.blocks(samples), ranks, strict=True)
@@ -61,11 +61,11 @@ def spatial(framework: Spatial, setting: Setting) -> Outcome:
     saved = sum(block.saved.at(samples) / share for block, share in zip(blocks, ranks, strict=True))
     states = data_parallel(parameters, in_fp32(setting.optimizer), 0, 1)
     return Outcome(
-        compute_s=setting.compute_s(parts, framework.dp, parameters),
+        compute_s=setting.compute_s(parts, dp, parameters),
         messages=tuple(messages),
         peak=lambda: at_peak(states, [Moment(states.gradients, saved)], buffer_bytes(blocks)),
         limits=(limit, Limit("dp", job.global_batch, "one sample of the global batch a replica")),
-        layout={"dp": framework.dp, "sp": sp},
+        layout={"dp": dp, "sp": sp},
         micro_samples=samples,
     )
 

@@ -41,27 +41,27 @@ class Channel:
     in the backward pass joins the gradients of the inputs (Kahira et al. 2021, table 1, "as filter")."""
 
     name: str = "channel"
-    dp: int = 1
+    dp: int | None = 1
     tp: int | None = None
 
 
 def tensor(framework: TensorParallel, setting: Setting) -> Outcome:
-    tp = fill(setting.world, {"dp": framework.dp, "tp": framework.tp}, free="tp")
-    return parts(setting, framework.dp, tp, framework.sequence_parallel, by_channels=False)
+    layout = framework.layout(setting.world)
+    return parts(setting, layout.dp, layout.tp, framework.sequence_parallel, by_channels=False)
 
 
 def channel(framework: Channel, setting: Setting) -> Outcome:
     model = setting.job.model
     if model.kind != "images":
         raise Unsupported(f"channel: {model.name} has no channels to split: choose framework=tensor")
-    tp = fill(setting.world, {"dp": framework.dp, "tp": framework.tp}, free="tp")
+    dp, tp = fill(setting.world, dp=framework.dp, tp=framework.tp).values()
     most = limit(setting, by_channels=True)
     if tp > most.largest:
         raise Unsupported(
             f"channel: {tp} ranks cannot share the {most.largest} {most.layer}: choose framework.tp={most.largest} or "
             "fewer"
         )
-    return parts(setting, framework.dp, tp, False, by_channels=True)
+    return parts(setting, dp, tp, False, by_channels=True)
 
 
 def parts(setting: Setting, dp: int, tp: int, sequence: bool, by_channels: bool) -> Outcome:
