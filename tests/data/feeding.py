@@ -95,7 +95,7 @@ def feed_one(framework: Framework, data: ImageFolders) -> dict[str, Fed]:
 
 
 def one_epoch(trainer: Trainer, job: Job, place: Place, loader: Loader, data: ImageFolders) -> Fed:
-    loader.check(data, MODEL)
+    loader.check(data, MODEL, job.device)
     recorder = Rows()
     with first_layer() as computed, pipelines() as built:
         request = Request(MODEL, place, job.device, job.seed, job.replica_batch(place.data_size))

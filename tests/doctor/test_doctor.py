@@ -59,14 +59,14 @@ class Broken(DDP):
 
 @dataclass
 class Pictures(Synthetic):
-    def check(self, dataset: object, model: object) -> None:
+    def check(self, dataset: object, model: object, device: object) -> None:
         if dataset.kind != "images":  # pyright: ignore
             raise Unsupported("pictures only")
 
 
 @dataclass
 class Lost(Synthetic):
-    def check(self, dataset: object, model: object) -> None:
+    def check(self, dataset: object, model: object, device: object) -> None:
         raise Unavailable("pip install lost")
 
 
@@ -121,13 +121,13 @@ def test_a_yaml_that_names_nothing_is_broken(conf: Path) -> None:
 def test_what_a_loader_reads(conf: Path) -> None:
     torch_version = f"torch {torch.__version__}"
     with configurations():
-        assert loader("native") == ("native", f"reads images and text, {torch_version}", "")
+        assert loader("native", CPU) == ("native", f"reads images and text, {torch_version}", "")
     add(conf, "loader", "synthetic", "Pictures")
     with configurations():
-        assert loader("added") == ("added", f"reads images, {torch_version}", "pictures only")
+        assert loader("added", CPU) == ("added", f"reads images, {torch_version}", "pictures only")
     add(conf, "loader", "synthetic", "Lost")
     with configurations():
-        assert loader("added") == ("added", "unavailable", "pip install lost")
+        assert loader("added", CPU) == ("added", "unavailable", "pip install lost")
 
 
 def test_the_name_of_a_library_is_no_key() -> None:
@@ -144,7 +144,7 @@ def test_columns_are_aligned() -> None:
 
 
 def test_a_section_that_cannot_be_made_does_not_end_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail() -> list[doctor.Line]:
+    def fail(*_: object) -> list[doctor.Line]:
         raise OSError("no such file")
 
     for name in ("links", "limits", "launchers", "loaders"):

@@ -7,10 +7,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
+from ddlbench.errors import Unsupported
 from ddlbench.job import Place
 from ddlbench.ranks.boundary import StopAgreement
 from ddlbench.run.attempt import make_run
+from ddlbench.run.settings import check_precision
 from tests.support.simulated_run import job_of
 
 
@@ -26,3 +29,26 @@ def test_one_rank_of_each_node_reads_what_the_node_has_once(rank: int, local_ran
     run = make_run(attempt, scenario, Place(rank, 4), feed, supervisor)
     assert run.meter is not None
     assert run.meter.leader == leads
+
+
+@pytest.mark.parametrize("capability", [7, 8])
+def test_a_gpu_without_bf16_is_refused_because_torch_would_emulate_it(
+    monkeypatch: pytest.MonkeyPatch, capability: int
+) -> None:
+    """A V100 has compute capability 7.0."""
+    config, _ = job_of(("+framework=ddp", "+model=resnet50", "train.precision=bf16"), 1)
+    for name, value in {
+        "is_available": True,
+        "current_device": 0,
+        "get_device_name": "Tesla V100",
+        "get_device_properties": SimpleNamespace(major=capability),
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, lambda *_, value=value: value)
+    monkeypatch.setattr(torch.version, "hip", None)
+    check_precision(config.train, torch.device("cpu"))
+    if capability >= 8:
+        check_precision(config.train, torch.device("cuda", 0))
+        return
+    check_precision(replace(config.train, precision="fp16"), torch.device("cuda", 0))
+    with pytest.raises(Unsupported, match=r"^Tesla V100 has no bf16: set train\.precision=fp16 or fp32$"):
+        check_precision(config.train, torch.device("cuda", 0))

@@ -158,8 +158,8 @@ class Loader(Protocol):
     @property
     def pinned(self) -> bool | None: ...
 
-    def check(self, dataset: Dataset, model: Model) -> None:
-        """Raise Unsupported or Unavailable for what this loader cannot read."""
+    def check(self, dataset: Dataset, model: Model, device: torch.device) -> None:
+        """Raise Unsupported or Unavailable for what this loader cannot read. device: of the machine that will run it"""
         ...
 
     def open(self, dataset: Dataset, request: Request) -> Feed: ...

@@ -41,7 +41,7 @@ def report(launch: Launch) -> str:
     facts = environment(device)
     sections: dict[str, Callable[[], list[Line]]] = {
         "Frameworks": lambda: frameworks(launch, device),
-        "Loaders": loaders,
+        "Loaders": lambda: loaders(device),
         "Devices": lambda: devices(facts),
         "Links": links,
         "Communication": lambda: communication(facts),
@@ -91,12 +91,12 @@ def framework(name: str, launch: Launch, device: torch.device) -> Line:
         return name, "broken", _line(error)
 
 
-def loaders() -> list[Line]:
+def loaders(device: torch.device) -> list[Line]:
     with configurations(), quiet():
-        return [loader(name) for name in choices("loader")]
+        return [loader(name, device) for name in choices("loader")]
 
 
-def loader(name: str) -> Line:
+def loader(name: str, device: torch.device) -> Line:
     """The kinds of data it reads, and why it does not read the others."""
     reads, refusals = list[str](), list[str]()
     try:
@@ -106,7 +106,7 @@ def loader(name: str) -> Line:
         }
         for kind, config in configs.items():
             try:
-                config.loader.check(config.data, config.model)
+                config.loader.check(config.data, config.model, device)
                 reads.append(kind)
             except Unsupported as error:
                 refusals.append(str(error))

@@ -34,7 +34,7 @@ from ddlbench.run.failure import failure_of
 from ddlbench.run.preflight import preflight
 from ddlbench.run.scenarios.loading import Loading
 from ddlbench.run.scenarios.training import Training
-from ddlbench.run.settings import check_machine, planned_device, set_switches
+from ddlbench.run.settings import check_machine, check_precision, planned_device, set_switches
 from ddlbench.run.supervisor import NO_STEP, Supervisor
 from ddlbench.texts import printable
 
@@ -55,7 +55,7 @@ def run_attempt(config: Config, launch: Launch, started: float) -> int:
     set_switches(config.train, device)
     attempt = Attempt(config, launch, device, started)
     scenario = SCENARIOS[config.mode](config, attempt.job)
-    refusal = check(config, scenario)
+    refusal = check(config, scenario, device)
     if config.dryrun:
         return dry_run(config, attempt.job, refusal)
     attempt.spans.end("imports_s")
@@ -85,7 +85,7 @@ def run_attempt(config: Config, launch: Launch, started: float) -> int:
     return code
 
 
-def check(config: Config, scenario: Scenario) -> Unsupported | Unavailable | None:
+def check(config: Config, scenario: Scenario, device: torch.device) -> Unsupported | Unavailable | None:
     """Everything that can be known before anything starts, the same on every rank. A UserError ends the program;
     what the framework or the loader cannot do is returned, because it becomes a row."""
     writable(config.results_dir)
@@ -96,7 +96,8 @@ def check(config: Config, scenario: Scenario) -> Unsupported | Unavailable | Non
         node_storage(config.data.stage_to)
     try:
         scenario.check()
-        config.loader.check(config.data, config.model)
+        config.loader.check(config.data, config.model, device)
+        check_precision(config.train, device)
         if config.train.cold_cache:
             check_cold_cache(config.loader, config.data)
     except (Unsupported, Unavailable) as refusal:

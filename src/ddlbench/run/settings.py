@@ -9,7 +9,7 @@ import torch
 
 from ddlbench.config.schema import Train
 from ddlbench.data.feed import Loader
-from ddlbench.errors import UserError
+from ddlbench.errors import Unsupported, UserError
 
 WORKERS_PER_CORE = 4  # what reads also waits for storage: more of it than cores can be right
 
@@ -24,6 +24,13 @@ def check_machine(threads: int, loader: Loader, cores: int | None = None) -> Non
         if value is not None and value > most:
             has = f"this machine has {cores} core{'s' if cores > 1 else ''}"
             raise UserError(f"{key}={value} is too many for a rank ({has}): give at most {most}")
+
+
+def check_precision(train: Train, device: torch.device) -> None:
+    """Unsupported for bf16 on a GPU without it, as a V100: torch would emulate it."""
+    here = train.precision == "bf16" and device.type == "cuda" and torch.cuda.is_available()
+    if here and not torch.cuda.is_bf16_supported(including_emulation=False):
+        raise Unsupported(f"{torch.cuda.get_device_name(device)} has no bf16: set train.precision=fp16 or fp32")
 
 
 def planned_device(dryrun: bool, env: Mapping[str, str] = os.environ) -> torch.device | None:

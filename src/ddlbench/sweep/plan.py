@@ -155,7 +155,7 @@ def _refusal(config: Config, gpus: int, device: torch.device, check: Check | Non
             job = make_job(config, Launch("torchrun", world_size=gpus), device)
             supports(config.framework, job)
             check_checkpoints(config, job)
-        config.loader.check(config.data, config.model)
+        config.loader.check(config.data, config.model, device)
     except Unavailable:
         return None
     except Unsupported as reason:

@@ -31,6 +31,7 @@ def folders(tmp_path_factory):
     return write_folders(tmp_path_factory.mktemp("dali"), train=5, val=3)
 
 
+CPU = torch.device("cpu")
 STEP = 9  # levels of red between one plain image and the next
 
 
@@ -222,27 +223,29 @@ def test_damage_below_a_fused_crop_is_not_found(tmp_path):
 
 
 def test_what_it_cannot_read_is_unsupported(folders):
-    Dali("dali").check(folders, Shape())
+    Dali("dali").check(folders, Shape(), CPU)
     for data, message in (
         (TinyData(26, 7), "loader=dali reads only images, and data=tiny has none: choose loader=native"),
         (replace(folders, on_bad_sample="skip"), "cannot skip images that cannot be decoded .*choose loader=native"),
         (replace(folders, decode="torchvision"), "remove data.decode=torchvision"),
     ):
         with pytest.raises(Unsupported, match=message):
-            Dali("dali").check(data, Shape())
+            Dali("dali").check(data, Shape(), CPU)
 
 
-def test_gpu_pipelines_need_a_gpu(folders, monkeypatch):
+def test_gpu_pipelines_need_a_gpu_where_the_run_is(folders, monkeypatch):
+    """A login node without a GPU plans runs on GPUs."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     for device in ("gpu", "mixed"):
-        with pytest.raises(Unsupported, match=f"loader.device={device} needs an NVIDIA GPU"):
-            Dali("dali", device=device).check(folders, Shape())
+        Dali("dali", device=device).check(folders, Shape(), torch.device("cuda", 0))
+        with pytest.raises(Unsupported, match=f"loader.device={device} needs an NVIDIA GPU, and the run is on cpu"):
+            Dali("dali", device=device).check(folders, Shape(), CPU)
 
 
 def test_a_missing_library_is_unavailable(folders, monkeypatch):
     monkeypatch.setitem(sys.modules, "nvidia.dali.fn", None)
     with pytest.raises(Unavailable, match=r"pip install 'ddlbench\[dali\]'"):
-        Dali("dali").check(folders, Shape())
+        Dali("dali").check(folders, Shape(), CPU)
 
 
 def test_facts_and_defaults(folders):

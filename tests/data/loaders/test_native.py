@@ -326,7 +326,7 @@ def test_workers_follow_the_kind_of_data(folders):
     }
     assert loader.open(KeyData(), request(cores=3)).facts()["workers"] == 0
     assert Native("native", workers=1).open(folders, request(cores=3)).facts()["workers"] == 1
-    loader.check(folders, Shape())
+    loader.check(folders, Shape(), torch.device("cpu"))
 
 
 def test_channels_last_is_for_images(folders):

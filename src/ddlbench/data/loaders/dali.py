@@ -54,7 +54,7 @@ class Dali:
     def __post_init__(self) -> None:
         check_values("loader.", self, least={"threads": 1, "prefetch": 1}, choices={"device": DEVICES})
 
-    def check(self, dataset: Dataset, model: Model) -> None:
+    def check(self, dataset: Dataset, model: Model, device: torch.device) -> None:
         if not isinstance(dataset, ImageFolders):
             raise Unsupported(f"loader=dali reads only images, and data={dataset.name} has none: choose loader=native")
         reasons = {
@@ -62,8 +62,8 @@ class Dali:
             "data.on_bad_sample=fatal, or choose loader=native":
                 dataset.on_bad_sample == "skip",
             f"it uses its own decoder: remove data.decode={dataset.decode}": dataset.decode != "pil",
-            f"loader.device={self.device} needs an NVIDIA GPU, and none is visible: choose loader.device=cpu":
-                self.device in ("gpu", "mixed") and not torch.cuda.is_available(),
+            f"loader.device={self.device} needs an NVIDIA GPU, and the run is on {device}: choose loader.device=cpu":
+                self.device in ("gpu", "mixed") and device.type != "cuda",
         }  # fmt: skip
         refuse("loader=dali", reasons)
         import_dali()

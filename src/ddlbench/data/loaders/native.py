@@ -57,7 +57,7 @@ class Native:
     def pinned(self) -> bool:
         return self.pin_memory
 
-    def check(self, dataset: Dataset, model: Model) -> None:
+    def check(self, dataset: Dataset, model: Model, device: torch.device) -> None:
         """Reads every data set."""
 
     def open(self, dataset: Dataset, request: Request) -> ReplicaFeed:

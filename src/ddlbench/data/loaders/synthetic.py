@@ -36,7 +36,7 @@ class Synthetic:
     def __post_init__(self) -> None:
         check_values("loader.", self, least={"train_samples": 1, "val_samples": 0})
 
-    def check(self, dataset: Dataset, model: Model) -> None:
+    def check(self, dataset: Dataset, model: Model, device: torch.device) -> None:
         """Replaces every data set."""
 
     def open(self, dataset: Dataset, request: Request) -> SyntheticFeed:
