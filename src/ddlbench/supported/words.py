@@ -28,14 +28,13 @@ class Reasons:
     messages: dict[str, str] = field(default_factory=dict[str, str])  # the first one of each kind
 
     def notes(self, reasons: Iterable[str | None]) -> str:
-        numbers = sorted({self._number(reason) for reason in reasons if reason is not None})
-        return f"({', '.join(f'[{number}]' for number in numbers)})" if numbers else ""
-
-    def _number(self, reason: str) -> int:
-        text = re.sub(r"^\w+: ", "", reason)
-        kind = re.sub(r"\w*\d\w*", "#", text)
-        self.messages.setdefault(kind, text)
-        return list(self.messages).index(kind) + 1
+        numbers = set[int]()
+        for reason in filter(None, reasons):
+            text = re.sub(r"^\w+: ", "", reason)
+            kind = re.sub(r"\w*\d\w*", "#", text)
+            self.messages.setdefault(kind, text)
+            numbers.add(list(self.messages).index(kind) + 1)
+        return f"({', '.join(f'[{number}]' for number in sorted(numbers))})" if numbers else ""
 
     def listed(self) -> str:
         """The numbered messages, and the targets of the numbers' links."""

@@ -71,7 +71,7 @@ def content(folder):
 
 
 def test_every_file_is_there_byte_for_byte(layout, packed):
-    for split, files in (("train", prepare_index(layout, None).train), ("val", prepare_index(layout, None).val)):
+    for split, files in prepare_index(layout, None).splits.items():
         found = images(packed, split)
         folder = layout.root / split
         assert {image.filename for image in found} == {f"{p.parent.name}/{p.name}" for p in folder.glob("*/*")}

@@ -203,7 +203,7 @@ def _read(file: Path) -> tuple[Index, list[int]] | None:
         index = Index(tuple(about["classes"]), splits, str(about["hash"]))
         folders = all(
             isinstance(name, str) and name not in ("", ".", "..") and not {"/", "\0"} & set(name)
-            for name in index.classes
+            for name in about["classes"]
         )
         sound = folders and all(files.sound(len(index.classes)) for files in splits.values())
         return (index, about["stamps"]) if sound else None

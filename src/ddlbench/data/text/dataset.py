@@ -155,7 +155,7 @@ class TokenText:
         """hash: of the tokens and the tokenizer. All sizes are of the full text, so under a val_limit, which is in
         windows of the model, those of the validation text are None: a perplexity per word would be of other words."""
         train, val = (self.open(part).index for part in (True, False))
-        complete = self.val_limit is None
+        sizes, complete = ("tokens", "words", "lines"), self.val_limit is None
         digest = hashlib.sha256(
             " ".join((train.sha256, val.sha256, train.tokenizer_hash)).encode(errors="backslashreplace")
         )
@@ -163,12 +163,8 @@ class TokenText:
             "name": self.name,
             "kind": self.kind,
             "hash": digest.hexdigest(),
-            "train_tokens": train.tokens,
-            "train_words": train.words,
-            "train_lines": train.lines,
-            "val_tokens": val.tokens if complete else None,
-            "val_words": val.words if complete else None,
-            "val_lines": val.lines if complete else None,
+            **{f"train_{size}": getattr(train, size) for size in sizes},
+            **{f"val_{size}": getattr(val, size) if complete else None for size in sizes},
             "tokenizer": train.tokenizer,
             "vocab_size": train.vocab_size,
         }

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import torch
 
 from ddlbench.checkpoint.live import OFF
-from ddlbench.errors import Unsupported, UserError, check_values, importing, refuse
+from ddlbench.errors import UserError, check_values, importing, refuse
 from ddlbench.frameworks.shared.meta import has_batch_norm
 from ddlbench.frameworks.shared.refusals import check_alike, check_reduction, elementwise_names, layerwise
 from ddlbench.job import Job
@@ -93,26 +93,31 @@ class DeepSpeedOptions:
         """What `check` refuses wherever the library is installed."""
         check_reduction("deepspeed", job)
         optimizer, casts, precision = layerwise(job), self.casts(job), job.precision
-        refusals = [
-            (optimizer is not None, optimizer, "it needs the norm of each full layer, but ZeRO gives the optimizer "
-             f"flat shards: use framework.zero_stage=0, or recipe.optimizer.name={elementwise_names()}"),
-            (precision == "fp16" and not casts, "train.precision=fp16", "under autocast DeepSpeed "
-             "does not lower the loss scale after an overflow, and clips gradients before it unscales them: use bf16, "
-             "framework.mixed_precision=weights or framework.zero_stage=0"),
-            (job.reduce_dtype != "fp32" != precision and not casts, f"train.reduce_dtype={job.reduce_dtype}",
-             f"under autocast (train.precision={precision}) gradients are reduced in the weights' type: use "
-             "train.reduce_dtype=fp32 or framework.mixed_precision=weights"),
-            (casts and precision == "fp16" and job.device.type == "cpu", "train.precision=fp16 and "
-             "framework.mixed_precision=weights", "DeepSpeed has no weights in fp16 on CPU: use bf16"),
-            (casts and has_batch_norm(job), f"train.precision={precision} and framework.mixed_precision=weights",
-             "BatchNorm's weights would be cast, its running statistics would not, and its kernels refuse mixed types: "
-             "use framework.mixed_precision=autocast"),
-            (job.compile and self.zero_stage == 3, "train.compile", "hooks gather the parameters, and torch.compile "
-             "breaks the graph at each hook: use framework.zero_stage=2"),
-        ]  # fmt: skip
-        for asked, what, reason in refusals:
-            if asked and self.zero_stage:
-                raise Unsupported(f"deepspeed: {what} with framework.zero_stage={self.zero_stage}: {reason}")
+        here = f"with framework.zero_stage={self.zero_stage}"
+        reasons = {
+            f"{optimizer} {here}: it needs the norm of each full layer, but ZeRO gives the optimizer flat shards: use "
+            f"framework.zero_stage=0, or recipe.optimizer.name={elementwise_names()}":
+                optimizer,
+            f"train.precision=fp16 {here}: under autocast DeepSpeed does not lower the loss scale after an overflow, "
+            "and clips gradients before it unscales them: use bf16, framework.mixed_precision=weights or "
+            "framework.zero_stage=0":
+                precision == "fp16" and not casts,
+            f"train.reduce_dtype={job.reduce_dtype} {here}: under autocast (train.precision={precision}) gradients are "
+            "reduced in the weights' type: use train.reduce_dtype=fp32 or framework.mixed_precision=weights":
+                job.reduce_dtype != "fp32" != precision and not casts,
+            f"train.precision=fp16 and framework.mixed_precision=weights {here}: DeepSpeed has no weights in fp16 on "
+            "CPU: use bf16":
+                casts and precision == "fp16" and job.device.type == "cpu",
+            f"train.precision={precision} and framework.mixed_precision=weights {here}: BatchNorm's weights would be "
+            "cast, its running statistics would not, and its kernels refuse mixed types: use "
+            "framework.mixed_precision=autocast":
+                casts and has_batch_norm(job),
+            f"train.compile {here}: hooks gather the parameters, and torch.compile breaks the graph at each hook: use "
+            "framework.zero_stage=2":
+                job.compile and self.zero_stage == 3,
+        }  # fmt: skip
+        if self.zero_stage:
+            refuse("deepspeed", reasons)
         check_alike(job, job.world_size)
 
     def config(self, job: Job) -> dict[str, Any]:

@@ -80,7 +80,7 @@ class Horovod:
         self.compression_of(job)
         check_alike(job, job.world_size)
         reasons = {
-            "it accepts only contiguous gradients: set train.channels_last=false": job.channels_last,
+            "only contiguous gradients are accepted: set train.channels_last=false": job.channels_last,
             f"adasum works on 2, 4, 8, ... ranks, this launch has {job.world_size}":
                 self.adasum and job.world_size & (job.world_size - 1),
             # Adasum adds up updates, not gradients: each is computed as its gradient arrives, during backward.

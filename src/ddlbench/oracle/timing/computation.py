@@ -9,7 +9,7 @@ seconds; measured blocks replace them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 
 import numpy as np
 
@@ -155,3 +155,11 @@ class Computation:
             return [*self.remarks]
         sizes = ", ".join(f"{size:g}" for size in measured)
         return [*self.remarks, f"{self.basis} at a micro batch of {sizes}, not {samples:g}"]
+
+
+def spread(
+    plain: Computation, step_s: float, samples: float, micro_batches: int, basis: str, checkpointed: bool = False
+) -> Computation:
+    """A measured step of one process, divided among blocks and update in the proportions of `plain`."""
+    factor = step_s / plain.step(samples, micro_batches, checkpointed)
+    return replace(plain, basis=basis, factor=factor, samples=samples, _cache={})
