@@ -64,12 +64,12 @@ class StopAgreement:
 
 
 class Losses:
-    """One tensor on the device. A list would keep one small tensor per step between the large blocks that the step
-    frees: on the CPU the next step could not reuse them whole, and the process would grow at every step.
+    """The losses of an epoch in one tensor on the device. A list would keep one small tensor per step between the large
+    blocks that the step frees: on the CPU the next step could not reuse them whole, and the process would grow at every
+    step.
     """
 
     def __init__(self, most: int) -> None:
-        """most: steps between two calls of `clear`."""
         self.most, self.count = most, 0
         self._values = torch.empty(0)
 
@@ -80,16 +80,13 @@ class Losses:
         self._values[self.count] = loss
         self.count += 1
 
-    def clear(self) -> None:
-        self.count = 0
-
-    def values(self) -> Tensor:
-        """[count] on the device, of 32 bits."""
-        return self._values[: self.count]
+    def since(self, first: int) -> Tensor:
+        """[count - first] on the device, of 32 bits."""
+        return self._values[first : self.count]
 
     def tolist(self) -> list[float]:
         """All of them, in order. Waits for the device."""
-        return self.values().tolist()
+        return self.since(0).tolist()
 
 
 class Boundary:
@@ -120,14 +117,15 @@ class Boundary:
         self.before_epoch = before_epoch
         self.epoch = 0
         self.steps = 0  # of this epoch
-        self.losses = Losses(every)  # not looked at yet
+        self.losses = Losses(0)  # of this rank and epoch
+        self.voted_on = 0  # the first of them
         self.looked: tuple[Tensor, torch.cuda.Event | None] | None = None
         self.vote: AsyncReduction | None = None
 
-    def begin(self, epoch: int = 0) -> None:
-        """Before an epoch, outside its clock. All ranks wait for each other. Raises Stopped."""
+    def begin(self, epoch: int, steps: int) -> None:
+        """Before an epoch of so many steps, outside its clock. All ranks wait for each other. Raises Stopped."""
         self.epoch, self.steps, self.looked, self.vote = epoch, 0, None, None
-        self.losses.clear()
+        self.losses, self.voted_on = Losses(steps), 0
         barrier()
         self.stop.pass_boundary(f"before epoch {epoch}")
         self.before_epoch()
@@ -149,7 +147,7 @@ class Boundary:
             return
         self._require_finite(self.steps - 1)
         self.vote = self._send()
-        self.looked = self._look() if self.losses.count else None
+        self.looked = self._look() if self.losses.count > self.voted_on else None
 
     def end(self) -> None:
         """After an epoch's last step. Raises Diverged."""
@@ -164,8 +162,8 @@ class Boundary:
     def _look(self) -> tuple[Tensor, torch.cuda.Event | None]:
         cuda = self.device.type == "cuda"
         not_finite = torch.zeros(1, pin_memory=cuda)
-        not_finite.copy_((~self.losses.values().isfinite()).any(), non_blocking=True)
-        self.losses.clear()
+        not_finite.copy_((~self.losses.since(self.voted_on).isfinite()).any(), non_blocking=True)
+        self.voted_on = self.losses.count
         if not cuda:
             return not_finite, None
         event = torch.cuda.Event()

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
-from ddlbench.errors import STATUSES, RunError, UserError
+from ddlbench.errors import RunError, UserError
 from ddlbench.ranks.launchers import SHARED_GPU, Launch
 
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # each library's network interface
@@ -36,7 +36,6 @@ class ConnectTimeout(RunError):
     """Not all ranks connected within the timeout."""
 
     status = "timeout"
-    exit_code = STATUSES[status].exit_code
 
 
 @dataclass

@@ -21,14 +21,9 @@ import pyarrow.parquet as pq
 
 from ddlbench.measure.devices.meter import Use
 from ddlbench.measure.rows import EpochRow, RankEpoch
-from ddlbench.record.schema import RANK_EPOCHS, STEPS, Column
+from ddlbench.record.schema import RANK_EPOCHS, STEPS, schema_of
 
-TYPES = {"int": pa.int64(), "float": pa.float64(), "bool": pa.bool_(), "text": pa.string()}
 TABLES_IN_A_GROUP = 64  # of ranks in a row group: one each would make the file's index larger than its rows
-
-
-def schema_of(columns: Iterable[Column]) -> Any:
-    return pa.schema([(column.name, TYPES[column.kind]) for column in columns])
 
 
 STEP_SCHEMA, RANK_SCHEMA = schema_of(STEPS), schema_of(RANK_EPOCHS)

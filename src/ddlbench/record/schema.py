@@ -6,16 +6,19 @@ columns.toml, beside this file, holds the columns themselves, one line each.
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any
+
+import pyarrow as pa
 
 # Of run.json and the tables; raised when a key or a column changes its meaning. New keys alone do not raise it: a
 # record without them is read. From version 2 on, `speedup` and `efficiency` are against the best single GPU.
 DEVELOPER = "gloo (cuda)"  # the column `backend` where ranks shared a GPU: no measurement
 SCHEMA_VERSION = 2
 READ_VERSIONS = (1, 2)  # run.json of version 1 means the same: it lacks what was added
-KINDS = ("text", "int", "float", "bool")
+KINDS = {"text": pa.string(), "int": pa.int64(), "float": pa.float64(), "bool": pa.bool_()}
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,11 @@ class Column:
     def allowed(self) -> str:
         """The range in words."""
         return "{:g} to {:g}".format(*self.range) if self.range else ""
+
+
+def schema_of(columns: Iterable[Column]) -> Any:
+    """The pyarrow schema of some columns."""
+    return pa.schema([(column.name, KINDS[column.kind]) for column in columns])
 
 
 DICTIONARY = tomllib.loads(files("ddlbench.record").joinpath("columns.toml").read_text(encoding="utf-8"))

@@ -50,7 +50,7 @@ class Loading:
     def run(self, run: Run) -> None:
         """Every epoch: take its batches against the clock, reduce over ranks, read the validation samples, record."""
         for epoch in range(run.epochs):
-            run.boundary.begin(epoch)
+            run.boundary.begin(epoch, run.feed.steps_per_epoch)
             clock = run.clock = EpochClock(run.job.device, barrier, run.warmup(epoch), run.meter)
             reset_peaks(run.job.device)
             before = Usage.now()
