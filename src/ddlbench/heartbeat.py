@@ -118,6 +118,7 @@ def _started(pid: int) -> float:
 
 
 def this_place() -> str:
+    """This host since its boot, and its namespace of process numbers: those of containers on one host differ."""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{socket.gethostname()} {boot} {Path('/proc/self/ns/pid').readlink()}"
