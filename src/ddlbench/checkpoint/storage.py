@@ -7,7 +7,6 @@ tensors themselves are read by torch.load with weights_only=True.
 
 from __future__ import annotations
 
-import hashlib
 import pickle  # noqa: TID251 - its unpickler makes objects of a list of allowed classes alone
 import warnings
 from collections.abc import Generator, Mapping
@@ -19,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ddlbench.errors import RunError
+from ddlbench.foreign import sha256_of
 from ddlbench.ranks.control import all_gather, single_process
 
 METADATA = ".metadata"
@@ -115,8 +115,7 @@ def _wrong(path: Path, written: tuple[int, str]) -> str | None:
 
 
 def _sum(path: Path) -> tuple[int, str]:
-    with path.open("rb") as file:
-        return path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
+    return path.stat().st_size, sha256_of(path)
 
 
 @contextmanager
