@@ -20,7 +20,7 @@ from ddlbench.measure.devices.memory import BY_STAGE, PEAKS, peaks
 from ddlbench.measure.devices.meter import OverRanks
 from ddlbench.measure.straggler import OwnStep
 from ddlbench.ranks.boundary import REMEDY
-from ddlbench.ranks.control import all_gather, gather_to_rank0
+from ddlbench.ranks.control import all_gather, from_rank_0, gather_to_rank0
 
 Number = TypeVar("Number", int, float)
 
@@ -161,7 +161,7 @@ def gather_epoch(epoch: int, epochs: int, here: RankEpoch, global_batch: int, up
     require_samples(all_gather(here.samples), len(here.times.step_s) * global_batch)
     ranks: list[RankEpoch] = gather_to_rank0(here.packed())
     warmup = epoch == first and epochs - first > 1
-    row: EpochRow = all_gather(_row(epoch, warmup, ranks, global_batch, updates) if ranks else None)[0]
+    row: EpochRow = from_rank_0(_row(epoch, warmup, ranks, global_batch, updates) if ranks else None)
     return replace(row, ranks=ranks)
 
 
