@@ -50,8 +50,8 @@ class Saved:
             raise ValueError(f"{ABOUT} lacks keys or has others")
         if not _sound(content):
             raise ValueError(f"{ABOUT} has values that no run writes")
-        numbers = {RENAMED.get(name, name): value for name, value in content.pop("numbers").items()}
-        return cls(folder, numbers=numbers, **content)
+        content["numbers"] = {RENAMED.get(name, name): value for name, value in content["numbers"].items()}
+        return cls(folder, **content)
 
     def write(self) -> None:
         content = {name: value for name, value in vars(self).items() if name != "folder"}
