@@ -20,6 +20,7 @@ from torch import Tensor
 from ddlbench.errors import RunError
 from ddlbench.foreign import sha256_of
 from ddlbench.ranks.control import all_gather, single_process
+from ddlbench.texts import first_line
 
 METADATA = ".metadata"
 ALLOWED = {
@@ -129,5 +130,4 @@ def _as_run_error(what: str, remedy: str) -> Generator[None]:
             yield
     except CheckpointException as error:
         rank, (cause, _) = next(iter(error.failures.items()))
-        lines = str(cause).splitlines() or [""]
-        raise RunError(f"{what} (rank {rank}: {type(cause).__name__}: {lines[0]}): {remedy}") from cause
+        raise RunError(f"{what} (rank {rank}: {type(cause).__name__}: {first_line(cause)}): {remedy}") from cause
