@@ -45,11 +45,10 @@ class Scenario(Protocol):
 
     def close(self) -> None:
         """Drop what `setup` made, also where it failed half way: process groups are destroyed after."""
-        ...
 
     def facts(self) -> dict[str, Any]:
         """The record's section `framework`."""
-        ...
+        return {}
 
     def ledger(self, run: Run, steps: int) -> dict[str, Any]:
         """The record's section `ledger` after so many steps."""
