@@ -19,7 +19,7 @@ from ddlbench.config import overrides  # noqa: E402
 from ddlbench.config.choices import conf_dir, targets  # noqa: E402
 from ddlbench.config.compose import hydra_line  # noqa: E402
 from ddlbench.config.help import help_text  # noqa: E402
-from ddlbench.config.schema import GROUPS, Config, first_line, resolve  # noqa: E402
+from ddlbench.config.schema import GROUPS, Config, resolve  # noqa: E402
 from ddlbench.config.values import shown  # noqa: E402
 from ddlbench.errors import SIGNALS, RunError, UserError  # noqa: E402
 from ddlbench.ranks.launchers import Launch, detect, hint  # noqa: E402
@@ -44,13 +44,13 @@ def compose() -> Config | None:
     return resolve(composed[0])
 
 
-def complain(error: Exception, launch: Launch | None) -> None:
+def complain(error: RunError, launch: Launch | None) -> None:
     """Print one line for the user. Rank 0 prints at once. Another rank waits: if the launcher has not ended it by then,
     the mistake is only on that rank (a missing folder on one node)."""
     rank = launch.rank if launch else 0
     if rank:
         time.sleep(3)
-    message = " ".join((str(error) if isinstance(error, RunError) else first_line(error)).split())
+    message = " ".join(str(error).split())
     print(f"ddlbench{f' (rank {rank})' if rank else ''}: {shown(message, LONGEST_LINE)}", file=sys.stderr, flush=True)
 
 

@@ -65,11 +65,15 @@ class Failure:
 
 
 class RunError(Exception):
-    """Ends a run with a status of its own instead of a traceback."""
+    """Ends a run with a status instead of a traceback. The exit code is that of the status where a class names none."""
 
     status = "error"
     exit_code = STATUSES[status].exit_code
     ended_by: str | None = None
+
+    def __init_subclass__(cls) -> None:
+        if "status" in vars(cls):
+            cls.exit_code = STATUSES[cls.status].exit_code
 
 
 class UserError(RunError, ValueError):
@@ -113,12 +117,16 @@ def check_values(
 
 @contextmanager
 def reporting(what: str, remedy: str, kind: type[RunError] = UserError) -> Generator[None]:
-    """Make an OSError one line for the user: what was not possible, the system's message (also where a library has
-    replaced it by its own), and the remedy."""
+    """Make an OSError one line for the user: what was not possible, why, and the remedy."""
     try:
         yield
     except OSError as error:
-        raise kind(f"{what} ({os.strerror(error.errno) if error.errno else error}): {remedy}") from error
+        raise kind(f"{what} ({why(error)}): {remedy}") from error
+
+
+def why(error: OSError) -> str:
+    """The system's message, also where a library has replaced it by its own."""
+    return os.strerror(error.errno) if error.errno else str(error)
 
 
 class WrongRankCount(UserError):
@@ -129,7 +137,6 @@ class Unsupported(RunError):
     """The framework cannot do what the configuration asks of it."""
 
     status = "unsupported"
-    exit_code = STATUSES[status].exit_code
 
 
 def refuse(name: str, reasons: Mapping[str, object]) -> None:
@@ -143,7 +150,6 @@ class Unavailable(RunError):
     """A library is missing on this machine: the message says how to install it."""
 
     status = "unavailable"
-    exit_code = STATUSES[status].exit_code
 
 
 @contextmanager
@@ -160,7 +166,6 @@ class Diverged(RunError):
     """The loss is no longer a finite number."""
 
     status = "diverged"
-    exit_code = STATUSES[status].exit_code
 
 
 class PeerFailed(RunError):
@@ -173,7 +178,6 @@ class Stopped(RunError):
     """All ranks stopped at one boundary, as one of them asked: after a signal, or at the run's time limit."""
 
     status = "killed"
-    exit_code = STATUSES[status].exit_code
 
     def __init__(self, asked: Failure, where: str) -> None:
         """where: as in "after step 3 of epoch 0" """

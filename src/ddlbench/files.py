@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import platform
 import re
 import secrets
 import shutil
@@ -14,6 +13,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 import psutil
+
+from ddlbench.heartbeat import this_place
+from ddlbench.texts import digest
 
 ABANDONED_S = 24 * 3600  # where the process cannot be checked: on another node, in another container
 
@@ -39,29 +41,22 @@ def replacing(path: Path, through: Path | None = None) -> Generator[BinaryIO]:
 
 
 def unfinished_path(path: Path, folder: Path) -> Path:
-    """A new hidden name in `folder`, with the name of the target and of the process."""
-    return folder / f".{path.name}~{'~'.join(_process_namespace())}~{os.getpid()}~{secrets.token_hex(4)}"
+    """A new hidden name in `folder`, with the name of the target, a hash of this host and the process."""
+    return folder / f".{path.name}~{digest(this_place())}~{os.getpid()}~{secrets.token_hex(4)}"
 
 
 def remove_leftovers(path: Path) -> None:
     """Remove temporary files that killed processes left beside `path`, never those of a running one."""
-    name = re.compile(rf"\.{re.escape(path.name)}~(.+)~(\d*)~(\d+)~[0-9a-f]{{8}}")
+    name = re.compile(rf"\.{re.escape(path.name)}~(.+)~(\d+)~[0-9a-f]{{8}}")
     with contextlib.suppress(OSError):  # another process may remove the same
         entries = [(entry, name.fullmatch(entry.name)) for entry in path.parent.iterdir()]
         for entry, by in entries:
-            if by is not None and _abandoned(entry, (by[1], by[2]), int(by[3])):
+            if by is not None and _abandoned(entry, by[1], int(by[2])):
                 shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink(missing_ok=True)
 
 
-def _abandoned(entry: Path, place: tuple[str, str], pid: int) -> bool:
-    if place == _process_namespace():
+def _abandoned(entry: Path, place: str, pid: int) -> bool:
+    if place == digest(this_place()):
         return not psutil.pid_exists(pid)
     written = max(path.stat().st_mtime for path in (entry, *entry.rglob("*")))
     return time.time() - written > ABANDONED_S
-
-
-def _process_namespace() -> tuple[str, str]:
-    """Host and namespace of process numbers: containers with one host name may have separate numbers."""
-    with contextlib.suppress(OSError):
-        return platform.node(), str(Path("/proc/self/ns/pid").stat().st_ino)
-    return platform.node(), ""

@@ -71,11 +71,21 @@ class Heartbeat:
                 continue
 
 
+def age(path: Path) -> float:
+    """Seconds since the last heartbeat, both by the file server's clock."""
+    return server_time(path.parent) - path.stat().st_mtime
+
+
+def lives(process: Process, path: Path) -> bool:
+    """Whether a process has not ended that renews this file."""
+    alive = process.alive()
+    return age(path) < SILENT_S if alive is None else alive
+
+
 def has_ended(path: Path) -> bool:
     """Whether the process that renews this file has ended, or has removed it; False where that is not certain."""
     try:
-        alive = Process(**json.loads(path.read_text())).alive()
-        return server_time(path.parent) - path.stat().st_mtime > SILENT_S if alive is None else not alive
+        return not lives(Process(**json.loads(path.read_text())), path)
     except FileNotFoundError:
         return True
     except (OSError, TypeError, ValueError):
@@ -108,6 +118,7 @@ def _started(pid: int) -> float:
 
 
 def this_place() -> str:
+    """This host since its boot, and its namespace of process numbers: those of containers on one host differ."""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{socket.gethostname()} {boot} {Path('/proc/self/ns/pid').readlink()}"

@@ -13,13 +13,12 @@ from ddlbench.data.feed import Feed
 from ddlbench.errors import Stopped
 from ddlbench.job import Job, Place, Trainer
 from ddlbench.measure.clock import EpochClock
-from ddlbench.measure.counts import require_val_samples
 from ddlbench.measure.devices.memory import reset_peaks
 from ddlbench.measure.devices.meter import Meter
 from ddlbench.measure.formulas.metrics import batch_sums, empty_sums, finish, without_scores
-from ddlbench.measure.rows import EpochRow, RankEpoch, gather_epoch
+from ddlbench.measure.rows import EpochRow, RankEpoch, gather_epoch, require_val_samples
 from ddlbench.progress import Progress
-from ddlbench.ranks.boundary import Boundary, Losses
+from ddlbench.ranks.boundary import Boundary
 from ddlbench.ranks.control import barrier, sum_over_ranks
 from ddlbench.recipe.schedules import Rates
 
@@ -46,11 +45,10 @@ class Scenario(Protocol):
 
     def close(self) -> None:
         """Drop what `setup` made, also where it failed half way: process groups are destroyed after."""
-        ...
 
     def facts(self) -> dict[str, Any]:
         """The record's section `framework`."""
-        ...
+        return {}
 
     def ledger(self, run: Run, steps: int) -> dict[str, Any]:
         """The record's section `ledger` after so many steps."""
@@ -117,22 +115,20 @@ def train(run: Run, trainer: Trainer, rates: Rates) -> None:
     """Every epoch: train against the clock, reduce over ranks, validate outside it, record."""
     device = run.job.device
     for epoch in range(run.first_epoch, run.epochs):
-        run.boundary.begin(epoch)
+        run.boundary.begin(epoch, run.feed.steps_per_epoch)
         clock = run.clock = EpochClock(device, barrier, run.warmup(epoch), run.meter)
-        losses, used = Losses(run.feed.steps_per_epoch), list[float]()
+        used = list[float]()
         reset_peaks(device)
         batches = run.progress.steps(run.feed.train(epoch), run.feed.steps_per_epoch, f"epoch {epoch}")
         for batch in clock.steps(batches):
             set_learning_rate(trainer.optimizer, rates.next)
             loss = trainer.step(batch)
             used.append(rates.used(trainer.optimizer.param_groups[0]["lr"]))
-            if loss is not None:
-                losses.add(loss)
             run.boundary.pass_step(loss)
         trainer.flush()
         times = clock.stop()
         run.boundary.end()
-        rank = RankEpoch.of(run.job, run.place, times, losses.tolist(), used)
+        rank = RankEpoch.of(run.job, run.place, times, run.boundary.losses.tolist(), used)
         row = gather_epoch(epoch, run.epochs, rank, run.job.global_batch, trainer.updates, run.first_epoch)
         try:
             row.metrics = validate(run, trainer) if run.validate and row.finite else {}

@@ -31,9 +31,10 @@ def shortened(text: str, longest: int) -> str:
     return text[: longest - len(mark)] + mark
 
 
-def first_line(error: BaseException) -> str:
-    """Of what a library says; the name of the error where it says nothing."""
-    return next(iter(str(error).splitlines()), type(error).__name__)
+def first_line(said: BaseException | str) -> str:
+    """The first line of a library's error or a program's output; where it is empty, the error's name."""
+    nothing = "no message" if isinstance(said, str) else type(said).__name__
+    return next((line.strip() for line in str(said).splitlines() if line.strip()), nothing)
 
 
 def digest(value: Any, letters: int = 8) -> str:

@@ -20,8 +20,8 @@ QUICK = [breach for breach in BREACHES if breach.quick]
 WRONG = """
 [[breach]]
 name = "nothing is changed"
-old = "epoch_time_s=max(rank.epoch_s for rank in ranks),"
-new = "epoch_time_s=max(rank.epoch_s for rank in ranks),  # the same"
+old = "epoch_time_s=max(rank.times.epoch_s for rank in ranks),"
+new = "epoch_time_s=max(rank.times.epoch_s for rank in ranks),  # the same"
 
 [[breach]]
 name = "another version of the sources"
@@ -30,13 +30,13 @@ new = ""
 
 [[breach]]
 name = "no Python"
-old = "epoch_time_s=max(rank.epoch_s for rank in ranks),"
+old = "epoch_time_s=max(rank.times.epoch_s for rank in ranks),"
 new = "epoch_time_s=max(epoch_s,"
 
 [[breach]]
 name = "an error in place of a number"
-old = "epoch_time_s=max(rank.epoch_s for rank in ranks),"
-new = "epoch_time_s=ranks[10**6].epoch_s,"
+old = "epoch_time_s=max(rank.times.epoch_s for rank in ranks),"
+new = "epoch_time_s=ranks[10**6].times.epoch_s,"
 """.replace(
     'new = "',
     'fear = ""\nquick = true\nfile = "measure/rows.py"\n'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,11 @@ def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
     saved(tmp_path).write()
     found = Saved.read(tmp_path)
     assert vars(found) == vars(saved(tmp_path)) | {"files": {"__0_0.distcp": [7, "abc"]}}  # floats to the last bit
+
+
+def test_numbers_that_have_another_name_since_are_read(tmp_path: Path) -> None:
+    replace(saved(tmp_path), numbers={"synchronised": True, "steps": 3}).write()
+    assert Saved.read(tmp_path).numbers == {"synchronized": True, "steps": 3}
 
 
 @pytest.mark.parametrize(

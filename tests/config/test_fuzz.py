@@ -18,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from ddlbench.config import schema as config
 from ddlbench.config.choices import choices, conf_dir
+from ddlbench.config.compose import hydra_line
 from ddlbench.config.job import make_job
 from ddlbench.config.options import ADDED
 from ddlbench.config.schema import Config, resolve
@@ -92,8 +93,8 @@ def verdict(base: Base, key: str, value: object, world_size: int) -> str:
             planned_run(built, job, None)
     except RunError as error:
         return str(error) if error.exit_code in (2, 3, 4) else f"not before a run:\n{error}"
-    except OmegaConfBaseException as error:  # `resolve` makes one line of it
-        return config.first_line(error)
+    except OmegaConfBaseException as error:
+        return hydra_line(error)
     return ""
 
 

@@ -9,7 +9,6 @@ import pytest
 
 from ddlbench.doctor.machine import (
     adapters,
-    first_line,
     host_name,
     locked_memory,
     memory_cgroup,
@@ -20,7 +19,7 @@ from ddlbench.doctor.machine import (
     slurm,
     this_process,
 )
-from ddlbench.texts import GIB, MIB
+from ddlbench.texts import GIB, MIB, first_line
 
 UNLIMITED = resource.RLIM_INFINITY
 

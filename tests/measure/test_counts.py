@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ddlbench.errors import RunError
-from ddlbench.measure.counts import require_samples, require_val_samples
+from ddlbench.measure.rows import require_samples, require_val_samples
 from tests.support.ranks import run_ranks
 
 

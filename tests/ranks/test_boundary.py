@@ -23,7 +23,7 @@ NAN = float("nan")
 
 def stopped_after(values: Sequence[float | None], boundary: Boundary) -> tuple[int, RunError | None]:
     """Steps until the run stops, and why; all of them and None where it goes on to its end."""
-    boundary.begin()
+    boundary.begin(0, 40)
     for step, value in enumerate(values):
         try:
             boundary.pass_step(None if value is None else torch.tensor(value))
@@ -45,11 +45,11 @@ def test_finite_losses_pass_with_a_heartbeat_at_every_step() -> None:
 
 def test_what_comes_before_an_epoch_is_not_done_for_one_that_does_not_begin() -> None:
     done: list[str] = []
-    Boundary(CPU, before_epoch=lambda: done.append("goes on")).begin()
+    Boundary(CPU, before_epoch=lambda: done.append("goes on")).begin(0, 40)
     stop = StopAgreement()
     stop.decide(stop.announce(Failure("killed", "asked", 143, 0)) + 1)
     with pytest.raises(Stopped, match="asked; stopped before epoch 0"):
-        Boundary(CPU, stop=stop, before_epoch=lambda: done.append("stops")).begin()
+        Boundary(CPU, stop=stop, before_epoch=lambda: done.append("stops")).begin(0, 40)
     assert done == ["goes on"]
 
 
@@ -78,7 +78,7 @@ def test_a_loss_counts_in_its_own_epoch_only() -> None:
 
 def test_steps_between_votes_do_not_wait_for_the_device() -> None:
     boundary = Boundary(CPU, every=4)
-    boundary.begin()
+    boundary.begin(0, 40)
     with counted() as counts:
         for _ in range(3):
             boundary.pass_step(torch.ones(()))
@@ -98,7 +98,7 @@ def test_a_vote_does_not_wait_for_its_device(device: str, monkeypatch: pytest.Mo
     if device == "cpu":
         monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
     boundary = Boundary(torch.device(device), every=4)
-    boundary.begin()
+    boundary.begin(0, 40)
     values = torch.tensor([1.0] * 5 + [NAN] + [1.0] * 20, device=device).unbind()
     try:
         torch.cuda.set_sync_debug_mode("error")
@@ -124,7 +124,7 @@ def every_case() -> dict[str, Any]:
     found["diverged"] = stopped_after([1.0] * 36 if rank else [*bad], Boundary(CPU, every=4))
 
     boundary = Boundary(CPU, every=4)
-    boundary.begin()
+    boundary.begin(0, 40)
     for _ in range(8):
         boundary.pass_step(torch.tensor(1.0))
     ended.append(without_the_host(boundary))

@@ -9,7 +9,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ddlbench.ranks.control import AsyncReduction, all_gather, barrier, gather_to_rank0, single_process, sum_over_ranks
+from ddlbench.ranks.control import (
+    AsyncReduction,
+    all_gather,
+    barrier,
+    from_rank_0,
+    gather_to_rank0,
+    single_process,
+    sum_over_ranks,
+)
 from tests.support.ranks import run_ranks
 
 RANKS = 3
@@ -33,6 +41,7 @@ def on_each_rank() -> dict[str, Any]:
         "came": [seen_after_a_barrier(repeat) for repeat in range(RANKS)],
         "gathered": all_gather(("rank", rank)),
         "to_rank_0": gather_to_rank0(rank),
+        "from_rank_0": from_rank_0(("rank", rank)),
         "sum": sum_over_ranks(values).tolist(),
         "own": values.tolist(),
         "largest": AsyncReduction(torch.tensor([rank, -rank]), dist.ReduceOp.MAX).result(),
@@ -52,6 +61,7 @@ def test_no_rank_leaves_a_barrier_before_the_last_rank_enters_it() -> None:
 def test_values_are_by_rank() -> None:
     for rank in found():
         assert rank["gathered"] == [("rank", 0), ("rank", 1), ("rank", 2)]
+        assert rank["from_rank_0"] == ("rank", 0)
         assert not rank["alone"]
     assert [rank["to_rank_0"] for rank in found()] == [[0, 1, 2], [], []]
 
@@ -66,5 +76,5 @@ def test_a_sum_is_of_all_ranks_and_leaves_their_own_values() -> None:
 def test_a_single_process_does_not_wait() -> None:
     barrier()
     assert single_process()
-    assert all_gather(5) == gather_to_rank0(5) == [5]
+    assert all_gather(5) == gather_to_rank0(5) == [from_rank_0(5)] == [5]
     assert sum_over_ranks(torch.tensor([2.0])).tolist() == AsyncReduction(torch.tensor([2.0])).result() == [2.0]

@@ -109,7 +109,7 @@ def stopped(store: Any, phase: str) -> tuple[str, int]:
     peers = Peers(store.clone(), dist.get_rank(), 2, stop)
     boundary = Boundary(torch.device("cpu"), stop=stop, every=4)
     try:
-        boundary.begin()
+        boundary.begin(0, 40)
         for step in range(100_000):
             if step == 5 and dist.get_rank() == 1:
                 peers.request_stop(ASK)
@@ -130,7 +130,7 @@ def one_boundary(boundary: Boundary, phase: str) -> None:
         case "validation":
             boundary.heartbeat()
         case _:
-            boundary.begin()
+            boundary.begin(0, 40)
 
 
 @pytest.mark.parametrize(

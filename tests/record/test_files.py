@@ -20,7 +20,7 @@ def test_what_a_killed_run_was_writing_is_removed_with_its_end_and_not_looked_fo
     path = tmp_path / "run.json"
     killed = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"], capture_output=True, text=True)
     here = unfinished_path(path, tmp_path).name.split("~")
-    here[3] = killed.stdout.strip()
+    here[-2] = killed.stdout.strip()
     leftover = tmp_path / "~".join(here)
     leftover.write_text("half")
     write_json(path, {"status": "running", "times": {}})

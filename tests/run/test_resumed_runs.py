@@ -106,10 +106,10 @@ def test_an_interrupted_run_says_how_to_continue(tmp_path: Path, ddlbench, monke
     """A signal to itself in epoch 1 stands for the user's; the run continues where the line says."""
     begun = Boundary.begin
 
-    def interrupted(boundary: Boundary, epoch: int = 0) -> None:
+    def interrupted(boundary: Boundary, epoch: int, steps: int) -> None:
         if epoch == 1:
             boundary.stop.decide(boundary.stop.announce(Failure("killed", "rank 0 received SIGINT", 130, 0)) + 1)
-        begun(boundary, epoch)
+        begun(boundary, epoch, steps)
 
     words = [*SMALL, "train.epochs=3", "progress=true"]
     monkeypatch.setattr(Boundary, "begin", interrupted)

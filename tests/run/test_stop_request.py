@@ -28,7 +28,7 @@ CPU = torch.device("cpu")
 
 def begun() -> StopRequest:
     made = StopRequest(0)
-    made.stop.pass_boundary("before an epoch")
+    made.pass_boundary("before an epoch")
     return made
 
 
@@ -47,7 +47,7 @@ def test_a_rank_alone_stops_at_its_next_boundary(capsys: pytest.CaptureFixture[s
     assert made.received() == Failure("killed", "rank 0 received SIGTERM", 143, 0)
     assert made.received() is None  # once
     with pytest.raises(Stopped, match=r"^rank 0 received SIGTERM; stopped after step 3$"):
-        made.stop.pass_boundary("after step 3")
+        made.pass_boundary("after step 3")
     said = capsys.readouterr().err
     assert said == (
         "ddlbench: rank 0 received SIGTERM: all ranks stop after this step; a second signal ends the run at once\n"
@@ -80,7 +80,7 @@ def test_what_ended_the_run_gets_into_the_record_of_a_rank_that_stopped(tmp_path
     assert asked is not None
     assert asked.ended_by == ended_by
     with pytest.raises(Stopped) as stopped:
-        made.stop.pass_boundary("after step 3")
+        made.pass_boundary("after step 3")
     attempt = Attempt(cast(Config, SimpleNamespace(progress=False, results_dir=".")), Launch("alone"), CPU)
     attempt.record = Record.open(str(tmp_path), "run", {})
     attempt.record_end(failure_of(stopped.value, rank=0))
@@ -91,11 +91,11 @@ def test_ranks_that_do_not_agree_or_do_not_come_are_overdue(monkeypatch: pytest.
     made = begun()
     assert not made.overdue(None)
     made.send(SIGNAL, None)
-    made.stop.at = None  # the other ranks have not answered
+    made.at = None  # the other ranks have not answered
     assert not made.overdue(None)
     monkeypatch.setattr(stop_request, "AGREE_S", 0.0)
     assert made.overdue(None)
-    made.stop.at = 5
+    made.at = 5
     assert not made.overdue(None)
     monkeypatch.setattr(stop_request, "STOP_S", 0.0)
     assert made.overdue(None)
@@ -116,7 +116,7 @@ def test_a_main_thread_that_comes_to_the_boundary_gets_some_time(monkeypatch: py
     made = begun()
     other = Failure("killed", "rank 1 received SIGTERM; stopped after step 3", 143, 1)
     assert not made.main_thread_is_coming(other)  # no boundary was agreed on here
-    made.stop.at = 5
+    made.at = 5
     assert made.main_thread_is_coming(other)
     assert not made.main_thread_is_coming(SIGNAL)  # which ended at once
     monkeypatch.setattr(stop_request, "BEHIND_S", -1.0)

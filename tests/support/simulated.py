@@ -76,6 +76,9 @@ class World:
     def all_gather_object(self, found: list[Any], value: Any) -> None:
         found[:] = self.exchange(value)
 
+    def broadcast_object_list(self, values: list[Any], src: int) -> None:
+        values[:] = [self.exchange(values[0])[src]]
+
     def gather_object(self, value: Any, found: list[Any] | None) -> None:
         everything = self.exchange(value)
         if found is not None:

@@ -15,7 +15,7 @@ from ddlbench.config.schema import Config
 from ddlbench.heartbeat import Process
 from ddlbench.results.reading.attempts import read_all
 from ddlbench.sweep.early import record_early_end, write_row_of_job
-from ddlbench.sweep.local import Began, _ended, run_cells
+from ddlbench.sweep.local import _ended, run_cells
 from ddlbench.sweep.plan import Cell, plan
 from ddlbench.sweep.state import State
 from ddlbench.sweep.study import load
@@ -134,13 +134,12 @@ def test_the_row_of_an_earlier_run_is_not_that_of_this_one(
 def test_a_record_that_a_process_of_others_keeps_is_not_ended(tmp_path: Path, cell: Cell) -> None:
     """Somebody runs the same by hand, into the same folder; the ranks of the sweep were killed."""
     results = tmp_path / "results"
-    began = Began.now(cell, State(results).refresh())
     folders = [record(results, cell, "running", attempt) for attempt in (1, 2, 3)]
     for folder, keeper in zip(folders, (Process.this(), replace(Process.this(), place="elsewhere")), strict=False):
         beat(folder, keeper, 1)
     beat(folders[2], ended_process(), 1)
     before = [(folder / "run.json").read_bytes() for folder in folders]
-    assert _ended(cell, State(results).refresh(), [-signal.SIGKILL], began) == "error"
+    assert _ended(cell, State(results).refresh(), [-signal.SIGKILL], BEGAN, 0) == "error"
     after = [(folder / "run.json").read_bytes() for folder in folders]
     assert [one == other for one, other in zip(before, after, strict=True)] == [True, True, False]
     assert "exit codes -9" in json.loads(after[2])["reason"]

@@ -16,6 +16,7 @@ from ddlbench.files import replacing
 FORMAT = 1
 ABOUT = "checkpoint.json"
 RATES = {"step", "first", "last"}  # what is kept of recipe.schedules.Rates
+RENAMED = {"synchronised": "synchronized"}  # of `numbers`, as earlier versions of this format wrote them
 NAME = re.compile(r"epoch-(\d{6,})")
 
 
@@ -49,6 +50,7 @@ class Saved:
             raise ValueError(f"{ABOUT} lacks keys or has others")
         if not _sound(content):
             raise ValueError(f"{ABOUT} has values that no run writes")
+        content["numbers"] = {RENAMED.get(name, name): value for name, value in content["numbers"].items()}
         return cls(folder, **content)
 
     def write(self) -> None:

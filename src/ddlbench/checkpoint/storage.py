@@ -7,7 +7,6 @@ tensors themselves are read by torch.load with weights_only=True.
 
 from __future__ import annotations
 
-import hashlib
 import pickle  # noqa: TID251 - its unpickler makes objects of a list of allowed classes alone
 import warnings
 from collections.abc import Generator, Mapping
@@ -19,7 +18,9 @@ import torch
 from torch import Tensor
 
 from ddlbench.errors import RunError
+from ddlbench.foreign import sha256_of
 from ddlbench.ranks.control import all_gather, single_process
+from ddlbench.texts import first_line
 
 METADATA = ".metadata"
 ALLOWED = {
@@ -115,8 +116,7 @@ def _wrong(path: Path, written: tuple[int, str]) -> str | None:
 
 
 def _sum(path: Path) -> tuple[int, str]:
-    with path.open("rb") as file:
-        return path.stat().st_size, hashlib.file_digest(file, "sha256").hexdigest()
+    return path.stat().st_size, sha256_of(path)
 
 
 @contextmanager
@@ -130,5 +130,4 @@ def _as_run_error(what: str, remedy: str) -> Generator[None]:
             yield
     except CheckpointException as error:
         rank, (cause, _) = next(iter(error.failures.items()))
-        lines = str(cause).splitlines() or [""]
-        raise RunError(f"{what} (rank {rank}: {type(cause).__name__}: {lines[0]}): {remedy}") from cause
+        raise RunError(f"{what} (rank {rank}: {type(cause).__name__}: {first_line(cause)}): {remedy}") from cause

@@ -27,6 +27,7 @@ from ddlbench.config.choices import choices, conf_dir
 from ddlbench.config.keys import Options
 from ddlbench.config.schema import GROUPS, SECTIONS, Config
 from ddlbench.errors import RunError, Unavailable, UserError
+from ddlbench.texts import first_line
 
 if TYPE_CHECKING:
     from ddlbench.job import Framework, Job
@@ -56,12 +57,13 @@ def configuration(*words: str) -> Config:
 
 
 def hydra_line(error: BaseException) -> str:
-    """Hydra's several lines as one: what is wrong, then the choices there are."""
+    """The several lines of an error of Hydra or OmegaConf as one: the key, what is wrong, the choices there are."""
     cause = error.__cause__
     if isinstance(cause, ConfigAttributeError | ConfigKeyError) and isinstance(cause.parent_node, DictConfig):
         return schema.unknown_key(str(cause.full_key), [str(key) for key in cause.parent_node])
     if isinstance(error, OmegaConfBaseException):
-        return schema.first_line(error)
+        key = re.search(r"^ *full_key: \.*(\S+)", str(error), re.MULTILINE)
+        return f"{key[1]}: {first_line(error)}" if key else first_line(error)
     text = " ".join(str(error).split())
     return text.partition(" Config search path:")[0].partition(" Set the env")[0]
 

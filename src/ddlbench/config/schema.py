@@ -9,7 +9,6 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, cast
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from ddlbench.config import options, values
 from ddlbench.config.identity import added_later, measured_part
@@ -96,11 +95,8 @@ def section(name: str, raw: dict[str, Any]) -> Any:
 
 
 def resolve(composed: DictConfig) -> Config:
-    """Build every group of a composed configuration; a wrong value is a UserError that names its key."""
-    try:
-        return build(cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)))
-    except OmegaConfBaseException as error:
-        raise UserError(first_line(error)) from error
+    """Build every group of a composed configuration. UserError or OmegaConfBaseException for a wrong value."""
+    return build(cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)))
 
 
 def build(plain: dict[str, Any], make: Callable[[str, dict[str, Any]], Any] | None = None) -> Config:
@@ -124,14 +120,6 @@ def build(plain: dict[str, Any], make: Callable[[str, dict[str, Any]], Any] | No
     for group in GROUPS:
         options.check(group, str(sections[group]["_target_"]), built[group])
     return Config(**built, **vars(settings))
-
-
-def first_line(error: BaseException) -> str:
-    """The first line that is not empty, with OmegaConf's key before it."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    key = next((line.removeprefix("full_key: ") for line in lines if line.startswith("full_key: ")), "").lstrip(".")
-    text = lines[0] if lines else type(error).__name__
-    return f"{key}: {text}" if key else text
 
 
 def unknown_key(full_key: str, beside: Collection[str]) -> str:

@@ -22,7 +22,7 @@ import psutil
 from ddlbench.errors import UserError
 from ddlbench.measure.devices.environment import or_none
 from ddlbench.ranks.launchers import detect, hint
-from ddlbench.texts import GIB, MIB
+from ddlbench.texts import GIB, MIB, first_line
 
 Line = tuple[str, str, str]
 
@@ -169,10 +169,6 @@ def run(*command: str) -> tuple[bool, str]:
     except (OSError, subprocess.TimeoutExpired) as error:
         return False, str(error)
     return done.returncode == 0, done.stdout or done.stderr
-
-
-def first_line(text: str) -> str:
-    return next((line.strip() for line in text.splitlines() if line.strip()), "no message")
 
 
 def size(count: int) -> str:

@@ -12,9 +12,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ddlbench.errors import UserError
+from ddlbench.errors import reporting
 from ddlbench.files import replacing
-from ddlbench.record.files import why, write_json
+from ddlbench.record.files import write_json
 from ddlbench.results.reading.attempts import read_all
 from ddlbench.results.reading.mllog import TOKEN
 from ddlbench.results.reading.published import OWN
@@ -38,14 +38,12 @@ def export(results: Path, out: Path) -> tuple[int, list[str]]:
         except ValueError as error:
             left_out.append(f"{run.row['path']}: {error}")
     for name, same in group_by(logs, lambda log: _folder(log[0].row)).items():
-        try:
+        with reporting(f"{out / name} cannot be written", "choose another --out"):
             (out / name).mkdir(parents=True, exist_ok=True)
             write_json(out / name / "system.json", _system(same[0][0].row))
             for number, (_, content) in enumerate(same):
                 with replacing(out / name / f"result_{number}.txt") as file:
                     file.write(content)
-        except OSError as error:
-            raise UserError(f"{out / name} cannot be written ({why(error)}): choose another --out") from error
     return len(logs), left_out
 
 

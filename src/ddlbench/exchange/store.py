@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ddlbench.errors import UserError
+from ddlbench.errors import UserError, reporting
 from ddlbench.files import replacing
 from ddlbench.foreign import Object
-from ddlbench.record.files import plain, why
+from ddlbench.record.files import plain
 from ddlbench.results.reading.attempt_folders import PUBLISHED_FILE
 from ddlbench.results.reading.published import PublishedAttempt, read_published
 from ddlbench.results.rows import section
@@ -85,9 +85,7 @@ def _is_log(record: Object) -> bool:
 
 
 def _write(path: Path, records: Sequence[Object]) -> None:
-    try:
+    with reporting(f"{path} cannot be written", "choose another --into"):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as file:
             file.writelines(f"{json.dumps(record, separators=COMPACT)}\n".encode() for record in records)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({why(error)}): choose another --into") from error

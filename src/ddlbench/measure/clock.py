@@ -61,6 +61,20 @@ class EpochTimes:
     def measured_steps(self) -> int:
         return len(self.step_s) - self.warmup_steps
 
+    @property
+    def steady_s(self) -> float:
+        """The measured steps without the epoch's first, which the warm-up steps may have left out already."""
+        return self.measured_s - (0.0 if self.warmup_steps else self.step_s[0])
+
+    @property
+    def wait_share(self) -> float:
+        """Waiting for data as a share of the measured steps' time."""
+        return sum(self.wait_s[self.warmup_steps :]) / self.measured_s
+
+    @property
+    def host_wait_share(self) -> float:
+        return sum(self.host_wait_s[self.warmup_steps :]) / self.measured_s
+
 
 class EpochClock:
     """Times one epoch on one rank: iterate over `steps`, then `stop`.

@@ -13,43 +13,16 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from ddlbench.errors import Diverged
+from ddlbench.errors import Diverged, RunError
 from ddlbench.job import Job, Place
 from ddlbench.measure.clock import EpochTimes
-from ddlbench.measure.counts import require_samples
 from ddlbench.measure.devices.memory import BY_STAGE, PEAKS, peaks
-from ddlbench.measure.devices.meter import OverRanks, Use
+from ddlbench.measure.devices.meter import OverRanks
 from ddlbench.measure.straggler import OwnStep
 from ddlbench.ranks.boundary import REMEDY
-from ddlbench.ranks.control import all_gather, gather_to_rank0
+from ddlbench.ranks.control import all_gather, from_rank_0, gather_to_rank0
 
 Number = TypeVar("Number", int, float)
-
-
-@dataclass(frozen=True)
-class RankSummary:
-    """One rank's epoch without its steps, which every rank gets.
-
-    steady_s: the measured steps without the epoch's first, which the warm-up steps may have left out already
-    wait_share, host_wait_share: waiting for data as a share of the measured steps' time
-    losses: number of losses, 0 where the rank does not report; bad_step: the first whose loss is not finite
-    """
-
-    host: str
-    stage: int
-    epoch_s: float
-    measured_s: float
-    straggler_s: float
-    first_step_s: float
-    steady_s: float
-    wait_share: float
-    host_wait_share: float
-    memory: dict[str, int | None]
-    samples: int | None
-    use: Use | None
-    loss_sum: float
-    losses: int
-    bad_step: int | None
 
 
 @dataclass(frozen=True)
@@ -96,25 +69,10 @@ class RankEpoch:
             dict(place.coordinates),
         )
 
-    def summary(self) -> RankSummary:
-        times = self.times
-        return RankSummary(
-            host=self.host,
-            stage=self.stage,
-            epoch_s=times.epoch_s,
-            measured_s=times.measured_s,
-            straggler_s=times.straggler_s,
-            first_step_s=times.step_s[0],
-            steady_s=times.measured_s - (0.0 if times.warmup_steps else times.step_s[0]),
-            wait_share=sum(times.wait_s[times.warmup_steps :]) / times.measured_s,
-            host_wait_share=sum(times.host_wait_s[times.warmup_steps :]) / times.measured_s,
-            memory=self.memory,
-            samples=self.samples,
-            use=times.use,
-            loss_sum=sum(self.losses),
-            losses=len(self.losses),
-            bad_step=next((step for step, loss in enumerate(self.losses) if not math.isfinite(loss)), None),
-        )
+    @property
+    def bad_step(self) -> int | None:
+        """The first step whose loss is not finite."""
+        return next((step for step, loss in enumerate(self.losses) if not math.isfinite(loss)), None)
 
     def packed(self) -> RankEpoch:
         """The epoch with 8 bytes for a number: rank 0 gathers a thousand ranks, and objects need 32 bytes and more."""
@@ -198,43 +156,78 @@ NOT_IN_LINE = (
 
 
 def gather_epoch(epoch: int, epochs: int, here: RankEpoch, global_batch: int, updates: int, first: int = 0) -> EpochRow:
-    """The row of an epoch, the same on every rank. first: the attempt's first epoch, where it continues another one."""
-    ranks: list[RankSummary] = all_gather(here.summary())
-    times = here.times
+    """The row of an epoch, made on rank 0, the same on every rank. Collective; RunError, on every rank, where samples
+    are missing or doubled. first: the attempt's first epoch, where it continues another one."""
+    require_samples(all_gather(here.samples), len(here.times.step_s) * global_batch)
+    ranks: list[RankEpoch] = gather_to_rank0(here.packed())
+    warmup = epoch == first and epochs - first > 1
+    row: EpochRow = from_rank_0(_row(epoch, warmup, ranks, global_batch, updates) if ranks else None)
+    return replace(row, ranks=ranks)
+
+
+def _row(epoch: int, warmup: bool, ranks: Sequence[RankEpoch], global_batch: int, updates: int) -> EpochRow:
+    here, times = ranks[0], ranks[0].times
     steps, steady_steps = len(times.step_s), times.measured_steps - (times.warmup_steps == 0)
-    require_samples([rank.samples for rank in ranks], steps * global_batch)
-    bad_steps = [rank.bad_step for rank in ranks if rank.bad_step is not None]
-    losses = sum(rank.losses for rank in ranks)
+    losses = sum(len(rank.losses) for rank in ranks)
     stages = sorted({rank.stage for rank in ranks})
     return EpochRow(
         epoch=epoch,
         steps=steps,
         samples=steps * global_batch,
         updates=updates,
-        warmup=epoch == first and epochs - first > 1,
-        epoch_time_s=max(rank.epoch_s for rank in ranks),
-        epoch_time_fastest_rank_s=min(rank.epoch_s for rank in ranks),
-        epoch_time_median_rank_s=statistics.median(rank.epoch_s for rank in ranks),
-        straggler_wait_s=max(rank.straggler_s for rank in ranks),
+        warmup=warmup,
+        epoch_time_s=max(rank.times.epoch_s for rank in ranks),
+        epoch_time_fastest_rank_s=min(rank.times.epoch_s for rank in ranks),
+        epoch_time_median_rank_s=statistics.median(rank.times.epoch_s for rank in ranks),
+        straggler_wait_s=max(rank.times.straggler_s for rank in ranks),
         measured_steps=times.measured_steps,
         measured_samples=times.measured_steps * global_batch,
-        measured_time_s=max(rank.measured_s for rank in ranks),
-        data_wait_share=max(rank.wait_share for rank in ranks),
-        train_loss=sum(rank.loss_sum for rank in ranks) / losses if losses else None,
-        bad_step=min(bad_steps, default=None),
+        measured_time_s=max(rank.times.measured_s for rank in ranks),
+        data_wait_share=max(rank.times.wait_share for rank in ranks),
+        train_loss=sum(sum(rank.losses) for rank in ranks) / losses if losses else None,
+        bad_step=min((rank.bad_step for rank in ranks if rank.bad_step is not None), default=None),
         lr_last=here.rates[-1] if here.rates else None,
         memory={name: largest(rank.memory[name] for rank in ranks) for name in PEAKS},
-        first_step_s=max(rank.first_step_s for rank in ranks),
+        first_step_s=max(rank.times.step_s[0] for rank in ranks),
         steady_samples=steady_steps * global_batch,
-        steady_time_s=max(rank.steady_s for rank in ranks) if steady_steps else None,
-        host_wait_share=max(rank.host_wait_share for rank in ranks),
-        use=OverRanks.of([rank.use for rank in ranks], [rank.host for rank in ranks]),
+        steady_time_s=max(rank.times.steady_s for rank in ranks) if steady_steps else None,
+        host_wait_share=max(rank.times.host_wait_share for rank in ranks),
+        use=OverRanks.of([rank.times.use for rank in ranks], [rank.host for rank in ranks]),
         stage_memory={
             name: [largest(rank.memory[name] for rank in ranks if rank.stage == stage) for stage in stages]
             for name in BY_STAGE
         },
-        ranks=gather_to_rank0(here.packed()),
     )
+
+
+def require_samples(counted: Sequence[int | None], asked: int) -> None:
+    """Raise RunError, on every rank alike, unless an epoch's batches held what its steps ask for.
+
+    counted: samples of the batches of each rank; None on a rank that does not report
+    """
+    reported = [count for count in counted if count is not None]
+    if sum(reported) != asked:
+        raise RunError(
+            f"the batches of the {len(reported)} reporting ranks held {sum(reported)} training samples in an epoch "
+            f"whose steps have {asked}: report this as a bug of the loader or of the framework's layout"
+        )
+
+
+def require_val_samples(counted: int, expected: int, unread_here: int) -> None:
+    """Raise RunError, on every rank alike, unless every validation sample was counted once, but for those that could
+    not be read (data.on_bad_sample=skip).
+
+    counted, expected: over all ranks
+    unread_here: that this rank could not read; 0 where another rank reports for its replica
+    """
+    if counted == expected:
+        return
+    unread = sum(all_gather(unread_here))
+    if counted + unread != expected:
+        raise RunError(
+            f"{counted} validation samples were counted and {unread} could not be read, of {expected}: "
+            "report this as a bug of the loader or of the framework's layout"
+        )
 
 
 def largest(values: Iterable[Number | None]) -> Number | None:

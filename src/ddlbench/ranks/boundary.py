@@ -63,35 +63,6 @@ class StopAgreement:
             self.changed.notify_all()
 
 
-class Losses:
-    """One tensor on the device. A list would keep one small tensor per step between the large blocks that the step
-    frees: on the CPU the next step could not reuse them whole, and the process would grow at every step.
-    """
-
-    def __init__(self, most: int) -> None:
-        """most: steps between two calls of `clear`."""
-        self.most, self.count = most, 0
-        self._values = torch.empty(0)
-
-    def add(self, loss: Tensor) -> None:
-        """A number; the host does not wait for it."""
-        if self.count == 0:
-            self._values = torch.empty(self.most, device=loss.device)
-        self._values[self.count] = loss
-        self.count += 1
-
-    def clear(self) -> None:
-        self.count = 0
-
-    def values(self) -> Tensor:
-        """[count] on the device, of 32 bits."""
-        return self._values[: self.count]
-
-    def tolist(self) -> list[float]:
-        """All of them, in order. Waits for the device."""
-        return self.values().tolist()
-
-
 class Boundary:
     """A heartbeat at every step, a place to stop at, and a vote of all ranks: is a loss not finite?
 
@@ -120,14 +91,16 @@ class Boundary:
         self.before_epoch = before_epoch
         self.epoch = 0
         self.steps = 0  # of this epoch
-        self.losses = Losses(every)  # not looked at yet
+        self._losses = torch.empty(0)
+        self.reported = 0  # losses of this rank in this epoch
+        self.voted_on = 0  # the first of them
         self.looked: tuple[Tensor, torch.cuda.Event | None] | None = None
         self.vote: AsyncReduction | None = None
 
-    def begin(self, epoch: int = 0) -> None:
-        """Before an epoch, outside its clock. All ranks wait for each other. Raises Stopped."""
+    def begin(self, epoch: int, steps: int) -> None:
+        """Before an epoch of so many steps, outside its clock. All ranks wait for each other. Raises Stopped."""
         self.epoch, self.steps, self.looked, self.vote = epoch, 0, None, None
-        self.losses.clear()
+        self.steps_per_epoch, self.reported, self.voted_on = steps, 0, 0
         barrier()
         self.stop.pass_boundary(f"before epoch {epoch}")
         self.before_epoch()
@@ -144,16 +117,28 @@ class Boundary:
         self.steps += 1
         self.stop.pass_boundary(f"after step {self.steps - 1} of epoch {self.epoch}")
         if loss is not None:
-            self.losses.add(loss)
+            if self.reported == 0:
+                self._losses = torch.empty(self.steps_per_epoch, device=loss.device)
+            self._losses[self.reported] = loss  # the host does not wait for it
+            self.reported += 1
         if self.steps % self.every:
             return
         self._require_finite(self.steps - 1)
         self.vote = self._send()
-        self.looked = self._look() if self.losses.count else None
+        self.looked = self._look() if self.reported > self.voted_on else None
 
     def end(self) -> None:
         """After an epoch's last step. Raises Diverged."""
         self._require_finite(self.steps)
+
+    @property
+    def losses(self) -> Tensor:
+        """This rank's losses in this epoch, one after the other: [reported] on their device, of 32 bits.
+
+        They are in one tensor. A list would keep one small tensor per step between the large blocks that the step
+        frees: on the CPU the next step could not reuse them whole, and the process would grow at every step.
+        """
+        return self._losses[: self.reported]
 
     def _require_finite(self, step: int) -> None:
         """Read the vote that was sent, over all ranks; there is none at an epoch's first boundaries."""
@@ -164,8 +149,8 @@ class Boundary:
     def _look(self) -> tuple[Tensor, torch.cuda.Event | None]:
         cuda = self.device.type == "cuda"
         not_finite = torch.zeros(1, pin_memory=cuda)
-        not_finite.copy_((~self.losses.values().isfinite()).any(), non_blocking=True)
-        self.losses.clear()
+        not_finite.copy_((~self.losses[self.voted_on :].isfinite()).any(), non_blocking=True)
+        self.voted_on = self.reported
         if not cuda:
             return not_finite, None
         event = torch.cuda.Event()

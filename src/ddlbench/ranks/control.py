@@ -67,6 +67,14 @@ def all_gather(value: Any) -> list[Any]:
     return values
 
 
+def from_rank_0(value: Any) -> Any:
+    """Rank 0's value, on every rank (broadcast)."""
+    values = [value]
+    if not single_process():
+        dist.broadcast_object_list(values, src=0)
+    return values[0]
+
+
 def once_per_node(local_rank: int, work: Callable[[], T], what: str) -> list[T]:
     """Local rank 0 of each node does the work, however long it takes, while all ranks wait; every rank gets the results
     of all nodes. what: a name for this wait, used once"""

@@ -18,8 +18,10 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, Store, TCPStore
 
-from ddlbench.errors import STATUSES, RunError, UserError
+from ddlbench.errors import RunError, UserError
+from ddlbench.ranks.control import all_gather
 from ddlbench.ranks.launchers import SHARED_GPU, Launch
+from ddlbench.texts import first_line
 
 INTERFACES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")  # each library's network interface
 # torch's NCCL watchdog and its monitor abort the process when they see an error, a hang of 8 minutes or a failed CUDA
@@ -36,7 +38,6 @@ class ConnectTimeout(RunError):
     """Not all ranks connected within the timeout."""
 
     status = "timeout"
-    exit_code = STATUSES[status].exit_code
 
 
 @dataclass
@@ -184,14 +185,12 @@ def _connect_error(launch: Launch, waited_s: float, timeout_s: float, error: str
         f"rank {launch.rank} of {launch.world_size} could not connect to the other ranks through {place} in "
         f"{waited_s:.0f} s (train.timeout_s={timeout_s:g}): check that every rank started, and that rank 0's node is "
         f"reached by MASTER_ADDR={launch.master_addr} and by the interfaces {network} "
-        f"({next(iter(error.splitlines()), '')})"
+        f"({first_line(error)})"
     )
 
 
 def _refuse_shared_gpus(launch: Launch, device: torch.device) -> None:
-    gpus: list[str] = [""] * launch.world_size
-    dist.all_gather_object(gpus, str(torch.cuda.get_device_properties(device).uuid))
-    shared = shared_gpu(gpus)
+    shared = shared_gpu(all_gather(str(torch.cuda.get_device_properties(device).uuid)))
     if shared:
         disconnect(clean=True)
         why = "each is alone on its node by its variables: set LOCAL_RANK and LOCAL_WORLD_SIZE, or start with torchrun"

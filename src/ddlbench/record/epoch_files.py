@@ -7,9 +7,8 @@ grow with the number of ranks or epochs.
 
 from __future__ import annotations
 
-import contextlib
 import shutil
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -19,16 +18,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ddlbench.files import replacing
 from ddlbench.measure.devices.meter import Use
 from ddlbench.measure.rows import EpochRow, RankEpoch
-from ddlbench.record.schema import RANK_EPOCHS, STEPS, Column
+from ddlbench.record.schema import RANK_EPOCHS, STEPS, schema_of
 
-TYPES = {"int": pa.int64(), "float": pa.float64(), "bool": pa.bool_(), "text": pa.string()}
 TABLES_IN_A_GROUP = 64  # of ranks in a row group: one each would make the file's index larger than its rows
-
-
-def schema_of(columns: Iterable[Column]) -> Any:
-    return pa.schema([(column.name, TYPES[column.kind]) for column in columns])
 
 
 STEP_SCHEMA, RANK_SCHEMA = schema_of(STEPS), schema_of(RANK_EPOCHS)
@@ -44,12 +39,11 @@ class EpochFiles:
     def append(self, epoch: int, tables: Iterable[Any]) -> None:
         """Tables with the schema, in their order. Raises OSError, and then leaves nothing of this epoch."""
         self.path.mkdir(exist_ok=True)
-        growing = self.path / f".epoch-{epoch:06}"  # readers pass over hidden files
-        rest = iter(tables)
-        with _removed_on_failure(growing), pq.ParquetWriter(growing, self.schema) as writer:
+        path, rest = self.path / f"epoch-{epoch:06}.parquet", iter(tables)
+        # Readers pass over the temporary file, because it is hidden.
+        with replacing(path, through=self.path) as file, pq.ParquetWriter(file, self.schema) as writer:
             while group := list(islice(rest, TABLES_IN_A_GROUP)):
                 writer.write_table(pa.concat_tables(group))
-        growing.replace(self.path / f"epoch-{epoch:06}.parquet")
 
     def close(self) -> None:
         """Put one file in the place of the folder. Raises OSError, also for a damaged file of an epoch, and then the
@@ -57,27 +51,17 @@ class EpochFiles:
         if not self.path.is_dir():
             return
         complete, epochs = self.path.with_name(f".{self.path.name}"), self.path.with_name(f".{self.path.name}-epochs")
-        with _removed_on_failure(complete), pq.ParquetWriter(complete, self.schema) as writer:
+        with replacing(complete, through=complete.parent) as file, pq.ParquetWriter(file, self.schema) as writer:
             for epoch in sorted(self.path.glob("epoch-*.parquet")):
                 try:
-                    with pq.ParquetFile(epoch) as file:
-                        for group in range(file.num_row_groups):
-                            writer.write_table(file.read_row_group(group))
+                    with pq.ParquetFile(epoch) as rows:
+                        for group in range(rows.num_row_groups):
+                            writer.write_table(rows.read_row_group(group))
                 except (pa.ArrowException, ValueError) as error:
                     raise OSError(f"{epoch} is damaged: {error}") from error
         self.path.rename(epochs)
         complete.rename(self.path)
         shutil.rmtree(epochs, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _removed_on_failure(file: Path) -> Generator[None]:
-    try:
-        yield
-    except BaseException:
-        with contextlib.suppress(OSError):
-            file.unlink()
-        raise
 
 
 def step_tables(row: EpochRow) -> Iterator[Any]:

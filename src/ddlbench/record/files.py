@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -67,11 +66,6 @@ def _claim_end(claim: Path) -> bool:
     except FileExistsError:
         return abs(time.time() - claim.stat().st_mtime) > DEAD_CLAIM_S
     return True
-
-
-def why(error: OSError) -> str:
-    """The system's message, also where a library has replaced it by its own."""
-    return os.strerror(error.errno) if error.errno else str(error)
 
 
 def now() -> str:

@@ -19,11 +19,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from ddlbench.errors import RunError, UserError, reporting
+from ddlbench.errors import RunError, UserError, reporting, why
 from ddlbench.heartbeat import Heartbeat, Process
 from ddlbench.measure.rows import EpochRow
 from ddlbench.record.epoch_files import RANK_SCHEMA, STEP_SCHEMA, EpochFiles, rank_row, step_tables
-from ddlbench.record.files import CLAIM, HEARTBEAT, RESERVE, now, plain, why, write_json
+from ddlbench.record.files import CLAIM, HEARTBEAT, RESERVE, now, plain, write_json
 from ddlbench.record.schema import SCHEMA_VERSION
 from ddlbench.texts import digest
 
@@ -89,12 +89,13 @@ class Record:
         }
         record = cls(folder, {**head, **content})
         try:
-            record.reserve.write_bytes(os.urandom(RESERVE_BYTES))  # zeros could take no place on a disk that compresses
-            (folder / HEARTBEAT).write_text(json.dumps(vars(Process.this())))  # before run.json says `running`
-            record.write()
-        except OSError as error:
+            with reporting(f"{folder} cannot be written", "choose another results_dir="):
+                record.reserve.write_bytes(os.urandom(RESERVE_BYTES))  # zeros take no place on a disk that compresses
+                (folder / HEARTBEAT).write_text(json.dumps(vars(Process.this())))  # before run.json says `running`
+                record.write()
+        except UserError:
             shutil.rmtree(folder, ignore_errors=True)
-            raise UserError(f"{folder} cannot be written ({why(error)}): choose another results_dir=") from error
+            raise
         record.heartbeat = Heartbeat(folder / HEARTBEAT)
         return record
 

@@ -9,19 +9,13 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from ddlbench.record.schema import Column
+from ddlbench.record.schema import Column, schema_of
 from ddlbench.results.rows import Row
 
-TYPES = {"int": pa.int64(), "float": pa.float64(), "bool": pa.bool_(), "text": pa.string()}
 DTYPES: dict[Any, Any] = {
     pa.int64(): pd.Int64Dtype(), pa.float64(): pd.Float64Dtype(), pa.bool_(): pd.BooleanDtype(),
     pa.string(): pd.StringDtype("python"),
 }  # fmt: skip
-
-
-def schema_of(columns: Iterable[Column]) -> Any:
-    """The pyarrow schema of some columns."""
-    return pa.schema([(column.name, TYPES[column.kind]) for column in columns])
 
 
 def typed(table: Any) -> pd.DataFrame:

@@ -26,7 +26,7 @@ from ddlbench.errors import RunError, Unsupported, UserError, reporting
 from ddlbench.heartbeat import has_ended
 from ddlbench.job import Job, Trainer
 from ddlbench.loop import Run
-from ddlbench.ranks.control import all_gather, barrier
+from ddlbench.ranks.control import all_gather, barrier, from_rank_0
 from ddlbench.recipe.schedules import Rates
 from ddlbench.record.files import HEARTBEAT
 from ddlbench.run.context import Attempt
@@ -168,7 +168,7 @@ class Checkpoints:
     def _newest_sound(self) -> Saved | None:
         folders = [folder for attempts in self.place.glob("checkpoints-*") for folder in complete(attempts)]
         newest = sorted(folders, key=lambda folder: (folder.name, folder.stat().st_mtime), reverse=True)
-        candidates: list[Path] = all_gather(newest)[0]  # a file system may show other ranks less
+        candidates: list[Path] = from_rank_0(newest)  # a file system may show other ranks less
         for folder in candidates:
             try:
                 saved, wrong = Saved.read(folder), None

@@ -19,16 +19,16 @@ BEHIND_S = 5.0  # between the first rank that is there and this one
 ONE_SIGNAL_S = 1.0  # a terminal signals the launcher and the ranks, and the launcher signals the ranks again
 
 
-class StopRequest:
-    """One rank's side of a stop.
+class StopRequest(StopAgreement):
+    """One rank's side of a stop, with the requests that this rank itself makes.
 
     limit_s: the run's time limit, counted from `began` (of perf_counter)
-    stop: this rank's boundary to stop at
     sent: the request of this rank; None: it has sent none
     """
 
     def __init__(self, rank: int, limit_s: float | None = None, began: float = 0.0) -> None:
-        self.rank, self.limit_s, self.stop = rank, limit_s, StopAgreement()
+        super().__init__()
+        self.rank, self.limit_s = rank, limit_s
         self.limit_at = math.inf if limit_s is None else began + limit_s
         self.sent: Failure | None = None
         self.since = math.inf  # when this rank sent its request
@@ -45,7 +45,7 @@ class StopRequest:
 
     def can_send(self) -> bool:
         """Whether this rank may send a request: only once, and after the first boundary."""
-        return self.sent is None and self.stop.passed > 0
+        return self.sent is None and self.passed > 0
 
     def send(self, failure: Failure, peers: Peers | None) -> None:
         """Request that all ranks stop at a boundary for this reason."""
@@ -53,7 +53,7 @@ class StopRequest:
         request = replace(failure, doubtful=False)
         if peers is None:
             first = request
-            self.stop.decide(self.stop.announce(request) + 1)
+            self.decide(self.announce(request) + 1)
         else:
             first = peers.request_stop(request)
         if first == request:
@@ -62,10 +62,10 @@ class StopRequest:
 
     def received(self) -> Failure | None:
         """The request of any rank, once, as soon as this rank has it: it is recorded before the ranks stop."""
-        if self.reported or self.stop.request is None:
+        if self.reported or self.request is None:
             return None
         self.reported = True
-        return self.stop.request
+        return self.request
 
     def limit_reached(self) -> Failure | None:
         """The failure of a run that has reached its time limit; returned only once."""
@@ -78,16 +78,16 @@ class StopRequest:
     def overdue(self, peers: Peers | None) -> Failure | None:
         """The request of this rank if the ranks have not stopped in time, or if no boundary has come yet."""
         waited, period_s = time.perf_counter() - self.since, 2 * peers.period_s if peers else 0.0
-        if self.stop.passed == 0:
+        if self.passed == 0:
             late = peers is not None or waited > REACH_S
         else:
-            late = waited > (AGREE_S + period_s if self.stop.at is None else STOP_S)
+            late = waited > (AGREE_S + period_s if self.at is None else STOP_S)
         return self.sent if late else None
 
     def main_thread_is_coming(self, failure: Failure) -> bool:
         """Whether another rank has ended at the boundary at which this rank's main thread will soon be. A doubtful
         failure is that of a rank that could not come there."""
-        if self.stop.at is None or failure.doubtful:
+        if self.at is None or failure.doubtful:
             return False
         self.wait_until = min(self.wait_until, time.perf_counter() + BEHIND_S)
         return time.perf_counter() < self.wait_until

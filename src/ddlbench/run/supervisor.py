@@ -22,7 +22,6 @@ from functools import partial
 from torch._C._distributed_c10d import Store
 
 from ddlbench.errors import SIGNAL, SIGNALS, TIME_LIMIT, Failure, PeerFailed, Stopped
-from ddlbench.ranks.boundary import StopAgreement
 from ddlbench.run.context import Attempt
 from ddlbench.run.peers import Peers
 from ddlbench.run.signals import Signals, print_stacks
@@ -49,7 +48,7 @@ class Supervisor:
         self.attempt = attempt
         self.rank, self.world_size = attempt.launch.rank, attempt.launch.world_size
         self.timeout_s = timeout_s
-        self.stop_request = StopRequest(self.rank, limit_s, attempt.started)
+        self.stop = StopRequest(self.rank, limit_s, attempt.started)  # this rank's boundaries ask it
         self.peers: Peers | None = None
         self.connected = self.world_size == 1
         self.progress_at, self.within_s = time.perf_counter(), math.inf
@@ -73,15 +72,10 @@ class Supervisor:
         self.leave()
         self.signals.__exit__()
 
-    @property
-    def stop(self) -> StopAgreement:
-        """Where this rank's boundaries ask whether to stop."""
-        return self.stop_request.stop
-
     def reach(self, store: Store) -> None:
         """From now on look for other ranks' failures, while the ranks connect."""
         if self.world_size > 1:
-            self.peers = Peers(store.clone(), self.rank, self.world_size, self.stop_request.stop)
+            self.peers = Peers(store.clone(), self.rank, self.world_size, self.stop)
 
     def connect(self) -> None:
         """All ranks are connected: from now on also look for a rank that sends no heartbeat for `timeout_s`."""
@@ -172,15 +166,15 @@ class Supervisor:
                 continue
             peers, silence_s = self.peers, self.timeout_s if self.connected else math.inf
             # A failure that another rank posted, unless this main thread will soon have stopped for the same reason.
-            if peers and (failure := peers.failure) and not self.stop_request.main_thread_is_coming(failure):
+            if peers and (failure := peers.failure) and not self.stop.main_thread_is_coming(failure):
                 self._peer_failed(failure)
-            elif failure := (peers.lost_contact(silence_s) if peers else None) or self.stop_request.overdue(peers):
+            elif failure := (peers.lost_contact(silence_s) if peers else None) or self.stop.overdue(peers):
                 self._fail(failure)
             elif time.perf_counter() - self.progress_at > self.within_s:
                 self.when_late()
-            elif (failure := self.stop_request.limit_reached()) is not None:
+            elif (failure := self.stop.limit_reached()) is not None:
                 self._stop_or_fail(failure)
-            elif (request := self.stop_request.received()) is not None:
+            elif (request := self.stop.received()) is not None:
                 self.attempt.record_end(request, final=False)  # now: the launcher may leave this process no time
 
     def _signalled(self, number: int) -> None:
@@ -188,20 +182,20 @@ class Supervisor:
         reason = f"rank {self.rank} received {signal.Signals(number).name}"
         if self.peers is not None and number == signal.SIGTERM:
             reason += ": from the scheduler, or from the launcher because another rank ended"
-        if not self.stop_request.same_signal():
+        if not self.stop.same_signal():
             ended_by = TIME_LIMIT if number == signal.SIGUSR1 else SIGNAL
             self._stop_or_fail(Failure("killed", reason, 128 + number, self.rank, doubtful=True, ended_by=ended_by))
 
     def _stop_or_fail(self, failure: Failure) -> None:
         """Let all ranks stop at a boundary. End at once at a second signal and before the first boundary; while the
         ranks connect, as soon as the others can be told."""
-        if not self.connected and self.stop_request.sent is None:
-            self.stop_request.hold(replace(failure, doubtful=False))
+        if not self.connected and self.stop.sent is None:
+            self.stop.hold(replace(failure, doubtful=False))
             return
-        if not self.stop_request.can_send():
+        if not self.stop.can_send():
             self._fail(failure)
         self.attempt.record_end(failure, final=False)
-        self.stop_request.send(failure, self.peers)
+        self.stop.send(failure, self.peers)
 
     def _peer_failed(self, failure: Failure) -> None:
         """Record it first, then give the main thread time to leave in order: often its collective fails by itself."""

@@ -37,12 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _say("\n".join(f"{name:24} {title}" for name, title in names().items()))
             return 0
         return _run(given, load(given.study, given.words))
-    except RunError as error:
+    except (RunError, OSError) as error:  # OSError: the results folder, mostly: full, of another user, gone
         print(f"ddlbench.sweep: {printable(str(error))}", file=sys.stderr)
-        return error.exit_code
-    except OSError as error:  # the results folder, mostly: full, of another user, gone
-        print(f"ddlbench.sweep: {printable(str(error))}", file=sys.stderr)
-        return UserError.exit_code
+        return error.exit_code if isinstance(error, RunError) else UserError.exit_code
     except KeyboardInterrupt:
         again = f"python -m ddlbench.sweep {shlex.join(sys.argv[1:] if arguments is None else arguments)}"
         print(f"ddlbench.sweep: interrupted; what has ended is kept, to go on: {again}", file=sys.stderr)

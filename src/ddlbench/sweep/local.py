@@ -14,7 +14,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from ddlbench.config.compose import configuration, configurations
@@ -53,9 +52,10 @@ def run_cells(cells: Sequence[Cell], state: State, retry: str | None, say: Say) 
             at_end.callback(held.release)
             if not due(state.refresh().status(cell), retry):  # another sweep has run it since this one began
                 continue
-            started, began = time.monotonic(), Began.now(cell, state)
+            started, began, log = time.monotonic(), now(), _log(state.results, cell)
+            logged = log.stat().st_size if log.exists() else 0
             codes = run_cell(cell, state.results, held)
-            status = _ended(cell, state, codes, began)
+            status = _ended(cell, state, codes, began, logged)
         failed += status not in ("ok", "unsupported")
         say(f"[{number}/{len(todo)}] {cell.name} repeat {cell.repeat}: {status} ({time.monotonic() - started:.1f} s)")
     return failed
@@ -118,40 +118,26 @@ def _turn(say: Say) -> Generator[None]:
         yield
 
 
-@dataclass(frozen=True)
-class Began:
-    """The state of a cell when its run began: its attempts, and the bytes of its log."""
-
-    when: str
-    attempts: int
-    logged: int
-
-    @classmethod
-    def now(cls, cell: Cell, state: State) -> Began:
-        log = _log(state.results, cell)
-        return cls(now(), len(state.of(cell)), log.stat().st_size if log.exists() else 0)
-
-    def said(self, log: Path) -> str:
-        """The last MiB of the output since the run began."""
-        with log.open("rb") as file:
-            file.seek(max(self.logged, log.stat().st_size - MIB))
-            return file.read(MIB).decode(errors="replace")
-
-
-def _ended(cell: Cell, state: State, codes: list[int], began: Began) -> str:
+def _ended(cell: Cell, state: State, codes: list[int], began: str, logged: int) -> str:
     """The status of a cell whose processes have ended. A record that still says `running` is closed; if the run left no
-    record, one is written."""
+    record, one is written.
+
+    began: in the format of a record's times; logged: the bytes that the cell's log had then
+    """
     reason = f"all ranks exited without recording an end: exit codes {', '.join(map(str, codes))}"
     attempts = state.refresh().of(cell)
     for attempt in attempts:
         if attempt.status == RUNNING and not _of_others(attempt.folder):
             end_for_rank_0(attempt.folder, "error", reason)
-    if len(attempts) == began.attempts and any(codes):
+    if any(codes) and not any(attempt.start >= began for attempt in attempts):
         from ddlbench.sweep.early import record_early_end  # torch comes with it
 
         with configurations():
             config = configuration(*cell.command(state.results))
-        record_early_end(config, codes, began.when, began.said(_log(state.results, cell)), [cell.gpus])
+        with (log := _log(state.results, cell)).open("rb") as file:
+            file.seek(max(logged, log.stat().st_size - MIB))
+            said = file.read(MIB).decode(errors="replace")
+        record_early_end(config, codes, began, said, [cell.gpus])
     return state.refresh().status(cell)
 
 

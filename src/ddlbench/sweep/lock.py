@@ -20,7 +20,7 @@ from typing import Any
 
 from ddlbench.files import replacing
 from ddlbench.foreign import parse, read_bytes
-from ddlbench.heartbeat import SILENT_S, Heartbeat, Process, server_time
+from ddlbench.heartbeat import SILENT_S, Heartbeat, Process, age, lives, server_time
 
 FOLDER = ".sweep"
 JOB = re.compile(r"ddlbench-[\w. -]+")  # names of Slurm jobs
@@ -116,27 +116,17 @@ def _held(path: Path, queued: Callable[[str], bool]) -> bool:
         return False
     owner = _owner(path)
     if owner is None:  # its owner may be writing it now
-        return _age(path) < SILENT_S
+        return age(path) < SILENT_S
     if owner.job is not None:
         # Until `sbatch` has ended no job of the name is known: a live process may still submit it.
-        return queued(owner.job) or (_alive(path, owner) and _age(path) < SILENT_S)
-    return _alive(path, owner)
+        return queued(owner.job) or (lives(owner, path) and age(path) < SILENT_S)
+    return lives(owner, path)
 
 
 def _changed(path: Path, looked: float) -> bool:
     """Whether the claim has changed since then. A time in the future comes from a clock that was set back."""
     changed = path.stat().st_mtime
     return changed > looked and changed <= server_time(path.parent)
-
-
-def _alive(path: Path, owner: Owner) -> bool:
-    alive = owner.alive()
-    return _age(path) < SILENT_S if alive is None else alive
-
-
-def _age(path: Path) -> float:
-    """Seconds since the last heartbeat, both by the file server's clock."""
-    return server_time(path.parent) - path.stat().st_mtime
 
 
 def _owner(path: Path) -> Owner | None:

@@ -160,13 +160,13 @@ class ZeroTrainer:
 
     def numbers(self) -> dict[str, Any]:
         steps = {"global_steps": self.engine.global_steps, "skipped_steps": self.engine.skipped_steps}
-        return {**steps, "applied": self.applied, "synchronised": self.statistics.synchronized}
+        return {**steps, "applied": self.applied, "synchronized": self.statistics.synchronized}
 
     @torch.no_grad()
     def restore(self, numbers: Mapping[str, Any]) -> None:
         """The partitions have been overwritten: make the model's weights from them, as after an update. Collective."""
         self.engine.global_steps, self.engine.skipped_steps = numbers["global_steps"], numbers["skipped_steps"]
-        self.applied, self.statistics.synchronized = numbers["applied"], numbers["synchronised"]
+        self.applied, self.statistics.synchronized = numbers["applied"], numbers["synchronized"]
         zero, stage = self.engine.optimizer, self.knobs.zero_stage
         if stage in (1, 2):
             zero.update_lp_params()

@@ -108,11 +108,11 @@ class RankTrainer:
         return Live(self.parameters, self.optimizer, dict(self.model.named_buffers()), self.saved_part)
 
     def numbers(self) -> dict[str, Any]:
-        return {**self.update.numbers(), "synchronised": self.statistics.synchronized}
+        return {**self.update.numbers(), "synchronized": self.statistics.synchronized}
 
     def restore(self, numbers: Mapping[str, Any]) -> None:
         self.update.restore(numbers)
-        self.statistics.synchronized = numbers["synchronised"]
+        self.statistics.synchronized = numbers["synchronized"]
 
 
 class Replica(RankTrainer):

@@ -60,7 +60,7 @@ def machine(device: torch.device) -> dict[str, Any]:
         },
         "hostname": platform.node(),
         "kernel": platform.release(),
-        "cpu_model": or_none(cpu_model),
+        "cpu_model": or_none(lambda: proc_value("cpuinfo", "model name")),  # ARM machines may name none
         "cpu_count": len(allowed_cores()),
         "cpu_count_total": os.cpu_count(),
         "memory_total_bytes": or_none(lambda: psutil.virtual_memory().total),
@@ -101,10 +101,10 @@ def source(package: Path) -> dict[str, Any]:
     return {"git_commit": commit, "git_dirty": any(not line.startswith("#") for line in lines)}
 
 
-def cpu_model() -> str | None:
-    """The model as Linux names it; ARM machines may name none."""
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), None)
+def proc_value(file: str, name: str) -> str:
+    """What a file of /proc has after "name:". OSError, StopIteration where there is none."""
+    lines = Path("/proc", file).read_text().splitlines()
+    return next(line.partition(":")[2].strip() for line in lines if line.partition(":")[0].strip() == name)
 
 
 def variables(names: Mapping[str, str]) -> dict[str, str]:

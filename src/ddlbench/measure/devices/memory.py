@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from ddlbench.measure.devices.environment import or_none
+from ddlbench.measure.devices.environment import or_none, proc_value
 
 PEAKS = (
     "memory_allocated_peak_bytes",
@@ -52,8 +52,7 @@ def peaks(device: torch.device) -> dict[str, int | None]:
 
 def _host_peak() -> int:
     try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+        return int(proc_value("self/status", "VmHWM").split()[0]) * 1024
     except (OSError, StopIteration):
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 

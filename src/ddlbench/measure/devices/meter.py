@@ -14,7 +14,7 @@ import torch
 from ddlbench.measure.devices.environment import or_none
 from ddlbench.measure.devices.nvml import GpuState, gpu_state_reader, joules, throttling
 from ddlbench.measure.devices.rapl import READ_EVERY_S, Rapl
-from ddlbench.measure.devices.usage import Load, family_seconds, thread_seconds
+from ddlbench.measure.devices.usage import Load, difference, family_seconds, thread_seconds
 
 
 @dataclass(frozen=True)
@@ -67,10 +67,10 @@ class OverRanks:
         """hosts: of each rank, by name."""
         read = [use for use in uses if use is not None]
         counting = [use for use in read if use.counts_energy]
-        joules = [use.energy_j for use in counting if use.energy_j is not None]
-        complete = bool(joules) and len(joules) == len(counting)
+        energy_j = _total(use.energy_j for use in counting)
+        complete = energy_j is not None
         return cls(
-            energy_j=sum(joules) if complete else None,
+            energy_j=energy_j,
             energy_source=counting[0].energy_source if complete else None,
             time_s=max(use.seconds for use in counting) if complete else None,
             clock_before_mhz=_least(use.clock_before_mhz for use in read),
@@ -92,19 +92,20 @@ class OverRanks:
 
 def _loads(uses: Sequence[Use | None], hosts: Sequence[str]) -> Iterator[tuple[Load, Load]]:
     """The load of each node before and after, with what its ranks computed."""
-    before, after = (_by_host(uses, hosts, name) for name in ("cpu_before_s", "cpu_after_s"))
+    of_host: dict[str, list[Use | None]] = {}
     for use, host in zip(uses, hosts, strict=True):
-        if use and use.before and use.after:
-            yield replace(use.before, own_s=before[host]), replace(use.after, own_s=after[host])
+        of_host.setdefault(host, []).append(use)
+    for ranks in of_host.values():
+        totals = [_total(getattr(use, name, None) for use in ranks) for name in ("cpu_before_s", "cpu_after_s")]
+        for use in ranks:
+            if use and use.before and use.after:
+                yield replace(use.before, own_s=totals[0]), replace(use.after, own_s=totals[1])
 
 
-def _by_host(uses: Sequence[Use | None], hosts: Sequence[str], name: str) -> dict[str, float | None]:
-    """Sums of that figure; None where a rank does not know it."""
-    sums: dict[str, float | None] = {}
-    for use, host in zip(uses, hosts, strict=True):
-        seconds, so_far = getattr(use, name, None), sums.get(host, 0.0)
-        sums[host] = None if seconds is None or so_far is None else so_far + seconds
-    return sums
+def _total(values: Iterable[float | None]) -> float | None:
+    """The sum; None without a value and where one is not known, because a part is no result."""
+    numbers = list(values)
+    return sum(value for value in numbers if value is not None) if numbers and None not in numbers else None
 
 
 def _least(values: Iterable[int | None]) -> int | None:
@@ -145,14 +146,14 @@ class Meter:
         thread_s = self._thread_s()  # before the other readings, as `begin` has it after them: they are no step's work
         first, last = self.first, self._read()
         gpus = (first.gpu, last.gpu) if first.gpu and last.gpu else None
-        energy = joules(*gpus) if gpus else _difference(first.package_j, last.package_j)
+        energy = joules(*gpus) if gpus else difference(first.package_j, last.package_j)
         throttled = throttling(*gpus) if gpus else None
         return Use(
             seconds=last.at - first.at,
             counts_energy=self.cuda or self.leader,
             energy_j=energy,
             energy_source=None if energy is None else "nvml" if gpus else "rapl",
-            thread_s=_difference(first.thread_s, thread_s),
+            thread_s=difference(first.thread_s, thread_s),
             clock_before_mhz=first.gpu.clock_mhz if first.gpu else None,
             clock_after_mhz=last.gpu.clock_mhz if last.gpu else None,
             throttled=None if throttled is None else tuple(throttled),
@@ -174,7 +175,3 @@ class Meter:
 
     def _thread_s(self) -> float | None:
         return None if self.cuda else or_none(thread_seconds)
-
-
-def _difference(first: float | None, last: float | None) -> float | None:
-    return None if first is None or last is None else last - first

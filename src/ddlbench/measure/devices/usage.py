@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from ddlbench.measure.devices.environment import or_none
+from ddlbench.measure.devices.environment import or_none, proc_value
 
 PROC = Path("/proc")
 HZ = os.sysconf("SC_CLK_TCK")  # ticks a second
@@ -53,19 +53,21 @@ class Load:
 
     def steal_share(self, earlier: Load) -> float | None:
         """The share of the cores' time since `earlier` that the hypervisor gave to others."""
-        if self.ticks is None or earlier.ticks is None or self.stolen is None or earlier.stolen is None:
-            return None
-        passed = self.ticks - earlier.ticks
-        return max(0, self.stolen - earlier.stolen) / passed if passed > 0 else None
+        passed, stolen = difference(earlier.ticks, self.ticks), difference(earlier.stolen, self.stolen)
+        return max(0, stolen) / passed if stolen is not None and passed is not None and passed > 0 else None
 
     def others_share(self, earlier: Load) -> float | None:
         """The share of the cores' time since `earlier` that processes outside the run used."""
-        if self.ticks is None or self.busy is None or self.own_s is None:
+        passed, busy = difference(earlier.ticks, self.ticks), difference(earlier.busy, self.busy)
+        of_run_s = difference(earlier.own_s, self.own_s)
+        if passed is None or passed <= 0 or busy is None or of_run_s is None:
             return None
-        if earlier.ticks is None or earlier.busy is None or earlier.own_s is None:
-            return None
-        passed, of_run = self.ticks - earlier.ticks, (self.own_s - earlier.own_s) * HZ
-        return max(0.0, self.busy - earlier.busy - of_run) / passed if passed > 0 else None
+        return max(0.0, busy - of_run_s * HZ) / passed
+
+
+def difference(first: float | None, last: float | None) -> float | None:
+    """What a counter has grown by; None where one of the readings is not known."""
+    return None if first is None or last is None else last - first
 
 
 def family_seconds(proc: Path = PROC, process: str = "self") -> float:
@@ -136,7 +138,6 @@ class Usage:
 
 def _read_bytes(pid: int) -> int | None:
     try:
-        lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+        return int(proc_value(f"{pid}/io", "rchar"))
     except PermissionError:
         return None
-    return next(int(line.split()[1]) for line in lines if line.startswith("rchar:"))

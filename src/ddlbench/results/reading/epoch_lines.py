@@ -11,8 +11,8 @@ import pandas as pd
 import pyarrow as pa
 
 from ddlbench.foreign import Object
-from ddlbench.record.schema import EPOCHS
-from ddlbench.results.frames import frame, schema_of, typed
+from ddlbench.record.schema import EPOCHS, schema_of
+from ddlbench.results.frames import frame, typed
 from ddlbench.results.reading.attempts import lines_of
 from ddlbench.results.reading.cells import fit
 from ddlbench.results.rows import Row

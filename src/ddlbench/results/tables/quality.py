@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from ddlbench.record.schema import LEARNING
-from ddlbench.results.frames import frame, plain, schema_of, typed
+from ddlbench.record.schema import LEARNING, schema_of
+from ddlbench.results.frames import frame, plain, typed
 from ddlbench.results.tables.merge import AttemptRow
 from ddlbench.results.tables.stats import median_interval
 

@@ -15,7 +15,7 @@ from ddlbench.config.schema import Config
 from ddlbench.data.feed import Feed
 from ddlbench.errors import Unsupported
 from ddlbench.job import Job, Place
-from ddlbench.loop import Run
+from ddlbench.loop import Run, Scenario
 from ddlbench.measure.clock import EpochClock
 from ddlbench.measure.devices.memory import reset_peaks
 from ddlbench.measure.devices.usage import Usage
@@ -27,7 +27,7 @@ LAYOUTS = ("single", "ddp")
 
 
 @dataclass
-class Loading:
+class Loading(Scenario):
     config: Config
     job: Job
 
@@ -50,7 +50,7 @@ class Loading:
     def run(self, run: Run) -> None:
         """Every epoch: take its batches against the clock, reduce over ranks, read the validation samples, record."""
         for epoch in range(run.epochs):
-            run.boundary.begin(epoch)
+            run.boundary.begin(epoch, run.feed.steps_per_epoch)
             clock = run.clock = EpochClock(run.job.device, barrier, run.warmup(epoch), run.meter)
             reset_peaks(run.job.device)
             before = Usage.now()
@@ -66,14 +66,8 @@ class Loading:
             row.metrics = {**over_ranks(used, counted), **(read_validation(run) if run.validate else {})}
             run.record(row)
 
-    def facts(self) -> dict[str, Any]:
-        return {}
-
     def ledger(self, run: Run, steps: int) -> dict[str, Any]:
         return ledger(run, steps)
-
-    def close(self) -> None:
-        """Nothing was set up."""
 
 
 def over_ranks(used: Usage, counted: bool) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from ddlbench.data.feed import Feed
 from ddlbench.errors import RunError
 from ddlbench.frameworks.shared.checkpointing import checkpoint_blocks
 from ddlbench.job import Job, Place, Trainer
-from ddlbench.loop import Run, train
+from ddlbench.loop import Run, Scenario, train
 from ddlbench.recipe.recipe import learning_rate
 from ddlbench.recipe.schedules import Rates
 from ddlbench.record.run_json import model_section, training_ledger
@@ -19,7 +19,7 @@ from ddlbench.run.scenarios.window import profiled
 
 
 @dataclass
-class Training:
+class Training(Scenario):
     config: Config
     job: Job
     made: Trainer | None = None  # by `setup`
