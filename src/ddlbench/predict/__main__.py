@@ -15,6 +15,7 @@ from ddlbench.config.choices import choices
 from ddlbench.config.compose import configuration, configurations
 from ddlbench.config.schema import Config
 from ddlbench.errors import RunError, UserError
+from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.job import Job
 from ddlbench.oracle.machine import machine as machines
 from ddlbench.oracle.machine.machine import Machine
@@ -28,11 +29,13 @@ from ddlbench.oracle.measured.inputs import (
     require_gpu,
 )
 from ddlbench.oracle.measured.runs import Results
-from ddlbench.oracle.predictor import SAMPLES, Inputs, Prediction, predict
+from ddlbench.oracle.predictor import SAMPLES, Inputs, Prediction, job_of, predict, setting_of
 from ddlbench.oracle.timing.computation import Computation
-from ddlbench.predict import ranking, volumes
+from ddlbench.predict import ranking, timeline, volumes
 from ddlbench.predict.question import Question, ask
 from ddlbench.progress import Progress
+from ddlbench.rehearsal import perfetto
+from ddlbench.rehearsal.perfetto import Slice
 
 TP = (2, 4, 8)  # degrees of tensor parallelism that are tried within a node
 STAGES = {"tensor": 1, "hybrid": 2}  # stages of the frameworks for which several layouts are tried
@@ -73,11 +76,28 @@ def answer(question: Question) -> int:
         from ddlbench.predict.figure import draw  # matplotlib comes with it
 
         draw(rows, question.options.figure)
+    if question.options.timeline:
+        perfetto.write(question.options.timeline, slices(question, machine, rows))
     if question.options.json:
         print(json.dumps([asdict(row) for row in rows], indent=1))
     else:
         show(rows, question, machine)
     return 0 if any(row.status == "ok" for row in rows) else 3
+
+
+def slices(question: Question, machine: Machine, rows: Sequence[Prediction]) -> list[Slice]:
+    """The timelines of all rows that are predicted."""
+    results = Results.read(question.options.results, str(torch.__version__)) if question.options.results else None
+    made = list[Slice]()
+    for row in rows:
+        config = _config(question, row) if row.status == "ok" else None
+        if config is not None and isinstance(config.framework, Pipeline):
+            inputs = inputs_of(question, machine, config, results)
+            setting = setting_of(config, config.framework, job_of(config, row.gpus, machine), inputs)
+            made += timeline.passes(row, config.framework, setting)
+        elif row.status == "ok":
+            made += timeline.parts(row)
+    return made
 
 
 def predictions(question: Question, machine: Machine) -> list[Prediction]:

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from ddlbench.oracle.timing.schedule import (
     Stages,
+    Timed,
     order,
     order_with_weights,
     seconds,
@@ -54,6 +56,12 @@ def test_long_schedules_go_on_as_they_began(schedule: str) -> None:
     assert seconds(schedule, stages, 4, 40) == pytest.approx(simulate(schedule, stages, 4, 40))
 
 
+def took_and_busy(passes: Sequence[Timed], ranks: int) -> tuple[float, list[float]]:
+    """The end of the last pass, and the computing time of each rank."""
+    busy = [sum(item.end - item.begin for item in passes if item.stage % ranks == rank) for rank in range(ranks)]
+    return max(item.end for item in passes), busy
+
+
 UNEQUAL = Stages((1.0, 1.5, 0.5, 1.2), (2.0, 3.0, 0.9, 2.2), (0.1, 0.4, 0.2, 0.0))
 ALL = ("gpipe", "1f1b", "interleaved", "zero_bubble")
 
@@ -61,7 +69,7 @@ ALL = ("gpipe", "1f1b", "interleaved", "zero_bubble")
 @pytest.mark.parametrize("schedule", ALL)
 def test_cores_enough_for_all_ranks_are_no_matter(schedule: str) -> None:
     stages, ranks = (UNEQUAL, 4) if schedule in ("gpipe", "1f1b") else (UNEQUAL, 2)
-    took, busy = simulate_shared(schedule, stages, ranks, 8, lambda _: 1.0)
+    took, busy = took_and_busy(simulate_shared(schedule, stages, ranks, 8, lambda _: 1.0), ranks)
     assert took == pytest.approx(simulate(schedule, stages, ranks, 8))
     work = [8 * sum(stages.busy[rank::ranks]) for rank in range(ranks)]
     assert busy == pytest.approx(work)
@@ -70,14 +78,15 @@ def test_cores_enough_for_all_ranks_are_no_matter(schedule: str) -> None:
 @pytest.mark.parametrize("schedule", ALL)
 def test_one_core_takes_as_long_as_all_the_work(schedule: str) -> None:
     ranks = 4 if schedule in ("gpipe", "1f1b") else 2
-    took, _ = simulate_shared(schedule, equal(4), ranks, 8, float)
+    took, _ = took_and_busy(simulate_shared(schedule, equal(4), ranks, 8, float), ranks)
     assert took == pytest.approx(8 * 4 * 3)
 
 
 def test_two_ranks_slow_each_other_while_both_compute() -> None:
     """GPipe, two stages, two micro batches, 1.5 times as long for two at once. F0 alone 1; F1 of stage 0 beside F0 of
     stage 1: 1.5; F1 alone 1; B0 of stage 1 alone 2; B1 beside B0 of stage 0: 3; B1 of stage 0 alone 2."""
-    took, busy = simulate_shared("gpipe", equal(2), 2, 2, lambda ranks: 1.5 if ranks > 1 else 1.0)
+    passes = simulate_shared("gpipe", equal(2), 2, 2, lambda ranks: 1.5 if ranks > 1 else 1.0)
+    took, busy = took_and_busy(passes, 2)
     assert took == pytest.approx(1 + 1.5 + 1 + 2 + 3 + 2)
     assert busy == pytest.approx([1 + 1.5 + 3 + 2, 1.5 + 1 + 2 + 3])
 

@@ -20,17 +20,28 @@ from ddlbench.oracle.memory.stages import Cut, memory, of_ranks, rank_parameters
 from ddlbench.oracle.setting import Limit, Message, Outcome, Setting
 from ddlbench.oracle.strategies.tensor import Traffic, batch_message, limit, traffic
 from ddlbench.oracle.timing import schedule
-from ddlbench.oracle.timing.schedule import Stages
+from ddlbench.oracle.timing.schedule import Stages, Timed
 
 _balanced = cache(balanced)
 
 
 def pipeline(framework: Pipeline, setting: Setting) -> Outcome:
+    return predict(cut_of(framework, setting), setting)
+
+
+def cut_of(framework: Pipeline, setting: Setting) -> Cut:
     ranks = pipeline_ranks(setting.world, framework.dp, framework.pp, framework.tp)
     count = micro_batch_count(framework.schedule, setting.job, ranks, framework.dp)
     sizes = stage_sizes(setting, ranks * framework.virtual_stages, framework.balance, framework.flops_per_byte)
     sharded = framework.sharded and framework.dp > 1
-    return predict(Cut(framework.schedule, framework.dp, framework.tp, ranks, sizes, count, sharded), setting)
+    return Cut(framework.schedule, framework.dp, framework.tp, ranks, sizes, count, sharded)
+
+
+def timeline(cut: Cut, setting: Setting) -> tuple[list[Timed], Stages]:
+    """The passes of a step with everything that is sent, and the seconds of the stages."""
+    samples = setting.job.replica_batch(cut.dp) / cut.count
+    stages = _stages(cut, setting, samples, _traffics(cut, setting, samples), sends=True)
+    return _passes(cut, stages, setting), stages
 
 
 def pipedream(framework: PipeDream, setting: Setting) -> Outcome:
@@ -56,7 +67,7 @@ def predict(cut: Cut, setting: Setting) -> Outcome:
     samples = job.replica_batch(cut.dp) / cut.count
     blocks = setting.counts.blocks
     no_traffic = [Traffic() for _ in blocks]
-    traffics = [traffic(block, samples, setting, cut.tp) for block in blocks] if cut.tp > 1 else no_traffic
+    traffics = _traffics(cut, setting, samples)
     compute_s, busy_s = _time(cut, _stages(cut, setting, samples, no_traffic, sends=False), setting)
     with_layers_s, _ = _time(cut, _stages(cut, setting, samples, traffics, sends=False), setting)
     with_sends_s, _ = _time(cut, _stages(cut, setting, samples, traffics, sends=True), setting)
@@ -129,7 +140,7 @@ def _time(cut: Cut, stages: Stages, setting: Setting) -> tuple[float, float]:
     """Seconds of a step's passes, and the computing time of the busiest rank. PipeDream has no flush: the slowest stage
     or message sets its rate, or the cores that all stages share."""
     machine, beside = setting.machine, cut.dp * cut.tp
-    node, world = machine.per_node(setting.world), setting.world
+    node = machine.per_node(setting.world)
     if cut.schedule == "pipedream":
         busy = cut.count * max(of_ranks(stages.busy, cut.pp))
         if machine.cores is not None:
@@ -139,10 +150,26 @@ def _time(cut: Cut, stages: Stages, setting: Setting) -> tuple[float, float]:
     if machine.cores is None:
         took = schedule.seconds(cut.schedule, stages, cut.pp, cut.count)
         return took, cut.count * max(of_ranks(stages.busy, cut.pp))
-    took, busy_s = schedule.simulate_shared(
-        cut.schedule, stages, cut.pp, cut.count, lambda busy: machine.shared_cores(ceil(busy * beside * node / world))
-    )
-    return took, max(busy_s)
+    passes, busy = _passes(cut, stages, setting), [0.0] * cut.pp
+    for item in passes:
+        busy[item.stage % cut.pp] += item.end - item.begin
+    return passes[-1].end, max(busy)
+
+
+def _passes(cut: Cut, stages: Stages, setting: Setting) -> list[Timed]:
+    """Ranks that compute at once share the cores of their node, if it has a known number."""
+    machine, world, beside = setting.machine, setting.world, cut.dp * cut.tp
+
+    def slower(busy: int) -> float:
+        if machine.cores is None:
+            return 1.0
+        return machine.shared_cores(ceil(busy * beside * machine.per_node(world) / world))
+
+    return schedule.simulate_shared(cut.schedule, stages, cut.pp, cut.count, slower)
+
+
+def _traffics(cut: Cut, setting: Setting, samples: float) -> list[Traffic]:
+    return [traffic(block, samples, setting, cut.tp) if cut.tp > 1 else Traffic() for block in setting.counts.blocks]
 
 
 def _in_layers(cut: Cut, setting: Setting, traffics: Sequence[Traffic], exposed: float) -> list[Message]:
