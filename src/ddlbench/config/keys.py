@@ -147,6 +147,7 @@ class RehearsalKeys:
     rank: int = 0
     gpus_per_node: int = 8
     json: bool = False
+    trace: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("gpus", "gpus_per_node"):

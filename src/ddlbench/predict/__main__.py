@@ -14,7 +14,7 @@ import torch
 from ddlbench.config.choices import choices
 from ddlbench.config.compose import configuration, configurations
 from ddlbench.config.schema import Config
-from ddlbench.errors import RunError, UserError
+from ddlbench.errors import RunError, Unavailable, Unsupported, UserError
 from ddlbench.frameworks.pipeline.adapter import Pipeline
 from ddlbench.job import Job
 from ddlbench.oracle.machine import machine as machines
@@ -78,6 +78,8 @@ def answer(question: Question) -> int:
         draw(rows, question.options.figure)
     if question.options.timeline:
         perfetto.write(question.options.timeline, slices(question, machine, rows))
+    if question.options.chakra:
+        write_chakra(question, rows)
     if question.options.json:
         print(json.dumps([asdict(row) for row in rows], indent=1))
     else:
@@ -98,6 +100,24 @@ def slices(question: Question, machine: Machine, rows: Sequence[Prediction]) -> 
         elif row.status == "ok":
             made += timeline.parts(row)
     return made
+
+
+def write_chakra(question: Question, rows: Sequence[Prediction]) -> None:
+    """Traces of all rows that can run. Others are named."""
+    try:
+        from ddlbench.predict import chakra
+    except ImportError as error:
+        raise Unavailable(f"--chakra needs protobuf ({error}): pip install 'ddlbench[tools]'") from error
+    for row in (row for row in rows if row.status == "ok"):
+        try:
+            config = _config(question, row)
+            if config is None:
+                raise Unsupported("it can only be predicted")
+            chakra.write(question.options.chakra, row, volumes.stages(config, row), question.options.ranks)
+        except UserError:
+            raise
+        except RunError as error:
+            print(f"no Chakra trace of {row.framework} at {row.gpus}: {error}", file=sys.stderr)
 
 
 def predictions(question: Question, machine: Machine) -> list[Prediction]:
